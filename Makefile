@@ -1,0 +1,254 @@
+# kvbudget: one Makefile, everything built lands in $(BUILD).
+# The two commands that matter on a fresh machine: `make quickstart` and `make check`; `make help` lists the rest.
+
+VERSION   := 0.1.0
+SOVERSION := 0
+
+# The user's own CC, CFLAGS, CPPFLAGS, LDFLAGS, PREFIX, DESTDIR are respected; what the project needs is added to them.
+ifeq ($(origin CC),default)
+CC       := gcc
+endif
+AR       ?= ar
+PREFIX   ?= /usr/local
+LIBDIR   ?= $(PREFIX)/lib
+BUILD    ?= build
+# -O3 without -march=native: the binary runs on any machine of the architecture. The heavy loops are in oneDNN, which picks the
+# vector units at run time, and backend_cpu.c builds its own loops for several.
+CFLAGS   ?= -O3 -g
+PYTHON   ?= python3
+JOBS     ?= $(shell nproc 2>/dev/null || echo 2)
+V        ?= 0
+Q        := $(if $(filter 1,$(V)),,@)
+SAY       = $(if $(filter 1,$(V)),@:,@printf '  %-5s %s\n')
+
+WARN     := -Wall -Wextra -Wpedantic -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wcast-qual -Wundef -Wvla -Wformat=2
+WERROR   ?=
+# -D_GNU_SOURCE: getopt_long, mkostemp, qsort_r.
+# -ffp-contract=off: costs fused multiply-add in our own loops, buys the same sums in every build; see FLAGS_ below for the exception.
+# -fPIC: a percent or two of speed, so that the same objects serve the static and the shared library.
+BASE     := -std=c11 -D_GNU_SOURCE -DKVBUDGET_VERSION='"$(VERSION)"' -I. -fopenmp -ffp-contract=off -fvisibility=hidden -fPIC $(WARN) $(WERROR)
+
+# Per-file flags: FLAGS_<path with _ for / and without .c>. Only sums that the reference backend judges by tolerance may fuse.
+FLAGS_profiler_backend_cpu := -ffp-contract=fast
+
+PKGS     := libcjson hdf5 gsl libpcre2-8 libcrypto
+PKG_CFLAGS   := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
+PKG_LIBS     := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
+CJSON_LIBS   := $(shell pkg-config --libs libcjson 2>/dev/null)
+CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null)
+CHECK_LIBS   := $(shell pkg-config --libs check 2>/dev/null)
+LIBS     := $(PKG_LIBS) -ldnnl -lm
+
+# -MMD -MP: headers are dependencies, found by the compiler.
+COMPILE  = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
+
+# The sanitised build: half the speed or less, finds what the tests alone cannot. -O1 keeps its stack traces readable.
+SAN_BUILD  := $(BUILD)-san
+SAN_CFLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+SAN_MAKE    = $(MAKE) BUILD=$(SAN_BUILD) CFLAGS='$(SAN_CFLAGS)'
+
+# Fuzzing needs clang and its libFuzzer; with gcc the same targets replay their corpus through tests/fuzz/driver.c.
+FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14 2>/dev/null))
+FUZZ_SECONDS ?= 60
+
+# ---------------------------------------------------------------------------------------------------------------------------
+# An arrow between two folders is always a file on disk: solver and profiler never include each other (checked by `make lint`).
+MODULES  := runtime formats solver profiler
+OBJ       = $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard $(1)/*.c)))
+LIB       = $(BUILD)/lib$(1)-module.a
+
+DEPS_runtime  := runtime
+DEPS_formats  := formats runtime
+DEPS_solver   := solver formats runtime
+DEPS_profiler := profiler formats runtime
+DEPS_tools    := profiler solver formats runtime
+module_libs    = $(foreach m,$(DEPS_$(word 2,$(subst _, ,$(1)))),$(call LIB,$(m)))
+
+UNIT_SRC  := $(sort $(wildcard tests/unit/test_*.c))
+UNIT_BIN  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC))
+FUZZ_SRC  := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_BIN  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(FUZZ_SRC))
+TINY      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/tiny_model.c))
+EXAMPLES  := $(patsubst runtime/examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard runtime/examples/*.c)))
+SONAME    := libkvbudget.so.$(SOVERSION)
+
+.DEFAULT_GOAL := all
+.DELETE_ON_ERROR:
+.PHONY: all help deps quickstart check check-inner check-build check-long san fuzz fuzz-build bench lint format golden showconfig install uninstall clean
+
+##: make quickstart   install what is missing, build, get the default model, profile, solve, write tables, show the budgets
+##: make check        install what is missing, build, run all tests: unit, command line, real model, sanitised, fuzz corpora
+##:
+##: make all          build/kvbudget and the runtime library (static and shared)
+##: make check-long   the larger runs: comparisons with the published Python code, long texts
+##: make san          the tests under AddressSanitizer and UndefinedBehaviorSanitizer alone
+##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
+##: make bench        measure profile and solve on this machine, as CSV
+##: make lint         style, headers that stand alone, exported symbols, includes between folders, shell scripts
+##: make format       rewrite the sources in the project's style (clang-format)
+##: make golden       regenerate tests/golden with the Python references in a virtual environment
+##: make deps         install the packages that are missing (root or sudo; else lists them)
+##: make showconfig   what was detected and which flags are used
+##: make install      to PREFIX=/usr/local, below DESTDIR; `make uninstall` removes the same files
+##: make clean        remove the build folders (never downloads or results)
+##:
+##: Variables: CC CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON WERROR=-Werror V=1 (show commands)
+
+all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(TINY)
+
+help:
+	@sed -n 's/^##: \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
+
+deps:
+	@tools/install-deps.sh
+
+showconfig:
+	@printf '%-12s %s\n' version '$(VERSION)' compiler "$$($(CC) --version 2>/dev/null | head -n 1)" CC '$(CC)' CFLAGS '$(CFLAGS)' \
+	    CPPFLAGS '$(CPPFLAGS)' LDFLAGS '$(LDFLAGS)' BASE '$(subst ','\'',$(BASE))' BUILD '$(BUILD)' PREFIX '$(PREFIX)' LIBDIR '$(LIBDIR)' JOBS '$(JOBS)'
+	@for p in $(PKGS) check; do printf '%-12s %s\n' "$$p" "$$(pkg-config --modversion "$$p" 2>/dev/null || echo 'missing: run make deps')"; done
+	@printf '%-12s %s\n' oneDNN "$$(printf '#include <oneapi/dnnl/dnnl_version.h>\nDNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH\n' \
+	    | $(CC) $(CPPFLAGS) -E -P - 2>/dev/null | tail -n 1 | tr ' ' . | grep '[0-9]' || echo 'missing: run make deps')"
+	@printf '%-12s %s\n' fuzzing '$(or $(FUZZ_CC),$(CC)) $(if $(FUZZ_CC),with libFuzzer,replays only: clang not found)'
+	@printf '%-12s %s\n' lint "$$(for t in clang-format shellcheck cppcheck nm; do command -v $$t >/dev/null && printf '%s ' $$t || printf '(no %s) ' $$t; done)"
+
+# ---------------------------------------------------------------------------------------------------------------------------
+# Objects and module archives. $(BUILD)/flags changes when the flags do, so a build folder never mixes two kinds of objects.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS))' > $@
+FORCE:
+
+ifeq ($(PKG_LIBS),)
+# A missing package would otherwise show up as a header that is not found.
+$(BUILD)/%.o: %.c
+	@echo "kvbudget: pkg-config does not find all of: $(PKGS). Run 'make deps' first (or 'make check', 'make quickstart')." >&2; exit 1
+else
+$(BUILD)/%.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(SAY) CC $<
+	$(Q)$(COMPILE) $(FLAGS_$(subst /,_,$*)) -c $< -o $@
+endif
+
+define module
+$(call LIB,$(1)): $(call OBJ,$(1))
+	$(Q)rm -f $$@ && $(AR) rcs $$@ $$^
+endef
+$(foreach m,$(MODULES),$(eval $(call module,$(m))))
+
+$(BUILD)/kvbudget: $(call OBJ,tools) $(foreach m,$(DEPS_tools),$(call LIB,$(m)))
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $^ $(LIBS)
+
+# The public library is runtime/ alone; -fvisibility=hidden leaves only what the header marks KVB_API in the shared one.
+$(BUILD)/libkvbudget.a: $(call OBJ,runtime)
+	$(SAY) AR $@
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+$(BUILD)/$(SONAME): $(call OBJ,runtime)
+	$(SAY) LD $@
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -shared -Wl,-soname,$(SONAME) -Wl,--no-undefined -o $@ $^ $(CJSON_LIBS) -lm
+
+$(BUILD)/libkvbudget.so: $(BUILD)/$(SONAME)
+	$(Q)ln -sf $(SONAME) $@
+
+$(BUILD)/tests/tiny_model: tests/tiny_model.c $(BUILD)/flags $(foreach m,$(DEPS_profiler),$(call LIB,$(m)))
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_profiler),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
+
+# The examples are built as a user would build them: public header, shared library, nothing else.
+$(BUILD)/examples/%: runtime/examples/%.c $(BUILD)/libkvbudget.so $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) -std=c99 $(WARN) -Iruntime $(CPPFLAGS) $(CFLAGS) -o $@ $< -L$(BUILD) -Wl,-rpath,'$$ORIGIN/..' $(LDFLAGS) -lkvbudget -lm
+
+# A unit test links only the module it is named after and what that module may use: tests/unit/test_<module>_<what>.c;
+# test_tools_<what>.c links the objects of tools/ as well, except main.
+TOOL_PARTS := $(filter-out $(BUILD)/tools/kvbudget.o $(BUILD)/tools/cmd_%.o,$(call OBJ,tools))
+unit_objects = $(if $(filter test_tools_%,$(1)),$(TOOL_PARTS))
+define unit
+$(BUILD)/tests/$(1): tests/unit/$(1).c tests/unit/unit.h $(BUILD)/flags $(call unit_objects,$(1)) $(call module_libs,$(1))
+	@mkdir -p $$(@D)
+	$(SAY) LD $$@
+	$(Q)$(COMPILE) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(call unit_objects,$(1)) $(call module_libs,$(1)) $(LDFLAGS) $(CHECK_LIBS) $(LIBS)
+endef
+$(foreach t,$(notdir $(basename $(UNIT_SRC))),$(eval $(call unit,$(t))))
+
+# A fuzz target links by its name as well: tests/fuzz/fuzz_<module>_<what>.c. $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
+FUZZ_MAIN ?= tests/fuzz/driver.c
+define fuzz_target
+$(BUILD)/fuzz/$(1): tests/fuzz/$(1).c $(filter %.c,$(FUZZ_MAIN)) $(BUILD)/flags $(call module_libs,$(1))
+	@mkdir -p $$(@D)
+	$(SAY) LD $$@
+	$(Q)$(COMPILE) -o $$@ $$< $(FUZZ_MAIN) $(call module_libs,$(1)) $(LDFLAGS) $(LIBS)
+endef
+$(foreach t,$(notdir $(basename $(FUZZ_SRC))),$(eval $(call fuzz_target,$(t))))
+
+# ---------------------------------------------------------------------------------------------------------------------------
+# Tests. `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
+check: deps
+	@$(MAKE) --no-print-directory check-inner
+
+check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(EXAMPLES)
+
+check-inner:
+	@$(MAKE) --no-print-directory -j$(JOBS) check-build
+	@$(SAN_MAKE) --no-print-directory -j$(JOBS) check-build
+	@tests/run.sh unit=$(BUILD) cli=$(BUILD) real=$(BUILD) unit=$(SAN_BUILD) cli=$(SAN_BUILD) fuzz=$(SAN_BUILD)
+
+san: deps
+	@$(SAN_MAKE) --no-print-directory -j$(JOBS) check-build
+	@tests/run.sh unit=$(SAN_BUILD) cli=$(SAN_BUILD) fuzz=$(SAN_BUILD)
+
+check-long: deps
+	@$(MAKE) --no-print-directory -j$(JOBS) check-build
+	@tests/run.sh long=$(BUILD)
+
+ifneq ($(FUZZ_CC),)
+fuzz: deps
+	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD)-fuzz CC='$(FUZZ_CC)' FUZZ_MAIN='-fsanitize=fuzzer' \
+	    CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' fuzz-build
+	@tests/fuzz/fuzz.sh $(BUILD)-fuzz/fuzz $(FUZZ_SECONDS)
+else
+fuzz: deps
+	@echo "clang was not found: replaying the corpora only (Debian packages: clang libclang-rt-14-dev)"
+	@$(SAN_MAKE) --no-print-directory -j$(JOBS) fuzz-build
+	@tests/run.sh fuzz=$(SAN_BUILD)
+endif
+
+fuzz-build: $(FUZZ_BIN)
+
+bench: deps
+	@$(MAKE) --no-print-directory -j$(JOBS) all
+	@BUILD=$(BUILD) tools/bench.sh
+
+golden:
+	@PYTHON=$(PYTHON) tests/golden/regenerate.sh
+
+quickstart: deps
+	@$(MAKE) --no-print-directory -j$(JOBS) all
+	@BUILD=$(BUILD) tools/quickstart.sh
+
+lint: $(BUILD)/libkvbudget.so
+	@CC='$(CC)' BUILD=$(BUILD) LINT_FLAGS='$(BASE) $(PKG_CFLAGS)' tools/lint.sh
+
+format:
+	clang-format -i $(sort $(wildcard $(addsuffix /*.[ch],$(MODULES) tools tests tests/unit tests/fuzz runtime/examples)))
+
+# ---------------------------------------------------------------------------------------------------------------------------
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
+	install -m 755 $(BUILD)/kvbudget $(DESTDIR)$(PREFIX)/bin/kvbudget
+	install -m 644 runtime/kvbudget.h $(DESTDIR)$(PREFIX)/include/kvbudget.h
+	install -m 644 $(BUILD)/libkvbudget.a $(DESTDIR)$(LIBDIR)/libkvbudget.a
+	install -m 755 $(BUILD)/$(SONAME) $(DESTDIR)$(LIBDIR)/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libkvbudget.so
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' runtime/kvbudget.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/kvbudget.pc
+
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/kvbudget $(DESTDIR)$(PREFIX)/include/kvbudget.h $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc)
+
+clean:
+	rm -rf $(BUILD) $(SAN_BUILD) $(BUILD)-fuzz
+
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

@@ -1,0 +1,191 @@
+// Option tables: one description of an option serves getopt_long, the checks of its value, and the manual.
+#include "tools/cli.h"
+#include <ctype.h>
+#include <errno.h>
+#include <getopt.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+enum { OPTION_HELP = 1000, OPTIONS_MAX = 64, HELP_COLUMN = 30 };
+
+static void print_prefix(const cli_command *command)
+{
+    fprintf(stderr, "kvbudget%s%s: ", command ? " " : "", command ? command->name : "");
+}
+
+int cli_usage_error(const cli_command *command, const char *format, ...)
+{
+    print_prefix(command);
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fprintf(stderr, "\nTry 'kvbudget help%s%s'.\n", command ? " " : "", command ? command->name : "");
+    return EXIT_USAGE;
+}
+
+int cli_failed(const cli_command *command, const kvb_error *err)
+{
+    // What is done so far must be above the error when both streams go to one file.
+    fflush(stdout);
+    print_prefix(command);
+    fprintf(stderr, "%s\n", err->message[0] ? err->message : kvb_status_name(err->status));
+    return EXIT_FAILED;
+}
+
+void cli_list_free(cli_list *list)
+{
+    free(list->items);
+    *list = (cli_list){0};
+}
+
+static kvb_status list_append(cli_list *list, const char *text)
+{
+    const char **items = realloc(list->items, (list->count + 1) * sizeof *items);
+    if (!items) return KVB_MEMORY;
+    items[list->count++] = text;
+    list->items = items;
+    return KVB_OK;
+}
+
+// Digits only: strtoull alone would take " 5", "+5" and even "-1" (as 2^64-1).
+static bool parse_count(const char *text, uint64_t *out)
+{
+    if (!*text || text[strspn(text, "0123456789")]) return false;
+    errno = 0;
+    unsigned long long value = strtoull(text, NULL, 10);
+    if (errno || value > UINT64_MAX) return false;
+    *out = value;
+    return true;
+}
+
+// Plain decimal numbers only: strtod alone would take "nan", "inf", "0x1p3" and leading spaces.
+static bool parse_real(const char *text, double *out)
+{
+    if (!*text || text[strspn(text, "+-.0123456789eE")]) return false;
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end || !isfinite(value)) return false;
+    *out = value;
+    return true;
+}
+
+static int store(const cli_command *command, const cli_option *option, const char *text)
+{
+    switch (option->kind) {
+    case CLI_FLAG:
+        *(bool *)option->value = true;
+        return EXIT_DONE;
+    case CLI_TEXT:
+        *(const char **)option->value = text;
+        return EXIT_DONE;
+    case CLI_COUNT:
+        if (parse_count(text, option->value)) return EXIT_DONE;
+        return cli_usage_error(command, "--%s: expected a whole number of 0 or more, found '%s'", option->name, text);
+    case CLI_REAL:
+        if (parse_real(text, option->value)) return EXIT_DONE;
+        return cli_usage_error(command, "--%s: expected a decimal number, found '%s'", option->name, text);
+    case CLI_LIST:
+        if (list_append(option->value, text) == KVB_OK) return EXIT_DONE;
+        fprintf(stderr, "kvbudget %s: not enough memory for the options\n", command->name);
+        return EXIT_FAILED;
+    }
+    return EXIT_FAILED;
+}
+
+// What getopt_long calls the option that it has just refused. optopt is the short letter, the value of a long option that was
+// known but used wrongly, or 0 for an unknown long option, which is then the previous word.
+static int refuse_option(const cli_command *command, const cli_option *options, int letter, int argc, char **argv)
+{
+    const char *word = optind > 0 && optind <= argc ? argv[optind - 1] : "";
+    bool is_long = optopt == 0 || optopt >= OPTION_HELP;
+    if (letter == ':') {
+        if (is_long) return cli_usage_error(command, "--%s needs a value", options[optopt - OPTION_HELP - 1].name);
+        return cli_usage_error(command, "-%c needs a value", optopt);
+    }
+    if (optopt == OPTION_HELP) return cli_usage_error(command, "--help takes no value");
+    if (optopt > OPTION_HELP) return cli_usage_error(command, "--%s takes no value", options[optopt - OPTION_HELP - 1].name);
+    if (is_long) return cli_usage_error(command, "unknown or ambiguous option '%s'", word);
+    return cli_usage_error(command, isprint(optopt) ? "unknown option '-%c'" : "unknown option (byte %d)", optopt);
+}
+
+int cli_parse(const cli_command *command, const cli_option *options, int argc, char **argv, int *first)
+{
+    struct option longs[OPTIONS_MAX + 2] = {{"help", no_argument, NULL, OPTION_HELP}};
+    char shorts[2 * OPTIONS_MAX + 4] = ":h"; // the colon makes getopt tell a missing value from an unknown option
+    size_t n = 0, length = strlen(shorts);
+    for (; options[n].name && n < OPTIONS_MAX; n++) {
+        bool flag = options[n].kind == CLI_FLAG;
+        longs[n + 1] = (struct option){options[n].name, flag ? no_argument : required_argument, NULL, OPTION_HELP + 1 + (int)n};
+        if (!options[n].short_name) continue;
+        shorts[length++] = options[n].short_name;
+        if (!flag) shorts[length++] = ':';
+    }
+    optind = 0; // glibc: forget the state of an earlier call
+    opterr = 0;
+    for (int c; (c = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
+        if (c == 'h' || c == OPTION_HELP) {
+            cli_print_manual(command, options);
+            return -1;
+        }
+        const cli_option *option = NULL;
+        for (size_t i = 0; i < n && !option; i++)
+            if (c == OPTION_HELP + 1 + (int)i || (options[i].short_name && c == options[i].short_name)) option = &options[i];
+        if (!option) return refuse_option(command, options, c, argc, argv);
+        int code = store(command, option, optarg);
+        if (code != EXIT_DONE) return code;
+    }
+    *first = optind;
+    return EXIT_DONE;
+}
+
+static void print_option(const cli_option *option)
+{
+    char left[128];
+    char dash[8] = "    ";
+    if (option->short_name) snprintf(dash, sizeof dash, "-%c, ", option->short_name);
+    int used = snprintf(left, sizeof left, "  %s--%s%s%s", dash, option->name, option->metavar ? " " : "",
+                        option->metavar ? option->metavar : "");
+    printf("%s", left);
+    if (used >= HELP_COLUMN) {
+        putchar('\n');
+        used = 0;
+    }
+    for (const char *line = option->help; line;) {
+        const char *newline = strchr(line, '\n');
+        int length = newline ? (int)(newline - line) : (int)strlen(line);
+        printf("%*s%.*s\n", HELP_COLUMN - used, "", length, line);
+        line = newline ? newline + 1 : NULL;
+        used = 0;
+    }
+}
+
+void cli_print_manual(const cli_command *command, const cli_option *options)
+{
+    printf("%s\n\nUsage: kvbudget %s\n\nOptions:\n", command->summary, command->synopsis);
+    for (const cli_option *option = options; option->name; option++) print_option(option);
+    print_option(&(cli_option){.name = "help", .short_name = 'h', .help = "Print this text."});
+    if (command->details && *command->details) {
+        printf("\n%s", command->details);
+        if (command->details[strlen(command->details) - 1] != '\n') putchar('\n');
+    }
+}
+
+bool cli_colour_wanted(int fd)
+{
+    const char *no_colour = getenv("NO_COLOR"), *term = getenv("TERM");
+    if (no_colour && *no_colour) return false;
+    return isatty(fd) && term && strcmp(term, "dumb") != 0;
+}
+
+int cli_terminal_width(int fd, int otherwise)
+{
+    struct winsize size;
+    if (ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return otherwise;
+    return size.ws_col;
+}

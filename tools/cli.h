@@ -1,0 +1,69 @@
+// What every subcommand shares: option tables with help text, number parsing, progress. No algorithm lives in tools/.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
+
+// One option of a subcommand. `value` receives what the user gave, by kind:
+// FLAG bool*, TEXT const char** (points into argv), COUNT uint64_t*, REAL double*, LIST cli_list* (the option may be repeated).
+typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_COUNT, CLI_REAL, CLI_LIST } cli_kind;
+
+typedef struct cli_list {
+    const char **items; // point into argv; the array belongs to the list (cli_list_free)
+    size_t count;
+} cli_list;
+
+typedef struct cli_option {
+    const char *name;    // long name without dashes
+    char short_name;     // 0 when there is none
+    cli_kind kind;
+    void *value;
+    const char *metavar; // what the help calls the value: FILE, N, RATIO; NULL for flags
+    const char *help;    // one sentence; '\n' starts another line
+} cli_option;
+
+typedef struct cli_command {
+    const char *name;
+    const char *synopsis; // after "kvbudget ": profile MODEL CALIB... -o RUN.h5
+    const char *summary;  // one line for the list of commands
+    const char *details;  // paragraphs and examples for `kvbudget help NAME`
+    int (*run)(const struct cli_command *self, int argc, char **argv); // argv[0] is the command's name; returns an exit code
+} cli_command;
+
+// Parses argv with getopt_long. `options` ends with a {0} entry. On success returns EXIT_DONE and the operands are
+// argv[*first .. argc-1]; --help prints the manual of the command and returns -1 (the caller returns EXIT_DONE);
+// a wrong option prints what is wrong and where to look and returns EXIT_USAGE.
+int cli_parse(const cli_command *command, const cli_option *options, int argc, char **argv, int *first);
+void cli_print_manual(const cli_command *command, const cli_option *options);
+void cli_list_free(cli_list *list);
+
+// Prints "kvbudget NAME: message" to stderr and returns EXIT_USAGE / EXIT_FAILED.
+int cli_usage_error(const cli_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
+int cli_failed(const cli_command *command, const kvb_error *err);
+
+// Progress of long work: a redrawn bar with rate and time left on a terminal, a plain line every few seconds in a log.
+typedef struct progress {
+    const char *label;
+    double start, last_shown; // seconds, CLOCK_MONOTONIC
+    double first_done;        // what was done at the first update: resumed work must not count towards the rate
+    bool terminal, quiet;
+} progress;
+
+void progress_begin(progress *p, const char *label, bool quiet);
+void progress_update(progress *p, double done, double total, const char *unit); // draws at most a few times a second
+void progress_end(progress *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
+double seconds_now(void); // CLOCK_MONOTONIC
+
+// Set by the first SIGINT or SIGTERM (a second one kills); long work polls it and stops cleanly with KVB_INTERRUPTED.
+extern volatile int cli_stop_requested;
+void cli_catch_signals(void);
+
+// True when escape sequences may be written to this file descriptor: a terminal that is not dumb, and NO_COLOR is not set.
+bool cli_colour_wanted(int fd);
+// Columns of the terminal behind fd, or `otherwise` when it is none.
+int cli_terminal_width(int fd, int otherwise);
+
+extern const cli_command cmd_profile, cmd_solve, cmd_budgets, cmd_plot, cmd_export, cmd_import, cmd_inspect, cmd_tokenize, cmd_logits;

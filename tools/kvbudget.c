@@ -1,0 +1,193 @@
+// The program: finds the subcommand and runs it.
+#include "tools/cli.h"
+#include <cJSON.h>
+#include <errno.h>
+#include <gsl/gsl_version.h>
+#include <hdf5.h>
+#include <oneapi/dnnl/dnnl.h>
+#include <openssl/crypto.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define PCRE2_CODE_UNIT_WIDTH 8
+#include <pcre2.h>
+
+// Until every command is written, a missing one is a null pointer here and is not listed.
+#pragma weak cmd_profile
+#pragma weak cmd_solve
+#pragma weak cmd_budgets
+#pragma weak cmd_plot
+#pragma weak cmd_export
+#pragma weak cmd_import
+#pragma weak cmd_inspect
+#pragma weak cmd_tokenize
+#pragma weak cmd_logits
+
+static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_solve,   &cmd_budgets,  &cmd_plot,   &cmd_export,
+                                              &cmd_import,  &cmd_inspect, &cmd_tokenize, &cmd_logits};
+enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
+
+static const char INTRODUCTION[] =
+    "kvbudget finds out how much KV cache each attention head of a model needs, and writes it down as a table\n"
+    "that an inference engine looks up: profile-guided optimisation for KV caches.\n"
+    "\n"
+    "Usage: kvbudget COMMAND [OPTION]... [FILE]...\n"
+    "       kvbudget help COMMAND\n"
+    "       kvbudget --version\n"
+    "\n"
+    "Commands:\n";
+
+static const char WORKFLOW[] =
+    "\n"
+    "From a model to a table, step by step:\n"
+    "  1. Watch the model decode with its full cache, and record which positions mattered to each head:\n"
+    "       kvbudget profile model.gguf calib-data/narrative-en.jsonl -o run.h5\n"
+    "  2. Solve for the best split of the cache over all heads, for every compression ratio from 1 % to 99 %,\n"
+    "     for the eviction metric that your engine uses:\n"
+    "       kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
+    "  3. Look at it, as a picture and as the numbers that an engine gets:\n"
+    "       kvbudget plot snapkv.safetensors -o snapkv.svg --terminal\n"
+    "       kvbudget budgets snapkv.safetensors --ratio 0.8 --tokens 4096\n"
+    "  4. Use it: from C with the library libkvbudget (runtime/kvbudget.h), or in kvpress with\n"
+    "       kvbudget export snapkv.safetensors --format npy -o snapkv.npy\n"
+    "\n"
+    "Stop long work with Ctrl-C and go on later with --resume. `kvbudget inspect FILE` explains any file.\n"
+    "Exit status: 0 done, 1 failed, 2 wrong usage. Set NO_COLOR to switch colours off.\n";
+
+static void print_help(void)
+{
+    printf("%s", INTRODUCTION);
+    for (int i = 0; i < COMMAND_COUNT; i++)
+        if (COMMANDS[i]) printf("  %-10s %s\n", COMMANDS[i]->name, COMMANDS[i]->summary);
+    printf("%s", WORKFLOW);
+}
+
+static const char *isa_name(dnnl_cpu_isa_t isa)
+{
+    static const struct {
+        dnnl_cpu_isa_t isa;
+        const char *name;
+    } names[] = {{dnnl_cpu_isa_sse41, "SSE4.1"},
+                 {dnnl_cpu_isa_avx, "AVX"},
+                 {dnnl_cpu_isa_avx2, "AVX2"},
+                 {dnnl_cpu_isa_avx2_vnni, "AVX2 VNNI"},
+                 {dnnl_cpu_isa_avx512_core, "AVX-512"},
+                 {dnnl_cpu_isa_avx512_core_vnni, "AVX-512 VNNI"},
+                 {dnnl_cpu_isa_avx512_core_bf16, "AVX-512 BF16"},
+                 {dnnl_cpu_isa_avx512_core_amx, "AMX"}};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (names[i].isa == isa) return names[i].name;
+    return "not named by this version";
+}
+
+static void print_version(void)
+{
+    unsigned major = 0, minor = 0, patch = 0;
+    H5get_libversion(&major, &minor, &patch);
+    const dnnl_version_t *dnnl = dnnl_version();
+    char pcre2[64] = "";
+    pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
+    printf("kvbudget %s\n", KVBUDGET_VERSION);
+    printf("compiler  %s %s\n",
+#ifdef __clang__
+           "clang", __clang_version__
+#else
+           "gcc", __VERSION__
+#endif
+    );
+    printf("oneDNN    %d.%d.%d, vector units in use: %s\n", dnnl->major, dnnl->minor, dnnl->patch,
+           isa_name(dnnl_get_effective_cpu_isa()));
+    printf("HDF5      %u.%u.%u\n", major, minor, patch);
+    printf("cJSON     %s\n", cJSON_Version());
+    printf("GSL       %s\n", gsl_version);
+    printf("PCRE2     %s\n", pcre2);
+    printf("OpenSSL   %s\n", OpenSSL_version(OPENSSL_FULL_VERSION_STRING));
+}
+
+// Edit distance with insertions, deletions, replacements; words longer than any command are not compared.
+static int distance(const char *a, const char *b)
+{
+    enum { MAX = 24 };
+    size_t n = strlen(a), m = strlen(b);
+    if (n > MAX || m > MAX) return MAX;
+    int row[MAX + 1];
+    for (size_t j = 0; j <= m; j++) row[j] = (int)j;
+    for (size_t i = 1; i <= n; i++) {
+        int diagonal = row[0];
+        row[0] = (int)i;
+        for (size_t j = 1; j <= m; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[m];
+}
+
+static const cli_command *find_command(const char *name)
+{
+    for (int i = 0; i < COMMAND_COUNT; i++)
+        if (COMMANDS[i] && strcmp(COMMANDS[i]->name, name) == 0) return COMMANDS[i];
+    return NULL;
+}
+
+static int unknown_command(const char *name)
+{
+    const char *nearest = NULL;
+    int best = 4; // further away than this is another word, not a slip
+    for (int i = 0; i < COMMAND_COUNT; i++) {
+        if (!COMMANDS[i]) continue;
+        int d = distance(name, COMMANDS[i]->name);
+        if (d < best && d < (int)strlen(COMMANDS[i]->name)) {
+            best = d;
+            nearest = COMMANDS[i]->name;
+        }
+    }
+    if (nearest) return cli_usage_error(NULL, "unknown command '%s'; did you mean '%s'?", name, nearest);
+    return cli_usage_error(NULL, "unknown command '%s'", name);
+}
+
+static int run(int argc, char **argv)
+{
+    if (argc < 2) {
+        fprintf(stderr, "kvbudget: a command is missing\nTry 'kvbudget help'.\n");
+        return EXIT_USAGE;
+    }
+    const char *name = argv[1];
+    bool help = strcmp(name, "help") == 0 || strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0;
+    if (help && argc == 2) {
+        print_help();
+        return EXIT_DONE;
+    }
+    if (help) {
+        if (argc > 3) return cli_usage_error(NULL, "help: expected one command, found %d words", argc - 2);
+        if (strcmp(argv[2], "help") == 0) {
+            print_help();
+            return EXIT_DONE;
+        }
+        const cli_command *command = find_command(argv[2]);
+        if (!command) return unknown_command(argv[2]);
+        // The options are known inside the command only, so that they stand beside the variables that they fill.
+        char option[] = "--help", *words[] = {argv[2], option, NULL};
+        return command->run(command, 2, words);
+    }
+    if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) {
+        print_version();
+        return EXIT_DONE;
+    }
+    const cli_command *command = find_command(name);
+    return command ? command->run(command, argc - 1, argv + 1) : unknown_command(name);
+}
+
+int main(int argc, char **argv)
+{
+    int code = run(argc, argv);
+    // A full disk behind `> file` shows up here at the latest; silence would leave half a file and exit status 0.
+    if (fflush(stdout) != 0 || ferror(stdout)) {
+        fprintf(stderr, "kvbudget: standard output: %s\n", strerror(errno));
+        return code == EXIT_DONE ? EXIT_FAILED : code;
+    }
+    return code;
+}

@@ -1,0 +1,121 @@
+// Progress of long work on stderr, and the signals that end it early.
+#include "tools/cli.h"
+#include <math.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+// A terminal is redrawn a few times a second; a log gets a line often enough to see that the work goes on.
+#define SECONDS_TERMINAL 0.2
+#define SECONDS_LOG 5.0
+enum { BAR_WIDTH = 24 };
+
+volatile int cli_stop_requested = 0;
+
+double seconds_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void handle_stop(int number)
+{
+    (void)number;
+    static const char text[] = "\nkvbudget: stopping; what is finished stays on disk (once more kills)\n";
+    cli_stop_requested = 1;
+    signal(SIGINT, SIG_DFL);
+    signal(SIGTERM, SIG_DFL);
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written; // nothing sensible can be done about it here
+}
+
+void cli_catch_signals(void)
+{
+    // SA_RESTART: a signal must not turn a file write into an error.
+    struct sigaction action = {.sa_handler = handle_stop, .sa_flags = SA_RESTART};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+}
+
+void progress_begin(progress *p, const char *label, bool quiet)
+{
+    const char *term = getenv("TERM");
+    bool terminal = isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
+    double now = seconds_now();
+    // A log's first line comes after its first interval: short work leaves only its closing line.
+    *p = (progress){label, now, terminal ? -INFINITY : now, NAN, terminal, quiet};
+}
+
+static void format_seconds(char *out, size_t size, double seconds)
+{
+    if (seconds < 100) snprintf(out, size, "%.0f s", ceil(seconds));
+    else if (seconds < 6000) snprintf(out, size, "%.0f min", ceil(seconds / 60));
+    else snprintf(out, size, "%.1f h", seconds / 3600);
+}
+
+static void format_number(char *out, size_t size, double value)
+{
+    if (value == floor(value) || value >= 1000) snprintf(out, size, "%.0f", value);
+    else snprintf(out, size, value < 10 ? "%.2f" : "%.1f", value);
+}
+
+// "58 %  2378/4100 tokens  590 tokens/s  3 s left"; without a known total only what is done and the rate.
+static void format_state(const progress *p, char *out, size_t size, double done, double total, const char *unit)
+{
+    char part[3][48] = {"", "", ""};
+    double elapsed = seconds_now() - p->start, rate = elapsed > 0 ? (done - p->first_done) / elapsed : 0;
+    format_number(part[0], sizeof part[0], done);
+    if (total > 0) format_number(part[1], sizeof part[1], total);
+    format_number(part[2], sizeof part[2], rate);
+    int used = total > 0 ? snprintf(out, size, "%3.0f %%  %s/%s %s", 100 * done / total, part[0], part[1], unit)
+                         : snprintf(out, size, "%s %s", part[0], unit);
+    if (rate <= 0 || elapsed < 1 || used < 0 || (size_t)used >= size) return;
+    used += snprintf(out + used, size - (size_t)used, "  %s %s/s", part[2], unit);
+    if (total <= 0 || done >= total || (size_t)used >= size) return;
+    format_seconds(part[0], sizeof part[0], (total - done) / rate);
+    snprintf(out + used, size - (size_t)used, "  %s left", part[0]);
+}
+
+static void draw_terminal(const progress *p, const char *state, double done, double total)
+{
+    char bar[BAR_WIDTH + 1] = "";
+    if (total > 0) {
+        int full = (int)(BAR_WIDTH * fmin(1, fmax(0, done / total)));
+        for (int i = 0; i < BAR_WIDTH; i++) bar[i] = i < full ? '#' : '.';
+    }
+    char line[320];
+    int length = snprintf(line, sizeof line, total > 0 ? "%s [%s] %s" : "%s %s%s", p->label, bar, state);
+    int columns = cli_terminal_width(STDERR_FILENO, 80) - 1; // a line that wraps could not be redrawn
+    if (length > columns) line[columns > 0 ? columns : 0] = '\0';
+    fprintf(stderr, "\r%s\033[K", line);
+    fflush(stderr);
+}
+
+void progress_update(progress *p, double done, double total, const char *unit)
+{
+    if (isnan(p->first_done)) p->first_done = done;
+    double now = seconds_now();
+    if (p->quiet || now - p->last_shown < (p->terminal ? SECONDS_TERMINAL : SECONDS_LOG)) return;
+    p->last_shown = now;
+    char state[192];
+    format_state(p, state, sizeof state, done, total, unit);
+    if (p->terminal) draw_terminal(p, state, done, total);
+    else fprintf(stderr, "%s: %s\n", p->label, state);
+}
+
+void progress_end(progress *p, const char *format, ...)
+{
+    if (p->quiet) return;
+    fprintf(stderr, p->terminal ? "\r%s: " : "%s: ", p->label);
+    va_list args;
+    va_start(args, format);
+    vfprintf(stderr, format, args);
+    va_end(args);
+    fprintf(stderr, " (%.1f s)%s\n", seconds_now() - p->start, p->terminal ? "\033[K" : "");
+}
