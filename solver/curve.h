@@ -1,0 +1,76 @@
+// Loss curves: how much oracle importance a KV head loses when it keeps only its b best tokens.
+//
+// The T tokens of a context split into the protected ones P = [0, sink) and [T - window, T), which are always kept, and the
+// middle region of M = T - sink - window tokens. For head n = l * G + g the metric orders the middle region: o_1 .. o_M, best
+// first. With a_i the oracle importance of token o_i, keeping c middle tokens (b = c + |P| in all) loses
+//
+//     loss_n(c) = sum over i > c of a_i,    c = 0 .. M,   loss_n(M) = 0        (LU-KV section 4.1; methods.md 2.3)
+//
+//     loss |*                    The curve never rises, but it is convex only when the metric ranks as the oracle would.
+//          | *                   Where it is not (a good token behind worse ones), the greedy solver needs its convex hull:
+//          |   * * *             pava.h.
+//          |         *
+//          |            *  *  *
+//          +------------------- c
+//
+// Sums are f64; importances come in as f32.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <stddef.h>
+#include <stdint.h>
+
+// The cache of one context. n_layers = L, n_kv_heads = G, n_tokens = T.
+typedef struct cache_shape {
+    uint32_t n_layers, n_kv_heads, n_tokens;
+    uint32_t sink, window; // protected tokens at the start and at the end
+} cache_shape;
+
+// KVB_ARGUMENT when a count is 0, when sink + window >= T (no token is left to choose), or when N * T numbers do not fit in
+// memory's address range.
+kvb_status cache_shape_check(const cache_shape *shape, kvb_error *err);
+
+static inline uint32_t shape_heads(const cache_shape *s) { return s->n_layers * s->n_kv_heads; }         // N
+static inline uint32_t shape_protected(const cache_shape *s) { return s->sink + s->window; }             // |P|
+static inline uint32_t shape_middle(const cache_shape *s) { return s->n_tokens - s->sink - s->window; } // M
+
+// Fewest tokens that the solver leaves a head: max(rint((1.0 - 0.99) * T), sink + window), in double exactly so: 1.0 - 0.99 is a
+// little more than 0.01, which decides T = 4050 (41, not 40). At most 99 % of a head is pruned (LU-KV appendix E).
+uint32_t shape_floor(const cache_shape *shape);
+
+// The middle region of every head in the metric's order. It depends on context and metric only: all questions of a context share it.
+typedef struct metric_order {
+    cache_shape shape;
+    uint32_t *position; // [N, M] positions in 0 .. T-1, best first
+} metric_order;
+
+// scores [L,G,T], higher = keep. Equal scores: the lower position wins (-0 equals +0); infinities order as numbers.
+// Errors: KVB_NUMERIC for NaN (naming layer, head and position), KVB_ARGUMENT, KVB_MEMORY. On failure *out is zero.
+kvb_status metric_order_make(metric_order *out, const cache_shape *shape, const float *scores, kvb_error *err);
+void metric_order_free(metric_order *order);
+
+// One problem of the solver: all heads' gains and loss curves.
+typedef struct loss_curves {
+    cache_shape shape;
+    uint32_t floor; // every head keeps at least this many tokens; sink + window <= floor <= T
+    double *gain;   // [N, M] gain[n][i] = a_{i+1}, finite and >= 0
+    double *loss;   // [N, M + 1] loss[n][c]
+    double total;   // sum of loss[n][0]: the mass that can be lost
+} loss_curves;
+
+// Allocates for a shape; floor = shape_floor(shape), numbers not set. On failure *c is zero.
+kvb_status loss_curves_init(loss_curves *c, const cache_shape *shape, kvb_error *err);
+void loss_curves_free(loss_curves *c);
+
+// Gathers the gains from oracle [L,G,T] in the order's order, then sums. The curves must have been made for the order's shape.
+// Errors: KVB_NUMERIC for a value that is NaN, infinite or negative (naming layer, head and position), KVB_ARGUMENT.
+kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const float *oracle, kvb_error *err);
+
+// Makes `loss` and `total` from `gain`, which the caller has set.
+void loss_curves_sum(loss_curves *c);
+
+// loss of head n that keeps b tokens; fewer than the protected ones count as none of the middle region.
+static inline double loss_at(const loss_curves *c, uint32_t n, uint32_t b)
+{
+    uint32_t p = shape_protected(&c->shape), m = shape_middle(&c->shape);
+    return c->loss[(size_t)n * (m + 1) + (b > p ? b - p : 0)];
+}
