@@ -7,7 +7,8 @@
 #define CALIB_MAX_LINE ((size_t)64 << 20) // bytes
 
 // Text comes as UTF-8 (bytes that are no UTF-8 are handed on as they are), token ids as integers >= 0.
-// Of each pair of fields (text, ids) exactly one is set; of (answer, answer_ids) at most one, the same one for all questions of a line.
+// Of each pair of fields (text, ids) exactly one is set; of (answer, answer_ids) at most one, the same one for all
+// questions of a line.
 typedef struct calib_question {
     char *text;
     int32_t *ids; // tokens of the question, without the answer prefix
@@ -18,7 +19,8 @@ typedef struct calib_question {
 } calib_question;
 
 typedef struct calib_context {
-    char *sample_id; // unique in the file, [A-Za-z0-9_.-]{1,64}; default: name of the file without folder and suffix, '-', line number
+    char *sample_id; // unique in the file, [A-Za-z0-9_.-]{1,64}; default: name of the file without folder and suffix,
+                     // '-', line number
     char *context;
     int32_t *context_ids;
     size_t n_context_ids;
@@ -34,9 +36,9 @@ typedef struct calib_file {
     char sha256[65]; // of the whole file
 } calib_file;
 
-// Parses a file, or bytes in memory (`name` is used in messages and for default ids). Unknown keys are ignored, blank lines skipped.
-// Every error names file and line: KVB_FORMAT (not JSON, a key of the wrong type, duplicates, NUL in a text, line too long), KVB_IO.
-// On failure *out is zero.
+// Parses a file, or bytes in memory (`name` is used in messages and for default ids). Unknown keys are ignored, blank
+// lines skipped. Every error names file and line: KVB_FORMAT (not JSON, a key of the wrong type, duplicates, NUL in a
+// text, line too long), KVB_IO. On failure *out is zero.
 kvb_status calib_load(calib_file *out, const char *path, kvb_error *err);
 kvb_status calib_parse(calib_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 void calib_free(calib_file *file); // leaves it zero

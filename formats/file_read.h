@@ -8,7 +8,8 @@ typedef struct file_view {
     size_t size;               // > 0
 } file_view;
 
-// Maps a regular, non-empty file. A file that another program cuts short while it is mapped raises SIGBUS: that is how mmap works.
-// On failure *out is zero. Errors: KVB_IO (cannot open or map), KVB_FORMAT (empty), KVB_ARGUMENT (a folder or device).
+// Maps a regular, non-empty file. A file that another program cuts short while it is mapped raises SIGBUS: that is how
+// mmap works. On failure *out is zero. Errors: KVB_IO (cannot open or map), KVB_FORMAT (empty), KVB_ARGUMENT (a folder
+// or device).
 kvb_status file_map(file_view *out, const char *path, kvb_error *err);
 void file_unmap(file_view *view); // a zero view is allowed; leaves *view zero

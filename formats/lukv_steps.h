@@ -2,7 +2,8 @@
 //   DIR/context_<id>/<metric>.npy, question_<i>.npy         [L,G,T] float32
 //   DIR/context_<id>/context_ids.npy, answer_ids_<i>.npy, suffix_ids_<i>.npy   integers; optional when read
 //   DIR/kvbudget.json                                       what the arrays do not tell; optional when read
-// Metric files: snapkv.npy is `snapkv:lukv`, ea.npy is `ea:lukv`, keydiff.npy is `keydiff`; any other name stands for itself.
+// Metric files: snapkv.npy is `snapkv:lukv`, ea.npy is `ea:lukv`, keydiff.npy is `keydiff`; any other name stands for
+// itself.
 #pragma once
 #include "formats/record.h"
 
@@ -11,10 +12,12 @@ kvb_status lukv_steps_export(record *r, const char *dir, kvb_error *err);
 
 typedef struct lukv_steps_options {
     uint32_t n_heads, head_dim; // 0: from kvbudget.json, else unknown
-    uint32_t n_queries;         // for questions without answer_ids_<i>.npy and kvbudget.json; 0: 63, the published protocol's most
-    const cJSON *attributes;    // flat object; added to those in kvbudget.json, replacing equal names; may be NULL
+    uint32_t n_queries;      // of questions with neither kvbudget.json nor answer_ids_<i>.npy; 0: 63, what is published
+    const cJSON *attributes; // flat object; added to those in kvbudget.json, replacing equal names; may be NULL
     bool resume;
 } lukv_steps_options;
 
-// Writes the record `record_path` from a directory. Contexts in the order of kvbudget.json, else by name (numbers as numbers).
-kvb_status lukv_steps_import(const char *dir, const char *record_path, const lukv_steps_options *options, kvb_error *err);
+// Writes the record `record_path` from a directory. Contexts in the order of kvbudget.json, else by name (numbers as
+// numbers).
+kvb_status lukv_steps_import(const char *dir, const char *record_path, const lukv_steps_options *options,
+                             kvb_error *err);

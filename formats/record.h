@@ -1,13 +1,15 @@
-// The record of a profiling run: for every context its tokens and every metric's scores, for every question the oracle importance.
-// One HDF5 file; formats/README.md gives the layout. While a run is under way its results lie in the folder PATH.parts/, one small
-// HDF5 file per context and per question, each written atomically, so that a kill at any moment loses only what is in flight.
+// The record of a profiling run: for every context its tokens and every metric's scores, for every question the oracle
+// importance. One HDF5 file; formats/README.md gives the layout. While a run is under way its results lie in the folder
+// PATH.parts/, one small HDF5 file per context and per question, each written atomically, so that a kill at any moment
+// loses only what is in flight.
 //
-// Words: L = n_layers, G = n_kv_heads, T = tokens of one context. Arrays [L,G,T] are float32, C order: element (l, g, t) has index
-// (l * G + g) * T + t. Scores: higher means keep. Oracle importance: >= 0, dimensionless (LU-KV eq. 4, normalised per layer).
+// Words: L = n_layers, G = n_kv_heads, T = tokens of one context. Arrays [L,G,T] are float32, C order: element (l, g,
+// t) has index (l * G + g) * T + t. Scores: higher means keep. Oracle importance: >= 0, dimensionless (LU-KV eq. 4,
+// normalised per layer).
 //
-// Context ids match [A-Za-z0-9_.-]{1,64} and are neither "." nor ".."; metric names are 1 to 128 printable ASCII characters
-// without space and '/', and not ".". The functions of one record or writer must not run in two threads at once (HDF5 is not
-// thread-safe everywhere, so neither must those of two records).
+// Context ids match [A-Za-z0-9_.-]{1,64} and are neither "." nor ".."; metric names are 1 to 128 printable ASCII
+// characters without space and '/', and not ".". The functions of one record or writer must not run in two threads at
+// once (HDF5 is not thread-safe everywhere, so neither must those of two records).
 #pragma once
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
@@ -19,7 +21,8 @@
 #define RECORD_FORMAT_VERSION 1
 
 typedef struct record_shape {
-    uint32_t n_layers, n_heads, n_kv_heads, head_dim; // n_heads and head_dim may be 0: unknown (imported arrays do not tell)
+    // n_heads and head_dim may be 0: unknown (imported arrays do not tell).
+    uint32_t n_layers, n_heads, n_kv_heads, head_dim;
 } record_shape;
 
 // ---- Writing ----
@@ -27,44 +30,46 @@ typedef struct record_shape {
 typedef struct record_writer record_writer;
 
 typedef struct record_question {
-    const float *oracle;       // [L,G,T], finite and >= 0; NULL exactly when n_queries is 0 (nothing was decoded, e.g. EOS came first)
+    // [L,G,T], finite and >= 0; NULL exactly when n_queries is 0 (nothing was decoded, e.g. EOS came first).
+    const float *oracle;
     const int32_t *suffix_ids; // tokens of question + answer prefix, as they follow the context
     uint32_t n_suffix;
     const int32_t *answer_ids; // generated or given answer tokens
     uint32_t n_answer;
-    uint32_t n_queries;        // decode queries that went into the oracle
+    uint32_t n_queries; // decode queries that went into the oracle
 } record_question;
 
 // Opens the folder of parts for the record `path`, making it when it is not there.
-// attributes: flat object of strings, numbers and booleans that says how the run was made (copied). They become HDF5 attributes of
-// the root. Names: [A-Za-z0-9_.-]{1,64}, not those of the format itself (format, format_version, n_layers, n_heads, n_kv_heads,
-// head_dim). Numbers must be finite; an integer beyond 2^53 belongs into a string.
+// attributes: flat object of strings, numbers and booleans that says how the run was made (copied). They become HDF5
+// attributes of the root. Names: [A-Za-z0-9_.-]{1,64}, not those of the format itself (format, format_version,
+// n_layers, n_heads, n_kv_heads, head_dim). Numbers must be finite; an integer beyond 2^53 belongs into a string.
 // resume = false: an existing record or folder of parts is KVB_MISMATCH; the message says what to do.
-// resume = true: goes on where the last run stopped (also on a finished record, whose contexts and questions then count as there).
-// Another shape, or any attribute that differs, is KVB_MISMATCH naming the attribute and both values.
-// A folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
-kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes, bool resume,
-                        kvb_error *err);
+// resume = true: goes on where the last run stopped (also on a finished record, whose contexts and questions then count
+// as there). Another shape, or any attribute that differs, is KVB_MISMATCH naming the attribute and both values. A
+// folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
+kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes,
+                        bool resume, kvb_error *err);
 
 bool record_writer_has_context(const record_writer *w, const char *id);
 bool record_writer_has_question(const record_writer *w, const char *id, uint32_t question);
 
-// Deflate level 1..9 (with shuffle) for the assembled record; 0, the default, stores plain numbers. The folder of parts is never
-// compressed, so a resumed run may choose another level.
+// Deflate level 1..9 (with shuffle) for the assembled record; 0, the default, stores plain numbers. The folder of parts
+// is never compressed, so a resumed run may choose another level.
 kvb_status record_writer_set_deflate(record_writer *w, int level, kvb_error *err);
 
-// Puts one context: token_ids [n_tokens] (>= 0, or -1 for a token that is not known) and scores[m], each [L,G,n_tokens] without
-// NaN. What was there under this id is replaced. When the function returns KVB_OK the data are on the disk.
+// Puts one context: token_ids [n_tokens] (>= 0, or -1 for a token that is not known) and scores[m], each [L,G,n_tokens]
+// without NaN. What was there under this id is replaced. When the function returns KVB_OK the data are on the disk.
 kvb_status record_put_context(record_writer *w, const char *id, const int32_t *token_ids, uint32_t n_tokens,
                               const char *const *metrics, const float *const *scores, size_t n_metrics, kvb_error *err);
 
 // Puts one question of a context that was put before (T is that context's).
-kvb_status record_put_question(record_writer *w, const char *id, uint32_t question, const record_question *q, kvb_error *err);
+kvb_status record_put_question(record_writer *w, const char *id, uint32_t question, const record_question *q,
+                               kvb_error *err);
 
-// Assembles the record from all parts, contexts in the given order, questions by number; puts it in place atomically, then removes
-// the folder of parts. The bytes depend on the content only, not on interruptions or on the order of putting.
-// Every id of the list must have been put, and every context that was put must be in the list.
-// On failure the parts stay: another record_begin(resume) and record_finish may try again.
+// Assembles the record from all parts, contexts in the given order, questions by number; puts it in place atomically,
+// then removes the folder of parts. The bytes depend on the content only, not on interruptions or on the order of
+// putting. Every id of the list must have been put, and every context that was put must be in the list. On failure the
+// parts stay: another record_begin(resume) and record_finish may try again.
 kvb_status record_finish(record_writer *w, const char *const *context_ids_in_order, size_t n, kvb_error *err);
 
 // Closes; without record_finish the folder of parts stays for a later resume. NULL is allowed.
@@ -89,9 +94,10 @@ typedef struct record_context_info {
     const char *const *metrics; // [n_metrics], in ASCII order
 } record_context_info;
 
-// Opens and checks the whole structure (types, shapes, checksums of the metadata); the numbers themselves are checked when they are
-// read. Errors name the file and the HDF5 path: KVB_IO, KVB_FORMAT, KVB_VERSION, KVB_UNSUPPORTED (HDF5 superblock other than 3, for
-// example); a run that is not finished (only PATH.parts/ exists) is KVB_IO with a message that says how to resume.
+// Opens and checks the whole structure (types, shapes, checksums of the metadata); the numbers themselves are checked
+// when they are read. Errors name the file and the HDF5 path: KVB_IO, KVB_FORMAT, KVB_VERSION, KVB_UNSUPPORTED (HDF5
+// superblock other than 3, for example); a run that is not finished (only PATH.parts/ exists) is KVB_IO with a message
+// that says how to resume.
 kvb_status record_open(record **out, const char *path, kvb_error *err);
 // The same from memory (copied by HDF5); `name` is used in messages.
 kvb_status record_open_memory(record **out, const void *data, size_t size, const char *name, kvb_error *err);
@@ -100,12 +106,16 @@ void record_close(record *r); // NULL is allowed
 record_shape record_get_shape(const record *r);
 const cJSON *record_attributes(const record *r); // what was given to record_begin; belongs to the record
 size_t record_context_count(const record *r);
-const record_context_info *record_context(const record *r, size_t i); // in calibration order; NULL when i is out of range
+// Contexts are in calibration order; NULL when i is out of range.
+const record_context_info *record_context(const record *r, size_t i);
 
-// All of these read into the caller's array and check the numbers: NaN in scores, and NaN, infinity or a negative value in an oracle,
-// are KVB_NUMERIC; a damaged chunk is KVB_FORMAT. `question_index` counts 0..n_questions-1 (it is not the question's number).
+// All of these read into the caller's array and check the numbers: NaN in scores, and NaN, infinity or a negative value
+// in an oracle, are KVB_NUMERIC; a damaged chunk is KVB_FORMAT. `question_index` counts 0..n_questions-1 (it is not the
+// question's number).
 kvb_status record_read_tokens(record *r, size_t i, int32_t *out /* [T] */, kvb_error *err);
 kvb_status record_read_scores(record *r, size_t i, const char *metric, float *out /* [L,G,T] */, kvb_error *err);
 kvb_status record_read_oracle(record *r, size_t i, size_t question_index, float *out /* [L,G,T] */, kvb_error *err);
-kvb_status record_read_suffix(record *r, size_t i, size_t question_index, int32_t *out /* [n_suffix] */, kvb_error *err);
-kvb_status record_read_answer(record *r, size_t i, size_t question_index, int32_t *out /* [n_answer] */, kvb_error *err);
+kvb_status record_read_suffix(record *r, size_t i, size_t question_index, int32_t *out /* [n_suffix] */,
+                              kvb_error *err);
+kvb_status record_read_answer(record *r, size_t i, size_t question_index, int32_t *out /* [n_answer] */,
+                              kvb_error *err);

@@ -1,19 +1,21 @@
-// A table for kvpress: NAME.npy (<f8, [R,L,G] prune ratios, what LUKVPress loads) and beside it NAME.json with all that the .npy
-// cannot say: the table's metadata and the exact way to load it.
+// A table for kvpress: NAME.npy (<f8, [R,L,G] prune ratios, what LUKVPress loads) and beside it NAME.json with all that
+// the .npy cannot say: the table's metadata and the exact way to load it.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
 #include <stdint.h>
 
-// Path of the side-car: ".npy" at the end replaced by ".json", else ".json" appended. malloc'd; NULL when memory is short.
+// Path of the side-car: ".npy" at the end replaced by ".json", else ".json" appended. malloc'd; NULL when memory is
+// short.
 char *table_sidecar_path(const char *npy_path);
 
-// prune_ratio [n_rows,L,G] finite, in [0,1]; metadata: the table's (flat object of strings), copied. Each file is written atomically;
-// the side-car is written last and holds the SHA-256 of the .npy, so that a pair that does not belong together can be told.
-kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads, const double *prune_ratio,
-                            const cJSON *metadata, kvb_error *err);
+// prune_ratio [n_rows,L,G] finite, in [0,1]; metadata: the table's (flat object of strings), copied. Each file is
+// written atomically; the side-car is written last and holds the SHA-256 of the .npy, so that a pair that does not
+// belong together can be told.
+kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
+                            const double *prune_ratio, const cJSON *metadata, kvb_error *err);
 
-// Reads a side-car: *metadata receives the flat object of strings (the caller's, cJSON_Delete). When npy_sha256 is not NULL and the
-// side-car names a hash, the two must be equal (KVB_MISMATCH).
-kvb_status table_sidecar_parse(cJSON **metadata, const void *data, size_t size, const char *name, const char *npy_sha256,
-                               kvb_error *err);
+// Reads a side-car: *metadata receives the flat object of strings (the caller's, cJSON_Delete). When npy_sha256 is not
+// NULL and the side-car names a hash, the two must be equal (KVB_MISMATCH).
+kvb_status table_sidecar_parse(cJSON **metadata, const void *data, size_t size, const char *name,
+                               const char *npy_sha256, kvb_error *err);

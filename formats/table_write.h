@@ -18,11 +18,11 @@ typedef struct table_content {
     const double *table_loss;      // [R] mean relative loss of this table, rounded, on the calibration pairs
     const double *effective_ratio; // [R] mean over heads of prune_ratio
     const uint8_t *saturated;      // [R] 1: the floor was reached, the row evicts less than asked
-    const cJSON *metadata;         // flat object, all values strings; must hold format = "kvbudget-table" and format_version = "1"
+    const cJSON *metadata;         // flat object of strings; must hold format = "kvbudget-table", format_version = "1"
 } table_content;
 
-// Writes atomically; equal content gives equal bytes. Checks: all numbers finite, prune_ratio in [0,1], ratio ascending in (0,1),
-// saturated 0 or 1, metadata flat strings. Errors: KVB_ARGUMENT, KVB_NUMERIC, KVB_IO, KVB_MEMORY.
+// Writes atomically; equal content gives equal bytes. Checks: all numbers finite, prune_ratio in [0,1], ratio ascending
+// in (0,1), saturated 0 or 1, metadata flat strings. Errors: KVB_ARGUMENT, KVB_NUMERIC, KVB_IO, KVB_MEMORY.
 kvb_status table_write(const char *path, const table_content *t, kvb_error *err);
 
 // The same bytes in memory: *out is malloc'd and belongs to the caller.

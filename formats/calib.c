@@ -1,0 +1,332 @@
+#include "calib.h"
+#include "file_read.h"
+#include "names.h"
+#include "runtime/fail.h"
+#include "sha256.h"
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char default_answer_prefix[] = "\nAnswer:";
+
+// Where we are, for messages.
+typedef struct place {
+    const char *file;
+    size_t line;
+    kvb_error *err;
+} place;
+
+static kvb_status no_memory(const place *at)
+{
+    return kvb_fail(at->err, KVB_MEMORY, "%s: line %zu: not enough memory", at->file, at->line);
+}
+
+// ---- Values ----
+
+static kvb_status copy_text(char **out, const cJSON *value, const char *key, const place *at)
+{
+    if (!cJSON_IsString(value))
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: %s: expected a string", at->file, at->line, key);
+    *out = strdup(value->valuestring);
+    return *out ? KVB_OK : no_memory(at);
+}
+
+static kvb_status copy_ids(int32_t **out, size_t *n_out, const cJSON *value, const char *key, const place *at)
+{
+    if (!cJSON_IsArray(value) || !value->child)
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: %s: expected a list of token ids, at least one", at->file,
+                        at->line, key);
+    size_t n = 0;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, value) n++;
+    int32_t *ids = malloc(n * sizeof *ids); // n JSON nodes are in memory already: no overflow
+    if (!ids) return no_memory(at);
+    size_t i = 0;
+    cJSON_ArrayForEach(item, value)
+    {
+        double x = cJSON_IsNumber(item) ? item->valuedouble : -1;
+        if (!(x >= 0 && x <= INT32_MAX) || x != (double)(int32_t)x) {
+            free(ids);
+            return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: %s: element %zu: expected a whole number, 0 to %d",
+                            at->file, at->line, key, i, INT32_MAX);
+        }
+        ids[i++] = (int32_t)x;
+    }
+    *out = ids;
+    *n_out = n;
+    return KVB_OK;
+}
+
+// A value that is given as text under one key or as token ids under another, never both. Sets at most one of the
+// outputs.
+typedef struct text_or_ids {
+    const cJSON *text, *ids;
+} text_or_ids;
+
+static kvb_status find_text_or_ids(text_or_ids *out, const cJSON *line, const char *text_key, const char *ids_key,
+                                   bool required, const place *at)
+{
+    out->text = cJSON_GetObjectItemCaseSensitive(line, text_key);
+    out->ids = cJSON_GetObjectItemCaseSensitive(line, ids_key);
+    if (out->text && out->ids)
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: has both \"%s\" and \"%s\"; leave one out", at->file,
+                        at->line, text_key, ids_key);
+    if (required && !out->text && !out->ids)
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: has neither \"%s\" nor \"%s\"", at->file, at->line,
+                        text_key, ids_key);
+    return KVB_OK;
+}
+
+// ---- One line ----
+
+static kvb_status parse_question_list(calib_context *c, const text_or_ids *value, const place *at)
+{
+    const cJSON *list = value->text ? value->text : value->ids;
+    const char *key = value->text ? "questions" : "question_ids";
+    if (!cJSON_IsArray(list) || !list->child)
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: %s: expected a list with at least one question", at->file,
+                        at->line, key);
+    size_t n = 0;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, list) n++;
+    c->questions = calloc(n, sizeof *c->questions);
+    if (!c->questions) return no_memory(at);
+    cJSON_ArrayForEach(item, list)
+    {
+        calib_question *q = &c->questions[c->n_questions++];
+        char where[48];
+        snprintf(where, sizeof where, "%s: element %zu", key, c->n_questions - 1);
+        kvb_status status =
+            value->text ? copy_text(&q->text, item, where, at) : copy_ids(&q->ids, &q->n_ids, item, where, at);
+        if (status != KVB_OK) return status;
+    }
+    return KVB_OK;
+}
+
+static kvb_status parse_answers(calib_context *c, const text_or_ids *value, const place *at)
+{
+    const cJSON *list = value->text ? value->text : value->ids;
+    const char *key = value->text ? "answers" : "answer_ids";
+    if (!list) return KVB_OK;
+    size_t n = 0;
+    const cJSON *item;
+    cJSON_ArrayForEach(item, list) n++;
+    if (!cJSON_IsArray(list) || n != c->n_questions)
+        return kvb_fail(at->err, KVB_FORMAT,
+                        "%s: line %zu: %s: expected a list of %zu, one answer per question, found %zu", at->file,
+                        at->line, key, c->n_questions, cJSON_IsArray(list) ? n : 0);
+    n = 0;
+    cJSON_ArrayForEach(item, list)
+    {
+        calib_question *q = &c->questions[n];
+        char where[48];
+        snprintf(where, sizeof where, "%s: element %zu", key, n++);
+        kvb_status status = value->text ? copy_text(&q->answer, item, where, at)
+                                        : copy_ids(&q->answer_ids, &q->n_answer_ids, item, where, at);
+        if (status != KVB_OK) return status;
+    }
+    return KVB_OK;
+}
+
+// "calib/my text.jsonl", line 3 -> "my_text-3"
+static char *default_id(const place *at)
+{
+    const char *slash = strrchr(at->file, '/');
+    char id[CONTEXT_ID_MAX + 1], stem[40];
+    snprintf(stem, sizeof stem, "%s", slash ? slash + 1 : at->file);
+    char *dot = strrchr(stem, '.');
+    if (dot && dot != stem) *dot = '\0';
+    for (char *p = stem; *p; p++) {
+        char one[2] = {*p, '\0'};
+        if (*p != '.' && !context_id_valid(one)) *p = '_';
+    }
+    snprintf(id, sizeof id, "%s-%zu", stem, at->line);
+    return strdup(id);
+}
+
+static kvb_status parse_id(calib_context *c, const cJSON *line, const place *at)
+{
+    const cJSON *value = cJSON_GetObjectItemCaseSensitive(line, "sample_id");
+    if (cJSON_IsString(value)) {
+        c->sample_id = strdup(value->valuestring);
+    } else if (cJSON_IsNumber(value)) {
+        char text[32];
+        snprintf(text, sizeof text, "%.17g", value->valuedouble);
+        c->sample_id = strdup(text);
+    } else if (!value) {
+        c->sample_id = default_id(at);
+    } else {
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: sample_id: expected a string", at->file, at->line);
+    }
+    if (!c->sample_id) return no_memory(at);
+    if (!context_id_valid(c->sample_id))
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: sample_id: expected " CONTEXT_ID_RULE ", found \"%.80s\"",
+                        at->file, at->line, c->sample_id);
+    return KVB_OK;
+}
+
+static kvb_status parse_context(calib_context *c, const cJSON *line, const place *at)
+{
+    if (!cJSON_IsObject(line))
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: expected a JSON object", at->file, at->line);
+    c->line = at->line;
+    text_or_ids context, questions, answers;
+    kvb_status status = parse_id(c, line, at);
+    if (status == KVB_OK) status = find_text_or_ids(&context, line, "context", "context_ids", true, at);
+    if (status == KVB_OK)
+        status = context.text ? copy_text(&c->context, context.text, "context", at)
+                              : copy_ids(&c->context_ids, &c->n_context_ids, context.ids, "context_ids", at);
+    if (status == KVB_OK && c->context && !c->context[0])
+        status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: context: is empty", at->file, at->line);
+    if (status == KVB_OK) status = find_text_or_ids(&questions, line, "questions", "question_ids", true, at);
+    if (status == KVB_OK) status = parse_question_list(c, &questions, at);
+    if (status == KVB_OK) status = find_text_or_ids(&answers, line, "answers", "answer_ids", false, at);
+    if (status == KVB_OK) status = parse_answers(c, &answers, at);
+    if (status != KVB_OK) return status;
+    const cJSON *prefix = cJSON_GetObjectItemCaseSensitive(line, "answer_prefix");
+    if (prefix) return copy_text(&c->answer_prefix, prefix, "answer_prefix", at);
+    c->answer_prefix = strdup(default_answer_prefix);
+    return c->answer_prefix ? KVB_OK : no_memory(at);
+}
+
+static bool is_blank(const char *text, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        if (text[i] != ' ' && text[i] != '\t' && text[i] != '\r') return false;
+    }
+    return true;
+}
+
+// cJSON ends a string at an escaped NUL without a word; so such an escape must be found in the JSON text itself.
+static bool has_nul(const char *text, size_t size)
+{
+    if (memchr(text, '\0', size)) return true;
+    for (const char *p = text, *end = text + size; (p = memchr(p, '\\', (size_t)(end - p))); p += 2) {
+        if (end - p >= 6 && memcmp(p, "\\u0000", 6) == 0) return true;
+        if (end - p < 2) break;
+    }
+    return false;
+}
+
+static kvb_status parse_line(calib_context *c, const char *text, size_t size, const place *at)
+{
+    if (size > CALIB_MAX_LINE)
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: has %zu bytes, at most %zu are read; split the context",
+                        at->file, at->line, size, CALIB_MAX_LINE);
+    if (has_nul(text, size))
+        return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: holds a NUL character, which no text may have", at->file,
+                        at->line);
+    const char *end = text;
+    cJSON *line = cJSON_ParseWithLengthOpts(text, size, &end, 0);
+    size_t used = (size_t)(end - text);
+    while (line && used < size && is_blank(text + used, 1)) used++;
+    kvb_status status;
+    if (!line) status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: byte %zu: not JSON", at->file, at->line, used + 1);
+    else if (used < size)
+        status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: byte %zu: unexpected text after the JSON object",
+                          at->file, at->line, used + 1);
+    else status = parse_context(c, line, at);
+    cJSON_Delete(line);
+    return status;
+}
+
+// ---- The file ----
+
+static void context_free(calib_context *c)
+{
+    for (size_t i = 0; i < c->n_questions; i++) {
+        free(c->questions[i].text);
+        free(c->questions[i].ids);
+        free(c->questions[i].answer);
+        free(c->questions[i].answer_ids);
+    }
+    free(c->questions);
+    free(c->sample_id);
+    free(c->context);
+    free(c->context_ids);
+    free(c->answer_prefix);
+}
+
+void calib_free(calib_file *file)
+{
+    for (size_t i = 0; i < file->count; i++) context_free(&file->contexts[i]);
+    free(file->contexts);
+    memset(file, 0, sizeof *file);
+}
+
+static int compare_ids(const void *a, const void *b)
+{
+    const calib_context *x = *(const calib_context *const *)a, *y = *(const calib_context *const *)b;
+    int order = strcmp(x->sample_id, y->sample_id);
+    return order ? order : (x->line > y->line) - (x->line < y->line);
+}
+
+static kvb_status check_ids_unique(const calib_file *file, const char *name, kvb_error *err)
+{
+    const calib_context **sorted = malloc(file->count * sizeof *sorted);
+    if (!sorted) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu contexts", name, file->count);
+    for (size_t i = 0; i < file->count; i++) sorted[i] = &file->contexts[i];
+    qsort(sorted, file->count, sizeof *sorted, compare_ids);
+    kvb_status status = KVB_OK;
+    for (size_t i = 1; i < file->count && status == KVB_OK; i++) {
+        if (strcmp(sorted[i - 1]->sample_id, sorted[i]->sample_id) == 0)
+            status = kvb_fail(err, KVB_FORMAT, "%s: line %zu: sample_id \"%s\" was used in line %zu already", name,
+                              sorted[i]->line, sorted[i]->sample_id, sorted[i - 1]->line);
+    }
+    free(sorted);
+    return status;
+}
+
+static calib_context *add_context(calib_file *file)
+{
+    if ((file->count & (file->count - 1)) == 0) { // full at each power of two
+        size_t capacity = file->count ? 2 * file->count : 1;
+        calib_context *larger = reallocarray(file->contexts, capacity, sizeof *larger);
+        if (!larger) return NULL;
+        file->contexts = larger;
+    }
+    calib_context *c = &file->contexts[file->count++];
+    memset(c, 0, sizeof *c);
+    return c;
+}
+
+static kvb_status parse_lines(calib_file *file, const char *text, size_t size, place *at)
+{
+    for (size_t start = 0; start < size;) {
+        const char *newline = memchr(text + start, '\n', size - start);
+        size_t length = newline ? (size_t)(newline - text) - start : size - start;
+        at->line++;
+        if (!is_blank(text + start, length)) {
+            calib_context *c = add_context(file);
+            kvb_status status = c ? parse_line(c, text + start, length, at) : no_memory(at);
+            if (status != KVB_OK) return status;
+        }
+        start += length + 1;
+    }
+    if (file->count == 0)
+        return kvb_fail(at->err, KVB_FORMAT, "%s: holds no context; expected one JSON object per line", at->file);
+    return KVB_OK;
+}
+
+kvb_status calib_parse(calib_file *out, const void *data, size_t size, const char *name, kvb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    place at = {name, 0, err};
+    kvb_status status = parse_lines(out, data, size, &at);
+    if (status == KVB_OK) status = check_ids_unique(out, name, err);
+    if (status == KVB_OK) status = sha256_hex(data, size, out->sha256, err);
+    if (status != KVB_OK) calib_free(out);
+    return status;
+}
+
+kvb_status calib_load(calib_file *out, const char *path, kvb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    file_view view;
+    kvb_status status = file_map(&view, path, err);
+    if (status == KVB_OK) status = calib_parse(out, view.data, view.size, path, err);
+    file_unmap(&view);
+    return status;
+}

@@ -1,0 +1,40 @@
+#include "file_read.h"
+#include "runtime/fail.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+kvb_status file_map(file_view *out, const char *path, kvb_error *err)
+{
+    *out = (file_view){0};
+    // O_NONBLOCK: opening a pipe must not wait for a writer; it means nothing for regular files.
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) return kvb_fail(err, KVB_IO, "%s: cannot open: %s", path, strerror(errno));
+    struct stat st;
+    kvb_status status = KVB_OK;
+    if (fstat(fd, &st) != 0) {
+        status = kvb_fail(err, KVB_IO, "%s: cannot read its size: %s", path, strerror(errno));
+    } else if (!S_ISREG(st.st_mode)) {
+        status = kvb_fail(err, KVB_ARGUMENT, "%s: is %s, expected a file", path,
+                          S_ISDIR(st.st_mode) ? "a folder" : "a device, pipe or socket");
+    } else if (st.st_size == 0) {
+        status = kvb_fail(err, KVB_FORMAT, "%s: the file is empty", path);
+    } else {
+        void *data = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
+        if (data == MAP_FAILED)
+            status =
+                kvb_fail(err, KVB_IO, "%s: cannot map %lld bytes: %s", path, (long long)st.st_size, strerror(errno));
+        else *out = (file_view){data, (size_t)st.st_size};
+    }
+    close(fd);
+    return status;
+}
+
+void file_unmap(file_view *view)
+{
+    if (view->data) munmap((void *)(uintptr_t)view->data, view->size); // munmap takes no const; nothing is written
+    *view = (file_view){0};
+}

@@ -1,0 +1,76 @@
+// The few HDF5 operations that records need, with this project's errors. Every function is quiet (no error stack on
+// stderr) when it runs between h5_quiet and h5_loud, which the public functions of record.h see to.
+//
+// Files may come from anywhere and HDF5 1.10 trusts what it reads, so everything is checked before data are touched:
+// only hard links, exact element types, expected shapes, the known filters, and storage that fits the file's size.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <cjson/cJSON.h>
+#include <hdf5.h>
+#include <stdbool.h>
+
+typedef struct h5_error_printing {
+    H5E_auto2_t print;
+    void *data;
+} h5_error_printing;
+
+h5_error_printing h5_quiet(void); // stops HDF5's own messages; returns what to give to h5_loud
+void h5_loud(h5_error_printing before);
+
+// "FILE: /path/of/at/name: what (HDF5: its innermost message)". at < 0: the path is only `name`.
+kvb_status h5_fail(kvb_error *err, kvb_status status, const char *file, hid_t at, const char *name, const char *what,
+                   ...) __attribute__((format(printf, 6, 7)));
+
+// An open HDF5 file and what checks and messages need.
+typedef struct h5_file {
+    hid_t id;         // < 0: not open
+    const char *name; // for messages; the caller's
+    uint64_t size;    // bytes
+} h5_file;
+
+// ---- Writing: bytes depend on content only (no times, fixed library bounds) ----
+
+// Makes an HDF5 file in place of whatever `path` holds, after reserving `bytes` on the disk: HDF5 does not recover from
+// a write that fails while it closes a file, so a full disk must show before anything is written. The reserve is cut
+// back on closing.
+kvb_status h5_create(h5_file *out, const char *path, const char *name, uint64_t bytes, kvb_error *err);
+kvb_status h5_close(h5_file *f, kvb_error *err);
+
+kvb_status h5_make_group(hid_t *out, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
+kvb_status h5_put_text(const h5_file *f, hid_t object, const char *name, const char *text, kvb_error *err);
+kvb_status h5_put_u32(const h5_file *f, hid_t object, const char *name, uint32_t value, kvb_error *err);
+kvb_status h5_put_json(const h5_file *f, hid_t object, const cJSON *value, kvb_error *err); // named value->string
+kvb_status h5_write_ids(const h5_file *f, hid_t parent, const char *name, const int32_t *ids, uint32_t n,
+                        kvb_error *err);
+
+// Makes a float32 dataset [dims], chunk [1,dims[1],dims[2]], shuffle + deflate when level > 0, Fletcher-32.
+// h5_write_layer fills it.
+kvb_status h5_make_array(hid_t *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
+                         int level, kvb_error *err);
+kvb_status h5_write_layer(const h5_file *f, hid_t array, uint32_t layer, const float *data, kvb_error *err);
+
+// ---- Reading ----
+
+kvb_status h5_open(h5_file *out, const char *path, kvb_error *err);
+kvb_status h5_open_memory(h5_file *out, const void *data, size_t size, const char *name, kvb_error *err);
+
+kvb_status h5_open_group(hid_t *out, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
+// Names of the hard links in a group, ascending; NULL-terminated array, each name and the array malloc'd
+// (h5_free_names).
+kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_error *err);
+void h5_free_names(char **names);
+bool h5_has_link(hid_t group, const char *name);
+
+kvb_status h5_get_u32(uint32_t *out, const h5_file *f, hid_t object, const char *name, kvb_error *err);
+// All attributes of an object as a flat JSON object (the caller's).
+kvb_status h5_get_json(cJSON **out, const h5_file *f, hid_t object, kvb_error *err);
+
+// One dimension of int32; *n receives its length, which is bounded by the file's size.
+kvb_status h5_open_ids(hid_t *out, uint32_t *n, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
+kvb_status h5_read_ids(const h5_file *f, hid_t ids, int32_t *out, kvb_error *err);
+// A float32 dataset of exactly these dimensions.
+kvb_status h5_open_array(hid_t *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
+                         kvb_error *err);
+kvb_status h5_read_layer(const h5_file *f, hid_t array, uint32_t layer, float *out, kvb_error *err);
+
+void h5_release(hid_t id); // closes a group, dataset or attribute; nothing when id <= 0
