@@ -109,7 +109,8 @@ static int refuse_option(const cli_command *command, const cli_option *options, 
         return cli_usage_error(command, "-%c needs a value", optopt);
     }
     if (optopt == OPTION_HELP) return cli_usage_error(command, "--help takes no value");
-    if (optopt > OPTION_HELP) return cli_usage_error(command, "--%s takes no value", options[optopt - OPTION_HELP - 1].name);
+    if (optopt > OPTION_HELP)
+        return cli_usage_error(command, "--%s takes no value", options[optopt - OPTION_HELP - 1].name);
     if (is_long) return cli_usage_error(command, "unknown or ambiguous option '%s'", word);
     return cli_usage_error(command, isprint(optopt) ? "unknown option '-%c'" : "unknown option (byte %d)", optopt);
 }
@@ -121,7 +122,8 @@ int cli_parse(const cli_command *command, const cli_option *options, int argc, c
     size_t n = 0, length = strlen(shorts);
     for (; options[n].name && n < OPTIONS_MAX; n++) {
         bool flag = options[n].kind == CLI_FLAG;
-        longs[n + 1] = (struct option){options[n].name, flag ? no_argument : required_argument, NULL, OPTION_HELP + 1 + (int)n};
+        longs[n + 1] =
+            (struct option){options[n].name, flag ? no_argument : required_argument, NULL, OPTION_HELP + 1 + (int)n};
         if (!options[n].short_name) continue;
         shorts[length++] = options[n].short_name;
         if (!flag) shorts[length++] = ':';
@@ -135,7 +137,8 @@ int cli_parse(const cli_command *command, const cli_option *options, int argc, c
         }
         const cli_option *option = NULL;
         for (size_t i = 0; i < n && !option; i++)
-            if (c == OPTION_HELP + 1 + (int)i || (options[i].short_name && c == options[i].short_name)) option = &options[i];
+            if (c == OPTION_HELP + 1 + (int)i || (options[i].short_name && c == options[i].short_name))
+                option = &options[i];
         if (!option) return refuse_option(command, options, c, argc, argv);
         int code = store(command, option, optarg);
         if (code != EXIT_DONE) return code;

@@ -23,7 +23,7 @@
 #pragma weak cmd_tokenize
 #pragma weak cmd_logits
 
-static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_solve,   &cmd_budgets,  &cmd_plot,   &cmd_export,
+static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_solve,   &cmd_budgets,  &cmd_plot,  &cmd_export,
                                               &cmd_import,  &cmd_inspect, &cmd_tokenize, &cmd_logits};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 

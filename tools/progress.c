@@ -92,7 +92,7 @@ static void draw_terminal(const progress *p, const char *state, double done, dou
     char line[320];
     int length = snprintf(line, sizeof line, total > 0 ? "%s [%s] %s" : "%s %s%s", p->label, bar, state);
     int columns = cli_terminal_width(STDERR_FILENO, 80) - 1; // a line that wraps could not be redrawn
-    if (length > columns) line[columns > 0 ? columns : 0] = '\0';
+    if (columns >= 0 && columns < (int)sizeof line && length > columns) line[columns] = '\0';
     fprintf(stderr, "\r%s\033[K", line);
     fflush(stderr);
 }
