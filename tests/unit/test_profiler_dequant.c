@@ -1,0 +1,87 @@
+// Every tensor type against the floats that gguf-py makes of the same bytes (tests/golden/make_quants.py), bit by bit.
+#include "formats/file_read.h"
+#include "profiler/dequant.h"
+#include "unit.h"
+#include <math.h>
+#include <string.h>
+
+static uint32_t take_u32(const unsigned char **at)
+{
+    uint32_t v;
+    memcpy(&v, *at, sizeof v);
+    *at += sizeof v;
+    return v;
+}
+
+START_TEST(test_golden)
+{
+    file_view view;
+    kvb_error err;
+    ck_assert_msg(file_map(&view, "tests/golden/quants.bin", &err) == KVB_OK, "%s", err.message);
+    const unsigned char *at = view.data;
+    uint32_t n_cases = take_u32(&at);
+    ck_assert_uint_eq(n_cases, 11);
+    for (uint32_t c = 0; c < n_cases; c++) {
+        uint32_t type = take_u32(&at), n_values = take_u32(&at), n_bytes = take_u32(&at);
+        float *got = malloc(n_values * sizeof *got);
+        ck_assert_ptr_nonnull(got);
+        ck_assert_msg(dequant_rows(type, at, n_values, got, &err) == KVB_OK, "%s", err.message);
+        at += n_bytes;
+        for (uint32_t i = 0; i < n_values; i++) {
+            float expected;
+            memcpy(&expected, at + i * sizeof expected, sizeof expected);
+            ck_assert_msg(memcmp(&expected, &got[i], sizeof expected) == 0, "%s value %u: expected %.9g, got %.9g",
+                          gguf_tensor_type_name(type), i, (double)expected, (double)got[i]);
+        }
+        at += n_values * sizeof(float);
+        free(got);
+    }
+    ck_assert_ptr_eq(at, view.data + view.size);
+    file_unmap(&view);
+}
+END_TEST
+
+// All 65536 halves against the definition of binary16.
+START_TEST(test_half)
+{
+    for (uint32_t h = 0; h < 65536; h++) {
+        int exponent = (int)(h >> 10 & 31), mantissa = (int)(h & 1023);
+        double sign = h & 0x8000 ? -1 : 1;
+        float got = half_to_float((uint16_t)h);
+        if (exponent == 31 && mantissa) {
+            ck_assert(isnan(got));
+            continue;
+        }
+        double expected = exponent == 31 ? INFINITY
+                          : exponent     ? ldexp(1024 + mantissa, exponent - 25)
+                                         : ldexp(mantissa, -24);
+        ck_assert_msg((double)got == sign * expected && !signbit(got) == (sign > 0), "half 0x%04x: got %g", h,
+                      (double)got);
+    }
+}
+END_TEST
+
+START_TEST(test_refusals)
+{
+    kvb_error err;
+    unsigned char bytes[256] = {0};
+    float y[256];
+    ck_assert_int_eq(dequant_rows(GGUF_TENSOR_Q8_0, bytes, 33, y, &err), KVB_ARGUMENT);
+    ck_assert_int_eq(dequant_rows(10, bytes, 256, y, &err), KVB_UNSUPPORTED); // Q2_K
+    ck_assert_ptr_nonnull(strstr(err.message, "Q2_K"));
+    ck_assert_int_eq(dequant_rows(4000000000u, bytes, 256, y, NULL), KVB_UNSUPPORTED);
+    gguf_tensor t = {.name = {"blk.0.weight", 12}, .type = 99, .n_values = 256};
+    ck_assert_int_eq(dequant_tensor(&t, y, &err), KVB_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "blk.0.weight"));
+    ck_assert_int_eq(dequant_rows(GGUF_TENSOR_Q8_0, bytes, 0, y, &err), KVB_OK);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, test_golden);
+    tcase_add_test(tc, test_half);
+    tcase_add_test(tc, test_refusals);
+}
+
+UNIT_MAIN("profiler: dequant", fill)
