@@ -29,9 +29,8 @@ void ratio_mean_get(const ratio_mean *r, double *mean, double *std);
 
 // Running mean of relative loss curves over the kept share.
 typedef struct loss_mean {
-    loss_curves curves;    // on the grid of the longest context; gain holds sums until loss_mean_finish
+    loss_curves curves; // on the grid of the longest context; gain holds sums until loss_mean_finish
     uint64_t count;
-    double floor_share;    // largest floor / T so far
 } loss_mean;
 
 // grid: shape of the longest context that will be added. On failure *m is zero.

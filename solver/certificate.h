@@ -17,6 +17,7 @@ double certificate_bound(const loss_curves *c, uint32_t first, uint32_t n, doubl
 // Both for R rows at once. keep [R,N]; lambda [R, n_groups], non-negative and ascending within each group, since rows go from low
 // ratios to high ones; group k holds heads k N / n_groups and the following N / n_groups. A row's budgets are the sums of its keep.
 // Equal to the two functions above up to rounding, but in O(N T log R): the best b falls as lambda grows, so the row in the middle
-// splits the search for all others. bound is kept within [0, loss]. Errors: KVB_ARGUMENT, KVB_MEMORY.
+// splits the search for all others. bound is kept within [0, loss]. Errors: KVB_ARGUMENT, KVB_MEMORY, and KVB_NUMERIC when a bound
+// is above its loss by more than rounding, which only a damaged problem can bring about.
 kvb_status certificate_rows(const loss_curves *c, uint32_t n_rows, uint32_t n_groups, const uint32_t *keep, const double *lambda,
                             double *loss /* [R] */, double *bound /* [R] */, kvb_error *err);

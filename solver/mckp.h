@@ -8,11 +8,11 @@
 #include "solver/curve.h"
 
 typedef struct mckp_limits {
-    uint64_t max_states; // heads * choices; 0 = MCKP_MAX_STATES
-    uint64_t max_bytes;  // values and back-pointers together; 0 = MCKP_MAX_BYTES
+    uint64_t max_work;  // relaxations, about (heads * choices)^2 / 2; 0 = MCKP_MAX_WORK
+    uint64_t max_bytes; // values and back-pointers together; 0 = MCKP_MAX_BYTES
 } mckp_limits;
 
-#define MCKP_MAX_STATES 100000u
+#define MCKP_MAX_WORK 5000000000ull // seconds: 100,000 heads * tokens
 #define MCKP_MAX_BYTES (1ull << 30)
 
 // A solved instance. Choice j of a head means that it keeps base + j * step tokens.

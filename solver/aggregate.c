@@ -1,0 +1,157 @@
+#include "solver/aggregate.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+
+kvb_status ratio_mean_init(ratio_mean *r, uint32_t n_rows, uint32_t n_heads, kvb_error *err)
+{
+    *r = (ratio_mean){.n_rows = n_rows, .n_heads = n_heads};
+    r->sum = calloc((size_t)n_rows * n_heads, sizeof *r->sum);
+    r->square = calloc((size_t)n_rows * n_heads, sizeof *r->square);
+    if (r->sum && r->square) return KVB_OK;
+    ratio_mean_free(r);
+    return kvb_fail(err, KVB_MEMORY, "solver: not enough memory to average %u heads at %u ratios", n_heads, n_rows);
+}
+
+void ratio_mean_free(ratio_mean *r)
+{
+    free(r->sum);
+    free(r->square);
+    *r = (ratio_mean){0};
+}
+
+void ratio_mean_add(ratio_mean *r, const allocation *a, uint32_t n_tokens)
+{
+    double before = r->count ? 1.0 / (double)r->count : 0, after = 1.0 / (double)++r->count;
+    for (size_t i = 0; i < (size_t)r->n_rows * r->n_heads; i++) {
+        double x = 1.0 - (double)a->keep[i] / n_tokens, old = r->sum[i] * before;
+        r->sum[i] += x;
+        r->square[i] += (x - old) * (x - r->sum[i] * after);
+    }
+}
+
+void ratio_mean_get(const ratio_mean *r, double *mean, double *std)
+{
+    for (size_t i = 0; i < (size_t)r->n_rows * r->n_heads; i++) {
+        if (mean) mean[i] = r->count ? r->sum[i] / (double)r->count : 0;
+        // Rounding may leave a sum of squares a little below 0 when all pairs agree.
+        if (std) std[i] = r->count && r->square[i] > 0 ? sqrt(r->square[i] / (double)r->count) : 0;
+    }
+}
+
+kvb_status loss_mean_init(loss_mean *m, const cache_shape *grid, kvb_error *err)
+{
+    *m = (loss_mean){0};
+    kvb_status status = loss_curves_init(&m->curves, grid, err);
+    if (status) return status;
+    m->curves.floor = shape_protected(grid);
+    size_t cells = (size_t)shape_heads(grid) * shape_middle(grid);
+    for (size_t i = 0; i < cells; i++) m->curves.gain[i] = 0;
+    return KVB_OK;
+}
+
+void loss_mean_free(loss_mean *m)
+{
+    loss_curves_free(&m->curves);
+    *m = (loss_mean){0};
+}
+
+// One head's curve read off at kept share (p + i) / grid, i = 0 .. grid_middle, between its own tokens by a straight line. The steps
+// of the result, each times `weight`, are added to gain[grid_middle]. Below the protected tokens the curve is flat: nothing of the
+// middle region is kept there.
+static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, const double *loss, uint32_t n_tokens, uint32_t middle,
+                          double weight)
+{
+    double scale = (double)n_tokens / grid, last = 0;
+    uint32_t p = n_tokens - middle, grid_p = grid - grid_middle;
+    for (uint32_t i = 0; i <= grid_middle; i++) {
+        double x = (double)(grid_p + i) * scale - p, value = loss[0];
+        if (i == grid_middle) {
+            value = 0; // all is kept; said exactly, so that the steps add up to the whole mass
+        } else if (x > 0) {
+            uint32_t c = (uint32_t)x < middle ? (uint32_t)x : middle - 1;
+            value = loss[c] + (x - c) * (loss[c + 1] - loss[c]);
+        }
+        if (i > 0 && last > value) gain[i - 1] += (last - value) * weight;
+        last = value;
+    }
+}
+
+kvb_status loss_mean_add(loss_mean *mean, const loss_curves *c, kvb_error *err)
+{
+    const cache_shape *grid = &mean->curves.shape, *s = &c->shape;
+    if (s->n_layers != grid->n_layers || s->n_kv_heads != grid->n_kv_heads || s->sink != grid->sink || s->window != grid->window)
+        return kvb_fail(err, KVB_MISMATCH, "solver: mean loss: expected %u x %u heads, sink %u, window %u, found %u x %u, %u, %u",
+                        grid->n_layers, grid->n_kv_heads, grid->sink, grid->window, s->n_layers, s->n_kv_heads, s->sink, s->window);
+    if (s->n_tokens > grid->n_tokens)
+        return kvb_fail(err, KVB_ARGUMENT, "solver: mean loss: a context of %u tokens on a grid of %u", s->n_tokens, grid->n_tokens);
+    mean->count++;
+    uint64_t share = ((uint64_t)c->floor * grid->n_tokens + s->n_tokens - 1) / s->n_tokens;
+    if (share > mean->curves.floor) mean->curves.floor = (uint32_t)share;
+    if (!(c->total > 0)) return KVB_OK;
+    double weight = 1 / c->total;
+    size_t n = shape_heads(s), m = shape_middle(s), grid_m = shape_middle(grid);
+#pragma omp parallel for schedule(static)
+    for (size_t h = 0; h < n; h++) {
+        double *gain = mean->curves.gain + h * grid_m;
+        if (s->n_tokens == grid->n_tokens)
+            for (size_t i = 0; i < m; i++) gain[i] += c->gain[h * m + i] * weight;
+        else
+            add_resampled(gain, grid->n_tokens, (uint32_t)grid_m, c->loss + h * (m + 1), s->n_tokens, (uint32_t)m, weight);
+    }
+    return KVB_OK;
+}
+
+void loss_mean_finish(loss_mean *m)
+{
+    size_t cells = (size_t)shape_heads(&m->curves.shape) * shape_middle(&m->curves.shape);
+    for (size_t i = 0; i < cells && m->count; i++) m->curves.gain[i] /= (double)m->count;
+    loss_curves_sum(&m->curves);
+}
+
+// The head with the largest fraction among those that still have their floor; the lower index wins ties.
+static uint32_t largest_fraction(const double *ratio, uint32_t n, uint32_t n_tokens, const uint32_t *keep)
+{
+    uint32_t best = n;
+    double most = -1;
+    for (uint32_t g = 0; g < n; g++) {
+        double ideal = (1 - ratio[g]) * n_tokens, fraction = ideal - floor(ideal);
+        if (keep[g] == (uint32_t)floor(ideal) && fraction > most) {
+            most = fraction;
+            best = g;
+        }
+    }
+    return best;
+}
+
+void round_layers(const double *prune_ratio, uint32_t n_layers, uint32_t n_kv_heads, uint32_t n_tokens, uint32_t *keep)
+{
+    for (uint32_t l = 0; l < n_layers; l++) {
+        const double *ratio = prune_ratio + (size_t)l * n_kv_heads;
+        uint32_t *own = keep + (size_t)l * n_kv_heads;
+        double sum = 0;
+        int64_t left = 0;
+        for (uint32_t g = 0; g < n_kv_heads; g++) {
+            double ideal = (1 - ratio[g]) * n_tokens;
+            sum += ideal;
+            own[g] = (uint32_t)floor(ideal);
+            left -= own[g];
+        }
+        left += (int64_t)fmax(rint(sum), n_kv_heads);
+        for (uint32_t g; left > 0 && (g = largest_fraction(ratio, n_kv_heads, n_tokens, own)) < n_kv_heads; left--) own[g]++;
+        for (uint32_t g = 0; g < n_kv_heads; g++)
+            own[g] = own[g] < 1 ? 1 : own[g] > n_tokens ? n_tokens : own[g];
+    }
+}
+
+void table_loss_add(double *sum, const loss_curves *c, uint32_t n_rows, const double *prune_ratio, uint32_t *keep)
+{
+    if (!(c->total > 0)) return;
+    uint32_t n = shape_heads(&c->shape);
+    for (uint32_t r = 0; r < n_rows; r++) {
+        round_layers(prune_ratio + (size_t)r * n, c->shape.n_layers, c->shape.n_kv_heads, c->shape.n_tokens, keep);
+        double loss = 0;
+        for (uint32_t h = 0; h < n; h++) loss += loss_at(c, h, keep[h]);
+        sum[r] += loss / c->total;
+    }
+}

@@ -1,0 +1,134 @@
+#include "solver/curve.h"
+#include "runtime/fail.h"
+#include "solver/radix.h"
+#include <float.h>
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+
+kvb_status cache_shape_check(const cache_shape *s, kvb_error *err)
+{
+    if (s->n_layers == 0 || s->n_kv_heads == 0 || s->n_tokens == 0)
+        return kvb_fail(err, KVB_ARGUMENT, "solver: expected at least one layer, KV head and token, found %u, %u, %u", s->n_layers,
+                        s->n_kv_heads, s->n_tokens);
+    if ((uint64_t)s->sink + s->window >= s->n_tokens)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "solver: %u sink + %u window tokens protect all %u tokens of the context, so there is nothing to choose; "
+                        "calibrate on longer contexts or lower --sink and --window",
+                        s->sink, s->window, s->n_tokens);
+    // 64 bytes per head and token is more than any array of the solver takes. Radix counters are 32 bits wide.
+    size_t bytes;
+    uint32_t heads;
+    if (__builtin_mul_overflow(s->n_layers, s->n_kv_heads, &heads) ||
+        __builtin_mul_overflow((size_t)heads, (size_t)s->n_tokens + 1, &bytes) || bytes > UINT32_MAX ||
+        __builtin_mul_overflow(bytes, (size_t)64, &bytes))
+        return kvb_fail(err, KVB_UNSUPPORTED, "solver: %u layers x %u KV heads x %u tokens: expected fewer than 2^32 in all",
+                        s->n_layers, s->n_kv_heads, s->n_tokens);
+    return KVB_OK;
+}
+
+uint32_t shape_floor(const cache_shape *s)
+{
+    double share = rint((1.0 - 0.99) * (double)s->n_tokens);
+    uint32_t protect = shape_protected(s);
+    return share > (double)protect ? (uint32_t)share : protect;
+}
+
+// Where element i of [L,G,T] lies, for messages.
+static kvb_status fail_at(const cache_shape *s, const char *what, size_t i, double found, const char *expected, kvb_error *err)
+{
+    size_t head = i / s->n_tokens;
+    return kvb_fail(err, KVB_NUMERIC, "%s: layer %zu, KV head %zu, token %zu: expected %s, found %g; profile this context again", what,
+                    head / s->n_kv_heads, head % s->n_kv_heads, i % s->n_tokens, expected, found);
+}
+
+kvb_status metric_order_make(metric_order *out, const cache_shape *shape, const float *scores, kvb_error *err)
+{
+    *out = (metric_order){0};
+    kvb_status status = cache_shape_check(shape, err);
+    if (status) return status;
+    size_t n = shape_heads(shape), t = shape->n_tokens, m = shape_middle(shape);
+    for (size_t i = 0; i < n * t; i++)
+        if (isnan(scores[i])) return fail_at(shape, "scores", i, (double)scores[i], "a number", err);
+
+    size_t threads = (size_t)omp_get_max_threads();
+    uint32_t *position = malloc(n * m * sizeof *position);
+    keyed *work = calloc(threads, 2 * m * sizeof *work);
+    if (!position || !work) {
+        free(position);
+        free(work);
+        return kvb_fail(err, KVB_MEMORY, "solver: not enough memory to order %zu heads of %zu tokens", n, t);
+    }
+#pragma omp parallel for schedule(static)
+    for (size_t h = 0; h < n; h++) {
+        keyed *items = work + (size_t)omp_get_thread_num() * 2 * m;
+        const float *row = scores + h * t + shape->sink;
+        // Complemented keys: ascending keys are descending scores, and a stable sort leaves equal ones by position.
+        for (size_t i = 0; i < m; i++) items[i] = (keyed){(uint32_t)~key_from_float(row[i]), shape->sink + (uint32_t)i, 0};
+        radix_sort(items, items + m, m, 32);
+        for (size_t i = 0; i < m; i++) position[h * m + i] = items[i].a;
+    }
+    free(work);
+    *out = (metric_order){*shape, position};
+    return KVB_OK;
+}
+
+void metric_order_free(metric_order *order)
+{
+    free(order->position);
+    *order = (metric_order){0};
+}
+
+kvb_status loss_curves_init(loss_curves *c, const cache_shape *shape, kvb_error *err)
+{
+    *c = (loss_curves){0};
+    kvb_status status = cache_shape_check(shape, err);
+    if (status) return status;
+    size_t n = shape_heads(shape), m = shape_middle(shape);
+    *c = (loss_curves){.shape = *shape, .floor = shape_floor(shape)};
+    c->gain = malloc(n * m * sizeof *c->gain);
+    c->loss = malloc(n * (m + 1) * sizeof *c->loss);
+    if (c->gain && c->loss) return KVB_OK;
+    loss_curves_free(c);
+    return kvb_fail(err, KVB_MEMORY, "solver: not enough memory for the loss curves of %zu heads of %zu tokens", n, m);
+}
+
+void loss_curves_free(loss_curves *c)
+{
+    free(c->gain);
+    free(c->loss);
+    *c = (loss_curves){0};
+}
+
+kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const float *oracle, kvb_error *err)
+{
+    const cache_shape *s = &c->shape, *o = &order->shape;
+    if (s->n_layers != o->n_layers || s->n_kv_heads != o->n_kv_heads || s->n_tokens != o->n_tokens || s->sink != o->sink ||
+        s->window != o->window)
+        return kvb_fail(err, KVB_ARGUMENT, "solver: the curves were made for another shape than the metric's order");
+    size_t n = shape_heads(s), t = s->n_tokens, m = shape_middle(s), bad = SIZE_MAX;
+#pragma omp parallel for schedule(static) reduction(min : bad)
+    for (size_t h = 0; h < n; h++) {
+        const float *row = oracle + h * t;
+        for (size_t i = 0; i < t; i++)
+            if (!(row[i] >= 0 && row[i] <= FLT_MAX) && h * t + i < bad) bad = h * t + i;
+        for (size_t i = 0; i < m; i++) c->gain[h * m + i] = (double)row[order->position[h * m + i]];
+    }
+    if (bad != SIZE_MAX) return fail_at(s, "oracle", bad, (double)oracle[bad], "a finite number of 0 or more", err);
+    loss_curves_sum(c);
+    return KVB_OK;
+}
+
+void loss_curves_sum(loss_curves *c)
+{
+    size_t n = shape_heads(&c->shape), m = shape_middle(&c->shape);
+#pragma omp parallel for schedule(static)
+    for (size_t h = 0; h < n; h++) {
+        const double *gain = c->gain + h * m;
+        double *loss = c->loss + h * (m + 1), sum = 0;
+        loss[m] = 0;
+        for (size_t i = m; i-- > 0;) loss[i] = sum += gain[i];
+    }
+    c->total = 0;
+    for (size_t h = 0; h < n; h++) c->total += c->loss[h * (m + 1)]; // in one order, whatever the threads did
+}

@@ -1,0 +1,54 @@
+#include "solver/problem.h"
+#include "runtime/fail.h"
+#include <stdlib.h>
+
+kvb_status problem_init(problem *p, const cache_shape *shape, const solve_options *options, kvb_error *err)
+{
+    *p = (problem){.options = *options};
+    uint32_t rows = options->n_rows;
+    kvb_status status = loss_curves_init(&p->curves, shape, err);
+    if (!status) status = hulls_init(&p->hulls, shape, err);
+    if (!status) status = allocation_init(&p->allocation, shape, options->scope, rows, err);
+    if (!status) {
+        p->loss = calloc(rows, sizeof *p->loss);
+        p->bound = calloc(rows, sizeof *p->bound);
+        p->lambda = calloc(rows, sizeof *p->lambda);
+        if (!p->loss || !p->bound || !p->lambda) status = kvb_fail(err, KVB_MEMORY, "solver: not enough memory for %u ratios", rows);
+    }
+    if (status) problem_free(p);
+    return status;
+}
+
+void problem_free(problem *p)
+{
+    loss_curves_free(&p->curves);
+    hulls_free(&p->hulls);
+    allocation_free(&p->allocation);
+    free(p->loss);
+    free(p->bound);
+    free(p->lambda);
+    *p = (problem){0};
+}
+
+kvb_status problem_solve_curves(problem *p, const loss_curves *curves, kvb_error *err)
+{
+    allocation *a = &p->allocation;
+    kvb_status status = hulls_fill(&p->hulls, curves, p->options.hull, err);
+    if (!status) status = greedy_sweep(a, curves, &p->hulls, p->options.ratios, err);
+    if (!status) status = certificate_rows(curves, a->n_rows, a->n_groups, a->keep, a->lambda, p->loss, p->bound, err);
+    if (status) return status;
+    double scale = curves->total > 0 ? 1 / curves->total : 0;
+    for (uint32_t r = 0; r < a->n_rows; r++) {
+        double lambda = 0;
+        for (uint32_t k = 0; k < a->n_groups; k++) lambda += a->lambda[(size_t)r * a->n_groups + k];
+        p->lambda[r] = lambda / a->n_groups * scale;
+        p->loss[r] *= scale;
+        p->bound[r] *= scale;
+    }
+    return KVB_OK;
+}
+
+kvb_status problem_solve(problem *p, kvb_error *err)
+{
+    return problem_solve_curves(p, &p->curves, err);
+}
