@@ -27,8 +27,8 @@ void tokenizer_free(tokenizer *t);
 // User-defined tokens of the vocabulary are always found in the text; control tokens ("<|im_start|>") only with parse_special,
 // else they are encoded as the plain text that they are. Leftmost, then longest, match wins.
 // Errors: KVB_MEMORY, KVB_ARGUMENT (over 1 GiB of text). On failure *ids is NULL and *n 0.
-kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, bool parse_special, int32_t **ids, size_t *n,
-                            kvb_error *err);
+kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, bool parse_special, int32_t **ids,
+                            size_t *n, kvb_error *err);
 
 // Writes at most `cap` bytes of the decoded text to out (may be NULL when cap is 0; no terminating NUL) and returns the bytes
 // that the whole text has. Special tokens decode to their text; ids out of range to nothing. One id may be a part of a character.
@@ -37,7 +37,8 @@ size_t tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n, char *
 int32_t tokenizer_bos(const tokenizer *t); // -1 when the file has none
 int32_t tokenizer_eos(const tokenizer *t); // -1 when the file has none
 int32_t tokenizer_eot(const tokenizer *t); // end of a chat turn where it is not EOS; -1 when the file has none
-bool tokenizer_add_bos(const tokenizer *t); // tokenizer.ggml.add_bos_token; missing: true for llama-bpe (as in llama.cpp), else false
+bool tokenizer_add_bos(
+    const tokenizer *t); // tokenizer.ggml.add_bos_token; missing: true for llama-bpe (as in llama.cpp), else false
 size_t tokenizer_size(const tokenizer *t); // ids are 0 .. size-1
 const char *tokenizer_pre(const tokenizer *t);
 bool tokenizer_is_control(const tokenizer *t, int32_t id); // false for ids out of range
