@@ -1,0 +1,114 @@
+// The one seam between the profiler and the hardware: about a dozen operations on opaque device memory.
+//
+// `ref` (backend_ref.c) is plain C with double sums and judges the others op by op; `cpu` (backend_cpu.c) is oneDNN and OpenMP.
+// Everything is float32. Shapes are row-major; a row is one token. Letters as in model.h: D width, H query heads, G KV heads,
+// q = H/G heads per group (query head h reads KV head h/q), d head size, T context tokens.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// Device memory. Never dereferenced outside backend_*.c; dev_at() steps inside one allocation.
+typedef struct dev {
+    float *address;
+} dev;
+
+static inline dev dev_at(dev base, size_t offset)
+{
+    return (dev){base.address + offset};
+}
+
+// A weight matrix in the layout that the backend likes best. y = x W^T for W [out, in] as model files store it.
+typedef struct dev_matrix {
+    float *address;
+    uint32_t out, in;
+    bool transposed; // stored [in, out]
+} dev_matrix;
+
+// Keys (after RoPE) and values of the context for one layer, shared by all questions.
+typedef struct prefix_kv {
+    dev k, v;          // [G, T, d]
+    uint32_t n_tokens; // T
+} prefix_kv;
+
+// Keys and values of what follows the context, one stretch per question, for one layer.
+typedef struct tail_kv {
+    dev k, v;          // [questions, G, capacity, d]
+    uint32_t capacity; // rows per question and head
+} tail_kv;
+
+// One decoded row: the token at position T + tail of its question. Rows of a question stand together, in order.
+typedef struct decode_row {
+    uint32_t question; // slot in the batch
+    uint32_t tail;     // 0-based place after the context; the row sees the whole context and tail rows 0..tail
+    bool observed;     // its attention enters the oracle
+} decode_row;
+
+// What attend_rows needs for the oracle (methods.md 2.1); weights.address is NULL when nothing is observed.
+typedef struct oracle_view {
+    dev weights;        // w [H, T]: ||v W_O|| normalised over the layer
+    dev best;           // running maximum I [questions, G, T] of this layer
+    size_t best_stride; // floats from one question to the next
+} oracle_view;
+
+typedef struct attention_shape {
+    uint32_t n_heads, n_kv_heads, head_dim;
+} attention_shape;
+
+// The largest shapes that the operations will be called with, so that scratch memory is taken once and no operation can fail.
+typedef struct backend_limits {
+    uint32_t tokens;     // T
+    uint32_t tail;       // rows after the context per question
+    uint32_t rows;       // decoded rows in one call
+    uint32_t matrix_dim; // the larger side of any weight matrix
+    attention_shape shape;
+} backend_limits;
+
+typedef struct backend {
+    const char *name;
+    const char *summary;
+
+    // --- memory. alloc gives zeroed floats, or {NULL} when there are none left; release accepts {NULL}. ---
+    dev (*alloc)(size_t n_floats);
+    void (*release)(dev memory);
+    void (*upload)(dev to, const float *from, size_t n);
+    void (*download)(float *to, dev from, size_t n);
+    void (*copy)(dev to, dev from, size_t n);
+    void (*clear)(dev memory, size_t n);
+    const float *(*host_view)(dev from); // the memory itself where host and device share it, else NULL
+    // Copies w [out, in]; keep_rows asks that row i stays contiguous, for `gather`. address is NULL when memory is short.
+    dev_matrix (*matrix_upload)(const float *w, uint32_t out, uint32_t in, bool keep_rows);
+    void (*matrix_release)(dev_matrix *w);
+    // Takes scratch memory for calls within `limits`; false when there is none left. Called before the first operation; a later
+    // call replaces it, and limits of zero give all back.
+    bool (*reserve)(const backend_limits *limits);
+
+    // --- operations; n counts rows, outputs never alias inputs unless said ---
+    void (*gather)(dev y, dev_matrix table, const int32_t *ids, uint32_t n);           // y[i] = table[ids[i]]
+    void (*rms_norm)(dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps); // y = x / rms(x) * weight
+    void (*matmul)(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);           // y [n,out] (+)= x [n,in] W^T
+    void (*swiglu)(dev gate, dev up, size_t n_floats);                                 // gate = silu(gate) * up
+    // y = RoPE(x), x [n, heads*d], pairs (i, i + rope_dim/2); angles of row i from cos_sin [positions, rope_dim/2, 2] at positions[i]. y may be x.
+    void (*rope)(dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads, uint32_t d,
+                 uint32_t rope_dim);
+    // Moves values [n, G*d] of context rows first..first+n-1 into the head-major cache [G, T, d].
+    void (*store_prefix)(dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n, uint32_t n_kv_heads,
+                         uint32_t d);
+    // Moves values [n, G*d] of decoded rows to their places in [questions, G, capacity, d].
+    void (*store_tail)(dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
+                       uint32_t n_kv_heads, uint32_t d);
+    // Causal attention of context rows first..first+n-1: o, q [n, H*d]. Never holds T x T.
+    void (*attend_prefix)(dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s);
+    // Attention of decoded rows over the shared context and their own tails; observed rows update the oracle's maximum.
+    void (*attend_rows)(dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows, uint32_t n,
+                        attention_shape s, const oracle_view *oracle);
+    // w[h,j] = ||root_h v_j|| / (sum over h', j' + 1e-9); root [H,d,d] with root^T root = W_O W_O^T (oracle.h). w [H,T].
+    void (*value_weights)(dev w, const prefix_kv *kv, dev root, attention_shape s);
+} backend;
+
+extern const backend backend_ref, backend_cpu;
+
+// The backend of that name, or NULL; backend_list gives them all, ended by NULL.
+const backend *backend_find(const char *name);
+extern const backend *const backend_list[];

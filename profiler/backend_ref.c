@@ -1,0 +1,244 @@
+// The judge: every operation as plain loops with double sums, in the order of the formula. Slow and obviously right.
+#include "profiler/backend.h"
+#include "profiler/model.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static dev ref_alloc(size_t n_floats)
+{
+    return (dev){calloc(n_floats ? n_floats : 1, sizeof(float))};
+}
+
+static void ref_release(dev memory)
+{
+    free(memory.address);
+}
+
+static void ref_upload(dev to, const float *from, size_t n)
+{
+    memcpy(to.address, from, n * sizeof(float));
+}
+
+static void ref_download(float *to, dev from, size_t n)
+{
+    memcpy(to, from.address, n * sizeof(float));
+}
+
+static void ref_copy(dev to, dev from, size_t n)
+{
+    memcpy(to.address, from.address, n * sizeof(float));
+}
+
+static void ref_clear(dev memory, size_t n)
+{
+    memset(memory.address, 0, n * sizeof(float));
+}
+
+static const float *ref_host_view(dev from)
+{
+    return from.address;
+}
+
+static dev_matrix ref_matrix_upload(const float *w, uint32_t out, uint32_t in, bool keep_rows)
+{
+    (void)keep_rows;
+    dev memory = ref_alloc((size_t)out * in);
+    if (memory.address) ref_upload(memory, w, (size_t)out * in);
+    return (dev_matrix){memory.address, out, in, false};
+}
+
+static void ref_matrix_release(dev_matrix *w)
+{
+    free(w->address);
+    w->address = NULL;
+}
+
+static bool ref_reserve(const backend_limits *limits)
+{
+    (void)limits;
+    return true;
+}
+
+static void ref_gather(dev y, dev_matrix table, const int32_t *ids, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(y.address + (size_t)i * table.in, table.address + (size_t)ids[i] * table.in, table.in * sizeof(float));
+}
+
+static void ref_rms_norm(dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        const float *xi = x.address + (size_t)i * width;
+        double sum = 0;
+        for (uint32_t c = 0; c < width; c++) sum += (double)xi[c] * xi[c];
+        double scale = 1.0 / sqrt(sum / width + eps);
+        for (uint32_t c = 0; c < width; c++)
+            y.address[(size_t)i * width + c] = (float)(xi[c] * scale * weight.address[c]);
+    }
+}
+
+static void ref_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t o = 0; o < w.out; o++) {
+            double sum = accumulate ? y.address[(size_t)i * w.out + o] : 0.0;
+            for (uint32_t c = 0; c < w.in; c++)
+                sum += (double)x.address[(size_t)i * w.in + c] * w.address[(size_t)o * w.in + c];
+            y.address[(size_t)i * w.out + o] = (float)sum;
+        }
+}
+
+static void ref_swiglu(dev gate, dev up, size_t n_floats)
+{
+    for (size_t i = 0; i < n_floats; i++) {
+        double g = gate.address[i];
+        gate.address[i] = (float)(g / (1.0 + exp(-g)) * up.address[i]);
+    }
+}
+
+static void ref_rope(dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads, uint32_t d,
+                     uint32_t rope_dim)
+{
+    uint32_t half = rope_dim / 2;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t h = 0; h < heads; h++) {
+            const float *in = x.address + ((size_t)i * heads + h) * d;
+            float *out = y.address + ((size_t)i * heads + h) * d;
+            const float *angle = cos_sin.address + (size_t)positions[i] * rope_dim;
+            for (uint32_t p = 0; p < half; p++) {
+                double a = in[p], b = in[p + half], c = angle[2 * p], s = angle[2 * p + 1];
+                out[p] = (float)(a * c - b * s);
+                out[p + half] = (float)(b * c + a * s);
+            }
+            for (uint32_t c = rope_dim; c < d; c++) out[c] = in[c];
+        }
+}
+
+static void ref_store_prefix(dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n, uint32_t n_kv_heads,
+                             uint32_t d)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t g = 0; g < n_kv_heads; g++)
+            memcpy(cache.address + ((size_t)g * n_tokens + first + i) * d,
+                   values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
+}
+
+static void ref_store_tail(dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
+                           uint32_t n_kv_heads, uint32_t d)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t g = 0; g < n_kv_heads; g++)
+            memcpy(cache.address + (((size_t)rows[i].question * n_kv_heads + g) * capacity + rows[i].tail) * d,
+                   values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
+}
+
+static double dot(const float *a, const float *b, uint32_t n)
+{
+    double sum = 0;
+    for (uint32_t c = 0; c < n; c++) sum += (double)a[c] * b[c];
+    return sum;
+}
+
+// One stretch of keys and values that a query sees; a decoded row sees two: the context and its own tail.
+typedef struct stretch {
+    const float *k, *v;
+    uint32_t n;
+} stretch;
+
+// Softmax attention of one query over the stretches. Returns through max and sum what a later pass needs for probabilities.
+static void attend_one(float *o, const float *q, const stretch *seen, int n_seen, uint32_t d, double *max, double *sum)
+{
+    double scale = 1.0 / sqrt((double)d), top = -INFINITY, total = 0, acc[MODEL_MAX_HEAD_DIM] = {0};
+    for (int s = 0; s < n_seen; s++)
+        for (uint32_t j = 0; j < seen[s].n; j++) top = fmax(top, dot(q, seen[s].k + (size_t)j * d, d) * scale);
+    for (int s = 0; s < n_seen; s++)
+        for (uint32_t j = 0; j < seen[s].n; j++) {
+            double e = exp(dot(q, seen[s].k + (size_t)j * d, d) * scale - top);
+            total += e;
+            for (uint32_t c = 0; c < d; c++) acc[c] += e * seen[s].v[(size_t)j * d + c];
+        }
+    for (uint32_t c = 0; c < d; c++) o[c] = (float)(acc[c] / total);
+    *max = top;
+    *sum = total;
+}
+
+static void ref_attend_prefix(dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s)
+{
+    uint32_t group = s.n_heads / s.n_kv_heads;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t h = 0; h < s.n_heads; h++) {
+            size_t head = (size_t)(h / group) * kv->n_tokens * s.head_dim,
+                   at = ((size_t)i * s.n_heads + h) * s.head_dim;
+            stretch seen = {kv->k.address + head, kv->v.address + head, first + i + 1};
+            double max, sum;
+            attend_one(o.address + at, q.address + at, &seen, 1, s.head_dim, &max, &sum);
+        }
+}
+
+static void ref_attend_rows(dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows, uint32_t n,
+                            attention_shape s, const oracle_view *oracle)
+{
+    uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
+    double scale = 1.0 / sqrt((double)d);
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t h = 0; h < s.n_heads; h++) {
+            uint32_t g = h / group;
+            size_t head = (size_t)g * kv->n_tokens * d, at = ((size_t)i * s.n_heads + h) * d;
+            size_t tail = ((size_t)rows[i].question * s.n_kv_heads + g) * tails->capacity * d;
+            stretch seen[2] = {{kv->k.address + head, kv->v.address + head, T},
+                               {tails->k.address + tail, tails->v.address + tail, rows[i].tail + 1}};
+            double max, sum;
+            attend_one(o.address + at, q.address + at, seen, 2, d, &max, &sum);
+            if (!rows[i].observed || !oracle->weights.address) continue;
+            float *best = oracle->best.address + rows[i].question * oracle->best_stride + (size_t)g * T;
+            for (uint32_t j = 0; j < T; j++) {
+                double a = exp(dot(q.address + at, seen[0].k + (size_t)j * d, d) * scale - max) / sum;
+                float importance = (float)(a * oracle->weights.address[(size_t)h * T + j]);
+                if (importance > best[j]) best[j] = importance;
+            }
+        }
+}
+
+static void ref_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s)
+{
+    uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
+    double total = 0;
+    for (uint32_t h = 0; h < s.n_heads; h++)
+        for (uint32_t j = 0; j < T; j++) {
+            const float *v = kv->v.address + ((size_t)(h / group) * kv->n_tokens + j) * d;
+            double square = 0;
+            for (uint32_t r = 0; r < d; r++) {
+                double y = dot(root.address + ((size_t)h * d + r) * d, v, d);
+                square += y * y;
+            }
+            w.address[(size_t)h * T + j] = (float)sqrt(square);
+            total += sqrt(square);
+        }
+    for (size_t i = 0; i < (size_t)s.n_heads * T; i++) w.address[i] = (float)(w.address[i] / (total + 1e-9));
+}
+
+const backend backend_ref = {
+    .name = "ref",
+    .summary = "plain C with double sums: the judge of the others, slow",
+    .alloc = ref_alloc,
+    .release = ref_release,
+    .upload = ref_upload,
+    .download = ref_download,
+    .copy = ref_copy,
+    .clear = ref_clear,
+    .host_view = ref_host_view,
+    .matrix_upload = ref_matrix_upload,
+    .matrix_release = ref_matrix_release,
+    .reserve = ref_reserve,
+    .gather = ref_gather,
+    .rms_norm = ref_rms_norm,
+    .matmul = ref_matmul,
+    .swiglu = ref_swiglu,
+    .rope = ref_rope,
+    .store_prefix = ref_store_prefix,
+    .store_tail = ref_store_tail,
+    .attend_prefix = ref_attend_prefix,
+    .attend_rows = ref_attend_rows,
+    .value_weights = ref_value_weights,
+};

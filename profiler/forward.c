@@ -1,0 +1,365 @@
+#include "profiler/forward.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Rows that go through a layer's matrices at a time: enough for full GEMM speed, few enough to keep activations in cache.
+enum { CHUNK_ROWS = 1024 };
+
+struct forward {
+    const model *m;
+    const backend *b;
+    forward_plan plan;
+    uint32_t n_tokens; // T of the prefilled context
+    // Context, packed for the present T.
+    dev k, v;    // [L, G, T, d]
+    dev weights; // oracle's w [L, H, T]
+    // Questions.
+    dev tail_k, tail_v; // [L, max_questions, G, max_tail, d]
+    dev best;           // I [questions, L, G, T], packed for the present T
+    // Activations.
+    dev x;               // [max(T, CHUNK_ROWS), D] residual stream
+    dev q_raw, q;        // [max(T, CHUNK_ROWS), H*d]
+    dev h;               // [CHUNK_ROWS, max(D, H*d)] normed input, then attention output
+    dev gate, up;        // [CHUNK_ROWS, max(F, G*d)]
+    dev picked;          // [CHUNK_ROWS, D] rows whose logits are wanted
+    dev logits;          // [CHUNK_LOGITS, vocabulary]
+    dev cos_sin;         // [max_tokens + max_tail, rope_dim/2, 2]
+    uint32_t *positions; // [max(T, CHUNK_ROWS)] host
+    float *views[4];     // host copies for the observer, where the device does not share its memory
+};
+
+enum { CHUNK_LOGITS = 64 };
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+// What is taken, in floats, beside its place: one table for the plan's estimate and for the allocation itself.
+typedef struct piece {
+    size_t offset; // of a dev in struct forward
+    uint64_t floats;
+} piece;
+
+enum { N_PIECES = 14 };
+
+static void list_pieces(piece out[N_PIECES], const model_config *c, const forward_plan *p)
+{
+    uint64_t L = c->n_layers, G = c->n_kv_heads, H = c->n_heads, d = c->head_dim,
+             rows = larger(p->max_tokens, CHUNK_ROWS);
+    uint64_t tails = L * p->max_questions * G * p->max_tail * d, context = L * G * p->max_tokens * d;
+    const piece all[N_PIECES] = {
+        {offsetof(forward, k), context},
+        {offsetof(forward, v), context},
+        {offsetof(forward, weights), p->oracle ? L * H * p->max_tokens : 0},
+        {offsetof(forward, tail_k), tails},
+        {offsetof(forward, tail_v), tails},
+        {offsetof(forward, best), p->oracle ? p->max_questions * L * G * p->max_tokens : 0},
+        {offsetof(forward, x), rows * c->width},
+        {offsetof(forward, q_raw), rows * H * d},
+        {offsetof(forward, q), rows * H * d},
+        {offsetof(forward, h), (uint64_t)CHUNK_ROWS * larger(c->width, c->n_heads * c->head_dim)},
+        {offsetof(forward, gate), (uint64_t)CHUNK_ROWS * larger(c->ffn_width, c->n_kv_heads * c->head_dim)},
+        {offsetof(forward, up), (uint64_t)CHUNK_ROWS * larger(c->ffn_width, c->n_kv_heads * c->head_dim)},
+        {offsetof(forward, picked), (uint64_t)CHUNK_ROWS * c->width},
+        {offsetof(forward, logits), (uint64_t)CHUNK_LOGITS * c->vocabulary},
+    };
+    memcpy(out, all, sizeof all);
+}
+
+uint64_t forward_bytes(const model_config *c, const forward_plan *plan)
+{
+    piece pieces[N_PIECES];
+    uint64_t floats = ((uint64_t)plan->max_tokens + plan->max_tail) * c->rope_dim;
+    list_pieces(pieces, c, plan);
+    for (int i = 0; i < N_PIECES; i++) floats += pieces[i].floats;
+    return floats * sizeof(float);
+}
+
+// Angles in float32, position times frequency, as the models were trained and as transformers computes them.
+static kvb_status fill_cos_sin(forward *f, uint32_t positions, kvb_error *err)
+{
+    uint32_t half = f->m->config.rope_dim / 2;
+    float *table = malloc((size_t)positions * half * 2 * sizeof(float) + 1);
+    f->cos_sin = f->b->alloc((size_t)positions * half * 2);
+    if (!table || !f->cos_sin.address) {
+        free(table);
+        return kvb_fail(err, KVB_MEMORY, "rotary table: no memory for %u positions", positions);
+    }
+#pragma omp parallel for schedule(static)
+    for (uint32_t i = 0; i < positions; i++)
+        for (uint32_t p = 0; p < half; p++) {
+            float angle = (float)i * f->m->rope_frequency[p];
+            table[((size_t)i * half + p) * 2] = (float)cos(angle);
+            table[((size_t)i * half + p) * 2 + 1] = (float)sin(angle);
+        }
+    f->b->upload(f->cos_sin, table, (size_t)positions * half * 2);
+    free(table);
+    return KVB_OK;
+}
+
+kvb_status forward_open(forward **out, const model *m, const forward_plan *plan, kvb_error *err)
+{
+    *out = NULL;
+    forward *f = calloc(1, sizeof *f);
+    if (!f) return kvb_fail(err, KVB_MEMORY, "forward pass: no memory");
+    f->m = m;
+    f->b = m->device;
+    f->plan = *plan;
+    piece pieces[N_PIECES];
+    list_pieces(pieces, &m->config, plan);
+    kvb_status status = fill_cos_sin(f, plan->max_tokens + plan->max_tail, err);
+    for (int i = 0; status == KVB_OK && i < N_PIECES; i++) {
+        dev *at = (dev *)((char *)f + pieces[i].offset);
+        *at = f->b->alloc(pieces[i].floats);
+        if (!at->address)
+            status = kvb_fail(err, KVB_MEMORY,
+                              "forward pass: no memory for %llu MiB at once (%llu MiB in all); use fewer questions at "
+                              "a time or shorter contexts",
+                              (unsigned long long)(pieces[i].floats >> 18),
+                              (unsigned long long)(forward_bytes(&m->config, plan) >> 20));
+    }
+    backend_limits limits = {
+        plan->max_tokens,
+        plan->max_tail,
+        CHUNK_ROWS,
+        larger(m->config.vocabulary,
+               larger(m->config.ffn_width, larger(m->config.width, m->config.n_heads * m->config.head_dim))),
+        {m->config.n_heads, m->config.n_kv_heads, m->config.head_dim},
+    };
+    f->positions = malloc(larger(plan->max_tokens, CHUNK_ROWS) * sizeof *f->positions);
+    if (status == KVB_OK && (!f->positions || !f->b->reserve(&limits)))
+        status = kvb_fail(err, KVB_MEMORY, "backend %s: no memory for its scratch at %u tokens", f->b->name,
+                          plan->max_tokens);
+    if (status != KVB_OK) {
+        forward_close(f);
+        return status;
+    }
+    *out = f;
+    return KVB_OK;
+}
+
+void forward_close(forward *f)
+{
+    if (!f) return;
+    piece pieces[N_PIECES];
+    list_pieces(pieces, &f->m->config, &f->plan);
+    for (int i = 0; i < N_PIECES; i++) f->b->release(*(dev *)((char *)f + pieces[i].offset));
+    f->b->release(f->cos_sin);
+    f->b->reserve(&(backend_limits){0});
+    free(f->positions);
+    for (int i = 0; i < 4; i++) free(f->views[i]);
+    free(f);
+}
+
+static attention_shape shape_of(const forward *f)
+{
+    return (attention_shape){f->m->config.n_heads, f->m->config.n_kv_heads, f->m->config.head_dim};
+}
+
+static prefix_kv prefix_of(const forward *f, uint32_t layer)
+{
+    size_t at = (size_t)layer * f->m->config.n_kv_heads * f->n_tokens * f->m->config.head_dim;
+    return (prefix_kv){dev_at(f->k, at), dev_at(f->v, at), f->n_tokens};
+}
+
+static tail_kv tails_of(const forward *f, uint32_t layer)
+{
+    size_t at =
+        (size_t)layer * f->plan.max_questions * f->m->config.n_kv_heads * f->plan.max_tail * f->m->config.head_dim;
+    return (tail_kv){dev_at(f->tail_k, at), dev_at(f->tail_v, at), f->plan.max_tail};
+}
+
+// x += SwiGLU(norm(x)), for at most CHUNK_ROWS rows.
+static void feed_forward(forward *f, const model_layer *w, dev x, uint32_t n)
+{
+    const model_config *c = &f->m->config;
+    f->b->rms_norm(f->h, x, w->ffn_norm, n, c->width, c->norm_eps);
+    f->b->matmul(f->gate, f->h, w->gate, n, false);
+    f->b->matmul(f->up, f->h, w->up, n, false);
+    f->b->swiglu(f->gate, f->up, (size_t)n * c->ffn_width);
+    f->b->matmul(x, f->gate, w->down, n, true);
+}
+
+// Lets the observer see one layer's queries, keys and values as host memory.
+static kvb_status observe_layer(forward *f, uint32_t layer, const layer_observer *observer, kvb_error *err)
+{
+    const model_config *c = &f->m->config;
+    prefix_kv kv = prefix_of(f, layer);
+    const dev from[4] = {f->q_raw, f->q, kv.k, kv.v};
+    const float *seen[4];
+    for (int i = 0; i < 4; i++) {
+        size_t n = (size_t)f->n_tokens * (i < 2 ? c->n_heads : c->n_kv_heads) * c->head_dim;
+        seen[i] = f->b->host_view(from[i]);
+        if (seen[i]) continue;
+        if (!f->views[i] && !(f->views[i] = malloc((size_t)f->plan.max_tokens * (i < 2 ? c->n_heads : c->n_kv_heads) *
+                                                   c->head_dim * sizeof(float))))
+            return kvb_fail(err, KVB_MEMORY, "observer: no memory for a host copy of layer %u", layer);
+        f->b->download(f->views[i], from[i], n);
+        seen[i] = f->views[i];
+    }
+    layer_view view = {layer,   f->n_tokens, c->n_heads, c->n_kv_heads, c->head_dim, c->rope_dim, f->m->rope_frequency,
+                       seen[0], seen[1],     seen[2],    seen[3]};
+    return observer->see(observer->context, &view, err);
+}
+
+// Queries, keys and values of the whole context for one layer.
+static void project_context(forward *f, uint32_t layer)
+{
+    const model_config *c = &f->m->config;
+    const model_layer *w = &f->m->layers[layer];
+    prefix_kv kv = prefix_of(f, layer);
+    for (uint32_t first = 0; first < f->n_tokens; first += CHUNK_ROWS) {
+        uint32_t n = f->n_tokens - first < CHUNK_ROWS ? f->n_tokens - first : CHUNK_ROWS;
+        size_t queries = (size_t)first * c->n_heads * c->head_dim;
+        f->b->rms_norm(f->h, dev_at(f->x, (size_t)first * c->width), w->attn_norm, n, c->width, c->norm_eps);
+        f->b->matmul(dev_at(f->q_raw, queries), f->h, w->wq, n, false);
+        f->b->rope(dev_at(f->q, queries), dev_at(f->q_raw, queries), f->cos_sin, f->positions + first, n, c->n_heads,
+                   c->head_dim, c->rope_dim);
+        f->b->matmul(f->gate, f->h, w->wk, n, false);
+        f->b->rope(f->gate, f->gate, f->cos_sin, f->positions + first, n, c->n_kv_heads, c->head_dim, c->rope_dim);
+        f->b->store_prefix(kv.k, f->n_tokens, first, f->gate, n, c->n_kv_heads, c->head_dim);
+        f->b->matmul(f->gate, f->h, w->wv, n, false);
+        f->b->store_prefix(kv.v, f->n_tokens, first, f->gate, n, c->n_kv_heads, c->head_dim);
+    }
+}
+
+// Attention and feed-forward of the whole context for one layer.
+static void mix_context(forward *f, uint32_t layer)
+{
+    const model_config *c = &f->m->config;
+    const model_layer *w = &f->m->layers[layer];
+    prefix_kv kv = prefix_of(f, layer);
+    for (uint32_t first = 0; first < f->n_tokens; first += CHUNK_ROWS) {
+        uint32_t n = f->n_tokens - first < CHUNK_ROWS ? f->n_tokens - first : CHUNK_ROWS;
+        dev x = dev_at(f->x, (size_t)first * c->width);
+        f->b->attend_prefix(f->h, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), &kv, first, n, shape_of(f));
+        f->b->matmul(x, f->h, w->wo, n, true);
+        feed_forward(f, w, x, n);
+    }
+}
+
+// Logits of n rows of x into host memory.
+static void project_logits(forward *f, dev x, uint32_t n, float *logits)
+{
+    const model_config *c = &f->m->config;
+    for (uint32_t first = 0; first < n; first += CHUNK_LOGITS) {
+        uint32_t rows = n - first < CHUNK_LOGITS ? n - first : CHUNK_LOGITS;
+        f->b->rms_norm(f->h, dev_at(x, (size_t)first * c->width), f->m->final_norm, rows, c->width, c->norm_eps);
+        f->b->matmul(f->logits, f->h, f->m->head, rows, false);
+        f->b->download(logits + (size_t)first * c->vocabulary, f->logits, (size_t)rows * c->vocabulary);
+    }
+}
+
+static kvb_status check_ids(const forward *f, const int32_t *ids, uint32_t n, kvb_error *err)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= f->m->config.vocabulary)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "token %u: id %d, expected 0 to %u; were the ids made with another model's tokenizer?", i,
+                            ids[i], f->m->config.vocabulary - 1);
+    return KVB_OK;
+}
+
+kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *observer,
+                           const forward_progress *progress, float *logits, kvb_error *err)
+{
+    const model_config *c = &f->m->config;
+    if (n_tokens == 0 || n_tokens > f->plan.max_tokens)
+        return kvb_fail(err, KVB_ARGUMENT, "context: %u tokens, expected 1 to %u", n_tokens, f->plan.max_tokens);
+    kvb_status status = check_ids(f, ids, n_tokens, err);
+    if (status != KVB_OK) return status;
+    f->n_tokens = n_tokens;
+    for (uint32_t i = 0; i < n_tokens; i++) f->positions[i] = i;
+    f->b->gather(f->x, f->m->embedding, ids, n_tokens);
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+        project_context(f, layer);
+        if (observer && (status = observe_layer(f, layer, observer, err)) != KVB_OK) return status;
+        if (f->plan.oracle) {
+            prefix_kv kv = prefix_of(f, layer);
+            f->b->value_weights(dev_at(f->weights, (size_t)layer * c->n_heads * n_tokens), &kv,
+                                f->m->layers[layer].value_root, shape_of(f));
+        }
+        if (layer + 1 < c->n_layers || logits) // nobody reads what the last layer adds to the stream
+            mix_context(f, layer);
+        if (progress && !progress->step(progress->context, layer + 1, c->n_layers))
+            return kvb_fail(err, KVB_INTERRUPTED, "stopped in the prefill, after layer %u of %u", layer + 1,
+                            c->n_layers);
+    }
+    if (logits) project_logits(f, f->x, n_tokens, logits);
+    return KVB_OK;
+}
+
+void forward_begin_questions(forward *f, uint32_t n_questions)
+{
+    const model_config *c = &f->m->config;
+    size_t n = (size_t)n_questions * c->n_layers * c->n_kv_heads * f->n_tokens;
+    if (f->plan.oracle) f->b->clear(f->best, n);
+}
+
+// One chunk of rows through all layers; leaves the residual stream in x.
+static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n)
+{
+    const model_config *c = &f->m->config;
+    size_t per_layer = (size_t)c->n_kv_heads * f->n_tokens, heads = (size_t)c->n_heads * f->n_tokens;
+    for (uint32_t i = 0; i < n; i++) f->positions[i] = f->n_tokens + rows[i].tail;
+    f->b->gather(f->x, f->m->embedding, ids, n);
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+        const model_layer *w = &f->m->layers[layer];
+        prefix_kv kv = prefix_of(f, layer);
+        tail_kv tails = tails_of(f, layer);
+        oracle_view oracle = {{NULL}, {NULL}, c->n_layers * per_layer};
+        if (f->plan.oracle) {
+            oracle.weights = dev_at(f->weights, layer * heads);
+            oracle.best = dev_at(f->best, layer * per_layer);
+        }
+        f->b->rms_norm(f->h, f->x, w->attn_norm, n, c->width, c->norm_eps);
+        f->b->matmul(f->q_raw, f->h, w->wq, n, false);
+        f->b->rope(f->q, f->q_raw, f->cos_sin, f->positions, n, c->n_heads, c->head_dim, c->rope_dim);
+        f->b->matmul(f->gate, f->h, w->wk, n, false);
+        f->b->rope(f->gate, f->gate, f->cos_sin, f->positions, n, c->n_kv_heads, c->head_dim, c->rope_dim);
+        f->b->store_tail(tails.k, tails.capacity, rows, f->gate, n, c->n_kv_heads, c->head_dim);
+        f->b->matmul(f->gate, f->h, w->wv, n, false);
+        f->b->store_tail(tails.v, tails.capacity, rows, f->gate, n, c->n_kv_heads, c->head_dim);
+        f->b->attend_rows(f->h, f->q, &kv, &tails, rows, n, shape_of(f), &oracle);
+        f->b->matmul(f->x, f->h, w->wo, n, true);
+        feed_forward(f, w, f->x, n);
+    }
+}
+
+static kvb_status check_rows(const forward *f, const decode_row *rows, uint32_t n, kvb_error *err)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (rows[i].question >= f->plan.max_questions || rows[i].tail >= f->plan.max_tail)
+            return kvb_fail(err, KVB_ARGUMENT, "row %u: question %u, tail %u; expected below %u and %u", i,
+                            rows[i].question, rows[i].tail, f->plan.max_questions, f->plan.max_tail);
+    return KVB_OK;
+}
+
+kvb_status forward_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
+                        const uint32_t *logit_rows, uint32_t n_logits, float *logits, kvb_error *err)
+{
+    const model_config *c = &f->m->config;
+    kvb_status status = check_rows(f, rows, n_rows, err);
+    if (status == KVB_OK) status = check_ids(f, ids, n_rows, err);
+    if (status != KVB_OK) return status;
+    uint32_t done = 0; // of logit_rows, which ascend
+    for (uint32_t first = 0; first < n_rows; first += CHUNK_ROWS) {
+        uint32_t n = n_rows - first < CHUNK_ROWS ? n_rows - first : CHUNK_ROWS, from = done;
+        run_rows(f, rows + first, ids + first, n);
+        // The rows that are asked for move to the front of the stream: one product with the output matrix for all of them.
+        for (; done < n_logits && logit_rows[done] < first + n; done++)
+            f->b->copy(dev_at(f->picked, (size_t)(done - from) * c->width),
+                       dev_at(f->x, (size_t)(logit_rows[done] - first) * c->width), c->width);
+        project_logits(f, f->picked, done - from, logits + (size_t)from * c->vocabulary);
+    }
+    return KVB_OK;
+}
+
+void forward_importance(const forward *f, uint32_t question, float *out)
+{
+    size_t n = (size_t)f->m->config.n_layers * f->m->config.n_kv_heads * f->n_tokens;
+    f->b->download(out, dev_at(f->best, question * n), n);
+}

@@ -1,0 +1,45 @@
+// Matrix products on host memory by oneDNN, which picks the kernel for this machine's vector units at run time.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+
+// oneDNN changes its order of summation when it is given fewer rows than this (measured on AVX-512: from 16 rows on, every
+// row has the same bits whatever the number of rows, columns and threads). Callers whose results must not depend on the
+// batch pad to it.
+enum { GEMM_MIN_ROWS = 16 };
+
+// C [m,n] = alpha * op(A) op(B) + beta * C, row-major, op(A) [m,k], op(B) [k,n]; trans_x says that X is stored transposed.
+// Runs on all OpenMP threads, or on the caller's alone inside a parallel region.
+void gemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
+          const float *b, size_t ldb, float beta, float *c, size_t ldc);
+
+// exp(x) of the softmaxes, for x <= 0: about 1e-7 relative error, 0 below -87. Inline, so that the loops around it vectorise.
+static inline float softmax_exp(float x)
+{
+    const float shifter =
+        12582912.0f; // 1.5 * 2^23: adding it rounds to an integer that stands in the low mantissa bits
+    float clamped = x < -87.0f ? -87.0f : x;
+    float n = clamped * 1.44269504f + shifter;
+    union {
+        float f;
+        unsigned u;
+    } bits = {n};
+    n -= shifter;
+    float r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f; // ln 2 in two pieces, the first exact in few bits
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    bits.u = (bits.u + 127u) << 23;
+    return x < -87.0f ? 0.0f : p * bits.f;
+}
+
+// Loops that are worth compiling once per vector width; the loader picks by CPU. Sanitisers cannot run the picking code.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
+#define SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define SIMD_CLONES
+#endif

@@ -1,0 +1,322 @@
+// The profiling run, second half: prefill, scorers, decoding, record.
+#include "profiler/profile.h"
+#include "profiler/forward.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct run {
+    const model *m;
+    const profile_job *job;
+    const profile_options *o;
+    record_writer *record;
+    const profile_watch *watch;
+    profile_times *times;
+    forward *f;
+    double done, total; // rows of work, for the progress
+    // Buffers for the largest context and batch.
+    float **scores;       // [n_metrics] of [L, G, T]
+    float *importance;    // [L, G, T]
+    float *logits;        // [batch, vocabulary]
+    float *weights;       // [batch, vocabulary], scratch of the sampler
+    decode_row *rows;     // [batch * tail]
+    int32_t *ids;         // [batch * tail]
+    uint32_t *logit_rows; // [batch]
+    int32_t *answers;     // [batch, new_tokens]
+} run;
+
+// One question while its batch is decoded.
+typedef struct active {
+    uint32_t number; // in its context
+    const profile_question *q;
+    int32_t *answer; // given, or drawn so far
+    uint32_t n_answer, n_queries, tail;
+    bool ended;
+} active;
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// A context token costs about as much as a decoded row; the counts need not be exact.
+static bool advance(run *r, double rows)
+{
+    r->done += rows;
+    return !r->watch || r->watch->progress(r->watch->context, r->done, r->total);
+}
+
+uint64_t profile_device_bytes(const model *m, const profile_job *job)
+{
+    forward_plan plan = {job->max_tokens, job->max_questions, job->max_tail, true};
+    return forward_bytes(&m->config, &plan);
+}
+
+static kvb_status open_buffers(run *r, kvb_error *err)
+{
+    const model_config *c = &r->m->config;
+    size_t heads = (size_t)c->n_layers * c->n_kv_heads, T = r->job->max_tokens, batch = r->job->max_questions,
+           rows = batch * r->job->max_tail;
+    r->scores = calloc(r->o->n_metrics + 1, sizeof *r->scores);
+    bool ok = r->scores != NULL;
+    for (size_t i = 0; ok && i < r->o->n_metrics; i++) ok = (r->scores[i] = malloc(heads * T * sizeof(float))) != NULL;
+    ok = ok && (r->importance = malloc(heads * T * sizeof(float))) &&
+         (r->logits = malloc(batch * c->vocabulary * sizeof(float))) &&
+         (r->weights = malloc(batch * c->vocabulary * sizeof(float))) && (r->rows = malloc(rows * sizeof *r->rows)) &&
+         (r->ids = malloc(rows * sizeof *r->ids)) && (r->logit_rows = malloc(batch * sizeof *r->logit_rows)) &&
+         (r->answers = malloc(batch * r->o->new_tokens * sizeof *r->answers));
+    if (!ok)
+        return kvb_fail(
+            err, KVB_MEMORY,
+            "profile: no memory for the scores of %zu tokens and the logits of %zu questions; use --batch N", T, batch);
+    forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, true};
+    return forward_open(&r->f, r->m, &plan, err);
+}
+
+static void close_buffers(run *r)
+{
+    forward_close(r->f);
+    for (size_t i = 0; r->scores && i < r->o->n_metrics; i++) free(r->scores[i]);
+    free(r->scores);
+    free(r->importance);
+    free(r->logits);
+    free(r->weights);
+    free(r->rows);
+    free(r->ids);
+    free(r->logit_rows);
+    free(r->answers);
+}
+
+// layer_observer: every metric's scores of one layer.
+static kvb_status score_layer(void *context, const layer_view *view, kvb_error *err)
+{
+    run *r = context;
+    size_t T = view->n_tokens, G = view->n_kv_heads;
+    double start = now();
+    for (size_t i = 0; i < r->o->n_metrics; i++) {
+        float *s = r->scores[i] + view->layer * G * T;
+        kvb_status status = r->o->metrics[i].kind->score(&r->o->metrics[i], view, s, err);
+        if (status != KVB_OK) return status;
+        for (size_t j = 0; j < G * T; j++)
+            if (!isfinite(s[j]))
+                return kvb_fail(err, KVB_NUMERIC,
+                                "metric %s: layer %u, KV head %zu, position %zu is not finite; the model's activations "
+                                "overflow on this text",
+                                r->o->metrics[i].spec, view->layer, j / T, j % T);
+    }
+    r->times->scorers += now() - start;
+    return KVB_OK;
+}
+
+typedef struct prefill_watch {
+    run *r;
+    double tokens;
+} prefill_watch;
+
+static bool prefill_step(void *context, double done, double total)
+{
+    prefill_watch *w = context;
+    (void)done;
+    return advance(w->r, w->tokens / total);
+}
+
+static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
+{
+    layer_observer observer = {score_layer, r};
+    prefill_watch watch = {r, c->n_tokens};
+    forward_progress progress = {prefill_step, &watch};
+    double start = now(), scorers = r->times->scorers;
+    kvb_status status = forward_prefill(r->f, c->ids, c->n_tokens, &observer, &progress, NULL, err);
+    r->times->prefill += now() - start - (r->times->scorers - scorers);
+    return status;
+}
+
+static bool is_end(const run *r, int32_t id)
+{
+    return !r->o->ignore_eos && (id == tokenizer_eos(r->m->tokens) || id == tokenizer_eot(r->m->tokens));
+}
+
+// Adds one row for the question's next token.
+static void add_row(run *r, uint32_t *n, active *a, uint32_t slot, int32_t id, bool observed)
+{
+    r->rows[*n] = (decode_row){slot, a->tail++, observed};
+    r->ids[(*n)++] = id;
+    a->n_queries += observed;
+}
+
+// The suffixes of all questions and, where answers are given, all their tokens but the last: one pass.
+static uint32_t first_rows(run *r, active *batch, uint32_t n_batch, uint32_t *n_logits)
+{
+    uint32_t n = 0;
+    *n_logits = 0;
+    for (uint32_t i = 0; i < n_batch; i++) {
+        active *a = &batch[i];
+        for (uint32_t s = 0; s < a->q->n_suffix; s++)
+            add_row(r, &n, a, i, a->q->suffix[s], r->o->include_first && s + 1 == a->q->n_suffix);
+        if (!a->q->answer) {
+            r->logit_rows[(*n_logits)++] = n - 1;
+            continue;
+        }
+        for (uint32_t s = 0; s + 1 < a->q->n_answer; s++) add_row(r, &n, a, i, a->q->answer[s], true);
+        a->ended = true;
+    }
+    return n;
+}
+
+// Draws the next token of every question that goes on, in parallel: a draw depends on its own key alone.
+static kvb_status draw_tokens(run *r, const profile_context *c, active *batch, uint32_t n_batch, kvb_error *err)
+{
+    size_t vocabulary = r->m->config.vocabulary;
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < n_batch; i++)
+        if (!batch[i].ended) r->logit_rows[i] = row++; // from here on: where the question's logits stand
+    int failed = 0;
+#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failed)
+    for (uint32_t i = 0; i < n_batch; i++) {
+        active *a = &batch[i];
+        if (a->ended) continue;
+        size_t at = r->logit_rows[i] * vocabulary;
+        int32_t id =
+            sampler_draw(&r->o->draw, r->logits + at, r->weights + at, vocabulary, c->key, a->number, a->n_answer);
+        failed += id < 0;
+        a->answer[a->n_answer++] = id;
+        a->ended = a->n_answer == r->o->new_tokens || is_end(r, id);
+    }
+    if (failed)
+        return kvb_fail(
+            err, KVB_NUMERIC,
+            "sample %s: the logits of %d questions are not finite; the model's activations overflow on this text",
+            c->id, failed);
+    return KVB_OK;
+}
+
+static kvb_status decode_batch(run *r, const profile_context *c, active *batch, uint32_t n_batch, kvb_error *err)
+{
+    forward_begin_questions(r->f, n_batch);
+    uint32_t n_logits, n = first_rows(r, batch, n_batch, &n_logits);
+    while (n) {
+        kvb_status status = forward_rows(r->f, r->rows, r->ids, n, r->logit_rows, n_logits, r->logits, err);
+        if (status == KVB_OK && n_logits) status = draw_tokens(r, c, batch, n_batch, err);
+        if (status != KVB_OK) return status;
+        if (!advance(r, n)) return kvb_fail(err, KVB_INTERRUPTED, "stopped while sample %s was decoded", c->id);
+        n = n_logits = 0;
+        for (uint32_t i = 0; i < n_batch; i++)
+            if (!batch[i].ended) {
+                r->logit_rows[n_logits++] = n;
+                add_row(r, &n, &batch[i], i, batch[i].answer[batch[i].n_answer - 1], true);
+            }
+    }
+    return KVB_OK;
+}
+
+static kvb_status write_question(run *r, const profile_context *c, const active *a, uint32_t slot, kvb_error *err)
+{
+    size_t n = (size_t)r->m->config.n_layers * r->m->config.n_kv_heads * c->n_tokens;
+    if (a->n_queries == 0) {
+        char text[200];
+        snprintf(
+            text, sizeof text,
+            "sample %s, question %u: the model ended its answer at once, nothing was recorded; --ignore-eos goes on",
+            c->id, a->number + 1);
+        r->times->skipped++;
+        if (r->watch) r->watch->message(r->watch->context, text);
+    } else {
+        forward_importance(r->f, slot, r->importance);
+        for (size_t j = 0; j < n; j++)
+            if (!isfinite(r->importance[j]))
+                return kvb_fail(err, KVB_NUMERIC, "sample %s, question %u: importance %zu is not finite", c->id,
+                                a->number + 1, j);
+    }
+    record_question q = {
+        a->n_queries ? r->importance : NULL, a->q->suffix, a->q->n_suffix, a->answer, a->n_answer, a->n_queries};
+    r->times->queries += a->n_queries;
+    return record_put_question(r->record, c->id, a->number, &q, err);
+}
+
+// Questions [first, first + n) of a context, those that the record has left out: no number depends on who else is in the batch.
+static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, uint32_t n, kvb_error *err)
+{
+    active *batch = calloc(n, sizeof *batch);
+    if (!batch) return kvb_fail(err, KVB_MEMORY, "no memory for %u questions", n);
+    uint32_t missing = 0;
+    for (uint32_t i = 0; i < n; i++)
+        if (!record_writer_has_question(r->record, c->id, first + i)) {
+            const profile_question *q = &c->questions[first + i];
+            batch[missing] = (active){.number = first + i,
+                                      .q = q,
+                                      .answer = q->answer ? q->answer : r->answers + (size_t)missing * r->o->new_tokens,
+                                      .n_answer = q->n_answer};
+            missing++;
+        } else {
+            r->done += c->questions[first + i].tail;
+        }
+    double start = now(), done = r->done;
+    kvb_status status = missing ? decode_batch(r, c, batch, missing, err) : KVB_OK;
+    r->times->decode += now() - start;
+    start = now();
+    for (uint32_t i = 0; status == KVB_OK && i < missing; i++) {
+        done += batch[i].q->tail; // an early end counts as done
+        status = write_question(r, c, &batch[i], i, err);
+    }
+    r->done = done;
+    r->times->writing += now() - start;
+    free(batch);
+    return status;
+}
+
+static kvb_status run_context(run *r, const profile_context *c, kvb_error *err)
+{
+    bool complete = record_writer_has_context(r->record, c->id);
+    double rows = c->n_tokens;
+    for (uint32_t q = 0; q < c->n_questions; q++) {
+        complete = complete && record_writer_has_question(r->record, c->id, q);
+        rows += c->questions[q].tail;
+    }
+    if (complete) return advance(r, rows) ? KVB_OK : kvb_fail(err, KVB_INTERRUPTED, "stopped before sample %s", c->id);
+    kvb_status status = prefill(r, c, err);
+    if (status == KVB_OK && !record_writer_has_context(r->record, c->id)) {
+        const char **names = calloc(r->o->n_metrics + 1, sizeof *names);
+        double start = now();
+        if (!names) return kvb_fail(err, KVB_MEMORY, "no memory for %zu metrics", r->o->n_metrics);
+        for (size_t i = 0; i < r->o->n_metrics; i++) names[i] = r->o->metrics[i].spec;
+        status = record_put_context(r->record, c->id, c->ids, c->n_tokens, names, (const float *const *)r->scores,
+                                    r->o->n_metrics, err);
+        r->times->writing += now() - start;
+        free(names);
+    }
+    for (uint32_t first = 0; status == KVB_OK && first < c->n_questions; first += r->job->max_questions) {
+        uint32_t left = c->n_questions - first;
+        status = run_batch(r, c, first, left < r->job->max_questions ? left : r->job->max_questions, err);
+    }
+    return status;
+}
+
+kvb_status profile_run(const model *m, const profile_job *job, const profile_options *o, record_writer *writer,
+                       const profile_watch *watch, profile_times *times, kvb_error *err)
+{
+    run r = {.m = m,
+             .job = job,
+             .o = o,
+             .record = writer,
+             .watch = watch,
+             .times = times,
+             .total = (double)(job->n_rows + job->n_context_tokens)};
+    memset(times, 0, sizeof *times);
+    kvb_status status = open_buffers(&r, err);
+    for (size_t i = 0; status == KVB_OK && i < job->n_contexts; i++) status = run_context(&r, &job->contexts[i], err);
+    close_buffers(&r);
+    if (status != KVB_OK) return status;
+    const char **ids = calloc(job->n_contexts, sizeof *ids);
+    if (!ids) return kvb_fail(err, KVB_MEMORY, "no memory for %zu context ids", job->n_contexts);
+    for (size_t i = 0; i < job->n_contexts; i++) ids[i] = job->contexts[i].id;
+    double start = now();
+    status = record_finish(writer, ids, job->n_contexts, err);
+    times->writing += now() - start;
+    free(ids);
+    return status;
+}

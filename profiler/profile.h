@@ -1,0 +1,80 @@
+// The profiling run: calibration texts in, record out. Every context is prefilled once; its questions are decoded in batches over the
+// shared keys and values (methods.md 2.2).
+#pragma once
+#include "formats/calib.h"
+#include "formats/record.h"
+#include "profiler/model.h"
+#include "profiler/sampler.h"
+#include "profiler/scorer.h"
+
+typedef enum bos_rule { BOS_AS_MODEL, BOS_YES, BOS_NO } bos_rule;
+
+typedef struct profile_options {
+    const metric *metrics; // any subset, all in one pass
+    size_t n_metrics;
+    sampler draw;
+    uint32_t
+        new_tokens; // generated per question, >= 2: the first comes out of the prefill, so new_tokens - 1 queries are recorded
+    bool ignore_eos;     // go on after an end token
+    bool ignore_answers; // sample even where the calibration data gives answers
+    bool include_first;  // also record the query of the last prompt token, which emits the first token
+    bos_rule bos;
+    uint32_t max_tokens;    // contexts are cut to their first max_tokens tokens; 0 = not cut
+    uint32_t max_questions; // only the first questions of every context; 0 = all
+    uint32_t batch;         // questions decoded together; 0 = by memory
+} profile_options;
+
+typedef struct profile_question {
+    int32_t *suffix; // question and answer prefix, without special tokens
+    uint32_t n_suffix;
+    int32_t *answer; // teacher-forced on these when given; n_answer >= 1
+    uint32_t n_answer;
+    uint32_t tail; // rows after the context that decoding takes at most
+} profile_question;
+
+typedef struct profile_context {
+    char id[65];
+    uint64_t
+        key; // of the sampler: the first bytes of the id's SHA-256, so that it does not depend on what else is profiled
+    int32_t *ids;
+    uint32_t n_tokens, n_questions, n_given; // n_given: questions with answers
+    profile_question *questions;
+} profile_context;
+
+// Everything tokenised and counted before the model runs.
+typedef struct profile_job {
+    profile_context *contexts;
+    size_t n_contexts;
+    uint32_t max_tokens, max_questions, max_tail; // over all contexts; max_questions is what one batch holds
+    uint64_t n_pairs, n_rows, n_context_tokens;   // questions; decoded rows at most; tokens prefilled
+    char calibration_sha256[65];                  // of the files, in order
+} profile_job;
+
+// Tokenises the calibration files. Errors name file and line: an empty context, T over the model's context length (KVB_ARGUMENT, cut with
+// max_tokens), ids outside the vocabulary, the same sample_id twice, a given answer of fewer than two tokens (nothing to record).
+kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
+                           const profile_options *o, kvb_error *err);
+void profile_job_free(profile_job *job);
+
+// The record's attributes: everything that must be equal for two runs to be one (model, tokenizer, text, metrics, sampler, backend, version).
+// The caller owns the object; NULL when memory is short.
+cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o);
+
+uint64_t profile_device_bytes(const model *m, const profile_job *job); // beside the weights
+double profile_flops(const model *m, const profile_job *job); // of matrix products and attention, causal half only
+
+typedef struct profile_times {
+    double prefill, scorers, decode, writing; // seconds
+    uint64_t queries, skipped;                // recorded queries; questions that ended before a query was recorded
+} profile_times;
+
+// Told of all that happens; returns false to stop (KVB_INTERRUPTED). done and total are rows of work over the whole job.
+typedef struct profile_watch {
+    bool (*progress)(void *context, double done, double total);
+    void (*message)(void *context, const char *text); // a warning worth a line
+    void *context;
+} profile_watch;
+
+// Runs what the record does not have yet and finishes the record.
+kvb_status profile_run(const model *m, const profile_job *job, const profile_options *o, record_writer *writer,
+                       const profile_watch *watch, profile_times *times, kvb_error *err);

@@ -1,0 +1,290 @@
+// The profiling run, first half: calibration texts become token ids, counted and checked before the model runs.
+#include "formats/sha256.h"
+#include "profiler/profile.h"
+#include "runtime/fail.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct id_list {
+    int32_t *ids;
+    size_t n;
+} id_list;
+
+static kvb_status append_text(id_list *out, const model *m, const char *text, kvb_error *err)
+{
+    int32_t *ids = NULL, *joined;
+    size_t n = 0;
+    kvb_status status = tokenizer_encode(m->tokens, text, strlen(text), false, &ids, &n, err);
+    if (status != KVB_OK) return status;
+    joined = realloc(out->ids, (out->n + n + 1) * sizeof *joined);
+    if (!joined) {
+        free(ids);
+        return kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", out->n + n);
+    }
+    memcpy(joined + out->n, ids, n * sizeof *ids);
+    free(ids);
+    out->ids = joined;
+    out->n += n;
+    return KVB_OK;
+}
+
+static kvb_status append_ids(id_list *out, const model *m, const int32_t *ids, size_t n, kvb_error *err)
+{
+    int32_t *joined = realloc(out->ids, (out->n + n + 1) * sizeof *joined);
+    if (!joined) return kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", out->n + n);
+    out->ids = joined;
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] < 0 || (uint32_t)ids[i] >= m->config.vocabulary)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "id %d at place %zu, expected 0 to %u; were the ids made with another model's tokenizer?",
+                            ids[i], i, m->config.vocabulary - 1);
+        joined[out->n++] = ids[i];
+    }
+    return KVB_OK;
+}
+
+// The context's ids, BOS first where the rule says so. Ids given by the user are taken as they are.
+static kvb_status context_ids(id_list *out, const model *m, const calib_context *c, const profile_options *o,
+                              kvb_error *err)
+{
+    if (c->context_ids) return append_ids(out, m, c->context_ids, c->n_context_ids, err);
+    int32_t bos = tokenizer_bos(m->tokens);
+    if (o->bos == BOS_YES && bos < 0)
+        return kvb_fail(err, KVB_ARGUMENT, "the model has no BOS token, but --bos yes asks for it");
+    if (o->bos == BOS_YES || (o->bos == BOS_AS_MODEL && tokenizer_add_bos(m->tokens) && bos >= 0)) {
+        kvb_status status = append_ids(out, m, &bos, 1, err);
+        if (status != KVB_OK) return status;
+    }
+    return append_text(out, m, c->context, err);
+}
+
+// Question and answer prefix are encoded as one text.
+static kvb_status suffix_ids(id_list *out, const model *m, const calib_context *c, const calib_question *q,
+                             kvb_error *err)
+{
+    if (q->ids) return append_ids(out, m, q->ids, q->n_ids, err);
+    size_t size = strlen(q->text) + strlen(c->answer_prefix) + 1;
+    char *joined = malloc(size);
+    if (!joined) return kvb_fail(err, KVB_MEMORY, "no memory for a question of %zu bytes", size);
+    snprintf(joined, size, "%s%s", q->text, c->answer_prefix);
+    kvb_status status = append_text(out, m, joined, err);
+    free(joined);
+    return status;
+}
+
+static kvb_status prepare_question(profile_question *out, const model *m, const calib_context *c,
+                                   const calib_question *q, const profile_options *o, kvb_error *err)
+{
+    id_list suffix = {0}, answer = {0};
+    kvb_status status = suffix_ids(&suffix, m, c, q, err);
+    if (status == KVB_OK && !o->ignore_answers && q->answer_ids)
+        status = append_ids(&answer, m, q->answer_ids, q->n_answer_ids, err);
+    else if (status == KVB_OK && !o->ignore_answers && q->answer) status = append_text(&answer, m, q->answer, err);
+    if (status == KVB_OK && suffix.n == 0) status = kvb_fail(err, KVB_ARGUMENT, "the question has no tokens");
+    if (status == KVB_OK && answer.ids && answer.n + o->include_first < 2)
+        status = kvb_fail(err, KVB_ARGUMENT,
+                          "the answer has %zu tokens, expected at least 2 (the last one is never a query); leave it "
+                          "out to sample one",
+                          answer.n);
+    if (status == KVB_OK && (suffix.n > INT32_MAX / 2 || answer.n > INT32_MAX / 2))
+        status = kvb_fail(err, KVB_ARGUMENT, "question and answer have %zu tokens, too many", suffix.n + answer.n);
+    if (status != KVB_OK) {
+        free(suffix.ids);
+        free(answer.ids);
+        return status;
+    }
+    *out = (profile_question){suffix.ids, (uint32_t)suffix.n, answer.ids, (uint32_t)answer.n, 0};
+    out->tail = out->n_suffix + (answer.ids ? out->n_answer : o->new_tokens) - 1;
+    return KVB_OK;
+}
+
+static kvb_status prepare_context(profile_context *out, const model *m, const calib_context *c,
+                                  const profile_options *o, kvb_error *err)
+{
+    id_list ids = {0};
+    char hash[65];
+    kvb_status status = context_ids(&ids, m, c, o, err);
+    out->ids = ids.ids;
+    if (status == KVB_OK && o->max_tokens && ids.n > o->max_tokens) ids.n = o->max_tokens;
+    if (status == KVB_OK && (ids.n == 0 || ids.n > m->config.context_length))
+        status = kvb_fail(
+            err, KVB_ARGUMENT,
+            "the context has %zu tokens, expected 1 to %u (the model's context length); --max-tokens N cuts it", ids.n,
+            m->config.context_length);
+    if (status == KVB_OK) status = sha256_hex(c->sample_id, strlen(c->sample_id), hash, err);
+    if (status != KVB_OK) return status;
+    snprintf(out->id, sizeof out->id, "%s", c->sample_id);
+    hash[16] = 0;
+    out->key = strtoull(hash, NULL, 16);
+    out->n_tokens = (uint32_t)ids.n;
+    size_t n = o->max_questions && c->n_questions > o->max_questions ? o->max_questions : c->n_questions;
+    out->questions = calloc(n, sizeof *out->questions);
+    if (!out->questions) return kvb_fail(err, KVB_MEMORY, "no memory for %zu questions", n);
+    for (out->n_questions = 0; out->n_questions < n; out->n_questions++) {
+        status = prepare_question(&out->questions[out->n_questions], m, c, &c->questions[out->n_questions], o, err);
+        if (status != KVB_OK) {
+            kvb_error inner = err ? *err : (kvb_error){0};
+            return kvb_fail(err, status, "question %u: %s", out->n_questions + 1, inner.message);
+        }
+        out->n_given += out->questions[out->n_questions].answer != NULL;
+    }
+    return KVB_OK;
+}
+
+static bool id_is_taken(const profile_job *job, const char *id)
+{
+    for (size_t i = 0; i < job->n_contexts; i++)
+        if (strcmp(job->contexts[i].id, id) == 0) return true;
+    return false;
+}
+
+// One hash for all files: the file's own when there is one, so that `sha256sum FILE` shows it.
+static kvb_status hash_files(char out[65], const calib_file *files, size_t n, kvb_error *err)
+{
+    if (n == 1) {
+        memcpy(out, files[0].sha256, 65);
+        return KVB_OK;
+    }
+    sha256_state *state;
+    kvb_status status = sha256_begin(&state, err);
+    for (size_t i = 0; status == KVB_OK && i < n; i++) status = sha256_add(state, files[i].sha256, 64, err);
+    if (status == KVB_OK) status = sha256_end(state, out, err);
+    sha256_free(state);
+    return status;
+}
+
+enum { BATCH_BYTES = 2000000000 }; // of importance and tails, unless the user says how many questions
+
+static void count_job(profile_job *job, const model *m, const profile_options *o)
+{
+    const model_config *c = &m->config;
+    uint64_t heads = (uint64_t)c->n_layers * c->n_kv_heads;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *context = &job->contexts[i];
+        job->n_pairs += context->n_questions;
+        job->n_context_tokens += context->n_tokens;
+        job->max_tokens = context->n_tokens > job->max_tokens ? context->n_tokens : job->max_tokens;
+        job->max_questions = context->n_questions > job->max_questions ? context->n_questions : job->max_questions;
+        for (uint32_t q = 0; q < context->n_questions; q++) {
+            job->n_rows += context->questions[q].tail;
+            job->max_tail = context->questions[q].tail > job->max_tail ? context->questions[q].tail : job->max_tail;
+        }
+    }
+    uint64_t each = heads * (job->max_tokens + 2ull * job->max_tail * c->head_dim) * sizeof(float),
+             fit = BATCH_BYTES / each;
+    uint64_t batch = o->batch ? o->batch : fit < 1 ? 1 : fit;
+    job->max_questions = job->max_questions < batch ? job->max_questions : (uint32_t)batch;
+}
+
+kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
+                           const profile_options *o, kvb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    size_t n = 0;
+    for (size_t i = 0; i < n_files; i++) n += files[i].count;
+    out->contexts = calloc(n ? n : 1, sizeof *out->contexts);
+    kvb_status status = out->contexts ? hash_files(out->calibration_sha256, files, n_files, err)
+                                      : kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", n);
+    for (size_t i = 0; status == KVB_OK && i < n_files; i++)
+        for (size_t k = 0; status == KVB_OK && k < files[i].count; k++) {
+            const calib_context *c = &files[i].contexts[k];
+            if (id_is_taken(out, c->sample_id)) {
+                status =
+                    kvb_fail(err, KVB_ARGUMENT, "line %zu: sample_id %s stands in two files; give each context its own",
+                             c->line, c->sample_id);
+                break;
+            }
+            status = prepare_context(&out->contexts[out->n_contexts++], m, c, o, err);
+            if (status != KVB_OK) {
+                kvb_error inner = err ? *err : (kvb_error){0};
+                status = kvb_fail(err, status, "line %zu, sample %s: %s", c->line, c->sample_id, inner.message);
+            }
+        }
+    if (status == KVB_OK) count_job(out, m, o);
+    else profile_job_free(out);
+    return status;
+}
+
+void profile_job_free(profile_job *job)
+{
+    for (size_t i = 0; job->contexts && i < job->n_contexts; i++) {
+        profile_context *c = &job->contexts[i];
+        for (uint32_t q = 0; c->questions && q < c->n_questions; q++) {
+            free(c->questions[q].suffix);
+            free(c->questions[q].answer);
+        }
+        free(c->questions);
+        free(c->ids);
+    }
+    free(job->contexts);
+    memset(job, 0, sizeof *job);
+}
+
+double profile_flops(const model *m, const profile_job *job)
+{
+    const model_config *c = &m->config;
+    double heads = (double)c->n_heads * c->head_dim, kv = (double)c->n_kv_heads * c->head_dim, flops = 0;
+    double linear = 2.0 * c->n_layers * (2 * heads * c->width + 2 * kv * c->width + 3.0 * c->ffn_width * c->width),
+           head = 2.0 * c->width * c->vocabulary;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        double T = job->contexts[i].n_tokens;
+        flops += T * (linear + 2.0 * c->n_layers * heads * T);
+        for (uint32_t q = 0; q < job->contexts[i].n_questions; q++) {
+            const profile_question *question = &job->contexts[i].questions[q];
+            double drawn = question->answer ? 0 : question->tail - question->n_suffix + 1;
+            flops += question->tail * (linear + 4.0 * c->n_layers * heads * T) + drawn * head;
+        }
+    }
+    return flops;
+}
+
+static bool add_metrics(cJSON *to, const profile_options *o)
+{
+    cJSON *all = cJSON_CreateObject();
+    bool ok = all != NULL;
+    for (size_t i = 0; ok && i < o->n_metrics; i++) {
+        cJSON *parameters = metric_to_json(&o->metrics[i]);
+        ok = parameters && cJSON_AddItemToObject(all, o->metrics[i].spec, parameters);
+    }
+    char *text = ok ? cJSON_PrintUnformatted(all) : NULL;
+    ok = text && cJSON_AddStringToObject(to, "metrics", text);
+    cJSON_free(text);
+    cJSON_Delete(all);
+    return ok;
+}
+
+cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o)
+{
+    static const char *const bos_names[] = {"auto", "yes", "no"};
+    char seed[24];
+    uint64_t given = 0;
+    snprintf(seed, sizeof seed, "%llu", (unsigned long long)o->draw.seed);
+    for (size_t i = 0; i < job->n_contexts; i++) given += job->contexts[i].n_given;
+    cJSON *a = cJSON_CreateObject();
+    bool ok = a && cJSON_AddStringToObject(a, "tool_version", KVBUDGET_VERSION) &&
+              cJSON_AddStringToObject(a, "architecture", m->config.architecture) &&
+              cJSON_AddStringToObject(a, "model_id", m->config.name) &&
+              cJSON_AddStringToObject(a, "model_sha256", m->sha256) &&
+              cJSON_AddStringToObject(a, "tokenizer_sha256", tokenizer_sha256(m->tokens)) &&
+              cJSON_AddStringToObject(a, "calibration_sha256", job->calibration_sha256) &&
+              cJSON_AddStringToObject(a, "backend", m->device->name) && cJSON_AddStringToObject(a, "compute", "f32") &&
+              cJSON_AddStringToObject(
+                  a, "oracle", "max over queries of attention times layer-normalised |v W_O|, max over the group") &&
+              cJSON_AddNumberToObject(a, "width", m->config.width) &&
+              cJSON_AddNumberToObject(a, "new_tokens", o->new_tokens) &&
+              cJSON_AddNumberToObject(a, "given_answers", (double)given) &&
+              cJSON_AddStringToObject(a, "sampling", o->draw.greedy ? "greedy" : "temperature") &&
+              cJSON_AddNumberToObject(a, "temperature", o->draw.greedy ? 0 : o->draw.temperature) &&
+              cJSON_AddStringToObject(a, "seed", seed) && cJSON_AddBoolToObject(a, "ignore_eos", o->ignore_eos) &&
+              cJSON_AddBoolToObject(a, "ignore_answers", o->ignore_answers) &&
+              cJSON_AddBoolToObject(a, "include_first", o->include_first) &&
+              cJSON_AddStringToObject(a, "bos", bos_names[o->bos]) &&
+              cJSON_AddNumberToObject(a, "max_tokens", o->max_tokens) &&
+              cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o);
+    if (!ok) {
+        cJSON_Delete(a);
+        return NULL;
+    }
+    return a;
+}

@@ -1,0 +1,22 @@
+// Seeded sampling whose draw depends on (seed, context, question, step) alone: not on threads, batches, or what was drawn before.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct sampler {
+    bool greedy;        // the largest logit; ties go to the lower token id
+    double temperature; // > 0 when not greedy
+    uint64_t seed;
+} sampler;
+
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): four words from a counter and a key.
+void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
+
+// A uniform number in [0, 1) with 53 random bits, for one draw.
+double sampler_uniform(uint64_t seed, uint64_t context, uint32_t question, uint32_t step);
+
+// Draws a token id from softmax(logits / temperature) by inverting the cumulative distribution in the order of ids; the sums are in
+// double. `weights` is scratch [n]. Returns -1 when a logit is NaN or none is finite.
+int32_t sampler_draw(const sampler *s, const float *logits, float *weights, size_t n, uint64_t context,
+                     uint32_t question, uint32_t step);

@@ -1,0 +1,182 @@
+// Expected Attention (methods.md 3.3): the attention that future queries will pay, if they are Gaussian like the past ones.
+//
+//     mu_h, C_h  = mean and covariance (divisor n) of the queries before RoPE, rows n_s..T-1
+//     mu', C'    = R mu, R C R^T,  R = mean RoPE rotation over positions T .. T + future - 1
+//     z[h,j]     = mu'.k_j / sqrt(d) + k_j^T C' k_j / (2 d)
+//     p[h]       = softmax of z over j >= n_s (kvpress) or over all j (LU-KV)
+//     s[g,j]     = (mean over h in g of p[h,j] + epsilon) * ||v_j||
+//
+// kvpress leaves the sinks out and gives them the layer's maximum plus one. Statistics are in double: C' enters an exponent.
+#include "profiler/linalg.h"
+#include "profiler/scorer.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHUNK = 512 };
+
+typedef struct ea_settings {
+    uint32_t sinks;
+    double future, epsilon;
+    bool covariance, value_norm, sinks_in_softmax;
+} ea_settings;
+
+// Scratch of one head.
+typedef struct ea_head {
+    double *mean;       // [d]
+    double *covariance; // [d,d]
+    double *row;        // [d]
+    float *rows;        // [CHUNK, d]
+    float *product;     // [max(CHUNK, d), d]
+    float *matrix;      // [d,d], C' in float
+    double *z;          // [T]
+} ea_head;
+
+static bool head_alloc(ea_head *e, uint32_t T, size_t d)
+{
+    size_t doubles = d + d * d + d + T, floats = CHUNK * d + (CHUNK > d ? CHUNK : d) * d + d * d;
+    double *p = malloc(doubles * sizeof(double) + floats * sizeof(float));
+    if (!p) return false;
+    e->mean = p;
+    e->covariance = e->mean + d;
+    e->row = e->covariance + d * d;
+    e->z = e->row + d;
+    e->rows = (float *)(e->z + T);
+    e->product = e->rows + CHUNK * d;
+    e->matrix = e->product + (CHUNK > d ? CHUNK : d) * d;
+    return true;
+}
+
+static void query_statistics(ea_head *e, const layer_view *view, uint32_t h, uint32_t from, bool covariance)
+{
+    size_t d = view->head_dim, ld = (size_t)view->n_heads * d;
+    uint32_t T = view->n_tokens;
+    const float *q = view->q_raw + h * d;
+    memset(e->mean, 0, (d + d * d) * sizeof(double));
+    for (uint32_t i = from; i < T; i++)
+        for (size_t c = 0; c < d; c++) e->mean[c] += q[i * ld + c];
+    for (size_t c = 0; c < d; c++) e->mean[c] /= T - from;
+    for (uint32_t first = from; covariance && first < T; first += CHUNK) {
+        uint32_t n = T - first < CHUNK ? T - first : CHUNK;
+        for (uint32_t i = 0; i < n; i++)
+            for (size_t c = 0; c < d; c++) e->rows[i * d + c] = (float)(q[(first + i) * ld + c] - e->mean[c]);
+        gemm(true, false, d, d, n, 1.0f, e->rows, d, e->rows, d, 0.0f, e->product, d);
+        for (size_t i = 0; i < d * d; i++) e->covariance[i] += (double)e->product[i] / (T - from);
+    }
+}
+
+// x = R x for x [d] with a step between its elements; R is 2x2 per pair: [c -s; s c].
+static void rotate(double *x, size_t step, const double *cos_sin, uint32_t half)
+{
+    for (uint32_t p = 0; p < half; p++) {
+        double a = x[p * step], b = x[(p + half) * step], c = cos_sin[2 * p], s = cos_sin[2 * p + 1];
+        x[p * step] = a * c - b * s;
+        x[(p + half) * step] = b * c + a * s;
+    }
+}
+
+// z[j] for all j of head h.
+static void expected_logits(ea_head *e, const layer_view *view, uint32_t h, bool covariance)
+{
+    size_t d = view->head_dim, T = view->n_tokens;
+    const float *k = view->k + (size_t)(h / (view->n_heads / view->n_kv_heads)) * T * d;
+    double linear = 1.0 / sqrt((double)d), square = 0.5 / (double)d;
+    for (size_t i = 0; covariance && i < d * d; i++) e->matrix[i] = (float)e->covariance[i];
+    for (size_t first = 0; first < T; first += CHUNK) {
+        size_t n = T - first < CHUNK ? T - first : CHUNK;
+        if (covariance) gemm(false, false, n, d, d, 1.0f, k + first * d, d, e->matrix, d, 0.0f, e->product, d);
+        for (size_t i = 0; i < n; i++) {
+            const float *key = k + (first + i) * d, *along = e->product + i * d;
+            double mean = 0, spread = 0;
+            for (size_t c = 0; c < d; c++) {
+                mean += e->mean[c] * key[c];
+                if (covariance) spread += (double)along[c] * key[c];
+            }
+            e->z[first + i] = mean * linear + spread * square;
+        }
+    }
+}
+
+static void add_softmax(float *s, const double *z, uint32_t from, uint32_t T, double weight)
+{
+    double top = -INFINITY, sum = 0;
+    for (uint32_t j = from; j < T; j++) top = fmax(top, z[j]);
+    for (uint32_t j = from; j < T; j++) sum += exp(z[j] - top);
+    for (uint32_t j = from; j < T; j++) s[j] += (float)(exp(z[j] - top) / sum * weight);
+}
+
+static void score_group(ea_head *e, float *s, const layer_view *view, uint32_t g, const ea_settings *set,
+                        const double *cos_sin)
+{
+    uint32_t T = view->n_tokens, d = view->head_dim, group = view->n_heads / view->n_kv_heads,
+             half = view->rope_dim / 2;
+    uint32_t from = set->sinks_in_softmax ? 0 : set->sinks;
+    memset(s, 0, T * sizeof(float));
+    for (uint32_t h = g * group; h < (g + 1) * group; h++) {
+        query_statistics(e, view, h, set->sinks, set->covariance);
+        rotate(e->mean, 1, cos_sin, half);
+        for (uint32_t c = 0; set->covariance && c < d; c++) rotate(e->covariance + c, d, cos_sin, half); // columns: R C
+        for (uint32_t r = 0; set->covariance && r < d; r++)
+            rotate(e->covariance + (size_t)r * d, 1, cos_sin, half); // rows: (R C) R^T
+        expected_logits(e, view, h, set->covariance);
+        add_softmax(s, e->z, from, T, 1.0 / group);
+    }
+    for (uint32_t j = from; set->value_norm && j < T; j++) {
+        const float *v = view->v + ((size_t)g * T + j) * d;
+        double square = 0;
+        for (uint32_t c = 0; c < d; c++) square += (double)v[c] * v[c];
+        s[j] = (float)((s[j] + set->epsilon) * sqrt(square));
+    }
+}
+
+// Mean cosine and sine per frequency over the positions that follow the context.
+static void mean_rotation(double *cos_sin, const layer_view *view, double future)
+{
+    for (uint32_t p = 0; p < view->rope_dim / 2; p++) {
+        double c = 0, s = 0;
+        for (double at = view->n_tokens; at < view->n_tokens + future; at++) {
+            c += cos(at * view->rope_frequency[p]);
+            s += sin(at * view->rope_frequency[p]);
+        }
+        cos_sin[2 * p] = c / future;
+        cos_sin[2 * p + 1] = s / future;
+    }
+}
+
+kvb_status score_expected_attention(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    uint32_t T = view->n_tokens, G = view->n_kv_heads;
+    ea_settings set = {(uint32_t)metric_value(m, "sinks"), metric_value(m, "future"),
+                       metric_value(m, "epsilon"),         metric_value(m, "covariance") != 0,
+                       metric_value(m, "value_norm") != 0, metric_value(m, "sinks_in_softmax") != 0};
+    if (T <= set.sinks)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "metric %s: the context has %u tokens, expected more than its %u sinks; use a longer context",
+                        m->spec, T, set.sinks);
+    double *cos_sin = malloc((size_t)view->rope_dim * sizeof(double) + 1);
+    int failures = cos_sin == NULL;
+    if (cos_sin) mean_rotation(cos_sin, view, set.future);
+#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
+    for (uint32_t g = 0; g < G; g++) {
+        ea_head e;
+        if (failures || !head_alloc(&e, T, view->head_dim)) {
+            failures++;
+            continue;
+        }
+        score_group(&e, s + (size_t)g * T, view, g, &set, cos_sin);
+        free(e.mean);
+    }
+    free(cos_sin);
+    if (failures)
+        return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for the statistics of %u keys of size %u", m->spec, T,
+                        view->head_dim);
+    if (!set.sinks_in_softmax) {
+        float top = -INFINITY;
+        for (uint32_t g = 0; g < G; g++)
+            for (uint32_t j = set.sinks; j < T; j++) top = fmaxf(top, s[(size_t)g * T + j]);
+        for (uint32_t g = 0; g < G; g++)
+            for (uint32_t j = 0; j < set.sinks; j++) s[(size_t)g * T + j] = top + 1;
+    }
+    return KVB_OK;
+}

@@ -1,0 +1,277 @@
+// kvbudget profile: calibration texts and a model in, a record out.
+#include "profiler/linalg.h"
+#include "profiler/profile.h"
+#include "runtime/fail.h"
+#include "tools/cli.h"
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static const char *const DEFAULT_METRICS[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
+enum { DEFAULT_METRIC_COUNT = sizeof DEFAULT_METRICS / sizeof *DEFAULT_METRICS };
+
+// The command line as given, and what is opened from it.
+typedef struct profile_command {
+    const cli_command *self;
+    cli_list metric_names;
+    const char *output, *backend_name, *bos;
+    uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads;
+    double temperature;
+    bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet;
+    profile_options options;
+    metric *metrics;
+    calib_file *files;
+    size_t n_files;
+    model *m;
+    profile_job job;
+    progress bar;
+    bool bar_is_open;
+} profile_command;
+
+static bool show_progress(void *context, double done, double total)
+{
+    profile_command *p = context;
+    progress_update(&p->bar, done, total, "tokens");
+    return !cli_stop_requested;
+}
+
+static void show_message(void *context, const char *text)
+{
+    (void)context;
+    fprintf(stderr, "warning: %s\n", text);
+}
+
+static int read_metrics(profile_command *p)
+{
+    size_t n = p->metric_names.count ? p->metric_names.count : DEFAULT_METRIC_COUNT;
+    kvb_error err = {0};
+    p->metrics = calloc(n, sizeof *p->metrics);
+    if (!p->metrics) return cli_failed(p->self, &(kvb_error){KVB_MEMORY, "no memory for the metrics"});
+    for (size_t i = 0; i < n; i++) {
+        if (metric_parse(&p->metrics[i], p->metric_names.count ? p->metric_names.items[i] : DEFAULT_METRICS[i], &err) !=
+            KVB_OK)
+            return cli_usage_error(p->self, "%s", err.message);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(p->metrics[k].spec, p->metrics[i].spec) == 0)
+                return cli_usage_error(p->self, "metric %s is asked for twice", p->metrics[i].spec);
+    }
+    p->options.metrics = p->metrics;
+    p->options.n_metrics = n;
+    return EXIT_DONE;
+}
+
+static int check_options(profile_command *p)
+{
+    profile_options *o = &p->options;
+    if (!p->output && !p->plan) return cli_usage_error(p->self, "-o RUN.h5 is missing: where should the record go?");
+    if (p->new_tokens + p->include_first < 2 || p->new_tokens > 1 << 20)
+        return cli_usage_error(p->self,
+                               "--new-tokens: expected 2 to 1048576 (the first token comes out of the prefill and is "
+                               "no query), found %llu",
+                               (unsigned long long)p->new_tokens);
+    if (!p->greedy && !(p->temperature > 0))
+        return cli_usage_error(p->self, "--temperature: expected a number above 0, or --greedy");
+    if (p->max_tokens > UINT32_MAX || p->max_questions > UINT32_MAX || p->batch > 65536 || p->threads > 4096)
+        return cli_usage_error(p->self, "--max-tokens, --questions, --batch or --threads is out of range");
+    if (strcmp(p->bos, "auto") != 0 && strcmp(p->bos, "yes") != 0 && strcmp(p->bos, "no") != 0)
+        return cli_usage_error(p->self, "--bos: expected auto, yes or no, found '%s'", p->bos);
+    if (!backend_find(p->backend_name)) {
+        fprintf(stderr, "Backends:\n");
+        for (const backend *const *b = backend_list; *b; b++) fprintf(stderr, "  %-6s %s\n", (*b)->name, (*b)->summary);
+        return cli_usage_error(p->self, "--backend: there is no '%s'", p->backend_name);
+    }
+    o->draw = (sampler){p->greedy, p->temperature, p->seed};
+    o->new_tokens = (uint32_t)p->new_tokens;
+    o->ignore_eos = p->ignore_eos;
+    o->ignore_answers = p->ignore_answers;
+    o->include_first = p->include_first;
+    o->bos = strcmp(p->bos, "yes") == 0 ? BOS_YES : strcmp(p->bos, "no") == 0 ? BOS_NO : BOS_AS_MODEL;
+    o->max_tokens = (uint32_t)p->max_tokens;
+    o->max_questions = (uint32_t)p->max_questions;
+    o->batch = (uint32_t)p->batch;
+    return read_metrics(p);
+}
+
+static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb_error *err)
+{
+    p->files = calloc(n, sizeof *p->files);
+    if (!p->files) return kvb_fail(err, KVB_MEMORY, "no memory for %zu calibration files", n);
+    for (; p->n_files + 1 < n; p->n_files++) { // the cheap checks first: the texts, then the model
+        kvb_status status = calib_load(&p->files[p->n_files], operands[p->n_files + 1], err);
+        if (status != KVB_OK) return status;
+    }
+    kvb_status status = model_open(&p->m, operands[0], backend_find(p->backend_name), err);
+    if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
+    return status;
+}
+
+// GFLOP/s of a product that is large enough for full speed and small enough to take a moment.
+static double measured_speed(void)
+{
+    enum { N = 768 };
+    float *a = calloc(3 * N * N, sizeof *a);
+    if (!a) return 1;
+    double best = 1e9;
+    for (int i = 0; i < 4; i++) { // the first one prepares the kernel
+        double start = seconds_now();
+        gemm(false, false, N, N, N, 1, a, N, a + N * N, N, 0, a + 2 * N * N, N);
+        double took = seconds_now() - start;
+        best = took < best ? took : best;
+    }
+    free(a);
+    return 2.0 * N * N * N / best;
+}
+
+static void print_plan(const profile_command *p)
+{
+    const model_config *c = &p->m->config;
+    const profile_job *job = &p->job;
+    double flops = profile_flops(p->m, job), speed = measured_speed();
+    double heads = (double)c->n_layers * c->n_kv_heads,
+           scores = heads * job->max_tokens * (p->options.n_metrics + 1) * sizeof(float);
+    double record_bytes = 0;
+    for (size_t i = 0; i < job->n_contexts; i++)
+        record_bytes +=
+            heads * job->contexts[i].n_tokens * (p->options.n_metrics + job->contexts[i].n_questions) * sizeof(float);
+    printf("model      %s: %u layers, %u query heads, %u KV heads, head size %u\n", c->name, c->n_layers, c->n_heads,
+           c->n_kv_heads, c->head_dim);
+    printf("work       %zu contexts, %llu tokens (longest %u), %llu questions, at most %llu decoded rows\n",
+           job->n_contexts, (unsigned long long)job->n_context_tokens, job->max_tokens,
+           (unsigned long long)job->n_pairs, (unsigned long long)job->n_rows);
+    printf("batch      %u questions at a time\n", job->max_questions);
+    printf("memory     %.2f GiB: weights %.2f, keys, values, importance and activations %.2f, scores %.2f\n",
+           ((double)model_weight_bytes(c) + (double)profile_device_bytes(p->m, job) + scores) / 0x1p30,
+           (double)model_weight_bytes(c) / 0x1p30, (double)profile_device_bytes(p->m, job) / 0x1p30, scores / 0x1p30);
+    printf("record     %.1f MB\n", record_bytes / 1e6);
+    printf(
+        "time       about %.0f s on backend cpu: %.2f TFLOP at a measured %.0f GFLOP/s, a third added for all else\n",
+        flops / speed * 4 / 3, flops / 1e12, speed / 1e9);
+}
+
+static kvb_status record_run(profile_command *p, profile_times *times, kvb_error *err)
+{
+    const model_config *c = &p->m->config;
+    record_shape shape = {c->n_layers, c->n_heads, c->n_kv_heads, c->head_dim};
+    cJSON *attributes = profile_attributes(p->m, &p->job, &p->options);
+    record_writer *writer = NULL;
+    kvb_status status = attributes ? record_begin(&writer, p->output, &shape, attributes, p->resume, err)
+                                   : kvb_fail(err, KVB_MEMORY, "no memory for the attributes");
+    if (status == KVB_OK) {
+        profile_watch watch = {show_progress, show_message, p};
+        progress_begin(&p->bar, "profile", p->quiet);
+        status = profile_run(p->m, &p->job, &p->options, writer, &watch, times, err);
+        if (status == KVB_OK)
+            progress_end(&p->bar, "%s: %zu contexts, %llu tokens, %llu questions, %llu recorded queries", p->output,
+                         p->job.n_contexts, (unsigned long long)p->job.n_context_tokens,
+                         (unsigned long long)p->job.n_pairs, (unsigned long long)times->queries);
+        else progress_end(&p->bar, "%s", status == KVB_INTERRUPTED ? "stopped; --resume goes on" : "failed");
+    }
+    record_writer_free(writer);
+    cJSON_Delete(attributes);
+    return status;
+}
+
+static int run_command(profile_command *p, char **operands, size_t n)
+{
+    kvb_error err = {0};
+    profile_times times = {0};
+    kvb_status status = load_inputs(p, operands, n, &err);
+    if (status == KVB_OK && p->plan) {
+        print_plan(p);
+        return EXIT_DONE;
+    }
+    double start = seconds_now();
+    if (status == KVB_OK) status = record_run(p, &times, &err);
+    if (status != KVB_OK) return cli_failed(p->self, &err);
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    if (!p->quiet)
+        fprintf(stderr, "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, writing %.2f; peak memory %.2f GiB\n",
+                seconds_now() - start, times.prefill, times.scorers, times.decode, times.writing,
+                (double)usage.ru_maxrss / 0x1p20);
+    return EXIT_DONE;
+}
+
+static int run_profile(const cli_command *self, int argc, char **argv)
+{
+    profile_command p = {
+        .self = self, .backend_name = "cpu", .bos = "auto", .new_tokens = 64, .temperature = 0.7, .seed = 1};
+    const cli_option options[] = {
+        {"output", 'o', CLI_TEXT, &p.output, "FILE", "the record to write (.h5)"},
+        {"metric", 'm', CLI_LIST, &p.metric_names, "M",
+         "eviction metric to record, repeatable: snapkv:kvpress, snapkv:lukv, keydiff,\nea:kvpress, ea:lukv, with "
+         ":parameter=value after it;\ndefault snapkv:kvpress, keydiff and ea:kvpress"},
+        {"new-tokens", 'n', CLI_COUNT, &p.new_tokens, "N",
+         "tokens to generate per question (64); N - 1 queries are recorded"},
+        {"temperature", 't', CLI_REAL, &p.temperature, "T", "of the seeded sampling (0.7)"},
+        {"seed", 's', CLI_COUNT, &p.seed, "N", "of the sampling (1)"},
+        {"greedy", 0, CLI_FLAG, &p.greedy, NULL, "take the likeliest token instead of sampling"},
+        {"ignore-eos", 0, CLI_FLAG, &p.ignore_eos, NULL,
+         "go on after an end token, so that every question records N - 1 queries"},
+        {"ignore-answers", 0, CLI_FLAG, &p.ignore_answers, NULL,
+         "generate even where the calibration data gives answers"},
+        {"include-first", 0, CLI_FLAG, &p.include_first, NULL,
+         "also record the last prompt token's query, which emits the first token"},
+        {"bos", 0, CLI_TEXT, &p.bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
+        {"max-tokens", 0, CLI_COUNT, &p.max_tokens, "N", "cut contexts to their first N tokens"},
+        {"questions", 'q', CLI_COUNT, &p.max_questions, "N", "use only the first N questions of every context"},
+        {"batch", 0, CLI_COUNT, &p.batch, "N", "decode N questions at a time (default: by memory); changes no number"},
+        {"backend", 'b', CLI_TEXT, &p.backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
+        {"threads", 0, CLI_COUNT, &p.threads, "N", "OpenMP threads (default: all cores); changes no number"},
+        {"resume", 0, CLI_FLAG, &p.resume, NULL, "go on with a run that was stopped; same bytes as one that was not"},
+        {"force", 0, CLI_FLAG, &p.force, NULL, "replace an existing record"},
+        {"plan", 0, CLI_FLAG, &p.plan, NULL, "print the work, memory and time that it would take, and stop"},
+        {"quiet", 0, CLI_FLAG, &p.quiet, NULL, "no progress, no summary"},
+        {0},
+    };
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
+    if (argc - first < 2)
+        code =
+            cli_usage_error(self, "a model and at least one calibration file are needed: kvbudget %s", self->synopsis);
+    if (code == EXIT_DONE) code = check_options(&p);
+    if (code == EXIT_DONE && p.force && p.resume)
+        code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
+    if (code == EXIT_DONE && p.force && p.output) {
+        kvb_error err = {0};
+        if (record_remove(p.output, &err) != KVB_OK) code = cli_failed(self, &err);
+    }
+    if (code == EXIT_DONE) {
+        if (p.threads) omp_set_num_threads((int)p.threads);
+        cli_catch_signals();
+        code = run_command(&p, argv + first, (size_t)(argc - first));
+    }
+    profile_job_free(&p.job);
+    model_free(p.m);
+    for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);
+    free(p.files);
+    free(p.metrics);
+    cli_list_free(&p.metric_names);
+    return code;
+}
+
+const cli_command cmd_profile = {
+    "profile",
+    "profile MODEL.gguf CALIB.jsonl... -o RUN.h5 [OPTION]...",
+    "watch the model decode with its full cache; record what every head needed",
+    "Prefills each context once, decodes all its questions over the shared keys and values, and records\n"
+    "for every KV head the oracle importance of each context token (how much any decoded query would lose\n"
+    "without it) and each metric's score of it. `kvbudget solve` turns the record into tables.\n"
+    "\n"
+    "Calibration files have one JSON object per line:\n"
+    "  {\"sample_id\": \"story\", \"context\": \"...\", \"questions\": [\"...\"], \"answers\": [\"...\"], "
+    "\"answer_prefix\": \"\\nAnswer:\"}\n"
+    "With answers, decoding follows them (all steps in one pass); without, answers are sampled with a seed.\n"
+    "context_ids, question_ids and answer_ids give tokens instead of text.\n"
+    "\n"
+    "Results lie in RUN.h5.parts/ until the end; a run that was stopped goes on with --resume.\n"
+    "\n"
+    "Examples:\n"
+    "  kvbudget profile model.gguf calib-data/narrative-en.jsonl -o run.h5\n"
+    "  kvbudget profile model.gguf logs.jsonl -o run.h5 --metric snapkv:kvpress:window=32 --metric keydiff\n"
+    "  kvbudget profile model.gguf long.jsonl -o run.h5 --plan\n",
+    run_profile,
+};
