@@ -26,17 +26,17 @@ extern "C" {
 
 // Every function that can fail returns a kvb_status; KVB_OK is 0. kvb_status_name() gives the name in this list as
 // text.
-#define KVB_STATUS_LIST(X)                                                                     \
-    X(OK, "done")                                                                              \
-    X(ARGUMENT, "an argument is NULL, NaN or out of range")                                    \
-    X(IO, "the operating system refused to open, read or write a file")                        \
-    X(FORMAT, "a file is truncated, damaged, or not of the expected kind")                     \
-    X(VERSION, "a file was written by a newer, unknown version of its format")                 \
-    X(MISMATCH, "two things that belong together differ: model, metric, shape, tokens")        \
-    X(UNSUPPORTED, "valid, but something that this program does not do")                       \
-    X(MEMORY, "not enough memory")                                                             \
-    X(CAPACITY, "the caller's buffer is too small")                                            \
-    X(NUMERIC, "NaN or infinity where a finite number is needed")                              \
+#define KVB_STATUS_LIST(X)                                                              \
+    X(OK, "done")                                                                       \
+    X(ARGUMENT, "an argument is NULL, NaN or out of range")                             \
+    X(IO, "the operating system refused to open, read or write a file")                 \
+    X(FORMAT, "a file is truncated, damaged, or not of the expected kind")              \
+    X(VERSION, "a file was written by a newer, unknown version of its format")          \
+    X(MISMATCH, "two things that belong together differ: model, metric, shape, tokens") \
+    X(UNSUPPORTED, "valid, but something that this program does not do")                \
+    X(MEMORY, "not enough memory")                                                      \
+    X(CAPACITY, "the caller's buffer is too small")                                     \
+    X(NUMERIC, "NaN or infinity where a finite number is needed")                       \
     X(INTERRUPTED, "stopped by the user; what was finished is on disk")
 
 typedef enum kvb_status {

@@ -1,0 +1,315 @@
+#include "safetensors.h"
+#include "fail.h"
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char metadata_key[] = "__metadata__";
+
+// cJSON needs up to 32 times the text: this bounds what a hostile header can make us allocate to half a GiB. Headers
+// of the largest models are a few MiB.
+static const uint64_t header_max = 16u << 20;
+
+static size_t element_size(const char *dtype)
+{
+    static const struct {
+        const char *name;
+        size_t size;
+    } types[] = {{"F64", 8}, {"I64", 8}, {"U64", 8},  {"F32", 4},     {"I32", 4},
+                 {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2},     {"U16", 2},
+                 {"U8", 1},  {"I8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; ++i) {
+        if (strcmp(dtype, types[i].name) == 0) {
+            return types[i].size;
+        }
+    }
+    return 0;
+}
+
+// JSON numbers are doubles here, so whole numbers are exact up to 2^53.
+static bool whole_number(const cJSON *item, uint64_t *out)
+{
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 9007199254740992.0)) {
+        return false;
+    }
+    *out = (uint64_t)item->valuedouble;
+    return (double)*out == item->valuedouble;
+}
+
+static kvb_status parse_shape(const kvb_safetensors *file, const cJSON *item, kvb_tensor *t, kvb_error *err)
+{
+    const cJSON *shape = cJSON_GetObjectItemCaseSensitive(item, "shape"), *dim;
+    if (!cJSON_IsArray(shape)) {
+        return kvb_fail(err, KVB_FORMAT, "%s: header: tensor \"%.64s\": expected \"shape\" to be a list of numbers",
+                        file->name, t->name);
+    }
+    cJSON_ArrayForEach(dim, shape)
+    {
+        if (t->n_dims == KVB_TENSOR_MAX_DIMS) {
+            return kvb_fail(err, KVB_UNSUPPORTED, "%s: header: tensor \"%.64s\": expected at most %d dimensions",
+                            file->name, t->name, KVB_TENSOR_MAX_DIMS);
+        }
+        if (!whole_number(dim, &t->shape[t->n_dims++])) {
+            return kvb_fail(err, KVB_FORMAT,
+                            "%s: header: tensor \"%.64s\": shape[%u]: expected a whole number that is not negative",
+                            file->name, t->name, (unsigned)t->n_dims - 1);
+        }
+    }
+    return KVB_OK;
+}
+
+// Bytes that dtype and shape ask for; false when the product does not fit. Zeros first, so that [2^53, 2^53, 0] is
+// empty.
+static bool tensor_bytes(const kvb_tensor *t, size_t element, uint64_t *out)
+{
+    uint64_t bytes = element;
+    for (uint32_t i = 0; i < t->n_dims; ++i) {
+        if (t->shape[i] == 0) {
+            *out = 0;
+            return true;
+        }
+    }
+    for (uint32_t i = 0; i < t->n_dims; ++i) {
+        if (t->shape[i] > UINT64_MAX / bytes) {
+            return false;
+        }
+        bytes *= t->shape[i];
+    }
+    *out = bytes;
+    return true;
+}
+
+static kvb_status parse_tensor(const kvb_safetensors *file, const cJSON *item, const unsigned char *data, uint64_t size,
+                               kvb_tensor *t, kvb_error *err)
+{
+    const cJSON *dtype = cJSON_GetObjectItemCaseSensitive(item, "dtype");
+    const cJSON *offsets = cJSON_GetObjectItemCaseSensitive(item, "data_offsets");
+    uint64_t begin, end, bytes;
+
+    t->name = item->string;
+    if (!cJSON_IsObject(item) || !cJSON_IsString(dtype)) {
+        return kvb_fail(
+            err, KVB_FORMAT,
+            "%s: header: tensor \"%.64s\": expected an object with \"dtype\", \"shape\" and \"data_offsets\"",
+            file->name, t->name);
+    }
+    t->dtype = dtype->valuestring;
+    if (element_size(t->dtype) == 0) {
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: header: tensor \"%.64s\": unknown dtype \"%.16s\"", file->name,
+                        t->name, t->dtype);
+    }
+    kvb_status status = parse_shape(file, item, t, err);
+    if (status) {
+        return status;
+    }
+    if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !whole_number(offsets->child, &begin) ||
+        !whole_number(offsets->child->next, &end) || begin > end || end > size) {
+        return kvb_fail(
+            err, KVB_FORMAT,
+            "%s: header: tensor \"%.64s\": expected \"data_offsets\" [begin, end] with begin <= end <= %llu, "
+            "the bytes after the header; the file is cut off or damaged, get it again",
+            file->name, t->name, (unsigned long long)size);
+    }
+    if (!tensor_bytes(t, element_size(t->dtype), &bytes) || bytes != end - begin) {
+        return kvb_fail(
+            err, KVB_FORMAT,
+            "%s: header: tensor \"%.64s\": dtype %s and shape do not fit its data_offsets, which span %llu bytes",
+            file->name, t->name, t->dtype, (unsigned long long)(end - begin));
+    }
+    t->data = data + begin;
+    t->size = (size_t)bytes;
+    return KVB_OK;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    const kvb_tensor *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+static int compare_places(const void *a, const void *b)
+{
+    const kvb_tensor *x = a, *y = b;
+    if (x->data != y->data) {
+        return x->data < y->data ? -1 : 1;
+    }
+    return (x->size > y->size) - (x->size < y->size);
+}
+
+// The ranges must tile the data part; a hole would be bytes that nobody checks, an overlap two meanings of one byte.
+static kvb_status check_layout(kvb_safetensors *file, const unsigned char *data, size_t size, kvb_error *err)
+{
+    const unsigned char *reached = data;
+    if (file->n_tensors > 0) {
+        qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_places);
+    }
+    for (size_t i = 0; i < file->n_tensors; ++i) {
+        const kvb_tensor *t = &file->tensors[i];
+        if (t->data != reached) {
+            return kvb_fail(err, KVB_FORMAT,
+                            "%s: tensor \"%.64s\": expected to begin at data offset %llu, found %llu: %s", file->name,
+                            t->name, (unsigned long long)(reached - data), (unsigned long long)(t->data - data),
+                            t->data < reached ? "two tensors overlap" : "the bytes between belong to no tensor");
+        }
+        reached += t->size;
+    }
+    if (reached != data + size) {
+        return kvb_fail(err, KVB_FORMAT, "%s: expected the file to end after the last tensor, found %llu more bytes",
+                        file->name, (unsigned long long)(data + size - reached));
+    }
+    if (file->n_tensors > 0) {
+        qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_names);
+    }
+    for (size_t i = 1; i < file->n_tensors; ++i) {
+        if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0) {
+            return kvb_fail(err, KVB_FORMAT, "%s: header: two tensors are named \"%.64s\"", file->name,
+                            file->tensors[i].name);
+        }
+    }
+    return KVB_OK;
+}
+
+static int compare_keys(const void *a, const void *b)
+{
+    const cJSON *const *x = a, *const *y = b;
+    return strcmp((*x)->string, (*y)->string);
+}
+
+static kvb_status check_metadata(const kvb_safetensors *file, const cJSON *metadata, kvb_error *err)
+{
+    const cJSON *item, **sorted;
+    size_t count = 0, n = (size_t)cJSON_GetArraySize(metadata);
+    kvb_status status = KVB_OK;
+
+    if (!cJSON_IsObject(metadata)) {
+        return kvb_fail(err, KVB_FORMAT, "%s: header: expected \"%s\" to be an object", file->name, metadata_key);
+    }
+    sorted = calloc(n + 1, sizeof *sorted);
+    if (!sorted) {
+        return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the header", file->name);
+    }
+    cJSON_ArrayForEach(item, metadata)
+    {
+        if (!cJSON_IsString(item)) {
+            status = kvb_fail(err, KVB_FORMAT, "%s: metadata \"%.64s\": expected a string", file->name, item->string);
+            goto done;
+        }
+        sorted[count++] = item;
+    }
+    qsort(sorted, count, sizeof *sorted, compare_keys);
+    for (size_t i = 1; i < count; ++i) {
+        if (strcmp(sorted[i - 1]->string, sorted[i]->string) == 0) {
+            status = kvb_fail(err, KVB_FORMAT, "%s: metadata \"%.64s\" is there twice", file->name, sorted[i]->string);
+            goto done;
+        }
+    }
+done:
+    free(sorted);
+    return status;
+}
+
+static kvb_status parse_json(kvb_safetensors *out, const char *text, size_t size, kvb_error *err)
+{
+    const char *end = NULL;
+    // cJSON would end a string at a NUL byte and take "a\0b" for "a"; JSON does not allow one anyway.
+    if (memchr(text, '\0', size)) {
+        return kvb_fail(err, KVB_FORMAT, "%s: header: found a NUL byte; not a safetensors file, or damaged", out->name);
+    }
+    out->header = cJSON_ParseWithLengthOpts(text, size, &end, 0);
+    if (!cJSON_IsObject(out->header)) {
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: header: expected a JSON object of %llu bytes at offset 8; the file is damaged", out->name,
+                        (unsigned long long)size);
+    }
+    for (; end < text + size; ++end) {
+        if (!strchr(" \t\r\n", *end)) {
+            return kvb_fail(err, KVB_FORMAT,
+                            "%s: header: expected only spaces after the JSON object, found byte 0x%02x", out->name,
+                            (unsigned char)*end);
+        }
+    }
+    return KVB_OK;
+}
+
+static kvb_status parse_entries(kvb_safetensors *out, const unsigned char *data, size_t size, kvb_error *err)
+{
+    const cJSON *item, *metadata = NULL;
+    kvb_status status;
+
+    out->tensors = calloc((size_t)cJSON_GetArraySize(out->header) + 1, sizeof *out->tensors);
+    if (!out->tensors) {
+        return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the header", out->name);
+    }
+    cJSON_ArrayForEach(item, out->header)
+    {
+        if (strcmp(item->string, metadata_key) != 0) {
+            status = parse_tensor(out, item, data, size, &out->tensors[out->n_tensors++], err);
+        } else if (metadata) {
+            status = kvb_fail(err, KVB_FORMAT, "%s: header: \"%s\" is there twice", out->name, metadata_key);
+        } else {
+            metadata = item;
+            status = check_metadata(out, metadata, err);
+        }
+        if (status) {
+            return status;
+        }
+    }
+    return check_layout(out, data, size, err);
+}
+
+kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t size, const char *name, kvb_error *err)
+{
+    const unsigned char *bytes = data;
+    uint64_t header_size = 0;
+    size_t name_size = strlen(name), name_max = 160;
+    kvb_status status;
+
+    memset(out, 0, sizeof *out);
+    out->name = name_size > name_max ? name + (name_size - name_max) : name;
+    if (size < 8) {
+        return kvb_fail(err, KVB_FORMAT, "%s: expected at least 8 bytes, found %zu; not a safetensors file, or cut off",
+                        out->name, size);
+    }
+    for (int i = 7; i >= 0; --i) {
+        header_size = header_size << 8 | bytes[i];
+    }
+    if (header_size < 2 || header_size > size - 8) {
+        return kvb_fail(
+            err, KVB_FORMAT,
+            "%s: header length at offset 0: expected 2 to %zu, found %llu; not a safetensors file, or cut off",
+            out->name, size - 8, (unsigned long long)header_size);
+    }
+    if (header_size > header_max) {
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: header length at offset 0: expected at most %llu, found %llu",
+                        out->name, (unsigned long long)header_max, (unsigned long long)header_size);
+    }
+    status = parse_json(out, (const char *)bytes + 8, (size_t)header_size, err);
+    if (!status) {
+        status = parse_entries(out, bytes + 8 + header_size, size - 8 - (size_t)header_size, err);
+    }
+    if (status) {
+        kvb_safetensors_free(out);
+    }
+    return status;
+}
+
+const kvb_tensor *kvb_safetensors_find(const kvb_safetensors *file, const char *name)
+{
+    kvb_tensor wanted = {0};
+    wanted.name = name;
+    return file->n_tensors ? bsearch(&wanted, file->tensors, file->n_tensors, sizeof wanted, compare_names) : NULL;
+}
+
+const char *kvb_safetensors_metadata(const cJSON *header, const char *key)
+{
+    const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(header, metadata_key);
+    return cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, key));
+}
+
+void kvb_safetensors_free(kvb_safetensors *file)
+{
+    cJSON_Delete(file->header);
+    free(file->tensors);
+    memset(file, 0, sizeof *file);
+}

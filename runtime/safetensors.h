@@ -1,0 +1,39 @@
+// The safetensors container: 8 bytes of header length (little-endian), a JSON header, then the tensors' bytes.
+// Knows nothing of tables; not part of the public API. Specification: the safetensors README, "Format".
+#pragma once
+#include "kvbudget.h"
+
+#define KVB_TENSOR_MAX_DIMS 8
+
+// One tensor of a parsed file. `name` and `dtype` belong to the kvb_safetensors, `data` points into the caller's
+// buffer and has no alignment.
+typedef struct kvb_tensor {
+    const char *name;
+    const char *dtype; // "F64", "U8", ... as in the file
+    uint32_t n_dims;
+    uint64_t shape[KVB_TENSOR_MAX_DIMS]; // row-major: the last dimension is contiguous
+    const unsigned char *data;
+    size_t size; // bytes; always the product of shape times the element size
+} kvb_tensor;
+
+typedef struct kvb_safetensors {
+    const char *name;    // file name for messages; at most the last 160 characters of what the caller gave
+    kvb_tensor *tensors; // sorted by name
+    size_t n_tensors;
+    struct cJSON *header; // owns all names
+} kvb_safetensors;
+
+// Parses `size` bytes at `data`, which must stay alive as long as tensors are used, as must `name`. Accepts only what
+// the specification allows: names are unique, every tensor's byte range has the size that its shape and dtype ask
+// for, and the ranges fill the data part without overlap or hole; metadata values are strings. Fails with KVB_FORMAT,
+// KVB_UNSUPPORTED (unknown dtype, more than 8 dimensions, a header over 16 MiB) or KVB_MEMORY; *out is then empty.
+kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t size, const char *name, kvb_error *err);
+
+// NULL when the file has no tensor of that name.
+const kvb_tensor *kvb_safetensors_find(const kvb_safetensors *file, const char *name);
+
+// The value of one entry of a parsed header's `__metadata__`, NULL when there is none. Owned by the header.
+const char *kvb_safetensors_metadata(const struct cJSON *header, const char *key);
+
+// Frees what parse allocated; an empty or already freed struct is allowed.
+void kvb_safetensors_free(kvb_safetensors *file);

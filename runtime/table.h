@@ -1,0 +1,16 @@
+// A table in memory. Written once by kvb_table_open*, read by everything else; not part of the public API.
+#pragma once
+#include "kvbudget.h"
+
+#define KVB_TABLE_ROWS 99
+
+struct kvb_table {
+    kvb_info info;
+    const double *prune_ratio, *std;                                            // [R, L, G], inside `numbers`
+    const double *ratio, *loss, *lower_bound, *lambda, *table_loss, *effective; // [R], inside `numbers`
+    unsigned char saturated[KVB_TABLE_ROWS];                                    // 0 or 1
+    double *numbers;                                                            // all f64 tensors, one allocation
+    uint32_t *calibration_tokens;                                               // info.calibration_tokens
+    struct cJSON *header;                                                       // owns every string of info
+    char name[168];                                                             // the file, for messages
+};
