@@ -9,6 +9,7 @@ ifeq ($(origin CC),default)
 CC       := gcc
 endif
 AR       ?= ar
+OBJCOPY  ?= objcopy
 PREFIX   ?= /usr/local
 LIBDIR   ?= $(PREFIX)/lib
 BUILD    ?= build
@@ -139,10 +140,12 @@ $(BUILD)/kvbudget: $(call OBJ,tools) $(foreach m,$(DEPS_tools),$(call LIB,$(m)))
 	$(SAY) LD $@
 	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $^ $(LIBS)
 
-# The public library is runtime/ alone; -fvisibility=hidden leaves only what the header marks KVB_API in the shared one.
+# The public library is runtime/ alone. -fvisibility=hidden leaves only what the header marks KVB_API in the shared one; for the static
+# one the objects are merged and hidden names made local, so that they cannot clash with those of the program that links it.
 $(BUILD)/libkvbudget.a: $(call OBJ,runtime)
 	$(SAY) AR $@
-	$(Q)rm -f $@ && $(AR) rcs $@ $^
+	$(Q)$(CC) -r -nostdlib -o $(BUILD)/libkvbudget.o $^ && $(OBJCOPY) --localize-hidden $(BUILD)/libkvbudget.o
+	$(Q)rm -f $@ && $(AR) rcs $@ $(BUILD)/libkvbudget.o
 
 $(BUILD)/$(SONAME): $(call OBJ,runtime)
 	$(SAY) LD $@
@@ -174,13 +177,13 @@ $(BUILD)/tests/$(1): tests/unit/$(1).c tests/unit/unit.h $(BUILD)/flags $(call u
 endef
 $(foreach t,$(notdir $(basename $(UNIT_SRC))),$(eval $(call unit,$(t))))
 
-# A fuzz target links by its name as well: tests/fuzz/fuzz_<module>_<what>.c. $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
+# A fuzz target may use any module; the linker takes what it needs. $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
 FUZZ_MAIN ?= tests/fuzz/driver.c
 define fuzz_target
-$(BUILD)/fuzz/$(1): tests/fuzz/$(1).c $(filter %.c,$(FUZZ_MAIN)) $(BUILD)/flags $(call module_libs,$(1))
+$(BUILD)/fuzz/$(1): tests/fuzz/$(1).c $(filter %.c,$(FUZZ_MAIN)) $(BUILD)/flags $(foreach m,$(DEPS_tools),$(call LIB,$(m)))
 	@mkdir -p $$(@D)
 	$(SAY) LD $$@
-	$(Q)$(COMPILE) -o $$@ $$< $(FUZZ_MAIN) $(call module_libs,$(1)) $(LDFLAGS) $(LIBS)
+	$(Q)$(COMPILE) -o $$@ $$< $(FUZZ_MAIN) $(foreach m,$(DEPS_tools),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
 endef
 $(foreach t,$(notdir $(basename $(FUZZ_SRC))),$(eval $(call fuzz_target,$(t))))
 
@@ -229,7 +232,7 @@ quickstart: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) all
 	@BUILD=$(BUILD) tools/quickstart.sh
 
-lint: $(BUILD)/libkvbudget.so
+lint: $(BUILD)/libkvbudget.so $(BUILD)/libkvbudget.a
 	@CC='$(CC)' BUILD=$(BUILD) LINT_FLAGS='$(BASE) $(PKG_CFLAGS)' tools/lint.sh
 
 format:

@@ -120,7 +120,7 @@ int cli_parse(const cli_command *command, const cli_option *options, int argc, c
     struct option longs[OPTIONS_MAX + 2] = {{"help", no_argument, NULL, OPTION_HELP}};
     char shorts[2 * OPTIONS_MAX + 4] = ":h"; // the colon makes getopt tell a missing value from an unknown option
     size_t n = 0, length = strlen(shorts);
-    for (; options[n].name && n < OPTIONS_MAX; n++) {
+    for (; n < OPTIONS_MAX && options[n].name; n++) {
         bool flag = options[n].kind == CLI_FLAG;
         longs[n + 1] =
             (struct option){options[n].name, flag ? no_argument : required_argument, NULL, OPTION_HELP + 1 + (int)n};

@@ -1,0 +1,45 @@
+#!/usr/bin/env bash
+# The frame of the program: help, version, unknown words, full disks.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+COMMANDS='profile solve budgets plot export import inspect tokenize logits'
+
+expect 0 'help' help
+for c in $COMMANDS; do says "help lists $c" "^  $c +[A-Z]"; done
+says 'help shows the way from a model to a table' 'kvbudget solve .*--metric'
+expect 0 '--help' --help
+cp out first
+expect 0 'help help' help help
+same 'help help is help' first out
+expect 0 'version' --version
+says 'version names the program' '^kvbudget [0-9]+\.[0-9]+\.[0-9]+$'
+says 'version names oneDNN and the vector units' '^oneDNN +[0-9.]+, vector units'
+
+for c in $COMMANDS; do
+    expect 0 "help $c" help "$c"
+    says "help $c has a usage line" "^Usage: kvbudget $c"
+    says "help $c describes --help" '--help +Print this text'
+    if awk 'length > 132 { exit 1 }' out; then ok "help $c fits the screen"; else not_ok "help $c fits the screen"; fi
+    cp out first
+    expect 0 "$c --help" "$c" --help
+    same "$c --help is help $c" first out
+    misused "$c with an unknown option" "unknown or ambiguous option '--no-such-option'" "$c" --no-such-option
+    misused "$c with an unknown letter" "unknown option '-!'" "$c" '-!'
+    misused "$c without anything" '.' "$c"
+done
+
+misused 'no command' 'a command is missing'
+misused 'a slip of the finger' "did you mean 'solve'" slove
+misused 'another slip' "did you mean 'budgets'" budget
+misused 'nonsense' "unknown command 'xyzzy'" xyzzy
+if grep -q 'did you mean' err; then not_ok 'nonsense gets no suggestion'; else ok 'nonsense gets no suggestion'; fi
+misused 'help for nonsense' "unknown command 'xyzzy'" help xyzzy
+misused 'help for two commands' 'expected one command' help solve plot
+
+if [ -w /dev/full ]; then
+    CODE=0
+    "$KVB" help >/dev/full 2>err || CODE=$?
+    if [ "$CODE" = 1 ]; then ok 'a full disk behind stdout is an error'; else not_ok 'a full disk behind stdout is an error'; fi
+    says 'and it says so' 'No space left' err
+fi
+end

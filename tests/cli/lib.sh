@@ -1,0 +1,102 @@
+# Sourced by every tests/cli/*.sh. Each check prints one line, "ok - what" or "not ok - what"; tests/run.sh counts them.
+# Run one script alone with: KVB_BUILD=$PWD/build bash tests/cli/help.sh
+# shellcheck shell=bash
+set -u
+
+KVB_ROOT=${KVB_ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
+KVB_BUILD=${KVB_BUILD:-$KVB_ROOT/build}
+PYTHON=${PYTHON:-python3}
+KVB=$KVB_BUILD/kvbudget
+T=$(mktemp -d "${TMPDIR:-/tmp}/kvbudget-cli.XXXXXX") || exit 1
+FAILED=0
+finish() {
+    rm -rf "$T"
+}
+trap finish EXIT
+cd "$T" || exit 1
+
+ok() { echo "ok - $1"; }
+not_ok() {
+    echo "not ok - $1"
+    FAILED=$((FAILED + 1))
+}
+skip() { echo "skip - $1"; }
+end() {
+    echo "end of tests"
+    [ "$FAILED" = 0 ]
+    exit
+}
+
+# kvb ARGUMENT...: runs the program; its streams go to out and err, its exit status to CODE.
+kvb() {
+    CODE=0
+    "$KVB" "$@" >out 2>err </dev/null || CODE=$?
+}
+
+# Shows what the last kvb printed, below a check that failed.
+show() {
+    echo "    exit status $CODE"
+    head -n 20 out | sed 's/^/    out: /'
+    head -n 20 err | sed 's/^/    err: /'
+}
+
+# expect CODE NAME ARGUMENT...: the program must end with this status. A sanitiser's finding never counts as the expected failure.
+expect() {
+    local code=$1 name=$2
+    shift 2
+    kvb "$@"
+    if [ "$CODE" = "$code" ] && ! grep -q -e 'Sanitizer' -e 'runtime error:' err; then
+        ok "$name"
+    else
+        not_ok "$name (expected exit status $code)"
+        show
+        return 1
+    fi
+}
+
+# fails NAME PATTERN ARGUMENT...: exit status 1, one line on stderr that matches, nothing on stdout, no temporary file left.
+fails() { refused 1 "$@"; }
+# misused NAME PATTERN ARGUMENT...: exit status 2 and a hint where the help is.
+misused() { refused 2 "$@"; }
+refused() {
+    local code=$1 name=$2 pattern=$3
+    shift 3
+    expect "$code" "$name" "$@" || return
+    if ! grep -Eq -- "$pattern" err; then
+        not_ok "$name: the message matches '$pattern'"
+        show
+    elif [ "$code" = 2 ] && ! grep -q "kvbudget help" err; then
+        not_ok "$name: the message says where the help is"
+        show
+    elif [ -n "$(find . -name '*.partial')" ]; then
+        not_ok "$name: leaves no temporary file"
+    else
+        ok "$name: says why"
+    fi
+}
+
+# says NAME PATTERN [FILE]: the output of the last kvb (or FILE) has a line that matches.
+says() {
+    if grep -Eq -- "$2" "${3:-out}"; then ok "$1"; else
+        not_ok "$1 (no line matches '$2')"
+        head -n 20 "${3:-out}" | sed 's/^/    /'
+    fi
+}
+
+# same NAME FILE FILE: equal bytes.
+same() { if cmp -s "$2" "$3"; then ok "$1"; else not_ok "$1 ($(cmp "$2" "$3" 2>&1 | head -n 1))"; fi; }
+exists() { if [ -s "$2" ]; then ok "$1"; else not_ok "$1 ($2 is missing or empty)"; fi; }
+
+# json NAME FILE [EXPRESSION]: FILE is JSON, and the Python expression over its content `j` is true.
+json() {
+    if "$PYTHON" -c '
+import json, sys
+j = json.load(open(sys.argv[1], encoding="utf-8"))
+sys.exit(0 if eval(sys.argv[2]) else 1)' "$2" "${3:-True}" 2>json.err; then ok "$1"; else
+        not_ok "$1 ($2, ${3:-valid JSON})"
+        tail -n 3 json.err | sed 's/^/    /'
+    fi
+}
+
+# tiny_model FILE: the generated two-layer model.
+tiny_model() { "$KVB_BUILD/tests/tiny_model" "$1" >/dev/null; }

@@ -1,0 +1,111 @@
+#!/usr/bin/env bash
+# Runs test passes and adds up their counts: tests/run.sh PASS=BUILD...
+#   unit=BUILD  every Check program BUILD/tests/test_*
+#   cli=BUILD   every tests/cli/*.sh that needs no download, on the program in BUILD
+#   real=BUILD  tests/cli/real_*.sh: the default model, downloaded once
+#   long=BUILD  tests/cli/long_*.sh
+#   fuzz=BUILD  replays the corpora of tests/fuzz with BUILD/fuzz/fuzz_*
+# ONLY=PATTERN runs only the tests whose name contains PATTERN. The last line is "N passed, N failed"; the exit status is 1 when
+# anything failed or nothing ran.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+
+JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+ONLY=${ONLY:-}
+work=$(mktemp -d "${TMPDIR:-/tmp}/kvbudget-test.XXXXXX") || exit 1
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT TERM
+
+# Sanitisers: leaks count, and undefined behaviour says where it came from. Passive waiting: several programs share the cores.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0:allocator_may_return_null=1}
+export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
+export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
+export KVB_ROOT=$PWD LC_ALL=C
+
+# run_test NUMBER KIND BUILD NAME COMMAND...: leaves "passed failed skipped" in $work/NUMBER.sum and prints one line.
+run_test() {
+    local number=$1 kind=$2 build=$3 name=$4 log=$work/$1.log code=0 passed=0 failed=0 skipped=0 start=$SECONDS
+    shift 4
+    mkdir -p "$work/$number.tmp"
+    KVB_BUILD=$PWD/$build TMPDIR=$work/$number.tmp timeout -k 10 "${TEST_TIMEOUT:-1800}" "$@" >"$log" 2>&1 </dev/null || code=$?
+    case $kind in
+    unit) # Check: "100%: Checks: 12, Failures: 0, Errors: 0"
+        read -r passed failed < <(sed -n 's/^[0-9]*%: Checks: \([0-9]*\), Failures: \([0-9]*\), Errors: \([0-9]*\)$/\1 \2 \3/p' "$log" |
+            awk '{ c += $1; f += $2 + $3 } END { print c - f, f }')
+        [ "$code" = 0 ] || [ "$failed" -gt 0 ] || failed=1
+        [ $((passed + failed)) -gt 0 ] || failed=1
+        ;;
+    fuzz)
+        if [ "$code" = 0 ]; then passed=1; else failed=1; fi
+        ;;
+    *) # tests/cli/lib.sh: a line per check, and a closing line, without which the script broke off
+        passed=$(grep -c '^ok - ' "$log")
+        failed=$(grep -c '^not ok - ' "$log")
+        skipped=$(grep -c '^skip - ' "$log")
+        if [ "$failed" = 0 ] && { [ "$code" != 0 ] || ! grep -qx 'end of tests' "$log"; }; then failed=1; fi
+        ;;
+    esac
+    echo "$passed $failed $skipped" >"$work/$number.sum"
+    rm -rf "$work/$number.tmp"
+    {
+        printf '%-4s %-10s %-34s %4d passed %3d failed  %4d s\n' "$kind" "$build" "$name" "$passed" "$failed" $((SECONDS - start))
+        grep '^skip - ' "$log" | sed 's/^skip - /     SKIPPED: /'
+        if [ "$failed" != 0 ]; then
+            echo "---- output of $kind $build $name (exit status $code)"
+            if [ "$kind" = unit ]; then tail -n 80 "$log"; else grep -v '^ok - ' "$log" | tail -n 80; fi
+            echo "----"
+        fi
+    } >"$work/$number.out"
+    cat "$work/$number.out"
+}
+
+number=0
+start_test() { # WORKERS KIND BUILD NAME COMMAND...
+    local workers=$1
+    shift
+    case "$2/$3" in *"$ONLY"*) ;; *) return ;; esac
+    while [ "$(jobs -rp | wc -l)" -ge "$workers" ]; do wait -n; done
+    number=$((number + 1))
+    run_test "$number" "$@" &
+}
+
+for pass in "$@"; do
+    kind=${pass%%=*} build=${pass#*=}
+    # The heavy passes use all cores by themselves.
+    case $kind in
+    unit)
+        for t in "$build"/tests/test_*; do
+            [ -x "$t" ] && [ -f "$t" ] && start_test "$JOBS" unit "$build" "$(basename "$t")" "$t"
+        done
+        ;;
+    cli | real | long)
+        for t in tests/cli/*.sh; do
+            name=$(basename "$t" .sh)
+            case $name in lib) continue ;; real_*) own=real ;; long_*) own=long ;; *) own=cli ;; esac
+            [ "$own" = "$kind" ] || continue
+            if [ "$kind" = cli ]; then workers=$JOBS; else workers=1; fi
+            start_test "$workers" "$kind" "$build" "$name" bash "$t"
+        done
+        ;;
+    fuzz)
+        for t in "$build"/fuzz/fuzz_*; do
+            if [ ! -x "$t" ] || [ ! -f "$t" ]; then continue; fi
+            name=$(basename "$t")
+            start_test "$JOBS" fuzz "$build" "$name" "$t" "tests/fuzz/corpus/${name#fuzz_}"
+        done
+        ;;
+    *)
+        echo "tests/run.sh: unknown pass '$kind'" >&2
+        exit 2
+        ;;
+    esac
+    wait # one pass after the other: its lines stay together
+done
+
+cat "$work"/*.sum 2>/dev/null | awk -v seconds="$SECONDS" '
+    { passed += $1; failed += $2; skipped += $3 }
+    END {
+        if (skipped) printf "%d SKIPPED (see above)\n", skipped
+        printf "%d test programs in %d s\n%d passed, %d failed\n", NR, seconds, passed, failed
+        exit failed > 0 || passed == 0
+    }'

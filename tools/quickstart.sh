@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# From nothing to budgets: model, profile, tables for three metrics, a picture. Called by `make quickstart`, which has installed what
+# is needed and built the program. A step is skipped when its result is newer than what it is made from.
+set -eu
+cd "$(dirname "$0")/.."
+
+BUILD=${BUILD:-build}
+OUT=${OUT:-out}
+CALIB=${CALIB:-calib-data/narrative-en.jsonl}
+KVB=$BUILD/kvbudget
+RECORD=$OUT/smollm2.h5
+# name of the files, canonical name of the metric
+METRICS=('snapkv snapkv:kvpress' 'keydiff keydiff' 'ea ea:kvpress')
+mkdir -p "$OUT"
+
+step() { printf '\n== %s\n' "$*"; }
+
+# fresh RESULT SOURCE...: the result exists and no source is newer.
+fresh() {
+    local result=$1 source
+    shift
+    [ -s "$result" ] || return 1
+    for source in "$@"; do
+        if [ "$source" -nt "$result" ]; then return 1; fi
+    done
+}
+
+step '1. The model'
+MODEL=$(tools/get-model.sh)
+echo "$MODEL"
+
+step "2. Profile: watch the model answer the questions of $CALIB with its full cache"
+if fresh "$RECORD" "$MODEL" "$CALIB"; then
+    echo "$RECORD is up to date"
+else
+    again=(--resume)
+    # A finished record of an older text is of no use to anyone here; an unfinished one goes on.
+    [ ! -e "$RECORD" ] || again=(--force)
+    metrics=()
+    for m in "${METRICS[@]}"; do metrics+=(--metric "${m#* }"); done
+    "$KVB" profile "$MODEL" "$CALIB" -o "$RECORD" "${metrics[@]}" "${again[@]}" ||
+        { echo "Stopped. Run 'make quickstart' again: it goes on where this ended." >&2 && exit 1; }
+fi
+
+step '3. Solve: the best split of the cache over all heads, for 99 compression ratios and three eviction metrics'
+tables=()
+for m in "${METRICS[@]}"; do
+    name=${m%% *} table=$OUT/${m%% *}.safetensors
+    tables+=("$table")
+    if fresh "$table" "$RECORD"; then
+        echo "$table is up to date"
+    else
+        "$KVB" solve "$RECORD" --metric "${m#* }" -o "$table"
+    fi
+    if ! fresh "$OUT/$name.npy" "$table"; then "$KVB" export "$table" --format npy -o "$OUT/$name.npy"; fi
+done
+
+step "4. The budgets at 50, 80 and 90 % pruned (also as $OUT/budgets.svg)"
+if ! fresh "$OUT/budgets.svg" "${tables[@]}"; then "$KVB" plot "${tables[@]}" -o "$OUT/budgets.svg"; fi
+"$KVB" plot "${tables[@]}" --terminal
+
+step 'What to do with it'
+cat <<TEXT
+What an engine would get for a context of 4096 tokens, 80 % pruned:
+    $KVB budgets $OUT/snapkv.safetensors --ratio 0.8 --tokens 4096
+
+In Python with kvpress (which evicts by the same metric, here SnapKV; window and parameters are in $OUT/snapkv.json):
+    see the "kvpress" entry of $OUT/snapkv.json for the exact lines that load $OUT/snapkv.npy
+
+In C with the runtime (runtime/kvbudget.h; runtime/examples/ has complete programs; \`make install\` installs the library):
+    kvb_table *table;
+    kvb_table_open(&table, "$OUT/snapkv.safetensors", NULL, &err);
+    kvb_budgets(table, 0.8, n_tokens, NULL, keep, n_layers * n_kv_heads, &err);   // keep[l * n_kv_heads + g] tokens for each head
+    kvb_select(scores, n_tokens, keep[i], sink, window, positions, n_tokens, &err); // which ones, by the metric's scores
+
+Your own model and text:  $KVB help profile
+TEXT
