@@ -1,0 +1,279 @@
+// From pairs to a table: means of ratios, means of losses, contexts of different lengths, rounding and the table's own loss.
+#include "solver/aggregate.h"
+#include "test_solver_cases.h"
+
+static uint64_t sum_of(const uint32_t *keep, uint32_t n)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += keep[i];
+    return sum;
+}
+
+START_TEST(mean_and_deviation_of_ratios)
+{
+    kvb_error err = {0};
+    cache_shape shape = {1, 2, 10, 0, 0};
+    const uint32_t kept[3][2] = {{10, 0}, {4, 6}, {1, 9}};
+    allocation a;
+    ratio_mean r;
+    double mean[2], std[2];
+    must(allocation_init(&a, &shape, SCOPE_GLOBAL, 1, &err), &err);
+    must(ratio_mean_init(&r, 1, 2, &err), &err);
+    ratio_mean_get(&r, mean, std);
+    ck_assert(mean[0] == 0 && std[1] == 0);
+    for (int i = 0; i < 3; i++) {
+        memcpy(a.keep, kept[i], sizeof kept[i]);
+        ratio_mean_add(&r, &a, 10);
+    }
+    ratio_mean_get(&r, mean, std);
+    ck_assert_double_eq_tol(mean[0], 0.5, 1e-15);
+    ck_assert_double_eq_tol(mean[1], 0.5, 1e-15);
+    ck_assert_double_eq_tol(std[0], sqrt((0.25 + 0.01 + 0.16) / 3), 1e-14);
+    ratio_mean_free(&r);
+    allocation_free(&a);
+}
+END_TEST
+
+START_TEST(mean_ratio_keeps_the_row_mean)
+{
+    case_seed("row mean");
+    double ratios[TABLE_ROWS];
+    table_ratios(ratios);
+    kvb_error err = {0};
+    cache_shape shape = {3, 2, 211, 4, 1};
+    ratio_mean r;
+    double *mean = malloc(TABLE_ROWS * 6 * sizeof *mean);
+    must(ratio_mean_init(&r, TABLE_ROWS, 6, &err), &err);
+    for (int q = 0; q < 5; q++) {
+        problem p;
+        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS}, &err), &err);
+        loss_curves_free(&p.curves);
+        case_curves(&p.curves, CASE_HEAVY, &shape);
+        must(problem_solve(&p, &err), &err);
+        ratio_mean_add(&r, &p.allocation, shape.n_tokens);
+        problem_free(&p);
+    }
+    ratio_mean_get(&r, mean, NULL);
+    for (int i = 0; i < TABLE_ROWS; i++) {
+        double row = 0;
+        for (int h = 0; h < 6; h++) {
+            row += mean[i * 6 + h] / 6;
+            if (i > 0) ck_assert(mean[i * 6 + h] >= mean[(i - 1) * 6 + h]);
+        }
+        if (i < 96) ck_assert_double_eq_tol(row, ratios[i], 0.5 / (6 * 211) + 1e-12); // the floor of 5 of 211 tokens ends it at 0.976
+    }
+    free(mean);
+    ratio_mean_free(&r);
+}
+END_TEST
+
+START_TEST(mean_loss_of_one_pair_is_that_pair)
+{
+    case_seed("one pair");
+    double ratios[TABLE_ROWS];
+    table_ratios(ratios);
+    kvb_error err = {0};
+    cache_shape shape = {2, 2, 150, 4, 1};
+    problem p;
+    loss_mean m;
+    uint32_t first[TABLE_ROWS * 4];
+    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS}, &err), &err);
+    loss_curves_free(&p.curves);
+    case_curves(&p.curves, CASE_HEAVY, &shape);
+    must(problem_solve(&p, &err), &err);
+    memcpy(first, p.allocation.keep, sizeof first);
+    must(loss_mean_init(&m, &shape, &err), &err);
+    must(loss_mean_add(&m, &p.curves, &err), &err);
+    must(loss_mean_add(&m, &p.curves, &err), &err);
+    loss_mean_finish(&m);
+    ck_assert_uint_eq(m.curves.floor, p.curves.floor);
+    ck_assert_double_eq_tol(m.curves.total, 1, 1e-12);
+    must(problem_solve_curves(&p, &m.curves, &err), &err);
+    int different = 0; // dividing by the total may break or make ties by rounding
+    for (int i = 0; i < TABLE_ROWS * 4; i++) different += first[i] != p.allocation.keep[i];
+    ck_assert_int_le(different, 4);
+    loss_mean_free(&m);
+    problem_free(&p);
+}
+END_TEST
+
+// In the middle of hulls, the budgets of mean_loss minimise the mean relative loss: no single-pair optimum or mean of ratios beats them
+// by more than the certified gap.
+START_TEST(mean_loss_minimises_the_mean)
+{
+    case_seed("mean loss");
+    enum { PAIRS = 4 };
+    double ratios[TABLE_ROWS];
+    table_ratios(ratios);
+    kvb_error err = {0};
+    cache_shape shape = {2, 3, 200, 4, 1};
+    problem p[PAIRS], whole;
+    loss_mean m;
+    must(loss_mean_init(&m, &shape, &err), &err);
+    solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS};
+    for (int i = 0; i < PAIRS; i++) {
+        must(problem_init(&p[i], &shape, &options, &err), &err);
+        loss_curves_free(&p[i].curves);
+        case_curves(&p[i].curves, CASE_HEAVY, &shape);
+        must(problem_solve(&p[i], &err), &err);
+        must(loss_mean_add(&m, &p[i].curves, &err), &err);
+    }
+    loss_mean_finish(&m);
+    must(problem_init(&whole, &shape, &options, &err), &err);
+    must(problem_solve_curves(&whole, &m.curves, &err), &err);
+    for (int r = 0; r < 95; r++) {
+        double ours = 0;
+        for (int i = 0; i < PAIRS; i++)
+            ours += certificate_loss(&p[i].curves, 0, 6, whole.allocation.keep + r * 6) / p[i].curves.total / PAIRS;
+        ck_assert_double_eq_tol(ours, whole.loss[r], 1e-12);
+        for (int k = 0; k < PAIRS; k++) {
+            double other = 0;
+            for (int i = 0; i < PAIRS; i++)
+                other += certificate_loss(&p[i].curves, 0, 6, p[k].allocation.keep + r * 6) / p[i].curves.total / PAIRS;
+            ck_assert(whole.bound[r] <= other + 1e-12);
+        }
+    }
+    for (int i = 0; i < PAIRS; i++) problem_free(&p[i]);
+    problem_free(&whole);
+    loss_mean_free(&m);
+}
+END_TEST
+
+// A context that is another one with every token doubled has the same curve over the kept share.
+START_TEST(contexts_of_different_length_meet_on_the_share)
+{
+    kvb_error err = {0};
+    const double few[8] = {8, 4, 2, 1, 3, 2, 2, 0};
+    double many[16];
+    for (int i = 0; i < 16; i++) many[i] = few[i / 8 * 4 + i % 8 / 2] * 10;
+    loss_curves a, b;
+    loss_mean m, single;
+    case_by_hand(&a, 1, 2, 4, few);
+    case_by_hand(&b, 1, 2, 8, many);
+    must(loss_mean_init(&m, &b.shape, &err), &err);
+    must(loss_mean_add(&m, &a, &err), &err);
+    must(loss_mean_add(&m, &b, &err), &err);
+    loss_mean_finish(&m);
+    must(loss_mean_init(&single, &b.shape, &err), &err);
+    must(loss_mean_add(&single, &b, &err), &err);
+    loss_mean_finish(&single);
+    for (int i = 0; i < 16; i++) ck_assert_double_eq_tol(m.curves.gain[i], single.curves.gain[i], 1e-14);
+    ck_assert_int_eq(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 9, 0, 0}}, &err), KVB_ARGUMENT);
+    ck_assert_int_eq(loss_mean_add(&single, &(loss_curves){.shape = {2, 2, 8, 0, 0}}, &err), KVB_MISMATCH);
+    ck_assert_int_eq(loss_mean_add(&single, &(loss_curves){.shape = {1, 2, 8, 1, 0}}, &err), KVB_MISMATCH);
+    loss_curves_free(&a);
+    loss_curves_free(&b);
+    loss_mean_free(&m);
+    loss_mean_free(&single);
+}
+END_TEST
+
+START_TEST(resampling_keeps_the_mass_and_the_floor)
+{
+    case_seed("resample");
+    for (int round = 0; round < 200; round++) {
+        cache_shape small = case_shape(), grid = small;
+        grid.n_tokens += case_below(300);
+        loss_curves c;
+        loss_mean m;
+        kvb_error err = {0};
+        case_curves(&c, (case_kind)(round % CASE_KINDS), &small);
+        must(loss_mean_init(&m, &grid, &err), &err);
+        must(loss_mean_add(&m, &c, &err), &err);
+        loss_mean_finish(&m);
+        for (uint32_t h = 0; h < shape_heads(&small); h++)
+            if (c.total > 0) ck_assert_double_eq_tol(loss_at(&m.curves, h, 0), loss_at(&c, h, 0) / c.total, 1e-12);
+        // The floor in shares is at least the context's own, and less than a token above it.
+        double share = (double)c.floor / small.n_tokens, ours = (double)m.curves.floor / grid.n_tokens;
+        ck_assert(m.curves.floor <= grid.n_tokens && ours >= share - 1e-15);
+        ck_assert(ours <= fmax(share, (double)shape_protected(&grid) / grid.n_tokens) + 1.0 / grid.n_tokens);
+        loss_curves_free(&c);
+        loss_mean_free(&m);
+    }
+}
+END_TEST
+
+START_TEST(an_empty_pair_counts_but_adds_nothing)
+{
+    kvb_error err = {0};
+    const double gains[4] = {4, 3, 2, 1}, zero[4] = {0};
+    loss_curves a, b;
+    loss_mean m;
+    case_by_hand(&a, 1, 1, 4, gains);
+    case_by_hand(&b, 1, 1, 4, zero);
+    must(loss_mean_init(&m, &a.shape, &err), &err);
+    must(loss_mean_add(&m, &a, &err), &err);
+    must(loss_mean_add(&m, &b, &err), &err);
+    loss_mean_finish(&m);
+    ck_assert_double_eq_tol(m.curves.total, 0.5, 1e-15);
+    loss_curves_free(&a);
+    loss_curves_free(&b);
+    loss_mean_free(&m);
+}
+END_TEST
+
+START_TEST(rounding_is_by_largest_remainder_in_a_layer)
+{
+    uint32_t keep[4];
+    round_layers((const double[]){0.5, 0.5004, 0.2501}, 1, 3, 10, keep); // kvpress's own example: 5 5 7
+    ck_assert(keep[0] == 5 && keep[1] == 5 && keep[2] == 7);
+    round_layers((const double[]){0.85, 0.85, 0.85, 0.85}, 2, 2, 10, keep); // 1.5 each: equal fractions, lower head first
+    ck_assert(keep[0] == 2 && keep[1] == 1 && keep[2] == 2 && keep[3] == 1);
+    round_layers((const double[]){1, 1, 0, 0}, 2, 2, 7, keep);
+    ck_assert(keep[0] == 1 && keep[1] == 1 && keep[2] == 7 && keep[3] == 7);
+    case_seed("round");
+    for (int round = 0; round < 2000; round++) { // counts that made the ratios come back as they were
+        uint32_t t = 1 + case_below(9000), kept[4];
+        double ratio[4];
+        for (int i = 0; i < 4; i++) ratio[i] = 1 - (double)(kept[i] = 1 + case_below(t)) / t;
+        round_layers(ratio, 1, 4, t, keep);
+        ck_assert_mem_eq(keep, kept, sizeof keep);
+        for (int i = 0; i < 4; i++) ratio[i] = case_uniform();
+        round_layers(ratio, 1, 4, t, keep);
+        double ideal = 0;
+        for (int i = 0; i < 4; i++) ideal += (1 - ratio[i]) * t;
+        if (t >= 100) ck_assert(fabs((double)sum_of(keep, 4) - ideal) <= 0.5 + 4); // heads at 1 may add
+        for (int i = 0; i < 4; i++) ck_assert(keep[i] <= t && fabs(keep[i] - (1 - ratio[i]) * t) <= 1);
+    }
+}
+END_TEST
+
+START_TEST(table_loss_is_the_loss_of_its_counts)
+{
+    case_seed("table loss");
+    double ratios[TABLE_ROWS];
+    table_ratios(ratios);
+    kvb_error err = {0};
+    cache_shape shape = {2, 2, 180, 4, 1};
+    problem p;
+    ratio_mean r;
+    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS}, &err), &err);
+    loss_curves_free(&p.curves);
+    case_curves(&p.curves, CASE_HEAVY, &shape);
+    must(problem_solve(&p, &err), &err);
+    must(ratio_mean_init(&r, TABLE_ROWS, 4, &err), &err);
+    ratio_mean_add(&r, &p.allocation, shape.n_tokens);
+    double mean[TABLE_ROWS * 4], sum[TABLE_ROWS] = {0};
+    uint32_t keep[4];
+    ratio_mean_get(&r, mean, NULL);
+    table_loss_add(sum, &p.curves, TABLE_ROWS, mean, keep);
+    for (int i = 0; i < TABLE_ROWS; i++) ck_assert_double_eq_tol(sum[i], p.loss[i], 1e-12); // one pair: its own optimum, exactly
+    ratio_mean_free(&r);
+    problem_free(&p);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, mean_and_deviation_of_ratios);
+    tcase_add_test(tc, mean_ratio_keeps_the_row_mean);
+    tcase_add_test(tc, mean_loss_of_one_pair_is_that_pair);
+    tcase_add_test(tc, mean_loss_minimises_the_mean);
+    tcase_add_test(tc, contexts_of_different_length_meet_on_the_share);
+    tcase_add_test(tc, resampling_keeps_the_mass_and_the_floor);
+    tcase_add_test(tc, an_empty_pair_counts_but_adds_nothing);
+    tcase_add_test(tc, rounding_is_by_largest_remainder_in_a_layer);
+    tcase_add_test(tc, table_loss_is_the_loss_of_its_counts);
+}
+
+UNIT_MAIN("solver_aggregate", fill)

@@ -1,0 +1,257 @@
+// Order by score, gains, loss curves, PAVA and hulls.
+#include "solver/pava.h"
+#include "solver/radix.h"
+#include "test_solver_cases.h"
+
+START_TEST(floor_is_evaluated_in_double)
+{
+    // 0.01 * 4050 is 40.5, which rint takes to 40; (1.0 - 0.99) * 4050 is a little more.
+    ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 4050, 4, 1}), 41);
+    ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 4125, 4, 1}), 41);
+    ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 1024, 4, 32}), 36);
+    ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 10000, 4, 32}), 100);
+    ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 10, 0, 0}), 0);
+}
+END_TEST
+
+START_TEST(order_is_by_score_then_position)
+{
+    const float scores[10] = {99, 1, 3, 3, -INFINITY, 0.0f, -0.0f, INFINITY, -2, 99};
+    const uint32_t expected[8] = {7, 2, 3, 1, 5, 6, 8, 4};
+    cache_shape shape = {1, 1, 10, 1, 1};
+    metric_order order;
+    kvb_error err = {0};
+    must(metric_order_make(&order, &shape, scores, &err), &err);
+    ck_assert_mem_eq(order.position, expected, sizeof expected);
+    metric_order_free(&order);
+}
+END_TEST
+
+START_TEST(radix_sort_is_stable_and_right)
+{
+    case_seed("radix");
+    for (int round = 0; round < 200; round++) {
+        enum { N = 700 };
+        size_t n = 1 + case_below(N);
+        unsigned bits = 1 + case_below(64);
+        uint64_t mask = bits == 64 ? UINT64_MAX : (1ull << bits) - 1;
+        keyed items[N], scratch[N];
+        uint64_t check = 0;
+        for (size_t i = 0; i < n; i++) {
+            items[i] = (keyed){(case_below(2) ? case_next() : case_below(5)) & mask, (uint32_t)i, 0};
+            check += items[i].key * (i + 1);
+        }
+        radix_sort(items, scratch, n, bits);
+        for (size_t i = 0; i < n; i++) check -= items[i].key * (items[i].a + 1ull);
+        ck_assert_uint_eq(check, 0);
+        for (size_t i = 1; i < n; i++)
+            ck_assert(items[i - 1].key < items[i].key || (items[i - 1].key == items[i].key && items[i - 1].a < items[i].a));
+    }
+}
+END_TEST
+
+START_TEST(order_equals_slow_sort)
+{
+    case_seed("order");
+    for (int round = 0; round < 300; round++) {
+        cache_shape shape = case_shape();
+        size_t t = shape.n_tokens, m = shape_middle(&shape), n = shape_heads(&shape);
+        float *scores = malloc(n * t * sizeof *scores);
+        for (size_t i = 0; i < n * t; i++)
+            scores[i] = (float)(round % 2 ? (double)case_below(5) - 2 : (case_uniform() - 0.5) * pow(10, case_below(60) - 30.0));
+        metric_order order;
+        kvb_error err = {0};
+        must(metric_order_make(&order, &shape, scores, &err), &err);
+        for (size_t h = 0; h < n; h++)
+            for (size_t i = 0; i < m; i++) {
+                uint32_t p = order.position[h * m + i], q = i + 1 < m ? order.position[h * m + i + 1] : p;
+                ck_assert(p >= shape.sink && p < t - shape.window);
+                const float *row = scores + h * t;
+                if (i + 1 < m) ck_assert(row[p] > row[q] || (row[p] == row[q] && p < q));
+            }
+        metric_order_free(&order);
+        free(scores);
+    }
+}
+END_TEST
+
+START_TEST(bad_numbers_are_refused_with_their_place)
+{
+    cache_shape shape = {2, 2, 6, 1, 1};
+    float scores[24] = {0}, oracle[24] = {0};
+    const float bad[] = {NAN, INFINITY, -INFINITY, -1e-30f};
+    metric_order order;
+    loss_curves c;
+    kvb_error err = {0};
+    must(metric_order_make(&order, &shape, scores, &err), &err);
+    must(loss_curves_init(&c, &shape, &err), &err);
+    for (int i = 0; i < 4; i++) {
+        oracle[19] = bad[i];
+        ck_assert_int_eq(loss_curves_fill(&c, &order, oracle, &err), KVB_NUMERIC);
+        ck_assert_ptr_nonnull(strstr(err.message, "oracle: layer 1, KV head 1, token 1"));
+    }
+    oracle[19] = -0.0f; // a zero is a zero
+    must(loss_curves_fill(&c, &order, oracle, &err), &err);
+    metric_order_free(&order);
+    scores[11] = NAN; // a protected token: its score is not used, but a NaN there means that something is wrong
+    ck_assert_int_eq(metric_order_make(&order, &shape, scores, &err), KVB_NUMERIC);
+    ck_assert_ptr_nonnull(strstr(err.message, "scores: layer 0, KV head 1, token 5"));
+    ck_assert_ptr_null(order.position);
+    loss_curves_free(&c);
+}
+END_TEST
+
+START_TEST(shapes_without_choice_are_refused)
+{
+    kvb_error err = {0};
+    ck_assert_int_eq(cache_shape_check(&(cache_shape){1, 1, 36, 4, 32}, &err), KVB_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(err.message, "4 sink + 32 window tokens protect all 36"));
+    ck_assert_int_eq(cache_shape_check(&(cache_shape){1, 1, 8, UINT32_MAX, 9}, &err), KVB_ARGUMENT);
+    ck_assert_int_eq(cache_shape_check(&(cache_shape){0, 1, 8, 0, 0}, &err), KVB_ARGUMENT);
+    ck_assert_int_eq(cache_shape_check(&(cache_shape){1, 0, 8, 0, 0}, &err), KVB_ARGUMENT);
+    ck_assert_int_eq(cache_shape_check(&(cache_shape){70000, 70000, 8, 0, 0}, &err), KVB_UNSUPPORTED);
+    ck_assert_int_eq(cache_shape_check(&(cache_shape){64, 8, UINT32_MAX, 0, 0}, &err), KVB_UNSUPPORTED);
+    must(cache_shape_check(&(cache_shape){1, 1, 37, 4, 32}, &err), &err);
+    loss_curves c;
+    ck_assert_int_eq(loss_curves_init(&c, &(cache_shape){1, 1, 5, 4, 1}, &err), KVB_ARGUMENT);
+    ck_assert_ptr_null(c.gain);
+}
+END_TEST
+
+// methods.md 2.4, worked by hand.
+static const double WORKED[8] = {30, 5, 25, 10, 2, 8, 12, 8};
+
+START_TEST(worked_example)
+{
+    const double loss[9] = {100, 70, 65, 40, 30, 28, 20, 8, 0}, hull[9] = {100, 70, 55, 40, 30, 22.5, 15, 7.5, 0};
+    const double sum[4] = {30, 30, 10, 30}, slope[4] = {30, 15, 10, 7.5};
+    const uint32_t length[4] = {1, 2, 1, 4};
+    loss_curves c;
+    hulls h;
+    kvb_error err = {0};
+    case_by_hand(&c, 1, 1, 8, WORKED);
+    ck_assert(memcmp(c.loss, loss, sizeof loss) == 0);
+    must(hulls_init(&h, &c.shape, &err), &err);
+    for (int range = HULL_FEASIBLE; range <= HULL_FULL; range++) { // T = 8 has no floor: both ranges are the same
+        must(hulls_fill(&h, &c, (hull_range)range, &err), &err);
+        ck_assert_uint_eq(h.count[0], 4);
+        for (int k = 0; k < 4; k++) {
+            ck_assert_double_eq(h.block[k].sum, sum[k]);
+            ck_assert_double_eq(h.block[k].slope, slope[k]);
+            ck_assert_uint_eq(h.block[k].length, length[k]);
+        }
+        for (uint32_t b = 0; b <= 8; b++) ck_assert_double_eq(hulls_gap(&h, &c, &b), loss[b] - hull[b]);
+    }
+    hulls_free(&h);
+    loss_curves_free(&c);
+}
+END_TEST
+
+// Lower hull at c by its definition: the lowest chord over all pairs of points around c.
+static double slow_hull(const double *loss, uint32_t m, uint32_t c)
+{
+    double best = loss[c];
+    for (uint32_t i = 0; i < c; i++)
+        for (uint32_t j = c + 1; j <= m; j++) {
+            double chord = loss[i] + (loss[j] - loss[i]) * (c - i) / (j - i);
+            if (chord < best) best = chord;
+        }
+    return best;
+}
+
+static void check_blocks(const double *gain, uint32_t m, const hull_block *block, size_t count)
+{
+    double *loss = calloc(m + 1, sizeof *loss), total = 0, pooled = 0, value;
+    for (uint32_t i = m; i-- > 0;) loss[i] = loss[i + 1] + gain[i];
+    for (uint32_t i = 0; i < m; i++) total += gain[i];
+    uint32_t at = 0;
+    value = loss[0];
+    for (size_t k = 0; k < count; k++) {
+        if (k > 0) ck_assert(block[k].slope <= block[k - 1].slope);
+        pooled += block[k].sum;
+        for (uint32_t i = 0; i < block[k].length; i++) {
+            value -= block[k].slope;
+            at++;
+            ck_assert_double_eq_tol(value, slow_hull(loss, m, at), 1e-12 * (loss[0] + 1e-300) + 1e-300);
+            ck_assert(value <= loss[at] + 1e-12 * loss[0]);
+        }
+    }
+    ck_assert_uint_eq(at, m);
+    ck_assert(fabs(pooled - total) <= 1e-12 * total);
+    free(loss);
+}
+
+START_TEST(pava_is_the_lower_hull)
+{
+    case_seed("pava");
+    for (int round = 0; round < 40 * CASE_KINDS; round++) {
+        double gain[64];
+        hull_block block[64];
+        uint32_t m = 1 + case_below(64);
+        for (uint32_t i = 0; i < m; i++) gain[i] = (double)(float)case_importance((case_kind)(round % CASE_KINDS));
+        check_blocks(gain, m, block, pava_blocks(block, gain, m));
+    }
+}
+END_TEST
+
+START_TEST(published_hull_is_pava_up_to_rounding)
+{
+    case_seed("published");
+    for (int round = 0; round < 200; round++) {
+        enum { M = 64 };
+        double gain[M];
+        hull_block ours[M], theirs[M];
+        uint32_t points[M + 1], m = 1 + case_below(M);
+        float cumulative[M + 1];
+        // Small whole numbers: f32 sums are exact, so that only collinear points differ, which the published code drops.
+        for (uint32_t i = 0; i < m; i++) gain[i] = case_below(round % 2 ? 4 : 1000);
+        size_t a = pava_blocks(ours, gain, m), b = published_blocks(theirs, gain, m, points, cumulative), k = 0;
+        for (size_t j = 0; j < b; j++) {
+            uint32_t length = 0;
+            for (; length < theirs[j].length; k++) {
+                ck_assert_uint_lt(k, a);
+                ck_assert((float)ours[k].slope == (float)theirs[j].slope);
+                length += ours[k].length;
+            }
+            ck_assert_uint_eq(length, theirs[j].length);
+            if (j > 0) ck_assert(theirs[j].slope < theirs[j - 1].slope);
+        }
+        ck_assert_uint_eq(k, a);
+    }
+}
+END_TEST
+
+START_TEST(feasible_hull_starts_at_the_floor)
+{
+    case_seed("feasible");
+    kvb_error err = {0};
+    cache_shape shape = {2, 2, 400, 0, 1}; // floor 4, 3 of them from the middle
+    loss_curves c;
+    hulls h;
+    case_curves(&c, CASE_HEAVY, &shape);
+    must(hulls_init(&h, &shape, &err), &err);
+    must(hulls_fill(&h, &c, HULL_FEASIBLE, &err), &err);
+    ck_assert_uint_eq(c.floor, 4);
+    ck_assert_uint_eq(h.first, 3);
+    for (uint32_t n = 0; n < 4; n++)
+        check_blocks(c.gain + n * 399 + 3, 396, h.block + n * h.stride, h.count[n]);
+    hulls_free(&h);
+    loss_curves_free(&c);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, floor_is_evaluated_in_double);
+    tcase_add_test(tc, order_is_by_score_then_position);
+    tcase_add_test(tc, radix_sort_is_stable_and_right);
+    tcase_add_test(tc, order_equals_slow_sort);
+    tcase_add_test(tc, bad_numbers_are_refused_with_their_place);
+    tcase_add_test(tc, shapes_without_choice_are_refused);
+    tcase_add_test(tc, worked_example);
+    tcase_add_test(tc, pava_is_the_lower_hull);
+    tcase_add_test(tc, published_hull_is_pava_up_to_rounding);
+    tcase_add_test(tc, feasible_hull_starts_at_the_floor);
+}
+
+UNIT_MAIN("solver_curve", fill)
