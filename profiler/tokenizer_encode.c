@@ -111,9 +111,11 @@ static uint32_t split_bytes(encoder *e, const unsigned char *word, size_t size)
     for (size_t i = 0; i < size; i++) {
         int32_t id = e->t->byte_id[word[i]];
         bool known = id >= 0;
-        if (known || (e->t->unknown >= 0 && !in_unknown))
-            e->symbols[n++] =
-                (symbol){(uint32_t)(known ? id : e->t->unknown), n - 1, n + 1}; // NONE in front of the first: 0 - 1
+        if (known || (e->t->unknown >= 0 && !in_unknown)) {
+            // In front of the first stands NONE, which is 0 - 1.
+            e->symbols[n] = (symbol){(uint32_t)(known ? id : e->t->unknown), n - 1, n + 1};
+            n++;
+        }
         in_unknown = !known;
     }
     if (n) e->symbols[n - 1].next = NONE;
