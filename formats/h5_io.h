@@ -9,6 +9,8 @@
 #include <hdf5.h>
 #include <stdbool.h>
 
+enum { MAX_TEXT_ATTRIBUTE = 1 << 20 }; // bytes, with the closing NUL
+
 typedef struct h5_error_printing {
     H5E_auto2_t print;
     void *data;
@@ -55,7 +57,7 @@ kvb_status h5_open(h5_file *out, const char *path, kvb_error *err);
 kvb_status h5_open_memory(h5_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 
 kvb_status h5_open_group(hid_t *out, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
-// Names of the hard links in a group, ascending; NULL-terminated array, each name and the array malloc'd
+// Names of the links in a group, ascending; NULL-terminated array, each name and the array malloc'd
 // (h5_free_names).
 kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_error *err);
 void h5_free_names(char **names);
@@ -65,7 +67,7 @@ kvb_status h5_get_u32(uint32_t *out, const h5_file *f, hid_t object, const char 
 // All attributes of an object as a flat JSON object (the caller's).
 kvb_status h5_get_json(cJSON **out, const h5_file *f, hid_t object, kvb_error *err);
 
-// One dimension of int32; *n receives its length, which is bounded by the file's size.
+// One dimension of int32; *n receives its length, which is bounded by the file's size. An empty one must not be read.
 kvb_status h5_open_ids(hid_t *out, uint32_t *n, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
 kvb_status h5_read_ids(const h5_file *f, hid_t ids, int32_t *out, kvb_error *err);
 // A float32 dataset of exactly these dimensions.

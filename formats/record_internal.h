@@ -1,0 +1,72 @@
+// What the reader, the writer and the assembler of records share. formats/README.md gives the layout.
+#pragma once
+#include "formats/h5_io.h"
+#include "formats/record.h"
+
+typedef struct context_entry {
+    record_context_info info; // its pointers lead to the fields below
+    char *id;
+    uint32_t order; // place in the calibration
+    record_question_info *questions;
+    char **metrics; // NULL-terminated
+} context_entry;
+
+struct record {
+    h5_file file; // its name is `path`
+    char *path;
+    record_shape shape;
+    cJSON *attributes;
+    size_t n;
+    context_entry *contexts; // [n]
+};
+
+kvb_status record_shape_check(const record_shape *shape, const char *name, kvb_error *err);
+
+// Whether [L,G,n_tokens] can be stored: HDF5 keeps a chunk, here one layer, below 2^32 bytes.
+kvb_status record_tokens_check(const record_shape *shape, uint64_t n_tokens, const char *name, kvb_error *err);
+
+// The root of records, and of the head of a folder of parts: format, version, shape, and the caller's attributes.
+kvb_status record_attributes_check(const cJSON *attributes, const char *name, kvb_error *err);
+kvb_status record_root_write(const h5_file *f, const record_shape *shape, const cJSON *attributes, kvb_error *err);
+kvb_status record_root_read(const h5_file *f, record_shape *shape, cJSON **attributes, kvb_error *err);
+
+// KVB_MISMATCH naming the first thing in which what `name` holds (first pair) differs from what is given now (second
+// pair).
+kvb_status record_root_compare(const record_shape *held_shape, const cJSON *held, const record_shape *given_shape,
+                               const cJSON *given, const char *name, kvb_error *err);
+
+// ---- The folder of parts (record_parts.c) ----
+
+// PATH.parts/ holds head.h5 (the root), lock, context-<id>.h5 and question-<10 digits>-<id>.h5. A folder without
+// head.h5 holds nothing that counts: head.h5 comes first and goes first.
+typedef struct part {
+    char id[65];
+    bool is_question;
+    uint32_t question;
+    bool in_base; // not a file: taken from the finished record that is being extended
+} part;
+
+char *parts_path(const char *record_path); // malloc'd; NULL when memory is short
+char *part_path(const char *folder, const char *id, bool is_question, uint32_t question);
+char *parts_head_path(const char *folder);
+bool path_exists(const char *path);
+
+// Makes and locks the folder, and removes what killed writers left in it. *lock receives a descriptor to close.
+kvb_status parts_lock(int *lock, const char *folder, kvb_error *err);
+// Every part of a folder, in no order; *bytes receives the sum of their sizes. *parts is malloc'd.
+kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err);
+// Removes the files that belong to the folder, head first, and the folder when nothing else is in it.
+void parts_remove(const char *folder);
+
+struct record_writer {
+    char *path, *folder;
+    int lock; // descriptor
+    record_shape shape;
+    cJSON *attributes;
+    int deflate;  // level for the assembled record
+    record *base; // the finished record that this run extends, or NULL
+};
+
+// Opens /contexts/<id>, or /contexts/<id>/questions/<number> when `number` is given, for reading.
+kvb_status record_open_context(hid_t *out, const h5_file *f, const char *id, kvb_error *err);
+kvb_status record_open_question(hid_t *out, const h5_file *f, hid_t context, uint32_t number, kvb_error *err);
