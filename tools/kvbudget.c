@@ -136,7 +136,7 @@ static const cli_command *find_command(const char *name)
 static int unknown_command(const char *name)
 {
     const char *nearest = NULL;
-    int best = 4; // further away than this is another word, not a slip
+    int best = 3; // two letters away at most: more is another word, not a slip
     for (int i = 0; i < COMMAND_COUNT; i++) {
         if (!COMMANDS[i]) continue;
         int d = distance(name, COMMANDS[i]->name);

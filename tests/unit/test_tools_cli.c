@@ -1,0 +1,186 @@
+// Options, numbers and progress of the command line; the picture of the terminal.
+#include "tools/cli.h"
+#include "tools/heatmap.h"
+#include "unit.h"
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static int run_nothing(const cli_command *self, int argc, char **argv)
+{
+    (void)self, (void)argc, (void)argv;
+    return EXIT_DONE;
+}
+
+static const cli_command COMMAND = {"try", "try [OPTION]...", "Tries options", "Details.\n", run_nothing};
+
+typedef struct values {
+    bool flag;
+    const char *text;
+    uint64_t count;
+    double real;
+    cli_list list;
+    int first;
+} values;
+
+// Parses words, ended by NULL. What wrong options print goes to the log of the test.
+static int parse(values *v, const char *const *words)
+{
+    const cli_option options[] = {
+        {"flag", 'f', CLI_FLAG, &v->flag, NULL, "A flag."},    {"text", 't', CLI_TEXT, &v->text, "WORD", "A word."},
+        {"count", 'n', CLI_COUNT, &v->count, "N", "A count."}, {"real", 'r', CLI_REAL, &v->real, "X", "A number."},
+        {"list", 'l', CLI_LIST, &v->list, "ITEM", "An item."}, {0}};
+    char copies[16][64], *argv[16] = {0};
+    int argc = 0;
+    for (; words[argc]; argc++) argv[argc] = strcpy(copies[argc], words[argc]);
+    *v = (values){.count = 7, .real = 0.25};
+    return cli_parse(&COMMAND, options, argc, argv, &v->first);
+}
+#define PARSE(v, ...) parse(v, (const char *const[]){"try", __VA_ARGS__, NULL})
+
+START_TEST(options_of_every_kind)
+{
+    values v;
+    ck_assert_int_eq(
+        PARSE(&v, "a", "-f", "--text=x", "b", "-n", "12", "--real", "-1.5e-3", "-l", "p", "-lq", "--", "-c"), 0);
+    ck_assert(v.flag);
+    ck_assert_str_eq(v.text, "x");
+    ck_assert_uint_eq(v.count, 12);
+    ck_assert_double_eq(v.real, -1.5e-3);
+    ck_assert_uint_eq(v.list.count, 2);
+    ck_assert_int_eq(v.first, 11); // three operands are left: a, b, -c
+    cli_list_free(&v.list);
+    ck_assert_ptr_null(v.list.items);
+    ck_assert_int_eq(PARSE(&v, "a"), 0); // state of the last call is gone
+    ck_assert_int_eq(v.first, 1);
+    ck_assert_uint_eq(v.count, 7);
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_int_eq(PARSE(&v, "-h"), -1);
+}
+END_TEST
+
+START_TEST(wrong_options)
+{
+    values v;
+    ck_assert_int_eq(PARSE(&v, "--nothing"), EXIT_USAGE);
+    ck_assert_int_eq(PARSE(&v, "-x"), EXIT_USAGE);
+    ck_assert_int_eq(PARSE(&v, "--text"), EXIT_USAGE);
+    ck_assert_int_eq(PARSE(&v, "-t"), EXIT_USAGE);
+    ck_assert_int_eq(PARSE(&v, "--flag=1"), EXIT_USAGE);
+    ck_assert_int_eq(PARSE(&v, "--help=1"), EXIT_USAGE);
+}
+END_TEST
+
+START_TEST(counts_are_strict)
+{
+    values v;
+    ck_assert_int_eq(PARSE(&v, "-n", "18446744073709551615"), 0);
+    ck_assert_uint_eq(v.count, UINT64_MAX);
+    static const char *const wrong[] = {"", " 1", "1 ", "+1", "-1", "0x10", "1e3", "1.0", "4k", "18446744073709551616"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_int_eq(PARSE(&v, "-n", wrong[i]), EXIT_USAGE);
+}
+END_TEST
+
+START_TEST(reals_are_strict)
+{
+    values v;
+    ck_assert_int_eq(PARSE(&v, "-r", ".5"), 0);
+    ck_assert_double_eq(v.real, 0.5);
+    static const char *const wrong[] = {"",      " 1",  "1 ",    "nan", "inf",   "-inf",
+                                        "0x1p3", "1,5", "1e999", "e5",  "1.2.3", "--1"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_int_eq(PARSE(&v, "-r", wrong[i]), EXIT_USAGE);
+}
+END_TEST
+
+// A picture as text; the caller frees it.
+static char *picture(uint32_t layers, uint32_t heads, const heatmap_terminal *terminal, bool svg)
+{
+    static const char *const names[] = {"first <&>", "second"};
+    static const double ratios[] = {0.5, 0.8, 0.9};
+    double *kept = calloc(2 * 3 * (size_t)layers * heads, sizeof *kept);
+    ck_assert_ptr_nonnull(kept);
+    for (size_t i = 0; i < 2 * 3 * (size_t)layers * heads; i++) kept[i] = (double)(i % 101) / 100;
+    heatmap map = {layers, heads, 2, 3, "Title", "Subtitle", names, ratios, kept};
+    char *text = NULL;
+    size_t size = 0;
+    FILE *out = open_memstream(&text, &size);
+    ck_assert_ptr_nonnull(out);
+    if (svg) heatmap_svg(&map, out);
+    else heatmap_print(&map, terminal, out);
+    fclose(out);
+    free(kept);
+    return text;
+}
+
+static size_t occurrences(const char *text, const char *what)
+{
+    size_t n = 0;
+    for (const char *at = text; (at = strstr(at, what)); at += strlen(what)) n++;
+    return n;
+}
+
+START_TEST(plain_picture_has_numbers_only)
+{
+    char *text = picture(2, 3, &(heatmap_terminal){HEATMAP_PLAIN, true, 100}, false);
+    ck_assert_ptr_null(strchr(text, '\033'));
+    ck_assert_ptr_nonnull(strstr(text, "\n  0    0   1   2     6   7   8"));
+    ck_assert_ptr_nonnull(strstr(text, "\n  1    3   4   5     9  10  11"));
+    free(text);
+}
+END_TEST
+
+START_TEST(coloured_picture_has_every_layer)
+{
+    // Odd: the last line of half blocks has nothing below.
+    char *text = picture(5, 3, &(heatmap_terminal){HEATMAP_TRUECOLOUR, true, 200}, false);
+    ck_assert_uint_eq(occurrences(text, "\u2580"), 3 * 3 * 2 * 6); // lines x heads x columns each x panels
+    ck_assert_ptr_nonnull(strstr(text, "\033[38;2;68;1;84m"));
+    free(text);
+    text = picture(5, 3, &(heatmap_terminal){HEATMAP_256, false, 200}, false);
+    ck_assert_uint_eq(occurrences(text, "\u2580"), 0);
+    ck_assert_ptr_nonnull(strstr(text, "\033[48;5;53m"));
+    free(text);
+}
+END_TEST
+
+START_TEST(any_shape_and_width)
+{
+    static const uint32_t shapes[][2] = {{1, 1}, {1, 128}, {80, 8}, {3, 40}, {200, 1}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        for (int columns = 1; columns < 300; columns += 37) {
+            heatmap_terminal t = {(heatmap_colours)(columns % 3), columns % 2, columns};
+            char *text = picture(shapes[i][0], shapes[i][1], &t, false);
+            ck_assert_uint_ge(occurrences(text, "80% pruned"), 1);
+            free(text);
+        }
+        char *text = picture(shapes[i][0], shapes[i][1], NULL, true);
+        ck_assert_uint_eq(occurrences(text, "<title>layer "), 6 * (size_t)shapes[i][0] * shapes[i][1]);
+        ck_assert_ptr_nonnull(strstr(text, "first &lt;&amp;&gt;"));
+        ck_assert_ptr_nonnull(strstr(text, "</svg>\n"));
+        free(text);
+    }
+}
+END_TEST
+
+START_TEST(no_colour_is_respected)
+{
+    setenv("TERM", "xterm-256color", 1);
+    setenv("NO_COLOR", "1", 1);
+    ck_assert(!cli_colour_wanted(STDOUT_FILENO));
+    ck_assert_int_eq(heatmap_detect(STDOUT_FILENO).colours, HEATMAP_PLAIN);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, options_of_every_kind);
+    tcase_add_test(tc, wrong_options);
+    tcase_add_test(tc, counts_are_strict);
+    tcase_add_test(tc, reals_are_strict);
+    tcase_add_test(tc, plain_picture_has_numbers_only);
+    tcase_add_test(tc, coloured_picture_has_every_layer);
+    tcase_add_test(tc, any_shape_and_width);
+    tcase_add_test(tc, no_colour_is_respected);
+}
+
+UNIT_MAIN("tools_cli", fill)
