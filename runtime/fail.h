@@ -3,6 +3,7 @@
 #include "kvbudget.h"
 #include <stdarg.h>
 
-// Writes status and the formatted message to err (may be NULL) and returns status, so that callers can `return kvb_fail(...)`.
+// Writes status and the formatted message to err (may be NULL) and returns status, so that callers can
+// `return kvb_fail(...)`.
 // A message longer than the buffer is cut, never overrun.
 kvb_status kvb_fail(kvb_error *err, kvb_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));

@@ -312,7 +312,7 @@ static kvb_status copy_f64(const kvb_table *t, const char *name, const kvb_tenso
 
 static kvb_status read_saturated(kvb_table *t, const kvb_safetensors *file, kvb_error *err)
 {
-    const kvb_tensor *x;
+    const kvb_tensor *x = NULL;
     kvb_status status = find_tensor(t, file, "saturated", "U8", 1, &x, err);
     for (size_t i = 0; !status && i < KVB_TABLE_ROWS; ++i) {
         t->saturated[i] = x->data[i];
