@@ -5,6 +5,9 @@
 #include <cjson/cJSON.h>
 #include <stdint.h>
 
+// The metadata of a table file, a flat object of strings: the caller's, cJSON_Delete.
+kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err);
+
 // Path of the side-car: ".npy" at the end replaced by ".json", else ".json" appended. malloc'd; NULL when memory is
 // short.
 char *table_sidecar_path(const char *npy_path);

@@ -21,8 +21,9 @@ typedef struct table_content {
     const cJSON *metadata;         // flat object of strings; must hold format = "kvbudget-table", format_version = "1"
 } table_content;
 
-// Writes atomically; equal content gives equal bytes. Checks: all numbers finite, prune_ratio in [0,1], ratio ascending
-// in (0,1), saturated 0 or 1, metadata flat strings. Errors: KVB_ARGUMENT, KVB_NUMERIC, KVB_IO, KVB_MEMORY.
+// Writes atomically, and nothing that kvb_table_open would refuse; equal content gives equal bytes. Checks: all numbers
+// finite, prune_ratio in [0,1], ratio ascending in (0,1), saturated 0 or 1, metadata flat strings. Errors:
+// KVB_ARGUMENT, KVB_NUMERIC, KVB_IO, KVB_MEMORY.
 kvb_status table_write(const char *path, const table_content *t, kvb_error *err);
 
 // The same bytes in memory: *out is malloc'd and belongs to the caller.

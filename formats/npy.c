@@ -1,0 +1,309 @@
+// Specification: numpy.lib.format. The header is a Python dictionary of three entries, parsed here over a bounded
+// cursor.
+#include "npy.h"
+#include "atomic_file.h"
+#include "runtime/fail.h"
+#include <endian.h>
+#include <errno.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+_Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "elements are copied as they lie in memory");
+
+static const unsigned char magic[6] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
+
+static const struct {
+    const char *descr;
+    size_t size;
+} types[] = {[NPY_F32] = {"<f4", 4}, [NPY_F64] = {"<f8", 8}, [NPY_I32] = {"<i4", 4}, [NPY_I64] = {"<i8", 8}};
+enum { N_TYPES = sizeof types / sizeof types[0] };
+
+const char *npy_type_descr(npy_type type)
+{
+    return types[type].descr;
+}
+
+size_t npy_type_size(npy_type type)
+{
+    return types[type].size;
+}
+
+// ---- Header ----
+
+typedef struct cursor {
+    const char *begin, *at, *end;
+} cursor;
+
+static void skip_spaces(cursor *c)
+{
+    while (c->at < c->end && (*c->at == ' ' || *c->at == '\n' || *c->at == '\t')) c->at++;
+}
+
+static bool take(cursor *c, char expected)
+{
+    skip_spaces(c);
+    if (c->at == c->end || *c->at != expected) return false;
+    c->at++;
+    return true;
+}
+
+static bool take_word(cursor *c, const char *word)
+{
+    skip_spaces(c);
+    size_t n = strlen(word);
+    if ((size_t)(c->end - c->at) < n || memcmp(c->at, word, n) != 0) return false;
+    c->at += n;
+    return true;
+}
+
+// 'text' or "text" without escapes; false also when it is longer than the buffer.
+static bool take_string(cursor *c, char *out, size_t size)
+{
+    char quote = take(c, '\'') ? '\'' : take(c, '"') ? '"' : '\0';
+    if (!quote) return false;
+    const char *close = memchr(c->at, quote, (size_t)(c->end - c->at));
+    if (!close || (size_t)(close - c->at) >= size) return false;
+    memcpy(out, c->at, (size_t)(close - c->at));
+    out[close - c->at] = '\0';
+    c->at = close + 1;
+    return true;
+}
+
+static bool take_number(cursor *c, uint64_t *out)
+{
+    skip_spaces(c);
+    uint64_t x = 0;
+    const char *start = c->at;
+    for (; c->at < c->end && *c->at >= '0' && *c->at <= '9'; c->at++) {
+        if (__builtin_mul_overflow(x, 10, &x) || __builtin_add_overflow(x, (uint64_t)(*c->at - '0'), &x)) return false;
+    }
+    *out = x;
+    return c->at > start;
+}
+
+// (), (3,), (3, 4) or (3, 4,)
+static bool take_shape(cursor *c, npy_array *out)
+{
+    out->n_dims = 0;
+    if (!take(c, '(')) return false;
+    while (!take(c, ')')) {
+        if (out->n_dims == NPY_MAX_DIMS || !take_number(c, &out->shape[out->n_dims])) return false;
+        out->n_dims++;
+        if (!take(c, ',')) return out->n_dims > 1 && take(c, ')');
+    }
+    return true;
+}
+
+typedef struct header {
+    char descr[16];
+    bool fortran, has_descr, has_order, has_shape;
+} header;
+
+static bool take_entry(cursor *c, header *h, npy_array *out)
+{
+    char key[16];
+    if (!take_string(c, key, sizeof key) || !take(c, ':')) return false;
+    if (strcmp(key, "descr") == 0) {
+        h->has_descr = take_string(c, h->descr, sizeof h->descr);
+        return h->has_descr;
+    }
+    if (strcmp(key, "fortran_order") == 0) {
+        h->fortran = take_word(c, "True");
+        h->has_order = h->fortran || take_word(c, "False");
+        return h->has_order;
+    }
+    h->has_shape = strcmp(key, "shape") == 0 && take_shape(c, out);
+    return h->has_shape;
+}
+
+static kvb_status parse_header(npy_array *out, cursor c, size_t offset, const char *name, kvb_error *err)
+{
+    header h = {0};
+    bool ok = take(&c, '{');
+    while (ok && !take(&c, '}')) {
+        ok = take_entry(&c, &h, out);
+        if (ok && !take(&c, ',')) {
+            ok = take(&c, '}');
+            break;
+        }
+    }
+    skip_spaces(&c);
+    if (!ok || c.at != c.end)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: byte %zu: expected {'descr': .., 'fortran_order': .., 'shape': ..} of one plain type",
+                        name, offset + (size_t)(c.at - c.begin));
+    if (!h.has_descr || !h.has_order || !h.has_shape)
+        return kvb_fail(err, KVB_FORMAT, "%s: header: %s is missing", name,
+                        !h.has_descr   ? "descr"
+                        : !h.has_order ? "fortran_order"
+                                       : "shape");
+    if (h.fortran)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: header: Fortran order; save numpy.ascontiguousarray(x) instead",
+                        name);
+    for (int i = 0; i < N_TYPES; i++) {
+        if (strcmp(h.descr, types[i].descr) == 0) {
+            out->type = (npy_type)i;
+            return KVB_OK;
+        }
+    }
+    return kvb_fail(err, KVB_UNSUPPORTED, "%s: header: element type %s, expected <f4, <f8, <i4 or <i8", name, h.descr);
+}
+
+// Where the header's text lies: the length has 2 bytes in version 1, 4 in versions 2 and 3.
+static kvb_status find_header(size_t *begin, size_t *end, const unsigned char *p, size_t size, const char *name,
+                              kvb_error *err)
+{
+    if (size < 10 || memcmp(p, magic, sizeof magic) != 0)
+        return kvb_fail(err, KVB_FORMAT, "%s: byte 0: expected the signature of a .npy file", name);
+    if (p[6] < 1 || p[6] > 3 || p[7] != 0)
+        return kvb_fail(err, KVB_VERSION, "%s: byte 6: .npy version %u.%u, expected 1.0, 2.0 or 3.0", name, p[6], p[7]);
+    *begin = p[6] == 1 ? 10 : 12;
+    size_t length = p[8] | (size_t)p[9] << 8;
+    if (p[6] > 1) {
+        if (size < 12) return kvb_fail(err, KVB_FORMAT, "%s: byte %zu: cut off in the header", name, size);
+        length |= (size_t)p[10] << 16 | (size_t)p[11] << 24;
+    }
+    if (length > size - *begin)
+        return kvb_fail(err, KVB_FORMAT, "%s: byte 8: header of %zu bytes, the file has %zu", name, length, size);
+    *end = *begin + length;
+    return KVB_OK;
+}
+
+kvb_status npy_parse(npy_array *out, const void *data, size_t size, const char *name, kvb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    size_t begin = 0, end = 0, count = 1, bytes;
+    kvb_status status = find_header(&begin, &end, data, size, name, err);
+    if (status != KVB_OK) return status;
+    const char *text = data;
+    status = parse_header(out, (cursor){text + begin, text + begin, text + end}, begin, name, err);
+    if (status != KVB_OK) return status;
+    bool overflow = false, empty = false;
+    for (uint32_t i = 0; i < out->n_dims; i++) {
+        empty |= out->shape[i] == 0;
+        overflow |= __builtin_mul_overflow(count, out->shape[i], &count);
+    }
+    if (empty) count = 0;
+    overflow = (overflow && !empty) || __builtin_mul_overflow(count, types[out->type].size, &bytes);
+    if (overflow || bytes != size - end)
+        return kvb_fail(err, KVB_FORMAT, "%s: byte %zu: expected %s%zu bytes of data as the shape says, found %zu",
+                        name, end, overflow ? "over " : "", overflow ? SIZE_MAX : bytes, size - end);
+    out->count = count;
+    out->data = (const char *)data + end;
+    return KVB_OK;
+}
+
+// ---- Elements ----
+
+static kvb_status cannot_convert(const npy_array *a, const char *wanted, const char *name, kvb_error *err)
+{
+    return kvb_fail(err, KVB_UNSUPPORTED, "%s: holds elements of type %s, expected %s", name, types[a->type].descr,
+                    wanted);
+}
+
+static double get_f64(const npy_array *a, size_t i)
+{
+    double x;
+    memcpy(&x, (const char *)a->data + i * sizeof x, sizeof x);
+    return x;
+}
+
+static int64_t get_integer(const npy_array *a, size_t i)
+{
+    int32_t small;
+    int64_t x;
+    if (a->type == NPY_I32) {
+        memcpy(&small, (const char *)a->data + i * sizeof small, sizeof small);
+        return small;
+    }
+    memcpy(&x, (const char *)a->data + i * sizeof x, sizeof x);
+    return x;
+}
+
+kvb_status npy_to_f32(const npy_array *a, float *out, const char *name, kvb_error *err)
+{
+    if (a->type == NPY_F32) memcpy(out, a->data, a->count * sizeof *out);
+    else if (a->type == NPY_F64)
+        for (size_t i = 0; i < a->count; i++) out[i] = (float)get_f64(a, i);
+    else return cannot_convert(a, "<f4 or <f8", name, err);
+    return KVB_OK;
+}
+
+kvb_status npy_to_f64(const npy_array *a, double *out, const char *name, kvb_error *err)
+{
+    for (size_t i = 0; i < a->count; i++) {
+        float single;
+        if (a->type == NPY_F64) {
+            out[i] = get_f64(a, i);
+        } else if (a->type == NPY_F32) {
+            memcpy(&single, (const char *)a->data + i * sizeof single, sizeof single);
+            out[i] = single;
+        } else {
+            int64_t x = get_integer(a, i), limit = INT64_C(1) << 53;
+            if (x > limit || x < -limit)
+                return kvb_fail(err, KVB_NUMERIC, "%s: element %zu: %lld is beyond what a double can tell apart", name,
+                                i, (long long)x);
+            out[i] = (double)x;
+        }
+    }
+    return KVB_OK;
+}
+
+kvb_status npy_to_i32(const npy_array *a, int32_t *out, const char *name, kvb_error *err)
+{
+    if (a->type != NPY_I32 && a->type != NPY_I64) return cannot_convert(a, "<i4 or <i8", name, err);
+    for (size_t i = 0; i < a->count; i++) {
+        int64_t x = get_integer(a, i);
+        if (x < INT32_MIN || x > INT32_MAX)
+            return kvb_fail(err, KVB_NUMERIC, "%s: element %zu: %lld does not fit 32 bits", name, i, (long long)x);
+        out[i] = (int32_t)x;
+    }
+    return KVB_OK;
+}
+
+// ---- Writing ----
+
+// Formats the whole beginning of the file, a multiple of 64 bytes; returns its size, 0 when it does not fit.
+static size_t format_header(unsigned char *out, size_t size, npy_type type, uint32_t n_dims, const uint64_t *shape)
+{
+    char text[320];
+    int n = snprintf(text, sizeof text, "{'descr': '%s', 'fortran_order': False, 'shape': (", types[type].descr);
+    for (uint32_t i = 0; i < n_dims; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%llu%s", i ? " " : "", (unsigned long long)shape[i],
+                      i + 1 < n_dims || n_dims == 1 ? "," : "");
+    n += snprintf(text + n, sizeof text - (size_t)n, "), }"); // at most 8 x 22 characters of shape: it fits
+    size_t total = (10 + (size_t)n + 1 + 63) / 64 * 64, length = total - 10;
+    if (total > size) return 0;
+    memset(out, ' ', total);
+    memcpy(out, magic, sizeof magic);
+    memcpy(out + 6, (unsigned char[4]){1, 0, (unsigned char)(length & 255), (unsigned char)(length >> 8)}, 4);
+    memcpy(out + 10, text, (size_t)n);
+    out[total - 1] = '\n';
+    return total;
+}
+
+kvb_status npy_write(const char *path, npy_type type, uint32_t n_dims, const uint64_t *shape, const void *data,
+                     kvb_error *err)
+{
+    size_t bytes = types[type].size;
+    bool fits = n_dims <= NPY_MAX_DIMS;
+    for (uint32_t i = 0; fits && i < n_dims; i++) fits = !__builtin_mul_overflow(bytes, shape[i], &bytes);
+    unsigned char header_bytes[512];
+    size_t header_size = fits ? format_header(header_bytes, sizeof header_bytes, type, n_dims, shape) : 0;
+    if (header_size == 0)
+        return kvb_fail(err, KVB_ARGUMENT, "%s: an array of %u dimensions and this shape cannot be written", path,
+                        n_dims);
+    atomic_file f;
+    kvb_status status = atomic_file_begin(&f, path, err);
+    if (status != KVB_OK) return status;
+    if (fwrite(header_bytes, 1, header_size, f.stream) != header_size ||
+        (bytes > 0 && fwrite(data, 1, bytes, f.stream) != bytes)) {
+        status =
+            kvb_fail(err, KVB_IO, "%s: cannot write %zu bytes: %s; nothing was changed", path, bytes, strerror(errno));
+        atomic_file_abandon(&f);
+        return status;
+    }
+    return atomic_file_commit(&f, err);
+}

@@ -1,0 +1,170 @@
+#include "table_export.h"
+#include "atomic_file.h"
+#include "file_read.h"
+#include "npy.h"
+#include "runtime/fail.h"
+#include "runtime/safetensors.h"
+#include "sha256.h"
+#include <math.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SIDECAR_FORMAT "kvbudget-npy-sidecar"
+
+char *table_sidecar_path(const char *npy_path)
+{
+    size_t n = strlen(npy_path);
+    if (n > 4 && strcmp(npy_path + n - 4, ".npy") == 0) n -= 4;
+    char *path = NULL;
+    return asprintf(&path, "%.*s.json", (int)n, npy_path) < 0 ? NULL : path;
+}
+
+kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err)
+{
+    *out = NULL;
+    file_view view;
+    kvb_safetensors file;
+    kvb_status status = file_map(&view, path, err);
+    if (status != KVB_OK) return status;
+    status = kvb_safetensors_parse(&file, view.data, view.size, path, err);
+    if (status == KVB_OK) {
+        const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(file.header, "__metadata__");
+        *out = metadata ? cJSON_Duplicate(metadata, 1) : cJSON_CreateObject();
+        if (!*out) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+        kvb_safetensors_free(&file);
+    }
+    file_unmap(&view);
+    return status;
+}
+
+// ---- The side-car ----
+
+static const char *text_of(const cJSON *metadata, const char *key)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(metadata, key);
+    return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+// A number out of the text of metric_parameters, or `otherwise`.
+static double parameter(const cJSON *parameters, const char *key, double otherwise)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(parameters, key);
+    return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
+}
+
+// The kvpress 0.5.5 press that ranks tokens as the metric does; what it is when there is none.
+static void describe_press(char *press, size_t size, const char **note, const cJSON *metadata)
+{
+    const char *metric = text_of(metadata, "metric");
+    cJSON *parameters = cJSON_Parse(text_of(metadata, "metric_parameters"));
+    *note = NULL;
+    if (strncmp(metric, "snapkv", 6) == 0) {
+        snprintf(press, size, "SnapKVPress(window_size=%.0f, kernel_size=%.0f)", parameter(parameters, "window", 64),
+                 parameter(parameters, "kernel", 5));
+        if (strcmp(metric, "snapkv:kvpress") != 0)
+            *note = "kvpress has no SnapKV with max pooling: its ranking differs from the one that was calibrated";
+    } else if (strncmp(metric, "ea", 2) == 0 && (metric[2] == ':' || !metric[2])) {
+        snprintf(press, size, "ExpectedAttentionPress(epsilon=%g)", parameter(parameters, "epsilon", 0.02));
+        if (strcmp(metric, "ea:kvpress") != 0)
+            *note = "kvpress leaves the sinks out of the softmax: its ranking differs from the one that was calibrated";
+    } else if (strncmp(metric, "keydiff", 7) == 0) {
+        snprintf(press, size, "KeyDiffPress()");
+    } else {
+        snprintf(press, size, "YourPress()");
+        *note = "choose the kvpress scorer that ranks tokens as the metric does";
+    }
+    cJSON_Delete(parameters);
+}
+
+static bool add_kvpress(cJSON *sidecar, const cJSON *metadata, const char *npy_path)
+{
+    const char *slash = strrchr(npy_path, '/'), *file = slash ? slash + 1 : npy_path, *note;
+    char press[128], *load = NULL;
+    describe_press(press, sizeof press, &note, metadata);
+    const char *sink = text_of(metadata, "sink"), *window = text_of(metadata, "window");
+    int n = asprintf(&load,
+                     "import numpy, kvpress\n"
+                     "press = kvpress.LUKVPress(kvpress.%s, compression_ratio=0.8, sink=%s, window=%s)\n"
+                     "press._budget_curves = numpy.load(\"%s\")  # [99, layers, KV heads], share of tokens pruned",
+                     press, *sink ? sink : "4", *window ? window : "1", file);
+    if (n < 0) return false;
+    cJSON *kvpress = cJSON_AddObjectToObject(sidecar, "kvpress");
+    bool ok = kvpress && cJSON_AddStringToObject(kvpress, "version", "0.5.5") &&
+              cJSON_AddStringToObject(kvpress, "press", press) && cJSON_AddStringToObject(kvpress, "load", load) &&
+              (!note || cJSON_AddStringToObject(kvpress, "warning", note));
+    free(load);
+    return ok;
+}
+
+static char *make_sidecar(const char *npy_path, const char *npy_sha256, const cJSON *metadata)
+{
+    const char *slash = strrchr(npy_path, '/');
+    cJSON *sidecar = cJSON_CreateObject(), *copy = cJSON_Duplicate(metadata, 1);
+    bool ok = sidecar && copy && cJSON_AddStringToObject(sidecar, "format", SIDECAR_FORMAT) &&
+              cJSON_AddStringToObject(sidecar, "format_version", "1") &&
+              cJSON_AddStringToObject(sidecar, "npy", slash ? slash + 1 : npy_path) &&
+              cJSON_AddStringToObject(sidecar, "npy_sha256", npy_sha256) &&
+              cJSON_AddItemToObject(sidecar, "metadata", copy);
+    if (ok) ok = add_kvpress(sidecar, metadata, npy_path);
+    else cJSON_Delete(copy);
+    char *text = ok ? cJSON_Print(sidecar) : NULL;
+    cJSON_Delete(sidecar);
+    return text;
+}
+
+kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
+                            const double *prune_ratio, const cJSON *metadata, kvb_error *err)
+{
+    size_t count;
+    if (__builtin_mul_overflow((size_t)n_rows * n_layers, n_kv_heads, &count))
+        return kvb_fail(err, KVB_ARGUMENT, "%s: impossible shape [%u,%u,%u]", npy_path, n_rows, n_layers, n_kv_heads);
+    for (size_t i = 0; i < count; i++) {
+        if (!(prune_ratio[i] >= 0 && prune_ratio[i] <= 1))
+            return kvb_fail(err, KVB_NUMERIC, "%s: element %zu is %g, expected a prune ratio, 0 to 1", npy_path, i,
+                            prune_ratio[i]);
+    }
+    const uint64_t shape[3] = {n_rows, n_layers, n_kv_heads};
+    char sha256[65], *text = NULL, *sidecar_path = table_sidecar_path(npy_path);
+    kvb_status status = sidecar_path ? npy_write(npy_path, NPY_F64, 3, shape, prune_ratio, err)
+                                     : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", npy_path);
+    if (status == KVB_OK) status = sha256_file_hex(npy_path, sha256, err);
+    if (status == KVB_OK) {
+        text = make_sidecar(npy_path, sha256, metadata);
+        status = text ? atomic_write(sidecar_path, text, strlen(text), err)
+                      : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", sidecar_path);
+    }
+    free(text);
+    free(sidecar_path);
+    return status;
+}
+
+kvb_status table_sidecar_parse(cJSON **metadata, const void *data, size_t size, const char *name,
+                               const char *npy_sha256, kvb_error *err)
+{
+    *metadata = NULL;
+    cJSON *sidecar = cJSON_ParseWithLength(data, size);
+    const cJSON *held = cJSON_GetObjectItemCaseSensitive(sidecar, "metadata"), *item;
+    kvb_status status = KVB_OK;
+    if (strcmp(text_of(sidecar, "format"), SIDECAR_FORMAT) != 0)
+        status = kvb_fail(err, KVB_FORMAT, "%s: expected JSON with format = \"" SIDECAR_FORMAT "\"", name);
+    else if (strcmp(text_of(sidecar, "format_version"), "1") != 0)
+        status = kvb_fail(err, KVB_VERSION, "%s: format_version \"%.40s\", expected \"1\"; use a newer kvbudget", name,
+                          text_of(sidecar, "format_version"));
+    else if (!cJSON_IsObject(held)) status = kvb_fail(err, KVB_FORMAT, "%s: metadata: expected an object", name);
+    else if (npy_sha256 && text_of(sidecar, "npy_sha256")[0] && strcmp(text_of(sidecar, "npy_sha256"), npy_sha256) != 0)
+        status = kvb_fail(err, KVB_MISMATCH, "%s: belongs to another .npy: it names SHA-256 %.64s, the file has %s",
+                          name, text_of(sidecar, "npy_sha256"), npy_sha256);
+    cJSON_ArrayForEach(item, held)
+    {
+        if (status == KVB_OK && !cJSON_IsString(item))
+            status = kvb_fail(err, KVB_FORMAT, "%s: metadata: %.80s: expected a string", name, item->string);
+    }
+    if (status == KVB_OK) {
+        *metadata = cJSON_Duplicate(held, 1);
+        if (!*metadata) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", name);
+    }
+    cJSON_Delete(sidecar);
+    return status;
+}
