@@ -98,5 +98,32 @@ sys.exit(0 if eval(sys.argv[2]) else 1)' "$2" "${3:-True}" 2>json.err; then ok "
     fi
 }
 
+# check NAME CHECK ARGUMENT...: a check of check.py, which reads the files without any code of ours.
+check() {
+    local name=$1
+    shift
+    if "$PYTHON" "$KVB_ROOT/tests/cli/check.py" "$@" >check.out 2>&1; then ok "$name"; else
+        not_ok "$name"
+        sed 's/^/    /' check.out
+    fi
+}
+
 # tiny_model FILE: the generated two-layer model.
 tiny_model() { "$KVB_BUILD/tests/tiny_model" "$1" >/dev/null; }
+
+# tiny_calib FILE: two contexts of token ids that any model has, one with answers.
+tiny_calib() {
+    "$PYTHON" - >"$1" <<'PYTHON_END'
+import json
+state = 1
+def ids(n):
+    global state
+    out = []
+    for _ in range(n):
+        state = state * 1103515245 + 12345 & 0x7FFFFFFF
+        out.append(3 + (state >> 16) % 40)
+    return out
+print(json.dumps({"sample_id": "long", "context_ids": ids(230), "question_ids": [ids(5), ids(9), ids(7)]}))
+print(json.dumps({"sample_id": "short", "context_ids": ids(150), "question_ids": [ids(6), ids(4)], "answer_ids": [ids(8), ids(12)]}))
+PYTHON_END
+}

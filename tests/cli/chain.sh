@@ -1,0 +1,82 @@
+#!/usr/bin/env bash
+# The whole chain on the tiny model: every arrow between two folders is a file that other code can read.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+L=2 G=2
+PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 8 --ignore-eos --metric snapkv:kvpress --metric keydiff --metric ea:kvpress
+    --metric snapkv:lukv --metric ea:lukv)
+
+if tiny_model tiny.gguf; then ok 'the tiny model is written'; else not_ok 'the tiny model is written'; fi
+tiny_calib calib.jsonl
+
+# ---- profile
+expect 0 'profile --plan' "${PROFILE[@]}" --plan
+says 'the plan tells memory and time' 'memory|GiB|MiB'
+if [ -e run.h5 ]; then not_ok 'a plan writes nothing'; else ok 'a plan writes nothing'; fi
+expect 0 'profile' "${PROFILE[@]}" -o run.h5
+exists 'a record' run.h5
+if [ -e run.h5.parts ]; then not_ok 'the folder of parts is gone'; else ok 'the folder of parts is gone'; fi
+says 'a log gets lines, not a bar' '^profile: run.h5' err
+expect 0 'profile --quiet' "${PROFILE[@]}" -o quiet.h5 --quiet
+if [ -s out ] || [ -s err ]; then not_ok 'quiet is quiet' && show; else ok 'quiet is quiet'; fi
+same 'the same command writes the same bytes' run.h5 quiet.h5
+expect 0 'profile with one thread, one question at a time' "${PROFILE[@]}" -o batch.h5 --quiet --batch 1 --threads 1
+expect 0 'profile on the reference backend' "${PROFILE[@]}" -o ref.h5 --quiet --backend ref
+expect 0 'profile, greedy, other ways' profile tiny.gguf calib.jsonl -o other.h5 --quiet --greedy --include-first --questions 1 \
+    --max-tokens 120 --bos no --new-tokens 4
+fails 'a record is not overwritten' 'run.h5.*(--resume|--force)' "${PROFILE[@]}" -o run.h5
+expect 0 'profile --force replaces it' "${PROFILE[@]}" -o run.h5 --force --quiet
+same 'by the same bytes' run.h5 quiet.h5
+expect 0 'profile --resume of a finished record' "${PROFILE[@]}" -o run.h5 --resume --quiet
+same 'changes nothing' run.h5 quiet.h5
+fails 'resume with another seed' 'seed' "${PROFILE[@]}" -o run.h5 --resume --seed 5
+
+# ---- solve
+for m in snapkv:kvpress keydiff ea:kvpress; do
+    t=${m%%:*}.safetensors
+    expect 0 "solve $m" solve run.h5 --metric "$m" -o "$t"
+    check "the table of $m keeps the invariants" table "$t" $L $G "$m"
+done
+expect 0 'solve again' solve quiet.h5 --metric keydiff -o again.safetensors
+same 'the same record gives the same table' keydiff.safetensors again.safetensors
+expect 0 'solve, mean loss, full hull, per layer' solve run.h5 --metric keydiff --aggregate mean_loss --hull full --scope layer -o loss.safetensors
+check 'that table keeps the invariants too' table loss.safetensors $L $G keydiff
+fails 'a metric that was not recorded' 'keydiff' solve run.h5 --metric snapkv:lukv:window=8 -o no.safetensors
+
+# ---- budgets
+expect 0 'budgets' budgets keydiff.safetensors --ratio 0.5 --tokens 1000
+expect 0 'budgets --json' budgets keydiff.safetensors --ratio 0.5 --tokens 1000 --json
+cp out budgets.json
+check 'the budgets add up' budgets_add_up budgets.json 2000
+fails 'a ratio beyond 1' 'ratio' budgets keydiff.safetensors --ratio 1.5 --tokens 1000
+
+# ---- export, import
+expect 0 'export npy' export keydiff.safetensors --format npy -o keydiff.npy
+check 'the .npy is the table' npy_is_table keydiff.npy keydiff.safetensors
+json 'the side-car tells how to load it' keydiff.json '"kvpress" in j and "keydiff" in json.dumps(j)'
+expect 0 'export lukv-steps' export run.h5 --format lukv-steps -o steps
+exists 'the published layout' steps/context_long/question_0.npy
+expect 0 'import lukv-steps' import steps -o imported.h5
+for m in keydiff snapkv:lukv ea:lukv; do
+    expect 0 "solve $m" solve run.h5 --metric "$m" -o a.safetensors
+    expect 0 "solve the imported $m" solve imported.h5 --metric "$m" -o b.safetensors
+    check "the imported $m gives the same budgets" same_budgets a.safetensors b.safetensors
+done
+
+# ---- inspect
+for f in tiny.gguf run.h5 imported.h5 keydiff.safetensors keydiff.npy calib.jsonl; do
+    expect 0 "inspect $f" inspect "$f"
+    expect 0 "inspect --json $f" inspect --json "$f"
+    cp out inspect.json
+    json "inspect --json $f is JSON" inspect.json 'isinstance(j, dict)'
+done
+
+# ---- plot
+expect 0 'plot' plot keydiff.safetensors ea.safetensors -o two.svg
+check 'the picture has a cell for every head' svg two.svg 6 $((L * G))
+expect 0 'plot in the terminal' plot keydiff.safetensors --ratios 20,0.5
+says 'a pipe gets percentages' '^ +0( +[0-9.]+)+$'
+says 'and no colours' 'each number: percent'
+misused 'plot with a ratio that no row has' 'whole per cents' plot keydiff.safetensors --ratios 50.5
+misused 'plot with nonsense for ratios' 'whole per cents' plot keydiff.safetensors --ratios 50,,80
+end

@@ -1,0 +1,102 @@
+"""Independent readers of kvbudget's files for the command-line tests: the standard library only, so that they run anywhere.
+
+Each subcommand prints what it found wrong and exits 1, or exits 0.
+"""
+import json
+import struct
+import sys
+import xml.dom.minidom
+
+
+def table(path):
+    """A safetensors container as (metadata, {name: (dtype, shape, list of numbers)})."""
+    data = open(path, "rb").read()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    metadata = header.pop("__metadata__")
+    tensors = {}
+    for name, t in header.items():
+        first, end = t["data_offsets"]
+        code = {"F64": "d", "U8": "B"}[t["dtype"]]
+        count = (end - first) // struct.calcsize("<" + code)
+        tensors[name] = (t["dtype"], t["shape"], list(struct.unpack_from("<%d%s" % (count, code), data, 8 + size + first)))
+    return metadata, tensors
+
+
+def npy(path):
+    """A version 1 .npy file as (descr, shape, list of numbers)."""
+    data = open(path, "rb").read()
+    assert data[:8] == b"\x93NUMPY\x01\x00", "not .npy version 1"
+    (size,) = struct.unpack("<H", data[8:10])
+    header = eval(data[10 : 10 + size], {"__builtins__": {}})  # a dictionary of literals by definition of the format
+    assert (10 + size) % 64 == 0 and not header["fortran_order"]
+    code = {"<f8": "d", "<f4": "f", "<i8": "q", "<i4": "i"}[header["descr"]]
+    count = 1
+    for n in header["shape"]:
+        count *= n
+    assert len(data) == 10 + size + count * struct.calcsize("<" + code), "length"
+    return header["descr"], header["shape"], list(struct.unpack_from("<%d%s" % (count, code), data, 10 + size))
+
+
+def check_table(path, n_layers, n_heads, metric):
+    """Shapes, metadata, and the invariants of the method that need no second solver."""
+    metadata, t = table(path)
+    L, G = int(n_layers), int(n_heads)
+    assert metadata["format"] == "kvbudget-table" and metadata["metric"] == metric, metadata
+    assert [t[k][1] for k in ("prune_ratio", "std")] == [[99, L, G]] * 2
+    for k in ("ratio", "loss", "lower_bound", "lambda", "table_loss", "effective_ratio", "saturated"):
+        assert t[k][1] == [99], (k, t[k][1])
+    r = t["prune_ratio"][2]
+    rows = [r[i * L * G : (i + 1) * L * G] for i in range(99)]
+    # Targets are whole tokens, so a row's mean is off by at most half a token over all heads of the shortest context.
+    slack = 0.5 / (L * G * min(int(x) for x in metadata["calibration_tokens"].split(","))) + 1e-12
+    for i, row in enumerate(rows):
+        ratio, mean = (i + 1) / 100, sum(row) / (L * G)
+        assert abs(t["ratio"][2][i] - ratio) < 1e-12
+        assert abs(t["effective_ratio"][2][i] - mean) < 1e-9, (i, t["effective_ratio"][2][i], mean)
+        assert t["saturated"][2][i] or abs(mean - ratio) <= slack, (i, mean)
+        assert t["lower_bound"][2][i] <= t["loss"][2][i] + 1e-12, i
+        assert all(0 <= x <= 1 for x in row), i
+        if i and metadata["aggregate"] == "mean_ratio":  # nested
+            assert all(a <= b + 1e-12 for a, b in zip(rows[i - 1], row)), i
+
+
+def check_npy_is_table(npy_path, table_path):
+    descr, shape, values = npy(npy_path)
+    _, t = table(table_path)
+    assert descr == "<f8" and list(shape) == t["prune_ratio"][1], (descr, shape)
+    assert values == t["prune_ratio"][2], "values differ"
+
+
+def check_same_budgets(a, b):
+    x, y = table(a)[1], table(b)[1]
+    for k in ("prune_ratio", "loss", "lower_bound", "saturated"):
+        assert x[k] == y[k], k
+
+
+def check_svg(path, panels, heads):
+    """Well-formed, one cell per panel and head, and no number outside 0 to 100 %."""
+    cells = 0
+    for e in xml.dom.minidom.parse(path).getElementsByTagName("title"):
+        text = e.firstChild.data
+        if text.startswith("layer "):
+            cells += 1
+            assert 0 <= float(text.split(": ")[1].split(" ")[0]) <= 100, text
+    assert cells == int(panels) * int(heads), cells
+
+
+def check_budgets_add_up(path, expected_total):
+    """`budgets --json`: every list of counts inside adds up to the total that is printed."""
+    j = json.load(open(path, encoding="utf-8"))
+    keep = j["keep"]
+    total = sum(sum(row) for row in keep)
+    assert total == j["total"], (total, j["total"])
+    assert expected_total == "-" or total == int(expected_total), total
+
+
+if __name__ == "__main__":
+    try:
+        globals()["check_" + sys.argv[1]](*sys.argv[2:])
+    except Exception as e:  # the message is the test's output
+        print("%s %s: %s: %s" % (sys.argv[1], " ".join(sys.argv[2:]), type(e).__name__, e))
+        sys.exit(1)
