@@ -1,0 +1,50 @@
+// Any bytes as a table; what opens must also hand out budgets within their promises.
+#include "runtime/kvbudget.h"
+#include <stdint.h>
+#include <stdlib.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void try_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, const kvb_budget_options *opt,
+                        uint32_t *keep, size_t n)
+{
+    kvb_budget_summary sum;
+    if (kvb_budgets(table, ratio, n_tokens, opt, keep, n, NULL) != KVB_OK ||
+        kvb_budgets_summarize(table, ratio, n_tokens, opt, keep, n, &sum, NULL) != KVB_OK) {
+        abort(); // a table that opened is good for every ratio
+    }
+    if (sum.keep_min < 1 || sum.keep_max > n_tokens || sum.total > (uint64_t)n * n_tokens) {
+        abort();
+    }
+    if (opt && opt->strict) {
+        uint64_t floor_count = (uint64_t)kvb_table_info(table)->sink + kvb_table_info(table)->window;
+        if (sum.keep_min < floor_count && sum.keep_min < n_tokens) abort();
+    }
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static const double ratios[] = {0, 0.004, 0.5, 0.805, 0.999};
+    static const uint32_t lengths[] = {1, 13, 4099, UINT32_MAX};
+    kvb_table *table;
+    kvb_error err;
+    if (kvb_table_open_memory(&table, data, size, "fuzz", NULL, &err) != KVB_OK) {
+        if (table || err.status == KVB_OK || err.message[0] == 0) abort();
+        return 0;
+    }
+    size_t n = (size_t)kvb_table_info(table)->n_layers * kvb_table_info(table)->n_kv_heads;
+    uint32_t *keep = malloc(n * sizeof *keep);
+    for (size_t i = 0; keep && i < sizeof ratios / sizeof ratios[0]; ++i) {
+        for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; ++j) {
+            try_budgets(table, ratios[i], lengths[j], NULL, keep, n);
+            for (unsigned k = 0; k < 24; ++k) {
+                kvb_budget_options opt = {(kvb_rounding)(k % 3), (kvb_lookup)(k / 3 % 2), (int)(k / 6 % 2),
+                                          k / 12 * 32};
+                try_budgets(table, ratios[i], lengths[j], &opt, keep, n);
+            }
+        }
+    }
+    free(keep);
+    kvb_table_close(table);
+    return 0;
+}
