@@ -59,8 +59,8 @@ void loss_mean_free(loss_mean *m)
 // One head's curve read off at kept share (p + i) / grid, i = 0 .. grid_middle, between its own tokens by a straight line. The steps
 // of the result, each times `weight`, are added to gain[grid_middle]. Below the protected tokens the curve is flat: nothing of the
 // middle region is kept there.
-static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, const double *loss, uint32_t n_tokens, uint32_t middle,
-                          double weight)
+static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, const double *loss, uint32_t n_tokens,
+                          uint32_t middle, double weight)
 {
     double scale = (double)n_tokens / grid, last = 0;
     uint32_t p = n_tokens - middle, grid_p = grid - grid_middle;
@@ -80,11 +80,14 @@ static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, con
 kvb_status loss_mean_add(loss_mean *mean, const loss_curves *c, kvb_error *err)
 {
     const cache_shape *grid = &mean->curves.shape, *s = &c->shape;
-    if (s->n_layers != grid->n_layers || s->n_kv_heads != grid->n_kv_heads || s->sink != grid->sink || s->window != grid->window)
-        return kvb_fail(err, KVB_MISMATCH, "solver: mean loss: expected %u x %u heads, sink %u, window %u, found %u x %u, %u, %u",
-                        grid->n_layers, grid->n_kv_heads, grid->sink, grid->window, s->n_layers, s->n_kv_heads, s->sink, s->window);
+    if (s->n_layers != grid->n_layers || s->n_kv_heads != grid->n_kv_heads || s->sink != grid->sink ||
+        s->window != grid->window)
+        return kvb_fail(
+            err, KVB_MISMATCH, "solver: mean loss: expected %u x %u heads, sink %u, window %u, found %u x %u, %u, %u",
+            grid->n_layers, grid->n_kv_heads, grid->sink, grid->window, s->n_layers, s->n_kv_heads, s->sink, s->window);
     if (s->n_tokens > grid->n_tokens)
-        return kvb_fail(err, KVB_ARGUMENT, "solver: mean loss: a context of %u tokens on a grid of %u", s->n_tokens, grid->n_tokens);
+        return kvb_fail(err, KVB_ARGUMENT, "solver: mean loss: a context of %u tokens on a grid of %u", s->n_tokens,
+                        grid->n_tokens);
     mean->count++;
     uint64_t share = ((uint64_t)c->floor * grid->n_tokens + s->n_tokens - 1) / s->n_tokens;
     if (share > mean->curves.floor) mean->curves.floor = (uint32_t)share;
@@ -97,7 +100,8 @@ kvb_status loss_mean_add(loss_mean *mean, const loss_curves *c, kvb_error *err)
         if (s->n_tokens == grid->n_tokens)
             for (size_t i = 0; i < m; i++) gain[i] += c->gain[h * m + i] * weight;
         else
-            add_resampled(gain, grid->n_tokens, (uint32_t)grid_m, c->loss + h * (m + 1), s->n_tokens, (uint32_t)m, weight);
+            add_resampled(gain, grid->n_tokens, (uint32_t)grid_m, c->loss + h * (m + 1), s->n_tokens, (uint32_t)m,
+                          weight);
     }
     return KVB_OK;
 }
@@ -138,9 +142,9 @@ void round_layers(const double *prune_ratio, uint32_t n_layers, uint32_t n_kv_he
             left -= own[g];
         }
         left += (int64_t)fmax(rint(sum), n_kv_heads);
-        for (uint32_t g; left > 0 && (g = largest_fraction(ratio, n_kv_heads, n_tokens, own)) < n_kv_heads; left--) own[g]++;
-        for (uint32_t g = 0; g < n_kv_heads; g++)
-            own[g] = own[g] < 1 ? 1 : own[g] > n_tokens ? n_tokens : own[g];
+        for (uint32_t g; left > 0 && (g = largest_fraction(ratio, n_kv_heads, n_tokens, own)) < n_kv_heads; left--)
+            own[g]++;
+        for (uint32_t g = 0; g < n_kv_heads; g++) own[g] = own[g] < 1 ? 1 : own[g] > n_tokens ? n_tokens : own[g];
     }
 }
 

@@ -19,5 +19,5 @@ double certificate_bound(const loss_curves *c, uint32_t first, uint32_t n, doubl
 // Equal to the two functions above up to rounding, but in O(N T log R): the best b falls as lambda grows, so the row in the middle
 // splits the search for all others. bound is kept within [0, loss]. Errors: KVB_ARGUMENT, KVB_MEMORY, and KVB_NUMERIC when a bound
 // is above its loss by more than rounding, which only a damaged problem can bring about.
-kvb_status certificate_rows(const loss_curves *c, uint32_t n_rows, uint32_t n_groups, const uint32_t *keep, const double *lambda,
-                            double *loss /* [R] */, double *bound /* [R] */, kvb_error *err);
+kvb_status certificate_rows(const loss_curves *c, uint32_t n_rows, uint32_t n_groups, const uint32_t *keep,
+                            const double *lambda, double *loss /* [R] */, double *bound /* [R] */, kvb_error *err);

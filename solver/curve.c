@@ -9,21 +9,23 @@
 kvb_status cache_shape_check(const cache_shape *s, kvb_error *err)
 {
     if (s->n_layers == 0 || s->n_kv_heads == 0 || s->n_tokens == 0)
-        return kvb_fail(err, KVB_ARGUMENT, "solver: expected at least one layer, KV head and token, found %u, %u, %u", s->n_layers,
-                        s->n_kv_heads, s->n_tokens);
+        return kvb_fail(err, KVB_ARGUMENT, "solver: expected at least one layer, KV head and token, found %u, %u, %u",
+                        s->n_layers, s->n_kv_heads, s->n_tokens);
     if ((uint64_t)s->sink + s->window >= s->n_tokens)
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "solver: %u sink + %u window tokens protect all %u tokens of the context, so there is nothing to choose; "
-                        "calibrate on longer contexts or lower --sink and --window",
-                        s->sink, s->window, s->n_tokens);
+        return kvb_fail(
+            err, KVB_ARGUMENT,
+            "solver: %u sink + %u window tokens protect all %u tokens of the context, so there is nothing to choose; "
+            "calibrate on longer contexts or lower --sink and --window",
+            s->sink, s->window, s->n_tokens);
     // 64 bytes per head and token is more than any array of the solver takes. Radix counters are 32 bits wide.
     size_t bytes;
     uint32_t heads;
     if (__builtin_mul_overflow(s->n_layers, s->n_kv_heads, &heads) ||
         __builtin_mul_overflow((size_t)heads, (size_t)s->n_tokens + 1, &bytes) || bytes > UINT32_MAX ||
         __builtin_mul_overflow(bytes, (size_t)64, &bytes))
-        return kvb_fail(err, KVB_UNSUPPORTED, "solver: %u layers x %u KV heads x %u tokens: expected fewer than 2^32 in all",
-                        s->n_layers, s->n_kv_heads, s->n_tokens);
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "solver: %u layers x %u KV heads x %u tokens: expected fewer than 2^32 in all", s->n_layers,
+                        s->n_kv_heads, s->n_tokens);
     return KVB_OK;
 }
 
@@ -35,10 +37,12 @@ uint32_t shape_floor(const cache_shape *s)
 }
 
 // Where element i of [L,G,T] lies, for messages.
-static kvb_status fail_at(const cache_shape *s, const char *what, size_t i, double found, const char *expected, kvb_error *err)
+static kvb_status fail_at(const cache_shape *s, const char *what, size_t i, double found, const char *expected,
+                          kvb_error *err)
 {
     size_t head = i / s->n_tokens;
-    return kvb_fail(err, KVB_NUMERIC, "%s: layer %zu, KV head %zu, token %zu: expected %s, found %g; profile this context again", what,
+    return kvb_fail(err, KVB_NUMERIC,
+                    "%s: layer %zu, KV head %zu, token %zu: expected %s, found %g; profile this context again", what,
                     head / s->n_kv_heads, head % s->n_kv_heads, i % s->n_tokens, expected, found);
 }
 
@@ -64,7 +68,8 @@ kvb_status metric_order_make(metric_order *out, const cache_shape *shape, const 
         keyed *items = work + (size_t)omp_get_thread_num() * 2 * m;
         const float *row = scores + h * t + shape->sink;
         // Complemented keys: ascending keys are descending scores, and a stable sort leaves equal ones by position.
-        for (size_t i = 0; i < m; i++) items[i] = (keyed){(uint32_t)~key_from_float(row[i]), shape->sink + (uint32_t)i, 0};
+        for (size_t i = 0; i < m; i++)
+            items[i] = (keyed){(uint32_t)~key_from_float(row[i]), shape->sink + (uint32_t)i, 0};
         radix_sort(items, items + m, m, 32);
         for (size_t i = 0; i < m; i++) position[h * m + i] = items[i].a;
     }
@@ -103,8 +108,8 @@ void loss_curves_free(loss_curves *c)
 kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const float *oracle, kvb_error *err)
 {
     const cache_shape *s = &c->shape, *o = &order->shape;
-    if (s->n_layers != o->n_layers || s->n_kv_heads != o->n_kv_heads || s->n_tokens != o->n_tokens || s->sink != o->sink ||
-        s->window != o->window)
+    if (s->n_layers != o->n_layers || s->n_kv_heads != o->n_kv_heads || s->n_tokens != o->n_tokens ||
+        s->sink != o->sink || s->window != o->window)
         return kvb_fail(err, KVB_ARGUMENT, "solver: the curves were made for another shape than the metric's order");
     size_t n = shape_heads(s), t = s->n_tokens, m = shape_middle(s), bad = SIZE_MAX;
 #pragma omp parallel for schedule(static) reduction(min : bad)

@@ -29,9 +29,18 @@ typedef struct cache_shape {
 // memory's address range.
 kvb_status cache_shape_check(const cache_shape *shape, kvb_error *err);
 
-static inline uint32_t shape_heads(const cache_shape *s) { return s->n_layers * s->n_kv_heads; }         // N
-static inline uint32_t shape_protected(const cache_shape *s) { return s->sink + s->window; }             // |P|
-static inline uint32_t shape_middle(const cache_shape *s) { return s->n_tokens - s->sink - s->window; } // M
+static inline uint32_t shape_heads(const cache_shape *s)
+{
+    return s->n_layers * s->n_kv_heads;
+} // N
+static inline uint32_t shape_protected(const cache_shape *s)
+{
+    return s->sink + s->window;
+} // |P|
+static inline uint32_t shape_middle(const cache_shape *s)
+{
+    return s->n_tokens - s->sink - s->window;
+} // M
 
 // Fewest tokens that the solver leaves a head: max(rint((1.0 - 0.99) * T), sink + window), in double exactly so: 1.0 - 0.99 is a
 // little more than 0.01, which decides T = 4050 (41, not 40). At most 99 % of a head is pruned (LU-KV appendix E).

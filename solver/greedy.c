@@ -28,8 +28,10 @@ kvb_status allocation_init(allocation *a, const cache_shape *shape, solve_scope 
     kvb_status status = cache_shape_check(shape, err);
     if (status) return status;
     size_t n = shape_heads(shape), groups = scope == SCOPE_LAYER ? shape->n_layers : 1, cells, bytes;
-    if (n_rows == 0 || __builtin_mul_overflow(n, (size_t)n_rows, &cells) || __builtin_mul_overflow(cells, sizeof(double), &bytes))
-        return kvb_fail(err, KVB_ARGUMENT, "solver: %u ratios for %zu heads: expected at least one, and no more than fit", n_rows, n);
+    if (n_rows == 0 || __builtin_mul_overflow(n, (size_t)n_rows, &cells) ||
+        __builtin_mul_overflow(cells, sizeof(double), &bytes))
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "solver: %u ratios for %zu heads: expected at least one, and no more than fit", n_rows, n);
     *a = (allocation){.n_rows = n_rows, .n_heads = (uint32_t)n, .n_groups = (uint32_t)groups};
     a->keep = malloc(cells * sizeof *a->keep);
     a->lambda = malloc(n_rows * groups * sizeof *a->lambda);
@@ -116,12 +118,13 @@ static void sweep_group(allocation *a, const loss_curves *c, const hulls *h, con
 kvb_status greedy_sweep(allocation *a, const loss_curves *c, const hulls *h, const double *ratios, kvb_error *err)
 {
     const sweep_work *w = a->work;
-    if (!w || a->n_heads != shape_heads(&c->shape) || h->n_heads != a->n_heads || h->stride != shape_middle(&c->shape) ||
-        w->capacity != (size_t)a->n_heads * h->stride)
+    if (!w || a->n_heads != shape_heads(&c->shape) || h->n_heads != a->n_heads ||
+        h->stride != shape_middle(&c->shape) || w->capacity != (size_t)a->n_heads * h->stride)
         return kvb_fail(err, KVB_ARGUMENT, "solver: allocation, curves and hulls were made for different shapes");
     for (uint32_t i = 0; i < a->n_rows; i++)
         if (!(ratios[i] >= 0 && ratios[i] <= 1) || (i > 0 && ratios[i] < ratios[i - 1]))
-            return kvb_fail(err, KVB_ARGUMENT, "solver: ratio %u: expected ascending prune ratios in [0, 1], found %g", i, ratios[i]);
+            return kvb_fail(err, KVB_ARGUMENT, "solver: ratio %u: expected ascending prune ratios in [0, 1], found %g",
+                            i, ratios[i]);
     memset(a->saturated, 0, a->n_rows);
     for (uint32_t group = 0; group < a->n_groups; group++) sweep_group(a, c, h, ratios, group);
     return KVB_OK;

@@ -25,8 +25,9 @@ void table_ratios(double ratios[TABLE_ROWS]);
 // What every head keeps at each of R ratios. Groups: 1 for SCOPE_GLOBAL, L for SCOPE_LAYER.
 typedef struct allocation {
     uint32_t n_rows, n_heads, n_groups;
-    uint32_t *keep;     // [R, N] tokens that stay, protected ones included
-    double *lambda;     // [R, groups] slope of the last block that was touched: the multiplier of the certificate; 0 before the first
+    uint32_t *keep; // [R, N] tokens that stay, protected ones included
+    double *
+        lambda; // [R, groups] slope of the last block that was touched: the multiplier of the certificate; 0 before the first
     uint8_t *saturated; // [R] 1: all heads of a group are at the floor and the target was not reached
     void *work;         // the sweep's memory
 } allocation;

@@ -19,14 +19,15 @@ typedef struct mckp_limits {
 typedef struct mckp {
     uint32_t n_classes, n_choices; // N, J + 1: choices 0 .. J
     uint32_t base, step;
-    uint64_t n_states;  // N * J + 1: totals x = 0 .. N * J
-    double *value;      // [n_states] F_N(x)
-    uint16_t *choice;   // [N, n_states] the choice of head n in F_n(x)
+    uint64_t n_states; // N * J + 1: totals x = 0 .. N * J
+    double *value;     // [n_states] F_N(x)
+    uint16_t *choice;  // [N, n_states] the choice of head n in F_n(x)
 } mckp;
 
 // The plain instance: cost [n_classes, n_choices], finite. base = 0, step = 1.
 // Over the limits: KVB_UNSUPPORTED, with the sizes in the message. On failure *out is zero.
-kvb_status mckp_solve(mckp *out, const double *cost, uint32_t n_classes, uint32_t n_choices, const mckp_limits *limits, kvb_error *err);
+kvb_status mckp_solve(mckp *out, const double *cost, uint32_t n_classes, uint32_t n_choices, const mckp_limits *limits,
+                      kvb_error *err);
 
 // Token level: every b in floor .. T may be chosen. Exact.
 kvb_status mckp_tokens(mckp *out, const loss_curves *c, const mckp_limits *limits, kvb_error *err);

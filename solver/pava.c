@@ -100,8 +100,8 @@ kvb_status hulls_fill(hulls *h, const loss_curves *c, hull_range range, kvb_erro
     if (h->n_heads != shape_heads(&c->shape) || h->stride != m)
         return kvb_fail(err, KVB_ARGUMENT, "solver: the hulls were made for another shape than the curves");
     if (c->floor < shape_protected(&c->shape) || c->floor > c->shape.n_tokens)
-        return kvb_fail(err, KVB_ARGUMENT, "solver: expected a floor of %u..%u tokens, found %u", shape_protected(&c->shape),
-                        c->shape.n_tokens, c->floor);
+        return kvb_fail(err, KVB_ARGUMENT, "solver: expected a floor of %u..%u tokens, found %u",
+                        shape_protected(&c->shape), c->shape.n_tokens, c->floor);
     h->range = range;
     h->first = range == HULL_FULL ? 0 : c->floor - shape_protected(&c->shape);
     if (range == HULL_FULL) return fill_published(h, c, err);

@@ -16,7 +16,7 @@
 
 typedef enum hull_range {
     HULL_FEASIBLE, // only over what the floor allows: c = floor - |P| .. M. The right one
-    HULL_FULL      // as the published code does it: over c = 0 .. M, f32 sums, slopes rounded to f32; the floor may cut a block
+    HULL_FULL // as the published code does it: over c = 0 .. M, f32 sums, slopes rounded to f32; the floor may cut a block
 } hull_range;
 
 typedef struct hull_block {
@@ -37,10 +37,10 @@ size_t published_blocks(hull_block *blocks, const double *gains, size_t n, uint3
 // The hulls of all heads of one problem.
 typedef struct hulls {
     hull_range range;
-    uint32_t n_heads, stride;  // stride = M: blocks of head n are block[n * stride] .. + count[n] - 1
-    uint32_t first;            // middle tokens before the first block: floor - |P|, or 0 for HULL_FULL
-    uint32_t *count;           // [N]
-    hull_block *block;         // [N, M]
+    uint32_t n_heads, stride; // stride = M: blocks of head n are block[n * stride] .. + count[n] - 1
+    uint32_t first;           // middle tokens before the first block: floor - |P|, or 0 for HULL_FULL
+    uint32_t *count;          // [N]
+    hull_block *block;        // [N, M]
 } hulls;
 
 // Memory for a problem's shape, to be used again for further problems of this shape. On failure *h is zero.

@@ -13,7 +13,8 @@ kvb_status problem_init(problem *p, const cache_shape *shape, const solve_option
         p->loss = calloc(rows, sizeof *p->loss);
         p->bound = calloc(rows, sizeof *p->bound);
         p->lambda = calloc(rows, sizeof *p->lambda);
-        if (!p->loss || !p->bound || !p->lambda) status = kvb_fail(err, KVB_MEMORY, "solver: not enough memory for %u ratios", rows);
+        if (!p->loss || !p->bound || !p->lambda)
+            status = kvb_fail(err, KVB_MEMORY, "solver: not enough memory for %u ratios", rows);
     }
     if (status) problem_free(p);
     return status;

@@ -16,10 +16,12 @@ typedef struct problem {
     loss_curves curves;
     hulls hulls;
     allocation allocation;
-    double *loss, *bound, *lambda; // [R] each divided by the problem's total mass; 0 when that is 0. lambda: mean over the groups
+    double *loss, *bound,
+        *lambda; // [R] each divided by the problem's total mass; 0 when that is 0. lambda: mean over the groups
 } problem;
 
-kvb_status problem_init(problem *p, const cache_shape *shape, const solve_options *options, kvb_error *err); // on failure *p is zero
+kvb_status problem_init(problem *p, const cache_shape *shape, const solve_options *options,
+                        kvb_error *err); // on failure *p is zero
 void problem_free(problem *p);
 
 // Solves from p->curves, filled by loss_curves_fill() or by hand and loss_curves_sum().

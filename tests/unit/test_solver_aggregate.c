@@ -60,7 +60,9 @@ START_TEST(mean_ratio_keeps_the_row_mean)
             row += mean[i * 6 + h] / 6;
             if (i > 0) ck_assert(mean[i * 6 + h] >= mean[(i - 1) * 6 + h]);
         }
-        if (i < 96) ck_assert_double_eq_tol(row, ratios[i], 0.5 / (6 * 211) + 1e-12); // the floor of 5 of 211 tokens ends it at 0.976
+        if (i < 96)
+            ck_assert_double_eq_tol(row, ratios[i],
+                                    0.5 / (6 * 211) + 1e-12); // the floor of 5 of 211 tokens ends it at 0.976
     }
     free(mean);
     ratio_mean_free(&r);
@@ -217,7 +219,8 @@ START_TEST(rounding_is_by_largest_remainder_in_a_layer)
     uint32_t keep[4];
     round_layers((const double[]){0.5, 0.5004, 0.2501}, 1, 3, 10, keep); // kvpress's own example: 5 5 7
     ck_assert(keep[0] == 5 && keep[1] == 5 && keep[2] == 7);
-    round_layers((const double[]){0.85, 0.85, 0.85, 0.85}, 2, 2, 10, keep); // 1.5 each: equal fractions, lower head first
+    round_layers((const double[]){0.85, 0.85, 0.85, 0.85}, 2, 2, 10,
+                 keep); // 1.5 each: equal fractions, lower head first
     ck_assert(keep[0] == 2 && keep[1] == 1 && keep[2] == 2 && keep[3] == 1);
     round_layers((const double[]){1, 1, 0, 0}, 2, 2, 7, keep);
     ck_assert(keep[0] == 1 && keep[1] == 1 && keep[2] == 7 && keep[3] == 7);
@@ -257,7 +260,8 @@ START_TEST(table_loss_is_the_loss_of_its_counts)
     uint32_t keep[4];
     ratio_mean_get(&r, mean, NULL);
     table_loss_add(sum, &p.curves, TABLE_ROWS, mean, keep);
-    for (int i = 0; i < TABLE_ROWS; i++) ck_assert_double_eq_tol(sum[i], p.loss[i], 1e-12); // one pair: its own optimum, exactly
+    for (int i = 0; i < TABLE_ROWS; i++)
+        ck_assert_double_eq_tol(sum[i], p.loss[i], 1e-12); // one pair: its own optimum, exactly
     ratio_mean_free(&r);
     problem_free(&p);
 }

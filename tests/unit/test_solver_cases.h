@@ -18,8 +18,14 @@ static inline uint64_t case_next(void)
     return z ^ z >> 31;
 }
 
-static inline double case_uniform(void) { return (double)(case_next() >> 11) * 0x1p-53; } // [0, 1)
-static inline uint32_t case_below(uint32_t n) { return (uint32_t)(case_next() % n); }
+static inline double case_uniform(void)
+{
+    return (double)(case_next() >> 11) * 0x1p-53;
+} // [0, 1)
+static inline uint32_t case_below(uint32_t n)
+{
+    return (uint32_t)(case_next() % n);
+}
 
 // TEST_SEED in the environment repeats a failure. `name` appears with the seed in the log.
 static inline uint64_t case_seed(const char *name)
@@ -31,17 +37,32 @@ static inline uint64_t case_seed(const char *name)
     return case_state;
 }
 
-typedef enum case_kind { CASE_RANDOM, CASE_HEAVY, CASE_TIED, CASE_ZERO, CASE_SPARSE, CASE_PERFECT, CASE_CONSTANT, CASE_KINDS } case_kind;
+typedef enum case_kind {
+    CASE_RANDOM,
+    CASE_HEAVY,
+    CASE_TIED,
+    CASE_ZERO,
+    CASE_SPARSE,
+    CASE_PERFECT,
+    CASE_CONSTANT,
+    CASE_KINDS
+} case_kind;
 
 static inline double case_importance(case_kind kind)
 {
     switch (kind) {
-    case CASE_HEAVY: return pow(case_uniform() + 1e-9, -1.5) * 1e-6; // a few tokens hold nearly all
-    case CASE_TIED: return case_below(4) * 0.25;
-    case CASE_ZERO: return 0;
-    case CASE_SPARSE: return case_below(10) == 0 ? case_uniform() : 0;
-    case CASE_CONSTANT: return 0.5;
-    default: return case_uniform();
+    case CASE_HEAVY:
+        return pow(case_uniform() + 1e-9, -1.5) * 1e-6; // a few tokens hold nearly all
+    case CASE_TIED:
+        return case_below(4) * 0.25;
+    case CASE_ZERO:
+        return 0;
+    case CASE_SPARSE:
+        return case_below(10) == 0 ? case_uniform() : 0;
+    case CASE_CONSTANT:
+        return 0.5;
+    default:
+        return case_uniform();
     }
 }
 

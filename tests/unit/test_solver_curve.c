@@ -45,7 +45,8 @@ START_TEST(radix_sort_is_stable_and_right)
         for (size_t i = 0; i < n; i++) check -= items[i].key * (items[i].a + 1ull);
         ck_assert_uint_eq(check, 0);
         for (size_t i = 1; i < n; i++)
-            ck_assert(items[i - 1].key < items[i].key || (items[i - 1].key == items[i].key && items[i - 1].a < items[i].a));
+            ck_assert(items[i - 1].key < items[i].key ||
+                      (items[i - 1].key == items[i].key && items[i - 1].a < items[i].a));
     }
 }
 END_TEST
@@ -58,7 +59,8 @@ START_TEST(order_equals_slow_sort)
         size_t t = shape.n_tokens, m = shape_middle(&shape), n = shape_heads(&shape);
         float *scores = malloc(n * t * sizeof *scores);
         for (size_t i = 0; i < n * t; i++)
-            scores[i] = (float)(round % 2 ? (double)case_below(5) - 2 : (case_uniform() - 0.5) * pow(10, case_below(60) - 30.0));
+            scores[i] = (float)(round % 2 ? (double)case_below(5) - 2
+                                          : (case_uniform() - 0.5) * pow(10, case_below(60) - 30.0));
         metric_order order;
         kvb_error err = {0};
         must(metric_order_make(&order, &shape, scores, &err), &err);
@@ -233,8 +235,7 @@ START_TEST(feasible_hull_starts_at_the_floor)
     must(hulls_fill(&h, &c, HULL_FEASIBLE, &err), &err);
     ck_assert_uint_eq(c.floor, 4);
     ck_assert_uint_eq(h.first, 3);
-    for (uint32_t n = 0; n < 4; n++)
-        check_blocks(c.gain + n * 399 + 3, 396, h.block + n * h.stride, h.count[n]);
+    for (uint32_t n = 0; n < 4; n++) check_blocks(c.gain + n * 399 + 3, 396, h.block + n * h.stride, h.count[n]);
     hulls_free(&h);
     loss_curves_free(&c);
 }

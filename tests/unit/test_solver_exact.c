@@ -249,7 +249,8 @@ START_TEST(dp_refuses_what_it_cannot_do)
     ck_assert_ptr_nonnull(strstr(err.message, "2 heads x 2 choices"));
     ck_assert_ptr_null(m.value);
     loss_curves c;
-    must(loss_curves_init(&c, &(cache_shape){30, 3, 4125, 4, 32}, &err), &err); // the default model: sizes are checked before use
+    must(loss_curves_init(&c, &(cache_shape){30, 3, 4125, 4, 32}, &err),
+         &err); // the default model: sizes are checked before use
     memset(c.loss, 0, sizeof *c.loss * 90 * 4090);
     ck_assert_int_eq(mckp_tokens(&m, &c, NULL, &err), KVB_UNSUPPORTED);
     must(mckp_grid(&m, &c, NULL, &err), &err);

@@ -7,7 +7,10 @@ typedef struct entry {
     uint32_t head;
 } entry;
 
-static bool before(entry a, entry b) { return a.gain < b.gain || (a.gain == b.gain && a.head < b.head); }
+static bool before(entry a, entry b)
+{
+    return a.gain < b.gain || (a.gain == b.gain && a.head < b.head);
+}
 
 static void heap_push(entry *heap, size_t *n, entry e)
 {
@@ -31,8 +34,8 @@ static entry heap_pop(entry *heap, size_t *n)
 
 // The published loop: pop the cheapest token, keep its head out once it stands at the floor. gain [N, T] by kept count: gain[b - 1] is
 // what the b-th kept token of a head is worth on the hull.
-static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t n, uint32_t t, uint32_t floor_tokens, uint32_t rows,
-                  const double *ratios, uint32_t stride)
+static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t n, uint32_t t, uint32_t floor_tokens,
+                  uint32_t rows, const double *ratios, uint32_t stride)
 {
     entry *heap = malloc(n * sizeof *heap);
     uint32_t *now = malloc(n * sizeof *now);
@@ -61,7 +64,8 @@ static double *expand(const loss_curves *c, const hulls *h)
     for (uint32_t n = 0; n < h->n_heads; n++) {
         double *to = gain + (size_t)n * t + p + h->first;
         for (uint32_t k = 0; k < h->count[n]; k++)
-            for (uint32_t i = 0; i < h->block[(size_t)n * h->stride + k].length; i++) *to++ = h->block[(size_t)n * h->stride + k].slope;
+            for (uint32_t i = 0; i < h->block[(size_t)n * h->stride + k].length; i++)
+                *to++ = h->block[(size_t)n * h->stride + k].slope;
         ck_assert_ptr_eq(to, gain + (size_t)(n + 1) * t);
     }
     return gain;
@@ -138,7 +142,8 @@ START_TEST(sweep_equals_one_token_heap)
     case_seed("sweep");
     for (int round = 0; round < 60; round++)
         for (int kind = 0; kind < CASE_KINDS; kind++)
-            for (int way = 0; way < 4; way++) solve_case((case_kind)kind, way & 1 ? HULL_FULL : HULL_FEASIBLE, way & 2 ? SCOPE_LAYER : SCOPE_GLOBAL);
+            for (int way = 0; way < 4; way++)
+                solve_case((case_kind)kind, way & 1 ? HULL_FULL : HULL_FEASIBLE, way & 2 ? SCOPE_LAYER : SCOPE_GLOBAL);
 }
 END_TEST
 
@@ -199,7 +204,8 @@ END_TEST
 
 START_TEST(any_list_of_ratios)
 {
-    const double ratios[] = {0, 0, 0.123, 0.5, 0.5, 0.875, 1}, wrong[] = {0.5, 0.4}, nan_ratio[] = {NAN}, above[] = {1.01};
+    const double ratios[] = {0, 0, 0.123, 0.5, 0.5, 0.875, 1}, wrong[] = {0.5, 0.4}, nan_ratio[] = {NAN},
+                 above[] = {1.01};
     kvb_error err = {0};
     cache_shape shape = {2, 2, 60, 2, 3};
     problem p;

@@ -1,0 +1,59 @@
+// What kvbudget solve shares between reading the record (cmd_solve.c) and writing what came out (solve_results.c).
+#pragma once
+#include "formats/record.h"
+#include "solver/aggregate.h"
+#include "solver/problem.h"
+#include "tools/cli.h"
+#include <cjson/cJSON.h>
+
+enum { ROWS = TABLE_ROWS, METRICS_MAX = 64, PATH_SIZE = 4096 };
+#define NOT_GIVEN UINT64_MAX
+
+// The command line as given, and what it selects in the record.
+typedef struct solve_command {
+    const cli_command *self;
+    cli_list metric_names;
+    const char *output, *npy, *budgets, *contexts, *aggregate_name, *scope_name, *hull_name;
+    uint64_t sink, window, max_questions;
+    bool json, quiet, mean_loss;
+    solve_options options;
+    double ratios[ROWS];
+    const char *path;
+    record *r;
+    size_t *selected; // [n_selected] indices of contexts
+    size_t n_selected;
+    const char *metrics[METRICS_MAX]; // belong to the record
+    size_t n_metrics;
+    progress bar;
+} solve_command;
+
+// One metric: everything that is summed over its pairs, and the table that comes out.
+typedef struct metric_job {
+    const char *metric;
+    uint32_t sink, window, longest; // longest: tokens of the longest context in use
+    char *parameters;               // JSON object text
+    uint32_t n_pairs, n_skipped, n_contexts, fewest_queries, most_queries;
+    ratio_mean spread; // of the pairs' own optima
+    loss_mean merged;  // used with mean_loss only
+    int32_t *pair_budgets;
+    float *scores, *oracle;
+    double loss[ROWS], bound[ROWS], lambda[ROWS], table_loss[ROWS], uniform_loss[ROWS], effective[ROWS];
+    uint8_t saturated[ROWS];
+    double *prune_ratio, *std, *uniform; // [R,L,G]
+    double solve_seconds;                // hulls, sweep and certificate of all pairs
+} metric_job;
+
+// Whether a question of the record takes part; `index` counts within its context.
+static inline bool is_selected(const solve_command *s, const record_question_info *q, uint32_t index)
+{
+    return q->n_queries > 0 && index < s->max_questions;
+}
+
+// Where a metric's file goes: `pattern` with {metric} replaced, or in the folder `pattern`, or, for one metric, just so.
+kvb_status output_path(char out[PATH_SIZE], const char *pattern, const char *metric, const char *extension,
+                       bool several, kvb_error *err);
+
+// Writes all files that the command line asks for.
+kvb_status write_results(const solve_command *s, const metric_job *job, kvb_error *err);
+void print_results(const solve_command *s, const metric_job *job);
+kvb_status add_results_json(cJSON *list, const solve_command *s, const metric_job *job, kvb_error *err);

@@ -1,0 +1,185 @@
+// What kvbudget solve writes and prints.
+#include "formats/npy.h"
+#include "formats/sha256.h"
+#include "formats/table_export.h"
+#include "formats/table_write.h"
+#include "runtime/fail.h"
+#include "tools/solve_job.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const char *attribute_text(const record *r, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(record_attributes(r), name);
+    return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+static bool add_number(cJSON *to, const char *key, uint64_t value)
+{
+    char text[24];
+    snprintf(text, sizeof text, "%llu", (unsigned long long)value);
+    return cJSON_AddStringToObject(to, key, text) != NULL;
+}
+
+// Lengths of the contexts in use, commas between.
+static char *token_list(const solve_command *s)
+{
+    size_t size = 12 * s->n_selected + 1, used = 0;
+    char *text = calloc(1, size);
+    for (size_t k = 0; text && k < s->n_selected; k++) {
+        const record_context_info *c = record_context(s->r, s->selected[k]);
+        bool any = false;
+        for (uint32_t q = 0; q < c->n_questions; q++) any |= is_selected(s, &c->questions[q], q);
+        if (any) used += (size_t)snprintf(text + used, size - used, "%s%u", used ? "," : "", c->n_tokens);
+    }
+    return text;
+}
+
+static cJSON *table_metadata(const solve_command *s, const metric_job *job, const char *record_sha256)
+{
+    static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
+                                         "calibration_sha256"};
+    record_shape shape = record_get_shape(s->r);
+    char queries[32], *tokens = token_list(s);
+    snprintf(queries, sizeof queries, "%u,%u", job->fewest_queries, job->most_queries);
+    cJSON *m = cJSON_CreateObject();
+    bool ok = m && tokens && cJSON_AddStringToObject(m, "format", "kvbudget-table") &&
+              cJSON_AddStringToObject(m, "format_version", "1") &&
+              cJSON_AddStringToObject(m, "tool_version", KVBUDGET_VERSION);
+    for (size_t i = 0; ok && i < sizeof copied / sizeof *copied; i++)
+        ok = cJSON_AddStringToObject(m, copied[i], attribute_text(s->r, copied[i]));
+    ok = ok && add_number(m, "n_layers", shape.n_layers) && add_number(m, "n_heads", shape.n_heads) &&
+         add_number(m, "n_kv_heads", shape.n_kv_heads) && add_number(m, "head_dim", shape.head_dim) &&
+         cJSON_AddStringToObject(m, "metric", job->metric) &&
+         cJSON_AddStringToObject(m, "metric_parameters", job->parameters) && add_number(m, "sink", job->sink) &&
+         add_number(m, "window", job->window) && cJSON_AddStringToObject(m, "scope", s->scope_name) &&
+         cJSON_AddStringToObject(m, "aggregate", s->aggregate_name) &&
+         cJSON_AddStringToObject(m, "hull", s->hull_name) && cJSON_AddStringToObject(m, "max_prune", "0.99") &&
+         cJSON_AddStringToObject(m, "calibration_tokens", tokens) && add_number(m, "n_contexts", job->n_contexts) &&
+         add_number(m, "n_questions", job->n_pairs) && cJSON_AddStringToObject(m, "n_queries", queries) &&
+         cJSON_AddStringToObject(m, "record_sha256", record_sha256);
+    free(tokens);
+    if (ok) return m;
+    cJSON_Delete(m);
+    return NULL;
+}
+
+kvb_status output_path(char out[PATH_SIZE], const char *pattern, const char *metric, const char *extension,
+                       bool several, kvb_error *err)
+{
+    static const char MARK[] = "{metric}";
+    char name[160];
+    size_t n = 0, length = strlen(pattern);
+    for (; metric[n] && n + 1 < sizeof name; n++) name[n] = strchr(":=", metric[n]) ? '_' : metric[n];
+    name[n] = '\0';
+    struct stat info;
+    const char *mark = strstr(pattern, MARK);
+    bool folder = stat(pattern, &info) == 0 && S_ISDIR(info.st_mode);
+    if (several && !mark && !folder)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "%s: with several metrics, expected an existing folder or a name with {metric} in it", pattern);
+    int used =
+        mark     ? snprintf(out, PATH_SIZE, "%.*s%s%s", (int)(mark - pattern), pattern, name, mark + sizeof MARK - 1)
+        : folder ? snprintf(out, PATH_SIZE, "%s%s%s%s", pattern, pattern[length - 1] == '/' ? "" : "/", name, extension)
+                 : snprintf(out, PATH_SIZE, "%s", pattern);
+    return used < PATH_SIZE ? KVB_OK : kvb_fail(err, KVB_ARGUMENT, "%s: the path is too long", pattern);
+}
+
+kvb_status write_results(const solve_command *s, const metric_job *job, kvb_error *err)
+{
+    record_shape shape = record_get_shape(s->r);
+    bool several = s->n_metrics > 1;
+    char sha256[65] = "", path[PATH_SIZE];
+    kvb_status status = s->output || s->npy ? sha256_file_hex(s->path, sha256, err) : KVB_OK;
+    if (status != KVB_OK) return status;
+    cJSON *metadata = table_metadata(s, job, sha256);
+    if (!metadata) return kvb_fail(err, KVB_MEMORY, "no memory for the table's metadata");
+    const table_content table = {.n_rows = ROWS,
+                                 .n_layers = shape.n_layers,
+                                 .n_kv_heads = shape.n_kv_heads,
+                                 .prune_ratio = job->prune_ratio,
+                                 .ratio = s->ratios,
+                                 .std = job->std,
+                                 .loss = job->loss,
+                                 .lower_bound = job->bound,
+                                 .lambda = job->lambda,
+                                 .table_loss = job->table_loss,
+                                 .effective_ratio = job->effective,
+                                 .saturated = job->saturated,
+                                 .metadata = metadata};
+    if (s->output) {
+        status = output_path(path, s->output, job->metric, ".safetensors", several, err);
+        if (status == KVB_OK) status = table_write(path, &table, err);
+        if (status == KVB_OK && !s->quiet) fprintf(stderr, "wrote %s\n", path);
+    }
+    if (status == KVB_OK && s->npy) {
+        status = output_path(path, s->npy, job->metric, ".npy", several, err);
+        if (status == KVB_OK)
+            status = table_export_npy(path, ROWS, shape.n_layers, shape.n_kv_heads, job->prune_ratio, metadata, err);
+        if (status == KVB_OK && !s->quiet) fprintf(stderr, "wrote %s and its side-car\n", path);
+    }
+    if (status == KVB_OK && s->budgets) {
+        const uint64_t dims[4] = {job->n_pairs, ROWS, shape.n_layers, shape.n_kv_heads};
+        status = output_path(path, s->budgets, job->metric, ".npy", several, err);
+        if (status == KVB_OK) status = npy_write(path, NPY_I32, 4, dims, job->pair_budgets, err);
+        if (status == KVB_OK && !s->quiet) fprintf(stderr, "wrote %s\n", path);
+    }
+    cJSON_Delete(metadata);
+    return status;
+}
+
+void print_results(const solve_command *s, const metric_job *job)
+{
+    static const int shown[] = {10, 30, 50, 70, 80, 90, 95};
+    printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s\n", job->metric, job->n_pairs, job->n_contexts,
+           job->sink, job->window, s->options.scope == SCOPE_LAYER ? "layer by layer" : "over all layers",
+           s->aggregate_name);
+    printf("  pruned    loss %%   bound %%     gap %%   table %%  uniform %%\n");
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
+        int r = shown[i] - 1;
+        double gap = job->loss[r] > 0 ? 100 * (1 - job->bound[r] / job->loss[r]) : 0;
+        printf("  %4d %%  %8.4f  %8.4f  %8.4f  %8.4f   %8.4f%s\n", shown[i], 100 * job->loss[r], 100 * job->bound[r],
+               gap, 100 * job->table_loss[r], 100 * job->uniform_loss[r], job->saturated[r] ? "  saturated" : "");
+    }
+    int first = ROWS;
+    while (first > 0 && job->saturated[first - 1]) first--;
+    if (first < ROWS)
+        printf("  From %d %% on, heads are at their floor: the table prunes %.2f %% at the most.\n", first + 1,
+               100 * job->effective[ROWS - 1]);
+}
+
+static bool add_rows(cJSON *to, const metric_job *job)
+{
+    cJSON *rows = cJSON_AddArrayToObject(to, "rows");
+    bool ok = rows != NULL;
+    for (int r = 0; ok && r < ROWS; r++) {
+        cJSON *row = cJSON_CreateObject();
+        ok = row && cJSON_AddItemToArray(rows, row) && cJSON_AddNumberToObject(row, "ratio", (r + 1) / 100.0) &&
+             cJSON_AddNumberToObject(row, "loss", job->loss[r]) &&
+             cJSON_AddNumberToObject(row, "lower_bound", job->bound[r]) &&
+             cJSON_AddNumberToObject(row, "lambda", job->lambda[r]) &&
+             cJSON_AddNumberToObject(row, "table_loss", job->table_loss[r]) &&
+             cJSON_AddNumberToObject(row, "uniform_loss", job->uniform_loss[r]) &&
+             cJSON_AddNumberToObject(row, "effective_ratio", job->effective[r]) &&
+             cJSON_AddBoolToObject(row, "saturated", job->saturated[r]);
+    }
+    return ok;
+}
+
+kvb_status add_results_json(cJSON *list, const solve_command *s, const metric_job *job, kvb_error *err)
+{
+    cJSON *item = cJSON_CreateObject();
+    bool ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", job->metric) &&
+              cJSON_AddNumberToObject(item, "sink", job->sink) &&
+              cJSON_AddNumberToObject(item, "window", job->window) &&
+              cJSON_AddStringToObject(item, "scope", s->scope_name) &&
+              cJSON_AddStringToObject(item, "aggregate", s->aggregate_name) &&
+              cJSON_AddStringToObject(item, "hull", s->hull_name) &&
+              cJSON_AddNumberToObject(item, "n_contexts", job->n_contexts) &&
+              cJSON_AddNumberToObject(item, "n_questions", job->n_pairs) &&
+              cJSON_AddNumberToObject(item, "n_skipped", job->n_skipped) &&
+              cJSON_AddNumberToObject(item, "solve_seconds", job->solve_seconds) && add_rows(item, job);
+    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+}
