@@ -51,6 +51,7 @@ SAN_MAKE    = $(MAKE) BUILD=$(SAN_BUILD) CFLAGS='$(SAN_CFLAGS)'
 # Fuzzing needs clang and its libFuzzer; with gcc the same targets replay their corpus through tests/fuzz/driver.c.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14 2>/dev/null))
 FUZZ_SECONDS ?= 60
+FUZZ_CFLAGS  := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all -Wno-pass-failed
 
 # ---------------------------------------------------------------------------------------------------------------------------
 # An arrow between two folders is always a file on disk: solver and profiler never include each other (checked by `make lint`).
@@ -109,7 +110,7 @@ showconfig:
 	@for p in $(PKGS) check; do printf '%-12s %s\n' "$$p" "$$(pkg-config --modversion "$$p" 2>/dev/null || echo 'missing: run make deps')"; done
 	@printf '%-12s %s\n' oneDNN "$$(printf '#include <oneapi/dnnl/dnnl_version.h>\nDNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH\n' \
 	    | $(CC) $(CPPFLAGS) -E -P - 2>/dev/null | tail -n 1 | tr ' ' . | grep '[0-9]' || echo 'missing: run make deps')"
-	@printf '%-12s %s\n' fuzzing '$(or $(FUZZ_CC),$(CC)) $(if $(FUZZ_CC),with libFuzzer,replays only: clang not found)'
+	@printf '%-12s %s\n' fuzzing '$(if $(FUZZ_CC),$(FUZZ_CC) if it links libFuzzer,clang not found: corpora are replayed with $(CC))'
 	@printf '%-12s %s\n' lint "$$(for t in clang-format shellcheck cppcheck nm; do command -v $$t >/dev/null && printf '%s ' $$t || printf '(no %s) ' $$t; done)"
 
 # ---------------------------------------------------------------------------------------------------------------------------
@@ -207,17 +208,16 @@ check-long: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) check-build
 	@tests/run.sh long=$(BUILD)
 
-ifneq ($(FUZZ_CC),)
+# clang without its runtimes (Debian: libclang-rt-14-dev, libomp-dev) compiles, but cannot link such a program: so try it.
 fuzz: deps
-	@$(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD)-fuzz CC='$(FUZZ_CC)' FUZZ_MAIN='-fsanitize=fuzzer' \
-	    CFLAGS='-O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all' fuzz-build
-	@tests/fuzz/fuzz.sh $(BUILD)-fuzz/fuzz $(FUZZ_SECONDS)
-else
-fuzz: deps
-	@echo "clang was not found: replaying the corpora only (Debian packages: clang libclang-rt-14-dev)"
-	@$(SAN_MAKE) --no-print-directory -j$(JOBS) fuzz-build
-	@tests/run.sh fuzz=$(SAN_BUILD)
-endif
+	@if printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9; }\n' | \
+	    '$(or $(FUZZ_CC),clang)' -fopenmp -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null; then \
+	    $(MAKE) --no-print-directory -j$(JOBS) BUILD=$(BUILD)-fuzz CC='$(FUZZ_CC)' FUZZ_MAIN='-fsanitize=fuzzer' CFLAGS='$(FUZZ_CFLAGS)' fuzz-build && \
+	    tests/fuzz/fuzz.sh $(BUILD)-fuzz/fuzz $(FUZZ_SECONDS); \
+	else \
+	    echo "No clang that links libFuzzer (Debian: apt-get install clang libclang-rt-14-dev libomp-dev): replaying the corpora only."; \
+	    $(SAN_MAKE) --no-print-directory -j$(JOBS) fuzz-build && tests/run.sh fuzz=$(SAN_BUILD); \
+	fi
 
 fuzz-build: $(FUZZ_BIN)
 

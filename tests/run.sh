@@ -24,10 +24,11 @@ export KVB_ROOT=$PWD LC_ALL=C
 
 # run_test NUMBER KIND BUILD NAME COMMAND...: leaves "passed failed skipped" in $work/NUMBER.sum and prints one line.
 run_test() {
-    local number=$1 kind=$2 build=$3 name=$4 log=$work/$1.log code=0 passed=0 failed=0 skipped=0 start=$SECONDS
+    local number=$1 kind=$2 build=$3 shown=$3 name=$4 log=$work/$1.log code=0 passed=0 failed=0 skipped=0 start=$SECONDS
     shift 4
     mkdir -p "$work/$number.tmp"
-    KVB_BUILD=$PWD/$build TMPDIR=$work/$number.tmp timeout -k 10 "${TEST_TIMEOUT:-1800}" "$@" >"$log" 2>&1 </dev/null || code=$?
+    case $build in /*) ;; *) build=$PWD/$build ;; esac
+    KVB_BUILD=$build TMPDIR=$work/$number.tmp timeout -k 10 "${TEST_TIMEOUT:-1800}" "$@" >"$log" 2>&1 </dev/null || code=$?
     case $kind in
     unit) # Check: "100%: Checks: 12, Failures: 0, Errors: 0"
         read -r passed failed < <(sed -n 's/^[0-9]*%: Checks: \([0-9]*\), Failures: \([0-9]*\), Errors: \([0-9]*\)$/\1 \2 \3/p' "$log" |
@@ -48,10 +49,10 @@ run_test() {
     echo "$passed $failed $skipped" >"$work/$number.sum"
     rm -rf "$work/$number.tmp"
     {
-        printf '%-4s %-10s %-34s %4d passed %3d failed  %4d s\n' "$kind" "$build" "$name" "$passed" "$failed" $((SECONDS - start))
+        printf '%-4s %-10s %-34s %4d passed %3d failed  %4d s\n' "$kind" "$shown" "$name" "$passed" "$failed" $((SECONDS - start))
         grep '^skip - ' "$log" | sed 's/^skip - /     SKIPPED: /'
         if [ "$failed" != 0 ]; then
-            echo "---- output of $kind $build $name (exit status $code)"
+            echo "---- output of $kind $shown $name (exit status $code)"
             if [ "$kind" = unit ]; then tail -n 80 "$log"; else grep -v '^ok - ' "$log" | tail -n 80; fi
             echo "----"
         fi
