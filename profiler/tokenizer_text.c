@@ -105,11 +105,12 @@ kvb_status utf8_repair(const char *text, size_t size, const char **out, size_t *
     "'s|'t|'re|'ve|'m|'ll|'d| ?[" LETTER "]+| ?[" NUMBER "]+| ?[^" SPACE LETTER NUMBER "]+" \
     "|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
 
-// SmolLM cuts every digit off first and applies GPT-2's expression between them. In one expression: digits stand alone, and a digit
-// ends a run of spaces as the end of the text does.
-#define SMOLLM                                                                           \
-    "'s|'t|'re|'ve|'m|'ll|'d| ?[" LETTER "]+|[" NUMBER "]| ?[^" SPACE LETTER NUMBER "]+" \
-    "|[" SPACE "]+(?![^" SPACE NUMBER "])|[" SPACE "]+"
+// SmolLM cuts every digit off first (also the 13 that Unicode 17 added) and applies GPT-2's expression between them. In one expression:
+// digits stand alone, and a digit ends a run of spaces as the end of the text does.
+#define DIGIT NUMBER "\\x{11de0}-\\x{11de9}\\x{16ff4}-\\x{16ff6}"
+#define SMOLLM                                                                         \
+    "'s|'t|'re|'ve|'m|'ll|'d| ?[" LETTER "]+|[" DIGIT "]| ?[^" SPACE LETTER DIGIT "]+" \
+    "|[" SPACE "]+(?![^" SPACE DIGIT "])|[" SPACE "]+"
 
 // Llama 3 and Qwen 2: any case of contractions, one character of any other kind in front of letters, numbers in groups, line ends kept with
 // what is in front of them.
