@@ -235,7 +235,8 @@ enum {
     KVB_WARN_PROTECTED = 1, // a head keeps fewer than min(T, sink + window) tokens: some protected ones are lost
     KVB_WARN_SATURATED = 2, // a row in use is saturated: less is pruned than was asked for
     KVB_WARN_LENGTH = 4,    // T is under half the shortest or over twice the longest calibration context
-    KVB_WARN_CLAMPED = 8    // no row within half a per cent of the ratio; the first or last one was used
+    KVB_WARN_CLAMPED = 8,   // no row within half a per cent of the ratio; the first or last one was used
+    KVB_WARN_EFFECTIVE = 16 // what is really pruned differs from the ratio by over one per cent of the cache
 };
 
 typedef struct kvb_budget_summary {

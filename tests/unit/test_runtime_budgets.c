@@ -426,6 +426,7 @@ START_TEST(test_summary)
         {0.002, 4125, 1, 0},
         {0.995, 8000, 0, 0},
         {0.6, 10, 0, KVB_WARN_PROTECTED | KVB_WARN_LENGTH},
+        {0.6, 12, 0, KVB_WARN_PROTECTED | KVB_WARN_LENGTH | KVB_WARN_EFFECTIVE},
         {0, 4125, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
@@ -444,6 +445,7 @@ START_TEST(test_summary)
     ck_assert_uint_eq(sum.keep_min, 1);
     ck_assert_uint_eq(sum.keep_max, 30);
     ck_assert_uint_eq(sum.heads_below_protected, 3);
+    ck_assert_uint_eq(sum.warnings, KVB_WARN_PROTECTED | KVB_WARN_EFFECTIVE);
     ck_assert_int_eq(kvb_budgets_summarize(t, 0.5, 1000, NULL, keep, 6, NULL, NULL), KVB_ARGUMENT);
     kvb_table_close(t);
 }
