@@ -30,7 +30,8 @@ static int parse(values *v, const char *const *words)
         {"flag", 'f', CLI_FLAG, &v->flag, NULL, "A flag."},    {"text", 't', CLI_TEXT, &v->text, "WORD", "A word."},
         {"count", 'n', CLI_COUNT, &v->count, "N", "A count."}, {"real", 'r', CLI_REAL, &v->real, "X", "A number."},
         {"list", 'l', CLI_LIST, &v->list, "ITEM", "An item."}, {0}};
-    char copies[16][64], *argv[16] = {0};
+    static char copies[16][64]; // texts and lists point into them
+    char *argv[16] = {0};
     int argc = 0;
     for (; words[argc]; argc++) argv[argc] = strcpy(copies[argc], words[argc]);
     *v = (values){.count = 7, .real = 0.25};
