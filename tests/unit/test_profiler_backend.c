@@ -1,0 +1,410 @@
+// Every operation of the cpu backend against the plain-C reference, with absolute and relative tolerance, over shapes with MHA, GQA, MQA
+// and awkward sizes; and the promise that bits depend neither on threads nor on who else is in a batch.
+#include "profiler/backend.h"
+#include "profiler/linalg.h"
+#include "unit.h"
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { QUESTIONS = 5, TAIL = 9 };
+static const attention_shape SHAPES[] = {{9, 3, 64}, {4, 4, 16}, {8, 1, 32}, {1, 1, 8}, {14, 2, 128}};
+enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES };
+static const uint32_t TOKENS[] = {1, 2, 15, 16, 17, 255, 513, 700};
+enum { N_TOKENS = sizeof TOKENS / sizeof *TOKENS };
+
+static uint64_t state = 20261121;
+
+static float uniform(void)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(state >> 40) * 0x1p-23f - 1.0f;
+}
+
+static float *random_floats(size_t n, float scale)
+{
+    float *p = malloc((n + 1) * sizeof *p);
+    ck_assert_ptr_nonnull(p);
+    for (size_t i = 0; i < n; i++) p[i] = uniform() * scale;
+    return p;
+}
+
+static dev on(const backend *b, const float *values, size_t n)
+{
+    dev d = b->alloc(n);
+    ck_assert_ptr_nonnull(d.address);
+    b->upload(d, values, n);
+    return d;
+}
+
+static void reserve(const backend *b, uint32_t tokens, attention_shape s)
+{
+    ck_assert(b->reserve(&(backend_limits){tokens, TAIL, 1024, 2048, s}));
+}
+
+static void close_to(const char *what, const float *got, const float *want, size_t n, float absolute, float relative)
+{
+    for (size_t i = 0; i < n; i++)
+        ck_assert_msg(fabsf(got[i] - want[i]) <= absolute + relative * fabsf(want[i]),
+                      "%s: element %zu of %zu is %.9g, expected %.9g", what, i, n, got[i], want[i]);
+}
+
+// Runs `call` on both backends with the same inputs and compares n floats of y.
+#define BOTH(what, y, n, absolute, relative, ...)                      \
+    do {                                                               \
+        float *results[2];                                             \
+        const backend *const pair[2] = {&backend_ref, &backend_cpu};   \
+        for (int which = 0; which < 2; which++) {                      \
+            const backend *b = pair[which];                            \
+            __VA_ARGS__;                                               \
+            results[which] = malloc((n) * sizeof(float));              \
+            b->download(results[which], y, n);                         \
+            b->release(y);                                             \
+        }                                                              \
+        close_to(what, results[1], results[0], n, absolute, relative); \
+        free(results[0]), free(results[1]);                            \
+    } while (0)
+
+START_TEST(test_row_operations)
+{
+    static const uint32_t rows[] = {1, 3, 16, 31, 70}, widths[] = {8, 64, 576, 1000};
+    dev y;
+    for (size_t r = 0; r < 5; r++)
+        for (size_t w = 0; w < 4; w++) {
+            uint32_t n = rows[r], width = widths[w];
+            float *x = random_floats((size_t)n * width, 3), *weight = random_floats(width, 2),
+                  *other = random_floats((size_t)n * width, 30);
+            BOTH("rms_norm", y, (size_t)n * width, 1e-6f, 1e-5f, {
+                y = b->alloc((size_t)n * width);
+                dev dx = on(b, x, (size_t)n * width), dw = on(b, weight, width);
+                b->rms_norm(y, dx, dw, n, width, 1e-5f);
+                b->release(dx), b->release(dw);
+            });
+            BOTH("swiglu", y, (size_t)n * width, 1e-6f, 1e-5f, {
+                y = on(b, other, (size_t)n * width);
+                dev up = on(b, x, (size_t)n * width);
+                b->swiglu(y, up, (size_t)n * width);
+                b->release(up);
+            });
+            free(x), free(weight), free(other);
+        }
+}
+END_TEST
+
+START_TEST(test_swiglu_extremes)
+{
+    const float gate[] = {0, -0.0f, 88, -88, 1000, -1000, 1e30f, -1e30f}, up[] = {1, 1, 1, 1, 2, 2, 1, 1};
+    dev g = on(&backend_cpu, gate, 8), u = on(&backend_cpu, up, 8);
+    backend_cpu.swiglu(g, u, 8);
+    const float want[] = {0, 0, 88, 0, 2000, 0, 1e30f, 0};
+    close_to("swiglu", g.address, want, 8, 1e-30f, 1e-6f);
+    backend_cpu.release(g), backend_cpu.release(u);
+}
+END_TEST
+
+START_TEST(test_matmul)
+{
+    static const uint32_t rows[] = {1, 2, 15, 16, 30, 100};
+    dev y;
+    for (size_t r = 0; r < 6; r++)
+        for (int keep = 0; keep < 2; keep++)
+            for (int accumulate = 0; accumulate < 2; accumulate++) {
+                uint32_t n = rows[r], in = 200, out = 333;
+                float *x = random_floats((size_t)n * in, 1), *w = random_floats((size_t)out * in, 1),
+                      *before = random_floats((size_t)n * out, 1);
+                reserve(&backend_cpu, 8, SHAPES[0]);
+                BOTH("matmul", y, (size_t)n * out, 2e-5f, 2e-5f, {
+                    y = on(b, before, (size_t)n * out);
+                    dev dx = on(b, x, (size_t)n * in);
+                    dev_matrix m = b->matrix_upload(w, out, in, keep);
+                    b->matmul(y, dx, m, n, accumulate);
+                    b->release(dx), b->matrix_release(&m);
+                });
+                free(x), free(w), free(before);
+            }
+    backend_cpu.reserve(&(backend_limits){0});
+}
+END_TEST
+
+START_TEST(test_gather_rope_store)
+{
+    enum { N = 21, HEADS = 3, D = 16, POSITIONS = 40, WIDTH = HEADS * D };
+    int32_t ids[N];
+    uint32_t positions[N];
+    decode_row rows[N];
+    for (uint32_t i = 0; i < N; i++) {
+        ids[i] = (int32_t)(i * 7 % 29);
+        positions[i] = i * 3 % POSITIONS;
+        rows[i] = (decode_row){i / 5, i % 5, false};
+    }
+    float *table = random_floats(29 * WIDTH, 1), *angles = random_floats(POSITIONS * D, 1),
+          *x = random_floats(N * WIDTH, 1);
+    dev y;
+    BOTH("gather", y, N * WIDTH, 0, 0, {
+        y = b->alloc(N * WIDTH);
+        dev_matrix m = b->matrix_upload(table, 29, WIDTH, true);
+        b->gather(y, m, ids, N);
+        b->matrix_release(&m);
+    });
+    BOTH("rope", y, N * WIDTH, 1e-6f, 1e-6f, {
+        y = b->alloc(N * WIDTH);
+        dev dx = on(b, x, N * WIDTH), cs = on(b, angles, POSITIONS * D);
+        b->rope(y, dx, cs, positions, N, HEADS, D, D);
+        b->release(dx), b->release(cs);
+    });
+    BOTH("rope in place", y, N * WIDTH, 1e-6f, 1e-6f, {
+        y = on(b, x, N * WIDTH);
+        dev cs = on(b, angles, POSITIONS * D);
+        b->rope(y, y, cs, positions, N, HEADS, D, D);
+        b->release(cs);
+    });
+    BOTH("store_prefix", y, 2 * N * WIDTH, 0, 0, {
+        y = b->alloc(2 * N * WIDTH);
+        dev dx = on(b, x, N * WIDTH);
+        b->store_prefix(y, 2 * N, 5, dx, N, HEADS, D);
+        b->release(dx);
+    });
+    BOTH("store_tail", y, QUESTIONS * TAIL * WIDTH, 0, 0, {
+        y = b->alloc(QUESTIONS * TAIL * WIDTH);
+        dev dx = on(b, x, N * WIDTH);
+        b->store_tail(y, TAIL, rows, dx, N, HEADS, D);
+        b->release(dx);
+    });
+    free(table), free(angles), free(x);
+}
+END_TEST
+
+START_TEST(test_attend_prefix)
+{
+    dev y;
+    for (int i = 0; i < N_SHAPES; i++)
+        for (int t = 0; t < N_TOKENS; t++) {
+            attention_shape s = SHAPES[i];
+            uint32_t T = TOKENS[t], first = T / 3, n = T - first;
+            size_t kv_size = (size_t)s.n_kv_heads * T * s.head_dim, q_size = (size_t)n * s.n_heads * s.head_dim;
+            float *k = random_floats(kv_size, 2), *v = random_floats(kv_size, 1), *q = random_floats(q_size, 2);
+            reserve(&backend_cpu, T, s);
+            BOTH("attend_prefix", y, q_size, 2e-6f, 2e-5f, {
+                y = b->alloc(q_size);
+                dev dq = on(b, q, q_size);
+                prefix_kv kv = {on(b, k, kv_size), on(b, v, kv_size), T};
+                b->attend_prefix(y, dq, &kv, first, n, s);
+                b->release(dq), b->release(kv.k), b->release(kv.v);
+            });
+            free(k), free(v), free(q);
+        }
+    backend_cpu.reserve(&(backend_limits){0});
+}
+END_TEST
+
+// Rows of several questions at several tail positions, some observed; inputs shared by the tests below.
+typedef struct decode_case {
+    attention_shape s;
+    uint32_t T, n_rows;
+    decode_row rows[QUESTIONS * TAIL];
+    float *k, *v, *tail_k, *tail_v, *q, *weights, *best;
+    size_t kv_size, tail_size, q_size, weights_size, best_size;
+} decode_case;
+
+static decode_case decode_case_make(attention_shape s, uint32_t T, uint32_t rows_each)
+{
+    decode_case c = {.s = s, .T = T};
+    for (uint32_t q = 0; q < QUESTIONS; q++)
+        for (uint32_t r = 0; r < rows_each; r++) c.rows[c.n_rows++] = (decode_row){q, q % 3 + r, (q + r) % 4 != 0};
+    c.kv_size = (size_t)s.n_kv_heads * T * s.head_dim;
+    c.tail_size = (size_t)QUESTIONS * s.n_kv_heads * TAIL * s.head_dim;
+    c.q_size = (size_t)c.n_rows * s.n_heads * s.head_dim;
+    c.weights_size = (size_t)s.n_heads * T;
+    c.best_size = (size_t)QUESTIONS * s.n_kv_heads * T;
+    c.k = random_floats(c.kv_size, 2), c.v = random_floats(c.kv_size, 1);
+    c.tail_k = random_floats(c.tail_size, 2), c.tail_v = random_floats(c.tail_size, 1);
+    c.q = random_floats(c.q_size, 2);
+    c.weights = random_floats(c.weights_size, 1);
+    for (size_t i = 0; i < c.weights_size; i++) c.weights[i] = fabsf(c.weights[i]);
+    c.best = calloc(c.best_size, sizeof(float));
+    return c;
+}
+
+static void decode_case_free(decode_case *c)
+{
+    free(c->k), free(c->v), free(c->tail_k), free(c->tail_v), free(c->q), free(c->weights), free(c->best);
+}
+
+// Output of rows [first, first + n) and, behind it, the importance of all questions.
+static dev run_rows(const backend *b, const decode_case *c, uint32_t first, uint32_t n)
+{
+    size_t row = (size_t)c->s.n_heads * c->s.head_dim;
+    dev y = b->alloc(n * row + c->best_size), q = on(b, c->q + first * row, n * row);
+    prefix_kv kv = {on(b, c->k, c->kv_size), on(b, c->v, c->kv_size), c->T};
+    tail_kv tails = {on(b, c->tail_k, c->tail_size), on(b, c->tail_v, c->tail_size), TAIL};
+    oracle_view oracle = {on(b, c->weights, c->weights_size), dev_at(y, n * row), (size_t)c->s.n_kv_heads * c->T};
+    b->attend_rows(y, q, &kv, &tails, c->rows + first, n, c->s, &oracle);
+    b->release(q), b->release(kv.k), b->release(kv.v), b->release(tails.k), b->release(tails.v),
+        b->release(oracle.weights);
+    return y;
+}
+
+START_TEST(test_attend_rows)
+{
+    dev y;
+    for (int i = 0; i < N_SHAPES; i++)
+        for (int t = 0; t < N_TOKENS; t++)
+            for (uint32_t each = 1; each <= 7; each += 3) {
+                decode_case c = decode_case_make(SHAPES[i], TOKENS[t], each);
+                reserve(&backend_cpu, c.T, c.s);
+                BOTH("attend_rows", y, c.q_size + c.best_size, 2e-6f, 3e-5f, { y = run_rows(b, &c, 0, c.n_rows); });
+                decode_case_free(&c);
+            }
+    backend_cpu.reserve(&(backend_limits){0});
+}
+END_TEST
+
+START_TEST(test_value_weights)
+{
+    dev y;
+    for (int i = 0; i < N_SHAPES; i++)
+        for (int t = 0; t < N_TOKENS; t++) {
+            attention_shape s = SHAPES[i];
+            uint32_t T = TOKENS[t];
+            size_t size = (size_t)s.n_kv_heads * T * s.head_dim, roots = (size_t)s.n_heads * s.head_dim * s.head_dim;
+            float *v = random_floats(size, 1), *root = random_floats(roots, 1);
+            reserve(&backend_cpu, T, s);
+            BOTH("value_weights", y, (size_t)s.n_heads * T, 1e-9f, 2e-5f, {
+                y = b->alloc((size_t)s.n_heads * T);
+                dev dr = on(b, root, roots);
+                prefix_kv kv = {dr, on(b, v, size), T};
+                b->value_weights(y, &kv, dr, s);
+                b->release(dr), b->release(kv.v);
+            });
+            reserve(&backend_cpu, T, s); // the weights of a layer sum to one
+            dev w = backend_cpu.alloc((size_t)s.n_heads * T), dr = on(&backend_cpu, root, roots);
+            prefix_kv kv = {dr, on(&backend_cpu, v, size), T};
+            backend_cpu.value_weights(w, &kv, dr, s);
+            double sum = 0;
+            for (size_t j = 0; j < (size_t)s.n_heads * T; j++) sum += w.address[j];
+            ck_assert_double_eq_tol(sum, 1.0, 1e-5);
+            backend_cpu.release(w), backend_cpu.release(dr), backend_cpu.release(kv.v);
+            free(v), free(root);
+        }
+    backend_cpu.reserve(&(backend_limits){0});
+}
+END_TEST
+
+static void same_bits(const char *what, const float *a, const float *b, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        ck_assert_msg(memcmp(&a[i], &b[i], sizeof *a) == 0, "%s: element %zu is %.9g in one run and %.9g in the other",
+                      what, i, a[i], b[i]);
+}
+
+START_TEST(test_bits_over_threads)
+{
+    static const int threads[] = {1, 2, 3, 8};
+    attention_shape s = SHAPES[0];
+    decode_case c = decode_case_make(s, 700, 7);
+    float *q = random_floats((size_t)700 * s.n_heads * s.head_dim, 2), *first_rows = NULL, *first_prefix = NULL,
+          *first_weights = NULL;
+    size_t prefix_size = (size_t)700 * s.n_heads * s.head_dim, roots = (size_t)s.n_heads * s.head_dim * s.head_dim;
+    float *root = random_floats(roots, 1);
+    for (int i = 0; i < 4; i++) {
+        omp_set_num_threads(threads[i]);
+        reserve(&backend_cpu, c.T, s);
+        dev rows = run_rows(&backend_cpu, &c, 0, c.n_rows), prefix = backend_cpu.alloc(prefix_size),
+            dq = on(&backend_cpu, q, prefix_size);
+        dev weights = backend_cpu.alloc(c.weights_size), dr = on(&backend_cpu, root, roots);
+        prefix_kv kv = {on(&backend_cpu, c.k, c.kv_size), on(&backend_cpu, c.v, c.kv_size), c.T};
+        backend_cpu.attend_prefix(prefix, dq, &kv, 0, 700, s);
+        backend_cpu.value_weights(weights, &kv, dr, s);
+        if (i) {
+            same_bits("attend_rows", rows.address, first_rows, c.q_size + c.best_size);
+            same_bits("attend_prefix", prefix.address, first_prefix, prefix_size);
+            same_bits("value_weights", weights.address, first_weights, c.weights_size);
+            backend_cpu.release(rows), backend_cpu.release(prefix), backend_cpu.release(weights);
+        } else {
+            first_rows = rows.address, first_prefix = prefix.address, first_weights = weights.address;
+        }
+        backend_cpu.release(dq), backend_cpu.release(dr), backend_cpu.release(kv.k), backend_cpu.release(kv.v);
+    }
+    free(first_rows), free(first_prefix), free(first_weights), free(q), free(root);
+    decode_case_free(&c);
+    backend_cpu.reserve(&(backend_limits){0});
+}
+END_TEST
+
+START_TEST(test_bits_over_batches)
+{
+    enum { IN = 576, OUT = 1536, ROWS = 50 };
+    float *x = random_floats(ROWS * IN, 1), *w = random_floats(OUT * IN, 1);
+    reserve(&backend_cpu, 700, SHAPES[0]);
+    for (int keep = 0; keep < 2; keep++) {
+        dev_matrix m = backend_cpu.matrix_upload(w, OUT, IN, keep);
+        dev all = backend_cpu.alloc(ROWS * OUT), dx = on(&backend_cpu, x, ROWS * IN),
+            some = backend_cpu.alloc(ROWS * OUT);
+        backend_cpu.matmul(all, dx, m, ROWS, false);
+        for (uint32_t n = 1; n <= ROWS; n += n < 20 ? 1 : 13) {
+            backend_cpu.matmul(some, dev_at(dx, (ROWS - n) * IN), m, n, false);
+            same_bits("matmul", some.address, all.address + (ROWS - n) * OUT, (size_t)n * OUT);
+        }
+        backend_cpu.release(all), backend_cpu.release(dx), backend_cpu.release(some), backend_cpu.matrix_release(&m);
+    }
+    for (int i = 0; i < N_SHAPES; i++) { // one row of every question: each alone gives what all together give
+        decode_case c = decode_case_make(SHAPES[i], 700, 1);
+        size_t row = (size_t)c.s.n_heads * c.s.head_dim, heads = (size_t)c.s.n_kv_heads * c.T;
+        reserve(&backend_cpu, c.T, c.s);
+        dev all = run_rows(&backend_cpu, &c, 0, c.n_rows);
+        for (uint32_t r = 0; r < c.n_rows; r++) {
+            dev one = run_rows(&backend_cpu, &c, r, 1);
+            same_bits("attend_rows", one.address, all.address + r * row, row);
+            same_bits("importance", one.address + row + r * heads, all.address + c.q_size + r * heads, heads);
+            backend_cpu.release(one);
+        }
+        backend_cpu.release(all);
+        decode_case_free(&c);
+    }
+    backend_cpu.reserve(&(backend_limits){0});
+    free(x), free(w);
+}
+END_TEST
+
+START_TEST(test_softmax_exp)
+{
+    for (double x = 0; x > -86.9; x -= 0.00137) {
+        double want = exp((double)(float)x);
+        ck_assert_msg(fabs((double)softmax_exp((float)x) - want) <= 3e-7 * want, "exp(%g) is %g", x,
+                      (double)softmax_exp((float)x));
+    }
+    ck_assert_float_eq(softmax_exp(0), 1.0f);
+    ck_assert_float_eq(softmax_exp(-INFINITY), 0.0f);
+    ck_assert_float_eq(softmax_exp(-1e30f), 0.0f);
+}
+END_TEST
+
+START_TEST(test_every_operation_is_there)
+{
+    for (const backend *const *b = backend_list; *b; b++) {
+        void *const *members = (void *const *)(const void *)*b;
+        for (size_t i = 0; i < sizeof **b / sizeof(void *); i++)
+            ck_assert_msg(members[i] != NULL, "backend %s: member %zu is missing", (*b)->name, i);
+        ck_assert_ptr_eq(backend_find((*b)->name), *b);
+    }
+    ck_assert_ptr_null(backend_find("none"));
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, test_row_operations);
+    tcase_add_test(tc, test_swiglu_extremes);
+    tcase_add_test(tc, test_matmul);
+    tcase_add_test(tc, test_gather_rope_store);
+    tcase_add_test(tc, test_attend_prefix);
+    tcase_add_test(tc, test_attend_rows);
+    tcase_add_test(tc, test_value_weights);
+    tcase_add_test(tc, test_bits_over_threads);
+    tcase_add_test(tc, test_bits_over_batches);
+    tcase_add_test(tc, test_softmax_exp);
+    tcase_add_test(tc, test_every_operation_is_there);
+}
+
+UNIT_MAIN("profiler backend", fill)
