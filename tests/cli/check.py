@@ -61,6 +61,20 @@ def check_table(path, n_layers, n_heads, metric):
             assert all(a <= b + 1e-12 for a, b in zip(rows[i - 1], row)), i
 
 
+def check_heads_differ(path):
+    """At 80 % some head keeps at least twice and some at most half of what uniform budgets give: else there was nothing to gain."""
+    kept = [1 - r for r in table(path)[1]["prune_ratio"][2]]
+    row = kept[79 * len(kept) // 99 : 80 * len(kept) // 99]
+    assert max(row) > 0.4 and min(row) < 0.1, (min(row), max(row))
+
+
+def check_close_npy(a, b, tolerance):
+    x, y = npy(a), npy(b)
+    assert x[:2] == y[:2], (x[:2], y[:2])
+    worst = max(abs(p - q) for p, q in zip(x[2], y[2]))
+    assert worst <= float(tolerance), worst
+
+
 def check_npy_is_table(npy_path, table_path):
     descr, shape, values = npy(npy_path)
     _, t = table(table_path)
