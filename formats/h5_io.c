@@ -13,6 +13,8 @@
 h5_error_printing h5_quiet(void)
 {
     h5_error_printing before = {NULL, NULL};
+    // At exit HDF5 would print that it cannot free what it lost when it met a damaged file. Every file is closed by us.
+    H5dont_atexit();
     H5Eget_auto2(H5E_DEFAULT, &before.print, &before.data);
     H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
     return before;

@@ -1,0 +1,395 @@
+// Damaged and hostile records: an error that names the file, never a crash, and no wrong number without an error.
+#include "formats_record_help.h"
+#include <fcntl.h>
+#include <hdf5.h>
+#include <unistd.h>
+
+static unsigned char *make_record(size_t *size, int deflate)
+{
+    help_ok(small_write(help_path("run.h5"), false, deflate, err));
+    return help_slurp(help_path("run.h5"), size);
+}
+
+// Whether all numbers of the record in memory are those that small_write wrote.
+static bool is_intact(record *r)
+{
+    static float array[SMALL_MAX];
+    if (record_context_count(r) != SMALL_CONTEXTS) return false;
+    for (size_t c = 0; c < SMALL_CONTEXTS; c++) {
+        const record_context_info *info = record_context(r, c);
+        if (strcmp(info->id, small_ids[c]) != 0 || info->n_tokens != small_tokens(c)) return false;
+        if (info->n_metrics != 2 || info->n_questions != SMALL_QUESTIONS) return false;
+        size_t count = (size_t)SMALL_L * SMALL_G * small_tokens(c);
+        for (size_t m = 0; m < 2; m++) {
+            if (record_read_scores(r, c, small_metrics[m], array, NULL) != KVB_OK) return false;
+            for (size_t i = 0; i < count; i++) {
+                if (array[i] != small_score(c, m, i)) return false;
+            }
+        }
+        for (size_t q = 0; q < SMALL_QUESTIONS; q += 2) {
+            if (record_read_oracle(r, c, q, array, NULL) != KVB_OK) return false;
+            for (size_t i = 0; i < count; i++) {
+                if (array[i] != small_oracle(c, q, i)) return false;
+            }
+        }
+    }
+    return true;
+}
+
+// One byte in seven, another seventh in each run: opening 20,000 files takes HDF5 a while.
+static void flip_bits(int deflate)
+{
+    size_t size, start = help_seed() % 7, refused = 0, unused = 0;
+    unsigned char *data = make_record(&size, deflate);
+    for (size_t i = start; i < size; i += 7) {
+        record *r;
+        kvb_error e = {0};
+        unsigned char bit = (unsigned char)(1 << i * 5 % 8);
+        data[i] ^= bit;
+        kvb_status status = record_open_memory(&r, data, size, "run.h5", &e);
+        if (status == KVB_OK) status = small_read_all(r, &e);
+        if (status == KVB_OK) {
+            ck_assert_msg(is_intact(r), "byte %zu: other numbers and no error", i);
+            unused++;
+        } else {
+            refused++;
+            ck_assert_msg(strstr(e.message, "run.h5") != NULL, "byte %zu: %s", i, e.message);
+        }
+        record_close(r);
+        data[i] ^= bit;
+    }
+    printf("%zu bytes, one in seven: %zu flips refused, %zu in unused bytes\n", size, refused, unused);
+    ck_assert_uint_gt(refused, size / 14);
+    free(data);
+}
+
+START_TEST(flipped_bits)
+{
+    flip_bits(0);
+}
+END_TEST
+
+START_TEST(flipped_bits_deflated)
+{
+    flip_bits(6);
+}
+END_TEST
+
+START_TEST(truncated)
+{
+    size_t size;
+    unsigned char *data = make_record(&size, 0);
+    const char *cut = help_path("cut.h5");
+    for (size_t n = 0; n < size; n += n < 512 ? 1 : 3) {
+        record *r;
+        kvb_error e = {0};
+        unsigned char *copy = malloc(n + 1);
+        memcpy(copy, data, n);
+        ck_assert_int_ne(record_open_memory(&r, copy, n, "cut.h5", &e), KVB_OK);
+        ck_assert_msg(strstr(e.message, "cut.h5: ") != NULL, "%s", e.message);
+        free(copy);
+        if (n % 100 < 3) { // through the file system as well
+            help_spew(cut, data, n);
+            ck_assert_int_ne(record_open(&r, cut, &e), KVB_OK);
+            ck_assert_msg(strstr(e.message, cut) != NULL, "%s", e.message);
+        }
+    }
+    free(data);
+}
+END_TEST
+
+// ---- Well-formed HDF5 that is no record ----
+
+typedef struct hostile {
+    hid_t file, context, question;
+} hostile;
+
+static void put_number(hid_t object, const char *name, uint32_t value)
+{
+    hid_t space = H5Screate(H5S_SCALAR), a;
+    if (H5Aexists(object, name) > 0) H5Adelete(object, name);
+    a = H5Acreate2(object, name, H5T_STD_U32LE, space, H5P_DEFAULT, H5P_DEFAULT);
+    H5Awrite(a, H5T_NATIVE_UINT32, &value);
+    H5Aclose(a);
+    H5Sclose(space);
+}
+
+static hid_t put_array(hid_t group, const char *name, hid_t type, int rank, const hsize_t *dims, const hsize_t *chunk,
+                       bool checksum, bool write)
+{
+    static const char zeros[4096];
+    hid_t space = H5Screate_simple(rank, dims, NULL), list = H5Pcreate(H5P_DATASET_CREATE);
+    if (H5Lexists(group, name, H5P_DEFAULT) > 0) H5Ldelete(group, name, H5P_DEFAULT);
+    if (chunk) H5Pset_chunk(list, rank, chunk);
+    if (chunk && checksum) H5Pset_fletcher32(list);
+    hid_t set = H5Dcreate2(group, name, type, space, H5P_DEFAULT, list, H5P_DEFAULT);
+    ck_assert_int_ge(set, 0);
+    if (write) ck_assert_int_ge(H5Dwrite(set, type, H5S_ALL, H5S_ALL, H5P_DEFAULT, zeros), 0);
+    H5Dclose(set);
+    H5Pclose(list);
+    H5Sclose(space);
+    return 0;
+}
+
+static const hsize_t three[3] = {2, 3, 7}, layer[3] = {1, 3, 7};
+
+static void edit_nothing(hostile *h)
+{
+    (void)h;
+}
+static void edit_superblock(hostile *h)
+{
+    (void)h;
+}
+static void edit_version(hostile *h)
+{
+    put_number(h->file, "format_version", 2);
+}
+static void edit_layers(hostile *h)
+{
+    put_number(h->file, "n_layers", 0);
+}
+static void edit_more_layers(hostile *h)
+{
+    put_number(h->file, "n_layers", 3);
+}
+static void edit_heads(hostile *h)
+{
+    put_number(h->file, "n_heads", 10);
+}
+static void edit_no_format(hostile *h)
+{
+    H5Adelete(h->file, "format");
+}
+static void edit_order(hostile *h)
+{
+    put_number(h->context, "order", 1);
+}
+static void edit_no_order(hostile *h)
+{
+    H5Adelete(h->context, "order");
+}
+static void edit_no_tokens(hostile *h)
+{
+    H5Ldelete(h->context, "token_ids", H5P_DEFAULT);
+}
+static void edit_bad_id(hostile *h)
+{
+    H5Lmove(h->file, "contexts/zeta", h->file, "contexts/ze ta", H5P_DEFAULT, H5P_DEFAULT);
+}
+static void edit_soft(hostile *h)
+{
+    H5Ldelete(h->context, "token_ids", H5P_DEFAULT);
+    H5Lcreate_soft("/contexts/zeta/scores/keydiff", h->context, "token_ids", H5P_DEFAULT, H5P_DEFAULT);
+}
+static void edit_external(hostile *h)
+{
+    H5Ldelete(h->context, "scores", H5P_DEFAULT);
+    H5Lcreate_external("/etc/passwd", "/", h->context, "scores", H5P_DEFAULT, H5P_DEFAULT);
+}
+static void edit_tokens_group(hostile *h)
+{
+    H5Ldelete(h->context, "token_ids", H5P_DEFAULT);
+    H5Gclose(H5Gcreate2(h->context, "token_ids", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT));
+}
+static void edit_f64(hostile *h)
+{
+    put_array(h->context, "scores/keydiff", H5T_IEEE_F64LE, 3, three, layer, true, true);
+}
+static void edit_int(hostile *h)
+{
+    put_array(h->context, "scores/keydiff", H5T_STD_I32LE, 3, three, layer, true, true);
+}
+static void edit_rank(hostile *h)
+{
+    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 2, three, layer, true, true);
+}
+static void edit_contiguous(hostile *h)
+{
+    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 3, three, NULL, false, true);
+}
+static void edit_no_checksum(hostile *h)
+{
+    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 3, three, layer, false, true);
+}
+static void edit_chunk(hostile *h)
+{
+    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 3, three, three, true, true);
+}
+static void edit_not_stored(hostile *h)
+{
+    put_array(h->context, "scores/keydiff", H5T_IEEE_F32LE, 3, three, layer, true, false);
+}
+static void edit_huge_tokens(hostile *h)
+{
+    const hsize_t huge[1] = {UINT64_C(1) << 40}, chunk[1] = {1 << 20};
+    put_array(h->context, "token_ids", H5T_STD_I32LE, 1, huge, chunk, true, false);
+}
+static void edit_many_tokens(hostile *h) // would be 1 GiB of made-up zeros
+{
+    const hsize_t many[1] = {1 << 28};
+    put_array(h->context, "token_ids", H5T_STD_I32LE, 1, many, many, true, false);
+}
+static void edit_oracle_though_skipped(hostile *h)
+{
+    put_number(h->question, "n_queries", 0);
+}
+static void edit_no_oracle(hostile *h)
+{
+    H5Ldelete(h->question, "oracle", H5P_DEFAULT);
+}
+static void edit_question_name(hostile *h)
+{
+    H5Lmove(h->context, "questions/0", h->context, "questions/00", H5P_DEFAULT, H5P_DEFAULT);
+}
+static void edit_question_text(hostile *h)
+{
+    H5Lmove(h->context, "questions/0", h->context, "questions/-1", H5P_DEFAULT, H5P_DEFAULT);
+}
+static void edit_attribute(hostile *h) // variable length
+{
+    hid_t space = H5Screate(H5S_SCALAR), type = H5Tcopy(H5T_C_S1);
+    H5Tset_size(type, H5T_VARIABLE);
+    hid_t a = H5Acreate2(h->file, "note", type, space, H5P_DEFAULT, H5P_DEFAULT);
+    const char *text = "hello";
+    H5Awrite(a, type, &text);
+    H5Aclose(a);
+    H5Tclose(type);
+    H5Sclose(space);
+}
+static void edit_nan(hostile *h)
+{
+    const float values[42] = {[41] = __builtin_nanf("")};
+    hid_t set = H5Dopen2(h->context, "scores/keydiff", H5P_DEFAULT);
+    H5Dwrite(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values);
+    H5Dclose(set);
+}
+static void edit_negative(hostile *h)
+{
+    const float values[42] = {[20] = -1e-9F};
+    hid_t set = H5Dopen2(h->question, "oracle", H5P_DEFAULT);
+    H5Dwrite(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values);
+    H5Dclose(set);
+}
+
+static const struct {
+    void (*edit)(hostile *);
+    kvb_status status;
+    const char *message;
+} edits[] = {
+    {edit_nothing, KVB_OK, ""},
+    {edit_superblock, KVB_UNSUPPORTED, "superblock version 0"},
+    {edit_version, KVB_VERSION, "newer kvbudget"},
+    {edit_layers, KVB_FORMAT, "impossible shape"},
+    {edit_more_layers, KVB_FORMAT, "/contexts/zeta/scores/keydiff: expected shape [3,3,7]"},
+    {edit_heads, KVB_FORMAT, "multiple"},
+    {edit_no_format, KVB_FORMAT, "some other HDF5 file"},
+    {edit_order, KVB_FORMAT, "order"},
+    {edit_no_order, KVB_FORMAT, "/contexts/zeta/order"},
+    {edit_no_tokens, KVB_FORMAT, "/contexts/zeta/token_ids: is missing"},
+    {edit_bad_id, KVB_FORMAT, "ze ta"},
+    {edit_soft, KVB_UNSUPPORTED, "link to elsewhere"},
+    {edit_external, KVB_UNSUPPORTED, "link to elsewhere"},
+    {edit_tokens_group, KVB_FORMAT, "expected a dataset"},
+    {edit_f64, KVB_FORMAT, "type float32"},
+    {edit_int, KVB_FORMAT, "type float32"},
+    {edit_rank, KVB_FORMAT, "3 dimensions"},
+    {edit_contiguous, KVB_FORMAT, "one chunk per layer"},
+    {edit_no_checksum, KVB_FORMAT, "Fletcher-32"},
+    {edit_chunk, KVB_FORMAT, "one chunk per layer"},
+    {edit_not_stored, KVB_FORMAT, "bytes that are stored"},
+    {edit_huge_tokens, KVB_FORMAT, "one chunk"},
+    {edit_many_tokens, KVB_FORMAT, "bytes that are stored"},
+    {edit_oracle_though_skipped, KVB_FORMAT, "questions/0/oracle"},
+    {edit_no_oracle, KVB_FORMAT, "questions/0/oracle: is missing"},
+    {edit_question_name, KVB_FORMAT, "expected numbers"},
+    {edit_question_text, KVB_FORMAT, "expected numbers"},
+    {edit_attribute, KVB_FORMAT, "/note"},
+    {edit_nan, KVB_NUMERIC, "/contexts/zeta/scores/keydiff: layer 1, KV head 2, token 6: NaN"},
+    {edit_negative, KVB_NUMERIC, "/contexts/zeta/questions/0/oracle: layer 0, KV head 2, token 6: a negative oracle"},
+};
+
+// Edits a good record of one context with HDF5 itself, then reads it.
+START_TEST(no_records)
+{
+    const char *path = help_path("run.h5"), *old = help_path("old.h5");
+    record_writer *w;
+    record *r;
+    help_ok(small_begin(&w, path, false, err));
+    help_ok(small_put_context(w, 0, err));
+    help_ok(small_put_question(w, 0, 0, err));
+    help_ok(record_finish(w, small_ids, 1, err));
+    record_writer_free(w);
+    H5Eset_auto2(H5E_DEFAULT, NULL, NULL);
+    hid_t fapl = H5Pcreate(H5P_FILE_ACCESS);
+    H5Pset_libver_bounds(fapl, H5F_LIBVER_V110, H5F_LIBVER_V110);
+    hostile h;
+    h.file = H5Fopen(path, H5F_ACC_RDWR, fapl);
+    h.context = H5Gopen2(h.file, "contexts/zeta", H5P_DEFAULT);
+    h.question = H5Gopen2(h.file, "contexts/zeta/questions/0", H5P_DEFAULT);
+    edits[_i].edit(&h);
+    H5Gclose(h.question);
+    H5Gclose(h.context);
+    H5Fclose(h.file);
+    H5Pclose(fapl);
+    if (edits[_i].edit == edit_superblock) {
+        H5Fclose(H5Fcreate(old, H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT));
+        path = old;
+    }
+    kvb_error e = {0};
+    kvb_status status = record_open(&r, path, &e);
+    if (status == KVB_OK) status = small_read_all(r, &e);
+    record_close(r);
+    ck_assert_msg(status == edits[_i].status, "%s: %s", kvb_status_name(status), e.message);
+    ck_assert_msg(strstr(e.message, edits[_i].message) != NULL, "no \"%s\" in: %s", edits[_i].message, e.message);
+    ck_assert(status == KVB_OK || strstr(e.message, path) != NULL);
+}
+END_TEST
+
+START_TEST(other_files)
+{
+    record *r;
+    help_fails(record_open(&r, help_path("none.h5"), err), KVB_IO, "none.h5");
+    help_fails(record_open(&r, help_folder, err), KVB_ARGUMENT, "folder");
+    help_spew(help_path("text"), "this is a text, and certainly no file that HDF5 would like", 58);
+    help_fails(record_open(&r, help_path("text"), err), KVB_FORMAT, "signature");
+    help_fails(record_open_memory(&r, NULL, 0, "nothing", err), KVB_ARGUMENT, "nothing");
+}
+END_TEST
+
+// HDF5 prints its own errors unless it is told not to; the caller's setting must come back.
+START_TEST(quiet)
+{
+    int out[2];
+    char text[64];
+    ck_assert_int_eq(pipe(out), 0);
+    fflush(stderr);
+    int saved = dup(2);
+    dup2(out[1], 2);
+    record *r;
+    size_t size;
+    unsigned char *data = make_record(&size, 0);
+    data[size / 2] ^= 4;
+    for (size_t n = 60; n < size; n += 500) record_open_memory(&r, data, n, "x", NULL);
+    fcntl(out[0], F_SETFL, O_NONBLOCK);
+    ck_assert_int_eq(read(out[0], text, sizeof text), -1);
+    H5Fclose(-5); // not through us: HDF5 speaks again
+    fflush(stderr);
+    ck_assert_int_gt(read(out[0], text, sizeof text), 0);
+    dup2(saved, 2);
+    free(data);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, flipped_bits);
+    tcase_add_test(tc, flipped_bits_deflated);
+    tcase_add_test(tc, truncated);
+    tcase_add_loop_test(tc, no_records, 0, sizeof edits / sizeof edits[0]);
+    tcase_add_test(tc, other_files);
+    tcase_add_test(tc, quiet);
+}
+
+UNIT_MAIN("formats_damage", fill)

@@ -1,0 +1,197 @@
+// atomic_file, file_read, sha256.
+#include "formats/sha256.h"
+#include "formats_help.h"
+#include <dirent.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+static int count_files(void)
+{
+    int n = 0;
+    DIR *dir = opendir(help_folder);
+    while (readdir(dir)) n++;
+    closedir(dir);
+    return n - 2;
+}
+
+static void assert_content(const char *path, const char *text)
+{
+    size_t size;
+    unsigned char *data = help_slurp(path, &size);
+    ck_assert_str_eq((char *)data, text);
+    free(data);
+}
+
+START_TEST(write_and_replace)
+{
+    const char *path = help_path("a");
+    help_ok(atomic_write(path, "one", 3, err));
+    assert_content(path, "one");
+    help_ok(atomic_write(path, "", 0, err));
+    assert_content(path, "");
+    atomic_file f;
+    help_ok(atomic_file_begin(&f, path, err));
+    fputs("two", f.stream);
+    assert_content(path, "");
+    ck_assert_int_eq(count_files(), 2);
+    help_ok(atomic_file_commit(&f, err));
+    atomic_file_abandon(&f); // allowed after a commit
+    assert_content(path, "two");
+    help_ok(atomic_file_begin(&f, path, err));
+    fputs("three", f.stream);
+    atomic_file_abandon(&f);
+    assert_content(path, "two");
+    ck_assert_int_eq(count_files(), 1);
+}
+END_TEST
+
+START_TEST(mode_follows_umask)
+{
+    struct stat st;
+    umask(027);
+    help_ok(atomic_write(help_path("a"), "x", 1, err));
+    stat(help_path("a"), &st);
+    ck_assert_uint_eq(st.st_mode & 0777, 0640);
+}
+END_TEST
+
+START_TEST(links_and_devices)
+{
+    struct stat st;
+    help_ok(atomic_write(help_path("target"), "old", 3, err));
+    ck_assert_int_eq(symlink("target", help_path("link")), 0);
+    help_ok(atomic_write(help_path("link"), "new", 3, err));
+    assert_content(help_path("target"), "new");
+    lstat(help_path("link"), &st);
+    ck_assert(S_ISLNK(st.st_mode));
+    ck_assert_int_eq(mkfifo(help_path("pipe"), 0600), 0);
+    help_fails(atomic_write(help_path("pipe"), "x", 1, err), KVB_ARGUMENT, "pipe");
+    help_fails(atomic_write("/dev/null", "x", 1, err), KVB_ARGUMENT, "/dev/null");
+    help_fails(atomic_write(help_folder, "x", 1, err), KVB_ARGUMENT, "folder");
+    help_fails(atomic_write(help_path("no/such"), "x", 1, err), KVB_IO, "no/such");
+}
+END_TEST
+
+START_TEST(relative_path)
+{
+    ck_assert_int_eq(chdir(help_folder), 0);
+    help_ok(atomic_write("here", "x", 1, err));
+    assert_content(help_path("here"), "x");
+    help_spew("here.0123abcd.partial", "junk", 4);
+    help_spew("here.0123abcg.partial", "user", 4); // no hexadecimal number: not ours
+    atomic_file_remove_stale("here");
+    ck_assert(!help_exists("here.0123abcd.partial") && help_exists("here.0123abcg.partial") && help_exists("here"));
+    ck_assert_int_eq(chdir("/"), 0);
+}
+END_TEST
+
+START_TEST(full_disk_keeps_the_old_file)
+{
+    const char *path = help_path("a");
+    static char big[100000];
+    help_ok(atomic_write(path, "old", 3, err));
+    signal(SIGXFSZ, SIG_IGN);
+    struct rlimit limit = {50000, 50000};
+    setrlimit(RLIMIT_FSIZE, &limit);
+    help_fails(atomic_write(path, big, sizeof big, err), KVB_IO, "File too large");
+    assert_content(path, "old");
+    ck_assert_int_eq(count_files(), 1);
+    atomic_file f;
+    help_ok(atomic_file_begin(&f, path, err));
+    ck_assert_int_eq(ftruncate(fileno(f.stream), 49990), 0);
+    fseek(f.stream, 0, SEEK_END);
+    fputs("this is more than ten bytes", f.stream); // the error comes when the buffer is flushed
+    help_fails(atomic_file_commit(&f, err), KVB_IO, "nothing was changed");
+    assert_content(path, "old");
+    ck_assert_int_eq(count_files(), 1);
+}
+END_TEST
+
+START_TEST(killed_while_writing)
+{
+    srand(help_seed());
+    char *path = strdup(help_path("a"));
+    static char text[2][200001];
+    memset(text[0], 'a', 200000);
+    memset(text[1], 'b', 200000);
+    help_ok(atomic_write(path, text[0], 200000, err));
+    for (int i = 0; i < 30; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            for (int k = 0;; k++) atomic_write(path, text[k % 2], 200000, NULL);
+        }
+        struct timespec pause = {0, 1000L * (rand() % 8000)};
+        nanosleep(&pause, NULL);
+        kill(child, SIGKILL);
+        waitpid(child, NULL, 0);
+        size_t size;
+        unsigned char *data = help_slurp(path, &size);
+        ck_assert(size == 200000 && (memcmp(data, text[0], size) == 0 || memcmp(data, text[1], size) == 0));
+        free(data);
+    }
+    atomic_file_remove_stale(path);
+    ck_assert_int_eq(count_files(), 1);
+    free(path);
+}
+END_TEST
+
+START_TEST(mapping)
+{
+    file_view v;
+    help_spew(help_path("a"), "hello", 5);
+    help_ok(file_map(&v, help_path("a"), err));
+    ck_assert(v.size == 5 && memcmp(v.data, "hello", 5) == 0);
+    file_unmap(&v);
+    file_unmap(&v);
+    ck_assert_ptr_null(v.data);
+    help_spew(help_path("empty"), "", 0);
+    help_fails(file_map(&v, help_path("empty"), err), KVB_FORMAT, "empty");
+    help_fails(file_map(&v, help_folder, err), KVB_ARGUMENT, "folder");
+    help_fails(file_map(&v, "/dev/zero", err), KVB_ARGUMENT, "device");
+    help_fails(file_map(&v, help_path("none"), err), KVB_IO, "No such file");
+    mkfifo(help_path("pipe"), 0600);
+    help_fails(file_map(&v, help_path("pipe"), err), KVB_ARGUMENT, "pipe"); // and does not wait for a writer
+    ck_assert_ptr_null(v.data);
+}
+END_TEST
+
+START_TEST(hashes)
+{
+    char hex[65]; // FIPS 180-2, appendix B
+    help_ok(sha256_hex("abc", 3, hex, err));
+    ck_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    help_ok(sha256_hex(NULL, 0, hex, err));
+    ck_assert_str_eq(hex, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    sha256_state *s;
+    help_ok(sha256_begin(&s, err));
+    for (int i = 0; i < 1000000; i += 1000) {
+        char block[1000];
+        memset(block, 'a', sizeof block);
+        help_ok(sha256_add(s, block, sizeof block, err));
+    }
+    help_ok(sha256_end(s, hex, err));
+    sha256_free(s);
+    sha256_free(NULL);
+    ck_assert_str_eq(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    help_spew(help_path("a"), "abc", 3);
+    help_ok(sha256_file_hex(help_path("a"), hex, err));
+    ck_assert_str_eq(hex, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, write_and_replace);
+    tcase_add_test(tc, mode_follows_umask);
+    tcase_add_test(tc, links_and_devices);
+    tcase_add_test(tc, relative_path);
+    tcase_add_test(tc, full_disk_keeps_the_old_file);
+    tcase_add_test(tc, killed_while_writing);
+    tcase_add_test(tc, mapping);
+    tcase_add_test(tc, hashes);
+}
+
+UNIT_MAIN("formats_files", fill)

@@ -1,0 +1,119 @@
+// The published directory layout: out of a record and back, and as others write it.
+#include "formats/lukv_steps.h"
+#include "formats/npy.h"
+#include "formats_record_help.h"
+
+START_TEST(there_and_back)
+{
+    record *r;
+    help_ok(small_write(help_path("run.h5"), false, 0, err));
+    help_ok(record_open(&r, help_path("run.h5"), err));
+    help_ok(lukv_steps_export(r, help_path("steps"), err));
+    help_fails(lukv_steps_export(r, help_path("steps"), err), KVB_ARGUMENT, "not empty");
+    record_close(r);
+    static const char *const files[] = {"context_zeta/snapkv.npy",         "context_zeta/keydiff.npy",
+                                        "context_zeta/question_0.npy",     "context_zeta/question_12.npy",
+                                        "context_zeta/context_ids.npy",    "context_zeta/answer_ids_12.npy",
+                                        "context_alpha-2/suffix_ids_1.npy"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        ck_assert_msg(help_exists(help_path("steps/%s", files[i])), "%s", files[i]);
+    ck_assert(!help_exists(help_path("steps/context_zeta/question_1.npy"))); // it was skipped
+    help_ok(lukv_steps_import(help_path("steps"), help_path("back.h5"), NULL, err));
+    size_t n, m;
+    unsigned char *a = help_slurp(help_path("run.h5"), &n), *b = help_slurp(help_path("back.h5"), &m);
+    ck_assert(n == m && memcmp(a, b, n) == 0); // nothing was lost: not an attribute, not a skipped question
+    free(a);
+    free(b);
+}
+END_TEST
+
+// As peers write it: no side file, int64 ids, float64 here and there, no order in the names.
+static void write_published(void)
+{
+    static float array[2 * 3 * 5];
+    double wide[2 * 3 * 5];
+    int64_t ids[5] = {10, 11, 12, 13, 14};
+    const uint64_t shape[3] = {2, 3, 5}, five = 5, four = 4;
+    for (int i = 0; i < 30; i++) wide[i] = array[i] = (float)i / 8;
+    mkdir(help_path("pub"), 0777);
+    for (int c = 2; c <= 10; c += 8) {
+        mkdir(help_path("pub/context_%d", c), 0777);
+        help_ok(npy_write(help_path("pub/context_%d/ea.npy", c), NPY_F64, 3, shape, wide, err));
+        help_ok(npy_write(help_path("pub/context_%d/my_metric.npy", c), NPY_F32, 3, shape, array, err));
+        help_ok(npy_write(help_path("pub/context_%d/question_0.npy", c), NPY_F32, 3, shape, array, err));
+        help_ok(npy_write(help_path("pub/context_%d/question_1.npy", c), NPY_F32, 3, shape, array, err));
+    }
+    help_ok(npy_write(help_path("pub/context_2/context_ids.npy"), NPY_I64, 1, &five, ids, err));
+    help_ok(npy_write(help_path("pub/context_2/answer_ids_1.npy"), NPY_I64, 1, &four, ids, err));
+    help_spew(help_path("pub/context_2/notes.txt"), "x", 1);
+}
+
+START_TEST(published)
+{
+    write_published();
+    cJSON *extra = cJSON_CreateObject();
+    cJSON_AddStringToObject(extra, "model_id", "tiny");
+    lukv_steps_options o = {.n_heads = 9, .head_dim = 64, .attributes = extra};
+    help_ok(lukv_steps_import(help_path("pub"), help_path("run.h5"), &o, err));
+    record *r;
+    help_ok(record_open(&r, help_path("run.h5"), err));
+    help_ok(small_read_all(r, err));
+    record_shape s = record_get_shape(r);
+    ck_assert(s.n_layers == 2 && s.n_heads == 9 && s.n_kv_heads == 3 && s.head_dim == 64);
+    ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "model_id")->valuestring, "tiny");
+    ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "imported_from")->valuestring, "lukv-steps");
+    ck_assert(cJSON_IsTrue(cJSON_GetObjectItem(record_attributes(r), "n_queries_assumed")));
+    const record_context_info *c = record_context(r, 0);
+    ck_assert_str_eq(c->id, "2"); // before "10"
+    ck_assert_str_eq(c->metrics[0], "ea:lukv");
+    ck_assert_str_eq(c->metrics[1], "my_metric");
+    ck_assert(c->n_questions == 2 && c->questions[0].n_queries == 63 && c->questions[1].n_queries == 3);
+    int32_t ids[5];
+    float array[30];
+    help_ok(record_read_tokens(r, 0, ids, err));
+    ck_assert_int_eq(ids[4], 14);
+    help_ok(record_read_scores(r, 0, "ea:lukv", array, err));
+    ck_assert(array[29] == 29.0F / 8);
+    help_ok(record_read_tokens(r, 1, ids, err));
+    ck_assert_int_eq(ids[4], -1);
+    record_close(r);
+    cJSON_Delete(extra);
+}
+END_TEST
+
+START_TEST(mistakes)
+{
+    const uint64_t shape[3] = {2, 3, 4}, flat[2] = {2, 12};
+    static const float array[24];
+    const char *out = help_path("run.h5");
+    help_fails(lukv_steps_import(help_path("none"), out, NULL, err), KVB_IO, "none");
+    mkdir(help_path("empty"), 0777);
+    help_fails(lukv_steps_import(help_path("empty"), out, NULL, err), KVB_FORMAT, "context_<id>");
+    mkdir(help_path("empty/context_a"), 0777);
+    help_fails(lukv_steps_import(help_path("empty"), out, NULL, err), KVB_FORMAT, "no array");
+    help_ok(npy_write(help_path("empty/context_a/m.npy"), NPY_F32, 2, flat, array, err));
+    help_fails(lukv_steps_import(help_path("empty"), out, NULL, err), KVB_FORMAT, "m.npy");
+    help_ok(npy_write(help_path("empty/context_a/m.npy"), NPY_I32, 3, shape, array, err));
+    help_fails(lukv_steps_import(help_path("empty"), out, NULL, err), KVB_UNSUPPORTED, "<i4");
+    write_published();
+    help_ok(npy_write(help_path("pub/context_10/question_1.npy"), NPY_F32, 3, shape, array, err));
+    help_fails(lukv_steps_import(help_path("pub"), out, NULL, err), KVB_MISMATCH, "context_10/question_1.npy");
+    help_fails(lukv_steps_import(help_path("pub"), out, NULL, err), KVB_MISMATCH, "--resume");
+    help_remove(help_path("run.h5.parts"));
+    help_spew(help_path("pub/kvbudget.json"), "{}", 2);
+    help_fails(lukv_steps_import(help_path("pub"), out, NULL, err), KVB_FORMAT, "kvbudget.json");
+    remove(help_path("pub/kvbudget.json"));
+    mkdir(help_path("pub/context_a b"), 0777);
+    help_fails(lukv_steps_import(help_path("pub"), out, NULL, err), KVB_FORMAT, "context_a b");
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, there_and_back);
+    tcase_add_test(tc, published);
+    tcase_add_test(tc, mistakes);
+}
+
+UNIT_MAIN("formats_lukv", fill)

@@ -1,0 +1,213 @@
+// table_write, table_export; the reader is the runtime's.
+#include "formats/npy.h"
+#include "formats/sha256.h"
+#include "formats/table_export.h"
+#include "formats/table_write.h"
+#include "formats_help.h"
+#include <math.h>
+
+enum { R = 99, L = 2, G = 3, N = R * L * G };
+
+static double prune[N], deviation[N], rows[6][R];
+static uint8_t saturated[R];
+
+static cJSON *metadata(void)
+{
+    static const char *const pairs[][2] = {{"format", "kvbudget-table"},
+                                           {"format_version", "1"},
+                                           {"tool_version", "0.1.0"},
+                                           {"architecture", "llama"},
+                                           {"model_id", "tiny \"quoted\" \xc3\xa9"},
+                                           {"model_sha256", ""},
+                                           {"tokenizer_sha256", ""},
+                                           {"n_layers", "2"},
+                                           {"n_heads", "9"},
+                                           {"n_kv_heads", "3"},
+                                           {"head_dim", "64"},
+                                           {"metric", "snapkv:kvpress"},
+                                           {"metric_parameters", "{\"window\":64,\"kernel\":5,\"pool\":\"avg\"}"},
+                                           {"sink", "4"},
+                                           {"window", "64"},
+                                           {"scope", "global"},
+                                           {"aggregate", "mean_ratio"},
+                                           {"hull", "feasible"},
+                                           {"max_prune", "0.99"},
+                                           {"calibration_tokens", "1600,4125"},
+                                           {"n_contexts", "2"},
+                                           {"n_questions", "30"},
+                                           {"n_queries", "12,63"},
+                                           {"calibration_sha256", ""},
+                                           {"record_sha256", ""}};
+    cJSON *m = cJSON_CreateObject();
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) cJSON_AddStringToObject(m, pairs[i][0], pairs[i][1]);
+    return m;
+}
+
+static table_content content(const cJSON *m)
+{
+    for (int i = 0; i < R; i++) {
+        for (int h = 0; h < L * G; h++) {
+            prune[i * L * G + h] = (i + 1) / 100.0 * (1 - 0.01 * h);
+            deviation[i * L * G + h] = 0.001 * h;
+        }
+        rows[0][i] = (i + 1) / 100.0;
+        for (int k = 1; k < 6; k++) rows[k][i] = 0.001 * i * k;
+        saturated[i] = i > 95;
+    }
+    return (table_content){R,       L,       G,       prune,   rows[0],   deviation, rows[1],
+                           rows[2], rows[3], rows[4], rows[5], saturated, m};
+}
+
+START_TEST(written_tables_open)
+{
+    cJSON *m = metadata(), *back;
+    table_content t = content(m);
+    const char *path = help_path("t.safetensors");
+    help_ok(table_write(path, &t, err));
+    kvb_table *table;
+    help_ok(kvb_table_open(&table, path, NULL, err));
+    ck_assert(memcmp(kvb_table_prune_ratios(table), prune, sizeof prune) == 0);
+    kvb_row row;
+    help_ok(kvb_table_row(table, 96, &row, err));
+    ck_assert(row.ratio == rows[0][96] && row.loss == rows[1][96] && row.lower_bound == rows[2][96]);
+    ck_assert(row.lambda == rows[3][96] && row.table_loss == rows[4][96] && row.effective_ratio == rows[5][96]);
+    ck_assert(row.saturated == 1 && row.std[5] == 0.005);
+    ck_assert_str_eq(kvb_table_info(table)->model_id, "tiny \"quoted\" \xc3\xa9");
+    kvb_table_close(table);
+    help_ok(table_metadata_read(&back, path, err));
+    ck_assert(cJSON_Compare(m, back, 1));
+    cJSON_Delete(back);
+
+    unsigned char *a, *b;
+    size_t n, k;
+    help_ok(table_serialize(&a, &n, &t, err));
+    b = help_slurp(path, &k);
+    ck_assert(n == k && memcmp(a, b, n) == 0);
+    uint64_t header = 0;
+    memcpy(&header, a, 8);
+    ck_assert(header % 8 == 0 && n == 8 + header + (2 * N + 6 * R) * 8 + R);
+    free(a);
+    free(b);
+    cJSON_Delete(m);
+}
+END_TEST
+
+START_TEST(refusals)
+{
+    cJSON *m = metadata();
+    const char *path = help_path("t.safetensors");
+    table_content t = content(m);
+    prune[7] = 1.0001;
+    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "element 7");
+    prune[7] = NAN;
+    help_fails(table_write(path, &t, err), KVB_NUMERIC, "prune_ratio: element 7");
+    t = content(m);
+    rows[3][98] = INFINITY;
+    help_fails(table_write(path, &t, err), KVB_NUMERIC, "lambda: element 98");
+    t = content(m);
+    rows[0][50] = rows[0][49];
+    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "ascending");
+    t = content(m);
+    saturated[3] = 2;
+    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "saturated");
+    t = content(m);
+    t.lambda = NULL;
+    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "lambda");
+    t = content(m);
+    t.n_layers = 3000000000U;
+    t.n_kv_heads = 3000000000U;
+    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "impossible shape");
+    t = content(m);
+    cJSON_AddNumberToObject(m, "number", 1);
+    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "number: expected a string");
+    cJSON_DeleteItemFromObject(m, "number");
+    cJSON_DeleteItemFromObject(m, "sink"); // the runtime's reader would refuse it
+    help_fails(table_write(path, &t, err), KVB_FORMAT, "sink");
+    cJSON_DeleteItemFromObject(m, "format");
+    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "kvbudget-table");
+    ck_assert(!help_exists(path));
+    cJSON_Delete(m);
+}
+END_TEST
+
+START_TEST(export_for_kvpress)
+{
+    cJSON *m = metadata(), *back;
+    content(m);
+    const char *path = help_path("curve.npy");
+    help_ok(table_export_npy(path, R, L, G, prune, m, err));
+    size_t size, text_size;
+    unsigned char *data = help_slurp(path, &size);
+    npy_array a;
+    help_ok(npy_parse(&a, data, size, path, err));
+    ck_assert(a.type == NPY_F64 && a.n_dims == 3 && a.shape[0] == R && a.shape[1] == L && a.shape[2] == G);
+    ck_assert(memcmp(a.data, prune, sizeof prune) == 0);
+    char *side = table_sidecar_path(path), sha256[65];
+    ck_assert_str_eq(strrchr(side, '/'), "/curve.json");
+    help_ok(sha256_hex(data, size, sha256, err));
+    unsigned char *text = help_slurp(side, &text_size);
+    ck_assert(strstr((char *)text, "SnapKVPress(window_size=64, kernel_size=5)") != NULL);
+    ck_assert(strstr((char *)text, "sink=4, window=64") != NULL && strstr((char *)text, "curve.npy") != NULL);
+    help_ok(table_sidecar_parse(&back, text, text_size, side, sha256, err));
+    ck_assert(cJSON_Compare(m, back, 1));
+    cJSON_Delete(back);
+    sha256[0] = sha256[0] == '0' ? '1' : '0';
+    help_fails(table_sidecar_parse(&back, text, text_size, side, sha256, err), KVB_MISMATCH, "another .npy");
+    for (size_t i = 0; i < text_size; i++) {
+        char *copy = malloc(i + 1);
+        memcpy(copy, text, i);
+        kvb_error e;
+        ck_assert(table_sidecar_parse(&back, copy, i, "side", NULL, &e) == KVB_FORMAT || i + 2 > text_size);
+        cJSON_Delete(back);
+        free(copy);
+    }
+    free(text);
+    free(side);
+    free(data);
+    side = table_sidecar_path("npy");
+    ck_assert_str_eq(side, "npy.json");
+    free(side);
+    prune[1] = -0.1;
+    help_fails(table_export_npy(path, R, L, G, prune, m, err), KVB_NUMERIC, "element 1");
+    cJSON_Delete(m);
+}
+END_TEST
+
+// What the runtime makes of damaged copies of a written table.
+START_TEST(damage)
+{
+    cJSON *m = metadata();
+    table_content t = content(m);
+    unsigned char *good;
+    size_t size, refused = 0, header = 0;
+    help_ok(table_serialize(&good, &size, &t, err));
+    memcpy(&header, good, 8);
+    for (size_t i = 0; i < size; i += i < header + 64 ? 1 : 37) {
+        kvb_table *table;
+        kvb_error e;
+        unsigned char *copy = malloc(i + 1);
+        memcpy(copy, good, i);
+        ck_assert(kvb_table_open_memory(&table, copy, i, "t.safetensors", NULL, &e) != KVB_OK);
+        ck_assert(strstr(e.message, "t.safetensors") != NULL);
+        free(copy);
+        good[i] ^= (unsigned char)(1 << i % 8);
+        if (kvb_table_open_memory(&table, good, size, "t.safetensors", NULL, &e) != KVB_OK) refused++;
+        kvb_table_close(table);
+        good[i] ^= (unsigned char)(1 << i % 8);
+    }
+    ck_assert_uint_gt(refused, 100);
+    free(good);
+    cJSON_Delete(m);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, written_tables_open);
+    tcase_add_test(tc, refusals);
+    tcase_add_test(tc, export_for_kvpress);
+    tcase_add_test(tc, damage);
+}
+
+UNIT_MAIN("formats_table", fill)
