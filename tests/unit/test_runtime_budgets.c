@@ -426,7 +426,7 @@ START_TEST(test_summary)
         {0.002, 4125, 1, 0},
         {0.995, 8000, 0, 0},
         {0.6, 10, 0, KVB_WARN_PROTECTED | KVB_WARN_LENGTH},
-        {0.6, 12, 0, KVB_WARN_PROTECTED | KVB_WARN_LENGTH | KVB_WARN_EFFECTIVE},
+        {0.6, 12, 0, KVB_WARN_LENGTH | KVB_WARN_EFFECTIVE},
         {0, 4125, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; ++i) {
