@@ -29,6 +29,8 @@ typedef struct record_shape {
 
 typedef struct record_writer record_writer;
 
+typedef enum record_start { RECORD_NEW, RECORD_RESUME, RECORD_REPLACE } record_start;
+
 typedef struct record_question {
     // [L,G,T], finite and >= 0; NULL exactly when n_queries is 0 (nothing was decoded, e.g. EOS came first).
     const float *oracle;
@@ -43,12 +45,13 @@ typedef struct record_question {
 // attributes: flat object of strings, numbers and booleans that says how the run was made (copied). They become HDF5
 // attributes of the root. Names: [A-Za-z0-9_.-]{1,64}, not those of the format itself (format, format_version,
 // n_layers, n_heads, n_kv_heads, head_dim). Numbers must be finite; an integer beyond 2^53 belongs into a string.
-// resume = false: an existing record or folder of parts is KVB_MISMATCH; the message says what to do.
-// resume = true: goes on where the last run stopped (also on a finished record, whose contexts and questions then count
+// RECORD_NEW: an existing record or folder of parts is KVB_MISMATCH; the message says what to do.
+// RECORD_REPLACE: starts again without them; an existing record stays in place until record_finish puts the new one there.
+// RECORD_RESUME: goes on where the last run stopped (also on a finished record, whose contexts and questions then count
 // as there). Another shape, or any attribute that differs, is KVB_MISMATCH naming the attribute and both values. A
 // folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
 kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes,
-                        bool resume, kvb_error *err);
+                        record_start start, kvb_error *err);
 
 bool record_writer_has_context(const record_writer *w, const char *id);
 bool record_writer_has_question(const record_writer *w, const char *id, uint32_t question);

@@ -55,6 +55,8 @@ bool path_exists(const char *path);
 kvb_status parts_lock(int *lock, const char *folder, kvb_error *err);
 // Every part of a folder, in no order; *bytes receives the sum of their sizes. *parts is malloc'd.
 kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err);
+// Removes the parts, head first; the lock and the folder stay.
+void parts_clear(const char *folder);
 // Removes the files that belong to the folder, head first, and the folder when nothing else is in it.
 void parts_remove(const char *folder);
 

@@ -146,13 +146,19 @@ kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *fold
     return status;
 }
 
-void parts_remove(const char *folder)
+void parts_clear(const char *folder)
 {
-    char *head = parts_head_path(folder), *lock = join(folder, lock_name);
+    char *head = parts_head_path(folder);
     if (head) unlink(head);
     if (!path_exists(head)) clean(folder);
+    free(head);
+}
+
+void parts_remove(const char *folder)
+{
+    char *lock = join(folder, lock_name);
+    parts_clear(folder);
     if (lock) unlink(lock);
     rmdir(folder); // stays when the user put something into it
-    free(head);
     free(lock);
 }

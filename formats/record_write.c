@@ -20,12 +20,12 @@ static kvb_status refuse_existing(const record_writer *w, kvb_error *err)
     kvb_status status = KVB_OK;
     if (path_exists(head))
         status = kvb_fail(err, KVB_MISMATCH,
-                          "%s: holds a run that is not finished; go on with --resume, or remove the "
-                          "folder to start again",
+                          "%s: holds a run that is not finished; go on with --resume, or start "
+                          "again with --force",
                           w->folder);
     else if (path_exists(w->path))
         status =
-            kvb_fail(err, KVB_MISMATCH, "%s: exists; add to it with --resume, or remove it to start again", w->path);
+            kvb_fail(err, KVB_MISMATCH, "%s: exists; add to it with --resume, or replace it with --force", w->path);
     free(head);
     return status;
 }
@@ -70,14 +70,15 @@ static kvb_status open_base(record_writer *w, kvb_error *err)
     return record_root_compare(&w->base->shape, w->base->attributes, &w->shape, w->attributes, w->path, err);
 }
 
-static kvb_status begin(record_writer *w, bool resume, kvb_error *err)
+static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
 {
     // Looked at before the folder is made, so that a refusal leaves nothing behind, and again when no one else can
     // write.
-    kvb_status status = resume ? KVB_OK : refuse_existing(w, err);
+    kvb_status status = start == RECORD_NEW ? refuse_existing(w, err) : KVB_OK;
     if (status == KVB_OK) status = parts_lock(&w->lock, w->folder, err);
-    if (status == KVB_OK && !resume) status = refuse_existing(w, err);
-    if (status == KVB_OK) status = open_base(w, err);
+    if (status == KVB_OK && start == RECORD_NEW) status = refuse_existing(w, err);
+    if (status == KVB_OK && start == RECORD_REPLACE) parts_clear(w->folder);
+    if (status == KVB_OK && start == RECORD_RESUME) status = open_base(w, err);
     char *head = parts_head_path(w->folder);
     if (status == KVB_OK && !head) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
     if (status == KVB_OK) status = path_exists(head) ? compare_head(w, head, err) : write_head(w, head, err);
@@ -87,7 +88,7 @@ static kvb_status begin(record_writer *w, bool resume, kvb_error *err)
 }
 
 kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes,
-                        bool resume, kvb_error *err)
+                        record_start start, kvb_error *err)
 {
     *out = NULL;
     kvb_status status = record_shape_check(shape, path, err);
@@ -106,7 +107,7 @@ kvb_status record_begin(record_writer **out, const char *path, const record_shap
     w->attributes = attributes ? cJSON_Duplicate(attributes, 1) : cJSON_CreateObject();
     if (w->path && w->folder && w->attributes) {
         h5_error_printing before = h5_quiet();
-        status = begin(w, resume, err);
+        status = begin(w, start, err);
         h5_loud(before);
     } else {
         status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);

@@ -156,8 +156,9 @@ static kvb_status record_run(profile_command *p, profile_times *times, kvb_error
     const model_config *c = &p->m->config;
     record_shape shape = {c->n_layers, c->n_heads, c->n_kv_heads, c->head_dim};
     cJSON *attributes = profile_attributes(p->m, &p->job, &p->options);
+    record_start start = p->resume ? RECORD_RESUME : p->force ? RECORD_REPLACE : RECORD_NEW;
     record_writer *writer = NULL;
-    kvb_status status = attributes ? record_begin(&writer, p->output, &shape, attributes, p->resume, err)
+    kvb_status status = attributes ? record_begin(&writer, p->output, &shape, attributes, start, err)
                                    : kvb_fail(err, KVB_MEMORY, "no memory for the attributes");
     if (status == KVB_OK) {
         profile_watch watch = {show_progress, show_message, p};
@@ -222,7 +223,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
         {"backend", 'b', CLI_TEXT, &p.backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
         {"threads", 0, CLI_COUNT, &p.threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"resume", 0, CLI_FLAG, &p.resume, NULL, "go on with a run that was stopped; same bytes as one that was not"},
-        {"force", 0, CLI_FLAG, &p.force, NULL, "replace an existing record"},
+        {"force", 0, CLI_FLAG, &p.force, NULL,
+         "start again although the record exists; the old one stays until the new one is complete"},
         {"plan", 0, CLI_FLAG, &p.plan, NULL, "print the work, memory and time that it would take, and stop"},
         {"quiet", 0, CLI_FLAG, &p.quiet, NULL, "no progress, no summary"},
         {0},
@@ -235,10 +237,6 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE) code = check_options(&p);
     if (code == EXIT_DONE && p.force && p.resume)
         code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
-    if (code == EXIT_DONE && p.force && p.output) {
-        kvb_error err = {0};
-        if (record_remove(p.output, &err) != KVB_OK) code = cli_failed(self, &err);
-    }
     if (code == EXIT_DONE) {
         if (p.threads) omp_set_num_threads((int)p.threads);
         cli_catch_signals();

@@ -190,15 +190,16 @@ START_TEST(resume_compares_everything)
     record_shape other = {SMALL_L, 9, SMALL_G, 128};
     cJSON *a = small_attributes();
     const char *second = help_path("second.h5");
-    help_fails(record_begin(&w, second, &other, a, true, err), KVB_MISMATCH, "head_dim = 64, now 128");
+    help_fails(record_begin(&w, second, &other, a, RECORD_RESUME, err), KVB_MISMATCH, "head_dim = 64, now 128");
     cJSON_AddBoolToObject(a, "additional", 1);
-    help_fails(record_begin(&w, second, &small_shape, a, true, err), KVB_MISMATCH, "additional = nothing, now true");
+    help_fails(record_begin(&w, second, &small_shape, a, RECORD_RESUME, err), KVB_MISMATCH,
+               "additional = nothing, now true");
     cJSON_DeleteItemFromObject(a, "additional");
     cJSON_SetNumberValue(cJSON_GetObjectItem(a, "temperature"), 0.70000000000000007);
-    help_fails(record_begin(&w, second, &small_shape, a, true, err), KVB_MISMATCH, "temperature");
+    help_fails(record_begin(&w, second, &small_shape, a, RECORD_RESUME, err), KVB_MISMATCH, "temperature");
     cJSON_SetNumberValue(cJSON_GetObjectItem(a, "temperature"), 0.7);
     cJSON_SetValuestring(cJSON_GetObjectItem(a, "model_id"), "other");
-    help_fails(record_begin(&w, second, &small_shape, a, true, err), KVB_MISMATCH, "\"other\"");
+    help_fails(record_begin(&w, second, &small_shape, a, RECORD_RESUME, err), KVB_MISMATCH, "\"other\"");
     cJSON_Delete(a);
     help_ok(small_begin(&w, second, true, err));
     record_writer_free(w);
@@ -211,19 +212,19 @@ START_TEST(arguments)
     record_writer *w;
     kvb_error e;
     record_shape wrong = {0, 9, 3, 64};
-    help_fails(record_begin(&w, path, &wrong, NULL, false, err), KVB_ARGUMENT, "shape");
+    help_fails(record_begin(&w, path, &wrong, NULL, RECORD_NEW, err), KVB_ARGUMENT, "shape");
     wrong = (record_shape){2, 10, 3, 64};
-    help_fails(record_begin(&w, path, &wrong, NULL, false, err), KVB_ARGUMENT, "multiple");
+    help_fails(record_begin(&w, path, &wrong, NULL, RECORD_NEW, err), KVB_ARGUMENT, "multiple");
     static const char *const bad[] = {"{\"n_layers\":3}", "{\"a\":[1]}",       "{\"a b\":1}",  "[]",
                                       "{\"a\":null}",     "{\"a\":1,\"a\":2}", "{\"x\":1e999}"};
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         cJSON *a = cJSON_Parse(bad[i]);
         ck_assert_ptr_nonnull(a);
-        ck_assert_msg(record_begin(&w, path, &small_shape, a, false, &e) == KVB_ARGUMENT, "%s", bad[i]);
+        ck_assert_msg(record_begin(&w, path, &small_shape, a, RECORD_NEW, &e) == KVB_ARGUMENT, "%s", bad[i]);
         cJSON_Delete(a);
     }
     ck_assert(!help_exists(help_path("run.h5.parts")));
-    help_fails(record_begin(&w, help_path("no/run.h5"), &small_shape, NULL, false, err), KVB_IO, "run.h5.parts");
+    help_fails(record_begin(&w, help_path("no/run.h5"), &small_shape, NULL, RECORD_NEW, err), KVB_IO, "run.h5.parts");
     help_ok(small_begin(&w, path, false, err));
     const int32_t ids[7] = {0, 1, 2, 3, 4, 5, -1};
     float zero[SMALL_MAX] = {0};
@@ -343,7 +344,7 @@ START_TEST(many_contexts)
     const char *ids[N];
     record_writer *w;
     record_shape one = {1, 1, 1, 1};
-    help_ok(record_begin(&w, path, &one, NULL, false, err));
+    help_ok(record_begin(&w, path, &one, NULL, RECORD_NEW, err));
     const float score[3] = {1, 2, 3};
     const float *const scores[1] = {score};
     const int32_t tokens[3] = {5, 6, 7};
