@@ -181,9 +181,6 @@ static void warn(const solve_command *s, const metric_job *job)
                 "warning: questions with %u to %u recorded queries are mixed; importance is a maximum over queries, so "
                 "longer answers look more demanding (profile --ignore-eos makes them equal)\n",
                 job->fewest_queries, job->most_queries);
-    if (s->options.hull == HULL_FULL)
-        fprintf(stderr, "warning: --hull full repeats the published code; near the floor its budgets are not the best "
-                        "ones\n");
 }
 
 // ---- Solving --------------------------------------------------------------------------------------------------------
