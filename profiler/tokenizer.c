@@ -3,6 +3,7 @@
 #include "profiler/tokenizer.h"
 #include "formats/sha256.h"
 #include "profiler/tokenizer_parts.h"
+#include "profiler/utf8.h"
 #include "runtime/fail.h"
 #include <pcre2.h>
 #include <stdlib.h>
@@ -70,7 +71,7 @@ static kvb_status read_vocabulary(tokenizer *t, const gguf_file *f, gguf_array *
     if (status != KVB_OK) return status;
     for (int b = 0; b < 256; b++) {
         char text[2];
-        t->byte_id[b] = (int32_t)vocabulary_find(&t->v, text, utf8_put(text, byte_to_char((uint8_t)b)));
+        t->byte_id[b] = (int32_t)vocabulary_find(&t->v, text, put_char(text, byte_to_char((uint8_t)b)));
     }
     return KVB_OK;
 }

@@ -6,6 +6,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "profiler/tokenizer.h"
 #include "profiler/tokenizer_parts.h"
+#include "profiler/utf8.h"
 #include "runtime/fail.h"
 #include <pcre2.h>
 #include <stdlib.h>
@@ -145,7 +146,7 @@ static void merge_symbols(encoder *e, uint32_t n)
 static int64_t find_whole(encoder *e, const unsigned char *word, size_t size)
 {
     size_t n = 0;
-    for (size_t i = 0; i < size; i++) n += utf8_put(e->characters + n, byte_to_char(word[i]));
+    for (size_t i = 0; i < size; i++) n += put_char(e->characters + n, byte_to_char(word[i]));
     return vocabulary_find(&e->t->v, e->characters, n);
 }
 

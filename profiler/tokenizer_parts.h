@@ -40,13 +40,7 @@ const merge *vocabulary_merge(const vocabulary *v, uint32_t left, uint32_t right
 // GPT-2's alphabet: every byte stands for a printable character of one or two UTF-8 bytes, below U+0144.
 uint32_t byte_to_char(uint8_t byte);
 int char_to_byte(uint32_t character);           // -1 when the character stands for no byte
-size_t utf8_put(char *out, uint32_t character); // characters below U+0800; returns 1 or 2
-
-// Bytes of the character at p (n > 0 bytes are there). Sets *valid to false for a broken one and then returns the length of its
-// maximal part that could have begun a character (at least 1): what one U+FFFD replaces.
-size_t utf8_step(const unsigned char *p, size_t n, bool *valid);
-// Sets *out to text with each broken part replaced by U+FFFD: malloc'd in *owned, or the text itself and *owned NULL when nothing is broken.
-kvb_status utf8_repair(const char *text, size_t size, const char **out, size_t *out_size, char **owned, kvb_error *err);
+size_t put_char(char *out, uint32_t character); // as UTF-8, below U+0800; returns 1 or 2
 
 // ---- pre-tokenizers ----
 
