@@ -170,9 +170,9 @@ static void print_option(const cli_option *option)
 
 void cli_print_manual(const cli_command *command, const cli_option *options)
 {
-    printf("%s\n\nUsage: kvbudget %s\n\nOptions:\n", command->summary, command->synopsis);
+    printf("kvbudget %s: %s\n\nUsage: kvbudget %s\n\nOptions:\n", command->name, command->summary, command->synopsis);
     for (const cli_option *option = options; option->name; option++) print_option(option);
-    print_option(&(cli_option){.name = "help", .short_name = 'h', .help = "Print this text."});
+    print_option(&(cli_option){.name = "help", .short_name = 'h', .help = "print this text"});
     if (command->details && *command->details) {
         printf("\n%s", command->details);
         if (command->details[strlen(command->details) - 1] != '\n') putchar('\n');

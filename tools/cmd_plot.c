@@ -154,9 +154,9 @@ static int run(const cli_command *self, int argc, char **argv)
     const char *output = NULL, *ratios = "50,80,90";
     bool terminal = false;
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &output, "FILE.svg", "Write an SVG picture."},
-        {"ratios", 'r', CLI_TEXT, &ratios, "LIST", "Prune ratios, one panel each; per cents or shares (50,80,90)."},
-        {"terminal", 't', CLI_FLAG, &terminal, NULL, "Print the picture; the default without --output."},
+        {"output", 'o', CLI_TEXT, &output, "FILE.svg", "write an SVG picture"},
+        {"ratios", 'r', CLI_TEXT, &ratios, "LIST", "prune ratios, one panel each; per cents or shares (50,80,90)"},
+        {"terminal", 't', CLI_FLAG, &terminal, NULL, "print the picture (the default without --output)"},
         {0}};
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
@@ -177,7 +177,8 @@ static int run(const cli_command *self, int argc, char **argv)
 }
 
 const cli_command cmd_plot = {
-    "plot", "plot TABLE... [-o FILE.svg] [--ratios LIST] [--terminal]", "Draw budgets as a heat map: terminal or SVG",
+    "plot", "plot TABLE... [-o FILE.svg] [--ratios LIST] [--terminal]",
+    "draw budgets as a heat map, in the terminal or as SVG",
     "One panel per table and ratio: rows are layers, columns are KV heads, the colour is the share of its tokens that "
     "the\n"
     "head keeps (on a square-root scale, so that small shares can be told apart). Without colours the terminal picture "

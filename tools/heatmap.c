@@ -255,7 +255,7 @@ static svg_layout layout_svg(const heatmap *map)
     int heads = (int)map->n_heads, layers = (int)map->n_layers;
     l.cell_width = clamp(240 / heads, 8, 40);
     l.cell_height = clamp(640 / layers, 8, 16);
-    l.panel_width = clamp(l.cell_width * heads, 110, 1 << 20); // room for the heading
+    l.panel_width = clamp(l.cell_width * heads, 152, 1 << 20); // room for the heading
     l.panel_height = l.cell_height * layers;
     l.column_step = LAYER_LABELS + l.panel_width + PANEL_SPACE;
     l.row_step = PANEL_TITLE + l.panel_height + PANEL_FOOT;

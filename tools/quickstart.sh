@@ -33,26 +33,25 @@ step "2. Profile: watch the model answer the questions of $CALIB with its full c
 if fresh "$RECORD" "$MODEL" "$CALIB"; then
     echo "$RECORD is up to date"
 else
+    # An unfinished profile goes on; a finished one of an older text is replaced.
     again=(--resume)
-    # A finished record of an older text is of no use to anyone here; an unfinished one goes on.
     [ ! -e "$RECORD" ] || again=(--force)
     metrics=()
     for m in "${METRICS[@]}"; do metrics+=(--metric "${m#* }"); done
-    "$KVB" profile "$MODEL" "$CALIB" -o "$RECORD" "${metrics[@]}" "${again[@]}" ||
-        { echo "Stopped. Run 'make quickstart' again: it goes on where this ended." >&2 && exit 1; }
+    "$KVB" profile "$MODEL" "$CALIB" "${metrics[@]}" --plan
+    "$KVB" profile "$MODEL" "$CALIB" -o "$RECORD" "${metrics[@]}" "${again[@]}"
 fi
 
 step '3. Solve: the best split of the cache over all heads, for 99 compression ratios and three eviction metrics'
 tables=()
 for m in "${METRICS[@]}"; do
-    name=${m%% *} table=$OUT/${m%% *}.safetensors
+    table=$OUT/${m%% *}.safetensors npy=$OUT/${m%% *}.npy
     tables+=("$table")
-    if fresh "$table" "$RECORD"; then
-        echo "$table is up to date"
+    if fresh "$table" "$RECORD" && fresh "$npy" "$RECORD"; then
+        echo "$table and .npy are up to date"
     else
-        "$KVB" solve "$RECORD" --metric "${m#* }" -o "$table"
+        "$KVB" solve "$RECORD" --metric "${m#* }" -o "$table" --npy "$npy"
     fi
-    if ! fresh "$OUT/$name.npy" "$table"; then "$KVB" export "$table" --format npy -o "$OUT/$name.npy"; fi
 done
 
 step "4. The budgets at 50, 80 and 90 % pruned (also as $OUT/budgets.svg)"
@@ -64,14 +63,14 @@ cat <<TEXT
 What an engine would get for a context of 4096 tokens, 80 % pruned:
     $KVB budgets $OUT/snapkv.safetensors --ratio 0.8 --tokens 4096
 
-In Python with kvpress (which evicts by the same metric, here SnapKV; window and parameters are in $OUT/snapkv.json):
-    see the "kvpress" entry of $OUT/snapkv.json for the exact lines that load $OUT/snapkv.npy
+In Python with kvpress 0.5.5 (from $OUT/snapkv.json, which also says what the table is for):
+$("${PYTHON:-python3}" -c 'import json, sys; print(json.load(open(sys.argv[1]))["kvpress"]["load"])' "$OUT/snapkv.json" | sed "s|\"snapkv.npy\"|\"$OUT/snapkv.npy\"|; s/^/    /")
 
-In C with the runtime (runtime/kvbudget.h; runtime/examples/ has complete programs; \`make install\` installs the library):
-    kvb_table *table;
+In C with the runtime (runtime/kvbudget.h; complete programs in runtime/examples; \`make install\` installs the library):
     kvb_table_open(&table, "$OUT/snapkv.safetensors", NULL, &err);
-    kvb_budgets(table, 0.8, n_tokens, NULL, keep, n_layers * n_kv_heads, &err);   // keep[l * n_kv_heads + g] tokens for each head
-    kvb_select(scores, n_tokens, keep[i], sink, window, positions, n_tokens, &err); // which ones, by the metric's scores
+    kvb_budgets(table, 0.8, n_tokens, NULL, keep, n_heads, &err);              // keep[l * n_kv_heads + g]: tokens of each head
+    kvb_select(scores, n_tokens, keep[h], sink, window, positions, cap, &err); // which ones, by the metric's scores
 
-Your own model and text:  $KVB help profile
+With your own model and text:
+    $KVB help profile
 TEXT

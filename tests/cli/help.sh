@@ -5,7 +5,7 @@
 COMMANDS='profile solve budgets plot export import inspect tokenize logits'
 
 expect 0 'help' help
-for c in $COMMANDS; do says "help lists $c" "^  $c +[A-Z]"; done
+for c in $COMMANDS; do says "help lists $c" "^  $c +[a-z]"; done
 says 'help shows the way from a model to a table' 'kvbudget solve .*--metric'
 expect 0 '--help' --help
 cp out first
@@ -18,7 +18,7 @@ says 'version names oneDNN and the vector units' '^oneDNN +[0-9.]+, vector units
 for c in $COMMANDS; do
     expect 0 "help $c" help "$c"
     says "help $c has a usage line" "^Usage: kvbudget $c"
-    says "help $c describes --help" '--help +Print this text'
+    says "help $c describes --help" '--help +print this text'
     if awk 'length > 132 { exit 1 }' out; then ok "help $c fits the screen"; else not_ok "help $c fits the screen"; fi
     cp out first
     expect 0 "$c --help" "$c" --help
