@@ -56,9 +56,9 @@ void loss_mean_free(loss_mean *m)
     *m = (loss_mean){0};
 }
 
-// One head's curve read off at kept share (p + i) / grid, i = 0 .. grid_middle, between its own tokens by a straight line. The steps
-// of the result, each times `weight`, are added to gain[grid_middle]. Below the protected tokens the curve is flat: nothing of the
-// middle region is kept there.
+// One head's curve read off at kept share (p + i) / grid, i = 0 .. grid_middle, between its own tokens by a straight
+// line. The steps of the result, each times `weight`, are added to gain[grid_middle]. Below the protected tokens the
+// curve is flat: nothing of the middle region is kept there.
 static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, const double *loss, uint32_t n_tokens,
                           uint32_t middle, double weight)
 {
@@ -94,7 +94,7 @@ kvb_status loss_mean_add(loss_mean *mean, const loss_curves *c, kvb_error *err)
     if (!(c->total > 0)) return KVB_OK;
     double weight = 1 / c->total;
     size_t n = shape_heads(s), m = shape_middle(s), grid_m = shape_middle(grid);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n * grid_m > PARALLEL_CELLS)
     for (size_t h = 0; h < n; h++) {
         double *gain = mean->curves.gain + h * grid_m;
         if (s->n_tokens == grid->n_tokens)

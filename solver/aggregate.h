@@ -1,15 +1,17 @@
 // From many (context, question) pairs to one table.
 //
-// mean_ratio (the paper, eq. 11): solve every pair by itself and average the prune ratios r = 1 - b/T per ratio and head. Every pair
-// counts the same. The average of optima is not the optimum of anything, but it is robust: a head that one question needs keeps some.
+// mean_ratio (the paper, eq. 11): solve every pair by itself and average the prune ratios r = 1 - b/T per ratio and
+// head. Every pair counts the same. The average of optima is not the optimum of anything, but it is robust: a head that
+// one question needs keeps some.
 //
-// mean_loss: minimise the mean over pairs of loss / total, each pair's loss divided by its own total mass. Chosen over plain sums
-// because importance scales with 1/T and with how peaked a question's attention is: without the division a few short contexts and
-// sharp questions would decide alone, and the objective would not be the `loss` that the table reports. Questions of one context share
-// the metric's order, so averaging their gains is exact, and the sum of losses is still one sum over heads: one solve.
-// Contexts of different T meet on the kept share b/T, which is what a table stores: each curve, a polygon over b/T, is read off at
-// the multiples of 1/T' of the longest context T'. With one T nothing is interpolated. The floor is the largest share that any of
-// the contexts has as its floor, so that the result is feasible for each of them.
+// mean_loss: minimise the mean over pairs of loss / total, each pair's loss divided by its own total mass. Chosen over
+// plain sums because importance scales with 1/T and with how peaked a question's attention is: without the division a
+// few short contexts and sharp questions would decide alone, and the objective would not be the `loss` that the table
+// reports. Questions of one context share the metric's order, so averaging their gains is exact, and the sum of losses
+// is still one sum over heads: one solve. Contexts of different T meet on the kept share b/T, which is what a table
+// stores: each curve, a polygon over b/T, is read off at the multiples of 1/T' of the longest context T'. With one T
+// nothing is interpolated. The floor is the largest share that any of the contexts has as its floor, so that the result
+// is feasible for each of them.
 #pragma once
 #include "solver/greedy.h"
 
@@ -42,12 +44,13 @@ kvb_status loss_mean_add(loss_mean *m, const loss_curves *c, kvb_error *err);
 // Divides by the count and makes curves.loss, curves.total and curves.floor; nothing can be added any more.
 void loss_mean_finish(loss_mean *m);
 
-// Whole tokens of one row of prune ratios [L,G], T = n_tokens: the layer's total is rint of the sum of its ideals (1 - r) T, every
-// head gets the floor of its ideal, and what is left goes to the largest fractions, lower head first; then at least 1, at most T.
-// The layer_lr rule of the runtime, in f64 (kvpress's f32 sums may differ by one token in long contexts).
+// Whole tokens of one row of prune ratios [L,G], T = n_tokens: the layer's total is rint of the sum of its ideals (1 -
+// r) T, every head gets the floor of its ideal, and what is left goes to the largest fractions, lower head first; then
+// at least 1, at most T. The layer_lr rule of the runtime, in f64 (kvpress's f32 sums may differ by one token in long
+// contexts).
 void round_layers(const double *prune_ratio, uint32_t n_layers, uint32_t n_kv_heads, uint32_t n_tokens, uint32_t *keep);
 
-// Adds the relative loss of a table on one pair to sum [R]: row by row rounded with round_layers, loss / total. prune_ratio [R,L,G];
-// keep [N] is scratch. A head that keeps fewer tokens than are protected is charged for the whole middle region; what it loses of the
-// protected tokens has no curve and is not counted.
+// Adds the relative loss of a table on one pair to sum [R]: row by row rounded with round_layers, loss / total.
+// prune_ratio [R,L,G]; keep [N] is scratch. A head that keeps fewer tokens than are protected is charged for the whole
+// middle region; what it loses of the protected tokens has no curve and is not counted.
 void table_loss_add(double *sum, const loss_curves *c, uint32_t n_rows, const double *prune_ratio, uint32_t *keep);

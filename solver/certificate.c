@@ -32,8 +32,8 @@ typedef struct head_scan {
     double *best; // [R]
 } head_scan;
 
-// Rows first .. last - 1, whose best b are known to lie in low .. high. If b* is best for a row, then for a larger lambda nothing
-// above b* can be better, for a smaller one nothing below.
+// Rows first .. last - 1, whose best b are known to lie in low .. high. If b* is best for a row, then for a larger
+// lambda nothing above b* can be better, for a smaller one nothing below.
 static void scan_rows(const head_scan *s, uint32_t first, uint32_t last, uint32_t low, uint32_t high)
 {
     if (first >= last) return;
@@ -100,7 +100,7 @@ kvb_status certificate_rows(const loss_curves *c, uint32_t n_rows, uint32_t n_gr
     double *best =
         malloc((size_t)n * n_rows * sizeof *best); // [N,R]: summed in head order below, whatever the threads did
     if (!best) return kvb_fail(err, KVB_MEMORY, "certificate: not enough memory for %u heads at %u ratios", n, n_rows);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if ((size_t)n * m > PARALLEL_CELLS)
     for (uint32_t h = 0; h < n; h++) {
         head_scan scan = {c->loss + (size_t)h * (m + 1), p, lambda + h / (n / n_groups), n_groups,
                           best + (size_t)h * n_rows};

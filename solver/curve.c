@@ -63,7 +63,7 @@ kvb_status metric_order_make(metric_order *out, const cache_shape *shape, const 
         free(work);
         return kvb_fail(err, KVB_MEMORY, "solver: not enough memory to order %zu heads of %zu tokens", n, t);
     }
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS)
     for (size_t h = 0; h < n; h++) {
         keyed *items = work + (size_t)omp_get_thread_num() * 2 * m;
         const float *row = scores + h * t + shape->sink;
@@ -112,7 +112,7 @@ kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const flo
         s->sink != o->sink || s->window != o->window)
         return kvb_fail(err, KVB_ARGUMENT, "solver: the curves were made for another shape than the metric's order");
     size_t n = shape_heads(s), t = s->n_tokens, m = shape_middle(s), bad = SIZE_MAX;
-#pragma omp parallel for schedule(static) reduction(min : bad)
+#pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS) reduction(min : bad)
     for (size_t h = 0; h < n; h++) {
         const float *row = oracle + h * t;
         for (size_t i = 0; i < t; i++)
@@ -127,7 +127,7 @@ kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const flo
 void loss_curves_sum(loss_curves *c)
 {
     size_t n = shape_heads(&c->shape), m = shape_middle(&c->shape);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS)
     for (size_t h = 0; h < n; h++) {
         const double *gain = c->gain + h * m;
         double *loss = c->loss + h * (m + 1), sum = 0;

@@ -1,14 +1,14 @@
 // Loss curves: how much oracle importance a KV head loses when it keeps only its b best tokens.
 //
-// The T tokens of a context split into the protected ones P = [0, sink) and [T - window, T), which are always kept, and the
-// middle region of M = T - sink - window tokens. For head n = l * G + g the metric orders the middle region: o_1 .. o_M, best
-// first. With a_i the oracle importance of token o_i, keeping c middle tokens (b = c + |P| in all) loses
+// The T tokens of a context split into the protected ones P = [0, sink) and [T - window, T), which are always kept, and
+// the middle region of M = T - sink - window tokens. For head n = l * G + g the metric orders the middle region: o_1 ..
+// o_M, best first. With a_i the oracle importance of token o_i, keeping c middle tokens (b = c + |P| in all) loses
 //
 //     loss_n(c) = sum over i > c of a_i,    c = 0 .. M,   loss_n(M) = 0        (LU-KV section 4.1; methods.md 2.3)
 //
-//     loss |*                    The curve never rises, but it is convex only when the metric ranks as the oracle would.
-//          | *                   Where it is not (a good token behind worse ones), the greedy solver needs its convex hull:
-//          |   * * *             pava.h.
+//     loss |*                    The curve never rises, but it is convex only when the metric ranks as the oracle
+//          | *                   would. Where it is not (a good token behind worse ones), the greedy solver needs its
+//          |   * * *             convex hull: pava.h.
 //          |         *
 //          |            *  *  *
 //          +------------------- c
@@ -19,14 +19,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Loops over fewer numbers than this stay on one thread: waking the others, on a busy machine above all, costs more
+// than it saves.
+#define PARALLEL_CELLS 200000
+
 // The cache of one context. n_layers = L, n_kv_heads = G, n_tokens = T.
 typedef struct cache_shape {
     uint32_t n_layers, n_kv_heads, n_tokens;
     uint32_t sink, window; // protected tokens at the start and at the end
 } cache_shape;
 
-// KVB_ARGUMENT when a count is 0, when sink + window >= T (no token is left to choose), or when N * T numbers do not fit in
-// memory's address range.
+// KVB_ARGUMENT when a count is 0, when sink + window >= T (no token is left to choose), or when N * T numbers do not
+// fit in memory's address range.
 kvb_status cache_shape_check(const cache_shape *shape, kvb_error *err);
 
 static inline uint32_t shape_heads(const cache_shape *s)
@@ -42,11 +46,13 @@ static inline uint32_t shape_middle(const cache_shape *s)
     return s->n_tokens - s->sink - s->window;
 } // M
 
-// Fewest tokens that the solver leaves a head: max(rint((1.0 - 0.99) * T), sink + window), in double exactly so: 1.0 - 0.99 is a
-// little more than 0.01, which decides T = 4050 (41, not 40). At most 99 % of a head is pruned (LU-KV appendix E).
+// Fewest tokens that the solver leaves a head: max(rint((1.0 - 0.99) * T), sink + window), in double exactly so: 1.0 -
+// 0.99 is a little more than 0.01, which decides T = 4050 (41, not 40). At most 99 % of a head is pruned (LU-KV
+// appendix E).
 uint32_t shape_floor(const cache_shape *shape);
 
-// The middle region of every head in the metric's order. It depends on context and metric only: all questions of a context share it.
+// The middle region of every head in the metric's order. It depends on context and metric only: all questions of a
+// context share it.
 typedef struct metric_order {
     cache_shape shape;
     uint32_t *position; // [N, M] positions in 0 .. T-1, best first
@@ -70,8 +76,9 @@ typedef struct loss_curves {
 kvb_status loss_curves_init(loss_curves *c, const cache_shape *shape, kvb_error *err);
 void loss_curves_free(loss_curves *c);
 
-// Gathers the gains from oracle [L,G,T] in the order's order, then sums. The curves must have been made for the order's shape.
-// Errors: KVB_NUMERIC for a value that is NaN, infinite or negative (naming layer, head and position), KVB_ARGUMENT.
+// Gathers the gains from oracle [L,G,T] in the order's order, then sums. The curves must have been made for the order's
+// shape. Errors: KVB_NUMERIC for a value that is NaN, infinite or negative (naming layer, head and position),
+// KVB_ARGUMENT.
 kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const float *oracle, kvb_error *err);
 
 // Makes `loss` and `total` from `gain`, which the caller has set.

@@ -63,8 +63,8 @@ void allocation_free(allocation *a)
     *a = (allocation){0};
 }
 
-// All blocks of the heads first .. first + n - 1, cheapest first. They are laid out by head, each head's last tokens first; the sort
-// is stable, so equal slopes stay in the order (layer, head, position from the end).
+// All blocks of the heads first .. first + n - 1, cheapest first. They are laid out by head, each head's last tokens
+// first; the sort is stable, so equal slopes stay in the order (layer, head, position from the end).
 static size_t sort_segments(sweep_work *w, const hulls *h, uint32_t first, uint32_t n)
 {
     size_t count = 0;

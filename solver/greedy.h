@@ -1,10 +1,11 @@
 // Greedy allocation for many global ratios in one sweep.
 //
-// Exact problem: choose b_n >= floor with sum b_n = B that minimises sum loss_n(b_n). It has one class per head and T items per class
-// (a multiple-choice knapsack). On the hulls the optimum is simple: start with everything kept and drop, again and again, the token
-// that is worth least at the edge of some head (LU-KV algorithm 1). Tokens of one block are worth the same, so whole blocks are
-// sorted by (slope, layer, head, position) once and drained in that order; the state at every target is written down in passing.
-// Ties are drained head by head, so at most one head stops inside a block: greedy is optimal but for that head (certificate.h).
+// Exact problem: choose b_n >= floor with sum b_n = B that minimises sum loss_n(b_n). It has one class per head and T
+// items per class (a multiple-choice knapsack). On the hulls the optimum is simple: start with everything kept and
+// drop, again and again, the token that is worth least at the edge of some head (LU-KV algorithm 1). Tokens of one
+// block are worth the same, so whole blocks are sorted by (slope, layer, head, position) once and drained in that
+// order; the state at every target is written down in passing. Ties are drained head by head, so at most one head stops
+// inside a block: greedy is optimal but for that head (certificate.h).
 //
 // Budgets of a higher ratio never exceed those of a lower one.
 #pragma once
@@ -25,9 +26,8 @@ void table_ratios(double ratios[TABLE_ROWS]);
 // What every head keeps at each of R ratios. Groups: 1 for SCOPE_GLOBAL, L for SCOPE_LAYER.
 typedef struct allocation {
     uint32_t n_rows, n_heads, n_groups;
-    uint32_t *keep; // [R, N] tokens that stay, protected ones included
-    double *
-        lambda; // [R, groups] slope of the last block that was touched: the multiplier of the certificate; 0 before the first
+    uint32_t *keep;     // [R, N] tokens that stay, protected ones included
+    double *lambda;     // [R, groups] slope of the last block touched, 0 before the first: the certificate's multiplier
     uint8_t *saturated; // [R] 1: all heads of a group are at the floor and the target was not reached
     void *work;         // the sweep's memory
 } allocation;

@@ -2,8 +2,9 @@
 //
 //     F_0(0) = 0,   F_n(x) = min over choices j <= x of F_{n-1}(x - j) + cost_n(j)
 //
-// All choices weigh whole units and every head has the same ones, so one run answers every budget. Of equal costs the smallest choice
-// wins, in the last head first. Time and memory grow with the square of heads times tokens: this is for checks, not for models.
+// All choices weigh whole units and every head has the same ones, so one run answers every budget. Of equal costs the
+// smallest choice wins, in the last head first. Time and memory grow with the square of heads times tokens: this is for
+// checks, not for models.
 #pragma once
 #include "solver/curve.h"
 
@@ -32,11 +33,11 @@ kvb_status mckp_solve(mckp *out, const double *cost, uint32_t n_classes, uint32_
 // Token level: every b in floor .. T may be chosen. Exact.
 kvb_status mckp_tokens(mckp *out, const loss_curves *c, const mckp_limits *limits, kvb_error *err);
 
-// The paper's grid: b = floor + i * step with step = max(1, T / 100), so that at most 101 choices are left. A coarser problem: its
-// optimum may lose to greedy at token level.
+// The paper's grid: b = floor + i * step with step = max(1, T / 100), which leaves about 100 choices. A coarser
+// problem: its optimum may lose to greedy at token level.
 kvb_status mckp_grid(mckp *out, const loss_curves *c, const mckp_limits *limits, kvb_error *err);
 
-// The optimum for at most `budget` tokens: fills keep [N] and *loss (either may be NULL). With step > 1 up to step - 1 tokens stay
-// unspent. KVB_ARGUMENT when the budget is below N * base.
+// The optimum for at most `budget` tokens: fills keep [N] and *loss (either may be NULL). With step > 1 up to step - 1
+// tokens stay unspent. KVB_ARGUMENT when the budget is below N * base.
 kvb_status mckp_budgets(const mckp *m, uint64_t budget, uint32_t *keep, double *loss, kvb_error *err);
 void mckp_free(mckp *m);

@@ -84,7 +84,7 @@ static kvb_status fill_published(hulls *h, const loss_curves *c, kvb_error *err)
         free(cumulative);
         return kvb_fail(err, KVB_MEMORY, "solver: not enough memory for the hulls of %u heads", h->n_heads);
     }
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if ((size_t)h->n_heads * m > PARALLEL_CELLS)
     for (size_t n = 0; n < h->n_heads; n++) {
         size_t own = (size_t)omp_get_thread_num() * (m + 1);
         h->count[n] = (uint32_t)published_blocks(h->block + n * m, c->gain + n * m, m, points + own, cumulative + own);
@@ -105,7 +105,7 @@ kvb_status hulls_fill(hulls *h, const loss_curves *c, hull_range range, kvb_erro
     h->range = range;
     h->first = range == HULL_FULL ? 0 : c->floor - shape_protected(&c->shape);
     if (range == HULL_FULL) return fill_published(h, c, err);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if ((size_t)h->n_heads * m > PARALLEL_CELLS)
     for (size_t n = 0; n < h->n_heads; n++)
         h->count[n] = (uint32_t)pava_blocks(h->block + n * m, c->gain + n * m + h->first, m - h->first);
     return KVB_OK;

@@ -1,8 +1,9 @@
 // Convex hulls of the loss curves by pooling adjacent violators.
 //
-// Greedy allocation is right when every further token gains less than the one before. Real curves have bumps, so the gains are made
-// non-increasing first: isotonic regression on the gains a_1 .. a_M, which is the same as the greatest convex minorant (lower hull)
-// of the loss curve (LU-KV section 4.2; methods.md 2.4; the LP-undominated items of Sinha and Zoltners 1979):
+// Greedy allocation is right when every further token gains less than the one before. Real curves have bumps, so the
+// gains are made non-increasing first: isotonic regression on the gains a_1 .. a_M, which is the same as the greatest
+// convex minorant (lower hull) of the loss curve (LU-KV section 4.2; methods.md 2.4; the LP-undominated items of Sinha
+// and Zoltners 1979):
 //
 //     loss |o               o  block ends: hull and curve meet        blocks of the gains 30 5 25 10 2 8 12 8:
 //          | \   *          *  curve above the hull, inside a block      (30) (5 25) (10) (2 8 12 8)
@@ -16,7 +17,7 @@
 
 typedef enum hull_range {
     HULL_FEASIBLE, // only over what the floor allows: c = floor - |P| .. M. The right one
-    HULL_FULL // as the published code does it: over c = 0 .. M, f32 sums, slopes rounded to f32; the floor may cut a block
+    HULL_FULL      // as in the published code: over c = 0 .. M, f32 sums and slopes; the floor may cut a block
 } hull_range;
 
 typedef struct hull_block {
@@ -25,13 +26,13 @@ typedef struct hull_block {
     uint32_t length; // tokens
 } hull_block;
 
-// Pools gains[n] (>= 0) into blocks with non-increasing means, first token first; returns their number (<= n; blocks has room for n).
-// Two blocks merge when the earlier mean is strictly below the later one, compared without division.
+// Pools gains[n] (>= 0) into blocks with non-increasing means, first token first; returns their number (<= n; blocks
+// has room for n). Two blocks merge when the earlier mean is strictly below the later one, compared without division.
 size_t pava_blocks(hull_block *blocks, const double *gains, size_t n);
 
-// The hull as the published step 2 makes it: f32 running sum of the losses while tokens are dropped from the last to the first,
-// lower hull in f64 that drops collinear points, slopes stored as f32. Blocks in the same order as pava_blocks. points[n + 1] is
-// scratch.
+// The hull as the published step 2 makes it: f32 running sum of the losses while tokens are dropped from the last to
+// the first, lower hull in f64 that drops collinear points, slopes stored as f32. Blocks in the same order as
+// pava_blocks. points[n + 1] is scratch.
 size_t published_blocks(hull_block *blocks, const double *gains, size_t n, uint32_t *points, float *cumulative);
 
 // The hulls of all heads of one problem.
@@ -48,6 +49,6 @@ kvb_status hulls_init(hulls *h, const cache_shape *shape, kvb_error *err);
 void hulls_free(hulls *h);
 kvb_status hulls_fill(hulls *h, const loss_curves *c, hull_range range, kvb_error *err);
 
-// Sum over heads of curve minus hull at the kept counts keep[N]: how far greedy can be from the optimum at most. Each head's keep must
-// be at least the hull's first point.
+// Sum over heads of curve minus hull at the kept counts keep[N]: how far greedy can be from the optimum at most. Each
+// head's keep must be at least the hull's first point.
 double hulls_gap(const hulls *h, const loss_curves *c, const uint32_t *keep);

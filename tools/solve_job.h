@@ -49,7 +49,8 @@ static inline bool is_selected(const solve_command *s, const record_question_inf
     return q->n_queries > 0 && index < s->max_questions;
 }
 
-// Where a metric's file goes: `pattern` with {metric} replaced, or in the folder `pattern`, or, for one metric, just so.
+// Where a metric's file goes: `pattern` with {metric} replaced, or in the folder `pattern`, or, for one metric, just
+// so.
 kvb_status output_path(char out[PATH_SIZE], const char *pattern, const char *metric, const char *extension,
                        bool several, kvb_error *err);
 

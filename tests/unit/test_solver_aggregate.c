@@ -1,4 +1,5 @@
-// From pairs to a table: means of ratios, means of losses, contexts of different lengths, rounding and the table's own loss.
+// From pairs to a table: means of ratios, means of losses, contexts of different lengths, rounding and the table's own
+// loss.
 #include "solver/aggregate.h"
 #include "test_solver_cases.h"
 
@@ -99,8 +100,8 @@ START_TEST(mean_loss_of_one_pair_is_that_pair)
 }
 END_TEST
 
-// In the middle of hulls, the budgets of mean_loss minimise the mean relative loss: no single-pair optimum or mean of ratios beats them
-// by more than the certified gap.
+// In the middle of hulls, the budgets of mean_loss minimise the mean relative loss: no single-pair optimum or mean of
+// ratios beats them by more than the certified gap.
 START_TEST(mean_loss_minimises_the_mean)
 {
     case_seed("mean loss");

@@ -66,7 +66,8 @@ static inline double case_importance(case_kind kind)
     }
 }
 
-// A noisy metric: the importance times e^noise, so that curves are neither convex nor without shape. Tied cases have tied scores too.
+// A noisy metric: the importance times e^noise, so that curves are neither convex nor without shape. Tied cases have
+// tied scores too.
 static inline void case_arrays(case_kind kind, const cache_shape *s, float *scores, float *oracle)
 {
     for (size_t i = 0, n = (size_t)shape_heads(s) * s->n_tokens; i < n; i++) {

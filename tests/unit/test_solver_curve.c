@@ -205,7 +205,8 @@ START_TEST(published_hull_is_pava_up_to_rounding)
         hull_block ours[M], theirs[M];
         uint32_t points[M + 1], m = 1 + case_below(M);
         float cumulative[M + 1];
-        // Small whole numbers: f32 sums are exact, so that only collinear points differ, which the published code drops.
+        // Small whole numbers: f32 sums are exact, so that only collinear points differ, which the published code
+        // drops.
         for (uint32_t i = 0; i < m; i++) gain[i] = case_below(round % 2 ? 4 : 1000);
         size_t a = pava_blocks(ours, gain, m), b = published_blocks(theirs, gain, m, points, cumulative), k = 0;
         for (size_t j = 0; j < b; j++) {

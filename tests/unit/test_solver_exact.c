@@ -1,4 +1,5 @@
-// Certificates and the exact dynamic programs: bound <= optimum <= greedy <= bound + gap of the hull, and the optimum by brute force.
+// Certificates and the exact dynamic programs: bound <= optimum <= greedy <= bound + gap of the hull, and the optimum
+// by brute force.
 #include "solver/mckp.h"
 #include "test_solver_cases.h"
 

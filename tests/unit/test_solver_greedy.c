@@ -1,5 +1,6 @@
 // The sweep over sorted blocks against a judge that drops one token at a time.
 #include "test_solver_cases.h"
+#include <omp.h>
 
 // Every head's next token in drop order, one heap entry per head, ordered by (gain, head).
 typedef struct entry {
@@ -32,8 +33,8 @@ static entry heap_pop(entry *heap, size_t *n)
     return top;
 }
 
-// The published loop: pop the cheapest token, keep its head out once it stands at the floor. gain [N, T] by kept count: gain[b - 1] is
-// what the b-th kept token of a head is worth on the hull.
+// The published loop: pop the cheapest token, keep its head out once it stands at the floor. gain [N, T] by kept count:
+// gain[b - 1] is what the b-th kept token of a head is worth on the hull.
 static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t n, uint32_t t, uint32_t floor_tokens,
                   uint32_t rows, const double *ratios, uint32_t stride)
 {
@@ -56,7 +57,8 @@ static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t n
     free(now);
 }
 
-// Hull gains by kept count; protected tokens and those below the hull's start are never dropped before the floor, so they stay 0.
+// Hull gains by kept count; protected tokens and those below the hull's start are never dropped before the floor, so
+// they stay 0.
 static double *expand(const loss_curves *c, const hulls *h)
 {
     uint32_t t = c->shape.n_tokens, p = shape_protected(&c->shape);
@@ -159,7 +161,8 @@ static void keep_at(loss_curves *c, double ratio, uint32_t *keep, double *loss, 
     problem_free(&p);
 }
 
-// methods.md 2.5: with 3 of 16 tokens greedy loses 119 where 110 is possible (test_solver_exact.c); the hull says at least 109.
+// methods.md 2.5: with 3 of 16 tokens greedy loses 119 where 110 is possible (test_solver_exact.c); the hull says at
+// least 109.
 START_TEST(known_gap)
 {
     const double gains[16] = {30, 5, 25, 10, 2, 8, 12, 8, 16, 14, 12, 9, 9, 6, 2, 2};
@@ -246,6 +249,46 @@ START_TEST(ties_are_drained_head_by_head)
 }
 END_TEST
 
+// Large enough to be shared among threads; their number must not change a bit.
+START_TEST(threads_change_nothing)
+{
+    case_seed("threads");
+    double ratios[TABLE_ROWS];
+    table_ratios(ratios);
+    kvb_error err = {0};
+    cache_shape shape = {10, 3, 7000, 4, 1};
+    size_t cells = (size_t)TABLE_ROWS * shape_heads(&shape), n = (size_t)shape_heads(&shape) * shape.n_tokens;
+    ck_assert_uint_gt(n, PARALLEL_CELLS);
+    float *scores = malloc(n * sizeof *scores), *oracle = malloc(n * sizeof *oracle);
+    case_arrays(CASE_HEAVY, &shape, scores, oracle);
+    problem p[2];
+    metric_order order[2];
+    for (int i = 0; i < 2; i++) {
+        omp_set_num_threads(i == 0 ? 1 : 3);
+        must(metric_order_make(&order[i], &shape, scores, &err), &err);
+        must(problem_init(&p[i], &shape, &(solve_options){HULL_FULL, SCOPE_GLOBAL, ratios, TABLE_ROWS}, &err), &err);
+        must(loss_curves_fill(&p[i].curves, &order[i], oracle, &err), &err);
+        must(problem_solve(&p[i], &err), &err);
+        p[i].options.hull = HULL_FEASIBLE;
+        must(problem_solve(&p[i], &err), &err);
+    }
+    ck_assert_mem_eq(order[0].position, order[1].position, n / 7000 * 6995 * sizeof *order[0].position);
+    ck_assert_mem_eq(p[0].allocation.keep, p[1].allocation.keep, cells * sizeof *p[0].allocation.keep);
+    ck_assert(memcmp(p[0].loss, p[1].loss, TABLE_ROWS * sizeof *p[0].loss) == 0);
+    ck_assert(memcmp(p[0].bound, p[1].bound, TABLE_ROWS * sizeof *p[0].bound) == 0);
+    check_invariants(&p[1]);
+    oracle[n - 1] = -1;
+    ck_assert_int_eq(loss_curves_fill(&p[1].curves, &order[1], oracle, &err), KVB_NUMERIC);
+    ck_assert_ptr_nonnull(strstr(err.message, "layer 9, KV head 2, token 6999"));
+    for (int i = 0; i < 2; i++) {
+        problem_free(&p[i]);
+        metric_order_free(&order[i]);
+    }
+    free(scores);
+    free(oracle);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, sweep_equals_one_token_heap);
@@ -253,6 +296,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, saturated_rows_stay_at_the_floor);
     tcase_add_test(tc, any_list_of_ratios);
     tcase_add_test(tc, ties_are_drained_head_by_head);
+    tcase_add_test(tc, threads_change_nothing);
 }
 
 UNIT_MAIN("solver_greedy", fill)
