@@ -20,15 +20,13 @@ static middle find_middle(uint32_t n_tokens, uint32_t sink, uint32_t window)
     return m;
 }
 
-// Unsigned keys in the order of the floats; -0 and +0 share one.
+// Unsigned keys in the order of the floats: positive ones get the sign bit set, negative ones are turned upside down.
 static inline uint32_t order_key(float score)
 {
+    float plus_zero = score + 0.0f; // -0 becomes +0, all others stay
     uint32_t bits;
-    memcpy(&bits, &score, sizeof bits);
-    if (bits == 0x80000000u) {
-        bits = 0;
-    }
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    memcpy(&bits, &plus_zero, sizeof bits);
+    return bits ^ (0x80000000u | (0u - (bits >> 31)));
 }
 
 // Bins from the top until `*k` tokens are covered: returns the bin of the k-th and leaves in *k its rank in that bin.
@@ -59,9 +57,7 @@ static uint32_t find_threshold(const float *scores, middle m, uint32_t *k, uint3
         memset(histogram, 0, sizeof histogram);
         for (uint32_t i = m.begin; i < m.end; ++i) {
             uint32_t key = order_key(scores[i]);
-            if (key >> (shift + bits) == prefix) {
-                ++histogram[key >> shift & mask];
-            }
+            histogram[key >> shift & mask] += key >> (shift + bits) == prefix; // without a branch, as below
         }
         prefix = prefix << bits | find_bin(histogram, 1u << bits, k);
     }
@@ -92,14 +88,14 @@ static kvb_status select_head(const float *scores, uint32_t n_tokens, uint32_t k
             positions[n++] = i;
         }
     } else if (keep > n_protected) {
-        for (uint32_t i = m.begin; i < m.end; ++i) {
+        uint32_t last = keep - (n_tokens - m.end);
+        for (uint32_t i = m.begin; n < last; ++i) {
+            // No branch on the score: which tokens stay is close to random, and mispredictions would cost most of the time.
             uint32_t key = order_key(scores[i]);
-            if (key > threshold) {
-                positions[n++] = i;
-            } else if (key == threshold && ties > 0) {
-                positions[n++] = i;
-                --ties;
-            }
+            uint32_t tied = (uint32_t)(key == threshold) & (uint32_t)(ties > 0);
+            positions[n] = i;
+            n += tied | (uint32_t)(key > threshold);
+            ties -= tied;
         }
     }
     for (uint32_t i = m.end; i < n_tokens && n < keep; ++i) {

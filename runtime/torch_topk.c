@@ -8,9 +8,14 @@
 //
 // Facts established against torch 2.x with tests/golden/make_topk.py; no code was taken from either project.
 #include "torch_topk.h"
+#include <float.h>
 
 #if defined(__FAST_MATH__)
 #error "kvbudget's runtime promises sums to the bit: compile it without -ffast-math"
+#endif
+#if FLT_EVAL_METHOD == 1 || FLT_EVAL_METHOD == 2
+#error \
+    "kvbudget's runtime promises sums to the bit: floats must not be computed with more digits; try -msse2 -mfpmath=sse"
 #endif
 
 static int before(kvb_topk_item a, kvb_topk_item b)
