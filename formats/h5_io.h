@@ -9,6 +9,12 @@
 #include <hdf5.h>
 #include <stdbool.h>
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) && !defined(__SANITIZE_ADDRESS__)
+#define __SANITIZE_ADDRESS__ 1 // clang says it the other way
+#endif
+#endif
+
 enum { MAX_TEXT_ATTRIBUTE = 1 << 20 }; // bytes, with the closing NUL
 
 typedef struct h5_error_printing {

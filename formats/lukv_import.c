@@ -459,9 +459,7 @@ static kvb_status write_record(importer *in, const char *record_path, kvb_error 
     cJSON *attributes = make_attributes(in);
     const char **ids = calloc(in->n, sizeof *ids);
     kvb_status status = attributes && ids ? KVB_OK : no_memory(in, err);
-    if (status == KVB_OK)
-        status = record_begin(&w, record_path, &in->shape, attributes, in->options->resume ? RECORD_RESUME : RECORD_NEW,
-                              err);
+    if (status == KVB_OK) status = record_begin(&w, record_path, &in->shape, attributes, in->options->start, err);
     for (size_t i = 0; i < in->n && status == KVB_OK; i++) {
         ids[i] = in->contexts[i].id;
         status = put_context(in, w, &in->contexts[i], err);

@@ -14,7 +14,7 @@ typedef struct lukv_steps_options {
     uint32_t n_heads, head_dim; // 0: from kvbudget.json, else unknown
     uint32_t n_queries;      // of questions with neither kvbudget.json nor answer_ids_<i>.npy; 0: 63, what is published
     const cJSON *attributes; // flat object; added to those in kvbudget.json, replacing equal names; may be NULL
-    bool resume;
+    record_start start;      // what to do about a record that is there
 } lukv_steps_options;
 
 // Writes the record `record_path` from a directory. Contexts in the order of kvbudget.json, else by name (numbers as

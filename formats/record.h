@@ -46,10 +46,10 @@ typedef struct record_question {
 // attributes of the root. Names: [A-Za-z0-9_.-]{1,64}, not those of the format itself (format, format_version,
 // n_layers, n_heads, n_kv_heads, head_dim). Numbers must be finite; an integer beyond 2^53 belongs into a string.
 // RECORD_NEW: an existing record or folder of parts is KVB_MISMATCH; the message says what to do.
-// RECORD_REPLACE: starts again without them; an existing record stays in place until record_finish puts the new one there.
-// RECORD_RESUME: goes on where the last run stopped (also on a finished record, whose contexts and questions then count
-// as there). Another shape, or any attribute that differs, is KVB_MISMATCH naming the attribute and both values. A
-// folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
+// RECORD_REPLACE: starts again without them; an existing record stays in place until record_finish puts the new one
+// there. RECORD_RESUME: goes on where the last run stopped (also on a finished record, whose contexts and questions
+// then count as there). Another shape, or any attribute that differs, is KVB_MISMATCH naming the attribute and both
+// values. A folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
 kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes,
                         record_start start, kvb_error *err);
 

@@ -38,7 +38,8 @@ kvb_status record_root_compare(const record_shape *held_shape, const cJSON *held
 // ---- The folder of parts (record_parts.c) ----
 
 // PATH.parts/ holds head.h5 (the root), lock, context-<id>.h5 and question-<10 digits>-<id>.h5. A folder without
-// head.h5 holds nothing that counts: head.h5 comes first and goes first.
+// head.h5 holds nothing that counts: head.h5 comes first and goes first. A file `replace` says that the record at PATH
+// is being done again: it is not extended, and is replaced when this run is finished.
 typedef struct part {
     char id[65];
     bool is_question;
@@ -55,6 +56,9 @@ bool path_exists(const char *path);
 kvb_status parts_lock(int *lock, const char *folder, kvb_error *err);
 // Every part of a folder, in no order; *bytes receives the sum of their sizes. *parts is malloc'd.
 kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err);
+// The run in this folder replaces the record instead of extending it, also when it is resumed.
+kvb_status parts_mark_replace(const char *folder, kvb_error *err);
+bool parts_replace(const char *folder);
 // Removes the parts, head first; the lock and the folder stay.
 void parts_clear(const char *folder);
 // Removes the files that belong to the folder, head first, and the folder when nothing else is in it.

@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static const char head_name[] = "head.h5", lock_name[] = "lock";
+static const char head_name[] = "head.h5", lock_name[] = "lock", replace_name[] = "replace";
 
 static char *join(const char *folder, const char *name)
 {
@@ -82,8 +82,8 @@ static void clean(const char *folder)
     DIR *dir = opendir(folder);
     part ignored;
     for (struct dirent *e; dir && (e = readdir(dir));) {
-        if (is_partial(e->d_name) || (!has_head && parse_part_name(&ignored, e->d_name)))
-            unlinkat(dirfd(dir), e->d_name, 0);
+        bool orphan = !has_head && (parse_part_name(&ignored, e->d_name) || strcmp(e->d_name, replace_name) == 0);
+        if (orphan || is_partial(e->d_name)) unlinkat(dirfd(dir), e->d_name, 0);
     }
     if (dir) closedir(dir);
 }
@@ -144,6 +144,23 @@ kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *fold
         *n = 0;
     }
     return status;
+}
+
+kvb_status parts_mark_replace(const char *folder, kvb_error *err)
+{
+    char *path = join(folder, replace_name);
+    kvb_status status =
+        path ? atomic_write(path, "", 0, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
+    free(path);
+    return status;
+}
+
+bool parts_replace(const char *folder)
+{
+    char *path = join(folder, replace_name);
+    bool found = path_exists(path);
+    free(path);
+    return found;
 }
 
 void parts_clear(const char *folder)

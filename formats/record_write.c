@@ -63,7 +63,6 @@ static kvb_status compare_head(const record_writer *w, const char *path, kvb_err
 
 static kvb_status open_base(record_writer *w, kvb_error *err)
 {
-    atomic_file_remove_stale(w->path);
     if (!path_exists(w->path)) return KVB_OK;
     kvb_status status = record_open(&w->base, w->path, err);
     if (status != KVB_OK) return status;
@@ -77,8 +76,12 @@ static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
     kvb_status status = start == RECORD_NEW ? refuse_existing(w, err) : KVB_OK;
     if (status == KVB_OK) status = parts_lock(&w->lock, w->folder, err);
     if (status == KVB_OK && start == RECORD_NEW) status = refuse_existing(w, err);
-    if (status == KVB_OK && start == RECORD_REPLACE) parts_clear(w->folder);
-    if (status == KVB_OK && start == RECORD_RESUME) status = open_base(w, err);
+    if (status == KVB_OK) atomic_file_remove_stale(w->path);
+    if (status == KVB_OK && start == RECORD_REPLACE) {
+        parts_clear(w->folder);
+        status = parts_mark_replace(w->folder, err);
+    }
+    if (status == KVB_OK && !parts_replace(w->folder)) status = open_base(w, err);
     char *head = parts_head_path(w->folder);
     if (status == KVB_OK && !head) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
     if (status == KVB_OK) status = path_exists(head) ? compare_head(w, head, err) : write_head(w, head, err);

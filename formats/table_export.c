@@ -145,9 +145,11 @@ kvb_status table_sidecar_parse(cJSON **metadata, const void *data, size_t size, 
 {
     *metadata = NULL;
     cJSON *sidecar = cJSON_ParseWithLength(data, size);
-    const cJSON *held = cJSON_GetObjectItemCaseSensitive(sidecar, "metadata"), *item;
+    // The metadata alone, written by hand, will do as well.
+    bool alone = strcmp(text_of(sidecar, "format"), "kvbudget-table") == 0;
+    const cJSON *held = alone ? sidecar : cJSON_GetObjectItemCaseSensitive(sidecar, "metadata"), *item;
     kvb_status status = KVB_OK;
-    if (strcmp(text_of(sidecar, "format"), SIDECAR_FORMAT) != 0)
+    if (!alone && strcmp(text_of(sidecar, "format"), SIDECAR_FORMAT) != 0)
         status = kvb_fail(err, KVB_FORMAT, "%s: expected JSON with format = \"" SIDECAR_FORMAT "\"", name);
     else if (strcmp(text_of(sidecar, "format_version"), "1") != 0)
         status = kvb_fail(err, KVB_VERSION, "%s: format_version \"%.40s\", expected \"1\"; use a newer kvbudget", name,

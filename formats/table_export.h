@@ -18,7 +18,8 @@ char *table_sidecar_path(const char *npy_path);
 kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
                             const double *prune_ratio, const cJSON *metadata, kvb_error *err);
 
-// Reads a side-car: *metadata receives the flat object of strings (the caller's, cJSON_Delete). When npy_sha256 is not
-// NULL and the side-car names a hash, the two must be equal (KVB_MISMATCH).
+// Reads a side-car, or a file that holds nothing but such metadata: *metadata receives the flat object of strings (the
+// caller's, cJSON_Delete). When npy_sha256 is not NULL and the side-car names a hash, the two must be equal
+// (KVB_MISMATCH).
 kvb_status table_sidecar_parse(cJSON **metadata, const void *data, size_t size, const char *name,
                                const char *npy_sha256, kvb_error *err);

@@ -41,7 +41,7 @@ static inline cJSON *small_attributes(void)
 static inline kvb_status small_begin(record_writer **w, const char *path, bool resume, kvb_error *err)
 {
     cJSON *a = small_attributes();
-    kvb_status status = record_begin(w, path, &small_shape, a, resume, err);
+    kvb_status status = record_begin(w, path, &small_shape, a, resume ? RECORD_RESUME : RECORD_NEW, err);
     cJSON_Delete(a);
     return status;
 }

@@ -181,10 +181,11 @@ END_TEST
 START_TEST(resume_compares_everything)
 {
     const char *path = help_path("run.h5");
-    record_writer *w;
+    record_writer *w, *same;
     help_ok(small_begin(&w, path, false, err));
-    help_fails(small_begin(&w, path, true, err), KVB_IO,
-               "another process"); // as if it were one: the lock is per open file
+    // As if it were another process: the lock belongs to the open file.
+    help_fails(small_begin(&same, path, true, err), KVB_IO, "another process");
+    record_writer_free(w);
     help_ok(small_begin(&w, help_path("second.h5"), false, err));
     record_writer_free(w);
     record_shape other = {SMALL_L, 9, SMALL_G, 128};
@@ -203,6 +204,39 @@ START_TEST(resume_compares_everything)
     cJSON_Delete(a);
     help_ok(small_begin(&w, second, true, err));
     record_writer_free(w);
+}
+END_TEST
+
+START_TEST(replace_does_it_again)
+{
+    record_writer *w;
+    record *r;
+    const char *path = help_path("run.h5");
+    cJSON *other = cJSON_CreateObject(), *same = small_attributes();
+    cJSON_AddStringToObject(other, "other", "attributes");
+    help_ok(small_write(path, false, 0, err));
+    for (int i = 0; i < 2; i++) { // once with the record's attributes, once with others
+        const cJSON *given = i ? other : same;
+        help_ok(record_begin(&w, path, &small_shape, given, RECORD_REPLACE, err));
+        ck_assert(!record_writer_has_context(w, "zeta"));
+        help_ok(small_put_context(w, 0, err));
+        record_writer_free(w);
+        help_ok(record_open(&r, path, err)); // the old one is still there
+        ck_assert_uint_eq(record_context_count(r), SMALL_CONTEXTS);
+        record_close(r);
+        help_ok(record_begin(&w, path, &small_shape, given, RECORD_RESUME, err));
+        ck_assert(record_writer_has_context(w, "zeta") && !record_writer_has_question(w, "zeta", 0));
+        ck_assert(!record_writer_has_context(w, "alpha-2"));
+        if (i) help_ok(record_finish(w, small_ids, 1, err));
+        record_writer_free(w);
+    }
+    help_ok(record_open(&r, path, err));
+    ck_assert_uint_eq(record_context_count(r), 1);
+    ck_assert_ptr_nonnull(cJSON_GetObjectItem(record_attributes(r), "other"));
+    record_close(r);
+    ck_assert(!help_exists(help_path("run.h5.parts")));
+    cJSON_Delete(other);
+    cJSON_Delete(same);
 }
 END_TEST
 
@@ -373,6 +407,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, resume_goes_on);
     tcase_add_test(tc, resume_extends_a_finished_record);
     tcase_add_test(tc, resume_compares_everything);
+    tcase_add_test(tc, replace_does_it_again);
     tcase_add_test(tc, arguments);
     tcase_add_test(tc, killed_at_any_moment);
     tcase_add_test(tc, full_disk);
