@@ -107,10 +107,14 @@ def kvbudget_ids(a, path, *options):
 
 def library_tokenizer(vocabulary, types, merges, pre):
     t = Tokenizer(models.BPE(vocabulary, merges, unk_token="<|endoftext|>", fuse_unk=True, ignore_merges=pre == "llama-bpe"))
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre == "gpt-2")
-    if pre in EXPRESSIONS:
-        byte_level = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(EXPRESSIONS[pre]), "isolated"), byte_level])
-    t.pre_tokenizer = byte_level
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre in ("gpt-2", "smollm"))
+    if pre == "smollm":
+        first = [pre_tokenizers.Digits(individual_digits=True)]
+    elif pre == "gpt-2":
+        first = []
+    else:
+        first = [pre_tokenizers.Split(Regex(EXPRESSIONS[pre]), "isolated")]
+    t.pre_tokenizer = pre_tokenizers.Sequence([*first, byte_level])
     t.add_special_tokens([AddedToken(text, normalized=False, special=True) for text, i in vocabulary.items() if types[i] == 3])
     return t
 
@@ -187,4 +191,5 @@ def main():
     return 0 if good else 1
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,503 @@
+// The GGUF reader on files put together here: what it must read, and every kind of damage that it must refuse with a place.
+#include "profiler/dequant.h"
+#include "profiler/gguf.h"
+#include "tests/gguf_build.h"
+#include "unit.h"
+#include <math.h>
+#include <unistd.h>
+
+static kvb_error err;
+
+// A copy of exactly `size` bytes, so that the address sanitizer sees a read beyond the end.
+static kvb_status parse_copy(gguf_file *f, const gguf_build *b, size_t size, unsigned char **copy)
+{
+    *copy = malloc(size ? size : 1);
+    ck_assert_ptr_nonnull(*copy);
+    memcpy(*copy, b->data, size);
+    memset(&err, 0, sizeof err);
+    return gguf_parse(f, *copy, size, "some.gguf", &err);
+}
+
+static void expect_refused(const gguf_build *b, kvb_status status, const char *part)
+{
+    gguf_file f;
+    unsigned char *copy;
+    kvb_status got = parse_copy(&f, b, b->size, &copy);
+    ck_assert_msg(got == status, "expected %s, got %s: %s", kvb_status_name(status), kvb_status_name(got), err.message);
+    ck_assert_msg(strstr(err.message, "some.gguf") && strstr(err.message, part), "'%s' is not in: %s", part,
+                  err.message);
+    ck_assert(f.values == NULL && f.tensors == NULL && f.n_values == 0);
+    free(copy);
+}
+
+static const uint64_t matrix[] = {32, 2}, vector[] = {8}, blocks[] = {256, 1, 1, 1};
+
+// One of everything: scalars, arrays, nested arrays, three tensors. The last tensor ends the file without padding.
+static void build_sample(gguf_build *b, uint32_t version)
+{
+    gguf_build_begin(b, version);
+    build_key_string(b, "general.architecture", "llama");
+    build_key_u32(b, "a.u32", 4000000000u);
+    build_key(b, "a.i8", 1), build_bytes(b, "\xff", 1);
+    build_key(b, "a.i16", 3), build_bytes(b, "\x00\x80", 2);
+    build_key(b, "a.u16", 2), build_bytes(b, "\x34\x12", 2);
+    build_key(b, "a.u64", 10), build_u64(b, 7);
+    build_key(b, "a.u64_big", 10), build_u64(b, UINT64_MAX);
+    build_key(b, "a.i64", 11), build_u64(b, (uint64_t)-5);
+    build_key_f32(b, "a.f32", 1.5f);
+    build_key_f32(b, "a.nan", NAN);
+    build_key(b, "a.f64", 12), build_u64(b, 0x3ff8000000000000u); // 1.5
+    build_key(b, "a.f64_big", 12), build_u64(b, 0x7fe0000000000000u);
+    build_key_bool(b, "a.true", 1);
+    build_key(b, "a.bad_bool", 7), build_bytes(b, "\2", 1);
+    build_key_array(b, "a.strings", 8, 3), build_string(b, "one"), build_string(b, ""), build_string(b, "three");
+    build_key_array(b, "a.ints", 5, 2), build_u32(b, 11), build_u32(b, (uint32_t)-12);
+    build_key_array(b, "a.empty", 6, 0);
+    build_key_array(b, "a.nested", 9, 2); // [[1, 2], [["x"]]]
+    build_u32(b, 4), build_u64(b, 2), build_u32(b, 1), build_u32(b, 2);
+    build_u32(b, 9), build_u64(b, 1), build_u32(b, 8), build_u64(b, 1), build_string(b, "x");
+    build_tensor(b, "q8", 2, matrix, GGUF_TENSOR_Q8_0, 68);
+    build_tensor(b, "strange", 1, vector, 77, 0);
+    build_tensor(b, "f32", 1, vector, GGUF_TENSOR_F32, 32);
+    build_pad(b);
+    for (int i = 0; i < 68; i++) build_bytes(b, &(unsigned char){(unsigned char)i}, 1);
+    build_pad(b);
+    for (int i = 0; i < 8; i++) build_f32(b, (float)i / 2);
+}
+
+static void check_scalars(const gguf_file *f)
+{
+    uint32_t u = 0;
+    float x = 0;
+    bool flag = false;
+    gguf_string s;
+    ck_assert_int_eq(gguf_get_u32(f, "a.u32", &u, &err), KVB_OK);
+    ck_assert_uint_eq(u, 4000000000u);
+    ck_assert_int_eq(gguf_get_u32(f, "a.u16", &u, &err), KVB_OK);
+    ck_assert_uint_eq(u, 0x1234);
+    ck_assert_int_eq(gguf_get_u32(f, "a.u64", &u, &err), KVB_OK);
+    ck_assert_uint_eq(u, 7);
+    const char *const refused[] = {"a.i8",  "a.i16",  "a.i64",  "a.u64_big",
+                                   "a.f32", "a.true", "a.ints", "general.architecture"};
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        ck_assert_int_eq(gguf_get_u32(f, refused[i], &u, &err), KVB_FORMAT);
+        ck_assert_msg(strstr(err.message, refused[i]) && strstr(err.message, "integer"), "%s", err.message);
+        ck_assert_uint_eq(u, 7); // untouched
+    }
+    ck_assert_int_eq(gguf_get_u32(f, "a.absent", &u, &err), KVB_FORMAT);
+    ck_assert_ptr_nonnull(strstr(err.message, "lacks a.absent"));
+    ck_assert_int_eq(gguf_get_f32(f, "a.f32", &x, &err), KVB_OK);
+    ck_assert(x == 1.5f);
+    x = 0;
+    ck_assert_int_eq(gguf_get_f32(f, "a.f64", &x, &err), KVB_OK);
+    ck_assert(x == 1.5f);
+    ck_assert_int_eq(gguf_get_f32(f, "a.nan", &x, &err), KVB_FORMAT);
+    ck_assert_int_eq(gguf_get_f32(f, "a.f64_big", &x, &err), KVB_FORMAT);
+    ck_assert_int_eq(gguf_get_f32(f, "a.u32", &x, NULL), KVB_FORMAT);
+    ck_assert_int_eq(gguf_get_bool(f, "a.true", &flag, &err), KVB_OK);
+    ck_assert(flag);
+    ck_assert_int_eq(gguf_get_bool(f, "a.bad_bool", &flag, &err), KVB_FORMAT);
+    ck_assert_int_eq(gguf_get_string(f, "general.architecture", &s, &err), KVB_OK);
+    ck_assert(gguf_string_is(s, "llama") && !gguf_string_is(s, "llam") && !gguf_string_is(s, "llama2"));
+    ck_assert_int_eq(gguf_get_string(f, "a.u32", &s, &err), KVB_FORMAT);
+}
+
+static void check_defaults(const gguf_file *f)
+{
+    uint32_t u = 0;
+    float x = 0;
+    bool flag = false;
+    ck_assert(gguf_get_u32_or(f, "a.absent", 9, &u, &err) == KVB_OK && u == 9);
+    ck_assert(gguf_get_u32_or(f, "a.u16", 9, &u, &err) == KVB_OK && u == 0x1234);
+    ck_assert(gguf_get_u32_or(f, "a.f32", 9, &u, &err) == KVB_FORMAT);
+    ck_assert(gguf_get_f32_or(f, "a.absent", 2.5f, &x, &err) == KVB_OK && x == 2.5f);
+    ck_assert(gguf_get_f32_or(f, "a.nan", 2.5f, &x, &err) == KVB_FORMAT);
+    ck_assert(gguf_get_bool_or(f, "a.absent", true, &flag, &err) == KVB_OK && flag);
+    ck_assert(gguf_get_bool_or(f, "a.u32", true, &flag, &err) == KVB_FORMAT);
+}
+
+static void check_arrays(const gguf_file *f)
+{
+    gguf_array a;
+    gguf_string s;
+    ck_assert_int_eq(gguf_get_array(f, "a.strings", GGUF_VALUE_STRING, &a, &err), KVB_OK);
+    ck_assert_uint_eq(a.count, 3);
+    ck_assert(gguf_next_string(&a, &s) && gguf_string_is(s, "one"));
+    ck_assert(gguf_next_string(&a, &s) && gguf_string_is(s, ""));
+    ck_assert(gguf_next_string(&a, &s) && gguf_string_is(s, "three"));
+    ck_assert(!gguf_next_string(&a, &s) && a.size == 0);
+    ck_assert_int_eq(gguf_get_array(f, "a.ints", GGUF_VALUE_I32, &a, &err), KVB_OK);
+    ck_assert(gguf_array_int(&a, 0) == 11 && gguf_array_int(&a, 1) == -12);
+    ck_assert_int_eq(gguf_get_array(f, "a.ints", GGUF_VALUE_STRING, &a, &err), KVB_FORMAT);
+    ck_assert_ptr_nonnull(strstr(err.message, "expected an array of string, found an array of i32"));
+    ck_assert_int_eq(gguf_get_array(f, "a.u32", GGUF_VALUE_I32, &a, &err), KVB_FORMAT);
+    ck_assert_int_eq(gguf_get_array(f, "a.empty", GGUF_VALUE_F32, &a, &err), KVB_OK);
+    ck_assert_uint_eq(a.count, 0);
+    ck_assert_int_eq(gguf_get_array(f, "a.nested", GGUF_VALUE_ARRAY, &a, &err), KVB_OK);
+    ck_assert_uint_eq(a.count, 2);
+}
+
+START_TEST(test_reads_everything)
+{
+    for (uint32_t version = 2; version <= 3; version++) {
+        gguf_build b;
+        gguf_file f;
+        unsigned char *copy;
+        build_sample(&b, version);
+        ck_assert_msg(parse_copy(&f, &b, b.size, &copy) == KVB_OK, "%s", err.message);
+        ck_assert_uint_eq(f.version, version);
+        ck_assert_uint_eq(f.alignment, 32);
+        ck_assert_uint_eq(f.n_values, b.n_values);
+        check_scalars(&f);
+        check_defaults(&f);
+        check_arrays(&f);
+
+        const gguf_tensor *q8 = gguf_tensor_find(&f, "q8"), *strange = gguf_tensor_find(&f, "strange"),
+                          *f32 = gguf_tensor_find(&f, "f32");
+        ck_assert(q8 && strange && f32 && !gguf_tensor_find(&f, "absent") && !gguf_find(&f, "q8"));
+        ck_assert(q8->n_dims == 2 && q8->dims[0] == 32 && q8->dims[1] == 2 && q8->dims[2] == 1 && q8->n_values == 64 &&
+                  q8->size == 68);
+        ck_assert_mem_eq(q8->data, "\0\1\2\3", 4);
+        ck_assert(strange->data == NULL && strange->type == 77);
+        float y[8];
+        ck_assert_int_eq(dequant_tensor(strange, y, &err), KVB_UNSUPPORTED);
+        ck_assert_int_eq(dequant_tensor(f32, y, &err), KVB_OK);
+        ck_assert(y[0] == 0 && y[7] == 3.5f);
+        gguf_close(&f);
+        gguf_close(&f); // a closed file may be closed again
+        free(copy);
+        free(b.data);
+    }
+}
+END_TEST
+
+START_TEST(test_every_truncation)
+{
+    gguf_build b;
+    build_sample(&b, 3);
+    for (size_t size = 0; size < b.size; size++) {
+        gguf_file f;
+        unsigned char *copy;
+        ck_assert_msg(parse_copy(&f, &b, size, &copy) == KVB_FORMAT, "%zu of %zu bytes were taken", size, b.size);
+        ck_assert_msg(strstr(err.message, "some.gguf") && (strstr(err.message, "byte")), "%s", err.message);
+        free(copy);
+    }
+    free(b.data);
+}
+END_TEST
+
+// Reads all that there is in a file that was taken.
+static void walk(const gguf_file *f)
+{
+    static volatile unsigned sum; // keeps the reads
+    for (size_t i = 0; i < f->n_values; i++) {
+        const gguf_value *v = &f->values[i];
+        for (size_t k = 0; k < v->size; k++) sum += v->data[k];
+        gguf_array rest = {v->element, v->count, v->data, v->size};
+        gguf_string s;
+        if (v->type == GGUF_VALUE_ARRAY)
+            while (gguf_next_string(&rest, &s)) sum += (unsigned)s.size;
+    }
+    for (size_t i = 0; i < f->n_tensors; i++) {
+        const gguf_tensor *t = &f->tensors[i];
+        float *y = t->data && t->n_values < 1 << 20 ? malloc(t->n_values * sizeof *y) : NULL;
+        if (y) ck_assert_int_eq(dequant_tensor(t, y, NULL), KVB_OK);
+        free(y);
+    }
+}
+
+START_TEST(test_every_bit_flip)
+{
+    gguf_build b;
+    build_sample(&b, 3);
+    size_t taken = 0;
+    for (size_t bit = 0; bit < 8 * b.size; bit++) {
+        gguf_file f;
+        unsigned char *copy;
+        b.data[bit / 8] ^= (unsigned char)(1 << bit % 8);
+        if (parse_copy(&f, &b, b.size, &copy) == KVB_OK) {
+            taken++;
+            walk(&f);
+            gguf_close(&f);
+        } else {
+            ck_assert_msg(strstr(err.message, "some.gguf"), "%s", err.message);
+        }
+        b.data[bit / 8] ^= (unsigned char)(1 << bit % 8);
+        free(copy);
+    }
+    // Flips in texts, numbers and weights give another valid file; those in the magic bytes do not.
+    ck_assert(taken > 0 && taken < 8 * b.size - 32);
+    free(b.data);
+}
+END_TEST
+
+START_TEST(test_refused_headers)
+{
+    gguf_build b;
+    gguf_build_begin(&b, 3);
+    memcpy(b.data, "GGML", 4);
+    expect_refused(&b, KVB_FORMAT, "byte 0");
+    memcpy(b.data, "GGUF\1\0\0", 8);
+    expect_refused(&b, KVB_UNSUPPORTED, "byte 4");
+    memcpy(b.data, "GGUF\0\0\0\3", 8);
+    expect_refused(&b, KVB_UNSUPPORTED, "big-endian");
+    memcpy(b.data, "GGUF\4\0\0", 8);
+    expect_refused(&b, KVB_VERSION, "found 4");
+    memcpy(b.data, "GGUF\3\0\0", 8);
+    memset(b.data + 8, 0xff, 8); // 2^64 - 1 tensors
+    expect_refused(&b, KVB_FORMAT, "byte 8");
+    memset(b.data + 8, 0, 8);
+    memset(b.data + 16, 0x7f, 8); // metadata entries
+    expect_refused(&b, KVB_FORMAT, "byte 8");
+    memset(b.data + 16, 0, 8);
+    gguf_file f;
+    ck_assert_int_eq(gguf_parse(&f, b.data, b.size, "empty.gguf", &err), KVB_OK); // nothing in it, but well-formed
+    ck_assert(gguf_find(&f, "x") == NULL && gguf_tensor_find(&f, "x") == NULL);
+    gguf_close(&f);
+    free(b.data);
+}
+END_TEST
+
+// Each builder makes one fault; the test is in the table below.
+static void fault_string_length(gguf_build *b)
+{
+    build_key(b, "k", 8), build_u64(b, UINT64_MAX), build_bytes(b, "abc", 3);
+}
+static void fault_array_count(gguf_build *b)
+{
+    build_key_array(b, "k", 4, UINT64_MAX / 4), build_u32(b, 1);
+}
+static void fault_string_count(gguf_build *b)
+{
+    build_key_array(b, "k", 8, 1000), build_u32(b, 1);
+}
+static void fault_array_type(gguf_build *b)
+{
+    build_key_array(b, "k", 13, 0);
+}
+static void fault_value_type(gguf_build *b)
+{
+    build_key(b, "k", 13), build_u32(b, 0);
+}
+static void fault_empty_key(gguf_build *b)
+{
+    build_key_u32(b, "", 1);
+}
+static void fault_control_key(gguf_build *b)
+{
+    build_key_u32(b, "a\033[2J", 1);
+}
+static void fault_twice(gguf_build *b)
+{
+    build_key_u32(b, "k", 1), build_key_u32(b, "j", 1), build_key_u32(b, "k", 2);
+}
+static void fault_depth(gguf_build *b)
+{
+    build_key_array(b, "k", 9, 1);
+    for (int i = 0; i < 50; i++) build_u32(b, 9), build_u64(b, 1);
+}
+static void fault_alignment(gguf_build *b)
+{
+    build_key_u32(b, "general.alignment", 48);
+}
+static void fault_alignment_zero(gguf_build *b)
+{
+    build_key_u32(b, "general.alignment", 0);
+}
+static void fault_alignment_type(gguf_build *b)
+{
+    build_key_string(b, "general.alignment", "32");
+}
+static void fault_no_dims(gguf_build *b)
+{
+    build_tensor(b, "t", 0, vector, 0, 32);
+}
+static void fault_five_dims(gguf_build *b)
+{
+    static const uint64_t five[] = {1, 1, 1, 1, 1};
+    build_tensor(b, "t", 5, five, 0, 32);
+}
+static void fault_zero_dim(gguf_build *b)
+{
+    static const uint64_t dims[] = {8, 0};
+    build_tensor(b, "t", 2, dims, 0, 32);
+}
+static void fault_shape_overflow(gguf_build *b)
+{
+    static const uint64_t dims[] = {1u << 31, 1u << 31, 1u << 31};
+    build_tensor(b, "t", 3, dims, 0, 32);
+}
+static void fault_size_overflow(gguf_build *b)
+{
+    static const uint64_t dims[] = {(uint64_t)1 << 62};
+    build_tensor(b, "t", 1, dims, 0, 32);
+}
+static void fault_row(gguf_build *b)
+{
+    build_tensor(b, "t", 1, vector, GGUF_TENSOR_Q8_0, 32);
+}
+static void fault_beyond_end(gguf_build *b)
+{
+    build_tensor(b, "t", 4, blocks, 0, 32);
+}
+static void fault_tensor_twice(gguf_build *b)
+{
+    build_tensor(b, "t", 1, vector, 0, 0), build_tensor(b, "t", 1, vector, 0, 0);
+}
+static void fault_offset(gguf_build *b)
+{
+    b->data_offset = 4;
+    build_tensor(b, "t", 1, vector, 0, 32);
+}
+static void fault_offset_end(gguf_build *b)
+{
+    b->data_offset = UINT64_MAX - 31;
+    build_tensor(b, "t", 1, vector, 0, 32);
+}
+static void fault_long_name(gguf_build *b)
+{
+    build_tensor(b, "0123456789012345678901234567890123456789012345678901234567890123456789", 1, vector, 0, 32);
+}
+
+START_TEST(test_refused_contents)
+{
+    const struct {
+        void (*build)(gguf_build *b);
+        kvb_status status;
+        const char *part;
+    } faults[] = {{fault_string_length, KVB_FORMAT, "18446744073709551615 more bytes"},
+                  {fault_array_count, KVB_FORMAT, "claims 4611686018427387903 elements of type u32"},
+                  {fault_string_count, KVB_FORMAT, "claims 1000 elements of type string"},
+                  {fault_array_type, KVB_FORMAT, "value type"},
+                  {fault_value_type, KVB_FORMAT, "value type"},
+                  {fault_empty_key, KVB_FORMAT, "a key of 1 to 65535 bytes"},
+                  {fault_control_key, KVB_FORMAT, "0x1b"},
+                  {fault_twice, KVB_FORMAT, "key k stands in the file twice"},
+                  {fault_depth, KVB_UNSUPPORTED, "nested"},
+                  {fault_alignment, KVB_FORMAT, "general.alignment"},
+                  {fault_alignment_zero, KVB_FORMAT, "general.alignment"},
+                  {fault_alignment_type, KVB_FORMAT, "general.alignment"},
+                  {fault_no_dims, KVB_FORMAT, "1 to 4 dimensions"},
+                  {fault_five_dims, KVB_FORMAT, "1 to 4 dimensions"},
+                  {fault_zero_dim, KVB_FORMAT, "dimension 1 is 0"},
+                  {fault_shape_overflow, KVB_FORMAT, "tensor t"},
+                  {fault_size_overflow, KVB_FORMAT, "tensor t"},
+                  {fault_row, KVB_FORMAT, "multiple of 32"},
+                  {fault_beyond_end, KVB_FORMAT, "tensor t: expected 1024 bytes"},
+                  {fault_tensor_twice, KVB_FORMAT, "tensor t stands in the file twice"},
+                  {fault_offset, KVB_FORMAT, "multiple of 32"},
+                  {fault_offset_end, KVB_FORMAT, "tensor t: expected 32 bytes"},
+                  {fault_long_name, KVB_FORMAT, "1 to 64 bytes"}};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        gguf_build b;
+        gguf_build_begin(&b, 3);
+        faults[i].build(&b);
+        build_pad(&b);
+        for (int k = 0; k < 16; k++) build_u32(&b, 0);
+        expect_refused(&b, faults[i].status, faults[i].part);
+        free(b.data);
+    }
+}
+END_TEST
+
+START_TEST(test_alignment)
+{
+    gguf_build b;
+    gguf_file f;
+    gguf_build_begin(&b, 3);
+    build_key_u32(&b, "general.alignment", 8);
+    b.data_offset = 8; // not a multiple of 32
+    build_tensor(&b, "t", 1, vector, 0, 32);
+    while (b.size % 8) build_bytes(&b, "", 1);
+    size_t start = b.size;
+    build_u64(&b, 0);
+    for (int i = 0; i < 8; i++) build_f32(&b, 1);
+    ck_assert_msg(gguf_parse(&f, b.data, b.size, "x", &err) == KVB_OK, "%s", err.message);
+    ck_assert_ptr_eq(gguf_tensor_find(&f, "t")->data, b.data + start + 8);
+    gguf_close(&f);
+    free(b.data);
+}
+END_TEST
+
+// 200,000 keys, found one by one: seconds if lookups walked the list, and hours if duplicates were looked for pairwise.
+START_TEST(test_many_keys)
+{
+    enum { KEYS = 200000 };
+    gguf_build b;
+    gguf_file f;
+    char key[32];
+    gguf_build_begin(&b, 3);
+    for (uint32_t i = 0; i < KEYS; i++) {
+        snprintf(key, sizeof key, "key.%u", i * 7919 % KEYS);
+        build_key_u32(&b, key, i);
+    }
+    ck_assert_int_eq(gguf_parse(&f, b.data, b.size, "x", &err), KVB_OK);
+    for (uint32_t i = 0; i < KEYS; i++) {
+        uint32_t found = 0;
+        snprintf(key, sizeof key, "key.%u", i * 7919 % KEYS);
+        ck_assert_int_eq(gguf_get_u32(&f, key, &found, &err), KVB_OK);
+        ck_assert_uint_eq(found, i);
+    }
+    gguf_close(&f);
+    free(b.data);
+}
+END_TEST
+
+START_TEST(test_open)
+{
+    char folder[] = "/tmp/kvbudget-gguf-XXXXXX", path[64];
+    gguf_file f;
+    gguf_build b;
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/m.gguf", folder);
+    ck_assert_int_eq(gguf_open(&f, path, &err), KVB_IO);
+    ck_assert_int_ne(gguf_open(&f, folder, &err), KVB_OK);
+    build_sample(&b, 3);
+    for (int cut = 0; cut < 2; cut++) {
+        FILE *out = fopen(path, "wb");
+        ck_assert_ptr_nonnull(out);
+        ck_assert_uint_eq(fwrite(b.data, 1, b.size - (size_t)cut, out), b.size - (size_t)cut);
+        ck_assert_int_eq(fclose(out), 0);
+        ck_assert_int_eq(gguf_open(&f, path, &err), cut ? KVB_FORMAT : KVB_OK);
+        ck_assert(cut ? strstr(err.message, path) != NULL : strcmp(f.name, path) == 0);
+        gguf_close(&f);
+    }
+    unlink(path);
+    rmdir(folder);
+    free(b.data);
+}
+END_TEST
+
+START_TEST(test_names)
+{
+    ck_assert_str_eq(gguf_tensor_type_name(GGUF_TENSOR_BF16), "BF16");
+    ck_assert_str_eq(gguf_tensor_type_name(GGUF_TENSOR_Q6_K), "Q6_K");
+    ck_assert_str_eq(gguf_tensor_type_name(GGUF_TENSOR_Q8_0), "Q8_0");
+    ck_assert_str_eq(gguf_tensor_type_name(23), "IQ4_XS");
+    ck_assert_str_eq(gguf_tensor_type_name(4), "unknown");
+    ck_assert_str_eq(gguf_tensor_type_name(UINT32_MAX), "unknown");
+    ck_assert_str_eq(gguf_value_type_name(GGUF_VALUE_F64), "f64");
+    ck_assert_str_eq(gguf_value_type_name(13), "unknown");
+    gguf_file f;
+    char name[600];
+    memset(name, 'p', sizeof name - 1);
+    name[sizeof name - 1] = 0;
+    ck_assert_int_eq(gguf_parse(&f, "", 0, name, &err), KVB_FORMAT);
+    ck_assert_int_eq(gguf_parse(&f, "", 0, name, NULL), KVB_FORMAT);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, test_reads_everything);
+    tcase_add_test(tc, test_every_truncation);
+    tcase_add_test(tc, test_every_bit_flip);
+    tcase_add_test(tc, test_refused_headers);
+    tcase_add_test(tc, test_refused_contents);
+    tcase_add_test(tc, test_alignment);
+    tcase_add_test(tc, test_many_keys);
+    tcase_add_test(tc, test_open);
+    tcase_add_test(tc, test_names);
+}
+
+UNIT_MAIN("profiler: gguf", fill)
