@@ -1,5 +1,5 @@
-// kvbudget inspect: any file of the project as text or as JSON. Each kind of file becomes a JSON document, and one printer
-// shows every document as text.
+// kvbudget inspect: any file of the project as text or as JSON. Each kind of file becomes a JSON document, and one
+// printer shows every document as text.
 #include "formats/calib.h"
 #include "formats/file_read.h"
 #include "formats/npy.h"
