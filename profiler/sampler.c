@@ -1,5 +1,6 @@
 #include "profiler/sampler.h"
 #include "profiler/linalg.h"
+#include <float.h>
 #include <math.h>
 
 void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
@@ -27,12 +28,12 @@ double sampler_uniform(uint64_t seed, uint64_t context, uint32_t question, uint3
     return (double)bits * 0x1p-53;
 }
 
-// The place of the largest finite logit; n when a logit is NaN or none is finite.
+// The place of the largest logit; n when a logit is NaN or +infinity or none is finite.
 static size_t top_logit(const float *logits, size_t n)
 {
     size_t top = n;
     for (size_t i = 0; i < n; i++) {
-        if (isnan(logits[i])) return n;
+        if (isnan(logits[i]) || logits[i] == INFINITY) return n;
         if (isfinite(logits[i]) && (top == n || logits[i] > logits[top])) top = i;
     }
     return top;
@@ -50,7 +51,9 @@ int32_t sampler_draw(const sampler *s, const float *logits, float *weights, size
     size_t top = top_logit(logits, n);
     if (top == n) return -1;
     if (s->greedy) return (int32_t)top;
-    softmax_weights(weights, logits, n, logits[top], (float)(1.0 / s->temperature));
+    // Kept within float: 0 or infinity times a logit's distance from the top need not be a number.
+    double scale = fmin(fmax(1.0 / s->temperature, FLT_MIN), FLT_MAX);
+    softmax_weights(weights, logits, n, logits[top], (float)scale);
     double total = 0;
     for (size_t i = 0; i < n; i++) total += weights[i];
     double rest = sampler_uniform(s->seed, context, question, step) * total;

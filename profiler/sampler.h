@@ -17,6 +17,6 @@ void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4
 double sampler_uniform(uint64_t seed, uint64_t context, uint32_t question, uint32_t step);
 
 // Draws a token id from softmax(logits / temperature) by inverting the cumulative distribution in the order of ids; the sums are in
-// double. `weights` is scratch [n]. Returns -1 when a logit is NaN or none is finite.
+// double. `weights` is scratch [n]. Returns -1 when a logit is NaN or +infinity, or none is finite.
 int32_t sampler_draw(const sampler *s, const float *logits, float *weights, size_t n, uint64_t context,
                      uint32_t question, uint32_t step);

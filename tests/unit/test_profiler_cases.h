@@ -1,0 +1,89 @@
+// What the tests of the profiler's upper half share: random numbers with a fixed seed, comparisons that say where, and the tiny model.
+#pragma once
+#include "formats_help.h"
+#include "profiler/model.h"
+#include <math.h>
+#include <spawn.h>
+#include <sys/wait.h>
+
+extern char **environ;
+
+enum { CASES_SEED = 20261121 };
+
+// Uniform in [-1, 1); every test process starts from CASES_SEED.
+static inline double case_uniform(void)
+{
+    static uint64_t state = CASES_SEED;
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(state >> 11) * 0x1p-52 - 1.0;
+}
+
+static inline float *case_floats(size_t n, double scale, double offset)
+{
+    float *p = malloc((n + 1) * sizeof *p);
+    ck_assert_ptr_nonnull(p);
+    for (size_t i = 0; i < n; i++) p[i] = (float)(case_uniform() * scale + offset);
+    return p;
+}
+
+static inline void *case_alloc(size_t n, size_t size)
+{
+    void *p = calloc(n + 1, size);
+    ck_assert_ptr_nonnull(p);
+    return p;
+}
+
+// |got - want| <= tolerance, everywhere.
+static inline void case_near(const char *what, const float *got, const float *want, size_t n, double tolerance)
+{
+    for (size_t i = 0; i < n; i++)
+        ck_assert_msg(fabs((double)got[i] - want[i]) <= tolerance, "%s: element %zu of %zu is %.9g, expected %.9g", what,
+                      i, n, (double)got[i], (double)want[i]);
+}
+
+static inline void case_same(const char *what, const float *got, const float *want, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        ck_assert_msg(memcmp(&got[i], &want[i], sizeof *got) == 0, "%s: element %zu of %zu is %.9g, expected %.9g's bits",
+                      what, i, n, (double)got[i], (double)want[i]);
+}
+
+// The largest |got - want| of each row of T, relative to that row's largest |want|.
+static inline double case_row_error(const float *got, const float *want, size_t rows, size_t T)
+{
+    double worst = 0;
+    for (size_t r = 0; r < rows; r++) {
+        double top = 0, error = 0;
+        for (size_t j = r * T; j < (r + 1) * T; j++) {
+            if (!isfinite(got[j])) return INFINITY;
+            top = fmax(top, fabs((double)want[j]));
+            error = fmax(error, fabs((double)got[j] - want[j]));
+        }
+        if (error > 0) worst = fmax(worst, error / top);
+    }
+    return worst;
+}
+
+// Writes the model of tests/tiny_model.c to `path`; options end with NULL.
+static inline void case_tiny_model(const char *path, const char *const *options)
+{
+    const char *build = getenv("KVB_BUILD");
+    char program[512];
+    const char *argv[16] = {program};
+    int n = 1, code;
+    snprintf(program, sizeof program, "%s/tests/tiny_model", build ? build : "build");
+    while (options && *options && n < 14) argv[n++] = *options++;
+    argv[n++] = path;
+    pid_t child;
+    code = posix_spawn(&child, program, NULL, NULL, (char *const *)(const void *)argv, environ);
+    ck_assert_msg(code == 0, "%s: %s; build it with `make %s`", program, strerror(code), program);
+    ck_assert_int_eq(waitpid(child, &code, 0), child);
+    ck_assert_msg(WIFEXITED(code) && WEXITSTATUS(code) == 0, "%s failed", program);
+}
+
+static inline model *case_open(const char *path, const backend *device)
+{
+    model *m = NULL;
+    help_ok(model_open(&m, path, device, err));
+    return m;
+}

@@ -1,0 +1,217 @@
+// Philox against the published vectors, the uniform numbers and the draws against their distributions, and what a draw depends on.
+#include "profiler/sampler.h"
+#include "test_profiler_cases.h"
+#include <gsl/gsl_cdf.h>
+
+START_TEST(test_philox_vectors) // kat_vectors of Random123, philox4x32 with 10 rounds
+{
+    static const struct {
+        uint32_t counter[4], key[2], want[4];
+    } cases[] = {
+        {{0}, {0}, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
+         {0xffffffff, 0xffffffff},
+         {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
+        {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
+         {0xa4093822, 0x299f31d0},
+         {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
+    };
+    for (int i = 0; i < 3; i++) {
+        uint32_t got[4];
+        philox4x32(cases[i].counter, cases[i].key, got);
+        for (int w = 0; w < 4; w++)
+            ck_assert_msg(got[w] == cases[i].want[w], "vector %d, word %d: %08x, expected %08x", i, w, got[w],
+                          cases[i].want[w]);
+    }
+}
+END_TEST
+
+// Chi-square of observed counts against probabilities; cells with fewer than five expected go together. Fails above the 99.9 % quantile:
+// the seeds are fixed, so that it fails always or never.
+static void chi_square(const char *what, const uint64_t *seen, const double *probability, size_t n, double draws)
+{
+    double sum = 0, rest_seen = 0, rest_expected = 0;
+    int cells = 0;
+    for (size_t i = 0; i < n; i++) {
+        double expected = probability[i] * draws;
+        if (expected < 5) {
+            rest_seen += (double)seen[i], rest_expected += expected;
+            continue;
+        }
+        sum += ((double)seen[i] - expected) * ((double)seen[i] - expected) / expected;
+        cells++;
+    }
+    if (rest_expected >= 5) {
+        sum += (rest_seen - rest_expected) * (rest_seen - rest_expected) / rest_expected;
+        cells++;
+    }
+    ck_assert_int_ge(cells, 2);
+    double limit = gsl_cdf_chisq_Pinv(0.999, cells - 1);
+    ck_assert_msg(sum <= limit, "%s: chi-square %g over %d cells, the 99.9 %% quantile is %g", what, sum, cells, limit);
+}
+
+START_TEST(test_uniform_distribution)
+{
+    enum { N = 500000, BINS = 64 };
+    static const char *const names[] = {"steps", "questions", "contexts", "seeds"};
+    for (int along = 0; along < 4; along++) {
+        uint64_t seen[BINS] = {0};
+        double mean = 0, square = 0, even[BINS];
+        for (uint32_t i = 0; i < N; i++) {
+            double u = sampler_uniform(along == 3 ? i : 7, along == 2 ? i : 11, along == 1 ? i : 3, along == 0 ? i : 5);
+            ck_assert_msg(u >= 0 && u < 1, "%s: number %u is %g", names[along], i, u);
+            mean += u, square += u * u;
+            seen[(int)(u * BINS)]++;
+        }
+        mean /= N;
+        ck_assert_double_eq_tol(mean, 0.5, 5 * sqrt(1.0 / 12 / N));
+        ck_assert_double_eq_tol(square / N - mean * mean, 1.0 / 12, 5 * sqrt(1.0 / 180 / N));
+        for (int b = 0; b < BINS; b++) even[b] = 1.0 / BINS;
+        chi_square(names[along], seen, even, BINS, N);
+    }
+}
+END_TEST
+
+START_TEST(test_uniform_depends_on_every_bit)
+{
+    const uint64_t seed = 0x123456789abcdef0, context = 0xfedcba9876543210;
+    const uint32_t question = 29, step = 63;
+    double base = sampler_uniform(seed, context, question, step);
+    ck_assert_double_eq(sampler_uniform(seed, context, question, step), base);
+    for (int bit = 0; bit < 64; bit++) {
+        ck_assert_double_ne(sampler_uniform(seed ^ 1ull << bit, context, question, step), base);
+        ck_assert_double_ne(sampler_uniform(seed, context ^ 1ull << bit, question, step), base);
+        if (bit >= 32) continue;
+        ck_assert_double_ne(sampler_uniform(seed, context, question ^ 1u << bit, step), base);
+        ck_assert_double_ne(sampler_uniform(seed, context, question, step ^ 1u << bit), base);
+    }
+    ck_assert_double_ne(sampler_uniform(1, 1, 2, 3), sampler_uniform(1, 1, 3, 2)); // no two may be swapped
+    ck_assert_double_ne(sampler_uniform(1, 2, 1, 3), sampler_uniform(2, 1, 1, 3));
+    ck_assert_double_ne(sampler_uniform(1, 2, 3, 3), sampler_uniform(1, 3, 2, 3));
+}
+END_TEST
+
+// Draws over 40 tokens, one of which is impossible, against softmax(logits / temperature) in long double.
+static void draws_follow(double temperature)
+{
+    enum { N = 40, DRAWS = 100000 };
+    sampler s = {.temperature = temperature, .seed = CASES_SEED};
+    float *logits = case_floats(N, 4, 0), weights[N];
+    uint64_t seen[N] = {0};
+    double p[N];
+    long double total = 0;
+    char what[64];
+    logits[17] = -INFINITY;
+    for (int i = 0; i < N; i++) total += expl(logits[i] / (long double)temperature);
+    for (int i = 0; i < N; i++) p[i] = (double)(expl(logits[i] / (long double)temperature) / total);
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        int32_t id = sampler_draw(&s, logits, weights, N, i % 7, i / 7 % 100, i / 700);
+        ck_assert_int_ge(id, 0);
+        ck_assert_int_lt(id, N);
+        seen[id]++;
+    }
+    snprintf(what, sizeof what, "temperature %g", temperature);
+    ck_assert_uint_eq(seen[17], 0);
+    chi_square(what, seen, p, N, DRAWS);
+    free(logits);
+}
+
+START_TEST(test_draws_follow_the_softmax)
+{
+    draws_follow(0.7);
+    draws_follow(1);
+    draws_follow(3);
+    draws_follow(1e6); // flat: every possible token alike
+}
+END_TEST
+
+START_TEST(test_greedy)
+{
+    sampler s = {.greedy = true};
+    const float ties[] = {-1, 3, 2, 3, -INFINITY, 3}, low[] = {-INFINITY, -3e38f, -INFINITY}, zeros[] = {-0.0f, 0.0f};
+    float weights[8];
+    ck_assert_int_eq(sampler_draw(&s, ties, weights, 6, 1, 2, 3), 1);
+    ck_assert_int_eq(sampler_draw(&s, ties + 2, weights, 4, 1, 2, 3), 1);
+    ck_assert_int_eq(sampler_draw(&s, low, weights, 3, 1, 2, 3), 1);
+    ck_assert_int_eq(sampler_draw(&s, zeros, weights, 2, 1, 2, 3), 0);
+    ck_assert_int_eq(sampler_draw(&s, ties, weights, 1, 1, 2, 3), 0);
+}
+END_TEST
+
+START_TEST(test_logits_that_are_no_numbers)
+{
+    for (int greedy = 0; greedy < 2; greedy++) {
+        sampler s = {greedy, 0.7, 1};
+        float weights[4], nan_first[] = {NAN, 1, 2}, nan_last[] = {1, 2, NAN}, inf[] = {1, INFINITY, 2},
+                          none[] = {-INFINITY, -INFINITY}, nothing[] = {0};
+        ck_assert_int_eq(sampler_draw(&s, nan_first, weights, 3, 1, 2, 3), -1);
+        ck_assert_int_eq(sampler_draw(&s, nan_last, weights, 3, 1, 2, 3), -1);
+        ck_assert_int_eq(sampler_draw(&s, none, weights, 2, 1, 2, 3), -1);
+        ck_assert_int_eq(sampler_draw(&s, inf, weights, 3, 1, 2, 3), -1); // an overflow: its softmax is no number
+        ck_assert_int_eq(sampler_draw(&s, nothing, weights, 0, 1, 2, 3), -1);
+    }
+}
+END_TEST
+
+START_TEST(test_temperature_limits)
+{
+    static const double cold[] = {1e-3, 1e-30, 1e-45, 1e-300, 4.9e-324}, hot[] = {1e10, 1e45, 1e300};
+    const float logits[] = {0.5f, 1.75f, -INFINITY, 1.5f, -2}, tie[] = {2, 1, 2};
+    float weights[5];
+    for (uint32_t step = 0; step < 200; step++) {
+        for (int i = 0; i < 5; i++) {
+            sampler s = {.temperature = cold[i], .seed = 5};
+            int32_t id = sampler_draw(&s, logits, weights, 5, 1, 2, step);
+            ck_assert_msg(id == 1, "temperature %g draws token %d, expected the largest logit", cold[i], id);
+        }
+    }
+    for (int i = 0; i < 3; i++) { // the hotter the flatter, but what is impossible stays so
+        sampler s = {.temperature = hot[i], .seed = 5};
+        int seen[5] = {0};
+        for (uint32_t step = 0; step < 400; step++) seen[sampler_draw(&s, logits, weights, 5, 1, 2, step)]++;
+        for (int t = 0; t < 5; t++)
+            ck_assert_msg(t == 2 ? seen[t] == 0 : seen[t] > 60, "temperature %g: token %d is drawn %d times of 400",
+                          hot[i], t, seen[t]);
+    }
+    for (int i = 0; i < 5; i++) { // equal logits stay equally likely in the cold
+        sampler s = {.temperature = cold[i], .seed = 5};
+        int seen[3] = {0};
+        for (uint32_t step = 0; step < 400; step++) seen[sampler_draw(&s, tie, weights, 3, 1, 2, step)]++;
+        ck_assert_int_eq(seen[1], 0);
+        ck_assert_msg(seen[0] > 140 && seen[2] > 140, "temperature %g: of a tie, %d and %d", cold[i], seen[0], seen[2]);
+    }
+}
+END_TEST
+
+START_TEST(test_draw_depends_on_its_key)
+{
+    enum { N = 1000, DRAWS = 300 };
+    float *logits = case_floats(N, 0.1, 0), weights[N];
+    sampler one = {.temperature = 1, .seed = 1}, two = {.temperature = 1, .seed = 2};
+    int differ[4] = {0};
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        int32_t id = sampler_draw(&one, logits, weights, N, 10, 20, i);
+        ck_assert_int_eq(sampler_draw(&one, logits, weights, N, 10, 20, i), id);
+        differ[0] += sampler_draw(&two, logits, weights, N, 10, 20, i) != id;
+        differ[1] += sampler_draw(&one, logits, weights, N, 11, 20, i) != id;
+        differ[2] += sampler_draw(&one, logits, weights, N, 10, 21, i) != id;
+        differ[3] += sampler_draw(&one, logits, weights, N, 10, 20, i + DRAWS) != id;
+    }
+    for (int i = 0; i < 4; i++) ck_assert_int_gt(differ[i], DRAWS * 9 / 10);
+    free(logits);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, test_philox_vectors);
+    tcase_add_test(tc, test_uniform_distribution);
+    tcase_add_test(tc, test_uniform_depends_on_every_bit);
+    tcase_add_test(tc, test_draws_follow_the_softmax);
+    tcase_add_test(tc, test_greedy);
+    tcase_add_test(tc, test_logits_that_are_no_numbers);
+    tcase_add_test(tc, test_temperature_limits);
+    tcase_add_test(tc, test_draw_depends_on_its_key);
+}
+
+UNIT_MAIN("profiler sampler", fill)
