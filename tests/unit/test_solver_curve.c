@@ -16,7 +16,7 @@ END_TEST
 
 START_TEST(order_is_by_score_then_position)
 {
-    const float scores[10] = {99, 1, 3, 3, -INFINITY, 0.0f, -0.0f, INFINITY, -2, 99};
+    const float scores[10] = {99, 1, 3, 3, -INFINITY, -0.0f, 0.0f, INFINITY, -2, 99};
     const uint32_t expected[8] = {7, 2, 3, 1, 5, 6, 8, 4};
     cache_shape shape = {1, 1, 10, 1, 1};
     metric_order order;
@@ -196,6 +196,20 @@ START_TEST(pava_is_the_lower_hull)
 }
 END_TEST
 
+// Gains that differ in their last bits: products pass the comparison that their rounded quotients would not.
+START_TEST(slopes_fall_whatever_the_rounding)
+{
+    case_seed("rounding");
+    for (int round = 0; round < 20000; round++) {
+        double gain[24];
+        hull_block block[24];
+        for (int i = 0; i < 24; i++) gain[i] = 0.1 * (1 + (double)case_below(5) * 0x1p-52);
+        size_t count = pava_blocks(block, gain, 24);
+        for (size_t k = 1; k < count; k++) ck_assert(block[k].slope <= block[k - 1].slope);
+    }
+}
+END_TEST
+
 START_TEST(published_hull_is_pava_up_to_rounding)
 {
     case_seed("published");
@@ -217,6 +231,7 @@ START_TEST(published_hull_is_pava_up_to_rounding)
                 length += ours[k].length;
             }
             ck_assert_uint_eq(length, theirs[j].length);
+            ck_assert(theirs[j].slope == (double)(float)theirs[j].slope);
             if (j > 0) ck_assert(theirs[j].slope < theirs[j - 1].slope);
         }
         ck_assert_uint_eq(k, a);
@@ -252,6 +267,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, shapes_without_choice_are_refused);
     tcase_add_test(tc, worked_example);
     tcase_add_test(tc, pava_is_the_lower_hull);
+    tcase_add_test(tc, slopes_fall_whatever_the_rounding);
     tcase_add_test(tc, published_hull_is_pava_up_to_rounding);
     tcase_add_test(tc, feasible_hull_starts_at_the_floor);
 }
