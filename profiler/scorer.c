@@ -95,6 +95,15 @@ static kvb_status parse_parameter(metric *m, const char *text, size_t length, kv
     return KVB_OK;
 }
 
+// As short as reads back as the same number: a record keeps scores by name, so no two metrics may share one.
+static int write_parameter(char *out, size_t size, const char *name, double value)
+{
+    char number[32];
+    snprintf(number, sizeof number, "%.15g", value);
+    if (strtod(number, NULL) != value) snprintf(number, sizeof number, "%.17g", value);
+    return snprintf(out, size, ":%s=%s", name, number);
+}
+
 kvb_status metric_parse(metric *out, const char *text, kvb_error *err)
 {
     const char *rest = text;
@@ -121,8 +130,8 @@ kvb_status metric_parse(metric *out, const char *text, kvb_error *err)
                         out->kind->variant);
     for (int i = 0; i < SCORER_MAX_PARAMETERS && out->kind->parameters[i].name; i++)
         if (out->values[i] != out->kind->parameters[i].value && used < (int)sizeof out->spec)
-            used += snprintf(out->spec + used, sizeof out->spec - (size_t)used, ":%s=%.9g",
-                             out->kind->parameters[i].name, out->values[i]);
+            used += write_parameter(out->spec + used, sizeof out->spec - (size_t)used, out->kind->parameters[i].name,
+                                    out->values[i]);
     if (used >= (int)sizeof out->spec)
         return kvb_fail(err, KVB_ARGUMENT, "metric '%s': its name would have %d characters, at most %d fit", text, used,
                         METRIC_MAX - 1);
