@@ -12,17 +12,6 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-// Until every command is written, a missing one is a null pointer here and is not listed.
-#pragma weak cmd_profile
-#pragma weak cmd_solve
-#pragma weak cmd_budgets
-#pragma weak cmd_plot
-#pragma weak cmd_export
-#pragma weak cmd_import
-#pragma weak cmd_inspect
-#pragma weak cmd_tokenize
-#pragma weak cmd_logits
-
 static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_solve,   &cmd_budgets,  &cmd_plot,  &cmd_export,
                                               &cmd_import,  &cmd_inspect, &cmd_tokenize, &cmd_logits};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
@@ -57,8 +46,7 @@ static const char WORKFLOW[] =
 static void print_help(void)
 {
     printf("%s", INTRODUCTION);
-    for (int i = 0; i < COMMAND_COUNT; i++)
-        if (COMMANDS[i]) printf("  %-10s %s\n", COMMANDS[i]->name, COMMANDS[i]->summary);
+    for (int i = 0; i < COMMAND_COUNT; i++) printf("  %-10s %s\n", COMMANDS[i]->name, COMMANDS[i]->summary);
     printf("%s", WORKFLOW);
 }
 
@@ -129,7 +117,7 @@ static int distance(const char *a, const char *b)
 static const cli_command *find_command(const char *name)
 {
     for (int i = 0; i < COMMAND_COUNT; i++)
-        if (COMMANDS[i] && strcmp(COMMANDS[i]->name, name) == 0) return COMMANDS[i];
+        if (strcmp(COMMANDS[i]->name, name) == 0) return COMMANDS[i];
     return NULL;
 }
 
@@ -138,7 +126,6 @@ static int unknown_command(const char *name)
     const char *nearest = NULL;
     int best = 3; // two letters away at most: more is another word, not a slip
     for (int i = 0; i < COMMAND_COUNT; i++) {
-        if (!COMMANDS[i]) continue;
         int d = distance(name, COMMANDS[i]->name);
         if (d < best && d < (int)strlen(COMMANDS[i]->name)) {
             best = d;

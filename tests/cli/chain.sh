@@ -48,7 +48,7 @@ expect 0 'budgets' budgets keydiff.safetensors --ratio 0.5 --tokens 1000
 expect 0 'budgets --json' budgets keydiff.safetensors --ratio 0.5 --tokens 1000 --json
 cp out budgets.json
 check 'the budgets add up' budgets_add_up budgets.json 2000
-fails 'a ratio beyond 1' 'ratio' budgets keydiff.safetensors --ratio 1.5 --tokens 1000
+misused 'a ratio beyond 1' 'ratio' budgets keydiff.safetensors --ratio 1.5 --tokens 1000
 
 # ---- export, import
 expect 0 'export npy' export keydiff.safetensors --format npy -o keydiff.npy

@@ -5,7 +5,7 @@
 COMMANDS='profile solve budgets plot export import inspect tokenize logits'
 
 expect 0 'help' help
-for c in $COMMANDS; do says "help lists $c" "^  $c +[a-z]"; done
+for c in $COMMANDS; do says "help lists $c" "^  $c +[A-Za-z]"; done
 says 'help shows the way from a model to a table' 'kvbudget solve .*--metric'
 expect 0 '--help' --help
 cp out first

@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# `make install` below a DESTDIR: what a user of the library gets, and that it works with nothing but pkg-config.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+# Installing from the sanitised build would rebuild it without its flags.
+case $KVB_BUILD in *-san) end ;; esac
+make_it() { make --no-print-directory -s -C "$KVB_ROOT" BUILD="$KVB_BUILD" PREFIX=/opt/kvb DESTDIR="$T/root" "$@" >make.out 2>&1; }
+prefix=$T/root/opt/kvb
+
+if make_it install; then ok 'make install'; else
+    not_ok 'make install'
+    tail -n 20 make.out
+fi
+for f in bin/kvbudget include/kvbudget.h lib/libkvbudget.a lib/libkvbudget.so.0 lib/pkgconfig/kvbudget.pc; do exists "installs $f" "$prefix/$f"; done
+if [ "$(readlink "$prefix/lib/libkvbudget.so")" = libkvbudget.so.0 ]; then ok 'the link for linking'; else not_ok 'the link for linking'; fi
+if [ "$(find "$T/root" ! -type d | wc -l)" = 6 ]; then ok 'and nothing else'; else
+    not_ok 'and nothing else'
+    find "$T/root" ! -type d
+fi
+KVB=$prefix/bin/kvbudget expect 0 'the installed program' --version
+
+# The .pc file has the final prefix; pkg-config adds where it lies now.
+export PKG_CONFIG_PATH=$prefix/lib/pkgconfig PKG_CONFIG_SYSROOT_DIR=$T/root
+if [ "$(pkg-config --modversion kvbudget)" = "$("$KVB" --version | sed -n 's/^kvbudget //p')" ]; then
+    ok 'pkg-config and program agree on the version'
+else
+    not_ok 'pkg-config and program agree on the version'
+fi
+cat >user.c <<'C'
+#include <kvbudget.h>
+#include <stdio.h>
+int main(int argc, char **argv)
+{
+    kvb_error err = {KVB_OK, ""};
+    kvb_table *table;
+    uint32_t keep[4096];
+    if (kvb_table_open(&table, argv[argc - 1], NULL, &err) || kvb_budgets(table, 0.5, 1000, NULL, keep, 4096, &err)) {
+        puts(err.message);
+        return 1;
+    }
+    printf("%s %s %u\n", kvb_version(), kvb_table_info(table)->metric, keep[0]);
+    kvb_table_close(table);
+    return 0;
+}
+C
+CC=${CC:-gcc}
+unset PKG_CONFIG_SYSROOT_DIR
+flags="-I$prefix/include"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+"$KVB" profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 4 --metric keydiff --quiet && "$KVB" solve run.h5 -m keydiff -o t.safetensors --quiet >solve.out
+# shellcheck disable=SC2086,SC2046
+{
+    if $CC -std=c99 -Wall -Wextra -Wpedantic -Werror $flags user.c -o shared -L"$prefix/lib" -lkvbudget >cc.out 2>&1 &&
+        LD_LIBRARY_PATH=$prefix/lib ./shared t.safetensors >shared.out 2>&1; then ok 'a C99 program with the shared library'; else
+        not_ok 'a C99 program with the shared library'
+        cat cc.out shared.out
+    fi
+    if $CC $flags user.c -o static "$prefix/lib/libkvbudget.a" $(pkg-config --libs libcjson) -lm >cc.out 2>&1 &&
+        ./static t.safetensors >static.out 2>&1; then ok 'with the static library'; else
+        not_ok 'with the static library'
+        cat cc.out static.out
+    fi
+    # A copied folder: no flags of ours, no library of ours.
+    cp -r "$KVB_ROOT/runtime" copied
+    if $CC -std=c99 -Icopied $(pkg-config --cflags libcjson) user.c copied/*.c -o copied/user $(pkg-config --libs libcjson) -lm >cc.out 2>&1 &&
+        ./copied/user t.safetensors >copied.out 2>&1; then ok 'with the folder copied into another program'; else
+        not_ok 'with the folder copied into another program'
+        cat cc.out copied.out
+    fi
+}
+same 'shared and static say the same' shared.out static.out
+same 'and so does the copy' shared.out copied.out
+says 'the soname is versioned' 'SONAME.*libkvbudget\.so\.0' <(objdump -p "$prefix/lib/libkvbudget.so.0")
+for example in 01_budgets 02_evict; do
+    if "$KVB_BUILD/examples/$example" t.safetensors 0.8 4096 >example.out 2>&1; then ok "example $example"; else
+        not_ok "example $example"
+        head example.out
+    fi
+done
+
+if make_it uninstall && [ -z "$(find "$T/root" ! -type d)" ]; then ok 'make uninstall leaves nothing'; else
+    not_ok 'make uninstall leaves nothing'
+    find "$T/root" ! -type d
+fi
+for target in help showconfig; do
+    if make_it $target; then ok "make $target"; else not_ok "make $target"; fi
+done
+says 'showconfig names oneDNN' '^oneDNN +[0-9]' make.out
+end
