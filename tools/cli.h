@@ -17,8 +17,8 @@ typedef struct cli_list {
 } cli_list;
 
 typedef struct cli_option {
-    const char *name;    // long name without dashes
-    char short_name;     // 0 when there is none
+    const char *name; // long name without dashes
+    char short_name;  // 0 when there is none
     cli_kind kind;
     void *value;
     const char *metavar; // what the help calls the value: FILE, N, RATIO; NULL for flags
@@ -30,7 +30,8 @@ typedef struct cli_command {
     const char *synopsis; // after "kvbudget ": profile MODEL CALIB... -o RUN.h5
     const char *summary;  // one line for the list of commands
     const char *details;  // paragraphs and examples for `kvbudget help NAME`
-    int (*run)(const struct cli_command *self, int argc, char **argv); // argv[0] is the command's name; returns an exit code
+    // argv[0] is the command's name; returns an exit code.
+    int (*run)(const struct cli_command *self, int argc, char **argv);
 } cli_command;
 
 // Parses argv with getopt_long. `options` ends with a {0} entry. On success returns EXIT_DONE and the operands are
@@ -66,4 +67,5 @@ bool cli_colour_wanted(int fd);
 // Columns of the terminal behind fd, or `otherwise` when it is none.
 int cli_terminal_width(int fd, int otherwise);
 
-extern const cli_command cmd_profile, cmd_solve, cmd_budgets, cmd_plot, cmd_export, cmd_import, cmd_inspect, cmd_tokenize, cmd_logits;
+extern const cli_command cmd_profile, cmd_solve, cmd_budgets, cmd_plot, cmd_export, cmd_import, cmd_inspect,
+    cmd_tokenize, cmd_logits;

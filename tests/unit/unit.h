@@ -18,8 +18,8 @@ static inline int unit_main(const char *name, void (*fill)(TCase *))
     return failed ? EXIT_FAILURE : EXIT_SUCCESS;
 }
 
-#define UNIT_MAIN(name, fill)                    \
-    int main(void)                               \
-    {                                            \
-        return unit_main(name, fill);            \
+#define UNIT_MAIN(name, fill)         \
+    int main(void)                    \
+    {                                 \
+        return unit_main(name, fill); \
     }
