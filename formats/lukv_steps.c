@@ -1,6 +1,6 @@
 // The names of the layout, and writing it.
 #include "lukv_steps.h"
-#include "atomic_file.h"
+#include "json_file.h"
 #include "lukv_layout.h"
 #include "names.h"
 #include "npy.h"
@@ -203,12 +203,10 @@ static kvb_status write_side_file(exporter *e, kvb_error *err)
     cJSON_AddNumberToObject(side, "head_dim", s.head_dim);
     cJSON_AddItemToObject(side, "attributes", copy_exactly(record_attributes(e->r)));
     cJSON_AddItemReferenceToObject(side, "contexts", e->contexts);
-    char *text = cJSON_Print(side), *path = NULL;
+    char *path = NULL;
     if (asprintf(&path, "%s/" LUKV_SIDE_FILE, e->dir) < 0) path = NULL;
-    kvb_status status = text && path ? atomic_write(path, text, strlen(text), err)
-                                     : kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
+    kvb_status status = path ? json_write(path, side, err) : kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
     free(path);
-    free(text);
     cJSON_Delete(side);
     return status;
 }

@@ -1,6 +1,6 @@
 #include "table_export.h"
-#include "atomic_file.h"
 #include "file_read.h"
+#include "json_file.h"
 #include "npy.h"
 #include "runtime/fail.h"
 #include "runtime/safetensors.h"
@@ -98,7 +98,8 @@ static bool add_kvpress(cJSON *sidecar, const cJSON *metadata, const char *npy_p
     return ok;
 }
 
-static char *make_sidecar(const char *npy_path, const char *npy_sha256, const cJSON *metadata)
+// NULL when memory is short.
+static cJSON *make_sidecar(const char *npy_path, const char *npy_sha256, const cJSON *metadata)
 {
     const char *slash = strrchr(npy_path, '/');
     cJSON *sidecar = cJSON_CreateObject(), *copy = cJSON_Duplicate(metadata, 1);
@@ -109,9 +110,9 @@ static char *make_sidecar(const char *npy_path, const char *npy_sha256, const cJ
               cJSON_AddItemToObject(sidecar, "metadata", copy);
     if (ok) ok = add_kvpress(sidecar, metadata, npy_path);
     else cJSON_Delete(copy);
-    char *text = ok ? cJSON_Print(sidecar) : NULL;
+    if (ok) return sidecar;
     cJSON_Delete(sidecar);
-    return text;
+    return NULL;
 }
 
 kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
@@ -126,16 +127,13 @@ kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_la
                             prune_ratio[i]);
     }
     const uint64_t shape[3] = {n_rows, n_layers, n_kv_heads};
-    char sha256[65], *text = NULL, *sidecar_path = table_sidecar_path(npy_path);
+    char sha256[65], *sidecar_path = table_sidecar_path(npy_path);
     kvb_status status = sidecar_path ? npy_write(npy_path, NPY_F64, 3, shape, prune_ratio, err)
                                      : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", npy_path);
     if (status == KVB_OK) status = sha256_file_hex(npy_path, sha256, err);
-    if (status == KVB_OK) {
-        text = make_sidecar(npy_path, sha256, metadata);
-        status = text ? atomic_write(sidecar_path, text, strlen(text), err)
-                      : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", sidecar_path);
-    }
-    free(text);
+    cJSON *sidecar = status == KVB_OK ? make_sidecar(npy_path, sha256, metadata) : NULL;
+    if (status == KVB_OK) status = json_write(sidecar_path, sidecar, err);
+    cJSON_Delete(sidecar);
     free(sidecar_path);
     return status;
 }

@@ -81,7 +81,7 @@ static int run(const cli_command *self, int argc, char **argv)
     const char *format = NULL, *output = NULL;
     const cli_option options[] = {
         {"format", 'f', CLI_TEXT, &format, "npy|lukv-steps|csv",
-         "What to write; by default what OUT ends with (.npy or .csv), else lukv-steps."},
+         "What to write; may be left out when OUT ends with .npy or .csv."},
         {"output", 'o', CLI_TEXT, &output, "OUT", "The file, or for lukv-steps the new or empty folder, to write."},
         {0}};
     int first = 0;
@@ -89,7 +89,7 @@ static int run(const cli_command *self, int argc, char **argv)
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first != 1) return cli_usage_error(self, "expected one table or record");
     if (!output) return cli_usage_error(self, "expected -o OUT");
-    if (!format) format = ends_with(output, ".npy") ? "npy" : ends_with(output, ".csv") ? "csv" : "lukv-steps";
+    if (!format) format = ends_with(output, ".npy") ? "npy" : ends_with(output, ".csv") ? "csv" : "";
     for (int i = 0; i < N_FORMATS; i++) {
         if (strcmp(formats[i].name, format) != 0) continue;
         kvb_error err;
