@@ -5,9 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-uint64_t prune_target(double ratio, uint64_t size)
+uint64_t prune_target(double ratio, uint32_t n_layers, uint32_t n_kv_heads, uint32_t n_tokens)
 {
-    return (uint64_t)rint(ratio * (double)size);
+    return (uint64_t)rint(ratio * n_layers * n_kv_heads * n_tokens);
 }
 
 void table_ratios(double ratios[TABLE_ROWS])
@@ -95,7 +95,8 @@ static void sweep_group(allocation *a, const loss_curves *c, const hulls *h, con
     double lambda = 0;
     for (uint32_t i = first; i < first + n; i++) w->current[i] = c->shape.n_tokens;
     for (uint32_t row = 0; row < a->n_rows; row++) {
-        uint64_t target = prune_target(ratios[row], (uint64_t)n * c->shape.n_tokens);
+        uint64_t target =
+            prune_target(ratios[row], c->shape.n_layers / a->n_groups, c->shape.n_kv_heads, c->shape.n_tokens);
         while (gone < target && at < count) {
             keyed *s = &w->segments[at];
             uint32_t room = w->current[s->a] - c->floor, take = s->b < room ? s->b : room;

@@ -35,9 +35,10 @@ static entry heap_pop(entry *heap, size_t *n)
 
 // The published loop: pop the cheapest token, keep its head out once it stands at the floor. gain [N, T] by kept count:
 // gain[b - 1] is what the b-th kept token of a head is worth on the hull.
-static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t n, uint32_t t, uint32_t floor_tokens,
-                  uint32_t rows, const double *ratios, uint32_t stride)
+static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t layers, uint32_t heads, uint32_t t,
+                  uint32_t floor_tokens, uint32_t rows, const double *ratios, uint32_t stride)
 {
+    uint32_t n = layers * heads;
     entry *heap = malloc(n * sizeof *heap);
     uint32_t *now = malloc(n * sizeof *now);
     size_t size = 0;
@@ -47,7 +48,7 @@ static void judge(uint32_t *keep, const double *gain, uint32_t first, uint32_t n
         if (t > floor_tokens) heap_push(heap, &size, (entry){gain[(size_t)(first + i) * t + t - 1], first + i});
     }
     for (uint32_t r = 0; r < rows; r++) {
-        for (uint64_t target = (uint64_t)rint(ratios[r] * ((double)n * t)); gone < target && size > 0; gone++) {
+        for (uint64_t target = (uint64_t)rint(ratios[r] * layers * heads * t); gone < target && size > 0; gone++) {
             uint32_t head = heap_pop(heap, &size).head, b = --now[head - first];
             if (b > floor_tokens) heap_push(heap, &size, (entry){gain[(size_t)head * t + b - 1], head});
         }
@@ -82,9 +83,10 @@ static void check_invariants(const problem *p)
         const uint32_t *keep = a->keep + (size_t)r * n;
         for (uint32_t g = 0; g < a->n_groups; g++) {
             uint64_t kept = 0, size = (uint64_t)per_group * s->n_tokens;
+            uint64_t target = prune_target(p->options.ratios[r], s->n_layers / a->n_groups, s->n_kv_heads, s->n_tokens);
             for (uint32_t i = 0; i < per_group; i++) kept += keep[g * per_group + i];
-            if (!a->saturated[r]) ck_assert_uint_eq(kept, size - prune_target(p->options.ratios[r], size));
-            else ck_assert_uint_ge(kept, size - prune_target(p->options.ratios[r], size));
+            if (!a->saturated[r]) ck_assert_uint_eq(kept, size - target);
+            else ck_assert_uint_ge(kept, size - target);
         }
         for (uint32_t i = 0; i < n; i++) {
             ck_assert(keep[i] >= p->curves.floor && keep[i] <= s->n_tokens);
@@ -130,7 +132,8 @@ static void solve_case(case_kind kind, hull_range range, solve_scope scope)
     uint32_t *expected = malloc((size_t)TABLE_ROWS * n * sizeof *expected);
     double *gain = expand(&p.curves, &p.hulls);
     for (uint32_t g = 0; g < groups; g++)
-        judge(expected, gain, g * (n / groups), n / groups, shape.n_tokens, p.curves.floor, TABLE_ROWS, ratios, n);
+        judge(expected, gain, g * (n / groups), shape.n_layers / groups, shape.n_kv_heads, shape.n_tokens,
+              p.curves.floor, TABLE_ROWS, ratios, n);
     ck_assert_mem_eq(expected, p.allocation.keep, (size_t)TABLE_ROWS * n * sizeof *expected);
     check_invariants(&p);
     if (range == HULL_FEASIBLE) check_one_inside(&p);
@@ -249,6 +252,17 @@ START_TEST(ties_are_drained_head_by_head)
 }
 END_TEST
 
+START_TEST(targets_are_rounded_as_published)
+{
+    ck_assert_uint_eq(prune_target(0.01, 30, 3, 4125), 3712); // 3712.5
+    ck_assert_uint_eq(prune_target(0.03, 30, 3, 4125), (uint64_t)rint(0.03 * 30 * 3 * 4125));
+    ck_assert_uint_eq(prune_target(0.5, 1, 3, 5), 8);               // 7.5: half to even
+    ck_assert_uint_eq(prune_target(0.99, 32, 8, 131072), 33218888); // 33218887.68
+    ck_assert_uint_eq(prune_target(0, 30, 3, 4125), 0);
+    ck_assert_uint_eq(prune_target(1, 30, 3, 4125), 371250);
+}
+END_TEST
+
 // Large enough to be shared among threads; their number must not change a bit.
 START_TEST(threads_change_nothing)
 {
@@ -296,6 +310,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, saturated_rows_stay_at_the_floor);
     tcase_add_test(tc, any_list_of_ratios);
     tcase_add_test(tc, ties_are_drained_head_by_head);
+    tcase_add_test(tc, targets_are_rounded_as_published);
     tcase_add_test(tc, threads_change_nothing);
 }
 

@@ -7,7 +7,8 @@
 
 For every metric: the largest difference of any head's budget at any of 99 ratios, for every question and for the mean
 table. Where scores tie (max-pooled SnapKV), the published code breaks ties by an unstable sort, so budgets can only be
-compared with ties taken out (stable ranks in place of scores); the losses are compared with the real scores.
+compared with ties taken out (stable ranks in place of scores); the losses are compared with the real scores, each
+solver's budgets in its own order, at all ratios (with --synthetic this is shown but not judged).
 Exit status 1 when a limit is passed. Needs numpy and h5py; run it from a virtual environment.
 """
 import argparse
@@ -97,20 +98,21 @@ def compare(args, record_path, record, metric, work):
         loss = lukv_solver.losses(oracle, stable, keep, sink, window)
         own_order.append(loss / lukv_solver.losses(oracle, unstable, theirs, sink, window) - 1)
         one_order.append(loss / lukv_solver.losses(oracle, stable, theirs, sink, window) - 1)
-    # Below 10 % pruned hardly anything is lost, and a share of nothing says nothing.
     own_order, one_order = (100 * np.abs(np.mean(x, axis=0)) for x in (own_order, one_order))
     off = np.abs(table - ratios).max() * oracle.shape[-1]
     passed = (real <= args.tokens or (tied and distinct <= args.tokens)) and off <= args.tokens
-    passed = passed and own_order[9:].max() <= 100 * args.loss
+    # How much the order of tied tokens moves the loss is a property of the data: a limit on made-up scores says nothing.
+    passed = passed and (args.synthetic or own_order.max() <= 100 * args.loss)
     print(f"{metric}: {len(ours)} questions, sink {sink}, window {window}, scores {'tie' if tied else 'are distinct'}")
     print(f"  largest difference of a budget: {real} tokens with the real scores, {distinct} with ties taken out")
     print(f"  largest difference of the mean table, ties taken out: {off:.6f} tokens")
     for name, value in (("each in its own order", own_order), ("both in ours", one_order)):
         shown = ", ".join(f"{value[r - 1]:.4f}" for r in (10, 30, 50, 80, 90))
-        print(f"  mean loss differs, {name}: by {value[9:].max():.4f} % at most; at 10, 30, 50, 80, 90 %: {shown} %")
+        print(f"  mean loss differs, {name}: by {value.max():.4f} % at most, at ratio {value.argmax() + 1} %; "
+              f"at 10, 30, 50, 80, 90 %: {shown} %")
     ms = 1e3 * info["solve_seconds"] / len(ours)
-    print(f"  per question: published algorithm {seconds / len(ours):.3f} s; kvbudget {ms:.2f} ms, with the certificate, "
-          f"without sorting by score ({1e3 * seconds / len(ours) / ms:.0f} times)")
+    print(f"  per question: published algorithm {seconds / len(ours):.3f} s; kvbudget {ms:.2f} ms, with the "
+          f"certificate, without sorting by score ({1e3 * seconds / len(ours) / ms:.0f} times)")
     print("  PASS" if passed else "  FAIL")
     return passed
 
