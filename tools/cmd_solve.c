@@ -171,7 +171,7 @@ static kvb_status count_pairs(const solve_command *s, metric_job *job, kvb_error
     return KVB_OK;
 }
 
-static void warn(const solve_command *s, const metric_job *job)
+static void warn(const metric_job *job)
 {
     if (job->n_skipped)
         fprintf(stderr, "warning: %u questions without recorded queries are left out (decoding ended at once)\n",
@@ -357,7 +357,7 @@ static kvb_status solve_metric(solve_command *s, const char *metric, cJSON *list
     if (!job) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
     job->metric = metric;
     kvb_status status = job_begin(s, job, err);
-    if (status == KVB_OK && metric == s->metrics[0]) warn(s, job);
+    if (status == KVB_OK && metric == s->metrics[0]) warn(job);
     if (status == KVB_OK) status = job_solve(s, job, err);
     if (status == KVB_OK) status = write_results(s, job, err);
     if (status == KVB_OK && list) status = add_results_json(list, s, job, err);
@@ -376,7 +376,7 @@ static kvb_status prepare(solve_command *s, kvb_error *err)
     if (s->output && (shape.n_heads == 0 || shape.head_dim == 0))
         return kvb_fail(err, KVB_MISMATCH,
                         "%s: the record does not say how many query heads of what size the model has, which a table "
-                        "must; import it again with both, or write --npy only",
+                        "must; import it again with --model-heads and --head-dim, or write --npy only",
                         s->path);
     status = select_contexts(s, err);
     if (status == KVB_OK) status = select_metrics(s, err);

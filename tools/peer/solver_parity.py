@@ -101,7 +101,7 @@ def compare(args, record_path, record, metric, work):
     own_order, one_order = (100 * np.abs(np.mean(x, axis=0)) for x in (own_order, one_order))
     off = np.abs(table - ratios).max() * oracle.shape[-1]
     passed = (real <= args.tokens or (tied and distinct <= args.tokens)) and off <= args.tokens
-    # How much the order of tied tokens moves the loss is a property of the data: a limit on made-up scores says nothing.
+    # How much the order of tied tokens moves the loss is a property of the data: no limit holds for made-up scores.
     passed = passed and (args.synthetic or own_order.max() <= 100 * args.loss)
     print(f"{metric}: {len(ours)} questions, sink {sink}, window {window}, scores {'tie' if tied else 'are distinct'}")
     print(f"  largest difference of a budget: {real} tokens with the real scores, {distinct} with ties taken out")
