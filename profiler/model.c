@@ -128,9 +128,14 @@ kvb_status model_read_config(model_config *c, const gguf_file *f, kvb_error *err
     if (status == KVB_OK) status = refuse_tensors(f, c->n_layers, err);
     if (status != KVB_OK) return status;
     const gguf_tensor *embedding = gguf_tensor_find(f, "token_embd.weight");
-    if (!embedding || embedding->dims[0] != c->width || embedding->dims[1] == 0 || embedding->dims[1] > MAX_VOCABULARY)
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor token_embd.weight %s, expected [vocabulary, %u]", f->name,
-                        embedding ? "has another shape" : "is missing", c->width);
+    if (!embedding)
+        return kvb_fail(err, KVB_FORMAT, "%s: tensor token_embd.weight is missing, expected [vocabulary, %u]", f->name,
+                        c->width);
+    if (embedding->dims[0] != c->width || embedding->dims[1] == 0 || embedding->dims[1] > MAX_VOCABULARY)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: tensor token_embd.weight has shape [%llu, %llu], expected [1 to %d, %u]", f->name,
+                        (unsigned long long)embedding->dims[1], (unsigned long long)embedding->dims[0], MAX_VOCABULARY,
+                        c->width);
     c->vocabulary = (uint32_t)embedding->dims[1];
     gguf_string name = {f->name, strlen(f->name)};
     if (gguf_find(f, "general.name")) status = gguf_get_string(f, "general.name", &name, err);
@@ -157,8 +162,9 @@ static kvb_status read_tensor(float *out, const gguf_file *f, const char *name, 
     if (t->dims[0] != columns || t->dims[1] != rows || t->dims[2] != 1 || t->dims[3] != 1)
         return kvb_fail(err, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [%u, %u]", f->name, name,
                         (unsigned long long)t->dims[1], (unsigned long long)t->dims[0], rows, columns);
-    kvb_status status = dequant_tensor(t, out, err);
-    if (status != KVB_OK) return status;
+    kvb_error inner = {0};
+    kvb_status status = dequant_tensor(t, out, &inner);
+    if (status != KVB_OK) return kvb_fail(err, status, "%s: %s", f->name, inner.message);
     size_t n = (size_t)rows * columns;
     for (size_t i = 0; i < n; i++)
         if (!isfinite(out[i]))

@@ -1,0 +1,622 @@
+// The forward pass on the tiny model: backends against each other, decoding over a shared context against the prefill of the joined
+// text, the oracle against dense attention in double; and model files that must be refused.
+#include "profiler/forward.h"
+#include "profiler/gguf.h"
+#include "test_profiler_cases.h"
+#include <omp.h>
+
+enum { VOCABULARY = 300, MAX_ROWS = 1300 };
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+static int32_t *random_ids(size_t n)
+{
+    int32_t *ids = case_alloc(n, sizeof *ids);
+    for (size_t i = 0; i < n; i++) ids[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+    return ids;
+}
+
+static forward *open_forward(const model *m, uint32_t tokens, uint32_t questions, uint32_t tail)
+{
+    forward *f;
+    help_ok(forward_open(&f, m, &(forward_plan){tokens, questions, tail, true}, err));
+    return f;
+}
+
+static float *prefill_logits(const model *m, const int32_t *ids, uint32_t n)
+{
+    forward *f = open_forward(m, n, 1, 1);
+    float *logits = case_alloc((size_t)n * m->config.vocabulary, sizeof *logits);
+    help_ok(forward_prefill(f, ids, n, NULL, NULL, logits, err));
+    forward_close(f);
+    return logits;
+}
+
+// ---- a batch of questions ----
+
+typedef struct batch {
+    uint32_t T, n_questions, n_rows;
+    uint32_t suffix[64], length[64], start[64]; // rows of each question: suffix, then answer; all but the suffix observed
+    int32_t *context;
+    decode_row rows[MAX_ROWS];
+    int32_t ids[MAX_ROWS];
+} batch;
+
+static batch batch_make(uint32_t T, uint32_t n_questions, uint32_t answer)
+{
+    batch b = {.T = T, .n_questions = n_questions, .context = random_ids(T)};
+    int32_t *ids = random_ids(MAX_ROWS);
+    for (uint32_t q = 0; q < n_questions; q++) {
+        b.suffix[q] = 1 + q * 5 % 23;
+        b.length[q] = b.suffix[q] + answer;
+        b.start[q] = b.n_rows;
+        for (uint32_t i = 0; i < b.length[q]; i++) {
+            b.rows[b.n_rows] = (decode_row){q, i, i >= b.suffix[q]};
+            b.ids[b.n_rows] = ids[b.n_rows];
+            b.n_rows++;
+        }
+    }
+    free(ids);
+    return b;
+}
+
+// What a run of a batch gives: logits of all rows, importance of all questions.
+typedef struct result {
+    float *logits, *importance;
+    size_t row, heads; // floats of one row's logits, of one question's importance
+} result;
+
+static forward *begin(const model *m, const batch *b)
+{
+    forward *f = open_forward(m, b->T, b->n_questions, 64);
+    help_ok(forward_prefill(f, b->context, b->T, NULL, NULL, NULL, err));
+    forward_begin_questions(f, b->n_questions);
+    return f;
+}
+
+static result result_make(const model *m, const batch *b)
+{
+    result r = {.row = m->config.vocabulary, .heads = (size_t)m->config.n_layers * m->config.n_kv_heads * b->T};
+    r.logits = case_alloc(b->n_rows * r.row, sizeof *r.logits);
+    r.importance = case_alloc(b->n_questions * r.heads, sizeof *r.importance);
+    return r;
+}
+
+static void result_free(result *r)
+{
+    free(r->logits), free(r->importance);
+}
+
+static result run_at_once(const model *m, const batch *b)
+{
+    forward *f = begin(m, b);
+    result r = result_make(m, b);
+    uint32_t all[MAX_ROWS];
+    for (uint32_t i = 0; i < b->n_rows; i++) all[i] = i;
+    help_ok(forward_rows(f, b->rows, b->ids, b->n_rows, all, b->n_rows, r.logits, err));
+    for (uint32_t q = 0; q < b->n_questions; q++) forward_importance(f, q, r.importance + q * r.heads);
+    forward_close(f);
+    return r;
+}
+
+// One row of every question at a time, as sampling does it. Alone: so few rows only make threads wait for each other.
+static result run_stepwise(const model *m, const batch *b)
+{
+    int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    forward *f = begin(m, b);
+    result r = result_make(m, b);
+    float *logits = case_alloc(b->n_questions * r.row, sizeof *logits);
+    for (uint32_t step = 0; step < 64; step++) {
+        decode_row rows[64];
+        int32_t ids[64];
+        uint32_t from[64], wanted[64], n = 0;
+        for (uint32_t q = 0; q < b->n_questions; q++) {
+            if (step >= b->length[q]) continue;
+            from[n] = b->start[q] + step;
+            rows[n] = b->rows[from[n]];
+            ids[n] = b->ids[from[n]];
+            wanted[n] = n;
+            n++;
+        }
+        help_ok(forward_rows(f, rows, ids, n, wanted, n, logits, err));
+        for (uint32_t i = 0; i < n; i++) memcpy(r.logits + from[i] * r.row, logits + i * r.row, r.row * sizeof *logits);
+    }
+    for (uint32_t q = 0; q < b->n_questions; q++) forward_importance(f, q, r.importance + q * r.heads);
+    free(logits);
+    forward_close(f);
+    omp_set_num_threads(threads);
+    return r;
+}
+
+// ---- logits ----
+
+START_TEST(test_backends_agree)
+{
+    static const char *const options[][5] = {
+        {"--type", "f32"}, {"--type", "f16", "--tied", "no"}, {"--type", "q8_0", "--seed", "9"}};
+    static const uint32_t lengths[] = {1, 2, 17, 300, 1100};
+    for (int i = 0; i < 3; i++) {
+        case_tiny_model(help_path("other.gguf"), options[i]);
+        model *ref = case_open(help_path("other.gguf"), &backend_ref),
+              *cpu = case_open(help_path("other.gguf"), &backend_cpu);
+        ck_assert_uint_eq(cpu->config.vocabulary, VOCABULARY);
+        ck_assert_uint_eq(cpu->head_is_tied, i != 1);
+        for (int t = 0; t < (i ? 3 : 5); t++) { // the longest has rows for two chunks
+            int32_t *ids = random_ids(lengths[t]);
+            float *want = prefill_logits(ref, ids, lengths[t]), *got = prefill_logits(cpu, ids, lengths[t]);
+            case_near("logits", got, want, (size_t)lengths[t] * VOCABULARY, 1e-4);
+            free(ids), free(want), free(got);
+        }
+        model_free(ref), model_free(cpu);
+    }
+}
+END_TEST
+
+START_TEST(test_decoding_is_prefill_of_the_joined_text)
+{
+    const backend *const both[] = {&backend_ref, &backend_cpu};
+    for (int i = 0; i < 2; i++) {
+        model *m = case_open(help_path("tiny.gguf"), both[i]);
+        batch b = batch_make(150, 5, 9);
+        result r = run_at_once(m, &b);
+        for (uint32_t q = 0; q < b.n_questions; q++) {
+            int32_t joined[256];
+            memcpy(joined, b.context, b.T * sizeof *joined);
+            memcpy(joined + b.T, b.ids + b.start[q], b.length[q] * sizeof *joined);
+            float *want = prefill_logits(m, joined, b.T + b.length[q]);
+            case_near("logits", r.logits + b.start[q] * r.row, want + b.T * r.row, b.length[q] * r.row, 1e-4);
+            free(want);
+        }
+        result_free(&r);
+        free(b.context);
+        model_free(m);
+    }
+}
+END_TEST
+
+START_TEST(test_one_pass_is_stepwise)
+{
+    const backend *const both[] = {&backend_ref, &backend_cpu};
+    for (int i = 0; i < 2; i++) {
+        model *m = case_open(help_path("tiny.gguf"), both[i]);
+        for (uint32_t n = 1; n <= 21; n += 10) {
+            batch b = batch_make(60 + n, n, 6);
+            result one = run_at_once(m, &b), steps = run_stepwise(m, &b);
+            case_same("logits", one.logits, steps.logits, b.n_rows * one.row);
+            case_same("importance", one.importance, steps.importance, n * one.heads);
+            result_free(&one), result_free(&steps);
+            free(b.context);
+        }
+        model_free(m);
+    }
+}
+END_TEST
+
+// More rows than one chunk of the forward pass holds; every question alone gives the same bits.
+START_TEST(test_batch_changes_nothing)
+{
+    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    batch b = batch_make(90, 40, 20), one = {.T = b.T, .n_questions = 1, .context = b.context};
+    ck_assert_uint_gt(b.n_rows, 1024);
+    result all = run_at_once(m, &b);
+    for (uint32_t q = 0; q < b.n_questions; q++) {
+        one.n_rows = one.length[0] = b.length[q];
+        memcpy(one.rows, b.rows + b.start[q], one.n_rows * sizeof *one.rows);
+        memcpy(one.ids, b.ids + b.start[q], one.n_rows * sizeof *one.ids);
+        for (uint32_t i = 0; i < one.n_rows; i++) one.rows[i].question = 0;
+        result alone = run_at_once(m, &one);
+        case_same("logits", alone.logits, all.logits + b.start[q] * all.row, one.n_rows * all.row);
+        case_same("importance", alone.importance, all.importance + q * all.heads, all.heads);
+        result_free(&alone);
+    }
+    result_free(&all);
+    free(b.context);
+    model_free(m);
+}
+END_TEST
+
+// A forward pass is used for contexts of all lengths, one after the other.
+START_TEST(test_contexts_leave_no_trace)
+{
+    static const uint32_t lengths[] = {200, 31, 1, 200, 77};
+    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    forward *f = open_forward(m, 200, 3, 64);
+    for (int i = 0; i < 5; i++) {
+        batch b = batch_make(lengths[i], 3, 8);
+        result fresh = run_at_once(m, &b), again = result_make(m, &b);
+        uint32_t all[MAX_ROWS];
+        for (uint32_t r = 0; r < b.n_rows; r++) all[r] = r;
+        // The scratch of a backend belongs to the forward pass that was opened last.
+        forward_close(f);
+        f = open_forward(m, 200, 3, 64);
+        for (int repeat = 0; repeat < 2; repeat++) {
+            help_ok(forward_prefill(f, b.context, b.T, NULL, NULL, NULL, err));
+            forward_begin_questions(f, 3);
+            help_ok(forward_rows(f, b.rows, b.ids, b.n_rows, all, b.n_rows, again.logits, err));
+            for (uint32_t q = 0; q < 3; q++) forward_importance(f, q, again.importance + q * again.heads);
+            case_same("logits", again.logits, fresh.logits, b.n_rows * fresh.row);
+            case_same("importance", again.importance, fresh.importance, 3 * fresh.heads);
+        }
+        result_free(&fresh), result_free(&again);
+        free(b.context);
+    }
+    forward_close(f);
+    model_free(m);
+}
+END_TEST
+
+// ---- oracle ----
+
+// Copies of what the observer sees, per layer.
+typedef struct seen {
+    float *q[2], *k[2], *v[2];
+} seen;
+
+static kvb_status keep_layer(void *context, const layer_view *v, kvb_error *err)
+{
+    (void)err;
+    seen *s = context;
+    size_t nq = (size_t)v->n_tokens * v->n_heads * v->head_dim, nk = (size_t)v->n_tokens * v->n_kv_heads * v->head_dim;
+    const float *from[] = {v->q, v->k, v->v};
+    float **to[] = {&s->q[v->layer], &s->k[v->layer], &s->v[v->layer]};
+    for (int i = 0; i < 3; i++) {
+        *to[i] = case_alloc(i ? nk : nq, sizeof(float));
+        memcpy(*to[i], from[i], (i ? nk : nq) * sizeof(float));
+    }
+    return KVB_OK;
+}
+
+// w [H, T] of the context positions, ||v W_O^(h)|| straight from the model file.
+static void dense_weights(double *w, const seen *s, uint32_t layer, const model_config *c, uint32_t T, uint32_t joined,
+                          const float *wo)
+{
+    uint32_t d = c->head_dim, H = c->n_heads, group = H / c->n_kv_heads;
+    double total = 0;
+    for (uint32_t h = 0; h < H; h++)
+        for (uint32_t j = 0; j < T; j++) {
+            const float *v = s->v[layer] + ((size_t)(h / group) * joined + j) * d;
+            double square = 0;
+            for (uint32_t row = 0; row < c->width; row++) {
+                double y = 0;
+                for (uint32_t i = 0; i < d; i++) y += (double)wo[(size_t)row * H * d + h * d + i] * v[i];
+                square += y * y;
+            }
+            total += w[h * T + j] = sqrt(square);
+        }
+    for (uint32_t i = 0; i < H * T; i++) w[i] /= total + 1e-9;
+}
+
+// I [G, T] from the joined text's queries of rows [first, joined).
+static void dense_importance(float *out, const seen *s, uint32_t layer, const model_config *c, uint32_t T,
+                             uint32_t first, uint32_t joined, const double *w)
+{
+    uint32_t d = c->head_dim, H = c->n_heads, group = H / c->n_kv_heads;
+    double *a = case_alloc(joined, sizeof *a);
+    memset(out, 0, (size_t)c->n_kv_heads * T * sizeof *out);
+    for (uint32_t row = first; row < joined; row++)
+        for (uint32_t h = 0; h < H; h++) {
+            uint32_t g = h / group;
+            double top = -INFINITY, sum = 0;
+            for (uint32_t j = 0; j <= row; j++) {
+                a[j] = 0;
+                for (uint32_t i = 0; i < d; i++)
+                    a[j] += (double)s->q[layer][((size_t)row * H + h) * d + i] *
+                            s->k[layer][((size_t)g * joined + j) * d + i] / sqrt(d);
+                top = fmax(top, a[j]);
+            }
+            for (uint32_t j = 0; j <= row; j++) sum += a[j] = exp(a[j] - top);
+            for (uint32_t j = 0; j < T; j++)
+                out[g * T + j] = fmaxf(out[g * T + j], (float)(a[j] / sum * w[h * T + j]));
+        }
+    free(a);
+}
+
+START_TEST(test_importance_against_dense_attention)
+{
+    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    const model_config *c = &m->config;
+    batch b = batch_make(120, 4, 15);
+    result r = run_at_once(m, &b);
+    gguf_file file;
+    help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
+    for (uint32_t q = 0; q < b.n_questions; q++) {
+        int32_t joined[256];
+        uint32_t n = b.T + b.length[q];
+        seen s;
+        memcpy(joined, b.context, b.T * sizeof *joined);
+        memcpy(joined + b.T, b.ids + b.start[q], b.length[q] * sizeof *joined);
+        forward *f = open_forward(m, n, 1, 1);
+        help_ok(forward_prefill(f, joined, n, &(layer_observer){keep_layer, &s}, NULL, NULL, err));
+        for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+            char name[64];
+            double w[4 * 120];
+            float want[2 * 120];
+            snprintf(name, sizeof name, "blk.%u.attn_output.weight", layer);
+            dense_weights(w, &s, layer, c, b.T, n, gguf_tensor_find(&file, name)->data);
+            dense_importance(want, &s, layer, c, b.T, b.T + b.suffix[q], n, w);
+            const float *got = r.importance + q * r.heads + (size_t)layer * c->n_kv_heads * b.T;
+            double error = case_row_error(got, want, c->n_kv_heads, b.T);
+            ck_assert_msg(error < 1e-5, "question %u, layer %u: relative error %g", q, layer, error);
+            free(s.q[layer]), free(s.k[layer]), free(s.v[layer]);
+        }
+        forward_close(f);
+    }
+    gguf_close(&file);
+    result_free(&r);
+    free(b.context);
+    model_free(m);
+}
+END_TEST
+
+START_TEST(test_importance_of_the_backends_agrees)
+{
+    model *ref = case_open(help_path("tiny.gguf"), &backend_ref),
+          *cpu = case_open(help_path("tiny.gguf"), &backend_cpu);
+    batch b = batch_make(400, 6, 20);
+    result want = run_at_once(ref, &b), got = run_at_once(cpu, &b);
+    ck_assert_double_lt(case_row_error(got.importance, want.importance, b.n_questions * 4, b.T), 1e-5);
+    case_near("logits", got.logits, want.logits, b.n_rows * want.row, 1e-4);
+    result_free(&want), result_free(&got);
+    free(b.context);
+    model_free(ref), model_free(cpu);
+}
+END_TEST
+
+START_TEST(test_importance_grows_from_zero)
+{
+    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    batch b = batch_make(80, 3, 10);
+    omp_set_num_threads(1); // row by row, threads only wait for each other
+    forward *f = begin(m, &b);
+    size_t n = (size_t)m->config.n_layers * m->config.n_kv_heads * b.T;
+    float *before = case_alloc(n, sizeof *before), *now = case_alloc(n, sizeof *now);
+    for (uint32_t q = 0; q < b.n_questions; q++) {
+        memset(before, 0, n * sizeof *before);
+        for (uint32_t i = 0; i < b.length[q]; i++) {
+            uint32_t at = b.start[q] + i, grown = 0;
+            help_ok(forward_rows(f, b.rows + at, b.ids + at, 1, NULL, 0, NULL, err));
+            forward_importance(f, q, now);
+            for (size_t j = 0; j < n; j++) {
+                ck_assert(now[j] >= before[j] && now[j] < 1);
+                grown += now[j] > before[j];
+            }
+            if (i < b.suffix[q]) ck_assert_msg(grown == 0, "question %u: row %u is not observed", q, i);
+            if (i == b.suffix[q]) ck_assert_uint_eq(grown, n); // no attention weight of this model is zero
+            memcpy(before, now, n * sizeof *now);
+        }
+    }
+    forward_begin_questions(f, b.n_questions); // forgets
+    for (uint32_t q = 0; q < b.n_questions; q++) {
+        forward_importance(f, q, now);
+        for (size_t j = 0; j < n; j++) ck_assert_float_eq(now[j], 0);
+    }
+    free(before), free(now), free(b.context);
+    forward_close(f);
+    model_free(m);
+}
+END_TEST
+
+// ---- errors ----
+
+static bool stop_after_one(void *context, double done, double total)
+{
+    (void)total;
+    *(double *)context = done;
+    return false;
+}
+
+static kvb_status refuse_layer(void *context, const layer_view *view, kvb_error *err)
+{
+    (void)context;
+    if (view->layer == 0) return KVB_OK;
+    if (err) *err = (kvb_error){KVB_NUMERIC, "refused"};
+    return KVB_NUMERIC;
+}
+
+START_TEST(test_forward_errors)
+{
+    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    forward *f = open_forward(m, 10, 2, 5);
+    int32_t good[11] = {0, VOCABULARY - 1}, high[] = {1, 2, VOCABULARY}, negative[] = {-1};
+    decode_row rows[] = {{0, 0, true}, {1, 0, true}}, far = {1, 5, true}, other = {2, 0, true};
+    double done = 0;
+    help_fails(forward_prefill(f, high, 3, NULL, NULL, NULL, err), KVB_ARGUMENT, "token 2: id 300, expected 0 to 299");
+    help_fails(forward_prefill(f, negative, 1, NULL, NULL, NULL, err), KVB_ARGUMENT, "token 0: id -1");
+    help_fails(forward_prefill(f, good, 11, NULL, NULL, NULL, err), KVB_ARGUMENT, "11 tokens, expected 1 to 10");
+    help_fails(forward_prefill(f, good, 0, NULL, NULL, NULL, err), KVB_ARGUMENT, "0 tokens, expected 1 to 10");
+    help_fails(forward_prefill(f, good, 10, NULL, &(forward_progress){stop_after_one, &done}, NULL, err),
+               KVB_INTERRUPTED, "after layer 1 of 2");
+    ck_assert_double_eq(done, 1);
+    help_fails(forward_prefill(f, good, 10, &(layer_observer){refuse_layer, NULL}, NULL, NULL, err), KVB_NUMERIC,
+               "refused");
+    help_ok(forward_prefill(f, good, 10, NULL, NULL, NULL, err));
+    forward_begin_questions(f, 2);
+    help_fails(forward_rows(f, rows, high + 1, 2, NULL, 0, NULL, err), KVB_ARGUMENT, "token 1: id 300");
+    help_fails(forward_rows(f, &far, good, 1, NULL, 0, NULL, err), KVB_ARGUMENT, "row 0: question 1, tail 5");
+    help_fails(forward_rows(f, &other, good, 1, NULL, 0, NULL, err), KVB_ARGUMENT, "expected below 2 and 5");
+    help_ok(forward_rows(f, rows, good, 2, NULL, 0, NULL, err));
+    help_ok(forward_rows(f, rows, good, 0, NULL, 0, NULL, err));
+    forward_close(f);
+    forward_close(NULL);
+    model_free(m);
+}
+END_TEST
+
+// ---- model files ----
+
+// The tiny model's bytes, and where its parts stand in them.
+typedef struct patient {
+    unsigned char *data;
+    size_t size;
+    gguf_file file;
+} patient;
+
+static patient patient_open(void)
+{
+    patient p;
+    p.data = help_slurp(help_path("tiny.gguf"), &p.size);
+    help_ok(gguf_parse(&p.file, p.data, p.size, "tiny", err));
+    return p;
+}
+
+static void patient_close(patient *p)
+{
+    gguf_close(&p->file);
+    free(p->data);
+}
+
+// Opens the first `size` bytes as a model file; they must be refused with a message that names file and `text`.
+static void refused(const patient *p, size_t size, kvb_status status, const char *text)
+{
+    model *m = NULL;
+    kvb_error err = {0};
+    help_spew(help_path("bad.gguf"), p->data, size);
+    kvb_status got = model_open(&m, help_path("bad.gguf"), &backend_cpu, &err);
+    ck_assert_ptr_null(m);
+    ck_assert_msg(got != KVB_OK && (got == status || status == KVB_OK), "%s: %s, expected %s: %s", text,
+                  kvb_status_name(got), kvb_status_name(status), err.message);
+    ck_assert_msg(strstr(err.message, "bad.gguf") && strstr(err.message, text), "no '%s' in: %s", text, err.message);
+}
+
+static unsigned char *bytes_at(const void *place)
+{
+    return (unsigned char *)(uintptr_t)place;
+}
+
+START_TEST(test_cut_model)
+{
+    patient p = patient_open();
+    for (size_t n = 1; n < 40; n++) refused(&p, n, KVB_OK, "");
+    for (size_t i = 1; i < 60; i++) refused(&p, p.size * i / 60, KVB_OK, "");
+    refused(&p, p.size - 33, KVB_FORMAT, "output_norm.weight"); // the last tensor
+    patient_close(&p);
+}
+END_TEST
+
+START_TEST(test_wrong_shapes)
+{
+    patient p = patient_open();
+    for (size_t i = 0; i < p.file.n_tensors; i++) {
+        const gguf_tensor *t = &p.file.tensors[i];
+        bool matrix = t->n_dims == 2, embedding = gguf_string_is(t->name, "token_embd.weight");
+        unsigned char *dims = bytes_at(t->name.data + t->name.size + 4), *at = matrix && !embedding ? dims + 8 : dims;
+        uint64_t right = matrix && !embedding ? t->dims[1] : t->dims[0], wrong = right / 2;
+        char text[200], name[64];
+        snprintf(name, sizeof name, "%.*s", (int)t->name.size, t->name.data);
+        if (embedding) snprintf(text, sizeof text, "tensor %s has shape [300, 32], expected [1 to 16777216, 64]", name);
+        else if (matrix)
+            snprintf(text, sizeof text, "tensor %s has shape [%d, %d], expected [%d, %d]", name, (int)wrong,
+                     (int)t->dims[0], (int)right, (int)t->dims[0]);
+        else snprintf(text, sizeof text, "tensor %s has shape [1, 32], expected [1, 64]", name);
+        memcpy(at, &wrong, sizeof wrong);
+        refused(&p, p.size, KVB_FORMAT, text);
+        memcpy(at, &right, sizeof right);
+    }
+    patient_close(&p);
+}
+END_TEST
+
+START_TEST(test_weights_that_are_no_numbers)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    patient p = patient_open();
+    for (size_t i = 0; i < p.file.n_tensors; i++) {
+        const gguf_tensor *t = &p.file.tensors[i];
+        size_t value = i * 7 % t->n_values;
+        unsigned char *at = bytes_at((const char *)t->data + value * 4), saved[4];
+        char text[128];
+        snprintf(text, sizeof text, "tensor %.*s: value %zu of %llu is not finite", (int)t->name.size, t->name.data,
+                 value, (unsigned long long)t->n_values);
+        memcpy(saved, at, 4);
+        memcpy(at, &bad[i % 3], 4);
+        refused(&p, p.size, KVB_NUMERIC, text);
+        memcpy(at, saved, 4);
+    }
+    patient_close(&p);
+}
+END_TEST
+
+START_TEST(test_wrong_config)
+{
+    static const struct {
+        const char *key;
+        uint32_t value;
+        kvb_status status;
+        const char *text;
+    } cases[] = {
+        {"llama.block_count", 3, KVB_FORMAT, "tensor blk.2.attn_q.weight is missing, expected [64, 64]"},
+        {"llama.block_count", 1, KVB_UNSUPPORTED, "tensor 'blk.1.attn_norm.weight' is not part of"},
+        {"llama.block_count", 0, KVB_FORMAT, "llama.block_count is 0, expected 1 to"},
+        {"llama.block_count", UINT32_MAX, KVB_FORMAT, "llama.block_count is 4294967295"},
+        {"llama.attention.head_count", 3, KVB_FORMAT, "3 query heads cannot share 2 KV heads"},
+        {"llama.attention.head_count", 0, KVB_FORMAT, "llama.attention.head_count is 0"},
+        {"llama.attention.head_count", 8, KVB_UNSUPPORTED, "head size 8, value size 8, rotary size 16"},
+        {"llama.attention.head_count_kv", 4, KVB_FORMAT, "tensor blk.0.attn_k.weight has shape [32, 64], expected"},
+        {"llama.attention.head_count_kv", 0, KVB_FORMAT, "4 query heads cannot share 0 KV heads"},
+        {"llama.attention.head_count_kv", 8, KVB_FORMAT, "4 query heads cannot share 8 KV heads"},
+        {"llama.embedding_length", 128, KVB_UNSUPPORTED, "rotary size 16"},
+        {"llama.feed_forward_length", 64, KVB_FORMAT, "tensor blk.0.ffn_gate.weight has shape [128, 64], expected"},
+        {"llama.rope.dimension_count", 8, KVB_UNSUPPORTED, "rotary size 8"},
+        {"llama.context_length", 0, KVB_FORMAT, "llama.context_length is 0"},
+        {"llama.attention.layer_norm_rms_epsilon", 0xbf800000, KVB_FORMAT, "norm epsilon -1"},
+        {"llama.rope.freq_base", 0, KVB_FORMAT, "rotary base 0"},
+    };
+    patient p = patient_open();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        unsigned char *at = bytes_at(gguf_find(&p.file, cases[i].key)->data), saved[4];
+        memcpy(saved, at, 4);
+        memcpy(at, &cases[i].value, 4);
+        refused(&p, p.size, cases[i].status, cases[i].text);
+        memcpy(at, saved, 4);
+    }
+    bytes_at(gguf_find(&p.file, "general.architecture")->data)[0] = 'L';
+    refused(&p, p.size, KVB_UNSUPPORTED, "general.architecture is 'Llama', expected llama");
+    patient_close(&p);
+}
+END_TEST
+
+// Any bit of metadata and tensor entries may be wrong: an error or a model, never a crash.
+START_TEST(test_flipped_bits)
+{
+    patient p = patient_open();
+    size_t entries = (size_t)((const unsigned char *)p.file.tensors[0].data - p.data);
+    for (int i = 0; i < 300; i++) {
+        size_t bit = (size_t)((case_uniform() + 1) * 0.5 * (double)(entries * 8));
+        model *m = NULL;
+        kvb_error err = {0};
+        p.data[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        help_spew(help_path("bad.gguf"), p.data, p.size);
+        if (model_open(&m, help_path("bad.gguf"), &backend_cpu, &err) != KVB_OK)
+            ck_assert_msg(strstr(err.message, "bad.gguf") != NULL, "bit %zu: %s", bit, err.message);
+        model_free(m);
+        p.data[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    patient_close(&p);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_unchecked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, test_backends_agree);
+    tcase_add_test(tc, test_decoding_is_prefill_of_the_joined_text);
+    tcase_add_test(tc, test_one_pass_is_stepwise);
+    tcase_add_test(tc, test_batch_changes_nothing);
+    tcase_add_test(tc, test_contexts_leave_no_trace);
+    tcase_add_test(tc, test_importance_against_dense_attention);
+    tcase_add_test(tc, test_importance_of_the_backends_agrees);
+    tcase_add_test(tc, test_importance_grows_from_zero);
+    tcase_add_test(tc, test_forward_errors);
+    tcase_add_test(tc, test_cut_model);
+    tcase_add_test(tc, test_wrong_shapes);
+    tcase_add_test(tc, test_weights_that_are_no_numbers);
+    tcase_add_test(tc, test_wrong_config);
+    tcase_add_test(tc, test_flipped_bits);
+}
+
+UNIT_MAIN("profiler forward", fill)
