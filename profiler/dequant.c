@@ -1,5 +1,6 @@
-// One function per block format, each expanding one block. The layouts are ggml's block structs (ggml-common.h); products and sums are
-// single float operations in ggml's order, so results are equal to the last bit (this file must not be built with fused multiply-add).
+// One function per block format, each expanding one block. The layouts are ggml's block structs (ggml-common.h);
+// products and sums are single float operations in ggml's order, so results are equal to the last bit (this file must
+// not be built with fused multiply-add).
 #include "profiler/dequant.h"
 #include "runtime/fail.h"
 #include <string.h>
@@ -103,8 +104,9 @@ static void expand_q8_0(const uint8_t *b, float *y)
     for (int i = 0; i < SMALL; i++) y[i] = (float)(int8_t)b[2 + i] * d;
 }
 
-// The 6-bit scale and minimum of sub-block i < 8 of a Q4_K or Q5_K block, from 12 bytes: sub-blocks 0..3 lie in the low six bits of
-// bytes 0..3 and 4..7; those of 4..7 in the nibbles of bytes 8..11, their upper two bits on top of the former.
+// The 6-bit scale and minimum of sub-block i < 8 of a Q4_K or Q5_K block, from 12 bytes: sub-blocks 0..3 lie in the
+// low six bits of bytes 0..3 and 4..7; those of 4..7 in the nibbles of bytes 8..11, their upper two bits on top of
+// the former.
 static void scale_and_min(const uint8_t *s, int i, int *scale, int *min)
 {
     if (i < 4) {
@@ -129,7 +131,8 @@ static void expand_q4_k(const uint8_t *b, float *y)
     }
 }
 
-// d, dmin, 12 bytes of scales, 32 bytes of fifth bits (bit `sub` of byte i belongs to value i of sub-block `sub`), 128 bytes of nibbles.
+// d, dmin, 12 bytes of scales, 32 bytes of fifth bits (bit `sub` of byte i belongs to value i of sub-block `sub`),
+// 128 bytes of nibbles.
 static void expand_q5_k(const uint8_t *b, float *y)
 {
     float d = load_half(b), dmin = load_half(b + 2);
@@ -145,8 +148,8 @@ static void expand_q5_k(const uint8_t *b, float *y)
     }
 }
 
-// 128 bytes of nibbles, 64 bytes of upper bit pairs, 16 signed scales (one per 16 values), d. Each half of 128 values takes 64 bytes of
-// nibbles (two runs of 32 low ones, then two of 32 high ones) and 32 bytes of pairs.
+// 128 bytes of nibbles, 64 bytes of upper bit pairs, 16 signed scales (one per 16 values), d. Each half of 128 values
+// takes 64 bytes of nibbles (two runs of 32 low ones, then two of 32 high ones) and 32 bytes of pairs.
 static void expand_q6_k(const uint8_t *b, float *y)
 {
     const uint8_t *low = b, *high = b + 128, *scales = b + 192;

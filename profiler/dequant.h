@@ -1,14 +1,15 @@
-// Quantised weights to float32, exactly as ggml defines the formats (ggml-common.h, ggml-quants.c) and gguf-py computes them.
+// Quantised weights to float32, exactly as ggml defines the formats (ggml-common.h, ggml-quants.c) and gguf-py
+// computes them.
 #pragma once
 #include "profiler/gguf.h"
 #include "runtime/kvbudget.h"
 #include <stddef.h>
 #include <stdint.h>
 
-// Expands n_values values of a tensor of `type` from src (packed blocks, any alignment) to dst[n_values].
-// n_values must be a multiple of the type's block (1, 32 or 256), which holds for every row of a tensor that gguf_parse took.
-// NaN and infinity in the file come out as they are: the model's reader judges them.
-// Errors: KVB_UNSUPPORTED for a type that cannot be read, KVB_ARGUMENT for a broken block.
+// Expands n_values values of a tensor of `type` from src (packed blocks, any alignment) to dst[n_values]. n_values
+// must be a multiple of the type's block (1, 32 or 256), which holds for every row of a tensor that gguf_parse took.
+// NaN and infinity in the file come out as they are: the model's reader judges them. Errors: KVB_UNSUPPORTED for a
+// type that cannot be read, KVB_ARGUMENT for a broken block.
 kvb_status dequant_rows(uint32_t type, const void *src, size_t n_values, float *dst, kvb_error *err);
 
 // A whole tensor into dst[t->n_values]; the error names the tensor.

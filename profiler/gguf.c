@@ -210,7 +210,8 @@ bool gguf_tensor_type_block(uint32_t type, uint32_t *values, uint32_t *bytes)
     return false;
 }
 
-// Everything of a tensor but its place: `offset` counts from the data section, which starts behind the last tensor's entry.
+// Everything of a tensor but its place: `offset` counts from the data section, which starts behind the last tensor's
+// entry.
 static kvb_status parse_tensor(cursor *c, gguf_tensor *t, uint64_t *offset)
 {
     kvb_status status = cursor_name(c, "a tensor name", TENSOR_NAME_MAX, &t->name);

@@ -17,9 +17,20 @@ typedef struct gguf_string {
 } gguf_string;
 
 // Type numbers of metadata values as stored in the file: name, number, bytes (0: its length stands in the file).
-#define GGUF_VALUE_LIST(X)                                                                                             \
-    X(U8, 0, 1) X(I8, 1, 1) X(U16, 2, 2) X(I16, 3, 2) X(U32, 4, 4) X(I32, 5, 4) X(F32, 6, 4) X(BOOL, 7, 1)             \
-    X(STRING, 8, 0) X(ARRAY, 9, 0) X(U64, 10, 8) X(I64, 11, 8) X(F64, 12, 8)
+#define GGUF_VALUE_LIST(X) \
+    X(U8, 0, 1)            \
+    X(I8, 1, 1)            \
+    X(U16, 2, 2)           \
+    X(I16, 3, 2)           \
+    X(U32, 4, 4)           \
+    X(I32, 5, 4)           \
+    X(F32, 6, 4)           \
+    X(BOOL, 7, 1)          \
+    X(STRING, 8, 0)        \
+    X(ARRAY, 9, 0)         \
+    X(U64, 10, 8)          \
+    X(I64, 11, 8)          \
+    X(F64, 12, 8)
 
 typedef enum gguf_value_type {
 #define GGUF_VALUE_ENUM(name, number, size) GGUF_VALUE_##name = number,
@@ -29,9 +40,18 @@ typedef enum gguf_value_type {
 
 // Tensor types that can be read: name, number in the file, values per block, bytes per block (ggml's block structs).
 // Other numbers are kept in gguf_tensor.type; such tensors have data == NULL and readers refuse them.
-#define GGUF_TENSOR_LIST(X)                                                                                            \
-    X(F32, 0, 1, 4) X(F16, 1, 1, 2) X(Q4_0, 2, 32, 18) X(Q4_1, 3, 32, 20) X(Q5_0, 6, 32, 22) X(Q5_1, 7, 32, 24)        \
-    X(Q8_0, 8, 32, 34) X(Q4_K, 12, 256, 144) X(Q5_K, 13, 256, 176) X(Q6_K, 14, 256, 210) X(BF16, 30, 1, 2)
+#define GGUF_TENSOR_LIST(X) \
+    X(F32, 0, 1, 4)         \
+    X(F16, 1, 1, 2)         \
+    X(Q4_0, 2, 32, 18)      \
+    X(Q4_1, 3, 32, 20)      \
+    X(Q5_0, 6, 32, 22)      \
+    X(Q5_1, 7, 32, 24)      \
+    X(Q8_0, 8, 32, 34)      \
+    X(Q4_K, 12, 256, 144)   \
+    X(Q5_K, 13, 256, 176)   \
+    X(Q6_K, 14, 256, 210)   \
+    X(BF16, 30, 1, 2)
 
 typedef enum gguf_tensor_type {
 #define GGUF_TENSOR_ENUM(name, number, values, bytes) GGUF_TENSOR_##name = number,
@@ -41,11 +61,13 @@ typedef enum gguf_tensor_type {
 
 enum { GGUF_MAX_DIMS = 4 };
 
+// Elements lie as they are stored: scalars back to back (little-endian, not aligned), strings each behind their u64
+// length, arrays each behind u32 type and u64 count.
 typedef struct gguf_array {
-    gguf_value_type type;      // of the elements
+    gguf_value_type type; // of the elements
     uint64_t count;
-    const unsigned char *data; // the elements as stored: scalars back to back (little-endian, not aligned), strings each after
-    size_t size;               // their u64 length, arrays each after u32 type and u64 count
+    const unsigned char *data;
+    size_t size; // bytes at data
 } gguf_array;
 
 typedef struct gguf_value {
@@ -61,8 +83,8 @@ typedef struct gguf_tensor {
     gguf_string name;
     uint32_t type;                // a gguf_tensor_type, or a number that is not known here
     uint32_t n_dims;              // 1..4
-    uint64_t dims[GGUF_MAX_DIMS]; // ggml order: dims[0] is contiguous, so a matrix [rows, columns] has dims {columns, rows}; 1 beyond n_dims
-    uint64_t n_values;            // product of dims
+    uint64_t dims[GGUF_MAX_DIMS]; // ggml's order: dims[0] is contiguous, a matrix [rows, columns] has {columns, rows}
+    uint64_t n_values;            // product of dims; those beyond n_dims are 1
     const void *data;             // NULL when the type is not known
     size_t size;                  // bytes at data
 } gguf_tensor;
@@ -80,36 +102,42 @@ typedef struct gguf_file {
     file_view map;          // of gguf_open; zero after gguf_parse
 } gguf_file;
 
-// Parses `size` bytes at `data`, which must stay valid and unchanged for as long as *out is used. `name` is for messages (copied).
-// Errors: KVB_FORMAT with the byte offset of the first fault, KVB_UNSUPPORTED (version 1, big-endian), KVB_VERSION (newer), KVB_MEMORY.
-// On failure *out is zero. gguf_close frees; a zero or closed file is allowed.
+// Parses `size` bytes at `data`, which must stay valid and unchanged for as long as *out is used. `name` is for
+// messages (copied). Errors: KVB_FORMAT with the byte offset of the first fault, KVB_UNSUPPORTED (version 1,
+// big-endian), KVB_VERSION (newer), KVB_MEMORY. On failure *out is zero. gguf_close frees; a zero or closed file is
+// allowed.
 kvb_status gguf_parse(gguf_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 // The same for a file, which stays mapped until gguf_close.
 kvb_status gguf_open(gguf_file *out, const char *path, kvb_error *err);
 void gguf_close(gguf_file *f);
 
-const gguf_value *gguf_find(const gguf_file *f, const char *key);     // NULL when absent
+const gguf_value *gguf_find(const gguf_file *f, const char *key);          // NULL when absent
 const gguf_tensor *gguf_tensor_find(const gguf_file *f, const char *name); // NULL when absent
 
-// Typed getters. A missing key is KVB_FORMAT, a value of another type or out of range KVB_FORMAT too; *out is untouched then.
-// Integers of any stored width and sign are taken when they fit; gguf_get_f32 takes f32 and f64 (NaN and infinity refused).
+// Typed getters. A missing key is KVB_FORMAT, a value of another type or out of range KVB_FORMAT too; *out is
+// untouched then. Integers of any stored width and sign are taken when they fit; gguf_get_f32 takes f32 and f64 (NaN
+// and infinity refused).
 kvb_status gguf_get_u32(const gguf_file *f, const char *key, uint32_t *out, kvb_error *err);
 kvb_status gguf_get_f32(const gguf_file *f, const char *key, float *out, kvb_error *err);
 kvb_status gguf_get_bool(const gguf_file *f, const char *key, bool *out, kvb_error *err);
 kvb_status gguf_get_string(const gguf_file *f, const char *key, gguf_string *out, kvb_error *err);
-kvb_status gguf_get_array(const gguf_file *f, const char *key, gguf_value_type element, gguf_array *out, kvb_error *err);
+kvb_status gguf_get_array(const gguf_file *f, const char *key, gguf_value_type element, gguf_array *out,
+                          kvb_error *err);
 // The same with a value for a missing key; a present key must still have the right type and range.
 kvb_status gguf_get_u32_or(const gguf_file *f, const char *key, uint32_t missing, uint32_t *out, kvb_error *err);
 kvb_status gguf_get_f32_or(const gguf_file *f, const char *key, float missing, float *out, kvb_error *err);
 kvb_status gguf_get_bool_or(const gguf_file *f, const char *key, bool missing, bool *out, kvb_error *err);
 
-// Walks an array of strings: starts from a copy of what gguf_get_array gave, takes one string off its front each time; false at the end.
+// Walks an array of strings: starts from a copy of what gguf_get_array gave, takes one string off its front each
+// time; false at the end.
 bool gguf_next_string(gguf_array *rest, gguf_string *out);
-// Element i < count of an array of signed or unsigned integers up to 32 bits, or of I64/U64 when it fits; INT64_MIN if it does not or is no integer.
+// Element i < count of an array of signed or unsigned integers up to 32 bits, or of I64/U64 when it fits; INT64_MIN
+// if it does not or is no integer.
 int64_t gguf_array_int(const gguf_array *a, uint64_t i);
 
 bool gguf_string_is(gguf_string s, const char *text);
-const char *gguf_value_type_name(uint32_t type);  // "u32", "string", ..., or "unknown"
-const char *gguf_tensor_type_name(uint32_t type); // "Q4_K", ..., also for types that cannot be read here; "unknown" for the rest
+const char *gguf_value_type_name(uint32_t type); // "u32", "string", ..., or "unknown"
+const char *
+gguf_tensor_type_name(uint32_t type); // "Q4_K", ..., also for types that cannot be read here; "unknown" for the rest
 // Values and bytes per block; false when the type cannot be read.
 bool gguf_tensor_type_block(uint32_t type, uint32_t *values, uint32_t *bytes);

@@ -106,7 +106,8 @@ static kvb_status read_special_ids(tokenizer *t, const gguf_file *f, kvb_error *
     return status;
 }
 
-// Whether the token is looked for in the text. One that is not UTF-8 cannot occur there; a match inside of a character would cut it.
+// Whether the token is looked for in the text. One that is not UTF-8 cannot occur there; a match inside of a
+// character would cut it.
 static bool is_special(const vocabulary *v, uint32_t id)
 {
     const unsigned char *p = (const unsigned char *)v->text + v->start[id];
@@ -158,8 +159,9 @@ static kvb_status hash_text(sha256_state *s, const char *text, size_t size, kvb_
     return status == KVB_OK ? sha256_add(s, text, size, err) : status;
 }
 
-// What decides the ids, in one canonical form: numbers as u32 little-endian, texts as u32 length and bytes: "kvbudget-tokenizer-1", name of the
-// pre-tokenizer, unknown id (as u32), number of tokens, each token's text and type, number of merges, each merge's text as in the file.
+// What decides the ids, in one canonical form: numbers as u32 little-endian, texts as u32 length and bytes:
+// "kvbudget-tokenizer-1", name of the pre-tokenizer, unknown id (as u32), number of tokens, each token's text and
+// type, number of merges, each merge's text as in the file.
 static kvb_status hash_tokenizer(tokenizer *t, const gguf_array *merges, kvb_error *err)
 {
     static const char kind[] = "kvbudget-tokenizer-1";
@@ -215,7 +217,8 @@ void tokenizer_free(tokenizer *t)
     free(t);
 }
 
-// Text of a token in the byte alphabet, as bytes. A character outside the alphabet (in a damaged or unusual vocabulary) stays as it is.
+// Text of a token in the byte alphabet, as bytes. A character outside the alphabet (in a damaged or unusual
+// vocabulary) stays as it is.
 static size_t decode_token(const vocabulary *v, uint32_t id, char *out, size_t cap)
 {
     const unsigned char *p = (const unsigned char *)v->text + v->start[id];

@@ -1,8 +1,9 @@
 // Text to ids: repair the UTF-8, cut out special tokens, cut the rest into words, merge each word's bytes pair by pair.
 //
-// Merging takes, again and again, the pair of neighbours with the lowest rank, of equal ranks the leftmost. A search over all pairs
-// each time would be quadratic in the word, and a word may be a megabyte long (a run of letters or of punctuation), so the pairs wait in a
-// binary heap: O(n log n). Pairs that a merge made invalid stay in the heap and are recognised when they come up.
+// Merging takes, again and again, the pair of neighbours with the lowest rank, of equal ranks the leftmost. A search
+// over all pairs each time would be quadratic in the word, and a word may be a megabyte long (a run of letters or of
+// punctuation), so the pairs wait in a binary heap: O(n log n). Pairs that a merge made invalid stay in the heap and
+// are recognised when they come up.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "profiler/tokenizer.h"
 #include "profiler/tokenizer_parts.h"
@@ -21,9 +22,8 @@ typedef struct symbol {
 } symbol;
 
 typedef struct candidate {
-    uint64_t order; // rank << 32 | position of the left symbol
-    uint32_t
-        result; // the token that the pair makes; when the pair there makes another one by now, the candidate is stale
+    uint64_t order;  // rank << 32 | position of the left symbol
+    uint32_t result; // the token that the pair made; stale when the symbols there make another one, or none, by now
 } candidate;
 
 typedef struct encoder {
@@ -104,7 +104,8 @@ static void push_pair(encoder *e, uint32_t left)
     if (m) heap_push(e, (candidate){(uint64_t)m->rank << 32 | left, m->result});
 }
 
-// One symbol per byte. Bytes without a token become the unknown token, one for a run of them, or vanish when there is none.
+// One symbol per byte. Bytes without a token become the unknown token, one for a run of them, or vanish when there is
+// none.
 static uint32_t split_bytes(encoder *e, const unsigned char *word, size_t size)
 {
     uint32_t n = 0;
@@ -234,7 +235,8 @@ kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, b
     e.limits = pcre2_match_context_create(NULL);
     e.ids = malloc(e.ids_room * sizeof *e.ids);
     if (e.match && e.limits && e.ids) {
-        // The limits guard against patterns that explode; ours backtrack over one run of characters, however long it is.
+        // The limits guard against patterns that explode; ours backtrack over one run of characters, however long it
+        // is.
         pcre2_set_match_limit(e.limits, UINT32_MAX);
         pcre2_set_heap_limit(e.limits, UINT32_MAX);
         status = encode_all(&e, repaired, repaired_size, parse_special);

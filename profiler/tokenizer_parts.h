@@ -26,13 +26,14 @@ typedef struct vocabulary {
     uint32_t merge_mask;
 } vocabulary;
 
-// Zero-initialise, then add every token, then every merge. On failure call vocabulary_free.
+// A zero vocabulary first takes the tokens (`types` may be NULL), then the merges. `name` is the file, for messages.
+// On failure the caller still calls vocabulary_free.
 kvb_status vocabulary_begin(vocabulary *v, const char *name, const gguf_array *tokens, const gguf_array *types,
                             kvb_error *err);
 kvb_status vocabulary_add_merges(vocabulary *v, const char *name, const gguf_array *merges, kvb_error *err);
 void vocabulary_free(vocabulary *v);
-int64_t vocabulary_find(const vocabulary *v, const char *text,
-                        size_t size); // token id or -1; of equal texts the last id
+// Token id or -1. Of tokens with the same text the last one counts, as in Hugging Face's tokenizers.
+int64_t vocabulary_find(const vocabulary *v, const char *text, size_t size);
 const merge *vocabulary_merge(const vocabulary *v, uint32_t left, uint32_t right); // NULL when the two do not merge
 
 // ---- text ----

@@ -35,9 +35,10 @@ size_t put_char(char *out, uint32_t character)
     return 2;
 }
 
-// The character classes below are those of the Hugging Face tokenizers, written out where PCRE2 differs: its \s with UCP takes
-// U+180E too, and Debian 12's PCRE2 knows Unicode 14 while the tokenizers are at 16. NEW_* are what 15 and 16 added (letters: among
-// them the CJK extensions H and I); naming a character twice does no harm where the library knows it already.
+// The character classes below are those of the Hugging Face tokenizers, written out where PCRE2 differs: its \s with
+// UCP takes U+180E too, and Debian 12's PCRE2 knows Unicode 14 while the tokenizers are at 16. NEW_* are what 15 and
+// 16 added (letters: among them the CJK extensions H and I); naming a character twice does no harm where the library
+// knows it already.
 #define SPACE "\\t-\\r\\x{20}\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define NEW_LETTERS                                                                                           \
     "\\x{1c89}\\x{1c8a}\\x{a7cb}-\\x{a7cd}\\x{a7da}-\\x{a7dc}\\x{105c0}-\\x{105f3}\\x{10d4a}-\\x{10d65}"      \
@@ -52,20 +53,21 @@ size_t put_char(char *out, uint32_t character)
 #define LETTER "\\p{L}" NEW_LETTERS
 #define NUMBER "\\p{N}" NEW_NUMBERS
 
-// GPT-2: contractions, letters, numbers and the rest with one space in front; of a run of spaces the last is left to the next word.
+// GPT-2: contractions, letters, numbers and the rest with one space in front; of a run of spaces the last is left to
+// the next word.
 #define GPT2                                                                                \
     "'s|'t|'re|'ve|'m|'ll|'d| ?[" LETTER "]+| ?[" NUMBER "]+| ?[^" SPACE LETTER NUMBER "]+" \
     "|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
 
-// SmolLM cuts every digit off first (also the 13 that Unicode 17 added) and applies GPT-2's expression between them. In one expression:
-// digits stand alone, and a digit ends a run of spaces as the end of the text does.
+// SmolLM cuts every digit off first (also the 13 that Unicode 17 added) and applies GPT-2's expression between them.
+// In one expression: digits stand alone, and a digit ends a run of spaces as the end of the text does.
 #define DIGIT NUMBER "\\x{11de0}-\\x{11de9}\\x{16ff4}-\\x{16ff6}"
 #define SMOLLM                                                                         \
     "'s|'t|'re|'ve|'m|'ll|'d| ?[" LETTER "]+|[" DIGIT "]| ?[^" SPACE LETTER DIGIT "]+" \
     "|[" SPACE "]+(?![^" SPACE DIGIT "])|[" SPACE "]+"
 
-// Llama 3 and Qwen 2: any case of contractions, one character of any other kind in front of letters, numbers in groups, line ends kept with
-// what is in front of them.
+// Llama 3 and Qwen 2: any case of contractions, one character of any other kind in front of letters, numbers in
+// groups, line ends kept with what is in front of them.
 #define CASELESS(number)                                                                                        \
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n" LETTER NUMBER "]?[" LETTER "]+|" number "| ?[^" SPACE LETTER NUMBER \
     "]+[\\r\\n]*"                                                                                               \

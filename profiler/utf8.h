@@ -4,8 +4,9 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-// Bytes of the character at p (n > 0 bytes are there). Sets *valid to false for a broken one and then returns the length of its
-// maximal part that could have begun a character (at least 1): what one U+FFFD replaces.
+// Bytes of the character at p (n > 0 bytes are there). Sets *valid to false for a broken one and then returns the
+// length of its maximal part that could have begun a character (at least 1): what one U+FFFD replaces.
 size_t utf8_step(const unsigned char *p, size_t n, bool *valid);
-// Sets *out to text with each broken part replaced by U+FFFD: malloc'd in *owned, or the text itself and *owned NULL when nothing is broken.
+// Sets *out to text with each broken part replaced by U+FFFD: malloc'd in *owned, or the text itself and *owned NULL
+// when nothing is broken.
 kvb_status utf8_repair(const char *text, size_t size, const char **out, size_t *out_size, char **owned, kvb_error *err);

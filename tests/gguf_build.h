@@ -1,5 +1,6 @@
-// Puts a GGUF file together in memory, for the tests and for tiny_model.c. Not a general writer: it trusts its caller, and it ends the
-// program when memory runs out. Order of calls: gguf_build_begin, the metadata, the tensors' entries, gguf_build_data, the data.
+// Puts a GGUF file together in memory, for the tests and for tiny_model.c. Not a general writer: it trusts its
+// caller, and it ends the program when memory runs out. Order of calls: gguf_build_begin, the metadata, the tensors'
+// entries, build_pad, then each tensor's data followed by build_pad.
 #pragma once
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
-// Writes a small llama model with random weights as GGUF, so that the tests need neither a download nor Python:
-// 2 layers, 4 query and 2 KV heads of 16, width 64, FFN 128, the vocabulary of tiny_vocab.h. The same options give the same bytes.
+// Writes a small llama model with random weights as GGUF, so that the tests need neither a download nor Python: 2
+// layers, 4 query and 2 KV heads of 16, width 64, FFN 128, the vocabulary of tiny_vocab.h. The same options give the
+// same bytes.
 #include "gguf_build.h"
 #include "tiny_vocab.h"
 #include <math.h>
@@ -124,8 +125,9 @@ static void build_config(gguf_build *b, uint32_t n_tokens, uint32_t type)
     build_key_u32(b, "llama.vocab_size", n_tokens);
 }
 
-// Scales: normalised activations have size 1, so queries and keys of scale 0.2 sqrt(64) give attention logits with a standard deviation
-// of about 2.5: heads that really prefer some positions. The rest keeps the residual stream near size 1.
+// Scales: normalised activations have size 1, so queries and keys of scale 0.2 sqrt(64) give attention logits with a
+// standard deviation of about 2.5: heads that really prefer some positions. The rest keeps the residual stream near
+// size 1.
 static size_t list_weights(weight *list, uint32_t n_tokens, const settings *s)
 {
     const struct {

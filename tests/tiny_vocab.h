@@ -1,5 +1,6 @@
-// A byte-level BPE vocabulary of 300 tokens, small enough to reason about and odd enough to tell pre-tokenizers apart:
-// merged digits and runs of spaces, a token that no merge reaches, parts of a Chinese character, control and user-defined tokens.
+// A byte-level BPE vocabulary of 300 tokens, small enough to reason about and odd enough to tell pre-tokenizers
+// apart: merged digits and runs of spaces, a token that no merge reaches, parts of a Chinese character, control and
+// user-defined tokens.
 #pragma once
 #include "gguf_build.h"
 

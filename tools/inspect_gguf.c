@@ -94,8 +94,8 @@ static void print_array(const gguf_value *v)
             printf("%s", number);
         }
     }
-    bool whole = v->count <= ELEMENTS_SHOWN && v->element != GGUF_VALUE_ARRAY;
-    printf("%s] (%llu %s)", whole ? "" : ", ...", (unsigned long long)v->count, gguf_value_type_name(v->element));
+    const char *rest_shown = v->element == GGUF_VALUE_ARRAY ? "..." : v->count > ELEMENTS_SHOWN ? ", ..." : "";
+    printf("%s] (%llu %s)", rest_shown, (unsigned long long)v->count, gguf_value_type_name(v->element));
 }
 
 static void print_metadata(const gguf_file *f)
@@ -128,27 +128,32 @@ static void print_tensors(const gguf_file *f)
     }
 }
 
-static void sum_tensors(const gguf_file *f, double *values, uint64_t *bytes)
+// Returns whether every tensor is of a known type, so that the bytes are all there are.
+static bool sum_tensors(const gguf_file *f, double *values, uint64_t *bytes)
 {
+    bool readable = true;
     *values = 0;
     *bytes = 0;
     for (size_t i = 0; i < f->n_tensors; i++) {
         *values += (double)f->tensors[i]
                        .n_values; // shapes of unreadable types are not bounded by the file: a sum of u64 could wrap
         *bytes += f->tensors[i].size;
+        readable &= f->tensors[i].data != NULL;
     }
+    return readable;
 }
 
 static void print_all(const gguf_file *f)
 {
     double values;
     uint64_t bytes;
-    sum_tensors(f, &values, &bytes);
+    bool readable = sum_tensors(f, &values, &bytes);
     printf("GGUF version %u, alignment %u\n", f->version, f->alignment);
     print_metadata(f);
     print_tensors(f);
     printf("total: %.0f values in %llu bytes", values, (unsigned long long)bytes);
-    printf(values > 0 ? ", %.2f bits per value\n" : "\n", 8 * (double)bytes / values);
+    if (readable && f->n_tensors) printf(", %.2f bits per value", 8 * (double)bytes / values);
+    printf("\n");
 }
 
 // ---- as JSON ----
@@ -202,7 +207,7 @@ static kvb_status print_json(const gguf_file *f, kvb_error *err)
     bool good = true;
     double values;
     uint64_t bytes;
-    sum_tensors(f, &values, &bytes);
+    (void)sum_tensors(f, &values, &bytes);
     cJSON *root = cJSON_CreateObject();
     good &= cJSON_AddStringToObject(root, "format", "gguf") != NULL;
     good &= cJSON_AddNumberToObject(root, "version", f->version) != NULL;

@@ -1,4 +1,5 @@
-// The GGUF reader on files put together here: what it must read, and every kind of damage that it must refuse with a place.
+// The GGUF reader on files put together here: what it must read, and every kind of damage that it must refuse with a
+// place.
 #include "profiler/dequant.h"
 #include "profiler/gguf.h"
 #include "tests/gguf_build.h"

@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# The default model's tokenizer against the golden ids of the transformers tokenizer (tests/golden/make_tokens.py). A larger comparison, 1 MB
+# of mixed text with transformers itself: tools/peer/compare_tokens.py.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+if ! MODEL=$(cd "$KVB_ROOT" && tools/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
+    cat get-model.err
+    skip 'THE DEFAULT MODEL COULD NOT BE FETCHED: its tokenizer was not tested'
+    end
+fi
+case $MODEL in /*) ;; *) MODEL=$KVB_ROOT/$MODEL ;; esac
+
+# One line per case: number, pre-tokenizer, special yes or no; the texts and the expected lines of ids go to files.
+"$PYTHON" - "$KVB_ROOT/tests/golden/tokens.json" >cases <<'PYTHON_END'
+import json, sys
+for i, case in enumerate(c for c in json.load(open(sys.argv[1])) if c["model"] == "smollm2"):
+    open(f"{i}.text", "wb").write(bytes.fromhex(case["hex"]))
+    open(f"{i}.ids", "w").write(" ".join(map(str, case["ids"])) + "\n")
+    print(i, case["pre"], "yes" if case["special"] else "no")
+PYTHON_END
+while read -r i pre special; do
+    options=(--bos no --pre "$pre")
+    [ "$special" = no ] || options+=(--special)
+    kvb tokenize "$MODEL" "$i.text" "${options[@]}"
+    same "ids of text $i, $pre, special $special, $(stat -c %s "$i.text") bytes" "$i.ids" out
+done <cases
+
+printf 'The end <|im_end|>' >text
+expect 0 'BOS as the file says: none' tokenize "$MODEL" text --special
+says 'no BOS' '^504 1112 216 2$'
+expect 0 'BOS by force' tokenize "$MODEL" text --special --bos yes
+says 'BOS' '^1 504 1112 216 2$'
+expect 0 'as text' tokenize "$MODEL" text --text --special
+says 'the text of a token' '^1112	" end"$'
+expect 0 'as JSON' tokenize "$MODEL" text --json --special
+cp out ids.json
+# Written down, because records and tables hold it.
+json 'the ids and the hash' ids.json \
+    'j["ids"] == [504, 1112, 216, 2] and j["tokenizer_sha256"] == "43279c66b8b839ca43fe3aac4d57efd3c2698011aebe7c0bb9b143fdda25dfe6"'
+fails 'an unknown pre-tokenizer' 'expected one of smollm, llama-bpe, qwen2, gpt-2' tokenize "$MODEL" text --pre tekken
+misused 'a wrong --bos' "expected yes, no or auto" tokenize "$MODEL" text --bos maybe
+misused 'no text' 'expected a model and a text file' tokenize "$MODEL"
+fails 'a missing text' 'absent.txt: cannot be opened' tokenize "$MODEL" absent.txt
+end

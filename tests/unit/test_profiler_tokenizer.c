@@ -1,0 +1,432 @@
+// The tokenizer on the tiny vocabulary: against the Hugging Face tokenizers (tests/golden/tokens.json), against a
+// naive merge loop, and on vocabularies that do not fit together. The default model's part of the golden data is
+// tested by tests/cli/real_tokens.sh.
+#include "formats/file_read.h"
+#include "profiler/tokenizer.h"
+#include "tests/gguf_build.h"
+#include "tests/tiny_vocab.h"
+#include "unit.h"
+#include <cJSON.h>
+#include <time.h>
+
+static kvb_error err;
+
+static tokenizer *make(const char *pre)
+{
+    gguf_build b;
+    gguf_file f;
+    tokenizer *t;
+    gguf_build_begin(&b, 3);
+    tiny_vocab_build(&b, pre);
+    ck_assert_msg(gguf_parse(&f, b.data, b.size, "tiny", &err) == KVB_OK, "%s", err.message);
+    ck_assert_msg(tokenizer_from_gguf(&t, &f, &err) == KVB_OK, "%s", err.message);
+    gguf_close(&f);
+    free(b.data); // the tokenizer keeps nothing of the file
+    return t;
+}
+
+static size_t encode(const tokenizer *t, const char *text, size_t size, bool special, int32_t **ids)
+{
+    size_t n;
+    ck_assert_msg(tokenizer_encode(t, text, size, special, ids, &n, &err) == KVB_OK, "%s", err.message);
+    ck_assert_ptr_nonnull(*ids);
+    return n;
+}
+
+static size_t from_hex(const char *hex, char **out)
+{
+    size_t n = strlen(hex) / 2;
+    *out = malloc(n + 1);
+    ck_assert_ptr_nonnull(*out);
+    for (size_t i = 0; i < n; i++) {
+        char digits[3] = {hex[2 * i], hex[2 * i + 1], 0};
+        (*out)[i] = (char)strtol(digits, NULL, 16);
+    }
+    return n;
+}
+
+static void check_case(const tokenizer *t, const cJSON *c)
+{
+    const char *hex = cJSON_GetObjectItem(c, "hex")->valuestring;
+    const cJSON *expected = cJSON_GetObjectItem(c, "ids");
+    char *text;
+    int32_t *ids;
+    size_t size = from_hex(hex, &text);
+    size_t n = encode(t, text, size, cJSON_IsTrue(cJSON_GetObjectItem(c, "special")), &ids);
+    ck_assert_msg(n == (size_t)cJSON_GetArraySize(expected), "%s: %s: expected %d ids, got %zu", tokenizer_pre(t), hex,
+                  cJSON_GetArraySize(expected), n);
+    const cJSON *id = expected->child;
+    for (size_t i = 0; i < n; i++, id = id->next)
+        ck_assert_msg(ids[i] == id->valueint, "%s: %s: id %zu: expected %d, got %d", tokenizer_pre(t), hex, i,
+                      id->valueint, ids[i]);
+    free(ids);
+    free(text);
+}
+
+START_TEST(test_golden)
+{
+    file_view view;
+    ck_assert_msg(file_map(&view, "tests/golden/tokens.json", &err) == KVB_OK, "%s", err.message);
+    cJSON *all = cJSON_ParseWithLength((const char *)view.data, view.size);
+    file_unmap(&view);
+    ck_assert_ptr_nonnull(all);
+    int checked = 0;
+    const char *const pres[] = {"smollm", "llama-bpe", "qwen2", "gpt-2"};
+    for (int p = 0; p < 4; p++) {
+        tokenizer *t = make(pres[p]);
+        const cJSON *c;
+        cJSON_ArrayForEach(c, all)
+        {
+            if (strcmp(cJSON_GetObjectItem(c, "model")->valuestring, "tiny") != 0) continue;
+            if (strcmp(cJSON_GetObjectItem(c, "pre")->valuestring, pres[p]) != 0) continue;
+            check_case(t, c);
+            checked++;
+        }
+        tokenizer_free(t);
+    }
+    ck_assert_int_gt(checked, 100);
+    cJSON_Delete(all);
+}
+END_TEST
+
+static void expect_ids(const tokenizer *t, const char *text, bool special, const int32_t *expected, size_t n_expected)
+{
+    int32_t *ids;
+    size_t n = encode(t, text, strlen(text), special, &ids);
+    ck_assert_uint_eq(n, n_expected);
+    for (size_t i = 0; i < n; i++) ck_assert_int_eq(ids[i], expected[i]);
+    free(ids);
+}
+#define EXPECT_IDS(t, text, special, ...)                        \
+    expect_ids(t, text, special, (const int32_t[]){__VA_ARGS__}, \
+               sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
+
+enum { SPACE = TINY_FIRST_BYTE + ' ', TWO_SPACES = TINY_FIRST_MERGE + 15, TOOL = TINY_FIRST_MERGE + TINY_MERGES + 1 };
+static int32_t byte(char c)
+{
+    return TINY_FIRST_BYTE + (unsigned char)c;
+}
+
+// What tells the pre-tokenizers apart, by hand.
+START_TEST(test_pre_tokenizers)
+{
+    tokenizer *smollm = make("smollm"), *llama = make("llama-bpe"), *qwen = make("qwen2"), *gpt = make("gpt-2");
+    int32_t twelve = TINY_FIRST_MERGE + 18, cache = TINY_FIRST_MERGE + TINY_MERGES;
+    EXPECT_IDS(smollm, "12", false, byte('1'), byte('2'));
+    EXPECT_IDS(qwen, "12", false, byte('1'), byte('2'));
+    EXPECT_IDS(gpt, "12", false, twelve);
+    EXPECT_IDS(llama, "1212", false, twelve, byte('1'), byte('2')); // 121 and 2: only "12 3" merges on
+    EXPECT_IDS(gpt, "1212", false, twelve, twelve);
+    EXPECT_IDS(smollm, "  1", false, TWO_SPACES, byte('1'));
+    EXPECT_IDS(gpt, "  1", false, SPACE, TINY_FIRST_MERGE + 20); // the second space goes with the number: "Ġ 1"
+    EXPECT_IDS(llama, " cache", false, cache);                   // a token as a whole, though no merge makes it
+    int32_t *ids;
+    ck_assert_uint_gt(encode(smollm, " cache", 6, false, &ids), 1);
+    free(ids);
+    tokenizer_free(smollm);
+    tokenizer_free(llama);
+    tokenizer_free(qwen);
+    tokenizer_free(gpt);
+}
+END_TEST
+
+START_TEST(test_special)
+{
+    tokenizer *t = make("smollm");
+    int32_t *ids;
+    EXPECT_IDS(t, "<|im_start|>a<|im_end|>", true, TINY_IM_START, byte('a'), TINY_IM_END);
+    EXPECT_IDS(t, "a<tool>", true, byte('a'), TOOL);
+    EXPECT_IDS(t, "a<tool>", false, byte('a'), TOOL); // user-defined tokens are part of the text
+    size_t n = encode(t, "<|im_start|>", 12, false, &ids);
+    ck_assert_uint_gt(n, 1); // a control token is not
+    for (size_t i = 0; i < n; i++) ck_assert_int_ne(ids[i], TINY_IM_START);
+    free(ids);
+    ck_assert_int_eq(tokenizer_bos(t), TINY_IM_START);
+    ck_assert_int_eq(tokenizer_eos(t), TINY_IM_END);
+    ck_assert_int_eq(tokenizer_eot(t), -1);
+    ck_assert(!tokenizer_add_bos(t));
+    ck_assert_uint_eq(tokenizer_size(t), 300);
+    ck_assert_str_eq(tokenizer_pre(t), "smollm");
+    ck_assert(tokenizer_is_control(t, TINY_IM_END) && !tokenizer_is_control(t, TOOL));
+    ck_assert(!tokenizer_is_control(t, -1) && !tokenizer_is_control(t, 300));
+    tokenizer_free(t);
+    t = make("llama-bpe");
+    ck_assert(!tokenizer_add_bos(t)); // the file says false
+    tokenizer_free(t);
+    tokenizer_free(NULL);
+}
+END_TEST
+
+static uint64_t next_random(uint64_t *state)
+{
+    *state = *state * 6364136223846793005u + 1442695040888963407u;
+    return *state >> 33;
+}
+
+// Byte-level text comes back as it was, for every byte sequence that is UTF-8; and whatever the bytes, it comes back
+// as its repair.
+START_TEST(test_round_trip)
+{
+    static const char *const pieces[] = {"the ", "  ",  "\n",     "12",  "你好",   "\xff",     "\xe4\xbd", "é",
+                                         "😀",    "'ll", "<tool>", "\0x", "\r\n\t", "\xed\xa0", ">",        "nd an"};
+    uint64_t seed = (uint64_t)time(NULL), state = seed;
+    printf("seed %llu\n", (unsigned long long)seed);
+    tokenizer *t = make("qwen2");
+    for (int round = 0; round < 2000; round++) {
+        char text[512], back[2048], again[2048];
+        size_t size = 0;
+        for (uint64_t k = next_random(&state) % 20; k-- > 0;) {
+            const char *piece = pieces[next_random(&state) % 16];
+            size_t n = *piece ? strlen(piece) : 2;
+            memcpy(text + size, piece, n);
+            size += n;
+        }
+        int32_t *ids, *ids_again;
+        size_t n = encode(t, text, size, true, &ids);
+        size_t n_back = tokenizer_decode(t, ids, n, back, sizeof back);
+        ck_assert_uint_le(n_back, sizeof back);
+        size_t n_again =
+            encode(t, back, n_back, true, &ids_again); // the repaired text has the same ids, and is not repaired again
+        ck_assert_msg(n == n_again && memcmp(ids, ids_again, n * sizeof *ids) == 0, "seed %llu round %d",
+                      (unsigned long long)seed, round);
+        ck_assert_uint_eq(tokenizer_decode(t, ids_again, n_again, again, sizeof again), n_back);
+        ck_assert_mem_eq(back, again, n_back);
+        bool broken = false;
+        for (size_t i = 0; i < size; i++)
+            broken |=
+                (unsigned char)text[i] == 0xff || (unsigned char)text[i] == 0xed || (unsigned char)text[i] == 0xe4;
+        if (!broken)
+            ck_assert_msg(n_back == size && memcmp(back, text, size) == 0, "seed %llu round %d",
+                          (unsigned long long)seed, round);
+        free(ids);
+        free(ids_again);
+    }
+    tokenizer_free(t);
+}
+END_TEST
+
+START_TEST(test_decode)
+{
+    tokenizer *t = make("smollm");
+    const int32_t ids[] = {
+        TINY_IM_START,  -1, 300, INT32_MAX, INT32_MIN, TINY_FIRST_MERGE + 34, TOOL, TINY_FIRST_MERGE + 33,
+        TINY_FIRST_BYTE};
+    static const char expected[] = "<|im_start|>\xe4\xbd\xa0<tool>\xe4\xbd"; // and a NUL: the token of byte 0
+    char out[64];
+    memset(out, '#', sizeof out);
+    ck_assert_uint_eq(tokenizer_decode(t, ids, 9, NULL, 0), sizeof expected);
+    ck_assert_uint_eq(tokenizer_decode(t, ids, 9, out, 14), sizeof expected);
+    ck_assert_mem_eq(out, expected, 14);
+    ck_assert_int_eq(out[14], '#'); // nothing behind cap
+    ck_assert_uint_eq(tokenizer_decode(t, ids, 9, out, sizeof out), sizeof expected);
+    ck_assert_mem_eq(out, expected, sizeof expected);
+    ck_assert_uint_eq(tokenizer_decode(t, ids, 0, out, sizeof out), 0);
+    int32_t *none;
+    size_t n = 7;
+    ck_assert(tokenizer_encode(t, NULL, 0, true, &none, &n, &err) == KVB_OK && n == 0 && none != NULL);
+    free(none);
+    tokenizer_free(t);
+}
+END_TEST
+
+typedef struct word {
+    char text[64];
+} word;
+
+// The definition: take the pair with the lowest rank, of equal ranks the leftmost, until there is none. On texts in
+// the byte alphabet.
+static size_t naive_merge(word *words, size_t n)
+{
+    for (;;) {
+        size_t best = 0;
+        int best_rank = TINY_MERGES;
+        for (size_t i = 0; i + 1 < n; i++) {
+            char pair[64];
+            snprintf(pair, sizeof pair, "%.30s %.30s", words[i].text, words[i + 1].text);
+            for (int rank = 0; rank < best_rank; rank++)
+                if (strcmp(tiny_merges[rank], pair) == 0) best_rank = rank, best = i;
+        }
+        if (best_rank == TINY_MERGES) return n;
+        word joined;
+        snprintf(joined.text, sizeof joined.text, "%.30s%.30s", words[best].text, words[best + 1].text);
+        words[best] = joined;
+        memmove(&words[best + 1], &words[best + 2], (n - best - 2) * sizeof *words);
+        n--;
+    }
+}
+
+START_TEST(test_merges_against_definition)
+{
+    uint64_t seed = (uint64_t)time(NULL), state = seed;
+    printf("seed %llu\n", (unsigned long long)seed);
+    tokenizer *t = make("gpt-2");
+    for (int round = 0; round < 3000; round++) {
+        static word words[40];
+        char text[40];
+        size_t n = 1 + next_random(&state) % 39;
+        for (size_t i = 0; i < n; i++) text[i] = i ? "theaninrodslwgkyf"[next_random(&state) % 17] : ' ';
+        for (size_t i = 0; i < n; i++) tiny_byte_token((unsigned char)text[i], words[i].text);
+        size_t n_naive = n > 1 ? naive_merge(words, n) : n;
+        int32_t *ids;
+        size_t n_ids = encode(t, text, n, false, &ids), at = 0;
+        ck_assert_msg(n_ids == n_naive, "seed %llu round %d: '%.*s'", (unsigned long long)seed, round, (int)n, text);
+        for (size_t i = 0; i < n_ids; i++) { // the same cuts
+            char piece[64];
+            size_t size = tokenizer_decode(t, &ids[i], 1, piece, sizeof piece), naive = 0;
+            for (const char *p = words[i].text; *p; p++)
+                naive += ((unsigned char)*p & 0xc0) != 0x80; // one character is one byte
+            ck_assert_msg(size == naive && memcmp(piece, text + at, size) == 0, "seed %llu round %d: '%.*s'",
+                          (unsigned long long)seed, round, (int)n, text);
+            at += size;
+        }
+        free(ids);
+    }
+    tokenizer_free(t);
+}
+END_TEST
+
+// Words of a quarter of a megabyte. A quadratic loop would take an hour here, so the test's time limit is the check.
+START_TEST(test_long_words)
+{
+    enum { SIZE = 1 << 18 };
+    static const char *const pres[] = {"smollm", "llama-bpe", "qwen2", "gpt-2"};
+    static const char *const units[] = {"a", " ", "\n", "!", "in", "1", "the", " \n", "\xff", "你", "'s", "<"};
+    char *text = malloc(SIZE + 8);
+    ck_assert_ptr_nonnull(text);
+    for (int p = 0; p < 4; p++) {
+        tokenizer *t = make(pres[p]);
+        for (int u = 0; u < 12; u++) {
+            size_t size = 0, unit = strlen(units[u]);
+            for (; size < SIZE; size += unit) memcpy(text + size, units[u], unit);
+            int32_t *ids;
+            size_t n = encode(t, text, size, true, &ids);
+            ck_assert_uint_gt(n, 0);
+            ck_assert_uint_eq(tokenizer_decode(t, ids, n, NULL, 0), units[u][0] == '\xff' ? 3 * size : size);
+            free(ids);
+        }
+        tokenizer_free(t);
+    }
+    free(text);
+}
+END_TEST
+
+// ---- vocabularies made by hand: "a", "b", "ab", then perhaps more ----
+
+typedef struct parts {
+    const char *model, *pre; // NULL: left out
+    const char *merge;
+    uint32_t n_types, bos, unknown; // UINT32_MAX: left out
+    int add_bos;                    // -1: left out
+    bool prefix;
+} parts;
+
+static const parts WHOLE = {"gpt2", "gpt-2", "a b", 3, UINT32_MAX, UINT32_MAX, -1, false};
+
+static kvb_status make_parts(tokenizer **t, const parts *p)
+{
+    gguf_build b;
+    gguf_file f;
+    gguf_build_begin(&b, 3);
+    if (p->model) build_key_string(&b, "tokenizer.ggml.model", p->model);
+    if (p->pre) build_key_string(&b, "tokenizer.ggml.pre", p->pre);
+    build_key_array(&b, "tokenizer.ggml.tokens", 8, 3), build_string(&b, "a"), build_string(&b, "b"),
+        build_string(&b, "ab");
+    if (p->n_types != UINT32_MAX) build_key_array(&b, "tokenizer.ggml.token_type", 5, p->n_types);
+    for (uint32_t i = 0; p->n_types != UINT32_MAX && i < p->n_types; i++) build_u32(&b, 1);
+    if (p->merge) build_key_array(&b, "tokenizer.ggml.merges", 8, 1), build_string(&b, p->merge);
+    if (p->bos != UINT32_MAX) build_key_u32(&b, "tokenizer.ggml.bos_token_id", p->bos);
+    if (p->unknown != UINT32_MAX) build_key_u32(&b, "tokenizer.ggml.unknown_token_id", p->unknown);
+    if (p->add_bos >= 0) build_key_bool(&b, "tokenizer.ggml.add_bos_token", p->add_bos);
+    if (p->prefix) build_key_bool(&b, "tokenizer.ggml.add_space_prefix", 1);
+    ck_assert_int_eq(gguf_parse(&f, b.data, b.size, "parts.gguf", &err), KVB_OK);
+    kvb_status status = tokenizer_from_gguf(t, &f, &err);
+    gguf_close(&f);
+    free(b.data);
+    return status;
+}
+
+static void expect_parts_refused(parts p, kvb_status status, const char *part)
+{
+    tokenizer *t = (tokenizer *)&err; // anything but NULL
+    kvb_status got = make_parts(&t, &p);
+    ck_assert_msg(got == status && t == NULL, "'%s': expected %s, got %s", part, kvb_status_name(status),
+                  kvb_status_name(got));
+    ck_assert_msg(strstr(err.message, part) && strstr(err.message, "parts.gguf"), "'%s' is not in: %s", part,
+                  err.message);
+}
+#define REFUSED(status, part, ...)             \
+    do {                                       \
+        parts p = WHOLE;                       \
+        __VA_ARGS__;                           \
+        expect_parts_refused(p, status, part); \
+    } while (0)
+
+START_TEST(test_refusals)
+{
+    REFUSED(KVB_FORMAT, "tokenizer.ggml.model", p.model = NULL);
+    REFUSED(KVB_UNSUPPORTED, "expected gpt2 (byte-level BPE), found 'llama'", p.model = "llama");
+    REFUSED(KVB_UNSUPPORTED, "smollm, llama-bpe, qwen2, gpt-2", p.pre = NULL);
+    REFUSED(KVB_UNSUPPORTED, "one of smollm, llama-bpe, qwen2, gpt-2, found 'tekken'", p.pre = "tekken");
+    REFUSED(KVB_FORMAT, "tokenizer.ggml.merges", p.merge = NULL);
+    REFUSED(KVB_FORMAT, "entry 0, found 'b a'", p.merge = "b a");
+    REFUSED(KVB_FORMAT, "entry 0, found 'ab'", p.merge = "ab");
+    REFUSED(KVB_FORMAT, "entry 0, found ''", p.merge = "");
+    REFUSED(KVB_FORMAT, "entry 0, found 'a '", p.merge = "a ");
+    REFUSED(KVB_FORMAT, "as many as tokens, 3, found 2", p.n_types = 2);
+    REFUSED(KVB_FORMAT, "below 3, found 3", p.bos = 3);
+    REFUSED(KVB_FORMAT, "bos_token_id is missing", p.add_bos = 1);
+    REFUSED(KVB_UNSUPPORTED, "add_space_prefix", p.prefix = true);
+}
+END_TEST
+
+START_TEST(test_incomplete_vocabularies)
+{
+    tokenizer *t;
+    parts p = WHOLE;
+    p.n_types = UINT32_MAX; // types are optional
+    ck_assert_msg(make_parts(&t, &p) == KVB_OK, "%s", err.message);
+    EXPECT_IDS(t, "abba", false, 2, 1, 0);
+    EXPECT_IDS(t, "axab", false, 0,
+               2); // no token for x and no unknown token: it vanishes, as in Hugging Face's tokenizers
+    ck_assert(tokenizer_bos(t) == -1 && tokenizer_eos(t) == -1 && !tokenizer_add_bos(t));
+    tokenizer_free(t);
+    p.unknown = 2;
+    p.bos = 2;
+    p.pre = "llama-bpe";
+    ck_assert_msg(make_parts(&t, &p) == KVB_OK, "%s", err.message);
+    EXPECT_IDS(t, "axyzab", false, 0, 2, 2); // one for a run
+    EXPECT_IDS(t, "x", false, 2);
+    ck_assert(tokenizer_add_bos(t)); // Llama 3 does, unless the file says otherwise
+    tokenizer_free(t);
+}
+END_TEST
+
+START_TEST(test_hash)
+{
+    tokenizer *a = make("smollm"), *b = make("smollm"), *c = make("qwen2");
+    ck_assert_uint_eq(strlen(tokenizer_sha256(a)), 64);
+    ck_assert_str_eq(tokenizer_sha256(a), tokenizer_sha256(b));
+    ck_assert_str_ne(tokenizer_sha256(a), tokenizer_sha256(c));
+    // Written down, because records and tables on disk hold it.
+    ck_assert_str_eq(tokenizer_sha256(a), "b9de9f0627da3e55fea83de63ae1394b6bdc610e55c5ea48219bc90347943904");
+    tokenizer_free(a);
+    tokenizer_free(b);
+    tokenizer_free(c);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, test_golden);
+    tcase_add_test(tc, test_pre_tokenizers);
+    tcase_add_test(tc, test_special);
+    tcase_add_test(tc, test_round_trip);
+    tcase_add_test(tc, test_decode);
+    tcase_add_test(tc, test_merges_against_definition);
+    tcase_add_test(tc, test_long_words);
+    tcase_add_test(tc, test_refusals);
+    tcase_add_test(tc, test_incomplete_vocabularies);
+    tcase_add_test(tc, test_hash);
+}
+
+UNIT_MAIN("profiler: tokenizer", fill)
