@@ -24,27 +24,33 @@ typedef struct ea_settings {
 
 // Scratch of one head.
 typedef struct ea_head {
-    double *mean;       // [d]
+    double *mean;       // [d]; the block of doubles
     double *covariance; // [d,d]
-    double *row;        // [d]
-    float *rows;        // [CHUNK, d]
+    double *z;          // [T]
+    float *rows;        // [CHUNK, d]; the block of floats
     float *product;     // [max(CHUNK, d), d]
     float *matrix;      // [d,d], C' in float
-    double *z;          // [T]
 } ea_head;
+
+static void head_free(ea_head *e)
+{
+    free(e->mean);
+    free(e->rows);
+}
 
 static bool head_alloc(ea_head *e, uint32_t T, size_t d)
 {
-    size_t doubles = d + d * d + d + T, floats = CHUNK * d + (CHUNK > d ? CHUNK : d) * d + d * d;
-    double *p = malloc(doubles * sizeof(double) + floats * sizeof(float));
-    if (!p) return false;
-    e->mean = p;
+    size_t product = (CHUNK > d ? CHUNK : d) * d;
+    e->mean = malloc((d + d * d + T) * sizeof(double));
+    e->rows = malloc((CHUNK * d + product + d * d) * sizeof(float));
+    if (!e->mean || !e->rows) {
+        head_free(e);
+        return false;
+    }
     e->covariance = e->mean + d;
-    e->row = e->covariance + d * d;
-    e->z = e->row + d;
-    e->rows = (float *)(e->z + T);
+    e->z = e->covariance + d * d;
     e->product = e->rows + CHUNK * d;
-    e->matrix = e->product + (CHUNK > d ? CHUNK : d) * d;
+    e->matrix = e->product + product;
     return true;
 }
 
@@ -165,7 +171,7 @@ kvb_status score_expected_attention(const metric *m, const layer_view *view, flo
             continue;
         }
         score_group(&e, s + (size_t)g * T, view, g, &set, cos_sin);
-        free(e.mean);
+        head_free(&e);
     }
     free(cos_sin);
     if (failures)
