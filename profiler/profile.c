@@ -131,9 +131,10 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
     prefill_watch watch = {r, c->n_tokens};
     forward_progress progress = {prefill_step, &watch};
     double start = now(), scorers = r->times->scorers;
-    kvb_status status = forward_prefill(r->f, c->ids, c->n_tokens, &observer, &progress, NULL, err);
+    kvb_error inner = {0};
+    kvb_status status = forward_prefill(r->f, c->ids, c->n_tokens, &observer, &progress, NULL, &inner);
     r->times->prefill += now() - start - (r->times->scorers - scorers);
-    return status;
+    return status == KVB_OK ? KVB_OK : kvb_fail(err, status, "sample %s: %s", c->id, inner.message);
 }
 
 static bool is_end(const run *r, int32_t id)

@@ -37,15 +37,16 @@ static inline void *case_alloc(size_t n, size_t size)
 static inline void case_near(const char *what, const float *got, const float *want, size_t n, double tolerance)
 {
     for (size_t i = 0; i < n; i++)
-        ck_assert_msg(fabs((double)got[i] - want[i]) <= tolerance, "%s: element %zu of %zu is %.9g, expected %.9g", what,
-                      i, n, (double)got[i], (double)want[i]);
+        ck_assert_msg(fabs((double)got[i] - want[i]) <= tolerance, "%s: element %zu of %zu is %.9g, expected %.9g",
+                      what, i, n, (double)got[i], (double)want[i]);
 }
 
 static inline void case_same(const char *what, const float *got, const float *want, size_t n)
 {
     for (size_t i = 0; i < n; i++)
-        ck_assert_msg(memcmp(&got[i], &want[i], sizeof *got) == 0, "%s: element %zu of %zu is %.9g, expected %.9g's bits",
-                      what, i, n, (double)got[i], (double)want[i]);
+        ck_assert_msg(memcmp(&got[i], &want[i], sizeof *got) == 0,
+                      "%s: element %zu of %zu is %.9g, expected %.9g's bits", what, i, n, (double)got[i],
+                      (double)want[i]);
 }
 
 // The largest |got - want| of each row of T, relative to that row's largest |want|.

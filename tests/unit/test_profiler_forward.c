@@ -40,7 +40,8 @@ static float *prefill_logits(const model *m, const int32_t *ids, uint32_t n)
 
 typedef struct batch {
     uint32_t T, n_questions, n_rows;
-    uint32_t suffix[64], length[64], start[64]; // rows of each question: suffix, then answer; all but the suffix observed
+    uint32_t suffix[64], length[64],
+        start[64]; // rows of each question: suffix, then answer; all but the suffix observed
     int32_t *context;
     decode_row rows[MAX_ROWS];
     int32_t ids[MAX_ROWS];
@@ -310,8 +311,7 @@ static void dense_importance(float *out, const seen *s, uint32_t layer, const mo
                 top = fmax(top, a[j]);
             }
             for (uint32_t j = 0; j <= row; j++) sum += a[j] = exp(a[j] - top);
-            for (uint32_t j = 0; j < T; j++)
-                out[g * T + j] = fmaxf(out[g * T + j], (float)(a[j] / sum * w[h * T + j]));
+            for (uint32_t j = 0; j < T; j++) out[g * T + j] = fmaxf(out[g * T + j], (float)(a[j] / sum * w[h * T + j]));
         }
     free(a);
 }

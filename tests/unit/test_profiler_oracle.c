@@ -56,8 +56,8 @@ static void check_root(const char *what, const float *wo, root_case c, double re
             double want = naive_norm(wo, &c, h, v), got = root_norm(root + (size_t)h * d * d, d, v), length = 0;
             for (uint32_t k = 0; k < d; k++) length += (double)v[k] * v[k];
             double allowed = relative * want + slack * frobenius(wo, &c, h) * sqrt(length);
-            ck_assert_msg(fabs(got - want) <= allowed, "%s: %u x %u x %u, head %u, vector %u: %.9g, expected %.9g", what,
-                          c.width, c.n_heads, d, h, i, got, want);
+            ck_assert_msg(fabs(got - want) <= allowed, "%s: %u x %u x %u, head %u, vector %u: %.9g, expected %.9g",
+                          what, c.width, c.n_heads, d, h, i, got, want);
             free(v);
         }
     free(root);

@@ -235,7 +235,7 @@ START_TEST(test_keydiff_degenerate)
 {
     enum { T = 4 };
     const float opposite[2 * T] = {1, 0, -1, 0, 0, 2, 0, -2}, zeros[2 * T] = {0},
-                one_zero[2 * T] = {3, 0, 0, 0, 5, 0, 1, 0};
+                             one_zero[2 * T] = {3, 0, 0, 0, 5, 0, 1, 0};
     const float *const keys[] = {opposite, zeros, one_zero};
     static const float want[3][T] = {{0, 0, 0, 0}, {0, 0, 0, 0}, {-1, 0, -1, -1}};
     for (int i = 0; i < 3; i++) {
@@ -292,8 +292,8 @@ static float *naive_ea(const layer_view *v, const ea_case *e)
     uint32_t T = v->n_tokens, H = v->n_heads, G = v->n_kv_heads, d = v->head_dim;
     uint32_t from = e->sinks_in_softmax ? 0 : e->sinks;
     float *s = case_alloc((size_t)G * T, sizeof *s), top = -INFINITY;
-    double *p = case_alloc((size_t)G * T, sizeof *p), *z = case_alloc(T, sizeof *z), *mean = case_alloc(d, sizeof *mean),
-           *covariance = case_alloc((size_t)d * d, sizeof *covariance);
+    double *p = case_alloc((size_t)G * T, sizeof *p), *z = case_alloc(T, sizeof *z),
+           *mean = case_alloc(d, sizeof *mean), *covariance = case_alloc((size_t)d * d, sizeof *covariance);
     for (uint32_t h = 0; h < H; h++) {
         uint32_t g = h / (H / G);
         naive_statistics(mean, covariance, v, h, e);
@@ -540,7 +540,8 @@ START_TEST(test_scorer_table)
         ck_assert_str_eq(m.spec, text);
         ck_assert(s->score && *s->summary);
         for (int p = 0; p < SCORER_MAX_PARAMETERS && s->parameters[p].name; p++)
-            ck_assert(s->parameters[p].low <= s->parameters[p].value && s->parameters[p].value <= s->parameters[p].high);
+            ck_assert(s->parameters[p].low <= s->parameters[p].value &&
+                      s->parameters[p].value <= s->parameters[p].high);
     }
 }
 END_TEST

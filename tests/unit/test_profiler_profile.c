@@ -1,0 +1,644 @@
+// The profiling run on the tiny model: how calibration lines become jobs, and that the record's bytes depend on nothing but the job.
+#include "profiler/profile.h"
+#include "test_profiler_cases.h"
+#include "tests/tiny_vocab.h"
+#include <omp.h>
+
+#define TEXT_A "The king and the key: in the and of an old house, she went to the river. 123 1 12 and then on the way "
+#define LINE_A                                                                                                        \
+    "{\"sample_id\": \"a\", \"context\": \"" TEXT_A TEXT_A "again.\", \"questions\": [\"Who went?\", \"Where to?\", " \
+    "\"What is the key of the old house in the text?\"]}\n"
+#define LINE_B                                                                                                   \
+    "{\"sample_id\": \"b\", \"context_ids\": [9,8,7,6,5,44,33,22,11,250,260,270,280,290,13,14,15,16,17,18,19], " \
+    "\"question_ids\": [[100,101,102],[103]]}\n"
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+// ---- a job with all that belongs to it ----
+
+typedef struct profile_case {
+    model *m;
+    calib_file file;
+    metric metrics[3];
+    profile_options o;
+    profile_job job;
+} profile_case;
+
+static profile_case case_make(const char *model_file, const char *jsonl)
+{
+    profile_case c = {.m = case_open(help_path("%s", model_file), &backend_cpu)};
+    help_ok(calib_parse(&c.file, jsonl, strlen(jsonl), "calib.jsonl", err));
+    help_ok(metric_parse(&c.metrics[0], "snapkv:window=8", err));
+    help_ok(metric_parse(&c.metrics[1], "keydiff", err));
+    help_ok(metric_parse(&c.metrics[2], "ea", err));
+    c.o =
+        (profile_options){.n_metrics = 3, .draw = {.temperature = 0.7, .seed = 1}, .new_tokens = 6, .ignore_eos = true};
+    return c;
+}
+
+static void case_free(profile_case *c)
+{
+    profile_job_free(&c->job);
+    calib_free(&c->file);
+    model_free(c->m);
+}
+
+static void prepare(profile_case *c)
+{
+    profile_job_free(&c->job);
+    c->o.metrics = c->metrics;
+    help_ok(profile_prepare(&c->job, c->m, &c->file, 1, &c->o, err));
+}
+
+// What a run told its watcher; it stops the run at call number `stop_at`.
+typedef struct watched {
+    int calls, stop_at, messages;
+    double done, total;
+    char message[256];
+} watched;
+
+static bool watch_progress(void *context, double done, double total)
+{
+    watched *w = context;
+    ck_assert_msg(done >= w->done && done <= total * (1 + 1e-12), "progress: %g after %g, of %g", done, w->done, total);
+    w->done = done;
+    w->total = total;
+    return ++w->calls != w->stop_at;
+}
+
+static void watch_message(void *context, const char *text)
+{
+    watched *w = context;
+    w->messages++;
+    snprintf(w->message, sizeof w->message, "%s", text);
+}
+
+static kvb_status run(const profile_case *c, const char *path, record_start start, watched *w, profile_times *times)
+{
+    const model_config *k = &c->m->config;
+    cJSON *attributes = profile_attributes(c->m, &c->job, &c->o);
+    record_writer *writer;
+    kvb_error problem = {0};
+    ck_assert_ptr_nonnull(attributes);
+    help_ok(record_begin(&writer, path, &(record_shape){k->n_layers, k->n_heads, k->n_kv_heads, k->head_dim},
+                         attributes, start, err));
+    profile_watch watch = {watch_progress, watch_message, w};
+    kvb_status status = profile_run(c->m, &c->job, &c->o, writer, w ? &watch : NULL, times, &problem);
+    ck_assert_msg(status == KVB_OK || status == KVB_INTERRUPTED, "%s", problem.message);
+    record_writer_free(writer);
+    cJSON_Delete(attributes);
+    return status;
+}
+
+static void run_whole(profile_case *c, const char *path, profile_times *times)
+{
+    watched w = {0};
+    prepare(c);
+    ck_assert_int_eq(run(c, path, RECORD_REPLACE, &w, times), KVB_OK);
+    ck_assert_double_eq_tol(w.done, w.total, 1e-9 * w.total);
+}
+
+static void same_file(const char *what, const char *a, const char *b)
+{
+    size_t na, nb;
+    unsigned char *da = help_slurp(a, &na), *db = help_slurp(b, &nb);
+    ck_assert_msg(na == nb && memcmp(da, db, na) == 0, "%s: other bytes", what);
+    free(da), free(db);
+}
+
+// One question of a record.
+typedef struct taken {
+    record_question_info info;
+    int32_t suffix[256], answer[256];
+    float *oracle;
+    size_t n;
+} taken;
+
+static taken take(const char *path, size_t context, size_t question)
+{
+    record *r;
+    taken t;
+    help_ok(record_open(&r, path, err));
+    const record_context_info *c = record_context(r, context);
+    t.info = c->questions[question];
+    t.n = (size_t)4 * c->n_tokens;
+    t.oracle = case_alloc(t.n, sizeof *t.oracle);
+    help_ok(record_read_suffix(r, context, question, t.suffix, err));
+    help_ok(record_read_answer(r, context, question, t.answer, err));
+    if (t.info.n_queries) help_ok(record_read_oracle(r, context, question, t.oracle, err));
+    record_close(r);
+    return t;
+}
+
+// ---- the first half: jobs ----
+
+static void check_ids(const model *m, const char *what, const int32_t *ids, uint32_t n, const char *text)
+{
+    int32_t *want;
+    size_t n_want;
+    help_ok(tokenizer_encode(m->tokens, text, strlen(text), false, &want, &n_want, err));
+    ck_assert_msg(n == n_want && memcmp(ids, want, n * sizeof *ids) == 0, "%s: other tokens than those of '%s'", what,
+                  text);
+    free(want);
+}
+
+START_TEST(test_job_of_texts_and_ids)
+{
+    static const int32_t a1[] = {100, 101, 102};
+    profile_case c = case_make("tiny.gguf", LINE_A "\n" LINE_B);
+    prepare(&c);
+    const profile_context *a = &c.job.contexts[0], *b = &c.job.contexts[1];
+    ck_assert_uint_eq(c.job.n_contexts, 2);
+    ck_assert_str_eq(a->id, "a");
+    check_ids(c.m, "context", a->ids, a->n_tokens, TEXT_A TEXT_A "again.");
+    check_ids(c.m, "question 2", a->questions[1].suffix, a->questions[1].n_suffix, "Where to?\nAnswer:");
+    ck_assert_uint_eq(b->n_tokens, 21);
+    ck_assert_int_eq(b->ids[9], 250);
+    ck_assert_mem_eq(b->questions[0].suffix, a1, sizeof a1); // ids are taken as they are: no answer prefix
+    ck_assert_uint_eq(b->questions[0].n_suffix, 3);
+    ck_assert_uint_eq(b->questions[0].tail, 3 + 6 - 1);
+    ck_assert_ptr_null(b->questions[0].answer);
+    uint64_t rows = 0;
+    for (int i = 0; i < 3; i++) rows += a->questions[i].n_suffix + 5;
+    ck_assert_uint_eq(c.job.n_rows, rows + 8 + 6);
+    ck_assert_uint_eq(c.job.n_pairs, 5);
+    ck_assert_uint_eq(c.job.n_context_tokens, a->n_tokens + 21);
+    ck_assert_uint_eq(c.job.max_tokens, a->n_tokens);
+    ck_assert_uint_eq(c.job.max_questions, 3);
+    ck_assert_uint_eq(c.job.max_tail, a->questions[2].tail);
+    ck_assert_uint_ne(a->key, b->key);
+    ck_assert_str_eq(c.job.calibration_sha256, c.file.sha256);
+    ck_assert(profile_device_bytes(c.m, &c.job) > 0 && profile_flops(c.m, &c.job) > 0);
+    case_free(&c);
+}
+END_TEST
+
+START_TEST(test_job_limits)
+{
+    profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
+    c.o.max_tokens = 30;
+    c.o.max_questions = 2;
+    c.o.batch = 1;
+    prepare(&c);
+    ck_assert_uint_eq(c.job.contexts[0].n_tokens, 30);
+    ck_assert_uint_eq(c.job.contexts[1].n_tokens, 21);
+    ck_assert_uint_eq(c.job.contexts[0].n_questions, 2);
+    ck_assert_uint_eq(c.job.n_pairs, 4);
+    ck_assert_uint_eq(c.job.max_questions, 1);
+    c.o.batch = 1000;
+    prepare(&c);
+    ck_assert_uint_eq(c.job.max_questions, 2);
+    case_free(&c);
+}
+END_TEST
+
+// Copies tiny.gguf to `to` with one metadata value overwritten.
+static void patch_model(const char *to, const char *key, const void *value, size_t size)
+{
+    size_t n;
+    unsigned char *data = help_slurp(help_path("tiny.gguf"), &n);
+    gguf_file f;
+    help_ok(gguf_parse(&f, data, n, "tiny", err));
+    const gguf_value *v = gguf_find(&f, key);
+    ck_assert_msg(v && v->size >= size, "%s", key);
+    memcpy(data + (v->data - data), value, size);
+    gguf_close(&f);
+    help_spew(help_path("%s", to), data, n);
+    free(data);
+}
+
+START_TEST(test_job_bos)
+{
+    static const bool expected[2][3] = {{false, true, false}, {true, true, false}}; // auto, yes, no
+    patch_model("bos.gguf", "tokenizer.ggml.add_bos_token", "\1", 1);
+    for (int file = 0; file < 2; file++) {
+        profile_case c = case_make(file ? "bos.gguf" : "tiny.gguf", LINE_A LINE_B);
+        for (int rule = BOS_AS_MODEL; rule <= BOS_NO; rule++) {
+            c.o.bos = (bos_rule)rule;
+            prepare(&c);
+            const profile_context *a = &c.job.contexts[0];
+            bool bos = expected[file][rule];
+            ck_assert_int_eq(a->ids[0] == TINY_IM_START, bos);
+            check_ids(c.m, "context", a->ids + bos, a->n_tokens - bos, TEXT_A TEXT_A "again.");
+            check_ids(c.m, "question", a->questions[0].suffix, a->questions[0].n_suffix, "Who went?\nAnswer:");
+            ck_assert_int_eq(c.job.contexts[1].ids[0], 9); // given ids never get one
+        }
+        case_free(&c);
+    }
+}
+END_TEST
+
+START_TEST(test_job_answers)
+{
+    static const char lines[] =
+        "{\"sample_id\": \"x\", \"context\": \"" TEXT_A "\", \"questions\": [\"Who\", \"Why\"], "
+        "\"answers\": [\" the king\", \" in the and\"], \"answer_prefix\": \" A:\"}\n";
+    profile_case c = case_make("tiny.gguf", lines);
+    prepare(&c);
+    const profile_question *q = &c.job.contexts[0].questions[1];
+    check_ids(c.m, "suffix", q->suffix, q->n_suffix, "Why A:");
+    check_ids(c.m, "answer", q->answer, q->n_answer, " in the and");
+    ck_assert_uint_eq(q->tail, q->n_suffix + q->n_answer - 1);
+    ck_assert_uint_eq(c.job.contexts[0].n_given, 2);
+    c.o.ignore_answers = true;
+    prepare(&c);
+    ck_assert_ptr_null(c.job.contexts[0].questions[1].answer);
+    ck_assert_uint_eq(c.job.contexts[0].n_given, 0);
+    case_free(&c);
+}
+END_TEST
+
+// Calibration lines that profile_prepare refuses, after a line that is fine.
+START_TEST(test_job_errors)
+{
+    static const char *const cases[][2] = {
+        {"{\"sample_id\":\"x\",\"context_ids\":[1,300],\"question_ids\":[[1]]}",
+         "line 2, sample x: id 300 at place 1, expected 0 to 299"},
+        {"{\"sample_id\":\"x\",\"context_ids\":[1,2],\"question_ids\":[[1],[7,999]]}",
+         "line 2, sample x: question 2: id 999 at place 1"},
+        {"{\"sample_id\":\"x\",\"context_ids\":[1,2],\"question_ids\":[[1]],\"answer_ids\":[[5,6,301]]}",
+         "line 2, sample x: question 1: id 301 at place 2"},
+        {"{\"sample_id\":\"x\",\"context_ids\":[1,2],\"question_ids\":[[1],[2]],\"answer_ids\":[[5,6],[7]]}",
+         "line 2, sample x: question 2: the answer has 1 tokens, expected at least 2"},
+        {"{\"sample_id\":\"x\",\"context\":\"the\",\"questions\":[\"who\"],\"answers\":[\"\"]}",
+         "line 2, sample x: question 1: the answer has 0 tokens"},
+        {"{\"sample_id\":\"x\",\"context\":\"the\",\"questions\":[\"\"],\"answer_prefix\":\"\"}",
+         "line 2, sample x: question 1: the question has no tokens"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char text[2000];
+        snprintf(text, sizeof text, LINE_B "%s\n", cases[i][0]);
+        profile_case c = case_make("tiny.gguf", text);
+        help_fails(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, err), KVB_ARGUMENT, cases[i][1]);
+        ck_assert_ptr_null(c.job.contexts);
+        ck_assert_int_eq(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, NULL), KVB_ARGUMENT);
+        case_free(&c);
+    }
+}
+END_TEST
+
+START_TEST(test_job_errors_of_length_and_names)
+{
+    size_t used = 0, room = 40000;
+    char *text = case_alloc(room, 1);
+    used += (size_t)snprintf(text, room, "{\"sample_id\":\"long\",\"question_ids\":[[1]],\"context_ids\":[");
+    for (int i = 0; i < 4097; i++) used += (size_t)snprintf(text + used, room - used, "%s%d", i ? "," : "", i % 300);
+    snprintf(text + used, room - used, "]}\n");
+    profile_case c = case_make("tiny.gguf", text);
+    help_fails(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, err), KVB_ARGUMENT,
+               "line 1, sample long: the context has 4097 tokens, expected 1 to 4096");
+    c.o.max_tokens = 4096;
+    prepare(&c);
+    ck_assert_uint_eq(c.job.max_tokens, 4096);
+    case_free(&c);
+    free(text);
+
+    c = case_make("tiny.gguf", LINE_A LINE_B);
+    calib_file twice[2] = {c.file};
+    help_ok(calib_parse(&twice[1], "\n" LINE_B, strlen("\n" LINE_B), "other.jsonl", err));
+    help_fails(profile_prepare(&c.job, c.m, twice, 2, &c.o, err), KVB_ARGUMENT,
+               "line 2: sample_id b stands in two files");
+    calib_free(&twice[1]);
+    case_free(&c);
+
+    patch_model("nobos.gguf", "tokenizer.ggml.bos_token_id", "\1", 1);
+    size_t n;
+    unsigned char *data = help_slurp(help_path("nobos.gguf"), &n),
+                  *key = memmem(data, n, "ggml.bos_token_id", strlen("ggml.bos_token_id"));
+    memcpy(key, "ggml.box", 8);
+    help_spew(help_path("nobos.gguf"), data, n);
+    free(data);
+    c = case_make("nobos.gguf", LINE_A);
+    c.o.bos = BOS_YES;
+    help_fails(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, err), KVB_ARGUMENT, "the model has no BOS token");
+    case_free(&c);
+}
+END_TEST
+
+// ---- the second half: runs ----
+
+START_TEST(test_same_bytes_for_threads_and_batches)
+{
+    profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
+    profile_times times;
+    run_whole(&c, help_path("whole.h5"), &times);
+    ck_assert_uint_eq(times.queries, 5 * 5);
+    for (int threads = 1; threads <= 3; threads++)
+        for (uint32_t batch = 1; batch <= 3; batch++) {
+            char what[64];
+            omp_set_num_threads(threads);
+            c.o.batch = batch;
+            run_whole(&c, help_path("other.h5"), &times);
+            snprintf(what, sizeof what, "%d threads, batches of %u", threads, batch);
+            same_file(what, help_path("whole.h5"), help_path("other.h5"));
+        }
+    case_free(&c);
+}
+END_TEST
+
+// Stopped at every call of the progress, then resumed; and one that is stopped again and again.
+START_TEST(test_same_bytes_after_a_stop)
+{
+    profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
+    profile_times times;
+    watched whole = {0};
+    c.o.batch = 2;
+    c.o.new_tokens = 4;
+    prepare(&c);
+    omp_set_num_threads(1); // many small runs
+    ck_assert_int_eq(run(&c, help_path("undisturbed.h5"), RECORD_NEW, &whole, &times), KVB_OK);
+    ck_assert_int_ge(whole.calls, 2 * 2 + 3 * 4);
+    for (int stop = 1; stop <= whole.calls; stop++) {
+        char what[64];
+        watched first = {.stop_at = stop}, second = {0};
+        snprintf(what, sizeof what, "stopped at call %d of %d", stop, whole.calls);
+        ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_NEW, &first, &times), KVB_INTERRUPTED);
+        ck_assert_msg(!help_exists(help_path("stopped.h5")), "%s: a record is there", what);
+        ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_RESUME, &second, &times), KVB_OK);
+        same_file(what, help_path("undisturbed.h5"), help_path("stopped.h5"));
+        ck_assert(!help_exists(help_path("stopped.h5.parts")));
+        ck_assert_double_eq_tol(second.done, second.total, 1e-9 * second.total);
+        help_remove(help_path("stopped.h5"));
+    }
+    kvb_status status = KVB_INTERRUPTED;
+    int lives = 0;
+    for (; status == KVB_INTERRUPTED && lives < 20; lives++) { // long enough for one batch each
+        watched w = {.stop_at = 8};
+        status = run(&c, help_path("stopped.h5"), lives ? RECORD_RESUME : RECORD_NEW, &w, &times);
+    }
+    ck_assert_int_eq(status, KVB_OK);
+    ck_assert_int_gt(lives, 2);
+    same_file("many lives", help_path("undisturbed.h5"), help_path("stopped.h5"));
+    watched again = {0}; // a finished record has nothing left to run
+    ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_RESUME, &again, &times), KVB_OK);
+    ck_assert_uint_eq(times.queries, 0);
+    same_file("resumed when finished", help_path("undisturbed.h5"), help_path("stopped.h5"));
+    case_free(&c);
+}
+END_TEST
+
+// Writes the record's contexts and sampled answers as calibration lines of ids.
+static void lines_of_record(char *out, size_t size, const char *path, const profile_job *job)
+{
+    size_t used = 0;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *c = &job->contexts[i];
+        used += (size_t)snprintf(out + used, size - used, "{\"sample_id\":\"%s\",\"context_ids\":[", c->id);
+        for (uint32_t t = 0; t < c->n_tokens; t++)
+            used += (size_t)snprintf(out + used, size - used, "%s%d", t ? "," : "", c->ids[t]);
+        for (int answers = 0; answers < 2; answers++) {
+            used += (size_t)snprintf(out + used, size - used, "],\"%s\":[", answers ? "answer_ids" : "question_ids");
+            for (uint32_t q = 0; q < c->n_questions; q++) {
+                taken t = take(path, i, q);
+                uint32_t n = answers ? t.info.n_answer : t.info.n_suffix;
+                used += (size_t)snprintf(out + used, size - used, "%s[", q ? "," : "");
+                for (uint32_t k = 0; k < n; k++)
+                    used += (size_t)snprintf(out + used, size - used, "%s%d", k ? "," : "",
+                                             answers ? t.answer[k] : t.suffix[k]);
+                used += (size_t)snprintf(out + used, size - used, "]");
+                free(t.oracle);
+            }
+        }
+        used += (size_t)snprintf(out + used, size - used, "]}\n");
+    }
+    ck_assert_uint_lt(used + 1, size);
+}
+
+// 64 new tokens are 63 queries; the same answers, given, are one pass instead of 63 steps and the same bits.
+START_TEST(test_given_answers_repeat_a_sampled_run)
+{
+    profile_case c = case_make("tiny.gguf", LINE_A LINE_B), given;
+    profile_times times;
+    char *lines = case_alloc(20000, 1);
+    for (int greedy = 0; greedy < 2; greedy++) {
+        c.o.new_tokens = 64;
+        c.o.draw.greedy = greedy;
+        run_whole(&c, help_path("sampled.h5"), &times);
+        ck_assert_uint_eq(times.queries, 5 * 63);
+        lines_of_record(lines, 20000, help_path("sampled.h5"), &c.job);
+        given = case_make("tiny.gguf", lines);
+        run_whole(&given, help_path("given.h5"), &times);
+        ck_assert_uint_eq(times.queries, 5 * 63);
+        for (size_t i = 0; i < 5; i++) {
+            taken a = take(help_path("sampled.h5"), i / 3, i % 3), b = take(help_path("given.h5"), i / 3, i % 3);
+            ck_assert_uint_eq(a.info.n_queries, 63);
+            ck_assert_uint_eq(a.info.n_answer, 64);
+            ck_assert_uint_eq(b.info.n_queries, 63);
+            ck_assert_mem_eq(a.answer, b.answer, 64 * sizeof *a.answer);
+            case_same("oracle", b.oracle, a.oracle, a.n);
+            free(a.oracle), free(b.oracle);
+        }
+        case_free(&given);
+    }
+    free(lines);
+    case_free(&c);
+}
+END_TEST
+
+START_TEST(test_include_first)
+{
+    static const char lines[] =
+        "{\"sample_id\":\"x\",\"context_ids\":[9,8,7,6,5,44,33,22,11,250,260],\"question_ids\":[[100,101],[7]],"
+        "\"answer_ids\":[[30,31,32,33,34],[40,41]]}\n";
+    for (int sampled = 0; sampled < 2; sampled++) {
+        profile_case c = case_make("tiny.gguf", lines);
+        profile_times times;
+        c.o.ignore_answers = sampled;
+        taken without[2], with[2];
+        run_whole(&c, help_path("without.h5"), &times);
+        for (size_t q = 0; q < 2; q++) without[q] = take(help_path("without.h5"), 0, q);
+        c.o.include_first = true;
+        run_whole(&c, help_path("with.h5"), &times);
+        for (size_t q = 0; q < 2; q++) with[q] = take(help_path("with.h5"), 0, q);
+        for (size_t q = 0; q < 2; q++) {
+            uint32_t grown = 0;
+            ck_assert_uint_eq(without[q].info.n_queries, sampled ? 5 : q ? 1 : 4); // tokens - 1
+            ck_assert_uint_eq(with[q].info.n_queries, without[q].info.n_queries + 1);
+            for (size_t j = 0; j < with[q].n; j++) {
+                ck_assert(with[q].oracle[j] >= without[q].oracle[j]);
+                grown += with[q].oracle[j] > without[q].oracle[j];
+            }
+            ck_assert_uint_gt(grown, 0);
+            free(without[q].oracle), free(with[q].oracle);
+        }
+        case_free(&c);
+    }
+}
+END_TEST
+
+// The end token is made the one that question 2 of context a draws first: it is skipped with a warning, and every other answer ends
+// where that token comes. Nothing else changes, since a draw depends on its own key alone.
+START_TEST(test_end_tokens)
+{
+    profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
+    profile_times times;
+    c.o.new_tokens = 12;
+    c.o.draw.temperature = 3;
+    run_whole(&c, help_path("free.h5"), &times);
+    taken second = take(help_path("free.h5"), 0, 1);
+    int32_t end = second.answer[0];
+    free(second.oracle);
+    patch_model("end.gguf", "tokenizer.ggml.eos_token_id", &end, 4);
+    for (int ignore = 0; ignore < 2; ignore++) {
+        profile_case e = case_make("end.gguf", LINE_A LINE_B);
+        watched w = {0};
+        uint64_t queries = 0, skipped = 0;
+        e.o.new_tokens = 12;
+        e.o.draw.temperature = 3;
+        e.o.ignore_eos = ignore;
+        prepare(&e);
+        ck_assert_int_eq(run(&e, help_path("end.h5"), RECORD_REPLACE, &w, &times), KVB_OK);
+        ck_assert_double_eq_tol(w.done, w.total, 1e-9 * w.total);
+        for (size_t i = 0; i < 5; i++) {
+            taken a = take(help_path("free.h5"), i / 3, i % 3), b = take(help_path("end.h5"), i / 3, i % 3);
+            uint32_t n = 12;
+            for (uint32_t k = 0; !ignore && k < n; k++)
+                if (a.answer[k] == end) n = k + 1;
+            ck_assert_uint_eq(b.info.n_answer, n); // the end token is part of the answer
+            ck_assert_uint_eq(b.info.n_queries, n - 1);
+            ck_assert_mem_eq(a.answer, b.answer, n * sizeof *a.answer);
+            if (n == 12) case_same("oracle", b.oracle, a.oracle, a.n);
+            queries += n - 1, skipped += n == 1;
+            free(a.oracle), free(b.oracle);
+        }
+        ck_assert_uint_eq(times.queries, queries);
+        ck_assert_uint_eq(times.skipped, skipped);
+        ck_assert_int_eq(w.messages, (int)skipped);
+        ck_assert_int_eq(ignore, skipped == 0);
+        if (skipped == 1) ck_assert_msg(strstr(w.message, "sample a, question 2") != NULL, "%s", w.message);
+        case_free(&e);
+    }
+    case_free(&c);
+}
+END_TEST
+
+// A question's numbers do not depend on what else is profiled; another seed gives other answers, greedy ignores the seed.
+START_TEST(test_answers_depend_on_their_key_alone)
+{
+    profile_case both = case_make("tiny.gguf", LINE_A LINE_B), one = case_make("tiny.gguf", LINE_B);
+    profile_times times;
+    run_whole(&both, help_path("both.h5"), &times);
+    run_whole(&one, help_path("one.h5"), &times);
+    for (size_t q = 0; q < 2; q++) {
+        taken a = take(help_path("both.h5"), 1, q), b = take(help_path("one.h5"), 0, q);
+        ck_assert_mem_eq(a.answer, b.answer, 6 * sizeof *a.answer);
+        case_same("oracle", b.oracle, a.oracle, a.n);
+        free(a.oracle), free(b.oracle);
+    }
+    for (int greedy = 0; greedy < 2; greedy++) {
+        int same = 0;
+        one.o.draw = (sampler){greedy, 3, 1};
+        run_whole(&one, help_path("one.h5"), &times);
+        one.o.draw.seed = 2;
+        run_whole(&one, help_path("two.h5"), &times);
+        for (size_t q = 0; q < 2; q++) {
+            taken a = take(help_path("one.h5"), 0, q), b = take(help_path("two.h5"), 0, q);
+            same += memcmp(a.answer, b.answer, 6 * sizeof *a.answer) == 0;
+            free(a.oracle), free(b.oracle);
+        }
+        ck_assert_int_eq(same, greedy ? 2 : 0);
+    }
+    case_free(&both), case_free(&one);
+}
+END_TEST
+
+START_TEST(test_attributes_tell_runs_apart)
+{
+    profile_case c = case_make("tiny.gguf", LINE_B);
+    profile_options changed[8];
+    prepare(&c);
+    for (int i = 0; i < 8; i++) changed[i] = c.o;
+    changed[0].draw.seed = 2, changed[1].draw.temperature = 0.8, changed[2].draw.greedy = true,
+    changed[3].new_tokens = 7, changed[4].ignore_eos = false, changed[5].include_first = true, changed[6].n_metrics = 2,
+    changed[7].bos = BOS_YES;
+    cJSON *base = profile_attributes(c.m, &c.job, &c.o);
+    for (int i = 0; i < 8; i++) {
+        cJSON *other = profile_attributes(c.m, &c.job, &changed[i]);
+        ck_assert_msg(!cJSON_Compare(base, other, true), "change %d", i);
+        cJSON_Delete(other);
+    }
+    c.o.batch = 1; // changes no number, so it is none of the record's business
+    cJSON *same = profile_attributes(c.m, &c.job, &c.o);
+    ck_assert(cJSON_Compare(base, same, true));
+    cJSON_Delete(base), cJSON_Delete(same);
+    case_free(&c);
+}
+END_TEST
+
+START_TEST(test_backends_record_the_same)
+{
+    static const char lines[] = "{\"sample_id\":\"x\",\"context\":\"" TEXT_A "\",\"questions\":[\"Who\",\"Why\"],"
+                                "\"answers\":[\" the king and the key\",\" in the and of an old\"]}\n";
+    const backend *const devices[] = {&backend_ref, &backend_cpu};
+    float *oracle[2], *scores[2][3];
+    size_t T = 0;
+    for (int i = 0; i < 2; i++) {
+        profile_case c = case_make("tiny.gguf", lines);
+        profile_times times;
+        record *r;
+        model_free(c.m);
+        c.m = case_open(help_path("tiny.gguf"), devices[i]);
+        run_whole(&c, help_path("device.h5"), &times);
+        oracle[i] = take(help_path("device.h5"), 0, 1).oracle;
+        help_ok(record_open(&r, help_path("device.h5"), err));
+        T = record_context(r, 0)->n_tokens;
+        for (int k = 0; k < 3; k++) {
+            scores[i][k] = case_alloc(4 * T, sizeof(float));
+            help_ok(record_read_scores(r, 0, c.metrics[k].spec, scores[i][k], err));
+        }
+        record_close(r);
+        case_free(&c);
+    }
+    ck_assert_double_lt(case_row_error(oracle[1], oracle[0], 4, T), 1e-5);
+    for (int k = 0; k < 3; k++) ck_assert_double_lt(case_row_error(scores[1][k], scores[0][k], 4, T), 1e-4);
+    for (int i = 0; i < 2; i++) free(oracle[i]), free(scores[i][0]), free(scores[i][1]), free(scores[i][2]);
+}
+END_TEST
+
+// A context that is too short for a metric stops the run before anything of it is written.
+START_TEST(test_metric_needs_more_tokens)
+{
+    profile_case c = case_make("tiny.gguf", LINE_B);
+    profile_times times;
+    kvb_error problem = {0};
+    record_writer *writer;
+    c.o.max_tokens = 8;
+    prepare(&c);
+    cJSON *attributes = profile_attributes(c.m, &c.job, &c.o);
+    help_ok(record_begin(&writer, help_path("short.h5"), &(record_shape){2, 4, 2, 16}, attributes, RECORD_NEW, err));
+    ck_assert_int_eq(profile_run(c.m, &c.job, &c.o, writer, NULL, &times, &problem), KVB_ARGUMENT);
+    ck_assert_msg(strstr(problem.message, "snapkv:kvpress:window=8: the context has 8 tokens") != NULL, "%s",
+                  problem.message);
+    ck_assert_msg(strstr(problem.message, "sample b") != NULL, "which context? %s", problem.message);
+    ck_assert(!record_writer_has_context(writer, "b"));
+    record_writer_free(writer);
+    cJSON_Delete(attributes);
+    case_free(&c);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_unchecked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, test_job_of_texts_and_ids);
+    tcase_add_test(tc, test_job_limits);
+    tcase_add_test(tc, test_job_bos);
+    tcase_add_test(tc, test_job_answers);
+    tcase_add_test(tc, test_job_errors);
+    tcase_add_test(tc, test_job_errors_of_length_and_names);
+    tcase_add_test(tc, test_same_bytes_for_threads_and_batches);
+    tcase_add_test(tc, test_same_bytes_after_a_stop);
+    tcase_add_test(tc, test_given_answers_repeat_a_sampled_run);
+    tcase_add_test(tc, test_include_first);
+    tcase_add_test(tc, test_end_tokens);
+    tcase_add_test(tc, test_answers_depend_on_their_key_alone);
+    tcase_add_test(tc, test_attributes_tell_runs_apart);
+    tcase_add_test(tc, test_backends_record_the_same);
+    tcase_add_test(tc, test_metric_needs_more_tokens);
+}
+
+UNIT_MAIN("profiler profile", fill)
