@@ -16,6 +16,11 @@ const char *__lsan_default_suppressions(void)
 {
     return "leak:libhdf5";
 }
+__attribute__((visibility("default"))) const char *__lsan_default_options(void);
+const char *__lsan_default_options(void)
+{
+    return "print_suppressions=0";
+}
 #endif
 
 // ---- Errors ----

@@ -6,7 +6,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 // HDF5 1.10 loses a buffer at every wrong checksum, which is what most inputs have.
 const char *__asan_default_options(void);
-const char *__asan_default_options(void) { return "detect_leaks=0"; }
+const char *__asan_default_options(void)
+{
+    return "detect_leaks=0";
+}
 
 static void read_context(record *r, size_t i)
 {
