@@ -132,10 +132,9 @@ kvb_status model_read_config(model_config *c, const gguf_file *f, kvb_error *err
         return kvb_fail(err, KVB_FORMAT, "%s: tensor token_embd.weight is missing, expected [vocabulary, %u]", f->name,
                         c->width);
     if (embedding->dims[0] != c->width || embedding->dims[1] == 0 || embedding->dims[1] > MAX_VOCABULARY)
-        return kvb_fail(err, KVB_FORMAT,
-                        "%s: tensor token_embd.weight has shape [%llu, %llu], expected [1 to %d, %u]", f->name,
-                        (unsigned long long)embedding->dims[1], (unsigned long long)embedding->dims[0], MAX_VOCABULARY,
-                        c->width);
+        return kvb_fail(err, KVB_FORMAT, "%s: tensor token_embd.weight has shape [%llu, %llu], expected [1 to %d, %u]",
+                        f->name, (unsigned long long)embedding->dims[1], (unsigned long long)embedding->dims[0],
+                        MAX_VOCABULARY, c->width);
     c->vocabulary = (uint32_t)embedding->dims[1];
     gguf_string name = {f->name, strlen(f->name)};
     if (gguf_find(f, "general.name")) status = gguf_get_string(f, "general.name", &name, err);

@@ -255,19 +255,26 @@ END_TEST
 
 // Copies of what the observer sees, per layer.
 typedef struct seen {
-    float *q[2], *k[2], *v[2];
+    float *q[2], *k[2], *v[2], *q_raw[2];
 } seen;
+
+static void seen_free(seen *s)
+{
+    for (int layer = 0; layer < 2; layer++)
+        free(s->q[layer]), free(s->k[layer]), free(s->v[layer]), free(s->q_raw[layer]);
+}
 
 static kvb_status keep_layer(void *context, const layer_view *v, kvb_error *err)
 {
     (void)err;
     seen *s = context;
     size_t nq = (size_t)v->n_tokens * v->n_heads * v->head_dim, nk = (size_t)v->n_tokens * v->n_kv_heads * v->head_dim;
-    const float *from[] = {v->q, v->k, v->v};
-    float **to[] = {&s->q[v->layer], &s->k[v->layer], &s->v[v->layer]};
-    for (int i = 0; i < 3; i++) {
-        *to[i] = case_alloc(i ? nk : nq, sizeof(float));
-        memcpy(*to[i], from[i], (i ? nk : nq) * sizeof(float));
+    const float *from[] = {v->k, v->v, v->q, v->q_raw};
+    float **to[] = {&s->k[v->layer], &s->v[v->layer], &s->q[v->layer], &s->q_raw[v->layer]};
+    for (int i = 0; i < 4; i++) {
+        size_t n = i < 2 ? nk : nq;
+        *to[i] = case_alloc(n, sizeof(float));
+        memcpy(*to[i], from[i], n * sizeof(float));
     }
     return KVB_OK;
 }
@@ -316,6 +323,57 @@ static void dense_importance(float *out, const seen *s, uint32_t layer, const mo
     free(a);
 }
 
+// Row `row` of a matrix of layer 0 times the normalised embedding of one token.
+static double project(const gguf_file *file, const char *matrix, uint32_t row, int32_t id, const model_config *c)
+{
+    const float *x = (const float *)gguf_tensor_find(file, "token_embd.weight")->data + (size_t)id * c->width;
+    const float *norm = gguf_tensor_find(file, "blk.0.attn_norm.weight")->data;
+    const float *w = (const float *)gguf_tensor_find(file, matrix)->data + (size_t)row * c->width;
+    double square = 0, y = 0;
+    for (uint32_t i = 0; i < c->width; i++) square += (double)x[i] * x[i];
+    for (uint32_t i = 0; i < c->width; i++) y += (double)w[i] * x[i] * norm[i];
+    return y / sqrt(square / c->width + c->norm_eps);
+}
+
+// Queries, keys and values of the first layer straight from the file, where rotary pairs are neighbours; here they stand half a head apart.
+START_TEST(test_first_layer_against_the_file)
+{
+    enum { T = 30, d = 16 };
+    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    const model_config *c = &m->config;
+    forward *f = open_forward(m, T, 1, 1);
+    int32_t *ids = random_ids(T);
+    gguf_file file;
+    seen s;
+    help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
+    help_ok(forward_prefill(f, ids, T, &(layer_observer){keep_layer, &s}, NULL, NULL, err));
+    for (uint32_t t = 0; t < T; t++)
+        for (uint32_t h = 0; h < c->n_heads; h++)
+            for (uint32_t i = 0; i < d / 2; i++) {
+                double angle = t * pow(10000, -2.0 * i / d), turn[2][2] = {{1, 0}, {cos(angle), sin(angle)}};
+                double a = project(&file, "blk.0.attn_q.weight", h * d + 2 * i, ids[t], c),
+                       b = project(&file, "blk.0.attn_q.weight", h * d + 2 * i + 1, ids[t], c);
+                for (int rotated = 0; rotated < 2; rotated++) {
+                    const float *q = (rotated ? s.q[0] : s.q_raw[0]) + ((size_t)t * c->n_heads + h) * d;
+                    ck_assert_double_eq_tol(q[i], a * turn[rotated][0] - b * turn[rotated][1], 1e-5);
+                    ck_assert_double_eq_tol(q[i + d / 2], b * turn[rotated][0] + a * turn[rotated][1], 1e-5);
+                }
+                if (h >= c->n_kv_heads) continue;
+                a = project(&file, "blk.0.attn_k.weight", h * d + 2 * i, ids[t], c);
+                b = project(&file, "blk.0.attn_k.weight", h * d + 2 * i + 1, ids[t], c);
+                ck_assert_double_eq_tol(s.k[0][(h * T + t) * d + i], a * turn[1][0] - b * turn[1][1], 1e-5);
+                ck_assert_double_eq_tol(s.k[0][(h * T + t) * d + i + d / 2], b * turn[1][0] + a * turn[1][1], 1e-5);
+                ck_assert_double_eq_tol(s.v[0][(h * T + t) * d + i],
+                                        project(&file, "blk.0.attn_v.weight", h * d + i, ids[t], c), 1e-5);
+            }
+    seen_free(&s);
+    gguf_close(&file);
+    forward_close(f);
+    free(ids);
+    model_free(m);
+}
+END_TEST
+
 START_TEST(test_importance_against_dense_attention)
 {
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
@@ -342,8 +400,8 @@ START_TEST(test_importance_against_dense_attention)
             const float *got = r.importance + q * r.heads + (size_t)layer * c->n_kv_heads * b.T;
             double error = case_row_error(got, want, c->n_kv_heads, b.T);
             ck_assert_msg(error < 1e-5, "question %u, layer %u: relative error %g", q, layer, error);
-            free(s.q[layer]), free(s.k[layer]), free(s.v[layer]);
         }
+        seen_free(&s);
         forward_close(f);
     }
     gguf_close(&file);
@@ -608,6 +666,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_one_pass_is_stepwise);
     tcase_add_test(tc, test_batch_changes_nothing);
     tcase_add_test(tc, test_contexts_leave_no_trace);
+    tcase_add_test(tc, test_first_layer_against_the_file);
     tcase_add_test(tc, test_importance_against_dense_attention);
     tcase_add_test(tc, test_importance_of_the_backends_agrees);
     tcase_add_test(tc, test_importance_grows_from_zero);

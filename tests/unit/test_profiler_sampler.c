@@ -52,7 +52,7 @@ static void chi_square(const char *what, const uint64_t *seen, const double *pro
 
 START_TEST(test_uniform_distribution)
 {
-    enum { N = 500000, BINS = 64 };
+    enum { N = 200000, BINS = 64 };
     static const char *const names[] = {"steps", "questions", "contexts", "seeds"};
     for (int along = 0; along < 4; along++) {
         uint64_t seen[BINS] = {0};
@@ -94,7 +94,7 @@ END_TEST
 // Draws over 40 tokens, one of which is impossible, against softmax(logits / temperature) in long double.
 static void draws_follow(double temperature)
 {
-    enum { N = 40, DRAWS = 100000 };
+    enum { N = 40, DRAWS = 40000 };
     sampler s = {.temperature = temperature, .seed = CASES_SEED};
     float *logits = case_floats(N, 4, 0), weights[N];
     uint64_t seen[N] = {0};
