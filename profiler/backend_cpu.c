@@ -2,7 +2,7 @@
 //
 // Results have the same bits for any number of threads and any batch of questions: work is cut into tasks by shape alone, each
 // task is computed by one thread in a fixed order, and no product has fewer than GEMM_MIN_ROWS rows (see linalg.h).
-#include "profiler/backend.h"
+#include "profiler/backend_host.h"
 #include "profiler/linalg.h"
 #include "profiler/model.h"
 #include <math.h>
@@ -19,9 +19,8 @@ enum {
 
 // Scratch of one thread; sized by cpu_reserve.
 typedef struct scratch {
-    float *
-        scores; // attend_rows: [rows*group, T + tail]; attend_prefix: [QUERY_TILE, KEY_TILE]; value_weights: [VALUE_TILE, d]
-    float *queries;           // attend_rows: [rows*group, d]
+    float *scores;            // the largest of [rows*group, T + tail], [QUERY_TILE, KEY_TILE] and [VALUE_TILE, d]
+    float *queries;           // [rows*group, d]
     float *outputs;           // [max(QUERY_TILE, rows*group), d]
     float *row_max, *row_sum; // [max(QUERY_TILE, rows*group)]
 } scratch;
@@ -33,54 +32,11 @@ static struct {
     void *block;
 } pool;
 
-static float *aligned_floats(size_t n)
-{
-    size_t bytes = (n * sizeof(float) + 63) / 64 * 64;
-    return aligned_alloc(64, bytes ? bytes : 64);
-}
-
-static dev cpu_alloc(size_t n_floats)
-{
-    float *p = aligned_floats(n_floats);
-    if (p) memset(p, 0, n_floats * sizeof(float));
-    return (dev){p};
-}
-
-static void cpu_release(dev memory)
-{
-    free(memory.address);
-}
-
-static void cpu_upload(dev to, const float *from, size_t n)
-{
-    memcpy(to.address, from, n * sizeof(float));
-}
-
-static void cpu_download(float *to, dev from, size_t n)
-{
-    memcpy(to, from.address, n * sizeof(float));
-}
-
-static void cpu_copy(dev to, dev from, size_t n)
-{
-    memcpy(to.address, from.address, n * sizeof(float));
-}
-
-static void cpu_clear(dev memory, size_t n)
-{
-    memset(memory.address, 0, n * sizeof(float));
-}
-
-static const float *cpu_host_view(dev from)
-{
-    return from.address;
-}
-
 // Weights stand as [in, out]: with few rows oneDNN is a third faster than on [out, in], and as fast with many. The embedding keeps
 // its rows, for `gather`, and its product is bound by memory either way.
 static dev_matrix cpu_matrix_upload(const float *w, uint32_t out, uint32_t in, bool keep_rows)
 {
-    dev_matrix m = {aligned_floats((size_t)out * in), out, in, !keep_rows};
+    dev_matrix m = {host_alloc((size_t)out * in).address, out, in, !keep_rows};
     if (!m.address) return m;
     if (keep_rows) {
         memcpy(m.address, w, (size_t)out * in * sizeof(float));
@@ -94,12 +50,6 @@ static dev_matrix cpu_matrix_upload(const float *w, uint32_t out, uint32_t in, b
                 for (uint32_t o = o0; o < out && o < o0 + BLOCK; o++)
                     m.address[(size_t)i * out + o] = w[(size_t)o * in + i];
     return m;
-}
-
-static void cpu_matrix_release(dev_matrix *w)
-{
-    free(w->address);
-    w->address = NULL;
 }
 
 static size_t max_size(size_t a, size_t b)
@@ -120,7 +70,7 @@ static bool cpu_reserve(const backend_limits *limits)
     size_t each = scores + rows * d + lines * d + 2 * lines + 64, pads = 2 * (size_t)GEMM_MIN_ROWS * limits->matrix_dim;
     pool.n_threads = omp_get_max_threads();
     pool.threads = calloc((size_t)pool.n_threads, sizeof *pool.threads);
-    pool.block = aligned_floats(each * (size_t)pool.n_threads + pads);
+    pool.block = host_alloc(each * (size_t)pool.n_threads + pads).address;
     if (!pool.threads || !pool.block) return false;
     float *p = pool.block;
     pool.pad_in = p;
@@ -475,15 +425,15 @@ static void cpu_value_weights(dev w, const prefix_kv *kv, dev root, attention_sh
 const backend backend_cpu = {
     .name = "cpu",
     .summary = "oneDNN and OpenMP, float32",
-    .alloc = cpu_alloc,
-    .release = cpu_release,
-    .upload = cpu_upload,
-    .download = cpu_download,
-    .copy = cpu_copy,
-    .clear = cpu_clear,
-    .host_view = cpu_host_view,
+    .alloc = host_alloc,
+    .release = host_release,
+    .upload = host_upload,
+    .download = host_download,
+    .copy = host_copy,
+    .clear = host_clear,
+    .host_view = host_view,
     .matrix_upload = cpu_matrix_upload,
-    .matrix_release = cpu_matrix_release,
+    .matrix_release = host_matrix_release,
     .reserve = cpu_reserve,
     .gather = cpu_gather,
     .rms_norm = cpu_rms_norm,

@@ -1,57 +1,16 @@
 // The judge: every operation as plain loops with double sums, in the order of the formula. Slow and obviously right.
-#include "profiler/backend.h"
+#include "profiler/backend_host.h"
 #include "profiler/model.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-static dev ref_alloc(size_t n_floats)
-{
-    return (dev){calloc(n_floats ? n_floats : 1, sizeof(float))};
-}
-
-static void ref_release(dev memory)
-{
-    free(memory.address);
-}
-
-static void ref_upload(dev to, const float *from, size_t n)
-{
-    memcpy(to.address, from, n * sizeof(float));
-}
-
-static void ref_download(float *to, dev from, size_t n)
-{
-    memcpy(to, from.address, n * sizeof(float));
-}
-
-static void ref_copy(dev to, dev from, size_t n)
-{
-    memcpy(to.address, from.address, n * sizeof(float));
-}
-
-static void ref_clear(dev memory, size_t n)
-{
-    memset(memory.address, 0, n * sizeof(float));
-}
-
-static const float *ref_host_view(dev from)
-{
-    return from.address;
-}
-
 static dev_matrix ref_matrix_upload(const float *w, uint32_t out, uint32_t in, bool keep_rows)
 {
     (void)keep_rows;
-    dev memory = ref_alloc((size_t)out * in);
-    if (memory.address) ref_upload(memory, w, (size_t)out * in);
+    dev memory = host_alloc((size_t)out * in);
+    if (memory.address) host_upload(memory, w, (size_t)out * in);
     return (dev_matrix){memory.address, out, in, false};
-}
-
-static void ref_matrix_release(dev_matrix *w)
-{
-    free(w->address);
-    w->address = NULL;
 }
 
 static bool ref_reserve(const backend_limits *limits)
@@ -221,15 +180,15 @@ static void ref_value_weights(dev w, const prefix_kv *kv, dev root, attention_sh
 const backend backend_ref = {
     .name = "ref",
     .summary = "plain C with double sums: the judge of the others, slow",
-    .alloc = ref_alloc,
-    .release = ref_release,
-    .upload = ref_upload,
-    .download = ref_download,
-    .copy = ref_copy,
-    .clear = ref_clear,
-    .host_view = ref_host_view,
+    .alloc = host_alloc,
+    .release = host_release,
+    .upload = host_upload,
+    .download = host_download,
+    .copy = host_copy,
+    .clear = host_clear,
+    .host_view = host_view,
     .matrix_upload = ref_matrix_upload,
-    .matrix_release = ref_matrix_release,
+    .matrix_release = host_matrix_release,
     .reserve = ref_reserve,
     .gather = ref_gather,
     .rms_norm = ref_rms_norm,

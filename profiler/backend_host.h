@@ -1,0 +1,12 @@
+// Device memory that is host memory: what backends on the CPU share. backend.h says what each function promises.
+#pragma once
+#include "profiler/backend.h"
+
+dev host_alloc(size_t n_floats); // on a cache line
+void host_release(dev memory);
+void host_upload(dev to, const float *from, size_t n);
+void host_download(float *to, dev from, size_t n);
+void host_copy(dev to, dev from, size_t n);
+void host_clear(dev memory, size_t n);
+const float *host_view(dev from);
+void host_matrix_release(dev_matrix *w);
