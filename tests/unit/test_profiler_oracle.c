@@ -112,6 +112,18 @@ START_TEST(test_dependent_weights)
 }
 END_TEST
 
+// Columns of very different size: the small ones keep their digits next to the large.
+START_TEST(test_uneven_weights)
+{
+    root_case c = {96, 3, 32};
+    size_t ld = (size_t)c.n_heads * c.head_dim;
+    float *wo = case_floats(c.width * ld, 1, 0);
+    for (size_t i = 0; i < c.width * ld; i++) wo[i] *= powf(10, -(float)(i % ld % 6));
+    check_root("uneven", wo, c, 1e-5, 0);
+    free(wo);
+}
+END_TEST
+
 START_TEST(test_all_zero_layer)
 {
     root_case c = {16, 2, 8};
@@ -157,6 +169,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_random_weights);
     tcase_add_test(tc, test_width_below_head);
     tcase_add_test(tc, test_dependent_weights);
+    tcase_add_test(tc, test_uneven_weights);
     tcase_add_test(tc, test_all_zero_layer);
     tcase_add_test(tc, test_weights_of_a_layer);
 }

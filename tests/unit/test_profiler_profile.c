@@ -340,24 +340,29 @@ START_TEST(test_same_bytes_for_threads_and_batches)
 }
 END_TEST
 
-// Stopped at every call of the progress, then resumed; and one that is stopped again and again.
+// Stopped at every call of the progress, then resumed with other batches, so that a batch may find some of its questions done; and a
+// run that is stopped again and again.
 START_TEST(test_same_bytes_after_a_stop)
 {
     profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
     profile_times times;
     watched whole = {0};
-    c.o.batch = 2;
+    c.o.batch = 1;
     c.o.new_tokens = 4;
     prepare(&c);
     omp_set_num_threads(1); // many small runs
     ck_assert_int_eq(run(&c, help_path("undisturbed.h5"), RECORD_NEW, &whole, &times), KVB_OK);
-    ck_assert_int_ge(whole.calls, 2 * 2 + 3 * 4);
+    ck_assert_int_ge(whole.calls, 2 * 2 + 5 * 4);
     for (int stop = 1; stop <= whole.calls; stop++) {
         char what[64];
         watched first = {.stop_at = stop}, second = {0};
         snprintf(what, sizeof what, "stopped at call %d of %d", stop, whole.calls);
+        c.o.batch = 1;
+        prepare(&c);
         ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_NEW, &first, &times), KVB_INTERRUPTED);
         ck_assert_msg(!help_exists(help_path("stopped.h5")), "%s: a record is there", what);
+        c.o.batch = (uint32_t)stop % 3 + 1;
+        prepare(&c);
         ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_RESUME, &second, &times), KVB_OK);
         same_file(what, help_path("undisturbed.h5"), help_path("stopped.h5"));
         ck_assert(!help_exists(help_path("stopped.h5.parts")));
@@ -529,6 +534,20 @@ START_TEST(test_answers_depend_on_their_key_alone)
         case_same("oracle", b.oracle, a.oracle, a.n);
         free(a.oracle), free(b.oracle);
     }
+    static const char twins[] =
+        "{\"sample_id\":\"x\",\"context_ids\":[9,8,7,6,5,44,33,22,11],\"question_ids\":[[1],[1]]}\n"
+        "{\"sample_id\":\"y\",\"context_ids\":[9,8,7,6,5,44,33,22,11],\"question_ids\":[[1],[1]]}\n";
+    profile_case alike = case_make("tiny.gguf", twins); // the same tokens, drawn by other keys
+    alike.o.draw.temperature = 3;
+    run_whole(&alike, help_path("alike.h5"), &times);
+    taken x = take(help_path("alike.h5"), 0, 0);
+    for (size_t i = 1; i < 4; i++) {
+        taken y = take(help_path("alike.h5"), i / 2, i % 2);
+        ck_assert_mem_ne(x.answer, y.answer, 6 * sizeof *x.answer);
+        free(y.oracle);
+    }
+    free(x.oracle);
+    case_free(&alike);
     for (int greedy = 0; greedy < 2; greedy++) {
         int same = 0;
         one.o.draw = (sampler){greedy, 3, 1};
