@@ -26,7 +26,7 @@ echo 'commit,cpu,cores,step,tokens,questions,seconds,note'
 for tokens in ${TOKENS:-1024 2048 4096}; do
     for questions in ${QUESTIONS:-1 10 30}; do
         row profile "$tokens" "$questions" "$KVB" profile "$model" calib-data/narrative-en.jsonl -o "$work/run.h5" --force \
-            --max-tokens "$tokens" --questions "$questions" --ignore-eos
+            --max-tokens "$tokens" --questions "$questions" --ignore-answers --ignore-eos
         for metric in snapkv:kvpress keydiff ea:kvpress; do
             row "solve $metric" "$tokens" "$questions" "$KVB" solve "$work/run.h5" --metric "$metric" -o "$work/table.safetensors"
         done

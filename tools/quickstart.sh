@@ -38,8 +38,8 @@ else
     [ ! -e "$RECORD" ] || again=(--force)
     metrics=()
     for m in "${METRICS[@]}"; do metrics+=(--metric "${m#* }"); done
-    "$KVB" profile "$MODEL" "$CALIB" "${metrics[@]}" --plan
-    "$KVB" profile "$MODEL" "$CALIB" -o "$RECORD" "${metrics[@]}" "${again[@]}"
+    "$KVB" profile "$MODEL" "$CALIB" "${metrics[@]}" --ignore-answers --plan
+    "$KVB" profile "$MODEL" "$CALIB" -o "$RECORD" "${metrics[@]}" --ignore-answers "${again[@]}"
 fi
 
 step '3. Solve: the best split of the cache over all heads, for 99 compression ratios and three eviction metrics'

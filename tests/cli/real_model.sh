@@ -20,7 +20,7 @@ for backend in cpu ref; do expect 0 "logits, $backend" logits "$MODEL" text -o $
 check 'both backends agree' close_npy cpu.npy ref.npy 1e-3
 
 # ---- profile, with a kill in the middle
-PROFILE=(profile "$MODEL" "$CALIB" --max-tokens 700 --questions 4 --new-tokens 17 --ignore-eos --batch 2)
+PROFILE=(profile "$MODEL" "$CALIB" --max-tokens 700 --questions 4 --new-tokens 17 --ignore-answers --ignore-eos --batch 2)
 expect 0 'profile --plan' "${PROFILE[@]}" --plan
 start=$(date +%s%N)
 expect 0 'profile' "${PROFILE[@]}" -o run.h5
