@@ -335,12 +335,41 @@ static double project(const gguf_file *file, const char *matrix, uint32_t row, i
     return y / sqrt(square / c->width + c->norm_eps);
 }
 
+static double worse(double a, double difference)
+{
+    return isnan(difference) ? INFINITY : fmax(a, fabs(difference));
+}
+
 // Queries, keys and values of the first layer straight from the file, where rotary pairs are neighbours; here they stand half a head apart.
+static double first_layer_error(const gguf_file *file, const seen *s, const model_config *c, const int32_t *ids,
+                                uint32_t T, uint32_t t, uint32_t h)
+{
+    uint32_t d = c->head_dim;
+    double worst = 0;
+    for (uint32_t i = 0; i < d / 2; i++) {
+        double angle = t * pow(10000, -2.0 * i / d), turn[2][2] = {{1, 0}, {cos(angle), sin(angle)}};
+        double a = project(file, "blk.0.attn_q.weight", h * d + 2 * i, ids[t], c),
+               b = project(file, "blk.0.attn_q.weight", h * d + 2 * i + 1, ids[t], c);
+        for (int rotated = 0; rotated < 2; rotated++) {
+            const float *q = (rotated ? s->q[0] : s->q_raw[0]) + ((size_t)t * c->n_heads + h) * d;
+            worst = worse(worst, q[i] - (a * turn[rotated][0] - b * turn[rotated][1]));
+            worst = worse(worst, q[i + d / 2] - (b * turn[rotated][0] + a * turn[rotated][1]));
+        }
+        if (h >= c->n_kv_heads) continue;
+        const float *k = s->k[0] + ((size_t)h * T + t) * d, *v = s->v[0] + ((size_t)h * T + t) * d;
+        a = project(file, "blk.0.attn_k.weight", h * d + 2 * i, ids[t], c);
+        b = project(file, "blk.0.attn_k.weight", h * d + 2 * i + 1, ids[t], c);
+        worst = worse(worst, k[i] - (a * turn[1][0] - b * turn[1][1]));
+        worst = worse(worst, k[i + d / 2] - (b * turn[1][0] + a * turn[1][1]));
+        worst = worse(worst, v[i] - project(file, "blk.0.attn_v.weight", h * d + i, ids[t], c));
+    }
+    return worst;
+}
+
 START_TEST(test_first_layer_against_the_file)
 {
-    enum { T = 30, d = 16 };
+    enum { T = 30 };
     model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
-    const model_config *c = &m->config;
     forward *f = open_forward(m, T, 1, 1);
     int32_t *ids = random_ids(T);
     gguf_file file;
@@ -348,24 +377,8 @@ START_TEST(test_first_layer_against_the_file)
     help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
     help_ok(forward_prefill(f, ids, T, &(layer_observer){keep_layer, &s}, NULL, NULL, err));
     for (uint32_t t = 0; t < T; t++)
-        for (uint32_t h = 0; h < c->n_heads; h++)
-            for (uint32_t i = 0; i < d / 2; i++) {
-                double angle = t * pow(10000, -2.0 * i / d), turn[2][2] = {{1, 0}, {cos(angle), sin(angle)}};
-                double a = project(&file, "blk.0.attn_q.weight", h * d + 2 * i, ids[t], c),
-                       b = project(&file, "blk.0.attn_q.weight", h * d + 2 * i + 1, ids[t], c);
-                for (int rotated = 0; rotated < 2; rotated++) {
-                    const float *q = (rotated ? s.q[0] : s.q_raw[0]) + ((size_t)t * c->n_heads + h) * d;
-                    ck_assert_double_eq_tol(q[i], a * turn[rotated][0] - b * turn[rotated][1], 1e-5);
-                    ck_assert_double_eq_tol(q[i + d / 2], b * turn[rotated][0] + a * turn[rotated][1], 1e-5);
-                }
-                if (h >= c->n_kv_heads) continue;
-                a = project(&file, "blk.0.attn_k.weight", h * d + 2 * i, ids[t], c);
-                b = project(&file, "blk.0.attn_k.weight", h * d + 2 * i + 1, ids[t], c);
-                ck_assert_double_eq_tol(s.k[0][(h * T + t) * d + i], a * turn[1][0] - b * turn[1][1], 1e-5);
-                ck_assert_double_eq_tol(s.k[0][(h * T + t) * d + i + d / 2], b * turn[1][0] + a * turn[1][1], 1e-5);
-                ck_assert_double_eq_tol(s.v[0][(h * T + t) * d + i],
-                                        project(&file, "blk.0.attn_v.weight", h * d + i, ids[t], c), 1e-5);
-            }
+        for (uint32_t h = 0; h < m->config.n_heads; h++)
+            ck_assert_double_lt(first_layer_error(&file, &s, &m->config, ids, T, t, h), 1e-5);
     seen_free(&s);
     gguf_close(&file);
     forward_close(f);
@@ -440,7 +453,7 @@ START_TEST(test_importance_grows_from_zero)
             help_ok(forward_rows(f, b.rows + at, b.ids + at, 1, NULL, 0, NULL, err));
             forward_importance(f, q, now);
             for (size_t j = 0; j < n; j++) {
-                ck_assert(now[j] >= before[j] && now[j] < 1);
+                if (!(now[j] >= before[j] && now[j] < 1)) ck_abort_msg("importance %g after %g", now[j], before[j]);
                 grown += now[j] > before[j];
             }
             if (i < b.suffix[q]) ck_assert_msg(grown == 0, "question %u: row %u is not observed", q, i);
@@ -451,7 +464,8 @@ START_TEST(test_importance_grows_from_zero)
     forward_begin_questions(f, b.n_questions); // forgets
     for (uint32_t q = 0; q < b.n_questions; q++) {
         forward_importance(f, q, now);
-        for (size_t j = 0; j < n; j++) ck_assert_float_eq(now[j], 0);
+        memset(before, 0, n * sizeof *before);
+        case_same("importance", now, before, n);
     }
     free(before), free(now), free(b.context);
     forward_close(f);
