@@ -47,6 +47,7 @@ run_test() {
         ;;
     esac
     echo "$passed $failed $skipped" >"$work/$number.sum"
+    [ "$((passed + failed + skipped))" = 0 ] && return # a script that does not apply to this build
     rm -rf "$work/$number.tmp"
     {
         printf '%-4s %-10s %-34s %4d passed %3d failed  %4d s\n' "$kind" "$shown" "$name" "$passed" "$failed" $((SECONDS - start))
