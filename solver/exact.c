@@ -2,7 +2,7 @@
 #include "runtime/fail.h"
 #include "solver/certificate.h"
 #include "solver/exact_core.h"
-#include <omp.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -87,7 +87,7 @@ static void close_rows(exact_result *x, const loss_curves *c)
         const uint32_t *keep = x->keep + (size_t)r * x->n_heads;
         x->loss[r] = certificate_loss(c, 0, x->n_heads, keep);
         x->nested[r] = 1;
-        for (uint32_t h = 0; r > 0 && h < x->n_heads; h++) x->nested[r] &= keep[h] <= keep[h - (int64_t)x->n_heads];
+        for (uint32_t h = 0; r > 0 && h < x->n_heads; h++) x->nested[r] &= keep[h] <= (keep - x->n_heads)[h];
     }
 }
 
@@ -156,61 +156,158 @@ kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *
     return finish(&all, x, err);
 }
 
-// Budgets within `cap` that sum to what `keep` does: keep, cut at cap, and the rest to the first heads that have room.
-static void cut(uint32_t *start, const uint32_t *keep, const uint32_t *cap, uint32_t n)
+// ---- Nested rows ----------------------------------------------------------------------------------------------------
+
+// One group on its way from row to row.
+typedef struct nesting {
+    core_problem p;
+    core_work *w;
+    const exact_result *x;
+    uint32_t group;
+    uint32_t *start; // [n]
+    uint32_t *rows;  // [R, n] the candidate
+    uint32_t *best;  // [R, n] the best candidate so far
+    uint8_t *proved; // [R] of the candidate
+    uint8_t *best_proved;
+    double excess; // of the best
+    uint64_t work;
+} nesting;
+
+// Budgets within the limits that sum to what `keep` does: keep, moved into them; what is then missing goes to the first
+// heads that have room, what is too much is taken from the first that can give.
+static void clip(uint32_t *start, const uint32_t *keep, const core_problem *p)
 {
-    uint64_t left = 0;
-    for (uint32_t h = 0; h < n; h++) {
-        start[h] = keep[h] < cap[h] ? keep[h] : cap[h];
-        left += keep[h] - start[h];
+    int64_t left = 0;
+    for (uint32_t h = 0; h < p->n; h++) {
+        start[h] = p->cap && keep[h] > p->cap[h]       ? p->cap[h]
+                   : p->least && keep[h] < p->least[h] ? p->least[h]
+                                                       : keep[h];
+        left += (int64_t)keep[h] - start[h];
     }
-    for (uint32_t h = 0; h < n && left > 0; h++) {
-        uint32_t room = cap[h] - start[h], take = room < left ? room : (uint32_t)left;
-        start[h] += take;
+    for (uint32_t h = 0; h < p->n && left != 0; h++) {
+        int64_t room = p->cap ? (int64_t)p->cap[h] - start[h] : (int64_t)p->least[h] - start[h];
+        int64_t take = llabs(room) < llabs(left) ? room : left;
+        start[h] = (uint32_t)(start[h] + take);
         left -= take;
     }
 }
 
-static kvb_status nest_group(exact_result *x, core_problem p, core_work *w, uint32_t group, uint32_t *start,
-                             uint64_t *work, kvb_error *err)
+// Row r under the limit of the neighbour that is done, one row back or ahead.
+static kvb_status nest_row(nesting *s, uint32_t r, bool upwards, kvb_error *err)
 {
-    for (uint32_t r = 1; r < x->n_rows; r++) {
-        uint32_t *keep = x->keep + (size_t)r * x->n_heads + p.first;
-        const uint32_t *cap = keep - x->n_heads;
-        bool nested = true;
-        for (uint32_t h = 0; h < p.n; h++) nested &= keep[h] <= cap[h];
-        if (nested) continue; // the free optimum is within the limit, so it is the optimum under it too
-        cut(start, keep, cap, p.n);
-        p.cap = cap;
-        p.start = start;
-        p.lambda = x->lambda[(size_t)r * x->n_groups + group];
-        core_answer a;
-        kvb_status status = core_solve(w, &p, keep, &a, err);
+    core_problem p = s->p;
+    uint32_t *keep = s->rows + (size_t)r * p.n;
+    const uint32_t *neighbour = upwards ? keep - p.n : keep + p.n;
+    bool nested = true;
+    memcpy(keep, s->x->keep + (size_t)r * s->x->n_heads + p.first, p.n * sizeof *keep);
+    s->proved[r] = s->x->proved[r];
+    for (uint32_t h = 0; h < p.n; h++) nested &= upwards ? keep[h] <= neighbour[h] : keep[h] >= neighbour[h];
+    if (nested) return KVB_OK; // the free optimum is within the limit, so it is the optimum under it too
+    p.cap = upwards ? neighbour : NULL;
+    p.least = upwards ? NULL : neighbour;
+    clip(s->start, keep, &p);
+    p.start = s->start;
+    p.lambda = s->x->lambda[(size_t)r * s->x->n_groups + s->group];
+    core_answer a;
+    kvb_status status = core_solve(s->w, &p, keep, &a, err);
+    s->work += a.work;
+    s->proved[r] &= a.proved;
+    return status;
+}
+
+// The candidate's loss over the optimum, as a share of it, summed over the rows; keeps the candidate if it is the best.
+static void judge_rows(nesting *s)
+{
+    uint32_t n = s->p.n, rows = s->x->n_rows;
+    double excess = 0;
+    for (uint32_t r = 0; r < rows; r++) {
+        const uint32_t *free_row = s->x->keep + (size_t)r * s->x->n_heads + s->p.first;
+        double least = certificate_loss(s->p.curves, s->p.first, n, free_row);
+        double loss = certificate_loss(s->p.curves, s->p.first, n, s->rows + (size_t)r * n);
+        if (least > 0) excess += loss / least - 1;
+    }
+    if (!(excess < s->excess)) return;
+    s->excess = excess;
+    memcpy(s->best, s->rows, (size_t)rows * n * sizeof *s->best);
+    memcpy(s->best_proved, s->proved, rows);
+}
+
+static kvb_status nest_group(nesting *s, const allocation *greedy, kvb_error *err)
+{
+    uint32_t rows = s->x->n_rows, n = s->p.n;
+    kvb_status status = KVB_OK;
+    s->excess = INFINITY;
+    for (uint32_t r = 0; r < rows; r++)
+        memcpy(s->rows + (size_t)r * n, greedy->keep + (size_t)r * s->x->n_heads + s->p.first, n * sizeof *s->rows);
+    memcpy(s->proved, s->x->proved, rows);
+    judge_rows(s);
+    for (uint32_t quarter = 0; quarter <= 4; quarter++) {
+        uint32_t from = (rows - 1) * quarter / 4;
+        memcpy(s->rows + (size_t)from * n, s->x->keep + (size_t)from * s->x->n_heads + s->p.first, n * sizeof *s->rows);
+        s->proved[from] = s->x->proved[from];
+        for (uint32_t r = from + 1; r < rows && status == KVB_OK; r++) status = nest_row(s, r, true, err);
+        for (uint32_t r = from; r-- > 0 && status == KVB_OK;) status = nest_row(s, r, false, err);
         if (status != KVB_OK) return status;
-        *work += a.work;
-        if (!a.proved) x->proved[r] = 0;
+        judge_rows(s);
+        if (s->excess <= 0) break; // the free optima are nested
     }
     return KVB_OK;
 }
 
-kvb_status exact_nest(exact_result *x, const loss_curves *c, const exact_limits *limits, kvb_error *err)
+static kvb_status nest_alone(exact_result *out, const exact_result *x, const loss_curves *c, const allocation *greedy,
+                             const exact_limits *limits, uint32_t group, uint64_t *work, kvb_error *err)
 {
-    if (x->n_heads != shape_heads(&c->shape))
-        return kvb_fail(err, KVB_ARGUMENT, "exact solution: result and curves are of different shapes");
+    core_problem p = problem_of(x, c, limits, group);
+    size_t cells = (size_t)x->n_rows * p.n;
+    uint32_t *budgets = malloc((2 * cells + p.n) * sizeof *budgets);
+    uint8_t *proved = malloc(2 * (size_t)x->n_rows);
+    core_work *w = core_work_new();
+    kvb_status status;
+    if (budgets && proved && w) {
+        nesting s = {.p = p, .w = w, .x = x, .group = group};
+        s.rows = budgets;
+        s.best = budgets + cells;
+        s.start = budgets + 2 * cells;
+        s.proved = proved;
+        s.best_proved = proved + x->n_rows;
+        status = nest_group(&s, greedy, err);
+        for (uint32_t r = 0; r < x->n_rows && status == KVB_OK; r++) {
+            memcpy(out->keep + (size_t)r * x->n_heads + p.first, s.best + (size_t)r * p.n, p.n * sizeof *budgets);
+#pragma omp atomic
+            out->proved[r] &= s.best_proved[r];
+        }
+        *work = s.work;
+    } else {
+        status = kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for nested rows");
+    }
+    free(budgets);
+    free(proved);
+    core_work_free(w);
+    return status;
+}
+
+kvb_status exact_nest(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
+                      kvb_error *err)
+{
+    if (x->n_heads != shape_heads(&c->shape) || greedy->n_heads != x->n_heads || greedy->n_rows != x->n_rows ||
+        greedy->n_groups != x->n_groups)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "exact solution: result, curves and greedy's budgets are of different shapes");
     outcome all = {0};
+    // Groups write only their own columns of keep; proved is read as it was.
+    uint8_t *proved = malloc(x->n_rows);
+    if (!proved) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %u rows", x->n_rows);
+    memcpy(proved, x->proved, x->n_rows);
+    exact_result before = *x;
+    before.proved = proved;
 #pragma omp parallel for schedule(dynamic) if (x->n_groups > 1)
     for (uint32_t group = 0; group < x->n_groups; group++) {
-        core_problem p = problem_of(x, c, limits, group);
-        core_work *w = core_work_new();
-        uint32_t *start = malloc(p.n * sizeof *start);
-        uint64_t work = 0;
         kvb_error error = {0};
-        kvb_status status = w && start ? nest_group(x, p, w, group, start, &work, &error)
-                                       : kvb_fail(&error, KVB_MEMORY, "exact solution: not enough memory");
+        uint64_t work = 0;
+        kvb_status status = nest_alone(x, &before, c, greedy, limits, group, &work, &error);
         merge(&all, status, &error, work);
-        free(start);
-        core_work_free(w);
     }
+    free(proved);
     if (all.status == KVB_OK) close_rows(x, c);
     return finish(&all, x, err);
 }

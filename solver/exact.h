@@ -7,9 +7,13 @@
 // on the number of threads nor on which rows are asked for.
 //
 // Optima need not be nested: a head may get more tokens when all together get fewer. An engine that evicts further as
-// its cache fills up cannot take a token back, so exact_nest() makes the rows nested: from the second row on, a head
-// may keep at most what it keeps in the row before, and each row is the optimum under this limit. It is exact row by
-// row, and never better than the free optimum; what it costs is `loss` against `optimum`.
+// its cache fills up cannot take a token back, so exact_nest() makes the rows nested. One row keeps its optimum; from
+// there on towards higher ratios a head may keep at most what it keeps in the row before, towards lower ratios at least
+// what it keeps in the row after, and each row is the optimum under these limits. This is done from the rows at 1, 25,
+// 50, 75 and 99 % of the way, and the result with the least excess over the optimum, as a share of it summed over the
+// rows, is taken; greedy's rows, which are nested, are a candidate too. So nesting never costs more in that sum than
+// exactness had gained; it is not the best of all nested tables, which would be one problem over all rows at once. In
+// the per-layer scope every layer chooses by itself. What it costs is `loss` against `optimum`.
 #pragma once
 #include "solver/greedy.h"
 #include <stdbool.h>
@@ -46,5 +50,6 @@ void exact_free(exact_result *x);
 kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
                        kvb_error *err);
 
-// Replaces the rows of keep that are not nested, one after the other, ratios ascending.
-kvb_status exact_nest(exact_result *x, const loss_curves *c, const exact_limits *limits, kvb_error *err);
+// Replaces keep by nested rows. `greedy` as above.
+kvb_status exact_nest(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
+                      kvb_error *err);

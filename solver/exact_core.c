@@ -88,6 +88,11 @@ static bool grow_heads(core_work *w, size_t n)
     return true;
 }
 
+static uint32_t least_of(const core_problem *p, uint32_t h)
+{
+    return p->least ? p->least[h] : p->curves->floor;
+}
+
 static uint32_t cap_of(const core_problem *p, uint32_t h)
 {
     return p->cap ? p->cap[h] : p->curves->shape.n_tokens;
@@ -116,7 +121,7 @@ static double find_minimisers(core_work *w, const core_problem *p, double lambda
     double gap = 0;
     for (uint32_t h = 0; h < p->n; h++) {
         const double *loss = curve_of(p, h);
-        uint32_t cap = cap_of(p, h), base = p->curves->floor;
+        uint32_t cap = cap_of(p, h), base = least_of(p, h);
         double best = loss[base - protect] + lambda * base;
         for (uint32_t b = base + 1; b <= cap; b++) {
             double value = loss[b - protect] + lambda * b;
@@ -142,18 +147,18 @@ static double find_margin(const core_problem *p, double lambda, double gap)
 // All choices with a reduced cost of at most `theta` that no choice of fewer tokens equals in loss.
 static kvb_status reduce(core_work *w, const core_problem *p, double lambda, double theta, kvb_error *err)
 {
-    uint32_t protect = shape_protected(&p->curves->shape), floor = p->curves->floor;
+    uint32_t protect = shape_protected(&p->curves->shape);
     choices *out = &w->all;
     size_t count = 0;
     for (uint32_t h = 0; h < p->n; h++) {
         const double *loss = curve_of(p, h);
-        uint32_t cap = cap_of(p, h), base = w->base[h];
-        if (!grow(&out->at, &out->capacity, count + cap - floor + 1, sizeof *out->at))
+        uint32_t least = least_of(p, h), cap = cap_of(p, h), base = w->base[h];
+        if (!grow(&out->at, &out->capacity, count + cap - least + 1, sizeof *out->at))
             return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for the choices of %u heads", p->n);
         out->first[h] = count;
-        for (uint32_t b = floor; b <= cap; b++) {
+        for (uint32_t b = least; b <= cap; b++) {
             double cost = reduced_cost(loss, protect, b, base, lambda);
-            if (cost > theta || (b > floor && b != base && loss[b - protect] == loss[b - 1 - protect])) continue;
+            if (cost > theta || (b > least && b != base && loss[b - protect] == loss[b - 1 - protect])) continue;
             out->at[count++] = (choice){cost, b};
         }
     }
@@ -517,7 +522,7 @@ kvb_status core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_
     kvb_status status = reduce_best(w, p, a, err);
     if (status != KVB_OK || a->gap <= a->margin) return status;
     double all = 0;
-    for (uint32_t h = 0; h < p->n; h++) all += cap_of(p, h) - p->curves->floor + 1;
+    for (uint32_t h = 0; h < p->n; h++) all += cap_of(p, h) - least_of(p, h) + 1;
     a->surviving = (double)w->all.first[p->n] / all;
     int64_t target = target_of(w, p);
     dp_end end = DP_NOTHING;

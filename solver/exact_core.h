@@ -26,8 +26,9 @@
 typedef struct core_problem {
     const loss_curves *curves;
     uint32_t first, n;     // heads first .. first + n - 1
-    const uint32_t *cap;   // [n] most tokens that each may keep, at least the floor; NULL: T
-    const uint32_t *start; // [n] budgets within floor .. cap; their sum is the budget
+    const uint32_t *least; // [n] fewest tokens that each may keep, floor .. cap; NULL: the floor
+    const uint32_t *cap;   // [n] most tokens that each may keep, floor .. T; NULL: T
+    const uint32_t *start; // [n] budgets within least .. cap; their sum is the budget
     double lambda;         // multiplier >= 0; a good one makes the problem small, any one is right
     uint64_t max_work;     // relaxations; beyond them the problem is given up
     uint64_t max_bytes;    // of states

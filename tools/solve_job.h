@@ -1,7 +1,8 @@
-// What kvbudget solve shares between reading the record (cmd_solve.c) and writing what came out (solve_results.c).
+// What solve and validate share: the pairs of a record (solve_record.c); and solve's results (solve_results.c).
 #pragma once
 #include "formats/record.h"
 #include "solver/aggregate.h"
+#include "solver/exact.h"
 #include "solver/problem.h"
 #include "tools/cli.h"
 #include <cjson/cJSON.h>
@@ -15,7 +16,7 @@ typedef struct solve_command {
     cli_list metric_names;
     const char *output, *npy, *budgets, *contexts, *aggregate_name, *scope_name, *hull_name;
     uint64_t sink, window, max_questions;
-    bool json, quiet, mean_loss;
+    bool json, quiet, mean_loss, exact, monotone;
     solve_options options;
     double ratios[ROWS];
     const char *path;
@@ -32,6 +33,7 @@ typedef struct metric_job {
     const char *metric;
     uint32_t sink, window, longest; // longest: tokens of the longest context in use
     char *parameters;               // JSON object text
+    uint32_t n_visits;              // how often every pair is read, for the progress bar
     uint32_t n_pairs, n_skipped, n_contexts, fewest_queries, most_queries;
     ratio_mean spread; // of the pairs' own optima
     loss_mean merged;  // used with mean_loss only
@@ -39,6 +41,9 @@ typedef struct metric_job {
     float *scores, *oracle;
     double loss[ROWS], bound[ROWS], lambda[ROWS], table_loss[ROWS], uniform_loss[ROWS], effective[ROWS];
     uint8_t saturated[ROWS];
+    // With --exact: greedy's loss, the optimum, and rows that met a limit, in any problem.
+    double greedy[ROWS], optimum[ROWS];
+    uint8_t unproved[ROWS];
     double *prune_ratio, *std, *uniform; // [R,L,G]
     double solve_seconds;                // hulls, sweep and certificate of all pairs
 } metric_job;
@@ -48,6 +53,23 @@ static inline bool is_selected(const solve_command *s, const record_question_inf
 {
     return q->n_queries > 0 && index < s->max_questions;
 }
+
+// Checks what was given against what there is, and fills s->options, s->ratios and s->mean_loss. An exit code.
+int check_solve_options(solve_command *s);
+
+// Opens the record; finds the contexts and metrics that the command line names.
+kvb_status select_from_record(solve_command *s, kvb_error *err);
+
+// The metric's protected tokens and parameters, and how many pairs of which sizes there are.
+kvb_status select_pairs(const solve_command *s, metric_job *job, kvb_error *err);
+
+// Tells of questions that are left out or hard to compare.
+void warn_of_pairs(const metric_job *job);
+
+// Does one thing with every pair; `p` is made for the context's shape, its curves are filled. job->scores and
+// job->oracle hold at least L G longest numbers. Errors name record, context and question.
+typedef kvb_status pair_action(solve_command *s, metric_job *job, problem *p, kvb_error *err);
+kvb_status walk_pairs(solve_command *s, metric_job *job, pair_action *action, uint32_t *done, kvb_error *err);
 
 // Where a metric's file goes: `pattern` with {metric} replaced, or in the folder `pattern`, or, for one metric, just
 // so.

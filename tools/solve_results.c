@@ -5,6 +5,7 @@
 #include "formats/table_write.h"
 #include "runtime/fail.h"
 #include "tools/solve_job.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,7 +60,8 @@ static cJSON *table_metadata(const solve_command *s, const metric_job *job, cons
          cJSON_AddStringToObject(m, "hull", s->hull_name) && cJSON_AddStringToObject(m, "max_prune", "0.99") &&
          cJSON_AddStringToObject(m, "calibration_tokens", tokens) && add_number(m, "n_contexts", job->n_contexts) &&
          add_number(m, "n_questions", job->n_pairs) && cJSON_AddStringToObject(m, "n_queries", queries) &&
-         cJSON_AddStringToObject(m, "record_sha256", record_sha256);
+         cJSON_AddStringToObject(m, "record_sha256", record_sha256) &&
+         (!s->exact || cJSON_AddStringToObject(m, "solver", s->monotone ? "exact_nested" : "exact"));
     free(tokens);
     if (ok) return m;
     cJSON_Delete(m);
@@ -130,6 +132,35 @@ kvb_status write_results(const solve_command *s, const metric_job *job, kvb_erro
     return status;
 }
 
+// What exactness brought, and what nesting took, where it was most.
+static void print_exact(const solve_command *s, const metric_job *job)
+{
+    int saved = 0, cost = 0, unproved = 0;
+    double most_saved = 0, most_cost = 0, sum_saved = 0, sum_cost = 0;
+    for (int r = 0; r < ROWS; r++) {
+        double save = job->greedy[r] > 0 ? 100 * (1 - job->optimum[r] / job->greedy[r]) : 0;
+        double more = job->optimum[r] > 0 ? 100 * (job->loss[r] / job->optimum[r] - 1) : 0;
+        sum_saved += save / ROWS;
+        sum_cost += more / ROWS;
+        unproved += job->unproved[r];
+        if (save > most_saved) saved = r;
+        if (more > most_cost) cost = r;
+        most_saved = fmax(most_saved, save);
+        most_cost = fmax(most_cost, more);
+    }
+    printf("  Exact: the optimum loses %.4f %% less than greedy on average over the ratios, %.4f %% at the most (%d %% "
+           "pruned).\n",
+           sum_saved, most_saved, saved + 1);
+    if (s->monotone)
+        printf("  Nested: these budgets lose %.4f %% more than the optimum on average, %.4f %% at the most (%d %% "
+               "pruned).\n",
+               sum_cost, most_cost, cost + 1);
+    if (unproved)
+        printf(
+            "  %d of %d rows are not proved to be optimal: a problem was too large, and greedy's budgets were kept.\n",
+            unproved, ROWS);
+}
+
 void print_results(const solve_command *s, const metric_job *job)
 {
     static const int shown[] = {10, 30, 50, 70, 80, 90, 95};
@@ -143,6 +174,7 @@ void print_results(const solve_command *s, const metric_job *job)
         printf("  %4d %%  %8.4f  %8.4f  %8.4f  %8.4f   %8.4f%s\n", shown[i], 100 * job->loss[r], 100 * job->bound[r],
                gap, 100 * job->table_loss[r], 100 * job->uniform_loss[r], job->saturated[r] ? "  saturated" : "");
     }
+    if (s->exact) print_exact(s, job);
     int first = ROWS;
     while (first > 0 && job->saturated[first - 1]) first--;
     if (first < ROWS)
@@ -150,7 +182,7 @@ void print_results(const solve_command *s, const metric_job *job)
                100 * job->effective[ROWS - 1]);
 }
 
-static bool add_rows(cJSON *to, const metric_job *job)
+static bool add_rows(cJSON *to, const solve_command *s, const metric_job *job)
 {
     cJSON *rows = cJSON_AddArrayToObject(to, "rows");
     bool ok = rows != NULL;
@@ -163,7 +195,10 @@ static bool add_rows(cJSON *to, const metric_job *job)
              cJSON_AddNumberToObject(row, "table_loss", job->table_loss[r]) &&
              cJSON_AddNumberToObject(row, "uniform_loss", job->uniform_loss[r]) &&
              cJSON_AddNumberToObject(row, "effective_ratio", job->effective[r]) &&
-             cJSON_AddBoolToObject(row, "saturated", job->saturated[r]);
+             cJSON_AddBoolToObject(row, "saturated", job->saturated[r]) &&
+             (!s->exact || (cJSON_AddNumberToObject(row, "greedy", job->greedy[r]) &&
+                            cJSON_AddNumberToObject(row, "optimum", job->optimum[r]) &&
+                            cJSON_AddBoolToObject(row, "proved", !job->unproved[r])));
     }
     return ok;
 }
@@ -177,9 +212,10 @@ kvb_status add_results_json(cJSON *list, const solve_command *s, const metric_jo
               cJSON_AddStringToObject(item, "scope", s->scope_name) &&
               cJSON_AddStringToObject(item, "aggregate", s->aggregate_name) &&
               cJSON_AddStringToObject(item, "hull", s->hull_name) &&
+              (!s->exact || cJSON_AddStringToObject(item, "solver", s->monotone ? "exact_nested" : "exact")) &&
               cJSON_AddNumberToObject(item, "n_contexts", job->n_contexts) &&
               cJSON_AddNumberToObject(item, "n_questions", job->n_pairs) &&
               cJSON_AddNumberToObject(item, "n_skipped", job->n_skipped) &&
-              cJSON_AddNumberToObject(item, "solve_seconds", job->solve_seconds) && add_rows(item, job);
+              cJSON_AddNumberToObject(item, "solve_seconds", job->solve_seconds) && add_rows(item, s, job);
     return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
 }

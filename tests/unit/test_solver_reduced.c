@@ -1,5 +1,6 @@
-// The reduced exact solution against the token-level DP, brute force, and a plain DP with caps for nested rows.
+// The reduced exact solution against the token-level DP, brute force, and a plain DP with limits for each head.
 #include "solver/exact.h"
+#include "solver/exact_core.h"
 #include "solver/mckp.h"
 #include "test_solver_cases.h"
 #include <omp.h>
@@ -214,8 +215,42 @@ START_TEST(equals_brute_force)
 }
 END_TEST
 
-// Optimum under caps by a plain DP.
-static double capped(const loss_curves *c, const uint32_t *cap, uint64_t budget)
+START_TEST(nested_rows)
+{
+    case_seed("nested");
+    int replaced = 0, better = 0;
+    for (int round = 0; round < 6 * CASE_KINDS; round++) {
+        cache_shape shape = {1 + case_below(3), 1 + case_below(4), 0, case_below(2), case_below(3)};
+        shape.n_tokens = shape_protected(&shape) + 1 + case_below(round % 4 ? 60 : 200);
+        kvb_error err = {0};
+        solved_case s = {0};
+        solve_case(&s, (case_kind)(round % CASE_KINDS), &shape, round % 2 ? SCOPE_LAYER : SCOPE_GLOBAL, HULL_FEASIBLE);
+        uint32_t n = s.x.n_heads;
+        double excess = 0, greedy_excess = 0;
+        for (int r = 0; r < TABLE_ROWS; r++) replaced += !s.x.nested[r];
+        must(exact_nest(&s.x, &s.p.curves, &s.p.allocation, NULL, &err), &err);
+        for (int r = 0; r < TABLE_ROWS; r++) {
+            const uint32_t *keep = s.x.keep + (size_t)r * n;
+            check_budgets(&s, r);
+            ck_assert(s.x.nested[r] && s.x.proved[r]);
+            ck_assert(s.x.optimum[r] <= s.x.loss[r] + s.tolerance);
+            for (uint32_t h = 0; r > 0 && h < n; h++) ck_assert_uint_le(keep[h], (keep - n)[h]);
+            if (!(s.x.optimum[r] > 0)) continue;
+            excess += s.x.loss[r] / s.x.optimum[r] - 1;
+            greedy_excess += s.x.greedy[r] / s.x.optimum[r] - 1;
+        }
+        if (s.x.n_groups == 1) ck_assert(excess <= greedy_excess + 1e-9);
+        better += excess < greedy_excess - 1e-9;
+        free_case(&s);
+    }
+    printf("rows not nested before: %d, problems with a nested table better than greedy: %d\n", replaced, better);
+    ck_assert_int_gt(replaced, 100);
+    ck_assert_int_gt(better, 0);
+}
+END_TEST
+
+// Optimum under limits by a plain DP.
+static double limited(const loss_curves *c, const uint32_t *least, const uint32_t *cap, uint64_t budget)
 {
     uint32_t n = shape_heads(&c->shape);
     size_t states = (size_t)n * c->shape.n_tokens + 1;
@@ -225,7 +260,7 @@ static double capped(const loss_curves *c, const uint32_t *cap, uint64_t budget)
     for (uint32_t h = 0; h < n; h++) {
         for (size_t x = 0; x < states; x++) {
             next[x] = INFINITY;
-            for (uint32_t b = c->floor; b <= cap[h] && b <= x; b++)
+            for (uint32_t b = least[h]; b <= cap[h] && b <= x; b++)
                 next[x] = fmin(next[x], value[x - b] + loss_at(c, h, b));
         }
         double *swap = value;
@@ -238,31 +273,39 @@ static double capped(const loss_curves *c, const uint32_t *cap, uint64_t budget)
     return result;
 }
 
-START_TEST(nested_rows)
+// Any limits, any multiplier, any starting budgets.
+START_TEST(limits_of_heads)
 {
-    case_seed("nested");
-    int replaced = 0;
-    for (int round = 0; round < 3 * CASE_KINDS; round++) {
-        cache_shape shape = {1 + case_below(2), 1 + case_below(3), 0, case_below(2), case_below(3)};
-        shape.n_tokens = shape_protected(&shape) + 1 + case_below(60);
-        kvb_error err = {0};
-        solved_case s = {0};
-        solve_case(&s, (case_kind)(round % CASE_KINDS), &shape, round % 2 ? SCOPE_LAYER : SCOPE_GLOBAL, HULL_FEASIBLE);
-        uint32_t n = s.x.n_heads;
-        for (int r = 0; r < TABLE_ROWS; r++) replaced += !s.x.nested[r];
-        must(exact_nest(&s.x, &s.p.curves, NULL, &err), &err);
-        for (int r = 0; r < TABLE_ROWS; r++) {
-            const uint32_t *keep = s.x.keep + (size_t)r * n;
-            check_budgets(&s, r);
-            ck_assert(s.x.nested[r] && s.x.proved[r]);
-            ck_assert(s.x.optimum[r] <= s.x.loss[r] + s.tolerance);
-            for (uint32_t h = 0; r > 0 && h < n; h++) ck_assert_uint_le(keep[h], keep[h - (int64_t)n]);
-            if (r > 0 && s.x.n_groups == 1)
-                ck_assert(fabs(capped(&s.p.curves, keep - n, total_kept(keep, n)) - s.x.loss[r]) <= s.tolerance);
+    case_seed("limits of heads");
+    core_work *w = core_work_new();
+    for (int round = 0; round < 60 * CASE_KINDS; round++) {
+        uint32_t least[12], cap[12], start[12], keep[12], n;
+        cache_shape shape = {1 + case_below(3), 1 + case_below(4), 0, case_below(2), case_below(3)};
+        shape.n_tokens = shape_protected(&shape) + 1 + case_below(40);
+        loss_curves c;
+        case_curves(&c, (case_kind)(round % CASE_KINDS), &shape);
+        n = shape_heads(&shape);
+        for (uint32_t h = 0; h < n; h++) {
+            least[h] = c.floor + case_below(shape.n_tokens - c.floor + 1) / 2;
+            cap[h] = least[h] + case_below(shape.n_tokens - least[h] + 1);
+            start[h] = least[h] + case_below(cap[h] - least[h] + 1);
         }
-        free_case(&s);
+        core_problem p = {&c, 0, n, least, cap, start, 0, UINT64_MAX, 1 << 28};
+        if (round % 4) p.lambda = c.total / (n * shape.n_tokens) * 2 * case_uniform();
+        core_answer a;
+        kvb_error err = {0};
+        must(core_solve(w, &p, keep, &a, &err), &err);
+        double loss = 0, best = limited(&c, least, cap, total_kept(start, n));
+        for (uint32_t h = 0; h < n; h++) {
+            ck_assert(keep[h] >= least[h] && keep[h] <= cap[h]);
+            loss += loss_at(&c, h, keep[h]);
+        }
+        ck_assert(a.proved);
+        ck_assert_uint_eq(total_kept(keep, n), total_kept(start, n));
+        ck_assert_msg(fabs(loss - best) <= 1e-12 * (c.total + 1e-300), "round %d: %.17g, DP %.17g", round, loss, best);
+        loss_curves_free(&c);
     }
-    ck_assert_int_gt(replaced, 10);
+    core_work_free(w);
 }
 END_TEST
 
@@ -324,7 +367,7 @@ START_TEST(wrong_arguments_are_refused)
     solve_case(&s, CASE_RANDOM, &shape, SCOPE_GLOBAL, HULL_FEASIBLE);
     must(exact_init(&x, &other, SCOPE_GLOBAL, TABLE_ROWS, &err), &err);
     ck_assert_int_eq(exact_solve(&x, &s.p.curves, &s.p.allocation, NULL, &err), KVB_ARGUMENT);
-    ck_assert_int_eq(exact_nest(&x, &s.p.curves, NULL, &err), KVB_ARGUMENT);
+    ck_assert_int_eq(exact_nest(&x, &s.p.curves, &s.p.allocation, NULL, &err), KVB_ARGUMENT);
     exact_free(&x);
     s.p.allocation.keep[0] = 51;
     ck_assert_int_eq(exact_solve(&s.x, &s.p.curves, &s.p.allocation, NULL, &err), KVB_ARGUMENT);
@@ -341,6 +384,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, known_gap);
     tcase_add_test(tc, equals_brute_force);
     tcase_add_test(tc, nested_rows);
+    tcase_add_test(tc, limits_of_heads);
     tcase_add_test(tc, threads_do_not_matter);
     tcase_add_test(tc, limits_are_kept);
     tcase_add_test(tc, wrong_arguments_are_refused);

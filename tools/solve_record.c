@@ -1,0 +1,276 @@
+// Which pairs of a record a command works on, and reading them one by one: shared by solve and validate.
+#include "runtime/fail.h"
+#include "tools/solve_job.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// --contexts a,b,c in the given order; without it all, in calibration order.
+static kvb_status select_contexts(solve_command *s, kvb_error *err)
+{
+    size_t count = record_context_count(s->r);
+    s->selected = calloc(count ? count : 1, sizeof *s->selected);
+    if (!s->selected) return kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", count);
+    if (!s->contexts)
+        for (; s->n_selected < count; s->n_selected++) s->selected[s->n_selected] = s->n_selected;
+    for (const char *text = s->contexts; text;) {
+        size_t length = strcspn(text, ","), i = 0;
+        for (; i < count; i++) {
+            const char *id = record_context(s->r, i)->id;
+            if (strlen(id) == length && memcmp(id, text, length) == 0) break;
+        }
+        if (i == count)
+            return kvb_fail(err, KVB_ARGUMENT, "--contexts: %s has no context '%.*s'; `kvbudget inspect` lists them",
+                            s->path, (int)length, text);
+        for (size_t k = 0; k < s->n_selected; k++)
+            if (s->selected[k] == i)
+                return kvb_fail(err, KVB_ARGUMENT, "--contexts: '%.*s' is given twice", (int)length, text);
+        s->selected[s->n_selected++] = i;
+        text = text[length] ? text + length + 1 : NULL;
+    }
+    if (s->n_selected == 0) return kvb_fail(err, KVB_FORMAT, "%s: the record holds no context", s->path);
+    return KVB_OK;
+}
+
+static void list_metrics(const record_context_info *c, char *out, size_t size)
+{
+    size_t used = 0;
+    out[0] = '\0';
+    for (uint32_t i = 0; i < c->n_metrics && used < size; i++)
+        used += (size_t)snprintf(out + used, size - used, "%s%s", i ? ", " : "", c->metrics[i]);
+}
+
+// A full name, or the beginning of exactly one up to a ':'.
+static kvb_status find_metric(const char **out, const record_context_info *c, const char *name, kvb_error *err)
+{
+    char known[256];
+    size_t length = strlen(name), found = 0;
+    for (uint32_t i = 0; i < c->n_metrics; i++) {
+        const char *metric = c->metrics[i];
+        if (strncmp(metric, name, length) != 0 || (metric[length] && metric[length] != ':')) continue;
+        *out = metric;
+        found++;
+        if (!metric[length]) return KVB_OK;
+    }
+    if (found == 1) return KVB_OK;
+    list_metrics(c, known, sizeof known);
+    return kvb_fail(err, KVB_ARGUMENT, "--metric %s: %s; the record has %s", name,
+                    found ? "several metrics begin like this" : "not in the record", known);
+}
+
+static bool has_metric(const record_context_info *c, const char *metric)
+{
+    for (uint32_t i = 0; i < c->n_metrics; i++)
+        if (strcmp(c->metrics[i], metric) == 0) return true;
+    return false;
+}
+
+static kvb_status add_metric(solve_command *s, const char *metric, kvb_error *err)
+{
+    for (size_t j = 0; j < s->n_metrics; j++)
+        if (s->metrics[j] == metric) return KVB_OK; // named twice, or by `all` too
+    for (size_t k = 0; k < s->n_selected; k++) {
+        const record_context_info *c = record_context(s->r, s->selected[k]);
+        if (!has_metric(c, metric))
+            return kvb_fail(err, KVB_MISMATCH, "%s: context %s has no scores of %s; leave it out with --contexts",
+                            s->path, c->id, metric);
+    }
+    if (s->n_metrics == METRICS_MAX) return kvb_fail(err, KVB_UNSUPPORTED, "at most %d metrics at once", METRICS_MAX);
+    s->metrics[s->n_metrics++] = metric;
+    return KVB_OK;
+}
+
+static kvb_status select_metrics(solve_command *s, kvb_error *err)
+{
+    const record_context_info *first = record_context(s->r, s->selected[0]);
+    kvb_status status = KVB_OK;
+    for (size_t k = 0; k < s->metric_names.count && status == KVB_OK; k++) {
+        const char *name = s->metric_names.items[k], *metric = NULL;
+        if (strcmp(name, "all") != 0) {
+            status = find_metric(&metric, first, name, err);
+            if (status == KVB_OK) status = add_metric(s, metric, err);
+            continue;
+        }
+        for (uint32_t i = 0; i < first->n_metrics && status == KVB_OK; i++)
+            status = add_metric(s, first->metrics[i], err);
+    }
+    if (status == KVB_OK && s->n_metrics == 0)
+        return kvb_fail(err, KVB_FORMAT, "%s: context %s has no scores of any metric", s->path, first->id);
+    return status;
+}
+
+// The record's parameters of a metric: in the root attribute `metrics`, one object by name, or in `metric_<name>`.
+// NULL: not there.
+static cJSON *metric_parameters(const record *r, const char *metric)
+{
+    char name[160];
+    snprintf(name, sizeof name, "metric_%s", metric);
+    const cJSON *attributes = record_attributes(r), *own = cJSON_GetObjectItemCaseSensitive(attributes, name);
+    if (cJSON_IsString(own)) return cJSON_Parse(own->valuestring);
+    const cJSON *text = cJSON_GetObjectItemCaseSensitive(attributes, "metrics");
+    cJSON *all = cJSON_IsString(text) ? cJSON_Parse(text->valuestring) : NULL;
+    cJSON *found = all ? cJSON_DetachItemFromObjectCaseSensitive(all, metric) : NULL;
+    cJSON_Delete(all);
+    return found;
+}
+
+static void read_count(const cJSON *parameters, const char *key, uint32_t *out)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(parameters, key);
+    if (cJSON_IsNumber(item) && item->valuedouble >= 0 && item->valuedouble <= UINT32_MAX / 4)
+        *out = (uint32_t)item->valuedouble;
+}
+
+// Protected tokens: what the command line says, else what the record says of the metric, else the defaults of
+// methods.md 2.8: 4 sinks, and the last token or SnapKV's observation window.
+static kvb_status read_protection(const solve_command *s, metric_job *job, kvb_error *err)
+{
+    cJSON *parameters = metric_parameters(s->r, job->metric);
+    uint32_t window = 32;
+    read_count(parameters, "window", &window);
+    job->sink = 4;
+    job->window = strncmp(job->metric, "snapkv", 6) == 0 ? window : 1;
+    read_count(parameters, "protect_sink", &job->sink);
+    read_count(parameters, "protect_window", &job->window);
+    if (s->sink != NOT_GIVEN) job->sink = (uint32_t)s->sink;
+    if (s->window != NOT_GIVEN) job->window = (uint32_t)s->window;
+    job->parameters = cJSON_IsObject(parameters) ? cJSON_PrintUnformatted(parameters) : strdup("{}");
+    cJSON_Delete(parameters);
+    return job->parameters ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the parameters of %s", job->metric);
+}
+
+// Counts the pairs and checks that each leaves something to choose.
+static kvb_status count_pairs(const solve_command *s, metric_job *job, kvb_error *err)
+{
+    job->fewest_queries = UINT32_MAX;
+    for (size_t k = 0; k < s->n_selected; k++) {
+        const record_context_info *c = record_context(s->r, s->selected[k]);
+        uint32_t before = job->n_pairs;
+        for (uint32_t q = 0; q < c->n_questions; q++) {
+            uint32_t queries = c->questions[q].n_queries;
+            job->n_skipped += queries == 0 && q < s->max_questions;
+            if (!is_selected(s, &c->questions[q], q)) continue;
+            job->n_pairs++;
+            if (queries < job->fewest_queries) job->fewest_queries = queries;
+            if (queries > job->most_queries) job->most_queries = queries;
+        }
+        if (job->n_pairs == before) continue;
+        job->n_contexts++;
+        if (c->n_tokens > job->longest) job->longest = c->n_tokens;
+        if ((uint64_t)job->sink + job->window >= c->n_tokens)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "%s: context %s: %s protects %u + %u of its %u tokens, so there is nothing to choose; "
+                            "leave it out with --contexts, or lower --sink and --window",
+                            s->path, c->id, job->metric, job->sink, job->window, c->n_tokens);
+    }
+    if (job->n_pairs == 0)
+        return kvb_fail(err, KVB_ARGUMENT, "%s: no question with recorded queries is selected; nothing to solve",
+                        s->path);
+    return KVB_OK;
+}
+
+void warn_of_pairs(const metric_job *job)
+{
+    if (job->n_skipped)
+        fprintf(stderr, "warning: %u questions without recorded queries are left out (decoding ended at once)\n",
+                job->n_skipped);
+    if (job->fewest_queries != job->most_queries)
+        fprintf(stderr,
+                "warning: questions with %u to %u recorded queries are mixed; importance is a maximum over queries, so "
+                "longer answers look more demanding (profile --ignore-eos makes them equal)\n",
+                job->fewest_queries, job->most_queries);
+}
+
+kvb_status select_from_record(solve_command *s, kvb_error *err)
+{
+    kvb_status status = record_open(&s->r, s->path, err);
+    if (status == KVB_OK) status = select_contexts(s, err);
+    if (status == KVB_OK) status = select_metrics(s, err);
+    return status;
+}
+
+kvb_status select_pairs(const solve_command *s, metric_job *job, kvb_error *err)
+{
+    kvb_status status = read_protection(s, job, err);
+    return status == KVB_OK ? count_pairs(s, job, err) : status;
+}
+
+// ---- Reading --------------------------------------------------------------------------------------------------------
+
+static kvb_status visit_questions(solve_command *s, metric_job *job, size_t index, pair_action *action, problem *p,
+                                  const metric_order *order, uint32_t *done, kvb_error *err)
+{
+    const record_context_info *c = record_context(s->r, index);
+    kvb_status status = KVB_OK;
+    for (uint32_t q = 0; q < c->n_questions && status == KVB_OK; q++) {
+        if (!is_selected(s, &c->questions[q], q)) continue;
+        if (cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
+        status = record_read_oracle(s->r, index, q, job->oracle, err);
+        if (status != KVB_OK) return status; // names file and question itself
+        kvb_error inner = {0};
+        status = loss_curves_fill(&p->curves, order, job->oracle, &inner);
+        if (status == KVB_OK) status = action(s, job, p, &inner);
+        if (status != KVB_OK)
+            kvb_fail(err, status, "%s: context %s, question %u: %s", s->path, c->id, c->questions[q].number,
+                     inner.message);
+        progress_update(&s->bar, ++*done, (double)job->n_visits * job->n_pairs, "problems");
+    }
+    return status;
+}
+
+kvb_status walk_pairs(solve_command *s, metric_job *job, pair_action *action, uint32_t *done, kvb_error *err)
+{
+    record_shape model = record_get_shape(s->r);
+    kvb_status status = KVB_OK;
+    for (size_t k = 0; k < s->n_selected && status == KVB_OK; k++) {
+        const record_context_info *c = record_context(s->r, s->selected[k]);
+        cache_shape shape = {model.n_layers, model.n_kv_heads, c->n_tokens, job->sink, job->window};
+        metric_order order = {0};
+        problem p = {0};
+        bool any = false;
+        for (uint32_t q = 0; q < c->n_questions; q++) any |= is_selected(s, &c->questions[q], q);
+        if (!any) continue;
+        status = record_read_scores(s->r, s->selected[k], job->metric, job->scores, err);
+        if (status == KVB_OK) status = metric_order_make(&order, &shape, job->scores, err);
+        if (status == KVB_OK) status = problem_init(&p, &shape, &s->options, err);
+        if (status == KVB_OK) status = visit_questions(s, job, s->selected[k], action, &p, &order, done, err);
+        problem_free(&p);
+        metric_order_free(&order);
+    }
+    return status;
+}
+
+// ---- The command line -----------------------------------------------------------------------------------------------
+
+// Index of a word in a pair of words, or -1.
+static int find_word(const char *word, const char *first, const char *second)
+{
+    return strcmp(word, first) == 0 ? 0 : strcmp(word, second) == 0 ? 1 : -1;
+}
+
+int check_solve_options(solve_command *s)
+{
+    int scope = find_word(s->scope_name, "global", "layer"), hull = find_word(s->hull_name, "feasible", "full");
+    int aggregate = find_word(s->aggregate_name, "mean_ratio", "mean_loss");
+    if (scope < 0) return cli_usage_error(s->self, "--scope: expected global or layer, found '%s'", s->scope_name);
+    if (hull < 0) return cli_usage_error(s->self, "--hull: expected feasible or full, found '%s'", s->hull_name);
+    if (aggregate < 0)
+        return cli_usage_error(s->self, "--aggregate: expected mean_ratio or mean_loss, found '%s'", s->aggregate_name);
+    if (s->monotone && !s->exact)
+        return cli_usage_error(s->self, "--monotone is for --exact: greedy's budgets are nested anyway");
+    if (s->exact && hull == 1)
+        return cli_usage_error(s->self, "--hull full is a form of greedy; the exact solution uses no hulls");
+    if (s->metric_names.count == 0)
+        return cli_usage_error(s->self, "--metric M is missing: for which eviction metric (or all)?");
+    if ((s->sink != NOT_GIVEN && s->sink > UINT32_MAX / 4) || (s->window != NOT_GIVEN && s->window > UINT32_MAX / 4))
+        return cli_usage_error(s->self, "--sink or --window is out of range");
+    if (s->max_questions == 0) return cli_usage_error(s->self, "--questions: expected at least 1");
+    const char *const paths[] = {s->output, s->npy, s->budgets};
+    for (int i = 0; i < 3; i++)
+        if (paths[i] && !*paths[i]) return cli_usage_error(s->self, "a file name is empty");
+    table_ratios(s->ratios);
+    s->options = (solve_options){hull == 1 ? HULL_FULL : HULL_FEASIBLE, scope == 1 ? SCOPE_LAYER : SCOPE_GLOBAL,
+                                 s->ratios, ROWS};
+    s->mean_loss = aggregate == 1;
+    return EXIT_DONE;
+}
