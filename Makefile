@@ -225,7 +225,7 @@ bench: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) all
 	@BUILD=$(BUILD) tools/bench.sh
 
-golden:
+golden: all
 	@PYTHON=$(PYTHON) tests/golden/regenerate.sh
 
 quickstart: deps

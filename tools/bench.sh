@@ -18,7 +18,7 @@ row() {
     shift 3
     start=$(now)
     "$@" >"$work/log" 2>&1 || { cat "$work/log" >&2 && exit 1; }
-    awk -v a="$start" -v b="$(now)" -v p="$commit,$cpu,$(nproc),$step,$tokens,$questions" -v n="$(tail -n 1 "$work/log" | tr ',' ';')" \
+    awk -v a="$start" -v b="$(now)" -v p="$commit,$cpu,$(nproc),$step,$tokens,$questions" -v n="$(grep 'peak memory' "$work/log" | tr ',' ';')" \
         'BEGIN { printf "%s,%.2f,%s\n", p, b - a, n }'
 }
 
@@ -28,7 +28,7 @@ for tokens in ${TOKENS:-1024 2048 4096}; do
         row profile "$tokens" "$questions" "$KVB" profile "$model" calib-data/narrative-en.jsonl -o "$work/run.h5" --force \
             --max-tokens "$tokens" --questions "$questions" --ignore-answers --ignore-eos
         for metric in snapkv:kvpress keydiff ea:kvpress; do
-            row "solve $metric" "$tokens" "$questions" "$KVB" solve "$work/run.h5" --metric "$metric" -o "$work/table.safetensors"
+            row "solve $metric" "$tokens" "$questions" "$KVB" solve "$work/run.h5" --metric "$metric" -o "$work/table.safetensors" --quiet
         done
     done
 done
