@@ -1,5 +1,6 @@
 #include "tools/heatmap.h"
 #include "tools/cli.h"
+#include "tools/svg.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -230,7 +231,7 @@ void heatmap_print(const heatmap *map, const heatmap_terminal *terminal, FILE *o
 // ---- SVG ---------------------------------------------------------------------------------------------------------------------
 
 enum {
-    MARGIN = 24,
+    MARGIN = SVG_MARGIN,
     HEADER = 74,
     PANEL_TITLE = 40,
     PANEL_FOOT = 46,
@@ -265,49 +266,6 @@ static svg_layout layout_svg(const heatmap *map)
     return l;
 }
 
-// Text from a file in an XML document. Control characters are not allowed in XML at all.
-static void put_xml(FILE *out, const char *text)
-{
-    for (const unsigned char *p = (const unsigned char *)text; *p; p++) {
-        if (*p == '&') fputs("&amp;", out);
-        else if (*p == '<') fputs("&lt;", out);
-        else if (*p == '>') fputs("&gt;", out);
-        else if (*p < 0x20 || *p == 0x7f) fputc('?', out);
-        else fputc(*p, out);
-    }
-}
-
-static void put_text(FILE *out, double x, double y, const char *class, const char *text)
-{
-    fprintf(out, "<text x=\"%g\" y=\"%g\" class=\"%s\">", x, y, class);
-    put_xml(out, text);
-    fputs("</text>\n", out);
-}
-
-static void put_svg_head(const heatmap *map, const svg_layout *l, FILE *out)
-{
-    fprintf(out,
-            "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" width=\"%d\" height=\"%d\" "
-            "role=\"img\">\n<title>",
-            l->width, l->height, l->width, l->height);
-    put_xml(out, map->title);
-    // The picture brings its own background, so it can be read on any page; pages in dark mode get a dark one.
-    fputs("</title>\n<style>\n"
-          "text{font-family:'DejaVu Sans',Verdana,Arial,sans-serif;font-size:11px;fill:#222}\n"
-          ".paper{fill:#fff}.title{font-size:17px;font-weight:bold}.sub{font-size:12px;fill:#555}.name{font-size:13px;"
-          "font-weight:bold}\n"
-          ".r{text-anchor:end}.m{text-anchor:middle}.f{fill:none;stroke:#888;stroke-width:1}\n"
-          ".n{font-size:9px;text-anchor:middle;fill:#fff}.d{fill:#000}\n"
-          "@media "
-          "(prefers-color-scheme:dark){text{fill:#ddd}.sub{fill:#aaa}.paper{fill:#16181c}.n{fill:#fff}.d{fill:#000}}\n"
-          "</style>\n<rect class=\"paper\" width=\"100%\" height=\"100%\"/>\n",
-          out);
-    put_text(out, MARGIN, MARGIN + 14, "title", map->title);
-    put_text(out, MARGIN, MARGIN + 34, "sub", map->subtitle);
-    put_text(out, MARGIN, MARGIN + 51, "sub", "Colour and number: percent of its tokens that a KV head keeps.");
-}
-
 static void put_panel_cells(const heatmap *map, const svg_layout *l, const double *kept, int x, int y, FILE *out)
 {
     bool numbers = l->cell_width >= 20 && l->cell_height >= 11;
@@ -323,7 +281,7 @@ static void put_panel_cells(const heatmap *map, const svg_layout *l, const doubl
                     100 * share);
             char text[8];
             if (numbers)
-                put_text(out, cx + l->cell_width / 2.0, cy + l->cell_height / 2.0 + 3.2, is_light(c) ? "n d" : "n",
+                svg_text(out, cx + l->cell_width / 2.0, cy + l->cell_height / 2.0 + 3.2, is_light(c) ? "n d" : "n",
                          percent(text, share));
         }
     }
@@ -338,24 +296,24 @@ static void put_panel(const heatmap *map, const svg_layout *l, size_t table, siz
         y = MARGIN + HEADER + (int)table * l->row_step + PANEL_TITLE;
     char text[96], least[8], most[8];
     range r = panel_range(map, kept);
-    if (ratio == 0) put_text(out, left, y - 26, "name", map->table_names[table]);
+    if (ratio == 0) svg_text(out, left, y - 26, "name", map->table_names[table]);
     snprintf(text, sizeof text, "%.3g %% pruned, kept %s to %s %%", 100 * map->ratios[ratio], percent(least, r.least),
              percent(most, r.most));
-    put_text(out, x, y - 8, "t", text);
+    svg_text(out, x, y - 8, "t", text);
     put_panel_cells(map, l, kept, x, y, out);
 
     // Few enough labels that they never touch: one per 24 pixels down, one per 22 across.
     uint32_t step = (uint32_t)clamp((24 + l->cell_height - 1) / l->cell_height, 1, 1000);
     for (uint32_t layer = 0; layer < map->n_layers; layer += step) {
         snprintf(text, sizeof text, "%u", layer);
-        put_text(out, x - 5, y + (layer + 0.5) * l->cell_height + 4, "r", text);
+        svg_text(out, x - 5, y + (layer + 0.5) * l->cell_height + 4, "r", text);
     }
     step = (uint32_t)clamp((22 + l->cell_width - 1) / l->cell_width, 1, 1000);
     for (uint32_t g = 0; g < map->n_heads; g += step) {
         snprintf(text, sizeof text, "%u", g);
-        put_text(out, x + (g + 0.5) * l->cell_width, y + l->panel_height + 14, "m", text);
+        svg_text(out, x + (g + 0.5) * l->cell_width, y + l->panel_height + 14, "m", text);
     }
-    put_text(out, x + l->cell_width * (int)map->n_heads / 2.0, y + l->panel_height + 28, "m sub", "KV head");
+    svg_text(out, x + l->cell_width * (int)map->n_heads / 2.0, y + l->panel_height + 28, "m sub", "KV head");
     if (ratio > 0) return;
     double middle = y + l->panel_height / 2.0;
     fprintf(out, "<text x=\"%d\" y=\"%g\" class=\"m sub\" transform=\"rotate(-90 %d %g)\">layer</text>\n", left + 12,
@@ -374,22 +332,23 @@ static void put_colour_bar(const heatmap *map, const svg_layout *l, FILE *out)
             "</linearGradient></defs>\n<rect class=\"f\" style=\"fill:url(#kept)\" x=\"%d\" y=\"%d\" width=\"%d\" "
             "height=\"%d\"/>\n",
             x, y, BAR_WIDTH, height);
-    put_text(out, x, y - 8, "t", "kept");
+    svg_text(out, x, y - 8, "t", "kept");
     for (int i = 0; i < N_TICKS; i++) {
         char text[16];
         double at = y + height * (1 - scale(TICKS[i]));
         fprintf(out, "<path class=\"f\" d=\"M%d %g h5\"/>\n", x + BAR_WIDTH, at);
         snprintf(text, sizeof text, "%.0f %%", 100 * TICKS[i]);
-        put_text(out, x + BAR_WIDTH + 8, at + 4, "t", text);
+        svg_text(out, x + BAR_WIDTH + 8, at + 4, "t", text);
     }
 }
 
 void heatmap_svg(const heatmap *map, FILE *out)
 {
     svg_layout l = layout_svg(map);
-    put_svg_head(map, &l, out);
+    svg_begin(out, l.width, l.height, map->title, map->subtitle);
+    svg_text(out, MARGIN, MARGIN + 51, "sub", "Colour and number: percent of its tokens that a KV head keeps.");
     for (size_t table = 0; table < map->n_tables; table++)
         for (size_t ratio = 0; ratio < map->n_ratios; ratio++) put_panel(map, &l, table, ratio, out);
     put_colour_bar(map, &l, out);
-    fputs("</svg>\n", out);
+    svg_end(out);
 }

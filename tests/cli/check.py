@@ -101,6 +101,34 @@ def check_svg(path, panels, heads):
     assert cells == int(panels) * int(heads), cells
 
 
+def check_charts(path, charts):
+    """Well-formed, that many plotted areas, and every line has points."""
+    document = xml.dom.minidom.parse(path)
+    areas = [e for e in document.getElementsByTagName("rect") if e.getAttribute("class") == "f"]
+    assert len(areas) == int(charts), len(areas)
+    lines = [e for e in document.getElementsByTagName("path") if e.getElementsByTagName("title")]
+    assert lines and all(e.getAttribute("d").startswith("M") for e in lines), [e.getAttribute("d")[:20] for e in lines]
+    assert "nan" not in document.toxml() and "inf" not in document.toxml()
+
+
+def check_nested_budgets(path):
+    """Kept tokens [questions, 99, layers, heads]: no head keeps more in a row than in the row before."""
+    _, (questions, rows, layers, heads), kept = npy(path)
+    n = layers * heads
+    for i in range(questions * rows * n):
+        assert i // n % rows == 0 or kept[i] <= kept[i - n], i
+
+
+def check_damage(source, target, tensor, row):
+    """Not a check: copies a table with one number of a [99] tensor changed so that it cannot be right."""
+    data = bytearray(open(source, "rb").read())
+    (size,) = struct.unpack("<Q", data[:8])
+    first = 8 + size + json.loads(data[8 : 8 + size])[tensor]["data_offsets"][0] + 8 * int(row)
+    (value,) = struct.unpack_from("<d", data, first)
+    struct.pack_into("<d", data, first, value * 0.5 if tensor == "loss" else value * 1.000001 + 1e-6)
+    open(target, "wb").write(data)
+
+
 def check_budgets_add_up(path, expected_total):
     """`budgets --json`: every list of counts inside adds up to the total that is printed."""
     j = json.load(open(path, encoding="utf-8"))

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# The exact solution and the check of certificates, on the tiny model.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --metric snapkv:kvpress
+
+# ---- validate
+expect 0 'validate' validate run.h5 --metric keydiff -o keydiff.svg
+if [ "$(grep -Ec '^ +[0-9]+ % ' out)" = 99 ]; then ok 'a line for each ratio'; else not_ok 'a line for each ratio'; fi
+check 'the picture has three charts' charts keydiff.svg 3
+for o in '--scope layer' '--aggregate mean_loss' '--questions 1' '--contexts short --scope layer'; do
+    # shellcheck disable=SC2086
+    expect 0 "validate $o" validate run.h5 --metric all --json --quiet $o
+    cp out v.json
+    json 'bound <= optimum <= greedy, and what is nested loses no less than the optimum' v.json 'len(j) == 2 and all(
+        len(m["rows"]) == 99 and all(r["proved"] and 0 <= r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
+        and r["optimum"] <= r["nested_loss"] + 1e-12 and 0 <= r["surviving"] <= 1 for r in m["rows"]) for m in j)'
+    json 'exactness gains something here' v.json 'any(r["greedy"] > r["optimum"] * 1.001 for m in j for r in m["rows"])'
+done
+mkdir pictures
+expect 0 'a picture for each metric' validate run.h5 --metric all -o pictures --quiet
+exists 'named after it' pictures/snapkv_kvpress.svg
+kvb validate run.h5 --metric keydiff --quiet
+cp out threads
+OMP_NUM_THREADS=1 "$KVB" validate run.h5 --metric keydiff --quiet >one 2>err
+same 'one thread finds the same' threads one
+
+# ---- solve --exact
+for a in mean_ratio mean_loss; do
+    for o in '--exact' '--exact --monotone' '--exact --monotone --scope layer'; do
+        # shellcheck disable=SC2086
+        expect 0 "solve $o, $a" solve run.h5 --metric keydiff --aggregate $a $o -o exact.safetensors
+        says 'it says what exactness gains' '^  Exact: the optimum loses [0-9.]+ % less'
+        check 'the table keeps the invariants' table exact.safetensors 2 2 keydiff
+        expect 0 'its certificate holds' validate --certificate exact.safetensors run.h5 --quiet
+        says 'in all rows' '99 of 99 rows hold'
+    done
+    expect 0 "solve --exact --json, $a" solve run.h5 --metric keydiff --aggregate $a --exact --json --quiet
+    cp out exact.json
+    json 'the loss is the optimum, between bound and greedy' exact.json 'j[0]["solver"] == "exact" and all(
+        r["proved"] and r["lower_bound"] <= r["loss"] + 1e-12 and abs(r["loss"] - r["optimum"]) < 1e-12
+        and r["optimum"] <= r["greedy"] + 1e-12 for r in j[0]["rows"])'
+done
+expect 0 'solve --exact --monotone' solve run.h5 --metric keydiff --exact --monotone
+says 'it says what nesting costs' '^  Nested: these budgets lose [0-9.]+ % more'
+expect 0 'the budgets of each question' solve run.h5 --metric keydiff --exact --monotone --budgets kept.npy --quiet
+check 'are nested' nested_budgets kept.npy
+misused '--monotone alone' 'for --exact' solve run.h5 --metric keydiff --monotone
+misused '--exact with full hulls' 'no hulls' solve run.h5 --metric keydiff --exact --hull full
+
+# ---- certificates
+for o in '' '--scope layer' '--aggregate mean_loss' '--hull full' '--questions 1' '--contexts short'; do
+    # shellcheck disable=SC2086
+    expect 0 "solve $o" solve run.h5 --metric snapkv:kvpress $o -o t.safetensors
+    case $o in --questions* | --contexts*) same_pairs=$o ;; *) same_pairs= ;; esac
+    # shellcheck disable=SC2086
+    expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet $same_pairs
+done
+fails 'other questions than it was solved with' 'give the --contexts' validate --certificate t.safetensors run.h5 --quiet
+expect 0 'solve' solve run.h5 --metric keydiff -o good.safetensors
+for tensor in lower_bound table_loss loss; do
+    if "$PYTHON" "$KVB_ROOT/tests/cli/check.py" damage good.safetensors bad.safetensors $tensor 49; then ok "damage $tensor"; else not_ok "damage $tensor"; fi
+    expect 1 "a wrong $tensor is found" validate --certificate bad.safetensors run.h5 --quiet
+    says 'in its row' '^  50 %: '
+    says 'and it fails' 'does not hold' err
+done
+expect 1 'as JSON too' validate --certificate bad.safetensors run.h5 --quiet --json
+json 'naming the row' out '[i for i, r in enumerate(j) if r["fault"]] == [49]'
+expect 0 'another record' profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --seed 9
+fails 'a table of another record' 'another record' validate --certificate good.safetensors other.h5 --quiet
+fails 'no table at all' 'calib.jsonl' validate --certificate calib.jsonl run.h5 --quiet
+misused 'a metric beside --certificate' 'from the table' validate --certificate good.safetensors run.h5 --metric keydiff
+misused 'no metric' 'metric' validate run.h5
+fails 'a metric that is not there' 'keydiff' validate run.h5 --metric ea
+end

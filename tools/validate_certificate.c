@@ -1,0 +1,196 @@
+// Checks the bounds of a table against the record that it was made from, with code that shares nothing with the solver
+// that made it but the loss curves: solver/checker.h.
+#include "formats/sha256.h"
+#include "runtime/fail.h"
+#include "solver/checker.h"
+#include "tools/validate.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct certificate_check {
+    metric_job job; // first: actions get its address
+    kvb_table *table;
+    const kvb_info *info;
+    double lambda[ROWS], bound[ROWS]; // stored multipliers; our own bounds, mean over the problems
+} certificate_check;
+
+// What must agree before numbers can be compared.
+static kvb_status match_record(solve_command *s, certificate_check *k, const char *path, kvb_error *err)
+{
+    const kvb_info *info = k->info;
+    char sha256[65];
+    kvb_status status = sha256_file_hex(s->path, sha256, err);
+    if (status != KVB_OK) return status;
+    record_shape shape = record_get_shape(s->r);
+    if (info->n_layers != shape.n_layers || info->n_kv_heads != shape.n_kv_heads)
+        return kvb_fail(err, KVB_MISMATCH, "%s: expected %u layers x %u KV heads as in %s, found %u x %u", path,
+                        shape.n_layers, shape.n_kv_heads, s->path, info->n_layers, info->n_kv_heads);
+    if (*info->record_sha256 && strcmp(info->record_sha256, sha256) != 0)
+        return kvb_fail(err, KVB_MISMATCH, "%s: was made from another record (SHA-256 %.16s...) than %s (%.16s...)",
+                        path, info->record_sha256, s->path, sha256);
+    if (strcmp(info->hull, "feasible") != 0 && strcmp(info->hull, "full") != 0)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown hull '%s'", path, info->hull);
+    return KVB_OK;
+}
+
+static kvb_status match_pairs(const certificate_check *k, const char *path, kvb_error *err)
+{
+    const metric_job *job = &k->job;
+    if (job->n_pairs == k->info->n_questions && job->n_contexts == k->info->n_contexts) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s: was made from %u questions on %u contexts, but %u on %u are selected; give the --contexts and "
+                    "--questions that it was solved with",
+                    path, k->info->n_questions, k->info->n_contexts, job->n_pairs, job->n_contexts);
+}
+
+static void add_bounds(solve_command *s, certificate_check *k, const loss_curves *c, double weight)
+{
+    double near[ROWS], bound[ROWS];
+    if (!(c->total > 0)) return; // nothing can be lost: the bound is 0
+    for (int r = 0; r < ROWS; r++) near[r] = k->lambda[r] * (s->mean_loss ? 1 : c->total);
+    checker_rows(c, s->options.scope == SCOPE_LAYER, ROWS, s->ratios, near, bound);
+    for (int r = 0; r < ROWS; r++) k->bound[r] += weight * fmax(bound[r], 0);
+}
+
+static kvb_status check_pair(solve_command *s, metric_job *job, problem *p, kvb_error *err)
+{
+    certificate_check *k = (certificate_check *)job;
+    uint32_t *keep = malloc(shape_heads(&p->curves.shape) * sizeof *keep);
+    if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %u heads", shape_heads(&p->curves.shape));
+    table_loss_add(job->table_loss, &p->curves, ROWS, kvb_table_prune_ratios(k->table), keep);
+    free(keep);
+    if (s->mean_loss) return loss_mean_add(&job->merged, &p->curves, err);
+    add_bounds(s, k, &p->curves, 1 / (p->curves.total * job->n_pairs));
+    return KVB_OK;
+}
+
+static kvb_status read_everything(solve_command *s, certificate_check *k, const char *path, kvb_error *err)
+{
+    metric_job *job = &k->job;
+    record_shape model = record_get_shape(s->r);
+    kvb_status status = select_pairs(s, job, err);
+    if (status == KVB_OK) status = match_pairs(k, path, err);
+    if (status != KVB_OK) return status;
+    cache_shape shape = {model.n_layers, model.n_kv_heads, job->longest, job->sink, job->window};
+    status = cache_shape_check(&shape, err);
+    if (status != KVB_OK) return status;
+    size_t numbers = (size_t)shape_heads(&shape) * shape.n_tokens;
+    job->scores = malloc(numbers * sizeof *job->scores);
+    job->oracle = malloc(numbers * sizeof *job->oracle);
+    if (!job->scores || !job->oracle) return kvb_fail(err, KVB_MEMORY, "no memory for %zu numbers", 2 * numbers);
+    if (s->mean_loss) status = loss_mean_init(&job->merged, &shape, err);
+    uint32_t done = 0;
+    job->n_visits = 1;
+    progress_begin(&s->bar, job->metric, s->quiet);
+    if (status == KVB_OK) status = walk_pairs(s, job, check_pair, &done, err);
+    if (status == KVB_OK && s->mean_loss) {
+        loss_mean_finish(&job->merged);
+        add_bounds(s, k, &job->merged.curves, 1);
+    }
+    progress_end(&s->bar, status == KVB_OK ? "checked" : "failed");
+    for (int r = 0; r < ROWS; r++) job->table_loss[r] /= job->n_pairs;
+    return status;
+}
+
+// What is wrong with a row, or NULL. Shares of 1: a table holds sums of many heads in f64.
+static const char *find_fault(const certificate_check *k, const kvb_row *row, int r)
+{
+    static const double TOLERANCE = 1e-9;
+    if (!(row->lower_bound <= k->bound[r] + TOLERANCE)) return "no multiplier proves the bound";
+    if (!(row->lower_bound <= row->loss + TOLERANCE)) return "the bound is above the loss";
+    if (!(fabs(row->table_loss - k->job.table_loss[r]) <= TOLERANCE)) return "the table's own loss is another";
+    return NULL;
+}
+
+static kvb_status report(const solve_command *s, const certificate_check *k, const char *path, bool *holds,
+                         kvb_error *err)
+{
+    int faults = 0;
+    double slack = 0;
+    cJSON *rows = s->json ? cJSON_CreateArray() : NULL;
+    bool ok = !s->json || rows;
+    for (int r = 0; r < ROWS && ok; r++) {
+        kvb_row row;
+        kvb_status status = kvb_table_row(k->table, (uint32_t)r, &row, err);
+        if (status != KVB_OK) return status;
+        const char *fault = find_fault(k, &row, r);
+        faults += fault != NULL;
+        slack = fmax(slack, fabs(k->bound[r] - row.lower_bound));
+        if (rows) {
+            cJSON *item = cJSON_CreateObject();
+            ok = item && cJSON_AddItemToArray(rows, item) && cJSON_AddNumberToObject(item, "ratio", row.ratio) &&
+                 cJSON_AddNumberToObject(item, "lower_bound", row.lower_bound) &&
+                 cJSON_AddNumberToObject(item, "proved_bound", k->bound[r]) &&
+                 cJSON_AddNumberToObject(item, "loss", row.loss) &&
+                 cJSON_AddNumberToObject(item, "table_loss", k->job.table_loss[r]) &&
+                 (fault ? cJSON_AddStringToObject(item, "fault", fault) : cJSON_AddNullToObject(item, "fault"));
+        } else if (fault) {
+            printf(
+                "  %d %%: %s: stored loss %.12g, bound %.12g, table %.12g; from the record: bound %.12g, table %.12g\n",
+                r + 1, fault, row.loss, row.lower_bound, row.table_loss, k->bound[r], k->job.table_loss[r]);
+        }
+    }
+    if (rows) {
+        char *text = ok ? cJSON_Print(rows) : NULL;
+        if (text) puts(text);
+        ok = text != NULL;
+        cJSON_free(text);
+    } else {
+        printf(
+            "%s: %d of %d rows hold against %s (%u questions, %s); bounds differ from our own by %.2g of the mass at "
+            "the most\n",
+            path, ROWS - faults, ROWS, s->path, k->job.n_pairs, k->info->metric, slack);
+    }
+    cJSON_Delete(rows);
+    *holds = faults == 0;
+    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+}
+
+static kvb_status check_table(solve_command *s, certificate_check *k, const char *path, bool *holds, kvb_error *err)
+{
+    kvb_status status = kvb_table_open(&k->table, path, NULL, err);
+    if (status != KVB_OK) return status;
+    const kvb_info *info = k->info = kvb_table_info(k->table);
+    if (info->n_rows != ROWS)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: expected %d rows, found %u", path, ROWS, info->n_rows);
+    const char *unknown = kvb_table_metadata(k->table, "unknown");
+    if (unknown && strstr(unknown, "lower_bound"))
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: an imported table without bounds; there is nothing to check", path);
+    // The table, not the command line, says which problem was solved.
+    s->options.scope = strcmp(info->scope, "layer") == 0 ? SCOPE_LAYER : SCOPE_GLOBAL;
+    s->mean_loss = strcmp(info->aggregate, "mean_loss") == 0;
+    s->sink = info->sink;
+    s->window = info->window;
+    const char *name = info->metric;
+    s->metric_names.items = &name;
+    s->metric_names.count = 1;
+    status = select_from_record(s, err);
+    s->metric_names.items = NULL;
+    s->metric_names.count = 0;
+    if (status == KVB_OK) status = match_record(s, k, path, err);
+    if (status != KVB_OK) return status;
+    k->job.metric = s->metrics[0];
+    for (uint32_t r = 0; r < ROWS && status == KVB_OK; r++) {
+        kvb_row row;
+        status = kvb_table_row(k->table, r, &row, err);
+        k->lambda[r] = row.lambda;
+    }
+    if (status == KVB_OK) status = read_everything(s, k, path, err);
+    return status == KVB_OK ? report(s, k, path, holds, err) : status;
+}
+
+kvb_status validate_certificate(solve_command *s, const char *path, bool *holds, kvb_error *err)
+{
+    certificate_check *k = calloc(1, sizeof *k);
+    if (!k) return kvb_fail(err, KVB_MEMORY, "no memory to check a table");
+    kvb_status status = check_table(s, k, path, holds, err);
+    kvb_table_close(k->table);
+    loss_mean_free(&k->job.merged);
+    free(k->job.parameters);
+    free(k->job.scores);
+    free(k->job.oracle);
+    free(k);
+    return status;
+}
