@@ -232,6 +232,37 @@ static void judge_rows(nesting *s)
     memcpy(s->best_proved, s->proved, rows);
 }
 
+// Rows one by one, each the optimum between its two neighbours, which stay nested and lose no more than before; until
+// nothing changes, or SWEEPS times.
+static kvb_status polish(nesting *s, kvb_error *err)
+{
+    enum { SWEEPS = 3 };
+    uint32_t rows = s->x->n_rows, n = s->p.n;
+    memcpy(s->rows, s->best, (size_t)rows * n * sizeof *s->rows);
+    memcpy(s->proved, s->best_proved, rows);
+    bool changed = true;
+    for (int sweep = 0; sweep < SWEEPS && changed; sweep++) {
+        changed = false;
+        for (uint32_t r = 0; r < rows; r++) {
+            uint32_t *keep = s->rows + (size_t)r * n;
+            core_problem p = s->p;
+            core_answer a;
+            memcpy(s->start, keep, n * sizeof *keep);
+            p.start = s->start;
+            p.cap = r > 0 ? keep - n : NULL;
+            p.least = r + 1 < rows ? keep + n : NULL;
+            p.lambda = s->x->lambda[(size_t)r * s->x->n_groups + s->group];
+            kvb_status status = core_solve(s->w, &p, keep, &a, err);
+            if (status != KVB_OK) return status;
+            s->work += a.work;
+            s->proved[r] &= a.proved;
+            changed |= memcmp(keep, s->start, n * sizeof *keep) != 0;
+        }
+    }
+    judge_rows(s);
+    return KVB_OK;
+}
+
 static kvb_status nest_group(nesting *s, const allocation *greedy, kvb_error *err)
 {
     uint32_t rows = s->x->n_rows, n = s->p.n;
@@ -249,9 +280,9 @@ static kvb_status nest_group(nesting *s, const allocation *greedy, kvb_error *er
         for (uint32_t r = from; r-- > 0 && status == KVB_OK;) status = nest_row(s, r, false, err);
         if (status != KVB_OK) return status;
         judge_rows(s);
-        if (s->excess <= 0) break; // the free optima are nested
+        if (s->excess <= 0) return KVB_OK; // the free optima are nested
     }
-    return KVB_OK;
+    return polish(s, err);
 }
 
 static kvb_status nest_alone(exact_result *out, const exact_result *x, const loss_curves *c, const allocation *greedy,

@@ -10,10 +10,11 @@
 // its cache fills up cannot take a token back, so exact_nest() makes the rows nested. One row keeps its optimum; from
 // there on towards higher ratios a head may keep at most what it keeps in the row before, towards lower ratios at least
 // what it keeps in the row after, and each row is the optimum under these limits. This is done from the rows at 1, 25,
-// 50, 75 and 99 % of the way, and the result with the least excess over the optimum, as a share of it summed over the
-// rows, is taken; greedy's rows, which are nested, are a candidate too. So nesting never costs more in that sum than
-// exactness had gained; it is not the best of all nested tables, which would be one problem over all rows at once. In
-// the per-layer scope every layer chooses by itself. What it costs is `loss` against `optimum`.
+// 50, 75 and 99 % of the way. Of these and of greedy's rows, which are nested too, those with the least excess over
+// the optimum, as a share of it summed over the rows, are taken, and improved row by row between their neighbours. In
+// the per-layer scope every layer chooses by itself. What it costs is `loss` against `optimum`: in that sum never more
+// than exactness had gained over greedy. It is not the best of all nested tables, which would be one problem over all
+// rows at once.
 #pragma once
 #include "solver/greedy.h"
 #include <stdbool.h>
