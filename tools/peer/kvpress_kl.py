@@ -1,6 +1,6 @@
 """What tables are worth in kvpress: KL and NLL against the full cache, beside uniform and AdaKV budgets.
 
-usage: kvpress_kl.py MODEL TABLE.npy... --texts FILE... [--tokens 2048] [--ratios 0.8]
+usage: kvpress_kl.py MODEL TABLE.npy... --texts FILE... [--tokens 2048] [--ratios 0.8] [--no-ada]
 Each TABLE.npy comes with its JSON side-car, which says what metric it is for. Every text (plain, or the contexts of a .jsonl) is cut to
 TOKENS tokens, prefilled, compressed, and teacher-forced on its next 64 tokens. Prints the means over the texts, and for every table the
 ratio of its KL to the uniform table's. Needs kvpress 0.5.5, torch, transformers >= 4.56, < 5.3, gguf.
@@ -22,6 +22,7 @@ p.add_argument("tables", nargs="+")
 p.add_argument("--texts", nargs="+", required=True)
 p.add_argument("--tokens", type=int, default=2048)
 p.add_argument("--ratios", type=float, nargs="+", default=[0.8])
+p.add_argument("--no-ada", action="store_true", help="leave AdaKV out, for speed")
 a = p.parse_args()
 N = 64
 model, tokenizer = hf_model.load(a.model)
@@ -78,6 +79,8 @@ for name, text in read_texts():
     for path, curve, metadata in tables:
         for ratio in a.ratios:
             runs = {"uniform": uniform, "ada": None, path: curve}
+            if a.no_ada:
+                del runs["ada"]
             for kind, budgets in runs.items():
                 key = (metadata["metric"], ratio, kind)
                 if name in results.get(key, {}):
