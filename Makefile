@@ -160,6 +160,11 @@ $(BUILD)/tests/tiny_model: tests/tiny_model.c $(BUILD)/flags $(foreach m,$(DEPS_
 	$(SAY) LD $@
 	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_profiler),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
 
+$(BUILD)/tests/bench_solver: tests/bench_solver.c $(BUILD)/flags $(foreach m,$(DEPS_solver),$(call LIB,$(m)))
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_solver),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
+
 # The examples are built as a user would build them: public header, shared library, nothing else.
 $(BUILD)/examples/%: runtime/examples/%.c $(BUILD)/libkvbudget.so $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -222,7 +227,8 @@ fuzz: deps
 fuzz-build: $(FUZZ_BIN)
 
 bench: deps
-	@$(MAKE) --no-print-directory -j$(JOBS) all
+	@$(MAKE) --no-print-directory -j$(JOBS) all $(BUILD)/tests/bench_solver
+	@$(BUILD)/tests/bench_solver sizes
 	@BUILD=$(BUILD) tools/bench.sh
 
 golden: all
