@@ -35,7 +35,7 @@ peer 'tokens are those of the Hugging Face tokenizers' compare_tokens "$MODEL" -
     "$KVB_ROOT/calib-data/narrative-en.jsonl" >text
 peer 'logits of 1,500 tokens are those of transformers' compare_logits "$KVB" "$MODEL" text
 expect 0 'profile 1,600 tokens, three questions, every variant of every metric' profile "$MODEL" \
-    "$KVB_ROOT/calib-data/narrative-en.jsonl" -o run.h5 --max-tokens 1600 --questions 3 --ignore-eos --quiet \
+    "$KVB_ROOT/calib-data/narrative-en.jsonl" -o run.h5 --max-tokens 1600 --questions 3 --ignore-answers --ignore-eos --quiet \
     --metric snapkv:kvpress --metric snapkv:lukv --metric keydiff --metric ea:kvpress --metric ea:lukv
 peer 'scores and oracle are those of the PyTorch protocol' compare_record "$MODEL" run.h5
 peer 'budgets are those of the published solver' solver_parity run.h5 --kvbudget "$KVB"
