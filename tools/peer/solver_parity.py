@@ -8,7 +8,7 @@
 For every metric: the largest difference of any head's budget at any of 99 ratios, for every question and for the mean
 table. Where scores tie (max-pooled SnapKV), the published code breaks ties by an unstable sort, so budgets can only be
 compared with ties taken out (stable ranks in place of scores); the losses are compared with the real scores, each
-solver's budgets in its own order, at all ratios (with --synthetic this is shown but not judged).
+solver's budgets in its own order, at ratios from 5 % on (with --synthetic this is shown but not judged).
 Exit status 1 when a limit is passed. Needs numpy and h5py; run it from a virtual environment.
 """
 import argparse
@@ -62,6 +62,9 @@ def run(*command):
     return done.stdout
 
 
+FIRST_JUDGED = 5  # per cent pruned
+
+
 def is_tied(score, sink, window):
     rows = np.sort(score[..., sink:score.shape[-1] - window], axis=-1)
     return bool((rows[..., 1:] == rows[..., :-1]).any())
@@ -102,7 +105,9 @@ def compare(args, record_path, record, metric, work):
     off = np.abs(table - ratios).max() * oracle.shape[-1]
     passed = (real <= args.tokens or (tied and distinct <= args.tokens)) and off <= args.tokens
     # How much the order of tied tokens moves the loss is a property of the data: no limit holds for made-up scores.
-    passed = passed and (args.synthetic or own_order.max() <= 100 * args.loss)
+    # Below 5 % pruned the loss itself is next to nothing and one token of a plateau is a large share of it: shown, not judged.
+    judged = own_order[FIRST_JUDGED - 1:]
+    passed = passed and (args.synthetic or judged.max() <= 100 * args.loss)
     print(f"{metric}: {len(ours)} questions, sink {sink}, window {window}, scores {'tie' if tied else 'are distinct'}")
     print(f"  largest difference of a budget: {real} tokens with the real scores, {distinct} with ties taken out")
     print(f"  largest difference of the mean table, ties taken out: {off:.6f} tokens")
@@ -110,6 +115,7 @@ def compare(args, record_path, record, metric, work):
         shown = ", ".join(f"{value[r - 1]:.4f}" for r in (10, 30, 50, 80, 90))
         print(f"  mean loss differs, {name}: by {value.max():.4f} % at most, at ratio {value.argmax() + 1} %; "
               f"at 10, 30, 50, 80, 90 %: {shown} %")
+    print(f"  judged: ratios from {FIRST_JUDGED} % on, each in its own order: {judged.max():.4f} % at most, at ratio {judged.argmax() + FIRST_JUDGED} %")
     ms = 1e3 * info["solve_seconds"] / len(ours)
     print(f"  per question: published algorithm {seconds / len(ours):.3f} s; kvbudget {ms:.2f} ms, with the "
           f"certificate, without sorting by score ({1e3 * seconds / len(ours) / ms:.0f} times)")
