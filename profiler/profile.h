@@ -50,7 +50,7 @@ typedef struct profile_job {
     char calibration_sha256[65];                  // of the files, in order
 } profile_job;
 
-// Tokenises the calibration files. Errors name file and line: an empty context, T over the model's context length (KVB_ARGUMENT, cut with
+// Tokenises the calibration files. Errors name line and sample: an empty context, T over the model's context length (KVB_ARGUMENT, cut with
 // max_tokens), ids outside the vocabulary, the same sample_id twice, a given answer of fewer than two tokens (nothing to record).
 kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
                            const profile_options *o, kvb_error *err);
