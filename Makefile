@@ -203,11 +203,11 @@ check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(EXAMPLES)
 check-inner:
 	@$(MAKE) --no-print-directory -j$(JOBS) check-build
 	@$(SAN_MAKE) --no-print-directory -j$(JOBS) check-build
-	@tests/run.sh unit=$(BUILD) cli=$(BUILD) real=$(BUILD) unit=$(SAN_BUILD) cli=$(SAN_BUILD) fuzz=$(SAN_BUILD)
+	@tests/run.sh unit=$(BUILD) cli=$(BUILD) real=$(BUILD) unit=$(SAN_BUILD) cli=$(SAN_BUILD) real=$(SAN_BUILD) fuzz=$(SAN_BUILD)
 
 san: deps
 	@$(SAN_MAKE) --no-print-directory -j$(JOBS) check-build
-	@tests/run.sh unit=$(SAN_BUILD) cli=$(SAN_BUILD) fuzz=$(SAN_BUILD)
+	@tests/run.sh unit=$(SAN_BUILD) cli=$(SAN_BUILD) real=$(SAN_BUILD) fuzz=$(SAN_BUILD)
 
 check-long: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) check-build
