@@ -167,9 +167,8 @@ typedef struct nesting {
     uint32_t *start; // [n]
     uint32_t *rows;  // [R, n] the candidate
     uint32_t *best;  // [R, n] the best candidate so far
-    uint8_t *proved; // [R] of the candidate
-    uint8_t *best_proved;
-    double excess; // of the best
+    double excess;   // of the best
+    bool given_up;   // the candidate met the limit of work
     uint64_t work;
 } nesting;
 
@@ -200,7 +199,6 @@ static kvb_status nest_row(nesting *s, uint32_t r, bool upwards, kvb_error *err)
     const uint32_t *neighbour = upwards ? keep - p.n : keep + p.n;
     bool nested = true;
     memcpy(keep, s->x->keep + (size_t)r * s->x->n_heads + p.first, p.n * sizeof *keep);
-    s->proved[r] = s->x->proved[r];
     for (uint32_t h = 0; h < p.n; h++) nested &= upwards ? keep[h] <= neighbour[h] : keep[h] >= neighbour[h];
     if (nested) return KVB_OK; // the free optimum is within the limit, so it is the optimum under it too
     p.cap = upwards ? neighbour : NULL;
@@ -211,7 +209,7 @@ static kvb_status nest_row(nesting *s, uint32_t r, bool upwards, kvb_error *err)
     core_answer a;
     kvb_status status = core_solve(s->w, &p, keep, &a, err);
     s->work += a.work;
-    s->proved[r] &= a.proved;
+    s->given_up |= !a.proved;
     return status;
 }
 
@@ -226,10 +224,9 @@ static void judge_rows(nesting *s)
         double loss = certificate_loss(s->p.curves, s->p.first, n, s->rows + (size_t)r * n);
         if (least > 0) excess += loss / least - 1;
     }
-    if (!(excess < s->excess)) return;
+    if (s->given_up || !(excess < s->excess)) return;
     s->excess = excess;
     memcpy(s->best, s->rows, (size_t)rows * n * sizeof *s->best);
-    memcpy(s->best_proved, s->proved, rows);
 }
 
 // Rows one by one, each the optimum between its two neighbours, which stay nested and lose no more than before; until
@@ -239,7 +236,7 @@ static kvb_status polish(nesting *s, kvb_error *err)
     enum { SWEEPS = 3 };
     uint32_t rows = s->x->n_rows, n = s->p.n;
     memcpy(s->rows, s->best, (size_t)rows * n * sizeof *s->rows);
-    memcpy(s->proved, s->best_proved, rows);
+    s->given_up = false; // a row that is given up stays as it is
     bool changed = true;
     for (int sweep = 0; sweep < SWEEPS && changed; sweep++) {
         changed = false;
@@ -255,7 +252,6 @@ static kvb_status polish(nesting *s, kvb_error *err)
             kvb_status status = core_solve(s->w, &p, keep, &a, err);
             if (status != KVB_OK) return status;
             s->work += a.work;
-            s->proved[r] &= a.proved;
             changed |= memcmp(keep, s->start, n * sizeof *keep) != 0;
         }
     }
@@ -270,14 +266,14 @@ static kvb_status nest_group(nesting *s, const allocation *greedy, kvb_error *er
     s->excess = INFINITY;
     for (uint32_t r = 0; r < rows; r++)
         memcpy(s->rows + (size_t)r * n, greedy->keep + (size_t)r * s->x->n_heads + s->p.first, n * sizeof *s->rows);
-    memcpy(s->proved, s->x->proved, rows);
     judge_rows(s);
     for (uint32_t quarter = 0; quarter <= 4; quarter++) {
         uint32_t from = (rows - 1) * quarter / 4;
         memcpy(s->rows + (size_t)from * n, s->x->keep + (size_t)from * s->x->n_heads + s->p.first, n * sizeof *s->rows);
-        s->proved[from] = s->x->proved[from];
-        for (uint32_t r = from + 1; r < rows && status == KVB_OK; r++) status = nest_row(s, r, true, err);
-        for (uint32_t r = from; r-- > 0 && status == KVB_OK;) status = nest_row(s, r, false, err);
+        s->given_up = false;
+        for (uint32_t r = from + 1; r < rows && status == KVB_OK && !s->given_up; r++)
+            status = nest_row(s, r, true, err);
+        for (uint32_t r = from; r-- > 0 && status == KVB_OK && !s->given_up;) status = nest_row(s, r, false, err);
         if (status != KVB_OK) return status;
         judge_rows(s);
         if (s->excess <= 0) return KVB_OK; // the free optima are nested
@@ -285,34 +281,28 @@ static kvb_status nest_group(nesting *s, const allocation *greedy, kvb_error *er
     return polish(s, err);
 }
 
-static kvb_status nest_alone(exact_result *out, const exact_result *x, const loss_curves *c, const allocation *greedy,
+static kvb_status nest_alone(exact_result *x, const loss_curves *c, const allocation *greedy,
                              const exact_limits *limits, uint32_t group, uint64_t *work, kvb_error *err)
 {
     core_problem p = problem_of(x, c, limits, group);
+    if (p.max_work > EXACT_NEST_WORK) p.max_work = EXACT_NEST_WORK;
     size_t cells = (size_t)x->n_rows * p.n;
     uint32_t *budgets = malloc((2 * cells + p.n) * sizeof *budgets);
-    uint8_t *proved = malloc(2 * (size_t)x->n_rows);
     core_work *w = core_work_new();
     kvb_status status;
-    if (budgets && proved && w) {
+    if (budgets && w) {
         nesting s = {.p = p, .w = w, .x = x, .group = group};
         s.rows = budgets;
         s.best = budgets + cells;
         s.start = budgets + 2 * cells;
-        s.proved = proved;
-        s.best_proved = proved + x->n_rows;
         status = nest_group(&s, greedy, err);
-        for (uint32_t r = 0; r < x->n_rows && status == KVB_OK; r++) {
-            memcpy(out->keep + (size_t)r * x->n_heads + p.first, s.best + (size_t)r * p.n, p.n * sizeof *budgets);
-#pragma omp atomic
-            out->proved[r] &= s.best_proved[r];
-        }
+        for (uint32_t r = 0; r < x->n_rows && status == KVB_OK; r++)
+            memcpy(x->keep + (size_t)r * x->n_heads + p.first, s.best + (size_t)r * p.n, p.n * sizeof *budgets);
         *work = s.work;
     } else {
         status = kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for nested rows");
     }
     free(budgets);
-    free(proved);
     core_work_free(w);
     return status;
 }
@@ -325,20 +315,13 @@ kvb_status exact_nest(exact_result *x, const loss_curves *c, const allocation *g
         return kvb_fail(err, KVB_ARGUMENT,
                         "exact solution: result, curves and greedy's budgets are of different shapes");
     outcome all = {0};
-    // Groups write only their own columns of keep; proved is read as it was.
-    uint8_t *proved = malloc(x->n_rows);
-    if (!proved) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %u rows", x->n_rows);
-    memcpy(proved, x->proved, x->n_rows);
-    exact_result before = *x;
-    before.proved = proved;
 #pragma omp parallel for schedule(dynamic) if (x->n_groups > 1)
     for (uint32_t group = 0; group < x->n_groups; group++) {
         kvb_error error = {0};
         uint64_t work = 0;
-        kvb_status status = nest_alone(x, &before, c, greedy, limits, group, &work, &error);
+        kvb_status status = nest_alone(x, c, greedy, limits, group, &work, &error);
         merge(&all, status, &error, work);
     }
-    free(proved);
     if (all.status == KVB_OK) close_rows(x, c);
     return finish(&all, x, err);
 }

@@ -13,7 +13,7 @@
 // 50, 75 and 99 % of the way. Of these and of greedy's rows, which are nested too, those with the least excess over
 // the optimum, as a share of it summed over the rows, are taken, and improved row by row between their neighbours. In
 // the per-layer scope every layer chooses by itself. What it costs is `loss` against `optimum`: in that sum never more
-// than exactness had gained over greedy. It is not the best of all nested tables, which would be one problem over all
+// than exactness had gained over greedy. A start is given up when a row takes too much work. It is not the best of all nested tables, which would be one problem over all
 // rows at once.
 #pragma once
 #include "solver/greedy.h"
@@ -26,6 +26,7 @@ typedef struct exact_limits {
 
 #define EXACT_MAX_WORK 20000000000ull // about 10 s
 #define EXACT_MAX_BYTES (256ull << 20)
+#define EXACT_NEST_WORK 200000000ull // the same for a row between neighbours, where limits can make a problem hard
 
 // Of R ratios; losses are absolute, not divided by the curves' total.
 typedef struct exact_result {
