@@ -101,7 +101,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_export = {
     .name = "export",
     .synopsis = "export FILE [--format npy|lukv-steps|csv] -o OUT",
-    .summary = "Write a table or a record in a format that others read",
+    .summary = "write a table or a record in a format that others read",
     .details =
         "npy         A table for kvpress: OUT.npy holds the prune ratios, float64 [99, layers, KV heads], and "
         "OUT.json\n"

@@ -339,7 +339,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_inspect = {
     .name = "inspect",
     .synopsis = "inspect FILE [--json]",
-    .summary = "Show what is in a record, a table, a model or a calibration file",
+    .summary = "show what is in a record, a table, a model or a calibration file",
     .details =
         "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
         "contexts,\n"

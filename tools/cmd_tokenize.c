@@ -146,7 +146,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_tokenize = {
     .name = "tokenize",
     .synopsis = "tokenize MODEL.gguf TEXT",
-    .summary = "Print the token ids that a text becomes",
+    .summary = "print the token ids that a text becomes",
     .details =
         "Encodes the file TEXT (or standard input, -) with the tokenizer inside the model file, and prints the ids on\n"
         "one line. Text that is not UTF-8 is read as Python's errors='replace' reads it.\n"
