@@ -328,6 +328,20 @@ kvb_status model_open(model **out, const char *path, const backend *device, kvb_
     return status;
 }
 
+kvb_status model_set_pre_tokenizer(model *m, const char *path, const char *pre, kvb_error *err)
+{
+    gguf_file file;
+    tokenizer *tokens = NULL;
+    kvb_status status = gguf_open(&file, path, err);
+    if (status != KVB_OK) return status;
+    status = tokenizer_from_gguf_as(&tokens, &file, pre, err);
+    gguf_close(&file);
+    if (status != KVB_OK) return status;
+    tokenizer_free(m->tokens);
+    m->tokens = tokens;
+    return KVB_OK;
+}
+
 void model_free(model *m)
 {
     if (!m) return;

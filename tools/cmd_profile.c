@@ -17,7 +17,7 @@ enum { DEFAULT_METRIC_COUNT = sizeof DEFAULT_METRICS / sizeof *DEFAULT_METRICS }
 typedef struct profile_command {
     const cli_command *self;
     cli_list metric_names;
-    const char *output, *backend_name, *bos;
+    const char *output, *backend_name, *bos, *pre;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads;
     double temperature;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet;
@@ -104,6 +104,7 @@ static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb
         if (status != KVB_OK) return status;
     }
     kvb_status status = model_open(&p->m, operands[0], backend_find(p->backend_name), err);
+    if (status == KVB_OK && p->pre) status = model_set_pre_tokenizer(p->m, operands[0], p->pre, err);
     if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
     return status;
 }
@@ -217,6 +218,9 @@ static int run_profile(const cli_command *self, int argc, char **argv)
         {"include-first", 0, CLI_FLAG, &p.include_first, NULL,
          "also record the last prompt token's query, which emits the first token"},
         {"bos", 0, CLI_TEXT, &p.bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
+        {"pre", 0, CLI_TEXT, &p.pre, "NAME",
+         "split words as this pre-tokenizer does, not as the file says: smollm, llama-bpe,\nqwen2, gpt-2 (what "
+         "transformers makes of SmolLM2's GGUF)"},
         {"max-tokens", 0, CLI_COUNT, &p.max_tokens, "N", "cut contexts to their first N tokens"},
         {"questions", 'q', CLI_COUNT, &p.max_questions, "N", "use only the first N questions of every context"},
         {"batch", 0, CLI_COUNT, &p.batch, "N", "decode N questions at a time (default: by memory); changes no number"},

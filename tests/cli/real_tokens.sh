@@ -41,4 +41,10 @@ fails 'an unknown pre-tokenizer' 'expected one of smollm, llama-bpe, qwen2, gpt-
 misused 'a wrong --bos' "expected yes, no or auto" tokenize "$MODEL" text --bos maybe
 misused 'no text' 'expected a model and a text file' tokenize "$MODEL"
 fails 'a missing text' 'absent.txt: cannot be opened' tokenize "$MODEL" absent.txt
+# Code has spaces before digits, where the two readings of SmolLM2's tokenizer part.
+expect 0 'a plan with the model as trained' profile "$MODEL" "$KVB_ROOT/calib-data/code-c.jsonl" --plan
+says 'tokens as trained' ' 3142 tokens'
+expect 0 'a plan with another pre-tokenizer' profile "$MODEL" "$KVB_ROOT/calib-data/code-c.jsonl" --plan --pre gpt-2
+says 'tokens as transformers loads the file' ' 3152 tokens'
+fails 'an unknown pre-tokenizer' 'expected one of smollm' profile "$MODEL" "$KVB_ROOT/calib-data/code-c.jsonl" --plan --pre none
 end
