@@ -4,7 +4,7 @@
 # environment is made in the build folder.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-if ! MODEL=$(cd "$KVB_ROOT" && tools/get-model.sh 2>get-model.err) || [ ! -s "$MODEL" ]; then
+if ! MODEL=$(cd "$KVB_ROOT" && tools/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
     cat get-model.err
     skip 'the default model could not be fetched'
     end
