@@ -92,30 +92,22 @@ static kvb_status solve_merged(solve_command *s, metric_job *job, kvb_error *err
 
 static kvb_status job_begin(solve_command *s, metric_job *job, kvb_error *err)
 {
-    record_shape model = record_get_shape(s->r);
-    kvb_status status = select_pairs(s, job, err);
+    cache_shape shape;
+    kvb_status status = prepare_pairs(s, job, &shape, err);
     if (status != KVB_OK) return status;
     job->n_visits = 2; // to solve, and to judge the table
-    cache_shape shape = {model.n_layers, model.n_kv_heads, job->longest, job->sink, job->window};
-    status = cache_shape_check(&shape, err);
-    if (status != KVB_OK) return status;
-    size_t heads = shape_heads(&shape), cells = ROWS * heads, numbers = heads * job->longest, bytes = 0;
+    size_t heads = shape_heads(&shape), cells = ROWS * heads, bytes = 0;
     if (__builtin_mul_overflow(cells, (size_t)job->n_pairs, &bytes) ||
         __builtin_mul_overflow(bytes, sizeof *job->pair_budgets, &bytes))
         return kvb_fail(err, KVB_UNSUPPORTED, "%u problems of %zu heads are too many", job->n_pairs, heads);
-    job->scores = malloc(numbers * sizeof *job->scores);
-    job->oracle = malloc(numbers * sizeof *job->oracle);
     job->prune_ratio = malloc(cells * sizeof *job->prune_ratio);
     job->std = malloc(cells * sizeof *job->std);
     job->uniform = malloc(cells * sizeof *job->uniform);
     job->pair_budgets = s->budgets ? malloc(bytes) : NULL;
-    if (!job->scores || !job->oracle || !job->prune_ratio || !job->std || !job->uniform ||
-        (s->budgets && !job->pair_budgets))
-        return kvb_fail(err, KVB_MEMORY, "no memory for %zu heads of %u tokens", heads, job->longest);
+    if (!job->prune_ratio || !job->std || !job->uniform || (s->budgets && !job->pair_budgets))
+        return kvb_fail(err, KVB_MEMORY, "no memory for tables of %zu heads", heads);
     for (size_t i = 0; i < cells; i++) job->uniform[i] = s->ratios[i / heads];
-    status = ratio_mean_init(&job->spread, ROWS, (uint32_t)heads, err);
-    if (status == KVB_OK && s->mean_loss) status = loss_mean_init(&job->merged, &shape, err);
-    return status;
+    return ratio_mean_init(&job->spread, ROWS, (uint32_t)heads, err);
 }
 
 static kvb_status job_solve(solve_command *s, metric_job *job, kvb_error *err)
@@ -142,12 +134,9 @@ static kvb_status job_solve(solve_command *s, metric_job *job, kvb_error *err)
 
 static void job_free(metric_job *job)
 {
+    release_pairs(job);
     ratio_mean_free(&job->spread);
-    loss_mean_free(&job->merged);
-    free(job->parameters);
     free(job->pair_budgets);
-    free(job->scores);
-    free(job->oracle);
     free(job->prune_ratio);
     free(job->std);
     free(job->uniform);

@@ -65,21 +65,13 @@ static kvb_status validate_merged(const solve_command *s, validation *v, kvb_err
 static kvb_status run_metric(solve_command *s, validation *v, kvb_error *err)
 {
     metric_job *job = &v->job;
-    record_shape model = record_get_shape(s->r);
-    kvb_status status = select_pairs(s, job, err);
+    cache_shape shape;
+    kvb_status status = prepare_pairs(s, job, &shape, err);
     if (status != KVB_OK) return status;
-    cache_shape shape = {model.n_layers, model.n_kv_heads, job->longest, job->sink, job->window};
-    status = cache_shape_check(&shape, err);
-    if (status != KVB_OK) return status;
-    size_t numbers = (size_t)shape_heads(&shape) * shape.n_tokens;
-    job->scores = malloc(numbers * sizeof *job->scores);
-    job->oracle = malloc(numbers * sizeof *job->oracle);
-    if (!job->scores || !job->oracle) return kvb_fail(err, KVB_MEMORY, "no memory for %zu numbers", 2 * numbers);
-    if (s->mean_loss) status = loss_mean_init(&job->merged, &shape, err);
     uint32_t done = 0;
     job->n_visits = 1;
     progress_begin(&s->bar, job->metric, s->quiet);
-    if (status == KVB_OK) status = walk_pairs(s, job, validate_pair, &done, err);
+    status = walk_pairs(s, job, validate_pair, &done, err);
     if (status == KVB_OK && s->mean_loss) status = validate_merged(s, v, err);
     if (status != KVB_OK) {
         progress_end(&s->bar, status == KVB_INTERRUPTED ? "stopped" : "failed");
@@ -206,10 +198,7 @@ static kvb_status validate_metric(solve_command *s, const char *metric, cJSON *l
     if (status == KVB_OK && list && !add_json(list, s, v))
         status = kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
     if (status == KVB_OK && !list) print_table(s, v);
-    loss_mean_free(&v->job.merged);
-    free(v->job.parameters);
-    free(v->job.scores);
-    free(v->job.oracle);
+    release_pairs(&v->job);
     free(v);
     return status;
 }

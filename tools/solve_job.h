@@ -60,8 +60,11 @@ int check_solve_options(solve_command *s);
 // Opens the record; finds the contexts and metrics that the command line names.
 kvb_status select_from_record(solve_command *s, kvb_error *err);
 
-// The metric's protected tokens and parameters, and how many pairs of which sizes there are.
-kvb_status select_pairs(const solve_command *s, metric_job *job, kvb_error *err);
+// The metric's protected tokens and parameters, how many pairs of which sizes there are, and memory to read them one by
+// one; with mean_loss also for their average. *longest: shape of the longest context in use.
+kvb_status prepare_pairs(const solve_command *s, metric_job *job, cache_shape *longest, kvb_error *err);
+// Frees what prepare_pairs() made; also after its failure.
+void release_pairs(metric_job *job);
 
 // Tells of questions that are left out or hard to compare.
 void warn_of_pairs(const metric_job *job);

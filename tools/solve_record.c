@@ -189,10 +189,29 @@ kvb_status select_from_record(solve_command *s, kvb_error *err)
     return status;
 }
 
-kvb_status select_pairs(const solve_command *s, metric_job *job, kvb_error *err)
+kvb_status prepare_pairs(const solve_command *s, metric_job *job, cache_shape *longest, kvb_error *err)
 {
+    record_shape model = record_get_shape(s->r);
     kvb_status status = read_protection(s, job, err);
-    return status == KVB_OK ? count_pairs(s, job, err) : status;
+    if (status == KVB_OK) status = count_pairs(s, job, err);
+    if (status != KVB_OK) return status;
+    *longest = (cache_shape){model.n_layers, model.n_kv_heads, job->longest, job->sink, job->window};
+    status = cache_shape_check(longest, err);
+    if (status != KVB_OK) return status;
+    size_t numbers = (size_t)shape_heads(longest) * longest->n_tokens;
+    job->scores = malloc(numbers * sizeof *job->scores);
+    job->oracle = malloc(numbers * sizeof *job->oracle);
+    if (!job->scores || !job->oracle)
+        return kvb_fail(err, KVB_MEMORY, "no memory for %u heads of %u tokens", shape_heads(longest), job->longest);
+    return s->mean_loss ? loss_mean_init(&job->merged, longest, err) : KVB_OK;
+}
+
+void release_pairs(metric_job *job)
+{
+    loss_mean_free(&job->merged);
+    free(job->parameters);
+    free(job->scores);
+    free(job->oracle);
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------

@@ -69,22 +69,14 @@ static kvb_status check_pair(solve_command *s, metric_job *job, problem *p, kvb_
 static kvb_status read_everything(solve_command *s, certificate_check *k, const char *path, kvb_error *err)
 {
     metric_job *job = &k->job;
-    record_shape model = record_get_shape(s->r);
-    kvb_status status = select_pairs(s, job, err);
+    cache_shape shape;
+    kvb_status status = prepare_pairs(s, job, &shape, err);
     if (status == KVB_OK) status = match_pairs(k, path, err);
     if (status != KVB_OK) return status;
-    cache_shape shape = {model.n_layers, model.n_kv_heads, job->longest, job->sink, job->window};
-    status = cache_shape_check(&shape, err);
-    if (status != KVB_OK) return status;
-    size_t numbers = (size_t)shape_heads(&shape) * shape.n_tokens;
-    job->scores = malloc(numbers * sizeof *job->scores);
-    job->oracle = malloc(numbers * sizeof *job->oracle);
-    if (!job->scores || !job->oracle) return kvb_fail(err, KVB_MEMORY, "no memory for %zu numbers", 2 * numbers);
-    if (s->mean_loss) status = loss_mean_init(&job->merged, &shape, err);
     uint32_t done = 0;
     job->n_visits = 1;
     progress_begin(&s->bar, job->metric, s->quiet);
-    if (status == KVB_OK) status = walk_pairs(s, job, check_pair, &done, err);
+    status = walk_pairs(s, job, check_pair, &done, err);
     if (status == KVB_OK && s->mean_loss) {
         loss_mean_finish(&job->merged);
         add_bounds(s, k, &job->merged.curves, 1);
@@ -187,10 +179,7 @@ kvb_status validate_certificate(solve_command *s, const char *path, bool *holds,
     if (!k) return kvb_fail(err, KVB_MEMORY, "no memory to check a table");
     kvb_status status = check_table(s, k, path, holds, err);
     kvb_table_close(k->table);
-    loss_mean_free(&k->job.merged);
-    free(k->job.parameters);
-    free(k->job.scores);
-    free(k->job.oracle);
+    release_pairs(&k->job);
     free(k);
     return status;
 }
