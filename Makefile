@@ -31,6 +31,7 @@ BASE     := -std=c11 -D_GNU_SOURCE -DKVBUDGET_VERSION='"$(VERSION)"' -I. -fopenm
 
 # Per-file flags: FLAGS_<path with _ for / and without .c>. Only sums that the reference backend judges by tolerance may fuse.
 FLAGS_profiler_backend_cpu := -ffp-contract=fast
+FLAGS_evaluator_attend := -ffp-contract=fast
 
 PKGS     := libcjson hdf5 gsl libpcre2-8 libcrypto
 PKG_CFLAGS   := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
@@ -55,7 +56,7 @@ FUZZ_CFLAGS  := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address
 
 # ---------------------------------------------------------------------------------------------------------------------------
 # An arrow between two folders is always a file on disk: solver and profiler never include each other (checked by `make lint`).
-MODULES  := runtime formats solver profiler
+MODULES  := runtime formats solver profiler evaluator
 OBJ       = $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard $(1)/*.c)))
 LIB       = $(BUILD)/lib$(1)-module.a
 
@@ -63,7 +64,8 @@ DEPS_runtime  := runtime
 DEPS_formats  := formats runtime
 DEPS_solver   := solver formats runtime
 DEPS_profiler := profiler formats runtime
-DEPS_tools    := profiler solver formats runtime
+DEPS_evaluator := evaluator profiler formats runtime
+DEPS_tools    := evaluator profiler solver formats runtime
 module_libs    = $(foreach m,$(DEPS_$(word 2,$(subst _, ,$(1)))),$(call LIB,$(m)))
 
 UNIT_SRC  := $(sort $(wildcard tests/unit/test_*.c))

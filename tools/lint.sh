@@ -6,7 +6,7 @@ shopt -s lastpipe # `... | check` counts in this shell
 cd "$(dirname "$0")/.." || exit 1
 CC=${CC:-gcc}
 BUILD=${BUILD:-build}
-FOLDERS='runtime formats solver profiler tools tests tests/unit tests/fuzz runtime/examples'
+FOLDERS='runtime formats solver profiler evaluator tools tests tests/unit tests/fuzz runtime/examples'
 failed=0
 
 good() { echo "ok - $1"; }
@@ -76,9 +76,10 @@ grep -nE '^ *# *include "[^"]*/' runtime/*.[ch] | check 'runtime/ includes nothi
 allowed formats runtime
 allowed solver formats runtime
 allowed profiler formats runtime
-grep -nE '\b(printf|fprintf *\( *(stdout|stderr)|puts|perror|exit|abort) *\(' {runtime,formats,solver,profiler}/*.[ch] 2>/dev/null |
+allowed evaluator profiler formats runtime
+grep -nE '\b(printf|fprintf *\( *(stdout|stderr)|puts|perror|exit|abort) *\(' {runtime,formats,solver,profiler,evaluator}/*.[ch] 2>/dev/null |
     grep -vE 'kvb_fail|^[^:]*:[0-9]+: *//' | check 'only tools/ prints or exits'
-grep -nE '\bassert *\(' {runtime,formats,solver,profiler,tools}/*.[ch] 2>/dev/null | grep -v static_assert | check 'no assert as a check of input'
+grep -nE '\bassert *\(' {runtime,formats,solver,profiler,evaluator,tools}/*.[ch] 2>/dev/null | grep -v static_assert | check 'no assert as a check of input'
 
 # ---- Symbols -------------------------------------------------------------------------------------------------------------------
 if have nm; then
@@ -100,7 +101,7 @@ fi
 if have cppcheck; then
     # One malloc'd block holding doubles and floats, and a pointer that travels through memcpy, are beyond it.
     cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr --error-exitcode=0 -D_GNU_SOURCE -DKVBUDGET_VERSION='"0"' -I. \
-        --suppress=missingIncludeSystem --suppress=invalidPointerCast --suppress=memleak:formats/lukv_import.c runtime formats solver profiler tools 2>&1 | check 'cppcheck'
+        --suppress=missingIncludeSystem --suppress=invalidPointerCast --suppress=memleak:formats/lukv_import.c runtime formats solver profiler evaluator tools 2>&1 | check 'cppcheck'
 fi
 version=$(sed -n 's/^VERSION *:= *//p' Makefile)
 {

@@ -1,0 +1,137 @@
+#include "evaluator/attend.h"
+#include "profiler/linalg.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+kvb_status attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim, kvb_error *err)
+{
+    if (s->scores && entries <= s->entries) return KVB_OK;
+    attend_release(s);
+    entries = (entries + 255) / 256 * 256; // decoding grows a cache by a token at a time
+    s->scores = malloc(ATTEND_LINES * entries * sizeof(float));
+    s->queries = malloc((size_t)ATTEND_LINES * head_dim * sizeof(float));
+    s->outputs = malloc((size_t)ATTEND_LINES * head_dim * sizeof(float));
+    s->entries = entries;
+    if (s->scores && s->queries && s->outputs) return KVB_OK;
+    attend_release(s);
+    return kvb_fail(err, KVB_MEMORY, "attention: no memory for %d lines of %zu entries", ATTEND_LINES, entries);
+}
+
+void attend_release(attend_scratch *s)
+{
+    free(s->scores);
+    free(s->queries);
+    free(s->outputs);
+    *s = (attend_scratch){0};
+}
+
+SIMD_CLONES static float dot(const float *a, const float *b, size_t n)
+{
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+SIMD_CLONES static void add_scaled(float *o, const float *v, float factor, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) o[i] += factor * v[i];
+}
+
+// x = softmax(x)
+SIMD_CLONES static void softmax(float *x, size_t n)
+{
+    float top = -INFINITY, sum = 0;
+#pragma omp simd reduction(max : top)
+    for (size_t i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) {
+        float e = softmax_exp(x[i] - top);
+        x[i] = e;
+        sum += e;
+    }
+    float scale = 1.0f / sum;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) x[i] *= scale;
+}
+
+// Few lines: the keys and values are read once for the whole group, which is what a decode step's time goes to.
+SIMD_CLONES static void scores_few(float *scores, size_t ld, const float *q, uint32_t lines, const float *k, size_t n,
+                                   uint32_t d, float scale)
+{
+    for (size_t j = 0; j < n; j++)
+        for (uint32_t r = 0; r < lines; r++) {
+            const float *query = q + (size_t)r * d, *key = k + j * d;
+            float sum = 0;
+#pragma omp simd reduction(+ : sum)
+            for (uint32_t c = 0; c < d; c++) sum += query[c] * key[c];
+            scores[r * ld + j] = sum * scale;
+        }
+}
+
+SIMD_CLONES static void mix_few(float *o, const float *p, size_t ld, uint32_t lines, const float *v, size_t n,
+                                uint32_t d)
+{
+    for (size_t j = 0; j < n; j++)
+        for (uint32_t r = 0; r < lines; r++) {
+            float weight = p[r * ld + j], *out = o + (size_t)r * d;
+            const float *value = v + j * d;
+#pragma omp simd
+            for (uint32_t c = 0; c < d; c++) out[c] += weight * value[c];
+        }
+}
+
+// One row that looks at chosen entries only; all others get probability 0.
+static void attend_chosen(attend_scratch *s, uint32_t group, kv_span span, uint32_t d, const uint32_t *chosen,
+                          uint32_t n_chosen)
+{
+    float scale = 1.0f / sqrtf((float)d);
+    for (uint32_t r = 0; r < group; r++) {
+        float *line = s->scores + (size_t)r * span.count, *out = s->outputs + (size_t)r * d;
+        for (uint32_t i = 0; i < n_chosen; i++)
+            line[i] = dot(s->queries + (size_t)r * d, span.k + (size_t)chosen[i] * d, d) * scale;
+        softmax(line, n_chosen);
+        memset(out, 0, d * sizeof(float));
+        for (uint32_t i = 0; i < n_chosen; i++) add_scaled(out, span.v + (size_t)chosen[i] * d, line[i], d);
+        uint32_t i = n_chosen; // spread the probabilities out, from the back, since chosen[i] >= i
+        for (uint32_t j = span.count; j-- > 0;) {
+            bool here = i > 0 && chosen[i - 1] == j;
+            float p = here ? line[i - 1] : 0;
+            if (here) i--;
+            line[j] = p;
+        }
+    }
+}
+
+void attend_head(attend_scratch *s, float *o, const float *q, size_t q_step, uint32_t n, uint32_t group, kv_span span,
+                 uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen)
+{
+    uint32_t lines = n * group, d = head_dim;
+    size_t ld = span.count;
+    float scale = 1.0f / sqrtf((float)d);
+    bool many = lines >= GEMM_MIN_ROWS;
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(s->queries + (size_t)i * group * d, q + i * q_step, (size_t)group * d * sizeof(float));
+    if (chosen) {
+        attend_chosen(s, group, span, d, chosen, n_chosen);
+    } else {
+        if (many) gemm(false, true, lines, ld, d, scale, s->queries, d, span.k, d, 0.0f, s->scores, ld);
+        else scores_few(s->scores, ld, s->queries, lines, span.k, ld, d, scale);
+        for (uint32_t r = 0; r < lines; r++) {
+            float *line = s->scores + r * ld;
+            size_t seen = ld - (n - 1 - r / group);
+            softmax(line, seen);
+            memset(line + seen, 0, (ld - seen) * sizeof(float));
+        }
+        if (many) gemm(false, false, lines, d, ld, 1.0f, s->scores, ld, span.v, d, 0.0f, s->outputs, d);
+        else {
+            memset(s->outputs, 0, (size_t)lines * d * sizeof(float));
+            mix_few(s->outputs, s->scores, ld, lines, span.v, ld, d);
+        }
+    }
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(o + i * q_step, s->outputs + (size_t)i * group * d, (size_t)group * d * sizeof(float));
+}

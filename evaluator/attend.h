@@ -1,0 +1,25 @@
+// Attention of decoded rows over one head of a ragged cache, on the host.
+#pragma once
+#include "evaluator/cache.h"
+
+// Query heads of the group times rows that are computed at once; scratch is sized for it.
+enum { ATTEND_LINES = 192 };
+
+typedef struct attend_scratch {
+    float *scores;  // [ATTEND_LINES, entries]
+    float *queries; // [ATTEND_LINES, d]
+    float *outputs; // [ATTEND_LINES, d]
+    size_t entries; // that fit
+} attend_scratch;
+
+// Makes room for heads of `entries` entries. Whatever was there is lost.
+kvb_status attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim, kvb_error *err);
+void attend_release(attend_scratch *s);
+
+// n rows times `group` query heads attend to a head's entries: row i to the first span.count - (n - 1 - i), since the last n entries are
+// those of the rows themselves. n * group <= ATTEND_LINES.
+//   q       row i's queries [group, d] at q + i * q_step; o likewise
+//   chosen  NULL, or the n_chosen entries (ascending indices) that row 0 attends to; then n must be 1
+// Afterwards s->scores holds the probabilities [n * group, span.count]; entries that a row does not see have 0.
+void attend_head(attend_scratch *s, float *o, const float *q, size_t q_step, uint32_t n, uint32_t group, kv_span span,
+                 uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen);

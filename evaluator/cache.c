@@ -1,0 +1,210 @@
+#include "evaluator/cache.h"
+#include "runtime/fail.h"
+#include <malloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t n_heads(const kv_cache *c)
+{
+    return (size_t)c->n_layers * c->n_kv_heads;
+}
+
+// Takes the arrays for c->offsets, which are set already.
+static kvb_status take_arrays(kv_cache *c, kvb_error *err)
+{
+    size_t entries = c->offsets[n_heads(c)], floats, bytes;
+    if (__builtin_mul_overflow(entries, (size_t)c->head_dim, &floats) ||
+        __builtin_mul_overflow(floats, sizeof(float), &bytes))
+        return kvb_fail(err, KVB_MEMORY, "KV cache: %zu entries of %u floats do not fit into memory", entries,
+                        c->head_dim);
+    c->k = malloc(bytes + 1);
+    c->v = malloc(bytes + 1);
+    c->positions = malloc(entries * sizeof *c->positions + 1);
+    if (!c->k || !c->v || !c->positions)
+        return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu entries, %zu MiB", entries, 2 * (bytes >> 20));
+    return KVB_OK;
+}
+
+kvb_status kv_cache_open(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim,
+                         const uint32_t *room, kvb_error *err)
+{
+    kv_cache *c = calloc(1, sizeof *c);
+    size_t heads = (size_t)n_layers * n_kv_heads;
+    *out = NULL;
+    if (!c) return kvb_fail(err, KVB_MEMORY, "KV cache: no memory");
+    c->n_layers = n_layers;
+    c->n_kv_heads = n_kv_heads;
+    c->head_dim = head_dim;
+    c->offsets = calloc(heads + 1, sizeof *c->offsets);
+    c->counts = calloc(heads + 1, sizeof *c->counts);
+    kvb_status status =
+        c->offsets && c->counts ? KVB_OK : kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
+    for (size_t h = 0; status == KVB_OK && h < heads; h++) c->offsets[h + 1] = c->offsets[h] + room[h];
+    if (status == KVB_OK) status = take_arrays(c, err);
+    if (status != KVB_OK) {
+        kv_cache_close(c);
+        return status;
+    }
+    *out = c;
+    return KVB_OK;
+}
+
+void kv_cache_close(kv_cache *c)
+{
+    if (!c) return;
+    free(c->offsets);
+    free(c->counts);
+    free(c->k);
+    free(c->v);
+    free(c->positions);
+    free(c);
+}
+
+kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head)
+{
+    size_t h = (size_t)layer * c->n_kv_heads + kv_head, at = c->offsets[h];
+    return (kv_span){c->k + at * c->head_dim, c->v + at * c->head_dim, c->positions + at, c->counts[h]};
+}
+
+// Copies all entries of `from` to the front of each head's room in `to`.
+static void copy_entries(kv_cache *to, const kv_cache *from)
+{
+    size_t d = from->head_dim;
+    for (size_t h = 0; h < n_heads(from); h++) {
+        size_t a = to->offsets[h], b = from->offsets[h], n = from->counts[h];
+        memcpy(to->k + a * d, from->k + b * d, n * d * sizeof(float));
+        memcpy(to->v + a * d, from->v + b * d, n * d * sizeof(float));
+        memcpy(to->positions + a, from->positions + b, n * sizeof *to->positions);
+        to->counts[h] = from->counts[h];
+    }
+    to->next_position = from->next_position;
+}
+
+kvb_status kv_cache_fork(kv_cache **out, const kv_cache *c, uint32_t extra, kvb_error *err)
+{
+    size_t heads = n_heads(c);
+    uint32_t *room = malloc(heads * sizeof *room + 1);
+    *out = NULL;
+    if (!room) return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
+    for (size_t h = 0; h < heads; h++) room[h] = c->counts[h] + extra;
+    kvb_status status = kv_cache_open(out, c->n_layers, c->n_kv_heads, c->head_dim, room, err);
+    free(room);
+    if (status == KVB_OK) copy_entries(*out, c);
+    return status;
+}
+
+kvb_status kv_cache_compact(kv_cache *c, uint32_t extra, kvb_error *err)
+{
+    kv_cache *smaller;
+    kvb_status status = kv_cache_fork(&smaller, c, extra, err);
+    if (status != KVB_OK) return status;
+    kv_cache old = *c;
+    *c = *smaller;
+    *smaller = old;
+    kv_cache_close(smaller);
+    return KVB_OK;
+}
+
+kvb_status kv_cache_gather(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k,
+                           const float *v, uint32_t n_tokens, const kept_set *kept, uint32_t extra, kvb_error *err)
+{
+    size_t heads = (size_t)n_layers * n_kv_heads, d = head_dim;
+    uint32_t *room = malloc(heads * sizeof *room + 1);
+    *out = NULL;
+    if (!room) return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
+    for (size_t h = 0; h < heads; h++)
+        room[h] = (kept ? (uint32_t)(kept->offsets[h + 1] - kept->offsets[h]) : n_tokens) + extra;
+    kvb_status status = kv_cache_open(out, n_layers, n_kv_heads, head_dim, room, err);
+    free(room);
+    if (status != KVB_OK) return status;
+    kv_cache *c = *out;
+#pragma omp parallel for schedule(static)
+    for (size_t h = 0; h < heads; h++) {
+        uint32_t n = (uint32_t)(c->offsets[h + 1] - c->offsets[h]) - extra;
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t j = kept ? kept->positions[kept->offsets[h] + i] : i;
+            size_t to = c->offsets[h] + i, from = h * n_tokens + j;
+            memcpy(c->k + to * d, k + from * d, d * sizeof(float));
+            memcpy(c->v + to * d, v + from * d, d * sizeof(float));
+            c->positions[to] = j;
+        }
+        c->counts[h] = n;
+    }
+    c->next_position = n_tokens;
+    return KVB_OK;
+}
+
+uint32_t kv_cache_room(const kv_cache *c)
+{
+    size_t least = SIZE_MAX;
+    for (size_t h = 0; h < n_heads(c); h++) {
+        size_t left = c->offsets[h + 1] - c->offsets[h] - c->counts[h];
+        least = left < least ? left : least;
+    }
+    return least > UINT32_MAX ? UINT32_MAX : (uint32_t)least;
+}
+
+void kv_cache_append(kv_cache *c, uint32_t layer, uint32_t kv_head, const float *k, const float *v, uint32_t position)
+{
+    size_t h = (size_t)layer * c->n_kv_heads + kv_head, at = c->offsets[h] + c->counts[h]++, d = c->head_dim;
+    memcpy(c->k + at * d, k, d * sizeof(float));
+    memcpy(c->v + at * d, v, d * sizeof(float));
+    c->positions[at] = position;
+}
+
+void kv_cache_evict(kv_cache *c, uint32_t layer, uint32_t kv_head, uint32_t index)
+{
+    kv_span s = kv_cache_span(c, layer, kv_head);
+    size_t d = c->head_dim, behind = s.count - index - 1;
+    memmove(s.k + index * d, s.k + (index + 1) * d, behind * d * sizeof(float));
+    memmove(s.v + index * d, s.v + (index + 1) * d, behind * d * sizeof(float));
+    memmove(s.positions + index, s.positions + index + 1, behind * sizeof *s.positions);
+    c->counts[(size_t)layer * c->n_kv_heads + kv_head]--;
+}
+
+void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t *indices, uint32_t n)
+{
+    kv_span s = kv_cache_span(c, layer, kv_head);
+    size_t d = c->head_dim;
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t j = indices[i]; // >= i, so nothing is overwritten before it has moved
+        if (i == j) continue;
+        memcpy(s.k + i * d, s.k + j * d, d * sizeof(float));
+        memcpy(s.v + i * d, s.v + j * d, d * sizeof(float));
+        s.positions[i] = s.positions[j];
+    }
+    c->counts[(size_t)layer * c->n_kv_heads + kv_head] = n;
+}
+
+uint64_t kv_cache_entries(const kv_cache *c)
+{
+    uint64_t sum = 0;
+    for (size_t h = 0; h < n_heads(c); h++) sum += c->counts[h];
+    return sum;
+}
+
+uint64_t kv_cache_bytes(const kv_cache *c)
+{
+    return kv_cache_entries(c) * 2 * c->head_dim * sizeof(float);
+}
+
+uint64_t kv_cache_allocated(const kv_cache *c)
+{
+    return malloc_usable_size(c->k) + malloc_usable_size(c->v) + malloc_usable_size(c->positions) +
+           malloc_usable_size(c->offsets) + malloc_usable_size(c->counts) + sizeof *c;
+}
+
+kvb_status kept_set_open(kept_set *out, uint32_t n, size_t n_positions, kvb_error *err)
+{
+    *out = (kept_set){n, calloc((size_t)n + 1, sizeof *out->offsets), calloc(n_positions + 1, sizeof *out->positions)};
+    if (out->offsets && out->positions) return KVB_OK;
+    kept_set_free(out);
+    return kvb_fail(err, KVB_MEMORY, "no memory for %zu kept positions of %u heads", n_positions, n);
+}
+
+void kept_set_free(kept_set *kept)
+{
+    free(kept->offsets);
+    free(kept->positions);
+    *kept = (kept_set){0};
+}

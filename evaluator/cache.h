@@ -1,0 +1,65 @@
+// A KV cache in which every head has its own length: one flat array of keys and one of values, and where each head's room begins.
+//
+// Entries of a head stand by ascending position. Positions are those of the text, so keys keep the rotation that they were cached with,
+// whatever was evicted before them. Heads are counted layer-major: head (l, g) of [L, G] is l * G + g.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct kv_cache {
+    uint32_t n_layers, n_kv_heads, head_dim; // L, G, d
+    uint32_t next_position;                  // of the token that is appended next
+    size_t *offsets;                         // [L*G + 1] entries: head h owns offsets[h] .. offsets[h + 1] - 1
+    uint32_t *counts;                        // [L*G] entries in use, from the front of the head's room
+    float *k, *v;                            // [offsets[L*G], d]
+    uint32_t *positions;                     // [offsets[L*G]]
+} kv_cache;
+
+// One head's entries, inside the cache.
+typedef struct kv_span {
+    float *k, *v;        // [count, d]
+    uint32_t *positions; // [count], ascending
+    uint32_t count;
+} kv_span;
+
+// Which tokens of a context stay, per head: head h keeps positions[offsets[h]] .. positions[offsets[h + 1] - 1], ascending.
+typedef struct kept_set {
+    uint32_t n_heads;
+    size_t *offsets; // [n_heads + 1]
+    uint32_t *positions;
+} kept_set;
+
+// An empty cache with room for room[h] entries of each of the L*G heads. On failure *out is NULL.
+kvb_status kv_cache_open(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim,
+                         const uint32_t *room, kvb_error *err);
+void kv_cache_close(kv_cache *c); // NULL is allowed
+// A copy with room for `extra` entries more in every head.
+kvb_status kv_cache_fork(kv_cache **out, const kv_cache *c, uint32_t extra, kvb_error *err);
+
+// The cache of a context of n_tokens: of keys and values [L, G, T, d] it copies what `kept` lists (NULL: everything) and leaves room for
+// `extra` entries in every head. The next token stands at position n_tokens.
+kvb_status kv_cache_gather(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k,
+                           const float *v, uint32_t n_tokens, const kept_set *kept, uint32_t extra, kvb_error *err);
+
+kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);
+// Free entries of the fullest head.
+uint32_t kv_cache_room(const kv_cache *c);
+// Appends one entry; the head must have room.
+void kv_cache_append(kv_cache *c, uint32_t layer, uint32_t kv_head, const float *k, const float *v, uint32_t position);
+// Removes entry `index`; those behind it move up. The memory stays with the head until kv_cache_compact.
+void kv_cache_evict(kv_cache *c, uint32_t layer, uint32_t kv_head, uint32_t index);
+// Keeps the listed entries (ascending indices) and removes all others of the head.
+void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t *indices, uint32_t n);
+// Moves everything into arrays of exactly the entries in use plus `extra` per head and gives the old ones back. On KVB_MEMORY the cache
+// is as it was.
+kvb_status kv_cache_compact(kv_cache *c, uint32_t extra, kvb_error *err);
+
+uint64_t kv_cache_entries(const kv_cache *c); // in use, over all heads
+// Bytes of keys and values in use; and all bytes that the cache has taken, as the allocator counts them.
+uint64_t kv_cache_bytes(const kv_cache *c);
+uint64_t kv_cache_allocated(const kv_cache *c);
+
+// Room for n_positions kept positions of n_heads heads.
+kvb_status kept_set_open(kept_set *out, uint32_t n_heads, size_t n_positions, kvb_error *err);
+void kept_set_free(kept_set *kept); // a zero struct is allowed; leaves it zero

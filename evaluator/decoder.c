@@ -1,0 +1,313 @@
+#include "evaluator/decoder.h"
+#include "evaluator/attend.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { CHUNK_LOGITS = 64 };
+
+struct decoder {
+    const model *m;
+    const backend *b;
+    uint32_t max_rows, max_positions;
+    dev x, q_raw, q, h, gate, up, picked, logits, cos_sin;
+    uint32_t *positions;    // [max_rows]
+    float *host_q, *host_o; // [max_rows, H*d]
+    float *host_k, *host_v; // [max_rows, G*d]
+    uint32_t *chosen;       // [threads, entries] of the choose hook
+    size_t chosen_entries;
+    attend_scratch *scratch; // [n_threads]
+    int n_threads;
+};
+
+// One call of decoder_run.
+typedef struct decode_batch {
+    kv_cache *const *caches;
+    uint32_t n_sequences;
+    const uint32_t *n_rows;
+    uint32_t total_rows;
+    const decode_hooks *hooks;
+} decode_batch;
+
+static kvb_status fill_rotations(decoder *d, kvb_error *err)
+{
+    uint32_t half = d->m->config.rope_dim / 2;
+    size_t n = (size_t)d->max_positions * half * 2;
+    float *table = malloc(n * sizeof(float) + 1);
+    d->cos_sin = d->b->alloc(n);
+    if (!table || !d->cos_sin.address) {
+        free(table);
+        return kvb_fail(err, KVB_MEMORY, "decoder: no memory for %u positions", d->max_positions);
+    }
+    for (uint32_t i = 0; i < d->max_positions; i++)
+        for (uint32_t p = 0; p < half; p++) { // in float32, as the prefill does
+            float angle = (float)i * d->m->rope_frequency[p];
+            table[((size_t)i * half + p) * 2] = (float)cos(angle);
+            table[((size_t)i * half + p) * 2 + 1] = (float)sin(angle);
+        }
+    d->b->upload(d->cos_sin, table, n);
+    free(table);
+    return KVB_OK;
+}
+
+kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32_t max_positions, kvb_error *err)
+{
+    const model_config *c = &m->config;
+    size_t rows = max_rows, heads = (size_t)c->n_heads * c->head_dim, kv = (size_t)c->n_kv_heads * c->head_dim;
+    size_t inner = c->width > heads ? c->width : heads, ffn = c->ffn_width > kv ? c->ffn_width : kv;
+    decoder *d = calloc(1, sizeof *d);
+    *out = NULL;
+    if (!d) return kvb_fail(err, KVB_MEMORY, "decoder: no memory");
+    *d = (decoder){.m = m, .b = m->device, .max_rows = max_rows, .max_positions = max_positions};
+    d->n_threads = omp_get_max_threads();
+    d->scratch = calloc((size_t)d->n_threads, sizeof *d->scratch);
+    d->positions = malloc(rows * sizeof *d->positions + 1);
+    d->host_q = malloc(rows * heads * sizeof(float) + 1);
+    d->host_o = malloc(rows * heads * sizeof(float) + 1);
+    d->host_k = malloc(rows * kv * sizeof(float) + 1);
+    d->host_v = malloc(rows * kv * sizeof(float) + 1);
+    bool good = d->scratch && d->positions && d->host_q && d->host_o && d->host_k && d->host_v;
+    dev *const places[] = {&d->x, &d->q_raw, &d->q, &d->h, &d->gate, &d->up, &d->picked, &d->logits};
+    const size_t sizes[] = {rows * c->width, rows * heads, rows * heads,    rows * inner,
+                            rows * ffn,      rows * ffn,   rows * c->width, (size_t)CHUNK_LOGITS * c->vocabulary};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        *places[i] = d->b->alloc(sizes[i]);
+        good = good && places[i]->address;
+    }
+    kvb_status status =
+        good ? fill_rotations(d, err) : kvb_fail(err, KVB_MEMORY, "decoder: no memory for %u rows at a time", max_rows);
+    if (status != KVB_OK) {
+        decoder_close(d);
+        return status;
+    }
+    *out = d;
+    return KVB_OK;
+}
+
+void decoder_close(decoder *d)
+{
+    if (!d) return;
+    const dev places[] = {d->x, d->q_raw, d->q, d->h, d->gate, d->up, d->picked, d->logits, d->cos_sin};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) d->b->release(places[i]);
+    for (int t = 0; d->scratch && t < d->n_threads; t++) attend_release(&d->scratch[t]);
+    free(d->scratch);
+    free(d->chosen);
+    free(d->positions);
+    free(d->host_q);
+    free(d->host_o);
+    free(d->host_k);
+    free(d->host_v);
+    free(d);
+}
+
+kvb_status decoder_reserve(const decoder *d, kvb_error *err)
+{
+    const model_config *c = &d->m->config;
+    uint32_t side = c->vocabulary, heads = c->n_heads * c->head_dim;
+    const uint32_t sides[] = {c->ffn_width, c->width, heads};
+    for (int i = 0; i < 3; i++) side = sides[i] > side ? sides[i] : side;
+    backend_limits limits = {1, 1, d->max_rows, side, {c->n_heads, c->n_kv_heads, c->head_dim}};
+    if (d->b->reserve(&limits)) return KVB_OK;
+    return kvb_fail(err, KVB_MEMORY, "backend %s: no memory for its scratch", d->b->name);
+}
+
+// ---- Attention ----
+
+// Room for the longest head of the batch in every thread's scratch.
+static kvb_status reserve_scratch(decoder *d, const decode_batch *batch, kvb_error *err)
+{
+    uint32_t longest = 1;
+    for (uint32_t s = 0; s < batch->n_sequences; s++) {
+        const kv_cache *c = batch->caches[s];
+        for (size_t h = 0; h < (size_t)c->n_layers * c->n_kv_heads; h++)
+            longest = c->counts[h] > longest ? c->counts[h] : longest;
+    }
+    longest += batch->total_rows;
+    for (int t = 0; t < d->n_threads; t++) {
+        kvb_status status = attend_reserve(&d->scratch[t], longest, d->m->config.head_dim, err);
+        if (status != KVB_OK) return status;
+    }
+    if (batch->hooks && batch->hooks->choose && longest > d->chosen_entries) {
+        free(d->chosen);
+        d->chosen_entries = (size_t)longest + 256;
+        d->chosen = malloc((size_t)d->n_threads * d->chosen_entries * sizeof *d->chosen);
+        if (!d->chosen) d->chosen_entries = 0;
+        if (!d->chosen) return kvb_fail(err, KVB_MEMORY, "decoder: no memory for the choice of %u entries", longest);
+    }
+    return KVB_OK;
+}
+
+// One KV head of one sequence; `first` is the sequence's first row in the batch.
+static void attend_sequence(decoder *d, const decode_batch *batch, const decode_view *view, uint32_t first, uint32_t g)
+{
+    const model_config *c = &d->m->config;
+    const decode_hooks *hooks = batch->hooks;
+    uint32_t group = view->group, per_tile = ATTEND_LINES / group, n = view->n_rows;
+    attend_scratch *scratch = &d->scratch[omp_get_thread_num()];
+    kv_span span = kv_cache_span(view->cache, view->layer, g);
+    size_t step = (size_t)c->n_heads * c->head_dim;
+    const uint32_t *chosen = NULL;
+    uint32_t n_chosen = 0;
+    if (hooks && hooks->choose && n == 1) {
+        uint32_t *indices = d->chosen + (size_t)omp_get_thread_num() * d->chosen_entries;
+        const float *q = d->host_q + first * step + (size_t)g * group * c->head_dim;
+        n_chosen = hooks->choose(hooks->context, view, g, span, q, indices);
+        if (n_chosen != UINT32_MAX) chosen = indices;
+    }
+    for (uint32_t row = 0; row < n; row += per_tile) {
+        uint32_t rows = n - row < per_tile ? n - row : per_tile;
+        size_t at = (first + row) * step + (size_t)g * group * c->head_dim;
+        kv_span seen = span;
+        seen.count = span.count - (n - row - rows);
+        attend_head(scratch, d->host_o + at, d->host_q + at, step, rows, group, seen, c->head_dim, chosen, n_chosen);
+        if (hooks && hooks->attended) {
+            decode_view part = *view;
+            part.n_rows = rows;
+            part.q = d->host_q + (first + row) * step;
+            hooks->attended(hooks->context, &part, g, seen, scratch->scores);
+        }
+    }
+}
+
+static decode_view view_of(const decoder *d, const decode_batch *batch, uint32_t sequence, uint32_t layer,
+                           uint32_t first)
+{
+    const model_config *c = &d->m->config;
+    size_t at = (size_t)first * c->n_heads * c->head_dim;
+    return (decode_view){sequence,       layer,          batch->n_rows[sequence], c->n_heads / c->n_kv_heads,
+                         d->host_q + at, d->host_o + at, batch->caches[sequence]};
+}
+
+static void append_rows(decoder *d, const decode_batch *batch, uint32_t layer)
+{
+    const model_config *c = &d->m->config;
+    size_t row = 0, dim = c->head_dim;
+    for (uint32_t s = 0; s < batch->n_sequences; s++)
+        for (uint32_t i = 0; i < batch->n_rows[s]; i++, row++)
+            for (uint32_t g = 0; g < c->n_kv_heads; g++) {
+                size_t at = (row * c->n_kv_heads + g) * dim;
+                kv_cache_append(batch->caches[s], layer, g, d->host_k + at, d->host_v + at, d->positions[row]);
+            }
+}
+
+static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
+{
+    const model_config *c = &d->m->config;
+    uint32_t n_tasks = batch->n_sequences * c->n_kv_heads, n = batch->total_rows;
+    d->b->download(d->host_q, d->q, (size_t)n * c->n_heads * c->head_dim);
+    append_rows(d, batch, layer);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (uint32_t task = 0; task < n_tasks; task++) {
+        uint32_t sequence = task / c->n_kv_heads, first = 0;
+        for (uint32_t s = 0; s < sequence; s++) first += batch->n_rows[s];
+        decode_view view = view_of(d, batch, sequence, layer, first);
+        if (view.n_rows) attend_sequence(d, batch, &view, first, task % c->n_kv_heads);
+    }
+    d->b->upload(d->h, d->host_o, (size_t)n * c->n_heads * c->head_dim);
+    if (!batch->hooks || !batch->hooks->layer_done) return KVB_OK;
+    for (uint32_t s = 0, first = 0; s < batch->n_sequences; first += batch->n_rows[s++]) {
+        decode_view view = view_of(d, batch, s, layer, first);
+        kvb_status status = view.n_rows ? batch->hooks->layer_done(batch->hooks->context, &view, err) : KVB_OK;
+        if (status != KVB_OK) return status;
+    }
+    return KVB_OK;
+}
+
+// ---- The pass ----
+
+static kvb_status run_layer(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
+{
+    const backend *b = d->b;
+    const model_config *c = &d->m->config;
+    const model_layer *w = &d->m->layers[layer];
+    uint32_t n = batch->total_rows;
+    b->rms_norm(d->h, d->x, w->attn_norm, n, c->width, c->norm_eps);
+    b->matmul(d->q_raw, d->h, w->wq, n, false);
+    b->rope(d->q, d->q_raw, d->cos_sin, d->positions, n, c->n_heads, c->head_dim, c->rope_dim);
+    b->matmul(d->gate, d->h, w->wk, n, false);
+    b->rope(d->gate, d->gate, d->cos_sin, d->positions, n, c->n_kv_heads, c->head_dim, c->rope_dim);
+    b->download(d->host_k, d->gate, (size_t)n * c->n_kv_heads * c->head_dim);
+    b->matmul(d->gate, d->h, w->wv, n, false);
+    b->download(d->host_v, d->gate, (size_t)n * c->n_kv_heads * c->head_dim);
+    kvb_status status = attend_layer(d, batch, layer, err);
+    if (status != KVB_OK) return status;
+    b->matmul(d->x, d->h, w->wo, n, true);
+    b->rms_norm(d->h, d->x, w->ffn_norm, n, c->width, c->norm_eps);
+    b->matmul(d->gate, d->h, w->gate, n, false);
+    b->matmul(d->up, d->h, w->up, n, false);
+    b->swiglu(d->gate, d->up, (size_t)n * c->ffn_width);
+    b->matmul(d->x, d->gate, w->down, n, true);
+    return KVB_OK;
+}
+
+static void write_logits(decoder *d, const decode_batch *batch, decode_logits which, float *logits)
+{
+    const model_config *c = &d->m->config;
+    dev from = d->x;
+    uint32_t n = batch->total_rows;
+    if (which == LOGITS_LAST) {
+        from = d->picked;
+        n = 0;
+        for (uint32_t s = 0, row = 0; s < batch->n_sequences; s++) {
+            row += batch->n_rows[s];
+            d->b->copy(dev_at(d->picked, (size_t)n++ * c->width), dev_at(d->x, (size_t)(row - 1) * c->width), c->width);
+        }
+    }
+    for (uint32_t first = 0; first < n; first += CHUNK_LOGITS) {
+        uint32_t rows = n - first < CHUNK_LOGITS ? n - first : CHUNK_LOGITS;
+        d->b->rms_norm(d->h, dev_at(from, (size_t)first * c->width), d->m->final_norm, rows, c->width, c->norm_eps);
+        d->b->matmul(d->logits, d->h, d->m->head, rows, false);
+        d->b->download(logits + (size_t)first * c->vocabulary, d->logits, (size_t)rows * c->vocabulary);
+    }
+}
+
+static kvb_status check_batch(const decoder *d, const decode_batch *batch, const int32_t *ids, decode_logits which,
+                              kvb_error *err)
+{
+    const model_config *c = &d->m->config;
+    for (uint32_t s = 0; s < batch->n_sequences; s++) {
+        const kv_cache *cache = batch->caches[s];
+        if (cache->n_layers != c->n_layers || cache->n_kv_heads != c->n_kv_heads || cache->head_dim != c->head_dim)
+            return kvb_fail(err, KVB_MISMATCH, "decoder: sequence %u's cache is not of this model", s);
+        if (kv_cache_room(cache) < batch->n_rows[s])
+            return kvb_fail(err, KVB_CAPACITY, "decoder: sequence %u has room for %u tokens, expected %u", s,
+                            kv_cache_room(cache), batch->n_rows[s]);
+        if (batch->n_rows[s] > d->max_positions || cache->next_position > d->max_positions - batch->n_rows[s])
+            return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u would reach position %llu, expected at most %u", s,
+                            (unsigned long long)cache->next_position + batch->n_rows[s], d->max_positions);
+        if (which == LOGITS_LAST && batch->n_rows[s] == 0)
+            return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has no row whose logits could be given", s);
+    }
+    for (uint32_t i = 0; i < batch->total_rows; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= c->vocabulary)
+            return kvb_fail(err, KVB_ARGUMENT, "decoder: row %u: id %d, expected 0 to %u", i, ids[i],
+                            c->vocabulary - 1);
+    return KVB_OK;
+}
+
+kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
+                       const int32_t *ids, const decode_hooks *hooks, decode_logits which, float *logits,
+                       kvb_error *err)
+{
+    decode_batch batch = {caches, n_sequences, n_rows, 0, hooks};
+    uint64_t total = 0;
+    for (uint32_t s = 0; s < n_sequences; s++) total += n_rows[s];
+    if (total == 0 || total > d->max_rows)
+        return kvb_fail(err, KVB_ARGUMENT, "decoder: %llu rows at once, expected 1 to %u", (unsigned long long)total,
+                        d->max_rows);
+    batch.total_rows = (uint32_t)total;
+    kvb_status status = check_batch(d, &batch, ids, which, err);
+    if (status == KVB_OK) status = reserve_scratch(d, &batch, err);
+    if (status != KVB_OK) return status;
+    for (uint32_t s = 0, row = 0; s < n_sequences; s++)
+        for (uint32_t i = 0; i < n_rows[s]; i++) d->positions[row++] = caches[s]->next_position + i;
+    d->b->gather(d->x, d->m->embedding, ids, batch.total_rows);
+    for (uint32_t layer = 0; status == KVB_OK && layer < d->m->config.n_layers; layer++)
+        status = run_layer(d, &batch, layer, err);
+    if (status != KVB_OK) return status;
+    for (uint32_t s = 0; s < n_sequences; s++) caches[s]->next_position += n_rows[s];
+    if (logits) write_logits(d, &batch, which, logits);
+    return KVB_OK;
+}

@@ -1,0 +1,145 @@
+#include "evaluator/session.h"
+#include "runtime/fail.h"
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static size_t heads_of(const session *s)
+{
+    return (size_t)s->m->config.n_layers * s->m->config.n_kv_heads;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+kvb_status session_open(session **out, const model *m, const session_plan *plan, kvb_error *err)
+{
+    *out = NULL;
+    if ((uint64_t)plan->max_tokens + plan->max_new > m->config.context_length)
+        return kvb_fail(err, KVB_ARGUMENT, "%u + %u tokens: the model was trained for %u; use a shorter context",
+                        plan->max_tokens, plan->max_new, m->config.context_length);
+    session *s = calloc(1, sizeof *s);
+    if (!s) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory");
+    *s = (session){.m = m, .plan = *plan};
+    size_t scores = heads_of(s) * plan->max_tokens, floats = scores * m->config.head_dim;
+    forward_plan prefill = {plan->max_tokens, 1, plan->max_new ? plan->max_new : 1, plan->oracle};
+    kvb_status status = forward_open(&s->prefill, m, &prefill, err);
+    if (status == KVB_OK) status = decoder_open(&s->decode, m, plan->max_rows, plan->max_tokens + plan->max_new, err);
+    s->k = malloc(floats * sizeof(float) + 1);
+    s->v = malloc(floats * sizeof(float) + 1);
+    s->scores = calloc(plan->n_metrics + 1, sizeof *s->scores);
+    bool good = s->k && s->v && s->scores;
+    for (size_t i = 0; good && i < plan->n_metrics; i++) good = (s->scores[i] = malloc(scores * sizeof(float) + 1));
+    if (status == KVB_OK && !good)
+        status = kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u tokens and %zu metrics", plan->max_tokens,
+                          plan->n_metrics);
+    if (status != KVB_OK) {
+        session_close(s);
+        return status;
+    }
+    *out = s;
+    return KVB_OK;
+}
+
+void session_close(session *s)
+{
+    if (!s) return;
+    decoder_close(s->decode);
+    forward_close(s->prefill);
+    for (size_t i = 0; s->scores && i < s->plan.n_metrics; i++) free(s->scores[i]);
+    free(s->scores);
+    free(s->k);
+    free(s->v);
+    free(s);
+}
+
+typedef struct watcher {
+    session *s;
+    const layer_observer *also;
+} watcher;
+
+static kvb_status see_layer(void *context, const layer_view *view, kvb_error *err)
+{
+    watcher *w = context;
+    session *s = w->s;
+    size_t scores = (size_t)view->n_kv_heads * view->n_tokens, floats = scores * view->head_dim;
+    memcpy(s->k + view->layer * floats, view->k, floats * sizeof(float));
+    memcpy(s->v + view->layer * floats, view->v, floats * sizeof(float));
+    double start = now();
+    for (size_t i = 0; i < s->plan.n_metrics; i++) {
+        const metric *m = &s->plan.metrics[i];
+        kvb_status status = m->kind->score(m, view, s->scores[i] + view->layer * scores, err);
+        if (status != KVB_OK) return status;
+    }
+    s->score_seconds += now() - start;
+    return w->also ? w->also->see(w->also->context, view, err) : KVB_OK;
+}
+
+kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
+                           const forward_progress *progress, kvb_error *err)
+{
+    watcher w = {s, also};
+    layer_observer observer = {see_layer, &w};
+    if (!s->prefill) return kvb_fail(err, KVB_ARGUMENT, "evaluation: the prefill's memory was given back");
+    s->n_tokens = 0;
+    kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
+    if (status == KVB_OK) s->n_tokens = n_tokens;
+    return status;
+}
+
+kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
+                             kvb_error *err)
+{
+    if (!s->prefill || !s->n_tokens || n == 0 || n > s->plan.max_new || (importance && !s->plan.oracle))
+        return kvb_fail(err, KVB_ARGUMENT, "reference: expected a prefilled context and 1 to %u tokens, found %u",
+                        s->plan.max_new, n);
+    decode_row *rows = calloc(n, sizeof *rows);
+    uint32_t *wanted = calloc(n, sizeof *wanted);
+    kvb_status status = rows && wanted ? KVB_OK : kvb_fail(err, KVB_MEMORY, "reference: no memory for %u rows", n);
+    for (uint32_t i = 0; status == KVB_OK && i < n; i++) {
+        rows[i] = (decode_row){0, i, s->plan.oracle};
+        wanted[i] = i;
+    }
+    if (status == KVB_OK) {
+        forward_begin_questions(s->prefill, 1);
+        status = forward_rows(s->prefill, rows, ids, n, wanted, logits ? n : 0, logits, err);
+    }
+    if (status == KVB_OK && importance) forward_importance(s->prefill, 0, importance);
+    free(rows);
+    free(wanted);
+    return status;
+}
+
+kvb_status session_select(const session *s, const float *scores, const uint32_t *keep, uint32_t sink, uint32_t window,
+                          kept_set *out, kvb_error *err)
+{
+    size_t heads = heads_of(s), total = 0;
+    for (size_t h = 0; h < heads; h++) total += keep[h] < s->n_tokens ? keep[h] : s->n_tokens;
+    kvb_status status = kept_set_open(out, (uint32_t)heads, total, err);
+    if (status != KVB_OK) return status;
+    status = kvb_select_all(scores, heads, s->n_tokens, keep, sink, window, out->offsets, out->positions, total, err);
+    if (status != KVB_OK) kept_set_free(out);
+    return status;
+}
+
+kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra, kv_cache **out, kvb_error *err)
+{
+    const model_config *c = &s->m->config;
+    *out = NULL;
+    if (!s->k || !s->n_tokens) return kvb_fail(err, KVB_ARGUMENT, "evaluation: there is no prefilled context");
+    return kv_cache_gather(out, c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra, err);
+}
+
+kvb_status session_end_prefill(session *s, kvb_error *err)
+{
+    forward_close(s->prefill);
+    s->prefill = NULL;
+    free(s->k);
+    free(s->v);
+    s->k = s->v = NULL;
+    return decoder_reserve(s->decode, err);
+}

@@ -1,0 +1,57 @@
+// One context at a time: prefilled with full attention and scored by every metric, then cut to any number of caches.
+//
+//     session_open            model and metrics; memory for the longest context
+//     session_prefill         keys, values and scores of a context, once
+//     session_reference       logits and oracle importance with the full cache, for a given continuation
+//     session_select          scores + tokens per head -> kept positions
+//     session_cache           kept positions -> a compacted ragged cache
+//     decoder_run             one step, or a whole continuation, over any batch of such caches
+#pragma once
+#include "evaluator/decoder.h"
+#include "profiler/forward.h"
+#include "profiler/scorer.h"
+
+typedef struct session_plan {
+    uint32_t max_tokens;   // longest context, T
+    uint32_t max_new;      // positions after it
+    uint32_t max_rows;     // rows that the decoder runs at once, over all sequences
+    const metric *metrics; // live as long as the session
+    size_t n_metrics;
+    bool oracle; // session_reference will be asked for importance
+} session_plan;
+
+typedef struct session {
+    const model *m;
+    session_plan plan;
+    forward *prefill; // NULL after session_end_prefill
+    decoder *decode;
+    uint32_t n_tokens;    // T of the present context
+    float *k, *v;         // [L, G, T, d] on the host, keys after RoPE; NULL after session_end_prefill
+    float **scores;       // [n_metrics][L, G, T]
+    double score_seconds; // spent in scorers, over all prefills
+} session;
+
+// One session per backend may be open at a time. On failure *out is NULL.
+kvb_status session_open(session **out, const model *m, const session_plan *plan, kvb_error *err);
+void session_close(session *s);
+
+// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer as well: queries, keys and values of all tokens.
+kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
+                           const forward_progress *progress, kvb_error *err);
+
+// Teacher-forces n <= max_new tokens behind the full context, in one pass of the profiler's forward pass (not of the decoder).
+// `importance` (NULL: none; needs plan.oracle) receives I [L, G, T] over these n queries; `logits` (NULL: none) [n, vocabulary].
+kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
+                             kvb_error *err);
+
+// The keep[h] best tokens of every head by scores [L, G, T] (session.scores[i], or anyone's), sinks and window first (kvb_select_all).
+// The caller frees *out with kept_set_free.
+kvb_status session_select(const session *s, const float *scores, const uint32_t *keep, uint32_t sink, uint32_t window,
+                          kept_set *out, kvb_error *err);
+
+// A cache of what `kept` lists (NULL: the whole context), with room for `extra` tokens. The caller closes it.
+kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra, kv_cache **out, kvb_error *err);
+
+// Frees the prefill's memory and the host copy of the full context, so that only caches are left. No further prefill is possible;
+// decoding is.
+kvb_status session_end_prefill(session *s, kvb_error *err);

@@ -1,0 +1,297 @@
+// The ragged cache by itself, and decoding over it on the tiny model: against the profiler's forward pass, against itself cut into other
+// steps and batches, and with evicted entries against a full cache of which only the kept ones are looked at.
+#include "evaluator/session.h"
+#include "test_profiler_cases.h"
+
+enum { L = 2, G = 2, D = 16, VOCABULARY = 300, T = 90, N = 24 };
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+// ---- the cache ----
+
+// Head h holds rooms[h] - 1 entries at positions 3, 6, 9, ...; every number of an entry says where it belongs.
+static kv_cache *filled_cache(const uint32_t rooms[L * G])
+{
+    kv_cache *c;
+    help_ok(kv_cache_open(&c, L, G, D, rooms, err));
+    for (uint32_t l = 0; l < L; l++)
+        for (uint32_t g = 0; g < G; g++)
+            for (uint32_t i = 0; i + 1 < rooms[l * G + g]; i++) {
+                float k[D], v[D];
+                for (int x = 0; x < D; x++) k[x] = (float)(l * 1000 + g * 100 + i) + (float)x / 32, v[x] = -k[x];
+                kv_cache_append(c, l, g, k, v, 3 * (i + 1));
+            }
+    return c;
+}
+
+// The head holds exactly the entries with these indices of filled_cache.
+static void expect_entries(const kv_cache *c, uint32_t l, uint32_t g, const uint32_t *indices, uint32_t n)
+{
+    kv_span s = kv_cache_span(c, l, g);
+    ck_assert_uint_eq(s.count, n);
+    for (uint32_t i = 0; i < n; i++) {
+        ck_assert_uint_eq(s.positions[i], 3 * (indices[i] + 1));
+        for (int x = 0; x < D; x++) {
+            float want = (float)(l * 1000 + g * 100 + indices[i]) + (float)x / 32;
+            ck_assert(s.k[i * D + (uint32_t)x] == want && s.v[i * D + (uint32_t)x] == -want);
+        }
+    }
+}
+
+START_TEST(cache_evicts_and_shrinks)
+{
+    const uint32_t rooms[L * G] = {5, 9, 1, 3};
+    kv_cache *c = filled_cache(rooms);
+    ck_assert_uint_eq(kv_cache_entries(c), 4 + 8 + 0 + 2);
+    ck_assert_uint_eq(kv_cache_room(c), 1);
+    ck_assert_uint_eq(kv_cache_bytes(c), (uint64_t)14 * 2 * D * sizeof(float));
+    kv_cache_evict(c, 0, 0, 1);
+    kv_cache_evict(c, 0, 0, 2);
+    kv_cache_evict(c, 1, 1, 0);
+    kv_cache_keep(c, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
+    uint64_t before = kv_cache_allocated(c);
+    for (int pass = 0; pass < 2; pass++) { // before and after compacting
+        expect_entries(c, 0, 0, (const uint32_t[]){0, 2}, 2);
+        expect_entries(c, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
+        expect_entries(c, 1, 0, NULL, 0);
+        expect_entries(c, 1, 1, (const uint32_t[]){1}, 1);
+        if (pass == 0) help_ok(kv_cache_compact(c, 2, err));
+    }
+    ck_assert_uint_eq(kv_cache_room(c), 2);
+    ck_assert_uint_eq(c->offsets[L * G], 7 + 2 * L * G);
+    ck_assert_uint_lt(kv_cache_allocated(c), before + 1);
+    kv_cache *copy;
+    help_ok(kv_cache_fork(&copy, c, 0, err));
+    kv_cache_evict(c, 0, 1, 0);
+    expect_entries(copy, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
+    ck_assert_uint_eq(kv_cache_room(copy), 0);
+    kv_cache_close(copy);
+    kv_cache_close(c);
+}
+END_TEST
+
+// ---- decoding ----
+
+typedef struct bed {
+    model *m;
+    session *s;
+    int32_t context[T], next[N];
+    metric snapkv;
+} bed;
+
+static void bed_open(bed *b)
+{
+    help_ok(model_open(&b->m, help_path("tiny.gguf"), backend_find("cpu"), err));
+    help_ok(metric_parse(&b->snapkv, "snapkv:kvpress:window=8", err));
+    session_plan plan = {T, N, 3 * N, &b->snapkv, 1, true};
+    help_ok(session_open(&b->s, b->m, &plan, err));
+    for (int i = 0; i < T; i++) b->context[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+    for (int i = 0; i < N; i++) b->next[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+    help_ok(session_prefill(b->s, b->context, T, NULL, NULL, err));
+}
+
+static void bed_close(bed *b)
+{
+    session_close(b->s);
+    model_free(b->m);
+}
+
+// The continuation over a cache of `kept`, in steps of `step` tokens.
+static float *decode_all(bed *b, const kept_set *kept, uint32_t step)
+{
+    kv_cache *c;
+    float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
+    help_ok(session_cache(b->s, kept, N, &c, err));
+    for (uint32_t at = 0; at < N; at += step)
+        help_ok(decoder_run(b->s->decode, &c, 1, &step, b->next + at, NULL, LOGITS_ALL,
+                            logits + (size_t)at * VOCABULARY, err));
+    ck_assert_uint_eq(c->next_position, T + N);
+    kv_cache_close(c);
+    return logits;
+}
+
+static void select_some(bed *b, kept_set *kept)
+{
+    const uint32_t keep[L * G] = {20, 41, 9, 90};
+    help_ok(session_select(b->s, b->s->scores[0], keep, 4, 8, kept, err));
+}
+
+START_TEST(full_cache_is_the_forward_pass)
+{
+    bed b;
+    bed_open(&b);
+    float *want = case_alloc((size_t)N * VOCABULARY, sizeof *want);
+    float *importance = case_alloc((size_t)L * G * T, sizeof *importance);
+    help_ok(session_reference(b.s, b.next, N, importance, want, err));
+    float *at_once = decode_all(&b, NULL, N), *by_one = decode_all(&b, NULL, 1), *by_six = decode_all(&b, NULL, 6);
+    case_near("all rows at once", at_once, want, (size_t)N * VOCABULARY, 2e-5);
+    case_near("token by token", by_one, want, (size_t)N * VOCABULARY, 2e-5);
+    case_near("six at a time", by_six, want, (size_t)N * VOCABULARY, 2e-5);
+    // Selecting everything is the same as selecting nothing, to the bit.
+    const uint32_t keep[L * G] = {T, T, T, T};
+    kept_set all;
+    help_ok(session_select(b.s, b.s->scores[0], keep, 4, 8, &all, err));
+    float *selected = decode_all(&b, &all, N);
+    case_same("nothing evicted", selected, at_once, (size_t)N * VOCABULARY);
+    double mass = 0;
+    for (size_t i = 0; i < (size_t)L * G * T; i++) mass += importance[i];
+    ck_assert(mass > 0);
+    free(want), free(importance), free(at_once), free(by_one), free(by_six), free(selected);
+    kept_set_free(&all);
+    bed_close(&b);
+}
+END_TEST
+
+// A hook that lets a row see the kept entries of the context, and all after it.
+static uint32_t choose_kept(void *context, const decode_view *view, uint32_t g, kv_span span, const float *q,
+                            uint32_t *indices)
+{
+    const kept_set *kept = context;
+    uint32_t h = view->layer * G + g, n = 0;
+    (void)q;
+    for (size_t i = kept->offsets[h]; i < kept->offsets[h + 1]; i++) indices[n++] = kept->positions[i];
+    for (uint32_t j = T; j < span.count; j++) indices[n++] = j;
+    return n;
+}
+
+START_TEST(evicting_is_not_looking)
+{
+    bed b;
+    bed_open(&b);
+    kept_set kept;
+    select_some(&b, &kept);
+    float *evicted = decode_all(&b, &kept, N), *full = decode_all(&b, NULL, N);
+    float *masked = case_alloc((size_t)N * VOCABULARY, sizeof *masked);
+    decode_hooks hooks = {.context = &kept, .choose = choose_kept};
+    kv_cache *c;
+    help_ok(session_cache(b.s, NULL, N, &c, err));
+    for (uint32_t i = 0; i < N; i++)
+        help_ok(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next + i, &hooks, LOGITS_LAST,
+                            masked + (size_t)i * VOCABULARY, err));
+    case_near("evicted against masked", evicted, masked, (size_t)N * VOCABULARY, 2e-5);
+    double difference = 0;
+    for (size_t i = 0; i < (size_t)N * VOCABULARY; i++) difference = fmax(difference, fabs(evicted[i] - full[i]));
+    ck_assert_msg(difference > 1e-3, "evicting two thirds changed nothing: %g", difference);
+    free(evicted), free(full), free(masked);
+    kv_cache_close(c);
+    kept_set_free(&kept);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_batch_is_its_sequences)
+{
+    bed b;
+    bed_open(&b);
+    kept_set kept;
+    select_some(&b, &kept);
+    const uint32_t rows[3] = {N, 5, N - 5};
+    kv_cache *c[3];
+    int32_t ids[2 * N];
+    for (int i = 0; i < 3; i++) help_ok(session_cache(b.s, i == 1 ? NULL : &kept, N, &c[i], err));
+    memcpy(ids, b.next, sizeof b.next);
+    memcpy(ids + N, b.next, 5 * sizeof *ids);
+    memcpy(ids + N + 5, b.next, (N - 5) * sizeof *ids);
+    float *got = case_alloc((size_t)2 * N * VOCABULARY, sizeof *got);
+    help_ok(decoder_run(b.s->decode, c, 3, rows, ids, NULL, LOGITS_ALL, got, err));
+    float *evicted = decode_all(&b, &kept, N), *full = decode_all(&b, NULL, N);
+    case_same("first sequence", got, evicted, (size_t)N * VOCABULARY);
+    case_near("second sequence", got + (size_t)N * VOCABULARY, full, (size_t)5 * VOCABULARY, 2e-5);
+    case_near("third sequence", got + (size_t)(N + 5) * VOCABULARY, evicted, (size_t)(N - 5) * VOCABULARY, 2e-5);
+    for (int i = 0; i < 3; i++) kv_cache_close(c[i]);
+    free(got), free(evicted), free(full);
+    kept_set_free(&kept);
+    bed_close(&b);
+}
+END_TEST
+
+// ---- hooks ----
+
+typedef struct sums {
+    double rows[L][G], worst;
+    uint32_t calls;
+} sums;
+
+static void add_weights(void *context, const decode_view *view, uint32_t g, kv_span span, const float *weights)
+{
+    sums *s = context;
+    for (uint32_t r = 0; r < view->n_rows * view->group; r++) {
+        double total = 0;
+        for (uint32_t j = 0; j < span.count; j++) total += weights[(size_t)r * span.count + j];
+        s->rows[view->layer][g] += total;
+    }
+}
+
+// Keeps every head at ten entries by dropping the third oldest.
+static kvb_status drop_third(void *context, const decode_view *view, kvb_error *err_)
+{
+    (void)context;
+    (void)err_;
+    for (uint32_t g = 0; g < G; g++)
+        while (kv_cache_span(view->cache, view->layer, g).count > 10) kv_cache_evict(view->cache, view->layer, g, 2);
+    return KVB_OK;
+}
+
+START_TEST(hooks_see_and_evict)
+{
+    bed b;
+    bed_open(&b);
+    sums s = {0};
+    decode_hooks hooks = {.context = &s, .attended = add_weights, .layer_done = drop_third};
+    kv_cache *c;
+    float logits[VOCABULARY];
+    help_ok(session_cache(b.s, NULL, 1, &c, err));
+    for (uint32_t i = 0; i < N; i++)
+        help_ok(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next + i, &hooks, LOGITS_LAST, logits, err));
+    for (uint32_t l = 0; l < L; l++)
+        for (uint32_t g = 0; g < G; g++) {
+            kv_span span = kv_cache_span(c, l, g);
+            ck_assert(fabs(s.rows[l][g] - 2.0 * N) < 1e-4); // two query heads per group, a probability of 1 each
+            ck_assert_uint_eq(span.count, 10);
+            ck_assert(span.positions[0] == 0 && span.positions[1] == 1 && span.positions[9] == T + N - 1);
+            for (uint32_t i = 1; i < 10; i++) ck_assert(span.positions[i] > span.positions[i - 1]);
+        }
+    kv_cache_close(c);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(errors)
+{
+    bed b;
+    bed_open(&b);
+    kv_cache *c;
+    float logits[VOCABULARY];
+    help_ok(session_cache(b.s, NULL, 1, &c, err));
+    help_fails(decoder_run(b.s->decode, &c, 1, &(uint32_t){2}, b.next, NULL, LOGITS_LAST, logits, err), KVB_CAPACITY,
+               "room for 1");
+    int32_t wrong = VOCABULARY;
+    help_fails(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, &wrong, NULL, LOGITS_LAST, logits, err), KVB_ARGUMENT,
+               "id 300");
+    c->next_position = T + N;
+    help_fails(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next, NULL, LOGITS_LAST, logits, err), KVB_ARGUMENT,
+               "position");
+    kv_cache_close(c);
+    help_ok(session_end_prefill(b.s, err));
+    help_fails(session_cache(b.s, NULL, 1, &c, err), KVB_ARGUMENT, "no prefilled context");
+    help_fails(session_prefill(b.s, b.context, T, NULL, NULL, err), KVB_ARGUMENT, "given back");
+    bed_close(&b);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, cache_evicts_and_shrinks);
+    tcase_add_test(tc, full_cache_is_the_forward_pass);
+    tcase_add_test(tc, evicting_is_not_looking);
+    tcase_add_test(tc, a_batch_is_its_sequences);
+    tcase_add_test(tc, hooks_see_and_evict);
+    tcase_add_test(tc, errors);
+}
+
+UNIT_MAIN("evaluator: cache and decoder", fill)
