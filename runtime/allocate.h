@@ -1,0 +1,61 @@
+// What other methods give each KV head, to compare with: pure functions from a ratio, or from scores, to tokens per
+// head. Internal: evaluation and statistics share it; the public library offers tables only.
+//
+// Words: L layers, G KV heads, T tokens of the context, ratio: pruned share of the whole cache, 0 .. 1. keep[l * G + g]:
+// tokens that stay. Which tokens these are is another question: the protected ones and the best of the rest by the
+// head's scores (kvb_select). Functions that return nothing cannot fail for a shape with L, G, T >= 1 and a ratio in
+// [0, 1]; none allocates.
+#pragma once
+#include "kvbudget.h"
+#include <stdbool.h>
+
+typedef struct allocate_shape {
+    uint32_t n_layers, n_kv_heads, n_tokens;
+} allocate_shape;
+
+// int(T (1 - ratio)) in double, as kvpress computes it: T = 1000, ratio = 0.8 gives 199.
+uint32_t allocate_mean(const allocate_shape *s, double ratio);
+
+// Every head the same. Returned: tokens in all.
+uint64_t allocate_uniform(const allocate_shape *s, double ratio, uint32_t *keep);
+
+// Gives what is missing to `total` to the first heads that have room, one token each in turns, or takes from the last
+// ones: before losses are compared, all methods must keep equally many (uniform's rounding loses up to one a head).
+// At least `floor`, at most T each; total is clamped to what these allow.
+void allocate_level(const allocate_shape *s, uint64_t total, uint32_t floor, uint32_t *keep);
+
+// PyramidKV (kvpress's form): budgets fall linearly from the first layer to the last, the same for the heads of a layer.
+// With mean = T (1 - ratio): lo = mean / beta, hi = 2 mean - lo; if hi >= T - window: hi = T - window, lo = 2 mean - hi;
+// layer l keeps rint(hi - l (hi - lo) / (L - 1)). Uniform, rint(mean), unless T >= hi >= lo >= window, or with one
+// layer. Published: beta 20; window 8 in LU-KV's tables, 64 in kvpress, which is uniform at 80 % below 6,400 tokens.
+// Returned: whether it was a pyramid.
+bool allocate_pyramid(const allocate_shape *s, double ratio, double beta, uint32_t window, uint32_t *keep);
+
+typedef enum ada_form {
+    ADA_KVPRESS,  // each head's best int(alpha n) are safe; of the rest the layer's best, n G in all
+    ADA_ORIGINAL, // rint((1 - alpha) c + int(alpha m)) + window, where m = n - window and c counts the head's tokens among
+                  // the layer's best m G outside of the window (AdaKV, section 4)
+    ADA_GLOBAL    // as ADA_KVPRESS, but all layers are pooled; not published, since no layer could run before the others
+} ada_form;
+
+// AdaKV: heads get what their scores win in a common ranking. n = allocate_mean(). scores [L,G,T], no NaN, higher =
+// keep; published alpha 0.2. The first `sink` and last `window` tokens are in every head's share before any other, as
+// if their scores were infinite, and do not compete. Equal scores: the lower head wins. With alpha = 1 it is uniform.
+void allocate_ada(const allocate_shape *s, double ratio, double alpha, const float *scores, uint32_t sink,
+                  uint32_t window, ada_form form, uint32_t *keep);
+
+// HeadKV (KVCache-Factory's form) from one non-negative score per query head, [L, H], H a multiple of G, made to sum to
+// 1 over all: pool = floor(n / 1.01) L H is shared out by score, the rest of n is everyone's; a KV head gets the mean
+// over its query heads, rint(score pool + n - floor(n / 1.01)) + window, at most T, with n = mean - window. All scores
+// 0, or n <= 0: uniform. The total is near L G mean, not exact: allocate_level() makes it so.
+void allocate_headkv(const allocate_shape *s, double ratio, const float *head_scores, uint32_t n_heads, uint32_t window,
+                     uint32_t *keep);
+
+// DuoAttention: KV heads with the highest scores [L, G] keep everything ("retrieval"), the others the first `sink` and
+// the last `recent` tokens only ("streaming"). Published: 128 and 512 where `mean` allows it; below, all heads stream,
+// with sinks of 128, or a fifth of the mean where that is at most 256.
+typedef struct duo_split {
+    uint32_t sink, recent;  // of streaming heads
+    uint32_t n_retrieval;   // heads that keep everything: as many as the budget L G mean pays for
+} duo_split;
+duo_split allocate_duo(const allocate_shape *s, double ratio, const float *kv_head_scores, uint32_t *keep);
