@@ -105,6 +105,13 @@ typedef struct backend {
                         attention_shape s, const oracle_view *oracle);
     // w[h,j] = ||root_h v_j|| / (sum over h', j' + 1e-9); root [H,d,d] with root^T root = W_O W_O^T (oracle.h). w [H,T].
     void (*value_weights)(dev w, const prefix_kv *kv, dev root, attention_shape s);
+
+    // --- what some scorers need; called only when one asks (observe.h) ---
+    // sums [H,T]: sums[h,j] = sum over i >= j of A[h,i,j], A the causal softmax attention of all context rows, q [T, H*d]. Never holds
+    // T x T; the attention is computed anew. `row_log` [H,T] is scratch (log of the softmax denominators).
+    void (*column_sums)(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s);
+    // norms [H,T]: norms[h,j] = ||v_j W_O^(h)||_1, W_O^(h) the columns h*d..(h+1)*d of wo [D, H*d]
+    void (*output_norms)(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
 } backend;
 
 extern const backend backend_ref, backend_cpu;

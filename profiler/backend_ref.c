@@ -177,6 +177,42 @@ static void ref_value_weights(dev w, const prefix_kv *kv, dev root, attention_sh
     for (size_t i = 0; i < (size_t)s.n_heads * T; i++) w.address[i] = (float)(w.address[i] / (total + 1e-9));
 }
 
+static void ref_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s)
+{
+    uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
+    double scale = 1.0 / sqrt((double)d);
+    for (uint32_t h = 0; h < s.n_heads; h++) {
+        const float *k = kv->k.address + (size_t)(h / group) * T * d;
+        for (uint32_t i = 0; i < T; i++) {
+            const float *query = q.address + ((size_t)i * s.n_heads + h) * d;
+            double top = -INFINITY, total = 0;
+            for (uint32_t j = 0; j <= i; j++) top = fmax(top, dot(query, k + (size_t)j * d, d) * scale);
+            for (uint32_t j = 0; j <= i; j++) total += exp(dot(query, k + (size_t)j * d, d) * scale - top);
+            row_log.address[(size_t)h * T + i] = (float)(top + log(total));
+        }
+        for (uint32_t j = 0; j < T; j++) {
+            double sum = 0;
+            for (uint32_t i = j; i < T; i++)
+                sum += exp(dot(q.address + ((size_t)i * s.n_heads + h) * d, k + (size_t)j * d, d) * scale -
+                           row_log.address[(size_t)h * T + i]);
+            sums.address[(size_t)h * T + j] = (float)sum;
+        }
+    }
+}
+
+static void ref_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
+{
+    uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
+    for (uint32_t h = 0; h < s.n_heads; h++)
+        for (uint32_t j = 0; j < T; j++) {
+            const float *v = kv->v.address + ((size_t)(h / group) * T + j) * d;
+            double sum = 0;
+            for (uint32_t row = 0; row < wo.out; row++)
+                sum += fabs(dot(wo.address + (size_t)row * wo.in + (size_t)h * d, v, d));
+            norms.address[(size_t)h * T + j] = (float)sum;
+        }
+}
+
 const backend backend_ref = {
     .name = "ref",
     .summary = "plain C with double sums: the judge of the others, slow",
@@ -200,4 +236,6 @@ const backend backend_ref = {
     .attend_prefix = ref_attend_prefix,
     .attend_rows = ref_attend_rows,
     .value_weights = ref_value_weights,
+    .column_sums = ref_column_sums,
+    .output_norms = ref_output_norms,
 };

@@ -1,11 +1,12 @@
 #include "profiler/forward.h"
 #include "runtime/fail.h"
 #include <math.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
 // Rows that go through a layer's matrices at a time: enough for full GEMM speed, few enough to keep activations in cache.
-enum { CHUNK_ROWS = 1024 };
+enum { CHUNK_ROWS = 1024, CHUNK_LOGITS = 64, N_VIEWS = 6 };
 
 struct forward {
     const model *m;
@@ -27,10 +28,11 @@ struct forward {
     dev logits;          // [CHUNK_LOGITS, vocabulary]
     dev cos_sin;         // [max_tokens + max_tail, rope_dim/2, 2]
     uint32_t *positions; // [max(T, CHUNK_ROWS)] host
-    float *views[4];     // host copies for the observer, where the device does not share its memory
+    // For observers that need them, taken the first time.
+    dev column_sums, row_log; // [H, T]
+    dev output_norms;         // [H, T]
+    float *views[N_VIEWS];    // host copies, where the device does not share its memory
 };
-
-enum { CHUNK_LOGITS = 64 };
 
 static uint32_t larger(uint32_t a, uint32_t b)
 {
@@ -150,7 +152,10 @@ void forward_close(forward *f)
     f->b->release(f->cos_sin);
     f->b->reserve(&(backend_limits){0});
     free(f->positions);
-    for (int i = 0; i < 4; i++) free(f->views[i]);
+    f->b->release(f->column_sums);
+    f->b->release(f->row_log);
+    f->b->release(f->output_norms);
+    for (int i = 0; i < N_VIEWS; i++) free(f->views[i]);
     free(f);
 }
 
@@ -183,25 +188,62 @@ static void feed_forward(forward *f, const model_layer *w, dev x, uint32_t n)
     f->b->matmul(x, f->gate, w->down, n, true);
 }
 
-// Lets the observer see one layer's queries, keys and values as host memory.
+// What an observer may ask for beside the activations: made only then, in memory that is taken the first time.
+static kvb_status make_extras(forward *f, uint32_t layer, unsigned needs, kvb_error *err)
+{
+    prefix_kv kv = prefix_of(f, layer);
+    dev *const buffers[3] = {&f->column_sums, &f->row_log, &f->output_norms};
+    const bool wanted[3] = {needs & VIEW_COLUMN_SUMS, needs & VIEW_COLUMN_SUMS, needs & VIEW_OUTPUT_NORMS};
+    for (int i = 0; i < 3; i++)
+        if (wanted[i] && !buffers[i]->address) {
+            *buffers[i] = f->b->alloc((size_t)f->m->config.n_heads * f->plan.max_tokens);
+            if (!buffers[i]->address)
+                return kvb_fail(err, KVB_MEMORY, "observer: no memory for the column sums of %u tokens",
+                                f->plan.max_tokens);
+        }
+    if (needs & VIEW_COLUMN_SUMS) f->b->column_sums(f->column_sums, f->row_log, f->q, &kv, shape_of(f));
+    if (needs & VIEW_OUTPUT_NORMS) f->b->output_norms(f->output_norms, &kv, f->m->layers[layer].wo, shape_of(f));
+    return KVB_OK;
+}
+
+// Lets the observer see what it needs of one layer as host memory.
 static kvb_status observe_layer(forward *f, uint32_t layer, const layer_observer *observer, kvb_error *err)
 {
     const model_config *c = &f->m->config;
     prefix_kv kv = prefix_of(f, layer);
-    const dev from[4] = {f->q_raw, f->q, kv.k, kv.v};
-    const float *seen[4];
-    for (int i = 0; i < 4; i++) {
-        size_t n = (size_t)f->n_tokens * (i < 2 ? c->n_heads : c->n_kv_heads) * c->head_dim;
-        seen[i] = f->b->host_view(from[i]);
-        if (seen[i]) continue;
-        if (!f->views[i] && !(f->views[i] = malloc((size_t)f->plan.max_tokens * (i < 2 ? c->n_heads : c->n_kv_heads) *
-                                                   c->head_dim * sizeof(float))))
+    size_t queries = (size_t)c->n_heads * c->head_dim, keys = (size_t)c->n_kv_heads * c->head_dim;
+    layer_view view = {.layer = layer,
+                       .n_tokens = f->n_tokens,
+                       .n_heads = c->n_heads,
+                       .n_kv_heads = c->n_kv_heads,
+                       .head_dim = c->head_dim,
+                       .rope_dim = c->rope_dim,
+                       .rope_frequency = f->m->rope_frequency,
+                       .n_queries = f->n_tokens};
+    double start = omp_get_wtime();
+    kvb_status status = make_extras(f, layer, observer->needs, err);
+    if (status != KVB_OK) return status;
+    const struct {
+        view_item item;
+        dev from;
+        size_t floats; // per token
+        const float **to;
+    } items[N_VIEWS] = {{VIEW_Q_RAW, f->q_raw, queries, &view.q_raw},
+                        {VIEW_Q, f->q, queries, &view.q},
+                        {VIEW_K, kv.k, keys, &view.k},
+                        {VIEW_V, kv.v, keys, &view.v},
+                        {VIEW_COLUMN_SUMS, f->column_sums, c->n_heads, &view.column_sums},
+                        {VIEW_OUTPUT_NORMS, f->output_norms, c->n_heads, &view.output_norms}};
+    for (int i = 0; i < N_VIEWS; i++) {
+        if (!(observer->needs & items[i].item)) continue;
+        *items[i].to = f->b->host_view(items[i].from);
+        if (*items[i].to) continue;
+        if (!f->views[i] && !(f->views[i] = malloc(f->plan.max_tokens * items[i].floats * sizeof(float))))
             return kvb_fail(err, KVB_MEMORY, "observer: no memory for a host copy of layer %u", layer);
-        f->b->download(f->views[i], from[i], n);
-        seen[i] = f->views[i];
+        f->b->download(f->views[i], items[i].from, f->n_tokens * items[i].floats);
+        *items[i].to = f->views[i];
     }
-    layer_view view = {layer,   f->n_tokens, c->n_heads, c->n_kv_heads, c->head_dim, c->rope_dim, f->m->rope_frequency,
-                       seen[0], seen[1],     seen[2],    seen[3]};
+    view.extra_seconds = omp_get_wtime() - start;
     return observer->see(observer->context, &view, err);
 }
 

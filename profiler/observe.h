@@ -1,26 +1,47 @@
 // What a scorer may look at. The forward pass fills one view per layer of the context's prefill and never lets an observer change it.
 //
-// | name  | shape     | layout    | what                                                     |
-// |-------|-----------|-----------|----------------------------------------------------------|
-// | q_raw | [T, H, d] | row-major | queries before RoPE (after a bias, where a model has one) |
-// | q     | [T, H, d] | row-major | queries after RoPE                                        |
-// | k     | [G, T, d] | row-major | keys after RoPE, as cached                                |
-// | v     | [G, T, d] | row-major | values, as cached                                         |
+// | item               | name         | shape     | layout    | what                                                          |
+// |--------------------|--------------|-----------|-----------|---------------------------------------------------------------|
+// | VIEW_Q_RAW         | q_raw        | [n, H, d] | row-major | queries before RoPE (after a bias, where a model has one)     |
+// | VIEW_Q             | q            | [n, H, d] | row-major | queries after RoPE                                            |
+// | VIEW_K             | k            | [G, T, d] | row-major | keys after RoPE, as cached                                    |
+// | VIEW_V             | v            | [G, T, d] | row-major | values, as cached                                             |
+// | VIEW_COLUMN_SUMS   | column_sums  | [H, T]    | row-major | sum over all T queries i >= j of the attention A[h,i,j]       |
+// | VIEW_OUTPUT_NORMS  | output_norms | [H, T]    | row-major | ||v_j W_O^(h)||_1                                             |
 //
-// Pointers are host memory and live until the observer returns.
+// An observer names the items it needs; the others are NULL. Pointers are host memory and live until the observer returns.
+//
+// After a prefill n = T queries are there and key j stands at position j. A decode-time policy builds views itself, one per KV head where
+// caches are ragged (n_kv_heads = 1, n_heads = group): then the n queries are the last ones seen, `positions` says where the keys stood,
+// and `first_kv_head` which head of the layer it is.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdint.h>
+
+typedef enum view_item {
+    VIEW_Q_RAW = 1,
+    VIEW_Q = 2,
+    VIEW_K = 4,
+    VIEW_V = 8,
+    VIEW_COLUMN_SUMS = 16,
+    VIEW_OUTPUT_NORMS = 32,
+} view_item;
 
 typedef struct layer_view {
     uint32_t layer;
     uint32_t n_tokens, n_heads, n_kv_heads, head_dim, rope_dim; // T, H, G, d
     const float *rope_frequency;                                // [rope_dim/2], radians per position
     const float *q_raw, *q, *k, *v;
+    const float *column_sums, *output_norms;
+    uint32_t n_queries;        // rows of q_raw and q: the queries of the last n_queries tokens
+    const uint32_t *positions; // [G, T] of the keys, ascending per head; NULL: key j stands at position j
+    uint32_t first_kv_head;    // of the layer, that the view's head 0 is
+    double extra_seconds;      // that column_sums and output_norms took
 } layer_view;
 
 // Called once per layer, in order. A status other than KVB_OK stops the prefill.
 typedef struct layer_observer {
     kvb_status (*see)(void *context, const layer_view *view, kvb_error *err);
     void *context;
+    unsigned needs; // view_items, or-ed
 } layer_observer;

@@ -96,20 +96,15 @@ static void close_buffers(run *r)
 static kvb_status score_layer(void *context, const layer_view *view, kvb_error *err)
 {
     run *r = context;
-    size_t T = view->n_tokens, G = view->n_kv_heads;
-    double start = now();
+    size_t at = (size_t)view->layer * view->n_kv_heads * view->n_tokens;
+    r->times->extras += view->extra_seconds;
     for (size_t i = 0; i < r->o->n_metrics; i++) {
-        float *s = r->scores[i] + view->layer * G * T;
-        kvb_status status = r->o->metrics[i].kind->score(&r->o->metrics[i], view, s, err);
+        double start = now();
+        kvb_status status = metric_score(&r->o->metrics[i], view, r->scores[i] + at, err);
         if (status != KVB_OK) return status;
-        for (size_t j = 0; j < G * T; j++)
-            if (!isfinite(s[j]))
-                return kvb_fail(err, KVB_NUMERIC,
-                                "metric %s: layer %u, KV head %zu, position %zu is not finite; the model's activations "
-                                "overflow on this text",
-                                r->o->metrics[i].spec, view->layer, j / T, j % T);
+        r->times->scorers += now() - start;
+        r->times->each[i] += now() - start;
     }
-    r->times->scorers += now() - start;
     return KVB_OK;
 }
 
@@ -127,13 +122,14 @@ static bool prefill_step(void *context, double done, double total)
 
 static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 {
-    layer_observer observer = {score_layer, r};
+    layer_observer observer = {score_layer, r, 0};
+    for (size_t i = 0; i < r->o->n_metrics; i++) observer.needs |= metric_needs(&r->o->metrics[i]);
     prefill_watch watch = {r, c->n_tokens};
     forward_progress progress = {prefill_step, &watch};
-    double start = now(), scorers = r->times->scorers;
+    double start = now(), others = r->times->scorers + r->times->extras;
     kvb_error inner = {0};
     kvb_status status = forward_prefill(r->f, c->ids, c->n_tokens, &observer, &progress, NULL, &inner);
-    r->times->prefill += now() - start - (r->times->scorers - scorers);
+    r->times->prefill += now() - start - (r->times->scorers + r->times->extras - others);
     return status == KVB_OK ? KVB_OK : kvb_fail(err, status, "sample %s: %s", c->id, inner.message);
 }
 

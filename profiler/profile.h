@@ -7,10 +7,12 @@
 #include "profiler/sampler.h"
 #include "profiler/scorer.h"
 
+enum { PROFILE_MAX_METRICS = 64 }; // in one pass
+
 typedef enum bos_rule { BOS_AS_MODEL, BOS_YES, BOS_NO } bos_rule;
 
 typedef struct profile_options {
-    const metric *metrics; // any subset, all in one pass
+    const metric *metrics; // any subset, all in one pass; at most PROFILE_MAX_METRICS
     size_t n_metrics;
     sampler draw;
     uint32_t
@@ -65,6 +67,8 @@ double profile_flops(const model *m, const profile_job *job); // of matrix produ
 
 typedef struct profile_times {
     double prefill, scorers, decode, writing; // seconds
+    double extras;                            // what several scorers share: column sums, output norms (observe.h)
+    double each[PROFILE_MAX_METRICS];         // of every metric
     uint64_t queries, skipped;                // recorded queries; questions that ended before a query was recorded
 } profile_times;
 

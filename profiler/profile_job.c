@@ -182,6 +182,9 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
 {
     memset(out, 0, sizeof *out);
     size_t n = 0;
+    if (o->n_metrics > PROFILE_MAX_METRICS)
+        return kvb_fail(err, KVB_ARGUMENT, "%zu metrics in one pass, at most %d; profile the others in a second one",
+                        o->n_metrics, PROFILE_MAX_METRICS);
     for (size_t i = 0; i < n_files; i++) n += files[i].count;
     out->contexts = calloc(n ? n : 1, sizeof *out->contexts);
     kvb_status status = out->contexts ? hash_files(out->calibration_sha256, files, n_files, err)

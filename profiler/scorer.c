@@ -25,15 +25,15 @@
     }
 
 const scorer scorer_list[] = {
-    {"snapkv", "kvpress", "attention of the last 64 queries, average pooling, as kvpress deploys it", 4,
-     PROTECT_WINDOW_PARAMETER, SNAPKV_PARAMETERS(64, 5, 0), score_snapkv},
-    {"snapkv", "lukv", "attention of the last 32 queries, max pooling, as LU-KV published it", 4,
+    {"snapkv", "kvpress", "attention of the last 64 queries, average pooling, as kvpress deploys it", VIEW_Q | VIEW_K,
+     4, PROTECT_WINDOW_PARAMETER, SNAPKV_PARAMETERS(64, 5, 0), score_snapkv},
+    {"snapkv", "lukv", "attention of the last 32 queries, max pooling, as LU-KV published it", VIEW_Q | VIEW_K, 4,
      PROTECT_WINDOW_PARAMETER, SNAPKV_PARAMETERS(32, 7, 1), score_snapkv},
-    {"keydiff", "", "distance of a key's direction from the mean direction", 4, 1, {{0}}, score_keydiff},
-    {"ea", "kvpress", "expected attention of future queries, sinks outside the softmax, as kvpress deploys it", 4, 1,
-     EA_PARAMETERS(0), score_expected_attention},
-    {"ea", "lukv", "expected attention of future queries, sinks inside the softmax, as LU-KV published it", 4, 1,
-     EA_PARAMETERS(1), score_expected_attention},
+    {"keydiff", "", "distance of a key's direction from the mean direction", VIEW_K, 4, 1, {{0}}, score_keydiff},
+    {"ea", "kvpress", "expected attention of future queries, sinks outside the softmax, as kvpress deploys it",
+     VIEW_Q_RAW | VIEW_K | VIEW_V, 4, 1, EA_PARAMETERS(0), score_expected_attention},
+    {"ea", "lukv", "expected attention of future queries, sinks inside the softmax, as LU-KV published it",
+     VIEW_Q_RAW | VIEW_K | VIEW_V, 4, 1, EA_PARAMETERS(1), score_expected_attention},
 };
 const size_t scorer_count = sizeof scorer_list / sizeof scorer_list[0];
 
@@ -142,6 +142,49 @@ double metric_value(const metric *m, const char *parameter)
 {
     int i = parameter_index(m->kind, parameter, strlen(parameter));
     return i < 0 ? NAN : m->values[i];
+}
+
+unsigned metric_needs(const metric *m)
+{
+    return m->kind->needs;
+}
+
+static kvb_status check_view(const metric *m, const layer_view *v, kvb_error *err)
+{
+    const struct {
+        view_item item;
+        const float *values;
+        const char *name;
+    } items[] = {{VIEW_Q_RAW, v->q_raw, "q_raw"},
+                 {VIEW_Q, v->q, "q"},
+                 {VIEW_K, v->k, "k"},
+                 {VIEW_V, v->v, "v"},
+                 {VIEW_COLUMN_SUMS, v->column_sums, "column_sums"},
+                 {VIEW_OUTPUT_NORMS, v->output_norms, "output_norms"}};
+    for (size_t i = 0; i < sizeof items / sizeof *items; i++)
+        if ((metric_needs(m) & items[i].item) && !items[i].values)
+            return kvb_fail(
+                err, KVB_ARGUMENT,
+                "metric %s, layer %u: needs %s, which the view lacks; ask for metric_needs() in the observer", m->spec,
+                v->layer, items[i].name);
+    if (v->n_queries > v->n_tokens || ((metric_needs(m) & (VIEW_Q | VIEW_Q_RAW)) && v->n_queries == 0))
+        return kvb_fail(err, KVB_ARGUMENT, "metric %s, layer %u: the view has %u queries, expected 1 to %u", m->spec,
+                        v->layer, v->n_queries, v->n_tokens);
+    return KVB_OK;
+}
+
+kvb_status metric_score(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    size_t T = view->n_tokens, n = view->n_kv_heads * T;
+    kvb_status status = check_view(m, view, err);
+    if (status == KVB_OK) status = m->kind->score(m, view, s, err);
+    for (size_t j = 0; status == KVB_OK && j < n; j++)
+        if (!isfinite(s[j]))
+            status = kvb_fail(err, KVB_NUMERIC,
+                              "metric %s: layer %u, KV head %zu, position %zu is not finite; the model's activations "
+                              "overflow on this text",
+                              m->spec, view->layer, view->first_kv_head + j / T, j % T);
+    return status;
 }
 
 uint32_t metric_protect_sink(const metric *m)

@@ -23,6 +23,7 @@ typedef struct scorer {
     const char *name;    // "snapkv"
     const char *variant; // "lukv", "kvpress", or "" for the only one
     const char *summary;
+    unsigned needs; // view_items that score() reads
     uint32_t protect_sink,
         protect_window; // defaults of the protected set P (methods.md 2.8); UINT32_MAX: the parameter `window`
     scorer_parameter parameters[SCORER_MAX_PARAMETERS]; // ended by a NULL name
@@ -43,6 +44,10 @@ extern const size_t scorer_count;
 // Reads `name[:variant][:parameter=value...]`. A bare name of a scorer with variants means `:kvpress`, the first runtime that tables go to.
 kvb_status metric_parse(metric *out, const char *text, kvb_error *err);
 double metric_value(const metric *m, const char *parameter); // the parameter must exist
+unsigned metric_needs(const metric *m);                      // view_items, for layer_observer.needs
+// One layer's scores s [G,T]: checks that the view has what the metric needs (KVB_ARGUMENT) and that every score is finite
+// (KVB_NUMERIC); errors name the metric, the layer and the place.
+kvb_status metric_score(const metric *m, const layer_view *view, float *s, kvb_error *err);
 uint32_t metric_protect_sink(const metric *m);
 uint32_t metric_protect_window(const metric *m);
 // {"window": 64, ..., "protect_sink": 4, "protect_window": 64}; the caller owns it; NULL when memory is short.

@@ -176,6 +176,15 @@ static kvb_status record_run(profile_command *p, profile_times *times, kvb_error
     return status;
 }
 
+// What each metric cost; the column sums of H2O and the output norms of CriticalKV are made once for all that need them.
+static void print_scorers(const profile_command *p, const profile_times *times)
+{
+    fprintf(stderr, "scorers:");
+    for (size_t i = 0; i < p->options.n_metrics; i++)
+        fprintf(stderr, " %s %.2f s,", p->metrics[i].spec, times->each[i]);
+    fprintf(stderr, " shared %.2f s\n", times->extras);
+}
+
 static int run_command(profile_command *p, char **operands, size_t n)
 {
     kvb_error err = {0};
@@ -190,10 +199,12 @@ static int run_command(profile_command *p, char **operands, size_t n)
     if (status != KVB_OK) return cli_failed(p->self, &err);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    if (!p->quiet)
+    if (!p->quiet) {
         fprintf(stderr, "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, writing %.2f; peak memory %.2f GiB\n",
-                seconds_now() - start, times.prefill, times.scorers, times.decode, times.writing,
+                seconds_now() - start, times.prefill, times.scorers + times.extras, times.decode, times.writing,
                 (double)usage.ru_maxrss / 0x1p20);
+        print_scorers(p, &times);
+    }
     return EXIT_DONE;
 }
 

@@ -291,6 +291,63 @@ START_TEST(test_value_weights)
 }
 END_TEST
 
+START_TEST(test_column_sums)
+{
+    dev y;
+    static const uint32_t lengths[] = {1, 15, 257, 530, 1100}; // less than, at and over one tile of rows and of keys
+    for (int i = 0; i < N_SHAPES; i++)
+        for (int t = 0; t < 5; t++) {
+            attention_shape s = SHAPES[i];
+            uint32_t T = lengths[t];
+            if (T == 1100 && i > 1) continue; // the judge is slow
+            size_t kv_size = (size_t)s.n_kv_heads * T * s.head_dim, q_size = (size_t)T * s.n_heads * s.head_dim,
+                   size = (size_t)s.n_heads * T;
+            float *k = random_floats(kv_size, 2), *q = random_floats(q_size, 2), *sums = malloc(size * sizeof *sums);
+            reserve(&backend_cpu, T, s);
+            BOTH("column_sums", y, size, 1e-6f, 3e-5f, {
+                y = b->alloc(size);
+                dev dq = on(b, q, q_size), rows = b->alloc(size);
+                prefix_kv kv = {on(b, k, kv_size), {NULL}, T};
+                b->column_sums(y, rows, dq, &kv, s);
+                b->download(sums, y, size);
+                b->release(dq), b->release(rows), b->release(kv.k);
+            });
+            for (uint32_t h = 0; h < s.n_heads; h++) { // every row of attention sums to one
+                double sum = 0;
+                for (uint32_t j = 0; j < T; j++) sum += sums[(size_t)h * T + j];
+                ck_assert_double_eq_tol(sum / T, 1.0, 2e-5);
+            }
+            free(k), free(q), free(sums);
+        }
+    backend_cpu.reserve(&(backend_limits){0});
+}
+END_TEST
+
+START_TEST(test_output_norms)
+{
+    dev y;
+    static const uint32_t widths[] = {8, 600};
+    for (int i = 0; i < N_SHAPES; i++)
+        for (int t = 0; t < N_TOKENS; t++)
+            for (int w = 0; w < 2; w++) {
+                attention_shape s = SHAPES[i];
+                uint32_t T = TOKENS[t], in = s.n_heads * s.head_dim;
+                size_t size = (size_t)s.n_kv_heads * T * s.head_dim;
+                float *v = random_floats(size, 1), *wo = random_floats((size_t)widths[w] * in, 1);
+                reserve(&backend_cpu, T, s);
+                BOTH("output_norms", y, (size_t)s.n_heads * T, 1e-5f, 2e-5f, {
+                    y = b->alloc((size_t)s.n_heads * T);
+                    dev_matrix m = b->matrix_upload(wo, widths[w], in, false);
+                    prefix_kv kv = {{NULL}, on(b, v, size), T};
+                    b->output_norms(y, &kv, m, s);
+                    b->release(kv.v), b->matrix_release(&m);
+                });
+                free(v), free(wo);
+            }
+    backend_cpu.reserve(&(backend_limits){0});
+}
+END_TEST
+
 static void same_bits(const char *what, const float *a, const float *b, size_t n)
 {
     for (size_t i = 0; i < n; i++)
@@ -304,7 +361,7 @@ START_TEST(test_bits_over_threads)
     attention_shape s = SHAPES[0];
     decode_case c = decode_case_make(s, 700, 7);
     float *q = random_floats((size_t)700 * s.n_heads * s.head_dim, 2), *first_rows = NULL, *first_prefix = NULL,
-          *first_weights = NULL;
+          *first_weights = NULL, *first_sums = NULL;
     size_t prefix_size = (size_t)700 * s.n_heads * s.head_dim, roots = (size_t)s.n_heads * s.head_dim * s.head_dim;
     float *root = random_floats(roots, 1);
     for (int i = 0; i < 4; i++) {
@@ -316,17 +373,23 @@ START_TEST(test_bits_over_threads)
         prefix_kv kv = {on(&backend_cpu, c.k, c.kv_size), on(&backend_cpu, c.v, c.kv_size), c.T};
         backend_cpu.attend_prefix(prefix, dq, &kv, 0, 700, s);
         backend_cpu.value_weights(weights, &kv, dr, s);
+        dev sums = backend_cpu.alloc(c.weights_size), row_log = backend_cpu.alloc(c.weights_size);
+        backend_cpu.column_sums(sums, row_log, dq, &kv, s);
+        backend_cpu.release(row_log);
         if (i) {
             same_bits("attend_rows", rows.address, first_rows, c.q_size + c.best_size);
             same_bits("attend_prefix", prefix.address, first_prefix, prefix_size);
             same_bits("value_weights", weights.address, first_weights, c.weights_size);
-            backend_cpu.release(rows), backend_cpu.release(prefix), backend_cpu.release(weights);
+            same_bits("column_sums", sums.address, first_sums, c.weights_size);
+            backend_cpu.release(rows), backend_cpu.release(prefix), backend_cpu.release(weights),
+                backend_cpu.release(sums);
         } else {
             first_rows = rows.address, first_prefix = prefix.address, first_weights = weights.address;
+            first_sums = sums.address;
         }
         backend_cpu.release(dq), backend_cpu.release(dr), backend_cpu.release(kv.k), backend_cpu.release(kv.v);
     }
-    free(first_rows), free(first_prefix), free(first_weights), free(q), free(root);
+    free(first_rows), free(first_prefix), free(first_weights), free(first_sums), free(q), free(root);
     decode_case_free(&c);
     backend_cpu.reserve(&(backend_limits){0});
 }
@@ -401,6 +464,8 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_attend_prefix);
     tcase_add_test(tc, test_attend_rows);
     tcase_add_test(tc, test_value_weights);
+    tcase_add_test(tc, test_column_sums);
+    tcase_add_test(tc, test_output_norms);
     tcase_add_test(tc, test_bits_over_threads);
     tcase_add_test(tc, test_bits_over_batches);
     tcase_add_test(tc, test_softmax_exp);

@@ -253,6 +253,8 @@ END_TEST
 
 // ---- oracle ----
 
+enum { ALL_ACTIVATIONS = VIEW_Q_RAW | VIEW_Q | VIEW_K | VIEW_V };
+
 // Copies of what the observer sees, per layer.
 typedef struct seen {
     float *q[2], *k[2], *v[2], *q_raw[2];
@@ -268,6 +270,7 @@ static kvb_status keep_layer(void *context, const layer_view *v, kvb_error *err)
 {
     (void)err;
     seen *s = context;
+    ck_assert(!v->column_sums && !v->output_norms && v->n_queries == v->n_tokens); // nobody asked for them
     size_t nq = (size_t)v->n_tokens * v->n_heads * v->head_dim, nk = (size_t)v->n_tokens * v->n_kv_heads * v->head_dim;
     const float *from[] = {v->k, v->v, v->q, v->q_raw};
     float **to[] = {&s->k[v->layer], &s->v[v->layer], &s->q[v->layer], &s->q_raw[v->layer]};
@@ -375,11 +378,91 @@ START_TEST(test_first_layer_against_the_file)
     gguf_file file;
     seen s;
     help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
-    help_ok(forward_prefill(f, ids, T, &(layer_observer){keep_layer, &s}, NULL, NULL, err));
+    help_ok(forward_prefill(f, ids, T, &(layer_observer){keep_layer, &s, ALL_ACTIVATIONS}, NULL, NULL, err));
     for (uint32_t t = 0; t < T; t++)
         for (uint32_t h = 0; h < m->config.n_heads; h++)
             ck_assert_double_lt(first_layer_error(&file, &s, &m->config, ids, T, t, h), 1e-5);
     seen_free(&s);
+    gguf_close(&file);
+    forward_close(f);
+    free(ids);
+    model_free(m);
+}
+END_TEST
+
+// What is made only for observers that ask: against the attention of the keys and queries, and the weights in the file.
+typedef struct extras {
+    float *column_sums[2], *norms[2], *q[2], *k[2], *v[2];
+} extras;
+
+static kvb_status keep_extras(void *context, const layer_view *v, kvb_error *err)
+{
+    (void)err;
+    extras *e = context;
+    size_t heads = (size_t)v->n_tokens * v->n_heads, keys = (size_t)v->n_tokens * v->n_kv_heads * v->head_dim;
+    const struct {
+        const float *from;
+        float **to;
+        size_t n;
+    } all[] = {{v->column_sums, e->column_sums, heads},
+               {v->output_norms, e->norms, heads},
+               {v->q, e->q, heads * v->head_dim},
+               {v->k, e->k, keys},
+               {v->v, e->v, keys}};
+    ck_assert_ptr_null(v->q_raw);
+    for (int i = 0; i < 5; i++) {
+        all[i].to[v->layer] = case_alloc(all[i].n, sizeof(float));
+        memcpy(all[i].to[v->layer], all[i].from, all[i].n * sizeof(float));
+    }
+    return KVB_OK;
+}
+
+static void check_extras(const extras *e, uint32_t layer, const model_config *c, uint32_t T, const float *wo)
+{
+    uint32_t d = c->head_dim, H = c->n_heads, group = H / c->n_kv_heads;
+    for (uint32_t h = 0; h < H; h++) {
+        const float *k = e->k[layer] + (size_t)(h / group) * T * d, *v = e->v[layer] + (size_t)(h / group) * T * d;
+        double want[300] = {0}, row[300];
+        for (uint32_t i = 0; i < T; i++) {
+            double sum = 0;
+            for (uint32_t j = 0; j <= i; j++) {
+                row[j] = 0;
+                for (uint32_t x = 0; x < d; x++)
+                    row[j] += (double)e->q[layer][((size_t)i * H + h) * d + x] * k[(size_t)j * d + x] / sqrt(d);
+                sum += row[j] = exp(row[j]);
+            }
+            for (uint32_t j = 0; j <= i; j++) want[j] += row[j] / sum;
+        }
+        for (uint32_t j = 0; j < T; j++) {
+            double norm = 0;
+            for (uint32_t r = 0; r < c->width; r++) {
+                double y = 0;
+                for (uint32_t x = 0; x < d; x++) y += (double)wo[(size_t)r * H * d + h * d + x] * v[(size_t)j * d + x];
+                norm += fabs(y);
+            }
+            ck_assert_double_eq_tol(e->column_sums[layer][h * T + j], want[j], 1e-5 * (1 + want[j]));
+            ck_assert_double_eq_tol(e->norms[layer][h * T + j], norm, 1e-5 * (1 + norm));
+        }
+    }
+}
+
+START_TEST(test_extras_for_observers)
+{
+    enum { T = 70 };
+    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    forward *f = open_forward(m, 2 * T, 1, 1); // room for more tokens than there are
+    int32_t *ids = random_ids(T);
+    gguf_file file;
+    extras e;
+    help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
+    unsigned needs = VIEW_Q | VIEW_K | VIEW_V | VIEW_COLUMN_SUMS | VIEW_OUTPUT_NORMS;
+    help_ok(forward_prefill(f, ids, T, &(layer_observer){keep_extras, &e, needs}, NULL, NULL, err));
+    for (uint32_t layer = 0; layer < m->config.n_layers; layer++) {
+        char name[64];
+        snprintf(name, sizeof name, "blk.%u.attn_output.weight", layer);
+        check_extras(&e, layer, &m->config, T, gguf_tensor_find(&file, name)->data);
+        free(e.column_sums[layer]), free(e.norms[layer]), free(e.q[layer]), free(e.k[layer]), free(e.v[layer]);
+    }
     gguf_close(&file);
     forward_close(f);
     free(ids);
@@ -402,7 +485,7 @@ START_TEST(test_importance_against_dense_attention)
         memcpy(joined, b.context, b.T * sizeof *joined);
         memcpy(joined + b.T, b.ids + b.start[q], b.length[q] * sizeof *joined);
         forward *f = open_forward(m, n, 1, 1);
-        help_ok(forward_prefill(f, joined, n, &(layer_observer){keep_layer, &s}, NULL, NULL, err));
+        help_ok(forward_prefill(f, joined, n, &(layer_observer){keep_layer, &s, ALL_ACTIVATIONS}, NULL, NULL, err));
         for (uint32_t layer = 0; layer < c->n_layers; layer++) {
             char name[64];
             double w[4 * 120];
@@ -504,8 +587,8 @@ START_TEST(test_forward_errors)
     help_fails(forward_prefill(f, good, 10, NULL, &(forward_progress){stop_after_one, &done}, NULL, err),
                KVB_INTERRUPTED, "after layer 1 of 2");
     ck_assert_double_eq(done, 1);
-    help_fails(forward_prefill(f, good, 10, &(layer_observer){refuse_layer, NULL}, NULL, NULL, err), KVB_NUMERIC,
-               "refused");
+    help_fails(forward_prefill(f, good, 10, &(layer_observer){refuse_layer, NULL, VIEW_K}, NULL, NULL, err),
+               KVB_NUMERIC, "refused");
     help_ok(forward_prefill(f, good, 10, NULL, NULL, NULL, err));
     forward_begin_questions(f, 2);
     help_fails(forward_rows(f, rows, high + 1, 2, NULL, 0, NULL, err), KVB_ARGUMENT, "token 1: id 300");
@@ -681,6 +764,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_batch_changes_nothing);
     tcase_add_test(tc, test_contexts_leave_no_trace);
     tcase_add_test(tc, test_first_layer_against_the_file);
+    tcase_add_test(tc, test_extras_for_observers);
     tcase_add_test(tc, test_importance_against_dense_attention);
     tcase_add_test(tc, test_importance_of_the_backends_agrees);
     tcase_add_test(tc, test_importance_grows_from_zero);
