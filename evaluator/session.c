@@ -72,7 +72,7 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
     double start = now();
     for (size_t i = 0; i < s->plan.n_metrics; i++) {
         const metric *m = &s->plan.metrics[i];
-        kvb_status status = m->kind->score(m, view, s->scores[i] + view->layer * scores, err);
+        kvb_status status = metric_score(m, view, s->scores[i] + view->layer * scores, err);
         if (status != KVB_OK) return status;
     }
     s->score_seconds += now() - start;
@@ -83,7 +83,8 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
                            const forward_progress *progress, kvb_error *err)
 {
     watcher w = {s, also};
-    layer_observer observer = {see_layer, &w};
+    layer_observer observer = {see_layer, &w, VIEW_K | VIEW_V | (also ? also->needs : 0)};
+    for (size_t i = 0; i < s->plan.n_metrics; i++) observer.needs |= metric_needs(&s->plan.metrics[i]);
     if (!s->prefill) return kvb_fail(err, KVB_ARGUMENT, "evaluation: the prefill's memory was given back");
     s->n_tokens = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
