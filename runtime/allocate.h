@@ -32,10 +32,10 @@ void allocate_level(const allocate_shape *s, uint64_t total, uint32_t floor, uin
 bool allocate_pyramid(const allocate_shape *s, double ratio, double beta, uint32_t window, uint32_t *keep);
 
 typedef enum ada_form {
-    ADA_KVPRESS,  // each head's best int(alpha n) are safe; of the rest the layer's best, n G in all
+    ADA_KVPRESS, // each head's best int(alpha n) are safe; of the rest the layer's best, n G in all
     ADA_ORIGINAL, // rint((1 - alpha) c + int(alpha m)) + window, where m = n - window and c counts the head's tokens among
                   // the layer's best m G outside of the window (AdaKV, section 4)
-    ADA_GLOBAL    // as ADA_KVPRESS, but all layers are pooled; not published, since no layer could run before the others
+    ADA_GLOBAL // as ADA_KVPRESS, but all layers are pooled; not published, since no layer could run before the others
 } ada_form;
 
 // AdaKV: heads get what their scores win in a common ranking. n = allocate_mean(). scores [L,G,T], no NaN, higher =
@@ -55,7 +55,7 @@ void allocate_headkv(const allocate_shape *s, double ratio, const float *head_sc
 // the last `recent` tokens only ("streaming"). Published: 128 and 512 where `mean` allows it; below, all heads stream,
 // with sinks of 128, or a fifth of the mean where that is at most 256.
 typedef struct duo_split {
-    uint32_t sink, recent;  // of streaming heads
-    uint32_t n_retrieval;   // heads that keep everything: as many as the budget L G mean pays for
+    uint32_t sink, recent; // of streaming heads
+    uint32_t n_retrieval;  // heads that keep everything: as many as the budget L G mean pays for
 } duo_split;
 duo_split allocate_duo(const allocate_shape *s, double ratio, const float *kv_head_scores, uint32_t *keep);

@@ -160,18 +160,31 @@ static void draw(const solve_command *s, const validation *v, FILE *out)
         nested[r] = relative(v->nested_loss[r], v->optimum[r]);
         surviving[r] = v->surviving[r] / v->n_problems;
     }
-    const svg_series losses[] = {{"greedy", v->greedy}, {"optimum", v->optimum}, {"lower bound", v->bound}};
-    const svg_series gaps[] = {{"greedy", greedy}, {"lower bound", bound}, {"optimum, nested", nested}};
-    const svg_series left[] = {{"by greedy's gap", surviving}};
-    const svg_chart charts[] = {
-        {"Loss, share of all importance that can be lost", "per cent pruned", s->ratios, ROWS, 3, losses, true},
-        {"Distance from the optimum, share of its loss", "per cent pruned", s->ratios, ROWS, 3, gaps, true},
-        {"Choices that can be part of an optimum", "per cent pruned", s->ratios, ROWS, 1, left, true}};
+    const svg_series losses[] = {{.name = "greedy", .y = v->greedy},
+                                 {.name = "optimum", .y = v->optimum},
+                                 {.name = "lower bound", .y = v->bound}};
+    const svg_series gaps[] = {
+        {.name = "greedy", .y = greedy}, {.name = "lower bound", .y = bound}, {.name = "optimum, nested", .y = nested}};
+    const svg_series left[] = {{.name = "by greedy's gap", .y = surviving}};
+    static const char *const titles[] = {"Loss, share of all importance that can be lost",
+                                         "Distance from the optimum, share of its loss",
+                                         "Choices that can be part of an optimum"};
+    const svg_series *const series[] = {losses, gaps, left};
+    const size_t n_series[] = {3, 3, 1};
     snprintf(title, sizeof title, "Greedy against the optimum: %.120s", v->job.metric);
     snprintf(subtitle, sizeof subtitle, "%u questions on %u contexts, %s, %s", v->job.n_pairs, v->job.n_contexts,
              s->options.scope == SCOPE_LAYER ? "layer by layer" : "over all layers", s->aggregate_name);
     svg_begin(out, 2 * SVG_MARGIN + WIDTH, TOP + 3 * (HEIGHT + 16) + SVG_MARGIN, title, subtitle);
-    for (int i = 0; i < 3; i++) svg_chart_put(out, &charts[i], SVG_MARGIN, TOP + i * (HEIGHT + 16), WIDTH, HEIGHT);
+    for (int i = 0; i < 3; i++) {
+        svg_chart chart = {.title = titles[i],
+                           .x_label = "per cent pruned",
+                           .x = s->ratios,
+                           .n = ROWS,
+                           .n_series = n_series[i],
+                           .series = series[i],
+                           .logarithmic = true};
+        svg_chart_put(out, &chart, SVG_MARGIN, TOP + i * (HEIGHT + 16), WIDTH, HEIGHT);
+    }
     svg_end(out);
 }
 

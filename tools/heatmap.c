@@ -1,20 +1,10 @@
 #include "tools/heatmap.h"
 #include "tools/cli.h"
 #include "tools/svg.h"
+#include "tools/viridis.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct rgb {
-    int r, g, b;
-} rgb;
-
-// Viridis (van der Walt and Smith, public domain) at eleven even steps; straight lines between them stay within what the eye can
-// tell. Equal steps look equally large, also to colour-blind readers and in grey.
-static const rgb VIRIDIS[] = {{68, 1, 84},    {72, 36, 117},  {65, 68, 135},  {53, 95, 141},
-                              {42, 120, 142}, {33, 145, 140}, {34, 168, 132}, {68, 191, 112},
-                              {122, 209, 81}, {189, 223, 38}, {253, 231, 37}};
-enum { VIRIDIS_LAST = sizeof VIRIDIS / sizeof *VIRIDIS - 1 };
 
 // Where the colour bar is labelled.
 static const double TICKS[] = {0, 0.01, 0.05, 0.10, 0.25, 0.50, 0.75, 1};
@@ -25,21 +15,6 @@ enum { N_TICKS = sizeof TICKS / sizeof *TICKS };
 static double scale(double kept)
 {
     return sqrt(fmin(1, fmax(0, kept)));
-}
-
-static rgb colour_at(double position)
-{
-    double x = position * VIRIDIS_LAST;
-    int i = (int)fmin(VIRIDIS_LAST - 1, floor(x));
-    double t = x - i;
-    rgb a = VIRIDIS[i], b = VIRIDIS[i + 1];
-    return (rgb){(int)lround(a.r + t * (b.r - a.r)), (int)lround(a.g + t * (b.g - a.g)),
-                 (int)lround(a.b + t * (b.b - a.b))};
-}
-
-static bool is_light(rgb c)
-{
-    return 299 * c.r + 587 * c.g + 114 * c.b > 1000 * 128;
 }
 
 static const double *panel_at(const heatmap *map, size_t table, size_t ratio)
@@ -102,7 +77,7 @@ static const int XTERM[VIRIDIS_LAST + 1] = {53, 54, 24, 31, 36, 71, 77, 113, 149
 static void put_colour(FILE *out, const heatmap_terminal *t, int layer, double kept)
 {
     double position = scale(kept);
-    rgb c = colour_at(position);
+    viridis_rgb c = viridis_at(position);
     if (t->colours == HEATMAP_TRUECOLOUR) fprintf(out, "\033[%d;2;%d;%d;%dm", layer, c.r, c.g, c.b);
     else fprintf(out, "\033[%d;5;%dm", layer, XTERM[lround(position * VIRIDIS_LAST)]);
 }
@@ -272,7 +247,7 @@ static void put_panel_cells(const heatmap *map, const svg_layout *l, const doubl
     for (uint32_t layer = 0; layer < map->n_layers; layer++) {
         for (uint32_t g = 0; g < map->n_heads; g++) {
             double share = kept[(size_t)layer * map->n_heads + g];
-            rgb c = colour_at(scale(share));
+            viridis_rgb c = viridis_at(scale(share));
             int cx = x + (int)g * l->cell_width, cy = y + (int)layer * l->cell_height;
             fprintf(out,
                     "<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\" fill=\"#%02x%02x%02x\"><title>layer %u, KV "
@@ -281,8 +256,8 @@ static void put_panel_cells(const heatmap *map, const svg_layout *l, const doubl
                     100 * share);
             char text[8];
             if (numbers)
-                svg_text(out, cx + l->cell_width / 2.0, cy + l->cell_height / 2.0 + 3.2, is_light(c) ? "n d" : "n",
-                         percent(text, share));
+                svg_text(out, cx + l->cell_width / 2.0, cy + l->cell_height / 2.0 + 3.2,
+                         viridis_is_light(c) ? "n d" : "n", percent(text, share));
         }
     }
     fprintf(out, "<rect class=\"f\" x=\"%g\" y=\"%g\" width=\"%d\" height=\"%d\"/>\n", x - 0.5, y - 0.5,
@@ -325,9 +300,11 @@ static void put_colour_bar(const heatmap *map, const svg_layout *l, FILE *out)
     int x = MARGIN + l->column_step * (int)map->n_ratios + 10, y = MARGIN + HEADER + PANEL_TITLE;
     int height = clamp(l->panel_height, 160, 480);
     fputs("<defs><linearGradient id=\"kept\" x1=\"0\" y1=\"1\" x2=\"0\" y2=\"0\">\n", out);
-    for (int i = 0; i <= VIRIDIS_LAST; i++)
-        fprintf(out, "<stop offset=\"%g\" stop-color=\"#%02x%02x%02x\"/>\n", i / (double)VIRIDIS_LAST,
-                (unsigned)VIRIDIS[i].r, (unsigned)VIRIDIS[i].g, (unsigned)VIRIDIS[i].b);
+    for (int i = 0; i <= VIRIDIS_LAST; i++) {
+        viridis_rgb c = viridis_at(i / (double)VIRIDIS_LAST);
+        fprintf(out, "<stop offset=\"%g\" stop-color=\"#%02x%02x%02x\"/>\n", i / (double)VIRIDIS_LAST, (unsigned)c.r,
+                (unsigned)c.g, (unsigned)c.b);
+    }
     fprintf(out,
             "</linearGradient></defs>\n<rect class=\"f\" style=\"fill:url(#kept)\" x=\"%d\" y=\"%d\" width=\"%d\" "
             "height=\"%d\"/>\n",

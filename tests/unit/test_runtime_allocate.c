@@ -129,7 +129,8 @@ START_TEST(ada_equals_a_plain_sort)
             allocate_ada(&s, ratio, alpha, scores, sink, 2, pooled ? ADA_GLOBAL : ADA_KVPRESS, found);
             plain_ada(&s, ratio, alpha, scores, sink, 2, pooled ? 1 : s.n_layers, expected);
             for (uint32_t h = 0; h < n; h++)
-                ck_assert_msg(found[h] == expected[h], "round %d, head %u: %u, not %u", round, h, found[h], expected[h]);
+                ck_assert_msg(found[h] == expected[h], "round %d, head %u: %u, not %u", round, h, found[h],
+                              expected[h]);
             for (uint32_t h = 0; h < n; h++) ck_assert_uint_ge(found[h], (uint32_t)(alpha * allocate_mean(&s, ratio)));
         }
     }
