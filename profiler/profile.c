@@ -224,6 +224,8 @@ static kvb_status write_question(run *r, const profile_context *c, const active 
         if (r->watch) r->watch->message(r->watch->context, text);
     } else {
         forward_importance(r->f, slot, r->importance);
+        kvb_status status = r->m->device->check(err);
+        if (status != KVB_OK) return status;
         for (size_t j = 0; j < n; j++)
             if (!isfinite(r->importance[j]))
                 return kvb_fail(err, KVB_NUMERIC, "sample %s, question %u: importance %zu is not finite", c->id,
