@@ -1,45 +1,38 @@
-#include "profiler/scorer.h"
+#include "profiler/scorer_parts.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define PROTECT_WINDOW_PARAMETER UINT32_MAX
-
-#define SNAPKV_PARAMETERS(window, kernel, max_pool)                                                     \
-    {                                                                                                   \
-        {"window", window, 1, 65536, true, "last context queries that vote"},                           \
-            {"kernel", kernel, 1, 255, true, "width of the pooling over positions, odd"},               \
-            {"max_pool", max_pool, 0, 1, true, "1 = max pooling, 0 = average, zeros beyond the edges"}, \
-    }
-
-#define EA_PARAMETERS(sinks_in_softmax)                                                                           \
-    {                                                                                                             \
-        {"future", 512, 1, 1e6, true, "positions after the context over which RoPE is averaged"},                 \
-            {"sinks", 4, 0, 4096, true, "first rows left out of the query statistics"},                           \
-            {"epsilon", 0.02, 0, 1e6, false, "added to the attention before it is multiplied by the value norm"}, \
-            {"covariance", 1, 0, 1, true, "1 = use the covariance of the queries, 0 = their mean only"},          \
-            {"value_norm", 1, 0, 1, true, "1 = multiply by the norm of the value"},                               \
-            {"sinks_in_softmax", sinks_in_softmax, 0, 1, true, "1 = the softmax runs over the sinks too"},        \
-    }
-
-const scorer scorer_list[] = {
-    {"snapkv", "kvpress", "attention of the last 64 queries, average pooling, as kvpress deploys it", VIEW_Q | VIEW_K,
-     4, PROTECT_WINDOW_PARAMETER, SNAPKV_PARAMETERS(64, 5, 0), score_snapkv},
-    {"snapkv", "lukv", "attention of the last 32 queries, max pooling, as LU-KV published it", VIEW_Q | VIEW_K, 4,
-     PROTECT_WINDOW_PARAMETER, SNAPKV_PARAMETERS(32, 7, 1), score_snapkv},
-    {"keydiff", "", "distance of a key's direction from the mean direction", VIEW_K, 4, 1, {{0}}, score_keydiff},
-    {"ea", "kvpress", "expected attention of future queries, sinks outside the softmax, as kvpress deploys it",
-     VIEW_Q_RAW | VIEW_K | VIEW_V, 4, 1, EA_PARAMETERS(0), score_expected_attention},
-    {"ea", "lukv", "expected attention of future queries, sinks inside the softmax, as LU-KV published it",
-     VIEW_Q_RAW | VIEW_K | VIEW_V, 4, 1, EA_PARAMETERS(1), score_expected_attention},
+const scorer *const scorer_list[] = {
+    &scorer_snapkv_kvpress,
+    &scorer_snapkv_lukv,
+    &scorer_snapkv_adakv,
+    &scorer_snapkv_factory,
+    &scorer_snapkv_keydiff,
+    &scorer_keydiff,
+    &scorer_ea_kvpress,
+    &scorer_ea_lukv,
+    &scorer_lagkv_kvpress,
+    &scorer_lagkv_paper,
+    &scorer_morphkv,
+    &scorer_rocketkv,
+    &scorer_h2o,
+    &scorer_h2o_kvpress,
+    &scorer_h2o_half,
+    &scorer_tova,
+    &scorer_knorm,
+    &scorer_streaming,
+    &scorer_streaming_kvpress,
+    &scorer_random,
+    &scorer_critical,
 };
 const size_t scorer_count = sizeof scorer_list / sizeof scorer_list[0];
 
 static int parameter_index(const scorer *kind, const char *name, size_t length)
 {
-    for (int i = 0; i < SCORER_MAX_PARAMETERS && kind->parameters[i].name; i++)
+    for (int i = 0; kind->parameters[i].name; i++)
         if (strlen(kind->parameters[i].name) == length && memcmp(kind->parameters[i].name, name, length) == 0) return i;
     return -1;
 }
@@ -48,11 +41,12 @@ static void known_metrics(char *text, size_t size)
 {
     size_t used = 0;
     for (size_t i = 0; i < scorer_count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s%s%s", i ? ", " : "", scorer_list[i].name,
-                                 *scorer_list[i].variant ? ":" : "", scorer_list[i].variant);
+        used += (size_t)snprintf(text + used, size - used, "%s%s%s%s%s", i ? ", " : "", scorer_list[i]->name,
+                                 *scorer_list[i]->variant ? ":" : "", scorer_list[i]->variant,
+                                 scorer_list[i]->wraps ? "+METRIC" : "");
 }
 
-// The scorer named by the first one or two parts of text; *rest is what follows them.
+// The scorer named by the first one or two parts of text; *rest is what follows them. A plain form comes before its variants in the list.
 static const scorer *find_scorer(const char *text, const char **rest)
 {
     size_t name = strcspn(text, ":"), variant = text[name] ? strcspn(text + name + 1, ":") : 0;
@@ -60,7 +54,7 @@ static const scorer *find_scorer(const char *text, const char **rest)
     const char *wanted = has_variant ? text + name + 1 : "kvpress";
     size_t length = has_variant ? variant : strlen(wanted);
     for (size_t i = 0; i < scorer_count; i++) {
-        const scorer *s = &scorer_list[i];
+        const scorer *s = scorer_list[i];
         bool bare = !*s->variant && !has_variant;
         if (strlen(s->name) != name || memcmp(s->name, text, name) != 0) continue;
         if (!bare && (strlen(s->variant) != length || memcmp(s->variant, wanted, length) != 0)) continue;
@@ -70,72 +64,152 @@ static const scorer *find_scorer(const char *text, const char **rest)
     return NULL;
 }
 
-static kvb_status parse_parameter(metric *m, const char *text, size_t length, kvb_error *err)
+// The value that `choices` ("a|b|c") calls so, or NaN.
+static double choice_value(const char *choices, const char *text, size_t length)
 {
-    const char *equals = memchr(text, '=', length);
-    int i = equals ? parameter_index(m->kind, text, (size_t)(equals - text)) : -1;
-    if (i < 0) {
-        char names[256] = "none";
-        size_t used = 0;
-        for (int p = 0; p < SCORER_MAX_PARAMETERS && m->kind->parameters[p].name && used < sizeof names; p++)
-            used +=
-                (size_t)snprintf(names + used, sizeof names - used, "%s%s", p ? ", " : "", m->kind->parameters[p].name);
-        return kvb_fail(err, KVB_ARGUMENT, "metric %s: '%.*s' is not parameter=value; parameters: %s", m->kind->name,
-                        (int)length, text, names);
+    for (int i = 0; *choices; i++) {
+        size_t n = strcspn(choices, "|");
+        if (n == length && memcmp(choices, text, n) == 0) return i;
+        choices += n + (choices[n] == '|');
     }
-    const scorer_parameter *p = &m->kind->parameters[i];
+    return NAN;
+}
+
+static void choice_name(char *out, size_t size, const char *choices, int value)
+{
+    while (value--) choices += strcspn(choices, "|") + 1;
+    snprintf(out, size, "%.*s", (int)strcspn(choices, "|"), choices);
+}
+
+static kvb_status parse_value(double *out, const scorer *kind, const scorer_parameter *p, const char *text,
+                              size_t length, kvb_error *err)
+{
+    if (p->choices) {
+        *out = choice_value(p->choices, text, length);
+        return isfinite(*out) ? KVB_OK
+                              : kvb_fail(err, KVB_ARGUMENT, "metric %s: %s expects one of %s (%s), found '%.*s'",
+                                         kind->name, p->name, p->choices, p->meaning, (int)length, text);
+    }
     char *end;
-    double value = strtod(equals + 1, &end);
-    if (end != text + length || end == equals + 1 || !(value >= p->low && value <= p->high) ||
-        (p->integer && value != floor(value)))
-        return kvb_fail(err, KVB_ARGUMENT, "metric %s: %s expects %s from %g to %g (%s), found '%.*s'", m->kind->name,
-                        p->name, p->integer ? "an integer" : "a number", p->low, p->high, p->meaning,
-                        (int)(text + length - equals - 1), equals + 1);
-    m->values[i] = value;
+    *out = strtod(text, &end);
+    if (end != text + length || length == 0 || !(*out >= p->low && *out <= p->high) ||
+        (p->integer && *out != floor(*out)))
+        return kvb_fail(err, KVB_ARGUMENT, "metric %s: %s expects %s from %g to %g (%s), found '%.*s'", kind->name,
+                        p->name, p->integer ? "an integer" : "a number", p->low, p->high, p->meaning, (int)length,
+                        text);
     return KVB_OK;
 }
 
-// As short as reads back as the same number: a record keeps scores by name, so no two metrics may share one.
-static int write_parameter(char *out, size_t size, const char *name, double value)
+static kvb_status parse_parameter(const scorer *kind, double *values, const char *text, size_t length, kvb_error *err)
+{
+    const char *equals = memchr(text, '=', length);
+    int i = equals ? parameter_index(kind, text, (size_t)(equals - text)) : -1;
+    if (i >= 0)
+        return parse_value(&values[i], kind, &kind->parameters[i], equals + 1, (size_t)(text + length - equals - 1),
+                           err);
+    char names[256] = "none";
+    size_t used = 0;
+    for (int p = 0; kind->parameters[p].name && used < sizeof names; p++)
+        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", p ? ", " : "", kind->parameters[p].name);
+    return kvb_fail(err, KVB_ARGUMENT, "metric %s: '%.*s' is not parameter=value; parameters: %s", kind->name,
+                    (int)length, text, names);
+}
+
+// As short as reads back as the same value: a record keeps scores by name, so no two metrics may share one.
+static size_t write_parameter(char *out, size_t size, const scorer_parameter *p, double value)
 {
     char number[32];
-    snprintf(number, sizeof number, "%.15g", value);
-    if (strtod(number, NULL) != value) snprintf(number, sizeof number, "%.17g", value);
-    return snprintf(out, size, ":%s=%s", name, number);
+    if (p->choices) {
+        choice_name(number, sizeof number, p->choices, (int)value);
+    } else {
+        snprintf(number, sizeof number, "%.15g", value);
+        if (strtod(number, NULL) != value) snprintf(number, sizeof number, "%.17g", value);
+    }
+    return (size_t)snprintf(out, size, ":%s=%s", p->name, number);
+}
+
+// Appends the canonical name; returns the length that it has, also where it does not fit.
+static size_t write_name(char *out, size_t size, const scorer *kind, const double *values)
+{
+    size_t used = (size_t)snprintf(out, size, "%s%s%s", kind->name, *kind->variant ? ":" : "", kind->variant);
+    for (int i = 0; kind->parameters[i].name; i++)
+        if (values[i] != kind->parameters[i].value)
+            used += write_parameter(used < size ? out + used : NULL, used < size ? size - used : 0,
+                                    &kind->parameters[i], values[i]);
+    return used;
+}
+
+// One name without a plus sign, [text, text + length).
+static kvb_status parse_part(const scorer **kind, double *values, const char *text, size_t length, kvb_error *err)
+{
+    char part[256], known[512];
+    const char *rest = part;
+    *kind = NULL;
+    if (length < sizeof part) {
+        memcpy(part, text, length);
+        part[length] = 0;
+        *kind = find_scorer(part, &rest);
+    }
+    if (!*kind) {
+        known_metrics(known, sizeof known);
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "metric '%.*s' is unknown; expected one of %s, with :parameter=value after it if wanted",
+                        length < 200 ? (int)length : 200, text, known);
+    }
+    for (int i = 0; (*kind)->parameters[i].name; i++) values[i] = (*kind)->parameters[i].value;
+    while (*rest == ':') {
+        size_t n = strcspn(++rest, ":");
+        kvb_status status = parse_parameter(*kind, values, rest, n, err);
+        if (status != KVB_OK) return status;
+        rest += n;
+    }
+    return KVB_OK;
+}
+
+static kvb_status parse_base(metric *out, const char *text, size_t own, kvb_error *err)
+{
+    if (!out->kind->wraps && text[own])
+        return kvb_fail(err, KVB_ARGUMENT, "metric '%s': %s wraps no other metric; only critical+METRIC does", text,
+                        out->kind->name);
+    if (!out->kind->wraps) return KVB_OK;
+    if (!text[own] || !text[own + 1])
+        return kvb_fail(err, KVB_ARGUMENT, "metric '%s': write %s+METRIC, for example %s+snapkv:kvpress", text,
+                        out->kind->name, out->kind->name);
+    kvb_status status = parse_part(&out->base, out->base_values, text + own + 1, strlen(text + own + 1), err);
+    metric base;
+    if (status != KVB_OK || !metric_base(out, &base)) return status;
+    if (out->base->wraps || metric_check_nested(&base, NULL) != KVB_OK)
+        return kvb_fail(err, KVB_ARGUMENT, "metric '%s': %s cannot be wrapped; its order depends on the budget", text,
+                        out->base->name);
+    return out->base->check ? out->base->check(&base, err) : KVB_OK;
 }
 
 kvb_status metric_parse(metric *out, const char *text, kvb_error *err)
 {
-    const char *rest = text;
-    *out = (metric){.kind = find_scorer(text, &rest)};
-    if (!out->kind) {
-        char known[256];
-        known_metrics(known, sizeof known);
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "metric '%s' is unknown; expected one of %s, with :parameter=value after it if wanted", text,
-                        known);
+    size_t own = strcspn(text, "+");
+    *out = (metric){0};
+    kvb_status status = parse_part(&out->kind, out->values, text, own, err);
+    if (status == KVB_OK) {
+        size_t used = write_name(out->spec, sizeof out->spec, out->kind, out->values);
+        status = parse_base(out, text, own, err);
+        if (status == KVB_OK && out->base && used + 1 < sizeof out->spec) {
+            out->spec[used++] = '+';
+            used += write_name(out->spec + used, sizeof out->spec - used, out->base, out->base_values);
+        }
+        if (status == KVB_OK && used >= sizeof out->spec)
+            status = kvb_fail(err, KVB_ARGUMENT, "metric '%.200s': its name would have %zu characters, at most %d fit",
+                              text, used, METRIC_MAX - 1);
     }
-    for (int i = 0; i < SCORER_MAX_PARAMETERS && out->kind->parameters[i].name; i++)
-        out->values[i] = out->kind->parameters[i].value;
-    while (*rest == ':') {
-        size_t length = strcspn(++rest, ":");
-        kvb_status status = parse_parameter(out, rest, length, err);
-        if (status != KVB_OK) return status;
-        rest += length;
-    }
-    if (strcmp(out->kind->name, "snapkv") == 0 && (int)metric_value(out, "kernel") % 2 == 0)
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "metric '%s': kernel must be odd, so that a position stands in the middle of its pool", text);
-    int used = snprintf(out->spec, sizeof out->spec, "%s%s%s", out->kind->name, *out->kind->variant ? ":" : "",
-                        out->kind->variant);
-    for (int i = 0; i < SCORER_MAX_PARAMETERS && out->kind->parameters[i].name; i++)
-        if (out->values[i] != out->kind->parameters[i].value && used < (int)sizeof out->spec)
-            used += write_parameter(out->spec + used, sizeof out->spec - (size_t)used, out->kind->parameters[i].name,
-                                    out->values[i]);
-    if (used >= (int)sizeof out->spec)
-        return kvb_fail(err, KVB_ARGUMENT, "metric '%s': its name would have %d characters, at most %d fit", text, used,
-                        METRIC_MAX - 1);
-    return KVB_OK;
+    return status == KVB_OK && out->kind->check ? out->kind->check(out, err) : status;
+}
+
+bool metric_base(const metric *m, metric *base)
+{
+    if (!m->base) return false;
+    *base = (metric){.kind = m->base};
+    memcpy(base->values, m->base_values, sizeof base->values);
+    write_name(base->spec, sizeof base->spec, base->kind, base->values);
+    return true;
 }
 
 double metric_value(const metric *m, const char *parameter)
@@ -146,7 +220,7 @@ double metric_value(const metric *m, const char *parameter)
 
 unsigned metric_needs(const metric *m)
 {
-    return m->kind->needs;
+    return m->kind->needs | (m->base ? m->base->needs : 0);
 }
 
 static kvb_status check_view(const metric *m, const layer_view *v, kvb_error *err)
@@ -187,23 +261,70 @@ kvb_status metric_score(const metric *m, const layer_view *view, float *s, kvb_e
     return status;
 }
 
+kvb_status metric_check_nested(const metric *m, kvb_error *err)
+{
+    const char *why = m->kind->why_not_nested ? m->kind->why_not_nested(m) : NULL;
+    return why ? kvb_fail(err, KVB_ARGUMENT,
+                          "metric %s cannot be profiled, its order of tokens depends on the budget: %s", m->spec, why)
+               : KVB_OK;
+}
+
+kvb_status metric_rank(const metric *m, const float *first, const float *s, uint32_t n_kv_heads, uint32_t n_tokens,
+                       const uint32_t *budget, float *out, kvb_error *err)
+{
+    size_t T = n_tokens;
+    if (out != s) memcpy(out, s, n_kv_heads * T * sizeof *out);
+    if (metric_check_nested(m, NULL) == KVB_OK) return KVB_OK;
+    if (m->base && !first)
+        return kvb_fail(err, KVB_ARGUMENT, "metric %s: ranking needs the scores of %s, the metric it wraps", m->spec,
+                        m->base->name);
+    for (uint32_t g = 0; g < n_kv_heads; g++) {
+        kvb_status status = m->kind->rank(m, first ? first + g * T : NULL, out + g * T, n_tokens, budget[g], err);
+        if (status != KVB_OK) return status;
+    }
+    return KVB_OK;
+}
+
+// The wrapped metric is what the engine protects tokens for.
+static uint32_t protect_window_of(const scorer *kind, const double *values)
+{
+    return kind->protect_window == PROTECT_WINDOW_PARAMETER ? (uint32_t)values[parameter_index(kind, "window", 6)]
+                                                            : kind->protect_window;
+}
+
 uint32_t metric_protect_sink(const metric *m)
 {
-    return m->kind->protect_sink;
+    return m->base ? m->base->protect_sink : m->kind->protect_sink;
 }
 
 uint32_t metric_protect_window(const metric *m)
 {
-    return m->kind->protect_window == PROTECT_WINDOW_PARAMETER ? (uint32_t)metric_value(m, "window")
-                                                               : m->kind->protect_window;
+    return m->base ? protect_window_of(m->base, m->base_values) : protect_window_of(m->kind, m->values);
+}
+
+// A choice as its name, a number as it is.
+static bool add_parameters(cJSON *to, const scorer *kind, const double *values)
+{
+    bool ok = true;
+    for (int i = 0; ok && kind->parameters[i].name; i++) {
+        char name[32];
+        if (kind->parameters[i].choices) choice_name(name, sizeof name, kind->parameters[i].choices, (int)values[i]);
+        ok = kind->parameters[i].choices ? cJSON_AddStringToObject(to, kind->parameters[i].name, name) != NULL
+                                         : cJSON_AddNumberToObject(to, kind->parameters[i].name, values[i]) != NULL;
+    }
+    return ok;
 }
 
 cJSON *metric_to_json(const metric *m)
 {
+    metric base;
     cJSON *o = cJSON_CreateObject();
-    bool ok = o != NULL;
-    for (int i = 0; ok && i < SCORER_MAX_PARAMETERS && m->kind->parameters[i].name; i++)
-        ok = cJSON_AddNumberToObject(o, m->kind->parameters[i].name, m->values[i]) != NULL;
+    bool ok = o && add_parameters(o, m->kind, m->values);
+    if (ok && metric_base(m, &base)) {
+        ok = cJSON_AddStringToObject(o, "wraps", base.spec) != NULL;
+        cJSON *inner = cJSON_AddObjectToObject(o, "parameters");
+        ok = ok && inner && add_parameters(inner, base.kind, base.values);
+    }
     ok = ok && cJSON_AddNumberToObject(o, "protect_sink", metric_protect_sink(m)) &&
          cJSON_AddNumberToObject(o, "protect_window", metric_protect_window(m));
     if (!ok) {

@@ -7,8 +7,7 @@
 //     s[g,j]     = (mean over h in g of p[h,j] + epsilon) * ||v_j||
 //
 // kvpress leaves the sinks out and gives them the layer's maximum plus one. Statistics are in double: C' enters an exponent.
-#include "profiler/linalg.h"
-#include "profiler/scorer.h"
+#include "profiler/scorer_parts.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
@@ -54,21 +53,22 @@ static bool head_alloc(ea_head *e, uint32_t T, size_t d)
     return true;
 }
 
+// Mean and covariance of the queries from row `from` on.
 static void query_statistics(ea_head *e, const layer_view *view, uint32_t h, uint32_t from, bool covariance)
 {
     size_t d = view->head_dim, ld = (size_t)view->n_heads * d;
-    uint32_t T = view->n_tokens;
+    uint32_t end = view->n_queries;
     const float *q = view->q_raw + h * d;
     memset(e->mean, 0, (d + d * d) * sizeof(double));
-    for (uint32_t i = from; i < T; i++)
+    for (uint32_t i = from; i < end; i++)
         for (size_t c = 0; c < d; c++) e->mean[c] += q[i * ld + c];
-    for (size_t c = 0; c < d; c++) e->mean[c] /= T - from;
-    for (uint32_t first = from; covariance && first < T; first += CHUNK) {
-        uint32_t n = T - first < CHUNK ? T - first : CHUNK;
+    for (size_t c = 0; c < d; c++) e->mean[c] /= end - from;
+    for (uint32_t first = from; covariance && first < end; first += CHUNK) {
+        uint32_t n = end - first < CHUNK ? end - first : CHUNK;
         for (uint32_t i = 0; i < n; i++)
             for (size_t c = 0; c < d; c++) e->rows[i * d + c] = (float)(q[(first + i) * ld + c] - e->mean[c]);
         gemm(true, false, d, d, n, 1.0f, e->rows, d, e->rows, d, 0.0f, e->product, d);
-        for (size_t i = 0; i < d * d; i++) e->covariance[i] += (double)e->product[i] / (T - from);
+        for (size_t i = 0; i < d * d; i++) e->covariance[i] += (double)e->product[i] / (end - from);
     }
 }
 
@@ -112,36 +112,41 @@ static void add_softmax(float *s, const double *z, uint32_t from, uint32_t T, do
     for (uint32_t j = from; j < T; j++) s[j] += (float)(exp(z[j] - top) / sum * weight);
 }
 
-static void score_group(ea_head *e, float *s, const layer_view *view, uint32_t g, const ea_settings *set,
-                        const double *cos_sin)
+// p [T] of query head h, divided by the size of the group.
+static void score_head(ea_head *e, float *p, const layer_view *view, uint32_t h, const ea_settings *set,
+                       const double *cos_sin)
 {
-    uint32_t T = view->n_tokens, d = view->head_dim, group = view->n_heads / view->n_kv_heads,
-             half = view->rope_dim / 2;
-    uint32_t from = set->sinks_in_softmax ? 0 : set->sinks;
-    memset(s, 0, T * sizeof(float));
-    for (uint32_t h = g * group; h < (g + 1) * group; h++) {
-        query_statistics(e, view, h, set->sinks, set->covariance);
-        rotate(e->mean, 1, cos_sin, half);
-        for (uint32_t c = 0; set->covariance && c < d; c++) rotate(e->covariance + c, d, cos_sin, half); // columns: R C
-        for (uint32_t r = 0; set->covariance && r < d; r++)
-            rotate(e->covariance + (size_t)r * d, 1, cos_sin, half); // rows: (R C) R^T
-        expected_logits(e, view, h, set->covariance);
-        add_softmax(s, e->z, from, T, 1.0 / group);
-    }
-    for (uint32_t j = from; set->value_norm && j < T; j++) {
+    uint32_t T = view->n_tokens, d = view->head_dim, half = view->rope_dim / 2, hidden = T - view->n_queries;
+    query_statistics(e, view, h, set->sinks > hidden ? set->sinks - hidden : 0, set->covariance);
+    rotate(e->mean, 1, cos_sin, half);
+    for (uint32_t c = 0; set->covariance && c < d; c++) rotate(e->covariance + c, d, cos_sin, half); // columns: R C
+    for (uint32_t r = 0; set->covariance && r < d; r++)
+        rotate(e->covariance + (size_t)r * d, 1, cos_sin, half); // rows: (R C) R^T
+    expected_logits(e, view, h, set->covariance);
+    memset(p, 0, T * sizeof *p);
+    add_softmax(p, e->z, set->sinks_in_softmax ? 0 : set->sinks, T, (double)view->n_kv_heads / view->n_heads);
+}
+
+// s [T] of KV head g from the p [H,T] of all query heads.
+static void combine_group(float *s, const float *p, const layer_view *view, uint32_t g, const ea_settings *set)
+{
+    uint32_t T = view->n_tokens, d = view->head_dim, group = view->n_heads / view->n_kv_heads;
+    memset(s, 0, T * sizeof *s);
+    for (uint32_t h = g * group; h < (g + 1) * group; h++)
+        for (uint32_t j = 0; j < T; j++) s[j] += p[(size_t)h * T + j];
+    for (uint32_t j = set->sinks_in_softmax ? 0 : set->sinks; set->value_norm && j < T; j++) {
         const float *v = view->v + ((size_t)g * T + j) * d;
-        double square = 0;
-        for (uint32_t c = 0; c < d; c++) square += (double)v[c] * v[c];
-        s[j] = (float)((s[j] + set->epsilon) * sqrt(square));
+        s[j] = (float)((s[j] + set->epsilon) * sqrt(dot_double(v, v, d)));
     }
 }
 
 // Mean cosine and sine per frequency over the positions that follow the context.
 static void mean_rotation(double *cos_sin, const layer_view *view, double future)
 {
+    double next = key_position(view, 0, view->n_tokens - 1) + 1.0;
     for (uint32_t p = 0; p < view->rope_dim / 2; p++) {
         double c = 0, s = 0;
-        for (double at = view->n_tokens; at < view->n_tokens + future; at++) {
+        for (double at = next; at < next + future; at++) {
             c += cos(at * view->rope_frequency[p]);
             s += sin(at * view->rope_frequency[p]);
         }
@@ -150,9 +155,9 @@ static void mean_rotation(double *cos_sin, const layer_view *view, double future
     }
 }
 
-kvb_status score_expected_attention(const metric *m, const layer_view *view, float *s, kvb_error *err)
+static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    uint32_t T = view->n_tokens, G = view->n_kv_heads;
+    uint32_t T = view->n_tokens, G = view->n_kv_heads, H = view->n_heads;
     ea_settings set = {(uint32_t)metric_value(m, "sinks"), metric_value(m, "future"),
                        metric_value(m, "epsilon"),         metric_value(m, "covariance") != 0,
                        metric_value(m, "value_norm") != 0, metric_value(m, "sinks_in_softmax") != 0};
@@ -161,28 +166,53 @@ kvb_status score_expected_attention(const metric *m, const layer_view *view, flo
                         "metric %s: the context has %u tokens, expected more than its %u sinks; use a longer context",
                         m->spec, T, set.sinks);
     double *cos_sin = malloc((size_t)view->rope_dim * sizeof(double) + 1);
-    int failures = cos_sin == NULL;
-    if (cos_sin) mean_rotation(cos_sin, view, set.future);
+    float *p = malloc((size_t)H * T * sizeof *p);
+    int failures = !cos_sin || !p;
+    if (!failures) mean_rotation(cos_sin, view, set.future);
 #pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
-    for (uint32_t g = 0; g < G; g++) {
+    for (uint32_t h = 0; h < H; h++) {
         ea_head e;
-        if (failures || !head_alloc(&e, T, view->head_dim)) {
+        if (!cos_sin || !p || !head_alloc(&e, T, view->head_dim)) {
             failures++;
             continue;
         }
-        score_group(&e, s + (size_t)g * T, view, g, &set, cos_sin);
+        score_head(&e, p + (size_t)h * T, view, h, &set, cos_sin);
         head_free(&e);
     }
+    for (uint32_t g = 0; !failures && g < G; g++) combine_group(s + (size_t)g * T, p, view, g, &set);
     free(cos_sin);
+    free(p);
     if (failures)
         return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for the statistics of %u keys of size %u", m->spec, T,
                         view->head_dim);
-    if (!set.sinks_in_softmax) {
-        float top = -INFINITY;
-        for (uint32_t g = 0; g < G; g++)
-            for (uint32_t j = set.sinks; j < T; j++) top = fmaxf(top, s[(size_t)g * T + j]);
-        for (uint32_t g = 0; g < G; g++)
-            for (uint32_t j = 0; j < set.sinks; j++) s[(size_t)g * T + j] = top + 1;
-    }
+    if (set.sinks_in_softmax) return KVB_OK;
+    float top = -INFINITY;
+    for (uint32_t g = 0; g < G; g++)
+        for (uint32_t j = set.sinks; j < T; j++) top = fmaxf(top, s[(size_t)g * T + j]);
+    for (uint32_t g = 0; g < G; g++)
+        for (uint32_t j = 0; j < set.sinks; j++) s[(size_t)g * T + j] = top + 1;
     return KVB_OK;
 }
+
+#define PARAMETERS(sinks_in_softmax)                                                                              \
+    {                                                                                                             \
+        {"future", 512, 1, 1e6, true, "positions after the context over which RoPE is averaged", NULL},           \
+            {"sinks", 4, 0, 4096, true, "first rows left out of the query statistics", NULL},                     \
+            {"epsilon", 0.02, 0, 1e6, false, "added to the attention before the value norm multiplies it", NULL}, \
+            {"covariance", 1, 0, 1, true, "1 = use the covariance of the queries, 0 = their mean only", NULL},    \
+            {"value_norm", 1, 0, 1, true, "1 = multiply by the norm of the value", NULL},                         \
+            {"sinks_in_softmax", sinks_in_softmax, 0, 1, true, "1 = the softmax runs over the sinks too", NULL},  \
+    }
+#define VARIANT(label, text, origin, sinks_in_softmax)                                                                 \
+    {                                                                                                                  \
+        .name = "ea", .variant = label, .summary = "expected attention of future queries, " text,                      \
+        .source = "Expected Attention, arXiv 2510.00636; " origin,                                                     \
+        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                                      \
+                   "         p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n" \
+                   "         of the queries, turned by the mean rotation of the next `future` positions",              \
+        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .protect_sink = 4, .protect_window = 1,                                 \
+        .parameters = PARAMETERS(sinks_in_softmax), .score = score_ea,                                                 \
+    }
+
+const scorer scorer_ea_kvpress = VARIANT("kvpress", "sinks outside the softmax", "as kvpress deploys it", 0);
+const scorer scorer_ea_lukv = VARIANT("lukv", "sinks inside the softmax", "as LU-KV published it", 1);

@@ -22,6 +22,7 @@ static int read_metrics(profile_command *p)
         if (metric_parse(&p->metrics[i], p->metric_names.count ? p->metric_names.items[i] : DEFAULT_METRICS[i], &err) !=
             KVB_OK)
             return cli_usage_error(p->self, "%s", err.message);
+        if (metric_check_nested(&p->metrics[i], &err) != KVB_OK) return cli_usage_error(p->self, "%s", err.message);
         for (size_t k = 0; k < i; k++)
             if (strcmp(p->metrics[k].spec, p->metrics[i].spec) == 0)
                 return cli_usage_error(p->self, "metric %s is asked for twice", p->metrics[i].spec);

@@ -450,6 +450,16 @@ START_TEST(test_metric_names)
         {"ea:epsilon=2e-2", "ea:kvpress", 4, 1},
         {"ea:lukv:epsilon=0.5:sinks=0", "ea:lukv:sinks=0:epsilon=0.5", 4, 1},
         {"ea:sinks_in_softmax=1", "ea:kvpress:sinks_in_softmax=1", 4, 1},
+        {"keydiff:similarity=euclid:anchor=median", "keydiff:anchor=median:similarity=euclid", 4, 1},
+        {"keydiff:anchor=mean", "keydiff", 4, 1},
+        {"lagkv", "lagkv:kvpress", 4, 1},
+        {"lagkv:paper:lag=128:mode=local:cross=1", "lagkv:paper:lag=128:mode=local:cross=1", 16, 1},
+        {"h2o", "h2o", 4, 32},
+        {"h2o:window=8", "h2o:window=8", 4, 8},
+        {"h2o:kvpress", "h2o:kvpress", 4, 1},
+        {"morphkv:fusion=max", "morphkv:fusion=max", 4, 32},
+        {"critical+snapkv:window=16", "critical+snapkv:kvpress:window=16", 4, 16},
+        {"critical:share=0+lagkv:paper", "critical:share=0+lagkv:paper", 16, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         metric m = parse(cases[i].text), again = parse(m.spec);
@@ -470,15 +480,30 @@ END_TEST
 START_TEST(test_metric_errors)
 {
     static const char *const cases[][2] = {
-        {"", "snapkv:kvpress, snapkv:lukv, keydiff, ea:kvpress, ea:lukv"},
+        {"", "snapkv:kvpress, snapkv:lukv, snapkv:adakv, "},
+        {"", "streaming:kvpress, random, critical+METRIC, with"},
         {"snap", "'snap' is unknown"},
         {"snapkvx", "unknown"},
         {"snapkv:other", "unknown"},
         {"keydiff:kvpress", "unknown"},
         {"Keydiff", "unknown"},
-        {"keydiff:", "parameters: none"},
-        {"keydiff:window=3", "'window=3' is not parameter=value; parameters: none"},
-        {"snapkv:", "parameters: window, kernel, max_pool"},
+        {"knorm:", "parameters: none"},
+        {"knorm:window=3", "'window=3' is not parameter=value; parameters: none"},
+        {"snapkv:", "parameters: window, kernel, max_pool, group_first, group_max"},
+        {"keydiff:anchor=mode", "anchor expects one of mean|raw|median (mean of the normalised keys"},
+        {"keydiff:anchor=0", "found '0'"},
+        {"keydiff:anchor=", "found ''"},
+        {"keydiff+snapkv", "keydiff wraps no other metric"},
+        {"critical", "write critical+METRIC"},
+        {"critical+", "write critical+METRIC"},
+        {"critical+snap", "'snap' is unknown"},
+        {"critical+snapkv:window=0", "window expects an integer"},
+        {"critical+snapkv:kernel=4", "kernel must be odd"},
+        {"critical+h2o:half", "cannot be wrapped"},
+        {"critical+critical+knorm", "unknown"},
+        {"critical+ea", "add :value_norm=0"},
+        {"critical:share=1.5+knorm", "share expects a number from 0 to 1"},
+        {"rocketkv:kernel=62", "kernel must be odd"},
         {"snapkv::window=3", "is not parameter=value"},
         {"snapkv:lukv:windows=3", "'windows=3' is not parameter=value; parameters: window, kernel, max_pool"},
         {"snapkv:lukv:window", "'window' is not"},
@@ -495,8 +520,13 @@ START_TEST(test_metric_errors)
         {"ea:epsilon=-0.1", "epsilon expects a number from 0"},
         {"ea:epsilon=inf", "found 'inf'"},
         {"ea:sinks=4097", "sinks expects an integer from 0 to 4096"},
-        {"ea:kvpress:future=1000000:sinks=4096:epsilon=0.000123456789:covariance=0:value_norm=0:sinks_in_softmax=1",
-         "characters, at most 95 fit"},
+        {"ea:kvpress:future=1000000:sinks=4096:epsilon=0.000123456789123456:covariance=0:value_norm=0:sinks_in_softmax="
+         "1"
+         "+knorm",
+         "ea wraps no other metric"},
+        {"critical:share=0.123456789012345:epsilon=0.000123456789123456+"
+         "ea:future=1000000:sinks=4096:epsilon=0.000123456789123456:covariance=0:value_norm=0:sinks_in_softmax=1",
+         "characters, at most 127 fit"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         metric m;
@@ -521,9 +551,15 @@ END_TEST
 START_TEST(test_metric_json)
 {
     static const char *const cases[][2] = {
-        {"snapkv", "{\"window\":64,\"kernel\":5,\"max_pool\":0,\"protect_sink\":4,\"protect_window\":64}"},
-        {"snapkv:lukv:window=8", "{\"window\":8,\"kernel\":7,\"max_pool\":1,\"protect_sink\":4,\"protect_window\":8}"},
-        {"keydiff", "{\"protect_sink\":4,\"protect_window\":1}"},
+        {"snapkv", "{\"window\":64,\"kernel\":5,\"max_pool\":0,\"group_first\":0,\"group_max\":0,"
+                   "\"protect_sink\":4,\"protect_window\":64}"},
+        {"snapkv:lukv:window=8", "{\"window\":8,\"kernel\":7,\"max_pool\":1,\"group_first\":0,"
+                                 "\"group_max\":0,\"protect_sink\":4,\"protect_window\":8}"},
+        {"keydiff:anchor=raw", "{\"anchor\":\"raw\",\"similarity\":\"cos\",\"protect_sink\":4,\"protect_window\":1}"},
+        {"knorm", "{\"protect_sink\":4,\"protect_window\":1}"},
+        {"critical:share=0+tova",
+         "{\"share\":0,\"epsilon\":0.0001,\"wraps\":\"tova\",\"parameters\":{\"scope\":\"layer\"},"
+         "\"protect_sink\":4,\"protect_window\":1}"},
         {"ea:lukv:epsilon=0", "{\"future\":512,\"sinks\":4,\"epsilon\":0,\"covariance\":1,\"value_norm\":1,"
                               "\"sinks_in_softmax\":1,\"protect_sink\":4,\"protect_window\":1}"},
     };
@@ -542,14 +578,16 @@ END_TEST
 START_TEST(test_scorer_table)
 {
     for (size_t i = 0; i < scorer_count; i++) {
-        const scorer *s = &scorer_list[i];
+        const scorer *s = scorer_list[i];
         char text[64];
-        snprintf(text, sizeof text, "%s%s%s", s->name, *s->variant ? ":" : "", s->variant);
+        snprintf(text, sizeof text, "%s%s%s%s", s->name, *s->variant ? ":" : "", s->variant,
+                 s->wraps ? "+snapkv:kvpress" : "");
         metric m = parse(text);
         ck_assert_ptr_eq(m.kind, s);
         ck_assert_str_eq(m.spec, text);
-        ck_assert(s->score && *s->summary);
-        for (int p = 0; p < SCORER_MAX_PARAMETERS && s->parameters[p].name; p++)
+        ck_assert(s->score && *s->summary && *s->source && *s->formula);
+        ck_assert(!s->why_not_nested == !s->rank);
+        for (int p = 0; s->parameters[p].name; p++)
             ck_assert(s->parameters[p].low <= s->parameters[p].value &&
                       s->parameters[p].value <= s->parameters[p].high);
     }
