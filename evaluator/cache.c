@@ -176,6 +176,11 @@ void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t
     c->counts[(size_t)layer * c->n_kv_heads + kv_head] = n;
 }
 
+void kv_cache_drop_last(kv_cache *c, uint32_t layer, uint32_t n)
+{
+    for (uint32_t g = 0; g < c->n_kv_heads; g++) c->counts[(size_t)layer * c->n_kv_heads + g] -= n;
+}
+
 uint64_t kv_cache_entries(const kv_cache *c)
 {
     uint64_t sum = 0;

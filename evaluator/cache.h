@@ -51,6 +51,8 @@ void kv_cache_append(kv_cache *c, uint32_t layer, uint32_t kv_head, const float 
 void kv_cache_evict(kv_cache *c, uint32_t layer, uint32_t kv_head, uint32_t index);
 // Keeps the listed entries (ascending indices) and removes all others of the head.
 void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t *indices, uint32_t n);
+// Removes the last n entries of every head of a layer.
+void kv_cache_drop_last(kv_cache *c, uint32_t layer, uint32_t n);
 // Moves everything into arrays of exactly the entries in use plus `extra` per head and gives the old ones back. On KVB_MEMORY the cache
 // is as it was.
 kvb_status kv_cache_compact(kv_cache *c, uint32_t extra, kvb_error *err);

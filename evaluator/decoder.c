@@ -192,12 +192,11 @@ static void append_rows(decoder *d, const decode_batch *batch, uint32_t layer)
             }
 }
 
-static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
+// From host_q to host_o.
+static void attend_heads(decoder *d, const decode_batch *batch, uint32_t layer)
 {
     const model_config *c = &d->m->config;
-    uint32_t n_tasks = batch->n_sequences * c->n_kv_heads, n = batch->total_rows;
-    d->b->download(d->host_q, d->q, (size_t)n * c->n_heads * c->head_dim);
-    append_rows(d, batch, layer);
+    uint32_t n_tasks = batch->n_sequences * c->n_kv_heads;
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t task = 0; task < n_tasks; task++) {
         uint32_t sequence = task / c->n_kv_heads, first = 0;
@@ -205,6 +204,15 @@ static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t l
         decode_view view = view_of(d, batch, sequence, layer, first);
         if (view.n_rows) attend_sequence(d, batch, &view, first, task % c->n_kv_heads);
     }
+}
+
+static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
+{
+    const model_config *c = &d->m->config;
+    uint32_t n = batch->total_rows;
+    d->b->download(d->host_q, d->q, (size_t)n * c->n_heads * c->head_dim);
+    append_rows(d, batch, layer);
+    attend_heads(d, batch, layer);
     d->b->upload(d->h, d->host_o, (size_t)n * c->n_heads * c->head_dim);
     if (!batch->hooks || !batch->hooks->layer_done) return KVB_OK;
     for (uint32_t s = 0, first = 0; s < batch->n_sequences; first += batch->n_rows[s++]) {
@@ -310,4 +318,30 @@ kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences
     for (uint32_t s = 0; s < n_sequences; s++) caches[s]->next_position += n_rows[s];
     if (logits) write_logits(d, &batch, which, logits);
     return KVB_OK;
+}
+
+// ---- Parts of a pass ----
+
+kvb_status decoder_attend(decoder *d, kv_cache *cache, uint32_t layer, const float *q, uint32_t n, float *o,
+                          kvb_error *err)
+{
+    const model_config *c = &d->m->config;
+    size_t floats = (size_t)n * c->n_heads * c->head_dim;
+    decode_batch batch = {&cache, 1, &n, n, NULL};
+    if (n == 0 || n > d->max_rows)
+        return kvb_fail(err, KVB_ARGUMENT, "decoder: %u rows, expected 1 to %u", n, d->max_rows);
+    kvb_status status = reserve_scratch(d, &batch, err);
+    if (status != KVB_OK) return status;
+    memcpy(d->host_q, q, floats * sizeof(float));
+    attend_heads(d, &batch, layer);
+    memcpy(o, d->host_o, floats * sizeof(float));
+    return KVB_OK;
+}
+
+void decoder_project(decoder *d, uint32_t layer, const float *o, uint32_t n, float *y)
+{
+    const model_config *c = &d->m->config;
+    d->b->upload(d->h, o, (size_t)n * c->n_heads * c->head_dim);
+    d->b->matmul(d->picked, d->h, d->m->layers[layer].wo, n, false);
+    d->b->download(y, d->picked, (size_t)n * c->width);
 }

@@ -46,3 +46,9 @@ void decoder_close(decoder *d);
 kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
                        const int32_t *ids, const decode_hooks *hooks, decode_logits which, float *logits,
                        kvb_error *err);
+
+// Attention alone: n rows of queries q [n, H*d] at one layer, the last n entries of every head being the rows' own; o [n, H*d].
+kvb_status decoder_attend(decoder *d, kv_cache *cache, uint32_t layer, const float *q, uint32_t n, float *o,
+                          kvb_error *err);
+// y [n, D] = o [n, H*d] times the layer's W_O.
+void decoder_project(decoder *d, uint32_t layer, const float *o, uint32_t n, float *y);

@@ -49,6 +49,10 @@ kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *
 kvb_status session_select(const session *s, const float *scores, const uint32_t *keep, uint32_t sink, uint32_t window,
                           kept_set *out, kvb_error *err);
 
+// The same with sinks and a window for each head, [L*G].
+kvb_status session_select_each(const session *s, const float *scores, const uint32_t *keep, const uint32_t *sink,
+                               const uint32_t *window, kept_set *out, kvb_error *err);
+
 // A cache of what `kept` lists (NULL: the whole context), with room for `extra` tokens. The caller closes it.
 kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra, kv_cache **out, kvb_error *err);
 

@@ -13,8 +13,8 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_merge,    &cmd_solve,  &cmd_validate,
-                                              &cmd_budgets, &cmd_plot,     &cmd_export, &cmd_import,
+static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_solve,    &cmd_validate, &cmd_eval,
+                                              &cmd_budgets, &cmd_plot,     &cmd_export,   &cmd_import,
                                               &cmd_inspect, &cmd_tokenize, &cmd_logits};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 
@@ -41,6 +41,8 @@ static const char WORKFLOW[] =
     "       kvbudget budgets snapkv.safetensors --ratio 0.8 --tokens 4096\n"
     "  4. Use it: from C with the library libkvbudget (runtime/kvbudget.h), or in kvpress with\n"
     "       kvbudget export snapkv.safetensors --format npy -o snapkv.npy\n"
+    "  5. See what it is worth on texts that it has not seen, by really evicting:\n"
+    "       kvbudget eval model.gguf snapkv.safetensors some-text.txt\n"
     "\n"
     "Stop long work with Ctrl-C and go on later with --resume. `kvbudget inspect FILE` explains any file.\n"
     "Exit status: 0 done, 1 failed, 2 wrong usage. Set NO_COLOR to switch colours off.\n";
@@ -178,7 +180,8 @@ static int run(int argc, char **argv)
     }
     const cli_command *command = find_command(name);
     if (!command) return unknown_command(name);
-    if (command == &cmd_profile || command == &cmd_solve || command == &cmd_logits) spin_less(argv);
+    if (command == &cmd_profile || command == &cmd_solve || command == &cmd_eval || command == &cmd_logits)
+        spin_less(argv);
     return command->run(command, argc - 1, argv + 1);
 }
 

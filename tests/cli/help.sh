@@ -2,7 +2,7 @@
 # The frame of the program: help, version, unknown words, full disks.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-COMMANDS='profile solve validate budgets plot export import inspect tokenize logits'
+COMMANDS='profile solve validate eval budgets plot export import inspect tokenize logits'
 
 expect 0 'help' help
 for c in $COMMANDS; do says "help lists $c" "^  $c +[A-Za-z]"; done

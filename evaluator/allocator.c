@@ -1,0 +1,200 @@
+#include "evaluator/allocator.h"
+#include "evaluator/head_scores.h"
+#include "formats/sha256.h"
+#include "runtime/allocate.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct known_allocator {
+    const char *name;
+    allocator_kind kind;
+    bool beta, alpha, window, file; // what it takes
+} known_allocator;
+
+static const known_allocator KNOWN[] = {
+    {"uniform", ALLOCATOR_UNIFORM, false, false, false, false},
+    {"pyramid", ALLOCATOR_PYRAMID, true, false, true, false},
+    {"ada", ALLOCATOR_ADA, false, true, false, false},
+    {"ada-original", ALLOCATOR_ADA_ORIGINAL, false, true, false, false},
+    {"ada-global", ALLOCATOR_ADA_GLOBAL, false, true, false, false},
+    {"headkv", ALLOCATOR_HEADKV, false, false, true, true},
+    {"duo", ALLOCATOR_DUO, false, false, false, true},
+    {"oracle", ALLOCATOR_ORACLE, false, false, false, false},
+};
+enum { KNOWN_COUNT = sizeof KNOWN / sizeof *KNOWN };
+
+static const known_allocator *find_known(const char *name, size_t length)
+{
+    for (int i = 0; i < KNOWN_COUNT; i++)
+        if (strlen(KNOWN[i].name) == length && memcmp(KNOWN[i].name, name, length) == 0) return &KNOWN[i];
+    return NULL;
+}
+
+// One `parameter=value` of length n.
+static kvb_status parse_parameter(allocator *a, const known_allocator *k, const char *text, size_t n, kvb_error *err)
+{
+    char *end;
+    const char *equals = memchr(text, '=', n);
+    double value = equals ? strtod(equals + 1, &end) : NAN;
+    size_t length = equals ? (size_t)(equals - text) : 0;
+    bool number = equals && end == text + n && end > equals + 1;
+    if (number && k->beta && length == 4 && memcmp(text, "beta", 4) == 0 && value >= 1 && value <= 1e6) {
+        a->beta = value;
+    } else if (number && k->alpha && length == 5 && memcmp(text, "alpha", 5) == 0 && value >= 0 && value <= 1) {
+        a->alpha = value;
+    } else if (number && k->window && length == 6 && memcmp(text, "window", 6) == 0 && value >= 0 && value <= 65536 &&
+               value == floor(value)) {
+        a->window = (uint32_t)value;
+    } else {
+        return kvb_fail(err, KVB_ARGUMENT, "allocator %s: '%.*s' is no parameter of it; it takes%s%s%s%s", k->name,
+                        (int)n, text, k->beta ? " beta=1.." : "", k->alpha ? " alpha=0..1" : "",
+                        k->window ? " window=TOKENS" : "", k->beta || k->alpha || k->window ? "" : " none");
+    }
+    return KVB_OK;
+}
+
+static kvb_status read_scores(allocator *a, const known_allocator *k, const char *path, const allocator_shape *shape,
+                              char hash[65], kvb_error *err)
+{
+    bool queries = a->kind == ALLOCATOR_HEADKV;
+    a->n_scores = (size_t)shape->n_layers * (queries ? shape->n_heads : shape->n_kv_heads);
+    a->scores = malloc(a->n_scores * sizeof *a->scores + 1);
+    if (!a->scores) return kvb_fail(err, KVB_MEMORY, "allocator %s: no memory for head scores", k->name);
+    kvb_status status =
+        head_scores_read(path, shape->n_layers, shape->n_heads, shape->n_kv_heads, queries, a->scores, err);
+    return status == KVB_OK ? sha256_file_hex(path, hash, err) : status;
+}
+
+kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err)
+{
+    size_t name = strcspn(text, ":=");
+    const known_allocator *k = find_known(text, name);
+    *out = (allocator){.beta = 20, .alpha = 0.2, .window = 8};
+    if (!k || k->file != (text[name] == '='))
+        return kvb_fail(err, KVB_ARGUMENT, k ? "allocator '%s': expected %s" : "allocator '%s' is unknown; expected %s",
+                        text,
+                        !k        ? "uniform, pyramid, ada, ada-original, ada-global, headkv=FILE, duo=FILE or oracle"
+                        : k->file ? "=FILE with head scores behind the name"
+                                  : "parameters behind a colon");
+    out->kind = k->kind;
+    char hash[65] = "";
+    kvb_status status = KVB_OK;
+    if (k->file) {
+        status = read_scores(out, k, text + name + 1, shape, hash, err);
+    } else {
+        const char *p = text + name;
+        while (status == KVB_OK && *p == ':') {
+            size_t n = strcspn(p + 1, ":");
+            status = parse_parameter(out, k, p + 1, n, err);
+            p += 1 + n;
+        }
+        snprintf(out->label, sizeof out->label, "%s", text);
+    }
+    if (k->file) snprintf(out->label, sizeof out->label, "%s", k->name);
+    snprintf(out->identity, sizeof out->identity, "%s beta=%.9g alpha=%.9g window=%u %s", k->name, out->beta,
+             out->alpha, out->window, hash);
+    return status;
+}
+
+// "lukv", and how the table differs from LU-KV's own way.
+static void name_table(allocator *a)
+{
+    const kvb_info *info = kvb_table_info(a->table);
+    const char *solver = kvb_table_metadata(a->table, "solver"), *order = kvb_table_metadata(a->table, "order");
+    snprintf(a->label, sizeof a->label, "lukv%s%s%s%s%s%s", strcmp(info->scope, "layer") == 0 ? "-layer" : "",
+             strcmp(info->aggregate, "mean_ratio") != 0 ? "-" : "",
+             strcmp(info->aggregate, "mean_ratio") != 0 ? info->aggregate : "",
+             solver && strncmp(solver, "exact", 5) == 0 ? "-exact" : "",
+             order && strcmp(order, "metric") != 0 ? "-no_gap" : "", strcmp(info->hull, "full") == 0 ? "-full" : "");
+}
+
+kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err)
+{
+    const char *equals = strchr(text, '='), *path = text;
+    *out = (allocator){.kind = ALLOCATOR_TABLE};
+    // A label is a short word; a path with '=' in it has a '/' or a '.' before it.
+    size_t label = equals ? (size_t)(equals - text) : 0;
+    if (label && label < sizeof out->label && strcspn(text, "/.") > label) path = equals + 1;
+    kvb_status status = kvb_table_open(&out->table, path, NULL, err);
+    char hash[65] = "";
+    if (status == KVB_OK) status = sha256_file_hex(path, hash, err);
+    if (status != KVB_OK) return status;
+    if (path != text) snprintf(out->label, sizeof out->label, "%.*s", (int)label, text);
+    else name_table(out);
+    snprintf(out->identity, sizeof out->identity, "table %s", hash);
+    return KVB_OK;
+}
+
+void allocator_free(allocator *a)
+{
+    kvb_table_close(a->table);
+    free(a->scores);
+    *a = (allocator){0};
+}
+
+// The oracle's own budgets: the best tokens of the whole model by importance. Gains in that order fall, so this is the optimum.
+static void allocate_oracle(const allocate_shape *s, double ratio, const float *importance, uint32_t sink,
+                            uint32_t window, uint32_t *keep)
+{
+    allocate_ada(s, ratio, 0, importance, sink, window, ADA_GLOBAL, keep);
+}
+
+// Streaming heads keep first and last tokens, whatever the metric says.
+static void protect_streams(const allocate_shape *s, duo_split split, allocation *out)
+{
+    for (size_t h = 0; h < (size_t)s->n_layers * s->n_kv_heads; h++)
+        if (out->keep[h] < s->n_tokens) {
+            out->sink[h] = split.sink;
+            out->window[h] = split.recent;
+        }
+}
+
+kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
+                             const float *scores, uint32_t sink, uint32_t window, allocation *out, kvb_error *err)
+{
+    allocate_shape s = {shape->n_layers, shape->n_kv_heads, n_tokens};
+    size_t heads = (size_t)s.n_layers * s.n_kv_heads;
+    for (size_t h = 0; h < heads; h++) {
+        out->keep[h] = n_tokens;
+        out->sink[h] = sink;
+        out->window[h] = window;
+    }
+    if (!(ratio < 1)) return kvb_fail(err, KVB_ARGUMENT, "ratio %g: expected a pruned share below 1", ratio);
+    if (ratio <= 0) return KVB_OK;
+    bool level = true;
+    switch (a->kind) {
+    case ALLOCATOR_UNIFORM:
+        allocate_uniform(&s, ratio, out->keep);
+        break;
+    case ALLOCATOR_PYRAMID:
+        allocate_pyramid(&s, ratio, a->beta, a->window, out->keep);
+        break;
+    case ALLOCATOR_ADA:
+        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_KVPRESS, out->keep);
+        break;
+    case ALLOCATOR_ADA_ORIGINAL:
+        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_ORIGINAL, out->keep);
+        break;
+    case ALLOCATOR_ADA_GLOBAL:
+        allocate_ada(&s, ratio, a->alpha, scores, sink, window, ADA_GLOBAL, out->keep);
+        break;
+    case ALLOCATOR_ORACLE:
+        allocate_oracle(&s, ratio, scores, sink, window, out->keep);
+        break;
+    case ALLOCATOR_HEADKV:
+        allocate_headkv(&s, ratio, a->scores, shape->n_heads, a->window, out->keep);
+        break;
+    case ALLOCATOR_DUO:
+        protect_streams(&s, allocate_duo(&s, ratio, a->scores, out->keep), out);
+        level = false;
+        break;
+    case ALLOCATOR_TABLE:
+        return kvb_budgets(a->table, ratio, n_tokens, NULL, out->keep, heads, err);
+    }
+    // Rounding costs the methods up to a token per head; compared is what they do with equally many.
+    if (level) allocate_level(&s, (uint64_t)rint((1 - ratio) * (double)heads * n_tokens), 1, out->keep);
+    return KVB_OK;
+}

@@ -1,0 +1,55 @@
+// Who decides how many tokens each KV head keeps: the baselines, tables, given head scores, and the oracle in hindsight.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef enum allocator_kind {
+    ALLOCATOR_UNIFORM,
+    ALLOCATOR_PYRAMID,
+    ALLOCATOR_ADA,          // within a layer, kvpress's form
+    ALLOCATOR_ADA_ORIGINAL, // within a layer, the authors' form
+    ALLOCATOR_ADA_GLOBAL,   // over all layers
+    ALLOCATOR_HEADKV,       // from scores of query heads
+    ALLOCATOR_DUO,          // retrieval and streaming heads, from scores of KV heads
+    ALLOCATOR_TABLE,        // LU-KV, in whatever form the table was solved
+    ALLOCATOR_ORACLE // order and budgets by the oracle importance of the very continuation: no method can know it
+} allocator_kind;
+
+typedef struct allocator {
+    allocator_kind kind;
+    char label[64];     // in results: "uniform", "ada", "lukv"
+    char identity[160]; // what it is, exactly: kind, parameters, hash of the file
+    double beta, alpha;
+    uint32_t window;  // PyramidKV's and HeadKV's
+    kvb_table *table; // ALLOCATOR_TABLE; owned
+    float *scores;    // HeadKV, DuoAttention; owned
+    size_t n_scores;
+} allocator;
+
+typedef struct allocator_shape {
+    uint32_t n_layers, n_heads, n_kv_heads; // L, H, G
+} allocator_shape;
+
+// Reads `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global, oracle, and
+// headkv=FILE (window 8), duo=FILE: head scores as .npy [L, H] or [L, G], a .tsv of L rows, or KVCache-Factory's JSON
+// {"layer-head": [scores]}. Errors say what is known. The caller frees with allocator_free, also after a failure.
+kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err);
+// Opens a table, `FILE` or `LABEL=FILE`. Without a label it is named after how it was solved: lukv, then what differs from LU-KV's own way:
+// lukv-layer, lukv-mean_loss, lukv-exact, lukv-no_gap.
+kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err);
+void allocator_free(allocator *a);
+
+// Tokens that stay, and which of them by position alone.
+typedef struct allocation {
+    uint32_t *keep; // [L*G], caller's
+    uint32_t
+        *sink; // [L*G] protected first tokens of each head, caller's; DuoAttention's streaming heads have their own
+    uint32_t *window; // [L*G]
+} allocation;
+
+// The budgets for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] of the metric in use (AdaKV) or the oracle
+// importance (ALLOCATOR_ORACLE). Totals are rint((1 - ratio) L G T) for all but tables (which round per layer, as kvpress does), AdaKV
+// and DuoAttention. Ratio 0 keeps everything.
+kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
+                             const float *scores, uint32_t sink, uint32_t window, allocation *out, kvb_error *err);

@@ -1,0 +1,257 @@
+#include "evaluator/fidelity.h"
+#include "evaluator/attend.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t batch, kvb_error *err)
+{
+    const model_config *c = &s->m->config;
+    size_t n = n_next, heads = (size_t)c->n_layers * c->n_kv_heads, vocabulary = c->vocabulary;
+    size_t queries = n * c->n_heads * c->head_dim;
+    *out = NULL;
+    if (n_next < 2 || n_next > s->plan.max_new || batch == 0 || (uint64_t)batch * n_next > s->plan.max_rows)
+        return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens in batches of %u, expected 2 to %u and %u rows",
+                        n_next, batch, s->plan.max_new, s->plan.max_rows);
+    fidelity *f = calloc(1, sizeof *f);
+    if (!f) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory");
+    *f = (fidelity){.s = s, .n_next = n_next, .batch = batch};
+    f->next = calloc(n, sizeof *f->next);
+    f->log_sum = calloc(n, sizeof *f->log_sum);
+    f->nll = calloc(n, sizeof *f->nll);
+    f->o_norm = calloc(c->n_layers, sizeof *f->o_norm);
+    float **const arrays[] = {&f->importance, &f->logits,      &f->q,      &f->o,         &f->k,
+                              &f->v,          &f->cell_logits, &f->cell_o, &f->projected, &f->p};
+    const size_t sizes[] = {
+        heads * s->plan.max_tokens, n * vocabulary,          c->n_layers * queries,  c->n_layers * queries,
+        heads * n * c->head_dim,    heads * n * c->head_dim, batch * n * vocabulary, queries,
+        2 * n * c->width,           n * vocabulary};
+    bool good = f->next && f->log_sum && f->nll && f->o_norm;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        good = (*arrays[i] = malloc(sizes[i] * sizeof(float) + 1)) && good;
+    if (!good) {
+        fidelity_close(f);
+        return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u rows of %u logits", batch * n_next,
+                        c->vocabulary);
+    }
+    *out = f;
+    return KVB_OK;
+}
+
+void fidelity_close(fidelity *f)
+{
+    if (!f) return;
+    float *const arrays[] = {f->p, f->importance, f->logits,      f->q,      f->o,
+                             f->k, f->v,          f->cell_logits, f->cell_o, f->projected};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
+    free(f->next);
+    free(f->log_sum);
+    free(f->nll);
+    free(f->o_norm);
+    free(f);
+}
+
+// log of the sum of exp(x), in double.
+static double log_sum_exp(const float *x, size_t n)
+{
+    float top = x[0];
+    double sum = 0;
+    for (size_t i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
+    for (size_t i = 0; i < n; i++) sum += exp((double)x[i] - top);
+    return top + log(sum);
+}
+
+static size_t largest(const float *x, size_t n)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < n; i++) best = x[i] > x[best] ? i : best;
+    return best;
+}
+
+// ---- The full cache ----
+
+static kvb_status keep_layer(void *context, const decode_view *view, kvb_error *err)
+{
+    fidelity *f = context;
+    const model_config *c = &f->s->m->config;
+    size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim, tail = (size_t)f->n_next * c->head_dim;
+    (void)err;
+    memcpy(f->q + view->layer * queries, view->q, queries * sizeof(float));
+    memcpy(f->o + view->layer * queries, view->o, queries * sizeof(float));
+    for (uint32_t g = 0; g < c->n_kv_heads; g++) {
+        kv_span span = kv_cache_span(view->cache, view->layer, g);
+        size_t to = (view->layer * c->n_kv_heads + g) * tail, from = (size_t)(span.count - f->n_next) * c->head_dim;
+        memcpy(f->k + to, span.k + from, tail * sizeof(float));
+        memcpy(f->v + to, span.v + from, tail * sizeof(float));
+    }
+    return KVB_OK;
+}
+
+static double sum_of_squares(const float *x, size_t n)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++) sum += (double)x[i] * x[i];
+    return sum;
+}
+
+static void finish_reference(fidelity *f)
+{
+    const model_config *c = &f->s->m->config;
+    size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim;
+#pragma omp parallel for schedule(static)
+    for (uint32_t i = 0; i < f->n_next; i++) {
+        const float *row = f->logits + (size_t)i * c->vocabulary;
+        f->log_sum[i] = log_sum_exp(row, c->vocabulary);
+        for (size_t t = 0; t < c->vocabulary; t++)
+            f->p[(size_t)i * c->vocabulary + t] = (float)exp(row[t] - f->log_sum[i]);
+        if (i + 1 < f->n_next) f->nll[i] = f->log_sum[i] - row[f->next[i + 1]];
+    }
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+        decoder_project(f->s->decode, layer, f->o + layer * queries, f->n_next, f->projected);
+        f->o_norm[layer] = sum_of_squares(f->projected, (size_t)f->n_next * c->width);
+    }
+}
+
+kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const forward_progress *progress,
+                          kvb_error *err)
+{
+    kv_cache *full = NULL;
+    decode_hooks hooks = {.context = f, .layer_done = keep_layer};
+    memcpy(f->next, ids + n_tokens, f->n_next * sizeof *ids);
+    kvb_status status = session_prefill(f->s, ids, n_tokens, NULL, progress, err);
+    if (status == KVB_OK) status = session_reference(f->s, f->next, f->n_next, f->importance, NULL, err);
+    if (status == KVB_OK) status = session_cache(f->s, NULL, f->n_next, &full, err);
+    if (status == KVB_OK)
+        status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->next, &hooks, LOGITS_ALL, f->logits, err);
+    kv_cache_close(full);
+    if (status == KVB_OK) finish_reference(f);
+    return status;
+}
+
+// ---- A compacted cache ----
+
+static kvb_status cell_open(fidelity_cell *c, uint32_t n, uint32_t n_layers, kvb_error *err)
+{
+    *c = (fidelity_cell){.kl = calloc(n, sizeof(double)),
+                         .nll = calloc(n, sizeof(double)),
+                         .agree = calloc(n, 1),
+                         .output_error = calloc(n_layers, sizeof(double))};
+    if (c->kl && c->nll && c->agree && c->output_error) return KVB_OK;
+    return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for the results of %u rows", n);
+}
+
+void fidelity_cell_free(fidelity_cell *c)
+{
+    free(c->kl);
+    free(c->nll);
+    free(c->agree);
+    free(c->output_error);
+    *c = (fidelity_cell){0};
+}
+
+// Share of all importance that is not kept.
+static double evicted_importance(const fidelity *f, const kept_set *kept)
+{
+    size_t T = f->s->n_tokens;
+    double total = 0, stays = 0;
+    for (size_t i = 0; i < kept->n_heads * T; i++) total += f->importance[i];
+    for (size_t h = 0; h < kept->n_heads; h++)
+        for (size_t i = kept->offsets[h]; i < kept->offsets[h + 1]; i++)
+            stays += f->importance[h * T + kept->positions[i]];
+    return total > 0 ? fmax(0, 1 - stays / total) : 0;
+}
+
+// How far the layers' attention outputs are off when the full cache's own queries and continuation meet the compacted context: the damage
+// that each layer does by itself, without what earlier layers hand on.
+static kvb_status measure_outputs(fidelity *f, kv_cache *cache, double *error, kvb_error *err)
+{
+    const model_config *c = &f->s->m->config;
+    size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim, tail = (size_t)f->n_next * c->head_dim,
+           width = (size_t)f->n_next * c->width;
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+        for (uint32_t g = 0; g < c->n_kv_heads; g++)
+            for (uint32_t i = 0; i < f->n_next; i++) {
+                size_t at = (layer * c->n_kv_heads + g) * tail + (size_t)i * c->head_dim;
+                kv_cache_append(cache, layer, g, f->k + at, f->v + at, f->s->n_tokens + i);
+            }
+        kvb_status status =
+            decoder_attend(f->s->decode, cache, layer, f->q + layer * queries, f->n_next, f->cell_o, err);
+        if (status != KVB_OK) return status;
+        for (size_t i = 0; i < queries; i++) f->cell_o[i] -= f->o[layer * queries + i];
+        decoder_project(f->s->decode, layer, f->cell_o, f->n_next, f->projected);
+        error[layer] = sqrt(sum_of_squares(f->projected, width) / (f->o_norm[layer] + 1e-30));
+        kv_cache_drop_last(cache, layer, f->n_next);
+    }
+    return KVB_OK;
+}
+
+static void measure_logits(const fidelity *f, const float *logits, fidelity_cell *out)
+{
+    size_t vocabulary = f->s->m->config.vocabulary;
+#pragma omp parallel for schedule(static)
+    for (uint32_t i = 0; i < f->n_next; i++) {
+        const float *got = logits + i * vocabulary, *full = f->logits + i * vocabulary, *p = f->p + i * vocabulary;
+        double log_sum = log_sum_exp(got, vocabulary), shift = log_sum - f->log_sum[i], kl = 0;
+        for (size_t t = 0; t < vocabulary; t++) kl += p[t] * ((double)full[t] - got[t] + shift);
+        out->kl[i] = kl;
+        out->agree[i] = largest(got, vocabulary) == largest(full, vocabulary);
+        if (i + 1 < f->n_next) out->nll[i] = log_sum - got[f->next[i + 1]];
+    }
+}
+
+static kvb_status measure_cell(fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out, kvb_error *err)
+{
+    const model_config *c = &f->s->m->config;
+    kvb_status status = cell_open(out, f->n_next, c->n_layers, err);
+    if (status == KVB_OK) status = session_cache(f->s, kept, 0, cache, err);
+    if (status != KVB_OK) return status;
+    out->kept = kv_cache_entries(*cache);
+    out->ratio = 1 - (double)out->kept / ((double)c->n_layers * c->n_kv_heads * f->s->n_tokens);
+    out->bytes = kv_cache_bytes(*cache);
+    out->allocated = kv_cache_allocated(*cache);
+    out->loss = evicted_importance(f, kept);
+    for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->nll[i] / (f->n_next - 1);
+    status = kv_cache_compact(*cache, f->n_next, err); // room for the continuation
+    if (status == KVB_OK) status = measure_outputs(f, *cache, out->output_error, err);
+    return status;
+}
+
+kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err)
+{
+    size_t rows = (size_t)n * f->n_next, vocabulary = f->s->m->config.vocabulary;
+    double start = now();
+    memset(out, 0, n * sizeof *out);
+    kv_cache **caches = calloc(n, sizeof *caches);
+    uint32_t *n_rows = calloc(n, sizeof *n_rows);
+    int32_t *ids = calloc(rows, sizeof *ids);
+    kvb_status status =
+        caches && n_rows && ids ? KVB_OK : kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u cells", n);
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+        n_rows[i] = f->n_next;
+        memcpy(ids + (size_t)i * f->n_next, f->next, f->n_next * sizeof *ids);
+        status = measure_cell(f, &kept[i], &caches[i], &out[i], err);
+    }
+    if (status == KVB_OK)
+        status = decoder_run(f->s->decode, caches, n, n_rows, ids, NULL, LOGITS_ALL, f->cell_logits, err);
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+        measure_logits(f, f->cell_logits + (size_t)i * f->n_next * vocabulary, &out[i]);
+        out[i].seconds = (now() - start) / n;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        if (caches) kv_cache_close(caches[i]);
+        if (status != KVB_OK) fidelity_cell_free(&out[i]);
+    }
+    free(caches);
+    free(n_rows);
+    free(ids);
+    return status;
+}

@@ -1,0 +1,55 @@
+// What evicting does to a model's predictions of a text that goes on: the same continuation is teacher-forced over the full cache and
+// over each compacted one, in one batch.
+//
+// Question-agnostic, as kvpress evaluates: the context is prefilled with full attention and compressed without knowing what follows.
+#pragma once
+#include "evaluator/session.h"
+
+// One text: its context, prefilled, and what the full cache says about its continuation.
+typedef struct fidelity {
+    session *s;        // borrowed
+    uint32_t n_next;   // n, teacher-forced rows
+    uint32_t batch;    // cells that are decoded together
+    int32_t *next;     // [n]
+    float *importance; // I [L, G, T] over the continuation: the oracle in hindsight
+    // Of the full cache:
+    float *logits;   // [n, vocabulary]
+    float *p;        // [n, vocabulary] probabilities
+    double *log_sum; // [n] log of the sum of exp(logits)
+    float *q, *o;    // [L, n, H*d] queries, and attention outputs before W_O
+    float *k, *v;    // [L, G, n, d] what the continuation added to the cache
+    double *o_norm;  // [L] sum over rows of ||o W_O||^2
+    double *nll;     // [n - 1] of the true next token
+    // Scratch:
+    float *cell_logits; // [batch, n, vocabulary]
+    float *cell_o;      // [n, H*d]
+    float *projected;   // [2, n, D]
+} fidelity;
+
+// What one set of kept positions costs. Arrays belong to the struct (fidelity_cell_free).
+typedef struct fidelity_cell {
+    uint64_t kept;        // entries over all heads
+    double ratio;         // 1 - kept / (L G T): what is really pruned
+    uint64_t bytes;       // keys and values that are left, before the continuation
+    uint64_t allocated;   // what the allocator holds for them, positions and offsets included
+    double loss;          // share of the oracle importance over this continuation that was evicted
+    double *kl;           // [n] KL(full || evicted) in nats of each next-token distribution
+    double *nll;          // [n - 1] -log p(true next token)
+    unsigned char *agree; // [n] the likeliest token is the same
+    double *output_error; // [L] ||(o' - o) W_O|| / ||o W_O||, root of sums over rows, for the full cache's own queries
+    double full_nll;      // mean nll of the full cache
+    double seconds;       // this cell's share of the time
+} fidelity_cell;
+
+// For contexts of at most the session's max_tokens and exactly n_next >= 2 rows; batch * n_next <= the session's max_rows. The session must
+// have been opened with oracle = true and max_new >= n_next. On failure *out is NULL.
+kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t batch, kvb_error *err);
+void fidelity_close(fidelity *f);
+
+// Prefills ids[0 .. n_tokens-1], scores them, and runs ids[n_tokens .. n_tokens + n_next - 1] over the full cache.
+kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const forward_progress *progress,
+                          kvb_error *err);
+
+// Evicts, compacts and decodes n <= batch sets of kept positions. On failure nothing has to be freed.
+kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err);
+void fidelity_cell_free(fidelity_cell *c); // a zero struct is allowed

@@ -1,0 +1,170 @@
+#include "evaluator/head_scores.h"
+#include "formats/file_read.h"
+#include "formats/npy.h"
+#include "runtime/fail.h"
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_HEADS = 1 << 20 }; // of a model, L * H
+
+// What was read: one number per layer and head, before groups are averaged or repeated.
+typedef struct score_grid {
+    float *values; // [n_layers, columns]
+    uint32_t columns;
+} score_grid;
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+static kvb_status parse_npy(score_grid *g, const void *data, size_t size, const char *path, uint32_t n_layers,
+                            kvb_error *err)
+{
+    npy_array a;
+    kvb_status status = npy_parse(&a, data, size, path, err);
+    if (status != KVB_OK) return status;
+    if (a.n_dims != 2 || a.shape[0] != n_layers || a.shape[1] > MAX_HEADS || a.count > MAX_HEADS)
+        return kvb_fail(err, KVB_MISMATCH, "%s: expected head scores [%u layers, heads], found %u dimensions", path,
+                        n_layers, a.n_dims);
+    g->columns = (uint32_t)a.shape[1];
+    g->values = malloc(a.count * sizeof *g->values + 1);
+    if (!g->values) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu scores", path, a.count);
+    return npy_to_f32(&a, g->values, path, err);
+}
+
+// Numbers in lines; every line as many.
+static kvb_status parse_tsv(score_grid *g, const char *text, const char *path, uint32_t n_layers, uint32_t most,
+                            kvb_error *err)
+{
+    g->values = calloc((size_t)n_layers * most + 1, sizeof *g->values);
+    if (!g->values) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %u x %u scores", path, n_layers, most);
+    uint32_t layer = 0;
+    for (const char *line = text; *line; layer++) {
+        uint32_t n = 0;
+        const char *end = line + strcspn(line, "\n");
+        while (line < end) {
+            char *after;
+            double value = strtod(line, &after);
+            if (after == line || after > end || n == most || layer == n_layers)
+                return kvb_fail(err, KVB_FORMAT, "%s: line %u: expected %u lines of at most %u numbers, found '%.*s'",
+                                path, layer + 1, n_layers, most, (int)(end - line < 24 ? end - line : 24), line);
+            if (layer == 0) g->columns = n + 1;
+            if (n < g->columns) g->values[(size_t)layer * g->columns + n] = (float)value;
+            n++;
+            line = after + strspn(after, " \t\r");
+        }
+        if (n != g->columns || n == 0)
+            return kvb_fail(err, KVB_FORMAT, "%s: line %u has %u numbers, expected %u", path, layer + 1, n, g->columns);
+        line = *end ? end + 1 : end;
+    }
+    if (layer != n_layers)
+        return kvb_fail(err, KVB_MISMATCH, "%s: %u lines, expected one for each of %u layers", path, layer, n_layers);
+    return KVB_OK;
+}
+
+// A number, or the mean of a list of numbers; NaN for anything else.
+static double score_of(const cJSON *item)
+{
+    double sum = 0;
+    int n = 0;
+    if (cJSON_IsNumber(item)) return item->valuedouble;
+    const cJSON *each;
+    cJSON_ArrayForEach(each, item)
+    {
+        if (!cJSON_IsNumber(each)) return NAN;
+        sum += each->valuedouble;
+        n++;
+    }
+    return cJSON_IsArray(item) && n ? sum / n : NAN;
+}
+
+static kvb_status parse_json(score_grid *g, const char *text, size_t size, const char *path, uint32_t n_layers,
+                             uint32_t most, kvb_error *err)
+{
+    cJSON *root = cJSON_ParseWithLength(text, size);
+    int n = cJSON_IsObject(root) ? cJSON_GetArraySize(root) : 0;
+    kvb_status status = KVB_OK;
+    if (n <= 0 || (uint32_t)n % n_layers != 0 || (uint32_t)n / n_layers > most)
+        status = kvb_fail(err, KVB_FORMAT,
+                          "%s: expected a JSON object {\"layer-head\": scores} with an entry for each head of %u "
+                          "layers, found %d entries",
+                          path, n_layers, n);
+    g->columns = status == KVB_OK ? (uint32_t)n / n_layers : 0;
+    g->values = status == KVB_OK ? malloc((size_t)n * sizeof *g->values) : NULL;
+    if (status == KVB_OK && !g->values) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %d scores", path, n);
+    for (int i = 0; status == KVB_OK && i < n; i++) {
+        char key[32];
+        snprintf(key, sizeof key, "%u-%u", (uint32_t)i / g->columns, (uint32_t)i % g->columns);
+        const cJSON *item = cJSON_GetObjectItemCaseSensitive(root, key);
+        g->values[i] = (float)score_of(item);
+        if (!item || isnan(g->values[i]))
+            status = kvb_fail(err, KVB_FORMAT, "%s: %s: expected a number or a list of numbers, found %s", path, key,
+                              item ? "something else" : "nothing");
+    }
+    cJSON_Delete(root);
+    return status;
+}
+
+// Groups of query heads are averaged, or KV heads repeated, to what is wanted.
+static kvb_status fit_groups(const score_grid *g, const char *path, uint32_t n_layers, uint32_t n_heads,
+                             uint32_t n_kv_heads, bool query_heads, float *out, kvb_error *err)
+{
+    uint32_t group = n_heads / n_kv_heads, wanted = query_heads ? n_heads : n_kv_heads;
+    if (g->columns != n_heads && g->columns != n_kv_heads)
+        return kvb_fail(err, KVB_MISMATCH, "%s: %u heads in a layer, expected %u query or %u KV heads", path,
+                        g->columns, n_heads, n_kv_heads);
+    for (size_t i = 0; i < (size_t)n_layers * g->columns; i++)
+        if (!isfinite(g->values[i]) || g->values[i] < 0)
+            return kvb_fail(err, KVB_NUMERIC, "%s: layer %zu, head %zu: expected a score of 0 or more, found %g", path,
+                            i / g->columns, i % g->columns, (double)g->values[i]);
+    for (uint32_t l = 0; l < n_layers; l++)
+        for (uint32_t h = 0; h < wanted; h++) {
+            const float *row = g->values + (size_t)l * g->columns;
+            double sum = 0;
+            uint32_t first = g->columns == wanted ? h : query_heads ? h / group : h * group;
+            uint32_t n = g->columns > wanted ? group : 1;
+            for (uint32_t i = 0; i < n; i++) sum += row[first + i];
+            out[(size_t)l * wanted + h] = (float)(sum / n);
+        }
+    return KVB_OK;
+}
+
+kvb_status head_scores_parse(const void *data, size_t size, const char *path, uint32_t n_layers, uint32_t n_heads,
+                             uint32_t n_kv_heads, bool query_heads, float *out, kvb_error *err)
+{
+    score_grid g = {0};
+    kvb_status status;
+    if (ends_with(path, ".npy")) {
+        status = parse_npy(&g, data, size, path, n_layers, err);
+    } else if (ends_with(path, ".tsv")) {
+        char *text = malloc(size + 1); // strtod needs an end
+        if (!text) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu bytes", path, size);
+        memcpy(text, data, size);
+        text[size] = '\0';
+        status = parse_tsv(&g, text, path, n_layers, n_heads, err);
+        free(text);
+    } else if (ends_with(path, ".json")) {
+        status = parse_json(&g, data, size, path, n_layers, n_heads, err);
+    } else {
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: head scores are read from .npy, .tsv or .json", path);
+    }
+    if (status == KVB_OK) status = fit_groups(&g, path, n_layers, n_heads, n_kv_heads, query_heads, out, err);
+    free(g.values);
+    return status;
+}
+
+kvb_status head_scores_read(const char *path, uint32_t n_layers, uint32_t n_heads, uint32_t n_kv_heads,
+                            bool query_heads, float *out, kvb_error *err)
+{
+    file_view view;
+    kvb_status status = file_map(&view, path, err);
+    if (status != KVB_OK) return status;
+    status = head_scores_parse(view.data, view.size, path, n_layers, n_heads, n_kv_heads, query_heads, out, err);
+    file_unmap(&view);
+    return status;
+}

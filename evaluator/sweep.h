@@ -1,0 +1,68 @@
+// Texts x metrics x allocators x ratios: every text is prefilled once for all of them, and what is measured is kept in a log, so that a
+// sweep that was stopped goes on.
+#pragma once
+#include "evaluator/allocator.h"
+#include "evaluator/fidelity.h"
+
+typedef struct sweep_text {
+    char name[128];
+    int32_t *ids; // context and continuation
+    uint32_t n_ids;
+    char sha256[65]; // of the ids
+} sweep_text;
+
+typedef struct sweep_metric {
+    metric m;
+    uint32_t sink, window; // protected for every allocator
+} sweep_metric;
+
+// An allocator in use with one metric. Tables belong to theirs; all others serve each metric.
+typedef struct sweep_column {
+    uint32_t metric;
+    const allocator *how;
+} sweep_column;
+
+typedef struct sweep_cell {
+    uint32_t text, column;
+    double ratio;
+    bool protect;       // sinks and window stay in any case
+    bool done, resumed; // measured; taken from the log
+    char key[65];       // SHA-256 of all that the result depends on
+    fidelity_cell result;
+} sweep_cell;
+
+typedef struct sweep_options {
+    uint32_t n_tokens, n_next; // context and continuation, tokens
+    uint32_t batch;            // cells decoded together
+    const char *log;           // results so far, one JSON object per line; NULL: none
+    const char *kept;          // JSON lines with the kept positions of every cell; NULL: none
+} sweep_options;
+
+typedef struct sweep {
+    const model *m;
+    sweep_options o;
+    const sweep_text *texts;
+    uint32_t n_texts;
+    const sweep_metric *metrics;
+    uint32_t n_metrics;
+    const sweep_column *columns;
+    uint32_t n_columns;
+    sweep_cell *cells; // text-major: [texts, columns, ratios, protect]; owned
+    size_t n_cells;
+    double prefill_seconds, score_seconds, cell_seconds; // of this run
+    size_t n_measured;                                   // cells of this run
+} sweep;
+
+// Lists the cells and takes from the log what it has. `both` adds every cell without protection. Everything given lives as long as the
+// sweep. Errors: KVB_ARGUMENT a text that is too short (named, with its length), KVB_FORMAT a log that is none.
+kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both, kvb_error *err);
+void sweep_close(sweep *s);
+
+// Told what happened; returns false to stop (KVB_INTERRUPTED). Units are cells; a prefill counts as the cells behind it.
+typedef struct sweep_watch {
+    bool (*progress)(void *context, double done, double total);
+    void *context;
+} sweep_watch;
+
+// Measures what is missing. Every finished batch of cells is in the log before the next begins.
+kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err);

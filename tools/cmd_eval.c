@@ -1,0 +1,186 @@
+// kvbudget eval: evicts for real, and says what it costs.
+#include "runtime/fail.h"
+#include "tools/eval_job.h"
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool show_progress(void *context, double done, double total)
+{
+    eval_command *e = context;
+    progress_update(&e->bar, done, total, "runs");
+    return !cli_stop_requested;
+}
+
+static int check_options(const eval_command *e)
+{
+    if (e->n_tokens < 1 || e->n_tokens > 1 << 24 || e->n_next < 2 || e->n_next > 65536)
+        return cli_usage_error(e->self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
+    if (e->batch > 64 || e->threads > 4096)
+        return cli_usage_error(e->self, "--batch: expected at most 64; --threads: at most 4096");
+    if ((e->sink != UINT64_MAX && e->sink > UINT32_MAX) || (e->window != UINT64_MAX && e->window > UINT32_MAX))
+        return cli_usage_error(e->self, "--sink or --window is out of range");
+    if (strcmp(e->bos, "auto") != 0 && strcmp(e->bos, "yes") != 0 && strcmp(e->bos, "no") != 0)
+        return cli_usage_error(e->self, "--bos: expected auto, yes or no, found '%s'", e->bos);
+    if (!backend_find(e->backend_name)) return cli_usage_error(e->self, "--backend: there is no '%s'", e->backend_name);
+    return EXIT_DONE;
+}
+
+static void print_rate(const eval_command *e)
+{
+    const sweep *s = &e->s;
+    size_t n_resumed = s->n_cells - s->n_measured;
+    double seconds = s->prefill_seconds + s->cell_seconds;
+    if (!s->n_measured || e->quiet) return;
+    fprintf(stderr,
+            "%zu runs in %.1f s (%.2f a second, %.3f s each behind the prefill); prefill, scores and full cache %.1f s "
+            "for all of them, scorers %.1f s of it",
+            s->n_measured, seconds, (double)s->n_measured / seconds, s->cell_seconds / (double)s->n_measured,
+            s->prefill_seconds, s->score_seconds);
+    if (n_resumed) fprintf(stderr, "; %zu more from %s", n_resumed, s->o.log);
+    fprintf(stderr, "\n");
+}
+
+static kvb_status report(eval_command *e, kvb_error *err)
+{
+    sweep_summary *rows = NULL;
+    size_t n = 0;
+    kvb_status status = sweep_summarize(&e->s, e->seed, &rows, &n, err);
+    if (status == KVB_OK && e->json) {
+        cJSON *json = eval_results_json(e, rows, n);
+        char *text = json ? cJSON_Print(json) : NULL;
+        if (text) puts(text);
+        else status = kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+        cJSON_free(text);
+        cJSON_Delete(json);
+    } else if (status == KVB_OK) {
+        eval_print_table(e, rows, n);
+    }
+    if (status == KVB_OK && e->output) status = eval_write_results(e, rows, n, err);
+    if (status == KVB_OK && e->output && !e->quiet)
+        fprintf(stderr, "%s.json, .csv and .svg are written; %s.cells lets the same command go on\n", e->output,
+                e->output);
+    free(rows);
+    return status;
+}
+
+static kvb_status run_sweep(eval_command *e, kvb_error *err)
+{
+    size_t room = e->output ? strlen(e->output) + 8 : 1;
+    e->log_path = malloc(room);
+    if (!e->log_path) return kvb_fail(err, KVB_MEMORY, "no memory");
+    if (e->output) snprintf(e->log_path, room, "%s.cells", e->output);
+    sweep_options o = {(uint32_t)e->n_tokens, (uint32_t)e->n_next, e->batch ? (uint32_t)e->batch : 4,
+                       e->output && !e->kept ? e->log_path : NULL, e->kept};
+    e->s = (sweep){.m = e->m,
+                   .o = o,
+                   .texts = e->texts,
+                   .n_texts = (uint32_t)e->n_texts,
+                   .metrics = e->metrics,
+                   .n_metrics = (uint32_t)e->n_metrics,
+                   .columns = e->columns,
+                   .n_columns = (uint32_t)e->n_columns};
+    kvb_status status = sweep_open(&e->s, e->ratios, e->n_ratios, e->no_protect, err);
+    if (status != KVB_OK) return status;
+    sweep_watch watch = {show_progress, e};
+    progress_begin(&e->bar, "eval", e->quiet);
+    status = sweep_run(&e->s, &watch, err);
+    if (status == KVB_OK)
+        progress_end(&e->bar, "%zu runs: %zu texts, %zu allocators with their metrics, %zu ratios", e->s.n_cells,
+                     e->n_texts, e->n_columns, e->n_ratios);
+    else progress_end(&e->bar, "%s", status == KVB_INTERRUPTED ? "stopped" : "failed");
+    if (status == KVB_OK) print_rate(e);
+    return status == KVB_OK ? report(e, err) : status;
+}
+
+static int run_eval(const cli_command *self, int argc, char **argv)
+{
+    eval_command e = {.self = self,
+                      .backend_name = "cpu",
+                      .bos = "auto",
+                      .n_tokens = 2048,
+                      .n_next = 64,
+                      .seed = 1,
+                      .sink = UINT64_MAX,
+                      .window = UINT64_MAX};
+    const cli_option options[] = {
+        {"output", 'o', CLI_TEXT, &e.output, "NAME",
+         "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
+         "where it was stopped"},
+        {"ratio", 'r', CLI_LIST, &e.ratio_names, "R,...", "pruned shares of the cache (0.5,0.8,0.9,0.95)"},
+        {"metric", 'm', CLI_LIST, &e.metric_names, "M",
+         "eviction metric, repeatable; default: those of the tables, or without tables\nsnapkv:kvpress, keydiff and "
+         "ea:kvpress"},
+        {"allocator", 'a', CLI_LIST, &e.allocator_names, "A",
+         "to compare with, repeatable: uniform, pyramid, ada (these three by default),\nada-original, ada-global, "
+         "headkv=FILE, duo=FILE, oracle; with :parameter=value\nbehind it; none: the tables only"},
+        {"tokens", 't', CLI_COUNT, &e.n_tokens, "N", "context: the first N tokens of every text (2048)"},
+        {"next", 'n', CLI_COUNT, &e.n_next, "N", "tokens that follow, teacher-forced (64)"},
+        {"no-protect", 0, CLI_FLAG, &e.no_protect, NULL,
+         "run everything a second time without the sinks and the window that otherwise\nstay with every allocator"},
+        {"sink", 0, CLI_COUNT, &e.sink, "N", "first tokens that stay (default: as the table or the metric says)"},
+        {"window", 0, CLI_COUNT, &e.window, "N", "last tokens that stay (default: as the table or the metric says)"},
+        {"dump-kept", 0, CLI_TEXT, &e.kept, "FILE", "write the kept positions of every run, as JSON lines"},
+        {"speed", 0, CLI_FLAG, &e.speed, NULL,
+         "measure memory and decode speed at the first --ratio (0.8) instead: one metric,\n--next single steps, "
+         "--batch sequences at a time"},
+        {"bos", 0, CLI_TEXT, &e.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
+        {"pre", 0, CLI_TEXT, &e.pre, "NAME", "split words as this pre-tokenizer does, not as the file says"},
+        {"backend", 'b', CLI_TEXT, &e.backend_name, "NAME", "cpu or ref; attention over cut caches runs on the host"},
+        {"batch", 0, CLI_COUNT, &e.batch, "N", "runs that are decoded together (4)"},
+        {"threads", 0, CLI_COUNT, &e.threads, "N", "OpenMP threads (default: all cores)"},
+        {"seed", 's', CLI_COUNT, &e.seed, "N", "of the bootstrap (1)"},
+        {"json", 0, CLI_FLAG, &e.json, NULL, "print the results as JSON instead of the table"},
+        {"quiet", 0, CLI_FLAG, &e.quiet, NULL, "no progress, no file names"},
+        {0},
+    };
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    if (code == EXIT_DONE && argc - first < 2)
+        code = cli_usage_error(self, "a model and at least one text are needed: kvbudget %s", self->synopsis);
+    if (code == EXIT_DONE) code = check_options(&e);
+    if (code == EXIT_DONE && e.threads) omp_set_num_threads((int)e.threads);
+    if (code == EXIT_DONE) code = eval_open_inputs(&e, argv + first, (size_t)(argc - first));
+    if (code == EXIT_DONE) {
+        kvb_error err = {0};
+        cli_catch_signals();
+        if ((e.speed ? eval_measure_speed(&e, &err) : run_sweep(&e, &err)) != KVB_OK) code = cli_failed(self, &err);
+    }
+    sweep_close(&e.s);
+    eval_free_inputs(&e);
+    free(e.log_path);
+    cli_list_free(&e.metric_names);
+    cli_list_free(&e.allocator_names);
+    cli_list_free(&e.ratio_names);
+    return code < 0 ? EXIT_DONE : code;
+}
+
+const cli_command cmd_eval = {
+    "eval",
+    "eval MODEL.gguf [[NAME=]TABLE.safetensors]... TEXT... [-o NAME] [OPTION]...",
+    "evict for real and decode on: how far each way to split the cache moves the model",
+    "Every text is prefilled once with full attention. Then, for every metric, allocator and ratio, the tokens\n"
+    "that the allocator grants each KV head are picked by the metric, all others are thrown away, the cache is\n"
+    "compacted, and the tokens that follow in the text are teacher-forced over what is left. The compression\n"
+    "does not know what follows, as in kvpress.\n"
+    "\n"
+    "It prints, over all texts and positions:\n"
+    "  KL          divergence of the next-token distributions from those of the full cache, nats\n"
+    "  to uniform  that KL divided by the uniform allocator's, position by position\n"
+    "  top-1       share of positions where the likeliest token is still the same\n"
+    "  NLL         of the text's true next token\n"
+    "  lost        share of the oracle importance (of these very tokens) that was evicted\n"
+    "  out         how far the layers' attention outputs are off for the full cache's queries\n"
+    "  MiB         what the compacted cache takes, as the allocator counts it\n"
+    "Intervals are bootstrapped over texts and positions; with few texts they are too narrow for other texts.\n"
+    "\n"
+    "A table serves the metric that it was solved for, and is refused for another model. All allocators of a\n"
+    "metric keep the same sinks and window. Texts: any text file, .jsonl with contexts, or .npy with token ids;\n"
+    "use texts that no table was calibrated on.\n"
+    "\n"
+    "Examples:\n"
+    "  kvbudget eval model.gguf snapkv.safetensors keydiff.safetensors paper.txt manual.txt -o worth\n"
+    "  kvbudget eval model.gguf lukv=greedy.safetensors exact.safetensors book.txt --ratio 0.8,0.9 --no-protect\n"
+    "  kvbudget eval model.gguf snapkv.safetensors long.txt --speed --tokens 8000 --next 32\n",
+    run_eval,
+};

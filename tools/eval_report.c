@@ -1,0 +1,284 @@
+// kvbudget eval: results as a table, JSON, CSV and curves.
+#include "formats/atomic_file.h"
+#include "formats/json_file.h"
+#include "runtime/fail.h"
+#include "tools/eval_job.h"
+#include "tools/svg.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- Terminal ----
+
+static const char *number(char out[16], double value)
+{
+    if (isnan(value)) snprintf(out, 16, "-");
+    else snprintf(out, 16, "%.2f", value);
+    return out;
+}
+
+static void print_row(const eval_command *e, const sweep_summary *r)
+{
+    char uniform[16], low[16], high[16];
+    printf("  %4.0f %%  %-18s %7.4f  %7.4f..%-7.4f  %6s  %6s..%-6s  %5.1f  %6.3f  %6.2f  %6.2f  %7.2f  %6.2f\n",
+           100 * r->ratio, e->columns[r->column].how->label, r->kl.value, r->kl.low, r->kl.high,
+           number(uniform, r->to_uniform.value), number(low, r->to_uniform.low), number(high, r->to_uniform.high),
+           100 * r->agree.value, r->nll.value, 100 * r->loss, 100 * r->output_error, r->allocated / 0x1p20,
+           100 * r->effective);
+}
+
+void eval_print_table(const eval_command *e, const sweep_summary *rows, size_t n)
+{
+    for (size_t m = 0; m < e->n_metrics; m++)
+        for (int bare = 0; bare < 2; bare++) {
+            bool any = false;
+            for (size_t k = 0; k < e->n_ratios; k++)
+                for (size_t i = 0; i < n; i++) {
+                    const sweep_summary *r = &rows[i];
+                    if (e->columns[r->column].metric != m || r->protect == bare || r->ratio != e->ratios[k]) continue;
+                    if (!any)
+                        printf(
+                            "%s, %s%u sinks and %u last tokens %s; full cache: NLL %.3f\n"
+                            "  pruned  allocator               KL  95 %% interval     to uniform  95 %%      top-1 %%  "
+                            "   NLL  lost %%   out %%      MiB  really %%\n",
+                            e->metrics[m].m.spec, bare ? "without " : "", e->metrics[m].sink, e->metrics[m].window,
+                            bare ? "protected" : "stay", r->full_nll);
+                    any = true;
+                    print_row(e, r);
+                }
+            if (any) printf("\n");
+        }
+}
+
+// ---- JSON ----
+
+static bool add_interval(cJSON *to, const char *name, interval x)
+{
+    cJSON *o = cJSON_AddObjectToObject(to, name);
+    if (isnan(x.value)) return o && cJSON_AddNullToObject(o, "value");
+    if (!o || !cJSON_AddNumberToObject(o, "value", x.value)) return false;
+    return isnan(x.low) || (cJSON_AddNumberToObject(o, "low", x.low) && cJSON_AddNumberToObject(o, "high", x.high));
+}
+
+// Per text: mean KL, agreement and NLL; per layer: the output error, as a mean over the texts.
+static bool add_details(const eval_command *e, cJSON *to, size_t cell)
+{
+    const sweep *s = &e->s;
+    size_t per_text = s->n_cells / s->n_texts;
+    cJSON *texts = cJSON_AddArrayToObject(to, "texts"), *layers = cJSON_AddArrayToObject(to, "layer_output_error");
+    bool good = texts && layers;
+    for (uint32_t t = 0; good && t < s->n_texts; t++) {
+        const fidelity_cell *c = &s->cells[cell + t * per_text].result;
+        double kl = 0, nll = 0, agree = 0;
+        for (uint32_t i = 0; i < s->o.n_next; i++) {
+            kl += c->kl[i] / s->o.n_next;
+            agree += (double)c->agree[i] / s->o.n_next;
+            nll += i + 1 < s->o.n_next ? c->nll[i] / (s->o.n_next - 1) : 0;
+        }
+        cJSON *o = cJSON_CreateObject();
+        good = o && cJSON_AddItemToArray(texts, o) && cJSON_AddStringToObject(o, "text", s->texts[t].name) &&
+               cJSON_AddNumberToObject(o, "kl", kl) && cJSON_AddNumberToObject(o, "top1", agree) &&
+               cJSON_AddNumberToObject(o, "nll", nll) && cJSON_AddNumberToObject(o, "full_nll", c->full_nll) &&
+               cJSON_AddNumberToObject(o, "loss", c->loss) && cJSON_AddNumberToObject(o, "kept", (double)c->kept);
+    }
+    for (uint32_t l = 0; good && l < s->m->config.n_layers; l++) {
+        double sum = 0;
+        for (uint32_t t = 0; t < s->n_texts; t++)
+            sum += s->cells[cell + t * per_text].result.output_error[l] / s->n_texts;
+        cJSON *item = cJSON_CreateNumber(sum);
+        good = item && cJSON_AddItemToArray(layers, item);
+    }
+    return good;
+}
+
+static bool add_row(const eval_command *e, cJSON *list, const sweep_summary *r, size_t cell)
+{
+    const sweep_column *column = &e->columns[r->column];
+    const sweep_metric *m = &e->metrics[column->metric];
+    cJSON *o = cJSON_CreateObject();
+    return o && cJSON_AddItemToArray(list, o) && cJSON_AddStringToObject(o, "metric", m->m.spec) &&
+           cJSON_AddStringToObject(o, "allocator", column->how->label) &&
+           cJSON_AddNumberToObject(o, "ratio", r->ratio) &&
+           cJSON_AddNumberToObject(o, "sink", r->protect ? m->sink : 0) &&
+           cJSON_AddNumberToObject(o, "window", r->protect ? m->window : 0) &&
+           cJSON_AddNumberToObject(o, "effective_ratio", r->effective) && add_interval(o, "kl", r->kl) &&
+           add_interval(o, "kl_over_texts", r->kl_texts) && add_interval(o, "kl_to_uniform", r->to_uniform) &&
+           add_interval(o, "top1", r->agree) && add_interval(o, "nll", r->nll) &&
+           cJSON_AddNumberToObject(o, "full_nll", r->full_nll) && cJSON_AddNumberToObject(o, "loss", r->loss) &&
+           cJSON_AddNumberToObject(o, "output_error", r->output_error) &&
+           cJSON_AddNumberToObject(o, "cache_bytes", r->bytes) &&
+           cJSON_AddNumberToObject(o, "cache_allocated", r->allocated) &&
+           cJSON_AddNumberToObject(o, "seconds", r->seconds) && add_details(e, o, cell);
+}
+
+static bool add_inputs(const eval_command *e, cJSON *root)
+{
+    cJSON *about = cJSON_AddObjectToObject(root, "model"), *texts = cJSON_AddArrayToObject(root, "texts"),
+          *allocators = cJSON_AddArrayToObject(root, "allocators");
+    bool good = about && texts && allocators && cJSON_AddStringToObject(about, "name", e->m->config.name) &&
+                cJSON_AddStringToObject(about, "sha256", e->m->sha256);
+    for (size_t i = 0; good && i < e->n_texts; i++) {
+        cJSON *o = cJSON_CreateObject();
+        good = o && cJSON_AddItemToArray(texts, o) && cJSON_AddStringToObject(o, "name", e->texts[i].name) &&
+               cJSON_AddStringToObject(o, "ids_sha256", e->texts[i].sha256);
+    }
+    for (size_t i = 0; good && i < e->n_allocators; i++) {
+        cJSON *o = cJSON_CreateObject();
+        good = o && cJSON_AddItemToArray(allocators, o) &&
+               cJSON_AddStringToObject(o, "label", e->allocators[i].label) &&
+               cJSON_AddStringToObject(o, "identity", e->allocators[i].identity);
+    }
+    return good;
+}
+
+cJSON *eval_results_json(const eval_command *e, const sweep_summary *rows, size_t n)
+{
+    cJSON *root = cJSON_CreateObject(), *list;
+    bool good = root && cJSON_AddStringToObject(root, "format", "kvbudget-eval") &&
+                cJSON_AddNumberToObject(root, "format_version", 1) &&
+                cJSON_AddStringToObject(root, "tool_version", kvb_version()) &&
+                cJSON_AddNumberToObject(root, "budgets_version", kvb_budgets_version()) &&
+                cJSON_AddStringToObject(root, "backend", e->backend_name) &&
+                cJSON_AddNumberToObject(root, "n_tokens", (double)e->n_tokens) &&
+                cJSON_AddNumberToObject(root, "n_next", (double)e->n_next) &&
+                cJSON_AddNumberToObject(root, "seed", (double)e->seed) &&
+                cJSON_AddNumberToObject(root, "resamples", SUMMARY_RESAMPLES) && add_inputs(e, root) &&
+                (list = cJSON_AddArrayToObject(root, "results"));
+    for (size_t i = 0; good && i < n; i++) good = add_row(e, list, &rows[i], i);
+    if (good) return root;
+    cJSON_Delete(root);
+    return NULL;
+}
+
+// ---- CSV ----
+
+static void put_value(FILE *out, double value)
+{
+    if (isnan(value)) fprintf(out, ",");
+    else fprintf(out, ",%.9g", value);
+}
+
+static kvb_status write_csv(const eval_command *e, const sweep_summary *rows, size_t n, const char *path,
+                            kvb_error *err)
+{
+    atomic_file file;
+    kvb_status status = atomic_file_begin(&file, path, err);
+    if (status != KVB_OK) return status;
+    fprintf(file.stream, "metric,allocator,ratio,sink,window,effective_ratio,kl,kl_low,kl_high,kl_texts_low,"
+                         "kl_texts_high,to_uniform,to_uniform_low,to_uniform_high,top1,top1_low,top1_high,nll,nll_low,"
+                         "nll_high,full_nll,loss,output_error,cache_bytes,cache_allocated,seconds\n");
+    for (size_t i = 0; i < n; i++) {
+        const sweep_summary *r = &rows[i];
+        const sweep_column *column = &e->columns[r->column];
+        const sweep_metric *m = &e->metrics[column->metric];
+        fprintf(file.stream, "%s,%s,%.9g,%u,%u", m->m.spec, column->how->label, r->ratio, r->protect ? m->sink : 0,
+                r->protect ? m->window : 0);
+        const double values[] = {r->effective,
+                                 r->kl.value,
+                                 r->kl.low,
+                                 r->kl.high,
+                                 r->kl_texts.low,
+                                 r->kl_texts.high,
+                                 r->to_uniform.value,
+                                 r->to_uniform.low,
+                                 r->to_uniform.high,
+                                 r->agree.value,
+                                 r->agree.low,
+                                 r->agree.high,
+                                 r->nll.value,
+                                 r->nll.low,
+                                 r->nll.high,
+                                 r->full_nll,
+                                 r->loss,
+                                 r->output_error,
+                                 r->bytes,
+                                 r->allocated,
+                                 r->seconds};
+        for (size_t v = 0; v < sizeof values / sizeof *values; v++) put_value(file.stream, values[v]);
+        fprintf(file.stream, "\n");
+    }
+    return atomic_file_commit(&file, err);
+}
+
+// ---- Curves ----
+
+enum { CHART_WIDTH = 560, CHART_HEIGHT = 300, CHART_TOP = 84 };
+
+// One metric's curves: of every allocator over the ratios, its KL or its agreement.
+static void put_chart(FILE *out, const eval_command *e, const sweep_summary *rows, size_t n, size_t which, bool kl,
+                      int left, int top)
+{
+    double y[3][SVG_SERIES_MAX][64];
+    svg_series series[SVG_SERIES_MAX];
+    size_t used = 0, points = e->n_ratios < 64 ? e->n_ratios : 64;
+    for (size_t c = 0; c < e->n_columns && used < SVG_SERIES_MAX; c++) {
+        if (e->columns[c].metric != which) continue;
+        for (size_t k = 0; k < points; k++) y[0][used][k] = y[1][used][k] = y[2][used][k] = NAN;
+        for (size_t i = 0; i < n; i++)
+            for (size_t k = 0; k < points; k++) {
+                const sweep_summary *r = &rows[i];
+                if (r->column != c || !r->protect || r->ratio != e->ratios[k]) continue;
+                interval x = kl ? r->kl : r->agree;
+                y[0][used][k] = x.value;
+                y[1][used][k] = x.low;
+                y[2][used][k] = x.high;
+            }
+        series[used] =
+            (svg_series){.name = e->columns[c].how->label, .y = y[0][used], .low = y[1][used], .high = y[2][used]};
+        used++;
+    }
+    char title[160];
+    snprintf(title, sizeof title, "%.100s: %s", e->metrics[which].m.spec,
+             kl ? "KL to the full cache, nats per token" : "likeliest token as with the full cache");
+    svg_chart chart = {.title = title,
+                       .x_label = "pruned",
+                       .x = e->ratios,
+                       .n = points,
+                       .n_series = used,
+                       .series = series,
+                       .logarithmic = kl,
+                       .y_unit = kl ? SVG_NUMBERS : SVG_SHARES,
+                       .marks = true};
+    svg_chart_put(out, &chart, left, top, CHART_WIDTH, CHART_HEIGHT);
+}
+
+static kvb_status write_curves(const eval_command *e, const sweep_summary *rows, size_t n, const char *path,
+                               kvb_error *err)
+{
+    atomic_file file;
+    kvb_status status = atomic_file_begin(&file, path, err);
+    if (status != KVB_OK) return status;
+    char subtitle[256];
+    snprintf(subtitle, sizeof subtitle,
+             "%.80s, %zu texts of %llu tokens, the next %llu teacher-forced; bands: 95 %% by bootstrap over texts and "
+             "positions",
+             e->m->config.name, e->n_texts, (unsigned long long)e->n_tokens, (unsigned long long)e->n_next);
+    int rows_high = (int)e->n_metrics;
+    svg_begin(file.stream, 3 * SVG_MARGIN + 2 * CHART_WIDTH,
+              CHART_TOP + rows_high * (CHART_HEIGHT + SVG_MARGIN) + SVG_MARGIN,
+              "What evicting costs, by who splits the cache over the heads", subtitle);
+    for (size_t m = 0; m < e->n_metrics; m++)
+        for (int right = 0; right < 2; right++)
+            put_chart(file.stream, e, rows, n, m, right == 0, SVG_MARGIN + right * (CHART_WIDTH + SVG_MARGIN),
+                      CHART_TOP + (int)m * (CHART_HEIGHT + SVG_MARGIN));
+    svg_end(file.stream);
+    return atomic_file_commit(&file, err);
+}
+
+kvb_status eval_write_results(const eval_command *e, const sweep_summary *rows, size_t n, kvb_error *err)
+{
+    size_t room = strlen(e->output) + 8;
+    char *path = malloc(room);
+    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", e->output);
+    cJSON *json = eval_results_json(e, rows, n);
+    snprintf(path, room, "%s.json", e->output);
+    kvb_status status = json_write(path, json, err);
+    cJSON_Delete(json);
+    snprintf(path, room, "%s.csv", e->output);
+    if (status == KVB_OK) status = write_csv(e, rows, n, path, err);
+    snprintf(path, room, "%s.svg", e->output);
+    if (status == KVB_OK) status = write_curves(e, rows, n, path, err);
+    free(path);
+    return status;
+}
