@@ -1,0 +1,215 @@
+// Tasks over lists of words: variable tracing, common words, frequent words, key-value pairs.
+#include "evaluator/task_parts.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static kvb_status no_memory(const task_draft *d, kvb_error *err)
+{
+    return kvb_fail(err, KVB_MEMORY, "task %s: no memory for its words", d->t->spec);
+}
+
+// ---- Variable tracing (RULER 3.2): VAR A = 12345. VAR B = VAR A. ... ----
+
+enum { VARIABLE_MAX = 6, HOPS_MAX = TASK_MAX_GOLD - 1 };
+
+static void draw_variable(char name[VARIABLE_MAX], task_random *r, uint32_t number)
+{
+    // The number's letters stand first, so no two variables of a sample are called alike.
+    name[0] = (char)('A' + number % 26);
+    name[1] = (char)('A' + number / 26 % 26);
+    for (int i = 2; i < VARIABLE_MAX - 1; i++) name[i] = (char)('A' + task_below(r, 26));
+    name[VARIABLE_MAX - 1] = '\0';
+}
+
+static kvb_status build_tracing(task_draft *d, kvb_error *err)
+{
+    uint32_t chains = task_value(d->t, "chains"), names = task_value(d->t, "hops") + 1, count = chains * names;
+    char variables[26 * 26][VARIABLE_MAX], value[16] = "", *needles[26 * 26] = {0};
+    uint32_t *numbers = task_pick(&d->random, 26 * 26, count);
+    kvb_status status = numbers ? KVB_OK : no_memory(d, err);
+    for (uint32_t i = 0; status == KVB_OK && i < count; i++) {
+        int length;
+        draw_variable(variables[i], &d->random, numbers[i]);
+        if (i % names == 0) {
+            char number[16];
+            snprintf(number, sizeof number, "%u", 10000 + task_below(&d->random, 90000));
+            if (i == 0) memcpy(value, number, sizeof value);
+            length = asprintf(&needles[i], "VAR %s = %s.", variables[i], number);
+        } else {
+            length = asprintf(&needles[i], "VAR %s = VAR %s.", variables[i], variables[i - 1]);
+        }
+        if (length < 0) {
+            needles[i] = NULL;
+            status = no_memory(d, err);
+        }
+    }
+    fprintf(d->context, "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
+    if (status == KVB_OK) status = task_hide(d, needles, count, err);
+    if (status == KVB_OK)
+        status = task_ask(d->sample, err,
+                          "\nQuestion: Find all variables that are assigned the value %s in the text above.\nAnswer: "
+                          "According to the chain(s) of variable assignment in the text above, %u variables are assigned "
+                          "the value %s, they are:",
+                          value, names, value);
+    for (uint32_t i = 0; status == KVB_OK && i < names; i++) status = task_gold(d->sample, err, "%s", variables[i]);
+    for (uint32_t i = 0; i < count; i++) free(needles[i]);
+    free(numbers);
+    return status;
+}
+
+// ---- Common words (RULER 3.3): a numbered list in which ten words stand more often than the others ----
+
+static kvb_status build_common(task_draft *d, kvb_error *err)
+{
+    uint32_t common = task_value(d->t, "common"), often = task_value(d->t, "often"), rarely = task_value(d->t, "rarely");
+    size_t rare = d->units, length = (size_t)common * often + rare * rarely;
+    if (common + rare > task_word_count())
+        return kvb_fail(err, KVB_ARGUMENT, "task %s: %zu different words are wanted, there are %u; ask for fewer tokens or a larger rarely=",
+                        d->t->spec, common + rare, task_word_count());
+    // Simple words as long as there are enough: the same draw for every number of units.
+    uint32_t simple = task_noun_count(), *words = task_pick(&d->random, simple, common), *list = malloc((length + 1) * sizeof *list);
+    bool *taken = calloc(task_word_count(), sizeof *taken);
+    kvb_status status = words && list && taken ? KVB_OK : no_memory(d, err);
+    if (status == KVB_OK) {
+        size_t n = 0;
+        for (uint32_t i = 0; i < common; i++) {
+            taken[words[i]] = true;
+            for (uint32_t k = 0; k < often; k++) list[n++] = words[i];
+        }
+        for (uint32_t word = 0; n < length; word++)
+            for (uint32_t k = 0; !taken[word] && k < rarely; k++) list[n++] = word;
+        task_shuffle(&d->random, list, length);
+        fprintf(d->context, "Below is a numbered list of words. In these words, some appear more often than others. "
+                            "Memorize the ones that appear most often.\n");
+        for (size_t i = 0; i < length; i++) {
+            char word[TASK_WORD_MAX];
+            task_word(word, list[i]);
+            fprintf(d->context, "%zu. %s ", i + 1, word);
+        }
+        status = task_ask(d->sample, err,
+                          "\nQuestion: What are the %u most common words in the above list?\nAnswer: The top %u words that "
+                          "appear most often in the list are:",
+                          common, common);
+        for (uint32_t i = 0; status == KVB_OK && i < common; i++) {
+            char word[TASK_WORD_MAX];
+            task_word(word, words[i]);
+            status = task_gold(d->sample, err, "%s", word);
+        }
+    }
+    free(words);
+    free(list);
+    free(taken);
+    return status;
+}
+
+// ---- Frequent words (RULER 3.3): made-up words whose frequencies follow Zipf's law with exponent 2 ----
+
+enum { CODED_WORDS = 64, CODED_LENGTH = 6 };
+
+static void draw_coded(char word[CODED_LENGTH + 1], task_random *r)
+{
+    for (int i = 0; i < CODED_LENGTH; i++) word[i] = (char)('a' + task_below(r, 26));
+    word[CODED_LENGTH] = '\0';
+}
+
+// The rank that a uniform draw falls on: rank k has the share k^-2 / sum.
+static uint32_t draw_rank(task_random *r, double exponent)
+{
+    double sum = 0, draw;
+    for (uint32_t k = 1; k <= CODED_WORDS; k++) sum += pow(k, -exponent);
+    draw = task_below(r, 1u << 24) * 0x1p-24 * sum;
+    for (uint32_t k = 1; k < CODED_WORDS; k++)
+        if ((draw -= pow(k, -exponent)) < 0) return k - 1;
+    return CODED_WORDS - 1;
+}
+
+static kvb_status build_frequent(task_draft *d, kvb_error *err)
+{
+    char words[CODED_WORDS][CODED_LENGTH + 1];
+    size_t counts[CODED_WORDS] = {0};
+    double exponent = task_value(d->t, "zipf") / 10.0;
+    for (uint32_t i = 0; i < CODED_WORDS; i++) draw_coded(words[i], &d->random);
+    fprintf(d->context, "Read the following coded text and track the frequency of each coded word. Find the three most "
+                        "frequently appeared coded words. ");
+    for (size_t i = 0; i < d->units; i++) {
+        uint32_t rank = draw_rank(&d->random, exponent);
+        counts[rank]++;
+        fprintf(d->context, "%s ", words[rank]);
+    }
+    // The draw need not follow the law: what was really written counts; ties go to the better rank.
+    bool taken[CODED_WORDS] = {false};
+    kvb_status status = task_ask(d->sample, err,
+                                 "\nQuestion: What are the three most frequently appeared words in the above coded text?\n"
+                                 "Answer: According to the coded text above, the three most frequently appeared words are:");
+    for (int i = 0; status == KVB_OK && i < 3; i++) {
+        uint32_t best = CODED_WORDS;
+        for (uint32_t k = 0; k < CODED_WORDS; k++)
+            if (!taken[k] && (best == CODED_WORDS || counts[k] > counts[best])) best = k;
+        taken[best] = true;
+        status = task_gold(d->sample, err, "%s", words[best]);
+    }
+    return status;
+}
+
+// ---- Key-value retrieval (Liu et al., arXiv 2307.03172): JSON of random keys and values ----
+
+static kvb_status build_pairs(task_draft *d, kvb_error *err)
+{
+    uint32_t questions = task_value(d->t, "questions");
+    size_t n = d->units > questions ? d->units : questions;
+    bool uuid = task_value(d->t, "uuid") != 0;
+    char(*pairs)[2][40] = malloc(n * sizeof *pairs);
+    uint32_t *asked = task_pick(&d->random, (uint32_t)n, questions);
+    kvb_status status = pairs && asked ? KVB_OK : no_memory(d, err);
+    fprintf(d->context, "Extract the value corresponding to the specified key in the JSON object below.\n\n{");
+    for (size_t i = 0; status == KVB_OK && i < n; i++) {
+        for (int k = 0; k < 2; k++) {
+            if (uuid) task_uuid(pairs[i][k], &d->random);
+            else snprintf(pairs[i][k], sizeof pairs[i][k], "%06u", task_below(&d->random, 1000000));
+        }
+        fprintf(d->context, "%s\"%s\": \"%s\"", i ? ",\n " : "", pairs[i][0], pairs[i][1]);
+    }
+    fprintf(d->context, "}\n");
+    for (uint32_t i = 0; status == KVB_OK && i < questions; i++) {
+        status = task_ask(d->sample, err, "\nKey: \"%s\"\nCorresponding value: \"", pairs[asked[i]][0]);
+        if (status == KVB_OK) status = task_gold(d->sample, err, "%s", pairs[asked[i]][1]);
+    }
+    free(pairs);
+    free(asked);
+    return status;
+}
+
+const task_kind task_variable_tracing = {
+    .name = "vt",
+    .summary = "variable tracing: name all variables that got one value, over several assignments",
+    .rule = TASK_ALL,
+    .new_tokens = 40,
+    .parameters = {{"chains", 1, 1, 8, "independent chains of assignments"},
+                   {"hops", 4, 1, HOPS_MAX, "assignments after the first of a chain"}},
+    .build = build_tracing};
+const task_kind task_common_words = {
+    .name = "cwe",
+    .summary = "common words extraction: the words that stand most often in a numbered list",
+    .rule = TASK_ALL,
+    .new_tokens = 64,
+    .parameters = {{"common", 10, 1, TASK_MAX_GOLD, "words to find"},
+                   {"often", 30, 2, 10000, "times that each of them stands in the list"},
+                   {"rarely", 3, 1, 100, "times that every other word stands there"}},
+    .build = build_common};
+const task_kind task_frequent_words = {
+    .name = "fwe",
+    .summary = "frequent words extraction: the three most frequent made-up words",
+    .rule = TASK_ALL,
+    .new_tokens = 40,
+    .parameters = {{"zipf", 20, 10, 60, "ten times the exponent of Zipf's law"}},
+    .build = build_frequent};
+const task_kind task_key_value = {
+    .name = "kv",
+    .summary = "key-value retrieval: the value of a key in a JSON object of random pairs",
+    .rule = TASK_ALL,
+    .new_tokens = 40,
+    .parameters = {{"questions", 1, 1, TASK_MAX_QUESTIONS, "keys asked for over one context"},
+                   {"uuid", 1, 0, 1, "0: six digits instead of UUIDs"}},
+    .build = build_pairs};
