@@ -29,6 +29,11 @@ task_rule task_rule_of(const task_kind *kind)
     return kind->rule;
 }
 
+bool task_needs_texts(const task_kind *kind)
+{
+    return kind->whole_text;
+}
+
 uint32_t task_new_tokens(const task_kind *kind)
 {
     return kind->new_tokens;
@@ -37,7 +42,9 @@ uint32_t task_new_tokens(const task_kind *kind)
 static size_t parameter_place(const task_kind *kind, const char *name, size_t length)
 {
     size_t i = 0;
-    while (kind->parameters[i].name && (strncmp(kind->parameters[i].name, name, length) != 0 || kind->parameters[i].name[length])) i++;
+    while (kind->parameters[i].name &&
+           (strncmp(kind->parameters[i].name, name, length) != 0 || kind->parameters[i].name[length]))
+        i++;
     return i;
 }
 
@@ -49,7 +56,8 @@ uint32_t task_value(const task *t, const char *parameter)
 static const task_kind *find_kind(const char *name, size_t length)
 {
     for (size_t i = 0; i < task_kind_count; i++)
-        if (strlen(task_kinds[i]->name) == length && memcmp(task_kinds[i]->name, name, length) == 0) return task_kinds[i];
+        if (strlen(task_kinds[i]->name) == length && memcmp(task_kinds[i]->name, name, length) == 0)
+            return task_kinds[i];
     return NULL;
 }
 
@@ -70,13 +78,15 @@ static kvb_status read_parameter(task *t, const char *text, size_t length, kvb_e
     size_t place = parameter_place(t->kind, text, name_length);
     const task_parameter *p = &t->kind->parameters[place];
     if (!p->name || name_length == length || name_length == 0)
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: '%.*s' is no parameter of it; see kvbudget help task", t->kind->name,
-                        (int)(length < 60 ? length : 60), text);
+        return kvb_fail(err, KVB_ARGUMENT, "task %s: '%.*s' is no parameter of it; see kvbudget help task",
+                        t->kind->name, (int)(length < 60 ? length : 60), text);
     char *end;
     unsigned long value = strtoul(text + name_length + 1, &end, 10);
-    if (text[name_length + 1] < '0' || text[name_length + 1] > '9' || end != text + length || value < p->low || value > p->high)
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: %s: expected a whole number from %u to %u, found '%.*s'", t->kind->name,
-                        p->name, p->low, p->high, (int)(length < 60 ? length : 60), text + name_length + 1);
+    if (text[name_length + 1] < '0' || text[name_length + 1] > '9' || end != text + length || value < p->low ||
+        value > p->high)
+        return kvb_fail(err, KVB_ARGUMENT, "task %s: %s: expected a whole number from %u to %u, found '%.*s'",
+                        t->kind->name, p->name, p->low, p->high, (int)(length < 60 ? length : 60),
+                        text + name_length + 1);
     t->values[place] = (uint32_t)value;
     return KVB_OK;
 }
@@ -86,7 +96,8 @@ static void write_spec(task *t)
     size_t used = (size_t)snprintf(t->spec, sizeof t->spec, "%s", t->kind->name);
     for (size_t i = 0; t->kind->parameters[i].name; i++)
         if (t->values[i] != t->kind->parameters[i].value && used < sizeof t->spec)
-            used += (size_t)snprintf(t->spec + used, sizeof t->spec - used, ":%s=%u", t->kind->parameters[i].name, t->values[i]);
+            used += (size_t)snprintf(t->spec + used, sizeof t->spec - used, ":%s=%u", t->kind->parameters[i].name,
+                                     t->values[i]);
 }
 
 kvb_status task_parse(task *out, const char *text, kvb_error *err)
@@ -134,12 +145,14 @@ static kvb_status count_tokens(task_sample *s, const tokenizer *tokens, kvb_erro
 }
 
 // The sample with so many units of filler.
-static kvb_status build_with(task_sample *out, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
-                             size_t units, kvb_error *err)
+static kvb_status build_with(task_sample *out, const task *t, const task_source *source, size_t n_tokens,
+                             uint64_t index, size_t units, kvb_error *err)
 {
     memset(out, 0, sizeof *out);
     size_t size = 0;
-    task_draft d = {t, source, {source->seed, index, stream_of(t->spec), 0}, units, n_tokens, open_memstream(&out->context, &size), out};
+    task_draft d = {t,     source,   {source->seed, index, stream_of(t->spec), 0},
+                    units, n_tokens, open_memstream(&out->context, &size),
+                    out};
     if (!d.context) return kvb_fail(err, KVB_MEMORY, "task %s: no memory for a context", t->spec);
     kvb_status status = t->kind->build(&d, err);
     bool broken = ferror(d.context) != 0;
@@ -152,7 +165,8 @@ static kvb_status build_with(task_sample *out, const task *t, const task_source 
 
 // The most units whose context has at most n_tokens tokens: doubling, then halving the step. More filler is never fewer tokens, as every unit
 // adds some of its own.
-static kvb_status fit_units(size_t *units, const task *t, const task_source *source, size_t n_tokens, uint64_t index, kvb_error *err)
+static kvb_status fit_units(size_t *units, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
+                            kvb_error *err)
 {
     size_t best = 0, step = 1;
     for (bool growing = true; step;) {
@@ -170,13 +184,15 @@ static kvb_status fit_units(size_t *units, const task *t, const task_source *sou
     return KVB_OK;
 }
 
-kvb_status task_make(task_sample *out, const task *t, const task_source *source, size_t n_tokens, uint64_t index, kvb_error *err)
+kvb_status task_make(task_sample *out, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
+                     kvb_error *err)
 {
     memset(out, 0, sizeof *out);
     if (t->kind->whole_text != (source->texts != NULL))
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: %s", t->kind->name,
-                        source->texts ? "takes no texts; they are for the task qa"
-                                      : "needs texts with questions and answers; give a calibration file with --texts FILE.jsonl");
+        return kvb_fail(
+            err, KVB_ARGUMENT, "task %s: %s", t->kind->name,
+            source->texts ? "takes no texts; they are for the task qa"
+                          : "needs texts with questions and answers; give a calibration file with --texts FILE.jsonl");
     if (n_tokens == 0 && !t->kind->whole_text)
         return kvb_fail(err, KVB_ARGUMENT, "task %s: how long? give --tokens N", t->kind->name);
     size_t units = 0;
@@ -184,12 +200,13 @@ kvb_status task_make(task_sample *out, const task *t, const task_source *source,
     if (!t->kind->whole_text) status = fit_units(&units, t, source, n_tokens, index, err);
     if (status == KVB_OK) status = build_with(out, t, source, n_tokens, index, units, err);
     if (status == KVB_OK && n_tokens && out->n_tokens > n_tokens) {
-        status = kvb_fail(err, KVB_ARGUMENT, "task %s: does not fit into %zu tokens, its shortest context has %zu", t->spec, n_tokens,
-                          out->n_tokens);
+        status = kvb_fail(err, KVB_ARGUMENT, "task %s: does not fit into %zu tokens, its shortest context has %zu",
+                          t->spec, n_tokens, out->n_tokens);
         task_sample_free(out);
     }
-    if (status == KVB_OK && !out->id[0]) snprintf(out->id, sizeof out->id, "%s-%zu-%llu-%llu", t->kind->name, n_tokens,
-                                                  (unsigned long long)source->seed, (unsigned long long)index);
+    if (status == KVB_OK && !out->id[0])
+        snprintf(out->id, sizeof out->id, "%s-%zu-%llu-%llu", t->kind->name, n_tokens, (unsigned long long)source->seed,
+                 (unsigned long long)index);
     return status;
 }
 
@@ -213,16 +230,20 @@ static bool add_question(cJSON *questions, cJSON *answers, cJSON *golds, const t
 kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *s, uint64_t seed, kvb_error *err)
 {
     cJSON *line = cJSON_CreateObject();
-    bool done = cJSON_AddStringToObject(line, "sample_id", s->id) && cJSON_AddStringToObject(line, "context", s->context);
+    bool done =
+        cJSON_AddStringToObject(line, "sample_id", s->id) && cJSON_AddStringToObject(line, "context", s->context);
     cJSON *questions = cJSON_AddArrayToObject(line, "questions"), *answers = cJSON_AddArrayToObject(line, "answers"),
           *golds = cJSON_AddArrayToObject(line, "gold");
-    for (size_t i = 0; done && i < s->n_questions; i++) done = add_question(questions, answers, golds, &s->questions[i]);
-    done = done && cJSON_AddStringToObject(line, "answer_prefix", "") && cJSON_AddStringToObject(line, "task", t->spec) &&
-           cJSON_AddNumberToObject(line, "seed", (double)seed) && cJSON_AddNumberToObject(line, "n_tokens", (double)s->n_tokens);
+    for (size_t i = 0; done && i < s->n_questions; i++)
+        done = add_question(questions, answers, golds, &s->questions[i]);
+    done = done && cJSON_AddStringToObject(line, "answer_prefix", "") &&
+           cJSON_AddStringToObject(line, "task", t->spec) && cJSON_AddNumberToObject(line, "seed", (double)seed) &&
+           cJSON_AddNumberToObject(line, "n_tokens", (double)s->n_tokens);
     char *text = done ? cJSON_PrintUnformatted(line) : NULL;
     kvb_status status = KVB_OK;
     if (!text) status = kvb_fail(err, KVB_MEMORY, "task %s: no memory for a line of JSON", t->spec);
-    else if (fprintf(to, "%s\n", text) < 0) status = kvb_fail(err, KVB_IO, "task %s: a line of JSON cannot be written", t->spec);
+    else if (fprintf(to, "%s\n", text) < 0)
+        status = kvb_fail(err, KVB_IO, "task %s: a line of JSON cannot be written", t->spec);
     cJSON_free(text);
     cJSON_Delete(line);
     return status;

@@ -25,7 +25,7 @@ typedef enum task_rule {
 } task_rule;
 
 typedef struct task_question {
-    char *text;                // with all that stands before the answer, e.g. "... The special magic number for apple is:"
+    char *text; // with all that stands before the answer, e.g. "... The special magic number for apple is:"
     char *gold[TASK_MAX_GOLD]; // n_gold strings
     size_t n_gold;
 } task_question;
@@ -61,6 +61,7 @@ const char *task_name(const task_kind *kind);
 const char *task_summary(const task_kind *kind);
 const task_parameter *task_parameters(const task_kind *kind); // ended by a NULL name
 task_rule task_rule_of(const task_kind *kind);
+bool task_needs_texts(const task_kind *kind);    // made from task_source.texts instead of a length
 uint32_t task_new_tokens(const task_kind *kind); // enough for a right answer, as RULER allows
 
 // Reads `name[:parameter=value...]`; the message of KVB_ARGUMENT lists what there is.

@@ -41,7 +41,8 @@ static kvb_status draw_needles(needle **out, size_t n_keys, size_t n_values, tas
     for (size_t i = 0; i < n_keys * n_values; i++) {
         task_word(n[i].key, words[i / n_values]);
         draw_value(n[i].value, d);
-        snprintf(n[i].text, sizeof n[i].text, "The special magic %s for %s is: %s.", kind_of(d->t), n[i].key, n[i].value);
+        snprintf(n[i].text, sizeof n[i].text, "The special magic %s for %s is: %s.", kind_of(d->t), n[i].key,
+                 n[i].value);
     }
     free(words);
     return KVB_OK;
@@ -68,10 +69,11 @@ static kvb_status hide_needles(task_draft *d, const needle *n, size_t count, kvb
 static kvb_status ask_single(task_draft *d, const needle *n, kvb_error *err)
 {
     const char *kind = kind_of(d->t);
-    kvb_status status = task_ask(d->sample, err,
-                                 "\nWhat is the special magic %s for %s mentioned in the provided text?\nThe special magic "
-                                 "%s for %s mentioned in the provided text is:",
-                                 kind, n->key, kind, n->key);
+    kvb_status status =
+        task_ask(d->sample, err,
+                 "\nWhat is the special magic %s for %s mentioned in the provided text?\nThe special magic "
+                 "%s for %s mentioned in the provided text is:",
+                 kind, n->key, kind, n->key);
     return status == KVB_OK ? task_gold(d->sample, err, "%s", n->value) : status;
 }
 
@@ -95,7 +97,8 @@ static kvb_status build_multikey(task_draft *d, kvb_error *err)
 {
     uint32_t keys = task_value(d->t, "keys"), questions = task_value(d->t, "questions");
     if (questions > keys)
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: %u questions, but only %u keys to ask for", d->t->spec, questions, keys);
+        return kvb_fail(err, KVB_ARGUMENT, "task %s: %u questions, but only %u keys to ask for", d->t->spec, questions,
+                        keys);
     return build_keys(d, keys, questions, err);
 }
 
@@ -107,10 +110,11 @@ static kvb_status build_multivalue(task_draft *d, kvb_error *err)
     kvb_status status = draw_needles(&n, 1, values, d, err);
     if (status == KVB_OK) status = hide_needles(d, n, values, err);
     if (status == KVB_OK)
-        status = task_ask(d->sample, err,
-                          "\nWhat are all the special magic %ss for %s mentioned in the provided text?\nThe special magic "
-                          "%ss for %s mentioned in the provided text are:",
-                          kind, n->key, kind, n->key);
+        status =
+            task_ask(d->sample, err,
+                     "\nWhat are all the special magic %ss for %s mentioned in the provided text?\nThe special magic "
+                     "%ss for %s mentioned in the provided text are:",
+                     kind, n->key, kind, n->key);
     for (size_t i = 0; status == KVB_OK && i < values; i++) status = task_gold(d->sample, err, "%s", n[i].value);
     free(n);
     return status;
@@ -122,7 +126,8 @@ static void list_keys(char *out, size_t size, const needle *n, size_t count)
     size_t used = 0;
     out[0] = '\0';
     for (size_t i = 0; i < count && used < size; i++)
-        used += (size_t)snprintf(out + used, size - used, "%s%s%s", i ? ", " : "", i && i + 1 == count ? "and " : "", n[i].key);
+        used += (size_t)snprintf(out + used, size - used, "%s%s%s", i ? ", " : "", i && i + 1 == count ? "and " : "",
+                                 n[i].key);
 }
 
 static kvb_status build_multiquery(task_draft *d, kvb_error *err)
@@ -135,20 +140,21 @@ static kvb_status build_multiquery(task_draft *d, kvb_error *err)
     if (status == KVB_OK) status = hide_needles(d, n, queries, err);
     if (status == KVB_OK) {
         list_keys(keys, sizeof keys, n, queries);
-        status = task_ask(d->sample, err,
-                          "\nWhat are all the special magic %ss for %s mentioned in the provided text?\nThe special magic "
-                          "%ss for %s mentioned in the provided text are:",
-                          kind, keys, kind, keys);
+        status =
+            task_ask(d->sample, err,
+                     "\nWhat are all the special magic %ss for %s mentioned in the provided text?\nThe special magic "
+                     "%ss for %s mentioned in the provided text are:",
+                     kind, keys, kind, keys);
     }
     for (size_t i = 0; status == KVB_OK && i < queries; i++) status = task_gold(d->sample, err, "%s", n[i].value);
     free(n);
     return status;
 }
 
-#define VALUE_PARAMETERS                                           \
-    {"digits", 7, 1, 32, "digits of a number"},                    \
-    {                                                              \
-        "uuid", 0, 0, 1, "1: values are UUIDs instead of numbers"  \
+#define VALUE_PARAMETERS                                          \
+    {"digits", 7, 1, 32, "digits of a number"},                   \
+    {                                                             \
+        "uuid", 0, 0, 1, "1: values are UUIDs instead of numbers" \
     }
 
 const task_kind task_niah_single = {.name = "niah_single",

@@ -64,7 +64,8 @@ static kvb_status build_qa(task_draft *d, kvb_error *err)
                         (unsigned long long)d->random.index, file->count);
     const calib_context *c = &file->contexts[d->random.index];
     size_t most = task_value(d->t, "questions");
-    if (!c->context) return kvb_fail(err, KVB_ARGUMENT, "task qa: sample '%s' holds token ids, expected text", c->sample_id);
+    if (!c->context)
+        return kvb_fail(err, KVB_ARGUMENT, "task qa: sample '%s' holds token ids, expected text", c->sample_id);
     char *text = NULL;
     kvb_status status = cut_text(&text, c->context, d->source->tokens, d->n_tokens, err);
     if (status == KVB_OK) fputs(text, d->context);
@@ -75,8 +76,10 @@ static kvb_status build_qa(task_draft *d, kvb_error *err)
         if (status == KVB_OK) status = task_gold(d->sample, err, "%s", q->answer);
     }
     if (status == KVB_OK && d->sample->n_questions == 0)
-        status = kvb_fail(err, KVB_ARGUMENT, "task qa: sample '%s': no question with an answer in its first %zu tokens; use a longer --tokens",
-                          c->sample_id, d->n_tokens);
+        status =
+            kvb_fail(err, KVB_ARGUMENT,
+                     "task qa: sample '%s': no question with an answer in its first %zu tokens; use a longer --tokens",
+                     c->sample_id, d->n_tokens);
     snprintf(d->sample->id, sizeof d->sample->id, "%s", c->sample_id);
     free(text);
     return status;

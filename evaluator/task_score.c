@@ -55,7 +55,8 @@ static double f1(const char *answer, const char *gold)
     size_t n_said = split_line(said, WORDS, answer), n_wanted = split_line(wanted, WORDS, gold), common = 0;
     for (size_t i = 0; i < n_said; i++)
         for (size_t k = 0; k < n_wanted; k++) {
-            if (wanted[k].used || wanted[k].length != said[i].length || strncasecmp(wanted[k].at, said[i].at, said[i].length) != 0)
+            if (wanted[k].used || wanted[k].length != said[i].length ||
+                strncasecmp(wanted[k].at, said[i].at, said[i].length) != 0)
                 continue;
             wanted[k].used = true;
             common++;

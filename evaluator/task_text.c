@@ -36,30 +36,34 @@ uint32_t *task_pick(task_random *r, uint32_t pool, size_t n)
 // ---- Words ----
 
 static const char *const NOUNS[] = {
-    "apple",   "anchor",  "arrow",  "badge",   "banana",  "basket", "beach",   "bell",    "bench",   "bicycle", "blanket", "boat",
-    "book",    "bottle",  "box",    "branch",  "bread",   "bridge", "brush",   "bucket",  "button",  "cabin",   "cake",    "camera",
-    "candle",  "canoe",   "carpet", "castle",  "chair",   "cheese", "cherry",  "clock",   "cloud",   "coat",    "coffee",  "coin",
-    "copper",  "cotton",  "crown",  "cup",     "curtain", "desert", "diamond", "dinner",  "doctor",  "door",    "dragon",  "drum",
-    "eagle",   "engine",  "farm",   "feather", "fence",   "field",  "finger",  "fire",    "flag",    "flower",  "forest",  "fork",
-    "garden",  "gate",    "glass",  "glove",   "goat",    "grape",  "guitar",  "hammer",  "harbor",  "hat",     "honey",   "horse",
-    "hotel",   "island",  "jacket", "jewel",   "key",     "kitchen", "ladder", "lake",    "lamp",    "leaf",    "lemon",   "letter",
-    "library", "lion",    "market", "mirror",  "monkey",  "moon",   "mountain", "museum", "needle",  "nest",    "notebook", "ocean",
-    "onion",   "orange",  "oven",   "owl",     "paint",   "palace", "paper",   "parrot",  "pencil",  "pepper",  "piano",   "pillow",
-    "planet",  "plate",   "pocket", "pond",    "potato",  "prince", "rabbit",  "radio",   "rain",    "ribbon",  "river",   "robot",
-    "rocket",  "rope",    "rose",   "salad",   "sand",    "school", "scissors", "shadow", "sheep",   "ship",    "shirt",   "shoe",
-    "silver",  "snow",    "soap",   "spider",  "spoon",   "spring", "stone",   "storm",   "sugar",   "summer",  "sword",   "table",
-    "teacher", "temple",  "ticket", "tiger",   "tower",   "train",  "tree",    "tunnel",  "turtle",  "umbrella", "valley", "village",
-    "violin",  "wagon",   "wall",   "water",   "whale",   "wheel",  "window",  "winter",  "wolf",    "yellow",
+    "apple",    "anchor",  "arrow",   "badge",    "banana",   "basket",  "beach",    "bell",    "bench",  "bicycle",
+    "blanket",  "boat",    "book",    "bottle",   "box",      "branch",  "bread",    "bridge",  "brush",  "bucket",
+    "button",   "cabin",   "cake",    "camera",   "candle",   "canoe",   "carpet",   "castle",  "chair",  "cheese",
+    "cherry",   "clock",   "cloud",   "coat",     "coffee",   "coin",    "copper",   "cotton",  "crown",  "cup",
+    "curtain",  "desert",  "diamond", "dinner",   "doctor",   "door",    "dragon",   "drum",    "eagle",  "engine",
+    "farm",     "feather", "fence",   "field",    "finger",   "fire",    "flag",     "flower",  "forest", "fork",
+    "garden",   "gate",    "glass",   "glove",    "goat",     "grape",   "guitar",   "hammer",  "harbor", "hat",
+    "honey",    "horse",   "hotel",   "island",   "jacket",   "jewel",   "key",      "kitchen", "ladder", "lake",
+    "lamp",     "leaf",    "lemon",   "letter",   "library",  "lion",    "market",   "mirror",  "monkey", "moon",
+    "mountain", "museum",  "needle",  "nest",     "notebook", "ocean",   "onion",    "orange",  "oven",   "owl",
+    "paint",    "palace",  "paper",   "parrot",   "pencil",   "pepper",  "piano",    "pillow",  "planet", "plate",
+    "pocket",   "pond",    "potato",  "prince",   "rabbit",   "radio",   "rain",     "ribbon",  "river",  "robot",
+    "rocket",   "rope",    "rose",    "salad",    "sand",     "school",  "scissors", "shadow",  "sheep",  "ship",
+    "shirt",    "shoe",    "silver",  "snow",     "soap",     "spider",  "spoon",    "spring",  "stone",  "storm",
+    "sugar",    "summer",  "sword",   "table",    "teacher",  "temple",  "ticket",   "tiger",   "tower",  "train",
+    "tree",     "tunnel",  "turtle",  "umbrella", "valley",   "village", "violin",   "wagon",   "wall",   "water",
+    "whale",    "wheel",   "window",  "winter",   "wolf",     "yellow",
 };
 static const char *const ADJECTIVES[] = {
-    "able",   "ancient", "angry",  "bitter", "bold",    "brave",  "bright", "broken", "calm",   "careful", "cheap",  "clean",
-    "clever", "cold",    "common", "crisp",  "curious", "dark",   "deep",   "dry",    "eager",  "early",   "empty",  "famous",
-    "fast",   "fierce",  "final",  "flat",   "fresh",   "gentle", "golden", "grand",  "green",  "happy",   "heavy",  "hidden",
-    "hollow", "honest",  "huge",   "humble", "kind",    "large",  "lazy",   "light",  "little", "lonely",  "loud",   "lucky",
-    "modern", "narrow",  "neat",   "noble",  "noisy",   "odd",    "old",    "pale",   "patient", "plain",  "polite", "proud",
-    "quick",  "quiet",   "rare",   "rich",   "rough",   "round",  "royal",  "rusty",  "sharp",  "shiny",   "short",  "silent",
-    "simple", "slow",    "small",  "smooth", "soft",    "solid",  "sour",   "square", "steep",  "strange", "strong", "sweet",
-    "tall",   "tame",    "tender", "thick",  "thin",    "tiny",   "tired",  "warm",   "weak",   "wide",    "wild",   "wise",
+    "able",   "ancient", "angry",  "bitter", "bold",    "brave",   "bright", "broken", "calm",   "careful", "cheap",
+    "clean",  "clever",  "cold",   "common", "crisp",   "curious", "dark",   "deep",   "dry",    "eager",   "early",
+    "empty",  "famous",  "fast",   "fierce", "final",   "flat",    "fresh",  "gentle", "golden", "grand",   "green",
+    "happy",  "heavy",   "hidden", "hollow", "honest",  "huge",    "humble", "kind",   "large",  "lazy",    "light",
+    "little", "lonely",  "loud",   "lucky",  "modern",  "narrow",  "neat",   "noble",  "noisy",  "odd",     "old",
+    "pale",   "patient", "plain",  "polite", "proud",   "quick",   "quiet",  "rare",   "rich",   "rough",   "round",
+    "royal",  "rusty",   "sharp",  "shiny",  "short",   "silent",  "simple", "slow",   "small",  "smooth",  "soft",
+    "solid",  "sour",    "square", "steep",  "strange", "strong",  "sweet",  "tall",   "tame",   "tender",  "thick",
+    "thin",   "tiny",    "tired",  "warm",   "weak",    "wide",    "wild",   "wise",
 };
 enum { N_NOUNS = sizeof NOUNS / sizeof *NOUNS, N_ADJECTIVES = sizeof ADJECTIVES / sizeof *ADJECTIVES };
 
@@ -114,7 +118,8 @@ kvb_status task_ask(task_sample *s, kvb_error *err, const char *format, ...)
 kvb_status task_gold(task_sample *s, kvb_error *err, const char *format, ...)
 {
     task_question *q = &s->questions[s->n_questions - 1];
-    if (q->n_gold == TASK_MAX_GOLD) return kvb_fail(err, KVB_ARGUMENT, "task: at most %d gold strings fit a question", TASK_MAX_GOLD);
+    if (q->n_gold == TASK_MAX_GOLD)
+        return kvb_fail(err, KVB_ARGUMENT, "task: at most %d gold strings fit a question", TASK_MAX_GOLD);
     char *text;
     va_list list;
     va_start(list, format);

@@ -48,11 +48,12 @@ static kvb_status build_tracing(task_draft *d, kvb_error *err)
     fprintf(d->context, "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
     if (status == KVB_OK) status = task_hide(d, needles, count, err);
     if (status == KVB_OK)
-        status = task_ask(d->sample, err,
-                          "\nQuestion: Find all variables that are assigned the value %s in the text above.\nAnswer: "
-                          "According to the chain(s) of variable assignment in the text above, %u variables are assigned "
-                          "the value %s, they are:",
-                          value, names, value);
+        status =
+            task_ask(d->sample, err,
+                     "\nQuestion: Find all variables that are assigned the value %s in the text above.\nAnswer: "
+                     "According to the chain(s) of variable assignment in the text above, %u variables are assigned "
+                     "the value %s, they are:",
+                     value, names, value);
     for (uint32_t i = 0; status == KVB_OK && i < names; i++) status = task_gold(d->sample, err, "%s", variables[i]);
     for (uint32_t i = 0; i < count; i++) free(needles[i]);
     free(numbers);
@@ -63,13 +64,17 @@ static kvb_status build_tracing(task_draft *d, kvb_error *err)
 
 static kvb_status build_common(task_draft *d, kvb_error *err)
 {
-    uint32_t common = task_value(d->t, "common"), often = task_value(d->t, "often"), rarely = task_value(d->t, "rarely");
+    uint32_t common = task_value(d->t, "common"), often = task_value(d->t, "often"),
+             rarely = task_value(d->t, "rarely");
     size_t rare = d->units, length = (size_t)common * often + rare * rarely;
     if (common + rare > task_word_count())
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: %zu different words are wanted, there are %u; ask for fewer tokens or a larger rarely=",
-                        d->t->spec, common + rare, task_word_count());
+        return kvb_fail(
+            err, KVB_ARGUMENT,
+            "task %s: %zu different words are wanted, there are %u; ask for fewer tokens or a larger rarely=",
+            d->t->spec, common + rare, task_word_count());
     // Simple words as long as there are enough: the same draw for every number of units.
-    uint32_t simple = task_noun_count(), *words = task_pick(&d->random, simple, common), *list = malloc((length + 1) * sizeof *list);
+    uint32_t simple = task_noun_count(), *words = task_pick(&d->random, simple, common),
+             *list = malloc((length + 1) * sizeof *list);
     bool *taken = calloc(task_word_count(), sizeof *taken);
     kvb_status status = words && list && taken ? KVB_OK : no_memory(d, err);
     if (status == KVB_OK) {
@@ -88,10 +93,11 @@ static kvb_status build_common(task_draft *d, kvb_error *err)
             task_word(word, list[i]);
             fprintf(d->context, "%zu. %s ", i + 1, word);
         }
-        status = task_ask(d->sample, err,
-                          "\nQuestion: What are the %u most common words in the above list?\nAnswer: The top %u words that "
-                          "appear most often in the list are:",
-                          common, common);
+        status =
+            task_ask(d->sample, err,
+                     "\nQuestion: What are the %u most common words in the above list?\nAnswer: The top %u words that "
+                     "appear most often in the list are:",
+                     common, common);
         for (uint32_t i = 0; status == KVB_OK && i < common; i++) {
             char word[TASK_WORD_MAX];
             task_word(word, words[i]);
@@ -140,9 +146,10 @@ static kvb_status build_frequent(task_draft *d, kvb_error *err)
     }
     // The draw need not follow the law: what was really written counts; ties go to the better rank.
     bool taken[CODED_WORDS] = {false};
-    kvb_status status = task_ask(d->sample, err,
-                                 "\nQuestion: What are the three most frequently appeared words in the above coded text?\n"
-                                 "Answer: According to the coded text above, the three most frequently appeared words are:");
+    kvb_status status =
+        task_ask(d->sample, err,
+                 "\nQuestion: What are the three most frequently appeared words in the above coded text?\n"
+                 "Answer: According to the coded text above, the three most frequently appeared words are:");
     for (int i = 0; status == KVB_OK && i < 3; i++) {
         uint32_t best = CODED_WORDS;
         for (uint32_t k = 0; k < CODED_WORDS; k++)
@@ -198,13 +205,12 @@ const task_kind task_common_words = {
                    {"often", 30, 2, 10000, "times that each of them stands in the list"},
                    {"rarely", 3, 1, 100, "times that every other word stands there"}},
     .build = build_common};
-const task_kind task_frequent_words = {
-    .name = "fwe",
-    .summary = "frequent words extraction: the three most frequent made-up words",
-    .rule = TASK_ALL,
-    .new_tokens = 40,
-    .parameters = {{"zipf", 20, 10, 60, "ten times the exponent of Zipf's law"}},
-    .build = build_frequent};
+const task_kind task_frequent_words = {.name = "fwe",
+                                       .summary = "frequent words extraction: the three most frequent made-up words",
+                                       .rule = TASK_ALL,
+                                       .new_tokens = 40,
+                                       .parameters = {{"zipf", 20, 10, 60, "ten times the exponent of Zipf's law"}},
+                                       .build = build_frequent};
 const task_kind task_key_value = {
     .name = "kv",
     .summary = "key-value retrieval: the value of a key in a JSON object of random pairs",

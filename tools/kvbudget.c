@@ -15,7 +15,7 @@
 
 static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_solve,    &cmd_validate, &cmd_eval,
                                               &cmd_budgets, &cmd_plot,     &cmd_export,   &cmd_import,
-                                              &cmd_inspect, &cmd_tokenize, &cmd_logits};
+                                              &cmd_inspect, &cmd_tokenize, &cmd_logits,   &cmd_task};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 
 static const char INTRODUCTION[] =
@@ -180,7 +180,11 @@ static int run(int argc, char **argv)
     }
     const cli_command *command = find_command(name);
     if (!command) return unknown_command(name);
+<<<<<<< HEAD
     if (command == &cmd_profile || command == &cmd_solve || command == &cmd_eval || command == &cmd_logits)
+=======
+    if (command == &cmd_profile || command == &cmd_solve || command == &cmd_logits || command == &cmd_task)
+>>>>>>> 167fddd (kvbudget task: samples as calibration data, and what the model solves with its full cache)
         spin_less(argv);
     return command->run(command, argc - 1, argv + 1);
 }
