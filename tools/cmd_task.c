@@ -78,7 +78,7 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
     if (status != KVB_OK) return status;
     bool texts = task_needs_texts(t.kind);
     task_source source = {c->m->tokens, c->seed, c->haystack, texts && c->texts_path ? &c->texts : NULL};
-    uint64_t count = texts && c->texts.count < c->count ? c->texts.count : c->count;
+    uint64_t count = source.texts && c->texts.count < c->count ? c->texts.count : c->count;
     double sum = 0, tokens = 0;
     size_t n = 0;
     progress bar;

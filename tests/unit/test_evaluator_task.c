@@ -1,16 +1,266 @@
-// Tasks: deterministic, as long as asked, with answers that the context really holds, and scored as RULER scores.
+// Tasks: as long as asked, repeatable, with answers that the context really gives (read back from its text, not from the generator), and
+// scored as RULER scores.
 #include "evaluator/task_parts.h"
-#include "unit.h"
-#include <string.h>
+#include "test_profiler_cases.h"
+#include <cjson/cJSON.h>
+#include <ctype.h>
 
-// A byte-level tokenizer has a token per byte at most, which is all that fitting a length needs.
 static tokenizer *tokens;
 
 static void setup(void)
 {
-    kvb_error err;
     gguf_file file;
-    ck_assert_msg(gguf_open(&file, getenv("KVB_TINY_MODEL"), &err) == KVB_OK, "%s", err.message);
-    ck_assert_msg(tokenizer_from_gguf(&tokens, &file, &err) == KVB_OK, "%s", err.message);
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+    help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
+    help_ok(tokenizer_from_gguf(&tokens, &file, err));
     gguf_close(&file);
 }
+
+static void teardown(void)
+{
+    tokenizer_free(tokens);
+    help_teardown();
+}
+
+static task_sample make(const char *spec, size_t n_tokens, uint64_t seed, uint64_t index)
+{
+    task t;
+    task_sample s;
+    task_source source = {tokens, seed, NULL, NULL};
+    help_ok(task_parse(&t, spec, err));
+    help_ok(task_make(&s, &t, &source, n_tokens, index, err));
+    return s;
+}
+
+static const char *const ALL[] = {
+    "niah_single", "niah_multikey:questions=3", "niah_multivalue", "niah_multiquery", "vt", "cwe:often=8", "fwe", "kv",
+    "kv:uuid=0"};
+
+START_TEST(lengths_and_seeds)
+{
+    for (size_t i = 0; i < sizeof ALL / sizeof *ALL; i++)
+        for (size_t n = 3000; n <= 6000; n += 1500) {
+            task_sample a = make(ALL[i], n, 7, 2), b = make(ALL[i], n, 7, 2), c = make(ALL[i], n, 8, 2),
+                        d = make(ALL[i], n, 7, 3);
+            // The longest unit of filler is a pair of UUIDs, or a word that stands three times: under 120 tokens of this vocabulary.
+            ck_assert_msg(a.n_tokens <= n && a.n_tokens + 120 > n, "%s: %zu tokens, expected about %zu", ALL[i],
+                          a.n_tokens, n);
+            ck_assert_str_eq(a.context, b.context);
+            ck_assert_str_eq(a.id, b.id);
+            ck_assert_uint_eq(a.n_questions, b.n_questions);
+            ck_assert_str_eq(a.questions[0].gold[0], b.questions[0].gold[0]);
+            ck_assert_str_ne(a.context, c.context);
+            ck_assert_str_ne(a.context, d.context);
+            ck_assert_str_ne(a.id, d.id);
+            task_sample_free(&a), task_sample_free(&b), task_sample_free(&c), task_sample_free(&d);
+        }
+}
+END_TEST
+
+// How often `word` stands in the text between characters that are not lower-case letters.
+static size_t count_word(const char *text, const char *word)
+{
+    size_t n = 0, length = strlen(word);
+    for (const char *at = text; (at = strstr(at, word)); at += length) {
+        bool left = at == text || !(islower((unsigned char)at[-1]) || at[-1] == '-');
+        bool right = !(islower((unsigned char)at[length]) || at[length] == '-');
+        n += left && right;
+    }
+    return n;
+}
+
+START_TEST(needles_stand_in_the_hay)
+{
+    for (int i = 0; i < 4; i++) {
+        task_sample s = make(ALL[i], 3000, 1, (uint64_t)i);
+        for (size_t q = 0; q < s.n_questions; q++)
+            for (size_t k = 0; k < s.questions[q].n_gold; k++) {
+                char needle[200];
+                const char *value = s.questions[q].gold[k], *at = strstr(s.context, value);
+                ck_assert_msg(at && !strstr(at + 1, value), "%s: \"%s\" does not stand once", ALL[i], value);
+                ck_assert_ptr_null(strstr(s.questions[q].text, value));
+                // The sentence that holds the value names a key that the question asks for.
+                const char *key = at;
+                while (key > s.context && strncmp(key, " for ", 5) != 0) key--;
+                snprintf(needle, sizeof needle, "%.*s", (int)(strstr(key, " is:") - key - 5), key + 5);
+                ck_assert_msg(strstr(s.questions[q].text, needle), "question %zu does not ask for %s", q, needle);
+            }
+        task_sample_free(&s);
+    }
+}
+END_TEST
+
+START_TEST(chains_can_be_followed)
+{
+    task_sample s = make("vt:chains=2:hops=3", 3000, 5, 0);
+    task_question *q = &s.questions[0];
+    char value[16], name[16];
+    ck_assert_int_eq(sscanf(strstr(q->text, "value ") + 6, "%15[0-9]", value), 1);
+    ck_assert_uint_eq(q->n_gold, 4);
+    for (size_t found = 0; found < 4; found++) {
+        char end[40];
+        snprintf(end, sizeof end, found ? " = VAR %s." : " = %s.", found ? name : value);
+        const char *at = strstr(s.context, end);
+        ck_assert_ptr_nonnull(at);
+        snprintf(name, sizeof name, "%.5s", at - 5);
+        ck_assert_str_eq(name, q->gold[found]);
+    }
+    task_sample_free(&s);
+}
+END_TEST
+
+START_TEST(counts_are_true)
+{
+    task_sample c = make("cwe:often=8:rarely=2", 3000, 3, 1), f = make("fwe", 3000, 3, 1);
+    char word[TASK_WORD_MAX];
+    ck_assert_uint_eq(c.questions[0].n_gold, 10);
+    const char *list = strchr(c.context, '\n');
+    for (size_t k = 0; k < 10; k++) ck_assert_uint_eq(count_word(list, c.questions[0].gold[k]), 8);
+    size_t others = 0;
+    for (uint32_t i = 0; i < task_noun_count(); i++) {
+        task_word(word, i);
+        size_t n = count_word(list, word);
+        ck_assert(n == 0 || n == 2 || n == 8);
+        others += n == 2;
+    }
+    ck_assert_uint_gt(others, 20);
+    // Of the coded words, none stands more often than the third.
+    size_t third = count_word(f.context, f.questions[0].gold[2]);
+    ck_assert_uint_ge(count_word(f.context, f.questions[0].gold[0]), count_word(f.context, f.questions[0].gold[1]));
+    size_t above = 0;
+    char coded[7];
+    for (const char *at = strstr(f.context, "coded words. ") + 13; sscanf(at, "%6s", coded) == 1; at += 7)
+        above += count_word(f.context, coded) > third ? 1 : 0;
+    ck_assert_uint_eq(above,
+                      count_word(f.context, f.questions[0].gold[0]) + count_word(f.context, f.questions[0].gold[1]));
+    task_sample_free(&c), task_sample_free(&f);
+}
+END_TEST
+
+START_TEST(pairs_are_json)
+{
+    task_sample s = make("kv:questions=3", 3000, 2, 0);
+    cJSON *object = cJSON_Parse(strchr(s.context, '{'));
+    ck_assert_ptr_nonnull(object);
+    for (size_t q = 0; q < 3; q++) {
+        char key[40];
+        ck_assert_int_eq(sscanf(s.questions[q].text, "\nKey: \"%39[^\"]", key), 1);
+        ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(object, key)), s.questions[q].gold[0]);
+    }
+    cJSON_Delete(object);
+    task_sample_free(&s);
+}
+END_TEST
+
+START_TEST(texts_keep_questions_that_they_answer)
+{
+    static const char line[] =
+        "{\"sample_id\": \"x\", \"context\": \"Anna lives in Oslo. She sells red boats to tourists there. Later she "
+        "moved "
+        "to Bergen.\", \"questions\": [\"Where?\", \"What does Anna sell?\", \"Then?\"], \"answers\": [\" Oslo.\", "
+        "\" Red boats.\", \" Bergen.\"]}";
+    calib_file texts;
+    task t;
+    task_sample s;
+    help_ok(calib_parse(&texts, line, strlen(line), "x.jsonl", err));
+    task_source source = {tokens, 1, NULL, &texts};
+    help_ok(task_parse(&t, "qa", err));
+    help_ok(task_make(&s, &t, &source, 0, 0, err));
+    ck_assert_uint_eq(s.n_questions, 3);
+    task_sample_free(&s);
+    help_ok(task_make(&s, &t, &source, 55, 0, err)); // a token is a byte or little more
+    ck_assert_uint_eq(s.n_questions, 2);
+    ck_assert_ptr_null(strstr(s.context, "Bergen"));
+    ck_assert_ptr_nonnull(strstr(s.questions[1].text, "What does Anna sell?\nAnswer:"));
+    task_sample_free(&s);
+    help_fails(task_make(&s, &t, &source, 2, 0, err), KVB_ARGUMENT, "no question");
+    help_fails(task_make(&s, &t, &source, 0, 1, err), KVB_ARGUMENT, "has 1 texts");
+    source.texts = NULL;
+    help_fails(task_make(&s, &t, &source, 0, 0, err), KVB_ARGUMENT, "--texts");
+    calib_free(&texts);
+}
+END_TEST
+
+static double score(task_rule rule, const char *answer, const char *gold0, const char *gold1)
+{
+    char *gold[2] = {strdup(gold0), gold1 ? strdup(gold1) : NULL};
+    double s = task_score(rule, answer, gold, gold1 ? 2 : 1);
+    free(gold[0]), free(gold[1]);
+    return s;
+}
+
+START_TEST(scores)
+{
+    ck_assert(score(TASK_ALL, " 12, 34.", "12", "34") == 1);
+    ck_assert(score(TASK_ALL, " 12, 43.", "12", "34") == 0.5);
+    ck_assert(score(TASK_ANY, " 12, 43.", "12", "34") == 1);
+    ck_assert(score(TASK_ANY, "", "12", "34") == 0);
+    ck_assert(score(TASK_ANY, "it was OSLO, I think", " Oslo. ", NULL) == 1);
+    ck_assert(score(TASK_F1, " The red boats\nand more", " A red boat", NULL) == 0.5); // {red, boats} and {red, boat}
+    ck_assert(score(TASK_F1, "red red", "red boat", NULL) == 0.5); // a word counts as often as it stands in both
+    ck_assert(score(TASK_F1, "", "red", NULL) == 0);
+}
+END_TEST
+
+START_TEST(specs)
+{
+    task t;
+    help_ok(task_parse(&t, "niah_multikey:keys=8:digits=7", err));
+    ck_assert_str_eq(t.spec, "niah_multikey:keys=8");
+    help_fails(task_parse(&t, "niah", err), KVB_ARGUMENT, "there are niah_single");
+    help_fails(task_parse(&t, "vt:hops", err), KVB_ARGUMENT, "no parameter");
+    help_fails(task_parse(&t, "vt:leaps=1", err), KVB_ARGUMENT, "no parameter");
+    help_fails(task_parse(&t, "vt:hops=0", err), KVB_ARGUMENT, "1 to 15");
+    help_fails(task_parse(&t, "vt:hops=1x", err), KVB_ARGUMENT, "1 to 15");
+    help_fails(task_parse(&t, "vt:hops=-1", err), KVB_ARGUMENT, "1 to 15");
+    task_source source = {tokens, 1, NULL, NULL};
+    task_sample s;
+    help_ok(task_parse(&t, "kv:questions=9", err));
+    help_fails(task_make(&s, &t, &source, 200, 0, err), KVB_ARGUMENT, "does not fit into 200 tokens");
+    help_fails(task_make(&s, &t, &source, 0, 0, err), KVB_ARGUMENT, "--tokens");
+    help_ok(task_parse(&t, "niah_multikey:questions=5", err));
+    help_fails(task_make(&s, &t, &source, 4000, 0, err), KVB_ARGUMENT, "only 4 keys");
+}
+END_TEST
+
+START_TEST(lines_are_calibration_data)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    task t;
+    help_ok(task_parse(&t, "niah_multivalue", err));
+    task_sample s = make("niah_multivalue", 2000, 4, 0);
+    help_ok(task_write_jsonl(to, &t, &s, 4, err));
+    fclose(to);
+    calib_file file;
+    help_ok(calib_parse(&file, text, size, "tasks.jsonl", err));
+    ck_assert_uint_eq(file.count, 1);
+    ck_assert_str_eq(file.contexts[0].context, s.context);
+    ck_assert_str_eq(file.contexts[0].sample_id, s.id);
+    ck_assert_str_eq(file.contexts[0].answer_prefix, "");
+    ck_assert_str_eq(file.contexts[0].questions[0].text, s.questions[0].text);
+    ck_assert(task_score(TASK_ALL, file.contexts[0].questions[0].answer, s.questions[0].gold, s.questions[0].n_gold) ==
+              1);
+    calib_free(&file);
+    task_sample_free(&s);
+    free(text);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, lengths_and_seeds);
+    tcase_add_test(tc, needles_stand_in_the_hay);
+    tcase_add_test(tc, chains_can_be_followed);
+    tcase_add_test(tc, counts_are_true);
+    tcase_add_test(tc, pairs_are_json);
+    tcase_add_test(tc, texts_keep_questions_that_they_answer);
+    tcase_add_test(tc, scores);
+    tcase_add_test(tc, specs);
+    tcase_add_test(tc, lines_are_calibration_data);
+}
+
+UNIT_MAIN("tasks", fill)

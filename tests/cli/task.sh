@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# kvbudget task on the tiny model: the same seed gives the same bytes, and the rest of the chain takes them.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+tiny_model tiny.gguf
+expect 0 'task --list' task --list
+says 'the list names tasks and parameters' '^niah_multikey '
+says 'with their ranges' ':keys=4 \(2 to 256\)'
+TASKS=(-t niah_single -t niah_multikey:questions=2 -t vt -t fwe -t kv:uuid=0)
+expect 0 'task -o' task tiny.gguf "${TASKS[@]}" -n 900 -c 2 -s 5 -o a.jsonl
+expect 0 'task -o again' task tiny.gguf "${TASKS[@]}" -n 900 -c 2 -s 5 -o b.jsonl
+same 'the same seed, the same bytes' a.jsonl b.jsonl
+expect 0 'task -o, another seed' task tiny.gguf "${TASKS[@]}" -n 900 -c 2 -s 6 -o c.jsonl
+if cmp -s a.jsonl c.jsonl; then not_ok 'another seed, other bytes'; else ok 'another seed, other bytes'; fi
+json 'a line has what scoring needs' <(head -n 1 a.jsonl) \
+    'j["task"] == "niah_single" and j["seed"] == 5 and j["n_tokens"] <= 900 and j["gold"][0][0] in j["context"] and j["gold"][0][0] in j["answers"][0]'
+expect 0 'profile takes the tasks' profile tiny.gguf a.jsonl --metric keydiff -o run.h5 --quiet
+exists 'their record' run.h5
+expect 0 'task --answer' task tiny.gguf -t niah_multikey:questions=2 -n 600 -c 2 --answer --verbose
+says 'every answer with its score' 'niah_multikey-600-1-1 question 2: score [01].00, expected "[0-9]{7}", found'
+says 'and the mean' '^niah_multikey:questions=2 +[0-9]+ tokens +4 questions +score +[0-9.]+'
+tiny_texts() { printf '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": [" Oslo."]}\n'; }
+tiny_texts >texts.jsonl
+expect 0 'task qa' task tiny.gguf -t qa --texts texts.jsonl --answer
+says 'one text, one question' '^qa .* 1 questions'
+fails 'a task that does not exist' 'there are niah_single' task tiny.gguf -t needle -n 100 -o x.jsonl
+fails 'a length that is too short' 'does not fit into 20 tokens' task tiny.gguf -t vt -n 20 -o x.jsonl
+if [ -e x.jsonl ]; then not_ok 'a failure leaves no file'; else ok 'a failure leaves no file'; fi
+fails 'qa without texts' '--texts' task tiny.gguf -t qa -o x.jsonl
+misused 'nothing to do' 'nothing to do' task tiny.gguf -t vt -n 500
+misused 'no task' 'expected: kvbudget task' task tiny.gguf -n 500 -o x.jsonl
+end
