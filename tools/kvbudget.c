@@ -180,11 +180,8 @@ static int run(int argc, char **argv)
     }
     const cli_command *command = find_command(name);
     if (!command) return unknown_command(name);
-<<<<<<< HEAD
-    if (command == &cmd_profile || command == &cmd_solve || command == &cmd_eval || command == &cmd_logits)
-=======
-    if (command == &cmd_profile || command == &cmd_solve || command == &cmd_logits || command == &cmd_task)
->>>>>>> 167fddd (kvbudget task: samples as calibration data, and what the model solves with its full cache)
+    if (command == &cmd_profile || command == &cmd_solve || command == &cmd_eval || command == &cmd_logits ||
+        command == &cmd_task)
         spin_less(argv);
     return command->run(command, argc - 1, argv + 1);
 }
