@@ -41,6 +41,17 @@ CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null)
 CHECK_LIBS   := $(shell pkg-config --libs check 2>/dev/null)
 LIBS     := $(PKG_LIBS) -ldnnl -lm
 
+# MPI shares a profile out among processes (mpirun -n N kvbudget profile ...). Found: built in, and touched only by processes that a
+# launcher started. Not found, or `make MPI=0`: tools/ranks_none.c instead of tools/ranks_mpi.c.
+MPI      ?= $(if $(shell pkg-config --exists ompi-c 2>/dev/null && echo yes),1,0)
+ifeq ($(MPI),1)
+FLAGS_tools_ranks_mpi := $(patsubst -I%,-isystem %,$(shell pkg-config --cflags ompi-c 2>/dev/null))
+MPI_LIBS   := $(shell pkg-config --libs ompi-c 2>/dev/null)
+NO_MPI_SRC := tools/ranks_none.c
+else
+NO_MPI_SRC := tools/ranks_mpi.c
+endif
+
 # -MMD -MP: headers are dependencies, found by the compiler.
 COMPILE  = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 
@@ -57,7 +68,7 @@ FUZZ_CFLAGS  := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address
 # ---------------------------------------------------------------------------------------------------------------------------
 # An arrow between two folders is always a file on disk: solver and profiler never include each other (checked by `make lint`).
 MODULES  := runtime formats solver profiler evaluator
-OBJ       = $(patsubst %.c,$(BUILD)/%.o,$(sort $(wildcard $(1)/*.c)))
+OBJ       = $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(NO_MPI_SRC),$(sort $(wildcard $(1)/*.c))))
 LIB       = $(BUILD)/lib$(1)-module.a
 
 DEPS_runtime  := runtime
@@ -78,7 +89,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all help deps quickstart check check-inner check-build check-long san fuzz fuzz-build bench lint format golden showconfig install uninstall clean
+.PHONY: all help deps deps-base quickstart check check-inner check-build check-long san fuzz fuzz-build bench lint format golden showconfig install uninstall clean
 
 ##: make quickstart   install what is missing, build, get the default model, profile, solve, write tables, show the budgets
 ##: make check        install what is missing, build, run all tests: unit, command line, real model, sanitised, fuzz corpora
@@ -96,7 +107,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 ##: make install      to PREFIX=/usr/local, below DESTDIR; `make uninstall` removes the same files
 ##: make clean        remove the build folders (never downloads or results)
 ##:
-##: Variables: CC CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON WERROR=-Werror V=1 (show commands)
+##: Variables: CC CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON WERROR=-Werror V=1 (show commands) MPI=0 (without)
 
 all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(TINY)
 
@@ -104,6 +115,9 @@ help:
 	@sed -n 's/^##: \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 deps:
+	@tools/install-deps.sh $(if $(findstring command,$(origin MPI)),$(if $(filter 1,$(MPI)),mpi),mpi)
+
+deps-base:
 	@tools/install-deps.sh
 
 showconfig:
@@ -112,6 +126,7 @@ showconfig:
 	@for p in $(PKGS) check; do printf '%-12s %s\n' "$$p" "$$(pkg-config --modversion "$$p" 2>/dev/null || echo 'missing: run make deps')"; done
 	@printf '%-12s %s\n' oneDNN "$$(printf '#include <oneapi/dnnl/dnnl_version.h>\nDNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH\n' \
 	    | $(CC) $(CPPFLAGS) -E -P - 2>/dev/null | tail -n 1 | tr ' ' . | grep '[0-9]' || echo 'missing: run make deps')"
+	@printf '%-12s %s\n' MPI '$(if $(filter 1,$(MPI)),$(shell pkg-config --modversion ompi-c 2>/dev/null) (OpenMPI),not built in)'
 	@printf '%-12s %s\n' fuzzing '$(if $(FUZZ_CC),$(FUZZ_CC) if it links libFuzzer,clang not found: corpora are replayed with $(CC))'
 	@printf '%-12s %s\n' lint "$$(for t in clang-format shellcheck cppcheck nm; do command -v $$t >/dev/null && printf '%s ' $$t || printf '(no %s) ' $$t; done)"
 
@@ -119,7 +134,7 @@ showconfig:
 # Objects and module archives. $(BUILD)/flags changes when the flags do, so a build folder never mixes two kinds of objects.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
-	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS))' > $@
+	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS) MPI=$(MPI))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS) MPI=$(MPI))' > $@
 FORCE:
 
 ifeq ($(PKG_LIBS),)
@@ -141,7 +156,7 @@ $(foreach m,$(MODULES),$(eval $(call module,$(m))))
 
 $(BUILD)/kvbudget: $(call OBJ,tools) $(foreach m,$(DEPS_tools),$(call LIB,$(m)))
 	$(SAY) LD $@
-	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $^ $(LIBS)
+	$(Q)$(CC) $(CFLAGS) $(LDFLAGS) -fopenmp -o $@ $^ $(LIBS) $(MPI_LIBS)
 
 # The public library is runtime/ alone. -fvisibility=hidden leaves only what the header marks KVB_API in the shared one; for the static
 # one the objects are merged and hidden names made local, so that they cannot clash with those of the program that links it.
@@ -181,7 +196,7 @@ define unit
 $(BUILD)/tests/$(1): tests/unit/$(1).c tests/unit/unit.h $(BUILD)/flags $(call unit_objects,$(1)) $(call module_libs,$(1))
 	@mkdir -p $$(@D)
 	$(SAY) LD $$@
-	$(Q)$(COMPILE) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(call unit_objects,$(1)) $(call module_libs,$(1)) $(LDFLAGS) $(CHECK_LIBS) $(LIBS)
+	$(Q)$(COMPILE) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(call unit_objects,$(1)) $(call module_libs,$(1)) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) $(if $(call unit_objects,$(1)),$(MPI_LIBS))
 endef
 $(foreach t,$(notdir $(basename $(UNIT_SRC))),$(eval $(call unit,$(t))))
 
@@ -236,7 +251,7 @@ bench: deps
 golden: all
 	@PYTHON=$(PYTHON) tests/golden/regenerate.sh
 
-quickstart: deps
+quickstart: deps-base
 	@$(MAKE) --no-print-directory -j$(JOBS) all
 	@BUILD=$(BUILD) tools/quickstart.sh
 

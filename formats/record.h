@@ -29,7 +29,7 @@ typedef struct record_shape {
 
 typedef struct record_writer record_writer;
 
-typedef enum record_start { RECORD_NEW, RECORD_RESUME, RECORD_REPLACE } record_start;
+typedef enum record_start { RECORD_NEW, RECORD_RESUME, RECORD_REPLACE, RECORD_JOIN } record_start;
 
 typedef struct record_question {
     // [L,G,T], finite and >= 0; NULL exactly when n_queries is 0 (nothing was decoded, e.g. EOS came first).
@@ -50,6 +50,8 @@ typedef struct record_question {
 // there. RECORD_RESUME: goes on where the last run stopped (also on a finished record, whose contexts and questions
 // then count as there). Another shape, or any attribute that differs, is KVB_MISMATCH naming the attribute and both
 // values. A folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
+// RECORD_JOIN: puts into the folder that another process of the same run has begun and holds; such a writer cannot
+// finish the record. Parts are files of their own, put in place atomically, so writers need not know of each other.
 kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes,
                         record_start start, kvb_error *err);
 
@@ -122,3 +124,23 @@ kvb_status record_read_suffix(record *r, size_t i, size_t question_index, int32_
                               kvb_error *err);
 kvb_status record_read_answer(record *r, size_t i, size_t question_index, int32_t *out /* [n_answer] */,
                               kvb_error *err);
+
+// ---- Shards: the records of one run that was shared out among processes which cannot see each other's files ----
+
+// A context of the whole run, in calibration order; its questions are 0 .. n_questions - 1.
+typedef struct record_whole {
+    const char *id;
+    uint32_t n_questions;
+} record_whole;
+
+// Adds to the attributes of a shard which one it is (1 .. n_shards) and what the whole is, so that record_merge knows
+// what is missing. KVB_UNSUPPORTED when the list of contexts does not fit into an attribute (1 MiB of text).
+kvb_status record_mark_shard(cJSON *attributes, uint32_t shard, uint32_t n_shards, const record_whole *all, size_t n,
+                             kvb_error *err);
+const char *record_shard(const record *r); // "3/8", or NULL: not a shard
+
+// Puts shards together: the bytes are those of the record that one process would have written. What two shards both
+// have must be equal bit by bit. KVB_MISMATCH: shards of different runs, other contents for the same thing, anything
+// missing (named), or `path` exists and not `replace`. Whole records of the same run are taken as well; where no input
+// is a shard, nothing tells whether something is missing. On failure nothing is left behind.
+kvb_status record_merge(const char *path, const char *const *inputs, size_t n, bool replace, kvb_error *err);

@@ -1,5 +1,6 @@
 // What the reader, the writer and the assembler of records share. formats/README.md gives the layout.
 #pragma once
+#include "formats/atomic_file.h"
 #include "formats/h5_io.h"
 #include "formats/record.h"
 
@@ -29,6 +30,13 @@ kvb_status record_tokens_check(const record_shape *shape, uint64_t n_tokens, con
 kvb_status record_attributes_check(const cJSON *attributes, const char *name, kvb_error *err);
 kvb_status record_root_write(const h5_file *f, const record_shape *shape, const cJSON *attributes, kvb_error *err);
 kvb_status record_root_read(const h5_file *f, record_shape *shape, cJSON **attributes, kvb_error *err);
+
+// The first thing in which two roots differ.
+typedef struct root_difference {
+    char name[80], held[80], given[80];
+} root_difference;
+bool record_root_differs(root_difference *out, const record_shape *held_shape, const cJSON *held,
+                         const record_shape *given_shape, const cJSON *given);
 
 // KVB_MISMATCH naming the first thing in which what `name` holds (first pair) differs from what is given now (second
 // pair).
@@ -66,7 +74,8 @@ void parts_remove(const char *folder);
 
 struct record_writer {
     char *path, *folder;
-    int lock; // descriptor
+    int lock;    // descriptor
+    bool joined; // another process holds the folder
     record_shape shape;
     cJSON *attributes;
     int deflate;  // level for the assembled record
@@ -76,3 +85,25 @@ struct record_writer {
 // Opens /contexts/<id>, or /contexts/<id>/questions/<number> when `number` is given, for reading.
 kvb_status record_open_context(hid_t *out, const h5_file *f, const char *id, kvb_error *err);
 kvb_status record_open_question(hid_t *out, const h5_file *f, hid_t context, uint32_t number, kvb_error *err);
+
+// ---- One record out of pieces of other files (record_copy.c) ----
+
+typedef struct record_output {
+    atomic_file file;
+    h5_file h5;
+    record_shape shape;
+    int deflate;
+    hid_t contexts, context, questions; // the groups that are open; the last two of the context under way
+    uint32_t n_tokens, n_contexts;      // T of the context under way; contexts so far
+    float *layer;                       // buffer [G,T]
+} record_output;
+
+// `bytes`: the size of all that will be copied, reserved on the disk first. record_output_end must follow, also after a
+// failure: it puts the record in place when `status` is KVB_OK, and leaves nothing behind when it is not.
+kvb_status record_output_begin(record_output *out, const char *path, const record_shape *shape, const cJSON *attributes,
+                               int deflate, uint64_t bytes, kvb_error *err);
+kvb_status record_output_end(record_output *out, kvb_status status, kvb_error *err);
+// Copies tokens and scores of context `id`, which becomes the next one; then its questions, by number.
+kvb_status record_output_context(record_output *out, const char *id, const h5_file *from, kvb_error *err);
+kvb_status record_output_question(record_output *out, const char *id, uint32_t number, const h5_file *from,
+                                  kvb_error *err);

@@ -148,16 +148,18 @@ static bool same_value(const cJSON *a, const cJSON *b)
     return cJSON_IsBool(b) && cJSON_IsTrue(a) == cJSON_IsTrue(b);
 }
 
-kvb_status record_root_compare(const record_shape *held_shape, const cJSON *held, const record_shape *given_shape,
-                               const cJSON *given, const char *name, kvb_error *err)
+bool record_root_differs(root_difference *out, const record_shape *held_shape, const cJSON *held,
+                         const record_shape *given_shape, const cJSON *given)
 {
     uint32_t a[SHAPE_FIELDS], b[SHAPE_FIELDS];
     shape_to_array(a, held_shape);
     shape_to_array(b, given_shape);
     for (int i = 0; i < SHAPE_FIELDS; i++) {
-        if (a[i] != b[i])
-            return kvb_fail(err, KVB_MISMATCH, "%s: begun with %s = %u, now %u; give the same model or another name",
-                            name, shape_names[i], a[i], b[i]);
+        if (a[i] == b[i]) continue;
+        snprintf(out->name, sizeof out->name, "%s", shape_names[i]);
+        snprintf(out->held, sizeof out->held, "%u", a[i]);
+        snprintf(out->given, sizeof out->given, "%u", b[i]);
+        return true;
     }
     const cJSON *sides[] = {held, given}, *item;
     for (int side = 0; side < 2; side++) {
@@ -165,12 +167,21 @@ kvb_status record_root_compare(const record_shape *held_shape, const cJSON *held
         {
             const cJSON *other = cJSON_GetObjectItemCaseSensitive(sides[1 - side], item->string);
             if (same_value(item, other)) continue;
-            char was[80], is[80];
-            describe(was, sizeof was, side == 0 ? item : other);
-            describe(is, sizeof is, side == 0 ? other : item);
-            return kvb_fail(err, KVB_MISMATCH, "%s: begun with %s = %s, now %s; give the same options or another name",
-                            name, item->string, was, is);
+            snprintf(out->name, sizeof out->name, "%s", item->string);
+            describe(out->held, sizeof out->held, side == 0 ? item : other);
+            describe(out->given, sizeof out->given, side == 0 ? other : item);
+            return true;
         }
     }
-    return KVB_OK;
+    return false;
+}
+
+kvb_status record_root_compare(const record_shape *held_shape, const cJSON *held, const record_shape *given_shape,
+                               const cJSON *given, const char *name, kvb_error *err)
+{
+    root_difference d;
+    if (!record_root_differs(&d, held_shape, held, given_shape, given)) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s: begun with %s = %s, now %s; give the same model and options or another name", name, d.name,
+                    d.held, d.given);
 }

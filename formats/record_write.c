@@ -69,8 +69,26 @@ static kvb_status open_base(record_writer *w, kvb_error *err)
     return record_root_compare(&w->base->shape, w->base->attributes, &w->shape, w->attributes, w->path, err);
 }
 
+// The process that holds the folder has made it, cleaned it, and decided whether it extends a finished record.
+static kvb_status join(record_writer *w, kvb_error *err)
+{
+    char *head = parts_head_path(w->folder);
+    if (!head) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
+    kvb_status status = KVB_OK;
+    if (!path_exists(head))
+        status = kvb_fail(err, KVB_IO,
+                          "%s: the folder of the run is not to be seen here; all processes need one file "
+                          "system, or --shard and kvbudget merge",
+                          w->folder);
+    if (status == KVB_OK) status = compare_head(w, head, err);
+    if (status == KVB_OK && !parts_replace(w->folder)) status = open_base(w, err);
+    free(head);
+    return status;
+}
+
 static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
 {
+    if (start == RECORD_JOIN) return join(w, err);
     // Looked at before the folder is made, so that a refusal leaves nothing behind, and again when no one else can
     // write.
     kvb_status status = start == RECORD_NEW ? refuse_existing(w, err) : KVB_OK;
@@ -104,6 +122,7 @@ kvb_status record_begin(record_writer **out, const char *path, const record_shap
     record_writer *w = calloc(1, sizeof *w);
     if (!w) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
     w->lock = -1;
+    w->joined = start == RECORD_JOIN;
     w->shape = *shape;
     w->path = strdup(path);
     w->folder = parts_path(path);

@@ -16,7 +16,8 @@ typedef struct dev {
 
 static inline dev dev_at(dev base, size_t offset)
 {
-    return (dev){base.address + offset};
+    dev at = {base.address + offset};
+    return at;
 }
 
 // A weight matrix in the layout that the backend likes best. y = x W^T for W [out, in] as model files store it.
@@ -68,6 +69,13 @@ typedef struct backend_limits {
 typedef struct backend {
     const char *name;
     const char *summary;
+
+    // --- device ---
+    // Starts it, once; model_open calls it before anything else. Fails with what is missing, in one line: no device, no driver.
+    kvb_status (*open)(kvb_error *err);
+    // Operations may return before the device is done, and none reports an error: after the first one that fails all the others do
+    // nothing, downloads give zeros, and check says what it was, each time it is asked. Waits for the device.
+    kvb_status (*check)(kvb_error *err);
 
     // --- memory. alloc gives zeroed floats, or {NULL} when there are none left; release accepts {NULL}. ---
     dev (*alloc)(size_t n_floats);

@@ -524,6 +524,8 @@ static void cpu_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, atte
 const backend backend_cpu = {
     .name = "cpu",
     .summary = "oneDNN and OpenMP, float32",
+    .open = host_open,
+    .check = host_check,
     .alloc = host_alloc,
     .release = host_release,
     .upload = host_upload,

@@ -216,6 +216,8 @@ static void ref_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, atte
 const backend backend_ref = {
     .name = "ref",
     .summary = "plain C with double sums: the judge of the others, slow",
+    .open = host_open,
+    .check = host_check,
     .alloc = host_alloc,
     .release = host_release,
     .upload = host_upload,

@@ -331,7 +331,7 @@ kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, co
                             c->n_layers);
     }
     if (logits) project_logits(f, f->x, n_tokens, logits);
-    return KVB_OK;
+    return f->b->check(err);
 }
 
 void forward_begin_questions(forward *f, uint32_t n_questions)
@@ -397,7 +397,7 @@ kvb_status forward_rows(forward *f, const decode_row *rows, const int32_t *ids, 
                        dev_at(f->x, (size_t)(logit_rows[done] - first) * c->width), c->width);
         project_logits(f, f->picked, done - from, logits + (size_t)from * c->vocabulary);
     }
-    return KVB_OK;
+    return f->b->check(err);
 }
 
 void forward_importance(const forward *f, uint32_t question, float *out)

@@ -307,7 +307,8 @@ kvb_status model_open(model **out, const char *path, const backend *device, kvb_
 {
     *out = NULL;
     loader in = {0};
-    kvb_status status = gguf_open(&in.file, path, err);
+    kvb_status status = device->open(err);
+    if (status == KVB_OK) status = gguf_open(&in.file, path, err);
     if (status != KVB_OK) return status;
     in.m = calloc(1, sizeof *in.m);
     if (!in.m) status = kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
@@ -320,6 +321,7 @@ kvb_status model_open(model **out, const char *path, const backend *device, kvb_
                           path, tokenizer_size(in.m->tokens), in.m->config.vocabulary);
     if (status == KVB_OK) status = sha256_hex(in.file.map.data, in.file.map.size, in.m->sha256, err);
     if (status == KVB_OK) status = load_all(&in, err);
+    if (status == KVB_OK) status = device->check(err);
     free(in.values);
     free(in.swapped);
     gguf_close(&in.file);

@@ -224,6 +224,8 @@ static kvb_status write_question(run *r, const profile_context *c, const active 
         if (r->watch) r->watch->message(r->watch->context, text);
     } else {
         forward_importance(r->f, slot, r->importance);
+        kvb_status status = r->m->device->check(err);
+        if (status != KVB_OK) return status;
         for (size_t j = 0; j < n; j++)
             if (!isfinite(r->importance[j]))
                 return kvb_fail(err, KVB_NUMERIC, "sample %s, question %u: importance %zu is not finite", c->id,
@@ -266,54 +268,104 @@ static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, ui
     return status;
 }
 
-static kvb_status run_context(run *r, const profile_context *c, kvb_error *err)
+// The context's scores, where the record does not have them: another process may have prefilled the same context for
+// other questions, but its numbers are the same.
+static kvb_status write_context(run *r, const profile_context *c, kvb_error *err)
+{
+    if (record_writer_has_context(r->record, c->id)) return KVB_OK;
+    const char **names = calloc(r->o->n_metrics + 1, sizeof *names);
+    double start = now();
+    if (!names) return kvb_fail(err, KVB_MEMORY, "no memory for %zu metrics", r->o->n_metrics);
+    for (size_t i = 0; i < r->o->n_metrics; i++) names[i] = r->o->metrics[i].spec;
+    kvb_status status = record_put_context(r->record, c->id, c->ids, c->n_tokens, names,
+                                           (const float *const *)r->scores, r->o->n_metrics, err);
+    r->times->writing += now() - start;
+    free(names);
+    return status;
+}
+
+static double piece_rows(const profile_context *c, const profile_piece *p)
+{
+    double rows = c->n_tokens;
+    for (uint32_t q = p->first; q < p->first + p->count; q++) rows += c->questions[q].tail;
+    return rows;
+}
+
+static kvb_status run_piece(run *r, const profile_context *c, const profile_piece *p, kvb_error *err)
 {
     bool complete = record_writer_has_context(r->record, c->id);
-    double rows = c->n_tokens;
-    for (uint32_t q = 0; q < c->n_questions; q++) {
-        complete = complete && record_writer_has_question(r->record, c->id, q);
-        rows += c->questions[q].tail;
-    }
-    if (complete) return advance(r, rows) ? KVB_OK : kvb_fail(err, KVB_INTERRUPTED, "stopped before sample %s", c->id);
+    uint32_t end = p->first + p->count;
+    for (uint32_t q = p->first; q < end; q++) complete = complete && record_writer_has_question(r->record, c->id, q);
+    if (complete)
+        return advance(r, piece_rows(c, p)) ? KVB_OK
+                                            : kvb_fail(err, KVB_INTERRUPTED, "stopped before sample %s", c->id);
     kvb_status status = prefill(r, c, err);
-    if (status == KVB_OK && !record_writer_has_context(r->record, c->id)) {
-        const char **names = calloc(r->o->n_metrics + 1, sizeof *names);
-        double start = now();
-        if (!names) return kvb_fail(err, KVB_MEMORY, "no memory for %zu metrics", r->o->n_metrics);
-        for (size_t i = 0; i < r->o->n_metrics; i++) names[i] = r->o->metrics[i].spec;
-        status = record_put_context(r->record, c->id, c->ids, c->n_tokens, names, (const float *const *)r->scores,
-                                    r->o->n_metrics, err);
-        r->times->writing += now() - start;
-        free(names);
-    }
-    for (uint32_t first = 0; status == KVB_OK && first < c->n_questions; first += r->job->max_questions) {
-        uint32_t left = c->n_questions - first;
+    if (status == KVB_OK) status = write_context(r, c, err);
+    for (uint32_t first = p->first; status == KVB_OK && first < end; first += r->job->max_questions) {
+        uint32_t left = end - first;
         status = run_batch(r, c, first, left < r->job->max_questions ? left : r->job->max_questions, err);
     }
+    return status;
+}
+
+kvb_status profile_run_share(const model *m, const profile_job *job, const profile_options *o,
+                             const profile_share *share, record_writer *writer, const profile_watch *watch,
+                             profile_times *times, kvb_error *err)
+{
+    run r = {.m = m, .job = job, .o = o, .record = writer, .watch = watch, .times = times};
+    memset(times, 0, sizeof *times);
+    if (share->n == 0) return KVB_OK;
+    for (size_t i = 0; i < share->n; i++)
+        r.total += piece_rows(&job->contexts[share->pieces[i].context], &share->pieces[i]);
+    kvb_status status = open_buffers(&r, err);
+    for (size_t i = 0; status == KVB_OK && i < share->n; i++)
+        status = run_piece(&r, &job->contexts[share->pieces[i].context], &share->pieces[i], err);
+    close_buffers(&r);
+    return status;
+}
+
+static bool has_piece(const profile_share *share, size_t context)
+{
+    for (size_t i = 0; i < share->n; i++)
+        if (share->pieces[i].context == context) return true;
+    return false;
+}
+
+// Without a share every question must be there; a share's own pieces are there when its run has ended well.
+static kvb_status check_questions(const profile_context *c, const record_writer *writer, kvb_error *err)
+{
+    for (uint32_t q = 0; q < c->n_questions; q++)
+        if (!record_writer_has_question(writer, c->id, q))
+            return kvb_fail(err, KVB_MISMATCH, "sample %s: question %u is missing in the record; go on with --resume",
+                            c->id, q + 1);
+    return KVB_OK;
+}
+
+kvb_status profile_finish(const profile_job *job, const profile_share *share, record_writer *writer, kvb_error *err)
+{
+    const char **ids = calloc(job->n_contexts + 1, sizeof *ids);
+    if (!ids) return kvb_fail(err, KVB_MEMORY, "no memory for %zu context ids", job->n_contexts);
+    kvb_status status = KVB_OK;
+    size_t n = 0;
+    for (size_t i = 0; i < job->n_contexts && status == KVB_OK; i++) {
+        if (share && !has_piece(share, i)) continue;
+        if (!share) status = check_questions(&job->contexts[i], writer, err);
+        ids[n++] = job->contexts[i].id;
+    }
+    if (status == KVB_OK) status = record_finish(writer, ids, n, err);
+    free(ids);
     return status;
 }
 
 kvb_status profile_run(const model *m, const profile_job *job, const profile_options *o, record_writer *writer,
                        const profile_watch *watch, profile_times *times, kvb_error *err)
 {
-    run r = {.m = m,
-             .job = job,
-             .o = o,
-             .record = writer,
-             .watch = watch,
-             .times = times,
-             .total = (double)(job->n_rows + job->n_context_tokens)};
-    memset(times, 0, sizeof *times);
-    kvb_status status = open_buffers(&r, err);
-    for (size_t i = 0; status == KVB_OK && i < job->n_contexts; i++) status = run_context(&r, &job->contexts[i], err);
-    close_buffers(&r);
-    if (status != KVB_OK) return status;
-    const char **ids = calloc(job->n_contexts, sizeof *ids);
-    if (!ids) return kvb_fail(err, KVB_MEMORY, "no memory for %zu context ids", job->n_contexts);
-    for (size_t i = 0; i < job->n_contexts; i++) ids[i] = job->contexts[i].id;
+    profile_share all;
+    kvb_status status = profile_share_out(&all, m, job, NULL, 1, 0, err);
+    if (status == KVB_OK) status = profile_run_share(m, job, o, &all, writer, watch, times, err);
+    profile_share_free(&all);
     double start = now();
-    status = record_finish(writer, ids, job->n_contexts, err);
+    if (status == KVB_OK) status = profile_finish(job, NULL, writer, err);
     times->writing += now() - start;
-    free(ids);
     return status;
 }

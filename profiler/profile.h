@@ -79,6 +79,40 @@ typedef struct profile_watch {
     void *context;
 } profile_watch;
 
-// Runs what the record does not have yet and finishes the record.
+// ---- Sharing out (profile_share.c) ----
+
+// A stretch of one context's questions, run after one prefill. Questions in it that are done already are left out.
+typedef struct profile_piece {
+    uint32_t context, first, count; // questions [first, first + count); count 0: the context's scores alone
+} profile_piece;
+
+// What one process does, in calibration order.
+typedef struct profile_share {
+    profile_piece *pieces;
+    size_t n;
+    double cost, heaviest, total; // floating-point operations: of this share, of the largest one, of all
+} profile_share;
+
+// Which contexts, then which questions (in the order of the job), are in the record already: one byte each.
+size_t profile_state_size(const profile_job *job);
+void profile_read_state(uint8_t *state, const profile_job *job, const record_writer *writer);
+
+// Share `share` (0 .. n_shares - 1) of the plan for what `state` leaves to do (NULL: everything). Depends on model, job,
+// state and n_shares alone, so that every process finds its share without asking. profile_share_free gives it back.
+kvb_status profile_share_out(profile_share *out, const model *m, const profile_job *job, const uint8_t *state,
+                             uint32_t n_shares, uint32_t share, kvb_error *err);
+void profile_share_free(profile_share *share);
+
+// ---- Running ----
+
+// Runs what the share has and the record has not.
+kvb_status profile_run_share(const model *m, const profile_job *job, const profile_options *o,
+                             const profile_share *share, record_writer *writer, const profile_watch *watch,
+                             profile_times *times, kvb_error *err);
+// Assembles the record: of all contexts, or (share) of those that a share has pieces of. KVB_MISMATCH when a question is
+// missing.
+kvb_status profile_finish(const profile_job *job, const profile_share *share, record_writer *writer, kvb_error *err);
+
+// Runs everything that the record does not have yet and finishes it.
 kvb_status profile_run(const model *m, const profile_job *job, const profile_options *o, record_writer *writer,
                        const profile_watch *watch, profile_times *times, kvb_error *err);

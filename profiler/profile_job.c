@@ -224,24 +224,6 @@ void profile_job_free(profile_job *job)
     memset(job, 0, sizeof *job);
 }
 
-double profile_flops(const model *m, const profile_job *job)
-{
-    const model_config *c = &m->config;
-    double heads = (double)c->n_heads * c->head_dim, kv = (double)c->n_kv_heads * c->head_dim, flops = 0;
-    double linear = 2.0 * c->n_layers * (2 * heads * c->width + 2 * kv * c->width + 3.0 * c->ffn_width * c->width),
-           head = 2.0 * c->width * c->vocabulary;
-    for (size_t i = 0; i < job->n_contexts; i++) {
-        double T = job->contexts[i].n_tokens;
-        flops += T * (linear + 2.0 * c->n_layers * heads * T);
-        for (uint32_t q = 0; q < job->contexts[i].n_questions; q++) {
-            const profile_question *question = &job->contexts[i].questions[q];
-            double drawn = question->answer ? 0 : question->tail - question->n_suffix + 1;
-            flops += question->tail * (linear + 4.0 * c->n_layers * heads * T) + drawn * head;
-        }
-    }
-    return flops;
-}
-
 static bool add_metrics(cJSON *to, const profile_options *o)
 {
     cJSON *all = cJSON_CreateObject();

@@ -1,8 +1,7 @@
 // kvbudget profile: calibration texts and a model in, a record out.
-#include "profiler/linalg.h"
-#include "profiler/profile.h"
 #include "runtime/fail.h"
-#include "tools/cli.h"
+#include "tools/profile_command.h"
+#include <inttypes.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,37 +11,6 @@
 
 static const char *const DEFAULT_METRICS[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
 enum { DEFAULT_METRIC_COUNT = sizeof DEFAULT_METRICS / sizeof *DEFAULT_METRICS };
-
-// The command line as given, and what is opened from it.
-typedef struct profile_command {
-    const cli_command *self;
-    cli_list metric_names;
-    const char *output, *backend_name, *bos, *pre;
-    uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads;
-    double temperature;
-    bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet;
-    profile_options options;
-    metric *metrics;
-    calib_file *files;
-    size_t n_files;
-    model *m;
-    profile_job job;
-    progress bar;
-    bool bar_is_open;
-} profile_command;
-
-static bool show_progress(void *context, double done, double total)
-{
-    profile_command *p = context;
-    progress_update(&p->bar, done, total, "tokens");
-    return !cli_stop_requested;
-}
-
-static void show_message(void *context, const char *text)
-{
-    (void)context;
-    fprintf(stderr, "warning: %s\n", text);
-}
 
 static int read_metrics(profile_command *p)
 {
@@ -62,6 +30,22 @@ static int read_metrics(profile_command *p)
     p->options.metrics = p->metrics;
     p->options.n_metrics = n;
     return EXIT_DONE;
+}
+
+static bool parse_shard(profile_command *p)
+{
+    char rest;
+    if (sscanf(p->shard, "%7" SCNu32 "/%7" SCNu32 "%c", &p->shard_index, &p->n_shards, &rest) != 2) return false;
+    return p->shard_index-- >= 1 && p->shard_index < p->n_shards && p->n_shards <= 1000000;
+}
+
+// Ranks of one machine share its cores, unless the launcher gave each its own.
+static void share_cores(const profile_command *p)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN) / p->ranks.local_size, mine = omp_get_num_procs();
+    if (p->threads) omp_set_num_threads((int)p->threads);
+    else if (p->ranks.local_size > 1 && !getenv("OMP_NUM_THREADS"))
+        omp_set_num_threads((int)(cores < 1 ? 1 : cores < mine ? cores : mine));
 }
 
 static int check_options(profile_command *p)
@@ -84,6 +68,12 @@ static int check_options(profile_command *p)
         for (const backend *const *b = backend_list; *b; b++) fprintf(stderr, "  %-6s %s\n", (*b)->name, (*b)->summary);
         return cli_usage_error(p->self, "--backend: there is no '%s'", p->backend_name);
     }
+    if (p->shard && !parse_shard(p))
+        return cli_usage_error(p->self, "--shard: expected I/N, 1 <= I <= N <= 1000000, such as 3/8; found '%s'",
+                               p->shard);
+    if (p->shard && p->ranks.size > 1)
+        return cli_usage_error(p->self, "--shard is for processes that do not know each other; under mpirun the ranks "
+                                        "share the work out themselves");
     o->draw = (sampler){p->greedy, p->temperature, p->seed};
     o->new_tokens = (uint32_t)p->new_tokens;
     o->ignore_eos = p->ignore_eos;
@@ -110,73 +100,6 @@ static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb
     return status;
 }
 
-// GFLOP/s of a product that is large enough for full speed and small enough to take a moment.
-static double measured_speed(void)
-{
-    enum { N = 768 };
-    float *a = calloc(3 * N * N, sizeof *a);
-    if (!a) return 1;
-    double best = 1e9;
-    for (int i = 0; i < 4; i++) { // the first one prepares the kernel
-        double start = seconds_now();
-        gemm(false, false, N, N, N, 1, a, N, a + N * N, N, 0, a + 2 * N * N, N);
-        double took = seconds_now() - start;
-        best = took < best ? took : best;
-    }
-    free(a);
-    return 2.0 * N * N * N / best;
-}
-
-static void print_plan(const profile_command *p)
-{
-    const model_config *c = &p->m->config;
-    const profile_job *job = &p->job;
-    double flops = profile_flops(p->m, job), speed = measured_speed();
-    double heads = (double)c->n_layers * c->n_kv_heads,
-           scores = heads * job->max_tokens * (p->options.n_metrics + 1) * sizeof(float);
-    double record_bytes = 0;
-    for (size_t i = 0; i < job->n_contexts; i++)
-        record_bytes +=
-            heads * job->contexts[i].n_tokens * (p->options.n_metrics + job->contexts[i].n_questions) * sizeof(float);
-    printf("model      %s: %u layers, %u query heads, %u KV heads, head size %u\n", c->name, c->n_layers, c->n_heads,
-           c->n_kv_heads, c->head_dim);
-    printf("work       %zu contexts, %llu tokens (longest %u), %llu questions, at most %llu decoded rows\n",
-           job->n_contexts, (unsigned long long)job->n_context_tokens, job->max_tokens,
-           (unsigned long long)job->n_pairs, (unsigned long long)job->n_rows);
-    printf("batch      %u questions at a time\n", job->max_questions);
-    printf("memory     %.2f GiB: weights %.2f, keys, values, importance and activations %.2f, scores %.2f\n",
-           ((double)model_weight_bytes(c) + (double)profile_device_bytes(p->m, job) + scores) / 0x1p30,
-           (double)model_weight_bytes(c) / 0x1p30, (double)profile_device_bytes(p->m, job) / 0x1p30, scores / 0x1p30);
-    printf("record     %.1f MB\n", record_bytes / 1e6);
-    printf(
-        "time       about %.0f s on backend cpu: %.2f TFLOP at a measured %.0f GFLOP/s, a third added for all else\n",
-        flops / speed * 4 / 3, flops / 1e12, speed / 1e9);
-}
-
-static kvb_status record_run(profile_command *p, profile_times *times, kvb_error *err)
-{
-    const model_config *c = &p->m->config;
-    record_shape shape = {c->n_layers, c->n_heads, c->n_kv_heads, c->head_dim};
-    cJSON *attributes = profile_attributes(p->m, &p->job, &p->options);
-    record_start start = p->resume ? RECORD_RESUME : p->force ? RECORD_REPLACE : RECORD_NEW;
-    record_writer *writer = NULL;
-    kvb_status status = attributes ? record_begin(&writer, p->output, &shape, attributes, start, err)
-                                   : kvb_fail(err, KVB_MEMORY, "no memory for the attributes");
-    if (status == KVB_OK) {
-        profile_watch watch = {show_progress, show_message, p};
-        progress_begin(&p->bar, "profile", p->quiet);
-        status = profile_run(p->m, &p->job, &p->options, writer, &watch, times, err);
-        if (status == KVB_OK)
-            progress_end(&p->bar, "%s: %zu contexts, %llu tokens, %llu questions, %llu recorded queries", p->output,
-                         p->job.n_contexts, (unsigned long long)p->job.n_context_tokens,
-                         (unsigned long long)p->job.n_pairs, (unsigned long long)times->queries);
-        else progress_end(&p->bar, "%s", status == KVB_INTERRUPTED ? "stopped; --resume goes on" : "failed");
-    }
-    record_writer_free(writer);
-    cJSON_Delete(attributes);
-    return status;
-}
-
 // What each metric cost; the column sums of H2O and the output norms of CriticalKV are made once for all that need them.
 static void print_scorers(const profile_command *p, const profile_times *times)
 {
@@ -186,21 +109,31 @@ static void print_scorers(const profile_command *p, const profile_times *times)
     fprintf(stderr, " shared %.2f s\n", times->extras);
 }
 
+// A rank that failed says why; of the others rank 0 says that one did.
+static int report_failure(const profile_command *p, const kvb_error *err)
+{
+    if (p->peer_failed && p->ranks.rank > 0) return EXIT_FAILED;
+    if (p->ranks.size == 1 || p->peer_failed) return cli_failed(p->self, err);
+    kvb_error named = {.status = err->status};
+    snprintf(named.message, sizeof named.message, "rank %d: %.480s", p->ranks.rank, err->message);
+    return cli_failed(p->self, &named);
+}
+
 static int run_command(profile_command *p, char **operands, size_t n)
 {
     kvb_error err = {0};
     profile_times times = {0};
-    kvb_status status = load_inputs(p, operands, n, &err);
+    kvb_status status = profile_agree(p, load_inputs(p, operands, n, &err), &err);
     if (status == KVB_OK && p->plan) {
-        print_plan(p);
+        if (p->ranks.rank == 0) profile_print_plan(p);
         return EXIT_DONE;
     }
     double start = seconds_now();
-    if (status == KVB_OK) status = record_run(p, &times, &err);
-    if (status != KVB_OK) return cli_failed(p->self, &err);
+    if (status == KVB_OK) status = profile_make_record(p, &times, &err);
+    if (status != KVB_OK) return report_failure(p, &err);
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
-    if (!p->quiet) {
+    if (!p->quiet && p->ranks.rank == 0) {
         fprintf(stderr, "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, writing %.2f; peak memory %.2f GiB\n",
                 seconds_now() - start, times.prefill, times.scorers + times.extras, times.decode, times.writing,
                 (double)usage.ru_maxrss / 0x1p20);
@@ -238,6 +171,9 @@ static int run_profile(const cli_command *self, int argc, char **argv)
         {"batch", 0, CLI_COUNT, &p.batch, "N", "decode N questions at a time (default: by memory); changes no number"},
         {"backend", 'b', CLI_TEXT, &p.backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
         {"threads", 0, CLI_COUNT, &p.threads, "N", "OpenMP threads (default: all cores); changes no number"},
+        {"shard", 0, CLI_TEXT, &p.shard, "I/N",
+         "run only the I-th of N shares of the work, as an element of a job array; `kvbudget\nmerge` puts the shards "
+         "together"},
         {"resume", 0, CLI_FLAG, &p.resume, NULL, "go on with a run that was stopped; same bytes as one that was not"},
         {"force", 0, CLI_FLAG, &p.force, NULL,
          "start again although the record exists; the old one stays until the new one is complete"},
@@ -247,6 +183,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
+    kvb_error err = {0};
+    if (ranks_begin(&p.ranks, &err) != KVB_OK) return cli_failed(self, &err);
     if (argc - first < 2)
         code =
             cli_usage_error(self, "a model and at least one calibration file are needed: kvbudget %s", self->synopsis);
@@ -254,7 +192,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && p.force && p.resume)
         code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
     if (code == EXIT_DONE) {
-        if (p.threads) omp_set_num_threads((int)p.threads);
+        share_cores(&p);
         cli_catch_signals();
         code = run_command(&p, argv + first, (size_t)(argc - first));
     }
@@ -264,6 +202,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     free(p.files);
     free(p.metrics);
     cli_list_free(&p.metric_names);
+    ranks_end();
     return code;
 }
 
@@ -282,10 +221,14 @@ const cli_command cmd_profile = {
     "context_ids, question_ids and answer_ids give tokens instead of text.\n"
     "\n"
     "Results lie in RUN.h5.parts/ until the end; a run that was stopped goes on with --resume.\n"
+    "Under `mpirun -n N` the ranks share out contexts and questions, all writing to one RUN.h5.parts/ on a common\n"
+    "file system; the record has the same bytes as that of one process. Without MPI or a common file system,\n"
+    "--shard I/N runs one share, and `kvbudget merge` does the rest.\n"
     "\n"
     "Examples:\n"
     "  kvbudget profile model.gguf calib-data/narrative-en.jsonl -o run.h5\n"
     "  kvbudget profile model.gguf logs.jsonl -o run.h5 --metric snapkv:kvpress:window=32 --metric keydiff\n"
-    "  kvbudget profile model.gguf long.jsonl -o run.h5 --plan\n",
+    "  kvbudget profile model.gguf long.jsonl -o run.h5 --plan\n"
+    "  mpirun -n 8 kvbudget profile model.gguf calib.jsonl -o run.h5\n",
     run_profile,
 };

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Installs what kvbudget needs on Debian and its relatives. Asks for each thing itself, not for its package, so libraries that came
 # another way count too. When nothing is missing it is silent, quick and never touches the network.
+# With the argument `mpi` also OpenMPI, which a run on one machine does not need: where it cannot be had, only a line says so.
 set -u
 
 CC=${CC:-gcc}
@@ -34,9 +35,17 @@ missing_packages() {
 
 certificates() { [ -s "${SSL_CERT_FILE:-/etc/ssl/certs/ca-certificates.crt}" ] || [ -d /etc/pki/tls/certs ]; }
 
+optional_packages() {
+    [ "${1:-}" = mpi ] || return 0
+    probe libopenmpi-dev pkg-config --exists ompi-c
+    probe openmpi-bin command -v mpirun
+}
+
 missing=$(missing_packages | tr '\n' ' ')
 missing=${missing% }
-[ -n "$missing" ] || exit 0
+optional=$(optional_packages "$@" | tr '\n' ' ')
+optional=${optional% }
+[ -n "$missing$optional" ] || exit 0
 
 if [ "$(id -u)" = 0 ]; then
     as_root=
@@ -45,7 +54,12 @@ elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
 else
     as_root=none
 fi
+without_optional() { echo "kvbudget: goes on without $optional: no mpirun, and its tests are skipped" >&2; }
 if [ "$as_root" = none ] || ! command -v apt-get >/dev/null 2>&1; then
+    if [ -z "$missing" ]; then
+        without_optional
+        exit 0
+    fi
     {
         echo "kvbudget: these Debian packages (or what your system calls them) are missing:"
         echo "    $missing"
@@ -59,14 +73,18 @@ if [ "$as_root" = none ] || ! command -v apt-get >/dev/null 2>&1; then
     exit 1
 fi
 
-echo "Installing: $missing"
+echo "Installing: $missing${missing:+ }$optional"
 # An update that fails (one unreachable source among several) need not stop the installation; apt-get install says if it does.
 $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq update || echo "kvbudget: apt-get update failed; trying to install anyway" >&2
-# shellcheck disable=SC2086 # both are lists of words
-if ! $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends $missing >/dev/null; then
+# shellcheck disable=SC2086 # a list of words
+install_all() { [ $# = 0 ] || $as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" >/dev/null; }
+# shellcheck disable=SC2086 # a list of words
+if ! install_all $missing; then
     echo "kvbudget: apt-get could not install: $missing" >&2
     exit 1
 fi
+# shellcheck disable=SC2086 # a list of words
+install_all $optional || without_optional
 
 missing=$(missing_packages | tr '\n' ' ')
 missing=${missing% }

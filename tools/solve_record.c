@@ -184,6 +184,10 @@ void warn_of_pairs(const metric_job *job)
 kvb_status select_from_record(solve_command *s, kvb_error *err)
 {
     kvb_status status = record_open(&s->r, s->path, err);
+    if (status == KVB_OK && record_shard(s->r))
+        status =
+            kvb_fail(err, KVB_MISMATCH, "%s: is shard %.20s of a run; put all shards together first (kvbudget merge)",
+                     s->path, record_shard(s->r));
     if (status == KVB_OK) status = select_contexts(s, err);
     if (status == KVB_OK) status = select_metrics(s, err);
     return status;

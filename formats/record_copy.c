@@ -1,0 +1,132 @@
+// Writing one record out of pieces of other HDF5 files: parts, finished records, shards.
+#include "record_internal.h"
+#include "runtime/fail.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+// Room for the HDF5 structures of the whole; those of the pieces are larger than what becomes of them.
+enum { RECORD_OVERHEAD = 1 << 20 };
+
+kvb_status record_output_begin(record_output *out, const char *path, const record_shape *shape, const cJSON *attributes,
+                               int deflate, uint64_t bytes, kvb_error *err)
+{
+    *out = (record_output){.h5 = {-1, NULL, 0}, .shape = *shape, .deflate = deflate};
+    out->contexts = out->context = out->questions = -1;
+    kvb_status status = atomic_file_begin(&out->file, path, err);
+    if (status != KVB_OK) return status;
+    status = h5_create(&out->h5, out->file.temp_path, path, bytes + RECORD_OVERHEAD, err);
+    if (status == KVB_OK) status = record_root_write(&out->h5, shape, attributes, err);
+    if (status == KVB_OK) status = h5_make_group(&out->contexts, &out->h5, out->h5.id, "contexts", err);
+    return status;
+}
+
+static void close_context(record_output *out)
+{
+    h5_release(out->questions);
+    h5_release(out->context);
+    out->questions = out->context = -1;
+}
+
+kvb_status record_output_end(record_output *out, kvb_status status, kvb_error *err)
+{
+    close_context(out);
+    h5_release(out->contexts);
+    kvb_status closed = h5_close(&out->h5, status == KVB_OK ? err : NULL);
+    if (status == KVB_OK) status = closed;
+    if (status == KVB_OK) status = atomic_file_commit(&out->file, err);
+    else atomic_file_abandon(&out->file);
+    free(out->layer);
+    out->layer = NULL;
+    return status;
+}
+
+static kvb_status copy_ids(uint32_t *n, const record_output *out, hid_t to, const h5_file *from_file, hid_t from,
+                           const char *name, kvb_error *err)
+{
+    hid_t ids;
+    int32_t *values = NULL;
+    kvb_status status = h5_open_ids(&ids, n, from_file, from, name, err);
+    if (status == KVB_OK && *n > 0) {
+        values = malloc(*n * sizeof *values);
+        status = values ? h5_read_ids(from_file, ids, values, err)
+                        : kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %u ids", from_file->name, *n);
+    }
+    if (status == KVB_OK) status = h5_write_ids(&out->h5, to, name, values, *n, err);
+    free(values);
+    h5_release(ids);
+    return status;
+}
+
+static kvb_status copy_array(record_output *out, hid_t to, const h5_file *from_file, hid_t from, const char *name,
+                             kvb_error *err)
+{
+    uint32_t dims[3] = {out->shape.n_layers, out->shape.n_kv_heads, out->n_tokens};
+    hid_t source, target = -1;
+    kvb_status status = h5_open_array(&source, from_file, from, name, dims, err);
+    if (status == KVB_OK) status = h5_make_array(&target, &out->h5, to, name, dims, out->deflate, err);
+    for (uint32_t l = 0; l < dims[0] && status == KVB_OK; l++) {
+        status = h5_read_layer(from_file, source, l, out->layer, err);
+        if (status == KVB_OK) status = h5_write_layer(&out->h5, target, l, out->layer, err);
+    }
+    h5_release(target);
+    h5_release(source);
+    return status;
+}
+
+// token_ids and scores of the context under way.
+static kvb_status copy_context(record_output *out, const h5_file *from_file, hid_t from, kvb_error *err)
+{
+    hid_t scores = -1, target = -1;
+    char **metrics = NULL;
+    size_t n = 0;
+    kvb_status status = copy_ids(&out->n_tokens, out, out->context, from_file, from, "token_ids", err);
+    if (status == KVB_OK) status = record_tokens_check(&out->shape, out->n_tokens, from_file->name, err);
+    if (status == KVB_OK) {
+        free(out->layer);
+        out->layer = malloc((size_t)out->shape.n_kv_heads * out->n_tokens * sizeof *out->layer);
+        if (!out->layer) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for a layer", from_file->name);
+    }
+    if (status == KVB_OK) status = h5_open_group(&scores, from_file, from, "scores", err);
+    if (status == KVB_OK) status = h5_list(&metrics, &n, from_file, scores, err);
+    if (status == KVB_OK) status = h5_make_group(&target, &out->h5, out->context, "scores", err);
+    for (size_t i = 0; i < n && status == KVB_OK; i++)
+        status = copy_array(out, target, from_file, scores, metrics[i], err);
+    h5_free_names(metrics);
+    h5_release(target);
+    h5_release(scores);
+    return status;
+}
+
+kvb_status record_output_context(record_output *out, const char *id, const h5_file *from_file, kvb_error *err)
+{
+    hid_t from = -1;
+    close_context(out);
+    kvb_status status = h5_make_group(&out->context, &out->h5, out->contexts, id, err);
+    if (status == KVB_OK) status = h5_put_u32(&out->h5, out->context, "order", out->n_contexts++, err);
+    if (status == KVB_OK) status = h5_make_group(&out->questions, &out->h5, out->context, "questions", err);
+    if (status == KVB_OK) status = record_open_context(&from, from_file, id, err);
+    if (status == KVB_OK) status = copy_context(out, from_file, from, err);
+    h5_release(from);
+    return status;
+}
+
+kvb_status record_output_question(record_output *out, const char *id, uint32_t number, const h5_file *from_file,
+                                  kvb_error *err)
+{
+    char name[16];
+    snprintf(name, sizeof name, "%u", number);
+    hid_t context, from = -1, to = -1;
+    uint32_t n_queries = 0, ignored;
+    kvb_status status = record_open_context(&context, from_file, id, err);
+    if (status == KVB_OK) status = record_open_question(&from, from_file, context, number, err);
+    if (status == KVB_OK) status = h5_make_group(&to, &out->h5, out->questions, name, err);
+    if (status == KVB_OK) status = h5_get_u32(&n_queries, from_file, from, "n_queries", err);
+    if (status == KVB_OK) status = h5_put_u32(&out->h5, to, "n_queries", n_queries, err);
+    if (status == KVB_OK) status = copy_ids(&ignored, out, to, from_file, from, "suffix_ids", err);
+    if (status == KVB_OK) status = copy_ids(&ignored, out, to, from_file, from, "answer_ids", err);
+    if (status == KVB_OK && n_queries > 0) status = copy_array(out, to, from_file, from, "oracle", err);
+    h5_release(to);
+    h5_release(from);
+    h5_release(context);
+    return status;
+}

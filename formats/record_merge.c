@@ -1,0 +1,475 @@
+// One record out of the shards of a run that was shared out among processes which could not see each other.
+#include "names.h"
+#include "record_internal.h"
+#include "runtime/fail.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Attributes that only shards have, and that tell what the whole is: `shard` is "3/8", `shard_of` a JSON text
+// [["context id", questions], ...] of all contexts in calibration order, questions being 0 .. questions - 1.
+static const char shard_name[] = "shard", shard_of_name[] = "shard_of";
+
+// ---- Marking shards ----
+
+kvb_status record_mark_shard(cJSON *attributes, uint32_t shard, uint32_t n_shards, const record_whole *all, size_t n,
+                             kvb_error *err)
+{
+    char name[32];
+    snprintf(name, sizeof name, "%u/%u", shard, n_shards);
+    cJSON *list = cJSON_CreateArray();
+    bool ok = list != NULL;
+    for (size_t i = 0; ok && i < n; i++) {
+        cJSON *pair = cJSON_CreateArray();
+        ok = pair && cJSON_AddItemToArray(list, pair) && cJSON_AddItemToArray(pair, cJSON_CreateString(all[i].id)) &&
+             cJSON_AddItemToArray(pair, cJSON_CreateNumber(all[i].n_questions));
+    }
+    char *text = ok ? cJSON_PrintUnformatted(list) : NULL;
+    kvb_status status = KVB_OK;
+    if (text && strlen(text) >= MAX_TEXT_ATTRIBUTE)
+        status = kvb_fail(err, KVB_UNSUPPORTED,
+                          "the list of %zu contexts does not fit into a shard (1 MiB); split the calibration data", n);
+    else if (!text || !cJSON_AddStringToObject(attributes, shard_name, name) ||
+             !cJSON_AddStringToObject(attributes, shard_of_name, text))
+        status = kvb_fail(err, KVB_MEMORY, "not enough memory for the attributes of a shard");
+    cJSON_free(text);
+    cJSON_Delete(list);
+    return status;
+}
+
+const char *record_shard(const record *r)
+{
+    const cJSON *shard = cJSON_GetObjectItemCaseSensitive(r->attributes, shard_name);
+    return cJSON_IsString(shard) ? shard->valuestring : NULL;
+}
+
+// ---- What is there, and what must be ----
+
+// A question of the context under way, and the input that has it.
+typedef struct found {
+    uint32_t number;
+    size_t input;
+} found;
+
+typedef struct merge {
+    const char *path;
+    record **inputs; // [n]
+    size_t n;
+    cJSON *attributes;   // of the whole
+    record_whole *whole; // [n_whole]; ids point into the inputs or into `list`
+    size_t n_whole;
+    cJSON *list;       // parsed `shard_of`, NULL when no input is a shard
+    found *questions;  // of one context, ascending
+    float *layers[2];  // for comparisons
+    size_t layer_size; // floats
+} merge;
+
+static const record_context_info *find_context(const record *r, const char *id)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        if (strcmp(r->contexts[i].id, id) == 0) return &r->contexts[i].info;
+    }
+    return NULL;
+}
+
+static cJSON *without_shard(const cJSON *attributes)
+{
+    cJSON *copy = cJSON_Duplicate(attributes, 1);
+    cJSON_DeleteItemFromObjectCaseSensitive(copy, shard_name);
+    cJSON_DeleteItemFromObjectCaseSensitive(copy, shard_of_name);
+    return copy;
+}
+
+// All inputs must come from one run: the same attributes, those of shards aside, and the same whole.
+static kvb_status check_attributes(merge *m, const char **whole_text, kvb_error *err)
+{
+    const record *first = m->inputs[0], *named = NULL;
+    *whole_text = NULL;
+    m->attributes = without_shard(first->attributes);
+    if (!m->attributes) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", m->path);
+    for (size_t i = 0; i < m->n; i++) {
+        const record *r = m->inputs[i];
+        root_difference d;
+        cJSON *own = without_shard(r->attributes);
+        if (!own) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", r->path);
+        bool differs = record_root_differs(&d, &first->shape, m->attributes, &r->shape, own);
+        cJSON_Delete(own);
+        if (differs)
+            return kvb_fail(err, KVB_MISMATCH, "%s and %s are not of one run: %s is %s in the first, %s in the second",
+                            first->path, r->path, d.name, d.held, d.given);
+        const cJSON *list = cJSON_GetObjectItemCaseSensitive(r->attributes, shard_of_name);
+        if (!list) continue;
+        if (!cJSON_IsString(list))
+            return kvb_fail(err, KVB_FORMAT, "%s: attribute %s: expected a text", r->path, shard_of_name);
+        if (named && strcmp(*whole_text, list->valuestring) != 0)
+            return kvb_fail(err, KVB_MISMATCH,
+                            "%s and %s are shards of different wholes: their lists of contexts (attribute %s) differ",
+                            named->path, r->path, shard_of_name);
+        *whole_text = list->valuestring;
+        named = r;
+    }
+    return KVB_OK;
+}
+
+static int compare_ids_of(const void *a, const void *b)
+{
+    return strcmp(((const record_whole *)a)->id, ((const record_whole *)b)->id);
+}
+
+static kvb_status check_unique(const merge *m, kvb_error *err)
+{
+    record_whole *sorted = malloc((m->n_whole + 1) * sizeof *sorted);
+    if (!sorted) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", m->path);
+    if (m->n_whole) memcpy(sorted, m->whole, m->n_whole * sizeof *sorted);
+    qsort(sorted, m->n_whole, sizeof *sorted, compare_ids_of);
+    kvb_status status = KVB_OK;
+    for (size_t i = 1; i < m->n_whole && status == KVB_OK; i++) {
+        if (strcmp(sorted[i].id, sorted[i - 1].id) == 0)
+            status = kvb_fail(err, KVB_FORMAT, "%s: attribute %s lists context %s twice", m->inputs[0]->path,
+                              shard_of_name, sorted[i].id);
+    }
+    free(sorted);
+    return status;
+}
+
+// The whole as shards tell it.
+static kvb_status read_whole(merge *m, const char *text, kvb_error *err)
+{
+    m->list = cJSON_Parse(text);
+    size_t n = m->list && cJSON_IsArray(m->list) ? (size_t)cJSON_GetArraySize(m->list) : 0;
+    m->whole = calloc(n + 1, sizeof *m->whole);
+    if (!m->whole) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu contexts", m->path, n);
+    bool good = cJSON_IsArray(m->list);
+    const cJSON *pair;
+    cJSON_ArrayForEach(pair, m->list)
+    {
+        const cJSON *id = cJSON_IsArray(pair) ? pair->child : NULL, *count = id ? id->next : NULL;
+        good = good && cJSON_IsString(id) && context_id_valid(id->valuestring) && cJSON_IsNumber(count) &&
+               count->valuedouble >= 0 && count->valuedouble <= UINT32_MAX &&
+               count->valuedouble == (double)(uint32_t)count->valuedouble && !count->next;
+        if (!good) break;
+        m->whole[m->n_whole++] = (record_whole){id->valuestring, (uint32_t)count->valuedouble};
+    }
+    if (!good)
+        return kvb_fail(err, KVB_FORMAT, "%s: attribute %s: expected [[\"context id\", questions], ...], found %.60s",
+                        m->inputs[0]->path, shard_of_name, text);
+    return check_unique(m, err);
+}
+
+// Without shards: every context of every input, as they come. Nothing tells then whether one is missing.
+static kvb_status join_inputs(merge *m, kvb_error *err)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < m->n; i++) n += m->inputs[i]->n;
+    m->whole = calloc(n + 1, sizeof *m->whole);
+    if (!m->whole) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu contexts", m->path, n);
+    for (size_t i = 0; i < m->n; i++)
+        for (size_t k = 0; k < m->inputs[i]->n; k++) {
+            const char *id = m->inputs[i]->contexts[k].id;
+            size_t seen = 0;
+            while (seen < m->n_whole && strcmp(m->whole[seen].id, id) != 0) seen++;
+            if (seen == m->n_whole) m->whole[m->n_whole++] = (record_whole){id, 0};
+        }
+    return KVB_OK;
+}
+
+static int compare_found(const void *a, const void *b)
+{
+    const found *x = a, *y = b;
+    if (x->number != y->number) return x->number < y->number ? -1 : 1;
+    return (x->input > y->input) - (x->input < y->input);
+}
+
+// m->questions: what the inputs have of this context, ascending by number, then by input. *n_found counts them.
+static kvb_status find_questions(merge *m, const char *id, size_t *n_found, bool *has_context, kvb_error *err)
+{
+    size_t n = 0;
+    *has_context = false;
+    for (size_t i = 0; i < m->n; i++) {
+        const record_context_info *c = find_context(m->inputs[i], id);
+        if (c) n += c->n_questions;
+        *has_context |= c != NULL;
+    }
+    free(m->questions);
+    m->questions = calloc(n + 1, sizeof *m->questions);
+    if (!m->questions) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu questions", m->path, n);
+    *n_found = 0;
+    for (size_t i = 0; i < m->n; i++) {
+        const record_context_info *c = find_context(m->inputs[i], id);
+        for (uint32_t q = 0; c && q < c->n_questions; q++)
+            m->questions[(*n_found)++] = (found){c->questions[q].number, i};
+    }
+    qsort(m->questions, *n_found, sizeof *m->questions, compare_found);
+    return KVB_OK;
+}
+
+// A list of what is missing that stops being written out when it gets long, but goes on counting.
+typedef struct missing_list {
+    char text[300];
+    size_t used, n;
+} missing_list;
+
+static void add_missing(missing_list *l, const char *id, uint32_t first, uint32_t last, bool whole)
+{
+    if (l->n++ >= 5) return;
+    char *at = l->text + l->used;
+    size_t left = sizeof l->text - l->used;
+    const char *comma = l->used ? ", " : "";
+    int written = whole           ? snprintf(at, left, "%scontext %s", comma, id)
+                  : first == last ? snprintf(at, left, "%squestion %u of %s", comma, first + 1, id)
+                                  : snprintf(at, left, "%squestions %u to %u of %s", comma, first + 1, last + 1, id);
+    if (written > 0 && (size_t)written < left) l->used += (size_t)written;
+    else *at = '\0';
+}
+
+// Walks what is there of one context and lists the gaps below `expected`.
+static void list_gaps(missing_list *l, const merge *m, const record_whole *c, size_t n_found)
+{
+    uint32_t next = 0; // the number that comes next when nothing is missing
+    for (size_t k = 0; k < n_found && next < c->n_questions; k++) {
+        uint32_t number = m->questions[k].number;
+        if (number > next) add_missing(l, c->id, next, (number < c->n_questions ? number : c->n_questions) - 1, false);
+        if (number >= next) next = number + 1 > number ? number + 1 : UINT32_MAX;
+    }
+    if (next < c->n_questions) add_missing(l, c->id, next, c->n_questions - 1, false);
+}
+
+// " (shard 2 of 4 was not given)": only when all inputs come from one cut of the run.
+static void name_missing_shards(char *out, size_t size, const merge *m)
+{
+    unsigned shards = 0;
+    char rest;
+    size_t used = 0;
+    out[0] = '\0';
+    for (size_t i = 0; i < m->n; i++) {
+        unsigned shard, of;
+        const char *text = record_shard(m->inputs[i]);
+        if (!text || sscanf(text, "%9u/%9u%c", &shard, &of, &rest) != 2 || (shards && of != shards)) return;
+        shards = of;
+    }
+    for (unsigned s = 1, named = 0; s <= shards && named < 4; s++) {
+        bool given = false;
+        for (size_t i = 0; i < m->n && !given; i++)
+            given = (unsigned)strtoul(record_shard(m->inputs[i]), NULL, 10) == s;
+        if (given || used >= size) continue;
+        used += (size_t)snprintf(out + used, size - used, "; shard %u/%u is not among the files", s, shards);
+        named++;
+    }
+}
+
+static kvb_status check_complete(merge *m, kvb_error *err)
+{
+    missing_list missing = {{0}, 0, 0};
+    for (size_t i = 0; i < m->n_whole; i++) {
+        size_t n_found;
+        bool has_context;
+        kvb_status status = find_questions(m, m->whole[i].id, &n_found, &has_context, err);
+        if (status != KVB_OK) return status;
+        if (!has_context) add_missing(&missing, m->whole[i].id, 0, 0, true);
+        else list_gaps(&missing, m, &m->whole[i], n_found);
+        if (m->list && n_found && m->questions[n_found - 1].number >= m->whole[i].n_questions)
+            return kvb_fail(err, KVB_MISMATCH, "%s: context %s has question %u, but the run has only %u",
+                            m->inputs[m->questions[n_found - 1].input]->path, m->whole[i].id,
+                            m->questions[n_found - 1].number + 1, m->whole[i].n_questions);
+    }
+    if (!missing.n) return KVB_OK;
+    char shards[160], more[40] = "";
+    name_missing_shards(shards, sizeof shards, m);
+    if (missing.n > 5) snprintf(more, sizeof more, " and %zu more", missing.n - 5);
+    return kvb_fail(err, KVB_MISMATCH, "%s: cannot be put together, missing: %s%s%s", m->path, missing.text, more,
+                    shards);
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    const char *const *x = a, *const *y = b;
+    return strcmp(*x, *y);
+}
+
+// Every context of every input must be one of the whole.
+static kvb_status check_known(const merge *m, kvb_error *err)
+{
+    const char **names = malloc((m->n_whole + 1) * sizeof *names);
+    if (!names) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", m->path);
+    for (size_t i = 0; i < m->n_whole; i++) names[i] = m->whole[i].id;
+    qsort(names, m->n_whole, sizeof *names, compare_names);
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < m->n && status == KVB_OK; i++)
+        for (size_t k = 0; k < m->inputs[i]->n && status == KVB_OK; k++) {
+            const char *id = m->inputs[i]->contexts[k].id;
+            if (!bsearch(&id, names, m->n_whole, sizeof *names, compare_names))
+                status = kvb_fail(err, KVB_MISMATCH, "%s: context %s is not in the list of this run (attribute %s)",
+                                  m->inputs[i]->path, id, shard_of_name);
+        }
+    free(names);
+    return status;
+}
+
+// ---- Comparing what two inputs have ----
+
+static kvb_status differ(const record *a, const record *b, const char *id, const char *what, kvb_error *err)
+{
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s and %s both have context %s, with different %s: they were not made by the same program on the "
+                    "same kind of processor; profile one of them again",
+                    a->path, b->path, id, what);
+}
+
+static kvb_status compare_ids(const record *a, const record *b, hid_t in_a, hid_t in_b, const char *id,
+                              const char *name, kvb_error *err)
+{
+    const record *r[2] = {a, b};
+    hid_t in[2] = {in_a, in_b};
+    int32_t *values[2] = {NULL, NULL};
+    uint32_t n[2] = {0, 0};
+    kvb_status status = KVB_OK;
+    for (int i = 0; i < 2 && status == KVB_OK; i++) {
+        hid_t ids;
+        status = h5_open_ids(&ids, &n[i], &r[i]->file, in[i], name, err);
+        if (status == KVB_OK && !(values[i] = malloc((n[i] + 1) * sizeof *values[i])))
+            status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %u ids", r[i]->path, n[i]);
+        if (status == KVB_OK && n[i]) status = h5_read_ids(&r[i]->file, ids, values[i], err);
+        h5_release(ids);
+    }
+    if (status == KVB_OK && (n[0] != n[1] || (n[0] && memcmp(values[0], values[1], n[0] * sizeof **values) != 0)))
+        status = differ(a, b, id, name, err);
+    free(values[0]);
+    free(values[1]);
+    return status;
+}
+
+static kvb_status compare_array(merge *m, const record *a, const record *b, hid_t in_a, hid_t in_b, const char *id,
+                                const char *name, uint32_t n_tokens, kvb_error *err)
+{
+    uint32_t dims[3] = {a->shape.n_layers, a->shape.n_kv_heads, n_tokens};
+    hid_t x, y = -1;
+    size_t size = (size_t)dims[1] * dims[2];
+    kvb_status status = h5_open_array(&x, &a->file, in_a, name, dims, err);
+    if (status == KVB_OK) status = h5_open_array(&y, &b->file, in_b, name, dims, err);
+    if (status == KVB_OK && size > m->layer_size) {
+        for (int i = 0; i < 2; i++) {
+            free(m->layers[i]);
+            m->layers[i] = malloc(size * sizeof(float));
+        }
+        m->layer_size = m->layers[0] && m->layers[1] ? size : 0;
+        if (!m->layer_size) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for two layers", a->path);
+    }
+    for (uint32_t l = 0; l < dims[0] && status == KVB_OK; l++) {
+        status = h5_read_layer(&a->file, x, l, m->layers[0], err);
+        if (status == KVB_OK) status = h5_read_layer(&b->file, y, l, m->layers[1], err);
+        if (status == KVB_OK && memcmp(m->layers[0], m->layers[1], size * sizeof(float)) != 0)
+            status = differ(a, b, id, name, err);
+    }
+    h5_release(y);
+    h5_release(x);
+    return status;
+}
+
+static kvb_status compare_contexts(merge *m, const record *a, const record *b, const char *id, kvb_error *err)
+{
+    const record_context_info *ca = find_context(a, id), *cb = find_context(b, id);
+    bool same = ca->n_tokens == cb->n_tokens && ca->n_metrics == cb->n_metrics;
+    for (uint32_t i = 0; same && i < ca->n_metrics; i++) same = strcmp(ca->metrics[i], cb->metrics[i]) == 0;
+    if (!same) return differ(a, b, id, "numbers of tokens or metrics", err);
+    hid_t in_a, in_b = -1, scores_a = -1, scores_b = -1;
+    kvb_status status = record_open_context(&in_a, &a->file, id, err);
+    if (status == KVB_OK) status = record_open_context(&in_b, &b->file, id, err);
+    if (status == KVB_OK) status = compare_ids(a, b, in_a, in_b, id, "token_ids", err);
+    if (status == KVB_OK) status = h5_open_group(&scores_a, &a->file, in_a, "scores", err);
+    if (status == KVB_OK) status = h5_open_group(&scores_b, &b->file, in_b, "scores", err);
+    for (uint32_t i = 0; i < ca->n_metrics && status == KVB_OK; i++)
+        status = compare_array(m, a, b, scores_a, scores_b, id, ca->metrics[i], ca->n_tokens, err);
+    h5_release(scores_b);
+    h5_release(scores_a);
+    h5_release(in_b);
+    h5_release(in_a);
+    return status;
+}
+
+static kvb_status compare_questions(merge *m, const record *a, const record *b, const char *id, uint32_t number,
+                                    kvb_error *err)
+{
+    hid_t in_a, in_b = -1, qa = -1, qb = -1;
+    uint32_t na = 0, nb = 0;
+    kvb_status status = record_open_context(&in_a, &a->file, id, err);
+    if (status == KVB_OK) status = record_open_context(&in_b, &b->file, id, err);
+    if (status == KVB_OK) status = record_open_question(&qa, &a->file, in_a, number, err);
+    if (status == KVB_OK) status = record_open_question(&qb, &b->file, in_b, number, err);
+    if (status == KVB_OK) status = h5_get_u32(&na, &a->file, qa, "n_queries", err);
+    if (status == KVB_OK) status = h5_get_u32(&nb, &b->file, qb, "n_queries", err);
+    if (status == KVB_OK && na != nb) status = differ(a, b, id, "numbers of queries", err);
+    if (status == KVB_OK) status = compare_ids(a, b, qa, qb, id, "suffix_ids", err);
+    if (status == KVB_OK) status = compare_ids(a, b, qa, qb, id, "answer_ids", err);
+    if (status == KVB_OK && na)
+        status = compare_array(m, a, b, qa, qb, id, "oracle", find_context(a, id)->n_tokens, err);
+    h5_release(qb);
+    h5_release(qa);
+    h5_release(in_b);
+    h5_release(in_a);
+    return status;
+}
+
+// ---- Putting together ----
+
+static kvb_status merge_context(merge *m, record_output *out, const char *id, kvb_error *err)
+{
+    const record *source = NULL;
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < m->n && status == KVB_OK; i++) {
+        if (!find_context(m->inputs[i], id)) continue;
+        if (source) status = compare_contexts(m, source, m->inputs[i], id, err);
+        else {
+            source = m->inputs[i];
+            status = record_output_context(out, id, &source->file, err);
+        }
+    }
+    size_t n_found = 0;
+    bool has_context;
+    if (status == KVB_OK) status = find_questions(m, id, &n_found, &has_context, err);
+    for (size_t k = 0; k < n_found && status == KVB_OK; k++) {
+        const found *q = &m->questions[k];
+        if (k && m->questions[k - 1].number == q->number) // each is compared with the one before: all are equal then
+            status =
+                compare_questions(m, m->inputs[m->questions[k - 1].input], m->inputs[q->input], id, q->number, err);
+        else status = record_output_question(out, id, q->number, &m->inputs[q->input]->file, err);
+    }
+    return status;
+}
+
+static kvb_status merge_all(merge *m, kvb_error *err)
+{
+    const char *text;
+    kvb_status status = check_attributes(m, &text, err);
+    if (status == KVB_OK) status = text ? read_whole(m, text, err) : join_inputs(m, err);
+    if (status == KVB_OK) status = check_known(m, err);
+    if (status == KVB_OK) status = check_complete(m, err);
+    if (status != KVB_OK) return status;
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < m->n; i++) bytes += m->inputs[i]->file.size;
+    record_output out;
+    status = record_output_begin(&out, m->path, &m->inputs[0]->shape, m->attributes, 0, bytes, err);
+    for (size_t i = 0; i < m->n_whole && status == KVB_OK; i++) status = merge_context(m, &out, m->whole[i].id, err);
+    return record_output_end(&out, status, err);
+}
+
+kvb_status record_merge(const char *path, const char *const *inputs, size_t n, bool replace, kvb_error *err)
+{
+    if (n == 0) return kvb_fail(err, KVB_ARGUMENT, "%s: no shards were given", path);
+    if (!replace && path_exists(path)) return kvb_fail(err, KVB_MISMATCH, "%s: exists; replace it with --force", path);
+    merge m = {.path = path};
+    m.inputs = calloc(n, sizeof *m.inputs);
+    kvb_status status = m.inputs ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    for (; status == KVB_OK && m.n < n; m.n += status == KVB_OK) status = record_open(&m.inputs[m.n], inputs[m.n], err);
+    h5_error_printing before = h5_quiet();
+    if (status == KVB_OK) status = merge_all(&m, err);
+    h5_loud(before);
+    for (size_t i = 0; i < m.n; i++) record_close(m.inputs[i]);
+    cJSON_Delete(m.attributes);
+    cJSON_Delete(m.list);
+    free(m.whole);
+    free(m.questions);
+    free(m.layers[0]);
+    free(m.layers[1]);
+    free(m.inputs);
+    return status;
+}

@@ -1,0 +1,272 @@
+// What a profiling run costs, and how it is shared out among processes.
+//
+// The unit of sharing is a piece: one prefill and a stretch of that context's questions. A context whose questions go to
+// k processes is prefilled k times, so contexts are cut no more than the balance needs. Which cut gives the shortest run
+// is bin packing; a piece limit ("no piece longer than M") and longest-first placement come within a few per cent of the
+// bound, and a sweep over M finds the best trade between balance and repeated prefills.
+//
+// Every process computes the plan by itself and must get the same one: only additions, multiplications and comparisons
+// of doubles here, no libm.
+#include "profiler/profile.h"
+#include "runtime/fail.h"
+#include <stdlib.h>
+#include <string.h>
+
+// ---- Cost, in floating-point operations ----
+
+static double linear_flops(const model_config *c)
+{
+    double heads = (double)c->n_heads * c->head_dim, kv = (double)c->n_kv_heads * c->head_dim;
+    return 2.0 * c->n_layers * (2 * heads * c->width + 2 * kv * c->width + 3.0 * c->ffn_width * c->width);
+}
+
+// Matrix products and the causal half of attention.
+static double prefill_flops(const model_config *c, const profile_context *context)
+{
+    double heads = (double)c->n_heads * c->head_dim, T = context->n_tokens;
+    return T * (linear_flops(c) + 2.0 * c->n_layers * heads * T);
+}
+
+static double question_flops(const model_config *c, const profile_context *context, const profile_question *q)
+{
+    double heads = (double)c->n_heads * c->head_dim, T = context->n_tokens;
+    double drawn = q->answer ? 0 : q->tail - q->n_suffix + 1; // rows whose logits are needed
+    return q->tail * (linear_flops(c) + 4.0 * c->n_layers * heads * T) + drawn * 2.0 * c->width * c->vocabulary;
+}
+
+double profile_flops(const model *m, const profile_job *job)
+{
+    double flops = 0;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *c = &job->contexts[i];
+        flops += prefill_flops(&m->config, c);
+        for (uint32_t q = 0; q < c->n_questions; q++) flops += question_flops(&m->config, c, &c->questions[q]);
+    }
+    return flops;
+}
+
+// ---- What is done ----
+
+size_t profile_state_size(const profile_job *job)
+{
+    return job->n_contexts + (size_t)job->n_pairs;
+}
+
+void profile_read_state(uint8_t *state, const profile_job *job, const record_writer *writer)
+{
+    uint8_t *question = state + job->n_contexts;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *c = &job->contexts[i];
+        state[i] = record_writer_has_context(writer, c->id);
+        for (uint32_t q = 0; q < c->n_questions; q++) *question++ = record_writer_has_question(writer, c->id, q);
+    }
+}
+
+// ---- The plan ----
+
+// What is left of one context.
+typedef struct remainder {
+    uint32_t *missing; // [n] question numbers, ascending; points into plan.missing
+    uint32_t n;
+    double prefill, questions, longest; // cost; longest: of one question
+    bool open;                          // anything left at all
+} remainder;
+
+typedef struct placed {
+    profile_piece piece;
+    double cost;
+    uint32_t share;
+} placed;
+
+typedef struct plan {
+    const model_config *c;
+    const profile_job *job;
+    remainder *left;   // [n_contexts]
+    uint32_t *missing; // [n_pairs]
+    placed *pieces;    // room for n_contexts + n_pairs
+    size_t n;
+    double *load;   // [n_shares]
+    uint32_t *heap; // [n_shares] shares, the least loaded first
+    uint32_t n_shares;
+} plan;
+
+static kvb_status find_missing(plan *p, const uint8_t *state, kvb_error *err)
+{
+    const profile_job *job = p->job;
+    size_t pairs = (size_t)job->n_pairs, all = job->n_contexts + pairs;
+    p->left = calloc(job->n_contexts + 1, sizeof *p->left);
+    p->missing = calloc(pairs + 1, sizeof *p->missing);
+    p->pieces = calloc(all + 1, sizeof *p->pieces);
+    p->load = calloc(p->n_shares, sizeof *p->load);
+    p->heap = calloc(p->n_shares, sizeof *p->heap);
+    if (!p->left || !p->missing || !p->pieces || !p->load || !p->heap)
+        return kvb_fail(err, KVB_MEMORY, "no memory to share out %zu questions", pairs);
+    uint32_t *next = p->missing;
+    size_t pair = 0;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *c = &job->contexts[i];
+        remainder *r = &p->left[i];
+        *r = (remainder){.missing = next, .prefill = prefill_flops(p->c, c), .open = !state || !state[i]};
+        for (uint32_t q = 0; q < c->n_questions; q++, pair++) {
+            if (state && state[job->n_contexts + pair]) continue;
+            double cost = question_flops(p->c, c, &c->questions[q]);
+            r->questions += cost;
+            r->longest = cost > r->longest ? cost : r->longest;
+            r->missing[r->n++] = q;
+            r->open = true;
+        }
+        next += r->n;
+    }
+    return KVB_OK;
+}
+
+// Cuts context `i` into `parts` stretches of about as many missing questions each.
+static void cut_context(plan *p, size_t i, uint32_t parts)
+{
+    const remainder *r = &p->left[i];
+    const profile_context *c = &p->job->contexts[i];
+    for (uint32_t k = 0; k < parts; k++) {
+        uint32_t from = (uint32_t)((uint64_t)r->n * k / parts), to = (uint32_t)((uint64_t)r->n * (k + 1) / parts);
+        placed *one = &p->pieces[p->n++];
+        *one = (placed){{(uint32_t)i, 0, 0}, r->prefill, 0};
+        if (from == to) continue; // only the context itself is missing
+        one->piece.first = r->missing[from];
+        one->piece.count = r->missing[to - 1] + 1 - r->missing[from];
+        for (uint32_t q = from; q < to; q++) one->cost += question_flops(p->c, c, &c->questions[r->missing[q]]);
+    }
+}
+
+static void cut_all(plan *p, double limit)
+{
+    p->n = 0;
+    for (size_t i = 0; i < p->job->n_contexts; i++) {
+        const remainder *r = &p->left[i];
+        if (!r->open) continue;
+        uint32_t most = r->n ? r->n : 1, parts = most;
+        double room = limit - r->prefill;
+        if (room > 0 && r->questions / room < most - 1) {
+            parts = (uint32_t)(r->questions / room);
+            parts += parts * room < r->questions;
+        }
+        cut_context(p, i, parts ? parts : 1);
+    }
+}
+
+// The most expensive first; among equals calibration order, so that there is one plan only.
+static int compare_cost(const void *a, const void *b)
+{
+    const placed *x = a, *y = b;
+    if (x->cost != y->cost) return x->cost > y->cost ? -1 : 1;
+    if (x->piece.context != y->piece.context) return x->piece.context < y->piece.context ? -1 : 1;
+    return (x->piece.first > y->piece.first) - (x->piece.first < y->piece.first);
+}
+
+static bool lighter(const plan *p, uint32_t a, uint32_t b)
+{
+    return p->load[a] != p->load[b] ? p->load[a] < p->load[b] : a < b;
+}
+
+// Restores the heap after its first share has got heavier.
+static void sink_first(plan *p)
+{
+    for (uint32_t at = 0;;) {
+        uint32_t least = at, child = 2 * at + 1;
+        for (uint32_t k = child; k < child + 2 && k < p->n_shares; k++)
+            if (lighter(p, p->heap[k], p->heap[least])) least = k;
+        if (least == at) return;
+        uint32_t swap = p->heap[at];
+        p->heap[at] = p->heap[least];
+        p->heap[least] = swap;
+        at = least;
+    }
+}
+
+// Places every piece on the share that has the least so far. Returns the heaviest load.
+static double place_all(plan *p)
+{
+    qsort(p->pieces, p->n, sizeof *p->pieces, compare_cost);
+    for (uint32_t s = 0; s < p->n_shares; s++) {
+        p->load[s] = 0;
+        p->heap[s] = s;
+    }
+    double heaviest = 0;
+    for (size_t i = 0; i < p->n; i++) {
+        uint32_t s = p->heap[0];
+        p->pieces[i].share = s;
+        p->load[s] += p->pieces[i].cost;
+        heaviest = p->load[s] > heaviest ? p->load[s] : heaviest;
+        sink_first(p);
+    }
+    return heaviest;
+}
+
+// Leaves the best cut in p->pieces.
+static void choose_cut(plan *p)
+{
+    double total = 0, bound = 0;
+    for (size_t i = 0; i < p->job->n_contexts; i++) {
+        const remainder *r = &p->left[i];
+        if (!r->open) continue;
+        total += r->prefill + r->questions;
+        bound = r->prefill + r->longest > bound ? r->prefill + r->longest : bound;
+    }
+    bound = total / p->n_shares > bound ? total / p->n_shares : bound;
+    double best = total, best_limit = total;
+    for (double limit = bound; limit < total; limit *= 1.04) {
+        cut_all(p, limit);
+        double heaviest = place_all(p);
+        if (heaviest > best) continue; // equal: the longer limit cuts less
+        best = heaviest;
+        best_limit = limit;
+    }
+    cut_all(p, best_limit);
+    place_all(p);
+}
+
+static int compare_place(const void *a, const void *b)
+{
+    const profile_piece *x = a, *y = b;
+    if (x->context != y->context) return x->context < y->context ? -1 : 1;
+    return (x->first > y->first) - (x->first < y->first);
+}
+
+static kvb_status take_share(profile_share *out, const plan *p, uint32_t share, kvb_error *err)
+{
+    out->pieces = calloc(p->n + 1, sizeof *out->pieces);
+    if (!out->pieces) return kvb_fail(err, KVB_MEMORY, "no memory for %zu pieces of work", p->n);
+    for (size_t i = 0; i < p->n; i++) {
+        out->total += p->pieces[i].cost;
+        if (p->pieces[i].share != share) continue;
+        out->pieces[out->n++] = p->pieces[i].piece;
+        out->cost += p->pieces[i].cost;
+    }
+    for (uint32_t s = 0; s < p->n_shares; s++) out->heaviest = p->load[s] > out->heaviest ? p->load[s] : out->heaviest;
+    qsort(out->pieces, out->n, sizeof *out->pieces, compare_place);
+    return KVB_OK;
+}
+
+kvb_status profile_share_out(profile_share *out, const model *m, const profile_job *job, const uint8_t *state,
+                             uint32_t n_shares, uint32_t share, kvb_error *err)
+{
+    memset(out, 0, sizeof *out);
+    if (n_shares == 0 || share >= n_shares)
+        return kvb_fail(err, KVB_ARGUMENT, "share %u of %u, expected one of 1 to %u", share + 1, n_shares, n_shares);
+    plan p = {.c = &m->config, .job = job, .n_shares = n_shares};
+    kvb_status status = find_missing(&p, state, err);
+    if (status == KVB_OK) {
+        choose_cut(&p);
+        status = take_share(out, &p, share, err);
+    }
+    free(p.left);
+    free(p.missing);
+    free(p.pieces);
+    free(p.load);
+    free(p.heap);
+    return status;
+}
+
+void profile_share_free(profile_share *share)
+{
+    free(share->pieces);
+    memset(share, 0, sizeof *share);
+}

@@ -1,0 +1,58 @@
+// kvbudget merge: shards of one profiling run in, its record out.
+#include "formats/record.h"
+#include "tools/cli.h"
+#include <stdio.h>
+#include <sys/resource.h>
+
+// Every shard is an open file, and a job array may have thousands.
+static void allow_many_files(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit); // where it is refused, opening the files says so
+}
+
+static int run(const cli_command *self, int argc, char **argv)
+{
+    bool force = false, quiet = false;
+    const cli_option options[] = {{"force", 0, CLI_FLAG, &force, NULL, "replace OUT.h5 when it exists"},
+                                  {"quiet", 0, CLI_FLAG, &quiet, NULL, "no summary"},
+                                  {0}};
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
+    if (argc - first < 2)
+        return cli_usage_error(self, "expected the record to write and at least one shard: kvbudget %s",
+                               self->synopsis);
+    allow_many_files();
+    kvb_error err = {0};
+    double start = seconds_now();
+    size_t n = (size_t)(argc - first - 1);
+    if (record_merge(argv[first], (const char *const *)argv + first + 1, n, force, &err) != KVB_OK)
+        return cli_failed(self, &err);
+    record *merged;
+    if (record_open(&merged, argv[first], &err) != KVB_OK) return cli_failed(self, &err);
+    size_t questions = 0, contexts = record_context_count(merged);
+    for (size_t i = 0; i < contexts; i++) questions += record_context(merged, i)->n_questions;
+    record_close(merged);
+    if (!quiet)
+        fprintf(stderr, "%s: %zu contexts, %zu questions from %zu shards (%.1f s)\n", argv[first], contexts, questions,
+                n, seconds_now() - start);
+    return EXIT_DONE;
+}
+
+const cli_command cmd_merge = {
+    "merge", "merge OUT.h5 SHARD.h5... [--force]", "put the shards of a profile together to one record",
+    "The elements of a job array profile one share of the work each (`kvbudget profile --shard I/N -o run.I.h5`); "
+    "merge\n"
+    "makes the record of the whole run out of their records, with the same bytes as one process would have written.\n"
+    "Shards of different models, texts or options are refused, and so are two that have different numbers for the "
+    "same\n"
+    "thing. What is missing is named; profile that shard again (--resume when it was stopped) and merge once more.\n"
+    "\n"
+    "Examples:\n"
+    "  kvbudget merge run.h5 run.*.h5\n"
+    "  # Slurm: sbatch --array=1-8 with this line in the script, then merge\n"
+    "  kvbudget profile model.gguf calib.jsonl -o run.$SLURM_ARRAY_TASK_ID.h5 --resume \\\n"
+    "      --shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT\n",
+    run};

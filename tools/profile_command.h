@@ -1,0 +1,35 @@
+// What the parts of `kvbudget profile` share: the command line, the job, and the processes that run it.
+#pragma once
+#include "profiler/profile.h"
+#include "tools/cli.h"
+#include "tools/ranks.h"
+
+// The command line as given, and what is opened from it.
+typedef struct profile_command {
+    const cli_command *self;
+    cli_list metric_names;
+    const char *output, *backend_name, *bos, *pre, *shard;
+    uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads;
+    double temperature;
+    bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet;
+    uint32_t shard_index, n_shards; // 0-based; n_shards 0: not a shard
+    profile_options options;
+    metric *metrics;
+    calib_file *files;
+    size_t n_files;
+    model *m;
+    profile_job job;
+    ranks ranks;
+    bool peer_failed; // another rank has failed, and says why itself
+    progress bar;
+} profile_command;
+
+// Prints work, memory, time and, for a shard, how well the work divides (profile_plan.c).
+void profile_print_plan(const profile_command *p);
+
+// A step that all ranks have ended: where one failed, all fail, and the others' `err` says which one it was.
+kvb_status profile_agree(profile_command *p, kvb_status mine, kvb_error *err);
+
+// Runs the job, alone, as a shard, or as one of several ranks, and finishes the record (profile_record.c). *times are
+// those of the slowest rank, its counts those of all. Every rank returns; all fail when one fails.
+kvb_status profile_make_record(profile_command *p, profile_times *times, kvb_error *err);
