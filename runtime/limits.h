@@ -1,0 +1,53 @@
+// What an engine demands of budgets beyond their sum, as a table's metadata "constraints" tells it, and the rounding
+// that keeps to it. Not part of the public API: kvb_budgets() uses it, and the solver, which makes such tables.
+//
+// Everything is counted in units: single tokens, or pages of `block` tokens, of which the last one of a head may reach
+// beyond T and is counted in full, as paged caches allocate it. A share s of T is, as a lower limit, ceil(s T / block)
+// units, as an upper limit floor(s T / block); 1e-6 tokens of grace, since 0.3 * 1000 is not 300 in doubles.
+#pragma once
+#include "kvbudget.h"
+#include <stdbool.h>
+
+struct cJSON;
+
+typedef struct kvb_limits {
+    uint32_t n_layers, n_kv_heads; // L, G
+    uint32_t block;                // tokens of a page, at least 1
+    uint32_t levels;               // most different budgets within a layer; 0: any number
+    uint32_t ranks;                // tensor-parallel ranks, at least 1; rank p has the heads p G/ranks .. of every layer
+    bool by_layer;                 // totals are fixed for each layer, not for the whole model
+    double *least, *most;          // [L, G] shares of T in 0 .. 1; least = 1: never evicted
+    double *cap;                   // [L] most that a layer keeps, as a share of its G T tokens
+} kvb_limits;
+
+// Allocates for L x G heads, with no limit set. On failure *m is zero.
+kvb_status kvb_limits_init(kvb_limits *m, uint32_t n_layers, uint32_t n_kv_heads, kvb_error *err);
+void kvb_limits_free(kvb_limits *m);
+
+// Reads the JSON object of the metadata, `name` being the file for messages: any of block, levels, ranks, by_layer,
+// least, most (arrays of L G shares), layer_cap (array of L shares). Unknown keys are refused, for what is not
+// understood cannot be kept. On failure *m is zero.
+kvb_status kvb_limits_parse(kvb_limits *m, const char *text, uint32_t n_layers, uint32_t n_kv_heads, const char *name,
+                            kvb_error *err);
+
+// Contradictions that no budget can solve: KVB_ARGUMENT, with the head or layer and the numbers.
+kvb_status kvb_limits_check(const kvb_limits *m, kvb_error *err);
+
+// Units of T tokens, and the limits of head h and of the part of layer l that one rank holds.
+uint32_t kvb_limits_units(const kvb_limits *m, uint32_t n_tokens);
+uint32_t kvb_limits_least(const kvb_limits *m, size_t head, uint32_t n_tokens);
+uint32_t kvb_limits_most(const kvb_limits *m, size_t head, uint32_t n_tokens);
+uint64_t kvb_limits_cap(const kvb_limits *m, uint32_t layer, uint32_t n_tokens);
+
+// The tokens that head h should keep before rounding, 0 .. T.
+typedef double kvb_ideal(const void *self, size_t head, uint32_t n_tokens);
+
+// Whole tokens within all limits: keep [L, G]. The total is the whole units in the sum of the ideals (with ranks: as
+// many times the smallest rank's), or more when lower limits demand it, or less when upper limits or levels do. It is
+// handed out to layers and then to heads by largest remainder: all ideals are shifted by the same amount until the
+// sums agree; ties to the lower index. With levels, a layer's heads with equal ideals stay together; while there are
+// more groups than levels, the two whose joining moves the ideals least are joined.
+//   least_tokens  no head gets fewer, min(T, sink + window) for a strict runtime; at least 1
+// Allocates nothing. KVB_UNSUPPORTED when nothing fits at this T, with the numbers; keep is then undefined.
+kvb_status kvb_limits_round(const kvb_limits *m, kvb_ideal *ideal, const void *self, uint32_t n_tokens,
+                            uint32_t least_tokens, uint32_t *keep, kvb_error *err);

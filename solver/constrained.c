@@ -1,0 +1,592 @@
+#include "solver/constrained.h"
+#include "runtime/fail.h"
+#include "solver/layered.h"
+#include "solver/radix.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Everything about one problem.
+typedef struct solving {
+    constrained_instance x;
+    level_part *levels; // [groups * parts], or NULL
+    uint32_t n_rows;
+    const double *ratios;
+    uint64_t *budget;   // [R, groups]
+    uint32_t *keep;     // [R, N] units, in the instance's order
+    double *lambda;     // [R, groups]
+    double *price;      // [groups * parts] at which a part meets its cap; 0: it does by itself
+    uint8_t *saturated; // [R]
+    uint64_t *least, *most; // [groups]
+} solving;
+
+static void solving_free(solving *s)
+{
+    for (uint32_t i = 0; s->levels && i < s->x.n_groups * s->x.parts; i++) level_part_free(&s->levels[i]);
+    free(s->levels);
+    free(s->budget);
+    free(s->keep);
+    free(s->lambda);
+    free(s->price);
+    free(s->saturated);
+    free(s->least);
+    free(s->most);
+    constrained_instance_free(&s->x);
+}
+
+static uint32_t group_heads(const solving *s)
+{
+    return s->x.parts * s->x.own;
+}
+
+static const double *curve_of(const constrained_instance *x, uint32_t h)
+{
+    return x->curves.loss + (size_t)h * (x->curves.shape.n_tokens + 1);
+}
+
+static uint64_t part_total(const solving *s, uint32_t part, const uint32_t *units)
+{
+    uint64_t sum = 0;
+    for (uint32_t h = part * s->x.own; h < (part + 1) * s->x.own; h++) sum += units[h];
+    return sum;
+}
+
+// ---- Levels: one price for all parts of a group ----------------------------------------------------------------------
+
+// A point of a concave dual function: its value at a price, and by how much the minimisers exceed the budget.
+typedef struct dual_point {
+    double price, value, excess;
+} dual_point;
+
+typedef dual_point dual_function(const void *of, double price);
+
+// The maximum of the dual, by the tangents of two points with excess above 0 and at most 0, which close in on it. *out
+// is the point with no excess; returns the largest value. high: a price at which nothing can be too much.
+static double maximise(dual_function *f, const void *of, double high, dual_point *out)
+{
+    dual_point low = f(of, 0), top;
+    *out = low;
+    if (low.excess <= 0) return low.value;
+    top = f(of, high);
+    double best = low.value > top.value ? low.value : top.value;
+    for (int step = 0; step < 200; step++) {
+        double far = top.price - low.price;
+        double right = (top.value - low.value - top.excess * far) / (low.excess - top.excess);
+        if (!(right > 0 && right < far)) break;
+        dual_point p = f(of, low.price + right);
+        best = p.value > best ? p.value : best;
+        if (p.excess > 0) low = p;
+        else top = p;
+        if (p.excess == 0) break;
+    }
+    // Rounding may have left the corner itself just to the right.
+    dual_point corner = f(of, low.price + 1e-13 * low.price);
+    if (corner.excess <= 0 && corner.price < top.price) top = corner;
+    *out = top;
+    return best;
+}
+
+typedef struct priced_part {
+    const solving *s;
+    uint32_t part;
+    uint64_t cap;
+} priced_part;
+
+static dual_point price_part(const void *of, double price)
+{
+    const priced_part *p = of;
+    level_answer a;
+    level_part_price(&p->s->levels[p->part], price, &a);
+    return (dual_point){price, a.value - price * (double)p->cap, (double)a.total - (double)p->cap};
+}
+
+typedef struct priced_group {
+    const solving *s;
+    uint32_t group;
+    uint64_t budget;
+} priced_group;
+
+static dual_point price_group(const void *of, double price)
+{
+    const priced_group *g = of;
+    const constrained_instance *x = &g->s->x;
+    dual_point sum = {price, -price * (double)g->budget, -(double)g->budget};
+    for (uint32_t part = g->group * x->parts; part < (g->group + 1) * x->parts; part++) {
+        double own = g->s->price[part] > price ? g->s->price[part] : price;
+        level_answer a;
+        level_part_price(&g->s->levels[part], own, &a);
+        // At the price of its cap a part keeps the cap, whatever its cheapest clusters say.
+        uint64_t total = own > price ? x->cap[part] : a.total;
+        sum.value += a.value - (own - price) * (double)x->cap[part];
+        sum.excess += (double)total;
+    }
+    return sum;
+}
+
+// Above this price nobody keeps more than the least.
+static double highest_price(const constrained_instance *x)
+{
+    double most = 0;
+    for (uint32_t h = 0; h < shape_heads(&x->curves.shape); h++) most += curve_of(x, h)[0];
+    return 2 * most + 1e-300;
+}
+
+static kvb_status make_levels(solving *s, kvb_error *err)
+{
+    uint32_t parts = s->x.n_groups * s->x.parts;
+    kvb_status status = KVB_OK;
+    s->levels = calloc(parts, sizeof *s->levels);
+    if (!s->levels) return kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %u layers", parts);
+#pragma omp parallel for schedule(dynamic)
+    for (uint32_t i = 0; i < parts; i++) {
+        kvb_error error;
+        kvb_status own = level_part_make(&s->levels[i], &s->x, i, &error);
+        if (own == KVB_OK) continue;
+#pragma omp critical(constrained_levels)
+        status = kvb_fail(err, own, "%s", error.message);
+    }
+    for (uint32_t i = 0; status == KVB_OK && i < parts; i++) {
+        level_answer a;
+        level_part_price(&s->levels[i], highest_price(&s->x), &a);
+        if (a.total > s->x.cap[i])
+            status = kvb_fail(err, KVB_ARGUMENT,
+                              "constraints: layer %u: with %u budgets its heads keep at least %llu pages of %u, but its "
+                              "cap is %llu",
+                              s->x.origin[i * s->x.own] / s->x.limits->n_kv_heads, s->x.limits->levels,
+                              (unsigned long long)a.total, s->x.limits->block, (unsigned long long)s->x.cap[i]);
+        s->least[i / s->x.parts] += a.total;
+    }
+    return status;
+}
+
+// The part and cluster (all heads of a part that keep the same) whose raise saves most within `left` units.
+static bool raise_best(const solving *s, uint32_t group, uint32_t *units, uint64_t *left)
+{
+    const constrained_instance *x = &s->x;
+    double most = 0;
+    uint32_t best = 0, from = 0, to = 0, heads = 0;
+    for (uint32_t h = group * group_heads(s); h < (group + 1) * group_heads(s); h++) {
+        uint32_t part = h / x->own, first = part * x->own, end = first + x->own, count = 0, high = UINT32_MAX;
+        uint64_t room = x->cap[part] - part_total(s, part, units);
+        bool seen = false;
+        for (uint32_t i = first; i < end; i++) {
+            if (units[i] != units[h]) continue;
+            seen |= i < h;
+            count++;
+            high = x->most[i] < high ? x->most[i] : high;
+        }
+        if (seen) continue; // its cluster has been looked at
+        room = (room < *left ? room : *left) / count;
+        if (high > units[h] + room) high = (uint32_t)(units[h] + room);
+        for (uint32_t b = units[h] + 1; b <= high; b++) {
+            double saved = 0;
+            for (uint32_t i = first; i < end; i++)
+                if (units[i] == units[h]) saved += curve_of(x, i)[units[h]] - curve_of(x, i)[b];
+            if (!(saved > most)) continue;
+            most = saved;
+            best = first;
+            from = units[h];
+            to = b;
+            heads = count;
+        }
+    }
+    if (!(most > 0)) return false;
+    for (uint32_t i = best; i < best + x->own; i++)
+        if (units[i] == from) units[i] = to;
+    *left -= (uint64_t)heads * (to - from);
+    return true;
+}
+
+static void level_row(solving *s, uint32_t row, uint32_t group)
+{
+    const constrained_instance *x = &s->x;
+    size_t at = (size_t)row * x->n_groups + group;
+    priced_group g = {s, group, s->budget[at]};
+    uint32_t *units = s->keep + (size_t)row * shape_heads(&x->curves.shape);
+    dual_point p;
+    maximise(price_group, &g, highest_price(x), &p);
+    s->lambda[at] = p.price;
+    uint64_t left = s->budget[at];
+    for (uint32_t part = group * x->parts; part < (group + 1) * x->parts; part++) {
+        level_answer a;
+        level_part_price(&s->levels[part], p.price > s->price[part] ? p.price : s->price[part], &a);
+        memcpy(units + (size_t)part * x->own, a.keep, x->own * sizeof *units);
+        left -= a.total;
+    }
+    while (left > 0 && raise_best(s, group, units, &left)) {
+    }
+}
+
+static void level_rows(solving *s)
+{
+    const constrained_instance *x = &s->x;
+    for (uint32_t part = 0; part < x->n_groups * x->parts; part++) {
+        priced_part of = {s, part, x->cap[part]};
+        dual_point p;
+        maximise(price_part, &of, highest_price(x), &p);
+        s->price[part] = p.price;
+    }
+#pragma omp parallel for schedule(dynamic) collapse(2)
+    for (uint32_t row = 0; row < s->n_rows; row++)
+        for (uint32_t group = 0; group < x->n_groups; group++) level_row(s, row, group);
+}
+
+// ---- No levels: hulls of the heads -----------------------------------------------------------------------------------
+
+typedef struct sweep {
+    keyed *segments, *scratch;
+    hull_block *blocks;
+    uint32_t *units; // [N] kept at this point of the sweep
+    uint64_t *total; // [parts] of the group
+} sweep;
+
+// Blocks of the group's heads over least .. most, cheapest first; of equal slopes the lower head, and in it the last
+// tokens first.
+static size_t sort_blocks(const constrained_instance *x, sweep *w, uint32_t first, uint32_t n)
+{
+    size_t count = 0, units = x->curves.shape.n_tokens;
+    for (uint32_t h = first; h < first + n; h++) {
+        size_t blocks = pava_blocks(w->blocks, x->curves.gain + h * units + x->least[h], x->most[h] - x->least[h]);
+        while (blocks-- > 0)
+            w->segments[count++] = (keyed){key_from_double(w->blocks[blocks].slope), h, w->blocks[blocks].length};
+    }
+    radix_sort(w->segments, w->scratch, count, 64);
+    return count;
+}
+
+static double slope_from_key(uint64_t key)
+{
+    double slope;
+    key &= 0x7fffffffffffffffu; // slopes are never negative
+    memcpy(&slope, &key, sizeof slope);
+    return slope;
+}
+
+static uint64_t drop(sweep *w, keyed *segment, uint64_t excess)
+{
+    uint32_t take = segment->b < excess ? segment->b : (uint32_t)excess;
+    segment->b -= take;
+    w->units[segment->a] -= take;
+    return take;
+}
+
+static void sweep_group(solving *s, sweep *w, uint32_t group)
+{
+    const constrained_instance *x = &s->x;
+    uint32_t n = group_heads(s), first = group * n, all = shape_heads(&x->curves.shape);
+    size_t count = sort_blocks(x, w, first, n);
+    uint64_t kept = 0;
+    for (uint32_t h = first; h < first + n; h++) w->units[h] = x->most[h];
+    for (uint32_t i = 0; i < x->parts; i++) w->total[i] = part_total(s, group * x->parts + i, w->units);
+    for (size_t k = 0; k < count; k++) {
+        uint32_t part = w->segments[k].a / x->own;
+        uint64_t *total = &w->total[part - group * x->parts];
+        if (*total <= x->cap[part] || w->segments[k].b == 0) continue;
+        *total -= drop(w, &w->segments[k], *total - x->cap[part]);
+        s->price[part] = slope_from_key(w->segments[k].key);
+    }
+    for (uint32_t i = 0; i < x->parts; i++) kept += w->total[i];
+    double lambda = 0;
+    size_t k = 0;
+    for (uint32_t row = 0; row < s->n_rows; row++) {
+        size_t at = (size_t)row * x->n_groups + group;
+        while (kept > s->budget[at] && k < count) {
+            if (w->segments[k].b == 0) {
+                k++;
+                continue;
+            }
+            kept -= drop(w, &w->segments[k], kept - s->budget[at]);
+            lambda = slope_from_key(w->segments[k].key);
+        }
+        s->lambda[at] = lambda;
+        memcpy(s->keep + (size_t)row * all + first, w->units + first, n * sizeof *w->units);
+    }
+}
+
+static kvb_status sweep_rows(solving *s, kvb_error *err)
+{
+    const constrained_instance *x = &s->x;
+    size_t units = x->curves.shape.n_tokens, cells = group_heads(s) * units;
+    sweep w = {.segments = malloc(cells * sizeof *w.segments),
+               .scratch = malloc(cells * sizeof *w.scratch),
+               .blocks = malloc(units * sizeof *w.blocks),
+               .units = malloc(shape_heads(&x->curves.shape) * sizeof *w.units),
+               .total = malloc(x->parts * sizeof *w.total)};
+    bool ok = w.segments && w.scratch && w.blocks && w.units && w.total;
+    for (uint32_t group = 0; ok && group < x->n_groups; group++) sweep_group(s, &w, group);
+    free(w.segments);
+    free(w.scratch);
+    free(w.blocks);
+    free(w.units);
+    free(w.total);
+    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %zu choices", cells);
+}
+
+// ---- Exact -----------------------------------------------------------------------------------------------------------
+
+// Whether groups fall apart into heads that only share a budget.
+static bool is_plain(const solving *s)
+{
+    bool plain = s->levels == NULL;
+    for (uint32_t part = 0; part < s->x.n_groups * s->x.parts && plain; part++) {
+        uint64_t most = 0;
+        for (uint32_t h = part * s->x.own; h < (part + 1) * s->x.own; h++) most += s->x.most[h];
+        plain = most <= s->x.cap[part];
+    }
+    return plain;
+}
+
+static kvb_status solve_group(const solving *s, core_work *core, layered_work *layered, uint32_t row, uint32_t group,
+                              uint32_t *keep, core_answer *a, kvb_error *err)
+{
+    const constrained_instance *x = &s->x;
+    uint32_t n = group_heads(s), first = group * n;
+    size_t at = (size_t)row * x->n_groups + group;
+    const uint32_t *start = s->keep + (size_t)row * shape_heads(&x->curves.shape) + first;
+    if (core) {
+        core_problem p = {&x->curves, first, n, x->least + first, x->most + first, start, s->lambda[at],
+                          EXACT_MAX_WORK, EXACT_MAX_BYTES};
+        return core_solve(core, &p, keep, a, err);
+    }
+    layered_problem p = {x,     s->levels,      group,          s->budget[at], s->lambda[at], s->price + group * x->parts,
+                         start, EXACT_MAX_WORK, EXACT_MAX_BYTES};
+    return layered_solve(layered, &p, keep, a, err);
+}
+
+// Replaces greedy's budgets by the optimum. proved [R].
+static kvb_status solve_exactly(solving *s, uint8_t *proved, uint64_t *work, kvb_error *err)
+{
+    uint32_t n = group_heads(s), all = shape_heads(&s->x.curves.shape), jobs = s->n_rows * s->x.n_groups;
+    bool plain = is_plain(s);
+    kvb_status status = KVB_OK;
+    memset(proved, 1, s->n_rows);
+#pragma omp parallel if (jobs > 1 && (size_t)all * s->x.curves.shape.n_tokens > PARALLEL_CELLS / 8)
+    {
+        core_work *core = plain ? core_work_new() : NULL;
+        layered_work *layered = plain ? NULL : layered_work_new();
+        uint32_t *keep = malloc(n * sizeof *keep);
+        kvb_error error = {0};
+        kvb_status own = keep && (core || layered) ? KVB_OK : kvb_fail(&error, KVB_MEMORY, "constraints: not enough memory");
+        uint64_t done = 0;
+#pragma omp for schedule(dynamic)
+        for (uint32_t i = 0; i < jobs; i++) {
+            core_answer a;
+            if (own != KVB_OK) continue;
+            own = solve_group(s, core, layered, i / s->x.n_groups, i % s->x.n_groups, keep, &a, &error);
+            if (own != KVB_OK) continue;
+            done += a.work;
+            memcpy(s->keep + (size_t)(i / s->x.n_groups) * all + i % s->x.n_groups * n, keep, n * sizeof *keep);
+#pragma omp atomic
+            proved[i / s->x.n_groups] &= (uint8_t)a.proved;
+        }
+#pragma omp critical(constrained_exact)
+        {
+            *work += done;
+            if (own != KVB_OK && status == KVB_OK) status = kvb_fail(err, own, "%s", error.message);
+        }
+        core_work_free(core);
+        layered_work_free(layered);
+        free(keep);
+    }
+    return status;
+}
+
+// ---- Results ---------------------------------------------------------------------------------------------------------
+
+static double row_loss(const solving *s, uint32_t row)
+{
+    uint32_t n = shape_heads(&s->x.curves.shape);
+    double sum = 0;
+    for (uint32_t h = 0; h < n; h++) sum += curve_of(&s->x, h)[s->keep[(size_t)row * n + h]];
+    return sum;
+}
+
+static void close_bounds(const solving *s, constrained_rows *out)
+{
+    const constrained_instance *x = &s->x;
+#pragma omp parallel for schedule(dynamic)
+    for (uint32_t row = 0; row < s->n_rows; row++) {
+        double bound = 0, lambda = 0;
+        for (uint32_t group = 0; group < x->n_groups; group++) {
+            size_t at = (size_t)row * x->n_groups + group;
+            for (uint32_t i = group * x->parts; i < (group + 1) * x->parts; i++)
+                bound += layered_part_dual(x, s->levels, i, s->price[i], s->lambda[at]);
+            bound -= s->lambda[at] * (double)s->budget[at];
+            lambda += s->lambda[at] / x->limits->block;
+        }
+        // Losses are never negative, and budgets within the limits attain theirs, so clipping removes rounding only.
+        out->bound[row] = bound < 0 ? 0 : bound > out->loss[row] ? out->loss[row] : bound;
+        out->lambda[row] = lambda / x->n_groups;
+    }
+}
+
+// Units back to tokens, in the caller's order.
+static void close_keep(const solving *s, constrained_rows *out)
+{
+    const constrained_instance *x = &s->x;
+    uint32_t n = out->n_heads;
+    for (uint32_t row = 0; row < s->n_rows; row++)
+        for (uint32_t h = 0; h < n; h++) {
+            uint64_t tokens = (uint64_t)s->keep[(size_t)row * n + h] * x->limits->block;
+            out->keep[(size_t)row * n + x->origin[h]] =
+                tokens < x->shape.n_tokens ? (uint32_t)tokens : x->shape.n_tokens;
+        }
+}
+
+static kvb_status make_budgets(solving *s, kvb_error *err)
+{
+    const constrained_instance *x = &s->x;
+    uint32_t n = shape_heads(&x->curves.shape);
+    size_t cells = (size_t)s->n_rows * x->n_groups;
+    s->budget = malloc(cells * sizeof *s->budget);
+    s->lambda = malloc(cells * sizeof *s->lambda);
+    s->keep = malloc((size_t)s->n_rows * n * sizeof *s->keep);
+    s->price = calloc((size_t)x->n_groups * x->parts, sizeof *s->price);
+    s->saturated = calloc(s->n_rows, 1);
+    s->least = calloc(x->n_groups, sizeof *s->least);
+    s->most = calloc(x->n_groups, sizeof *s->most);
+    if (!s->budget || !s->lambda || !s->keep || !s->price || !s->saturated || !s->least || !s->most)
+        return kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %u heads at %u ratios", n, s->n_rows);
+    for (uint32_t part = 0; part < x->n_groups * x->parts; part++) {
+        uint64_t most = part_total(s, part, x->most);
+        s->most[part / x->parts] += most < x->cap[part] ? most : x->cap[part];
+        if (!x->limits->levels) s->least[part / x->parts] += part_total(s, part, x->least);
+    }
+    kvb_status status = x->limits->levels ? make_levels(s, err) : KVB_OK;
+    for (uint32_t g = 0; g + 1 < x->n_groups && status == KVB_OK; g++)
+        for (uint32_t k = g + 1; k < x->n_groups && k / x->limits->ranks == g / x->limits->ranks; k++)
+            if (s->least[g] > s->most[k] || s->least[k] > s->most[g])
+                status = kvb_fail(err, KVB_ARGUMENT,
+                                  "constraints: ranks %u and %u must keep %llu..%llu and %llu..%llu pages of %u tokens: "
+                                  "totals cannot be equal",
+                                  g % x->limits->ranks, k % x->limits->ranks, (unsigned long long)s->least[g],
+                                  (unsigned long long)s->most[g], (unsigned long long)s->least[k],
+                                  (unsigned long long)s->most[k], x->limits->block);
+    for (uint32_t row = 0; row < s->n_rows && status == KVB_OK; row++) {
+        uint64_t *budget = s->budget + (size_t)row * x->n_groups;
+        constrained_targets(x, s->ratios[row], budget);
+        s->saturated[row] = constrained_clamp(x, s->least, s->most, budget);
+    }
+    return status;
+}
+
+void constrained_rows_free(constrained_rows *rows)
+{
+    free(rows->keep);
+    free(rows->greedy);
+    free(rows->loss);
+    free(rows->bound);
+    free(rows->lambda);
+    free(rows->saturated);
+    free(rows->proved);
+    *rows = (constrained_rows){0};
+}
+
+static kvb_status rows_init(constrained_rows *out, uint32_t n_rows, uint32_t n_heads, kvb_error *err)
+{
+    *out = (constrained_rows){.n_rows = n_rows, .n_heads = n_heads};
+    double **const numbers[] = {&out->greedy, &out->loss, &out->bound, &out->lambda};
+    bool ok = (out->keep = calloc((size_t)n_rows * n_heads, sizeof *out->keep)) != NULL;
+    for (size_t i = 0; i < 4; i++) ok &= (*numbers[i] = calloc(n_rows, sizeof **numbers[i])) != NULL;
+    out->saturated = calloc(n_rows, 1);
+    out->proved = calloc(n_rows, 1);
+    if (ok && out->saturated && out->proved) return KVB_OK;
+    constrained_rows_free(out);
+    return kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %u heads at %u ratios", n_heads, n_rows);
+}
+
+static kvb_status check_ratios(const double *ratios, uint32_t n_rows, kvb_error *err)
+{
+    for (uint32_t i = 0; i < n_rows; i++)
+        if (!(ratios[i] >= 0 && ratios[i] <= 1) || (i > 0 && ratios[i] < ratios[i - 1]))
+            return kvb_fail(err, KVB_ARGUMENT, "solver: ratio %u: expected ascending prune ratios in [0, 1], found %g",
+                            i, ratios[i]);
+    return KVB_OK;
+}
+
+kvb_status constrained_solve(constrained_rows *out, const loss_curves *curves, const kvb_limits *limits,
+                             const double *ratios, uint32_t n_rows, bool exact, kvb_error *err)
+{
+    solving s = {.n_rows = n_rows, .ratios = ratios};
+    *out = (constrained_rows){0};
+    kvb_status status = check_ratios(ratios, n_rows, err);
+    if (status == KVB_OK) status = constrained_instance_make(&s.x, limits, curves, err);
+    if (status == KVB_OK) status = make_budgets(&s, err);
+    if (status == KVB_OK) status = rows_init(out, n_rows, shape_heads(&curves->shape), err);
+    if (status == KVB_OK) {
+        if (s.levels) level_rows(&s);
+        else status = sweep_rows(&s, err);
+    }
+    if (status == KVB_OK) {
+        for (uint32_t row = 0; row < n_rows; row++) out->greedy[row] = row_loss(&s, row);
+        if (exact) status = solve_exactly(&s, out->proved, &out->work, err);
+    }
+    if (status == KVB_OK) {
+        for (uint32_t row = 0; row < n_rows; row++) out->loss[row] = row_loss(&s, row);
+        close_bounds(&s, out);
+        close_keep(&s, out);
+        memcpy(out->saturated, s.saturated, n_rows);
+    } else {
+        constrained_rows_free(out);
+    }
+    solving_free(&s);
+    return status;
+}
+
+// One row's projection; curves is scratch.
+static kvb_status project_row(const kvb_limits *limits, loss_curves *curves, double ratio, double *prune_ratio,
+                              uint8_t *saturated, kvb_error *err)
+{
+    uint32_t n = shape_heads(&curves->shape), tokens = curves->shape.n_tokens;
+    for (uint32_t h = 0; h < n; h++) {
+        double ideal = (1 - prune_ratio[h]) * tokens, *gain = curves->gain + (size_t)h * tokens;
+        for (uint32_t b = 1; b <= tokens; b++) gain[b - 1] = 2.0 * tokens + 2 * (ideal - b) + 1;
+    }
+    loss_curves_sum(curves);
+    constrained_rows rows;
+    kvb_status status = constrained_solve(&rows, curves, limits, &ratio, 1, false, err);
+    if (status != KVB_OK) return status;
+    for (uint32_t h = 0; h < n; h++) prune_ratio[h] = 1 - (double)rows.keep[h] / tokens;
+    *saturated |= rows.saturated[0];
+    constrained_rows_free(&rows);
+    return KVB_OK;
+}
+
+kvb_status constrained_project(const kvb_limits *limits, const cache_shape *shape, uint32_t floor_tokens,
+                               const double *ratios, uint32_t n_rows, double *prune_ratio, uint8_t *saturated,
+                               kvb_error *err)
+{
+    loss_curves curves;
+    cache_shape bare = {shape->n_layers, shape->n_kv_heads, shape->n_tokens, 0, 0};
+    kvb_status status = loss_curves_init(&curves, &bare, err);
+    if (status != KVB_OK) return status;
+    curves.floor = floor_tokens;
+    for (uint32_t r = 0; r < n_rows && status == KVB_OK; r++)
+        status = project_row(limits, &curves, ratios[r], prune_ratio + (size_t)r * shape_heads(shape), &saturated[r], err);
+    loss_curves_free(&curves);
+    return status;
+}
+
+kvb_status constrained_require(const loss_curves *curves, const kvb_limits *limits, const double *ratios,
+                               uint32_t n_rows, kvb_error *err)
+{
+    solving s = {.n_rows = n_rows, .ratios = ratios};
+    kvb_status status = constrained_instance_make(&s.x, limits, curves, err);
+    if (status == KVB_OK) status = make_budgets(&s, err);
+    for (uint32_t row = 0; row < n_rows && status == KVB_OK; row++) {
+        const constrained_instance *x = &s.x;
+        if (!s.saturated[row]) continue;
+        uint64_t *budget = s.budget + (size_t)row * x->n_groups;
+        constrained_targets(x, ratios[row], budget);
+        for (uint32_t g = 0; g < x->n_groups && status == KVB_OK; g++)
+            if (s.least[g] > budget[g])
+                status = kvb_fail(err, KVB_ARGUMENT,
+                                  "ratio %g: floors, pins and protected tokens demand at least %llu pages of %u tokens "
+                                  "of a context of %u, but the budget is %llu; lower them, or prune less than %.4f",
+                                  ratios[row], (unsigned long long)s.least[g], limits->block, x->shape.n_tokens,
+                                  (unsigned long long)budget[g],
+                                  1 - (double)s.least[g] * limits->block / ((double)group_heads(&s) * x->shape.n_tokens));
+    }
+    solving_free(&s);
+    return status;
+}
