@@ -21,25 +21,52 @@
 // The prune ratios in use: (1 - weight) * below + weight * above. `below` is NULL for ratio 0, where all r are 0.
 typedef struct lookup {
     const double *below, *above;   // [L, G] rows of the table
-    uint32_t row_below, row_above; // the same as per cent, 0 .. 99
+    uint32_t row_below, row_above; // their numbers from 1 on, which in most tables are per cents; 0: nothing is pruned
     double weight;
 } lookup;
+
+// Rows are per cents.
+static void look_up_per_cent(double ratio, kvb_lookup kind, lookup *at)
+{
+    double percent = ratio * 100; // the very product that kvpress rounds
+    if (kind == KVB_LOOKUP_NEAREST) {
+        double row = rint(percent); // half to even in the default rounding mode, as Python's round
+        at->row_below = at->row_above = row < 1 ? 1 : row > KVB_TABLE_ROWS ? KVB_TABLE_ROWS : (uint32_t)row;
+    } else if (percent >= KVB_TABLE_ROWS) {
+        at->row_below = at->row_above = KVB_TABLE_ROWS;
+    } else {
+        at->row_below = (uint32_t)percent;
+        at->row_above = at->row_below + 1;
+        at->weight = percent - at->row_below;
+    }
+}
+
+// Rows are ratios of the user's choice. Of two equally near ones the lower ratio serves, which keeps more.
+static void look_up_ratio(const kvb_table *t, double ratio, kvb_lookup kind, lookup *at)
+{
+    uint32_t n = t->info.n_rows, above = 0; // the first row beyond the ratio
+    while (above < n && t->ratio[above] <= ratio) {
+        ++above;
+    }
+    double low = above ? t->ratio[above - 1] : 0, high = above < n ? t->ratio[above] : low;
+    if (kind == KVB_LOOKUP_NEAREST) {
+        bool upper = above == 0 || (above < n && high - ratio < ratio - low);
+        at->row_below = at->row_above = above + upper;
+    } else {
+        at->row_below = above;
+        at->row_above = above < n ? above + 1 : n;
+        at->weight = above < n ? (ratio - low) / (high - low) : 0;
+    }
+}
 
 static lookup look_up(const kvb_table *t, double ratio, kvb_lookup kind)
 {
     size_t n_heads = (size_t)t->info.n_layers * t->info.n_kv_heads;
-    double percent = ratio * 100; // the very product that kvpress rounds
     lookup at = {NULL, NULL, 0, 0, 0};
-
-    if (kind == KVB_LOOKUP_NEAREST) {
-        double row = rint(percent); // half to even in the default rounding mode, as Python's round
-        at.row_below = at.row_above = row < 1 ? 1 : row > KVB_TABLE_ROWS ? KVB_TABLE_ROWS : (uint32_t)row;
-    } else if (percent >= KVB_TABLE_ROWS) {
-        at.row_below = at.row_above = KVB_TABLE_ROWS;
+    if (t->per_cent) {
+        look_up_per_cent(ratio, kind, &at);
     } else {
-        at.row_below = (uint32_t)percent;
-        at.row_above = at.row_below + 1;
-        at.weight = percent - at.row_below;
+        look_up_ratio(t, ratio, kind, &at);
     }
     at.below = at.row_below ? t->prune_ratio + (at.row_below - 1) * n_heads : NULL;
     at.above = t->prune_ratio + (at.row_above - 1) * n_heads;
@@ -257,6 +284,29 @@ static void round_blocks(uint32_t *keep, size_t n_heads, uint32_t n_tokens, uint
     }
 }
 
+// ---- tables with constraints ----
+
+static double ideal_of_lookup(const void *self, size_t head, uint32_t n_tokens)
+{
+    return ideal_f64(self, head, n_tokens);
+}
+
+// The table's own pages win; the caller's are used when the table has none, or when they divide the table's.
+static kvb_status round_limited(const kvb_table *t, const lookup *at, uint32_t n_tokens, uint32_t block, uint32_t least,
+                                uint32_t *keep, kvb_error *err)
+{
+    kvb_limits limits = t->limits; // shares its arrays
+    if (block > 1 && limits.block == 1) {
+        limits.block = block;
+    } else if (block > 1 && limits.block % block != 0) {
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "kvb_budgets: block: expected a divisor of the %u tokens of a page that the table was solved "
+                        "for, found %u; solve with --block %u",
+                        (unsigned)limits.block, (unsigned)block, (unsigned)block);
+    }
+    return kvb_limits_round(&limits, ideal_of_lookup, at, n_tokens, least, keep, err);
+}
+
 // ---- public ----
 
 static uint32_t protected_tokens(const kvb_info *info, uint32_t n_tokens)
@@ -308,6 +358,11 @@ kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, 
         return KVB_OK;
     }
     lookup at = look_up(table, ratio, opt->lookup);
+    uint32_t least = opt->strict ? protected_tokens(&table->info, n_tokens) : 1;
+    least = least ? least : 1;
+    if (table->limited) {
+        return round_limited(table, &at, n_tokens, opt->block, least, keep, err);
+    }
     switch (opt->rounding) {
     case KVB_ROUND_LAYER_LR:
         for (uint32_t l = 0; l < n_layers; ++l) {
@@ -321,8 +376,6 @@ kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, 
         round_global(&at, n_heads, n_tokens, keep);
         break;
     }
-    uint32_t least = opt->strict ? protected_tokens(&table->info, n_tokens) : 1;
-    least = least ? least : 1;
     if (opt->block > 1) {
         round_blocks(keep, n_heads, n_tokens, opt->block, least / opt->block + (least % opt->block != 0));
     } else if (opt->strict) {
@@ -335,7 +388,9 @@ static unsigned table_warnings(const kvb_table *t, double ratio, uint32_t n_toke
 {
     const kvb_info *info = &t->info;
     uint32_t shortest = UINT32_MAX, longest = 0;
-    double covered = kind == KVB_LOOKUP_LINEAR ? (ratio < 0.99 ? ratio : 0.99) : at->row_above / 100.0;
+    double last = t->per_cent ? 0.99 : t->ratio[info->n_rows - 1];
+    double row = t->per_cent ? at->row_above / 100.0 : t->ratio[at->row_above - 1];
+    double covered = kind == KVB_LOOKUP_LINEAR ? (ratio < last ? ratio : last) : row;
     unsigned warnings = 0;
     if ((at->below && at->weight < 1 && t->saturated[at->row_below - 1]) ||
         (at->weight > 0 && t->saturated[at->row_above - 1])) {

@@ -63,13 +63,13 @@ KVB_API const char *kvb_version(void);
 // kvb_budgets() for the same table, ratio, n_tokens and options; so an engine that caches budgets, or splits one
 // model over several machines, compares this number and nothing else. It is the KVB_BUDGETS_VERSION that the library
 // was built with.
-#define KVB_BUDGETS_VERSION 1
+#define KVB_BUDGETS_VERSION 2 // 2: tables with constraints, and with ratios of the user's choice
 KVB_API uint32_t kvb_budgets_version(void);
 
 // ---- Tables -------------------------------------------------------------------------------------
 
-// One profile: for each of 99 global prune ratios, the share of its tokens that every KV head gives up. Opaque,
-// immutable.
+// One profile: for each of 99 global prune ratios, or for fewer of the user's choice, the share of its tokens that
+// every KV head gives up. Opaque, immutable.
 typedef struct kvb_table kvb_table;
 
 // The most KV heads that one layer may have, so that kvb_budgets() can keep a layer's fractions on the stack (8 KiB).
@@ -105,7 +105,8 @@ KVB_API void kvb_table_close(kvb_table *table);
 // What a table says about itself. Strings are UTF-8 and never NULL ("" = the file leaves it open). Strings and arrays
 // are owned by the table.
 typedef struct kvb_info {
-    uint32_t n_rows;     // R = 99; row i belongs to the global prune ratio (i + 1) / 100
+    uint32_t n_rows;     // R = 99, row i belonging to the global prune ratio (i + 1) / 100; a table that was solved
+                         // for chosen ratios has R = 1 .. 99 rows, whose ratios kvb_table_row() tells
     uint32_t n_layers;   // L
     uint32_t n_heads;    // query heads in a layer; a multiple of n_kv_heads
     uint32_t n_kv_heads; // G, the heads that have a cache
@@ -149,7 +150,7 @@ KVB_API const double *kvb_table_prune_ratios(const kvb_table *table);
 // One row of the table: what the solver found for one global ratio. Losses are shares of each problem's total oracle
 // mass, averaged over the solved problems.
 typedef struct kvb_row {
-    double ratio;              // global prune ratio asked for, (row + 1) / 100
+    double ratio;              // global prune ratio asked for, ascending from row to row
     double effective_ratio;    // mean of the row's prune ratios over all heads; below `ratio` when saturated
     double loss;               // loss of the greedy allocation
     double lower_bound;        // certified: no allocation of this size loses less than this
@@ -195,9 +196,11 @@ typedef enum kvb_rounding {
 
 // Which row serves a ratio that is not a whole per cent.
 typedef enum kvb_lookup {
-    // Row rint(100 ratio) - 1, half to even on the double product, clamped to 0 .. 98: as kvpress does it.
+    // Row rint(100 ratio) - 1, half to even on the double product, clamped to 0 .. 98: as kvpress does it. In a table
+    // of chosen ratios the row with the nearest one, of two the lower.
     KVB_LOOKUP_NEAREST = 0,
-    // Between the neighbouring rows, with r = 0 at ratio 0 and row 98 beyond 0.99. Keeps "mean of r = ratio".
+    // Between the neighbouring rows, with r = 0 at ratio 0 and the last row beyond its ratio. Keeps "mean of r =
+    // ratio".
     KVB_LOOKUP_LINEAR = 1
 } kvb_lookup;
 
@@ -227,6 +230,14 @@ typedef struct kvb_budget_options {
 //   keep      [n_layers, n_kv_heads], written by this call; each count is in 1 .. T
 //   cap       elements of `keep`; fewer than n_layers * n_kv_heads is KVB_CAPACITY
 // Does not allocate and takes microseconds. On failure `keep` is untouched.
+//
+// A table that was solved under constraints (metadata "constraints": whole pages, few budgets per layer, equal totals
+// of tensor-parallel ranks, caps per layer, floors and ceilings of heads; formats/README.md) gives budgets that keep to
+// all of them, for every ratio and T. `rounding` then has no say: the total is the whole pages in the sum of (1 - r) T,
+// never more unless lower limits demand it, handed out to layers and then to heads by largest remainder. `strict` is
+// one more lower limit; `block` must divide the table's page, or is used if the table has none. Takes up to a
+// millisecond and 40 KiB of stack. KVB_UNSUPPORTED when nothing fits at this T, e.g. a ceiling below one page; the
+// message has the numbers, and the contents of `keep` are then undefined. A ratio of 0 or less keeps everything.
 KVB_API kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, const kvb_budget_options *opt,
                                uint32_t *keep, size_t cap, kvb_error *err);
 
@@ -246,7 +257,8 @@ typedef struct kvb_budget_summary {
     uint32_t keep_min, keep_max;
     uint32_t heads_below_protected; // heads that keep fewer than min(T, sink + window) tokens
 
-    // The table's rows in use, named by their ratio in per cent: 1 .. 99, and 0 for "nothing pruned". The ratios used
+    // The table's rows in use, counted from 1 on, which is their ratio in per cent unless the table was solved for
+    // chosen ratios; 0 for "nothing pruned". The ratios used
     // are (1 - weight) * row_below + weight * row_above. A nearest lookup has equal rows and weight 0.
     uint32_t row_below, row_above;
     double weight;

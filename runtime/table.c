@@ -233,6 +233,14 @@ static kvb_status read_metadata(kvb_table *t, kvb_error *err)
     kvb_status status = check_format(t, err);
 
     info->n_rows = KVB_TABLE_ROWS;
+    t->per_cent = !kvb_safetensors_metadata(t->header, "n_rows");
+    if (!status && !t->per_cent) {
+        status = metadata_count(t, "n_rows", 1, &info->n_rows, err);
+    }
+    if (!status && info->n_rows > KVB_TABLE_ROWS) {
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: metadata \"n_rows\": expected at most %d, found %u", t->name,
+                        KVB_TABLE_ROWS, (unsigned)info->n_rows);
+    }
     for (size_t i = 0; !status && i < sizeof counts / sizeof counts[0]; ++i) {
         status = metadata_count(t, counts[i].key, counts[i].least, counts[i].value, err);
     }
@@ -248,7 +256,10 @@ static kvb_status read_metadata(kvb_table *t, kvb_error *err)
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: metadata: n_kv_heads: expected at most %d, found %u", t->name,
                         KVB_MAX_KV_HEADS, (unsigned)info->n_kv_heads);
     }
-    return KVB_OK;
+    const char *constraints = kvb_safetensors_metadata(t->header, "constraints");
+    t->limited = constraints != NULL;
+    return t->limited ? kvb_limits_parse(&t->limits, constraints, info->n_layers, info->n_kv_heads, t->name, err)
+                      : KVB_OK;
 }
 
 // ---- tensors ----
@@ -257,7 +268,7 @@ static kvb_status read_metadata(kvb_table *t, kvb_error *err)
 static kvb_status find_tensor(const kvb_table *t, const kvb_safetensors *file, const char *name, const char *dtype,
                               uint32_t n_dims, const kvb_tensor **out, kvb_error *err)
 {
-    const uint64_t shape[3] = {KVB_TABLE_ROWS, t->info.n_layers, t->info.n_kv_heads};
+    const uint64_t shape[3] = {t->info.n_rows, t->info.n_layers, t->info.n_kv_heads};
     const kvb_tensor *x = kvb_safetensors_find(file, name);
     if (!x) {
         return kvb_fail(err, KVB_FORMAT, "%s: tensor \"%s\" is missing; not a table of this version, solve it again",
@@ -314,7 +325,7 @@ static kvb_status read_saturated(kvb_table *t, const kvb_safetensors *file, kvb_
 {
     const kvb_tensor *x = NULL;
     kvb_status status = find_tensor(t, file, "saturated", "U8", 1, &x, err);
-    for (size_t i = 0; !status && i < KVB_TABLE_ROWS; ++i) {
+    for (size_t i = 0; !status && i < t->info.n_rows; ++i) {
         t->saturated[i] = x->data[i];
         if (x->data[i] > 1) {
             status = kvb_fail(err, KVB_FORMAT, "%s: tensor \"saturated\": element %zu: expected 0 or 1, found %u",
@@ -322,6 +333,24 @@ static kvb_status read_saturated(kvb_table *t, const kvb_safetensors *file, kvb_
         }
     }
     return status;
+}
+
+// Per cents, or, when the metadata give the number of rows, any ascending ratios.
+static kvb_status check_ratios(const kvb_table *t, kvb_error *err)
+{
+    for (size_t i = 0; i < t->info.n_rows; ++i) {
+        double expected = (double)(i + 1) / 100, before = i > 0 ? t->ratio[i - 1] : 0;
+        if (t->per_cent && fabs(t->ratio[i] - expected) > 1e-9) {
+            return kvb_fail(err, KVB_FORMAT, "%s: tensor \"ratio\": element %zu: expected %g, found %.17g", t->name, i,
+                            expected, t->ratio[i]);
+        }
+        if (!(t->ratio[i] > before && t->ratio[i] < 1)) {
+            return kvb_fail(err, KVB_FORMAT,
+                            "%s: tensor \"ratio\": element %zu: expected more than %g and less than 1, found %.17g",
+                            t->name, i, before, t->ratio[i]);
+        }
+    }
+    return KVB_OK;
 }
 
 static kvb_status read_tensors(kvb_table *t, const kvb_safetensors *file, kvb_error *err)
@@ -365,14 +394,8 @@ static kvb_status read_tensors(kvb_table *t, const kvb_safetensors *file, kvb_er
         *parts[i].value = next;
         next += found[i]->size / 8;
     }
-    for (size_t i = 0; i < KVB_TABLE_ROWS; ++i) {
-        double expected = (double)(i + 1) / 100;
-        if (fabs(t->ratio[i] - expected) > 1e-9) {
-            return kvb_fail(err, KVB_FORMAT, "%s: tensor \"ratio\": element %zu: expected %g, found %.17g", t->name, i,
-                            expected, t->ratio[i]);
-        }
-    }
-    return read_saturated(t, file, err);
+    status = check_ratios(t, err);
+    return status ? status : read_saturated(t, file, err);
 }
 
 // ---- opening ----
@@ -492,6 +515,7 @@ void kvb_table_close(kvb_table *table)
     if (table) {
         cJSON_Delete(table->header);
         free(table->calibration_tokens);
+        kvb_limits_free(&table->limits);
         free(table->numbers);
         free(table);
     }

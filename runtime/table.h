@@ -1,8 +1,9 @@
 // A table in memory. Written once by kvb_table_open*, read by everything else; not part of the public API.
 #pragma once
 #include "kvbudget.h"
+#include "limits.h"
 
-#define KVB_TABLE_ROWS 99
+#define KVB_TABLE_ROWS 99 // of a table with a row for every per cent, and the most that any table has
 
 struct kvb_table {
     kvb_info info;
@@ -11,6 +12,9 @@ struct kvb_table {
     unsigned char saturated[KVB_TABLE_ROWS];                                    // 0 or 1
     double *numbers;                                                            // all f64 tensors, one allocation
     uint32_t *calibration_tokens;                                               // info.calibration_tokens
+    kvb_limits limits;                                                          // what the metadata "constraints" demand
+    bool limited;                                                               // there are any
+    bool per_cent;                                                              // row i is ratio (i + 1) / 100
     struct cJSON *header;                                                       // owns every string of info
     char name[168];                                                             // the file, for messages
 };
