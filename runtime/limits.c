@@ -234,23 +234,33 @@ static uint64_t shifted_sum(get_share *get, const void *from, size_t n, double s
     return sum;
 }
 
-// The largest shift of all ideals that stays within `total`, and the next one, between which the remainders lie.
+// A shift of all ideals that meets `total`, or the largest one below it and the next, between which the remainders lie.
 static void find_shift(get_share *get, const void *from, size_t n, uint64_t total, double range, double *low,
                        double *high)
 {
-    *low = -range;
-    *high = range;
-    if (shifted_sum(get, from, n, 0) <= total) {
-        *low = 0;
-    } else {
-        *high = 0;
+    uint64_t sum = shifted_sum(get, from, n, 0);
+    double step = 1; // most shifts are shares of a unit
+    *low = *high = 0;
+    while (sum <= total && *high < range) {
+        *low = *high;
+        *high += step;
+        step *= 8;
+        sum = shifted_sum(get, from, n, *high);
+    }
+    for (step = 1; shifted_sum(get, from, n, *low) > total && *low > -range; step *= 8) {
+        *high = *low;
+        *low -= step;
     }
     // Ideals have errors of about 1e-11 units; a smaller step would tell noise apart, not remainders.
     while (*high - *low > 1e-9) {
         double middle = *low + (*high - *low) / 2;
-        if (shifted_sum(get, from, n, middle) <= total) {
+        sum = shifted_sum(get, from, n, middle);
+        if (sum <= total) {
             *low = middle;
         } else {
+            *high = middle;
+        }
+        if (sum == total) {
             *high = middle;
         }
     }

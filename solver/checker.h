@@ -7,7 +7,7 @@
 // signs bound the maximum by where their tangents meet; evaluating there closes in on it in a few steps. A claimed
 // bound that is at most this maximum is proved; a larger one is not, whatever multiplier is tried.
 #pragma once
-#include "solver/curve.h"
+#include "solver/constraints.h"
 #include <stdbool.h>
 
 // D(lambda) of the heads first .. first + n - 1 for the budget B; *kept, unless NULL: tokens of the smallest minimisers.
@@ -24,3 +24,8 @@ uint64_t checker_budget(const loss_curves *c, uint32_t n_layers, double ratio);
 // bound [R]: sums over the groups. Any number of threads, the same result.
 void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const double *ratios, const double *lambda,
                   double *bound);
+
+// The same under constraints. On failure (constrained_instance_make(), or more than 8 heads with levels) bound is not
+// to be used. At the same price all 2^heads sets of a layer are looked at when there are levels: O(2^G G L T) a step.
+kvb_status checker_limited_rows(const loss_curves *c, const kvb_limits *limits, uint32_t n_rows, const double *ratios,
+                                const double *lambda, double *bound, kvb_error *err);

@@ -34,6 +34,12 @@ static void solving_free(solving *s)
     constrained_instance_free(&s->x);
 }
 
+// Whether threads are worth waking: every row, or part, looks at numbers of all heads or its own.
+static bool is_large(const solving *s)
+{
+    return (size_t)shape_heads(&s->x.curves.shape) * s->x.curves.shape.n_tokens > PARALLEL_CELLS / 8;
+}
+
 static uint32_t group_heads(const solving *s)
 {
     return s->x.parts * s->x.own;
@@ -137,7 +143,7 @@ static kvb_status make_levels(solving *s, kvb_error *err)
     kvb_status status = KVB_OK;
     s->levels = calloc(parts, sizeof *s->levels);
     if (!s->levels) return kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %u layers", parts);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (is_large(s))
     for (uint32_t i = 0; i < parts; i++) {
         kvb_error error;
         kvb_status own = level_part_make(&s->levels[i], &s->x, i, &error);
@@ -226,7 +232,7 @@ static void level_rows(solving *s)
         maximise(price_part, &of, highest_price(x), &p);
         s->price[part] = p.price;
     }
-#pragma omp parallel for schedule(dynamic) collapse(2)
+#pragma omp parallel for schedule(dynamic) collapse(2) if (is_large(s) && s->n_rows > 1)
     for (uint32_t row = 0; row < s->n_rows; row++)
         for (uint32_t group = 0; group < x->n_groups; group++) level_row(s, row, group);
 }
@@ -360,7 +366,7 @@ static kvb_status solve_exactly(solving *s, uint8_t *proved, uint64_t *work, kvb
     bool plain = is_plain(s);
     kvb_status status = KVB_OK;
     memset(proved, 1, s->n_rows);
-#pragma omp parallel if (jobs > 1 && (size_t)all * s->x.curves.shape.n_tokens > PARALLEL_CELLS / 8)
+#pragma omp parallel if (jobs > 1 && is_large(s))
     {
         core_work *core = plain ? core_work_new() : NULL;
         layered_work *layered = plain ? NULL : layered_work_new();
@@ -404,7 +410,7 @@ static double row_loss(const solving *s, uint32_t row)
 static void close_bounds(const solving *s, constrained_rows *out)
 {
     const constrained_instance *x = &s->x;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (is_large(s) && s->n_rows > 1)
     for (uint32_t row = 0; row < s->n_rows; row++) {
         double bound = 0, lambda = 0;
         for (uint32_t group = 0; group < x->n_groups; group++) {
