@@ -1,6 +1,7 @@
 #include "solver/aggregate.h"
 #include "runtime/fail.h"
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 kvb_status ratio_mean_init(ratio_mean *r, uint32_t n_rows, uint32_t n_heads, kvb_error *err)
@@ -39,6 +40,20 @@ void ratio_mean_get(const ratio_mean *r, double *mean, double *std)
     }
 }
 
+void loss_curves_shrink(loss_curves *c, double a)
+{
+    size_t n = shape_heads(&c->shape), m = shape_middle(&c->shape);
+    if (!(a > 0)) return;
+#pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS)
+    for (size_t i = 0; i < m; i++) {
+        double mean = 0;
+        for (size_t h = 0; h < n; h++) mean += c->gain[h * m + i];
+        mean /= (double)n;
+        for (size_t h = 0; h < n; h++) c->gain[h * m + i] = (1 - a) * c->gain[h * m + i] + a * mean;
+    }
+    loss_curves_sum(c);
+}
+
 kvb_status loss_mean_init(loss_mean *m, const cache_shape *grid, kvb_error *err)
 {
     *m = (loss_mean){0};
@@ -48,6 +63,15 @@ kvb_status loss_mean_init(loss_mean *m, const cache_shape *grid, kvb_error *err)
     size_t cells = (size_t)shape_heads(grid) * shape_middle(grid);
     for (size_t i = 0; i < cells; i++) m->curves.gain[i] = 0;
     return KVB_OK;
+}
+
+kvb_status loss_mean_init_coarse(loss_mean *m, const cache_shape *longest, uint32_t steps, kvb_error *err)
+{
+    cache_shape grid = {longest->n_layers, longest->n_kv_heads, longest->n_tokens < steps ? longest->n_tokens : steps,
+                        0, 0};
+    kvb_status status = loss_mean_init(m, &grid, err);
+    m->coarse = status == KVB_OK;
+    return status;
 }
 
 void loss_mean_free(loss_mean *m)
@@ -72,38 +96,70 @@ static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, con
             uint32_t c = (uint32_t)x < middle ? (uint32_t)x : middle - 1;
             value = loss[c] + (x - c) * (loss[c + 1] - loss[c]);
         }
-        if (i > 0 && last > value) gain[i - 1] += (last - value) * weight;
+        if (i > 0 && last > value) gain[i - 1] = fmax(0, gain[i - 1] + (last - value) * weight);
         last = value;
+    }
+}
+
+static kvb_status check_grid(const loss_mean *m, const cache_shape *s, kvb_error *err)
+{
+    const cache_shape *grid = &m->curves.shape;
+    if (s->n_layers != grid->n_layers || s->n_kv_heads != grid->n_kv_heads ||
+        (!m->coarse && (s->sink != grid->sink || s->window != grid->window)))
+        return kvb_fail(
+            err, KVB_MISMATCH, "solver: mean loss: expected %u x %u heads, sink %u, window %u, found %u x %u, %u, %u",
+            grid->n_layers, grid->n_kv_heads, grid->sink, grid->window, s->n_layers, s->n_kv_heads, s->sink, s->window);
+    if (!m->coarse && s->n_tokens > grid->n_tokens)
+        return kvb_fail(err, KVB_ARGUMENT, "solver: mean loss: a context of %u tokens on a grid of %u", s->n_tokens,
+                        grid->n_tokens);
+    return KVB_OK;
+}
+
+// Adds `weight` times the pair's share of its own total.
+static void add_weighted(loss_mean *mean, const loss_curves *c, double weight)
+{
+    const cache_shape *grid = &mean->curves.shape, *s = &c->shape;
+    size_t n = shape_heads(s), m = shape_middle(s), grid_m = shape_middle(grid);
+    if (!(c->total > 0)) return;
+    weight /= c->total;
+#pragma omp parallel for schedule(static) if (n * grid_m > PARALLEL_CELLS)
+    for (size_t h = 0; h < n; h++) {
+        double *gain = mean->curves.gain + h * grid_m;
+        if (m == grid_m && s->n_tokens == grid->n_tokens)
+            for (size_t i = 0; i < m; i++) gain[i] = fmax(0, gain[i] + c->gain[h * m + i] * weight);
+        else
+            add_resampled(gain, grid->n_tokens, (uint32_t)grid_m, c->loss + h * (m + 1), s->n_tokens, (uint32_t)m,
+                          weight);
     }
 }
 
 kvb_status loss_mean_add(loss_mean *mean, const loss_curves *c, kvb_error *err)
 {
-    const cache_shape *grid = &mean->curves.shape, *s = &c->shape;
-    if (s->n_layers != grid->n_layers || s->n_kv_heads != grid->n_kv_heads || s->sink != grid->sink ||
-        s->window != grid->window)
-        return kvb_fail(
-            err, KVB_MISMATCH, "solver: mean loss: expected %u x %u heads, sink %u, window %u, found %u x %u, %u, %u",
-            grid->n_layers, grid->n_kv_heads, grid->sink, grid->window, s->n_layers, s->n_kv_heads, s->sink, s->window);
-    if (s->n_tokens > grid->n_tokens)
-        return kvb_fail(err, KVB_ARGUMENT, "solver: mean loss: a context of %u tokens on a grid of %u", s->n_tokens,
-                        grid->n_tokens);
+    kvb_status status = check_grid(mean, &c->shape, err);
+    if (status != KVB_OK) return status;
     mean->count++;
-    uint64_t share = ((uint64_t)c->floor * grid->n_tokens + s->n_tokens - 1) / s->n_tokens;
+    uint64_t tokens = c->shape.n_tokens,
+             share = ((uint64_t)c->floor * mean->curves.shape.n_tokens + tokens - 1) / tokens;
     if (share > mean->curves.floor) mean->curves.floor = (uint32_t)share;
-    if (!(c->total > 0)) return KVB_OK;
-    double weight = 1 / c->total;
-    size_t n = shape_heads(s), m = shape_middle(s), grid_m = shape_middle(grid);
-#pragma omp parallel for schedule(static) if (n * grid_m > PARALLEL_CELLS)
-    for (size_t h = 0; h < n; h++) {
-        double *gain = mean->curves.gain + h * grid_m;
-        if (s->n_tokens == grid->n_tokens)
-            for (size_t i = 0; i < m; i++) gain[i] += c->gain[h * m + i] * weight;
-        else
-            add_resampled(gain, grid->n_tokens, (uint32_t)grid_m, c->loss + h * (m + 1), s->n_tokens, (uint32_t)m,
-                          weight);
-    }
+    add_weighted(mean, c, 1);
     return KVB_OK;
+}
+
+kvb_status loss_mean_remove(loss_mean *mean, const loss_curves *c, kvb_error *err)
+{
+    kvb_status status = check_grid(mean, &c->shape, err);
+    if (status != KVB_OK) return status;
+    mean->count--;
+    add_weighted(mean, c, -1);
+    return KVB_OK;
+}
+
+void loss_mean_join(loss_mean *m, const loss_mean *other, int sign)
+{
+    size_t cells = (size_t)shape_heads(&m->curves.shape) * shape_middle(&m->curves.shape);
+    for (size_t i = 0; i < cells; i++) m->curves.gain[i] = fmax(0, m->curves.gain[i] + sign * other->curves.gain[i]);
+    if (other->curves.floor > m->curves.floor) m->curves.floor = other->curves.floor;
+    m->count = sign > 0 ? m->count + other->count : m->count - other->count;
 }
 
 void loss_mean_finish(loss_mean *m)

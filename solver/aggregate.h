@@ -12,8 +12,15 @@
 // stores: each curve, a polygon over b/T, is read off at the multiples of 1/T' of the longest context T'. With one T
 // nothing is interpolated. The floor is the largest share that any of the contexts has as its floor, so that the result
 // is feasible for each of them.
+//
+// worst and cvar:A are for those who must not fail on any text: robust.h.
+//
+// loss_curves_shrink() guards against heads that the calibration texts did not need and others do: it mixes into every
+// head's curve that of the average head. With a = 1 all heads are alike and the table is uniform; in between the table
+// is still the optimum of one problem, with nested rows and a certificate.
 #pragma once
 #include "solver/greedy.h"
+#include <stdbool.h>
 
 // Running mean and deviation of prune ratios.
 typedef struct ratio_mean {
@@ -29,18 +36,31 @@ void ratio_mean_add(ratio_mean *r, const allocation *a, uint32_t n_tokens);
 // mean and std [R,N] (either may be NULL); std is the population's (divisor: count), 0 for one pair. count = 0: zeros.
 void ratio_mean_get(const ratio_mean *r, double *mean, double *std);
 
+// Every head's gain becomes (1 - a) of its own and a of the average head's at the same rank; then the losses are summed
+// again. 0 <= a <= 1. The total stays. Curves of one mass-weighted prior, so to speak, with weight a.
+void loss_curves_shrink(loss_curves *c, double a);
+
 // Running mean of relative loss curves over the kept share.
 typedef struct loss_mean {
     loss_curves curves; // on the grid of the longest context; gain holds sums until loss_mean_finish
     uint64_t count;
+    bool coarse; // made by loss_mean_init_coarse
 } loss_mean;
 
 // grid: shape of the longest context that will be added. On failure *m is zero.
 kvb_status loss_mean_init(loss_mean *m, const cache_shape *grid, kvb_error *err);
+// For studies that hold many means at a time: shares are multiples of 1 / steps, or of the longest context's 1 / T where
+// T is less. Contexts of any length can be added; the floor alone keeps the protected tokens.
+kvb_status loss_mean_init_coarse(loss_mean *m, const cache_shape *longest, uint32_t steps, kvb_error *err);
 void loss_mean_free(loss_mean *m);
 // Adds one pair. A pair whose total is 0 cannot lose anything: it counts in the mean, and adds nothing.
-// KVB_MISMATCH when layers, heads or protection differ from the grid's; KVB_ARGUMENT when T is larger.
+// KVB_MISMATCH when layers, heads or protection differ from the grid's; KVB_ARGUMENT when T is larger than a grid
+// that is not coarse.
 kvb_status loss_mean_add(loss_mean *m, const loss_curves *c, kvb_error *err);
+// Takes a pair out again that was added; what rounding leaves below 0 becomes 0.
+kvb_status loss_mean_remove(loss_mean *m, const loss_curves *c, kvb_error *err);
+// Adds to *m, or takes out (sign -1), all pairs of another mean that is not finished and has the same grid.
+void loss_mean_join(loss_mean *m, const loss_mean *other, int sign);
 // Divides by the count and makes curves.loss, curves.total and curves.floor; nothing can be added any more.
 void loss_mean_finish(loss_mean *m);
 

@@ -1,6 +1,7 @@
 // kvbudget solve: a record in, a table of budgets out. Reads the record pair by pair and hands the arrays to solver/.
 #include "runtime/fail.h"
 #include "tools/solve_job.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,10 @@ static kvb_status improve(const solve_command *s, metric_job *job, problem *p, c
 static kvb_status solve_pair(solve_command *s, metric_job *job, problem *p, kvb_error *err)
 {
     double start = seconds_now();
-    kvb_status status = problem_solve(p, err);
+    // The pair's own curves go into the average; they are pulled together there.
+    kvb_status status = s->aggregate == AGGREGATE_MEAN_RATIO ? KVB_OK : merge_pair(s, job, &p->curves, err);
+    if (s->aggregate == AGGREGATE_MEAN_RATIO) loss_curves_shrink(&p->curves, s->shrink);
+    if (status == KVB_OK) status = problem_solve(p, err);
     if (status == KVB_OK && s->exact && !s->mean_loss) status = improve(s, job, p, &p->curves, 1.0 / job->n_pairs, err);
     if (status != KVB_OK) return status;
     job->solve_seconds += seconds_now() - start;
@@ -43,8 +47,7 @@ static kvb_status solve_pair(solve_command *s, metric_job *job, problem *p, kvb_
     for (size_t i = 0; job->pair_budgets && i < cells; i++)
         job->pair_budgets[job->spread.count * cells + i] = (int32_t)a->keep[i];
     ratio_mean_add(&job->spread, a, p->curves.shape.n_tokens);
-    if (s->mean_loss) return loss_mean_add(&job->merged, &p->curves, err);
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; s->aggregate == AGGREGATE_MEAN_RATIO && r < ROWS; r++) {
         job->loss[r] += p->loss[r] / job->n_pairs;
         job->bound[r] += p->bound[r] / job->n_pairs;
         job->lambda[r] += p->lambda[r] / job->n_pairs;
@@ -68,7 +71,6 @@ static kvb_status evaluate_pair(solve_command *s, metric_job *job, problem *p, k
 static kvb_status solve_merged(solve_command *s, metric_job *job, kvb_error *err)
 {
     problem p = {0};
-    loss_mean_finish(&job->merged);
     const loss_curves *curves = &job->merged.curves;
     kvb_status status = problem_init(&p, &curves->shape, &s->options, err);
     double start = seconds_now();
@@ -88,6 +90,24 @@ static kvb_status solve_merged(solve_command *s, metric_job *job, kvb_error *err
     }
     problem_free(&p);
     return status;
+}
+
+// The table of the texts that lose most.
+static kvb_status solve_tail(solve_command *s, metric_job *job, kvb_error *err)
+{
+    robust_result x;
+    double start = seconds_now();
+    kvb_status status = robust_solve(&x, job->texts, (uint32_t)job->n_texts, s->tail, &s->options, 0, err);
+    if (status != KVB_OK) return status;
+    job->solve_seconds += seconds_now() - start;
+    memcpy(job->prune_ratio, x.prune_ratio, (size_t)ROWS * x.n_heads * sizeof *x.prune_ratio);
+    memcpy(job->text_weights, x.weight, (size_t)ROWS * x.n_texts * sizeof *x.weight);
+    memcpy(job->loss, x.loss, sizeof job->loss);
+    memcpy(job->bound, x.bound, sizeof job->bound);
+    memcpy(job->lambda, x.lambda, sizeof job->lambda);
+    memcpy(job->saturated, x.saturated, sizeof job->saturated);
+    robust_free(&x);
+    return KVB_OK;
 }
 
 static kvb_status job_begin(solve_command *s, metric_job *job, kvb_error *err)
@@ -116,7 +136,9 @@ static kvb_status job_solve(solve_command *s, metric_job *job, kvb_error *err)
     progress_begin(&s->bar, job->metric, s->quiet);
     kvb_status status = walk_pairs(s, job, solve_pair, &done, err);
     ratio_mean_get(&job->spread, job->prune_ratio, job->std);
+    if (status == KVB_OK) merge_finish(s, job);
     if (status == KVB_OK && s->mean_loss) status = solve_merged(s, job, err);
+    if (status == KVB_OK && s->aggregate == AGGREGATE_TAIL) status = solve_tail(s, job, err);
     if (status == KVB_OK) status = walk_pairs(s, job, evaluate_pair, &done, err);
     if (status != KVB_OK) {
         progress_end(&s->bar, status == KVB_INTERRUPTED ? "stopped" : "failed");
@@ -199,7 +221,8 @@ static kvb_status solve_all(solve_command *s, kvb_error *err)
 static int run_solve(const cli_command *self, int argc, char **argv)
 {
     solve_command s = {.self = self,
-                       .aggregate_name = "mean_ratio",
+                       .shrink = NAN,
+                       .min_keep = NAN,
                        .scope_name = "global",
                        .hull_name = "feasible",
                        .sink = NOT_GIVEN,
@@ -213,8 +236,16 @@ static int run_solve(const cli_command *self, int argc, char **argv)
          "the table to write (.safetensors); for several metrics a folder, or a name\nwith {metric} in it"},
         {"npy", 0, CLI_TEXT, &s.npy, "FILE", "also write the prune ratios for kvpress, with a JSON side-car"},
         {"aggregate", 'a', CLI_TEXT, &s.aggregate_name, "HOW",
-         "mean_ratio (default): average the best ratios of all questions, as the\npaper does; mean_loss: the ratios "
-         "with the least average loss"},
+         "mean_loss (default): the budgets with the least average loss; mean_ratio: the\naverage of every question's "
+         "best "
+         "budgets; worst: the least loss of the text that\nloses most; cvar:0.2: of the fifth of the texts that lose "
+         "most"},
+        {"paper", 0, CLI_FLAG, &s.paper, NULL, "as the paper does: --aggregate mean_ratio --shrink 0"},
+        {"shrink", 0, CLI_REAL, &s.shrink, "A",
+         "pull every row towards uniform, 0 to 1: each head's curve becomes 1 - A of its\nown and A of the average "
+         "head's (default: 0.1 with mean_loss, else 0)"},
+        {"min-keep", 0, CLI_REAL, &s.min_keep, "F",
+         "no head keeps less than this share of its tokens (default: 1 %, or sinks and\nwindow where that is more)"},
         {"scope", 0, CLI_TEXT, &s.scope_name, "SCOPE",
          "global (default): layers share one budget; layer: each meets the ratio"},
         {"hull", 0, CLI_TEXT, &s.hull_name, "RANGE", "feasible (default), or full: as the published code, to compare"},
@@ -253,12 +284,13 @@ const cli_command cmd_solve = {
     "solve RUN.h5 --metric M -o M.safetensors [OPTION]...",
     "turn a record into a table: the best split of the cache over all heads",
     "For every question and every ratio from 1 % to 99 % pruned it finds how many tokens each KV head should\n"
-    "keep so that, with this metric choosing which, the least oracle importance is lost; then it averages\n"
-    "over the questions.\n"
+    "keep so that, with this metric choosing which, the least oracle importance is lost, on average over the\n"
+    "questions, each loss taken as a share of what that question could lose.\n"
     "\n"
     "It prints, each as a share of all importance that can be lost, averaged over the questions:\n"
-    "  loss     of every question's own best budgets (mean_ratio), or of the common ones (mean_loss)\n"
-    "  bound    no budgets of this size can lose less: proved for every question by a multiplier\n"
+    "  loss     of the common budgets (mean_loss), of every question's own best ones (mean_ratio), or the mean\n"
+    "           of the texts that lose most (worst, cvar); with --shrink of the curves after pulling\n"
+    "  bound    no budgets of this size can lose less there: proved by multipliers\n"
     "  gap      how much of the loss the best possible budgets could save at most\n"
     "  table    loss of the table itself, rounded to whole tokens, on these questions\n"
     "  uniform  the same when all heads keep equally many\n"
@@ -274,7 +306,7 @@ const cli_command cmd_solve = {
     "Examples:\n"
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
-    "  kvbudget solve run.h5 --metric keydiff --aggregate mean_loss --json\n"
+    "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
     "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n",
     run_solve,
 };

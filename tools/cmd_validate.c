@@ -48,14 +48,15 @@ static kvb_status validate_curves(const solve_command *s, validation *v, problem
 static kvb_status validate_pair(solve_command *s, metric_job *job, problem *p, kvb_error *err)
 {
     const loss_curves *c = &p->curves;
-    if (s->mean_loss) return loss_mean_add(&job->merged, c, err);
+    if (s->mean_loss) return merge_pair(s, job, c, err);
+    loss_curves_shrink(&p->curves, s->shrink);
     return validate_curves(s, (validation *)job, p, c, c->total > 0 ? 1 / (c->total * job->n_pairs) : 0, err);
 }
 
 static kvb_status validate_merged(const solve_command *s, validation *v, kvb_error *err)
 {
     problem p = {0};
-    loss_mean_finish(&v->job.merged);
+    merge_finish(s, &v->job);
     kvb_status status = problem_init(&p, &v->job.merged.curves.shape, &s->options, err);
     if (status == KVB_OK) status = validate_curves(s, v, &p, &v->job.merged.curves, 1, err);
     problem_free(&p);
@@ -238,7 +239,9 @@ static int run_validate(const cli_command *self, int argc, char **argv)
 {
     const char *certificate = NULL;
     solve_command s = {.self = self,
-                       .aggregate_name = "mean_ratio",
+                       .aggregate_name = NULL,
+                       .shrink = NAN,
+                       .min_keep = NAN,
                        .scope_name = "global",
                        .hull_name = "feasible",
                        .sink = NOT_GIVEN,
@@ -251,6 +254,8 @@ static int run_validate(const cli_command *self, int argc, char **argv)
         {"certificate", 0, CLI_TEXT, &certificate, "TABLE", "check the bounds of this table instead"},
         {"aggregate", 'a', CLI_TEXT, &s.aggregate_name, "HOW",
          "mean_ratio (default): every question is a problem; mean_loss: their average is"},
+        {"shrink", 0, CLI_REAL, &s.shrink, "A", "as for solve"},
+        {"min-keep", 0, CLI_REAL, &s.min_keep, "F", "as for solve"},
         {"scope", 0, CLI_TEXT, &s.scope_name, "SCOPE", "global (default), or layer"},
         {"sink", 0, CLI_COUNT, &s.sink, "N", "first tokens that always stay (default: as recorded with the metric)"},
         {"window", 0, CLI_COUNT, &s.window, "N", "last tokens that always stay (default: as recorded with the metric)"},
@@ -273,8 +278,11 @@ static int run_validate(const cli_command *self, int argc, char **argv)
         const char *word = any;
         cli_list given = s.metric_names;
         if (certificate) s.metric_names = (cli_list){&word, 1};
+        if (!s.aggregate_name) s.aggregate_name = "mean_ratio";
         code = check_solve_options(&s);
         s.metric_names = given;
+        if (code == EXIT_DONE && s.aggregate == AGGREGATE_TAIL)
+            code = cli_usage_error(self, "--aggregate: expected mean_ratio or mean_loss, found '%s'", s.aggregate_name);
     }
     if (code == EXIT_DONE) {
         kvb_error err = {0};

@@ -4,11 +4,26 @@
 #include "solver/aggregate.h"
 #include "solver/exact.h"
 #include "solver/problem.h"
+#include "solver/robust.h"
 #include "tools/cli.h"
 #include <cjson/cJSON.h>
 
 enum { ROWS = TABLE_ROWS, METRICS_MAX = 64, PATH_SIZE = 4096 };
 #define NOT_GIVEN UINT64_MAX
+
+// How pairs become one table: solver/aggregate.h and solver/robust.h.
+typedef enum aggregation {
+    AGGREGATE_MEAN_RATIO, // every pair solved by itself, prune ratios averaged: the paper
+    AGGREGATE_MEAN_LOSS,  // one problem: the average of the pairs' curves
+    AGGREGATE_TAIL        // the mean over the texts that lose most
+} aggregation;
+
+// Texts are brought to a common grid of at most this many steps where many of their curves are held at a time: by
+// AGGREGATE_TAIL and --holdout.
+enum { STUDY_GRID = 1024 };
+
+// Of AGGREGATE_MEAN_LOSS, chosen by cross-validation (solver/README.md).
+#define DEFAULT_SHRINK 0.1
 
 // The command line as given, and what it selects in the record.
 typedef struct solve_command {
@@ -16,7 +31,10 @@ typedef struct solve_command {
     cli_list metric_names;
     const char *output, *npy, *budgets, *contexts, *aggregate_name, *scope_name, *hull_name;
     uint64_t sink, window, max_questions;
-    bool json, quiet, mean_loss, exact, monotone;
+    double shrink, min_keep; // NaN: not given
+    bool json, quiet, paper, mean_loss, exact, monotone;
+    aggregation aggregate; // mean_loss: whether it is that
+    double tail;           // with AGGREGATE_TAIL: share of the texts, 0 for the worst one
     solve_options options;
     double ratios[ROWS];
     const char *path;
@@ -37,6 +55,11 @@ typedef struct metric_job {
     uint32_t n_pairs, n_skipped, n_contexts, fewest_queries, most_queries;
     ratio_mean spread; // of the pairs' own optima
     loss_mean merged;  // used with mean_loss only
+    loss_mean *texts;  // [n_texts] used with AGGREGATE_TAIL only, in the order of s->selected
+    size_t n_texts;
+    double *text_weights; // [R, n_texts] the multipliers of robust.h
+    size_t context;       // of the pair that walk_pairs() is at: index in s->selected
+    uint32_t question;    // and index in the context
     int32_t *pair_budgets;
     float *scores, *oracle;
     double loss[ROWS], bound[ROWS], lambda[ROWS], table_loss[ROWS], uniform_loss[ROWS], effective[ROWS];
@@ -54,14 +77,24 @@ static inline bool is_selected(const solve_command *s, const record_question_inf
     return q->n_queries > 0 && index < s->max_questions;
 }
 
-// Checks what was given against what there is, and fills s->options, s->ratios and s->mean_loss. An exit code.
+// mean_ratio, mean_loss, worst or cvar:A in s->aggregate_name: fills s->aggregate, s->tail and s->mean_loss. False: none
+// of them.
+bool read_aggregate(solve_command *s);
+
+// Checks what was given against what there is, and fills s->options, s->ratios, s->aggregate, s->tail, s->mean_loss,
+// s->shrink and s->min_keep. An exit code.
 int check_solve_options(solve_command *s);
+
+// Adds a pair to what mean_loss or AGGREGATE_TAIL needs of it, and closes that after the last one: pulls the curves
+// together as --shrink says.
+kvb_status merge_pair(const solve_command *s, metric_job *job, const loss_curves *c, kvb_error *err);
+void merge_finish(const solve_command *s, metric_job *job);
 
 // Opens the record; finds the contexts and metrics that the command line names.
 kvb_status select_from_record(solve_command *s, kvb_error *err);
 
 // The metric's protected tokens and parameters, how many pairs of which sizes there are, and memory to read them one by
-// one; with mean_loss also for their average. *longest: shape of the longest context in use.
+// one; also for their average, of all or of each text, as the aggregation needs. *longest: shape of the longest context in use.
 kvb_status prepare_pairs(const solve_command *s, metric_job *job, cache_shape *longest, kvb_error *err);
 // Frees what prepare_pairs() made; also after its failure.
 void release_pairs(metric_job *job);

@@ -1,6 +1,7 @@
 // Which pairs of a record a command works on, and reading them one by one: shared by solve and validate.
 #include "runtime/fail.h"
 #include "tools/solve_job.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -193,6 +194,19 @@ kvb_status select_from_record(solve_command *s, kvb_error *err)
     return status;
 }
 
+// One mean for every context, on a grid that does not grow with their length.
+static kvb_status prepare_texts(const solve_command *s, metric_job *job, const cache_shape *longest, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    job->texts = calloc(s->n_selected, sizeof *job->texts);
+    job->text_weights = calloc(ROWS * s->n_selected, sizeof *job->text_weights);
+    if (!job->texts || !job->text_weights)
+        return kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", s->n_selected);
+    for (size_t k = 0; k < s->n_selected && status == KVB_OK; k++, job->n_texts++)
+        status = loss_mean_init_coarse(&job->texts[k], longest, STUDY_GRID, err);
+    return status;
+}
+
 kvb_status prepare_pairs(const solve_command *s, metric_job *job, cache_shape *longest, kvb_error *err)
 {
     record_shape model = record_get_shape(s->r);
@@ -207,15 +221,47 @@ kvb_status prepare_pairs(const solve_command *s, metric_job *job, cache_shape *l
     job->oracle = malloc(numbers * sizeof *job->oracle);
     if (!job->scores || !job->oracle)
         return kvb_fail(err, KVB_MEMORY, "no memory for %u heads of %u tokens", shape_heads(longest), job->longest);
+    if (s->aggregate == AGGREGATE_TAIL) return prepare_texts(s, job, longest, err);
     return s->mean_loss ? loss_mean_init(&job->merged, longest, err) : KVB_OK;
 }
 
 void release_pairs(metric_job *job)
 {
     loss_mean_free(&job->merged);
+    for (size_t k = 0; k < job->n_texts; k++) loss_mean_free(&job->texts[k]);
+    free(job->texts);
+    free(job->text_weights);
     free(job->parameters);
     free(job->scores);
     free(job->oracle);
+}
+
+kvb_status merge_pair(const solve_command *s, metric_job *job, const loss_curves *c, kvb_error *err)
+{
+    bool tail = s->aggregate == AGGREGATE_TAIL;
+    return loss_mean_add(tail ? &job->texts[job->context] : &job->merged, c, err);
+}
+
+void merge_finish(const solve_command *s, metric_job *job)
+{
+    if (s->mean_loss) {
+        loss_mean_finish(&job->merged);
+        loss_curves_shrink(&job->merged.curves, s->shrink);
+    }
+    // Contexts without a question leave no gap.
+    size_t used = 0;
+    for (size_t k = 0; k < job->n_texts; k++) {
+        if (job->texts[k].count == 0) {
+            loss_mean_free(&job->texts[k]);
+            continue;
+        }
+        loss_mean_finish(&job->texts[k]);
+        loss_curves_shrink(&job->texts[k].curves, s->shrink);
+        loss_mean text = job->texts[k];
+        job->texts[k] = (loss_mean){0};
+        job->texts[used++] = text;
+    }
+    job->n_texts = used;
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
@@ -227,6 +273,7 @@ static kvb_status visit_questions(solve_command *s, metric_job *job, size_t inde
     kvb_status status = KVB_OK;
     for (uint32_t q = 0; q < c->n_questions && status == KVB_OK; q++) {
         if (!is_selected(s, &c->questions[q], q)) continue;
+        job->question = q;
         if (cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
         status = record_read_oracle(s->r, index, q, job->oracle, err);
         if (status != KVB_OK) return status; // names file and question itself
@@ -253,9 +300,12 @@ kvb_status walk_pairs(solve_command *s, metric_job *job, pair_action *action, ui
         bool any = false;
         for (uint32_t q = 0; q < c->n_questions; q++) any |= is_selected(s, &c->questions[q], q);
         if (!any) continue;
+        job->context = k;
         status = record_read_scores(s->r, s->selected[k], job->metric, job->scores, err);
         if (status == KVB_OK) status = metric_order_make(&order, &shape, job->scores, err);
         if (status == KVB_OK) status = problem_init(&p, &shape, &s->options, err);
+        uint32_t least = (uint32_t)ceil(s->min_keep * shape.n_tokens);
+        if (status == KVB_OK && p.curves.floor < least) p.curves.floor = least;
         if (status == KVB_OK) status = visit_questions(s, job, s->selected[k], action, &p, &order, done, err);
         problem_free(&p);
         metric_order_free(&order);
@@ -271,14 +321,53 @@ static int find_word(const char *word, const char *first, const char *second)
     return strcmp(word, first) == 0 ? 0 : strcmp(word, second) == 0 ? 1 : -1;
 }
 
+bool read_aggregate(solve_command *s)
+{
+    const char *name = s->aggregate_name;
+    char *end;
+    s->tail = 0;
+    if (strcmp(name, "mean_ratio") == 0) s->aggregate = AGGREGATE_MEAN_RATIO;
+    else if (strcmp(name, "mean_loss") == 0) s->aggregate = AGGREGATE_MEAN_LOSS;
+    else if (strcmp(name, "worst") == 0) s->aggregate = AGGREGATE_TAIL;
+    else if (strncmp(name, "cvar:", 5) == 0 && name[5]) {
+        s->aggregate = AGGREGATE_TAIL;
+        s->tail = strtod(name + 5, &end);
+        if (*end || !(s->tail > 0 && s->tail <= 1)) return false;
+    } else return false;
+    s->mean_loss = s->aggregate == AGGREGATE_MEAN_LOSS;
+    return true;
+}
+
+// What --aggregate, --paper, --shrink and --min-keep make together. An exit code.
+static int check_aggregation(solve_command *s)
+{
+    if (s->paper && s->aggregate_name)
+        return cli_usage_error(s->self, "--paper is --aggregate mean_ratio; give one of them");
+    if (s->paper && (!isnan(s->shrink) || !isnan(s->min_keep)))
+        return cli_usage_error(s->self, "--paper takes neither --shrink nor --min-keep: the paper has none");
+    if (!s->aggregate_name) s->aggregate_name = s->paper ? "mean_ratio" : "mean_loss";
+    if (!read_aggregate(s))
+        return cli_usage_error(
+            s->self, "--aggregate: expected mean_ratio, mean_loss, worst or cvar:A with 0 < A <= 1, found '%s'",
+            s->aggregate_name);
+    if (isnan(s->shrink)) s->shrink = s->mean_loss ? DEFAULT_SHRINK : 0;
+    if (isnan(s->min_keep)) s->min_keep = 0;
+    if (!(s->shrink >= 0 && s->shrink <= 1)) return cli_usage_error(s->self, "--shrink: expected 0 to 1");
+    if (!(s->min_keep >= 0 && s->min_keep < 1))
+        return cli_usage_error(s->self, "--min-keep: expected 0 to less than 1");
+    if (s->aggregate == AGGREGATE_TAIL && s->exact)
+        return cli_usage_error(s->self, "--exact solves one problem; %s is found by solving many greedily",
+                               s->aggregate_name);
+    return EXIT_DONE;
+}
+
 int check_solve_options(solve_command *s)
 {
     int scope = find_word(s->scope_name, "global", "layer"), hull = find_word(s->hull_name, "feasible", "full");
-    int aggregate = find_word(s->aggregate_name, "mean_ratio", "mean_loss");
     if (scope < 0) return cli_usage_error(s->self, "--scope: expected global or layer, found '%s'", s->scope_name);
     if (hull < 0) return cli_usage_error(s->self, "--hull: expected feasible or full, found '%s'", s->hull_name);
-    if (aggregate < 0)
-        return cli_usage_error(s->self, "--aggregate: expected mean_ratio or mean_loss, found '%s'", s->aggregate_name);
+    int code = check_aggregation(s);
+    if (code != EXIT_DONE) return code;
     if (s->monotone && !s->exact)
         return cli_usage_error(s->self, "--monotone is for --exact: greedy's budgets are nested anyway");
     if (s->exact && hull == 1)
@@ -294,6 +383,5 @@ int check_solve_options(solve_command *s)
     table_ratios(s->ratios);
     s->options = (solve_options){hull == 1 ? HULL_FULL : HULL_FEASIBLE, scope == 1 ? SCOPE_LAYER : SCOPE_GLOBAL,
                                  s->ratios, ROWS};
-    s->mean_loss = aggregate == 1;
     return EXIT_DONE;
 }

@@ -24,6 +24,29 @@ static bool add_number(cJSON *to, const char *key, uint64_t value)
     return cJSON_AddStringToObject(to, key, text) != NULL;
 }
 
+static bool add_real(cJSON *to, const char *key, double value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%.17g", value);
+    return cJSON_AddStringToObject(to, key, text) != NULL;
+}
+
+// The weights of the texts that prove the bounds of worst and cvar: JSON text, one array of n_texts numbers per row.
+static bool add_weights(cJSON *to, const metric_job *job)
+{
+    cJSON *rows = cJSON_CreateArray();
+    bool ok = rows != NULL;
+    for (size_t r = 0; r < ROWS && ok; r++) {
+        cJSON *row = cJSON_CreateDoubleArray(job->text_weights + r * job->n_texts, (int)job->n_texts);
+        ok = row && cJSON_AddItemToArray(rows, row);
+    }
+    char *text = ok ? cJSON_PrintUnformatted(rows) : NULL;
+    ok = text && cJSON_AddStringToObject(to, "text_weights", text);
+    cJSON_free(text);
+    cJSON_Delete(rows);
+    return ok;
+}
+
 // Lengths of the contexts in use, commas between.
 static char *token_list(const solve_command *s)
 {
@@ -56,12 +79,14 @@ static cJSON *table_metadata(const solve_command *s, const metric_job *job, cons
          cJSON_AddStringToObject(m, "metric", job->metric) &&
          cJSON_AddStringToObject(m, "metric_parameters", job->parameters) && add_number(m, "sink", job->sink) &&
          add_number(m, "window", job->window) && cJSON_AddStringToObject(m, "scope", s->scope_name) &&
-         cJSON_AddStringToObject(m, "aggregate", s->aggregate_name) &&
-         cJSON_AddStringToObject(m, "hull", s->hull_name) && cJSON_AddStringToObject(m, "max_prune", "0.99") &&
-         cJSON_AddStringToObject(m, "calibration_tokens", tokens) && add_number(m, "n_contexts", job->n_contexts) &&
-         add_number(m, "n_questions", job->n_pairs) && cJSON_AddStringToObject(m, "n_queries", queries) &&
+         cJSON_AddStringToObject(m, "aggregate", s->aggregate_name) && add_real(m, "shrink", s->shrink) &&
+         add_real(m, "min_keep", s->min_keep) && cJSON_AddStringToObject(m, "hull", s->hull_name) &&
+         cJSON_AddStringToObject(m, "max_prune", "0.99") && cJSON_AddStringToObject(m, "calibration_tokens", tokens) &&
+         add_number(m, "n_contexts", job->n_contexts) && add_number(m, "n_questions", job->n_pairs) &&
+         cJSON_AddStringToObject(m, "n_queries", queries) &&
          cJSON_AddStringToObject(m, "record_sha256", record_sha256) &&
-         (!s->exact || cJSON_AddStringToObject(m, "solver", s->monotone ? "exact_nested" : "exact"));
+         (!s->exact || cJSON_AddStringToObject(m, "solver", s->monotone ? "exact_nested" : "exact")) &&
+         (s->aggregate != AGGREGATE_TAIL || add_weights(m, job));
     free(tokens);
     if (ok) return m;
     cJSON_Delete(m);
@@ -206,16 +231,17 @@ static bool add_rows(cJSON *to, const solve_command *s, const metric_job *job)
 kvb_status add_results_json(cJSON *list, const solve_command *s, const metric_job *job, kvb_error *err)
 {
     cJSON *item = cJSON_CreateObject();
-    bool ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", job->metric) &&
-              cJSON_AddNumberToObject(item, "sink", job->sink) &&
-              cJSON_AddNumberToObject(item, "window", job->window) &&
-              cJSON_AddStringToObject(item, "scope", s->scope_name) &&
-              cJSON_AddStringToObject(item, "aggregate", s->aggregate_name) &&
-              cJSON_AddStringToObject(item, "hull", s->hull_name) &&
-              (!s->exact || cJSON_AddStringToObject(item, "solver", s->monotone ? "exact_nested" : "exact")) &&
-              cJSON_AddNumberToObject(item, "n_contexts", job->n_contexts) &&
-              cJSON_AddNumberToObject(item, "n_questions", job->n_pairs) &&
-              cJSON_AddNumberToObject(item, "n_skipped", job->n_skipped) &&
-              cJSON_AddNumberToObject(item, "solve_seconds", job->solve_seconds) && add_rows(item, s, job);
+    bool ok =
+        item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", job->metric) &&
+        cJSON_AddNumberToObject(item, "sink", job->sink) && cJSON_AddNumberToObject(item, "window", job->window) &&
+        cJSON_AddStringToObject(item, "scope", s->scope_name) &&
+        cJSON_AddStringToObject(item, "aggregate", s->aggregate_name) &&
+        cJSON_AddNumberToObject(item, "shrink", s->shrink) && cJSON_AddNumberToObject(item, "min_keep", s->min_keep) &&
+        cJSON_AddStringToObject(item, "hull", s->hull_name) &&
+        (!s->exact || cJSON_AddStringToObject(item, "solver", s->monotone ? "exact_nested" : "exact")) &&
+        cJSON_AddNumberToObject(item, "n_contexts", job->n_contexts) &&
+        cJSON_AddNumberToObject(item, "n_questions", job->n_pairs) &&
+        cJSON_AddNumberToObject(item, "n_skipped", job->n_skipped) &&
+        cJSON_AddNumberToObject(item, "solve_seconds", job->solve_seconds) && add_rows(item, s, job);
     return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
 }

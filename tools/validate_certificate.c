@@ -14,6 +14,7 @@ typedef struct certificate_check {
     kvb_table *table;
     const kvb_info *info;
     double lambda[ROWS], bound[ROWS]; // stored multipliers; our own bounds, mean over the problems
+    cJSON *weights;                   // [R, texts] stored with worst and cvar, else NULL
 } certificate_check;
 
 // What must agree before numbers can be compared.
@@ -61,9 +62,59 @@ static kvb_status check_pair(solve_command *s, metric_job *job, problem *p, kvb_
     if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %u heads", shape_heads(&p->curves.shape));
     table_loss_add(job->table_loss, &p->curves, ROWS, kvb_table_prune_ratios(k->table), keep);
     free(keep);
-    if (s->mean_loss) return loss_mean_add(&job->merged, &p->curves, err);
+    if (s->aggregate != AGGREGATE_MEAN_RATIO) return merge_pair(s, job, &p->curves, err);
+    loss_curves_shrink(&p->curves, s->shrink);
     add_bounds(s, k, &p->curves, 1 / (p->curves.total * job->n_pairs));
     return KVB_OK;
+}
+
+// The stored weights of the texts for row r, which must be such as worst and cvar may use: any of them give a bound.
+static kvb_status read_weights(const solve_command *s, const certificate_check *k, int r, double *weight,
+                               const char *path, kvb_error *err)
+{
+    const cJSON *row = cJSON_GetArrayItem(k->weights, r), *item;
+    size_t n = k->job.n_texts, i = 0;
+    double sum = 0, cap = s->tail * (double)n > 1 ? 1 / (s->tail * (double)n) : 1;
+    cJSON_ArrayForEach(item, row)
+    {
+        if (i == n || !cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= cap * (1 + 1e-9)))
+            break;
+        sum += weight[i++] = item->valuedouble;
+    }
+    if (i == n && !item && fabs(sum - 1) <= 1e-9) return KVB_OK;
+    return kvb_fail(
+        err, KVB_FORMAT,
+        "%s: text_weights: row %d: expected %zu numbers from 0 to %.4g with the sum 1; solve the record again", path, r,
+        n, cap);
+}
+
+// Bounds of worst and cvar: whatever the weights, no budgets lose less in the worst case than in the weighted mean.
+static kvb_status bound_tail(solve_command *s, certificate_check *k, const char *path, kvb_error *err)
+{
+    const metric_job *job = &k->job;
+    const char *text = kvb_table_metadata(k->table, "text_weights");
+    double *weight = malloc(job->n_texts * sizeof *weight);
+    loss_curves c = {0};
+    kvb_status status = weight ? loss_curves_init(&c, &job->texts[0].curves.shape, err)
+                               : kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", job->n_texts);
+    k->weights = text ? cJSON_Parse(text) : NULL;
+    for (int r = 0; r < ROWS && status == KVB_OK; r++) {
+        status = read_weights(s, k, r, weight, path, err);
+        size_t cells = (size_t)shape_heads(&c.shape) * shape_middle(&c.shape);
+        memset(c.gain, 0, cells * sizeof *c.gain);
+        c.floor = 0;
+        for (size_t t = 0; t < job->n_texts && status == KVB_OK; t++) {
+            const loss_curves *one = &job->texts[t].curves;
+            for (size_t i = 0; i < cells; i++) c.gain[i] += weight[t] * one->gain[i];
+            if (one->floor > c.floor) c.floor = one->floor;
+        }
+        loss_curves_sum(&c);
+        if (status == KVB_OK)
+            checker_rows(&c, s->options.scope == SCOPE_LAYER, 1, &s->ratios[r], &k->lambda[r], &k->bound[r]);
+    }
+    loss_curves_free(&c);
+    free(weight);
+    return status;
 }
 
 static kvb_status read_everything(solve_command *s, certificate_check *k, const char *path, kvb_error *err)
@@ -77,10 +128,9 @@ static kvb_status read_everything(solve_command *s, certificate_check *k, const 
     job->n_visits = 1;
     progress_begin(&s->bar, job->metric, s->quiet);
     status = walk_pairs(s, job, check_pair, &done, err);
-    if (status == KVB_OK && s->mean_loss) {
-        loss_mean_finish(&job->merged);
-        add_bounds(s, k, &job->merged.curves, 1);
-    }
+    if (status == KVB_OK) merge_finish(s, job);
+    if (status == KVB_OK && s->mean_loss) add_bounds(s, k, &job->merged.curves, 1);
+    if (status == KVB_OK && s->aggregate == AGGREGATE_TAIL) status = bound_tail(s, k, path, err);
     progress_end(&s->bar, status == KVB_OK ? "checked" : "failed");
     for (int r = 0; r < ROWS; r++) job->table_loss[r] /= job->n_pairs;
     return status;
@@ -140,6 +190,14 @@ static kvb_status report(const solve_command *s, const certificate_check *k, con
     return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
 }
 
+// A number from 0 to 1 in the metadata; 0 where there is none, as in tables from before it was invented.
+static double metadata_share(const kvb_table *table, const char *key)
+{
+    const char *text = kvb_table_metadata(table, key);
+    double value = text ? strtod(text, NULL) : 0;
+    return value > 0 && value <= 1 ? value : 0;
+}
+
 static kvb_status check_table(solve_command *s, certificate_check *k, const char *path, bool *holds, kvb_error *err)
 {
     kvb_status status = kvb_table_open(&k->table, path, NULL, err);
@@ -152,7 +210,12 @@ static kvb_status check_table(solve_command *s, certificate_check *k, const char
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: an imported table without bounds; there is nothing to check", path);
     // The table, not the command line, says which problem was solved.
     s->options.scope = strcmp(info->scope, "layer") == 0 ? SCOPE_LAYER : SCOPE_GLOBAL;
-    s->mean_loss = strcmp(info->aggregate, "mean_loss") == 0;
+    s->aggregate_name = info->aggregate;
+    if (!read_aggregate(s))
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown aggregation '%s'; a newer kvbudget may know it", path,
+                        info->aggregate);
+    s->shrink = metadata_share(k->table, "shrink");
+    s->min_keep = metadata_share(k->table, "min_keep");
     s->sink = info->sink;
     s->window = info->window;
     const char *name = info->metric;
@@ -179,6 +242,7 @@ kvb_status validate_certificate(solve_command *s, const char *path, bool *holds,
     if (!k) return kvb_fail(err, KVB_MEMORY, "no memory to check a table");
     kvb_status status = check_table(s, k, path, holds, err);
     kvb_table_close(k->table);
+    cJSON_Delete(k->weights);
     release_pairs(&k->job);
     free(k);
     return status;

@@ -268,12 +268,97 @@ START_TEST(table_loss_is_the_loss_of_its_counts)
 }
 END_TEST
 
+START_TEST(shrinking_ends_at_uniform)
+{
+    case_seed("shrink");
+    kvb_error err = {0};
+    cache_shape shape = {3, 2, 120, 4, 1};
+    for (int kind = 0; kind < CASE_KINDS; kind++) {
+        problem p;
+        double ratios[TABLE_ROWS];
+        table_ratios(ratios);
+        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS}, &err), &err);
+        loss_curves_free(&p.curves);
+        case_curves(&p.curves, kind, &shape);
+        double total = p.curves.total, first = p.curves.gain[0], mean = 0;
+        for (int h = 0; h < 6; h++) mean += p.curves.gain[(size_t)h * 115] / 6;
+        loss_curves_shrink(&p.curves, 0.25);
+        ck_assert_double_eq_tol(p.curves.gain[0], 0.75 * first + 0.25 * mean, 1e-12 * (1 + first));
+        ck_assert_double_eq_tol(p.curves.total, total, 1e-9 * (1 + total));
+        loss_curves_shrink(&p.curves, 1);
+        ck_assert_double_eq_tol(p.curves.total, total, 1e-9 * (1 + total));
+        must(problem_solve(&p, &err), &err);
+        // Equal heads give up their blocks one after the other: they differ by one block of the common hull at the most.
+        for (int r = 0; r < TABLE_ROWS; r++) {
+            const uint32_t *keep = p.allocation.keep + (size_t)r * 6;
+            double of_head = certificate_loss(&p.curves, 0, 1, keep), all = certificate_loss(&p.curves, 0, 6, keep);
+            ck_assert_double_ge(all + 1e-9 * (1 + total), p.bound[r] * total);
+            ck_assert_double_ge(of_head, 0);
+            uint32_t least = keep[0], most = keep[0];
+            for (int h = 1; h < 6; h++) {
+                least = keep[h] < least ? keep[h] : least;
+                most = keep[h] > most ? keep[h] : most;
+            }
+            uint32_t longest = 0;
+            for (uint32_t b = 0; b < p.hulls.count[0]; b++)
+                longest = p.hulls.block[b].length > longest ? p.hulls.block[b].length : longest;
+            if (kind != CASE_ZERO && kind != CASE_CONSTANT && kind != CASE_TIED && kind != CASE_SPARSE)
+                ck_assert_uint_le(most - least, longest);
+        }
+        problem_free(&p);
+    }
+}
+END_TEST
+
+START_TEST(what_was_added_can_be_taken_out)
+{
+    case_seed("remove");
+    kvb_error err = {0};
+    cache_shape shape = {2, 2, 90, 2, 3}, shorter = {2, 2, 61, 2, 3};
+    loss_curves a, b;
+    loss_mean both[2], one[2];
+    case_curves(&a, CASE_HEAVY, &shape);
+    case_curves(&b, CASE_RANDOM, &shorter);
+    must(loss_mean_init(&both[0], &shape, &err), &err);
+    must(loss_mean_init(&one[0], &shape, &err), &err);
+    must(loss_mean_init_coarse(&both[1], &shape, 40, &err), &err);
+    must(loss_mean_init_coarse(&one[1], &shape, 40, &err), &err);
+    for (int i = 0; i < 2; i++) {
+        must(loss_mean_add(&both[i], &a, &err), &err);
+        must(loss_mean_add(&both[i], &b, &err), &err);
+        must(loss_mean_add(&one[i], &a, &err), &err);
+        uint32_t steps = both[i].curves.shape.n_tokens;
+        ck_assert_uint_eq(steps, i ? 40 : 90);
+        ck_assert_uint_eq(both[i].curves.floor, (5 * steps + 60) / 61);
+        must(loss_mean_remove(&both[i], &b, &err), &err);
+        ck_assert_uint_eq(both[i].count, 1);
+        size_t cells = 4 * (size_t)shape_middle(&one[i].curves.shape);
+        for (size_t c = 0; c < cells; c++)
+            ck_assert_double_eq_tol(both[i].curves.gain[c], one[i].curves.gain[c], 1e-15);
+        // The same by joining sums.
+        loss_mean_join(&both[i], &one[i], 1);
+        ck_assert_uint_eq(both[i].count, 2);
+        loss_mean_join(&both[i], &one[i], -1);
+        for (size_t c = 0; c < cells; c++)
+            ck_assert_double_eq_tol(both[i].curves.gain[c], one[i].curves.gain[c], 1e-15);
+        loss_mean_finish(&both[i]);
+        ck_assert_double_eq_tol(both[i].curves.total, 1, 1e-12);
+        loss_mean_free(&both[i]);
+        loss_mean_free(&one[i]);
+    }
+    loss_curves_free(&a);
+    loss_curves_free(&b);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, mean_and_deviation_of_ratios);
     tcase_add_test(tc, mean_ratio_keeps_the_row_mean);
     tcase_add_test(tc, mean_loss_of_one_pair_is_that_pair);
     tcase_add_test(tc, mean_loss_minimises_the_mean);
+    tcase_add_test(tc, shrinking_ends_at_uniform);
+    tcase_add_test(tc, what_was_added_can_be_taken_out);
     tcase_add_test(tc, contexts_of_different_length_meet_on_the_share);
     tcase_add_test(tc, resampling_keeps_the_mass_and_the_floor);
     tcase_add_test(tc, an_empty_pair_counts_but_adds_nothing);

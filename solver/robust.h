@@ -1,0 +1,38 @@
+// Tables for the bad day: the least possible loss of the texts that suffer most.
+//
+// L_k(b) is the mean relative loss of text k (aggregate.h), k = 1 .. K. cvar:A is the mean over the worst share A of the
+// texts (with a fraction of a text where A K is not whole), worst is the largest of them, A <= 1 / K:
+//
+//     min over b  of  max over w >= 0, sum w = 1, w_k <= min(1, 1 / (A K))  of  sum_k w_k L_k(b)
+//
+// For given w the sum is one more set of loss curves, which greedy solves; its certificate bounds from below what any
+// budgets can reach in the worst case, whatever w is. So w is moved towards the texts that lose most (multiplicative
+// weights: Freund and Schapire 1999), each ratio starting from the weights of the one before; the mean of the budgets on
+// the way converges to the optimum over shares. The best budgets that were met are kept, and with them the best bound.
+// Rows are nested only as far as their weights agree. A text is a unit here, not a question: a table cannot please every
+// question, but should not fail a kind of text.
+#pragma once
+#include "solver/aggregate.h"
+#include "solver/problem.h"
+
+typedef struct robust_result {
+    uint32_t n_rows, n_heads, n_texts;
+    double *prune_ratio; // [R, N]
+    double *loss;        // [R] of the worst texts
+    double *bound;       // [R] no table can have less there
+    double *weight;      // [R, K] the multipliers w behind bound
+    double *lambda;      // [R] and the multiplier of the budget
+    uint8_t *saturated;  // [R]
+} robust_result;
+
+// texts [K]: finished means (loss_mean_finish) on one grid; ratios [R], ascending; tail: A, 0 for worst; iterations of
+// every ratio at most, 0: ROBUST_ITERATIONS. One budget over all layers, or one for each. On failure *out is zero.
+kvb_status robust_solve(robust_result *out, const loss_mean *texts, uint32_t n_texts, double tail,
+                        const solve_options *options, uint32_t iterations, kvb_error *err);
+void robust_free(robust_result *r);
+
+enum { ROBUST_ITERATIONS = 40 };
+#define ROBUST_GAP 1e-3 // a row is done when loss and bound are this close, as a share of the loss
+
+// The mean of the worst share `tail` of n losses; 0: the largest. weight [n], unless NULL: their weights in it.
+double tail_mean(const double *loss, uint32_t n, double tail, double *weight);
