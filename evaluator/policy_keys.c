@@ -1,0 +1,164 @@
+// Policies that evict by keys and values alone: KeyDiff block by block (arXiv 2504.15364, methods.md 3.2), LagKV recursively (2504.04704, 3.4).
+#include "evaluator/policy_parts.h"
+#include "profiler/scorer_parts.h"
+#include "runtime/fail.h"
+#include <stdlib.h>
+#include <string.h>
+
+static kvb_status no_memory(const policy_head *h, kvb_error *err)
+{
+    return kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %u keys", h->p->spec, h->room);
+}
+
+// ---- KeyDiff: keep the N_c keys that point away from the mean of exactly these keys; a share f of N_c is the most recent ----
+
+static kvb_status keydiff_best(const policy_head *h, const float *keys, uint32_t n, uint32_t *keep, uint32_t *n_keep,
+                               kvb_error *err)
+{
+    metric m;
+    layer_view view = {.layer = h->layer,
+                       .n_tokens = n,
+                       .n_heads = h->group,
+                       .n_kv_heads = 1,
+                       .head_dim = h->head_dim,
+                       .k = keys,
+                       .first_kv_head = h->kv_head};
+    uint32_t recent = (uint32_t)((double)h->capacity * policy_value(h->p, "window"));
+    float *scores = malloc(n * sizeof *scores + 1);
+    if (!scores) return no_memory(h, err);
+    kvb_status status = metric_parse(&m, "keydiff", err);
+    if (status == KVB_OK) status = metric_score(&m, &view, scores, err);
+    if (status == KVB_OK) *n_keep = policy_best(scores, n, h->capacity, 0, recent, keep);
+    free(scores);
+    return status;
+}
+
+static kvb_status keydiff_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)
+{
+    *n_keep = span.count;
+    return span.count <= h->capacity ? KVB_OK : keydiff_best(h, span.k, span.count, keep, n_keep, err);
+}
+
+// As kvpress's BlockPress: all keys come from one full prefill; the first N_c are there, then block after block joins them and the best N_c of
+// both stay. So N_c + B keys are compared at most.
+static kvb_status keydiff_prefill(policy_head *h, const layer_view *view, const float *scores, uint32_t *keep,
+                                  uint32_t *n_keep, kvb_error *err)
+{
+    uint32_t T = view->n_tokens, d = h->head_dim, block = (uint32_t)policy_value(h->p, "block"),
+             n = T < h->capacity ? T : h->capacity;
+    const float *k = view->k + (size_t)h->kv_head * T * d;
+    uint32_t *best = malloc(((size_t)h->capacity + block) * sizeof *best);
+    float *keys = malloc(((size_t)h->capacity + block) * d * sizeof *keys);
+    kvb_status status = best && keys ? KVB_OK : no_memory(h, err);
+    (void)scores;
+    for (uint32_t i = 0; i < n; i++) keep[i] = i;
+    for (uint32_t at = n; status == KVB_OK && at < T; at += block) {
+        uint32_t joined = n + (T - at < block ? T - at : block), n_best = 0;
+        for (uint32_t i = n; i < joined; i++) keep[i] = at + i - n;
+        for (uint32_t i = 0; i < joined; i++) memcpy(keys + (size_t)i * d, k + (size_t)keep[i] * d, d * sizeof *keys);
+        status = keydiff_best(h, keys, joined, best, &n_best, err);
+        for (uint32_t i = 0; status == KVB_OK && i < n_best; i++) keep[i] = keep[best[i]];
+    }
+    free(best);
+    free(keys);
+    *n_keep = n;
+    return status;
+}
+
+const policy_kind policy_keydiff = {
+    .name = "keydiff",
+    .summary = "block by block, keys that point away from the others stay; in decode a block is one token",
+    .needs = VIEW_K,
+    .parameters = {{"block", 128, 1, 1 << 20, true, "prompt tokens that join at a time", NULL},
+                   {"window", 0, 0, 1, false, "f, share of the capacity that is kept for the most recent tokens",
+                    NULL}},
+    .prefill = keydiff_prefill,
+    .evict = keydiff_evict,
+};
+
+// ---- LagKV: counts[0] entries are compressed already (sinks included) and never touched again ----
+//
+// When two partitions of `lag` tokens stand behind them, the first is judged by the second and cut to its best; a context of T tokens ends with
+// S + kept (n - 1) + lag + (T - S) mod lag, n = floor((T - S) / lag).
+
+static uint32_t kept_per_partition(const policy_head *h)
+{
+    uint32_t sink = (uint32_t)policy_value(h->p, "sink"), lag = (uint32_t)policy_value(h->p, "lag");
+    double share = policy_value(h->p, "keep");
+    if (share > 0) return (uint32_t)(share * lag);
+    // Without a share, what the capacity leaves beside sinks, last partition and remainder.
+    if (h->n_context < sink + 2 * lag) return lag;
+    uint32_t n = (h->n_context - sink) / lag, fixed = sink + lag + (h->n_context - sink) % lag;
+    uint32_t kept = h->capacity > fixed ? (h->capacity - fixed) / (n - 1) : 0;
+    return kept < lag ? kept : lag;
+}
+
+// Compresses the oldest partition of n entries with keys k and values v; removes the others from `keep`, the list of what is left.
+static kvb_status compress_partition(policy_head *h, const float *k, const float *v, uint32_t *keep, uint32_t *n_keep,
+                                     kvb_error *err)
+{
+    uint32_t lag = (uint32_t)policy_value(h->p, "lag"), d = h->head_dim, first = h->counts[0],
+             kept = kept_per_partition(h);
+    size_t rows = (size_t)2 * lag * d;
+    float *keys = malloc((2 * rows + 3 * (size_t)d + 2 * (size_t)lag) * sizeof *keys), *values, *scores, *scratch;
+    uint32_t *best = malloc(lag * sizeof *best);
+    if (!keys || !best) {
+        free(keys);
+        free(best);
+        return no_memory(h, err);
+    }
+    values = keys + rows, scores = values + rows, scratch = scores + lag;
+    for (uint32_t i = 0; i < 2 * lag; i++) {
+        memcpy(keys + (size_t)i * d, k + (size_t)keep[first + i] * d, d * sizeof *keys);
+        memcpy(values + (size_t)i * d, v + (size_t)keep[first + i] * d, d * sizeof *keys);
+    }
+    memset(scores, 0, lag * sizeof *scores);
+    lagkv_partition(scores, 1, keys, lag, keys + rows / 2, lag, d, scratch);
+    lagkv_partition(scores, (float)policy_value(h->p, "lambda"), values, lag, values + rows / 2, lag, d, scratch);
+    uint32_t n_best = policy_best(scores, lag, kept, 0, 0, best);
+    for (uint32_t i = 0; i < n_best; i++) keep[first + i] = keep[first + best[i]];
+    memmove(keep + first + n_best, keep + first + lag, (*n_keep - first - lag) * sizeof *keep);
+    *n_keep -= lag - n_best;
+    h->counts[0] += n_best;
+    free(keys);
+    free(best);
+    return KVB_OK;
+}
+
+static kvb_status lagkv_compress(policy_head *h, const float *k, const float *v, uint32_t n, uint32_t *keep,
+                                 uint32_t *n_keep, kvb_error *err)
+{
+    uint32_t lag = (uint32_t)policy_value(h->p, "lag"), sink = (uint32_t)policy_value(h->p, "sink");
+    kvb_status status = KVB_OK;
+    for (uint32_t i = 0; i < n; i++) keep[i] = i;
+    *n_keep = n;
+    if (h->counts[0] < sink) h->counts[0] = n < sink ? n : sink;
+    while (status == KVB_OK && *n_keep - h->counts[0] >= 2 * lag)
+        status = compress_partition(h, k, v, keep, n_keep, err);
+    return status;
+}
+
+static kvb_status lagkv_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)
+{
+    return lagkv_compress(h, span.k, span.v, span.count, keep, n_keep, err);
+}
+
+static kvb_status lagkv_prefill(policy_head *h, const layer_view *view, const float *scores, uint32_t *keep,
+                                uint32_t *n_keep, kvb_error *err)
+{
+    size_t at = (size_t)h->kv_head * view->n_tokens * h->head_dim;
+    (void)scores;
+    return lagkv_compress(h, view->k + at, view->v + at, view->n_tokens, keep, n_keep, err);
+}
+
+const policy_kind policy_lagkv = {
+    .name = "lagkv",
+    .summary = "partition by partition, tokens that stand out against the next partition stay",
+    .needs = VIEW_K | VIEW_V,
+    .parameters = {{"lag", 128, 2, 1 << 20, true, "tokens per partition", NULL},
+                   {"sink", 16, 0, 4096, true, "first tokens, which stay", NULL},
+                   {"keep", 0, 0, 1, false, "r, share of a partition that stays; 0: what the capacity leaves", NULL},
+                   {"lambda", 1, 0, 1e6, false, "weight of the values against the keys", NULL}},
+    .prefill = lagkv_prefill,
+    .evict = lagkv_evict,
+};

@@ -1,0 +1,270 @@
+#include "evaluator/policy_run.h"
+#include "evaluator/policy_parts.h"
+#include "runtime/fail.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct policy_run {
+    const policy *p;
+    const model *m;
+    uint32_t n_tokens, extra, max_room;
+    size_t n_heads;
+    policy_head *heads, *after; // at work; as after the prefill
+    size_t *memory_at;          // [n_heads + 1] where a head's floats begin
+    float *memory, *memory_after;
+    uint32_t *marks, *marks_after; // [n_heads, T + extra]
+    uint32_t *keep;                // [max_room] of layer_done
+    float *scores;                 // [G, T] of the policy's metric
+    kept_set kept;                 // positions; filled layer by layer
+    size_t n_kept;
+    policy_stats stats;
+};
+
+// Entries that a head's cache may ever hold: a policy that evicts at every step needs one more than its capacity in decode, but the prefill shows it
+// the whole context.
+static kvb_status open_heads(policy_run *r, const uint32_t *capacity, double ratio, kvb_error *err)
+{
+    const model_config *c = &r->m->config;
+    size_t floats = 0;
+    for (size_t i = 0; i < r->n_heads; i++) {
+        policy_head *h = &r->heads[i];
+        *h = (policy_head){.p = r->p,
+                           .layer = (uint32_t)(i / c->n_kv_heads),
+                           .kv_head = (uint32_t)(i % c->n_kv_heads),
+                           .group = c->n_heads / c->n_kv_heads,
+                           .head_dim = c->head_dim,
+                           .capacity = capacity[i],
+                           .n_context = r->n_tokens,
+                           .room = r->max_room,
+                           .split = ratio};
+        if (capacity[i] == 0) return kvb_fail(err, KVB_ARGUMENT, "policy %s: head %zu has no capacity", r->p->spec, i);
+        r->memory_at[i] = floats;
+        floats += r->p->kind->floats ? r->p->kind->floats(h) : 0;
+    }
+    r->memory_at[r->n_heads] = floats;
+    r->memory = calloc(floats + 1, sizeof *r->memory);
+    r->memory_after = calloc(floats + 1, sizeof *r->memory_after);
+    if (!r->memory || !r->memory_after)
+        return kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %zu MiB of state", r->p->spec, floats >> 17);
+    for (size_t i = 0; i < r->n_heads; i++) {
+        r->heads[i].memory = r->memory + r->memory_at[i];
+        r->heads[i].marks = r->marks + i * r->max_room;
+    }
+    memcpy(r->after, r->heads, r->n_heads * sizeof *r->heads);
+    return KVB_OK;
+}
+
+kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, const uint32_t *capacity, double ratio,
+                           uint32_t n_tokens, uint32_t extra, kvb_error *err)
+{
+    size_t n_heads = (size_t)m->config.n_layers * m->config.n_kv_heads, room = (size_t)n_tokens + extra;
+    *out = NULL;
+    if (room > UINT32_MAX) return kvb_fail(err, KVB_ARGUMENT, "policy %s: %zu tokens are too many", p->spec, room);
+    policy_run *r = calloc(1, sizeof *r);
+    if (!r) return kvb_fail(err, KVB_MEMORY, "policy %s: no memory", p->spec);
+    *r = (policy_run){
+        .p = p, .m = m, .n_tokens = n_tokens, .extra = extra, .max_room = (uint32_t)room, .n_heads = n_heads};
+    r->heads = calloc(n_heads, sizeof *r->heads);
+    r->after = calloc(n_heads, sizeof *r->after);
+    r->memory_at = calloc(n_heads + 1, sizeof *r->memory_at);
+    r->marks = calloc(n_heads * room + 1, sizeof *r->marks);
+    r->marks_after = calloc(n_heads * room + 1, sizeof *r->marks_after);
+    r->keep = calloc(room + 1, sizeof *r->keep);
+    r->scores = calloc((size_t)m->config.n_kv_heads * n_tokens + 1, sizeof *r->scores);
+    kvb_status status = KVB_OK;
+    if (!r->heads || !r->after || !r->memory_at || !r->marks || !r->marks_after || !r->keep || !r->scores)
+        status = kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %zu heads of %zu tokens", p->spec, n_heads, room);
+    if (status == KVB_OK) status = kept_set_open(&r->kept, (uint32_t)n_heads, n_heads * n_tokens, err);
+    if (status == KVB_OK) status = open_heads(r, capacity, ratio, err);
+    if (status != KVB_OK) {
+        policy_run_close(r);
+        return status;
+    }
+    *out = r;
+    return KVB_OK;
+}
+
+void policy_run_close(policy_run *r)
+{
+    if (!r) return;
+    kept_set_free(&r->kept);
+    free(r->heads);
+    free(r->after);
+    free(r->memory_at);
+    free(r->memory);
+    free(r->memory_after);
+    free(r->marks);
+    free(r->marks_after);
+    free(r->keep);
+    free(r->scores);
+    free(r);
+}
+
+// ---- Prefill ----
+
+static kvb_status see_layer(policy_run *r, const layer_view *view, kvb_error *err)
+{
+    const policy_kind *kind = r->p->kind;
+    uint32_t T = view->n_tokens;
+    kvb_status status = KVB_OK;
+    if (T != r->n_tokens)
+        return kvb_fail(err, KVB_ARGUMENT, "policy %s: %u tokens, expected %u", r->p->spec, T, r->n_tokens);
+    if (view->layer == 0) r->n_kept = 0;
+    if (r->p->scores.kind) status = metric_score(&r->p->scores, view, r->scores, err);
+    for (uint32_t g = 0; g < view->n_kv_heads && status == KVB_OK; g++) {
+        size_t i = (size_t)view->layer * view->n_kv_heads + g;
+        uint32_t *keep = r->kept.positions + r->n_kept, n = 0;
+        policy_head *h = &r->heads[i];
+        memset(h->counts, 0, sizeof h->counts);
+        if (kind->prefill) status = kind->prefill(h, view, r->scores + (size_t)g * T, keep, &n, err);
+        else
+            n = policy_best(r->scores + (size_t)g * T, T, h->capacity, metric_protect_sink(&r->p->scores),
+                            metric_protect_window(&r->p->scores), keep);
+        r->kept.offsets[i] = r->n_kept;
+        r->kept.offsets[i + 1] = r->n_kept += n;
+    }
+    return status;
+}
+
+static void remember_prefill(policy_run *r)
+{
+    memcpy(r->after, r->heads, r->n_heads * sizeof *r->heads);
+    memcpy(r->memory_after, r->memory, r->memory_at[r->n_heads] * sizeof *r->memory);
+    memcpy(r->marks_after, r->marks, r->n_heads * r->max_room * sizeof *r->marks);
+}
+
+static kvb_status see_all(void *context, const layer_view *view, kvb_error *err)
+{
+    const policy_watch *watch = context;
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < watch->n && status == KVB_OK; i++) {
+        status = see_layer(watch->runs[i], view, err);
+        if (status == KVB_OK && view->layer + 1 == watch->runs[i]->m->config.n_layers) remember_prefill(watch->runs[i]);
+    }
+    return status;
+}
+
+layer_observer policy_observer(policy_watch *watch)
+{
+    unsigned needs = 0;
+    for (size_t i = 0; i < watch->n; i++) {
+        const policy *p = watch->runs[i]->p;
+        needs |= p->kind->needs | (p->scores.kind ? metric_needs(&p->scores) : 0);
+    }
+    return (layer_observer){see_all, watch, needs};
+}
+
+void policy_run_restart(policy_run *r)
+{
+    for (size_t i = 0; i < r->n_heads; i++) { // what was counted stays
+        r->after[i].looked = r->heads[i].looked;
+        r->after[i].steps = r->heads[i].steps;
+    }
+    memcpy(r->heads, r->after, r->n_heads * sizeof *r->heads);
+    memcpy(r->memory, r->memory_after, r->memory_at[r->n_heads] * sizeof *r->memory);
+    memcpy(r->marks, r->marks_after, r->n_heads * r->max_room * sizeof *r->marks);
+}
+
+kvb_status policy_run_cache(const policy_run *r, const session *s, uint32_t extra, kv_cache **out, kvb_error *err)
+{
+    return session_cache(s, &r->kept, extra, out, err);
+}
+
+// ---- Decoding ----
+
+static policy_head *head_of(policy_run *r, const decode_view *view, uint32_t kv_head)
+{
+    return &r->heads[(size_t)view->layer * r->m->config.n_kv_heads + kv_head];
+}
+
+static uint32_t choose_entries(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *q,
+                               uint32_t *indices)
+{
+    policy_head *h = head_of(context, view, kv_head);
+    uint32_t n = h->p->kind->choose(h, span, q, indices);
+    h->looked += n == UINT32_MAX ? span.count : n;
+    h->steps++;
+    return n;
+}
+
+static void add_weights(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *weights)
+{
+    policy_head *h = head_of(context, view, kv_head);
+    if (h->p->kind->attended) h->p->kind->attended(h, span, weights);
+    if (h->p->kind->choose) return;
+    h->looked += span.count;
+    h->steps++;
+}
+
+static kvb_status evict_layer(void *context, const decode_view *view, kvb_error *err)
+{
+    policy_run *r = context;
+    uint32_t G = r->m->config.n_kv_heads;
+    kvb_status status = KVB_OK;
+    double during = 0, left = 0;
+    for (uint32_t g = 0; g < G && status == KVB_OK; g++) {
+        policy_head *h = head_of(r, view, g);
+        kv_span span = kv_cache_span(view->cache, view->layer, g);
+        uint32_t n = span.count;
+        if (r->p->kind->evict) status = r->p->kind->evict(h, span, r->keep, &n, err);
+        if (status == KVB_OK && n < span.count) kv_cache_keep(view->cache, view->layer, g, r->keep, n);
+        during += (double)span.count / G;
+        left += (double)n / G;
+    }
+    r->stats.peak = during > r->stats.peak ? during : r->stats.peak;
+    r->stats.kept = left > r->stats.kept ? left : r->stats.kept;
+    return status;
+}
+
+decode_hooks policy_run_hooks(policy_run *r)
+{
+    return (decode_hooks){.context = r,
+                          .choose = r->p->kind->choose ? choose_entries : NULL,
+                          .attended = add_weights,
+                          .layer_done = evict_layer};
+}
+
+kvb_status policy_run_turn(policy_run *r, const kv_cache *c, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < r->n_heads && status == KVB_OK; i++)
+        status = policy_new_turn(&r->heads[i], kv_cache_span(c, r->heads[i].layer, r->heads[i].kv_head), err);
+    return status;
+}
+
+policy_stats policy_run_stats(const policy_run *r)
+{
+    policy_stats s = r->stats;
+    for (size_t i = 0; i < r->n_heads; i++)
+        if (r->heads[i].steps) s.looked += (double)r->heads[i].looked / (double)r->heads[i].steps / (double)r->n_heads;
+    return s;
+}
+
+// ---- Blocks ----
+
+kvb_status policy_run_blocks(policy_run *r, decoder *d, const int32_t *ids, uint32_t n, uint32_t block, uint32_t extra,
+                             kv_cache **out, kvb_error *err)
+{
+    const model_config *c = &r->m->config;
+    *out = NULL;
+    if (!r->p->kind->evict || r->p->kind->attended || r->p->kind->choose)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "policy %s: cannot prefill in blocks, since it needs every query's attention", r->p->spec);
+    uint32_t *room = malloc(r->n_heads * sizeof *room);
+    if (!room) return kvb_fail(err, KVB_MEMORY, "policy %s: no memory", r->p->spec);
+    for (size_t i = 0; i < r->n_heads; i++) room[i] = r->heads[i].capacity + (block > extra ? block : extra);
+    kvb_status status = kv_cache_open(out, c->n_layers, c->n_kv_heads, c->head_dim, room, err);
+    decode_hooks hooks = policy_run_hooks(r);
+    hooks.attended = NULL;
+    for (uint32_t at = 0; status == KVB_OK && at < n; at += block) {
+        uint32_t rows = n - at < block ? n - at : block;
+        status = decoder_run(d, out, 1, &rows, ids + at, &hooks, LOGITS_LAST, NULL, err);
+    }
+    free(room);
+    if (status == KVB_OK) remember_prefill(r);
+    else {
+        kv_cache_close(*out);
+        *out = NULL;
+    }
+    return status;
+}
