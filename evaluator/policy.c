@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-const policy_kind *const policy_kinds[] = {
-    &policy_full,  &policy_morphkv, &policy_tova,  &policy_h2o,      &policy_streaming,  &policy_keydiff,
-    &policy_lagkv, &policy_topk, &policy_quest,   &policy_sparq, &policy_rocketkv, &policy_rocketkv_mt};
+const policy_kind *const policy_kinds[] = {&policy_full,      &policy_morphkv, &policy_tova,     &policy_h2o,
+                                           &policy_streaming, &policy_keydiff, &policy_lagkv,    &policy_topk,
+                                           &policy_quest,     &policy_sparq,   &policy_rocketkv, &policy_rocketkv_mt};
 const size_t policy_kind_count = sizeof policy_kinds / sizeof *policy_kinds;
 
 const char *policy_name(const policy_kind *kind)

@@ -102,8 +102,8 @@ void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *sc
 
 // ---- The policies ----
 //
-// Candidates of a step are, in order, the marks (RocketKV-MT: the tokens that this turn's first stage chose; else all entries that there were)
-// and what came after. counts: [0] keys absorbed into pages, [1] marks, [2] the entry behind which the turn began.
+// Candidates of a step are, in order, the marks (RocketKV-MT: the tokens that this turn's first stage chose; else none) and the entries from
+// counts[2] on. Until its first turn RocketKV-MT looks at everything, as the prefill of a turn's input does. counts: [0] keys absorbed into pages, [1] marks, [2] the entry where unmarked candidates begin.
 // memory: minima [pages, d], maxima [pages, d], scores [room], scratch [room], and for RocketKV-MT the last queries [window, group, d], of which
 // counts[3] have been seen.
 
@@ -167,6 +167,7 @@ static uint32_t hsa_choose(policy_head *h, kv_span span, const float *q, uint32_
     hsa s = {h->head_dim, h->group, l.page, h->counts[0], h->memory, h->memory + pages * h->head_dim};
     float *scores = h->memory + 2 * pages * h->head_dim, *scratch = scores + h->room;
     if (h->p->kind->turn) remember_query(h, q);
+    if (h->p->kind->turn && h->counts[1] == 0) return UINT32_MAX;
     while (s.n < n) hsa_absorb(&s, span.k + (size_t)entry_of(h, s.n) * h->head_dim);
     h->counts[0] = n;
     if (n <= l.k2 && n == span.count) return UINT32_MAX;
@@ -202,7 +203,6 @@ static kvb_status multi_prefill(policy_head *h, const layer_view *view, const fl
     kvb_status status = keep_all(h, view, scores, keep, n_keep, err);
     h->counts[3] = 0;
     for (uint32_t i = first; i < T; i++) remember_query(h, view->q + (i + view->n_queries - T) * step + offset);
-    mark_best(h, scores, T);
     return status;
 }
 
@@ -270,7 +270,6 @@ const policy_kind policy_rocketkv_mt = {
     .summary = "RocketKV that evicts nothing: every turn chooses anew what it looks at",
     .looks = true,
     .needs = VIEW_Q,
-    .metric = "rocketkv",
     .parameters = {{"window", 32, 1, 4096, true, "last queries that choose", NULL}},
     .floats = hsa_floats,
     .prefill = multi_prefill,

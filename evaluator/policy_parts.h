@@ -43,8 +43,8 @@ uint32_t policy_best(const float *scores, uint32_t n, uint32_t keep, uint32_t si
 // Sum over the group of attention rows first .. first + n - 1 of KV head g: out [n, T]; scratch [n, T].
 void policy_group_rows(float *out, float *scratch, const layer_view *view, uint32_t g, uint32_t first, uint32_t n);
 
-extern const policy_kind policy_full, policy_morphkv, policy_tova, policy_h2o, policy_streaming,
-    policy_keydiff, policy_lagkv, policy_topk, policy_quest, policy_sparq, policy_rocketkv, policy_rocketkv_mt;
+extern const policy_kind policy_full, policy_morphkv, policy_tova, policy_h2o, policy_streaming, policy_keydiff,
+    policy_lagkv, policy_topk, policy_quest, policy_sparq, policy_rocketkv, policy_rocketkv_mt;
 
 // ---- RocketKV (methods.md 3.6) ----
 

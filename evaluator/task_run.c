@@ -84,9 +84,18 @@ static kvb_status pick_token(int32_t *id, const float *logits, uint32_t n, kvb_e
     return KVB_OK;
 }
 
-// One pass of all talks that are not done; `first`: with the whole question, else with the last token.
-static kvb_status step_talks(talk *talks, size_t n, bool first, decoder *d, const model *m, const decode_hooks *hooks,
-                             float *logits, kvb_error *err)
+static kvb_status take_token(talk *k, const model *m, const float *logits, kvb_error *err)
+{
+    int32_t id = -1;
+    kvb_status status = pick_token(&id, logits, m->config.vocabulary, err);
+    k->done = ends_answer(m->tokens, id);
+    if (!k->done) k->ids[k->n++] = id;
+    return status;
+}
+
+// One pass of all talks that are not done: with the whole question, or with the last token.
+static kvb_status step_talks(talk *talks, size_t n, bool whole, decoder *d, const model *m, float *logits,
+                             kvb_error *err)
 {
     kv_cache *caches[TASK_MAX_QUESTIONS];
     uint32_t rows[TASK_MAX_QUESTIONS], n_active = 0;
@@ -96,26 +105,46 @@ static kvb_status step_talks(talk *talks, size_t n, bool first, decoder *d, cons
         if (talks[i].done) continue;
         active[n_active] = &talks[i];
         caches[n_active] = talks[i].cache;
-        rows[n_active] = first ? (uint32_t)talks[i].n_question : 1;
+        rows[n_active] = whole ? (uint32_t)talks[i].n_question : 1;
         total += rows[n_active++];
     }
     int32_t *ids = malloc(total * sizeof *ids), *at = ids;
     if (!ids) return kvb_fail(err, KVB_MEMORY, "decoding: no memory for %zu ids", total);
     for (uint32_t i = 0; i < n_active; at += rows[i++])
         memcpy(at, active[i]->ids + active[i]->n - rows[i], rows[i] * sizeof *at);
-    kvb_status status = decoder_run(d, caches, n_active, rows, ids, hooks, LOGITS_LAST, logits, err);
-    for (uint32_t i = 0; status == KVB_OK && i < n_active; i++) {
-        int32_t id = -1;
-        status = pick_token(&id, logits + (size_t)i * m->config.vocabulary, m->config.vocabulary, err);
-        active[i]->done = ends_answer(m->tokens, id);
-        if (!active[i]->done) active[i]->ids[active[i]->n++] = id;
-    }
+    kvb_status status = decoder_run(d, caches, n_active, rows, ids, NULL, LOGITS_LAST, logits, err);
+    for (uint32_t i = 0; status == KVB_OK && i < n_active; i++)
+        status = take_token(active[i], m, logits + (size_t)i * m->config.vocabulary, err);
     free(ids);
     return status;
 }
 
+static bool all_done(const talk *talks, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!talks[i].done) return false;
+    return true;
+}
+
+// One question under a policy: the first n_question steps read the question, the others write the answer.
+static kvb_status follow_policy(talk *k, decoder *d, const model *m, uint32_t new_tokens, policy_run *run,
+                                float *logits, kvb_error *err)
+{
+    const uint32_t one = 1;
+    const decode_hooks hooks = policy_run_hooks(run);
+    kvb_status status = KVB_OK;
+    policy_run_restart(run);
+    for (size_t i = 0; i + 1 < k->n_question + new_tokens && !k->done && status == KVB_OK; i++) {
+        bool last = i + 1 >= k->n_question;
+        status = decoder_run(d, &k->cache, 1, &one, &k->ids[i], &hooks, LOGITS_LAST, last ? logits : NULL, err);
+        if (status == KVB_OK && i + 1 == k->n_question) status = policy_run_turn(run, k->cache, err);
+        if (status == KVB_OK && last) status = take_token(k, m, logits, err);
+    }
+    return status;
+}
+
 static kvb_status answer_batch(talk *talks, size_t n, decoder *d, const model *m, const kv_cache *context,
-                               const task *t, const task_question *questions, const decode_hooks *hooks, kvb_error *err)
+                               const task *t, const task_question *questions, policy_run *run, kvb_error *err)
 {
     uint32_t new_tokens = task_new_tokens(t->kind);
     float *logits = malloc(n * m->config.vocabulary * sizeof *logits);
@@ -125,12 +154,9 @@ static kvb_status answer_batch(talk *talks, size_t n, decoder *d, const model *m
         if (status == KVB_OK)
             status = kv_cache_fork(&talks[i].cache, context, (uint32_t)talks[i].n_question + new_tokens, err);
     }
-    for (uint32_t step = 0; status == KVB_OK && step < new_tokens; step++) {
-        bool going = false;
-        for (size_t i = 0; i < n; i++) going = going || !talks[i].done;
-        if (!going) break;
-        status = step_talks(talks, n, step == 0, d, m, hooks, logits, err);
-    }
+    if (status == KVB_OK && run) status = follow_policy(talks, d, m, new_tokens, run, logits, err);
+    for (uint32_t step = 0; !run && status == KVB_OK && step < new_tokens && !all_done(talks, n); step++)
+        status = step_talks(talks, n, step == 0, d, m, logits, err);
     free(logits);
     return status;
 }
@@ -149,16 +175,16 @@ static kvb_status read_answer(task_answers *out, const talk *k, const model *m, 
 }
 
 kvb_status task_answer(task_answers *out, decoder *d, const model *m, const kv_cache *context, const task *t,
-                       const task_sample *sample, const decode_hooks *hooks, uint32_t together, kvb_error *err)
+                       const task_sample *sample, policy_run *run, uint32_t together, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     memset(out, 0, sizeof *out);
-    if (together == 0) together = 1;
+    if (together == 0 || run) together = 1;
     if (together > TASK_MAX_QUESTIONS) together = TASK_MAX_QUESTIONS;
     for (size_t first = 0; status == KVB_OK && first < sample->n_questions; first += together) {
         talk talks[TASK_MAX_QUESTIONS] = {0};
         size_t n = sample->n_questions - first < together ? sample->n_questions - first : together;
-        status = answer_batch(talks, n, d, m, context, t, sample->questions + first, hooks, err);
+        status = answer_batch(talks, n, d, m, context, t, sample->questions + first, run, err);
         for (size_t i = 0; status == KVB_OK && i < n; i++)
             status = read_answer(out, &talks[i], m, t, &sample->questions[first + i], err);
         close_talks(talks, n);

@@ -18,12 +18,25 @@ json 'a line has what scoring needs' <(head -n 1 a.jsonl) \
 expect 0 'profile takes the tasks' profile tiny.gguf a.jsonl --metric keydiff -o run.h5 --quiet
 exists 'their record' run.h5
 expect 0 'task --answer' task tiny.gguf -t niah_multikey:questions=2 -n 600 -c 2 --answer --verbose
-says 'every answer with its score' 'niah_multikey-600-1-1 question 2: score [01].00, expected "[0-9]{7}", found'
-says 'and the mean' '^niah_multikey:questions=2 +[0-9]+ tokens +4 questions +score +[0-9.]+'
+says 'every answer with its score' 'niah_multikey-600-1-1 question 2, full: score [01].00, expected "[0-9]{7}", found'
+says 'and the mean' '^niah_multikey:questions=2, [0-9]+ tokens, 4 questions'
+POLICIES=()
+for p in full morphkv:window=8 morphkv:window=8:fusion=max tova h2o streaming keydiff keydiff:block=16:window=0.2 lagkv:lag=16:sink=4 topk quest sparq:channels=4 \
+    rocketkv rocketkv-mt; do POLICIES+=(--policy "$p"); done
+expect 0 'task with metrics and policies' task tiny.gguf -t niah_multikey:questions=2 -n 600 -c 1 --answer --metric snapkv --metric keydiff \
+    --allocator uniform --allocator ada "${POLICIES[@]}" --ratio 0.5 --ratio 0.8 --results cells.csv
+says 'a metric keeps its share' 'keydiff +ada +0.8 +(19\.[5-9]|20\.)'
+says 'a policy that evicts keeps its share' 'morphkv:window=8 +uniform +0.5 +(49\.|50\.)'
+says 'one that looks keeps all' 'quest +uniform +0.8 +100.00 +(1[5-9]|2[0-2])\.'
+check_lines() { [ "$(wc -l <cells.csv)" = $((2 + 2 * 2 * 2 + 14 * 2)) ]; }
+if check_lines; then ok 'one line per cell, and one for the full cache'; else not_ok 'one line per cell, and one for the full cache' && cat cells.csv; fi
+fails 'a policy that does not exist' 'there are full, morphkv' task tiny.gguf -t vt -n 600 -a -p morph -r 0.5
+misused 'a policy without a ratio' '--ratio goes with' task tiny.gguf -t vt -n 600 -a -p morphkv
+misused 'a ratio beyond 1' 'between 0 and 1' task tiny.gguf -t vt -n 600 -a -p morphkv -r 80
 tiny_texts() { printf '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": [" Oslo."]}\n'; }
 tiny_texts >texts.jsonl
 expect 0 'task qa' task tiny.gguf -t qa --texts texts.jsonl --answer
-says 'one text, one question' '^qa .* 1 questions'
+says 'one text, one question' '^qa, .* 1 questions'
 fails 'a task that does not exist' 'there are niah_single' task tiny.gguf -t needle -n 100 -o x.jsonl
 fails 'a length that is too short' 'does not fit into 20 tokens' task tiny.gguf -t vt -n 20 -o x.jsonl
 if [ -e x.jsonl ]; then not_ok 'a failure leaves no file'; else ok 'a failure leaves no file'; fi
