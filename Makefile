@@ -83,7 +83,7 @@ UNIT_SRC  := $(sort $(wildcard tests/unit/test_*.c))
 UNIT_BIN  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC))
 FUZZ_SRC  := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_BIN  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(FUZZ_SRC))
-TINY      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/tiny_model.c))
+TINY      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/tiny_model.c tests/score_layer.c))
 EXAMPLES  := $(patsubst runtime/examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard runtime/examples/*.c)))
 SONAME    := libkvbudget.so.$(SOVERSION)
 
@@ -172,7 +172,7 @@ $(BUILD)/$(SONAME): $(call OBJ,runtime)
 $(BUILD)/libkvbudget.so: $(BUILD)/$(SONAME)
 	$(Q)ln -sf $(SONAME) $@
 
-$(BUILD)/tests/tiny_model: tests/tiny_model.c $(BUILD)/flags $(foreach m,$(DEPS_profiler),$(call LIB,$(m)))
+$(TINY): $(BUILD)/tests/%: tests/%.c $(BUILD)/flags $(foreach m,$(DEPS_profiler),$(call LIB,$(m)))
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_profiler),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
