@@ -1,0 +1,190 @@
+// Policies over the decoder on the tiny model: a budget for everything changes nothing, a constant cache stays constant, blocks never take more
+// than they say, and a restart forgets what a question did.
+#include "evaluator/policy_run.h"
+#include "test_profiler_cases.h"
+
+enum { L = 2, G = 2, VOCABULARY = 300, T = 150, N = 24, HEADS = L * G };
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+typedef struct bed {
+    model *m;
+    session *s;
+    int32_t context[T], next[N];
+    float full[N * VOCABULARY];
+} bed;
+
+static const char *const ALL[] = {"full",      "morphkv:window=8", "morphkv:window=8:fusion=max", "tova", "h2o",
+                                  "streaming", "keydiff:block=16", "lagkv:lag=16:sink=4",         "topk", "quest",
+                                  "sparq",     "rocketkv",         "rocketkv-mt:window=8"};
+enum { N_ALL = sizeof ALL / sizeof *ALL };
+
+static void decode(bed *b, policy_run *run, const kv_cache *from, float *logits, uint32_t *longest)
+{
+    kv_cache *c;
+    help_ok(kv_cache_fork(&c, from, N, err));
+    decode_hooks hooks = run ? policy_run_hooks(run) : (decode_hooks){0};
+    for (uint32_t i = 0; i < N; i++) {
+        const uint32_t one = 1;
+        help_ok(decoder_run(b->s->decode, &c, 1, &one, &b->next[i], run ? &hooks : NULL, LOGITS_LAST,
+                            logits + (size_t)i * VOCABULARY, err));
+        if (i == N / 2 && run) help_ok(policy_run_turn(run, c, err));
+        for (uint32_t h = 0; longest && h < HEADS; h++)
+            longest[h] = c->counts[h] > longest[h] ? c->counts[h] : longest[h];
+    }
+    kv_cache_close(c);
+}
+
+static void bed_open(bed *b)
+{
+    help_ok(model_open(&b->m, help_path("tiny.gguf"), backend_find("cpu"), err));
+    session_plan plan = {.max_tokens = T, .max_new = N, .max_rows = T};
+    help_ok(session_open(&b->s, b->m, &plan, err));
+    for (int i = 0; i < T; i++) b->context[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+    for (int i = 0; i < N; i++) b->next[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+}
+
+// All runs over one prefill; the reference's logits come with it.
+static void bed_prefill(bed *b, policy_run **runs, size_t n)
+{
+    kv_cache *c;
+    policy_watch watch = {runs, n};
+    layer_observer observer = policy_observer(&watch);
+    help_ok(session_prefill(b->s, b->context, T, &observer, NULL, err));
+    help_ok(session_cache(b->s, NULL, 0, &c, err));
+    decode(b, NULL, c, b->full, NULL);
+    kv_cache_close(c);
+}
+
+static void bed_close(bed *b)
+{
+    session_close(b->s);
+    model_free(b->m);
+}
+
+START_TEST(everything_is_dense)
+{
+    static bed b;
+    static policy p[N_ALL];
+    policy_run *runs[N_ALL];
+    uint32_t capacity[HEADS];
+    for (int h = 0; h < HEADS; h++) capacity[h] = T + N;
+    bed_open(&b);
+    for (size_t i = 0; i < N_ALL; i++) {
+        help_ok(policy_parse(&p[i], ALL[i], err));
+        if (i == 7) help_ok(policy_parse(&p[i], "lagkv:lag=16:sink=4:keep=1", err)); // partitions that stay whole
+        help_ok(policy_run_open(&runs[i], &p[i], b.m, capacity, 0, T, N, err));
+    }
+    bed_prefill(&b, runs, N_ALL);
+    float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
+    for (size_t i = 0; i < N_ALL; i++) {
+        kv_cache *c;
+        help_ok(policy_run_cache(runs[i], b.s, 0, &c, err));
+        ck_assert_uint_eq(kv_cache_entries(c), HEADS * T);
+        decode(&b, runs[i], c, logits, NULL);
+        case_near(ALL[i], logits, b.full, (size_t)N * VOCABULARY, 1e-5);
+        kv_cache_close(c);
+        policy_run_close(runs[i]);
+    }
+    free(logits);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(caches_keep_to_their_capacity)
+{
+    static bed b;
+    static policy p[N_ALL];
+    policy_run *runs[N_ALL];
+    const uint32_t capacity[HEADS] = {20, 41, 60, 33}; // as a table gives them: every head its own
+    bed_open(&b);
+    for (size_t i = 0; i < N_ALL; i++) {
+        help_ok(policy_parse(&p[i], ALL[i], err));
+        help_ok(policy_run_open(&runs[i], &p[i], b.m, capacity, 0.75, T, N, err));
+    }
+    bed_prefill(&b, runs, N_ALL);
+    float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits),
+          *again = case_alloc((size_t)N * VOCABULARY, sizeof *again);
+    for (size_t i = 0; i < N_ALL; i++) {
+        kv_cache *c;
+        uint32_t longest[HEADS] = {0};
+        bool constant = i >= 1 && i <= 6, looks = i >= 8;
+        help_ok(policy_run_cache(runs[i], b.s, 0, &c, err));
+        for (uint32_t h = 0; h < HEADS && constant; h++) ck_assert_uint_eq(c->counts[h], capacity[h]);
+        policy_run_restart(runs[i]);
+        decode(&b, runs[i], c, logits, longest);
+        for (uint32_t h = 0; h < HEADS && constant; h++)
+            ck_assert_msg(longest[h] <= capacity[h], "%s: %u", ALL[i], longest[h]);
+        policy_stats stats = policy_run_stats(runs[i]);
+        if (constant) ck_assert(stats.kept == 46.5 && stats.peak == 47.5); // of the layer that has more
+        if (looks) ck_assert_msg(stats.looked < T, "%s looks at %g of %d", ALL[i], stats.looked, T);
+        // A restart gives the same bits, whatever was decoded in between.
+        policy_run_restart(runs[i]);
+        decode(&b, runs[i], c, again, NULL);
+        case_same(ALL[i], again, logits, (size_t)N * VOCABULARY);
+        double far = 0;
+        for (size_t x = 0; x < (size_t)N * VOCABULARY; x++) far = fmax(far, fabs((double)logits[x] - b.full[x]));
+        ck_assert_msg(i == 0 ? far < 1e-5 : far > 1e-3, "%s: %g away from the full cache", ALL[i], far);
+        kv_cache_close(c);
+        policy_run_close(runs[i]);
+    }
+    free(logits), free(again);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(blocks_stay_below_their_peak)
+{
+    static bed b;
+    enum { BLOCK = 16, KEPT = 40 };
+    policy p;
+    policy_run *blocks, *whole;
+    kv_cache *c, *full;
+    uint32_t capacity[HEADS], everything[HEADS];
+    float *logits = case_alloc((size_t)N * VOCABULARY, sizeof *logits);
+    for (int h = 0; h < HEADS; h++) capacity[h] = KEPT, everything[h] = T;
+    bed_open(&b);
+    help_ok(policy_parse(&p, "keydiff:block=16", err));
+    help_ok(policy_run_open(&blocks, &p, b.m, capacity, 0.5, T, N, err));
+    // The cache has room for N_c + B entries and not one more, so that a larger peak would be an error.
+    help_ok(policy_run_blocks(blocks, b.s->decode, b.context, T, BLOCK, 0, &c, err));
+    ck_assert_uint_eq(c->offsets[HEADS], HEADS * (KEPT + BLOCK));
+    ck_assert_uint_eq(kv_cache_entries(c), HEADS * KEPT);
+    ck_assert_uint_eq(c->next_position, T);
+    policy_stats stats = policy_run_stats(blocks);
+    ck_assert(stats.peak == KEPT + BLOCK && stats.kept == KEPT);
+    kv_cache_close(c);
+    policy_run_close(blocks);
+    // With capacity for everything, blocks are the full prefill.
+    help_ok(policy_run_open(&whole, &p, b.m, everything, 0, T, N, err));
+    bed_prefill(&b, &whole, 1);
+    help_ok(policy_run_blocks(whole, b.s->decode, b.context, T, BLOCK, N, &full, err));
+    ck_assert_uint_eq(kv_cache_entries(full), HEADS * T);
+    decode(&b, NULL, full, logits, NULL);
+    case_near("blocks", logits, b.full, (size_t)N * VOCABULARY, 2e-5);
+    kv_cache_close(full);
+    policy_run_close(whole);
+    help_ok(policy_parse(&p, "tova", err));
+    help_ok(policy_run_open(&whole, &p, b.m, everything, 0, T, N, err));
+    help_fails(policy_run_blocks(whole, b.s->decode, b.context, T, BLOCK, N, &full, err), KVB_UNSUPPORTED, "attention");
+    policy_run_close(whole);
+    capacity[2] = 0;
+    help_fails(policy_run_open(&whole, &p, b.m, capacity, 0, T, N, err), KVB_ARGUMENT, "no capacity");
+    free(logits);
+    bed_close(&b);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, everything_is_dense);
+    tcase_add_test(tc, caches_keep_to_their_capacity);
+    tcase_add_test(tc, blocks_stay_below_their_peak);
+}
+
+UNIT_MAIN("policies over the decoder", fill)
