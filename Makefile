@@ -52,13 +52,41 @@ else
 NO_MPI_SRC := tools/ranks_mpi.c
 endif
 
+# The cuda backend is built where nvcc of CUDA 12 or later is found: in CUDA_HOME, in PATH, or where tools/get-cuda.sh has put it (`make
+# check` asks for that). `make CUDA=0` builds without. CUDA's runtime is linked statically and cuBLAS opened when it is used, so that the
+# program runs on machines without either. -fmad=false: sums fuse where the source says fmaf, and nowhere else.
+ifeq ($(origin CXX),default)
+CXX      := g++
+endif
+CXX_FOUND := $(shell command -v $(firstword $(CXX)) 2>/dev/null)
+ifneq ($(CUDA),0)
+NVCC     ?= $(shell for n in "$${CUDA_HOME:-/nonexistent}/bin/nvcc" nvcc "$$(tools/get-cuda.sh --path)/bin/nvcc"; do \
+                r=$$("$$n" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p'); \
+                if [ "$${r:-0}" -ge 12 ]; then realpath "$$(command -v "$$n")"; break; fi; done)
+NVCC_HOME := $(patsubst %/bin/nvcc,%,$(NVCC))
+CUDART   := $(firstword $(wildcard $(addprefix $(NVCC_HOME)/,lib64/libcudart_static.a lib/libcudart_static.a targets/x86_64-linux/lib/libcudart_static.a)))
+endif
+CUDA     ?= $(if $(and $(NVCC),$(CUDART),$(CXX_FOUND)),1,0)
+ifeq ($(CUDA),1)
+$(if $(and $(NVCC),$(CUDART)),,$(error CUDA=1: no nvcc of CUDA 12 or later with libcudart_static.a was found; set CUDA_HOME, or run tools/get-cuda.sh))
+# Real code for these; sm_80's runs on 8.6 and 8.9 too, and its PTX is compiled by the driver for what lies between and ahead.
+CUDA_ARCHS ?= 80 90 100 120
+NVCC_FLAGS  = -O3 -lineinfo -std=c++20 -fmad=false -I. -Werror all-warnings -ccbin $(CXX) -MMD -MP $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+              -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS)) \
+              -Xcompiler -Wall,-Wextra,-fPIC,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti
+FLAGS_profiler_backend := -DKVB_CUDA
+CUDA_OBJ   := $(BUILD)/profiler/backend_cuda.o
+LIBS       += $(CUDART) -ldl -lpthread -lrt
+endif
+
 # -MMD -MP: headers are dependencies, found by the compiler.
 COMPILE  = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 
 # The sanitised build: half the speed or less, finds what the tests alone cannot. -O1 keeps its stack traces readable.
 SAN_BUILD  := $(BUILD)-san
 SAN_CFLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
-SAN_MAKE    = $(MAKE) BUILD=$(SAN_BUILD) CFLAGS='$(SAN_CFLAGS)'
+# Without CUDA: sanitisers do not see into its code; the emulated device, built with them, does (tests/cuda).
+SAN_MAKE    = $(MAKE) BUILD=$(SAN_BUILD) CFLAGS='$(SAN_CFLAGS)' CUDA=0
 
 # Fuzzing needs clang and its libFuzzer; with gcc the same targets replay their corpus through tests/fuzz/driver.c.
 FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14 2>/dev/null))
@@ -80,7 +108,8 @@ DEPS_tools    := evaluator profiler solver formats runtime
 module_libs    = $(foreach m,$(DEPS_$(word 2,$(subst _, ,$(1)))),$(call LIB,$(m)))
 
 UNIT_SRC  := $(sort $(wildcard tests/unit/test_*.c))
-UNIT_BIN  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC))
+UNIT_BIN  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC)) $(BUILD)/tests/test_profiler_backend_emulated \
+             $(if $(filter 1,$(CUDA)),$(BUILD)/tests/test_profiler_backend_cuda)
 FUZZ_SRC  := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_BIN  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(FUZZ_SRC))
 TINY      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/tiny_model.c tests/score_layer.c))
@@ -89,7 +118,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all help deps deps-base quickstart check check-inner check-build check-long san fuzz fuzz-build bench lint format golden showconfig install uninstall clean
+.PHONY: all help deps deps-base cuda-compiler quickstart check check-inner check-build check-long san fuzz fuzz-build bench lint format golden showconfig install uninstall clean
 
 ##: make quickstart   install what is missing, build, get the default model, profile, solve, write tables, show the budgets
 ##: make check        install what is missing, build, run all tests: unit, command line, real model, sanitised, fuzz corpora
@@ -107,7 +136,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 ##: make install      to PREFIX=/usr/local, below DESTDIR; `make uninstall` removes the same files
 ##: make clean        remove the build folders (never downloads or results)
 ##:
-##: Variables: CC CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON WERROR=-Werror V=1 (show commands) MPI=0 (without)
+##: Variables: CC CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON WERROR=-Werror V=1 (show commands) MPI=0 CUDA=0 (without)
 
 all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(TINY)
 
@@ -127,6 +156,7 @@ showconfig:
 	@printf '%-12s %s\n' oneDNN "$$(printf '#include <oneapi/dnnl/dnnl_version.h>\nDNNL_VERSION_MAJOR DNNL_VERSION_MINOR DNNL_VERSION_PATCH\n' \
 	    | $(CC) $(CPPFLAGS) -E -P - 2>/dev/null | tail -n 1 | tr ' ' . | grep '[0-9]' || echo 'missing: run make deps')"
 	@printf '%-12s %s\n' MPI '$(if $(filter 1,$(MPI)),$(shell pkg-config --modversion ompi-c 2>/dev/null) (OpenMPI),not built in)'
+	@printf '%-12s %s\n' CUDA '$(if $(filter 1,$(CUDA)),$(NVCC) for $(addprefix sm_,$(CUDA_ARCHS)),not built in$(if $(NVCC),,: no nvcc of CUDA 12 or later, see tools/get-cuda.sh))'
 	@printf '%-12s %s\n' fuzzing '$(if $(FUZZ_CC),$(FUZZ_CC) if it links libFuzzer,clang not found: corpora are replayed with $(CC))'
 	@printf '%-12s %s\n' lint "$$(for t in clang-format shellcheck cppcheck nm; do command -v $$t >/dev/null && printf '%s ' $$t || printf '(no %s) ' $$t; done)"
 
@@ -134,7 +164,7 @@ showconfig:
 # Objects and module archives. $(BUILD)/flags changes when the flags do, so a build folder never mixes two kinds of objects.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
-	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS) MPI=$(MPI))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS) MPI=$(MPI))' > $@
+	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS) MPI=$(MPI) CUDA=$(CUDA) $(NVCC) $(NVCC_FLAGS))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS) MPI=$(MPI) CUDA=$(CUDA) $(NVCC) $(NVCC_FLAGS))' > $@
 FORCE:
 
 ifeq ($(PKG_LIBS),)
@@ -153,6 +183,12 @@ $(call LIB,$(1)): $(call OBJ,$(1))
 	$(Q)rm -f $$@ && $(AR) rcs $$@ $$^
 endef
 $(foreach m,$(MODULES),$(eval $(call module,$(m))))
+$(call LIB,profiler): $(CUDA_OBJ)
+
+$(BUILD)/profiler/backend_cuda.o: profiler/backend_cuda.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(SAY) NVCC $<
+	$(Q)$(NVCC) $(NVCC_FLAGS) -c $< -o $@
 
 $(BUILD)/kvbudget: $(call OBJ,tools) $(foreach m,$(DEPS_tools),$(call LIB,$(m)))
 	$(SAY) LD $@
@@ -191,14 +227,33 @@ $(BUILD)/examples/%: runtime/examples/%.c $(BUILD)/libkvbudget.so $(BUILD)/flags
 # A unit test links only the module it is named after and what that module may use: tests/unit/test_<module>_<what>.c;
 # test_tools_<what>.c links the objects of tools/ as well, except main.
 TOOL_PARTS := $(filter-out $(BUILD)/tools/kvbudget.o $(BUILD)/tools/cmd_%.o,$(call OBJ,tools))
-unit_objects = $(if $(filter test_tools_%,$(1)),$(TOOL_PARTS))
+unit_objects = $(if $(filter test_tools_%,$(1)),$(TOOL_PARTS))$(if $(filter test_profiler_cuda,$(1)),$(EMULATED))
 define unit
 $(BUILD)/tests/$(1): tests/unit/$(1).c tests/unit/unit.h $(BUILD)/flags $(call unit_objects,$(1)) $(call module_libs,$(1))
 	@mkdir -p $$(@D)
 	$(SAY) LD $$@
-	$(Q)$(COMPILE) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(call unit_objects,$(1)) $(call module_libs,$(1)) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) $(if $(call unit_objects,$(1)),$(MPI_LIBS))
+	$(Q)$(COMPILE) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(call unit_objects,$(1)) $(call module_libs,$(1)) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) $(if $(call unit_objects,$(1)),$(MPI_LIBS) -lstdc++)
 endef
 $(foreach t,$(notdir $(basename $(UNIT_SRC))),$(eval $(call unit,$(t))))
+
+# The cuda backend, compiled as C++ for the emulated device of tests/cuda, and the judge of all backends compiled for it and, where nvcc
+# was found, for the real one.
+EMULATED := $(BUILD)/tests/backend_cuda_emulated.o
+$(EMULATED): profiler/backend_cuda.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(SAY) CXX $@
+	$(Q)$(CXX) -x c++ -std=c++20 -Itests/cuda -I. -Dbackend_cuda=backend_cuda_emulated -Wall -Wextra -Wno-unknown-pragmas $(WERROR) -ffp-contract=off $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+
+define judge
+$(BUILD)/tests/test_profiler_backend_$(1): tests/unit/test_profiler_backend.c tests/unit/unit.h $(BUILD)/flags $(2) $(call module_libs,test_profiler_backend)
+	@mkdir -p $$(@D)
+	$(SAY) LD $$@
+	$(Q)$(COMPILE) -DJUDGED=backend_cuda$(if $(3),_emulated -DEMULATED) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(2) $(call module_libs,test_profiler_backend) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) -lstdc++
+endef
+$(eval $(call judge,emulated,$(EMULATED),yes))
+ifeq ($(CUDA),1)
+$(eval $(call judge,cuda))
+endif
 
 # A fuzz target may use any module; the linker takes what it needs. $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
 FUZZ_MAIN ?= tests/fuzz/driver.c
@@ -212,8 +267,11 @@ $(foreach t,$(notdir $(basename $(FUZZ_SRC))),$(eval $(call fuzz_target,$(t))))
 
 # ---------------------------------------------------------------------------------------------------------------------------
 # Tests. `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
-check: deps
+check: deps cuda-compiler
 	@$(MAKE) --no-print-directory check-inner
+
+cuda-compiler: deps
+	@$(if $(or $(filter 1,$(CUDA)),$(findstring command,$(origin CUDA))),:,tools/get-cuda.sh --optional)
 
 check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(EXAMPLES)
 

@@ -122,8 +122,10 @@ typedef struct backend {
     void (*output_norms)(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
 } backend;
 
-extern const backend backend_ref, backend_cpu;
+extern const backend backend_ref, backend_cpu, backend_cuda; // the last one only where it was built
 
 // The backend of that name, or NULL; backend_list gives them all, ended by NULL.
 const backend *backend_find(const char *name);
+// For messages, where backend_find has found nothing: why a backend that exists is not in this program; else an empty text.
+const char *backend_absence(const char *name);
 extern const backend *const backend_list[];

@@ -23,7 +23,9 @@ static int check_options(const eval_command *e)
         return cli_usage_error(e->self, "--sink or --window is out of range");
     if (strcmp(e->bos, "auto") != 0 && strcmp(e->bos, "yes") != 0 && strcmp(e->bos, "no") != 0)
         return cli_usage_error(e->self, "--bos: expected auto, yes or no, found '%s'", e->bos);
-    if (!backend_find(e->backend_name)) return cli_usage_error(e->self, "--backend: there is no '%s'", e->backend_name);
+    if (!backend_find(e->backend_name))
+        return cli_usage_error(e->self, "--backend: there is no '%s'%s", e->backend_name,
+                               backend_absence(e->backend_name));
     return EXIT_DONE;
 }
 

@@ -89,7 +89,8 @@ static int run_logits(const cli_command *self, int argc, char **argv)
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first != 2 || !o.output) return cli_usage_error(self, "expected: kvbudget %s", self->synopsis);
-    if (!backend_find(o.backend_name)) return cli_usage_error(self, "--backend: there is no '%s'", o.backend_name);
+    if (!backend_find(o.backend_name))
+        return cli_usage_error(self, "--backend: there is no '%s'%s", o.backend_name, backend_absence(o.backend_name));
     kvb_error err = {0};
     return write_logits(&o, argv[first], argv[first + 1], &err) == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }

@@ -66,7 +66,8 @@ static int check_options(profile_command *p)
     if (!backend_find(p->backend_name)) {
         fprintf(stderr, "Backends:\n");
         for (const backend *const *b = backend_list; *b; b++) fprintf(stderr, "  %-6s %s\n", (*b)->name, (*b)->summary);
-        return cli_usage_error(p->self, "--backend: there is no '%s'", p->backend_name);
+        return cli_usage_error(p->self, "--backend: there is no '%s'%s", p->backend_name,
+                               backend_absence(p->backend_name));
     }
     if (p->shard && !parse_shard(p))
         return cli_usage_error(p->self, "--shard: expected I/N, 1 <= I <= N <= 1000000, such as 3/8; found '%s'",

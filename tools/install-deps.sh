@@ -28,6 +28,7 @@ missing_packages() {
     probe libpcre2-dev pkg-config --exists libpcre2-8
     probe libssl-dev pkg-config --exists libcrypto
     probe check pkg-config --exists check
+    probe g++ command -v "${CXX:-g++}"
     probe python3 "$PYTHON" -c 'import json, zipfile'
     probe python3-pip "$PYTHON" -c 'import pip'
     probe ca-certificates certificates

@@ -1,0 +1,398 @@
+// The CUDA backend: cuBLAS for products, kernels for the rest; the one file that nvcc sees, with the headers backend_cuda_*.cuh.
+//
+// Everything runs in the order of calls on one stream and no operation waits for the device, except those that bring something to the
+// host. Numbers are float32; weights and a product's input are rounded to bf16 where the compute mode says so, sums stay float32.
+// A row's numbers do not depend on the other rows of a call, as long as a product has at most PAD_ROWS of them: cuBLAS picks its
+// kernel, and with it the order of a sum, by shape.
+extern "C" {
+#include "profiler/backend.h"
+}
+#include "profiler/backend_cuda_attention.cuh"
+#include "profiler/backend_cuda_rows.cuh"
+#include "profiler/backend_cuda_weights.cuh"
+
+static constexpr uint32_t PAD_ROWS =
+    64; // a product of fewer rows is padded to this: every batch up to it has the same bits
+static constexpr uint32_t PASS_ROWS = 64;    // decoded rows per pass of attention: bounds its scratch
+static constexpr uint32_t STRETCH_MIN = 256; // keys of a stretch of the context at least
+static constexpr uint32_t STRETCHES_MAX = 64;
+static constexpr uint32_t GATHER_IDS = NOTE_BYTES / 8; // ids per launch
+
+static kvb_status cuda_open(kvb_error *err)
+{
+    if (gpu.open) return KVB_OK;
+    kvb_status status = device_start(err);
+    if (status == KVB_OK) gpu.open = true;
+    else device_stop();
+    return status;
+}
+
+static kvb_status cuda_check(kvb_error *err)
+{
+    if (gpu_works()) gpu_note(cudaStreamSynchronize(gpu.stream), "a kernel");
+    return gpu_works() ? KVB_OK : kvb_fail(err, gpu.failed, "%s", gpu.error.message);
+}
+
+static dev cuda_alloc(size_t n_floats)
+{
+    dev memory = {NULL};
+    if (n_floats > SIZE_MAX / sizeof(float)) return memory;
+    size_t bytes = n_floats ? n_floats * sizeof(float) : 16;
+    memory.address = (float *)gpu_memory(bytes);
+    if (memory.address) gpu_note(cudaMemsetAsync(memory.address, 0, bytes, gpu.stream), "clearing memory");
+    return memory;
+}
+
+static void cuda_release(dev memory)
+{
+    gpu_free(memory.address);
+}
+
+static void cuda_upload(dev to, const float *from, size_t n)
+{
+    if (!n || !gpu_works()) return;
+    gpu_note(cudaMemcpyAsync(to.address, from, n * sizeof(float), cudaMemcpyHostToDevice, gpu.stream), "upload");
+    gpu_note(cudaStreamSynchronize(gpu.stream), "upload"); // `from` is the caller's again
+}
+
+static void cuda_download(float *to, dev from, size_t n)
+{
+    if (n && gpu_works()) {
+        gpu_note(cudaMemcpyAsync(to, from.address, n * sizeof(float), cudaMemcpyDeviceToHost, gpu.stream), "download");
+        gpu_note(cudaStreamSynchronize(gpu.stream), "download, or a kernel before it");
+    }
+    if (!gpu_works()) memset(to, 0, n * sizeof(float));
+}
+
+static void cuda_copy(dev to, dev from, size_t n)
+{
+    if (n && gpu_works())
+        gpu_note(cudaMemcpyAsync(to.address, from.address, n * sizeof(float), cudaMemcpyDeviceToDevice, gpu.stream),
+                 "copy");
+}
+
+static void cuda_clear(dev memory, size_t n)
+{
+    if (n && gpu_works()) gpu_note(cudaMemsetAsync(memory.address, 0, n * sizeof(float), gpu.stream), "clear");
+}
+
+static const float *cuda_host_view(dev from)
+{
+    (void)from;
+    return NULL;
+}
+
+static weight *weight_of(dev_matrix m)
+{
+    return (weight *)(void *)m.address;
+}
+
+static dev_matrix cuda_matrix_upload(const float *w, uint32_t out, uint32_t in, bool keep_rows)
+{
+    (void)keep_rows; // rows are always contiguous
+    return {(float *)(void *)weight_new(w, (size_t)out * in, 0), out, in, false};
+}
+
+static void cuda_matrix_release(dev_matrix *w)
+{
+    weight_release(weight_of(*w));
+    w->address = NULL;
+}
+
+static uint32_t stretch_of(uint32_t n_tokens)
+{
+    uint32_t each = (n_tokens + STRETCHES_MAX - 1) / STRETCHES_MAX;
+    each = (each + TILE - 1) / TILE * TILE;
+    return each < STRETCH_MIN ? STRETCH_MIN : each;
+}
+
+// Scratch of a pass: top, sum and values of every part of PASS_ROWS rows.
+static size_t pass_lines_of(const attention_shape *s, uint32_t n_tokens)
+{
+    uint32_t stretch = stretch_of(n_tokens);
+    return (size_t)((n_tokens + stretch - 1) / stretch + 1) * PASS_ROWS * s->n_heads;
+}
+
+static bool cuda_reserve(const backend_limits *limits)
+{
+    scratch *const all[] = {&gpu.parts, &gpu.rounded, &gpu.padded, &gpu.sums, &gpu.full};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) scratch_release(all[i]);
+    if (!limits->tokens) return gpu_works();
+    const attention_shape *s = &limits->shape;
+    if (s->head_dim > MAX_HEAD_DIM) return false;
+    size_t lines = (size_t)(STRETCHES_MAX + 1) * PASS_ROWS * s->n_heads;
+    gpu.parts.memory = gpu_memory(lines * (s->head_dim + 2) * sizeof(float));
+    gpu.parts.bytes = gpu.parts.memory ? lines * (s->head_dim + 2) * sizeof(float) : 0;
+    gpu.padded.bytes = 2 * (size_t)PAD_ROWS * limits->matrix_dim * sizeof(float);
+    gpu.padded.memory = gpu_memory(gpu.padded.bytes);
+    if (!gpu.padded.memory) gpu.padded.bytes = 0;
+    return gpu.parts.memory && gpu.padded.memory;
+}
+
+// --- rows ---
+
+static void cuda_gather(dev y, dev_matrix table, const int32_t *ids, uint32_t n)
+{
+    weight *w = weight_of(table);
+    for (uint32_t at = 0; at < n; at += GATHER_IDS) {
+        uint32_t count = n - at < GATHER_IDS ? n - at : GATHER_IDS;
+        const int32_t *taken = (const int32_t *)gpu_take(ids + at, count * sizeof *ids);
+        // A few rows: read where the table is, also out of the host's pinned memory.
+        const uint16_t *high = w->planes ? (const uint16_t *)w->memory : NULL;
+        LAUNCH("gather", gather_kernel, count, ROW_THREADS, y.address + (size_t)at * table.in,
+               w->planes ? NULL : (const float *)w->memory, high, w->planes > 1 ? high + w->elements : NULL, taken,
+               table.in);
+    }
+}
+
+static void cuda_rms_norm(dev y, dev x, dev weight_vector, uint32_t n, uint32_t width, float eps)
+{
+    if (n) LAUNCH("rms_norm", rms_norm_kernel, n, ROW_THREADS, y.address, x.address, weight_vector.address, width, eps);
+}
+
+static void cuda_swiglu(dev gate, dev up, size_t n_floats)
+{
+    if (n_floats)
+        LAUNCH("swiglu", swiglu_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, gate.address, up.address,
+               n_floats);
+}
+
+static void cuda_rope(dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads, uint32_t d,
+                      uint32_t rope_dim)
+{
+    size_t threads = (size_t)n * heads * (rope_dim / 2 + (d - rope_dim));
+    const uint32_t *taken = n ? (const uint32_t *)gpu_take(positions, n * sizeof *positions) : NULL;
+    if (threads)
+        LAUNCH("rope", rope_kernel, blocks_of(threads, ROW_THREADS), ROW_THREADS, y.address, x.address, cos_sin.address,
+               taken, n, heads, d, rope_dim);
+}
+
+static void cuda_store_prefix(dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n, uint32_t n_kv_heads,
+                              uint32_t d)
+{
+    if (n)
+        LAUNCH("store_prefix", store_prefix_kernel, blocks_of((size_t)n * n_kv_heads * d, ROW_THREADS), ROW_THREADS,
+               cache.address, n_tokens, first, values.address, n, n_kv_heads, d);
+}
+
+static const decode_row *take_rows(const decode_row *rows, uint32_t n)
+{
+    return (const decode_row *)gpu_take(rows, n * sizeof *rows);
+}
+
+static void cuda_store_tail(dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
+                            uint32_t n_kv_heads, uint32_t d)
+{
+    if (!n) return;
+    const decode_row *taken = take_rows(rows, n);
+    LAUNCH("store_tail", store_tail_kernel, blocks_of((size_t)n * n_kv_heads * d, ROW_THREADS), ROW_THREADS,
+           cache.address, capacity, taken, values.address, n, n_kv_heads, d);
+}
+
+// --- products ---
+
+// y [n,out] = x [n,in] w^T + beta y, row-major; to cuBLAS, whose matrices are column-major, it is y^T = w x^T.
+static void product(float *y, const void *x, const void *w, int type, dev_matrix m, uint32_t n, float beta)
+{
+    const float one = 1.0f;
+    if (!gpu_works()) return;
+    int code = gpu.blas.gemm(gpu.blas.handle, BLAS_T, BLAS_N, (int)m.out, (int)n, (int)m.in, &one, w, type, (int)m.in,
+                             x, type, (int)m.in, &beta, y, BLAS_F32, (int)m.out, BLAS_COMPUTE_F32, BLAS_GEMM_DEFAULT);
+    if (code == 0) return;
+    gpu.failed = kvb_fail(&gpu.error, code == 3 ? KVB_MEMORY : KVB_UNSUPPORTED,
+                          "backend cuda: cuBLAS failed with status %d at a product of %u rows, %u in, %u out", code, n,
+                          m.in, m.out);
+}
+
+// The input in the weight's precision, padded with rows of zeros to n_padded: one or two planes of bf16.
+static const uint16_t *round_input(const float *x, uint32_t n, uint32_t n_padded, const dev_matrix *m, uint16_t planes)
+{
+    size_t elements = (size_t)n * m->in, padded = (size_t)n_padded * m->in;
+    uint16_t *high = (uint16_t *)scratch_get(&gpu.rounded, planes * padded * sizeof *high);
+    if (high)
+        LAUNCH("to_bf16", to_bf16_kernel, blocks_of(padded, ROW_THREADS), ROW_THREADS, high,
+               planes > 1 ? high + padded : NULL, x, elements, padded);
+    return high;
+}
+
+// n rows of x times the weight, n_padded of them real memory in y.
+static void multiply(float *y, const float *x, dev_matrix m, uint32_t n, uint32_t n_padded, bool accumulate)
+{
+    weight *w = weight_of(m);
+    size_t padded = (size_t)n_padded * m.in;
+    const uint16_t *high = w->planes ? round_input(x, n, n_padded, &m, w->planes) : NULL;
+    const void *values = weight_get(w); // after all scratch is there: to make room, weights move
+    const uint16_t *low = (const uint16_t *)values + w->elements;
+    float beta = accumulate ? 1.0f : 0.0f;
+    if (!w->planes) {
+        product(y, x, values, BLAS_F32, m, n_padded, beta);
+    } else {
+        product(y, high, values, BLAS_BF16, m, n_padded, beta);
+        if (w->planes > 1) { // x w = (xh + xl) (wh + wl) without xl wl, which is below the rounding of float32 sums
+            product(y, high, low, BLAS_BF16, m, n_padded, 1.0f);
+            product(y, high + padded, values, BLAS_BF16, m, n_padded, 1.0f);
+        }
+    }
+    weight_used(w);
+}
+
+static void cuda_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
+{
+    if (n == 0) return;
+    if (n >= PAD_ROWS) {
+        multiply(y.address, x.address, w, n, n, accumulate);
+        return;
+    }
+    size_t in = (size_t)n * w.in, out = (size_t)n * w.out, all_in = (size_t)PAD_ROWS * w.in,
+           all_out = (size_t)PAD_ROWS * w.out;
+    float *padded_y = (float *)scratch_get(&gpu.padded, (all_out + all_in) * sizeof(float));
+    if (!padded_y) return;
+    dev from = x, to = {padded_y};
+    if (!weight_of(w)->planes) { // bf16 pads when it rounds
+        from.address = padded_y + all_out;
+        cuda_copy(from, x, in);
+        cuda_clear(dev_at(from, in), all_in - in);
+    }
+    if (accumulate) {
+        cuda_copy(to, y, out);
+        cuda_clear(dev_at(to, out), all_out - out);
+    }
+    multiply(padded_y, from.address, w, n, PAD_ROWS, accumulate);
+    cuda_copy(y, to, out);
+}
+
+// --- attention ---
+
+// Calls `launch` with the number of 64-wide chunks that a head needs, as a constant that kernels are compiled for.
+#define FOR_HEAD_CHUNKS(d, LAUNCH_FOR)      \
+    do {                                    \
+        if ((d) <= 64) LAUNCH_FOR(1);       \
+        else if ((d) <= 128) LAUNCH_FOR(2); \
+        else if ((d) <= 256) LAUNCH_FOR(4); \
+        else LAUNCH_FOR(8);                 \
+    } while (0)
+
+static void cuda_attend_prefix(dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s)
+{
+    if (!n) return;
+    dim3 grid(blocks_of(n, TILE), s.n_heads);
+#define ATTEND_PREFIX(chunks)                                                                                      \
+    LAUNCH("attend_prefix", attend_prefix_kernel<chunks>, grid, TILE_THREADS, o.address, q.address, kv->k.address, \
+           kv->v.address, kv->n_tokens, first, n, s)
+    FOR_HEAD_CHUNKS(s.head_dim, ATTEND_PREFIX);
+#undef ATTEND_PREFIX
+}
+
+// At most PASS_ROWS rows.
+static void attend_pass(float *o, row_pass pass, const oracle_view *oracle)
+{
+    uint32_t G = pass.shape.n_kv_heads, lines = pass.n * (pass.shape.n_heads / G);
+    size_t heads = (size_t)pass.n * pass.shape.n_heads, all_lines = pass_lines_of(&pass.shape, pass.n_tokens);
+    float *memory = (float *)scratch_get(&gpu.parts, all_lines * (pass.shape.head_dim + 2) * sizeof(float));
+    if (!memory) return;
+    pass.stretch = stretch_of(pass.n_tokens);
+    pass.n_parts = blocks_of(pass.n_tokens, pass.stretch) + 1;
+    pass.top = memory;
+    pass.sum = memory + all_lines;
+    pass.values = memory + 2 * all_lines;
+    dim3 stretches(blocks_of(lines, TILE), G, pass.n_parts - 1),
+        tiles(blocks_of(pass.n_tokens, TILE), G, blocks_of(lines, TILE));
+#define ATTEND_STRETCH(chunks) LAUNCH("attend_stretch", attend_stretch_kernel<chunks>, stretches, TILE_THREADS, pass)
+    FOR_HEAD_CHUNKS(pass.shape.head_dim, ATTEND_STRETCH);
+#undef ATTEND_STRETCH
+    LAUNCH("attend_tail", attend_tail_kernel, blocks_of(heads, LINE_WARPS), LINE_WARPS * WARP, pass);
+    LAUNCH("merge_rows", merge_rows_kernel, blocks_of(heads, LINE_WARPS), LINE_WARPS * WARP, o, pass);
+    if (oracle->weights.address)
+        LAUNCH("importance", importance_kernel, tiles, TILE_THREADS, pass, oracle->best.address, oracle->best_stride,
+               oracle->weights.address);
+}
+
+static void cuda_attend_rows(dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows,
+                             uint32_t n, attention_shape s, const oracle_view *oracle)
+{
+    if (!n) return;
+    const decode_row *taken = take_rows(rows, n);
+    for (uint32_t at = 0; at < n; at += PASS_ROWS) {
+        row_pass pass = {};
+        size_t offset = (size_t)at * s.n_heads * s.head_dim;
+        pass.q = q.address + offset;
+        pass.k = kv->k.address;
+        pass.v = kv->v.address;
+        pass.tail_k = tails->k.address;
+        pass.tail_v = tails->v.address;
+        pass.rows = taken ? taken + at : NULL;
+        pass.n = n - at < PASS_ROWS ? n - at : PASS_ROWS;
+        pass.n_tokens = kv->n_tokens;
+        pass.capacity = tails->capacity;
+        pass.shape = s;
+        attend_pass(o.address + offset, pass, oracle);
+    }
+}
+
+static void cuda_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s)
+{
+    size_t n = (size_t)s.n_heads * kv->n_tokens;
+    unsigned spans = blocks_of(n, SUM_SPAN);
+    double *partial = (double *)scratch_get(&gpu.sums, ((size_t)spans + 1) * sizeof(double));
+    if (!partial) return;
+    float *factor = (float *)(partial + spans);
+    dim3 grid(blocks_of(kv->n_tokens, TILE), s.n_heads);
+    LAUNCH("value_norms", value_norms_kernel, grid, TILE_THREADS, w.address, kv->v.address, root.address, kv->n_tokens,
+           s);
+    LAUNCH("sum", sum_kernel, spans, ROW_THREADS, partial, w.address, n);
+    LAUNCH("sum", inverse_kernel, 1, ROW_THREADS, factor, partial, spans);
+    LAUNCH("scale", scale_kernel, blocks_of(n, ROW_THREADS), ROW_THREADS, w.address, n, factor);
+}
+
+static void cuda_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s)
+{
+    dim3 grid(blocks_of(kv->n_tokens, TILE), s.n_heads);
+    LAUNCH("row_log", row_log_kernel, grid, TILE_THREADS, row_log.address, q.address, kv->k.address, kv->n_tokens, s);
+    LAUNCH("column_sums", column_sums_kernel, grid, TILE_THREADS, sums.address, row_log.address, q.address,
+           kv->k.address, kv->n_tokens, s);
+}
+
+static void cuda_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
+{
+    weight *w = weight_of(wo);
+    float *full = w->planes ? (float *)scratch_get(&gpu.full, w->elements * sizeof(float)) : NULL;
+    const void *values = weight_get(w);
+    if (w->planes) {
+        const uint16_t *high = (const uint16_t *)values;
+        LAUNCH("from_bf16", from_bf16_kernel, blocks_of(w->elements, ROW_THREADS), ROW_THREADS, full, high,
+               w->planes > 1 ? high + w->elements : NULL, w->elements);
+    }
+    dim3 grid(blocks_of(kv->n_tokens, TILE), s.n_heads);
+    LAUNCH("output_norms", output_norms_kernel, grid, TILE_THREADS, norms.address, kv->v.address,
+           w->planes ? full : (const float *)values, wo.out, kv->n_tokens, s);
+    weight_used(w);
+}
+
+extern "C" const backend backend_cuda = {
+    .name = "cuda",
+    .summary = "cuBLAS and kernels on one NVIDIA GPU (compute capability 8.0 and later)",
+    .open = cuda_open,
+    .check = cuda_check,
+    .alloc = cuda_alloc,
+    .release = cuda_release,
+    .upload = cuda_upload,
+    .download = cuda_download,
+    .copy = cuda_copy,
+    .clear = cuda_clear,
+    .host_view = cuda_host_view,
+    .matrix_upload = cuda_matrix_upload,
+    .matrix_release = cuda_matrix_release,
+    .reserve = cuda_reserve,
+    .gather = cuda_gather,
+    .rms_norm = cuda_rms_norm,
+    .matmul = cuda_matmul,
+    .swiglu = cuda_swiglu,
+    .rope = cuda_rope,
+    .store_prefix = cuda_store_prefix,
+    .store_tail = cuda_store_tail,
+    .attend_prefix = cuda_attend_prefix,
+    .attend_rows = cuda_attend_rows,
+    .value_weights = cuda_value_weights,
+    .column_sums = cuda_column_sums,
+    .output_norms = cuda_output_norms,
+};
