@@ -305,11 +305,12 @@ static kvb_status check_parts(const rounding *r, kvb_error *err)
         for (uint32_t h = 0; h < r->m->n_kv_heads; ++h) {
             share s;
             if (!head_share(r, first_head(r, l, 0) + h, &s)) {
-                return kvb_fail(err, KVB_UNSUPPORTED,
-                                "constraints: layer %u, KV head %u: at %u tokens, in pages of %u, it must keep at least "
-                                "%llu pages and at most %llu; nothing fits",
-                                (unsigned)l, (unsigned)h, (unsigned)r->n_tokens, (unsigned)r->m->block,
-                                (unsigned long long)s.lo, (unsigned long long)s.hi);
+                return kvb_fail(
+                    err, KVB_UNSUPPORTED,
+                    "constraints: layer %u, KV head %u: at %u tokens, in pages of %u, it must keep at least "
+                    "%llu pages and at most %llu; nothing fits",
+                    (unsigned)l, (unsigned)h, (unsigned)r->n_tokens, (unsigned)r->m->block, (unsigned long long)s.lo,
+                    (unsigned long long)s.hi);
             }
         }
         for (uint32_t p = 0; p < r->m->ranks; ++p) {
@@ -498,9 +499,10 @@ static kvb_status round_part(const rounding *r, grouping *g, uint32_t layer, uin
     }
     uint64_t cap = kvb_limits_cap(r->m, layer, r->n_tokens);
     if (least > cap) {
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "constraints: layer %u: with %u budgets its heads keep at least %llu pages, but its cap is %llu",
-                        (unsigned)layer, (unsigned)r->m->levels, (unsigned long long)least, (unsigned long long)cap);
+        return kvb_fail(
+            err, KVB_UNSUPPORTED,
+            "constraints: layer %u: with %u budgets its heads keep at least %llu pages, but its cap is %llu",
+            (unsigned)layer, (unsigned)r->m->levels, (unsigned long long)least, (unsigned long long)cap);
     }
     total = total < least ? least : total;
     find_shift(get_group, g, g->n, total, 1.0 + r->units, &low, &high);

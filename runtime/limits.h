@@ -14,10 +14,10 @@ typedef struct kvb_limits {
     uint32_t n_layers, n_kv_heads; // L, G
     uint32_t block;                // tokens of a page, at least 1
     uint32_t levels;               // most different budgets within a layer; 0: any number
-    uint32_t ranks;                // tensor-parallel ranks, at least 1; rank p has the heads p G/ranks .. of every layer
-    bool by_layer;                 // totals are fixed for each layer, not for the whole model
-    double *least, *most;          // [L, G] shares of T in 0 .. 1; least = 1: never evicted
-    double *cap;                   // [L] most that a layer keeps, as a share of its G T tokens
+    uint32_t ranks;       // tensor-parallel ranks, at least 1; rank p has the heads p G/ranks .. of every layer
+    bool by_layer;        // totals are fixed for each layer, not for the whole model
+    double *least, *most; // [L, G] shares of T in 0 .. 1; least = 1: never evicted
+    double *cap;          // [L] most that a layer keeps, as a share of its G T tokens
 } kvb_limits;
 
 // Allocates for L x G heads, with no limit set. On failure *m is zero.

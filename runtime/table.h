@@ -12,9 +12,9 @@ struct kvb_table {
     unsigned char saturated[KVB_TABLE_ROWS];                                    // 0 or 1
     double *numbers;                                                            // all f64 tensors, one allocation
     uint32_t *calibration_tokens;                                               // info.calibration_tokens
-    kvb_limits limits;                                                          // what the metadata "constraints" demand
-    bool limited;                                                               // there are any
-    bool per_cent;                                                              // row i is ratio (i + 1) / 100
-    struct cJSON *header;                                                       // owns every string of info
-    char name[168];                                                             // the file, for messages
+    kvb_limits limits;    // what the metadata "constraints" demand
+    bool limited;         // there are any
+    bool per_cent;        // row i is ratio (i + 1) / 100
+    struct cJSON *header; // owns every string of info
+    char name[168];       // the file, for messages
 };

@@ -244,7 +244,7 @@ static uint64_t rank_budget(const constrained_instance *x, const uint64_t *total
     const cache_shape *s = &x->shape;
     uint32_t ranks = x->limits->ranks, layers = x->limits->by_layer ? 1 : s->n_layers;
     uint64_t tokens = (uint64_t)layers * s->n_kv_heads * s->n_tokens, low = 0, high = UINT64_MAX;
-    tokens -= (uint64_t)rint(ratio * layers * s->n_kv_heads * s->n_tokens);
+    tokens -= (uint64_t)ceil(ratio * (double)tokens - 1e-6);
     for (uint32_t other = k - k % ranks; other < k - k % ranks + ranks; other++) {
         if (totals[other] > low) low = totals[other];
         if (totals[x->n_groups + other] < high) high = totals[x->n_groups + other];
@@ -261,10 +261,11 @@ kvb_status checker_limited_rows(const loss_curves *c, const kvb_limits *limits, 
     if (status != KVB_OK) return status;
     double *cap_price = calloc((size_t)x.n_groups * x.parts, sizeof *cap_price);
     uint64_t *totals = calloc(2 * (size_t)x.n_groups, sizeof *totals);
-    if (!cap_price || !totals) status = kvb_fail(err, KVB_MEMORY, "checker: not enough memory for %u groups", x.n_groups);
+    if (!cap_price || !totals)
+        status = kvb_fail(err, KVB_MEMORY, "checker: not enough memory for %u groups", x.n_groups);
     if (status == KVB_OK && limits->levels && x.own > MOST_HEADS)
-        status = kvb_fail(err, KVB_UNSUPPORTED, "checker: a number of budgets per layer is checked for at most %d heads",
-                          MOST_HEADS);
+        status = kvb_fail(err, KVB_UNSUPPORTED,
+                          "checker: a number of budgets per layer is checked for at most %d heads", MOST_HEADS);
     if (status == KVB_OK) find_caps(&x, cap_price, totals, totals + x.n_groups);
 #pragma omp parallel for schedule(dynamic) if (status == KVB_OK)
     for (uint32_t r = 0; r < n_rows; r++) {

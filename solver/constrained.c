@@ -12,11 +12,11 @@ typedef struct solving {
     level_part *levels; // [groups * parts], or NULL
     uint32_t n_rows;
     const double *ratios;
-    uint64_t *budget;   // [R, groups]
-    uint32_t *keep;     // [R, N] units, in the instance's order
-    double *lambda;     // [R, groups]
-    double *price;      // [groups * parts] at which a part meets its cap; 0: it does by itself
-    uint8_t *saturated; // [R]
+    uint64_t *budget;       // [R, groups]
+    uint32_t *keep;         // [R, N] units, in the instance's order
+    double *lambda;         // [R, groups]
+    double *price;          // [groups * parts] at which a part meets its cap; 0: it does by itself
+    uint8_t *saturated;     // [R]
     uint64_t *least, *most; // [groups]
 } solving;
 
@@ -67,20 +67,20 @@ typedef struct dual_point {
 typedef dual_point dual_function(const void *of, double price);
 
 // The maximum of the dual, by the tangents of two points with excess above 0 and at most 0, which close in on it. *out
-// is the point with no excess; returns the largest value. high: a price at which nothing can be too much.
-static double maximise(dual_function *f, const void *of, double high, dual_point *out)
+// is the point with no excess; returns the highest point. high: a price at which nothing can be too much.
+static dual_point maximise(dual_function *f, const void *of, double high, dual_point *out)
 {
     dual_point low = f(of, 0), top;
     *out = low;
-    if (low.excess <= 0) return low.value;
+    if (low.excess <= 0) return low;
     top = f(of, high);
-    double best = low.value > top.value ? low.value : top.value;
+    dual_point best = low.value > top.value ? low : top;
     for (int step = 0; step < 200; step++) {
         double far = top.price - low.price;
         double right = (top.value - low.value - top.excess * far) / (low.excess - top.excess);
         if (!(right > 0 && right < far)) break;
         dual_point p = f(of, low.price + right);
-        best = p.value > best ? p.value : best;
+        best = p.value > best.value ? p : best;
         if (p.excess > 0) low = p;
         else top = p;
         if (p.excess == 0) break;
@@ -155,11 +155,12 @@ static kvb_status make_levels(solving *s, kvb_error *err)
         level_answer a;
         level_part_price(&s->levels[i], highest_price(&s->x), &a);
         if (a.total > s->x.cap[i])
-            status = kvb_fail(err, KVB_ARGUMENT,
-                              "constraints: layer %u: with %u budgets its heads keep at least %llu pages of %u, but its "
-                              "cap is %llu",
-                              s->x.origin[i * s->x.own] / s->x.limits->n_kv_heads, s->x.limits->levels,
-                              (unsigned long long)a.total, s->x.limits->block, (unsigned long long)s->x.cap[i]);
+            status =
+                kvb_fail(err, KVB_ARGUMENT,
+                         "constraints: layer %u: with %u budgets its heads keep at least %llu pages of %u, but its "
+                         "cap is %llu",
+                         s->x.origin[i * s->x.own] / s->x.limits->n_kv_heads, s->x.limits->levels,
+                         (unsigned long long)a.total, s->x.limits->block, (unsigned long long)s->x.cap[i]);
         s->least[i / s->x.parts] += a.total;
     }
     return status;
@@ -210,8 +211,7 @@ static void level_row(solving *s, uint32_t row, uint32_t group)
     priced_group g = {s, group, s->budget[at]};
     uint32_t *units = s->keep + (size_t)row * shape_heads(&x->curves.shape);
     dual_point p;
-    maximise(price_group, &g, highest_price(x), &p);
-    s->lambda[at] = p.price;
+    s->lambda[at] = maximise(price_group, &g, highest_price(x), &p).price;
     uint64_t left = s->budget[at];
     for (uint32_t part = group * x->parts; part < (group + 1) * x->parts; part++) {
         level_answer a;
@@ -350,12 +350,13 @@ static kvb_status solve_group(const solving *s, core_work *core, layered_work *l
     size_t at = (size_t)row * x->n_groups + group;
     const uint32_t *start = s->keep + (size_t)row * shape_heads(&x->curves.shape) + first;
     if (core) {
-        core_problem p = {&x->curves, first, n, x->least + first, x->most + first, start, s->lambda[at],
+        core_problem p = {&x->curves,     first,          n, x->least + first, x->most + first, start, s->lambda[at],
                           EXACT_MAX_WORK, EXACT_MAX_BYTES};
         return core_solve(core, &p, keep, a, err);
     }
-    layered_problem p = {x,     s->levels,      group,          s->budget[at], s->lambda[at], s->price + group * x->parts,
-                         start, EXACT_MAX_WORK, EXACT_MAX_BYTES};
+    layered_problem p = {
+        x,     s->levels,      group,          s->budget[at], s->lambda[at], s->price + group * x->parts,
+        start, EXACT_MAX_WORK, EXACT_MAX_BYTES};
     return layered_solve(layered, &p, keep, a, err);
 }
 
@@ -372,7 +373,8 @@ static kvb_status solve_exactly(solving *s, uint8_t *proved, uint64_t *work, kvb
         layered_work *layered = plain ? NULL : layered_work_new();
         uint32_t *keep = malloc(n * sizeof *keep);
         kvb_error error = {0};
-        kvb_status own = keep && (core || layered) ? KVB_OK : kvb_fail(&error, KVB_MEMORY, "constraints: not enough memory");
+        kvb_status own =
+            keep && (core || layered) ? KVB_OK : kvb_fail(&error, KVB_MEMORY, "constraints: not enough memory");
         uint64_t done = 0;
 #pragma omp for schedule(dynamic)
         for (uint32_t i = 0; i < jobs; i++) {
@@ -462,12 +464,13 @@ static kvb_status make_budgets(solving *s, kvb_error *err)
     for (uint32_t g = 0; g + 1 < x->n_groups && status == KVB_OK; g++)
         for (uint32_t k = g + 1; k < x->n_groups && k / x->limits->ranks == g / x->limits->ranks; k++)
             if (s->least[g] > s->most[k] || s->least[k] > s->most[g])
-                status = kvb_fail(err, KVB_ARGUMENT,
-                                  "constraints: ranks %u and %u must keep %llu..%llu and %llu..%llu pages of %u tokens: "
-                                  "totals cannot be equal",
-                                  g % x->limits->ranks, k % x->limits->ranks, (unsigned long long)s->least[g],
-                                  (unsigned long long)s->most[g], (unsigned long long)s->least[k],
-                                  (unsigned long long)s->most[k], x->limits->block);
+                status =
+                    kvb_fail(err, KVB_ARGUMENT,
+                             "constraints: ranks %u and %u must keep %llu..%llu and %llu..%llu pages of %u tokens: "
+                             "totals cannot be equal",
+                             g % x->limits->ranks, k % x->limits->ranks, (unsigned long long)s->least[g],
+                             (unsigned long long)s->most[g], (unsigned long long)s->least[k],
+                             (unsigned long long)s->most[k], x->limits->block);
     for (uint32_t row = 0; row < s->n_rows && status == KVB_OK; row++) {
         uint64_t *budget = s->budget + (size_t)row * x->n_groups;
         constrained_targets(x, s->ratios[row], budget);
@@ -544,9 +547,11 @@ static kvb_status project_row(const kvb_limits *limits, loss_curves *curves, dou
                               uint8_t *saturated, kvb_error *err)
 {
     uint32_t n = shape_heads(&curves->shape), tokens = curves->shape.n_tokens;
+    uint32_t last = (tokens - 1) / limits->block * limits->block; // tokens before the last page, which counts in full
+    double slope = 2.0 * tokens, steep = slope * limits->block / (tokens - last);
     for (uint32_t h = 0; h < n; h++) {
         double ideal = (1 - prune_ratio[h]) * tokens, *gain = curves->gain + (size_t)h * tokens;
-        for (uint32_t b = 1; b <= tokens; b++) gain[b - 1] = 2.0 * tokens + 2 * (ideal - b) + 1;
+        for (uint32_t b = 1; b <= tokens; b++) gain[b - 1] = (b > last ? steep : slope) + 2 * (ideal - b) + 1;
     }
     loss_curves_sum(curves);
     constrained_rows rows;
@@ -568,7 +573,8 @@ kvb_status constrained_project(const kvb_limits *limits, const cache_shape *shap
     if (status != KVB_OK) return status;
     curves.floor = floor_tokens;
     for (uint32_t r = 0; r < n_rows && status == KVB_OK; r++)
-        status = project_row(limits, &curves, ratios[r], prune_ratio + (size_t)r * shape_heads(shape), &saturated[r], err);
+        status =
+            project_row(limits, &curves, ratios[r], prune_ratio + (size_t)r * shape_heads(shape), &saturated[r], err);
     loss_curves_free(&curves);
     return status;
 }
@@ -586,13 +592,33 @@ kvb_status constrained_require(const loss_curves *curves, const kvb_limits *limi
         constrained_targets(x, ratios[row], budget);
         for (uint32_t g = 0; g < x->n_groups && status == KVB_OK; g++)
             if (s.least[g] > budget[g])
-                status = kvb_fail(err, KVB_ARGUMENT,
-                                  "ratio %g: floors, pins and protected tokens demand at least %llu pages of %u tokens "
-                                  "of a context of %u, but the budget is %llu; lower them, or prune less than %.4f",
-                                  ratios[row], (unsigned long long)s.least[g], limits->block, x->shape.n_tokens,
-                                  (unsigned long long)budget[g],
-                                  1 - (double)s.least[g] * limits->block / ((double)group_heads(&s) * x->shape.n_tokens));
+                status =
+                    kvb_fail(err, KVB_ARGUMENT,
+                             "ratio %g: floors, pins and protected tokens demand at least %llu pages of %u tokens "
+                             "of a context of %u, but the budget is %llu; lower them, or prune less than %.4f",
+                             ratios[row], (unsigned long long)s.least[g], limits->block, x->shape.n_tokens,
+                             (unsigned long long)budget[g],
+                             1 - (double)s.least[g] * limits->block / ((double)group_heads(&s) * x->shape.n_tokens));
     }
     solving_free(&s);
+    return status;
+}
+
+static double ideal_of_row(const void *self, size_t head, uint32_t n_tokens)
+{
+    return (1 - ((const double *)self)[head]) * n_tokens;
+}
+
+kvb_status constrained_loss_add(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,
+                                const double *prune_ratio, uint32_t *keep, kvb_error *err)
+{
+    uint32_t n = shape_heads(&c->shape);
+    kvb_status status = KVB_OK;
+    for (uint32_t r = 0; r < n_rows && status == KVB_OK && c->total > 0; r++) {
+        double loss = 0;
+        status = kvb_limits_round(limits, ideal_of_row, prune_ratio + (size_t)r * n, c->shape.n_tokens, 1, keep, err);
+        for (uint32_t h = 0; status == KVB_OK && h < n; h++) loss += loss_at(c, h, keep[h]);
+        sum[r] += loss / c->total;
+    }
     return status;
 }

@@ -31,7 +31,7 @@ typedef struct constrained_rows {
     uint64_t work;      // relaxations of the exact solution
 } constrained_rows;
 
-// ratios [n_rows] ascending. limits NULL of `exact` part: the defaults. On failure *out is zero. Errors: KVB_ARGUMENT
+// ratios [n_rows] ascending; exact: the optimum in place of greedy's budgets. On failure *out is zero. Errors: KVB_ARGUMENT
 // for contradictions (constraints.h), KVB_UNSUPPORTED, KVB_MEMORY.
 kvb_status constrained_solve(constrained_rows *out, const loss_curves *curves, const kvb_limits *limits,
                              const double *ratios, uint32_t n_rows, bool exact, kvb_error *err);
@@ -39,7 +39,8 @@ void constrained_rows_free(constrained_rows *rows);
 
 // Replaces every row of prune ratios [R, L, G], averages of many problems, say, by the allowed whole-page budgets of T
 // tokens with the least sum of squared differences from (1 - r) T, and the row's full budget. Squares become a problem
-// of the solver by adding -2 T b, which for a given sum of budgets changes nothing and makes the costs fall.
+// of the solver by taking 2 T block off for every page, which for a given number of pages changes nothing and makes the
+// costs fall.
 // floor_tokens: fewest that a head keeps. saturated [R] as above.
 kvb_status constrained_project(const kvb_limits *limits, const cache_shape *shape, uint32_t floor_tokens,
                                const double *ratios, uint32_t n_rows, double *prune_ratio, uint8_t *saturated,
@@ -49,3 +50,9 @@ kvb_status constrained_project(const kvb_limits *limits, const cache_shape *shap
 // with the ratio and both numbers.
 kvb_status constrained_require(const loss_curves *curves, const kvb_limits *limits, const double *ratios,
                                uint32_t n_rows, kvb_error *err);
+
+// Adds the relative loss of a constrained table on one pair to sum [R], as table_loss_add() does for others: row by row
+// rounded by the runtime's rule, kvb_limits_round(). prune_ratio [R, L, G]; keep [N] is scratch. KVB_UNSUPPORTED when
+// nothing fits at this number of tokens.
+kvb_status constrained_loss_add(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,
+                                const double *prune_ratio, uint32_t *keep, kvb_error *err);

@@ -52,10 +52,11 @@ static kvb_status check_parts(const constrained_instance *x, kvb_error *err)
         for (uint32_t h = part * x->own; h < (part + 1) * x->own; h++) {
             least += x->least[h];
             if (x->least[h] > x->most[h])
-                return kvb_fail(err, KVB_ARGUMENT,
-                                "constraints: layer %u, KV head %u: of %u tokens, in pages of %u, it must keep at least "
-                                "%u pages and at most %u",
-                                layer, x->origin[h] % m->n_kv_heads, tokens, m->block, x->least[h], x->most[h]);
+                return kvb_fail(
+                    err, KVB_ARGUMENT,
+                    "constraints: layer %u, KV head %u: of %u tokens, in pages of %u, it must keep at least "
+                    "%u pages and at most %u",
+                    layer, x->origin[h] % m->n_kv_heads, tokens, m->block, x->least[h], x->most[h]);
         }
         if (least > x->cap[part])
             return kvb_fail(err, KVB_ARGUMENT,
@@ -114,8 +115,8 @@ void constrained_targets(const constrained_instance *x, double ratio, uint64_t *
 {
     const cache_shape *s = &x->shape;
     uint32_t layers = x->limits->by_layer ? 1 : s->n_layers;
-    uint64_t tokens = (uint64_t)layers * s->n_kv_heads * s->n_tokens;
-    tokens -= prune_target(ratio, layers, s->n_kv_heads, s->n_tokens);
+    double all = (double)layers * s->n_kv_heads * s->n_tokens;
+    uint64_t tokens = (uint64_t)floor(all - ratio * all + 1e-6); // 1000 - 0.3 * 1000 is to be 700
     for (uint32_t g = 0; g < x->n_groups; g++) budget[g] = tokens / x->limits->block / x->limits->ranks;
 }
 

@@ -32,8 +32,8 @@ kvb_status constrained_instance_make(constrained_instance *x, const kvb_limits *
                                      kvb_error *err);
 void constrained_instance_free(constrained_instance *x);
 
-// Budgets [n_groups] in units of the groups at a prune ratio, before limits: the whole pages in the tokens that stay,
-// L G T - prune_target(), the same number for every rank.
+// Budgets [n_groups] in units of the groups at a prune ratio, before limits: the whole pages in (1 - ratio) L G T tokens,
+// the same number for every rank. Never more than that share, so that a budget in bytes is kept to at any T.
 void constrained_targets(const constrained_instance *x, double ratio, uint64_t *budget);
 
 // Raises every budget to what the groups that share its total must keep, and lowers it to what they may keep.

@@ -20,7 +20,7 @@ typedef struct level_point { // a corner of the hull of C_S
 typedef struct level_part {
     const constrained_instance *x;
     uint32_t first, n, levels; // heads first .. first + n - 1 of x
-    size_t *begin;             // [2^n + 1] corners of set S: point[begin[S]] .. point[begin[S + 1] - 1]; none: impossible
+    size_t *begin; // [2^n + 1] corners of set S: point[begin[S]] .. point[begin[S + 1] - 1]; none: impossible
     level_point *point;
 } level_part;
 

@@ -1,6 +1,8 @@
 #include "solver/problem.h"
 #include "runtime/fail.h"
+#include "solver/constrained.h"
 #include <stdlib.h>
+#include <string.h>
 
 kvb_status problem_init(problem *p, const cache_shape *shape, const solve_options *options, kvb_error *err)
 {
@@ -31,8 +33,29 @@ void problem_free(problem *p)
     *p = (problem){0};
 }
 
+// Under constraints; the multipliers in the allocation are means over the groups.
+static kvb_status solve_limited(problem *p, const loss_curves *curves, kvb_error *err)
+{
+    allocation *a = &p->allocation;
+    constrained_rows rows;
+    kvb_status status = constrained_solve(&rows, curves, p->options.limits, p->options.ratios, a->n_rows, false, err);
+    if (status) return status;
+    double scale = curves->total > 0 ? 1 / curves->total : 0;
+    memcpy(a->keep, rows.keep, (size_t)a->n_rows * a->n_heads * sizeof *a->keep);
+    memcpy(a->saturated, rows.saturated, a->n_rows);
+    for (uint32_t r = 0; r < a->n_rows; r++) {
+        for (uint32_t k = 0; k < a->n_groups; k++) a->lambda[(size_t)r * a->n_groups + k] = rows.lambda[r];
+        p->lambda[r] = rows.lambda[r] * scale;
+        p->loss[r] = rows.loss[r] * scale;
+        p->bound[r] = rows.bound[r] * scale;
+    }
+    constrained_rows_free(&rows);
+    return KVB_OK;
+}
+
 kvb_status problem_solve_curves(problem *p, const loss_curves *curves, kvb_error *err)
 {
+    if (p->options.limits) return solve_limited(p, curves, err);
     allocation *a = &p->allocation;
     kvb_status status = hulls_fill(&p->hulls, curves, p->options.hull, err);
     if (!status) status = greedy_sweep(a, curves, &p->hulls, p->options.ratios, err);

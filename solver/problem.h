@@ -1,5 +1,6 @@
 // One problem from curves to certified budgets: what `kvbudget solve` does for every (context, question) pair.
 #pragma once
+#include "runtime/limits.h"
 #include "solver/certificate.h"
 #include "solver/greedy.h"
 
@@ -8,6 +9,7 @@ typedef struct solve_options {
     solve_scope scope;
     const double *ratios; // [n_rows], ascending
     uint32_t n_rows;
+    const kvb_limits *limits; // NULL: budgets are bound by their sum only; else hull is not used (constrained.h)
 } solve_options;
 
 // Memory and results for problems of one shape; used again for each.

@@ -13,6 +13,7 @@
 static kvb_status improve(const solve_command *s, metric_job *job, problem *p, const loss_curves *curves, double weight,
                           kvb_error *err)
 {
+    if (s->options.limits) return improve_limited(s, job, p, curves, weight, err);
     allocation *a = &p->allocation;
     exact_result x;
     kvb_status status = exact_init(&x, &curves->shape, s->options.scope, ROWS, err);
@@ -35,9 +36,10 @@ static kvb_status improve(const solve_command *s, metric_job *job, problem *p, c
 static kvb_status solve_pair(solve_command *s, metric_job *job, problem *p, kvb_error *err)
 {
     double start = seconds_now();
+    kvb_status status = s->aggregate == AGGREGATE_MEAN_RATIO ? require_wishes(s, &p->curves, err) : KVB_OK;
     // The pair's own curves go into the average; they are pulled together there.
-    kvb_status status = s->aggregate == AGGREGATE_MEAN_RATIO ? KVB_OK : merge_pair(s, job, &p->curves, err);
-    if (s->aggregate == AGGREGATE_MEAN_RATIO) loss_curves_shrink(&p->curves, s->shrink);
+    if (s->aggregate != AGGREGATE_MEAN_RATIO) status = merge_pair(s, job, &p->curves, err);
+    else loss_curves_shrink(&p->curves, s->shrink);
     if (status == KVB_OK) status = problem_solve(p, err);
     if (status == KVB_OK && s->exact && !s->mean_loss) status = improve(s, job, p, &p->curves, 1.0 / job->n_pairs, err);
     if (status != KVB_OK) return status;
@@ -58,13 +60,14 @@ static kvb_status solve_pair(solve_command *s, metric_job *job, problem *p, kvb_
 
 static kvb_status evaluate_pair(solve_command *s, metric_job *job, problem *p, kvb_error *err)
 {
-    (void)s;
     uint32_t *keep = malloc(p->allocation.n_heads * sizeof *keep);
     if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %u heads", p->allocation.n_heads);
-    table_loss_add(job->table_loss, &p->curves, ROWS, job->prune_ratio, keep);
+    kvb_status status = KVB_OK;
+    if (s->options.limits) status = judge_limited(s, job, &p->curves, keep, err);
+    else table_loss_add(job->table_loss, &p->curves, ROWS, job->prune_ratio, keep);
     table_loss_add(job->uniform_loss, &p->curves, ROWS, job->uniform, keep);
     free(keep);
-    return KVB_OK;
+    return status;
 }
 
 // The table from the average problem.
@@ -72,7 +75,8 @@ static kvb_status solve_merged(solve_command *s, metric_job *job, kvb_error *err
 {
     problem p = {0};
     const loss_curves *curves = &job->merged.curves;
-    kvb_status status = problem_init(&p, &curves->shape, &s->options, err);
+    kvb_status status = require_wishes(s, curves, err);
+    if (status == KVB_OK) status = problem_init(&p, &curves->shape, &s->options, err);
     double start = seconds_now();
     if (status == KVB_OK) status = problem_solve_curves(&p, curves, err);
     if (status == KVB_OK && s->exact) status = improve(s, job, &p, curves, curves->total, err);
@@ -139,6 +143,8 @@ static kvb_status job_solve(solve_command *s, metric_job *job, kvb_error *err)
     if (status == KVB_OK) merge_finish(s, job);
     if (status == KVB_OK && s->mean_loss) status = solve_merged(s, job, err);
     if (status == KVB_OK && s->aggregate == AGGREGATE_TAIL) status = solve_tail(s, job, err);
+    if (status == KVB_OK && s->aggregate == AGGREGATE_MEAN_RATIO && s->options.limits)
+        status = project_table(s, job, err);
     if (status == KVB_OK) status = walk_pairs(s, job, evaluate_pair, &done, err);
     if (status != KVB_OK) {
         progress_end(&s->bar, status == KVB_INTERRUPTED ? "stopped" : "failed");
@@ -186,6 +192,7 @@ static kvb_status solve_metric(solve_command *s, const char *metric, cJSON *list
 static kvb_status prepare(solve_command *s, kvb_error *err)
 {
     kvb_status status = select_from_record(s, err);
+    if (status == KVB_OK) status = apply_wishes(s, err);
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(s->r);
     if (s->output && (shape.n_heads == 0 || shape.head_dim == 0))
@@ -258,6 +265,7 @@ static int run_solve(const cli_command *self, int argc, char **argv)
         {"questions", 'q', CLI_COUNT, &s.max_questions, "N", "use only the first N questions of every context"},
         {"budgets", 0, CLI_TEXT, &s.budgets, "FILE",
          "also write every question's own optimum: tokens kept, an int32 .npy\n[questions, 99, layers, KV heads]"},
+        CONSTRAINT_OPTIONS(s.wishes),
         {"json", 0, CLI_FLAG, &s.json, NULL, "print all 99 rows as JSON instead of the short table"},
         {"quiet", 0, CLI_FLAG, &s.quiet, NULL, "no progress, no file names"},
         {0},
@@ -276,6 +284,8 @@ static int run_solve(const cli_command *self, int argc, char **argv)
     record_close(s.r);
     free(s.selected);
     cli_list_free(&s.metric_names);
+    wishes_free(&s.wishes);
+    kvb_limits_free(&s.limits);
     return code < 0 ? EXIT_DONE : code;
 }
 

@@ -297,6 +297,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     record_close(s.r);
     free(s.selected);
     cli_list_free(&s.metric_names);
+    kvb_limits_free(&s.limits);
     return code < 0 ? EXIT_DONE : code;
 }
 

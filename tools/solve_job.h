@@ -6,6 +6,7 @@
 #include "solver/problem.h"
 #include "solver/robust.h"
 #include "tools/cli.h"
+#include "tools/solve_constraints.h"
 #include <cjson/cJSON.h>
 
 enum { ROWS = TABLE_ROWS, METRICS_MAX = 64, PATH_SIZE = 4096 };
@@ -36,7 +37,10 @@ typedef struct solve_command {
     aggregation aggregate; // mean_loss: whether it is that
     double tail;           // with AGGREGATE_TAIL: share of the texts, 0 for the worst one
     solve_options options;
-    double ratios[ROWS];
+    double ratios[ROWS]; // the first n_rows count, the others repeat the last one
+    uint32_t n_rows;
+    constraint_wishes wishes;
+    kvb_limits limits; // used when options.limits points here
     const char *path;
     record *r;
     size_t *selected; // [n_selected] indices of contexts
@@ -89,6 +93,17 @@ int check_solve_options(solve_command *s);
 // together as --shrink says.
 kvb_status merge_pair(const solve_command *s, metric_job *job, const loss_curves *c, kvb_error *err);
 void merge_finish(const solve_command *s, metric_job *job);
+// What the wishes mean for this record: fills s->limits, s->options.limits, s->ratios and s->n_rows.
+kvb_status apply_wishes(solve_command *s, kvb_error *err);
+// The optimum under constraints in place of greedy's budgets, as improve() does it without.
+kvb_status improve_limited(const solve_command *s, metric_job *job, problem *p, const loss_curves *curves,
+                           double weight, kvb_error *err);
+// Brings the table back to whole pages and few levels, after an average of many problems.
+kvb_status project_table(const solve_command *s, metric_job *job, kvb_error *err);
+// Adds what the table and uniform budgets lose on a pair.
+kvb_status judge_limited(const solve_command *s, metric_job *job, const loss_curves *c, uint32_t *keep, kvb_error *err);
+// Refuses ratios asked for one by one whose budget is below what the limits demand.
+kvb_status require_wishes(const solve_command *s, const loss_curves *c, kvb_error *err);
 
 // Opens the record; finds the contexts and metrics that the command line names.
 kvb_status select_from_record(solve_command *s, kvb_error *err);

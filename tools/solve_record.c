@@ -381,7 +381,20 @@ int check_solve_options(solve_command *s)
     for (int i = 0; i < 3; i++)
         if (paths[i] && !*paths[i]) return cli_usage_error(s->self, "a file name is empty");
     table_ratios(s->ratios);
+    s->n_rows = ROWS;
+    bool limited = wishes_limit(&s->wishes);
+    if (limited && s->aggregate == AGGREGATE_TAIL)
+        return cli_usage_error(s->self,
+                               "%s mixes the budgets of several problems, which breaks constraints; use "
+                               "mean_loss or mean_ratio",
+                               s->aggregate_name);
+    if (limited && s->monotone)
+        return cli_usage_error(s->self, "--monotone cannot be had with constraints: rows are solved one by one");
+    if (limited && hull == 1)
+        return cli_usage_error(s->self, "--hull full is the published form of greedy, which knows no constraints");
+    if (s->npy && (limited || s->wishes.ratios))
+        return cli_usage_error(s->self, "--npy: kvpress expects 99 rows, and keeps to no constraints");
     s->options = (solve_options){hull == 1 ? HULL_FULL : HULL_FEASIBLE, scope == 1 ? SCOPE_LAYER : SCOPE_GLOBAL,
-                                 s->ratios, ROWS};
+                                 s->ratios, ROWS, NULL};
     return EXIT_DONE;
 }

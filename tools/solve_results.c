@@ -61,6 +61,17 @@ static char *token_list(const solve_command *s)
     return text;
 }
 
+// What makes a table differ from one with a row for every per cent and no constraints.
+static bool add_wishes(cJSON *m, const solve_command *s)
+{
+    bool ok = s->n_rows == ROWS || add_number(m, "n_rows", s->n_rows);
+    if (!s->options.limits) return ok;
+    char *text = limits_text(s->options.limits);
+    ok = ok && text && cJSON_AddStringToObject(m, "constraints", text);
+    cJSON_free(text);
+    return ok;
+}
+
 static cJSON *table_metadata(const solve_command *s, const metric_job *job, const char *record_sha256)
 {
     static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
@@ -86,7 +97,7 @@ static cJSON *table_metadata(const solve_command *s, const metric_job *job, cons
          cJSON_AddStringToObject(m, "n_queries", queries) &&
          cJSON_AddStringToObject(m, "record_sha256", record_sha256) &&
          (!s->exact || cJSON_AddStringToObject(m, "solver", s->monotone ? "exact_nested" : "exact")) &&
-         (s->aggregate != AGGREGATE_TAIL || add_weights(m, job));
+         (s->aggregate != AGGREGATE_TAIL || add_weights(m, job)) && add_wishes(m, s);
     free(tokens);
     if (ok) return m;
     cJSON_Delete(m);
@@ -123,7 +134,7 @@ kvb_status write_results(const solve_command *s, const metric_job *job, kvb_erro
     if (status != KVB_OK) return status;
     cJSON *metadata = table_metadata(s, job, sha256);
     if (!metadata) return kvb_fail(err, KVB_MEMORY, "no memory for the table's metadata");
-    const table_content table = {.n_rows = ROWS,
+    const table_content table = {.n_rows = s->n_rows,
                                  .n_layers = shape.n_layers,
                                  .n_kv_heads = shape.n_kv_heads,
                                  .prune_ratio = job->prune_ratio,
@@ -188,32 +199,34 @@ static void print_exact(const solve_command *s, const metric_job *job)
 
 void print_results(const solve_command *s, const metric_job *job)
 {
-    static const int shown[] = {10, 30, 50, 70, 80, 90, 95};
+    static const uint32_t shown[] = {10, 30, 50, 70, 80, 90, 95};
+    size_t n_shown = s->n_rows == ROWS ? sizeof shown / sizeof *shown : s->n_rows;
     printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s\n", job->metric, job->n_pairs, job->n_contexts,
            job->sink, job->window, s->options.scope == SCOPE_LAYER ? "layer by layer" : "over all layers",
            s->aggregate_name);
     printf("  pruned    loss %%   bound %%     gap %%   table %%  uniform %%\n");
-    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
-        int r = shown[i] - 1;
+    for (size_t i = 0; i < n_shown; i++) {
+        size_t r = s->n_rows == ROWS ? shown[i] - 1 : i;
         double gap = job->loss[r] > 0 ? 100 * (1 - job->bound[r] / job->loss[r]) : 0;
-        printf("  %4d %%  %8.4f  %8.4f  %8.4f  %8.4f   %8.4f%s\n", shown[i], 100 * job->loss[r], 100 * job->bound[r],
-               gap, 100 * job->table_loss[r], 100 * job->uniform_loss[r], job->saturated[r] ? "  saturated" : "");
+        printf("  %4.4g %%  %8.4f  %8.4f  %8.4f  %8.4f   %8.4f%s\n", 100 * s->ratios[r], 100 * job->loss[r],
+               100 * job->bound[r], gap, 100 * job->table_loss[r], 100 * job->uniform_loss[r],
+               job->saturated[r] ? "  saturated" : "");
     }
     if (s->exact) print_exact(s, job);
-    int first = ROWS;
+    uint32_t first = s->n_rows;
     while (first > 0 && job->saturated[first - 1]) first--;
-    if (first < ROWS)
-        printf("  From %d %% on, heads are at their floor: the table prunes %.2f %% at the most.\n", first + 1,
-               100 * job->effective[ROWS - 1]);
+    if (first < s->n_rows)
+        printf("  From %g %% on, heads are at their floor: the table prunes %.2f %% at the most.\n",
+               100 * s->ratios[first], 100 * job->effective[s->n_rows - 1]);
 }
 
 static bool add_rows(cJSON *to, const solve_command *s, const metric_job *job)
 {
     cJSON *rows = cJSON_AddArrayToObject(to, "rows");
     bool ok = rows != NULL;
-    for (int r = 0; ok && r < ROWS; r++) {
+    for (uint32_t r = 0; ok && r < s->n_rows; r++) {
         cJSON *row = cJSON_CreateObject();
-        ok = row && cJSON_AddItemToArray(rows, row) && cJSON_AddNumberToObject(row, "ratio", (r + 1) / 100.0) &&
+        ok = row && cJSON_AddItemToArray(rows, row) && cJSON_AddNumberToObject(row, "ratio", s->ratios[r]) &&
              cJSON_AddNumberToObject(row, "loss", job->loss[r]) &&
              cJSON_AddNumberToObject(row, "lower_bound", job->bound[r]) &&
              cJSON_AddNumberToObject(row, "lambda", job->lambda[r]) &&

@@ -3,6 +3,7 @@
 #include "formats/sha256.h"
 #include "runtime/fail.h"
 #include "solver/checker.h"
+#include "solver/constrained.h"
 #include "tools/validate.h"
 #include <math.h>
 #include <stdio.h>
@@ -46,13 +47,34 @@ static kvb_status match_pairs(const certificate_check *k, const char *path, kvb_
                     path, k->info->n_questions, k->info->n_contexts, job->n_pairs, job->n_contexts);
 }
 
-static void add_bounds(solve_command *s, certificate_check *k, const loss_curves *c, double weight)
+static kvb_status add_bounds(solve_command *s, certificate_check *k, const loss_curves *c, double weight,
+                             kvb_error *err)
 {
     double near[ROWS], bound[ROWS];
-    if (!(c->total > 0)) return; // nothing can be lost: the bound is 0
-    for (int r = 0; r < ROWS; r++) near[r] = k->lambda[r] * (s->mean_loss ? 1 : c->total);
-    checker_rows(c, s->options.scope == SCOPE_LAYER, ROWS, s->ratios, near, bound);
-    for (int r = 0; r < ROWS; r++) k->bound[r] += weight * fmax(bound[r], 0);
+    kvb_status status = KVB_OK;
+    if (!(c->total > 0)) return KVB_OK; // nothing can be lost: the bound is 0
+    for (uint32_t r = 0; r < s->n_rows; r++) near[r] = k->lambda[r] * (s->mean_loss ? 1 : c->total);
+    if (s->options.limits) status = checker_limited_rows(c, s->options.limits, s->n_rows, s->ratios, near, bound, err);
+    else checker_rows(c, s->options.scope == SCOPE_LAYER, s->n_rows, s->ratios, near, bound);
+    for (uint32_t r = 0; r < s->n_rows && status == KVB_OK; r++) k->bound[r] += weight * fmax(bound[r], 0);
+    return status;
+}
+
+// Whether the table keeps to its constraints at the length that it was solved for.
+static kvb_status check_limits(const solve_command *s, const certificate_check *k, const char *path, kvb_error *err)
+{
+    size_t n = (size_t)k->info->n_layers * k->info->n_kv_heads;
+    uint32_t *keep = malloc(n * sizeof *keep);
+    kvb_status status = keep ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", n);
+    for (uint32_t r = 0; r < s->n_rows && status == KVB_OK && s->options.limits; r++) {
+        kvb_error inner;
+        const double *prune = kvb_table_prune_ratios(k->table) + r * n;
+        for (size_t h = 0; h < n; h++) keep[h] = (uint32_t)rint((1 - prune[h]) * k->job.longest);
+        status = constrained_check(s->options.limits, k->job.longest, keep, &inner);
+        if (status != KVB_OK) kvb_fail(err, status, "%s: row %u: %s", path, r + 1, inner.message);
+    }
+    free(keep);
+    return status;
 }
 
 static kvb_status check_pair(solve_command *s, metric_job *job, problem *p, kvb_error *err)
@@ -60,12 +82,16 @@ static kvb_status check_pair(solve_command *s, metric_job *job, problem *p, kvb_
     certificate_check *k = (certificate_check *)job;
     uint32_t *keep = malloc(shape_heads(&p->curves.shape) * sizeof *keep);
     if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %u heads", shape_heads(&p->curves.shape));
-    table_loss_add(job->table_loss, &p->curves, ROWS, kvb_table_prune_ratios(k->table), keep);
+    const double *prune = kvb_table_prune_ratios(k->table);
+    kvb_status status = KVB_OK;
+    if (s->options.limits)
+        status = constrained_loss_add(job->table_loss, &p->curves, s->options.limits, s->n_rows, prune, keep, err);
+    else table_loss_add(job->table_loss, &p->curves, s->n_rows, prune, keep);
     free(keep);
+    if (status != KVB_OK) return status;
     if (s->aggregate != AGGREGATE_MEAN_RATIO) return merge_pair(s, job, &p->curves, err);
     loss_curves_shrink(&p->curves, s->shrink);
-    add_bounds(s, k, &p->curves, 1 / (p->curves.total * job->n_pairs));
-    return KVB_OK;
+    return add_bounds(s, k, &p->curves, 1 / (p->curves.total * job->n_pairs), err);
 }
 
 // The stored weights of the texts for row r, which must be such as worst and cvar may use: any of them give a bound.
@@ -98,7 +124,7 @@ static kvb_status bound_tail(solve_command *s, certificate_check *k, const char 
     kvb_status status = weight ? loss_curves_init(&c, &job->texts[0].curves.shape, err)
                                : kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", job->n_texts);
     k->weights = text ? cJSON_Parse(text) : NULL;
-    for (int r = 0; r < ROWS && status == KVB_OK; r++) {
+    for (int r = 0; r < (int)s->n_rows && status == KVB_OK; r++) {
         status = read_weights(s, k, r, weight, path, err);
         size_t cells = (size_t)shape_heads(&c.shape) * shape_middle(&c.shape);
         memset(c.gain, 0, cells * sizeof *c.gain);
@@ -129,7 +155,7 @@ static kvb_status read_everything(solve_command *s, certificate_check *k, const 
     progress_begin(&s->bar, job->metric, s->quiet);
     status = walk_pairs(s, job, check_pair, &done, err);
     if (status == KVB_OK) merge_finish(s, job);
-    if (status == KVB_OK && s->mean_loss) add_bounds(s, k, &job->merged.curves, 1);
+    if (status == KVB_OK && s->mean_loss) status = add_bounds(s, k, &job->merged.curves, 1, err);
     if (status == KVB_OK && s->aggregate == AGGREGATE_TAIL) status = bound_tail(s, k, path, err);
     progress_end(&s->bar, status == KVB_OK ? "checked" : "failed");
     for (int r = 0; r < ROWS; r++) job->table_loss[r] /= job->n_pairs;
@@ -137,7 +163,7 @@ static kvb_status read_everything(solve_command *s, certificate_check *k, const 
 }
 
 // What is wrong with a row, or NULL. Shares of 1: a table holds sums of many heads in f64.
-static const char *find_fault(const certificate_check *k, const kvb_row *row, int r)
+static const char *find_fault(const certificate_check *k, const kvb_row *row, uint32_t r)
 {
     static const double TOLERANCE = 1e-9;
     if (!(row->lower_bound <= k->bound[r] + TOLERANCE)) return "no multiplier proves the bound";
@@ -149,13 +175,13 @@ static const char *find_fault(const certificate_check *k, const kvb_row *row, in
 static kvb_status report(const solve_command *s, const certificate_check *k, const char *path, bool *holds,
                          kvb_error *err)
 {
-    int faults = 0;
+    uint32_t faults = 0;
     double slack = 0;
     cJSON *rows = s->json ? cJSON_CreateArray() : NULL;
     bool ok = !s->json || rows;
-    for (int r = 0; r < ROWS && ok; r++) {
+    for (uint32_t r = 0; r < s->n_rows && ok; r++) {
         kvb_row row;
-        kvb_status status = kvb_table_row(k->table, (uint32_t)r, &row, err);
+        kvb_status status = kvb_table_row(k->table, r, &row, err);
         if (status != KVB_OK) return status;
         const char *fault = find_fault(k, &row, r);
         faults += fault != NULL;
@@ -170,8 +196,8 @@ static kvb_status report(const solve_command *s, const certificate_check *k, con
                  (fault ? cJSON_AddStringToObject(item, "fault", fault) : cJSON_AddNullToObject(item, "fault"));
         } else if (fault) {
             printf(
-                "  %d %%: %s: stored loss %.12g, bound %.12g, table %.12g; from the record: bound %.12g, table %.12g\n",
-                r + 1, fault, row.loss, row.lower_bound, row.table_loss, k->bound[r], k->job.table_loss[r]);
+                "  %g %%: %s: stored loss %.12g, bound %.12g, table %.12g; from the record: bound %.12g, table %.12g\n",
+                100 * row.ratio, fault, row.loss, row.lower_bound, row.table_loss, k->bound[r], k->job.table_loss[r]);
         }
     }
     if (rows) {
@@ -181,9 +207,9 @@ static kvb_status report(const solve_command *s, const certificate_check *k, con
         cJSON_free(text);
     } else {
         printf(
-            "%s: %d of %d rows hold against %s (%u questions, %s); bounds differ from our own by %.2g of the mass at "
+            "%s: %u of %u rows hold against %s (%u questions, %s); bounds differ from our own by %.2g of the mass at "
             "the most\n",
-            path, ROWS - faults, ROWS, s->path, k->job.n_pairs, k->info->metric, slack);
+            path, s->n_rows - faults, s->n_rows, s->path, k->job.n_pairs, k->info->metric, slack);
     }
     cJSON_Delete(rows);
     *holds = faults == 0;
@@ -203,12 +229,17 @@ static kvb_status check_table(solve_command *s, certificate_check *k, const char
     kvb_status status = kvb_table_open(&k->table, path, NULL, err);
     if (status != KVB_OK) return status;
     const kvb_info *info = k->info = kvb_table_info(k->table);
-    if (info->n_rows != ROWS)
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: expected %d rows, found %u", path, ROWS, info->n_rows);
     const char *unknown = kvb_table_metadata(k->table, "unknown");
     if (unknown && strstr(unknown, "lower_bound"))
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: an imported table without bounds; there is nothing to check", path);
     // The table, not the command line, says which problem was solved.
+    const char *constraints = kvb_table_metadata(k->table, "constraints");
+    if (constraints) {
+        status = kvb_limits_parse(&s->limits, constraints, info->n_layers, info->n_kv_heads, path, err);
+        if (status != KVB_OK) return status;
+        s->options.limits = &s->limits;
+    }
+    s->n_rows = info->n_rows;
     s->options.scope = strcmp(info->scope, "layer") == 0 ? SCOPE_LAYER : SCOPE_GLOBAL;
     s->aggregate_name = info->aggregate;
     if (!read_aggregate(s))
@@ -227,12 +258,14 @@ static kvb_status check_table(solve_command *s, certificate_check *k, const char
     if (status == KVB_OK) status = match_record(s, k, path, err);
     if (status != KVB_OK) return status;
     k->job.metric = s->metrics[0];
-    for (uint32_t r = 0; r < ROWS && status == KVB_OK; r++) {
+    for (uint32_t r = 0; r < s->n_rows && status == KVB_OK; r++) {
         kvb_row row;
         status = kvb_table_row(k->table, r, &row, err);
         k->lambda[r] = row.lambda;
+        s->ratios[r] = row.ratio;
     }
     if (status == KVB_OK) status = read_everything(s, k, path, err);
+    if (status == KVB_OK) status = check_limits(s, k, path, err);
     return status == KVB_OK ? report(s, k, path, holds, err) : status;
 }
 

@@ -118,7 +118,7 @@ START_TEST(runtime_keeps_to_all)
     case_seed("limits");
     int tables = 0, refused = 0;
     for (int round = 0; round < 70; round++) {
-        wishes w = {case_below(2), case_below(3) == 0, false,          case_below(3) == 0, case_below(2),
+        wishes w = {case_below(2),      case_below(3) == 0, false, case_below(3) == 0, case_below(2),
                     case_below(3) == 0, case_below(4) == 0};
         cache_shape s = {1 + case_below(6), 1 + case_below(8), 200 + case_below(400), 2, 4};
         w.ranks = !w.levels && s.n_kv_heads % 2 == 0 && case_below(2);
@@ -144,7 +144,8 @@ START_TEST(projection)
 {
     case_seed("projection");
     for (int round = 0; round < 30; round++) {
-        wishes w = {round % 2 == 0, round % 3 == 0, round % 3 == 1, round % 5 == 0, round % 4 == 0, false, round % 7 == 0};
+        wishes w = {round % 2 == 0, round % 3 == 0, round % 3 == 1, round % 5 == 0,
+                    round % 4 == 0, false,          round % 7 == 0};
         cache_shape s = {3, 4, 640, 2, 4};
         kvb_limits m = make_limits(&s, &w);
         enum { HEADS = 12 };
@@ -162,7 +163,7 @@ START_TEST(projection)
                 must(constrained_check(&m, s.n_tokens, keep, &err), &err);
                 if (!saturated[r]) {
                     uint32_t layers = m.by_layer ? 1 : 3;
-                    uint64_t own = (uint64_t)layers * 4 * s.n_tokens - prune_target(ratios[r], layers, 4, s.n_tokens);
+                    uint64_t own = (uint64_t)((1 - ratios[r]) * (layers * 4 * s.n_tokens) + 1e-6);
                     uint64_t budget = own * (3 / layers);
                     ck_assert_uint_le(pages_of(&m, keep, HEADS) * m.block, budget);
                 }

@@ -1,0 +1,326 @@
+#include "tools/solve_constraints.h"
+#include "runtime/fail.h"
+#include "solver/constrained.h"
+#include "tools/solve_job.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool wishes_limit(const constraint_wishes *w)
+{
+    return w->block > 1 || w->levels || w->ranks > 1 || w->caps.count || w->floors.count || w->ceilings.count ||
+           w->pins.count || w->bytes || w->keep_tokens;
+}
+
+void wishes_free(constraint_wishes *w)
+{
+    cli_list_free(&w->caps);
+    cli_list_free(&w->floors);
+    cli_list_free(&w->ceilings);
+    cli_list_free(&w->pins);
+}
+
+// ---- Limits ---------------------------------------------------------------------------------------------------------
+
+// LAYER or LAYER.HEAD: the heads first .. end - 1.
+static kvb_status read_place(const char *option, const char *entry, const char *text, const kvb_limits *m,
+                             size_t *first, size_t *end, kvb_error *err)
+{
+    char *rest;
+    unsigned long layer = strtoul(text, &rest, 10), head = 0;
+    bool ok = rest != text && strchr("0123456789", *text), one = false;
+    if (ok && *rest == '.') {
+        const char *digits = rest + 1;
+        head = strtoul(digits, &rest, 10);
+        ok = rest != digits && strchr("0123456789", *digits);
+        one = true;
+    }
+    if (!ok || *rest)
+        return kvb_fail(err, KVB_ARGUMENT, "--%s %s: expected LAYER or LAYER.HEAD, such as 3 or 3.1, found '%s'",
+                        option, entry, text);
+    if (layer >= m->n_layers || head >= m->n_kv_heads)
+        return kvb_fail(err, KVB_ARGUMENT, "--%s %s: the model has layers 0..%u with KV heads 0..%u", option, entry,
+                        m->n_layers - 1, m->n_kv_heads - 1);
+    *first = layer * m->n_kv_heads + head;
+    *end = one ? *first + 1 : *first + m->n_kv_heads;
+    return KVB_OK;
+}
+
+// SHARE or SHARE@PLACE.
+static kvb_status read_share(const char *option, const char *entry, const kvb_limits *m, double *share, size_t *first,
+                             size_t *end, kvb_error *err)
+{
+    char *rest;
+    *share = strtod(entry, &rest);
+    *first = 0;
+    *end = (size_t)m->n_layers * m->n_kv_heads;
+    if (rest == entry || (*rest && *rest != '@') || !(*share >= 0 && *share <= 1))
+        return kvb_fail(err, KVB_ARGUMENT, "--%s %s: expected a share from 0 to 1, with @LAYER or @LAYER.HEAD or alone",
+                        option, entry);
+    return *rest ? read_place(option, entry, rest + 1, m, first, end, err) : KVB_OK;
+}
+
+static kvb_status apply_shares(const char *option, const cli_list *list, kvb_limits *m, double *shares, kvb_error *err)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        double share;
+        size_t first, end;
+        kvb_status status = read_share(option, list->items[i], m, &share, &first, &end, err);
+        if (status != KVB_OK) return status;
+        for (size_t h = first; h < end; h++) shares[h] = share;
+    }
+    return KVB_OK;
+}
+
+static kvb_status apply_caps(const cli_list *list, kvb_limits *m, kvb_error *err)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        double share;
+        size_t first, end;
+        kvb_status status = read_share("layer-cap", list->items[i], m, &share, &first, &end, err);
+        if (status != KVB_OK) return status;
+        if ((end - first) % m->n_kv_heads)
+            return kvb_fail(err, KVB_ARGUMENT, "--layer-cap %s: a cap is for a whole layer; --ceiling is for heads",
+                            list->items[i]);
+        for (size_t l = first / m->n_kv_heads; l < end / m->n_kv_heads; l++) m->cap[l] = share;
+    }
+    return KVB_OK;
+}
+
+static kvb_status apply_pins(const cli_list *list, kvb_limits *m, kvb_error *err)
+{
+    for (size_t i = 0; i < list->count; i++) {
+        size_t first, end;
+        kvb_status status = read_place("pin", list->items[i], list->items[i], m, &first, &end, err);
+        if (status != KVB_OK) return status;
+        for (size_t h = first; h < end; h++) m->least[h] = m->most[h] = 1;
+    }
+    return KVB_OK;
+}
+
+kvb_status wishes_to_limits(const constraint_wishes *w, uint32_t n_layers, uint32_t n_kv_heads, solve_scope scope,
+                            kvb_limits *out, kvb_error *err)
+{
+    kvb_status status = kvb_limits_init(out, n_layers, n_kv_heads, err);
+    if (status != KVB_OK) return status;
+    const struct {
+        const char *option;
+        uint64_t value;
+        uint32_t most, *out;
+    } counts[] = {{"block", w->block, 1 << 20, &out->block},
+                  {"levels", w->levels, KVB_MAX_KV_HEADS, &out->levels},
+                  {"ranks", w->ranks, KVB_MAX_KV_HEADS, &out->ranks}};
+    for (int i = 0; i < 3 && status == KVB_OK; i++) {
+        if (counts[i].value > counts[i].most)
+            status = kvb_fail(err, KVB_ARGUMENT, "--%s: expected at most %u", counts[i].option, counts[i].most);
+        else if (counts[i].value > 0) *counts[i].out = (uint32_t)counts[i].value;
+    }
+    out->by_layer = scope == SCOPE_LAYER;
+    if (status == KVB_OK) status = apply_caps(&w->caps, out, err);
+    if (status == KVB_OK) status = apply_shares("floor", &w->floors, out, out->least, err);
+    if (status == KVB_OK) status = apply_shares("ceiling", &w->ceilings, out, out->most, err);
+    if (status == KVB_OK) status = apply_pins(&w->pins, out, err);
+    if (status == KVB_OK) status = kvb_limits_check(out, err);
+    if (status != KVB_OK) kvb_limits_free(out);
+    return status;
+}
+
+char *limits_text(const kvb_limits *m)
+{
+    size_t n = (size_t)m->n_layers * m->n_kv_heads;
+    bool caps = false, least = false, most = false;
+    cJSON *all = cJSON_CreateObject();
+    for (uint32_t l = 0; l < m->n_layers; l++) caps |= m->cap[l] < 1;
+    for (size_t h = 0; h < n; h++) {
+        least |= m->least[h] > 0;
+        most |= m->most[h] < 1;
+    }
+    bool ok = all && cJSON_AddNumberToObject(all, "block", m->block) &&
+              cJSON_AddNumberToObject(all, "levels", m->levels) && cJSON_AddNumberToObject(all, "ranks", m->ranks) &&
+              cJSON_AddBoolToObject(all, "by_layer", m->by_layer);
+    const struct {
+        bool wanted;
+        const char *key;
+        const double *values;
+        size_t count;
+    } lists[] = {{caps, "layer_cap", m->cap, m->n_layers}, {least, "least", m->least, n}, {most, "most", m->most, n}};
+    for (int i = 0; i < 3 && ok; i++)
+        if (lists[i].wanted)
+            ok =
+                cJSON_AddItemToObject(all, lists[i].key, cJSON_CreateDoubleArray(lists[i].values, (int)lists[i].count));
+    char *text = ok ? cJSON_PrintUnformatted(all) : NULL;
+    cJSON_Delete(all);
+    return text;
+}
+
+// ---- Ratios ---------------------------------------------------------------------------------------------------------
+
+// 0.3,0.5,0.8 or 0.5:0.9:0.05, both ends included.
+static kvb_status read_ratios(const char *text, double *ratios, uint32_t *n, kvb_error *err)
+{
+    double number[TABLE_ROWS];
+    uint32_t count = 0;
+    char separator = strchr(text, ':') ? ':' : ',';
+    const char *at = text;
+    for (bool more = true; more; at++) {
+        char *end;
+        if (count == TABLE_ROWS)
+            return kvb_fail(err, KVB_ARGUMENT, "--ratios %.60s...: expected at most %d", text, TABLE_ROWS);
+        number[count++] = strtod(at, &end);
+        more = *end == separator;
+        if (end == at || (*end && !more))
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "--ratios %.60s: expected numbers such as 0.3,0.5,0.8, or FIRST:LAST:STEP", text);
+        at = end;
+    }
+    *n = count;
+    memcpy(ratios, number, count * sizeof *ratios);
+    if (separator == ':') {
+        double steps = count == 3 ? (number[1] - number[0]) / number[2] : -1;
+        if (!(steps >= 0 && steps < TABLE_ROWS + 1e-6 - 1) || !(number[2] > 0))
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "--ratios %.60s: expected FIRST:LAST:STEP with at most %d ratios, such as 0.5:0.9:0.05",
+                            text, TABLE_ROWS);
+        *n = (uint32_t)(steps + 1e-6) + 1;
+        // Rounded to 12 places: 0.5 + 6 * 0.05 is to be 0.8.
+        for (uint32_t i = 0; i < *n; i++) ratios[i] = rint((number[0] + i * number[2]) * 1e12) / 1e12;
+    }
+    for (uint32_t i = 0; i < *n; i++)
+        if (!(ratios[i] > (i > 0 ? ratios[i - 1] : 0) && ratios[i] < 1))
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "--ratios %.60s: expected ascending prune ratios between 0 and 1, found %g", text,
+                            ratios[i]);
+    return KVB_OK;
+}
+
+// 2GiB, 900MB, 1048576: powers of 1024 with an i, of 1000 without.
+static kvb_status read_bytes(const char *text, double *bytes, kvb_error *err)
+{
+    static const char units[] = "KMGT";
+    char *end;
+    *bytes = strtod(text, &end);
+    bool ok = end != text && *bytes > 0 && isfinite(*bytes);
+    const char *unit = ok && *end ? strchr(units, *end == 'k' ? 'K' : *end) : NULL;
+    if (unit) {
+        double base = end[1] == 'i' ? 1024 : 1000;
+        end += end[1] == 'i' ? 2 : 1;
+        *bytes *= pow(base, (double)(unit - units) + 1);
+    }
+    if (ok && *end == 'B') end++;
+    if (ok && !*end) return KVB_OK;
+    return kvb_fail(err, KVB_ARGUMENT, "--bytes %s: expected a size such as 2GiB, 900MB or 1048576", text);
+}
+
+// Bytes of one key or value of head_dim elements.
+static kvb_status row_bytes(const char *dtype, uint32_t head_dim, double *bytes, kvb_error *err)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } types[] = {{"f32", 4}, {"f16", 2}, {"bf16", 2}, {"fp8", 1}, {"q8_0", 34.0 / 32}, {"q4_0", 18.0 / 32}};
+    if (!dtype) dtype = "f16";
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(dtype, types[i].name) == 0) {
+            *bytes = types[i].bytes * head_dim;
+            return KVB_OK;
+        }
+    return kvb_fail(err, KVB_ARGUMENT, "--dtype %s: expected f32, f16, bf16, fp8, q8_0 or q4_0", dtype);
+}
+
+// The prune ratio that leaves at most `keep` tokens of all heads' T.
+static kvb_status ratio_of_budget(const constraint_wishes *w, uint32_t n_heads, uint32_t head_dim, double *ratio,
+                                  kvb_error *err)
+{
+    double keep = (double)w->keep_tokens, all = (double)n_heads * (double)w->tokens, bytes = 0, row = 0;
+    if (w->tokens == 0 || w->tokens > UINT32_MAX)
+        return kvb_fail(err, KVB_ARGUMENT, "--bytes and --keep-tokens need --tokens T, the length of the context");
+    if (w->bytes) {
+        if (head_dim == 0)
+            return kvb_fail(err, KVB_MISMATCH,
+                            "--bytes: the record does not say how large a head is; import it again "
+                            "with --head-dim, or use --keep-tokens");
+        kvb_status status = read_bytes(w->bytes, &bytes, err);
+        if (status == KVB_OK) status = row_bytes(w->dtype, head_dim, &row, err);
+        if (status != KVB_OK) return status;
+        keep = floor(bytes / (2 * row)); // a key and a value
+    }
+    *ratio = 1 - keep / all;
+    if (*ratio > 0 && keep >= n_heads) return KVB_OK;
+    return kvb_fail(err, KVB_ARGUMENT,
+                    *ratio > 0
+                        ? "a cache of %.0f tokens is too small: %u KV heads keep at least one each (%.0f in all)"
+                        : "a cache of %.0f tokens holds all tokens of %u KV heads (%.0f): nothing has to be pruned",
+                    keep, n_heads, all);
+}
+
+kvb_status wishes_to_ratios(const constraint_wishes *w, uint32_t n_heads, uint32_t head_dim, double *ratios,
+                            uint32_t *n_rows, kvb_error *err)
+{
+    bool budget = w->bytes || w->keep_tokens;
+    kvb_status status = KVB_OK;
+    *n_rows = TABLE_ROWS;
+    if ((w->ratios != NULL) + (w->bytes != NULL) + (w->keep_tokens != 0) > 1)
+        return kvb_fail(err, KVB_ARGUMENT, "--ratios, --bytes and --keep-tokens exclude each other");
+    if (w->dtype && !w->bytes) return kvb_fail(err, KVB_ARGUMENT, "--dtype is for --bytes");
+    if (w->tokens && !budget) return kvb_fail(err, KVB_ARGUMENT, "--tokens is for --bytes and --keep-tokens");
+    if (w->ratios) status = read_ratios(w->ratios, ratios, n_rows, err);
+    else if (budget) {
+        *n_rows = 1;
+        status = ratio_of_budget(w, n_heads, head_dim, ratios, err);
+    } else table_ratios(ratios);
+    for (uint32_t i = *n_rows; status == KVB_OK && i < TABLE_ROWS; i++) ratios[i] = ratios[*n_rows - 1];
+    return status;
+}
+
+// ---- Steps of solve -------------------------------------------------------------------------------------------------
+
+kvb_status apply_wishes(solve_command *s, kvb_error *err)
+{
+    record_shape shape = record_get_shape(s->r);
+    kvb_status status =
+        wishes_to_ratios(&s->wishes, shape.n_layers * shape.n_kv_heads, shape.head_dim, s->ratios, &s->n_rows, err);
+    if (status != KVB_OK || !wishes_limit(&s->wishes)) return status;
+    status = wishes_to_limits(&s->wishes, shape.n_layers, shape.n_kv_heads, s->options.scope, &s->limits, err);
+    if (status == KVB_OK) s->options.limits = &s->limits;
+    return status;
+}
+
+kvb_status require_wishes(const solve_command *s, const loss_curves *c, kvb_error *err)
+{
+    if (!s->options.limits || s->n_rows == ROWS) return KVB_OK;
+    return constrained_require(c, s->options.limits, s->ratios, s->n_rows, err);
+}
+
+kvb_status improve_limited(const solve_command *s, metric_job *job, problem *p, const loss_curves *curves,
+                           double weight, kvb_error *err)
+{
+    allocation *a = &p->allocation;
+    constrained_rows x;
+    kvb_status status = constrained_solve(&x, curves, s->options.limits, s->ratios, ROWS, true, err);
+    if (status != KVB_OK) return status;
+    double scale = curves->total > 0 ? 1 / curves->total : 0;
+    for (int r = 0; r < ROWS; r++) {
+        job->greedy[r] += weight * scale * x.greedy[r];
+        job->optimum[r] += weight * scale * x.loss[r];
+        job->unproved[r] |= !x.proved[r];
+        p->loss[r] = scale * x.loss[r];
+        p->bound[r] = scale * x.bound[r];
+    }
+    memcpy(a->keep, x.keep, sizeof *a->keep * ROWS * a->n_heads);
+    constrained_rows_free(&x);
+    return KVB_OK;
+}
+
+kvb_status project_table(const solve_command *s, metric_job *job, kvb_error *err)
+{
+    record_shape model = record_get_shape(s->r);
+    cache_shape shape = {model.n_layers, model.n_kv_heads, job->longest, job->sink, job->window};
+    uint32_t least = shape_floor(&shape), given = (uint32_t)ceil(s->min_keep * shape.n_tokens);
+    return constrained_project(s->options.limits, &shape, given > least ? given : least, s->ratios, s->n_rows,
+                               job->prune_ratio, job->saturated, err);
+}
+
+kvb_status judge_limited(const solve_command *s, metric_job *job, const loss_curves *c, uint32_t *keep, kvb_error *err)
+{
+    return constrained_loss_add(job->table_loss, c, s->options.limits, ROWS, job->prune_ratio, keep, err);
+}

@@ -1,0 +1,59 @@
+// What solve's options demand of budgets beyond their sum, and the ratios that it solves for: solve_constraints.c.
+#pragma once
+#include "runtime/limits.h"
+#include "solver/problem.h"
+#include "tools/cli.h"
+#include <cjson/cJSON.h>
+
+// As given on the command line; counts are 0 and texts NULL when not given.
+typedef struct constraint_wishes {
+    uint64_t block, levels, ranks, tokens, keep_tokens;
+    cli_list caps, floors, ceilings, pins;
+    const char *ratios, *bytes, *dtype;
+} constraint_wishes;
+
+// Entries of a table of options. Help texts of one line each; details are in `kvbudget help solve`.
+#define CONSTRAINT_OPTIONS(w)                                                                                          \
+    {"ratios",    0,      CLI_TEXT,                                                                                    \
+     &(w).ratios, "LIST", "solve for these prune ratios only: 0.3,0.5,0.8, or FIRST:LAST:STEP such as\n0.5:0.9:0.05"}, \
+        {"bytes",    0,      CLI_TEXT,                                                                                 \
+         &(w).bytes, "SIZE", "solve for a cache of at most SIZE, e.g. 2GiB or 900MB, with --dtype and --tokens"},      \
+        {"dtype",    0,      CLI_TEXT,                                                                                 \
+         &(w).dtype, "TYPE", "with --bytes: what the cache holds: f32, f16, bf16, q8_0, fp8 (f16)"},                   \
+        {"keep-tokens",    0,   CLI_COUNT,                                                                             \
+         &(w).keep_tokens, "N", "solve for a cache of at most N tokens, summed over all KV heads, with --tokens"},     \
+        {"tokens", 0, CLI_COUNT, &(w).tokens, "T", "with --bytes or --keep-tokens: length of the context"},            \
+        {"block", 0, CLI_COUNT, &(w).block, "N", "budgets are whole pages of N tokens"},                               \
+        {"levels", 0, CLI_COUNT, &(w).levels, "K", "at most K different budgets within a layer"},                      \
+        {"ranks",    0,   CLI_COUNT,                                                                                   \
+         &(w).ranks, "P", "equal totals for P tensor-parallel ranks, which split every layer's heads"},                \
+        {"layer-cap",     0,                                                                                           \
+         CLI_LIST,        &(w).caps,                                                                                   \
+         "SHARE[@LAYER]", "a layer keeps at most this share of its tokens; repeatable"},                               \
+        {"floor",                                                                                                      \
+         0,                                                                                                            \
+         CLI_LIST,                                                                                                     \
+         &(w).floors,                                                                                                  \
+         "SHARE[@LAYER[.HEAD]]",                                                                                       \
+         "heads keep at least this share of their tokens; repeatable"},                                                \
+        {"ceiling", 0, CLI_LIST, &(w).ceilings, "SHARE[@LAYER[.HEAD]]", "heads keep at most this share; repeatable"},  \
+    {                                                                                                                  \
+        "pin", 0, CLI_LIST, &(w).pins, "LAYER[.HEAD]", "these heads keep everything; repeatable"                       \
+    }
+
+// Whether anything but ratios was given.
+bool wishes_limit(const constraint_wishes *w);
+void wishes_free(constraint_wishes *w);
+
+// The limits for L x G heads; SHARE counts for everything that later entries do not name. On failure *out is zero.
+kvb_status wishes_to_limits(const constraint_wishes *w, uint32_t n_layers, uint32_t n_kv_heads, solve_scope scope,
+                            kvb_limits *out, kvb_error *err);
+
+// The ratios to solve for: those of --ratios, or the one that --bytes or --keep-tokens stand for, or 1 % to 99 %.
+// ratios [TABLE_ROWS] is filled up with the last one; *n_rows: how many count.
+kvb_status wishes_to_ratios(const constraint_wishes *w, uint32_t n_heads, uint32_t head_dim, double *ratios,
+                            uint32_t *n_rows, kvb_error *err);
+
+// The JSON object of a table's metadata "constraints", as runtime/limits.h reads it; to be freed with cJSON_free. NULL:
+// no memory.
+char *limits_text(const kvb_limits *limits);
