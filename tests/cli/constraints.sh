@@ -1,0 +1,95 @@
+#!/usr/bin/env bash
+# Constraints of engines, chosen ratios and budgets in bytes: from the command line to the runtime's integers.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --metric snapkv:kvpress
+
+# budgets NAME EXPRESSION OPTION...: an expression about keep [layer][head] and T, for several ratios and lengths
+budgets() {
+    local name=$1 expression=$2 bad=
+    shift 2
+    for tokens in 100 777 4096 131072; do
+        for ratio in 0.1 0.5 0.8 0.95; do
+            kvb budgets t.safetensors --ratio $ratio --tokens $tokens --json "$@"
+            [ "$CODE" = 0 ] || bad="$bad $tokens:$ratio:failed"
+            "$PYTHON" - "$expression" "$tokens" out <<'PY' || bad="$bad $tokens:$ratio"
+import json, math, sys
+doc = json.load(open(sys.argv[3]))
+keep, T, flat = doc["keep"], int(sys.argv[2]), []
+for row in keep:
+    flat += row
+sys.exit(0 if eval(sys.argv[1], {"keep": keep, "flat": flat, "T": T, "math": math}) else 1)
+PY
+        done
+    done
+    if [ -z "$bad" ]; then ok "$name"; else not_ok "$name:$bad"; fi
+}
+
+while IFS='|' read -r options expression; do
+    for how in '' '--aggregate mean_ratio' '--exact'; do
+        # shellcheck disable=SC2086
+        expect 0 "solve $options $how" solve run.h5 --metric keydiff $options $how -o t.safetensors --quiet
+        expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
+        says 'in all rows' '99 of 99 rows hold'
+        budgets "the runtime keeps to $options" "$expression"
+        budgets 'between rows too' "$expression" --lookup linear
+    done
+done <<'LIST'
+--block 16|all(k % 16 == 0 or k == T for k in flat)
+--levels 1|all(len(set(row)) == 1 for row in keep)
+--ranks 2|sum(r[0] for r in keep) == sum(r[1] for r in keep)
+--ranks 2 --scope layer|all(r[0] == r[1] for r in keep)
+--layer-cap 0.75|all(sum(r) <= 0.75 * len(r) * T + 1e-6 for r in keep)
+--layer-cap 0.6@1|sum(keep[1]) <= 0.6 * 2 * T + 1e-6
+--floor 0.1 --floor 0.3@1.0 --ceiling 0.8|all(0.1 * T - 1e-6 <= k <= 0.8 * T + 1e-6 for k in flat) and keep[1][0] >= 0.3 * T - 1e-6
+--pin 0.1|keep[0][1] == T
+--block 8 --ranks 2 --layer-cap 0.9 --floor 0.1|all(k % 8 == 0 for k in flat) and sum(-(-r[0] // 8) for r in keep) == sum(-(-r[1] // 8) for r in keep)
+LIST
+
+# ---- wishes that cannot be had
+fails 'a floor above a ceiling' 'layer 0, KV head 0: must keep at least 0.5 and at most 0.4' solve run.h5 --metric keydiff --floor 0.5 --ceiling 0.4 -o no.safetensors
+fails 'a pinned layer under a cap' 'must keep at least 1 of their tokens, but its cap is 0.5' solve run.h5 --metric keydiff --pin 0 --layer-cap 0.5 -o no.safetensors
+fails 'floors above the budget' 'ratio 0.9: floors.*at least .* but the budget is' solve run.h5 --metric keydiff --floor 0.3 --ratios 0.5,0.9 -o no.safetensors
+fails 'ranks that do not divide' 'divisor of the 2 KV heads' solve run.h5 --metric keydiff --ranks 3 -o no.safetensors
+fails 'ranks with levels' 'cannot be had together' solve run.h5 --metric keydiff --ranks 2 --levels 1 -o no.safetensors
+fails 'a layer that is not there' 'layers 0\.\.1' solve run.h5 --metric keydiff --pin 7 -o no.safetensors
+fails 'a share that is none' 'expected a share' solve run.h5 --metric keydiff --floor 1.5 -o no.safetensors
+misused '--monotone with constraints' 'solved one by one' solve run.h5 --metric keydiff --exact --monotone --block 16 -o no.safetensors
+misused '--npy with constraints' 'kvpress expects' solve run.h5 --metric keydiff --block 16 --npy no.npy
+misused 'worst with constraints' 'breaks constraints' solve run.h5 --metric keydiff --block 16 --aggregate worst -o no.safetensors
+if [ -e no.safetensors ]; then not_ok 'nothing was written'; else ok 'nothing was written'; fi
+
+# ---- chosen ratios
+expect 0 'three ratios' solve run.h5 --metric keydiff --ratios 0.3,0.375,0.8 -o t.safetensors --json --quiet
+cp out j.json
+json 'three rows' j.json '[r["ratio"] for r in j[0]["rows"]] == [0.3, 0.375, 0.8]'
+expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
+says 'in its rows' '3 of 3 rows hold'
+expect 0 'the nearest row serves' budgets t.safetensors --ratio 0.36 --tokens 1000 --json
+cp out b.json
+json 'which is 0.375' b.json 'abs(sum(map(sum, j["keep"])) / 4000 - 0.625) < 0.01'
+expect 0 'a range' solve run.h5 --metric keydiff --ratios 0.5:0.9:0.05 --json --quiet
+cp out j.json
+json 'has nine rows' j.json '[r["ratio"] for r in j[0]["rows"]] == [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9]'
+for bad in 0.5,0.3 0,0.5 0.5,1 nonsense 0.5: 0.1:0.2:0 0.1:0.9:0.001 ''; do
+    fails "--ratios '$bad'" 'ratios' solve run.h5 --metric keydiff --ratios "$bad" -o no.safetensors
+done
+
+# ---- budgets in bytes: 2 layers x 2 KV heads of 32 elements, keys and values of 2 bytes: 128 bytes a token
+dim=$("$KVB" inspect run.h5 --json | "$PYTHON" -c 'import json,sys; print(json.load(sys.stdin)["head_dim"])')
+size=$((4 * dim * 1024 * 4 / 3))
+expect 0 'a budget in bytes' solve run.h5 --metric keydiff --bytes $size --dtype f16 --tokens 1024 -o t.safetensors --json --quiet
+cp out j.json
+ratio=$("$PYTHON" -c 'import json; print(repr(json.load(open("j.json"))[0]["rows"][0]["ratio"]))')
+expect 0 'its budgets' budgets t.safetensors --ratio "$ratio" --tokens 1024 --json
+cp out b.json
+json 'fit, and are used' b.json "0.97 * $size < sum(map(sum, j['keep'])) * 4 * $dim <= $size"
+expect 0 'a budget in tokens' solve run.h5 --metric keydiff --keep-tokens 1000 --tokens 1024 --json --quiet
+fails 'more bytes than the cache has' 'nothing has to be pruned' solve run.h5 --metric keydiff --bytes 2GiB --tokens 1024
+fails 'a budget below the floor' 'too small|at least' solve run.h5 --metric keydiff --bytes 1kB --tokens 1024
+fails 'bytes without tokens' 'need --tokens' solve run.h5 --metric keydiff --bytes 1MB
+fails 'an unknown type' 'expected f32, f16' solve run.h5 --metric keydiff --bytes 1MB --tokens 1024 --dtype int3
+fails 'no size' 'such as 2GiB' solve run.h5 --metric keydiff --bytes much --tokens 1024
+end
