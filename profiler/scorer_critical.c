@@ -57,8 +57,8 @@ static kvb_status rank_critical(const metric *m, const float *first, float *s, u
 static const char *why_two_stages(const metric *m)
 {
     return metric_value(m, "share") > 0
-               ? "its first stage keeps a share of the budget; profile it with critical:share=0+METRIC, and "
-                 "evaluate it with both stages on that table"
+               ? "its first stage keeps a share of the budget; profile critical:share=0+METRIC, evaluate "
+                 "with both stages"
                : NULL;
 }
 

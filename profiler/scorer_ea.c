@@ -203,15 +203,15 @@ static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kv
             {"value_norm", 1, 0, 1, true, "1 = multiply by the norm of the value", NULL},                         \
             {"sinks_in_softmax", sinks_in_softmax, 0, 1, true, "1 = the softmax runs over the sinks too", NULL},  \
     }
-#define VARIANT(label, text, origin, sinks_in_softmax)                                                                 \
-    {                                                                                                                  \
-        .name = "ea", .variant = label, .summary = "expected attention of future queries, " text,                      \
-        .source = "Expected Attention, arXiv 2510.00636; " origin,                                                     \
-        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                                      \
-                   "         p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n" \
-                   "         of the queries, turned by the mean rotation of the next `future` positions",              \
-        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .protect_sink = 4, .protect_window = 1,                                 \
-        .parameters = PARAMETERS(sinks_in_softmax), .score = score_ea,                                                 \
+#define VARIANT(label, text, origin, sinks_in_softmax)                                                        \
+    {                                                                                                         \
+        .name = "ea", .variant = label, .summary = "expected attention of future queries, " text,             \
+        .source = "Expected Attention, arXiv 2510.00636; " origin,                                            \
+        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                             \
+                   "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n" \
+                   "of the queries, turned by the mean rotation of the next `future` positions",              \
+        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .protect_sink = 4, .protect_window = 1,                        \
+        .parameters = PARAMETERS(sinks_in_softmax), .score = score_ea,                                        \
     }
 
 const scorer scorer_ea_kvpress = VARIANT("kvpress", "sinks outside the softmax", "as kvpress deploys it", 0);

@@ -102,7 +102,8 @@ static kvb_status score_snapkv(const metric *m, const layer_view *view, float *s
 #define VARIANT(label, text, origin, ...)                                                                   \
     {                                                                                                       \
         .name = "snapkv", .variant = label, .summary = text, .source = "SnapKV, arXiv 2404.14469; " origin, \
-        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j])",         \
+        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n"       \
+                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                       \
         .needs = VIEW_Q | VIEW_K, .protect_sink = 4, .protect_window = PROTECT_WINDOW_PARAMETER,            \
         .parameters = PARAMETERS(__VA_ARGS__), .score = score_snapkv, .check = check_kernel,                \
     }

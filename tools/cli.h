@@ -41,6 +41,9 @@ int cli_parse(const cli_command *command, const cli_option *options, int argc, c
 void cli_print_manual(const cli_command *command, const cli_option *options);
 void cli_list_free(cli_list *list);
 
+// `kvbudget help metrics`
+void print_metrics_help(void);
+
 // Prints "kvbudget NAME: message" to stderr and returns EXIT_USAGE / EXIT_FAILED.
 int cli_usage_error(const cli_command *command, const char *format, ...) __attribute__((format(printf, 2, 3)));
 int cli_failed(const cli_command *command, const kvb_error *err);

@@ -150,8 +150,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &p.output, "FILE", "the record to write (.h5)"},
         {"metric", 'm', CLI_LIST, &p.metric_names, "M",
-         "eviction metric to record, repeatable: snapkv:kvpress, snapkv:lukv, keydiff,\nea:kvpress, ea:lukv, with "
-         ":parameter=value after it;\ndefault snapkv:kvpress, keydiff and ea:kvpress"},
+         "eviction metric to record, repeatable: `kvbudget help metrics` lists them;\ndefault snapkv:kvpress, keydiff "
+         "and ea:kvpress"},
         {"new-tokens", 'n', CLI_COUNT, &p.new_tokens, "N",
          "tokens to generate per question (64); N - 1 queries are recorded"},
         {"temperature", 't', CLI_REAL, &p.temperature, "T", "of the seeded sampling (0.7)"},

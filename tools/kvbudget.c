@@ -24,6 +24,7 @@ static const char INTRODUCTION[] =
     "\n"
     "Usage: kvbudget COMMAND [OPTION]... [FILE]...\n"
     "       kvbudget help COMMAND\n"
+    "       kvbudget help metrics         the eviction metrics, their parameters and sources\n"
     "       kvbudget --version\n"
     "\n"
     "Commands:\n";
@@ -166,6 +167,10 @@ static int run(int argc, char **argv)
         if (argc > 3) return cli_usage_error(NULL, "help: expected one command, found %d words", argc - 2);
         if (strcmp(argv[2], "help") == 0) {
             print_help();
+            return EXIT_DONE;
+        }
+        if (strcmp(argv[2], "metrics") == 0) {
+            print_metrics_help();
             return EXIT_DONE;
         }
         const cli_command *command = find_command(argv[2]);

@@ -28,6 +28,15 @@ for c in $COMMANDS; do
     misused "$c without anything" '.' "$c"
 done
 
+expect 0 'help metrics' help metrics
+for m in snapkv:kvpress snapkv:lukv keydiff ea:kvpress lagkv:paper morphkv rocketkv h2o:half tova knorm streaming random critical+METRIC; do
+    says "help metrics explains $m" "^${m/+/\\+}\$"
+done
+says 'help metrics gives sources' 'arXiv 2404.14469'
+says 'help metrics gives parameters' '^    window +64 +1 to 65536: '
+says 'help metrics says what cannot be profiled' 'half of every budget'
+if awk 'length > 132 { exit 1 }' out; then ok 'help metrics fits the screen'; else not_ok 'help metrics fits the screen'; fi
+
 misused 'no command' 'a command is missing'
 misused 'a slip of the finger' "did you mean 'solve'" slove
 misused 'another slip' "did you mean 'budgets'" budget

@@ -490,7 +490,7 @@ START_TEST(test_metric_errors)
         {"knorm:", "parameters: none"},
         {"knorm:window=3", "'window=3' is not parameter=value; parameters: none"},
         {"snapkv:", "parameters: window, kernel, max_pool, group_first, group_max"},
-        {"keydiff:anchor=mode", "anchor expects one of mean|raw|median (mean of the normalised keys"},
+        {"keydiff:anchor=mode", "anchor expects one of mean|raw|median (of the normalised keys"},
         {"keydiff:anchor=0", "found '0'"},
         {"keydiff:anchor=", "found ''"},
         {"keydiff+snapkv", "keydiff wraps no other metric"},

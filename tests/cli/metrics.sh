@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Every eviction metric on the tiny model: all in one profiling pass, then a table each; what cannot be profiled is refused.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+METRICS=(snapkv:kvpress:window=16 snapkv:lukv:window=16 snapkv:adakv:window=16 snapkv:factory snapkv:keydiff:window=16
+    keydiff keydiff:anchor=raw keydiff:anchor=median keydiff:similarity=dot keydiff:similarity=euclid ea:kvpress ea:lukv
+    lagkv:kvpress:lag=16 lagkv:kvpress:lag=16:cross=1 lagkv:paper:sink=4:lag=16:mode=local lagkv:paper:sink=4:lag=16:mode=l2norm
+    morphkv:window=16 morphkv:window=16:fusion=max rocketkv:window=16 h2o:window=16 h2o:kvpress tova tova:scope=group
+    knorm streaming random random:seed=2 critical:share=0+snapkv:kvpress:window=16 critical:share=0+keydiff)
+
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+ARGUMENTS=()
+for m in "${METRICS[@]}"; do ARGUMENTS+=(--metric "$m"); done
+PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 6 --ignore-eos "${ARGUMENTS[@]}")
+
+expect 0 'all metrics in one pass' "${PROFILE[@]}" -o run.h5
+for m in "${METRICS[@]}"; do
+    if grep -q -F " $m " err; then ok "the cost of $m is printed"; else not_ok "the cost of $m is printed"; fi
+done
+says 'and what they share' 'shared [0-9.]+ s' err
+expect 0 'one thread' "${PROFILE[@]}" -o one.h5 --threads 1 --batch 1 --quiet
+same 'gives the same bytes' run.h5 one.h5
+
+for m in "${METRICS[@]}"; do
+    expect 0 "solve $m" solve run.h5 --metric "$m" -o table.safetensors
+    check "the table of $m keeps the invariants" table table.safetensors 2 2 "$m"
+done
+expect 0 'the reference backend' "${PROFILE[@]}" -o ref.h5 --quiet --backend ref --questions 1
+
+for m in h2o:half streaming:kvpress critical+keydiff; do
+    misused "$m cannot be profiled" 'cannot be profiled, its order of tokens depends on the budget' \
+        profile tiny.gguf calib.jsonl -o no.h5 --metric "$m"
+done
+misused 'a wrong choice lists the right ones' 'expects one of mean\|raw\|median' profile tiny.gguf calib.jsonl -o no.h5 --metric keydiff:anchor=mode
+misused 'CriticalKV needs a metric' 'critical\+METRIC' profile tiny.gguf calib.jsonl -o no.h5 --metric critical
+fails 'a context that is too short for LagKV' 'two partitions of 128' profile tiny.gguf calib.jsonl -o no.h5 --metric lagkv --max-tokens 100
+if [ -e no.h5 ]; then not_ok 'no record is left'; else ok 'no record is left'; fi
+end
