@@ -99,16 +99,25 @@ kvb_status allocator_parse(allocator *out, const char *text, const allocator_sha
     return status;
 }
 
+static void append(allocator *a, const char *prefix, const char *text)
+{
+    size_t used = strlen(a->label);
+    snprintf(a->label + used, sizeof a->label - used, "%s%s", prefix, text);
+}
+
 // "lukv", and how the table differs from LU-KV's own way.
 static void name_table(allocator *a)
 {
     const kvb_info *info = kvb_table_info(a->table);
-    const char *solver = kvb_table_metadata(a->table, "solver"), *order = kvb_table_metadata(a->table, "order");
-    snprintf(a->label, sizeof a->label, "lukv%s%s%s%s%s%s", strcmp(info->scope, "layer") == 0 ? "-layer" : "",
-             strcmp(info->aggregate, "mean_ratio") != 0 ? "-" : "",
-             strcmp(info->aggregate, "mean_ratio") != 0 ? info->aggregate : "",
-             solver && strncmp(solver, "exact", 5) == 0 ? "-exact" : "",
-             order && strcmp(order, "metric") != 0 ? "-no_gap" : "", strcmp(info->hull, "full") == 0 ? "-full" : "");
+    const char *solver = kvb_table_metadata(a->table, "solver"), *order = kvb_table_metadata(a->table, "order"),
+               *shrink = kvb_table_metadata(a->table, "shrink");
+    append(a, "", "lukv");
+    if (strcmp(info->scope, "global") != 0) append(a, "-", info->scope);
+    if (strcmp(info->aggregate, "mean_ratio") != 0) append(a, "-", info->aggregate);
+    if (shrink && strtod(shrink, NULL) != 0) append(a, "-shrink", shrink);
+    if (strcmp(info->hull, "feasible") != 0) append(a, "-", info->hull);
+    if (solver) append(a, "-", solver);
+    if (order && strcmp(order, "metric") != 0) append(a, "-", "no_gap");
 }
 
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err)

@@ -2,18 +2,20 @@
 
 usage: kvpress_kl.py MODEL TABLE.npy... --texts FILE... [--tokens 2048] [--ratios 0.8] [--no-ada]
 Each TABLE.npy comes with its JSON side-car, which says what metric it is for. Every text (plain, or the contexts of a .jsonl) is cut to
-TOKENS tokens, prefilled, compressed, and teacher-forced on its next 64 tokens. Prints the means over the texts, and for every table the
-ratio of its KL to the uniform table's. Needs kvpress 0.5.5, torch, transformers >= 4.56, < 5.3, gguf.
+TOKENS tokens, prefilled, compressed, and teacher-forced on its next 64 tokens. Prints the means over the texts, for every table the
+ratio of its KL to the uniform table's, and the runs per second (`kvbudget eval` prints its own). Needs kvpress 0.5.5, torch, transformers >= 4.56, < 5.3, gguf.
 """
 import argparse
 import json
 import os
+import time
 
 import numpy as np
 import torch
 
 import hf_model
-from kvpress import AdaKVPress, ExpectedAttentionPress, KeyDiffPress, LUKVPress, SnapKVPress
+from kvpress import AdaKVPress, LUKVPress
+from presses import scorer
 from transformers import DynamicCache
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -39,16 +41,6 @@ def read_texts():
                 yield os.path.basename(path), f.read()
 
 
-def scorer(metadata, ratio):
-    """The kvpress scorer that the table was calibrated for; for a :lukv variant the nearest one that kvpress has."""
-    name, par = metadata["metric"], json.loads(metadata["metric_parameters"])
-    if name.startswith("snapkv"):
-        return SnapKVPress(ratio, window_size=int(par["window"]), kernel_size=int(par["kernel"]))
-    if name.startswith("keydiff"):
-        return KeyDiffPress(ratio)
-    return ExpectedAttentionPress(ratio, n_future_positions=int(par["future"]), n_sink=int(par["sinks"]), epsilon=par["epsilon"])
-
-
 @torch.no_grad()
 def next_logp(context, following, press):
     cache, T, n = DynamicCache(), context.shape[1], following.shape[1]
@@ -67,7 +59,7 @@ tables = []
 for path in a.tables:
     with open(path.removesuffix(".npy") + ".json", encoding="utf-8") as f:
         tables.append((path, np.load(path), json.load(f)["metadata"]))
-results = {}
+results, seconds = {}, []
 for name, text in read_texts():
     ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
     if ids.shape[1] < a.tokens + N:
@@ -90,7 +82,9 @@ for name, text in read_texts():
                 else:
                     press = LUKVPress(scorer(metadata, 0.0), compression_ratio=ratio, sink=int(metadata["sink"]), window=int(metadata["window"]))
                     press._budget_curves = budgets
+                start = time.perf_counter()
                 y = next_logp(context, following, press)
+                seconds.append(time.perf_counter() - start)
                 kl = (full.exp() * (full - y)).sum(-1).mean().item()
                 nll = -y[:-1].gather(1, following[0, 1:, None]).mean().item()
                 results.setdefault(key, {})[name] = (kl, nll)
@@ -100,3 +94,4 @@ for (metric, ratio, kind), v in results.items():
     base = np.mean([x[0] for x in results[metric, ratio, "uniform"].values()])
     each = " ".join(f"{x[0]:.3f}" for x in v.values())
     print(f"{metric:18s} {ratio:.2f} {kind:40s} KL {kl:.4f} ({kl / base:4.0%} of uniform)  NLL {nll:.3f}   by text {each}")
+print(f"{len(seconds)} compressed runs, {np.mean(seconds):.2f} s each, {1 / np.mean(seconds):.2f} a second")

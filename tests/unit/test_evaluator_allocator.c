@@ -1,0 +1,174 @@
+// Names of allocators, the budgets that they hand out, and files of head scores.
+#include "evaluator/allocator.h"
+#include "evaluator/head_scores.h"
+#include "formats/npy.h"
+#include "formats_help.h"
+#include <math.h>
+
+enum { L = 3, H = 4, G = 2, T = 200, HEADS = L * G };
+static const allocator_shape SHAPE = {L, H, G};
+
+static uint32_t keep[HEADS], sink[HEADS], window[HEADS];
+static allocation budgets = {keep, sink, window};
+
+// The budgets of the allocator with this name, at a ratio; scores as below.
+static uint64_t allocate(const char *name, double ratio, const float *scores)
+{
+    allocator a;
+    uint64_t total = 0;
+    help_ok(allocator_parse(&a, name, &SHAPE, err));
+    help_ok(allocator_budgets(&a, &SHAPE, ratio, T, scores, 4, 8, &budgets, err));
+    allocator_free(&a);
+    for (int h = 0; h < HEADS; h++) {
+        ck_assert(keep[h] >= 1 && keep[h] <= T);
+        total += keep[h];
+    }
+    return total;
+}
+
+static float *some_scores(void)
+{
+    static float scores[HEADS * T];
+    for (int i = 0; i < HEADS * T; i++) scores[i] = (float)((i * 7919 % 1009) * (1 + i / T));
+    return scores;
+}
+
+static void write_text(const char *path, const char *text)
+{
+    help_ok(atomic_write(path, text, strlen(text), err));
+}
+
+START_TEST(totals)
+{
+    const char *const names[] = {"uniform",    "pyramid",       "pyramid:beta=5:window=2",
+                                 "ada",        "ada:alpha=0.5", "ada-original",
+                                 "ada-global", "oracle"};
+    const double ratios[] = {0.1, 0.5, 0.8, 0.9};
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        ck_assert_uint_eq(allocate(names[n], 0, some_scores()), HEADS * T); // ratio 0 evicts nothing
+        for (int r = 0; r < 4; r++) {
+            uint64_t total = allocate(names[n], ratios[r], some_scores());
+            ck_assert_msg(total == (uint64_t)rint((1 - ratios[r]) * HEADS * T), "%s at %g: %llu", names[n], ratios[r],
+                          (unsigned long long)total);
+            for (int h = 0; h < HEADS; h++) ck_assert(sink[h] == 4 && window[h] == 8);
+        }
+    }
+}
+END_TEST
+
+START_TEST(who_gets_more)
+{
+    allocate("uniform", 0.5, some_scores());
+    for (int h = 0; h < HEADS; h++) ck_assert_uint_eq(keep[h], T / 2);
+    allocate("pyramid", 0.5, some_scores());
+    ck_assert(keep[0] > keep[G] && keep[G] > keep[2 * G] && keep[0] == keep[1]);
+    allocate("ada", 0.5, some_scores()); // head 2l + 1 has higher scores than head 2l
+    for (int l = 0; l < L; l++) {
+        ck_assert(keep[2 * l + 1] > keep[2 * l]);
+        ck_assert_uint_eq(keep[2 * l] + keep[2 * l + 1], T);
+    }
+    allocate("oracle", 0.5, some_scores());
+    ck_assert(keep[5] > keep[0] && keep[4] > keep[1]);
+}
+END_TEST
+
+START_TEST(names_and_errors)
+{
+    allocator a;
+    const char *const wrong[] = {"unifrom",
+                                 "ada:beta=3",
+                                 "ada:alpha=2",
+                                 "ada:alpha=x",
+                                 "pyramid:window=1.5",
+                                 "uniform:alpha=0.1",
+                                 "headkv",
+                                 "duo",
+                                 "uniform=file",
+                                 "",
+                                 NULL};
+    for (int i = 0; wrong[i]; i++) {
+        help_fails(allocator_parse(&a, wrong[i], &SHAPE, err), KVB_ARGUMENT, "allocator");
+        allocator_free(&a);
+    }
+    help_ok(allocator_parse(&a, "pyramid:beta=10", &SHAPE, err));
+    ck_assert_str_eq(a.label, "pyramid:beta=10");
+    ck_assert(strstr(a.identity, "beta=10 ") && strstr(a.identity, "window=8"));
+    help_fails(allocator_budgets(&a, &SHAPE, 1.0, T, NULL, 4, 8, &budgets, err), KVB_ARGUMENT, "below 1");
+    help_fails(allocator_budgets(&a, &SHAPE, NAN, T, NULL, 4, 8, &budgets, err), KVB_ARGUMENT, "below 1");
+    allocator_free(&a);
+    help_fails(allocator_open_table(&a, help_path("none.safetensors"), err), KVB_IO, "none.safetensors");
+    allocator_free(&a);
+}
+END_TEST
+
+START_TEST(head_scores_in_three_formats)
+{
+    const float per_query[L * H] = {1, 3, 0, 0, 2, 2, 4, 8, 5, 5, 1, 1}, per_kv[L * G] = {2, 0, 2, 6, 5, 1};
+    float got[L * H];
+    help_ok(npy_write(help_path("s.npy"), NPY_F32, 2, (const uint64_t[]){L, H}, per_query, err));
+    write_text(help_path("s.tsv"), "1\t3\t0\t0\n2\t2\t4\t8\r\n5\t5\t1\t1\n");
+    write_text(help_path("s.json"),
+               "{\"0-0\": [0, 2], \"0-1\": 3, \"0-2\": 0, \"0-3\": [0], \"1-0\": 2, \"1-1\": [1, 3], "
+               "\"1-2\": 4, \"1-3\": 8, \"2-0\": 5, \"2-1\": 5, \"2-2\": 1, \"2-3\": [1, 1, 1]}");
+    const char *const files[] = {"s.npy", "s.tsv", "s.json"};
+    for (int i = 0; i < 3; i++) {
+        help_ok(head_scores_read(help_path("%s", files[i]), L, H, G, true, got, err));
+        for (int k = 0; k < L * H; k++) ck_assert(got[k] == per_query[k]);
+        help_ok(head_scores_read(help_path("%s", files[i]), L, H, G, false, got, err)); // groups are averaged
+        for (int k = 0; k < L * G; k++) ck_assert(got[k] == per_kv[k]);
+    }
+    write_text(help_path("kv.tsv"), "2 0\n2 6\n5 1\n"); // or repeated
+    help_ok(head_scores_read(help_path("kv.tsv"), L, H, G, true, got, err));
+    ck_assert(got[0] == 2 && got[1] == 2 && got[2] == 0 && got[6] == 6 && got[11] == 1);
+    static const struct {
+        const char *name, *text;
+        kvb_status status;
+        const char *says;
+    } wrong[] = {{"short.tsv", "1 2\n3 4\n", KVB_MISMATCH, "expected one for each of 3 layers"},
+                 {"long.tsv", "1 2\n3 4\n1 2\n3 4\n", KVB_FORMAT, "line 4"},
+                 {"ragged.tsv", "1 2\n3\n1 2\n", KVB_FORMAT, "line 2"},
+                 {"word.tsv", "1 2\n3 x\n1 2\n", KVB_FORMAT, "line 2"},
+                 {"three.tsv", "1 2 3\n3 4 5\n1 2 3\n", KVB_MISMATCH, "3 heads"},
+                 {"minus.tsv", "1 2\n3 -4\n1 2\n", KVB_NUMERIC, "layer 1, head 1"},
+                 {"nan.tsv", "1 2\n3 nan\n1 2\n", KVB_NUMERIC, "layer 1, head 1"},
+                 {"list.json", "[1, 2]", KVB_FORMAT, "JSON object"},
+                 {"few.json", "{\"0-0\": 1}", KVB_FORMAT, "found 1"},
+                 {"names.json", "{\"0-0\": 1, \"1-0\": 1, \"2-1\": 1}", KVB_FORMAT, "2-0"},
+                 {"s.txt", "1 2", KVB_UNSUPPORTED, "npy, .tsv or .json"}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        write_text(help_path("%s", wrong[i].name), wrong[i].text);
+        help_fails(head_scores_read(help_path("%s", wrong[i].name), L, H, G, false, got, err), wrong[i].status,
+                   wrong[i].says);
+    }
+}
+END_TEST
+
+START_TEST(methods_with_head_scores)
+{
+    char name[300];
+    write_text(help_path("h.tsv"), "9 9 1 1\n1 1 1 1\n1 1 5 5\n");
+    snprintf(name, sizeof name, "headkv=%s", help_path("h.tsv"));
+    ck_assert_uint_eq(allocate(name, 0.5, NULL), HEADS * T / 2);
+    ck_assert(keep[0] > keep[1] && keep[5] > keep[4] && keep[2] == keep[3]);
+    snprintf(name, sizeof name, "duo=%s", help_path("h.tsv"));
+    allocate(name, 0.5, NULL);
+    uint32_t full = 0;
+    for (int h = 0; h < HEADS; h++) {
+        full += keep[h] == T;
+        if (keep[h] < T) ck_assert_uint_eq(keep[h], sink[h] + window[h]); // first and last tokens, nothing by score
+    }
+    ck_assert(full == 0 || keep[0] == T);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, totals);
+    tcase_add_test(tc, who_gets_more);
+    tcase_add_test(tc, names_and_errors);
+    tcase_add_test(tc, head_scores_in_three_formats);
+    tcase_add_test(tc, methods_with_head_scores);
+}
+
+UNIT_MAIN("evaluator: allocators", fill)

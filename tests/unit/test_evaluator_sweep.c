@@ -1,0 +1,358 @@
+// What is measured about a compacted cache, on the tiny model: against plain sums over the logits, at ratio 0, in batches; the log of a
+// sweep that is stopped and goes on; and the intervals.
+#include "evaluator/summary.h"
+#include "evaluator/sweep_log.h"
+#include "test_profiler_cases.h"
+
+enum { L = 2, G = 2, VOCABULARY = 300, T = 90, N = 16, TEXTS = 2, HEADS = L * G };
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+typedef struct bed {
+    model *m;
+    session *s;
+    fidelity *f;
+    int32_t ids[T + N];
+    metric keydiff;
+} bed;
+
+static void bed_open(bed *b)
+{
+    b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    help_ok(metric_parse(&b->keydiff, "keydiff", err));
+    session_plan plan = {T, N, 3 * N, &b->keydiff, 1, true};
+    help_ok(session_open(&b->s, b->m, &plan, err));
+    help_ok(fidelity_open(&b->f, b->s, N, 3, err));
+    for (int i = 0; i < T + N; i++) b->ids[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+    help_ok(fidelity_begin(b->f, b->ids, T, NULL, err));
+}
+
+static void bed_close(bed *b)
+{
+    fidelity_close(b->f);
+    session_close(b->s);
+    model_free(b->m);
+}
+
+static void select_some(bed *b, uint32_t keep, kept_set *kept)
+{
+    const uint32_t each[HEADS] = {keep, keep < T ? keep / 2 : T, keep, keep};
+    help_ok(session_select(b->s, b->s->scores[0], each, 4, 1, kept, err));
+}
+
+// ---- fidelity ----
+
+static double log_probability(const float *row, int32_t id)
+{
+    double sum = 0;
+    for (int t = 0; t < VOCABULARY; t++) sum += exp((double)row[t]);
+    return row[id] - log(sum);
+}
+
+START_TEST(measures_are_their_definitions)
+{
+    bed b;
+    bed_open(&b);
+    kept_set kept;
+    fidelity_cell cell;
+    select_some(&b, 30, &kept);
+    help_ok(fidelity_measure(b.f, &kept, 1, &cell, err));
+    // The same by hand: full cache and cut cache through the decoder, sums in double.
+    float *logits[2];
+    uint32_t n = N;
+    for (int cut = 0; cut < 2; cut++) {
+        kv_cache *c;
+        logits[cut] = case_alloc((size_t)N * VOCABULARY, sizeof(float));
+        help_ok(session_cache(b.s, cut ? &kept : NULL, N, &c, err));
+        help_ok(decoder_run(b.s->decode, &c, 1, &n, b.ids + T, NULL, LOGITS_ALL, logits[cut], err));
+        kv_cache_close(c);
+    }
+    double full_nll = 0;
+    for (int i = 0; i < N; i++) {
+        const float *p = logits[0] + i * VOCABULARY, *q = logits[1] + i * VOCABULARY;
+        double kl = 0;
+        int best[2] = {0, 0};
+        for (int32_t t = 0; t < VOCABULARY; t++) {
+            double a = log_probability(p, t);
+            kl += exp(a) * (a - log_probability(q, t));
+            best[0] = p[t] > p[best[0]] ? t : best[0];
+            best[1] = q[t] > q[best[1]] ? t : best[1];
+        }
+        ck_assert_msg(fabs(kl - cell.kl[i]) < 1e-6, "row %d: KL %g, expected %g", i, cell.kl[i], kl);
+        ck_assert_int_eq(cell.agree[i], best[0] == best[1]);
+        if (i + 1 == N) break;
+        ck_assert(fabs(cell.nll[i] + log_probability(q, b.ids[T + i + 1])) < 1e-6);
+        full_nll -= log_probability(p, b.ids[T + i + 1]) / (N - 1);
+    }
+    ck_assert(fabs(full_nll - cell.full_nll) < 1e-6);
+    double all = 0, gone = 0;
+    for (uint32_t h = 0; h < HEADS; h++)
+        for (uint32_t j = 0, i = (uint32_t)kept.offsets[h]; j < T; j++) {
+            double mass = b.f->importance[h * T + j];
+            bool stays = i < kept.offsets[h + 1] && kept.positions[i] == j;
+            i += stays;
+            all += mass;
+            gone += stays ? 0 : mass;
+        }
+    ck_assert(gone > 0 && fabs(cell.loss - gone / all) < 1e-9);
+    ck_assert_uint_eq(cell.kept, 30 + 15 + 30 + 30);
+    ck_assert(fabs(cell.ratio - (1 - 105.0 / (HEADS * T))) < 1e-12);
+    ck_assert_uint_eq(cell.bytes, 105u * 2 * 16 * sizeof(float));
+    free(logits[0]), free(logits[1]);
+    fidelity_cell_free(&cell);
+    kept_set_free(&kept);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(nothing_evicted_is_nothing_lost)
+{
+    bed b;
+    bed_open(&b);
+    kept_set kept[3];
+    fidelity_cell cells[3], alone;
+    const uint32_t keeps[3] = {40, T, 12};
+    for (int i = 0; i < 3; i++) select_some(&b, keeps[i], &kept[i]);
+    help_ok(fidelity_measure(b.f, kept, 3, cells, err));
+    for (int i = 0; i < N; i++) ck_assert(cells[1].kl[i] == 0 && cells[1].agree[i] == 1);
+    for (int l = 0; l < L; l++) {
+        ck_assert(cells[1].output_error[l] == 0);
+        ck_assert(cells[0].output_error[l] > 0 && cells[2].output_error[l] > cells[0].output_error[l]);
+    }
+    ck_assert(cells[1].loss < 1e-12 && cells[1].ratio == 0);
+    help_ok(fidelity_measure(b.f, &kept[2], 1, &alone, err));
+    for (int i = 0; i < N; i++) ck_assert(alone.kl[i] == cells[2].kl[i]); // other sequences of a batch change no bit
+    for (int i = 0; i < 3; i++) {
+        fidelity_cell_free(&cells[i]);
+        kept_set_free(&kept[i]);
+    }
+    fidelity_cell_free(&alone);
+    bed_close(&b);
+}
+END_TEST
+
+// The first layer's queries depend on nothing that was evicted: its error by hand.
+START_TEST(output_error_of_a_layer)
+{
+    bed b;
+    bed_open(&b);
+    kept_set kept;
+    fidelity_cell cell;
+    kv_cache *c;
+    uint32_t n = N, H = b.m->config.n_heads, d = b.m->config.head_dim, D = b.m->config.width;
+    select_some(&b, 25, &kept);
+    help_ok(fidelity_measure(b.f, &kept, 1, &cell, err));
+    help_ok(session_cache(b.s, &kept, N, &c, err));
+    help_ok(decoder_run(b.s->decode, &c, 1, &n, b.ids + T, NULL, LOGITS_ALL, b.f->cell_logits, err));
+    float *o = case_alloc((size_t)N * H * d, sizeof *o), *y = case_alloc((size_t)N * D, sizeof *y);
+    kv_cache_drop_last(c, 1, N);
+    help_ok(decoder_attend(b.s->decode, c, 0, b.f->q, N, o, err));
+    double error = 0, norm = 0;
+    for (int full = 0; full < 2; full++) {
+        for (size_t i = 0; i < (size_t)N * H * d; i++) o[i] = full ? b.f->o[i] : o[i] - b.f->o[i];
+        decoder_project(b.s->decode, 0, o, N, y);
+        for (size_t i = 0; i < (size_t)N * D; i++) *(full ? &norm : &error) += (double)y[i] * y[i];
+    }
+    ck_assert_msg(fabs(sqrt(error / norm) - cell.output_error[0]) < 1e-5, "%g, expected %g", cell.output_error[0],
+                  sqrt(error / norm));
+    free(o), free(y);
+    kv_cache_close(c);
+    fidelity_cell_free(&cell);
+    kept_set_free(&kept);
+    bed_close(&b);
+}
+END_TEST
+
+// ---- the sweep and its log ----
+
+typedef struct field {
+    model *m;
+    sweep_text texts[TEXTS];
+    sweep_metric metrics[2];
+    allocator allocators[3];
+    sweep_column columns[6];
+    sweep s;
+} field;
+
+static void field_open(field *f, const char *log)
+{
+    const allocator_shape shape = {L, 4, G};
+    memset(f, 0, sizeof *f);
+    f->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    for (int t = 0; t < TEXTS; t++) {
+        snprintf(f->texts[t].name, sizeof f->texts[t].name, "text %d", t);
+        memset(f->texts[t].sha256, '0' + t, 64);
+        f->texts[t].n_ids = T + N;
+        f->texts[t].ids = case_alloc(T + N, sizeof(int32_t));
+        for (int i = 0; i < T + N; i++) f->texts[t].ids[i] = (i * 37 + t * 11) % VOCABULARY;
+    }
+    const char *const metrics[] = {"keydiff", "snapkv:kvpress:window=8"};
+    const char *const names[] = {"uniform", "ada:alpha=0.3", "oracle"};
+    for (int i = 0; i < 2; i++) {
+        help_ok(metric_parse(&f->metrics[i].m, metrics[i], err));
+        f->metrics[i].sink = 4;
+        f->metrics[i].window = 8;
+    }
+    for (int i = 0; i < 3; i++) help_ok(allocator_parse(&f->allocators[i], names[i], &shape, err));
+    for (uint32_t i = 0; i < 6; i++) f->columns[i] = (sweep_column){i / 3, &f->allocators[i % 3]};
+    f->s = (sweep){.m = f->m,
+                   .o = {T, N, 3, log, NULL},
+                   .texts = f->texts,
+                   .n_texts = TEXTS,
+                   .metrics = f->metrics,
+                   .n_metrics = 2,
+                   .columns = f->columns,
+                   .n_columns = 6};
+    help_ok(sweep_open(&f->s, (const double[]){0.3, 0.7}, 2, true, err));
+    ck_assert_uint_eq(f->s.n_cells, TEXTS * 6 * 2 * 2);
+}
+
+static void field_close(field *f)
+{
+    sweep_close(&f->s);
+    for (int t = 0; t < TEXTS; t++) free(f->texts[t].ids);
+    for (int i = 0; i < 3; i++) allocator_free(&f->allocators[i]);
+    model_free(f->m);
+}
+
+// cJSON prints doubles to their last but one bit.
+static bool same_number(double a, double b)
+{
+    return fabs(a - b) <= 1e-15 * fabs(a);
+}
+
+static bool stop_after(void *context, double done, double total)
+{
+    (void)total;
+    return done < *(double *)context;
+}
+
+START_TEST(a_stopped_sweep_goes_on)
+{
+    const char *log = help_path("sweep.cells");
+    field whole, stopped, resumed;
+    field_open(&whole, NULL);
+    help_ok(sweep_run(&whole.s, NULL, err));
+    double limit = 29;
+    sweep_watch watch = {stop_after, &limit};
+    field_open(&stopped, log);
+    help_fails(sweep_run(&stopped.s, &watch, err), KVB_INTERRUPTED, "goes on");
+    field_close(&stopped);
+    FILE *f = fopen(log, "a"); // as a kill in the middle of a line leaves it
+    ck_assert_ptr_nonnull(f);
+    fputs("{\"key\":\"0123", f);
+    fclose(f);
+    field_open(&resumed, log);
+    size_t n_resumed = 0;
+    for (size_t i = 0; i < resumed.s.n_cells; i++) n_resumed += resumed.s.cells[i].resumed;
+    ck_assert(n_resumed >= 27 && n_resumed < resumed.s.n_cells);
+    help_ok(sweep_run(&resumed.s, NULL, err));
+    ck_assert_uint_eq(resumed.s.n_measured, resumed.s.n_cells - n_resumed);
+    for (size_t i = 0; i < whole.s.n_cells; i++) {
+        const fidelity_cell *a = &whole.s.cells[i].result, *b = &resumed.s.cells[i].result;
+        ck_assert(whole.s.cells[i].done && resumed.s.cells[i].done && a->kept == b->kept &&
+                  same_number(a->loss, b->loss));
+        for (int r = 0; r < N; r++) ck_assert(same_number(a->kl[r], b->kl[r]) && a->agree[r] == b->agree[r]);
+    }
+    field_close(&resumed);
+    field_open(&resumed, log); // a third time: all lines are whole
+    for (size_t i = 0; i < resumed.s.n_cells; i++) ck_assert(resumed.s.cells[i].resumed);
+    field_close(&resumed);
+    field_close(&whole);
+}
+END_TEST
+
+START_TEST(the_summary_adds_up)
+{
+    field f;
+    sweep_summary *rows;
+    size_t n;
+    field_open(&f, NULL);
+    help_ok(sweep_run(&f.s, NULL, err));
+    help_ok(sweep_summarize(&f.s, 1, &rows, &n, err));
+    ck_assert_uint_eq(n, 6 * 2 * 2);
+    for (size_t i = 0; i < n; i++) {
+        double kl = 0;
+        const sweep_column *column = &f.columns[rows[i].column];
+        for (int t = 0; t < TEXTS; t++)
+            for (int r = 0; r < N; r++) kl += f.s.cells[i + (size_t)t * n].result.kl[r] / (TEXTS * N);
+        ck_assert(fabs(rows[i].kl.value - kl) < 1e-12 && rows[i].kl.low <= kl && kl <= rows[i].kl.high);
+        if (column->how->kind == ALLOCATOR_UNIFORM)
+            ck_assert(rows[i].to_uniform.value == 1 && rows[i].to_uniform.low == 1);
+        ck_assert(fabs(rows[i].effective - rows[i].ratio) < 0.01);
+        for (size_t k = 0; k < n; k++) // the oracle in hindsight loses the least importance
+            if (rows[k].ratio == rows[i].ratio && rows[k].protect == rows[i].protect &&
+                column->how->kind == ALLOCATOR_ORACLE && f.columns[rows[k].column].metric == column->metric)
+                ck_assert(rows[i].loss <= rows[k].loss + 1e-12);
+    }
+    free(rows);
+    field_close(&f);
+}
+END_TEST
+
+START_TEST(damaged_logs)
+{
+    field f;
+    field_open(&f, NULL);
+    char line[256];
+    const char *const wrong[] = {"hello\n", "[1, 2]\n", "{\"k\": 1}\n", NULL};
+    for (int i = 0; wrong[i]; i++)
+        help_fails(sweep_log_parse(&f.s, wrong[i], strlen(wrong[i]), "log", err), KVB_FORMAT, "line 1");
+    int length = snprintf(line, sizeof line, "{\"key\":\"%s\",\"kept\":3}\n", f.s.cells[5].key);
+    help_fails(sweep_log_parse(&f.s, line, (size_t)length, "log", err), KVB_FORMAT, "all its numbers");
+    ck_assert(!f.s.cells[5].done);
+    const char other[] = "{\"key\":\"of another sweep\"}\n";
+    help_ok(sweep_log_parse(&f.s, other, strlen(other), "log", err));
+    help_ok(sweep_log_parse(&f.s, "{\"cut", 5, "log", err));
+    field_close(&f);
+}
+END_TEST
+
+// ---- intervals ----
+
+START_TEST(intervals)
+{
+    double flat[3][50], spread[3][50], twice[3][50];
+    const double *a[3], *b[3], *c[3];
+    for (int t = 0; t < 3; t++) {
+        for (int i = 0; i < 50; i++) {
+            flat[t][i] = 2.5;
+            spread[t][i] = 5 + case_uniform();
+            twice[t][i] = 2 * spread[t][i];
+        }
+        a[t] = flat[t], b[t] = spread[t], c[t] = twice[t];
+    }
+    interval x = interval_mean(a, 3, 50, 1);
+    ck_assert(x.value == 2.5 && x.low == 2.5 && x.high == 2.5);
+    x = interval_mean(b, 3, 50, 1);
+    // 150 numbers of standard deviation 1/sqrt(3): the mean's error is 0.047, the interval about four times as wide
+    ck_assert(x.high - x.low > 0.1 && x.high - x.low < 0.35 && x.low < x.value && x.value < x.high);
+    interval again = interval_mean(b, 3, 50, 1);
+    ck_assert(again.low == x.low && again.high == x.high);
+    x = interval_ratio(c, b, 3, 50, 1); // drawn together: no spread at all
+    ck_assert(fabs(x.value - 2) < 1e-12 && fabs(x.low - 2) < 1e-12 && fabs(x.high - 2) < 1e-12);
+    // 1, 2, 3, 4: mean 2.5, sd 1.29099, error 0.645497, t(3, 0.975) = 3.182446: 2.5 +- 2.054260
+    x = interval_texts((const double[]){1, 2, 3, 4}, 4);
+    ck_assert(fabs(x.value - 2.5) < 1e-12 && fabs(x.low - 0.445740) < 1e-5 && fabs(x.high - 4.554260) < 1e-5);
+    x = interval_texts((const double[]){7}, 1);
+    ck_assert(x.value == 7 && isnan(x.low));
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, measures_are_their_definitions);
+    tcase_add_test(tc, nothing_evicted_is_nothing_lost);
+    tcase_add_test(tc, output_error_of_a_layer);
+    tcase_add_test(tc, a_stopped_sweep_goes_on);
+    tcase_add_test(tc, the_summary_adds_up);
+    tcase_add_test(tc, damaged_logs);
+    tcase_add_test(tc, intervals);
+}
+
+UNIT_MAIN("evaluator: fidelity and sweep", fill)
