@@ -32,8 +32,15 @@ kvb_status session_open(session **out, const model *m, const session_plan *plan,
     s->k = malloc(floats * sizeof(float) + 1);
     s->v = malloc(floats * sizeof(float) + 1);
     s->scores = calloc(plan->n_metrics + 1, sizeof *s->scores);
-    bool good = s->k && s->v && s->scores;
-    for (size_t i = 0; good && i < plan->n_metrics; i++) good = (s->scores[i] = malloc(scores * sizeof(float) + 1));
+    s->first = calloc(plan->n_metrics + 1, sizeof *s->first);
+    bool good = s->k && s->v && s->scores && s->first;
+    for (size_t i = 0; good && i < plan->n_metrics; i++) {
+        const metric *one = &plan->metrics[i];
+        bool nested = metric_check_nested(one, NULL) == KVB_OK;
+        good = (s->scores[i] = malloc(scores * sizeof(float) + 1)) &&
+               (nested || s->ranked || (s->ranked = malloc(scores * sizeof(float) + 1))) &&
+               (nested || !one->base || (s->first[i] = malloc(scores * sizeof(float) + 1)));
+    }
     if (status == KVB_OK && !good)
         status = kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u tokens and %zu metrics", plan->max_tokens,
                           plan->n_metrics);
@@ -51,7 +58,10 @@ void session_close(session *s)
     decoder_close(s->decode);
     forward_close(s->prefill);
     for (size_t i = 0; s->scores && i < s->plan.n_metrics; i++) free(s->scores[i]);
+    for (size_t i = 0; s->first && i < s->plan.n_metrics; i++) free(s->first[i]);
     free(s->scores);
+    free(s->first);
+    free(s->ranked);
     free(s->k);
     free(s->v);
     free(s);
@@ -72,7 +82,10 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
     double start = now();
     for (size_t i = 0; i < s->plan.n_metrics; i++) {
         const metric *m = &s->plan.metrics[i];
+        metric base;
         kvb_status status = metric_score(m, view, s->scores[i] + view->layer * scores, err);
+        if (status == KVB_OK && s->first[i] && metric_base(m, &base))
+            status = metric_score(&base, view, s->first[i] + view->layer * scores, err);
         if (status != KVB_OK) return status;
     }
     s->score_seconds += now() - start;
@@ -112,6 +125,20 @@ kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *
     if (status == KVB_OK && importance) forward_importance(s->prefill, 0, importance);
     free(rows);
     free(wanted);
+    return status;
+}
+
+kvb_status session_rank(session *s, size_t i, const uint32_t *keep, const float **scores, kvb_error *err)
+{
+    uint32_t G = s->m->config.n_kv_heads;
+    *scores = s->scores[i];
+    if (metric_check_nested(&s->plan.metrics[i], NULL) == KVB_OK) return KVB_OK;
+    *scores = s->ranked;
+    kvb_status status = KVB_OK;
+    for (size_t head = 0; head < heads_of(s) && status == KVB_OK; head += G) // a layer at a time
+        status = metric_rank(&s->plan.metrics[i], s->first[i] ? s->first[i] + head * s->n_tokens : NULL,
+                             s->scores[i] + head * s->n_tokens, G, s->n_tokens, keep + head,
+                             s->ranked + head * s->n_tokens, err);
     return status;
 }
 

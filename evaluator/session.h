@@ -28,6 +28,8 @@ typedef struct session {
     uint32_t n_tokens;    // T of the present context
     float *k, *v;         // [L, G, T, d] on the host, keys after RoPE; NULL after session_end_prefill
     float **scores;       // [n_metrics][L, G, T]
+    float **first;        // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others
+    float *ranked;        // [L, G, T], of session_rank; NULL where no metric needs it
     double score_seconds; // spent in scorers, over all prefills
 } session;
 
@@ -43,6 +45,10 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
 // `importance` (NULL: none; needs plan.oracle) receives I [L, G, T] over these n queries; `logits` (NULL: none) [n, vocabulary].
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
                              kvb_error *err);
+
+// The scores [L, G, T] by which metric `i` picks keep[h] tokens for every head: session.scores[i], or, where its order depends on the budget
+// (metric_rank), memory that the next call overwrites.
+kvb_status session_rank(session *s, size_t i, const uint32_t *keep, const float **scores, kvb_error *err);
 
 // The keep[h] best tokens of every head by scores [L, G, T] (session.scores[i], or anyone's), sinks and window first (kvb_select_all).
 // The caller frees *out with kept_set_free.

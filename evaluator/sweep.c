@@ -93,6 +93,8 @@ static kvb_status select_cell(sweep_run_state *r, const sweep_cell *c, kept_set 
     const float *scores = column->how->kind == ALLOCATOR_ORACLE ? r->f->importance : r->session->scores[column->metric];
     kvb_status status = allocator_budgets(column->how, &shape, c->ratio, s->o.n_tokens, scores,
                                           c->protect ? m->sink : 0, c->protect ? m->window : 0, &r->budget, err);
+    if (status == KVB_OK && column->how->kind != ALLOCATOR_ORACLE)
+        status = session_rank(r->session, column->metric, r->budget.keep, &scores, err);
     if (status != KVB_OK) return status;
     return session_select_each(r->session, scores, r->budget.keep, r->budget.sink, r->budget.window, kept, err);
 }

@@ -72,6 +72,7 @@ static kvb_status open_cache(cells_run *r, size_t i, kv_cache **cache, kvb_error
     const float *scores = r->s->scores[c->metric];
     kept_set kept = {0};
     kvb_status status = find_budgets(r, c, c->ratio, scores, metric_protect_sink(m), metric_protect_window(m), err);
+    if (status == KVB_OK) status = session_rank(r->s, c->metric, r->budget.keep, &scores, err);
     if (status == KVB_OK)
         status = session_select_each(r->s, scores, r->budget.keep, r->budget.sink, r->budget.window, &kept, err);
     if (status == KVB_OK) status = session_cache(r->s, &kept, 0, cache, err);

@@ -269,6 +269,19 @@ kvb_status metric_check_nested(const metric *m, kvb_error *err)
                : KVB_OK;
 }
 
+bool metric_profiled_as(const metric *m, metric *profiled)
+{
+    *profiled = *m;
+    if (metric_check_nested(m, NULL) == KVB_OK) return true;
+    metric base;
+    if (!metric_base(m, &base)) return false;
+    profiled->values[parameter_index(m->kind, "share", 5)] = 0;
+    size_t used = write_name(profiled->spec, sizeof profiled->spec, profiled->kind, profiled->values);
+    if (used < sizeof profiled->spec)
+        used += (size_t)snprintf(profiled->spec + used, sizeof profiled->spec - used, "+%s", base.spec);
+    return used < sizeof profiled->spec;
+}
+
 kvb_status metric_rank(const metric *m, const float *first, const float *s, uint32_t n_kv_heads, uint32_t n_tokens,
                        const uint32_t *budget, float *out, kvb_error *err)
 {

@@ -79,6 +79,9 @@ kvb_status metric_check_nested(const metric *m, kvb_error *err);
 // The metric that m wraps; false when it wraps none.
 bool metric_base(const metric *m, metric *base);
 
+// The nested metric whose table has the budgets for m: m itself, or CriticalKV without its first stage. False when there is none.
+bool metric_profiled_as(const metric *m, metric *profiled);
+
 // For metrics that are not nested: turns scores into ones whose best budget[g] tokens are what head g keeps. s [G,T] comes from
 // metric_score(m), `first` [G,T] from metric_score(base) (NULL where there is no base); both live long after the view. out may be s. For
 // nested metrics out is s. A pure function: no view, no state.

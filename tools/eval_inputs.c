@@ -112,6 +112,29 @@ static kvb_status add_metric(eval_command *e, const char *text, kvb_error *err)
     return KVB_OK;
 }
 
+// A table of critical:share=0+METRIC has the budgets for both stages as well.
+static bool table_serves(const metric *table, const sweep_metric *to)
+{
+    metric profiled;
+    return metric_profiled_as(&to->m, &profiled) && strcmp(profiled.spec, table->spec) == 0;
+}
+
+// One metric takes over what a table for it protects.
+static kvb_status protect_as(const eval_command *e, const kvb_info *info, sweep_metric *to, bool *seen, kvb_error *err)
+{
+    uint32_t sink = e->sink != UINT64_MAX ? (uint32_t)e->sink : info->sink,
+             window = e->window != UINT64_MAX ? (uint32_t)e->window : info->window;
+    if (*seen && (to->sink != sink || to->window != window))
+        return kvb_fail(err, KVB_MISMATCH,
+                        "tables for %s protect %u + %u and %u + %u tokens; all allocators are compared with the same: "
+                        "give --sink and --window",
+                        to->m.spec, to->sink, to->window, sink, window);
+    *seen = true;
+    to->sink = sink;
+    to->window = window;
+    return KVB_OK;
+}
+
 // A table says which metric it is for and what it protects; all allocators of that metric follow it.
 static kvb_status follow_table(eval_command *e, const allocator *a, bool *seen, kvb_error *err)
 {
@@ -120,28 +143,18 @@ static kvb_status follow_table(eval_command *e, const allocator *a, bool *seen, 
     kvb_error inner = {0};
     if (metric_parse(&m, info->metric, &inner) != KVB_OK)
         return kvb_fail(err, KVB_MISMATCH, "table %s: %s", a->label, inner.message);
-    sweep_metric *to = find_metric(e, m.spec);
-    if (!to && e->metric_names.count)
-        return kvb_fail(err, KVB_MISMATCH,
-                        "table %s is for metric %s, which --metric leaves out; add it, or leave out the table",
-                        a->label, info->metric);
-    if (!to) {
-        kvb_status status = add_metric(e, info->metric, err);
-        if (status != KVB_OK) return status;
-        to = &e->metrics[e->n_metrics - 1];
+    kvb_status status = e->metric_names.count ? KVB_OK : add_metric(e, info->metric, err);
+    size_t served = 0;
+    for (size_t i = 0; i < e->n_metrics && status == KVB_OK; i++) {
+        if (!table_serves(&m, &e->metrics[i])) continue;
+        status = protect_as(e, info, &e->metrics[i], &seen[i], err);
+        served++;
     }
-    uint32_t sink = e->sink != UINT64_MAX ? (uint32_t)e->sink : info->sink,
-             window = e->window != UINT64_MAX ? (uint32_t)e->window : info->window;
-    size_t i = (size_t)(to - e->metrics);
-    if (seen[i] && (to->sink != sink || to->window != window))
-        return kvb_fail(err, KVB_MISMATCH,
-                        "tables for %s protect %u + %u and %u + %u tokens; all allocators are compared with the same: "
-                        "give --sink and --window",
-                        to->m.spec, to->sink, to->window, sink, window);
-    seen[i] = true;
-    to->sink = sink;
-    to->window = window;
-    return KVB_OK;
+    if (status == KVB_OK && served == 0)
+        status = kvb_fail(err, KVB_MISMATCH,
+                          "table %s is for metric %s, which --metric leaves out; add it, or leave out the table",
+                          a->label, info->metric);
+    return status;
 }
 
 static kvb_status choose_metrics(eval_command *e, kvb_error *err)
@@ -168,7 +181,7 @@ static bool serves(const allocator *a, const sweep_metric *to)
 {
     metric m;
     if (a->kind != ALLOCATOR_TABLE) return true;
-    return metric_parse(&m, kvb_table_info(a->table)->metric, NULL) == KVB_OK && strcmp(m.spec, to->m.spec) == 0;
+    return metric_parse(&m, kvb_table_info(a->table)->metric, NULL) == KVB_OK && table_serves(&m, to);
 }
 
 static kvb_status join_columns(eval_command *e, kvb_error *err)

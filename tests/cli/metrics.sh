@@ -26,6 +26,22 @@ for m in "${METRICS[@]}"; do
     expect 0 "solve $m" solve run.h5 --metric "$m" -o table.safetensors
     check "the table of $m keeps the invariants" table table.safetensors 2 2 "$m"
 done
+# ---- what cannot be profiled can be evaluated: with the table of the form that can be, or without one
+expect 0 'a table for CriticalKV' solve run.h5 --metric critical:share=0+keydiff -o critical.safetensors
+expect 0 'serves both of its stages' eval tiny.gguf critical.safetensors calib.jsonl --metric critical+keydiff --metric h2o:half \
+    --metric streaming --metric streaming:kvpress -a uniform -t 140 -n 8 --ratio 0.8 --sink 0 --window 0 --quiet --dump-kept kept.jsonl
+says 'and is one of its allocators' 'lukv'
+"$PYTHON" - >kept.txt <<'PYTHON_END'
+import json
+rows = [json.loads(line) for line in open("kept.jsonl")]
+kept = {(r["metric"], r["text"]): r["kept"] for r in rows if r["allocator"] == "uniform"}
+texts = {text for _, text in kept}
+print("same", texts and all(kept["streaming", t] == kept["streaming:kvpress", t] for t in texts))
+print("half", all(set(range(126, 140)) <= set(head) for t in texts for head in kept["h2o:half", t]))
+PYTHON_END
+says 'both forms of StreamingLLM keep the same tokens' '^same True' kept.txt
+says 'H2O keeps half of its budget for recent tokens' '^half True' kept.txt
+
 expect 0 'the reference backend' "${PROFILE[@]}" -o ref.h5 --quiet --backend ref --questions 1
 
 for m in h2o:half streaming:kvpress critical+keydiff; do

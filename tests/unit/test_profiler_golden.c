@@ -388,7 +388,12 @@ START_TEST(test_two_stages)
     best(a, none, T, 60);
     ck_assert_int_ne(memcmp(a, b, sizeof a), 0); // and the two differ
     free(none), free(weighted), free(all), free(norm);
-    metric m = parse("critical+knorm");
+    metric m = parse("critical+knorm"), profiled;
+    ck_assert(metric_profiled_as(&m, &profiled));
+    ck_assert_str_eq(profiled.spec, "critical:share=0+knorm");
+    help_ok(metric_check_nested(&profiled, err));
+    metric half = parse("h2o:half");
+    ck_assert(!metric_profiled_as(&half, &profiled));
     float *s = score("critical+knorm", &g.view);
     help_fails(metric_rank(&m, NULL, s, 2, T, (uint32_t[]){5, 5}, s, err), KVB_ARGUMENT, "needs the scores of knorm");
     free(s);
