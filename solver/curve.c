@@ -115,7 +115,9 @@ kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const flo
 #pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS) reduction(min : bad)
     for (size_t h = 0; h < n; h++) {
         const float *row = oracle + h * t;
-        for (size_t i = 0; i < t; i++)
+        int wrong = 0; // first whether, without branches; then where
+        for (size_t i = 0; i < t; i++) wrong |= !(row[i] >= 0 && row[i] <= FLT_MAX);
+        for (size_t i = 0; wrong && i < t; i++)
             if (!(row[i] >= 0 && row[i] <= FLT_MAX) && h * t + i < bad) bad = h * t + i;
         for (size_t i = 0; i < m; i++) c->gain[h * m + i] = (double)row[order->position[h * m + i]];
     }
@@ -127,12 +129,23 @@ kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const flo
 void loss_curves_sum(loss_curves *c)
 {
     size_t n = shape_heads(&c->shape), m = shape_middle(&c->shape);
+    // A sum waits for the one before it: several heads at once keep the adder busy. The last group may be smaller.
+    enum { AT_ONCE = 4 };
 #pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS)
-    for (size_t h = 0; h < n; h++) {
-        const double *gain = c->gain + h * m;
-        double *loss = c->loss + h * (m + 1), sum = 0;
-        loss[m] = 0;
-        for (size_t i = m; i-- > 0;) loss[i] = sum += gain[i];
+    for (size_t first = 0; first < n; first += AT_ONCE) {
+        size_t heads = n - first < AT_ONCE ? n - first : AT_ONCE;
+        double sum[AT_ONCE] = {0};
+        for (size_t k = 0; k < heads; k++) c->loss[(first + k) * (m + 1) + m] = 0;
+        if (heads < AT_ONCE) {
+            for (size_t k = 0; k < heads; k++)
+                for (size_t i = m; i-- > 0;)
+                    c->loss[(first + k) * (m + 1) + i] = sum[k] += c->gain[(first + k) * m + i];
+            continue;
+        }
+        const double *gain = c->gain + first * m;
+        double *loss = c->loss + first * (m + 1);
+        for (size_t i = m; i-- > 0;)
+            for (size_t k = 0; k < AT_ONCE; k++) loss[k * (m + 1) + i] = sum[k] += gain[k * m + i];
     }
     c->total = 0;
     for (size_t h = 0; h < n; h++) c->total += c->loss[h * (m + 1)]; // in one order, whatever the threads did

@@ -126,7 +126,7 @@ static void run(const bench_case *b)
     omp_set_num_threads(b->threads ? b->threads : omp_get_num_procs());
     fill_arrays(b, scores, oracle);
     table_ratios(ratios);
-    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS}, &err), &err);
+    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS, NULL}, &err), &err);
     must(exact_init(&x, &shape, b->scope, TABLE_ROWS, &err), &err);
     time_problem(b, &p, &order, &x, scores, oracle, &t);
     int proved = 0, nested = 0;

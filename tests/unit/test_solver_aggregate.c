@@ -47,7 +47,7 @@ START_TEST(mean_ratio_keeps_the_row_mean)
     must(ratio_mean_init(&r, TABLE_ROWS, 6, &err), &err);
     for (int q = 0; q < 5; q++) {
         problem p;
-        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS}, &err), &err);
+        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err), &err);
         loss_curves_free(&p.curves);
         case_curves(&p.curves, CASE_HEAVY, &shape);
         must(problem_solve(&p, &err), &err);
@@ -80,7 +80,7 @@ START_TEST(mean_loss_of_one_pair_is_that_pair)
     problem p;
     loss_mean m;
     uint32_t first[TABLE_ROWS * 4];
-    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS}, &err), &err);
+    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err), &err);
     loss_curves_free(&p.curves);
     case_curves(&p.curves, CASE_HEAVY, &shape);
     must(problem_solve(&p, &err), &err);
@@ -113,7 +113,7 @@ START_TEST(mean_loss_minimises_the_mean)
     problem p[PAIRS], whole;
     loss_mean m;
     must(loss_mean_init(&m, &shape, &err), &err);
-    solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS};
+    solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL};
     for (int i = 0; i < PAIRS; i++) {
         must(problem_init(&p[i], &shape, &options, &err), &err);
         loss_curves_free(&p[i].curves);
@@ -251,7 +251,7 @@ START_TEST(table_loss_is_the_loss_of_its_counts)
     cache_shape shape = {2, 2, 180, 4, 1};
     problem p;
     ratio_mean r;
-    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS}, &err), &err);
+    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err), &err);
     loss_curves_free(&p.curves);
     case_curves(&p.curves, CASE_HEAVY, &shape);
     must(problem_solve(&p, &err), &err);
@@ -277,7 +277,7 @@ START_TEST(shrinking_ends_at_uniform)
         problem p;
         double ratios[TABLE_ROWS];
         table_ratios(ratios);
-        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS}, &err), &err);
+        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err), &err);
         loss_curves_free(&p.curves);
         case_curves(&p.curves, kind, &shape);
         double total = p.curves.total, first = p.curves.gain[0], mean = 0;

@@ -14,7 +14,7 @@ START_TEST(agrees_with_the_certificate)
         problem p;
         exact_result x;
         table_ratios(ratios);
-        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, scope, ratios, TABLE_ROWS}, &err), &err);
+        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, scope, ratios, TABLE_ROWS, NULL}, &err), &err);
         loss_curves_free(&p.curves);
         case_curves(&p.curves, (case_kind)(round % CASE_KINDS), &shape);
         must(problem_solve(&p, &err), &err);

@@ -7,7 +7,7 @@ static void solved(problem *p, case_kind kind, const cache_shape *shape, solve_s
 {
     kvb_error err = {0};
     table_ratios(ratios);
-    must(problem_init(p, shape, &(solve_options){HULL_FEASIBLE, scope, ratios, TABLE_ROWS}, &err), &err);
+    must(problem_init(p, shape, &(solve_options){HULL_FEASIBLE, scope, ratios, TABLE_ROWS, NULL}, &err), &err);
     loss_curves_free(&p->curves);
     case_curves(&p->curves, kind, shape);
     must(problem_solve(p, &err), &err);

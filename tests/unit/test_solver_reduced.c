@@ -25,7 +25,7 @@ static void solve_case(solved_case *s, case_kind kind, const cache_shape *shape,
 {
     kvb_error err = {0};
     table_ratios(s->ratios);
-    must(problem_init(&s->p, shape, &(solve_options){hull, scope, s->ratios, TABLE_ROWS}, &err), &err);
+    must(problem_init(&s->p, shape, &(solve_options){hull, scope, s->ratios, TABLE_ROWS, NULL}, &err), &err);
     loss_curves_free(&s->p.curves);
     case_curves(&s->p.curves, kind, shape);
     solve_curves(s, shape, scope);
@@ -163,7 +163,7 @@ START_TEST(known_gap)
 {
     const double gains[16] = {30, 5, 25, 10, 2, 8, 12, 8, 16, 14, 12, 9, 9, 6, 2, 2};
     const double ratios[2] = {0.625, 0.8125}; // 10 and 13 of 16 tokens go
-    solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, ratios, 2};
+    solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, ratios, 2, NULL};
     cache_shape shape = {1, 2, 8, 0, 0};
     problem p;
     exact_result x;

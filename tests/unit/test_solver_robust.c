@@ -52,7 +52,7 @@ START_TEST(one_text_is_greedys_problem)
     cache_shape shape = {3, 2, 150, 4, 1};
     loss_mean text;
     make_texts(&text, 1, &shape);
-    solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, N_RATIOS};
+    solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, N_RATIOS, NULL};
     robust_result x;
     problem p;
     must(robust_solve(&x, &text, 1, 0, &options, 0, &err), &err);
@@ -79,7 +79,7 @@ START_TEST(nothing_beats_the_bound)
         uint32_t n = shape_heads(&shape);
         loss_mean texts[TEXTS], all;
         make_texts(texts, TEXTS, &shape);
-        solve_options options = {HULL_FEASIBLE, round % 2 ? SCOPE_LAYER : SCOPE_GLOBAL, RATIOS, N_RATIOS};
+        solve_options options = {HULL_FEASIBLE, round % 2 ? SCOPE_LAYER : SCOPE_GLOBAL, RATIOS, N_RATIOS, NULL};
         double tail = round / 2 == 0 ? 0 : round / 2 == 1 ? 0.5 : 1;
         robust_result x;
         problem p;
@@ -124,7 +124,7 @@ START_TEST(hostile_arguments)
 {
     kvb_error err = {0};
     robust_result x;
-    solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, N_RATIOS};
+    solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, N_RATIOS, NULL};
     ck_assert(robust_solve(&x, NULL, 0, 0, &options, 0, &err) == KVB_ARGUMENT);
     loss_mean text;
     cache_shape shape = {1, 2, 30, 2, 1};
