@@ -283,7 +283,9 @@ static int check_usage(const cli_command *self, const task_command *c, int n_ope
     if (n_operands < 1 || c->tasks.count == 0) return cli_usage_error(self, "expected: kvbudget %s", self->synopsis);
     if (!c->output && !c->answer) return cli_usage_error(self, "nothing to do: give -o FILE.jsonl, --answer, or both");
     if (c->count == 0) return cli_usage_error(self, "--count: expected at least 1");
-    if (!backend_find(c->backend_name)) return cli_usage_error(self, "--backend: there is no '%s'%s", c->backend_name, backend_absence(c->backend_name));
+    if (!backend_find(c->backend_name))
+        return cli_usage_error(self, "--backend: there is no '%s'%s", c->backend_name,
+                               backend_absence(c->backend_name));
     if ((methods || n_operands > 1 || c->allocator_names.count || c->results_path) && !c->answer)
         return cli_usage_error(self, "tables, metrics, allocators, policies and results need --answer");
     if (methods != (c->ratio_names.count > 0))
