@@ -227,6 +227,7 @@ $(BUILD)/examples/%: runtime/examples/%.c $(BUILD)/libkvbudget.so $(BUILD)/flags
 # A unit test links only the module it is named after and what that module may use: tests/unit/test_<module>_<what>.c;
 # test_tools_<what>.c links the objects of tools/ as well, except main.
 TOOL_PARTS := $(filter-out $(BUILD)/tools/kvbudget.o $(BUILD)/tools/cmd_%.o,$(call OBJ,tools))
+EMULATED := $(BUILD)/tests/backend_cuda_emulated.o
 unit_objects = $(if $(filter test_tools_%,$(1)),$(TOOL_PARTS))$(if $(filter test_profiler_cuda,$(1)),$(EMULATED))
 define unit
 $(BUILD)/tests/$(1): tests/unit/$(1).c tests/unit/unit.h $(BUILD)/flags $(call unit_objects,$(1)) $(call module_libs,$(1))
@@ -238,7 +239,6 @@ $(foreach t,$(notdir $(basename $(UNIT_SRC))),$(eval $(call unit,$(t))))
 
 # The cuda backend, compiled as C++ for the emulated device of tests/cuda, and the judge of all backends compiled for it and, where nvcc
 # was found, for the real one.
-EMULATED := $(BUILD)/tests/backend_cuda_emulated.o
 $(EMULATED): profiler/backend_cuda.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) CXX $@

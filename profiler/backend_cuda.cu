@@ -90,7 +90,11 @@ static weight *weight_of(dev_matrix m)
 static dev_matrix cuda_matrix_upload(const float *w, uint32_t out, uint32_t in, bool keep_rows)
 {
     (void)keep_rows; // rows are always contiguous
-    return {(float *)(void *)weight_new(w, (size_t)out * in, 0), out, in, false};
+    dev_matrix m = {};
+    m.address = (float *)(void *)weight_new(w, out, in, 0);
+    m.out = out;
+    m.in = in;
+    return m;
 }
 
 static void cuda_matrix_release(dev_matrix *w)
@@ -117,16 +121,23 @@ static bool cuda_reserve(const backend_limits *limits)
 {
     scratch *const all[] = {&gpu.parts, &gpu.rounded, &gpu.padded, &gpu.sums, &gpu.full};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) scratch_release(all[i]);
+    if (!limits->tokens) ring_release(); // it opens again with what is left then
     if (!limits->tokens) return gpu_works();
     const attention_shape *s = &limits->shape;
     if (s->head_dim > MAX_HEAD_DIM) return false;
     size_t lines = (size_t)(STRETCHES_MAX + 1) * PASS_ROWS * s->n_heads;
-    gpu.parts.memory = gpu_memory(lines * (s->head_dim + 2) * sizeof(float));
-    gpu.parts.bytes = gpu.parts.memory ? lines * (s->head_dim + 2) * sizeof(float) : 0;
-    gpu.padded.bytes = 2 * (size_t)PAD_ROWS * limits->matrix_dim * sizeof(float);
-    gpu.padded.memory = gpu_memory(gpu.padded.bytes);
-    if (!gpu.padded.memory) gpu.padded.bytes = 0;
-    return gpu.parts.memory && gpu.padded.memory;
+    size_t padded = 0, rounded = 0;
+    for (const weight *w = store.newest; w; w = w->older) {
+        size_t pads = (size_t)PAD_ROWS * ((size_t)w->out + w->in) * sizeof(float);
+        size_t inputs =
+            (size_t)w->planes * (limits->rows > PAD_ROWS ? limits->rows : PAD_ROWS) * w->in * sizeof(uint16_t);
+        padded = pads > padded ? pads : padded;
+        rounded = inputs > rounded ? inputs : rounded;
+    }
+    return scratch_try(&gpu.parts, lines * (s->head_dim + 2) * sizeof(float)) && scratch_try(&gpu.padded, padded) &&
+           scratch_try(&gpu.rounded, rounded) &&
+           scratch_try(&gpu.sums, ((size_t)s->n_heads * limits->tokens / SUM_SPAN + 2) * sizeof(double)) &&
+           (!store.host_bytes || store.ring || ring_open());
 }
 
 // --- rows ---

@@ -102,18 +102,20 @@ static void scratch_release(scratch *s)
     *s = {NULL, 0};
 }
 
-// At least `bytes` of scratch; NULL, and a failure noted, when there is no memory. What it held before is lost.
+// At least `bytes` of scratch; false when there is no memory. What it held before is lost.
+static bool scratch_try(scratch *s, size_t bytes)
+{
+    if (s->bytes >= bytes) return true;
+    scratch_release(s);
+    s->memory = gpu_memory(bytes);
+    s->bytes = s->memory ? bytes : 0;
+    return s->memory != NULL;
+}
+
+// The same inside of an operation, where its lack is a failure: NULL.
 static void *scratch_get(scratch *s, size_t bytes)
 {
-    if (s->bytes < bytes) {
-        scratch_release(s);
-        s->memory = gpu_memory(bytes);
-        if (!s->memory) {
-            gpu_note(cudaErrorMemoryAllocation, "scratch memory");
-            return NULL;
-        }
-        s->bytes = bytes;
-    }
+    if (!scratch_try(s, bytes)) gpu_note(cudaErrorMemoryAllocation, "scratch memory");
     return s->memory;
 }
 

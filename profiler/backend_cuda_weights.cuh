@@ -9,6 +9,7 @@
 struct weight {
     void *memory; // device, or pinned host
     size_t bytes, elements;
+    uint32_t out, in;
     bool on_host;
     uint16_t planes; // 0: f32; 1: bf16; 2: bf16x3
     // While on the host:
@@ -88,7 +89,7 @@ static bool ring_open(void)
         size_t bytes = wanted < free_bytes ? wanted : free_bytes;
         store.ring_bytes = bytes > least ? bytes : least;
         store.ring = (char *)gpu_memory(store.ring_bytes);
-        if (!store.ring) return gpu_note(cudaErrorMemoryAllocation, "room for streamed weights");
+        if (!store.ring) return false;
         // Making room may have sent a larger weight to the host; each must fit in twice.
         if (store.ring_bytes < 2 * store.largest + 512) ring_release();
     }
@@ -100,7 +101,10 @@ static const void *weight_get(weight *w)
 {
     if (!gpu_works()) return NULL;
     if (!w->on_host) return w->memory;
-    if (!store.ring && !ring_open()) return NULL;
+    if (!store.ring && !ring_open()) {
+        gpu_note(cudaErrorMemoryAllocation, "room for streamed weights");
+        return NULL;
+    }
     if (!w->staged) ring_load(w, NULL);
     gpu_note(cudaStreamWaitEvent(gpu.stream, w->copied, 0), "waiting for a weight");
     return w->staged;
@@ -200,14 +204,16 @@ static bool weight_fill(weight *w, const float *values)
     return gpu_works();
 }
 
-// A weight of `elements` values in the precision `planes`; NULL when neither device nor host has memory for it.
-static weight *weight_new(const float *values, size_t elements, uint16_t planes)
+// A weight [out, in] in the precision `planes`; NULL when neither device nor host has memory for it.
+static weight *weight_new(const float *values, uint32_t out, uint32_t in, uint16_t planes)
 {
     weight *w = (weight *)calloc(1, sizeof *w);
     if (!w) return NULL;
-    w->elements = elements;
+    w->out = out;
+    w->in = in;
+    w->elements = (size_t)out * in;
     w->planes = planes;
-    w->bytes = elements * (planes ? planes * sizeof(uint16_t) : sizeof(float));
+    w->bytes = w->elements * (planes ? planes * sizeof(uint16_t) : sizeof(float));
     w->memory = gpu_memory(w->bytes);
     if (w->memory && weight_fill(w, values)) {
         w->older = store.newest;

@@ -1,0 +1,241 @@
+// The cuda backend as a whole, on the emulated device (tests/cuda): the model against the reference, weights that do not fit, errors that
+// stick, no device. The single operations are judged by test_profiler_backend.c.
+#include "profiler/forward.h"
+#include "test_profiler_cases.h"
+#include "tests/cuda/emulator.h"
+#include "unit.h"
+
+extern const backend backend_cuda_emulated;
+#define CUDA backend_cuda_emulated
+
+enum { TOKENS = 150, QUESTIONS = 3, STEPS = 4, ROWS = QUESTIONS * STEPS };
+
+// What a model gives for a context and a few questions, row by row as sampling does it.
+typedef struct outcome {
+    float *logits, *importance; // [STEPS, QUESTIONS, vocabulary], [QUESTIONS, L, G, TOKENS]
+    size_t n_logits, n_importance;
+} outcome;
+
+// KVB_MEMORY, with nothing left behind, where the device is too small; anything else must not happen.
+static kvb_status try_model(outcome *out, const char *path, const backend *b)
+{
+    kvb_error error = {0};
+    model *m = NULL;
+    forward *f = NULL;
+    forward_plan plan = {TOKENS, QUESTIONS, STEPS, true};
+    kvb_status status = model_open(&m, path, b, &error);
+    if (status == KVB_OK) status = forward_open(&f, m, &plan, &error);
+    if (status != KVB_OK) {
+        ck_assert_msg(status == KVB_MEMORY, "%s", error.message);
+        model_free(m);
+        return status;
+    }
+    const model_config *c = &m->config;
+    int32_t context[TOKENS];
+    for (int i = 0; i < TOKENS; i++) context[i] = (int32_t)((unsigned)i * 37 % c->vocabulary);
+    outcome r = {.n_logits = (size_t)ROWS * c->vocabulary,
+                 .n_importance = (size_t)QUESTIONS * c->n_layers * c->n_kv_heads * TOKENS};
+    r.logits = case_alloc(r.n_logits, sizeof(float));
+    r.importance = case_alloc(r.n_importance, sizeof(float));
+    help_ok(forward_prefill(f, context, TOKENS, NULL, NULL, NULL, err));
+    forward_begin_questions(f, QUESTIONS);
+    for (uint32_t step = 0; step < STEPS; step++) {
+        decode_row rows[QUESTIONS];
+        int32_t ids[QUESTIONS];
+        uint32_t wanted[QUESTIONS];
+        for (uint32_t q = 0; q < QUESTIONS; q++) {
+            rows[q] = (decode_row){q, step, step > 0};
+            ids[q] = (int32_t)((q * 11 + step * 5) % c->vocabulary);
+            wanted[q] = q;
+        }
+        help_ok(forward_rows(f, rows, ids, QUESTIONS, wanted, QUESTIONS,
+                             r.logits + (size_t)step * QUESTIONS * c->vocabulary, err));
+    }
+    for (uint32_t q = 0; q < QUESTIONS; q++) forward_importance(f, q, r.importance + q * (r.n_importance / QUESTIONS));
+    help_ok(b->check(err));
+    forward_close(f);
+    model_free(m);
+    *out = r;
+    return KVB_OK;
+}
+
+static outcome run_model(const char *path, const backend *b)
+{
+    outcome r;
+    ck_assert_int_eq(try_model(&r, path, b), KVB_OK);
+    return r;
+}
+
+static void outcome_free(outcome *r)
+{
+    free(r->logits), free(r->importance);
+}
+
+START_TEST(test_model_agrees_with_the_reference)
+{
+    static const char *const options[][14] = {{"--type", "f32"}, {"--type", "f16", "--tied", "no"}};
+    help_ok(CUDA.open(err));
+    size_t before = emulator_memory_taken();
+    for (int i = 0; i < 2; i++) {
+        case_tiny_model(help_path("tiny.gguf"), options[i]);
+        outcome want = run_model(help_path("tiny.gguf"), &backend_ref), got = run_model(help_path("tiny.gguf"), &CUDA);
+        case_near("logits", got.logits, want.logits, want.n_logits, 1e-4);
+        double error = case_row_error(got.importance, want.importance, want.n_importance / TOKENS, TOKENS);
+        ck_assert_msg(error < 1e-4, "importance differs by %g of the largest", error);
+        outcome_free(&want), outcome_free(&got);
+    }
+    ck_assert_uint_eq(emulator_memory_taken(), before); // all memory is given back
+}
+END_TEST
+
+// With less and less memory, weights stream: the same bits, whichever stream is late, until not even two weights fit: then a clean error.
+START_TEST(test_weights_that_do_not_fit)
+{
+    static const char *const options[14] = {"--type", "f32", "--tied", "no"};
+    case_tiny_model(help_path("tiny.gguf"), options);
+    help_ok(CUDA.open(err));
+    size_t taken = emulator_memory_taken();
+    uint64_t copied = emulator_copied_to_device();
+    outcome want = run_model(help_path("tiny.gguf"), &CUDA);
+    uint64_t once = emulator_copied_to_device() - copied, most = 0;
+    model *m = case_open(help_path("tiny.gguf"), &CUDA);
+    forward *f = NULL;
+    forward_plan plan = {TOKENS, QUESTIONS, STEPS, true};
+    help_ok(forward_open(&f, m, &plan, err));
+    size_t all = emulator_memory_taken() - taken;
+    forward_close(f);
+    model_free(m);
+    int streamed = 0, too_small = 0;
+    for (size_t less = 0; less < all / 2 && too_small < 3; less += 40000)
+        for (int lazy = LAZY_NONE; lazy <= LAZY_COPIES; lazy++) {
+            outcome got;
+            emulator_set_memory(taken + all - less);
+            emulator_set_lazy((emulator_lazy)lazy);
+            copied = emulator_copied_to_device();
+            kvb_status status = try_model(&got, help_path("tiny.gguf"), &CUDA);
+            emulator_set_lazy(LAZY_NONE);
+            emulator_set_memory(SIZE_MAX);
+            ck_assert_uint_eq(emulator_memory_taken(), taken);
+            too_small += status != KVB_OK;
+            if (status != KVB_OK) continue;
+            copied = emulator_copied_to_device() - copied;
+            streamed += copied > once;
+            most = copied > most ? copied : most;
+            case_same("logits", got.logits, want.logits, want.n_logits);
+            case_same("importance", got.importance, want.importance, want.n_importance);
+            outcome_free(&got);
+        }
+    printf("weights that fit: %llu bytes copied; streamed %d times: at most %llu\n", (unsigned long long)once, streamed,
+           (unsigned long long)most);
+    ck_assert_int_ge(streamed, 3);
+    ck_assert_int_eq(too_small, 3); // at one size, whatever is late
+    outcome_free(&want);
+}
+END_TEST
+
+START_TEST(test_out_of_memory)
+{
+    help_ok(CUDA.open(err));
+    size_t taken = emulator_memory_taken();
+    emulator_set_memory(taken + 1000);
+    ck_assert_ptr_null(CUDA.alloc(1001).address);
+    ck_assert_ptr_null(CUDA.alloc(SIZE_MAX / 2).address);
+    float w[300] = {0};
+    dev_matrix m = CUDA.matrix_upload(w, 30, 10, false);
+    ck_assert_ptr_null(m.address);
+    CUDA.matrix_release(&m);
+    dev small = CUDA.alloc(100); // what fits still works
+    ck_assert_ptr_nonnull(small.address);
+    float zeros[100] = {1};
+    CUDA.download(zeros, small, 100);
+    ck_assert_float_eq(zeros[0], 0);
+    CUDA.release(small);
+    help_ok(CUDA.check(err));
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+    model *opened = NULL;
+    kvb_error failure = {0};
+    ck_assert_int_eq(model_open(&opened, help_path("tiny.gguf"), &CUDA, &failure), KVB_MEMORY);
+    ck_assert_ptr_nonnull(strstr(failure.message, "no memory for"));
+    emulator_set_memory(SIZE_MAX);
+    ck_assert_uint_eq(emulator_memory_taken(), taken);
+}
+END_TEST
+
+// In a process of its own each: a failure sticks until the program ends.
+START_TEST(test_a_failure_sticks)
+{
+    help_ok(CUDA.open(err));
+    kvb_error failure = {0};
+    float in[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8];
+    dev x = CUDA.alloc(8), y = CUDA.alloc(8);
+    CUDA.upload(x, in, 8);
+    emulator_fail_launch(1);
+    CUDA.swiglu(x, x, 8);
+    CUDA.rms_norm(y, x, x, 1, 8, 1e-5f); // fails
+    CUDA.swiglu(y, x, 8);
+    for (int i = 0; i < 2; i++) {
+        ck_assert_int_eq(CUDA.check(&failure), KVB_UNSUPPORTED);
+        ck_assert_ptr_nonnull(strstr(failure.message, "rms_norm failed: "));
+    }
+    CUDA.download(out, x, 8);
+    for (int i = 0; i < 8; i++) ck_assert_float_eq(out[i], 0);
+    ck_assert_ptr_null(CUDA.alloc(8).address);
+}
+END_TEST
+
+START_TEST(test_no_device)
+{
+    kvb_error failure = {0};
+    emulator_set_devices(0);
+    ck_assert_int_eq(CUDA.open(&failure), KVB_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(failure.message, "no CUDA device: "));
+    emulator_set_devices(2);
+    help_ok(CUDA.open(err));
+    help_ok(CUDA.open(err)); // once more does nothing
+}
+END_TEST
+
+// A batch of many rows is cut into passes, and a question's rows into several of them.
+START_TEST(test_more_rows_than_a_pass)
+{
+    enum { H = 4, G = 2, D = 16, T = 70, Q = 3, EACH = 50, N = Q * EACH };
+    attention_shape s = {H, G, D};
+    help_ok(CUDA.open(err));
+    decode_row rows[N];
+    for (uint32_t i = 0; i < N; i++) rows[i] = (decode_row){i / EACH, i % EACH, i % 7 != 0};
+    float *k = case_floats(G * T * D, 2, 0), *v = case_floats(G * T * D, 1, 0), *q = case_floats(N * H * D, 2, 0),
+          *tail = case_floats(Q * G * EACH * D, 1, 0), *w = case_floats(H * T, 0.5, 0.5), *got[2];
+    const backend *const both[] = {&backend_ref, &CUDA};
+    for (int i = 0; i < 2; i++) {
+        const backend *b = both[i];
+        dev o = b->alloc(N * H * D + Q * G * T), dq = b->alloc(N * H * D), dt = b->alloc(Q * G * EACH * D);
+        prefix_kv kv = {.k = b->alloc(G * T * D), .v = b->alloc(G * T * D), .n_tokens = T};
+        tail_kv tails = {dt, dt, EACH};
+        oracle_view oracle = {b->alloc(H * T), dev_at(o, N * H * D), G * T};
+        b->upload(dq, q, N * H * D), b->upload(dt, tail, Q * G * EACH * D), b->upload(oracle.weights, w, H * T);
+        b->upload(kv.k, k, G * T * D), b->upload(kv.v, v, G * T * D);
+        b->attend_rows(o, dq, &kv, &tails, rows, N, s, &oracle);
+        got[i] = case_alloc(N * H * D + Q * G * T, sizeof(float));
+        b->download(got[i], o, N * H * D + Q * G * T);
+        b->release(o), b->release(dq), b->release(dt), b->release(kv.k), b->release(kv.v), b->release(oracle.weights);
+    }
+    case_near("attend_rows", got[1], got[0], N * H * D + Q * G * T, 1e-5);
+    CUDA.reserve(&(backend_limits){0});
+    free(k), free(v), free(q), free(tail), free(w), free(got[0]), free(got[1]);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    // Every test in its own process and with its own device.
+    setenv("CK_FORK", "yes", 1);
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, test_no_device);
+    tcase_add_test(tc, test_model_agrees_with_the_reference);
+    tcase_add_test(tc, test_weights_that_do_not_fit);
+    tcase_add_test(tc, test_out_of_memory);
+    tcase_add_test(tc, test_a_failure_sticks);
+    tcase_add_test(tc, test_more_rows_than_a_pass);
+}
+
+UNIT_MAIN("cuda backend, emulated", fill)
