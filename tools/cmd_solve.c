@@ -174,6 +174,8 @@ static void job_free(metric_job *job)
 
 static kvb_status solve_metric(solve_command *s, const char *metric, cJSON *list, kvb_error *err)
 {
+    if (s->holdout_name) return solve_holdout(s, metric, list, err);
+    if (s->ablation) return solve_ablation(s, metric, list, err);
     metric_job *job = calloc(1, sizeof *job);
     if (!job) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
     job->metric = metric;
@@ -201,8 +203,8 @@ static kvb_status prepare(solve_command *s, kvb_error *err)
                         "must; import it again with --model-heads and --head-dim, or write --npy only",
                         s->path);
     char path[PATH_SIZE];
-    const char *const patterns[] = {s->output, s->npy, s->budgets};
-    for (int i = 0; i < 3 && status == KVB_OK; i++)
+    const char *const patterns[] = {s->output, s->npy, s->budgets, s->picture};
+    for (int i = 0; i < 4 && status == KVB_OK; i++)
         if (patterns[i]) status = output_path(path, patterns[i], s->metrics[0], "", s->n_metrics > 1, err);
     return status;
 }
@@ -220,9 +222,27 @@ static kvb_status solve_all(solve_command *s, kvb_error *err)
         cJSON_free(text);
     }
     cJSON_Delete(list);
-    if (status == KVB_OK && !s->output && !s->npy && !s->budgets && !s->quiet)
+    if (status == KVB_OK && !s->output && !s->npy && !s->budgets && !s->holdout_name && !s->ablation && !s->quiet)
         fprintf(stderr, "no file was written; -o FILE.safetensors writes the table\n");
     return status;
+}
+
+// What --holdout and --ablation go together with. An exit code.
+static int check_study(const solve_command *s)
+{
+    bool study = s->holdout_name || s->ablation;
+    if (s->holdout_name && strcmp(s->holdout_name, "text") != 0 && strcmp(s->holdout_name, "question") != 0)
+        return cli_usage_error(s->self, "--holdout: expected text or question, found '%s'", s->holdout_name);
+    if (s->holdout_name && s->ablation)
+        return cli_usage_error(s->self, "--holdout and --ablation are two studies; run them one after the other");
+    if (study && (s->output || s->npy || s->budgets))
+        return cli_usage_error(s->self, "%s writes no table: leave out --output, --npy and --budgets",
+                               s->ablation ? "--ablation" : "--holdout");
+    if (study && s->exact) return cli_usage_error(s->self, "studies solve greedily; leave out --exact");
+    if (s->picture && !study)
+        return cli_usage_error(s->self, "--picture draws --holdout or --ablation; `kvbudget plot` draws tables");
+    if (s->picture && !*s->picture) return cli_usage_error(s->self, "a file name is empty");
+    return EXIT_DONE;
 }
 
 static int run_solve(const cli_command *self, int argc, char **argv)
@@ -230,6 +250,7 @@ static int run_solve(const cli_command *self, int argc, char **argv)
     solve_command s = {.self = self,
                        .shrink = NAN,
                        .min_keep = NAN,
+                       .seed = 1,
                        .scope_name = "global",
                        .hull_name = "feasible",
                        .sink = NOT_GIVEN,
@@ -266,6 +287,16 @@ static int run_solve(const cli_command *self, int argc, char **argv)
         {"budgets", 0, CLI_TEXT, &s.budgets, "FILE",
          "also write every question's own optimum: tokens kept, an int32 .npy\n[questions, 99, layers, KV heads]"},
         CONSTRAINT_OPTIONS(s.wishes),
+        {"holdout", 0, CLI_TEXT, &s.holdout_name, "WHAT",
+         "write no table, but measure every aggregation on what it has not seen: leave out\neach text, or each "
+         "question, in "
+         "turn"},
+        {"ablation", 0, CLI_FLAG, &s.ablation, NULL,
+         "write no table, but compare every question's optimum with uniform, PyramidKV and\nAdaKV budgets, and with "
+         "budgets "
+         "that ignore how well the metric ranks"},
+        {"picture", 0, CLI_TEXT, &s.picture, "FILE.svg", "with --holdout or --ablation: also draw it"},
+        {"seed", 0, CLI_COUNT, &s.seed, "N", "with --holdout: of the draws behind its intervals (1)"},
         {"json", 0, CLI_FLAG, &s.json, NULL, "print all 99 rows as JSON instead of the short table"},
         {"quiet", 0, CLI_FLAG, &s.quiet, NULL, "no progress, no file names"},
         {0},
@@ -275,6 +306,7 @@ static int run_solve(const cli_command *self, int argc, char **argv)
         code =
             cli_usage_error(self, "expected one record, found %d operands: kvbudget %s", argc - first, self->synopsis);
     if (code == EXIT_DONE) code = check_solve_options(&s);
+    if (code == EXIT_DONE) code = check_study(&s);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         s.path = argv[first];
@@ -313,10 +345,15 @@ const cli_command cmd_solve = {
     "solved one after the other from several starting rows, each within its neighbour; the best set is taken and\n"
     "improved row by row. It never loses more than greedy, summed over the rows as a share of the optimum.\n"
     "\n"
+    "--holdout says what tables are worth: their loss on texts (or questions) that they were not made from, with\n"
+    "intervals; and by text also learning curves, and what every text's table loses on the others. --ablation\n"
+    "compares within each question, as figures 2 to 4 of the paper do.\n"
+    "\n"
     "Examples:\n"
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
+    "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
     "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n",
     run_solve,
 };

@@ -1,5 +1,4 @@
 // kvbudget validate: how far greedy is from the true optimum, and whether a table's bounds hold.
-#include "formats/atomic_file.h"
 #include "runtime/fail.h"
 #include "tools/svg.h"
 #include "tools/validate.h"
@@ -150,8 +149,9 @@ static bool add_json(cJSON *list, const solve_command *s, const validation *v)
     return ok;
 }
 
-static void draw(const solve_command *s, const validation *v, FILE *out)
+static void draw(const solve_command *s, const void *what, FILE *out)
 {
+    const validation *v = what;
     enum { WIDTH = 760, HEIGHT = 250, TOP = 78 };
     char title[160], subtitle[160];
     double greedy[ROWS], bound[ROWS], nested[ROWS], surviving[ROWS];
@@ -189,26 +189,13 @@ static void draw(const solve_command *s, const validation *v, FILE *out)
     svg_end(out);
 }
 
-static kvb_status write_picture(const solve_command *s, const validation *v, kvb_error *err)
-{
-    char path[PATH_SIZE];
-    atomic_file file;
-    kvb_status status = output_path(path, s->output, v->job.metric, ".svg", s->n_metrics > 1, err);
-    if (status == KVB_OK) status = atomic_file_begin(&file, path, err);
-    if (status != KVB_OK) return status;
-    draw(s, v, file.stream);
-    status = atomic_file_commit(&file, err);
-    if (status == KVB_OK && !s->quiet) fprintf(stderr, "wrote %s\n", path);
-    return status;
-}
-
 static kvb_status validate_metric(solve_command *s, const char *metric, cJSON *list, kvb_error *err)
 {
     validation *v = calloc(1, sizeof *v);
     if (!v) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
     v->job.metric = metric;
     kvb_status status = run_metric(s, v, err);
-    if (status == KVB_OK && s->output) status = write_picture(s, v, err);
+    if (status == KVB_OK && s->output) status = write_picture(s, s->output, metric, draw, v, err);
     if (status == KVB_OK && list && !add_json(list, s, v))
         status = kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
     if (status == KVB_OK && !list) print_table(s, v);

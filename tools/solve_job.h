@@ -8,6 +8,7 @@
 #include "tools/cli.h"
 #include "tools/solve_constraints.h"
 #include <cjson/cJSON.h>
+#include <stdio.h>
 
 enum { ROWS = TABLE_ROWS, METRICS_MAX = 64, PATH_SIZE = 4096 };
 #define NOT_GIVEN UINT64_MAX
@@ -31,9 +32,11 @@ typedef struct solve_command {
     const cli_command *self;
     cli_list metric_names;
     const char *output, *npy, *budgets, *contexts, *aggregate_name, *scope_name, *hull_name;
+    const char *holdout_name, *picture; // NULL: not given
+    uint64_t seed;                      // of draws of texts and questions
     uint64_t sink, window, max_questions;
     double shrink, min_keep; // NaN: not given
-    bool json, quiet, paper, mean_loss, exact, monotone;
+    bool json, quiet, paper, ablation, mean_loss, exact, monotone;
     aggregation aggregate; // mean_loss: whether it is that
     double tail;           // with AGGREGATE_TAIL: share of the texts, 0 for the worst one
     solve_options options;
@@ -131,3 +134,12 @@ kvb_status output_path(char out[PATH_SIZE], const char *pattern, const char *met
 kvb_status write_results(const solve_command *s, const metric_job *job, kvb_error *err);
 void print_results(const solve_command *s, const metric_job *job);
 kvb_status add_results_json(cJSON *list, const solve_command *s, const metric_job *job, kvb_error *err);
+
+// Draws what `draw` makes of `what` to the file that output_path() makes of the pattern.
+typedef void picture_drawer(const solve_command *s, const void *what, FILE *out);
+kvb_status write_picture(const solve_command *s, const char *pattern, const char *metric, picture_drawer *draw,
+                         const void *what, kvb_error *err);
+
+// The studies of solve, in place of a table: solve_holdout.h and solve_ablation.c.
+kvb_status solve_holdout(solve_command *s, const char *metric, cJSON *list, kvb_error *err);
+kvb_status solve_ablation(solve_command *s, const char *metric, cJSON *list, kvb_error *err);

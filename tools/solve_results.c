@@ -1,4 +1,5 @@
 // What kvbudget solve writes and prints.
+#include "formats/atomic_file.h"
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "formats/table_export.h"
@@ -123,6 +124,20 @@ kvb_status output_path(char out[PATH_SIZE], const char *pattern, const char *met
         : folder ? snprintf(out, PATH_SIZE, "%s%s%s%s", pattern, pattern[length - 1] == '/' ? "" : "/", name, extension)
                  : snprintf(out, PATH_SIZE, "%s", pattern);
     return used < PATH_SIZE ? KVB_OK : kvb_fail(err, KVB_ARGUMENT, "%s: the path is too long", pattern);
+}
+
+kvb_status write_picture(const solve_command *s, const char *pattern, const char *metric, picture_drawer *draw,
+                         const void *what, kvb_error *err)
+{
+    char path[PATH_SIZE];
+    atomic_file file;
+    kvb_status status = output_path(path, pattern, metric, ".svg", s->n_metrics > 1, err);
+    if (status == KVB_OK) status = atomic_file_begin(&file, path, err);
+    if (status != KVB_OK) return status;
+    draw(s, what, file.stream);
+    status = atomic_file_commit(&file, err);
+    if (status == KVB_OK && !s->quiet) fprintf(stderr, "wrote %s\n", path);
+    return status;
 }
 
 kvb_status write_results(const solve_command *s, const metric_job *job, kvb_error *err)

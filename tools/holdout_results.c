@@ -1,0 +1,291 @@
+// What solve --holdout prints, as text and as JSON, and draws.
+#include "runtime/fail.h"
+#include "tools/solve_holdout.h"
+#include "tools/svg.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Row of a ratio in per cent, or -1.
+static int find_row(const holdout *h, int percent)
+{
+    for (uint32_t r = 0; r < h->n_rows; r++)
+        if ((int)rint(100 * h->ratios[r]) == percent) return (int)r;
+    return -1;
+}
+
+static const char *text_name(const solve_command *s, const holdout *h, uint32_t text)
+{
+    return record_context(s->r, s->selected[h->selected[text]])->id;
+}
+
+static uint32_t text_tokens(const solve_command *s, const holdout *h, uint32_t text)
+{
+    return record_context(s->r, s->selected[h->selected[text]])->n_tokens;
+}
+
+// The largest change against the paper's table between 30 and 95 % pruned, and where.
+static double worst_change(const holdout *h, int method, int *percent)
+{
+    double worst = -INFINITY;
+    for (uint32_t r = 0; r < h->n_rows; r++) {
+        int p = (int)rint(100 * h->ratios[r]);
+        if (p < 30 || p > 95 || !(h->ratio[r][method].value > worst)) continue;
+        worst = h->ratio[r][method].value;
+        *percent = p;
+    }
+    return worst;
+}
+
+// ---- Text -----------------------------------------------------------------------------------------------------------
+
+static void print_losses(const holdout *h)
+{
+    static const int shown[] = {30, 50, 70, 80, 90, 95};
+    enum { N_SHOWN = sizeof shown / sizeof *shown };
+    printf("  Loss %%, and against mean_ratio with the 95 %% interval of %d draws of texts and questions:\n",
+           BOOTSTRAP_DRAWS);
+    printf("  %-22s", "pruned");
+    for (int i = 0; i < N_SHOWN; i++) printf("%9d %%", shown[i]);
+    printf("\n");
+    for (int m = 0; m < N_METHODS; m++) {
+        printf("  %-22s", holdout_methods[m]);
+        for (int i = 0; i < N_SHOWN; i++) printf("%11.4f", 100 * h->mean[find_row(h, shown[i])][m].value);
+        printf("\n");
+    }
+    for (int m = 0; m < N_METHODS; m++) {
+        int at = 0;
+        if (m == METHOD_PAPER) continue;
+        double worst = worst_change(h, m, &at);
+        const interval *half = &h->ratio[find_row(h, 50)][m], *fifth = &h->ratio[find_row(h, 80)][m];
+        printf("  %-22s at 50 %%: %+.2f %% (%+.2f .. %+.2f), at 80 %%: %+.2f %% (%+.2f .. %+.2f), at worst %+.2f %% "
+               "(%d)\n",
+               holdout_methods[m], 100 * half->value, 100 * half->low, 100 * half->high, 100 * fifth->value,
+               100 * fifth->low, 100 * fifth->high, 100 * worst, at);
+    }
+}
+
+static void print_curve(const holdout *h, const learning_curve *c, const char *what)
+{
+    if (c->n_levels == 0) return;
+    printf("  Held-out loss %% with tables from so many %s (mean_ratio, mean_loss with shrink %g):\n", what,
+           DEFAULT_SHRINK);
+    for (uint32_t l = 0; l < c->n_levels; l++) {
+        int half = find_row(h, 50), fifth = find_row(h, 80);
+        printf("  %6u   at 50 %%: %8.4f %8.4f   at 80 %%: %8.4f %8.4f\n", c->level[l], 100 * c->loss[l][0][half],
+               100 * c->loss[l][1][half], 100 * c->loss[l][0][fifth], 100 * c->loss[l][1][fifth]);
+    }
+}
+
+// What the table of text `from` loses more on `to` than the table of `to` itself, which has seen it.
+static double regret(const holdout *h, int row, uint32_t from, uint32_t to)
+{
+    const double *loss = h->transfer + (size_t)row * h->n_texts * h->n_texts;
+    double own = loss[(size_t)to * h->n_texts + to];
+    return own > 0 ? loss[(size_t)from * h->n_texts + to] / own - 1 : 0;
+}
+
+static void print_transfer(const solve_command *s, const holdout *h)
+{
+    if (!h->transfer) return;
+    int row = find_row(h, 80);
+    printf("  Regret %% at 80 %% pruned: what the table of one text loses more on another than the other's own.\n");
+    printf("  %-22s", "table of \\ used on");
+    for (uint32_t t = 0; t < h->n_texts; t++) printf(" %7.7s", text_name(s, h, t));
+    printf("\n");
+    for (uint32_t from = 0; from < h->n_texts; from++) {
+        printf("  %-14.14s %6u ", text_name(s, h, from), text_tokens(s, h, from));
+        for (uint32_t to = 0; to < h->n_texts; to++) printf(" %7.2f", 100 * regret(h, row, from, to));
+        printf("\n");
+    }
+}
+
+static void print_holdout(const solve_command *s, const holdout *h)
+{
+    printf("%s: %u questions on %u texts, each %s held out, sink %u, window %u, %s\n", h->job.metric, h->n_pairs,
+           h->n_texts, h->by_question ? "question" : "text", h->job.sink, h->job.window,
+           s->options.scope == SCOPE_LAYER ? "layer by layer" : "over all layers");
+    print_losses(h);
+    print_curve(h, &h->questions, "questions of each text");
+    print_curve(h, &h->texts, "texts");
+    print_transfer(s, h);
+}
+
+// ---- JSON -----------------------------------------------------------------------------------------------------------
+
+static bool add_interval(cJSON *to, const char *name, const interval *i)
+{
+    const double values[3] = {i->value, i->low, i->high};
+    cJSON *list = cJSON_CreateDoubleArray(values, 3);
+    return list && cJSON_AddItemToObject(to, name, list);
+}
+
+static bool add_methods(cJSON *to, const holdout *h)
+{
+    cJSON *list = cJSON_AddArrayToObject(to, "methods");
+    bool ok = list != NULL;
+    for (int m = 0; m < N_METHODS && ok; m++) {
+        int at = 0;
+        cJSON *item = cJSON_CreateObject(), *rows;
+        ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "name", holdout_methods[m]) &&
+             cJSON_AddNumberToObject(item, "worst_change", worst_change(h, m, &at)) &&
+             (rows = cJSON_AddArrayToObject(item, "rows"));
+        for (uint32_t r = 0; r < h->n_rows && ok; r++) {
+            cJSON *row = cJSON_CreateObject();
+            ok = row && cJSON_AddItemToArray(rows, row) && cJSON_AddNumberToObject(row, "ratio", h->ratios[r]) &&
+                 add_interval(row, "loss", &h->mean[r][m]) && add_interval(row, "change", &h->ratio[r][m]);
+        }
+    }
+    return ok;
+}
+
+static bool add_curve(cJSON *to, const char *name, const holdout *h, const learning_curve *c)
+{
+    cJSON *list = cJSON_AddArrayToObject(to, name);
+    bool ok = list != NULL;
+    for (uint32_t l = 0; l < c->n_levels && ok; l++) {
+        cJSON *item = cJSON_CreateObject(), *paper = cJSON_CreateDoubleArray(c->loss[l][0], (int)h->n_rows),
+              *own = cJSON_CreateDoubleArray(c->loss[l][1], (int)h->n_rows);
+        ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddNumberToObject(item, "level", c->level[l]) && paper &&
+             cJSON_AddItemToObject(item, "mean_ratio", paper) && own && cJSON_AddItemToObject(item, "default", own);
+    }
+    return ok;
+}
+
+static bool add_transfer(cJSON *to, const solve_command *s, const holdout *h)
+{
+    cJSON *texts = cJSON_AddArrayToObject(to, "texts"), *list = cJSON_AddArrayToObject(to, "transfer");
+    bool ok = texts && list;
+    for (uint32_t t = 0; t < h->n_texts && ok; t++) {
+        cJSON *item = cJSON_CreateObject();
+        ok = item && cJSON_AddItemToArray(texts, item) && cJSON_AddStringToObject(item, "id", text_name(s, h, t)) &&
+             cJSON_AddNumberToObject(item, "n_tokens", text_tokens(s, h, t));
+    }
+    for (uint32_t r = 9; r < h->n_rows && ok && h->transfer; r += 10) {
+        cJSON *item = cJSON_CreateObject(),
+              *loss = cJSON_CreateDoubleArray(h->transfer + (size_t)r * h->n_texts * h->n_texts,
+                                              (int)(h->n_texts * h->n_texts));
+        ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddNumberToObject(item, "ratio", h->ratios[r]) && loss &&
+             cJSON_AddItemToObject(item, "loss", loss);
+    }
+    return ok;
+}
+
+static bool add_json(cJSON *list, const solve_command *s, const holdout *h)
+{
+    cJSON *item = cJSON_CreateObject();
+    return item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", h->job.metric) &&
+           cJSON_AddStringToObject(item, "held_out", h->by_question ? "question" : "text") &&
+           cJSON_AddNumberToObject(item, "n_texts", h->n_texts) &&
+           cJSON_AddNumberToObject(item, "n_questions", h->n_pairs) &&
+           cJSON_AddNumberToObject(item, "seed", (double)s->seed) && add_methods(item, h) &&
+           add_curve(item, "learning_questions", h, &h->questions) && add_curve(item, "learning_texts", h, &h->texts) &&
+           add_transfer(item, s, h);
+}
+
+// ---- Picture --------------------------------------------------------------------------------------------------------
+
+enum { WIDTH = 820, HEIGHT = 260, STEP = HEIGHT + 16, TOP = 78 };
+
+static void draw_changes(const holdout *h, FILE *out)
+{
+    static const int drawn[] = {METHOD_MEAN_LOSS, METHOD_SHRINK_1, METHOD_SHRINK_2,
+                                METHOD_WORST,     METHOD_CVAR,     METHOD_OPTIMUM};
+    enum { N_DRAWN = sizeof drawn / sizeof *drawn };
+    static double values[N_DRAWN][3][ROWS];
+    svg_series series[N_DRAWN];
+    for (int i = 0; i < N_DRAWN; i++) {
+        for (uint32_t r = 0; r < h->n_rows; r++) {
+            const interval *change = &h->ratio[r][drawn[i]];
+            values[i][0][r] = 1 + change->value;
+            values[i][1][r] = 1 + change->low;
+            values[i][2][r] = 1 + change->high;
+        }
+        bool band = drawn[i] == METHOD_SHRINK_1 || drawn[i] == METHOD_OPTIMUM;
+        series[i] = (svg_series){holdout_methods[drawn[i]], values[i][0], band ? values[i][1] : NULL,
+                                 band ? values[i][2] : NULL};
+    }
+    svg_chart chart = {.title = "Held-out loss as a share of the paper's table's, with 95 % intervals",
+                       .x_label = "per cent pruned",
+                       .x = h->ratios,
+                       .n = h->n_rows,
+                       .n_series = N_DRAWN,
+                       .series = series,
+                       .from_low = true};
+    svg_chart_put(out, &chart, SVG_MARGIN, TOP, WIDTH, HEIGHT);
+}
+
+static void draw_learning(const holdout *h, const learning_curve *c, const char *title, const char *label, int top,
+                          FILE *out)
+{
+    static const char *const names[4] = {"mean_ratio, 50 %", "default, 50 %", "mean_ratio, 80 %", "default, 80 %"};
+    double x[LEVELS_MAX], y[4][LEVELS_MAX];
+    svg_series series[4];
+    for (uint32_t l = 0; l < c->n_levels; l++) {
+        x[l] = c->level[l];
+        for (int i = 0; i < 4; i++) y[i][l] = c->loss[l][i % 2][find_row(h, i < 2 ? 50 : 80)];
+    }
+    for (int i = 0; i < 4; i++) series[i] = (svg_series){names[i], y[i], NULL, NULL};
+    svg_chart chart = {.title = title,
+                       .x_label = label,
+                       .x = x,
+                       .n = c->n_levels,
+                       .n_series = 4,
+                       .series = series,
+                       .x_unit = SVG_NUMBERS,
+                       .marks = true};
+    svg_chart_put(out, &chart, SVG_MARGIN, top, WIDTH, HEIGHT);
+}
+
+static void draw_transfer(const solve_command *s, const holdout *h, int top, FILE *out)
+{
+    static double values[TRANSFER_MAX * TRANSFER_MAX];
+    const char *names[TRANSFER_MAX];
+    double most = 1;
+    for (uint32_t from = 0; from < h->n_texts; from++) {
+        names[from] = text_name(s, h, from);
+        for (uint32_t to = 0; to < h->n_texts; to++) {
+            double more = 100 * regret(h, find_row(h, 80), from, to);
+            values[from * h->n_texts + to] = more;
+            most = fmax(most, more);
+        }
+    }
+    svg_matrix m = {.title = "Regret in per cent at 80 % pruned: the table of a row's text, used on a column's",
+                    .n_rows = h->n_texts,
+                    .n_columns = h->n_texts,
+                    .row_names = names,
+                    .column_names = h->n_texts <= 8 ? names : NULL,
+                    .values = values,
+                    .most = most,
+                    .decimals = 1};
+    svg_matrix_put(out, &m, SVG_MARGIN, top, WIDTH, 40 + 24 * (int)h->n_texts);
+}
+
+static void draw_holdout(const solve_command *s, const void *what, FILE *out)
+{
+    const holdout *h = what;
+    char title[160], subtitle[160];
+    int height = h->transfer ? TOP + 3 * STEP + 60 + 24 * (int)h->n_texts : TOP + STEP;
+    snprintf(title, sizeof title, "Tables on what they have not seen: %.110s", h->job.metric);
+    snprintf(subtitle, sizeof subtitle, "%u questions on %u texts; each %s left out in turn", h->n_pairs, h->n_texts,
+             h->by_question ? "question" : "text");
+    svg_begin(out, 2 * SVG_MARGIN + WIDTH, height + SVG_MARGIN, title, subtitle);
+    draw_changes(h, out);
+    if (h->transfer) {
+        draw_learning(h, &h->questions, "Loss on the text left out", "questions of each calibration text", TOP + STEP,
+                      out);
+        draw_learning(h, &h->texts, "Loss on the text left out", "calibration texts", TOP + 2 * STEP, out);
+        draw_transfer(s, h, TOP + 3 * STEP, out);
+    }
+    svg_end(out);
+}
+
+kvb_status show_holdout(const solve_command *s, const holdout *h, cJSON *list, kvb_error *err)
+{
+    kvb_status status = s->picture ? write_picture(s, s->picture, h->job.metric, draw_holdout, h, err) : KVB_OK;
+    if (status == KVB_OK && list && !add_json(list, s, h))
+        status = kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+    if (status == KVB_OK && !list) print_holdout(s, h);
+    return status;
+}
