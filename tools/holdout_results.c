@@ -216,6 +216,8 @@ static void draw_changes(const holdout *h, FILE *out)
     svg_chart_put(out, &chart, SVG_MARGIN, TOP, WIDTH, HEIGHT);
 }
 
+static const char LEARNING[] = "Loss on the text left out, as a share of mean_ratio's with all there is";
+
 static void draw_learning(const holdout *h, const learning_curve *c, const char *title, const char *label, int top,
                           FILE *out)
 {
@@ -224,7 +226,11 @@ static void draw_learning(const holdout *h, const learning_curve *c, const char 
     svg_series series[4];
     for (uint32_t l = 0; l < c->n_levels; l++) {
         x[l] = c->level[l];
-        for (int i = 0; i < 4; i++) y[i][l] = c->loss[l][i % 2][find_row(h, i < 2 ? 50 : 80)];
+        for (int i = 0; i < 4; i++) {
+            int row = find_row(h, i < 2 ? 50 : 80);
+            double all = c->loss[c->n_levels - 1][0][row];
+            y[i][l] = all > 0 ? c->loss[l][i % 2][row] / all : 1;
+        }
     }
     for (int i = 0; i < 4; i++) series[i] = (svg_series){names[i], y[i], NULL, NULL};
     svg_chart chart = {.title = title,
@@ -234,7 +240,8 @@ static void draw_learning(const holdout *h, const learning_curve *c, const char 
                        .n_series = 4,
                        .series = series,
                        .x_unit = SVG_NUMBERS,
-                       .marks = true};
+                       .marks = true,
+                       .from_low = true};
     svg_chart_put(out, &chart, SVG_MARGIN, top, WIDTH, HEIGHT);
 }
 
@@ -273,9 +280,8 @@ static void draw_holdout(const solve_command *s, const void *what, FILE *out)
     svg_begin(out, 2 * SVG_MARGIN + WIDTH, height + SVG_MARGIN, title, subtitle);
     draw_changes(h, out);
     if (h->transfer) {
-        draw_learning(h, &h->questions, "Loss on the text left out", "questions of each calibration text", TOP + STEP,
-                      out);
-        draw_learning(h, &h->texts, "Loss on the text left out", "calibration texts", TOP + 2 * STEP, out);
+        draw_learning(h, &h->questions, LEARNING, "questions of each calibration text", TOP + STEP, out);
+        draw_learning(h, &h->texts, LEARNING, "calibration texts", TOP + 2 * STEP, out);
         draw_transfer(s, h, TOP + 3 * STEP, out);
     }
     svg_end(out);

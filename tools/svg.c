@@ -131,7 +131,7 @@ static void put_x_axis(FILE *out, const axes *a, const char *label)
     if (a->x_unit == SVG_NUMBERS && a->x_most >= 5) step = fmax(step, 1);
     for (double x = ceil(a->x_least / step - 1e-9) * step; x <= a->x_most + 1e-9 * step; x += step) {
         char text[16];
-        snprintf(text, sizeof text, "%.6g", a->x_unit == SVG_SHARES ? rint(100 * x) : x);
+        snprintf(text, sizeof text, "%.6g", (a->x_unit == SVG_SHARES ? rint(100 * x) : x) + 0.0); // -0 is 0
         fprintf(out, "<path class=\"g\" d=\"M%.1f %.1f v%.1f\"/>\n", place_x(a, x), a->top, a->height);
         svg_text(out, place_x(a, x), a->top + a->height + 15, "m", text);
     }

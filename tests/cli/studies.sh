@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# What solve measures without writing a table: --holdout and --ablation, on the tiny model.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --metric snapkv:kvpress
+
+# ---- holdout
+expect 0 'hold out texts' solve run.h5 --metric keydiff --holdout text --picture text.svg --json --quiet
+cp out text.json
+json 'every method at every ratio' text.json 'len(j) == 1 and len(j[0]["methods"]) == 9 and all(len(m["rows"]) == 99 for m in j[0]["methods"])'
+json 'intervals hold the value' text.json 'all(r["loss"][1] - 1e-9 <= r["loss"][0] <= r["loss"][2] + 1e-9
+    for m in j[0]["methods"] for r in m["rows"])'
+json 'no table passes the optimum of each question by more than its greedy gap' text.json 'all(
+    o["loss"][0] <= r["loss"][0] * 1.02 + 0.002 for m in j[0]["methods"] for r, o in zip(m["rows"][:80], j[0]["methods"][8]["rows"]))'
+json 'the paper is the measure' text.json 'all(r["change"] == [0, 0, 0] for r in j[0]["methods"][1]["rows"])'
+json 'transfer: nothing does better on a text than its own table, but for rounding' text.json 'len(j[0]["texts"]) == 2 and all(
+    t["loss"][3] <= t["loss"][1] * 1.02 + 0.002 and t["loss"][0] <= t["loss"][2] * 1.02 + 0.002 for t in j[0]["transfer"])'
+json 'with one text to learn from, the curve ends at the table itself' text.json 'abs(
+    j[0]["learning_texts"][-1]["default"][49] - j[0]["methods"][3]["rows"][49]["loss"][0]) < 1e-9 and abs(
+    j[0]["learning_questions"][-1]["mean_ratio"][49] - j[0]["methods"][1]["rows"][49]["loss"][0]) < 1e-9'
+check 'the picture is whole' charts text.svg 3
+# A text that is held out is judged by the table of the other alone.
+kvb solve run.h5 --metric keydiff --contexts short --paper -o short.safetensors --quiet
+kvb solve run.h5 --metric keydiff --holdout text --json --quiet --seed 1
+same 'the same again' out text.json
+expect 0 'hold out questions' solve run.h5 --metric all --holdout question
+says 'it says what is held out' 'each question held out'
+expect 0 'layer by layer' solve run.h5 --metric keydiff --holdout text --scope layer --quiet
+fails 'a single text' 'at least 2 texts' solve run.h5 --metric keydiff --holdout text --contexts short
+misused '--holdout answer' 'text or question' solve run.h5 --metric keydiff --holdout answer
+misused '--holdout with a table' 'writes no table' solve run.h5 --metric keydiff --holdout text -o t.safetensors
+misused '--picture alone' 'kvbudget plot' solve run.h5 --metric keydiff --picture x.svg
+misused 'both studies' 'one after the other' solve run.h5 --metric keydiff --holdout text --ablation
+
+# ---- ablation
+expect 0 'ablation' solve run.h5 --metric all --ablation --picture '{metric}.svg' --json --quiet
+cp out ablation.json
+json 'every question is best off with its own optimum' ablation.json 'len(j) == 2 and all(
+    best <= x * 1.02 + 0.002 for m in j for w in m["methods"] for x, best in zip(w["loss"], m["methods"][5]["loss"]))'
+json 'heads add up' ablation.json 'all(abs(sum(h) - x) < 1e-9 for m in j for w in m["methods"] for x, h in zip(w["loss"], w["head_loss"]))'
+check 'a picture for each metric' charts snapkv_kvpress.svg 2
+expect 0 'ablation as text' solve run.h5 --metric keydiff --ablation --quiet
+says 'a line for each ratio' '^ +95 %'
+end
