@@ -238,6 +238,8 @@ static int check_study(const solve_command *s)
     if (study && (s->output || s->npy || s->budgets))
         return cli_usage_error(s->self, "%s writes no table: leave out --output, --npy and --budgets",
                                s->ablation ? "--ablation" : "--holdout");
+    if (study && (wishes_limit(&s->wishes) || s->wishes.ratios || s->wishes.bytes || s->wishes.keep_tokens))
+        return cli_usage_error(s->self, "studies know neither constraints nor ratios of the user's; leave them out");
     if (study && s->exact) return cli_usage_error(s->self, "studies solve greedily; leave out --exact");
     if (s->picture && !study)
         return cli_usage_error(s->self, "--picture draws --holdout or --ablation; `kvbudget plot` draws tables");

@@ -32,6 +32,7 @@ fails 'a single text' 'at least 2 texts' solve run.h5 --metric keydiff --holdout
 misused '--holdout answer' 'text or question' solve run.h5 --metric keydiff --holdout answer
 misused '--holdout with a table' 'writes no table' solve run.h5 --metric keydiff --holdout text -o t.safetensors
 misused '--picture alone' 'kvbudget plot' solve run.h5 --metric keydiff --picture x.svg
+misused 'a study under constraints' 'neither constraints' solve run.h5 --metric keydiff --holdout text --block 16
 misused 'both studies' 'one after the other' solve run.h5 --metric keydiff --holdout text --ablation
 
 # ---- ablation
