@@ -54,24 +54,69 @@ static double parameter(const cJSON *parameters, const char *key, double otherwi
     return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
 }
 
+static bool is_named(const cJSON *parameters, const char *key, const char *otherwise)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(parameters, key);
+    return !cJSON_IsString(item) || strcmp(item->valuestring, otherwise) == 0;
+}
+
+// Whether `metric` is `name`, with a variant or parameters behind it or without.
+static bool is_metric(const char *metric, const char *name)
+{
+    size_t n = strlen(name);
+    return strncmp(metric, name, n) == 0 && (metric[n] == ':' || !metric[n]);
+}
+
+// Presses with parameters; false when it is none of these.
+static bool press_with_parameters(char *press, size_t size, const char **note, const char *metric, const cJSON *p)
+{
+    if (is_metric(metric, "snapkv")) {
+        snprintf(press, size, "SnapKVPress(window_size=%.0f, kernel_size=%.0f)", parameter(p, "window", 64),
+                 parameter(p, "kernel", 5));
+        if (parameter(p, "max_pool", strcmp(metric, "snapkv:lukv") == 0) != 0)
+            *note = "kvpress has no SnapKV with max pooling: its ranking differs from the one that was calibrated";
+        else if (parameter(p, "group_max", 0) != 0)
+            *note =
+                "kvpress's SnapKV takes the mean over a group: its ranking differs from the one that was calibrated";
+    } else if (is_metric(metric, "ea")) {
+        snprintf(press, size,
+                 "ExpectedAttentionPress(n_future_positions=%.0f, n_sink=%.0f, use_covariance=%s, use_vnorm=%s, "
+                 "epsilon=%g)",
+                 parameter(p, "future", 512), parameter(p, "sinks", 4),
+                 parameter(p, "covariance", 1) != 0 ? "True" : "False",
+                 parameter(p, "value_norm", 1) != 0 ? "True" : "False", parameter(p, "epsilon", 0.02));
+        if (parameter(p, "sinks_in_softmax", strncmp(metric, "ea:lukv", 7) == 0) != 0)
+            *note = "kvpress leaves the sinks out of the softmax: its ranking differs from the one that was calibrated";
+    } else if (is_metric(metric, "lagkv")) {
+        snprintf(press, size, "LagKVPress(n_sink=%.0f, lag_size=%.0f, cross_scoring=%s)", parameter(p, "sink", 4),
+                 parameter(p, "lag", 128), parameter(p, "cross", 0) != 0 ? "True" : "False");
+        if (!is_named(p, "mode", "lag") || parameter(p, "lambda", 1) != 1)
+            *note = "kvpress's LagKV has no other mode or weight: its ranking differs from the one that was calibrated";
+    } else {
+        return false;
+    }
+    return true;
+}
+
 // The kvpress 0.5.5 press that ranks tokens as the metric does; what it is when there is none.
 static void describe_press(char *press, size_t size, const char **note, const cJSON *metadata)
 {
     const char *metric = text_of(metadata, "metric");
     cJSON *parameters = cJSON_Parse(text_of(metadata, "metric_parameters"));
     *note = NULL;
-    if (strncmp(metric, "snapkv", 6) == 0) {
-        snprintf(press, size, "SnapKVPress(window_size=%.0f, kernel_size=%.0f)", parameter(parameters, "window", 64),
-                 parameter(parameters, "kernel", 5));
-        if (strcmp(metric, "snapkv:kvpress") != 0)
-            *note = "kvpress has no SnapKV with max pooling: its ranking differs from the one that was calibrated";
-    } else if (strncmp(metric, "ea", 2) == 0 && (metric[2] == ':' || !metric[2])) {
-        snprintf(press, size, "ExpectedAttentionPress(epsilon=%g)", parameter(parameters, "epsilon", 0.02));
-        if (strcmp(metric, "ea:kvpress") != 0)
-            *note = "kvpress leaves the sinks out of the softmax: its ranking differs from the one that was calibrated";
-    } else if (strncmp(metric, "keydiff", 7) == 0) {
+    if (is_metric(metric, "keydiff")) {
         snprintf(press, size, "KeyDiffPress()");
-    } else {
+        if (!is_named(parameters, "anchor", "mean") || !is_named(parameters, "similarity", "cos"))
+            *note = "kvpress's KeyDiff has the mean anchor and the cosine: its ranking differs from the one that was "
+                    "calibrated";
+    } else if (is_metric(metric, "tova") && is_named(parameters, "scope", "layer")) {
+        snprintf(press, size, "TOVAPress()");
+    } else if (is_metric(metric, "knorm")) {
+        snprintf(press, size, "KnormPress()");
+    } else if (is_metric(metric, "random")) {
+        snprintf(press, size, "RandomPress()");
+        *note = "another random order than the one that was calibrated";
+    } else if (!press_with_parameters(press, size, note, metric, parameters)) {
         snprintf(press, size, "YourPress()");
         *note = "choose the kvpress scorer that ranks tokens as the metric does";
     }
@@ -81,7 +126,7 @@ static void describe_press(char *press, size_t size, const char **note, const cJ
 static bool add_kvpress(cJSON *sidecar, const cJSON *metadata, const char *npy_path)
 {
     const char *slash = strrchr(npy_path, '/'), *file = slash ? slash + 1 : npy_path, *note;
-    char press[128], *load = NULL;
+    char press[192], *load = NULL;
     describe_press(press, sizeof press, &note, metadata);
     const char *sink = text_of(metadata, "sink"), *window = text_of(metadata, "window");
     int n = asprintf(&load,

@@ -26,6 +26,24 @@ for m in "${METRICS[@]}"; do
     expect 0 "solve $m" solve run.h5 --metric "$m" -o table.safetensors
     check "the table of $m keeps the invariants" table table.safetensors 2 2 "$m"
 done
+# ---- the side-car of an export names the kvpress scorer, with the parameters that were calibrated
+press() {
+    expect 0 "solve $1" solve run.h5 --metric "$1" -o press.safetensors
+    expect 0 "export $1" export press.safetensors --format npy -o press.npy
+    json "names $2" press.json "j[\"kvpress\"][\"press\"] == \"$2\" and (\"warning\" in j[\"kvpress\"]) == $3"
+}
+press tova 'TOVAPress()' False
+press tova:scope=group 'YourPress()' True
+press knorm 'KnormPress()' False
+press keydiff 'KeyDiffPress()' False
+press keydiff:similarity=dot 'KeyDiffPress()' True
+press lagkv:kvpress:lag=16 'LagKVPress(n_sink=4, lag_size=16, cross_scoring=False)' False
+press lagkv:paper:sink=4:lag=16:mode=local 'LagKVPress(n_sink=4, lag_size=16, cross_scoring=False)' True
+press snapkv:keydiff:window=16 'SnapKVPress(window_size=16, kernel_size=7)' False
+press snapkv:lukv:window=16 'SnapKVPress(window_size=16, kernel_size=7)' True
+press ea:lukv 'ExpectedAttentionPress(n_future_positions=512, n_sink=4, use_covariance=True, use_vnorm=True, epsilon=0.02)' True
+press ea:kvpress 'ExpectedAttentionPress(n_future_positions=512, n_sink=4, use_covariance=True, use_vnorm=True, epsilon=0.02)' False
+
 # ---- what cannot be profiled can be evaluated: with the table of the form that can be, or without one
 expect 0 'a table for CriticalKV' solve run.h5 --metric critical:share=0+keydiff -o critical.safetensors
 expect 0 'serves both of its stages' eval tiny.gguf critical.safetensors calib.jsonl --metric critical+keydiff --metric h2o:half \
