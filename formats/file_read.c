@@ -33,6 +33,12 @@ kvb_status file_map(file_view *out, const char *path, kvb_error *err)
     return status;
 }
 
+void file_forget(const file_view *view)
+{
+    if (view->data)
+        madvise((void *)(uintptr_t)view->data, view->size, MADV_DONTNEED); // only a hint: errors change nothing
+}
+
 void file_unmap(file_view *view)
 {
     if (view->data) munmap((void *)(uintptr_t)view->data, view->size); // munmap takes no const; nothing is written

@@ -12,4 +12,6 @@ typedef struct file_view {
 // mmap works. On failure *out is zero. Errors: KVB_IO (cannot open or map), KVB_FORMAT (empty), KVB_ARGUMENT (a folder
 // or device).
 kvb_status file_map(file_view *out, const char *path, kvb_error *err);
+// Gives back the memory of the pages that were read so far; they are read again when they are needed again.
+void file_forget(const file_view *view);
 void file_unmap(file_view *view); // a zero view is allowed; leaves *view zero

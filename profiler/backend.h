@@ -91,6 +91,10 @@ typedef struct backend {
     // Takes scratch memory for calls within `limits`; false when there is none left. Called before the first operation; a later
     // call replaces it, and limits of zero give all back.
     bool (*reserve)(const backend_limits *limits);
+    // Bytes that reserve takes for these limits.
+    uint64_t (*scratch_bytes)(const backend_limits *limits);
+    // Bytes that are free on a device with memory of its own; NULL where it shares the host's.
+    uint64_t (*free_bytes)(void);
 
     // --- operations; n counts rows, outputs never alias inputs unless said ---
     void (*gather)(dev y, dev_matrix table, const int32_t *ids, uint32_t n);           // y[i] = table[ids[i]]

@@ -57,32 +57,53 @@ static size_t max_size(size_t a, size_t b)
     return a > b ? a : b;
 }
 
+// How cpu_reserve cuts its block; in floats.
+typedef struct scratch_sizes {
+    size_t rows, lines, scores; // of the arrays in struct scratch
+    size_t each, pads;          // of one thread; of both pads
+} scratch_sizes;
+
+static scratch_sizes sizes_of(const backend_limits *limits)
+{
+    size_t group = limits->shape.n_heads / limits->shape.n_kv_heads, d = limits->shape.head_dim;
+    scratch_sizes s = {.rows = max_size(ROW_TILE * group, GEMM_MIN_ROWS)};
+    s.lines = max_size(QUERY_TILE, s.rows);
+    s.scores = max_size(s.rows * ((size_t)limits->tokens + limits->tail), (size_t)QUERY_TILE * KEY_TILE);
+    s.scores = max_size(s.scores, VALUE_TILE * d);
+    s.each = s.scores + s.rows * d + s.lines * d + 2 * s.lines + 64;
+    s.pads = 2 * (size_t)GEMM_MIN_ROWS * limits->matrix_dim;
+    return s;
+}
+
+static uint64_t cpu_scratch_bytes(const backend_limits *limits)
+{
+    scratch_sizes s = sizes_of(limits);
+    return (s.each * (size_t)omp_get_max_threads() + s.pads) * sizeof(float);
+}
+
 static bool cpu_reserve(const backend_limits *limits)
 {
     free(pool.threads);
     free(pool.block);
     memset(&pool, 0, sizeof pool);
     if (!limits->tokens) return true;
-    size_t group = limits->shape.n_heads / limits->shape.n_kv_heads, d = limits->shape.head_dim;
-    size_t rows = max_size(ROW_TILE * group, GEMM_MIN_ROWS), lines = max_size(QUERY_TILE, rows);
-    size_t scores = max_size(rows * ((size_t)limits->tokens + limits->tail), (size_t)QUERY_TILE * KEY_TILE);
-    scores = max_size(scores, VALUE_TILE * d);
-    size_t each = scores + rows * d + lines * d + 2 * lines + 64, pads = 2 * (size_t)GEMM_MIN_ROWS * limits->matrix_dim;
+    size_t d = limits->shape.head_dim;
+    scratch_sizes sizes = sizes_of(limits);
     pool.n_threads = omp_get_max_threads();
     pool.threads = calloc((size_t)pool.n_threads, sizeof *pool.threads);
-    pool.block = host_alloc(each * (size_t)pool.n_threads + pads).address;
+    pool.block = host_alloc(sizes.each * (size_t)pool.n_threads + sizes.pads).address;
     if (!pool.threads || !pool.block) return false;
     float *p = pool.block;
     pool.pad_in = p;
-    pool.pad_out = p + pads / 2;
-    p += pads;
-    for (int t = 0; t < pool.n_threads; t++, p += each) {
+    pool.pad_out = p + sizes.pads / 2;
+    p += sizes.pads;
+    for (int t = 0; t < pool.n_threads; t++, p += sizes.each) {
         scratch *s = &pool.threads[t];
         s->scores = p;
-        s->queries = s->scores + scores;
-        s->outputs = s->queries + rows * d;
-        s->row_max = s->outputs + lines * d;
-        s->row_sum = s->row_max + lines;
+        s->queries = s->scores + sizes.scores;
+        s->outputs = s->queries + sizes.rows * d;
+        s->row_max = s->outputs + sizes.lines * d;
+        s->row_sum = s->row_max + sizes.lines;
     }
     return true;
 }
@@ -536,6 +557,7 @@ const backend backend_cpu = {
     .matrix_upload = cpu_matrix_upload,
     .matrix_release = host_matrix_release,
     .reserve = cpu_reserve,
+    .scratch_bytes = cpu_scratch_bytes,
     .gather = cpu_gather,
     .rms_norm = cpu_rms_norm,
     .matmul = cpu_matmul,

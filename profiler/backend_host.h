@@ -4,7 +4,7 @@
 
 kvb_status host_open(kvb_error *err);  // nothing to start
 kvb_status host_check(kvb_error *err); // nothing goes wrong
-dev host_alloc(size_t n_floats); // on a cache line
+dev host_alloc(size_t n_floats);       // on a cache line
 void host_release(dev memory);
 void host_upload(dev to, const float *from, size_t n);
 void host_download(float *to, dev from, size_t n);

@@ -19,6 +19,12 @@ static bool ref_reserve(const backend_limits *limits)
     return true;
 }
 
+static uint64_t ref_scratch_bytes(const backend_limits *limits)
+{
+    (void)limits;
+    return 0;
+}
+
 static void ref_gather(dev y, dev_matrix table, const int32_t *ids, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
@@ -228,6 +234,7 @@ const backend backend_ref = {
     .matrix_upload = ref_matrix_upload,
     .matrix_release = host_matrix_release,
     .reserve = ref_reserve,
+    .scratch_bytes = ref_scratch_bytes,
     .gather = ref_gather,
     .rms_norm = ref_rms_norm,
     .matmul = ref_matmul,

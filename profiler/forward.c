@@ -102,6 +102,22 @@ static kvb_status fill_cos_sin(forward *f, uint32_t positions, kvb_error *err)
     return KVB_OK;
 }
 
+static backend_limits limits_of(const model *m, const forward_plan *plan)
+{
+    const model_config *c = &m->config;
+    return (backend_limits){plan->max_tokens,
+                            plan->max_tail,
+                            CHUNK_ROWS,
+                            larger(c->vocabulary, larger(c->ffn_width, larger(c->width, c->n_heads * c->head_dim))),
+                            {c->n_heads, c->n_kv_heads, c->head_dim}};
+}
+
+uint64_t forward_scratch_bytes(const model *m, const forward_plan *plan)
+{
+    backend_limits limits = limits_of(m, plan);
+    return m->device->scratch_bytes(&limits);
+}
+
 kvb_status forward_open(forward **out, const model *m, const forward_plan *plan, kvb_error *err)
 {
     *out = NULL;
@@ -123,14 +139,7 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
                               (unsigned long long)(pieces[i].floats >> 18),
                               (unsigned long long)(forward_bytes(&m->config, plan) >> 20));
     }
-    backend_limits limits = {
-        plan->max_tokens,
-        plan->max_tail,
-        CHUNK_ROWS,
-        larger(m->config.vocabulary,
-               larger(m->config.ffn_width, larger(m->config.width, m->config.n_heads * m->config.head_dim))),
-        {m->config.n_heads, m->config.n_kv_heads, m->config.head_dim},
-    };
+    backend_limits limits = limits_of(m, plan);
     f->positions = malloc(larger(plan->max_tokens, CHUNK_ROWS) * sizeof *f->positions);
     if (status == KVB_OK && (!f->positions || !f->b->reserve(&limits)))
         status = kvb_fail(err, KVB_MEMORY, "backend %s: no memory for its scratch at %u tokens", f->b->name,

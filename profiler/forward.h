@@ -16,6 +16,9 @@ typedef struct forward_plan {
 // Bytes of device memory that forward_open will take, scratch of the backend aside.
 uint64_t forward_bytes(const model_config *c, const forward_plan *plan);
 
+// Bytes of that scratch.
+uint64_t forward_scratch_bytes(const model *m, const forward_plan *plan);
+
 // One pass per backend may be open at a time: the backend's scratch memory is sized for it.
 kvb_status forward_open(forward **out, const model *m, const forward_plan *plan, kvb_error *err);
 void forward_close(forward *f);

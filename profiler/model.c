@@ -284,10 +284,10 @@ static kvb_status load_all(loader *in, kvb_error *err)
     model *m = in->m;
     const model_config *c = &m->config;
     uint32_t heads = c->n_heads * c->head_dim;
-    uint64_t largest = (uint64_t)c->vocabulary * c->width,
+    uint64_t table = (uint64_t)c->vocabulary * c->width, largest = 0,
              others[] = {(uint64_t)heads * c->width, (uint64_t)c->ffn_width * c->width, (uint64_t)heads * c->head_dim};
     for (size_t i = 0; i < 3; i++) largest = others[i] > largest ? others[i] : largest;
-    in->values = malloc(largest * sizeof(float));
+    in->values = malloc((table > largest ? table : largest) * sizeof(float));
     in->swapped = malloc(largest * sizeof(float));
     m->layers = calloc(c->n_layers, sizeof *m->layers);
     if (!in->values || !in->swapped || !m->layers)
@@ -299,11 +299,24 @@ static kvb_status load_all(loader *in, kvb_error *err)
         status = load_matrix(&m->head, in, "output.weight", c->vocabulary, c->width, false, true, err);
     if (status == KVB_OK) status = load_vector(&m->final_norm, in, "output_norm.weight", c->width, err);
     if (status == KVB_OK) status = load_frequencies(in, err);
-    for (uint32_t layer = 0; status == KVB_OK && layer < c->n_layers; layer++) status = load_layer(in, layer, err);
+    // The vocabulary's rows were the largest by far: without their buffer, loading takes no more memory than running.
+    free(in->values);
+    in->values = malloc(largest * sizeof(float));
+    if (status == KVB_OK && !in->values)
+        status = kvb_fail(err, KVB_MEMORY, "%s: no memory to unpack its layers", in->file.name);
+    for (uint32_t layer = 0; status == KVB_OK && layer < c->n_layers; layer++) {
+        status = load_layer(in, layer, err);
+        file_forget(&in->file.map);
+    }
     return status;
 }
 
 kvb_status model_open(model **out, const char *path, const backend *device, kvb_error *err)
+{
+    return model_open_layers(out, path, device, 0, err);
+}
+
+kvb_status model_open_layers(model **out, const char *path, const backend *device, uint32_t n_layers, kvb_error *err)
 {
     *out = NULL;
     loader in = {0};
@@ -314,12 +327,17 @@ kvb_status model_open(model **out, const char *path, const backend *device, kvb_
     if (!in.m) status = kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
     else in.m->device = device;
     if (status == KVB_OK) status = model_read_config(&in.m->config, &in.file, err);
+    if (status == KVB_OK && n_layers > in.m->config.n_layers)
+        status =
+            kvb_fail(err, KVB_ARGUMENT, "%s: has %u layers, %u were asked for", path, in.m->config.n_layers, n_layers);
+    else if (status == KVB_OK && n_layers) in.m->config.n_layers = n_layers;
     if (status == KVB_OK) status = tokenizer_from_gguf(&in.m->tokens, &in.file, err);
     if (status == KVB_OK && tokenizer_size(in.m->tokens) > in.m->config.vocabulary)
         status = kvb_fail(err, KVB_FORMAT,
                           "%s: the tokenizer has %zu tokens, the embedding %u rows; expected no more tokens than rows",
                           path, tokenizer_size(in.m->tokens), in.m->config.vocabulary);
     if (status == KVB_OK) status = sha256_hex(in.file.map.data, in.file.map.size, in.m->sha256, err);
+    file_forget(&in.file.map);
     if (status == KVB_OK) status = load_all(&in, err);
     if (status == KVB_OK) status = device->check(err);
     free(in.values);

@@ -52,6 +52,9 @@ typedef struct model {
 // value_root. Tensors that the forward pass would ignore (biases, experts, norms of other architectures) are refused.
 // On failure *out is NULL. model_free(NULL) is fine.
 kvb_status model_open(model **out, const char *path, const backend *device, kvb_error *err);
+// The same with the first n_layers layers only (0: all), for studies of time and memory: what comes out is no language model.
+// KVB_ARGUMENT when the file has fewer.
+kvb_status model_open_layers(model **out, const char *path, const backend *device, uint32_t n_layers, kvb_error *err);
 // Replaces the tokenizer by one with another pre-tokenizer than the file names; `path` is the file that was opened.
 kvb_status model_set_pre_tokenizer(model *m, const char *path, const char *pre, kvb_error *err);
 void model_free(model *m);

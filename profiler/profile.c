@@ -51,12 +51,6 @@ static bool advance(run *r, double rows)
     return !r->watch || r->watch->progress(r->watch->context, r->done, r->total);
 }
 
-uint64_t profile_device_bytes(const model *m, const profile_job *job)
-{
-    forward_plan plan = {job->max_tokens, job->max_questions, job->max_tail, true};
-    return forward_bytes(&m->config, &plan);
-}
-
 static kvb_status open_buffers(run *r, kvb_error *err)
 {
     const model_config *c = &r->m->config;

@@ -7,7 +7,8 @@
 #include "profiler/sampler.h"
 #include "profiler/scorer.h"
 
-enum { PROFILE_MAX_METRICS = 64 }; // in one pass
+enum { PROFILE_MAX_METRICS = 64 };     // in one pass
+enum { PROFILE_MAX_TOKENS = 1 << 24 }; // positions that float32 angles can still tell apart
 
 typedef enum bos_rule { BOS_AS_MODEL, BOS_YES, BOS_NO } bos_rule;
 
@@ -24,6 +25,9 @@ typedef struct profile_options {
     uint32_t max_tokens;    // contexts are cut to their first max_tokens tokens; 0 = not cut
     uint32_t max_questions; // only the first questions of every context; 0 = all
     uint32_t batch;         // questions decoded together; 0 = by memory
+    uint64_t memory;        // bytes that the run may take beside the model; 0 = not known, and then nothing is refused
+    bool memory_is_asked;   // by the user: then a batch takes all of it, otherwise 2 GB at most
+    bool beyond_trained;    // contexts longer than the model was trained for are allowed
 } profile_options;
 
 typedef struct profile_question {
@@ -49,11 +53,12 @@ typedef struct profile_job {
     size_t n_contexts;
     uint32_t max_tokens, max_questions, max_tail; // over all contexts; max_questions is what one batch holds
     uint64_t n_pairs, n_rows, n_context_tokens;   // questions; decoded rows at most; tokens prefilled
+    uint32_t n_beyond;                            // contexts that, with their longest tail, exceed the trained length
     char calibration_sha256[65];                  // of the files, in order
 } profile_job;
 
 // Tokenises the calibration files. Errors name line and sample: an empty context, T over the model's context length (KVB_ARGUMENT, cut with
-// max_tokens), ids outside the vocabulary, the same sample_id twice, a given answer of fewer than two tokens (nothing to record).
+// max_tokens or allowed by beyond_trained), ids outside the vocabulary, the same sample_id twice, a given answer of fewer than two tokens (nothing to record).
 kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
                            const profile_options *o, kvb_error *err);
 void profile_job_free(profile_job *job);
@@ -62,7 +67,21 @@ void profile_job_free(profile_job *job);
 // The caller owns the object; NULL when memory is short.
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o);
 
-uint64_t profile_device_bytes(const model *m, const profile_job *job); // beside the weights
+// What a run keeps in memory beside the model (profile_memory.c); bytes.
+typedef struct profile_memory {
+    uint64_t cache;       // keys and values of the longest context
+    uint64_t questions;   // importance, keys and values of the questions of one batch
+    uint64_t activations; // of the forward pass: [T, ...] for one layer, and chunks
+    uint64_t scratch;     // of the backend and of the metrics
+    uint64_t host;        // scores and importance of one context, logits
+} profile_memory;
+
+profile_memory profile_memory_of(const model *m, const profile_job *job, const profile_options *o, uint32_t batch);
+uint64_t profile_memory_total(const profile_memory *memory);
+// Sets job->max_questions, on entry the most questions of any context, to what options and memory allow. KVB_MEMORY when
+// not even one question fits, or not the batch that was asked for. Changes no number of the record.
+kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_options *o, kvb_error *err);
+
 double profile_flops(const model *m, const profile_job *job); // of matrix products and attention, causal half only
 
 typedef struct profile_times {

@@ -107,11 +107,12 @@ static kvb_status prepare_context(profile_context *out, const model *m, const ca
     kvb_status status = context_ids(&ids, m, c, o, err);
     out->ids = ids.ids;
     if (status == KVB_OK && o->max_tokens && ids.n > o->max_tokens) ids.n = o->max_tokens;
-    if (status == KVB_OK && (ids.n == 0 || ids.n > m->config.context_length))
-        status = kvb_fail(
-            err, KVB_ARGUMENT,
-            "the context has %zu tokens, expected 1 to %u (the model's context length); --max-tokens N cuts it", ids.n,
-            m->config.context_length);
+    uint32_t most = o->beyond_trained ? PROFILE_MAX_TOKENS : m->config.context_length;
+    if (status == KVB_OK && (ids.n == 0 || ids.n > most))
+        status =
+            kvb_fail(err, KVB_ARGUMENT, "the context has %zu tokens, expected 1 to %u (%s); --max-tokens N cuts it%s",
+                     ids.n, most, o->beyond_trained ? "more is not supported" : "the model's context length",
+                     o->beyond_trained ? "" : ", --beyond-trained allows it");
     if (status == KVB_OK) status = sha256_hex(c->sample_id, strlen(c->sample_id), hash, err);
     if (status != KVB_OK) return status;
     snprintf(out->id, sizeof out->id, "%s", c->sample_id);
@@ -154,27 +155,22 @@ static kvb_status hash_files(char out[65], const calib_file *files, size_t n, kv
     return status;
 }
 
-enum { BATCH_BYTES = 2000000000 }; // of importance and tails, unless the user says how many questions
-
-static void count_job(profile_job *job, const model *m, const profile_options *o)
+static void count_job(profile_job *job, const model *m)
 {
-    const model_config *c = &m->config;
-    uint64_t heads = (uint64_t)c->n_layers * c->n_kv_heads;
     for (size_t i = 0; i < job->n_contexts; i++) {
         const profile_context *context = &job->contexts[i];
         job->n_pairs += context->n_questions;
         job->n_context_tokens += context->n_tokens;
         job->max_tokens = context->n_tokens > job->max_tokens ? context->n_tokens : job->max_tokens;
         job->max_questions = context->n_questions > job->max_questions ? context->n_questions : job->max_questions;
+        uint32_t longest = 0;
         for (uint32_t q = 0; q < context->n_questions; q++) {
             job->n_rows += context->questions[q].tail;
-            job->max_tail = context->questions[q].tail > job->max_tail ? context->questions[q].tail : job->max_tail;
+            longest = context->questions[q].tail > longest ? context->questions[q].tail : longest;
         }
+        job->max_tail = longest > job->max_tail ? longest : job->max_tail;
+        job->n_beyond += (uint64_t)context->n_tokens + longest > m->config.context_length;
     }
-    uint64_t each = heads * (job->max_tokens + 2ull * job->max_tail * c->head_dim) * sizeof(float),
-             fit = BATCH_BYTES / each;
-    uint64_t batch = o->batch ? o->batch : fit < 1 ? 1 : fit;
-    job->max_questions = job->max_questions < batch ? job->max_questions : (uint32_t)batch;
 }
 
 kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
@@ -204,8 +200,11 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
                 status = kvb_fail(err, status, "line %zu, sample %s: %s", c->line, c->sample_id, inner.message);
             }
         }
-    if (status == KVB_OK) count_job(out, m, o);
-    else profile_job_free(out);
+    if (status == KVB_OK) {
+        count_job(out, m);
+        status = profile_fit_batch(out, m, o, err);
+    }
+    if (status != KVB_OK) profile_job_free(out);
     return status;
 }
 

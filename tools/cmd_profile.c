@@ -1,12 +1,12 @@
 // kvbudget profile: calibration texts and a model in, a record out.
 #include "runtime/fail.h"
+#include "tools/memory.h"
 #include "tools/profile_command.h"
 #include <inttypes.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
 static const char *const DEFAULT_METRICS[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
@@ -59,8 +59,11 @@ static int check_options(profile_command *p)
                                (unsigned long long)p->new_tokens);
     if (!p->greedy && !(p->temperature > 0))
         return cli_usage_error(p->self, "--temperature: expected a number above 0, or --greedy");
-    if (p->max_tokens > UINT32_MAX || p->max_questions > UINT32_MAX || p->batch > 65536 || p->threads > 4096)
-        return cli_usage_error(p->self, "--max-tokens, --questions, --batch or --threads is out of range");
+    if (p->max_tokens > UINT32_MAX || p->max_questions > UINT32_MAX || p->batch > 65536 || p->threads > 4096 ||
+        p->layers > UINT32_MAX)
+        return cli_usage_error(p->self, "--max-tokens, --questions, --batch, --threads or --layers is out of range");
+    if (p->memory && !memory_parse(p->memory, &p->memory_bytes))
+        return cli_usage_error(p->self, "--memory: expected a size such as 4GiB or 800MB, found '%s'", p->memory);
     if (strcmp(p->bos, "auto") != 0 && strcmp(p->bos, "yes") != 0 && strcmp(p->bos, "no") != 0)
         return cli_usage_error(p->self, "--bos: expected auto, yes or no, found '%s'", p->bos);
     if (!backend_find(p->backend_name)) {
@@ -84,7 +87,38 @@ static int check_options(profile_command *p)
     o->max_tokens = (uint32_t)p->max_tokens;
     o->max_questions = (uint32_t)p->max_questions;
     o->batch = (uint32_t)p->batch;
+    o->beyond_trained = p->beyond_trained;
     return read_metrics(p);
+}
+
+// What the run may take beside the model: of what was asked for, or of what is free, this process's part.
+static kvb_status allot_memory(profile_command *p, kvb_error *err)
+{
+    p->loaded = memory_resident();
+    p->load_peak = memory_peak();
+    p->options.memory_is_asked = p->memory_bytes != 0;
+    if (p->memory_bytes) {
+        if (p->memory_bytes <= p->loaded)
+            return kvb_fail(err, KVB_MEMORY, "--memory %s: the model alone takes %.2f GiB", p->memory,
+                            (double)p->loaded / 0x1p30);
+        p->options.memory = p->memory_bytes - p->loaded;
+    } else {
+        p->options.memory = p->plan ? 0 : memory_free() / (uint64_t)p->ranks.local_size;
+    }
+    return KVB_OK;
+}
+
+static void warn_beyond(const profile_command *p)
+{
+    if (p->job.n_beyond && p->ranks.rank == 0)
+        fprintf(
+            stderr,
+            "warning: %u of %zu contexts reach beyond the %u positions that the model was trained for, with what is "
+            "decoded after them; what is recorded there is not what the model can do\n",
+            p->job.n_beyond, p->job.n_contexts, p->m->config.context_length);
+    if (p->layers && p->ranks.rank == 0)
+        fprintf(stderr, "warning: --layers %llu: what these layers record is good for measuring time and memory only\n",
+                (unsigned long long)p->layers);
 }
 
 static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb_error *err)
@@ -95,8 +129,9 @@ static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb
         kvb_status status = calib_load(&p->files[p->n_files], operands[p->n_files + 1], err);
         if (status != KVB_OK) return status;
     }
-    kvb_status status = model_open(&p->m, operands[0], backend_find(p->backend_name), err);
+    kvb_status status = model_open_layers(&p->m, operands[0], backend_find(p->backend_name), (uint32_t)p->layers, err);
     if (status == KVB_OK && p->pre) status = model_set_pre_tokenizer(p->m, operands[0], p->pre, err);
+    if (status == KVB_OK) status = allot_memory(p, err);
     if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
     return status;
 }
@@ -125,6 +160,7 @@ static int run_command(profile_command *p, char **operands, size_t n)
     kvb_error err = {0};
     profile_times times = {0};
     kvb_status status = profile_agree(p, load_inputs(p, operands, n, &err), &err);
+    if (status == KVB_OK) warn_beyond(p);
     if (status == KVB_OK && p->plan) {
         if (p->ranks.rank == 0) profile_print_plan(p);
         return EXIT_DONE;
@@ -132,12 +168,14 @@ static int run_command(profile_command *p, char **operands, size_t n)
     double start = seconds_now();
     if (status == KVB_OK) status = profile_make_record(p, &times, &err);
     if (status != KVB_OK) return report_failure(p, &err);
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
+    double peak = (double)memory_peak();
+    ranks_largest(&p->ranks, &peak, 1);
     if (!p->quiet && p->ranks.rank == 0) {
-        fprintf(stderr, "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, writing %.2f; peak memory %.2f GiB\n",
+        fprintf(stderr,
+                "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, writing %.2f; peak memory %.3f GiB "
+                "(planned %.3f)\n",
                 seconds_now() - start, times.prefill, times.scorers + times.extras, times.decode, times.writing,
-                (double)usage.ru_maxrss / 0x1p20);
+                peak / 0x1p30, (double)profile_expected_peak(p) / 0x1p30);
         print_scorers(p, &times);
     }
     return EXIT_DONE;
@@ -169,7 +207,13 @@ static int run_profile(const cli_command *self, int argc, char **argv)
          "transformers makes of SmolLM2's GGUF)"},
         {"max-tokens", 0, CLI_COUNT, &p.max_tokens, "N", "cut contexts to their first N tokens"},
         {"questions", 'q', CLI_COUNT, &p.max_questions, "N", "use only the first N questions of every context"},
+        {"beyond-trained", 0, CLI_FLAG, &p.beyond_trained, NULL,
+         "allow contexts longer than the model was trained for"},
         {"batch", 0, CLI_COUNT, &p.batch, "N", "decode N questions at a time (default: by memory); changes no number"},
+        {"memory", 0, CLI_TEXT, &p.memory, "SIZE",
+         "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
+        {"layers", 0, CLI_COUNT, &p.layers, "N",
+         "run the first N layers only, to measure time and memory on a shorter model"},
         {"backend", 'b', CLI_TEXT, &p.backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
         {"threads", 0, CLI_COUNT, &p.threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"shard", 0, CLI_TEXT, &p.shard, "I/N",

@@ -8,10 +8,13 @@
 typedef struct profile_command {
     const cli_command *self;
     cli_list metric_names;
-    const char *output, *backend_name, *bos, *pre, *shard;
-    uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads;
+    const char *output, *backend_name, *bos, *pre, *shard, *memory;
+    uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers;
     double temperature;
+    bool beyond_trained;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet;
+    uint64_t memory_bytes;          // --memory: of the whole process; 0: not given
+    uint64_t loaded, load_peak;     // memory with the model loaded: now, and at most while it was
     uint32_t shard_index, n_shards; // 0-based; n_shards 0: not a shard
     profile_options options;
     metric *metrics;
@@ -29,6 +32,9 @@ void profile_print_plan(const profile_command *p);
 
 // A step that all ranks have ended: where one failed, all fail, and the others' `err` says which one it was.
 kvb_status profile_agree(profile_command *p, kvb_status mine, kvb_error *err);
+
+// Bytes that the process is expected to have at its peak.
+uint64_t profile_expected_peak(const profile_command *p);
 
 // Runs the job, alone, as a shard, or as one of several ranks, and finishes the record (profile_record.c). *times are
 // those of the slowest rank, its counts those of all. Every rank returns; all fail when one fails.

@@ -21,6 +21,24 @@ static double measured_speed(void)
     return 2.0 * N * N * N / best;
 }
 
+uint64_t profile_expected_peak(const profile_command *p)
+{
+    profile_memory run = profile_memory_of(p->m, &p->job, &p->options, p->job.max_questions);
+    uint64_t peak = p->loaded + profile_memory_total(&run);
+    return peak > p->load_peak ? peak : p->load_peak;
+}
+
+static void print_memory(const profile_command *p)
+{
+    profile_memory run = profile_memory_of(p->m, &p->job, &p->options, p->job.max_questions);
+    printf(
+        "memory     %.3f GiB at its peak: the model and this program %.3f (measured), keys and values %.3f, questions "
+        "%.3f,\n           activations %.3f, scratch %.3f, scores and logits %.3f\n",
+        (double)profile_expected_peak(p) / 0x1p30, (double)p->loaded / 0x1p30, (double)run.cache / 0x1p30,
+        (double)run.questions / 0x1p30, (double)run.activations / 0x1p30, (double)run.scratch / 0x1p30,
+        (double)run.host / 0x1p30);
+}
+
 // How evenly the work divides, and what the prefills cost that several processes make of one context.
 static void print_shares(const profile_command *p)
 {
@@ -40,9 +58,8 @@ void profile_print_plan(const profile_command *p)
 {
     const model_config *c = &p->m->config;
     const profile_job *job = &p->job;
-    double flops = profile_flops(p->m, job), speed = measured_speed();
-    double heads = (double)c->n_layers * c->n_kv_heads,
-           scores = heads * job->max_tokens * (p->options.n_metrics + 1) * sizeof(float);
+    double flops = profile_flops(p->m, job);
+    double heads = (double)c->n_layers * c->n_kv_heads;
     double record_bytes = 0;
     for (size_t i = 0; i < job->n_contexts; i++)
         record_bytes +=
@@ -54,10 +71,9 @@ void profile_print_plan(const profile_command *p)
            (unsigned long long)job->n_pairs, (unsigned long long)job->n_rows);
     if (p->n_shards || p->ranks.size > 1) print_shares(p);
     printf("batch      %u questions at a time\n", job->max_questions);
-    printf("memory     %.2f GiB: weights %.2f, keys, values, importance and activations %.2f, scores %.2f\n",
-           ((double)model_weight_bytes(c) + (double)profile_device_bytes(p->m, job) + scores) / 0x1p30,
-           (double)model_weight_bytes(c) / 0x1p30, (double)profile_device_bytes(p->m, job) / 0x1p30, scores / 0x1p30);
+    print_memory(p);
     printf("record     %.1f MB\n", record_bytes / 1e6);
+    double speed = measured_speed();
     printf(
         "time       about %.0f s on backend cpu: %.2f TFLOP at a measured %.0f GFLOP/s, a third added for all else\n",
         flops / speed * 4 / 3, flops / 1e12, speed / 1e9);

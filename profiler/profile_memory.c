@@ -1,0 +1,92 @@
+// What a profiling run keeps in memory, and how many questions at a time fit. Everything is linear in T, and in the
+// number of questions.
+#include "profiler/forward.h"
+#include "profiler/profile.h"
+#include "runtime/fail.h"
+#include <omp.h>
+#include <string.h>
+
+// Importance and tails of one batch, unless the user says how many questions: more does not make products faster, and a
+// batch is what an interrupted run loses.
+enum { BATCH_BYTES = 2000000000 };
+
+// What the product library keeps per thread for packed blocks and kernels, beside stacks: measured, 7 to 10 MiB.
+enum { THREAD_BYTES = 9 << 20 };
+
+static forward_plan plan_of(const profile_job *job, uint32_t batch)
+{
+    return (forward_plan){job->max_tokens, batch, job->max_tail, true};
+}
+
+// Metrics take scratch per KV head, one head per thread: [window + 1, T] for those that look at a window of queries, a
+// few lines of T for the others; and [H, T] for what observers may ask of the forward pass.
+static uint64_t metric_bytes(const model *m, const profile_job *job, const profile_options *o)
+{
+    const model_config *c = &m->config;
+    uint64_t threads = (uint64_t)omp_get_max_threads(), lines = 4, needs = 0;
+    for (size_t i = 0; i < o->n_metrics; i++) {
+        const metric *one = &o->metrics[i];
+        needs |= metric_needs(one);
+        for (int k = 0; k < SCORER_MAX_PARAMETERS && one->kind->parameters[k].name; k++)
+            if (strcmp(one->kind->parameters[k].name, "window") == 0 && one->values[k] + 1 > (double)lines)
+                lines = (uint64_t)one->values[k] + 1;
+    }
+    uint64_t heads = threads < c->n_kv_heads ? threads : c->n_kv_heads;
+    uint64_t extras = needs & (VIEW_COLUMN_SUMS | VIEW_OUTPUT_NORMS) ? 3ull * c->n_heads : 0;
+    return (heads * lines + extras) * job->max_tokens * sizeof(float);
+}
+
+profile_memory profile_memory_of(const model *m, const profile_job *job, const profile_options *o, uint32_t batch)
+{
+    const model_config *c = &m->config;
+    forward_plan plan = plan_of(job, batch);
+    uint64_t heads = (uint64_t)c->n_layers * c->n_kv_heads, T = job->max_tokens;
+    uint64_t rows = (uint64_t)batch * job->max_tail;
+    profile_memory out = {
+        .cache = 2 * heads * T * c->head_dim * sizeof(float),
+        .questions = batch * heads * (T + 2ull * job->max_tail * c->head_dim) * sizeof(float),
+        .scratch =
+            forward_scratch_bytes(m, &plan) + metric_bytes(m, job, o) + (uint64_t)omp_get_max_threads() * THREAD_BYTES,
+        .host = (o->n_metrics + 1) * heads * T * sizeof(float) +
+                batch * (2ull * c->vocabulary + o->new_tokens) * sizeof(float) +
+                rows * (sizeof(decode_row) + sizeof(int32_t)),
+    };
+    out.activations = forward_bytes(c, &plan) - out.cache - out.questions;
+    return out;
+}
+
+uint64_t profile_memory_total(const profile_memory *p)
+{
+    return p->cache + p->questions + p->activations + p->scratch + p->host;
+}
+
+static kvb_status too_much(const profile_job *job, uint32_t batch, uint64_t needed, uint64_t left, kvb_error *err)
+{
+    return kvb_fail(err, KVB_MEMORY,
+                    "the run takes %.2f GiB beside the model for %u question%s at a time over %u tokens, but %.2f GiB "
+                    "are free; use %s--max-tokens N or a machine with more memory (--memory says how much to use)",
+                    (double)needed / 0x1p30, batch, batch == 1 ? "" : "s", job->max_tokens, (double)left / 0x1p30,
+                    batch == 1 ? "" : "--batch 1, ");
+}
+
+kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_options *o, kvb_error *err)
+{
+    uint32_t most = job->max_questions;
+    if (o->batch) most = o->batch < most ? o->batch : most;
+    if (most == 0) return KVB_OK; // no contexts
+    profile_memory one = profile_memory_of(m, job, o, 1), two = profile_memory_of(m, job, o, 2);
+    uint64_t base = profile_memory_total(&one), each = profile_memory_total(&two) - base, left = o->memory;
+    if (left && !o->batch) {
+        if (base > left) return too_much(job, 1, base, left, err);
+        uint64_t fit = 1 + (left - base) / each;
+        most = fit < most ? (uint32_t)fit : most;
+    }
+    if (left && o->batch && base + (most - 1) * each > left)
+        return too_much(job, most, base + (most - 1) * each, left, err);
+    if (!o->batch && !o->memory_is_asked) {
+        uint64_t fit = BATCH_BYTES / one.questions;
+        most = fit < 1 ? 1 : fit < most ? (uint32_t)fit : most;
+    }
+    job->max_questions = most;
+    return KVB_OK;
+}
