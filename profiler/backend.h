@@ -93,7 +93,7 @@ typedef struct backend {
     bool (*reserve)(const backend_limits *limits);
     // Bytes that reserve takes for these limits.
     uint64_t (*scratch_bytes)(const backend_limits *limits);
-    // Bytes that are free on a device with memory of its own; NULL where it shares the host's.
+    // Bytes that are free on a device with memory of its own; 0 where it shares the host's.
     uint64_t (*free_bytes)(void);
 
     // --- operations; n counts rows, outputs never alias inputs unless said ---

@@ -558,6 +558,7 @@ const backend backend_cpu = {
     .matrix_release = host_matrix_release,
     .reserve = cpu_reserve,
     .scratch_bytes = cpu_scratch_bytes,
+    .free_bytes = host_free_bytes,
     .gather = cpu_gather,
     .rms_norm = cpu_rms_norm,
     .matmul = cpu_matmul,

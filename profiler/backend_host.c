@@ -14,6 +14,11 @@ kvb_status host_check(kvb_error *err)
     return KVB_OK;
 }
 
+uint64_t host_free_bytes(void)
+{
+    return 0;
+}
+
 dev host_alloc(size_t n_floats)
 {
     size_t bytes = (n_floats * sizeof(float) + 63) / 64 * 64;

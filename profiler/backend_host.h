@@ -4,6 +4,7 @@
 
 kvb_status host_open(kvb_error *err);  // nothing to start
 kvb_status host_check(kvb_error *err); // nothing goes wrong
+uint64_t host_free_bytes(void);        // 0: the host's memory is judged elsewhere
 dev host_alloc(size_t n_floats);       // on a cache line
 void host_release(dev memory);
 void host_upload(dev to, const float *from, size_t n);

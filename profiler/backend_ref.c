@@ -235,6 +235,7 @@ const backend backend_ref = {
     .matrix_release = host_matrix_release,
     .reserve = ref_reserve,
     .scratch_bytes = ref_scratch_bytes,
+    .free_bytes = host_free_bytes,
     .gather = ref_gather,
     .rms_norm = ref_rms_norm,
     .matmul = ref_matmul,

@@ -75,7 +75,8 @@ kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_opt
     if (o->batch) most = o->batch < most ? o->batch : most;
     if (most == 0) return KVB_OK; // no contexts
     profile_memory one = profile_memory_of(m, job, o, 1), two = profile_memory_of(m, job, o, 2);
-    uint64_t base = profile_memory_total(&one), each = profile_memory_total(&two) - base, left = o->memory;
+    uint64_t base = profile_memory_total(&one), each = profile_memory_total(&two) - base, own = m->device->free_bytes(),
+             left = own ? own : o->memory;
     if (left && !o->batch) {
         if (base > left) return too_much(job, 1, base, left, err);
         uint64_t fit = 1 + (left - base) / each;
