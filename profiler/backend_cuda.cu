@@ -117,6 +117,25 @@ static size_t pass_lines_of(const attention_shape *s, uint32_t n_tokens)
     return (size_t)((n_tokens + stretch - 1) / stretch + 1) * PASS_ROWS * s->n_heads;
 }
 
+// No less than cuda_reserve takes: inputs rounded to two planes, padded rows of the widest matrix, parts of attention.
+static uint64_t cuda_scratch_bytes(const backend_limits *limits)
+{
+    const attention_shape *s = &limits->shape;
+    uint64_t rows = limits->rows > PAD_ROWS ? limits->rows : PAD_ROWS;
+    return (uint64_t)(STRETCHES_MAX + 1) * PASS_ROWS * s->n_heads * (s->head_dim + 2) * sizeof(float) +
+           2 * (uint64_t)PAD_ROWS * limits->matrix_dim * sizeof(float) +
+           2 * rows * limits->matrix_dim * sizeof(uint16_t) +
+           ((uint64_t)s->n_heads * limits->tokens / SUM_SPAN + 2) * sizeof(double);
+}
+
+// All but an eighth: weights make room for what a run needs beside them (backend_cuda_weights.cuh).
+static uint64_t cuda_free_bytes(void)
+{
+    size_t free_now = 0, all = 0;
+    if (cudaMemGetInfo(&free_now, &all) != cudaSuccess) return 0;
+    return all - all / 8;
+}
+
 static bool cuda_reserve(const backend_limits *limits)
 {
     scratch *const all[] = {&gpu.parts, &gpu.rounded, &gpu.padded, &gpu.sums, &gpu.full};
@@ -394,6 +413,8 @@ extern "C" const backend backend_cuda = {
     .matrix_upload = cuda_matrix_upload,
     .matrix_release = cuda_matrix_release,
     .reserve = cuda_reserve,
+    .scratch_bytes = cuda_scratch_bytes,
+    .free_bytes = cuda_free_bytes,
     .gather = cuda_gather,
     .rms_norm = cuda_rms_norm,
     .matmul = cuda_matmul,
