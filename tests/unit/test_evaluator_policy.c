@@ -287,6 +287,47 @@ START_TEST(keydiff_blocks)
 }
 END_TEST
 
+// The keys of tests/golden/make_blocks.py.
+static float *golden_keys(uint32_t T, uint32_t d, uint32_t seed)
+{
+    float *k = case_alloc((size_t)T * d, sizeof *k);
+    for (size_t i = 0; i < (size_t)T * d; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        k[i] = ((float)(seed >> 8) - (float)(1 << 23)) / (float)(1 << 23);
+    }
+    for (uint32_t j = 0; j < T; j++) k[(size_t)j * d] += 0.5f;
+    return k;
+}
+
+START_TEST(keydiff_blocks_of_kvpress)
+{
+    FILE *f = fopen("tests/golden/blocks.txt", "r");
+    ck_assert_msg(f, "tests/golden/blocks.txt: run from the root of the repository");
+    uint32_t T, d, block, seed, n, cases = 0;
+    double ratio;
+    while (fscanf(f, "%u %u %u %lf %u %u", &T, &d, &block, &ratio, &seed, &n) == 6) {
+        char spec[40];
+        float *k = golden_keys(T, d, seed);
+        layer_view view = view_of(NULL, k, NULL, T, 0, 1, d);
+        snprintf(spec, sizeof spec, "keydiff:block=%u", block);
+        rig *r = open_rig(spec, n, T, T, 1, d);
+        prefill(r, &view);
+        ck_assert_uint_eq(r->n, n);
+        for (uint32_t i = 0; i < n; i++) {
+            uint32_t want;
+            ck_assert_int_eq(fscanf(f, "%u", &want), 1);
+            ck_assert_msg(r->keep[i] == want, "T %u, d %u, block %u, ratio %g: %u is kept, expected %u", T, d, block,
+                          ratio, r->keep[i], want);
+        }
+        close_rig(r);
+        free(k);
+        cases++;
+    }
+    fclose(f);
+    ck_assert_uint_eq(cases, 20);
+}
+END_TEST
+
 START_TEST(keydiff_windows)
 {
     enum { T = 150, N = 40 };
@@ -573,6 +614,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, streaming_by_position);
     tcase_add_test(tc, prefills_select);
     tcase_add_test(tc, keydiff_blocks);
+    tcase_add_test(tc, keydiff_blocks_of_kvpress);
     tcase_add_test(tc, keydiff_windows);
     tcase_add_test(tc, lagkv_lengths);
     tcase_add_test(tc, lagkv_recursion);
