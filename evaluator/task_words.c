@@ -14,6 +14,10 @@ static kvb_status no_memory(const task_draft *d, kvb_error *err)
 
 enum { VARIABLE_MAX = 6, HOPS_MAX = TASK_MAX_GOLD - 1 };
 
+#define TRACE_QUESTION                                                                                            \
+    "\nQuestion: Find all variables that are assigned the value %u in the text above.\nAnswer: According to the " \
+    "chain(s) of variable assignment in the text above, %u variables are assigned the value %u, they are:"
+
 static void draw_variable(char name[VARIABLE_MAX], task_random *r, uint32_t number)
 {
     // The number's letters stand first, so no two variables of a sample are called alike.
@@ -23,20 +27,38 @@ static void draw_variable(char name[VARIABLE_MAX], task_random *r, uint32_t numb
     name[VARIABLE_MAX - 1] = '\0';
 }
 
-static kvb_status build_tracing(task_draft *d, kvb_error *err)
+// A solved example in front of the text, as RULER gives one: it shows what an answer looks like. Its names are in lower case, the sample's are not.
+static void show_traced_example(task_draft *d, uint32_t names)
 {
-    uint32_t chains = task_value(d->t, "chains"), names = task_value(d->t, "hops") + 1, count = chains * names;
-    char variables[26 * 26][VARIABLE_MAX], value[16] = "", *needles[26 * 26] = {0};
+    char name[VARIABLE_MAX] = "", last[VARIABLE_MAX], answer[(HOPS_MAX + 1) * (VARIABLE_MAX + 1)] = "";
+    uint32_t value = 10000 + task_below(&d->random, 90000);
+    for (uint32_t i = 0; i < names; i++) {
+        size_t used = strlen(answer);
+        memcpy(last, name, sizeof last);
+        draw_variable(name, &d->random, i);
+        for (int c = 0; c < VARIABLE_MAX - 1; c++) name[c] = (char)(name[c] - 'A' + 'a');
+        if (i == 0) fprintf(d->context, "VAR %s = %u. ", name, value);
+        else fprintf(d->context, "VAR %s = VAR %s. ", name, last);
+        fprintf(d->context, "The grass is green. ");
+        snprintf(answer + used, sizeof answer - used, " %s", name);
+    }
+    fprintf(d->context, TRACE_QUESTION "%s\n\n", value, names, value, answer);
+}
+
+// The assignments of all chains, and the value of the first. The caller frees needles[0 .. count-1].
+static kvb_status draw_chains(task_draft *d, uint32_t count, uint32_t names, char (*variables)[VARIABLE_MAX],
+                              char **needles, uint32_t *value, kvb_error *err)
+{
     uint32_t *numbers = task_pick(&d->random, 26 * 26, count);
     kvb_status status = numbers ? KVB_OK : no_memory(d, err);
     for (uint32_t i = 0; status == KVB_OK && i < count; i++) {
         int length;
         draw_variable(variables[i], &d->random, numbers[i]);
         if (i % names == 0) {
-            char number[16];
-            snprintf(number, sizeof number, "%u", 10000 + task_below(&d->random, 90000));
-            if (i == 0) memcpy(value, number, sizeof value);
-            length = asprintf(&needles[i], "VAR %s = %s.", variables[i], number);
+            uint32_t number = 10000 + task_below(&d->random, 90000);
+            while (i && number == *value) number = 10000 + task_below(&d->random, 90000);
+            *value = i ? *value : number;
+            length = asprintf(&needles[i], "VAR %s = %u.", variables[i], number);
         } else {
             length = asprintf(&needles[i], "VAR %s = VAR %s.", variables[i], variables[i - 1]);
         }
@@ -45,18 +67,22 @@ static kvb_status build_tracing(task_draft *d, kvb_error *err)
             status = no_memory(d, err);
         }
     }
+    free(numbers);
+    return status;
+}
+
+static kvb_status build_tracing(task_draft *d, kvb_error *err)
+{
+    uint32_t chains = task_value(d->t, "chains"), names = task_value(d->t, "hops") + 1, count = chains * names,
+             value = 0;
+    char variables[8 * (HOPS_MAX + 1)][VARIABLE_MAX], *needles[8 * (HOPS_MAX + 1)] = {0};
+    kvb_status status = draw_chains(d, count, names, variables, needles, &value, err);
     fprintf(d->context, "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
+    if (task_value(d->t, "example")) show_traced_example(d, names);
     if (status == KVB_OK) status = task_hide(d, needles, count, err);
-    if (status == KVB_OK)
-        status =
-            task_ask(d->sample, err,
-                     "\nQuestion: Find all variables that are assigned the value %s in the text above.\nAnswer: "
-                     "According to the chain(s) of variable assignment in the text above, %u variables are assigned "
-                     "the value %s, they are:",
-                     value, names, value);
+    if (status == KVB_OK) status = task_ask(d->sample, err, TRACE_QUESTION, value, names, value);
     for (uint32_t i = 0; status == KVB_OK && i < names; i++) status = task_gold(d->sample, err, "%s", variables[i]);
     for (uint32_t i = 0; i < count; i++) free(needles[i]);
-    free(numbers);
     return status;
 }
 
@@ -194,7 +220,8 @@ const task_kind task_variable_tracing = {
     .rule = TASK_ALL,
     .new_tokens = 40,
     .parameters = {{"chains", 1, 1, 8, "independent chains of assignments"},
-                   {"hops", 4, 1, HOPS_MAX, "assignments after the first of a chain"}},
+                   {"hops", 4, 1, HOPS_MAX, "assignments after the first of a chain"},
+                   {"example", 1, 0, 1, "1: a solved example stands in front, as in RULER"}},
     .build = build_tracing};
 const task_kind task_common_words = {
     .name = "cwe",
