@@ -118,7 +118,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all help deps deps-base cuda-compiler quickstart check check-inner check-build check-long san fuzz fuzz-build bench lint format golden showconfig install uninstall clean
+.PHONY: all help deps deps-base cuda-compiler quickstart check check-inner check-build check-long san fuzz fuzz-build bench bench-cuda check-cuda-build lint format golden showconfig install uninstall clean
 
 ##: make quickstart   install what is missing, build, get the default model, profile, solve, write tables, show the budgets
 ##: make check        install what is missing, build, run all tests: unit, command line, real model, sanitised, fuzz corpora
@@ -128,6 +128,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 ##: make san          the tests under AddressSanitizer and UndefinedBehaviorSanitizer alone
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
 ##: make bench        measure profile and solve on this machine, as CSV
+##: make bench-cuda   with a GPU: operations against the reference, compute-sanitizer, seconds of a model of the shape of Llama 3.1 8B
 ##: make lint         style, headers that stand alone, exported symbols, includes between folders, shell scripts
 ##: make format       rewrite the sources in the project's style (clang-format)
 ##: make golden       regenerate tests/golden with the Python references in a virtual environment
@@ -218,6 +219,11 @@ $(BUILD)/tests/bench_solver: tests/bench_solver.c $(BUILD)/flags $(foreach m,$(D
 	$(SAY) LD $@
 	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_solver),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
 
+$(BUILD)/tests/bench_cuda: tests/bench_cuda.c $(BUILD)/flags $(foreach m,$(DEPS_profiler),$(call LIB,$(m)))
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_profiler),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
+
 # The examples are built as a user would build them: public header, shared library, nothing else.
 $(BUILD)/examples/%: runtime/examples/%.c $(BUILD)/libkvbudget.so $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -273,7 +279,7 @@ check: deps cuda-compiler
 cuda-compiler: deps
 	@$(if $(or $(filter 1,$(CUDA)),$(findstring command,$(origin CUDA))),:,tools/get-cuda.sh --optional)
 
-check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(EXAMPLES)
+check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(EXAMPLES) check-cuda-build
 
 check-inner:
 	@$(MAKE) --no-print-directory -j$(JOBS) check-build
@@ -305,6 +311,13 @@ bench: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) all $(BUILD)/tests/bench_solver
 	@$(BUILD)/tests/bench_solver sizes
 	@BUILD=$(BUILD) tools/bench.sh
+
+# On a machine with a GPU: operations against the reference, compute-sanitizer, and the speed of a model of 8B shape.
+bench-cuda: deps cuda-compiler
+	@$(MAKE) --no-print-directory -j$(JOBS) all check-cuda-build
+	@BUILD=$(BUILD) tools/check-cuda.sh
+
+check-cuda-build: $(if $(filter 1,$(CUDA)),$(BUILD)/tests/test_profiler_backend_cuda $(BUILD)/tests/bench_cuda)
 
 golden: all
 	@PYTHON=$(PYTHON) tests/golden/regenerate.sh

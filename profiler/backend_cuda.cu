@@ -5,7 +5,7 @@
 // A row's numbers do not depend on the other rows of a call, as long as a product has at most PAD_ROWS of them: cuBLAS picks its
 // kernel, and with it the order of a sum, by shape.
 extern "C" {
-#include "profiler/backend.h"
+#include "profiler/backend_cuda.h"
 }
 #include "profiler/backend_cuda_attention.cuh"
 #include "profiler/backend_cuda_rows.cuh"
@@ -92,6 +92,19 @@ static dev_matrix cuda_matrix_upload(const float *w, uint32_t out, uint32_t in, 
     (void)keep_rows; // rows are always contiguous
     dev_matrix m = {};
     m.address = (float *)(void *)weight_new(w, out, in, 0);
+    m.out = out;
+    m.in = in;
+    return m;
+}
+
+dev_matrix backend_cuda_random_matrix(uint32_t out, uint32_t in, float scale, uint64_t seed)
+{
+    dev_matrix m = {};
+    weight *w = weight_new(NULL, out, in, 0);
+    if (w && !w->planes)
+        LAUNCH("random", random_kernel, blocks_of(w->elements, ROW_THREADS), ROW_THREADS, (float *)w->memory,
+               w->elements, scale, seed);
+    m.address = (float *)(void *)w;
     m.out = out;
     m.in = in;
     return m;

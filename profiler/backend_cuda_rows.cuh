@@ -125,6 +125,17 @@ static __global__ void from_bf16_kernel(float *y, const uint16_t *high, const ui
     if (i < n) y[i] = bf16_to_float(high[i]) + (low ? bf16_to_float(low[i]) : 0.0f);
 }
 
+// Uniform in (-scale, scale), rounded to bf16: a mixing function of (seed, place).
+static __global__ void random_kernel(float *y, size_t n, float scale, uint64_t seed)
+{
+    size_t i = thread_index();
+    if (i >= n) return;
+    uint64_t z = seed * 0x9e3779b97f4a7c15u + i * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    y[i] = bf16_to_float(bf16_from_float(((float)(uint32_t)(z >> 40) * 0x1p-23f - 1.0f) * scale));
+}
+
 static __global__ void scale_kernel(float *x, size_t n, const float *factor)
 {
     size_t i = thread_index();

@@ -204,7 +204,7 @@ static bool weight_fill(weight *w, const float *values)
     return gpu_works();
 }
 
-// A weight [out, in] in the precision `planes`; NULL when neither device nor host has memory for it.
+// A weight [out, in] in the precision `planes`, or with values NULL not filled; NULL when neither device nor host has memory for it.
 static weight *weight_new(const float *values, uint32_t out, uint32_t in, uint16_t planes)
 {
     weight *w = (weight *)calloc(1, sizeof *w);
@@ -215,7 +215,7 @@ static weight *weight_new(const float *values, uint32_t out, uint32_t in, uint16
     w->planes = planes;
     w->bytes = w->elements * (planes ? planes * sizeof(uint16_t) : sizeof(float));
     w->memory = gpu_memory(w->bytes);
-    if (w->memory && weight_fill(w, values)) {
+    if (w->memory && (!values || weight_fill(w, values))) {
         w->older = store.newest;
         if (store.newest) store.newest->newer = w;
         store.newest = w;

@@ -1,0 +1,7 @@
+// What the benchmark asks of the cuda backend beyond the seam.
+#pragma once
+#include "profiler/backend.h"
+
+// A weight [out, in] of uniform random numbers in (-scale, scale), each rounded to bfloat16, made on the device: the same for the same
+// seed. `address` is NULL when memory is short. Released with matrix_release.
+dev_matrix backend_cuda_random_matrix(uint32_t out, uint32_t in, float scale, uint64_t seed);
