@@ -46,11 +46,11 @@ def main():
     parts = [b"KVBSCO01", struct.pack("<6I", T, H, G, D_HEAD, WIDTH, len(scores) + len(kept)),
              floats(layer.q_raw.transpose(0, 1)), floats(layer.q.transpose(0, 1)), floats(layer.k), floats(layer.v),
              floats(layer.module.o_proj.weight), floats(layer.module.rotary_emb.inv_freq)]
-    for metric, _, function, sinks, tail in scores:
+    for metric, _, function, sinks, tail, ranked in scores:
         s = function(layer)
         assert s.shape == (G, T), metric
-        parts += [metric.encode().ljust(128, b"\0"), struct.pack("<4I", sinks, tail, 0, s.numel()), floats(s)]
-    for metric, _, function, count in kept:
+        parts += [metric.encode().ljust(128, b"\0"), struct.pack("<4I", 0 if ranked else sinks, tail, 0, s.numel()), floats(s)]
+    for metric, _, function, count, _ in kept:
         positions = function(layer)
         assert all(len(p) == count(T) for p in positions), metric
         flat = [j for head in positions for j in head]

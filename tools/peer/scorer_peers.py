@@ -184,9 +184,10 @@ def ea_press(**kw):
 
 
 def scores(lag):
-    """(our metric, who says so, function of a Layer, sinks and tail whose scores are only a fill). `lag`: LagKV's partition."""
+    """(our metric, who says so, function of a Layer, sinks and tail whose scores are only a fill, and for ranks the function of a Layer
+    that gives what they rank, [G, partitions, lag]). `lag`: LagKV's partition."""
     kvp = "kvpress 0.5.5 "
-    return [
+    cases = [
         ("snapkv:kvpress", kvp + "SnapKVPress", lambda a: a.press(SnapKVPress()), 0, 64),
         ("snapkv:kvpress:window=32:kernel=7", kvp + "SnapKVPress(32, 7)", lambda a: a.press(SnapKVPress(window_size=32, kernel_size=7)), 0, 32),
         ("snapkv:keydiff", kvp + "SnapKVPress(32, 7)", lambda a: a.press(SnapKVPress(window_size=32, kernel_size=7)), 0, 32),
@@ -225,6 +226,10 @@ def scores(lag):
         ("critical:share=0+knorm", kvp + "CriticalKVPress(KnormPress, 0)",
          lambda a: a.press(CriticalKVPress(KnormPress(), first_stage_ratio=0.0)), 0, 0),
     ]
+    ranks = {f"lagkv:kvpress:lag={lag}": (4, lambda a: sum(lagkv_raw(a, 4, lag, "lag")[:2])),
+             f"lagkv:paper:lag={lag}": (16, lambda a: sum(lagkv_raw(a, 16, lag, "lag")[:2])),
+             f"lagkv:paper:lag={lag}:mode=l2norm": (16, lambda a: -lagkv_raw(a, 16, lag, "lag")[2])}
+    return [(*c[:3], ranks[c[0]][0], c[4], ranks[c[0]][1]) if c[0] in ranks else (*c, None) for c in cases]
 
 
 def top(s, n):
@@ -239,7 +244,8 @@ def h2o_half_kept(layer, n):
 
 
 def kept(lag, ratio):
-    """(our metric, who says so, function of a Layer -> kept positions per head, tokens kept per head as a function of T)."""
+    """(our metric, who says so, function of a Layer -> kept positions per head, tokens kept per head as a function of T, and where near ties
+    decide the function of a Layer that gives the peer's scores)."""
     def press(p):
         p.compression_ratio = ratio
         return lambda a: top(a.press(p), count(a.T))
@@ -247,7 +253,7 @@ def kept(lag, ratio):
     def count(T):
         return max(1, int(T * (1 - ratio)))
     kvp = "kvpress 0.5.5 "
-    return [
+    cases = [
         ("critical+snapkv:kvpress", kvp + "CriticalKVPress(SnapKVPress)", press(CriticalKVPress(SnapKVPress())), count),
         ("critical+keydiff", kvp + "CriticalKVPress(KeyDiffPress)", press(CriticalKVPress(KeyDiffPress())), count),
         ("critical:share=1+knorm", kvp + "KnormPress", press(KnormPress()), count),
@@ -257,3 +263,4 @@ def kept(lag, ratio):
         (f"lagkv:paper:lag={lag}", "formula (published LagKV code, one-shot)", lambda a: lagkv_kept(a, 16, lag, 1 - ratio),
          lambda T: 16 + int((1 - ratio) * lag) * ((T - 16) // lag - 1) + lag + (T - 16) % lag),
     ]
+    return [(*c, (lambda a: a.press(KnormPress())) if c[0] == "critical:share=1+knorm" else None) for c in cases]
