@@ -64,9 +64,9 @@ void fidelity_close(fidelity *f)
 static double log_sum_exp(const float *x, size_t n)
 {
     float top = x[0];
-    double sum = 0;
     for (size_t i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
-    for (size_t i = 0; i < n; i++) sum += exp((double)x[i] - top);
+    double sum = exp((double)x[0] - top);
+    for (size_t i = 1; i < n; i++) sum += exp((double)x[i] - top);
     return top + log(sum);
 }
 

@@ -232,7 +232,7 @@ static void put_chart(FILE *out, const eval_command *e, const sweep_summary *row
     snprintf(title, sizeof title, "%.100s: %s", e->metrics[which].m.spec,
              kl ? "KL to the full cache, nats per token" : "likeliest token as with the full cache");
     svg_chart chart = {.title = title,
-                       .x_label = "pruned",
+                       .x_label = "per cent pruned",
                        .x = e->ratios,
                        .n = points,
                        .n_series = used,

@@ -99,6 +99,7 @@ static kvb_status select_column(speed_run *r, const sweep_column *column, double
     const float *scores = r->s->scores[column->metric];
     kvb_status status =
         allocator_budgets(column->how, &shape, ratio, r->s->n_tokens, scores, m->sink, m->window, &a, err);
+    if (status == KVB_OK) status = session_rank(r->s, column->metric, a.keep, &scores, err);
     if (status == KVB_OK) status = session_select_each(r->s, scores, a.keep, a.sink, a.window, kept, err);
     free(counts);
     return status;

@@ -98,6 +98,15 @@ expect 0 'speed' eval tiny.gguf keydiff.safetensors text0.txt --speed --tokens 1
 says 'the full cache' '^  full .* 1.00x$'
 says 'and the cut ones' '^  lukv +[0-9.]+ %'
 
+# ---- metrics whose ranking depends on the budget
+expect 0 'profile the second stage' profile tiny.gguf calib.jsonl -o two.h5 --quiet --new-tokens 8 --ignore-eos --metric critical:share=0:epsilon=0.1+snapkv:kvpress:window=16
+expect 0 'solve it' solve two.h5 --metric critical -o critical.safetensors --quiet
+# shellcheck disable=SC2086
+expect 0 'deploy both stages' eval tiny.gguf critical.safetensors text0.txt -m critical:epsilon=0.1+snapkv:kvpress:window=16 -m critical:share=0:epsilon=0.1+snapkv:kvpress:window=16 -m h2o:half $SIZE -r 0.5 -a uniform --json --quiet
+cp out two.json
+json 'each with its own kept tokens' two.json '(len({r["kl"]["value"] for r in j["results"] if r["allocator"] == "uniform"}) == 3 and
+    [r["metric"] for r in j["results"] if r["allocator"] != "uniform"] == ["critical:epsilon=0.1+snapkv:kvpress:window=16", "critical:share=0:epsilon=0.1+snapkv:kvpress:window=16"])'
+
 # ---- what is refused
 # shellcheck disable=SC2086
 fails 'a table of another model' 'not a table of this model' eval other.gguf keydiff.safetensors text0.txt $SIZE
