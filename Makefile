@@ -118,7 +118,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all help deps deps-base cuda-compiler quickstart check check-inner check-build check-long san fuzz fuzz-build bench bench-cuda check-cuda-build lint format golden showconfig install uninstall clean
+.PHONY: all help deps deps-base cuda-compiler quickstart check check-inner check-build check-long san fuzz fuzz-build bench bench-memory bench-cuda check-cuda-build lint format golden showconfig install uninstall clean
 
 ##: make quickstart   install what is missing, build, get the default model, profile, solve, write tables, show the budgets
 ##: make check        install what is missing, build, run all tests: unit, command line, real model, sanitised, fuzz corpora
@@ -129,6 +129,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
 ##: make bench        measure profile and solve on this machine, as CSV
 ##: make bench-cuda   with a GPU: operations against the reference, compute-sanitizer, seconds of a model of the shape of Llama 3.1 8B
+##: make bench-memory peak memory against the context's length: LAYERS=4 (0: all), TOKENS="1024 ... 32768", SVG=FILE
 ##: make lint         style, headers that stand alone, exported symbols, includes between folders, shell scripts
 ##: make format       rewrite the sources in the project's style (clang-format)
 ##: make golden       regenerate tests/golden with the Python references in a virtual environment
@@ -224,6 +225,11 @@ $(BUILD)/tests/bench_cuda: tests/bench_cuda.c $(BUILD)/flags $(foreach m,$(DEPS_
 	$(SAY) LD $@
 	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_profiler),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
 
+$(BUILD)/tests/draw_memory: tests/draw_memory.c $(BUILD)/flags $(BUILD)/tools/svg.o $(BUILD)/tools/viridis.o
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(COMPILE) -o $@ $< $(BUILD)/tools/svg.o $(BUILD)/tools/viridis.o $(LDFLAGS) $(LIBS)
+
 # The examples are built as a user would build them: public header, shared library, nothing else.
 $(BUILD)/examples/%: runtime/examples/%.c $(BUILD)/libkvbudget.so $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -318,6 +324,10 @@ bench-cuda: deps cuda-compiler
 	@BUILD=$(BUILD) tools/check-cuda.sh
 
 check-cuda-build: $(if $(filter 1,$(CUDA)),$(BUILD)/tests/test_profiler_backend_cuda $(BUILD)/tests/bench_cuda)
+
+bench-memory: deps
+	@$(MAKE) --no-print-directory -j$(JOBS) all $(BUILD)/tests/draw_memory
+	@BUILD=$(BUILD) tools/bench_memory.sh
 
 golden: all
 	@PYTHON=$(PYTHON) tests/golden/regenerate.sh
