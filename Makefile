@@ -215,10 +215,10 @@ $(TINY): $(BUILD)/tests/%: tests/%.c $(BUILD)/flags $(foreach m,$(DEPS_profiler)
 	$(SAY) LD $@
 	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_profiler),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
 
-$(BUILD)/tests/bench_solver: tests/bench_solver.c $(BUILD)/flags $(foreach m,$(DEPS_solver),$(call LIB,$(m)))
+$(BUILD)/tests/bench_solver: tests/bench_solver.c $(BUILD)/tools/svg.o $(BUILD)/tools/viridis.o $(BUILD)/flags $(foreach m,$(DEPS_solver),$(call LIB,$(m)))
 	@mkdir -p $(@D)
 	$(SAY) LD $@
-	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_solver),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
+	$(Q)$(COMPILE) -o $@ $< $(BUILD)/tools/svg.o $(BUILD)/tools/viridis.o $(foreach m,$(DEPS_solver),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
 
 $(BUILD)/tests/bench_cuda: tests/bench_cuda.c $(BUILD)/flags $(foreach m,$(DEPS_profiler),$(call LIB,$(m)))
 	@mkdir -p $(@D)
@@ -315,6 +315,7 @@ fuzz-build: $(FUZZ_BIN)
 
 bench: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) all $(BUILD)/tests/bench_solver
+	@$(BUILD)/tests/bench_solver greedy $(BUILD)/greedy.problem && $(PYTHON) tools/peer/heap_solver.py $(BUILD)/greedy.problem
 	@$(BUILD)/tests/bench_solver sizes
 	@BUILD=$(BUILD) tools/bench.sh
 

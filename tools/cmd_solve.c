@@ -351,11 +351,19 @@ const cli_command cmd_solve = {
     "intervals; and by text also learning curves, and what every text's table loses on the others. --ablation\n"
     "compares within each question, as figures 2 to 4 of the paper do.\n"
     "\n"
+    "Constraints hold in the table and in what the runtime makes of it, at any length: whole pages (--block),\n"
+    "few budgets per layer (--levels), equal totals of tensor-parallel ranks (--ranks), caps of layers, floors and\n"
+    "ceilings of heads, heads that keep everything (--pin). They go together, but --levels with --ranks. Wishes\n"
+    "that contradict each other, and ratios from --ratios or --bytes that limits do not allow, are refused with the\n"
+    "numbers; of the 99 default rows those that cannot be met are saturated.\n"
+    "\n"
     "Examples:\n"
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
     "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
-    "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n",
+    "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 2 --pin 0 -o paged.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --bytes 2GiB --dtype f16 --tokens 32768 -o 2g.safetensors\n",
     run_solve,
 };

@@ -61,6 +61,8 @@ misused '--npy with constraints' 'kvpress expects' solve run.h5 --metric keydiff
 misused 'worst with constraints' 'breaks constraints' solve run.h5 --metric keydiff --block 16 --aggregate worst -o no.safetensors
 if [ -e no.safetensors ]; then not_ok 'nothing was written'; else ok 'nothing was written'; fi
 
+fails 'protected tokens that are all' 'nothing to choose' solve run.h5 --metric keydiff --sink 100000 -o no.safetensors
+
 # ---- chosen ratios
 expect 0 'three ratios' solve run.h5 --metric keydiff --ratios 0.3,0.375,0.8 -o t.safetensors --json --quiet
 cp out j.json
