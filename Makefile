@@ -30,7 +30,7 @@ WERROR   ?=
 BASE     := -std=c11 -D_GNU_SOURCE -DKVBUDGET_VERSION='"$(VERSION)"' -I. -fopenmp -ffp-contract=off -fvisibility=hidden -fPIC $(WARN) $(WERROR)
 
 # Per-file flags: FLAGS_<path with _ for / and without .c>. Only sums that the reference backend judges by tolerance may fuse.
-FLAGS_profiler_backend_cpu := -ffp-contract=fast
+FLAGS_profiler_backend_cpu_loops := -ffp-contract=fast
 FLAGS_evaluator_attend := -ffp-contract=fast
 
 PKGS     := libcjson hdf5 gsl libpcre2-8 libcrypto
@@ -108,7 +108,7 @@ DEPS_tools    := evaluator profiler solver formats runtime
 module_libs    = $(foreach m,$(DEPS_$(word 2,$(subst _, ,$(1)))),$(call LIB,$(m)))
 
 UNIT_SRC  := $(sort $(wildcard tests/unit/test_*.c))
-UNIT_BIN  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC)) $(BUILD)/tests/test_profiler_backend_emulated \
+UNIT_BIN  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC)) $(addprefix $(BUILD)/tests/test_profiler_backend_,cpu_bf16x3 cpu_bf16 emulated) \
              $(if $(filter 1,$(CUDA)),$(BUILD)/tests/test_profiler_backend_cuda)
 FUZZ_SRC  := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_BIN  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(FUZZ_SRC))
@@ -166,7 +166,7 @@ showconfig:
 # Objects and module archives. $(BUILD)/flags changes when the flags do, so a build folder never mixes two kinds of objects.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
-	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS) MPI=$(MPI) CUDA=$(CUDA) $(NVCC) $(NVCC_FLAGS))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu) $(LDFLAGS) MPI=$(MPI) CUDA=$(CUDA) $(NVCC) $(NVCC_FLAGS))' > $@
+	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu_loops) $(LDFLAGS) MPI=$(MPI) CUDA=$(CUDA) $(NVCC) $(NVCC_FLAGS))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu_loops) $(LDFLAGS) MPI=$(MPI) CUDA=$(CUDA) $(NVCC) $(NVCC_FLAGS))' > $@
 FORCE:
 
 ifeq ($(PKG_LIBS),)
@@ -249,8 +249,8 @@ $(BUILD)/tests/$(1): tests/unit/$(1).c tests/unit/unit.h $(BUILD)/flags $(call u
 endef
 $(foreach t,$(notdir $(basename $(UNIT_SRC))),$(eval $(call unit,$(t))))
 
-# The cuda backend, compiled as C++ for the emulated device of tests/cuda, and the judge of all backends compiled for it and, where nvcc
-# was found, for the real one.
+# The cuda backend, compiled as C++ for the emulated device of tests/cuda, and the judge of all backends compiled for it, for the cpu
+# backend's other precisions and, where nvcc was found, for the real device.
 $(EMULATED): profiler/backend_cuda.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) CXX $@
@@ -260,9 +260,11 @@ define judge
 $(BUILD)/tests/test_profiler_backend_$(1): tests/unit/test_profiler_backend.c tests/unit/unit.h $(BUILD)/flags $(2) $(call module_libs,test_profiler_backend)
 	@mkdir -p $$(@D)
 	$(SAY) LD $$@
-	$(Q)$(COMPILE) -DJUDGED=backend_cuda$(if $(3),_emulated -DEMULATED) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(2) $(call module_libs,test_profiler_backend) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) -lstdc++
+	$(Q)$(COMPILE) -DJUDGED=backend_$(if $(filter emulated,$(1)),cuda_emulated -DEMULATED,$(1)) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(2) $(call module_libs,test_profiler_backend) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) -lstdc++
 endef
-$(eval $(call judge,emulated,$(EMULATED),yes))
+$(eval $(call judge,cpu_bf16x3))
+$(eval $(call judge,cpu_bf16))
+$(eval $(call judge,emulated,$(EMULATED)))
 ifeq ($(CUDA),1)
 $(eval $(call judge,cuda))
 endif

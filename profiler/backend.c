@@ -1,17 +1,22 @@
 #include "profiler/backend.h"
 #include <string.h>
 
+const backend *const backend_list[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16,
 #ifdef KVB_CUDA
-const backend *const backend_list[] = {&backend_cpu, &backend_cuda, &backend_ref, NULL};
-#else
-const backend *const backend_list[] = {&backend_cpu, &backend_ref, NULL};
+                                       &backend_cuda,
 #endif
+                                       &backend_ref, NULL};
+
+const backend *backend_find_compute(const char *name, const char *compute)
+{
+    for (const backend *const *b = backend_list; *b; b++)
+        if (strcmp((*b)->name, name) == 0 && strcmp((*b)->compute, compute ? compute : "f32") == 0) return *b;
+    return NULL;
+}
 
 const backend *backend_find(const char *name)
 {
-    for (const backend *const *b = backend_list; *b; b++)
-        if (strcmp((*b)->name, name) == 0) return *b;
-    return NULL;
+    return backend_find_compute(name, NULL);
 }
 
 const char *backend_absence(const char *name)

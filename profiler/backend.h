@@ -1,7 +1,7 @@
 // The one seam between the profiler and the hardware: about a dozen operations on opaque device memory.
 //
 // `ref` (backend_ref.c) is plain C with double sums and judges the others op by op; `cpu` (backend_cpu.c) is oneDNN and OpenMP.
-// Everything is float32. Shapes are row-major; a row is one token. Letters as in model.h: D width, H query heads, G KV heads,
+// Everything that can be seen is float32; how the operands of products are rounded on the way is a backend's `compute`. Shapes are row-major; a row is one token. Letters as in model.h: D width, H query heads, G KV heads,
 // q = H/G heads per group (query head h reads KV head h/q), d head size, T context tokens.
 #pragma once
 #include "runtime/kvbudget.h"
@@ -22,15 +22,16 @@ static inline dev dev_at(dev base, size_t offset)
 
 // A weight matrix in the layout that the backend likes best. y = x W^T for W [out, in] as model files store it.
 typedef struct dev_matrix {
-    float *address;
+    float *address; // float32 rows; may be NULL where `packed` is not and nobody asked to keep rows
     uint32_t out, in;
-    bool transposed; // stored [in, out]
+    void *packed; // the backend's own form for products, NULL where it needs none
 } dev_matrix;
 
 // Keys (after RoPE) and values of the context for one layer, shared by all questions.
 typedef struct prefix_kv {
     dev k, v;          // [G, T, d]
     uint32_t n_tokens; // T
+    dev packed;        // what pack_prefix made of them; {NULL} where packed_floats is 0
 } prefix_kv;
 
 // Keys and values of what follows the context, one stretch per question, for one layer.
@@ -59,15 +60,17 @@ typedef struct attention_shape {
 
 // The largest shapes that the operations will be called with, so that scratch memory is taken once and no operation can fail.
 typedef struct backend_limits {
-    uint32_t tokens;     // T
-    uint32_t tail;       // rows after the context per question
-    uint32_t rows;       // decoded rows in one call
+    uint32_t tokens;    // T
+    uint32_t tail;      // rows after the context per question
+    uint32_t rows;      // decoded rows in one call
     uint32_t matrix_dim; // the larger side of any weight matrix
     attention_shape shape;
 } backend_limits;
 
 typedef struct backend {
     const char *name;
+    const char *
+        compute; // precision of the products' operands: "f32", "bf16x3" (two bfloat16 parts, 16 bits), "bf16"; sums are float32
     const char *summary;
 
     // --- device ---
@@ -85,7 +88,7 @@ typedef struct backend {
     void (*copy)(dev to, dev from, size_t n);
     void (*clear)(dev memory, size_t n);
     const float *(*host_view)(dev from); // the memory itself where host and device share it, else NULL
-    // Copies w [out, in]; keep_rows asks that row i stays contiguous, for `gather`. address is NULL when memory is short.
+    // Copies w [out, in]; keep_rows asks for rows at `address`, for `gather` and `output_norms`. Both pointers are NULL when memory is short.
     dev_matrix (*matrix_upload)(const float *w, uint32_t out, uint32_t in, bool keep_rows);
     void (*matrix_release)(dev_matrix *w);
     // Takes scratch memory for calls within `limits`; false when there is none left. Called before the first operation; a later
@@ -110,6 +113,10 @@ typedef struct backend {
     // Moves values [n, G*d] of decoded rows to their places in [questions, G, capacity, d].
     void (*store_tail)(dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
                        uint32_t n_kv_heads, uint32_t d);
+    // Floats that pack_prefix needs for one layer's context of n tokens; 0 for backends that read keys and values as they are.
+    size_t (*packed_floats)(uint32_t n_tokens, attention_shape s);
+    // Fills kv->packed from kv->k and kv->v, all rows of them. Called before attention where packed_floats is not 0.
+    void (*pack_prefix)(const prefix_kv *kv, attention_shape s);
     // Causal attention of context rows first..first+n-1: o, q [n, H*d]. Never holds T x T.
     void (*attend_prefix)(dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s);
     // Attention of decoded rows over the shared context and their own tails; observed rows update the oracle's maximum.
@@ -126,10 +133,12 @@ typedef struct backend {
     void (*output_norms)(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
 } backend;
 
-extern const backend backend_ref, backend_cpu, backend_cuda; // the last one only where it was built
+extern const backend backend_ref, backend_cpu, backend_cpu_bf16x3, backend_cpu_bf16, backend_cuda; // the last one only where it was built
 
-// The backend of that name, or NULL; backend_list gives them all, ended by NULL.
+// The backend of that name that computes in float32, or NULL; backend_list gives them all, ended by NULL.
 const backend *backend_find(const char *name);
 // For messages, where backend_find has found nothing: why a backend that exists is not in this program; else an empty text.
 const char *backend_absence(const char *name);
+// The same with products of another precision; NULL compute is "f32".
+const backend *backend_find_compute(const char *name, const char *compute);
 extern const backend *const backend_list[];

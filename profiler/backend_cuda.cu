@@ -116,6 +116,20 @@ static void cuda_matrix_release(dev_matrix *w)
     w->address = NULL;
 }
 
+// Attention reads keys and values as they are.
+static size_t cuda_packed_floats(uint32_t n_tokens, attention_shape s)
+{
+    (void)n_tokens;
+    (void)s;
+    return 0;
+}
+
+static void cuda_pack_prefix(const prefix_kv *kv, attention_shape s)
+{
+    (void)kv;
+    (void)s;
+}
+
 static uint32_t stretch_of(uint32_t n_tokens)
 {
     uint32_t each = (n_tokens + STRETCHES_MAX - 1) / STRETCHES_MAX;
@@ -413,6 +427,7 @@ static void cuda_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, att
 
 extern "C" const backend backend_cuda = {
     .name = "cuda",
+    .compute = "f32",
     .summary = "cuBLAS and kernels on one NVIDIA GPU (compute capability 8.0 and later)",
     .open = cuda_open,
     .check = cuda_check,
@@ -435,6 +450,8 @@ extern "C" const backend backend_cuda = {
     .rope = cuda_rope,
     .store_prefix = cuda_store_prefix,
     .store_tail = cuda_store_tail,
+    .packed_floats = cuda_packed_floats,
+    .pack_prefix = cuda_pack_prefix,
     .attend_prefix = cuda_attend_prefix,
     .attend_rows = cuda_attend_rows,
     .value_weights = cuda_value_weights,

@@ -13,3 +13,6 @@ void host_copy(dev to, dev from, size_t n);
 void host_clear(dev memory, size_t n);
 const float *host_view(dev from);
 void host_matrix_release(dev_matrix *w);
+// For backends that read keys and values as they are.
+size_t host_packed_floats(uint32_t n_tokens, attention_shape s);
+void host_pack_prefix(const prefix_kv *kv, attention_shape s);

@@ -10,7 +10,7 @@ static dev_matrix ref_matrix_upload(const float *w, uint32_t out, uint32_t in, b
     (void)keep_rows;
     dev memory = host_alloc((size_t)out * in);
     if (memory.address) host_upload(memory, w, (size_t)out * in);
-    return (dev_matrix){memory.address, out, in, false};
+    return (dev_matrix){memory.address, out, in, NULL};
 }
 
 static bool ref_reserve(const backend_limits *limits)
@@ -221,6 +221,7 @@ static void ref_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, atte
 
 const backend backend_ref = {
     .name = "ref",
+    .compute = "f32",
     .summary = "plain C with double sums: the judge of the others, slow",
     .open = host_open,
     .check = host_check,
@@ -243,6 +244,8 @@ const backend backend_ref = {
     .rope = ref_rope,
     .store_prefix = ref_store_prefix,
     .store_tail = ref_store_tail,
+    .packed_floats = host_packed_floats,
+    .pack_prefix = host_pack_prefix,
     .attend_prefix = ref_attend_prefix,
     .attend_rows = ref_attend_rows,
     .value_weights = ref_value_weights,

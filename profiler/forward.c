@@ -15,6 +15,7 @@ struct forward {
     uint32_t n_tokens; // T of the prefilled context
     // Context, packed for the present T.
     dev k, v;    // [L, G, T, d]
+    dev packed;  // [L] of what the backend made of them; {NULL} where it needs nothing of the kind
     dev weights; // oracle's w [L, H, T]
     // Questions.
     dev tail_k, tail_v; // [L, max_questions, G, max_tail, d]
@@ -80,6 +81,13 @@ uint64_t forward_bytes(const model_config *c, const forward_plan *plan)
     return floats * sizeof(float);
 }
 
+static uint64_t packed_floats(const model *m, const forward_plan *plan)
+{
+    const model_config *c = &m->config;
+    return (uint64_t)c->n_layers *
+           m->device->packed_floats(plan->max_tokens, (attention_shape){c->n_heads, c->n_kv_heads, c->head_dim});
+}
+
 // Angles in float32, position times frequency, as the models were trained and as transformers computes them.
 static kvb_status fill_cos_sin(forward *f, uint32_t positions, kvb_error *err)
 {
@@ -115,7 +123,7 @@ static backend_limits limits_of(const model *m, const forward_plan *plan)
 uint64_t forward_scratch_bytes(const model *m, const forward_plan *plan)
 {
     backend_limits limits = limits_of(m, plan);
-    return m->device->scratch_bytes(&limits);
+    return m->device->scratch_bytes(&limits) + packed_floats(m, plan) * sizeof(float);
 }
 
 kvb_status forward_open(forward **out, const model *m, const forward_plan *plan, kvb_error *err)
@@ -139,6 +147,10 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
                               (unsigned long long)(pieces[i].floats >> 18),
                               (unsigned long long)(forward_bytes(&m->config, plan) >> 20));
     }
+    uint64_t packed = packed_floats(m, plan);
+    if (status == KVB_OK && packed && !(f->packed = f->b->alloc(packed)).address)
+        status = kvb_fail(err, KVB_MEMORY, "forward pass: no memory for %llu MiB of packed keys and values",
+                          (unsigned long long)(packed >> 18));
     backend_limits limits = limits_of(m, plan);
     f->positions = malloc(larger(plan->max_tokens, CHUNK_ROWS) * sizeof *f->positions);
     if (status == KVB_OK && (!f->positions || !f->b->reserve(&limits)))
@@ -159,6 +171,7 @@ void forward_close(forward *f)
     list_pieces(pieces, &f->m->config, &f->plan);
     for (int i = 0; i < N_PIECES; i++) f->b->release(*(dev *)((char *)f + pieces[i].offset));
     f->b->release(f->cos_sin);
+    f->b->release(f->packed);
     f->b->reserve(&(backend_limits){0});
     free(f->positions);
     f->b->release(f->column_sums);
@@ -176,7 +189,9 @@ static attention_shape shape_of(const forward *f)
 static prefix_kv prefix_of(const forward *f, uint32_t layer)
 {
     size_t at = (size_t)layer * f->m->config.n_kv_heads * f->n_tokens * f->m->config.head_dim;
-    return (prefix_kv){dev_at(f->k, at), dev_at(f->v, at), f->n_tokens};
+    prefix_kv kv = {dev_at(f->k, at), dev_at(f->v, at), f->n_tokens, {NULL}};
+    if (f->packed.address) kv.packed = dev_at(f->packed, layer * f->b->packed_floats(f->n_tokens, shape_of(f)));
+    return kv;
 }
 
 static tail_kv tails_of(const forward *f, uint32_t layer)
@@ -275,6 +290,7 @@ static void project_context(forward *f, uint32_t layer)
         f->b->matmul(f->gate, f->h, w->wv, n, false);
         f->b->store_prefix(kv.v, f->n_tokens, first, f->gate, n, c->n_kv_heads, c->head_dim);
     }
+    if (f->packed.address) f->b->pack_prefix(&kv, shape_of(f));
 }
 
 // Attention and feed-forward of the whole context for one layer.

@@ -146,7 +146,7 @@ kvb_status model_read_config(model_config *c, const gguf_file *f, kvb_error *err
 uint64_t model_weight_bytes(const model_config *c)
 {
     uint64_t heads = (uint64_t)c->n_heads * c->head_dim, kv = (uint64_t)c->n_kv_heads * c->head_dim;
-    uint64_t layer = 2 * heads * c->width + 2 * kv * c->width + 3ull * c->ffn_width * c->width + 2ull * c->width +
+    uint64_t layer = 3 * heads * c->width + 2 * kv * c->width + 3ull * c->ffn_width * c->width + 2ull * c->width +
                      heads * c->head_dim;
     return (c->n_layers * layer + 2ull * c->vocabulary * c->width) * sizeof(float);
 }
@@ -200,9 +200,9 @@ static kvb_status load_matrix(dev_matrix *out, loader *in, const char *name, uin
     if (status != KVB_OK) return status;
     *out = in->m->device->matrix_upload(row_pairs ? undo_row_pairs(in, rows, columns) : in->values, rows, columns,
                                         keep_rows);
-    return out->address ? KVB_OK
-                        : kvb_fail(err, KVB_MEMORY, "%s: no memory for tensor %s on backend %s", in->file.name, name,
-                                   in->m->device->name);
+    return out->address || out->packed ? KVB_OK
+                                       : kvb_fail(err, KVB_MEMORY, "%s: no memory for tensor %s on backend %s",
+                                                  in->file.name, name, in->m->device->name);
 }
 
 static kvb_status upload(dev *out, loader *in, const float *values, size_t n, const char *name, kvb_error *err)
@@ -230,17 +230,17 @@ static kvb_status load_layer(loader *in, uint32_t layer, kvb_error *err)
         dev_matrix *out;
         const char *name;
         uint32_t rows, columns;
-        bool row_pairs;
-    } matrices[] = {{&w->wq, "attn_q", heads, D, true},      {&w->wk, "attn_k", kv, D, true},
-                    {&w->wv, "attn_v", kv, D, false},        {&w->gate, "ffn_gate", F, D, false},
-                    {&w->up, "ffn_up", F, D, false},         {&w->down, "ffn_down", D, F, false},
-                    {&w->wo, "attn_output", D, heads, false}};
+        bool row_pairs, keep_rows;
+    } matrices[] = {{&w->wq, "attn_q", heads, D, true, false},     {&w->wk, "attn_k", kv, D, true, false},
+                    {&w->wv, "attn_v", kv, D, false, false},       {&w->gate, "ffn_gate", F, D, false, false},
+                    {&w->up, "ffn_up", F, D, false, false},        {&w->down, "ffn_down", D, F, false, false},
+                    {&w->wo, "attn_output", D, heads, false, true}};
     char name[64];
     kvb_status status = KVB_OK;
     for (size_t i = 0; status == KVB_OK && i < sizeof matrices / sizeof matrices[0]; i++) {
         snprintf(name, sizeof name, "blk.%u.%s.weight", layer, matrices[i].name);
         status = load_matrix(matrices[i].out, in, name, matrices[i].rows, matrices[i].columns, matrices[i].row_pairs,
-                             false, err);
+                             matrices[i].keep_rows, err);
     }
     if (status == KVB_OK) // attn_output came last: its values are still in the buffer
         status = oracle_value_root(in->swapped, in->values, D, c->n_heads, c->head_dim, err);
@@ -296,7 +296,7 @@ static kvb_status load_all(loader *in, kvb_error *err)
     m->head_is_tied = !gguf_tensor_find(&in->file, "output.weight");
     if (status == KVB_OK && m->head_is_tied) m->head = m->embedding;
     else if (status == KVB_OK)
-        status = load_matrix(&m->head, in, "output.weight", c->vocabulary, c->width, false, true, err);
+        status = load_matrix(&m->head, in, "output.weight", c->vocabulary, c->width, false, false, err);
     if (status == KVB_OK) status = load_vector(&m->final_norm, in, "output_norm.weight", c->width, err);
     if (status == KVB_OK) status = load_frequencies(in, err);
     // The vocabulary's rows were the largest by far: without their buffer, loading takes no more memory than running.

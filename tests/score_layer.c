@@ -51,8 +51,8 @@ static kvb_status make_extras(layer_view *view, const tensor *wo, kvb_error *err
            n = (size_t)view->n_heads * view->n_tokens;
     dev sums = backend_cpu.alloc(n), row_log = backend_cpu.alloc(n), norms = backend_cpu.alloc(n),
         q = on_device(view->q, n * view->head_dim);
-    prefix_kv kv = {on_device(view->k, keys), on_device(view->v, keys), view->n_tokens};
-    dev_matrix w = backend_cpu.matrix_upload(wo->values, (uint32_t)wo->shape[0], (uint32_t)wo->shape[1], false);
+    prefix_kv kv = {on_device(view->k, keys), on_device(view->v, keys), view->n_tokens, {NULL}};
+    dev_matrix w = backend_cpu.matrix_upload(wo->values, (uint32_t)wo->shape[0], (uint32_t)wo->shape[1], true);
     if (!sums.address || !row_log.address || !norms.address || !q.address || !kv.k.address || !kv.v.address ||
         !w.address || !backend_cpu.reserve(&(backend_limits){view->n_tokens, 1, 1, s.n_heads * s.head_dim, s}))
         return kvb_fail(err, KVB_MEMORY, "no memory for the layer");

@@ -3,12 +3,13 @@
 #include "formats/npy.h"
 #include "profiler/forward.h"
 #include "runtime/fail.h"
-#include "tools/cli.h"
+#include "tools/device.h"
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct logits_command {
-    const char *output, *backend_name;
+    const char *output;
+    const backend *device;
     bool bos;
     uint64_t max_tokens;
 } logits_command;
@@ -58,7 +59,7 @@ static kvb_status write_logits(const logits_command *o, const char *model_path, 
     int32_t *ids = NULL;
     float *logits = NULL;
     size_t n = 0;
-    kvb_status status = model_open(&m, model_path, backend_find(o->backend_name), err);
+    kvb_status status = model_open(&m, model_path, o->device, err);
     if (status == KVB_OK) status = read_ids(&ids, &n, m, text_path, o, err);
     if (status == KVB_OK) {
         forward_plan plan = {(uint32_t)n, 1, 1, false};
@@ -78,19 +79,20 @@ static kvb_status write_logits(const logits_command *o, const char *model_path, 
 
 static int run_logits(const cli_command *self, int argc, char **argv)
 {
-    logits_command o = {.backend_name = "cpu"};
+    logits_command o = {0};
+    const char *backend_name = "cpu", *compute = "f32";
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &o.output, "FILE", "the array [tokens, vocabulary] to write, float32 (.npy)"},
         {"max-tokens", 0, CLI_COUNT, &o.max_tokens, "N", "use only the first N tokens"},
         {"bos", 0, CLI_FLAG, &o.bos, NULL, "begin with BOS (a text only; ids are taken as they are)"},
-        {"backend", 'b', CLI_TEXT, &o.backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
+        {"backend", 'b', CLI_TEXT, &backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
+        {"compute", 0, CLI_TEXT, &compute, "KIND", DEVICE_COMPUTE_HELP},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first != 2 || !o.output) return cli_usage_error(self, "expected: kvbudget %s", self->synopsis);
-    if (!backend_find(o.backend_name))
-        return cli_usage_error(self, "--backend: there is no '%s'%s", o.backend_name, backend_absence(o.backend_name));
+    if (!(o.device = device_find(self, backend_name, compute))) return EXIT_USAGE;
     kvb_error err = {0};
     return write_logits(&o, argv[first], argv[first + 1], &err) == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }

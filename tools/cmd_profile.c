@@ -1,5 +1,6 @@
 // kvbudget profile: calibration texts and a model in, a record out.
 #include "runtime/fail.h"
+#include "tools/device.h"
 #include "tools/memory.h"
 #include "tools/profile_command.h"
 #include <inttypes.h>
@@ -66,12 +67,8 @@ static int check_options(profile_command *p)
         return cli_usage_error(p->self, "--memory: expected a size such as 4GiB or 800MB, found '%s'", p->memory);
     if (strcmp(p->bos, "auto") != 0 && strcmp(p->bos, "yes") != 0 && strcmp(p->bos, "no") != 0)
         return cli_usage_error(p->self, "--bos: expected auto, yes or no, found '%s'", p->bos);
-    if (!backend_find(p->backend_name)) {
-        fprintf(stderr, "Backends:\n");
-        for (const backend *const *b = backend_list; *b; b++) fprintf(stderr, "  %-6s %s\n", (*b)->name, (*b)->summary);
-        return cli_usage_error(p->self, "--backend: there is no '%s'%s", p->backend_name,
-                               backend_absence(p->backend_name));
-    }
+    p->device = device_find(p->self, p->backend_name, p->compute);
+    if (!p->device) return EXIT_USAGE;
     if (p->shard && !parse_shard(p))
         return cli_usage_error(p->self, "--shard: expected I/N, 1 <= I <= N <= 1000000, such as 3/8; found '%s'",
                                p->shard);
@@ -129,7 +126,7 @@ static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb
         kvb_status status = calib_load(&p->files[p->n_files], operands[p->n_files + 1], err);
         if (status != KVB_OK) return status;
     }
-    kvb_status status = model_open_layers(&p->m, operands[0], backend_find(p->backend_name), (uint32_t)p->layers, err);
+    kvb_status status = model_open_layers(&p->m, operands[0], p->device, (uint32_t)p->layers, err);
     if (status == KVB_OK && p->pre) status = model_set_pre_tokenizer(p->m, operands[0], p->pre, err);
     if (status == KVB_OK) status = allot_memory(p, err);
     if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
@@ -183,8 +180,13 @@ static int run_command(profile_command *p, char **operands, size_t n)
 
 static int run_profile(const cli_command *self, int argc, char **argv)
 {
-    profile_command p = {
-        .self = self, .backend_name = "cpu", .bos = "auto", .new_tokens = 64, .temperature = 0.7, .seed = 1};
+    profile_command p = {.self = self,
+                         .backend_name = "cpu",
+                         .compute = "f32",
+                         .bos = "auto",
+                         .new_tokens = 64,
+                         .temperature = 0.7,
+                         .seed = 1};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &p.output, "FILE", "the record to write (.h5)"},
         {"metric", 'm', CLI_LIST, &p.metric_names, "M",
@@ -215,6 +217,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
         {"layers", 0, CLI_COUNT, &p.layers, "N",
          "run the first N layers only, to measure time and memory on a shorter model"},
         {"backend", 'b', CLI_TEXT, &p.backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
+        {"compute", 0, CLI_TEXT, &p.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"threads", 0, CLI_COUNT, &p.threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"shard", 0, CLI_TEXT, &p.shard, "I/N",
          "run only the I-th of N shares of the work, as an element of a job array; `kvbudget\nmerge` puts the shards "

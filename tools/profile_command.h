@@ -8,7 +8,7 @@
 typedef struct profile_command {
     const cli_command *self;
     cli_list metric_names;
-    const char *output, *backend_name, *bos, *pre, *shard, *memory;
+    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers;
     double temperature;
     bool beyond_trained;
@@ -17,6 +17,7 @@ typedef struct profile_command {
     uint64_t loaded, load_peak;     // memory with the model loaded: now, and at most while it was
     uint32_t shard_index, n_shards; // 0-based; n_shards 0: not a shard
     profile_options options;
+    const backend *device;
     metric *metrics;
     calib_file *files;
     size_t n_files;

@@ -156,7 +156,7 @@ START_TEST(test_weights_of_a_layer)
     dev w = b->alloc((size_t)c.n_heads * T), dr = b->alloc(ld * c.head_dim), dv = b->alloc(kv);
     b->upload(dr, root, ld * c.head_dim);
     b->upload(dv, v, kv);
-    b->value_weights(w, &(prefix_kv){dv, dv, T}, dr, s);
+    b->value_weights(w, &(prefix_kv){.k = dv, .v = dv, .n_tokens = T}, dr, s);
     b->download(got, w, (size_t)c.n_heads * T);
     case_near("w", got, want, (size_t)c.n_heads * T, 1e-5 / (c.n_heads * T));
     ck_assert_float_eq(got[3], 0);

@@ -1,0 +1,78 @@
+// What the files of the CPU backend share: scratch memory, vectorised loops, and the operations that one file gives to the table of
+// another.
+//
+// Results have the same bits for any number of threads and any batch of questions: work is cut into tasks by shape alone, each task is
+// computed by one thread in a fixed order, and products have a fixed number of rows, padded where rows are missing (packed.h, linalg.h).
+#pragma once
+#include "profiler/backend_host.h"
+#include "profiler/packed.h"
+
+enum {
+    QUERY_TILE = 256,  // context rows per attention task
+    KEY_TILE = 512,    // keys per step of the online softmax: tile of scores 512 KiB, inside the L2 cache
+    ROW_TILE = 16,     // decoded rows per attention task, times the heads of a group
+    VALUE_TILE = 512,  // context rows per step of value_weights
+    PRODUCT_ROWS = 32, // of every product with a weight matrix
+    PANEL = 128,       // outputs of such a product; a multiple of oneDNN's blocks
+};
+
+// Scratch of one thread; sized by cpu_reserve.
+typedef struct scratch {
+    float *scores;  // the largest of [T / KEY_TILE, rows*group, KEY_TILE], [QUERY_TILE, KEY_TILE] and [VALUE_TILE, d]
+    float *tails;   // [rows*group, tail]
+    float *queries; // [max(QUERY_TILE, rows*group), d]
+    float *outputs; // [max(QUERY_TILE, rows*group), d]
+    float *row_max, *row_sum; // [max(QUERY_TILE, rows*group)]
+    float *panel;             // [PRODUCT_ROWS, PANEL]
+    void *query_operand;      // [max(QUERY_TILE, rows*group), d]
+    void *weight_operand;     // [max(QUERY_TILE, rows*group), KEY_TILE]
+} scratch;
+
+typedef struct cpu_pool {
+    scratch *threads;
+    int n_threads;
+    void *operand; // activations as products want them; in float32 one block, for rows that need padding
+    size_t operand_bytes;
+    void *block;
+} cpu_pool;
+extern cpu_pool pool;
+
+// --- backend_cpu_loops.c ---
+float loop_max(const float *x, size_t n);
+float loop_exp_minus(float *x, size_t n, float top); // x = exp(x - top); returns the sum
+float loop_dot(const float *a, const float *b, size_t n);
+void loop_scale(float *x, size_t n, float factor);
+void loop_add_exp_minus(float *columns, const float *x, size_t n, float top); // columns += exp(x - top)
+float loop_absolute_sum(const float *x, size_t n);
+void loop_rms_norm(float *y, const float *x, const float *weight, uint32_t width, float eps);
+void loop_swiglu(float *gate, const float *up, size_t n);
+void loop_store_tile(float *y, size_t ldy, const float *tile, uint32_t rows, uint32_t width, bool accumulate);
+// line[t] = scale * q . k[t], t < n
+void loop_tail_scores(float *line, const float *q, const float *k, uint32_t n, uint32_t d, float scale);
+// out += sum over t < n of weights[t] v[t]
+void loop_tail_values(float *out, const float *weights, const float *v, uint32_t n, uint32_t d);
+// over n keys: best[j] = max(best[j], max over the group's heads of e_h[j] * inverse_h * w_h[j])
+void loop_raise_importance(float *best, const float *e, size_t ld, const float *inverse, const float *w, size_t ldw,
+                           uint32_t group, uint32_t n);
+
+// --- backend_cpu_matmul.c ---
+dev_matrix cpu_matrix_upload(precision p, const float *w, uint32_t out, uint32_t in, bool keep_rows);
+void cpu_matrix_release(dev_matrix *w);
+void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
+
+// --- backend_cpu_attention.c ---
+size_t cpu_packed_floats(precision p, uint32_t n_tokens, attention_shape s);
+void cpu_pack_prefix(precision p, const prefix_kv *kv, attention_shape s);
+void cpu_attend_prefix(precision p, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s);
+void cpu_attend_rows(precision p, dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows,
+                     uint32_t n, attention_shape s, const oracle_view *oracle);
+// Turns a tile of scores [rows, width] into exponentials relative to each row's running maximum, and rescales what the rows have gathered
+// so far. Row r is context row `row + r` and sees the first row + r + 1 - key of the tile's `keys` keys; what it does not see up to
+// `width` becomes zero.
+void cpu_softmax_tile(scratch *s, uint32_t rows, uint32_t keys, uint32_t width, uint32_t row, uint32_t key, uint32_t d);
+uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens); // keys of all tiles together
+
+// --- backend_cpu_values.c ---
+void cpu_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s);
+void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s);
+void cpu_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);

@@ -1,0 +1,173 @@
+// Products with weight matrices. A matrix is cut into panels of outputs, each packed for itself; a task is a panel times a few blocks of
+// PRODUCT_ROWS rows. Every product has exactly that many rows and goes into a tile of its own, which the first-level cache holds, so
+// that a row's bits depend on nothing but the row: oneDNN sums in another order for other shapes.
+#include "profiler/backend_cpu.h"
+#include "profiler/meter.h"
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BLOCKS_PER_TASK = 8 };
+
+// One width of panel, and how to multiply with it, into a thread's [PRODUCT_ROWS, PANEL].
+typedef struct panel_kind {
+    uint32_t width;
+    const product *product;
+} panel_kind;
+
+typedef struct packed_matrix {
+    precision p;
+    uint32_t n_panels;
+    size_t panel_bytes;
+    panel_kind full, last;
+    char *panels;
+} packed_matrix;
+
+static bool panel_kind_find(panel_kind *kind, precision p, uint32_t width, uint32_t in)
+{
+    kind->width = width;
+    kind->product = product_find(p, PRODUCT_ROWS, width, in, false);
+    return kind->product;
+}
+
+static bool pack_panels(packed_matrix *m, const float *w, uint32_t out, uint32_t in)
+{
+    int failures = 0;
+#pragma omp parallel reduction(+ : failures)
+    {
+        float *temp = malloc(packed_temp_floats(in, PANEL) * sizeof *temp);
+        failures += !temp;
+#pragma omp for schedule(dynamic, 1)
+        for (uint32_t i = 0; i < m->n_panels; i++) {
+            uint32_t first = i * PANEL, width = out - first < PANEL ? out - first : PANEL;
+            if (temp)
+                failures += !packed_store(m->p, m->panels + i * m->panel_bytes, w + (size_t)first * in, in, true, in,
+                                          width, temp);
+        }
+        free(temp);
+    }
+    return failures == 0;
+}
+
+static packed_matrix *pack_matrix(precision p, const float *w, uint32_t out, uint32_t in)
+{
+    packed_matrix *m = calloc(1, sizeof *m);
+    if (!m) return NULL;
+    m->p = p;
+    m->n_panels = (out + PANEL - 1) / PANEL;
+    m->panel_bytes = packed_bytes(p, in, out < PANEL ? out : PANEL);
+    size_t last = packed_bytes(p, in, out - (m->n_panels - 1) * PANEL);
+    m->panel_bytes = last > m->panel_bytes ? last : m->panel_bytes;
+    m->panels = (char *)host_alloc(m->panel_bytes / sizeof(float) * m->n_panels).address;
+    bool ok = m->panel_bytes && m->panels && panel_kind_find(&m->full, p, out < PANEL ? out : PANEL, in) &&
+              panel_kind_find(&m->last, p, out - (m->n_panels - 1) * PANEL, in) && pack_panels(m, w, out, in);
+    if (ok) return m;
+    free(m->panels);
+    free(m);
+    return NULL;
+}
+
+dev_matrix cpu_matrix_upload(precision p, const float *w, uint32_t out, uint32_t in, bool keep_rows)
+{
+    dev_matrix m = {.out = out, .in = in};
+    if (keep_rows && !(m.address = host_alloc((size_t)out * in).address)) return m;
+    if (keep_rows) memcpy(m.address, w, (size_t)out * in * sizeof *w);
+    m.packed = pack_matrix(p, w, out, in);
+    if (!m.packed) {
+        free(m.address);
+        m.address = NULL;
+    }
+    return m;
+}
+
+void cpu_matrix_release(dev_matrix *w)
+{
+    packed_matrix *m = w->packed;
+    if (m) free(m->panels);
+    free(m);
+    free(w->address);
+    w->packed = NULL;
+    w->address = NULL;
+}
+
+typedef struct matmul_job {
+    const packed_matrix *m;
+    float *y;
+    const float *x;
+    uint32_t out, in, n; // n rows fit into pool.operand
+    size_t block_bytes;  // of a block of the operand
+    bool accumulate;
+} matmul_job;
+
+// In float32 only the last block has a copy, since only it can lack rows.
+static char *operand_block(const matmul_job *job, uint32_t i)
+{
+    return (char *)pool.operand + (job->m->p == PRECISION_F32 ? 0 : i * job->block_bytes);
+}
+
+// Splits block i of the rows, or copies it where rows are missing. Whole blocks in float32 are used where they stand.
+static void prepare_block(const matmul_job *job, uint32_t i)
+{
+    uint32_t first = i * PRODUCT_ROWS, rows = job->n - first < PRODUCT_ROWS ? job->n - first : PRODUCT_ROWS;
+    if (job->m->p == PRECISION_F32 && rows == PRODUCT_ROWS) return;
+    char *to = operand_block(job, i);
+    if (rows < PRODUCT_ROWS) memset(to, 0, job->block_bytes);
+    operand_split(job->m->p, to, job->x + (size_t)first * job->in, job->in, PRODUCT_ROWS, 0, rows, job->in, 1.0f);
+}
+
+static void multiply_block(const matmul_job *job, uint32_t panel, uint32_t i)
+{
+    const packed_matrix *m = job->m;
+    uint32_t first = i * PRODUCT_ROWS, rows = job->n - first < PRODUCT_ROWS ? job->n - first : PRODUCT_ROWS;
+    const panel_kind *kind = panel + 1 < m->n_panels ? &m->full : &m->last;
+    const void *a = operand_block(job, i), *b = m->panels + panel * m->panel_bytes;
+    float *y = job->y + (size_t)first * job->out + (size_t)panel * PANEL;
+    if (m->p == PRECISION_F32 && rows == PRODUCT_ROWS) a = job->x + (size_t)first * job->in;
+    float *tile = pool.threads[omp_get_thread_num()].panel;
+    product_run(kind->product, a, b, tile);
+    loop_store_tile(y, job->out, tile, rows, kind->width, job->accumulate);
+}
+
+static void multiply_rows(const matmul_job *job)
+{
+    uint32_t blocks = (job->n + PRODUCT_ROWS - 1) / PRODUCT_ROWS,
+             groups = (blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK;
+#pragma omp parallel
+    {
+#pragma omp for schedule(static)
+        for (uint32_t i = 0; i < blocks; i++) prepare_block(job, i);
+#pragma omp for collapse(2) schedule(dynamic, 1)
+        for (uint32_t group = 0; group < groups; group++)
+            for (uint32_t panel = 0; panel < job->m->n_panels; panel++) {
+                double start = meter_now();
+                uint32_t end = (group + 1) * BLOCKS_PER_TASK < blocks ? (group + 1) * BLOCKS_PER_TASK : blocks;
+                for (uint32_t i = group * BLOCKS_PER_TASK; i < end; i++) multiply_block(job, panel, i);
+                uint32_t width = panel + 1 < job->m->n_panels ? job->m->full.width : job->m->last.width,
+                         first = group * BLOCKS_PER_TASK * PRODUCT_ROWS,
+                         rows = (end * PRODUCT_ROWS < job->n ? end * PRODUCT_ROWS : job->n) - first;
+                meter_add(METER_LINEAR, start, 2.0 * rows * width * job->in, (double)job->m->panel_bytes);
+            }
+    }
+}
+
+void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
+{
+    const packed_matrix *m = w.packed;
+    if (!product_prepare()) {
+        product_spoil(y.address, (size_t)n * w.out);
+        return;
+    }
+    size_t block = operand_bytes(m->p, PRODUCT_ROWS, w.in);
+    uint32_t fit = m->p == PRECISION_F32 ? n : (uint32_t)(pool.operand_bytes / block) * PRODUCT_ROWS;
+    for (uint32_t first = 0; first < n; first += fit) {
+        matmul_job job = {m,
+                          y.address + (size_t)first * w.out,
+                          x.address + (size_t)first * w.in,
+                          w.out,
+                          w.in,
+                          n - first < fit ? n - first : fit,
+                          block,
+                          accumulate};
+        multiply_rows(&job);
+    }
+}

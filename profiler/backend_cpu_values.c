@@ -1,0 +1,114 @@
+// What the oracle and some scorers need beside attention itself: norms of projected values, column sums of attention. In float32 whatever
+// the precision of the products: they are computed once per context.
+#include "profiler/backend_cpu.h"
+#include "profiler/linalg.h"
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+void cpu_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s)
+{
+    uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
+    double total = 0;
+#pragma omp parallel for schedule(dynamic, 1)
+    for (uint32_t h = 0; h < s.n_heads; h++) {
+        scratch *mine = &pool.threads[omp_get_thread_num()];
+        const float *v = kv->v.address + (size_t)(h / group) * kv->n_tokens * d;
+        for (uint32_t at = 0; at < T; at += VALUE_TILE) {
+            uint32_t rows = T - at < VALUE_TILE ? T - at : VALUE_TILE;
+            gemm(false, true, rows, d, d, 1.0f, v + (size_t)at * d, d, root.address + (size_t)h * d * d, d, 0.0f,
+                 mine->scores, d);
+            for (uint32_t r = 0; r < rows; r++) {
+                const float *y = mine->scores + (size_t)r * d;
+                w.address[(size_t)h * T + at + r] = sqrtf(loop_dot(y, y, d));
+            }
+        }
+    }
+    for (size_t i = 0; i < (size_t)s.n_heads * T; i++) // one order whatever the threads
+        total += w.address[i];
+    float scale = (float)(1.0 / (total + 1e-9));
+#pragma omp parallel for schedule(static)
+    for (uint32_t h = 0; h < s.n_heads; h++) loop_scale(w.address + (size_t)h * T, T, scale);
+}
+
+// The softmax denominators of context rows [row, row + rows) of one query head, as logarithms.
+static void row_log_tile(scratch *s, float *row_log, const float *q, size_t ld, const float *k, uint32_t row,
+                         uint32_t rows, uint32_t d)
+{
+    for (uint32_t r = 0; r < rows; r++) s->row_max[r] = -INFINITY, s->row_sum[r] = 0;
+    uint32_t end = row + rows;
+    for (uint32_t key = 0; key < end; key += KEY_TILE) {
+        uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
+        gemm(false, true, rows, keys, d, 1.0f / sqrtf((float)d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
+        cpu_softmax_tile(s, rows, keys, keys, row, key, 0); // no outputs to rescale
+    }
+    for (uint32_t r = 0; r < rows; r++) row_log[row + r] = s->row_max[r] + logf(s->row_sum[r]);
+}
+
+// Column sums of keys [key, key + keys) of one query head. Each tile of rows is summed on its own first: with 100,000 rows one
+// running float would lose digits.
+static void column_tile(scratch *s, float *sums, const float *row_log, const float *q, size_t ld, const float *k,
+                        uint32_t key, uint32_t keys, uint32_t T, uint32_t d)
+{
+    float *part = s->outputs; // QUERY_TILE * d floats, KEY_TILE are needed
+    memset(sums + key, 0, keys * sizeof(float));
+    for (uint32_t row = key / QUERY_TILE * QUERY_TILE; row < T; row += QUERY_TILE) {
+        uint32_t rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
+        gemm(false, true, rows, keys, d, 1.0f / sqrtf((float)d), q + row * ld, ld, k + (size_t)key * d, d, 0.0f,
+             s->scores, keys);
+        memset(part, 0, keys * sizeof(float));
+        for (uint32_t r = 0; r < rows; r++) {
+            uint32_t seen = row + r + 1 > key ? row + r + 1 - key : 0;
+            loop_add_exp_minus(part, s->scores + (size_t)r * keys, seen < keys ? seen : keys, row_log[row + r]);
+        }
+        for (uint32_t j = 0; j < keys; j++) sums[key + j] += part[j];
+    }
+}
+
+void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s)
+{
+    uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
+    uint32_t query_tiles = (T + QUERY_TILE - 1) / QUERY_TILE, key_tiles = (T + KEY_TILE - 1) / KEY_TILE;
+    size_t ld = (size_t)s.n_heads * d;
+#pragma omp parallel
+    {
+        scratch *mine = &pool.threads[omp_get_thread_num()];
+        // Long tasks first: the last rows see the most keys, the first keys are seen by the most rows.
+#pragma omp for collapse(2) schedule(dynamic, 1)
+        for (uint32_t t = 0; t < query_tiles; t++)
+            for (uint32_t h = 0; h < s.n_heads; h++) {
+                uint32_t row = (query_tiles - 1 - t) * QUERY_TILE, rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
+                row_log_tile(mine, row_log.address + (size_t)h * T, q.address + row * ld + (size_t)h * d, ld,
+                             kv->k.address + (size_t)(h / group) * T * d, row, rows, d);
+            }
+#pragma omp for collapse(2) schedule(dynamic, 1)
+        for (uint32_t t = 0; t < key_tiles; t++)
+            for (uint32_t h = 0; h < s.n_heads; h++) {
+                uint32_t key = t * KEY_TILE, keys = T - key < KEY_TILE ? T - key : KEY_TILE;
+                column_tile(mine, sums.address + (size_t)h * T, row_log.address + (size_t)h * T,
+                            q.address + (size_t)h * d, ld, kv->k.address + (size_t)(h / group) * T * d, key, keys, T,
+                            d);
+            }
+    }
+}
+
+void cpu_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
+{
+    uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
+    uint32_t tiles = (T + QUERY_TILE - 1) / QUERY_TILE;
+#pragma omp parallel for collapse(2) schedule(dynamic, 1)
+    for (uint32_t h = 0; h < s.n_heads; h++)
+        for (uint32_t t = 0; t < tiles; t++) {
+            float *part = pool.threads[omp_get_thread_num()].scores; // [QUERY_TILE, KEY_TILE]
+            uint32_t row = t * QUERY_TILE, rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
+            const float *v = kv->v.address + ((size_t)(h / group) * T + row) * d;
+            float *out = norms.address + (size_t)h * T + row;
+            memset(out, 0, rows * sizeof(float));
+            for (uint32_t c = 0; c < wo.out; c += KEY_TILE) {
+                uint32_t columns = wo.out - c < KEY_TILE ? wo.out - c : KEY_TILE;
+                gemm(false, true, rows, columns, d, 1.0f, v, d, wo.address + (size_t)c * wo.in + (size_t)h * d, wo.in,
+                     0.0f, part, columns);
+                for (uint32_t r = 0; r < rows; r++) out[r] += loop_absolute_sum(part + (size_t)r * columns, columns);
+            }
+        }
+}

@@ -1,0 +1,449 @@
+#include "profiler/packed.h"
+#include "profiler/linalg.h"
+#include <dnnl.h>
+#include <math.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+// With few inner terms a product is bound by writing its result: the three parts then go into one product with three times the terms,
+// a = [hi | lo | hi], b = [hi; hi; lo]. With many they run one after the other, and b's high part is kept once.
+enum { JOINED_MAX_K = 128 };
+
+static bool is_joined(precision p, uint32_t k)
+{
+    return p == PRECISION_BF16X3 && k <= JOINED_MAX_K;
+}
+
+const char *precision_name(precision p)
+{
+    static const char *const names[] = {"f32", "bf16x3", "bf16"};
+    return names[p];
+}
+
+// --- oneDNN's objects. Everything here is made on one thread, outside of parallel regions, and lives as long as the process. ---
+
+// What a primitive is for; a reorder has m = 0. Compared as bytes: no padding between members.
+typedef struct primitive_key {
+    uint32_t type, m, n, k; // type: dnnl_data_type_t
+    uint64_t ld;            // of a reorder's source, n for a product; 0 for a layout alone
+    uint32_t accumulate, transposed;
+} primitive_key;
+
+typedef struct primitive {
+    primitive_key key;
+    dnnl_primitive_t handle;
+    dnnl_memory_desc_t a, b, c, scratchpad; // a reorder goes from a to b
+    struct primitive *next;
+} primitive;
+
+struct product {
+    precision p;
+    const primitive *first, *more; // `more` adds to c what the first began
+    uint32_t m, n, k;
+    size_t b_part;
+    bool accumulate;
+    struct product *next;
+};
+
+enum { BUCKETS = 1024 };
+static struct {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;
+    bool started, native;
+    primitive *primitives[BUCKETS];
+    product *products[BUCKETS];
+} library;
+
+static uint32_t bucket_of(const primitive_key *key)
+{
+    uint64_t h = key->m * 0x9E3779B97F4A7C15u ^ key->n * 0xC2B2AE3D27D4EB4Fu ^ key->k * 0x165667B19E3779F9u ^
+                 key->ld * 0x27D4EB2F165667C5u ^ (key->accumulate * 2u + key->transposed + key->type * 4u);
+    return (uint32_t)(h >> 32 ^ h) % BUCKETS;
+}
+
+static bool describe(dnnl_memory_desc_t *d, uint32_t rows, uint32_t columns, dnnl_data_type_t type, size_t row_step,
+                     size_t column_step)
+{
+    dnnl_dims_t dims = {rows, columns}, strides = {(dnnl_dim_t)row_step, (dnnl_dim_t)column_step};
+    return dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides) == dnnl_success;
+}
+
+static bool describe_any(dnnl_memory_desc_t *d, uint32_t rows, uint32_t columns, dnnl_data_type_t type)
+{
+    dnnl_dims_t dims = {rows, columns};
+    return dnnl_memory_desc_init_by_tag(d, 2, dims, type, dnnl_format_tag_any) == dnnl_success;
+}
+
+// The description of a product's primitive, made as if the machine had one thread. b may be given as `any`.
+static dnnl_primitive_desc_t plan_product(primitive *p)
+{
+    dnnl_matmul_desc_t plan;
+    dnnl_primitive_attr_t attributes = NULL;
+    dnnl_post_ops_t sum = NULL;
+    dnnl_primitive_desc_t d = NULL;
+    int threads = omp_get_max_threads();
+    bool ok = dnnl_primitive_attr_create(&attributes) == dnnl_success &&
+              dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user) == dnnl_success &&
+              dnnl_post_ops_create(&sum) == dnnl_success;
+    if (ok && p->key.accumulate)
+        ok = dnnl_post_ops_append_sum(sum, 1.0f) == dnnl_success &&
+             dnnl_primitive_attr_set_post_ops(attributes, sum) == dnnl_success;
+    ok = ok && dnnl_matmul_desc_init(&plan, &p->a, &p->b, NULL, &p->c) == dnnl_success;
+    omp_set_num_threads(1);
+    if (ok && dnnl_primitive_desc_create(&d, &plan, attributes, library.engine, NULL) != dnnl_success) d = NULL;
+    omp_set_num_threads(threads);
+    dnnl_post_ops_destroy(sum);
+    dnnl_primitive_attr_destroy(attributes);
+    return d;
+}
+
+static bool start_library(void)
+{
+    if (library.started) return library.stream != NULL;
+    library.started = true;
+    if (dnnl_engine_create(&library.engine, dnnl_cpu, 0) != dnnl_success ||
+        dnnl_stream_create(&library.stream, library.engine, dnnl_stream_default_flags) != dnnl_success)
+        return false;
+    primitive probe = {.key = {.type = dnnl_bf16}};
+    const char *name = "";
+    dnnl_primitive_desc_t d = NULL;
+    if (describe(&probe.a, 32, 64, dnnl_bf16, 64, 1) && describe_any(&probe.b, 64, 64, dnnl_bf16) &&
+        describe(&probe.c, 32, 64, dnnl_f32, 64, 1) && (d = plan_product(&probe)))
+        dnnl_primitive_desc_query(d, dnnl_query_impl_info_str, 0, (void *)&name);
+    library.native = d && strncmp(name, "ref", 3) != 0 && strncmp(name, "gemm", 4) != 0;
+    if (d) dnnl_primitive_desc_destroy(d);
+    return true;
+}
+
+bool packed_is_native(void)
+{
+    return start_library() && library.native;
+}
+
+static dnnl_data_type_t type_of(precision p)
+{
+    return p != PRECISION_F32 && packed_is_native() ? dnnl_bf16 : dnnl_f32;
+}
+
+static size_t type_size(dnnl_data_type_t type)
+{
+    return type == dnnl_bf16 ? 2 : sizeof(float);
+}
+
+static const primitive *find_primitive(const primitive_key *key);
+
+// The layout of b [k,n]: one for all m, so that any number of rows can meet it. It stands in the table as a primitive that does nothing.
+static const primitive *find_layout(dnnl_data_type_t type, uint32_t k, uint32_t n)
+{
+    primitive_key key = {.type = type, .n = n, .k = k};
+    return find_primitive(&key);
+}
+
+static bool choose_layout(primitive *p)
+{
+    enum { ROWS = 64 };
+    const primitive_key *key = &p->key;
+    dnnl_data_type_t type = (dnnl_data_type_t)key->type;
+    primitive probe = {.key = {.type = type}};
+    if (!start_library() || !describe(&probe.a, ROWS, key->k, type, key->k, 1) ||
+        !describe_any(&probe.b, key->k, key->n, type) || !describe(&probe.c, ROWS, key->n, dnnl_f32, key->n, 1))
+        return false;
+    dnnl_primitive_desc_t d = plan_product(&probe);
+    if (!d) return false;
+    p->b = *dnnl_primitive_desc_query_md(d, dnnl_query_weights_md, 0);
+    dnnl_primitive_desc_destroy(d);
+    return true;
+}
+
+static dnnl_primitive_desc_t plan_reorder(primitive *p)
+{
+    const primitive_key *key = &p->key;
+    dnnl_primitive_desc_t d = NULL;
+    size_t row_step = key->transposed ? 1 : key->ld, column_step = key->transposed ? key->ld : 1;
+    if (!describe(&p->a, key->k, key->n, dnnl_f32, row_step, column_step)) return NULL;
+    int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    if (dnnl_reorder_primitive_desc_create(&d, &p->a, library.engine, &p->b, library.engine, NULL) != dnnl_success)
+        d = NULL;
+    omp_set_num_threads(threads);
+    return d;
+}
+
+static bool make_primitive(primitive *p)
+{
+    const primitive_key *key = &p->key;
+    dnnl_data_type_t type = (dnnl_data_type_t)key->type;
+    dnnl_primitive_desc_t d = NULL;
+    if (key->ld == 0) return choose_layout(p);
+    const primitive *layout = find_layout(type, key->k, key->n);
+    if (!layout) return false;
+    p->b = layout->b;
+    if (key->m == 0) d = plan_reorder(p);
+    else if (describe(&p->a, key->m, key->k, type, key->k, 1) && describe(&p->c, key->m, key->n, dnnl_f32, key->ld, 1))
+        d = plan_product(p);
+    if (!d) return false;
+    p->scratchpad = *dnnl_primitive_desc_query_md(d, dnnl_query_scratchpad_md, 0);
+    bool ok = dnnl_primitive_create(&p->handle, d) == dnnl_success;
+    dnnl_primitive_desc_destroy(d);
+    return ok;
+}
+
+static const primitive *find_primitive(const primitive_key *key)
+{
+    primitive **at = &library.primitives[bucket_of(key)];
+    for (; *at; at = &(*at)->next)
+        if (memcmp(&(*at)->key, key, sizeof *key) == 0) return *at;
+    primitive *p = calloc(1, sizeof *p);
+    if (!p) return NULL;
+    p->key = *key;
+    if (!make_primitive(p)) {
+        free(p);
+        return NULL;
+    }
+    *at = p;
+    return p;
+}
+
+// --- scratch memory of the threads, for what a kernel keeps beside its operands ---
+
+static struct {
+    char *block;
+    int threads;
+    size_t each; // bytes, a multiple of 64
+} scratchpads;
+
+static bool grow_scratchpads(size_t bytes)
+{
+    int threads = omp_get_max_threads();
+    size_t each = (bytes / 64 + 1) * 64;
+    if (scratchpads.threads >= threads && scratchpads.each >= each) return true;
+    threads = threads > scratchpads.threads ? threads : scratchpads.threads;
+    each = each > scratchpads.each ? each : scratchpads.each;
+    char *block = aligned_alloc(64, (size_t)threads * each);
+    if (!block) return false;
+    free(scratchpads.block);
+    scratchpads.block = block;
+    scratchpads.threads = threads;
+    scratchpads.each = each;
+    return true;
+}
+
+// Runs a primitive on the caller's thread. Handles of memory are light: they are made for each call, so that calls share nothing.
+static bool run_primitive(const primitive *p, const void *a, const void *b, float *c)
+{
+    bool is_reorder = p->key.m == 0;
+    const dnnl_memory_desc_t *descriptions[4] = {&p->a, &p->b, &p->c, &p->scratchpad};
+    const int arguments[4] = {is_reorder ? DNNL_ARG_FROM : DNNL_ARG_SRC, is_reorder ? DNNL_ARG_TO : DNNL_ARG_WEIGHTS,
+                              DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
+    union { // oneDNN's handles take no const
+        const void *in;
+        void *out;
+    } places[4] = {{a}, {b}, {c}, {scratchpads.block + (size_t)omp_get_thread_num() * scratchpads.each}};
+    dnnl_exec_arg_t given[4];
+    int n = 0;
+    bool ok = true;
+    for (int i = 0; ok && i < 4; i++) {
+        if (i >= 2 && is_reorder) continue; // it needs no scratch memory
+        given[n].arg = arguments[i];
+        ok = dnnl_memory_create(&given[n].memory, descriptions[i], library.engine, places[i].out) == dnnl_success;
+        n += ok;
+    }
+    ok = ok && dnnl_primitive_execute(p->handle, library.stream, n, given) == dnnl_success;
+    while (n--) dnnl_memory_destroy(given[n].memory);
+    return ok;
+}
+
+// --- packing ---
+
+static size_t round_up(size_t bytes)
+{
+    return (bytes + 63) / 64 * 64;
+}
+
+// Bytes of one part.
+static size_t part_bytes(precision p, uint32_t k, uint32_t n)
+{
+    const primitive *layout = find_layout(type_of(p), is_joined(p, k) ? 3 * k : k, n);
+    return layout ? round_up(dnnl_memory_desc_get_size(&layout->b)) : 0;
+}
+
+size_t packed_bytes(precision p, uint32_t k, uint32_t n)
+{
+    size_t one = part_bytes(p, k, n);
+    return p == PRECISION_BF16X3 && !is_joined(p, k) ? 2 * one : one;
+}
+
+size_t operand_bytes(precision p, uint32_t m, uint32_t k)
+{
+    size_t parts = p != PRECISION_BF16X3 ? 1 : is_joined(p, k) ? 3 : 2;
+    return round_up(parts * m * k * type_size(type_of(p)));
+}
+
+// The nearest bfloat16, ties to even, as the float32 with the same value. Numbers that overflow become infinite, NaN stays NaN.
+static inline float round_bf16(float x)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {x};
+    uint32_t rounded = (v.u + 0x7fffu + (v.u >> 16 & 1u)) & 0xffff0000u;
+    v.u = x == x ? rounded : v.u | 0x00400000u;
+    return v.f;
+}
+
+static inline uint16_t bf16_bits(float rounded)
+{
+    union {
+        float f;
+        uint32_t u;
+    } v = {rounded};
+    return (uint16_t)(v.u >> 16);
+}
+
+SIMD_CLONES static void high_and_low(float *high, float *low, const float *x, size_t n, float scale)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float value = x[i] * scale, top = round_bf16(value);
+        high[i] = top;
+        low[i] = round_bf16(value - top);
+    }
+}
+
+SIMD_CLONES static void high_bits(uint16_t *high, const float *x, size_t n, float scale)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) high[i] = bf16_bits(round_bf16(x[i] * scale));
+}
+
+SIMD_CLONES static void high_and_low_bits(uint16_t *high, uint16_t *low, const float *x, size_t n, float scale)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float value = x[i] * scale, top = round_bf16(value);
+        high[i] = bf16_bits(top);
+        low[i] = bf16_bits(round_bf16(value - top));
+    }
+}
+
+size_t packed_temp_floats(uint32_t k, uint32_t n)
+{
+    return 3 * (size_t)k * n;
+}
+
+// Bytes that were written to, 0 for a failure. Packing may happen inside a parallel region; making a primitive there is as good, since
+// it is for one thread anyway.
+static size_t reorder(precision p, void *to, const float *from, size_t ld, bool transposed, uint32_t k, uint32_t n)
+{
+    primitive_key key = {.type = type_of(p), .n = n, .k = k, .ld = ld, .transposed = transposed};
+    const primitive *r;
+#pragma omp critical(packed_primitives)
+    r = find_primitive(&key);
+    return r && run_primitive(r, from, to, NULL) ? round_up(dnnl_memory_desc_get_size(&r->b)) : 0;
+}
+
+bool packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
+                  float *temp)
+{
+    bool joined = is_joined(p, k);
+    if (p == PRECISION_F32 || (p == PRECISION_BF16 && packed_is_native())) // the reorder rounds by itself
+        return reorder(p, to, b, ld, transposed, k, n);
+    size_t lines = transposed ? n : k, length = transposed ? k : n, part = (size_t)k * n;
+    for (size_t i = 0; i < lines; i++) {
+        float *high = temp + i * length, *low = high + part;
+        if (joined && transposed) high = temp + i * 3 * length, low = high + 2 * length;
+        else if (joined) low = high + 2 * part;
+        high_and_low(high, low, b + i * ld, length, 1.0f);
+        if (joined) memcpy(transposed ? high + length : high + part, high, length * sizeof(float));
+    }
+    if (joined) return reorder(p, to, temp, transposed ? 3 * (size_t)k : n, transposed, 3 * k, n);
+    size_t first = reorder(p, to, temp, length, transposed, k, n);
+    return first && (p == PRECISION_BF16 || reorder(p, (char *)to + first, temp + part, length, transposed, k, n));
+}
+
+void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
+                   uint32_t k, float scale)
+{
+    bool joined = is_joined(p, k), bits = type_of(p) == dnnl_bf16;
+    size_t step = joined ? 3 * (size_t)k : k, to_low = joined ? k : (size_t)m * k;
+    for (uint32_t i = first; i < first + rows; i++, x += ld) {
+        uint16_t *b = (uint16_t *)to + i * step;
+        float *f = (float *)to + i * step;
+        if (p == PRECISION_F32) {
+            for (uint32_t c = 0; c < k; c++) f[c] = x[c] * scale;
+        } else if (p == PRECISION_BF16) {
+            if (bits) high_bits(b, x, k, scale);
+            else
+                for (uint32_t c = 0; c < k; c++) f[c] = round_bf16(x[c] * scale);
+        } else if (bits) {
+            high_and_low_bits(b, b + to_low, x, k, scale);
+            if (joined) memcpy(b + 2 * k, b, k * sizeof *b);
+        } else {
+            high_and_low(f, f + to_low, x, k, scale);
+            if (joined) memcpy(f + 2 * k, f, k * sizeof *f);
+        }
+    }
+}
+
+// --- products ---
+
+static bool make_product(product *made)
+{
+    bool joined = is_joined(made->p, made->k);
+    primitive_key key = {.type = type_of(made->p),
+                         .m = made->m,
+                         .n = made->n,
+                         .k = joined ? 3 * made->k : made->k,
+                         .ld = made->n,
+                         .accumulate = made->accumulate};
+    made->first = find_primitive(&key);
+    made->more = made->first;
+    if (made->p == PRECISION_BF16X3 && !joined) {
+        key.accumulate = true;
+        made->more = find_primitive(&key);
+        made->b_part = part_bytes(made->p, made->k, made->n);
+    }
+    return made->first && made->more && grow_scratchpads(dnnl_memory_desc_get_size(&made->first->scratchpad)) &&
+           grow_scratchpads(dnnl_memory_desc_get_size(&made->more->scratchpad));
+}
+
+bool product_prepare(void)
+{
+    return grow_scratchpads(0);
+}
+
+const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, bool accumulate)
+{
+    primitive_key key = {.type = (uint32_t)p, .m = m, .n = n, .k = k, .accumulate = accumulate};
+    product **at = &library.products[bucket_of(&key)];
+    for (; *at; at = &(*at)->next) {
+        const product *found = *at;
+        if (found->p == p && found->m == m && found->n == n && found->k == k && found->accumulate == accumulate)
+            return product_prepare() ? found : NULL;
+    }
+    product *made = calloc(1, sizeof *made);
+    if (!made) return NULL;
+    *made = (product){.p = p, .m = m, .n = n, .k = k, .accumulate = accumulate};
+    if (!make_product(made)) {
+        free(made);
+        return NULL;
+    }
+    *at = made;
+    return made;
+}
+
+void product_run(const product *p, const void *a, const void *b, float *c)
+{
+    bool ok = run_primitive(p->first, a, b, c);
+    if (p->b_part) {
+        const char *low_a = (const char *)a + (size_t)p->m * p->k * type_size(type_of(p->p));
+        ok = ok && run_primitive(p->more, low_a, b, c) && run_primitive(p->more, a, (const char *)b + p->b_part, c);
+    }
+    if (!ok) product_spoil(c, (size_t)p->m * p->n);
+}
+
+void product_spoil(float *c, size_t n)
+{
+    for (size_t i = 0; i < n; i++) c[i] = NAN;
+}

@@ -1,0 +1,49 @@
+// Matrix products whose right-hand side is kept in the blocked layout that oneDNN likes best on this machine, in float32, in bfloat16, or
+// as bfloat16 in two parts. Every product runs on the caller's thread alone: the callers cut their work by shape and share it out, so
+// that no sum depends on the number of threads.
+//
+//     PRECISION_F32     c = a b                                    float32 operands
+//     PRECISION_BF16    c = hi(a) hi(b)                            operands rounded to bfloat16 (8 bits)
+//     PRECISION_BF16X3  c = hi(a) hi(b) + lo(a) hi(b) + hi(a) lo(b)    hi(x) = bf16(x), lo(x) = bf16(x - hi(x)): 16 bits
+//
+// Sums are float32 throughout. BF16X3 is what other libraries call matrix products of "high" precision: about 2^-16 relative error per
+// term, three products on a bfloat16 matrix unit in place of one in float32. A machine whose vector units know no bfloat16 gets the same
+// roundings with float32 products: the numbers are as good, the speed is not.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef enum precision { PRECISION_F32, PRECISION_BF16X3, PRECISION_BF16 } precision;
+
+// "f32", "bf16x3", "bf16".
+const char *precision_name(precision p);
+
+// Does oneDNN have kernels for bfloat16 operands here?
+bool packed_is_native(void);
+
+// Bytes of b [k,n] once packed, and of a [m,k] once split. Multiples of 64.
+size_t packed_bytes(precision p, uint32_t k, uint32_t n);
+size_t operand_bytes(precision p, uint32_t m, uint32_t k);
+
+// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] where `transposed`. `temp` holds packed_temp_floats(k, n). False when oneDNN
+// has no memory left. May run on any thread.
+size_t packed_temp_floats(uint32_t k, uint32_t n);
+bool packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
+                  float *temp);
+
+// Rows first .. first+rows-1 of a [m,k] = scale * x, in the form that product_run wants; row first+i comes from x + i*ld. Rows that are
+// never written may hold anything: they only meet their own rows of c.
+void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
+                   uint32_t k, float scale);
+
+// c [m,n] (+)= a b. c is dense: oneDNN leaves its fast kernels for any other step between rows. A row's bits may depend on m (oneDNN picks its kernel by it), never on the other
+// rows: callers whose results must not depend on a batch use one m for all and pad. Found or made outside of parallel regions, kept for the whole process; NULL when
+// oneDNN has no memory for it.
+typedef struct product product;
+const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, bool accumulate);
+// What product_find does for threads beside the product itself: called before a parallel region that runs products found earlier.
+bool product_prepare(void);
+// May run on any thread of the region that follows. A product that fails leaves NaN, so that nobody takes c for a result.
+void product_run(const product *p, const void *a, const void *b, float *c);
+void product_spoil(float *c, size_t n); // what callers do who got NULL
