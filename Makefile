@@ -254,7 +254,7 @@ $(foreach t,$(notdir $(basename $(UNIT_SRC))),$(eval $(call unit,$(t))))
 $(EMULATED): profiler/backend_cuda.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) CXX $@
-	$(Q)$(CXX) -x c++ -std=c++20 -Itests/cuda -I. -Dbackend_cuda=backend_cuda_emulated -Wall -Wextra -Wno-unknown-pragmas $(WERROR) -ffp-contract=off $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(CXX) -x c++ -std=c++20 -Itests/cuda -I. -Dbackend_cuda=backend_cuda_emulated -Dbackend_cuda_random_matrix=random_matrix_emulated -Wall -Wextra -Wno-unknown-pragmas $(WERROR) -ffp-contract=off $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
 define judge
 $(BUILD)/tests/test_profiler_backend_$(1): tests/unit/test_profiler_backend.c tests/unit/unit.h $(BUILD)/flags $(2) $(call module_libs,test_profiler_backend)

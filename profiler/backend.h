@@ -4,6 +4,7 @@
 // Everything that can be seen is float32; how the operands of products are rounded on the way is a backend's `compute`. Shapes are row-major; a row is one token. Letters as in model.h: D width, H query heads, G KV heads,
 // q = H/G heads per group (query head h reads KV head h/q), d head size, T context tokens.
 #pragma once
+#include "profiler/sampler.h"
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
 #include <stddef.h>
@@ -124,6 +125,9 @@ typedef struct backend {
                         attention_shape s, const oracle_view *oracle);
     // w[h,j] = ||root_h v_j|| / (sum over h', j' + 1e-9); root [H,d,d] with root^T root = W_O W_O^T (oracle.h). w [H,T].
     void (*value_weights)(dev w, const prefix_kv *kv, dev root, attention_shape s);
+
+    // ids[i] (host) = sampler_draw(s, row i of logits [n, vocabulary], keys[i]): the same id on every backend for the same logits.
+    void (*sample)(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s, const draw_key *keys);
 
     // --- what some scorers need; called only when one asks (observe.h) ---
     // sums [H,T]: sums[h,j] = sum over i >= j of A[h,i,j], A the causal softmax attention of all context rows, q [T, H*d]. Never holds

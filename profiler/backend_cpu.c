@@ -200,6 +200,7 @@ static void cpu_store_tail(dev cache, uint32_t capacity, const decode_row *rows,
         .attend_prefix = attend_prefix##SUFFIX,                                                                      \
         .attend_rows = attend_rows##SUFFIX,                                                                          \
         .value_weights = cpu_value_weights,                                                                          \
+        .sample = host_sample,                                                                                       \
         .column_sums = cpu_column_sums,                                                                              \
         .output_norms = cpu_output_norms,                                                                            \
     }

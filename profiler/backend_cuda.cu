@@ -6,6 +6,7 @@
 // kernel, and with it the order of a sum, by shape.
 extern "C" {
 #include "profiler/backend_cuda.h"
+#include "profiler/sampler_core.h"
 }
 #include "profiler/backend_cuda_attention.cuh"
 #include "profiler/backend_cuda_rows.cuh"
@@ -401,6 +402,27 @@ static void cuda_value_weights(dev w, const prefix_kv *kv, dev root, attention_s
     LAUNCH("scale", scale_kernel, blocks_of(n, ROW_THREADS), ROW_THREADS, w.address, n, factor);
 }
 
+static constexpr uint32_t SAMPLE_ROWS = 4096; // per launch
+
+static void cuda_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s,
+                        const draw_key *keys)
+{
+    for (uint32_t at = 0; at < n; at += SAMPLE_ROWS) {
+        uint32_t count = n - at < SAMPLE_ROWS ? n - at : SAMPLE_ROWS;
+        int32_t *drawn = (int32_t *)scratch_get(&gpu.sums, count * sizeof *drawn);
+        const draw_key *taken = (const draw_key *)gpu_take(keys + at, count * sizeof *keys);
+        if (drawn)
+            LAUNCH("sample", sample_kernel, count, SAMPLER_PARTS, drawn, logits.address + (size_t)at * vocabulary,
+                   vocabulary, *s, sampler_scale(s), taken);
+        if (gpu_works()) {
+            gpu_note(cudaMemcpyAsync(ids + at, drawn, count * sizeof *ids, cudaMemcpyDeviceToHost, gpu.stream),
+                     "download");
+            gpu_note(cudaStreamSynchronize(gpu.stream), "download, or a kernel before it");
+        }
+        for (uint32_t i = 0; !gpu_works() && i < count; i++) ids[at + i] = -1;
+    }
+}
+
 static void cuda_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s)
 {
     dim3 grid(blocks_of(kv->n_tokens, TILE), s.n_heads);
@@ -455,6 +477,7 @@ extern "C" const backend backend_cuda = {
     .attend_prefix = cuda_attend_prefix,
     .attend_rows = cuda_attend_rows,
     .value_weights = cuda_value_weights,
+    .sample = cuda_sample,
     .column_sums = cuda_column_sums,
     .output_norms = cuda_output_norms,
 };

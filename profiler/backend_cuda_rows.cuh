@@ -2,6 +2,7 @@
 #pragma once
 extern "C" {
 #include "profiler/backend.h"
+#include "profiler/sampler_core.h"
 }
 #include "profiler/backend_cuda_tile.cuh"
 #include <string.h>
@@ -171,4 +172,43 @@ static __global__ void inverse_kernel(float *factor, const double *partial, size
         if (threadIdx.x < step) sums[threadIdx.x] += sums[threadIdx.x + step];
     }
     if (threadIdx.x == 0) *factor = (float)(1.0 / (sums[0] + 1e-9));
+}
+
+// One block per row, one thread per part (sampler_core.h).
+static __global__ void sample_kernel(int32_t *ids, const float *logits, uint32_t n, sampler s, float scale,
+                                     const draw_key *keys)
+{
+    __shared__ double sums[SAMPLER_PARTS];
+    __shared__ uint32_t
+        tops[SAMPLER_PARTS]; // of each part: where its largest logit is; n: it has none; n + 1: one is no number
+    __shared__ uint32_t top;
+    const float *row = logits + (size_t)blockIdx.x * n;
+    uint32_t size = (uint32_t)sampler_part_size(n), from = threadIdx.x * size, best = n;
+    uint32_t to = from < n ? (n - from < size ? n : from + size) : from;
+    for (uint32_t i = from; i < to; i++) {
+        if (row[i] != row[i] || row[i] == INFINITY) best = n + 1;
+        else if (best == n ? row[i] != -INFINITY : best < n && row[i] > row[best]) best = i;
+    }
+    tops[threadIdx.x] = best;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        top = n;
+        for (uint32_t p = 0; p < SAMPLER_PARTS; p++)
+            if (tops[p] > n) top = n + 1;
+            else if (tops[p] < n && (top == n || (top < n && row[tops[p]] > row[top])))
+                top = tops[p]; // ties: the lower id
+    }
+    __syncthreads();
+    bool valid = top < n;
+    double sum = 0.0;
+    for (uint32_t i = from; valid && !s.greedy && i < to; i++) sum += (double)sampler_weight(row[i], row[top], scale);
+    sums[threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.x != 0) return; // no barrier follows
+    draw_key key = keys[blockIdx.x];
+    if (!valid) ids[blockIdx.x] = -1;
+    else if (s.greedy) ids[blockIdx.x] = (int32_t)top;
+    else
+        ids[blockIdx.x] =
+            sampler_walk(sums, row, n, top, scale, philox_uniform(s.seed, key.context, key.question, key.step));
 }

@@ -64,6 +64,13 @@ const float *host_view(dev from)
     return from.address;
 }
 
+void host_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s, const draw_key *keys)
+{
+#pragma omp parallel for schedule(dynamic, 1)
+    for (uint32_t i = 0; i < n; i++)
+        ids[i] = sampler_draw(s, logits.address + (size_t)i * vocabulary, vocabulary, &keys[i]);
+}
+
 void host_matrix_release(dev_matrix *w)
 {
     free(w->address);

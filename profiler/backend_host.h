@@ -12,6 +12,7 @@ void host_download(float *to, dev from, size_t n);
 void host_copy(dev to, dev from, size_t n);
 void host_clear(dev memory, size_t n);
 const float *host_view(dev from);
+void host_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s, const draw_key *keys);
 void host_matrix_release(dev_matrix *w);
 // For backends that read keys and values as they are.
 size_t host_packed_floats(uint32_t n_tokens, attention_shape s);

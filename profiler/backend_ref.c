@@ -249,6 +249,7 @@ const backend backend_ref = {
     .attend_prefix = ref_attend_prefix,
     .attend_rows = ref_attend_rows,
     .value_weights = ref_value_weights,
+    .sample = host_sample,
     .column_sums = ref_column_sums,
     .output_norms = ref_output_norms,
 };

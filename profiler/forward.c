@@ -308,15 +308,25 @@ static void mix_context(forward *f, uint32_t layer)
     }
 }
 
-// Logits of n rows of x into host memory.
-static void project_logits(forward *f, dev x, uint32_t n, float *logits)
+// What becomes of logits: they go to the host, or tokens are drawn from them where they are.
+typedef struct logit_use {
+    float *logits; // [rows, vocabulary]; NULL: draw
+    const sampler *s;
+    const draw_key *keys;
+    int32_t *drawn; // [rows]
+} logit_use;
+
+// Logits of n rows of x, which are the use's rows from `at` on.
+static void project_logits(forward *f, dev x, uint32_t n, const logit_use *use, size_t at)
 {
     const model_config *c = &f->m->config;
     for (uint32_t first = 0; first < n; first += CHUNK_LOGITS) {
         uint32_t rows = n - first < CHUNK_LOGITS ? n - first : CHUNK_LOGITS;
         f->b->rms_norm(f->h, dev_at(x, (size_t)first * c->width), f->m->final_norm, rows, c->width, c->norm_eps);
         f->b->matmul(f->logits, f->h, f->m->head, rows, false);
-        f->b->download(logits + (size_t)first * c->vocabulary, f->logits, (size_t)rows * c->vocabulary);
+        if (use->logits)
+            f->b->download(use->logits + (at + first) * c->vocabulary, f->logits, (size_t)rows * c->vocabulary);
+        else f->b->sample(use->drawn + at + first, f->logits, rows, c->vocabulary, use->s, use->keys + at + first);
     }
 }
 
@@ -355,7 +365,7 @@ kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, co
             return kvb_fail(err, KVB_INTERRUPTED, "stopped in the prefill, after layer %u of %u", layer + 1,
                             c->n_layers);
     }
-    if (logits) project_logits(f, f->x, n_tokens, logits);
+    if (logits) project_logits(f, f->x, n_tokens, &(logit_use){.logits = logits}, 0);
     return f->b->check(err);
 }
 
@@ -405,8 +415,8 @@ static kvb_status check_rows(const forward *f, const decode_row *rows, uint32_t 
     return KVB_OK;
 }
 
-kvb_status forward_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
-                        const uint32_t *logit_rows, uint32_t n_logits, float *logits, kvb_error *err)
+static kvb_status decode_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
+                              const uint32_t *logit_rows, uint32_t n_logits, const logit_use *use, kvb_error *err)
 {
     const model_config *c = &f->m->config;
     kvb_status status = check_rows(f, rows, n_rows, err);
@@ -420,9 +430,22 @@ kvb_status forward_rows(forward *f, const decode_row *rows, const int32_t *ids, 
         for (; done < n_logits && logit_rows[done] < first + n; done++)
             f->b->copy(dev_at(f->picked, (size_t)(done - from) * c->width),
                        dev_at(f->x, (size_t)(logit_rows[done] - first) * c->width), c->width);
-        project_logits(f, f->picked, done - from, logits + (size_t)from * c->vocabulary);
+        project_logits(f, f->picked, done - from, use, from);
     }
     return f->b->check(err);
+}
+
+kvb_status forward_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
+                        const uint32_t *logit_rows, uint32_t n_logits, float *logits, kvb_error *err)
+{
+    return decode_rows(f, rows, ids, n_rows, logit_rows, n_logits, &(logit_use){.logits = logits}, err);
+}
+
+kvb_status forward_draw(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
+                        const uint32_t *logit_rows, uint32_t n_drawn, const sampler *s, const draw_key *keys,
+                        int32_t *drawn, kvb_error *err)
+{
+    return decode_rows(f, rows, ids, n_rows, logit_rows, n_drawn, &(logit_use){NULL, s, keys, drawn}, err);
 }
 
 void forward_importance(const forward *f, uint32_t question, float *out)

@@ -42,5 +42,10 @@ void forward_begin_questions(forward *f, uint32_t n_questions);
 kvb_status forward_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
                         const uint32_t *logit_rows, uint32_t n_logits, float *logits, kvb_error *err);
 
+// The same, but a token is drawn from each listed row's logits, where they are: drawn[i] = sampler_draw(s, row i's logits, keys[i]).
+kvb_status forward_draw(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
+                        const uint32_t *logit_rows, uint32_t n_drawn, const sampler *s, const draw_key *keys,
+                        int32_t *drawn, kvb_error *err);
+
 // Copies the importance I [L, G, T] of one question to the host.
 void forward_importance(const forward *f, uint32_t question, float *out);

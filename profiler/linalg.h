@@ -13,8 +13,15 @@ enum { GEMM_MIN_ROWS = 16 };
 void gemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
           const float *b, size_t ldb, float beta, float *c, size_t ldc);
 
+// Functions that kernels of a GPU share with the host.
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
 // exp(x) of the softmaxes, for x <= 0: about 1e-7 relative error, 0 below -87. Inline, so that the loops around it vectorise.
-static inline float softmax_exp(float x)
+HOST_DEVICE static inline float softmax_exp(float x)
 {
     const float shifter =
         12582912.0f; // 1.5 * 2^23: adding it rounds to an integer that stands in the low mantissa bits

@@ -20,8 +20,8 @@ typedef struct run {
     // Buffers for the largest context and batch.
     float **scores;       // [n_metrics] of [L, G, T]
     float *importance;    // [L, G, T]
-    float *logits;        // [batch, vocabulary]
-    float *weights;       // [batch, vocabulary], scratch of the sampler
+    draw_key *keys;       // [batch] of the tokens that are drawn
+    int32_t *drawn;       // [batch]
     decode_row *rows;     // [batch * tail]
     int32_t *ids;         // [batch * tail]
     uint32_t *logit_rows; // [batch]
@@ -59,15 +59,14 @@ static kvb_status open_buffers(run *r, kvb_error *err)
     r->scores = calloc(r->o->n_metrics + 1, sizeof *r->scores);
     bool ok = r->scores != NULL;
     for (size_t i = 0; ok && i < r->o->n_metrics; i++) ok = (r->scores[i] = malloc(heads * T * sizeof(float))) != NULL;
-    ok = ok && (r->importance = malloc(heads * T * sizeof(float))) &&
-         (r->logits = malloc(batch * c->vocabulary * sizeof(float))) &&
-         (r->weights = malloc(batch * c->vocabulary * sizeof(float))) && (r->rows = malloc(rows * sizeof *r->rows)) &&
+    ok = ok && (r->importance = malloc(heads * T * sizeof(float))) && (r->keys = malloc(batch * sizeof *r->keys)) &&
+         (r->drawn = malloc(batch * sizeof *r->drawn)) && (r->rows = malloc(rows * sizeof *r->rows)) &&
          (r->ids = malloc(rows * sizeof *r->ids)) && (r->logit_rows = malloc(batch * sizeof *r->logit_rows)) &&
          (r->answers = malloc(batch * r->o->new_tokens * sizeof *r->answers));
     if (!ok)
-        return kvb_fail(
-            err, KVB_MEMORY,
-            "profile: no memory for the scores of %zu tokens and the logits of %zu questions; use --batch N", T, batch);
+        return kvb_fail(err, KVB_MEMORY,
+                        "profile: no memory for the scores of %zu tokens and the rows of %zu questions; use --batch N",
+                        T, batch);
     forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, true};
     return forward_open(&r->f, r->m, &plan, err);
 }
@@ -78,8 +77,8 @@ static void close_buffers(run *r)
     for (size_t i = 0; r->scores && i < r->o->n_metrics; i++) free(r->scores[i]);
     free(r->scores);
     free(r->importance);
-    free(r->logits);
-    free(r->weights);
+    free(r->keys);
+    free(r->drawn);
     free(r->rows);
     free(r->ids);
     free(r->logit_rows);
@@ -159,21 +158,21 @@ static uint32_t first_rows(run *r, active *batch, uint32_t n_batch, uint32_t *n_
     return n;
 }
 
-// Draws the next token of every question that goes on, in parallel: a draw depends on its own key alone.
-static kvb_status draw_tokens(run *r, const profile_context *c, active *batch, uint32_t n_batch, kvb_error *err)
+// The keys of the next draw of every question that goes on: it depends on nothing else.
+static void list_keys(run *r, const profile_context *c, const active *batch, uint32_t n_batch)
 {
-    size_t vocabulary = r->m->config.vocabulary;
-    uint32_t row = 0;
+    uint32_t n = 0;
     for (uint32_t i = 0; i < n_batch; i++)
-        if (!batch[i].ended) r->logit_rows[i] = row++; // from here on: where the question's logits stand
-    int failed = 0;
-#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failed)
+        if (!batch[i].ended) r->keys[n++] = (draw_key){c->key, batch[i].number, batch[i].n_answer};
+}
+
+static kvb_status take_tokens(run *r, const profile_context *c, active *batch, uint32_t n_batch, kvb_error *err)
+{
+    uint32_t n = 0, failed = 0;
     for (uint32_t i = 0; i < n_batch; i++) {
         active *a = &batch[i];
         if (a->ended) continue;
-        size_t at = r->logit_rows[i] * vocabulary;
-        int32_t id =
-            sampler_draw(&r->o->draw, r->logits + at, r->weights + at, vocabulary, c->key, a->number, a->n_answer);
+        int32_t id = r->drawn[n++];
         failed += id < 0;
         a->answer[a->n_answer++] = id;
         a->ended = a->n_answer == r->o->new_tokens || is_end(r, id);
@@ -181,7 +180,7 @@ static kvb_status draw_tokens(run *r, const profile_context *c, active *batch, u
     if (failed)
         return kvb_fail(
             err, KVB_NUMERIC,
-            "sample %s: the logits of %d questions are not finite; the model's activations overflow on this text",
+            "sample %s: the logits of %u questions are not finite; the model's activations overflow on this text",
             c->id, failed);
     return KVB_OK;
 }
@@ -191,8 +190,10 @@ static kvb_status decode_batch(run *r, const profile_context *c, active *batch, 
     forward_begin_questions(r->f, n_batch);
     uint32_t n_logits, n = first_rows(r, batch, n_batch, &n_logits);
     while (n) {
-        kvb_status status = forward_rows(r->f, r->rows, r->ids, n, r->logit_rows, n_logits, r->logits, err);
-        if (status == KVB_OK && n_logits) status = draw_tokens(r, c, batch, n_batch, err);
+        list_keys(r, c, batch, n_batch);
+        kvb_status status =
+            forward_draw(r->f, r->rows, r->ids, n, r->logit_rows, n_logits, &r->o->draw, r->keys, r->drawn, err);
+        if (status == KVB_OK) status = take_tokens(r, c, batch, n_batch, err);
         if (status != KVB_OK) return status;
         if (!advance(r, n)) return kvb_fail(err, KVB_INTERRUPTED, "stopped while sample %s was decoded", c->id);
         n = n_logits = 0;

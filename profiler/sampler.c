@@ -1,31 +1,16 @@
 #include "profiler/sampler.h"
-#include "profiler/linalg.h"
+#include "profiler/sampler_core.h"
 #include <float.h>
 #include <math.h>
 
 void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
 {
-    uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3], k0 = key[0], k1 = key[1];
-    for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-        c1 = (uint32_t)p1;
-        c3 = (uint32_t)p0;
-        c0 = n0;
-        c2 = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    out[0] = c0, out[1] = c1, out[2] = c2, out[3] = c3;
+    philox_words(counter, key, out);
 }
 
 double sampler_uniform(uint64_t seed, uint64_t context, uint32_t question, uint32_t step)
 {
-    uint32_t counter[4] = {step, question, (uint32_t)context, (uint32_t)(context >> 32)},
-             key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)}, word[4];
-    philox4x32(counter, key, word);
-    uint64_t bits = ((uint64_t)word[1] << 32 | word[0]) >> 11;
-    return (double)bits * 0x1p-53;
+    return philox_uniform(seed, context, question, step);
 }
 
 // The place of the largest logit; n when a logit is NaN or +infinity or none is finite.
@@ -42,24 +27,39 @@ static size_t top_logit(const float *logits, size_t n)
 SIMD_CLONES static void softmax_weights(float *weights, const float *logits, size_t n, float top, float scale)
 {
 #pragma omp simd
-    for (size_t i = 0; i < n; i++) weights[i] = softmax_exp((logits[i] - top) * scale);
+    for (size_t i = 0; i < n; i++) weights[i] = sampler_weight(logits[i], top, scale);
 }
 
-int32_t sampler_draw(const sampler *s, const float *logits, float *weights, size_t n, uint64_t context,
-                     uint32_t question, uint32_t step)
+// Sum of one part, in the order of ids.
+static double part_sum(const float *logits, size_t n, float top, float scale)
 {
-    size_t top = top_logit(logits, n);
+    enum { CHUNK = 256 };
+    float weights[CHUNK];
+    double sum = 0;
+    for (size_t at = 0; at < n; at += CHUNK) {
+        size_t count = n - at < CHUNK ? n - at : CHUNK;
+        softmax_weights(weights, logits + at, count, top, scale);
+        for (size_t i = 0; i < count; i++) sum += weights[i];
+    }
+    return sum;
+}
+
+float sampler_scale(const sampler *s)
+{
+    // Kept within float: 0 or infinity times a logit's distance from the top need not be a number.
+    return (float)fmin(fmax(1.0 / s->temperature, FLT_MIN), FLT_MAX);
+}
+
+int32_t sampler_draw(const sampler *s, const float *logits, size_t n, const draw_key *key)
+{
+    size_t top = top_logit(logits, n), size = sampler_part_size(n);
+    double sums[SAMPLER_PARTS];
     if (top == n) return -1;
     if (s->greedy) return (int32_t)top;
-    // Kept within float: 0 or infinity times a logit's distance from the top need not be a number.
-    double scale = fmin(fmax(1.0 / s->temperature, FLT_MIN), FLT_MAX);
-    softmax_weights(weights, logits, n, logits[top], (float)scale);
-    double total = 0;
-    for (size_t i = 0; i < n; i++) total += weights[i];
-    double rest = sampler_uniform(s->seed, context, question, step) * total;
-    for (size_t i = 0; i < n; i++) {
-        rest -= weights[i];
-        if (rest < 0) return (int32_t)i;
+    float scale = sampler_scale(s);
+    for (size_t p = 0; p < SAMPLER_PARTS; p++) {
+        size_t from = p * size < n ? p * size : n, to = n - from < size ? n : from + size;
+        sums[p] = part_sum(logits + from, to - from, logits[top], scale);
     }
-    return (int32_t)top; // rounding left a sliver of the total unclaimed
+    return sampler_walk(sums, logits, n, top, scale, sampler_uniform(s->seed, key->context, key->question, key->step));
 }

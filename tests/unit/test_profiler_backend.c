@@ -415,6 +415,37 @@ START_TEST(test_output_norms)
 }
 END_TEST
 
+// The same tokens from the same logits, greedily and drawn, at every size of a part; -1 where a row is no numbers.
+START_TEST(test_sample)
+{
+    enum { ROWS = 7 };
+    static const uint32_t sizes[] = {1, 2, 255, 256, 257, 1000, 5003};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        for (int greedy = 0; greedy < 2; greedy++) {
+            uint32_t n = sizes[i];
+            float *logits = random_floats((size_t)ROWS * n, 6);
+            sampler s = {greedy, 0.7 + (double)i, 99 + i};
+            draw_key keys[ROWS];
+            int32_t want[ROWS], got[ROWS];
+            logits[2 * (size_t)n + n / 2] = NAN;
+            logits[3 * (size_t)n + n - 1] = INFINITY;
+            for (uint32_t c = 0; c < n; c++) logits[4 * (size_t)n + c] = -INFINITY;
+            for (uint32_t c = 0; c < n; c++) logits[5 * (size_t)n + c] = (float)(c % 3); // ties
+            for (uint32_t r = 0; r < ROWS; r++) keys[r] = (draw_key){r, 3 * r, 5 + r};
+            for (int which = 0; which < 2; which++) {
+                const backend *b = which ? &JUDGED : &backend_ref;
+                dev d = on(b, logits, (size_t)ROWS * n);
+                b->sample(which ? got : want, d, ROWS, n, &s, keys);
+                b->release(d);
+            }
+            for (int r = 0; r < ROWS; r++)
+                ck_assert_msg(got[r] == want[r] && (r >= 2 && r <= 4 ? want[r] == -1 : want[r] >= 0),
+                              "row %d of %u logits: token %d, expected %d", r, n, got[r], want[r]);
+            free(logits);
+        }
+}
+END_TEST
+
 static void same_bits(const char *what, const float *a, const float *b, size_t n)
 {
     size_t i = 0;
@@ -568,6 +599,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_attend_prefix);
     tcase_add_test(tc, test_attend_rows);
     tcase_add_test(tc, test_value_weights);
+    tcase_add_test(tc, test_sample);
     tcase_add_test(tc, test_column_sums);
     tcase_add_test(tc, test_output_norms);
     tcase_add_test(tc, test_bits_over_threads);

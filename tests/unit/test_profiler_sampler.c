@@ -98,7 +98,7 @@ static void draws_follow(double temperature)
 {
     enum { N = 40, DRAWS = 40000 };
     sampler s = {.temperature = temperature, .seed = CASES_SEED};
-    float *logits = case_floats(N, 4, 0), weights[N];
+    float *logits = case_floats(N, 4, 0);
     uint64_t seen[N] = {0};
     double p[N];
     long double total = 0;
@@ -107,7 +107,7 @@ static void draws_follow(double temperature)
     for (int i = 0; i < N; i++) total += expl(logits[i] / (long double)temperature);
     for (int i = 0; i < N; i++) p[i] = (double)(expl(logits[i] / (long double)temperature) / total);
     for (uint32_t i = 0; i < DRAWS; i++) {
-        int32_t id = sampler_draw(&s, logits, weights, N, i % 7, i / 7 % 100, i / 700);
+        int32_t id = sampler_draw(&s, logits, N, &(draw_key){i % 7, i / 7 % 100, i / 700});
         if (id < 0 || id >= N) ck_abort_msg("temperature %g draws token %d", temperature, id);
         seen[id]++;
     }
@@ -130,12 +130,11 @@ START_TEST(test_greedy)
 {
     sampler s = {.greedy = true};
     const float ties[] = {-1, 3, 2, 3, -INFINITY, 3}, low[] = {-INFINITY, -3e38f, -INFINITY}, zeros[] = {-0.0f, 0.0f};
-    float weights[8];
-    ck_assert_int_eq(sampler_draw(&s, ties, weights, 6, 1, 2, 3), 1);
-    ck_assert_int_eq(sampler_draw(&s, ties + 2, weights, 4, 1, 2, 3), 1);
-    ck_assert_int_eq(sampler_draw(&s, low, weights, 3, 1, 2, 3), 1);
-    ck_assert_int_eq(sampler_draw(&s, zeros, weights, 2, 1, 2, 3), 0);
-    ck_assert_int_eq(sampler_draw(&s, ties, weights, 1, 1, 2, 3), 0);
+    ck_assert_int_eq(sampler_draw(&s, ties, 6, &(draw_key){1, 2, 3}), 1);
+    ck_assert_int_eq(sampler_draw(&s, ties + 2, 4, &(draw_key){1, 2, 3}), 1);
+    ck_assert_int_eq(sampler_draw(&s, low, 3, &(draw_key){1, 2, 3}), 1);
+    ck_assert_int_eq(sampler_draw(&s, zeros, 2, &(draw_key){1, 2, 3}), 0);
+    ck_assert_int_eq(sampler_draw(&s, ties, 1, &(draw_key){1, 2, 3}), 0);
 }
 END_TEST
 
@@ -143,13 +142,13 @@ START_TEST(test_logits_that_are_no_numbers)
 {
     for (int greedy = 0; greedy < 2; greedy++) {
         sampler s = {greedy, 0.7, 1};
-        float weights[4], nan_first[] = {NAN, 1, 2}, nan_last[] = {1, 2, NAN}, inf[] = {1, INFINITY, 2},
-                          none[] = {-INFINITY, -INFINITY}, nothing[] = {0};
-        ck_assert_int_eq(sampler_draw(&s, nan_first, weights, 3, 1, 2, 3), -1);
-        ck_assert_int_eq(sampler_draw(&s, nan_last, weights, 3, 1, 2, 3), -1);
-        ck_assert_int_eq(sampler_draw(&s, none, weights, 2, 1, 2, 3), -1);
-        ck_assert_int_eq(sampler_draw(&s, inf, weights, 3, 1, 2, 3), -1); // an overflow: its softmax is no number
-        ck_assert_int_eq(sampler_draw(&s, nothing, weights, 0, 1, 2, 3), -1);
+        float nan_first[] = {NAN, 1, 2}, nan_last[] = {1, 2, NAN}, inf[] = {1, INFINITY, 2},
+              none[] = {-INFINITY, -INFINITY}, nothing[] = {0};
+        ck_assert_int_eq(sampler_draw(&s, nan_first, 3, &(draw_key){1, 2, 3}), -1);
+        ck_assert_int_eq(sampler_draw(&s, nan_last, 3, &(draw_key){1, 2, 3}), -1);
+        ck_assert_int_eq(sampler_draw(&s, none, 2, &(draw_key){1, 2, 3}), -1);
+        ck_assert_int_eq(sampler_draw(&s, inf, 3, &(draw_key){1, 2, 3}), -1); // an overflow: its softmax is no number
+        ck_assert_int_eq(sampler_draw(&s, nothing, 0, &(draw_key){1, 2, 3}), -1);
     }
 }
 END_TEST
@@ -158,18 +157,17 @@ START_TEST(test_temperature_limits)
 {
     static const double cold[] = {1e-3, 1e-30, 1e-45, 1e-300, 4.9e-324}, hot[] = {1e10, 1e45, 1e300};
     const float logits[] = {0.5f, 1.75f, -INFINITY, 1.5f, -2}, tie[] = {2, 1, 2};
-    float weights[5];
     for (uint32_t step = 0; step < 200; step++) {
         for (int i = 0; i < 5; i++) {
             sampler s = {.temperature = cold[i], .seed = 5};
-            int32_t id = sampler_draw(&s, logits, weights, 5, 1, 2, step);
+            int32_t id = sampler_draw(&s, logits, 5, &(draw_key){1, 2, step});
             ck_assert_msg(id == 1, "temperature %g draws token %d, expected the largest logit", cold[i], id);
         }
     }
     for (int i = 0; i < 3; i++) { // the hotter the flatter, but what is impossible stays so
         sampler s = {.temperature = hot[i], .seed = 5};
         int seen[5] = {0};
-        for (uint32_t step = 0; step < 400; step++) seen[sampler_draw(&s, logits, weights, 5, 1, 2, step)]++;
+        for (uint32_t step = 0; step < 400; step++) seen[sampler_draw(&s, logits, 5, &(draw_key){1, 2, step})]++;
         for (int t = 0; t < 5; t++)
             ck_assert_msg(t == 2 ? seen[t] == 0 : seen[t] > 60, "temperature %g: token %d is drawn %d times of 400",
                           hot[i], t, seen[t]);
@@ -177,7 +175,7 @@ START_TEST(test_temperature_limits)
     for (int i = 0; i < 5; i++) { // equal logits stay equally likely in the cold
         sampler s = {.temperature = cold[i], .seed = 5};
         int seen[3] = {0};
-        for (uint32_t step = 0; step < 400; step++) seen[sampler_draw(&s, tie, weights, 3, 1, 2, step)]++;
+        for (uint32_t step = 0; step < 400; step++) seen[sampler_draw(&s, tie, 3, &(draw_key){1, 2, step})]++;
         ck_assert_int_eq(seen[1], 0);
         ck_assert_msg(seen[0] > 140 && seen[2] > 140, "temperature %g: of a tie, %d and %d", cold[i], seen[0], seen[2]);
     }
@@ -187,16 +185,16 @@ END_TEST
 START_TEST(test_draw_depends_on_its_key)
 {
     enum { N = 1000, DRAWS = 300 };
-    float *logits = case_floats(N, 0.1, 0), weights[N];
+    float *logits = case_floats(N, 0.1, 0);
     sampler one = {.temperature = 1, .seed = 1}, two = {.temperature = 1, .seed = 2};
     int differ[4] = {0};
     for (uint32_t i = 0; i < DRAWS; i++) {
-        int32_t id = sampler_draw(&one, logits, weights, N, 10, 20, i);
-        ck_assert_int_eq(sampler_draw(&one, logits, weights, N, 10, 20, i), id);
-        differ[0] += sampler_draw(&two, logits, weights, N, 10, 20, i) != id;
-        differ[1] += sampler_draw(&one, logits, weights, N, 11, 20, i) != id;
-        differ[2] += sampler_draw(&one, logits, weights, N, 10, 21, i) != id;
-        differ[3] += sampler_draw(&one, logits, weights, N, 10, 20, i + DRAWS) != id;
+        int32_t id = sampler_draw(&one, logits, N, &(draw_key){10, 20, i});
+        ck_assert_int_eq(sampler_draw(&one, logits, N, &(draw_key){10, 20, i}), id);
+        differ[0] += sampler_draw(&two, logits, N, &(draw_key){10, 20, i}) != id;
+        differ[1] += sampler_draw(&one, logits, N, &(draw_key){11, 20, i}) != id;
+        differ[2] += sampler_draw(&one, logits, N, &(draw_key){10, 21, i}) != id;
+        differ[3] += sampler_draw(&one, logits, N, &(draw_key){10, 20, i + DRAWS}) != id;
     }
     for (int i = 0; i < 4; i++) ck_assert_int_gt(differ[i], DRAWS * 9 / 10);
     free(logits);
