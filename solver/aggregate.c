@@ -138,9 +138,7 @@ kvb_status loss_mean_add(loss_mean *mean, const loss_curves *c, kvb_error *err)
     kvb_status status = check_grid(mean, &c->shape, err);
     if (status != KVB_OK) return status;
     mean->count++;
-    uint64_t tokens = c->shape.n_tokens,
-             share = ((uint64_t)c->floor * mean->curves.shape.n_tokens + tokens - 1) / tokens;
-    if (share > mean->curves.floor) mean->curves.floor = (uint32_t)share;
+    mean->floors += (double)c->floor / c->shape.n_tokens;
     add_weighted(mean, c, 1);
     return KVB_OK;
 }
@@ -150,6 +148,7 @@ kvb_status loss_mean_remove(loss_mean *mean, const loss_curves *c, kvb_error *er
     kvb_status status = check_grid(mean, &c->shape, err);
     if (status != KVB_OK) return status;
     mean->count--;
+    mean->floors -= (double)c->floor / c->shape.n_tokens;
     add_weighted(mean, c, -1);
     return KVB_OK;
 }
@@ -158,7 +157,7 @@ void loss_mean_join(loss_mean *m, const loss_mean *other, int sign)
 {
     size_t cells = (size_t)shape_heads(&m->curves.shape) * shape_middle(&m->curves.shape);
     for (size_t i = 0; i < cells; i++) m->curves.gain[i] = fmax(0, m->curves.gain[i] + sign * other->curves.gain[i]);
-    if (other->curves.floor > m->curves.floor) m->curves.floor = other->curves.floor;
+    m->floors += sign * other->floors;
     m->count = sign > 0 ? m->count + other->count : m->count - other->count;
 }
 
@@ -166,6 +165,8 @@ void loss_mean_finish(loss_mean *m)
 {
     size_t cells = (size_t)shape_heads(&m->curves.shape) * shape_middle(&m->curves.shape);
     for (size_t i = 0; i < cells && m->count; i++) m->curves.gain[i] /= (double)m->count;
+    double share = m->count ? ceil(m->floors / (double)m->count * m->curves.shape.n_tokens - 1e-6) : 0;
+    if (share > m->curves.floor) m->curves.floor = (uint32_t)fmin(share, m->curves.shape.n_tokens);
     loss_curves_sum(&m->curves);
 }
 

@@ -10,8 +10,9 @@
 // reports. Questions of one context share the metric's order, so averaging their gains is exact, and the sum of losses
 // is still one sum over heads: one solve. Contexts of different T meet on the kept share b/T, which is what a table
 // stores: each curve, a polygon over b/T, is read off at the multiples of 1/T' of the longest context T'. With one T
-// nothing is interpolated. The floor is the largest share that any of the contexts has as its floor, so that the result
-// is feasible for each of them.
+// nothing is interpolated. The floor is the mean of the pairs'
+// own, as mean_ratio has it too: the largest would make long contexts keep as many sinks as a short one has; below its
+// own floor a context's curve is flat, so the average knows what that costs it.
 //
 // worst and cvar:A are for those who must not fail on any text: robust.h.
 //
@@ -44,7 +45,8 @@ void loss_curves_shrink(loss_curves *c, double a);
 typedef struct loss_mean {
     loss_curves curves; // on the grid of the longest context; gain holds sums until loss_mean_finish
     uint64_t count;
-    bool coarse; // made by loss_mean_init_coarse
+    double floors; // sum of the pairs' floors as shares
+    bool coarse;   // made by loss_mean_init_coarse
 } loss_mean;
 
 // grid: shape of the longest context that will be added. On failure *m is zero.

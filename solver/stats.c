@@ -78,9 +78,18 @@ kvb_status bootstrap_losses(const loss_sample *s, uint32_t base, uint64_t seed, 
     return status;
 }
 
+// One seed from two: GSL's generator takes 32 bits, so all of both must be mixed into these (splitmix64).
+static uint64_t mix(uint64_t seed, uint64_t draw)
+{
+    uint64_t z = seed * 0x9e3779b97f4a7c15u + draw + 1;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (z ^ z >> 31) >> 32;
+}
+
 kvb_status draw_subset(uint32_t *chosen, uint32_t k, uint32_t n, uint64_t seed, uint64_t draw, kvb_error *err)
 {
-    gsl_rng *rng = k <= n ? make_generator(seed + 1000003 * draw) : NULL;
+    gsl_rng *rng = k <= n ? make_generator(mix(seed, draw)) : NULL;
     uint32_t *all = malloc((n ? n : 1) * sizeof *all);
     kvb_status status = rng && all ? KVB_OK
                         : k > n    ? kvb_fail(err, KVB_ARGUMENT, "solver: %u of %u cannot be drawn", k, n)

@@ -34,7 +34,7 @@ static size_t gain_cells(const loss_mean *m)
 kvb_status study_part_without(study_part *out, const study_part *from, const problem *pair, kvb_error *err)
 {
     memcpy(out->mean.curves.gain, from->mean.curves.gain, gain_cells(&from->mean) * sizeof(double));
-    out->mean.curves.floor = from->mean.curves.floor;
+    out->mean.floors = from->mean.floors;
     out->mean.count = from->mean.count;
     size_t cells = (size_t)from->best.n_rows * from->best.n_heads;
     out->best.count = from->best.count - 1;

@@ -57,7 +57,7 @@ START_TEST(subsets_are_subsets)
     uint32_t seen[10] = {0};
     for (uint64_t draw = 0; draw < 200; draw++) {
         uint32_t chosen[4];
-        must(draw_subset(chosen, 4, 10, 3, draw, &err), &err);
+        must(draw_subset(chosen, 4, 10, 3, draw << 32, &err), &err); // high bits count too
         for (int i = 0; i < 4; i++) {
             ck_assert_uint_lt(chosen[i], 10);
             ck_assert(i == 0 || chosen[i] > chosen[i - 1]);
