@@ -5,6 +5,7 @@
 #include "formats/table_export.h"
 #include "formats/table_write.h"
 #include "runtime/fail.h"
+#include "solver/stats.h"
 #include "tools/solve_job.h"
 #include <math.h>
 #include <stdio.h>
@@ -212,6 +213,31 @@ static void print_exact(const solve_command *s, const metric_job *job)
             unproved, ROWS);
 }
 
+// Heads on whose budgets the questions disagree by more than the head keeps.
+static uint32_t count_unsure(const metric_job *job, int row, uint8_t *flags)
+{
+    uint32_t n = job->spread.n_heads;
+    return flag_heads(job->prune_ratio + (size_t)row * n, job->std + (size_t)row * n, n, flags);
+}
+
+static void print_unsure(const solve_command *s, const metric_job *job)
+{
+    enum { ROW = 79, SHOWN = 12 };
+    uint32_t n = job->spread.n_heads, heads = record_get_shape(s->r).n_kv_heads, shown = 0;
+    uint8_t *flags = s->n_rows == ROWS && n ? calloc(n, 1) : NULL;
+    if (!flags) return;
+    uint32_t count = count_unsure(job, ROW, flags);
+    if (count) {
+        printf(
+            "  Not to be trusted at 80 %%, since the questions disagree by more than the head keeps: %u of %u heads,",
+            count, n);
+        for (uint32_t h = 0; h < n && shown < SHOWN; h++)
+            if (flags[h]) printf("%s %u.%u", shown++ ? "," : "", h / heads, h % heads);
+        printf("%s (layer.head)\n", count > SHOWN ? " ..." : "");
+    }
+    free(flags);
+}
+
 void print_results(const solve_command *s, const metric_job *job)
 {
     static const uint32_t shown[] = {10, 30, 50, 70, 80, 90, 95};
@@ -228,6 +254,7 @@ void print_results(const solve_command *s, const metric_job *job)
                job->saturated[r] ? "  saturated" : "");
     }
     if (s->exact) print_exact(s, job);
+    print_unsure(s, job);
     uint32_t first = s->n_rows;
     while (first > 0 && job->saturated[first - 1]) first--;
     if (first < s->n_rows)
@@ -248,6 +275,7 @@ static bool add_rows(cJSON *to, const solve_command *s, const metric_job *job)
              cJSON_AddNumberToObject(row, "table_loss", job->table_loss[r]) &&
              cJSON_AddNumberToObject(row, "uniform_loss", job->uniform_loss[r]) &&
              cJSON_AddNumberToObject(row, "effective_ratio", job->effective[r]) &&
+             cJSON_AddNumberToObject(row, "unsure_heads", count_unsure(job, r, NULL)) &&
              cJSON_AddBoolToObject(row, "saturated", job->saturated[r]) &&
              (!s->exact || (cJSON_AddNumberToObject(row, "greedy", job->greedy[r]) &&
                             cJSON_AddNumberToObject(row, "optimum", job->optimum[r]) &&
