@@ -108,8 +108,8 @@ DEPS_tools    := evaluator profiler solver formats runtime
 module_libs    = $(foreach m,$(DEPS_$(word 2,$(subst _, ,$(1)))),$(call LIB,$(m)))
 
 UNIT_SRC  := $(sort $(wildcard tests/unit/test_*.c))
-UNIT_BIN  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC)) $(addprefix $(BUILD)/tests/test_profiler_backend_,cpu_bf16x3 cpu_bf16 emulated) \
-             $(if $(filter 1,$(CUDA)),$(BUILD)/tests/test_profiler_backend_cuda)
+UNIT_BIN  := $(patsubst tests/unit/%.c,$(BUILD)/tests/%,$(UNIT_SRC)) $(addprefix $(BUILD)/tests/test_profiler_backend_,cpu_bf16x3 cpu_bf16 emulated emulated_bf16x3 emulated_bf16) \
+             $(if $(filter 1,$(CUDA)),$(addprefix $(BUILD)/tests/test_profiler_backend_,cuda cuda_bf16x3 cuda_bf16))
 FUZZ_SRC  := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_BIN  := $(patsubst tests/fuzz/%.c,$(BUILD)/fuzz/%,$(FUZZ_SRC))
 TINY      := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/tiny_model.c tests/score_layer.c))
@@ -254,19 +254,19 @@ $(foreach t,$(notdir $(basename $(UNIT_SRC))),$(eval $(call unit,$(t))))
 $(EMULATED): profiler/backend_cuda.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) CXX $@
-	$(Q)$(CXX) -x c++ -std=c++20 -Itests/cuda -I. -Dbackend_cuda=backend_cuda_emulated -Dbackend_cuda_random_matrix=random_matrix_emulated -Wall -Wextra -Wno-unknown-pragmas $(WERROR) -ffp-contract=off $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+	$(Q)$(CXX) -x c++ -std=c++20 -Itests/cuda -I. -Dbackend_cuda=backend_cuda_emulated -Dbackend_cuda_bf16x3=backend_cuda_bf16x3_emulated -Dbackend_cuda_bf16=backend_cuda_bf16_emulated -Dbackend_cuda_random_matrix=random_matrix_emulated -Wall -Wextra -Wno-unknown-pragmas $(WERROR) -ffp-contract=off $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
 define judge
 $(BUILD)/tests/test_profiler_backend_$(1): tests/unit/test_profiler_backend.c tests/unit/unit.h $(BUILD)/flags $(2) $(call module_libs,test_profiler_backend)
 	@mkdir -p $$(@D)
 	$(SAY) LD $$@
-	$(Q)$(COMPILE) -DJUDGED=backend_$(if $(filter emulated,$(1)),cuda_emulated -DEMULATED,$(1)) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(2) $(call module_libs,test_profiler_backend) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) -lstdc++
+	$(Q)$(COMPILE) -DJUDGED=backend_$(if $(filter emulated%,$(1)),cuda$(patsubst emulated%,%,$(1))_emulated -DEMULATED,$(1)) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(2) $(call module_libs,test_profiler_backend) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) -lstdc++
 endef
 $(eval $(call judge,cpu_bf16x3))
 $(eval $(call judge,cpu_bf16))
-$(eval $(call judge,emulated,$(EMULATED)))
+$(foreach t,emulated emulated_bf16x3 emulated_bf16,$(eval $(call judge,$(t),$(EMULATED))))
 ifeq ($(CUDA),1)
-$(eval $(call judge,cuda))
+$(foreach t,cuda cuda_bf16x3 cuda_bf16,$(eval $(call judge,$(t))))
 endif
 
 # A fuzz target may use any module; the linker takes what it needs. $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
@@ -326,7 +326,7 @@ bench-cuda: deps cuda-compiler
 	@$(MAKE) --no-print-directory -j$(JOBS) all check-cuda-build
 	@BUILD=$(BUILD) tools/check-cuda.sh
 
-check-cuda-build: $(if $(filter 1,$(CUDA)),$(BUILD)/tests/test_profiler_backend_cuda $(BUILD)/tests/bench_cuda)
+check-cuda-build: $(if $(filter 1,$(CUDA)),$(addprefix $(BUILD)/tests/test_profiler_backend_,cuda cuda_bf16x3 cuda_bf16) $(BUILD)/tests/bench_cuda)
 
 bench-memory: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) all $(BUILD)/tests/draw_memory

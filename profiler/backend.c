@@ -1,11 +1,13 @@
 #include "profiler/backend.h"
 #include <string.h>
 
-const backend *const backend_list[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16,
+const backend *const backend_list[] = {&backend_cpu,       &backend_cpu_bf16x3,
+                                       &backend_cpu_bf16,
 #ifdef KVB_CUDA
-                                       &backend_cuda,
+                                       &backend_cuda,      &backend_cuda_bf16x3,
+                                       &backend_cuda_bf16,
 #endif
-                                       &backend_ref, NULL};
+                                       &backend_ref,       NULL};
 
 const backend *backend_find_compute(const char *name, const char *compute)
 {

@@ -61,9 +61,9 @@ typedef struct attention_shape {
 
 // The largest shapes that the operations will be called with, so that scratch memory is taken once and no operation can fail.
 typedef struct backend_limits {
-    uint32_t tokens;    // T
-    uint32_t tail;      // rows after the context per question
-    uint32_t rows;      // decoded rows in one call
+    uint32_t tokens;     // T
+    uint32_t tail;       // rows after the context per question
+    uint32_t rows;       // decoded rows in one call
     uint32_t matrix_dim; // the larger side of any weight matrix
     attention_shape shape;
 } backend_limits;
@@ -137,7 +137,8 @@ typedef struct backend {
     void (*output_norms)(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
 } backend;
 
-extern const backend backend_ref, backend_cpu, backend_cpu_bf16x3, backend_cpu_bf16, backend_cuda; // the last one only where it was built
+extern const backend backend_ref, backend_cpu, backend_cpu_bf16x3, backend_cpu_bf16, backend_cuda, backend_cuda_bf16x3,
+    backend_cuda_bf16; // the last one only where it was built
 
 // The backend of that name that computes in float32, or NULL; backend_list gives them all, ended by NULL.
 const backend *backend_find(const char *name);

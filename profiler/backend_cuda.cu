@@ -83,38 +83,61 @@ static const float *cuda_host_view(dev from)
     return NULL;
 }
 
-static weight *weight_of(dev_matrix m)
+// float32 rows at `address` where there is no other form or somebody asked for rows; the planes of bf16 at `packed`.
+static weight *rows_of(dev_matrix m)
 {
     return (weight *)(void *)m.address;
 }
 
-static dev_matrix cuda_matrix_upload(const float *w, uint32_t out, uint32_t in, bool keep_rows)
+static weight *operand_of(dev_matrix m)
 {
-    (void)keep_rows; // rows are always contiguous
-    dev_matrix m = {};
-    m.address = (float *)(void *)weight_new(w, out, in, 0);
-    m.out = out;
-    m.in = in;
-    return m;
-}
-
-dev_matrix backend_cuda_random_matrix(uint32_t out, uint32_t in, float scale, uint64_t seed)
-{
-    dev_matrix m = {};
-    weight *w = weight_new(NULL, out, in, 0);
-    if (w && !w->planes)
-        LAUNCH("random", random_kernel, blocks_of(w->elements, ROW_THREADS), ROW_THREADS, (float *)w->memory,
-               w->elements, scale, seed);
-    m.address = (float *)(void *)w;
-    m.out = out;
-    m.in = in;
-    return m;
+    return m.packed ? (weight *)m.packed : rows_of(m);
 }
 
 static void cuda_matrix_release(dev_matrix *w)
 {
-    weight_release(weight_of(*w));
+    weight_release(rows_of(*w));
+    weight_release((weight *)w->packed);
     w->address = NULL;
+    w->packed = NULL;
+}
+
+static dev_matrix matrix_make(weight *rows, weight *packed, uint32_t out, uint32_t in, bool complete)
+{
+    dev_matrix m = {};
+    m.address = (float *)(void *)rows;
+    m.packed = packed;
+    m.out = out;
+    m.in = in;
+    if (!complete) cuda_matrix_release(&m);
+    return m;
+}
+
+template <uint16_t PLANES>
+static dev_matrix cuda_matrix_upload(const float *w, uint32_t out, uint32_t in, bool keep_rows)
+{
+    bool wants_rows = PLANES == 0 || keep_rows;
+    weight *rows = wants_rows ? weight_new(w, out, in, 0) : NULL;
+    weight *packed = PLANES ? weight_new(w, out, in, PLANES) : NULL;
+    return matrix_make(rows, packed, out, in, (rows || !wants_rows) && (packed || !PLANES));
+}
+
+dev_matrix backend_cuda_random_matrix(const backend *b, uint32_t out, uint32_t in, float scale, uint64_t seed)
+{
+    uint16_t planes = strcmp(b->compute, "f32") == 0 ? 0 : strcmp(b->compute, "bf16") == 0 ? 1 : 2;
+    weight *rows = weight_new(NULL, out, in, 0), *packed = planes && rows ? weight_new(NULL, out, in, planes) : NULL;
+    if (rows)
+        LAUNCH("random", random_kernel, blocks_of(rows->elements, ROW_THREADS), ROW_THREADS, (float *)rows->memory,
+               rows->elements, scale, seed);
+    if (packed) {
+        uint16_t *high = (uint16_t *)packed->memory;
+        LAUNCH("to_bf16", to_bf16_kernel, blocks_of(rows->elements, ROW_THREADS), ROW_THREADS, high,
+               planes > 1 ? high + packed->elements : NULL, (const float *)rows->memory, rows->elements,
+               rows->elements);
+        weight_release(rows); // the planes hold all of it
+        rows = NULL;
+    }
+    return matrix_make(rows, packed, out, in, rows || packed);
 }
 
 // Attention reads keys and values as they are.
@@ -191,15 +214,13 @@ static bool cuda_reserve(const backend_limits *limits)
 
 static void cuda_gather(dev y, dev_matrix table, const int32_t *ids, uint32_t n)
 {
-    weight *w = weight_of(table);
+    weight *w = rows_of(table);
     for (uint32_t at = 0; at < n; at += GATHER_IDS) {
         uint32_t count = n - at < GATHER_IDS ? n - at : GATHER_IDS;
         const int32_t *taken = (const int32_t *)gpu_take(ids + at, count * sizeof *ids);
         // A few rows: read where the table is, also out of the host's pinned memory.
-        const uint16_t *high = w->planes ? (const uint16_t *)w->memory : NULL;
-        LAUNCH("gather", gather_kernel, count, ROW_THREADS, y.address + (size_t)at * table.in,
-               w->planes ? NULL : (const float *)w->memory, high, w->planes > 1 ? high + w->elements : NULL, taken,
-               table.in);
+        LAUNCH("gather", gather_kernel, count, ROW_THREADS, y.address + (size_t)at * table.in, (const float *)w->memory,
+               taken, table.in);
     }
 }
 
@@ -276,7 +297,7 @@ static const uint16_t *round_input(const float *x, uint32_t n, uint32_t n_padded
 // n rows of x times the weight, n_padded of them real memory in y.
 static void multiply(float *y, const float *x, dev_matrix m, uint32_t n, uint32_t n_padded, bool accumulate)
 {
-    weight *w = weight_of(m);
+    weight *w = operand_of(m);
     size_t padded = (size_t)n_padded * m.in;
     const uint16_t *high = w->planes ? round_input(x, n, n_padded, &m, w->planes) : NULL;
     const void *values = weight_get(w); // after all scratch is there: to make room, weights move
@@ -306,7 +327,7 @@ static void cuda_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
     float *padded_y = (float *)scratch_get(&gpu.padded, (all_out + all_in) * sizeof(float));
     if (!padded_y) return;
     dev from = x, to = {padded_y};
-    if (!weight_of(w)->planes) { // bf16 pads when it rounds
+    if (!operand_of(w)->planes) { // bf16 pads when it rounds
         from.address = padded_y + all_out;
         cuda_copy(from, x, in);
         cuda_clear(dev_at(from, in), all_in - in);
@@ -433,51 +454,51 @@ static void cuda_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, 
 
 static void cuda_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
 {
-    weight *w = weight_of(wo);
-    float *full = w->planes ? (float *)scratch_get(&gpu.full, w->elements * sizeof(float)) : NULL;
-    const void *values = weight_get(w);
-    if (w->planes) {
-        const uint16_t *high = (const uint16_t *)values;
-        LAUNCH("from_bf16", from_bf16_kernel, blocks_of(w->elements, ROW_THREADS), ROW_THREADS, full, high,
-               w->planes > 1 ? high + w->elements : NULL, w->elements);
-    }
+    weight *w = rows_of(wo);
+    const float *rows = (const float *)weight_get(w);
     dim3 grid(blocks_of(kv->n_tokens, TILE), s.n_heads);
-    LAUNCH("output_norms", output_norms_kernel, grid, TILE_THREADS, norms.address, kv->v.address,
-           w->planes ? full : (const float *)values, wo.out, kv->n_tokens, s);
+    LAUNCH("output_norms", output_norms_kernel, grid, TILE_THREADS, norms.address, kv->v.address, rows, wo.out,
+           kv->n_tokens, s);
     weight_used(w);
 }
 
-extern "C" const backend backend_cuda = {
-    .name = "cuda",
-    .compute = "f32",
-    .summary = "cuBLAS and kernels on one NVIDIA GPU (compute capability 8.0 and later)",
-    .open = cuda_open,
-    .check = cuda_check,
-    .alloc = cuda_alloc,
-    .release = cuda_release,
-    .upload = cuda_upload,
-    .download = cuda_download,
-    .copy = cuda_copy,
-    .clear = cuda_clear,
-    .host_view = cuda_host_view,
-    .matrix_upload = cuda_matrix_upload,
-    .matrix_release = cuda_matrix_release,
-    .reserve = cuda_reserve,
-    .scratch_bytes = cuda_scratch_bytes,
-    .free_bytes = cuda_free_bytes,
-    .gather = cuda_gather,
-    .rms_norm = cuda_rms_norm,
-    .matmul = cuda_matmul,
-    .swiglu = cuda_swiglu,
-    .rope = cuda_rope,
-    .store_prefix = cuda_store_prefix,
-    .store_tail = cuda_store_tail,
-    .packed_floats = cuda_packed_floats,
-    .pack_prefix = cuda_pack_prefix,
-    .attend_prefix = cuda_attend_prefix,
-    .attend_rows = cuda_attend_rows,
-    .value_weights = cuda_value_weights,
-    .sample = cuda_sample,
-    .column_sums = cuda_column_sums,
-    .output_norms = cuda_output_norms,
-};
+// Weights and a product's input in one plane or two of bf16; whatever else there is stays float32.
+#define CUDA_BACKEND(SUFFIX, PLANES, COMPUTE, SUMMARY) \
+    extern "C" const backend backend_cuda##SUFFIX = {  \
+        .name = "cuda",                                \
+        .compute = COMPUTE,                            \
+        .summary = SUMMARY,                            \
+        .open = cuda_open,                             \
+        .check = cuda_check,                           \
+        .alloc = cuda_alloc,                           \
+        .release = cuda_release,                       \
+        .upload = cuda_upload,                         \
+        .download = cuda_download,                     \
+        .copy = cuda_copy,                             \
+        .clear = cuda_clear,                           \
+        .host_view = cuda_host_view,                   \
+        .matrix_upload = cuda_matrix_upload<PLANES>,   \
+        .matrix_release = cuda_matrix_release,         \
+        .reserve = cuda_reserve,                       \
+        .scratch_bytes = cuda_scratch_bytes,           \
+        .free_bytes = cuda_free_bytes,                 \
+        .gather = cuda_gather,                         \
+        .rms_norm = cuda_rms_norm,                     \
+        .matmul = cuda_matmul,                         \
+        .swiglu = cuda_swiglu,                         \
+        .rope = cuda_rope,                             \
+        .store_prefix = cuda_store_prefix,             \
+        .store_tail = cuda_store_tail,                 \
+        .packed_floats = cuda_packed_floats,           \
+        .pack_prefix = cuda_pack_prefix,               \
+        .attend_prefix = cuda_attend_prefix,           \
+        .attend_rows = cuda_attend_rows,               \
+        .value_weights = cuda_value_weights,           \
+        .sample = cuda_sample,                         \
+        .column_sums = cuda_column_sums,               \
+        .output_norms = cuda_output_norms,             \
+    }
+
+CUDA_BACKEND(, 0, "f32", "cuBLAS and kernels on one NVIDIA GPU (compute capability 8.0 and later), float32");
+CUDA_BACKEND(_bf16x3, 2, "bf16x3", "as cuda, products of operands in two bfloat16 parts");
+CUDA_BACKEND(_bf16, 1, "bf16", "as cuda, products of operands rounded to bfloat16");

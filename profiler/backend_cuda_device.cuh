@@ -35,7 +35,7 @@ static struct {
     scratch parts;           // of attention over decoded rows, see row_pass
     scratch rounded, padded; // a product's input in bf16; input and output of a product of few rows
     scratch sums;            // value_weights
-    scratch full;            // a weight in f32, for output_norms and on its way to bf16
+    scratch full;            // a weight in f32, on its way to bf16
 } gpu;
 
 // Remembers the first failure. True while there is none.

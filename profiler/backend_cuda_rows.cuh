@@ -43,14 +43,11 @@ static __device__ inline float block_sum(float x, float *shared)
     return sum;
 }
 
-// One block per row. Where a matrix is kept in bf16, `high` is used instead of `table`, and `low`, if any, holds what rounding lost.
-static __global__ void gather_kernel(float *y, const float *table, const uint16_t *high, const uint16_t *low,
-                                     const int32_t *ids, uint32_t width)
+// One block per row.
+static __global__ void gather_kernel(float *y, const float *table, const int32_t *ids, uint32_t width)
 {
     size_t to = (size_t)blockIdx.x * width, from = (size_t)ids[blockIdx.x] * width;
-    for (uint32_t c = threadIdx.x; c < width; c += blockDim.x)
-        y[to + c] =
-            table ? table[from + c] : bf16_to_float(high[from + c]) + (low ? bf16_to_float(low[from + c]) : 0.0f);
+    for (uint32_t c = threadIdx.x; c < width; c += blockDim.x) y[to + c] = table[from + c];
 }
 
 // One block per row.
@@ -118,12 +115,6 @@ static __global__ void to_bf16_kernel(uint16_t *high, uint16_t *low, const float
     float value = i < n ? x[i] : 0.0f;
     high[i] = bf16_from_float(value);
     if (low) low[i] = bf16_from_float(value - bf16_to_float(high[i]));
-}
-
-static __global__ void from_bf16_kernel(float *y, const uint16_t *high, const uint16_t *low, size_t n)
-{
-    size_t i = thread_index();
-    if (i < n) y[i] = bf16_to_float(high[i]) + (low ? bf16_to_float(low[i]) : 0.0f);
 }
 
 // Uniform in (-scale, scale), rounded to bf16: a mixing function of (seed, place).

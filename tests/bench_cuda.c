@@ -1,6 +1,6 @@
 // Seconds of prefill and decoding on the cuda backend for a model of the shape of Llama 3.1 8B with random weights, made on the device:
 //
-//     bench_cuda [TOKENS QUESTIONS STEPS [LAYERS]]     default: 4096 30 64, then 32768 8 64
+//     bench_cuda [COMPUTE [TOKENS QUESTIONS STEPS [LAYERS]]]     default: bf16; 4096 30 64, then 32768 8 64
 //
 // One line of CSV each, with the shares of what this device reaches itself in one large product and in one large copy, measured in the same run.
 #include "profiler/backend_cuda.h"
@@ -8,12 +8,10 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
-#ifndef JUDGED
-#define JUDGED backend_cuda
-#endif
-extern const backend JUDGED;
+static const backend *device;
 
 static double now(void)
 {
@@ -39,10 +37,10 @@ static const model_config LLAMA = {.architecture = "llama",
 
 static dev ones(uint32_t n)
 {
-    dev d = JUDGED.alloc(n);
+    dev d = device->alloc(n);
     float *values = malloc(n * sizeof *values);
     for (uint32_t i = 0; values && i < n; i++) values[i] = 1.0f;
-    if (values && d.address) JUDGED.upload(d, values, n);
+    if (values && d.address) device->upload(d, values, n);
     free(values);
     return d;
 }
@@ -50,13 +48,18 @@ static dev ones(uint32_t n)
 // Rows of uniform numbers of variance 1 / in: what goes in with size 1 comes out with size 1.
 static dev_matrix matrix(uint32_t out, uint32_t in, uint64_t *seed)
 {
-    return backend_cuda_random_matrix(out, in, sqrtf(3.0f / (float)in), ++*seed);
+    return backend_cuda_random_matrix(device, out, in, sqrtf(3.0f / (float)in), ++*seed);
+}
+
+static bool has_values(const dev_matrix *m)
+{
+    return m->address || m->packed;
 }
 
 static bool make_model(model *m, uint32_t n_layers)
 {
     uint64_t seed = 0;
-    *m = (model){.config = LLAMA, .device = &JUDGED, .head_is_tied = false};
+    *m = (model){.config = LLAMA, .device = device, .head_is_tied = false};
     model_config *c = &m->config;
     c->n_layers = n_layers;
     uint32_t D = c->width, F = c->ffn_width, heads = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
@@ -68,18 +71,19 @@ static bool make_model(model *m, uint32_t n_layers)
     for (uint32_t p = 0; p < c->rope_dim / 2; p++)
         m->rope_frequency[p] = (float)(1.0 / pow(c->rope_base, 2.0 * p / c->rope_dim));
     for (size_t i = 0; i < roots; i++) root[i] = (float)(i % 13) / 13.0f - 0.4f;
-    m->embedding = matrix(c->vocabulary, D, &seed);
+    // Rows are read from the embedding, whatever the precision of products.
+    m->embedding = backend_cuda_random_matrix(backend_find("cuda"), c->vocabulary, D, 1.0f, ++seed);
     m->head = matrix(c->vocabulary, D, &seed);
     m->final_norm = ones(D);
-    bool ok = m->embedding.address && m->head.address && m->final_norm.address;
+    bool ok = has_values(&m->embedding) && has_values(&m->head) && m->final_norm.address;
     for (uint32_t l = 0; ok && l < n_layers; l++) {
         model_layer *w = &m->layers[l];
-        *w = (model_layer){.attn_norm = ones(D), .ffn_norm = ones(D), .value_root = JUDGED.alloc(roots)};
+        *w = (model_layer){.attn_norm = ones(D), .ffn_norm = ones(D), .value_root = device->alloc(roots)};
         w->wq = matrix(heads, D, &seed), w->wk = matrix(kv, D, &seed), w->wv = matrix(kv, D, &seed);
         w->wo = matrix(D, heads, &seed), w->gate = matrix(F, D, &seed), w->up = matrix(F, D, &seed);
         w->down = matrix(D, F, &seed);
-        ok = w->attn_norm.address && w->ffn_norm.address && w->value_root.address && w->down.address;
-        if (ok) JUDGED.upload(w->value_root, root, roots);
+        ok = w->attn_norm.address && w->ffn_norm.address && w->value_root.address && has_values(&w->down);
+        if (ok) device->upload(w->value_root, root, roots);
     }
     free(root);
     return ok;
@@ -90,23 +94,23 @@ static bool measure_device(double *flops, double *bandwidth)
 {
     enum { N = 8192 };
     size_t n = (size_t)N * N, half = (size_t)1 << 27;
-    dev x = JUDGED.alloc(n), y = JUDGED.alloc(n), from = JUDGED.alloc(half), to = JUDGED.alloc(half);
-    dev_matrix w = backend_cuda_random_matrix(N, N, 0.01f, 99);
-    bool ok = x.address && y.address && from.address && to.address && w.address && JUDGED.check(NULL) == KVB_OK;
+    dev x = device->alloc(n), y = device->alloc(n), from = device->alloc(half), to = device->alloc(half);
+    dev_matrix w = backend_cuda_random_matrix(device, N, N, 0.01f, 99);
+    bool ok = x.address && y.address && from.address && to.address && has_values(&w) && device->check(NULL) == KVB_OK;
     double product = 1e9, copy = 1e9;
     for (int i = 0; ok && i < 5; i++) { // the first one warms up
         double start = now();
-        JUDGED.matmul(y, x, w, N, false);
-        ok = JUDGED.check(NULL) == KVB_OK;
+        device->matmul(y, x, w, N, false);
+        ok = device->check(NULL) == KVB_OK;
         product = i ? fmin(product, now() - start) : product;
         start = now();
-        JUDGED.copy(to, from, half);
-        ok = ok && JUDGED.check(NULL) == KVB_OK;
+        device->copy(to, from, half);
+        ok = ok && device->check(NULL) == KVB_OK;
         copy = i ? fmin(copy, now() - start) : copy;
     }
     *flops = 2.0 * N * N * N / product / 1e12;
     *bandwidth = 2.0 * (double)half * sizeof(float) / copy / 1e12;
-    JUDGED.release(x), JUDGED.release(y), JUDGED.release(from), JUDGED.release(to), JUDGED.matrix_release(&w);
+    device->release(x), device->release(y), device->release(from), device->release(to), device->matrix_release(&w);
     return ok;
 }
 
@@ -149,13 +153,12 @@ static int run_shape(const model *m, const shape *s, double flops, double bandwi
     double T = s->tokens, L = c->n_layers, D = c->width, kv = (double)c->n_kv_heads * c->head_dim,
            mixed = 2 * T * (2 * D * D + 3 * D * (double)c->ffn_width) + 2 * T * T * D,
            work = L * 2 * T * 2 * D * kv + (L - 1) * mixed;
-    // Every weight once, every key twice (scores, then importance) and every value once, in float32.
-    double bytes =
-        (L * (2 * D * D + 2 * D * kv + 3 * D * (double)c->ffn_width) + D * (double)c->vocabulary + L * 3 * T * kv) *
-        sizeof(float);
-    printf("%u,%u,%u,%u,%.3f,%.1f,%.3f,%.2f,%.3f,%.3f,%.3f\n", s->layers, s->tokens, s->questions, s->steps, prefill,
-           flops, work / prefill / 1e12 / flops, bandwidth, decode, bytes / decode / 1e12 / bandwidth,
-           prefill + decode * s->steps);
+    // Every weight once, every key twice (scores, then importance) and every value once, these in float32.
+    double weights = L * (2 * D * D + 2 * D * kv + 3 * D * (double)c->ffn_width) + D * (double)c->vocabulary,
+           bytes = weights * (strcmp(device->compute, "bf16") == 0 ? 2 : 4) + L * 3 * T * kv * (double)sizeof(float);
+    printf("%s,%u,%u,%u,%u,%.3f,%.1f,%.3f,%.2f,%.3f,%.3f,%.3f\n", device->compute, s->layers, s->tokens, s->questions,
+           s->steps, prefill, flops, work / prefill / 1e12 / flops, bandwidth, decode,
+           bytes / decode / 1e12 / bandwidth, prefill + decode * s->steps);
     forward_close(f);
     free(ids);
     free(logits);
@@ -168,30 +171,36 @@ int main(int argc, char **argv)
     int n_shapes = 2, code = EXIT_SUCCESS;
     kvb_error err = {0};
     if (argc > 1) {
-        if (argc < 4 || argc > 5) {
-            fprintf(stderr, "usage: bench_cuda [TOKENS QUESTIONS STEPS [LAYERS]]\n");
+        if (argc == 3 || argc == 4 || argc > 6) {
+            fprintf(stderr, "usage: bench_cuda [COMPUTE [TOKENS QUESTIONS STEPS [LAYERS]]]\n");
             return 2;
         }
         uint32_t *const fields[] = {&shapes[0].tokens, &shapes[0].questions, &shapes[0].steps, &shapes[0].layers};
-        for (int i = 1; i < argc; i++) *fields[i - 1] = (uint32_t)strtoul(argv[i], NULL, 10);
-        n_shapes = 1;
+        for (int i = 2; i < argc; i++) *fields[i - 2] = (uint32_t)strtoul(argv[i], NULL, 10);
+        n_shapes = argc > 2 ? 1 : 2;
     }
     if (!shapes[0].tokens || !shapes[0].questions || shapes[0].questions > 256 || !shapes[0].steps ||
         !shapes[0].layers) {
         fprintf(stderr, "bench_cuda: expected tokens, 1 to 256 questions, steps and layers above 0\n");
         return 2;
     }
-    if (JUDGED.open(&err) != KVB_OK) {
+    device = backend_find_compute("cuda", argc > 1 ? argv[1] : "bf16");
+    if (!device) {
+        fprintf(stderr, "bench_cuda: expected f32, bf16x3 or bf16, found '%s'\n", argc > 1 ? argv[1] : "");
+        return 2;
+    }
+    if (device->open(&err) != KVB_OK) {
         printf("skip - bench_cuda: %s; nothing is measured\n", err.message);
         return EXIT_SUCCESS;
     }
     double flops, bandwidth;
     model m;
     if (!measure_device(&flops, &bandwidth) || !make_model(&m, shapes[0].layers)) {
-        JUDGED.check(&err);
+        device->check(&err);
         return fail("weights of the model", &err);
     }
-    printf("layers,tokens,questions,steps,prefill_s,product_tflops,prefill_share,copy_tb_s,decode_step_s,decode_share,"
+    printf("compute,layers,tokens,questions,steps,prefill_s,product_tflops,prefill_share,copy_tb_s,decode_step_s,"
+           "decode_share,"
            "total_s\n");
     for (int i = 0; code == EXIT_SUCCESS && i < n_shapes; i++) code = run_shape(&m, &shapes[i], flops, bandwidth);
     return code;

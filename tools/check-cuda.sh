@@ -16,6 +16,7 @@ if grep -q '^skip - ' "$log"; then
     echo "check-cuda: no device, nothing was checked on one"
     exit 0
 fi
+for compute in bf16x3 bf16; do "${test}_$compute"; done
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck synccheck initcheck; do
         echo "compute-sanitizer --tool $tool"
