@@ -6,7 +6,9 @@ cd "$(dirname "$0")/.."
 
 BUILD=${BUILD:-build}
 OUT=${OUT:-out}
-CALIB=${CALIB:-calib-data/narrative-en.jsonl}
+# Texts of different kinds matter more to a table than many questions (solver/README.md, "What was measured").
+read -ra CALIB <<<"${CALIB:-calib-data/narrative-en.jsonl calib-data/technical-en.jsonl calib-data/narrative-zh.jsonl calib-data/code-c.jsonl}"
+QUESTIONS=${QUESTIONS:-8}
 KVB=$BUILD/kvbudget
 RECORD=$OUT/smollm2.h5
 # name of the files, canonical name of the metric
@@ -29,8 +31,8 @@ step '1. The model'
 MODEL=$(tools/get-model.sh)
 echo "$MODEL"
 
-step "2. Profile: watch the model answer the questions of $CALIB with its full cache"
-if fresh "$RECORD" "$MODEL" "$CALIB"; then
+step "2. Profile: watch the model answer questions about ${#CALIB[@]} texts with its full cache"
+if fresh "$RECORD" "$MODEL" "${CALIB[@]}"; then
     echo "$RECORD is up to date"
 else
     # An unfinished profile goes on; a finished one of an older text is replaced.
@@ -38,8 +40,8 @@ else
     [ ! -e "$RECORD" ] || again=(--force)
     metrics=()
     for m in "${METRICS[@]}"; do metrics+=(--metric "${m#* }"); done
-    "$KVB" profile "$MODEL" "$CALIB" "${metrics[@]}" --ignore-answers --plan
-    "$KVB" profile "$MODEL" "$CALIB" -o "$RECORD" "${metrics[@]}" --ignore-answers "${again[@]}"
+    "$KVB" profile "$MODEL" "${CALIB[@]}" "${metrics[@]}" --questions "$QUESTIONS" --ignore-answers --plan
+    "$KVB" profile "$MODEL" "${CALIB[@]}" -o "$RECORD" "${metrics[@]}" --questions "$QUESTIONS" --ignore-answers "${again[@]}"
 fi
 
 step '3. Solve: the best split of the cache over all heads, for 99 compression ratios and three eviction metrics'
