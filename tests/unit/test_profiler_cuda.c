@@ -180,6 +180,7 @@ START_TEST(test_a_failure_sticks)
     CUDA.download(out, x, 8);
     for (int i = 0; i < 8; i++) ck_assert_float_eq(out[i], 0);
     ck_assert_ptr_null(CUDA.alloc(8).address);
+    CUDA.release(x), CUDA.release(y); // memory is given back even then
 }
 END_TEST
 
