@@ -126,6 +126,15 @@ kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const flo
     return KVB_OK;
 }
 
+kvb_status loss_curves_fill_perfect(loss_curves *c, const float *oracle, kvb_error *err)
+{
+    metric_order order;
+    kvb_status status = metric_order_make(&order, &c->shape, oracle, err);
+    if (status == KVB_OK) status = loss_curves_fill(c, &order, oracle, err);
+    metric_order_free(&order);
+    return status;
+}
+
 void loss_curves_sum(loss_curves *c)
 {
     size_t n = shape_heads(&c->shape), m = shape_middle(&c->shape);

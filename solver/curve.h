@@ -81,6 +81,10 @@ void loss_curves_free(loss_curves *c);
 // KVB_ARGUMENT.
 kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const float *oracle, kvb_error *err);
 
+// The same in the oracle's own order, as if a metric ranked perfectly: budgets "without the optimality gap" (LU-KV
+// section 5.4; methods.md 2.9) are made from such curves. Errors also: KVB_MEMORY.
+kvb_status loss_curves_fill_perfect(loss_curves *c, const float *oracle, kvb_error *err);
+
 // Makes `loss` and `total` from `gain`, which the caller has set.
 void loss_curves_sum(loss_curves *c);
 

@@ -36,7 +36,9 @@ static kvb_status improve(const solve_command *s, metric_job *job, problem *p, c
 static kvb_status solve_pair(solve_command *s, metric_job *job, problem *p, kvb_error *err)
 {
     double start = seconds_now();
-    kvb_status status = s->aggregate == AGGREGATE_MEAN_RATIO ? require_wishes(s, &p->curves, err) : KVB_OK;
+    kvb_status status = s->oracle_order ? loss_curves_fill_perfect(&p->curves, job->oracle, err) : KVB_OK;
+    if (status == KVB_OK && s->aggregate == AGGREGATE_MEAN_RATIO) status = require_wishes(s, &p->curves, err);
+    if (status != KVB_OK) return status;
     // The pair's own curves go into the average; they are pulled together there.
     if (s->aggregate != AGGREGATE_MEAN_RATIO) status = merge_pair(s, job, &p->curves, err);
     else loss_curves_shrink(&p->curves, s->shrink);
@@ -240,6 +242,9 @@ static int check_study(const solve_command *s)
                                s->ablation ? "--ablation" : "--holdout");
     if (study && (wishes_limit(&s->wishes) || s->wishes.ratios || s->wishes.bytes || s->wishes.keep_tokens))
         return cli_usage_error(s->self, "studies know neither constraints nor ratios of the user's; leave them out");
+    if (study && s->oracle_order)
+        return cli_usage_error(s->self, "--ablation compares both orders by itself, and --holdout knows only the "
+                                        "metric's; leave out --order");
     if (study && s->exact) return cli_usage_error(s->self, "studies solve greedily; leave out --exact");
     if (s->picture && !study)
         return cli_usage_error(s->self, "--picture draws --holdout or --ablation; `kvbudget plot` draws tables");
@@ -255,6 +260,7 @@ static int run_solve(const cli_command *self, int argc, char **argv)
                        .seed = 1,
                        .scope_name = "global",
                        .hull_name = "feasible",
+                       .order_name = "metric",
                        .sink = NOT_GIVEN,
                        .window = NOT_GIVEN,
                        .max_questions = NOT_GIVEN};
@@ -279,6 +285,9 @@ static int run_solve(const cli_command *self, int argc, char **argv)
         {"scope", 0, CLI_TEXT, &s.scope_name, "SCOPE",
          "global (default): layers share one budget; layer: each meets the ratio"},
         {"hull", 0, CLI_TEXT, &s.hull_name, "RANGE", "feasible (default), or full: as the published code, to compare"},
+        {"order", 0, CLI_TEXT, &s.order_name, "ORDER",
+         "which token goes first when budgets are made: metric (default), as it will be; or\noracle, as if the metric "
+         "ranked perfectly, to compare"},
         {"exact", 0, CLI_FLAG, &s.exact, NULL, "the true optimum at token resolution in place of greedy's budgets"},
         {"monotone", 0, CLI_FLAG, &s.monotone, NULL,
          "with --exact: no head may keep more when more is pruned; says what it costs"},
@@ -351,6 +360,10 @@ const cli_command cmd_solve = {
     "intervals; and by text also learning curves, and what every text's table loses on the others. --ablation\n"
     "compares within each question, as figures 2 to 4 of the paper do.\n"
     "\n"
+    "--order oracle makes LU-KV's table \"without the optimality gap\": budgets that would be best if the metric\n"
+    "ranked tokens as the oracle does. `loss` and `bound` are of that order, `table` is what the table loses when the\n"
+    "metric ranks.\n"
+    "\n"
     "Constraints hold in the table and in what the runtime makes of it, at any length: whole pages (--block),\n"
     "few budgets per layer (--levels), equal totals of tensor-parallel ranks (--ranks), caps of layers, floors and\n"
     "ceilings of heads, heads that keep everything (--pin). They go together, but --levels with --ranks. Wishes\n"
@@ -363,6 +376,7 @@ const cli_command cmd_solve = {
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
     "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
     "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 2 --pin 0 -o paged.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --bytes 2GiB --dtype f16 --tokens 32768 -o 2g.safetensors\n",
     run_solve,

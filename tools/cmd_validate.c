@@ -231,6 +231,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
                        .min_keep = NAN,
                        .scope_name = "global",
                        .hull_name = "feasible",
+                       .order_name = "metric",
                        .sink = NOT_GIVEN,
                        .window = NOT_GIVEN,
                        .max_questions = NOT_GIVEN};

@@ -64,15 +64,12 @@ static void add_losses(ablation *x, const loss_curves *c, int way, const uint32_
 // Budgets from curves in the oracle's own order: what would be best if the metric ranked perfectly.
 static kvb_status solve_without_gap(const solve_command *s, ablation *x, const problem *p, kvb_error *err)
 {
-    metric_order order = {0};
     problem perfect = {.loss = NULL};
-    kvb_status status = metric_order_make(&order, &p->curves.shape, x->job.oracle, err);
-    if (status == KVB_OK) status = problem_init(&perfect, &p->curves.shape, &s->options, err);
-    if (status == KVB_OK) status = loss_curves_fill(&perfect.curves, &order, x->job.oracle, err);
+    kvb_status status = problem_init(&perfect, &p->curves.shape, &s->options, err);
+    if (status == KVB_OK) status = loss_curves_fill_perfect(&perfect.curves, x->job.oracle, err);
     if (status == KVB_OK) status = problem_solve(&perfect, err);
     if (status == KVB_OK) add_losses(x, &p->curves, NO_GAP, perfect.allocation.keep);
     problem_free(&perfect);
-    metric_order_free(&order);
     return status;
 }
 

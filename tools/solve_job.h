@@ -31,12 +31,13 @@ enum { STUDY_GRID = 1024 };
 typedef struct solve_command {
     const cli_command *self;
     cli_list metric_names;
-    const char *output, *npy, *budgets, *contexts, *aggregate_name, *scope_name, *hull_name;
+    const char *output, *npy, *budgets, *contexts, *aggregate_name, *scope_name, *hull_name, *order_name;
     const char *holdout_name, *picture; // NULL: not given
     uint64_t seed;                      // of draws of texts and questions
     uint64_t sink, window, max_questions;
     double shrink, min_keep; // NaN: not given
     bool json, quiet, paper, ablation, mean_loss, exact, monotone;
+    bool oracle_order; // budgets are made as if the metric ranked as the oracle does
     aggregation aggregate; // mean_loss: whether it is that
     double tail;           // with AGGREGATE_TAIL: share of the texts, 0 for the worst one
     solve_options options;

@@ -366,6 +366,9 @@ int check_solve_options(solve_command *s)
     int scope = find_word(s->scope_name, "global", "layer"), hull = find_word(s->hull_name, "feasible", "full");
     if (scope < 0) return cli_usage_error(s->self, "--scope: expected global or layer, found '%s'", s->scope_name);
     if (hull < 0) return cli_usage_error(s->self, "--hull: expected feasible or full, found '%s'", s->hull_name);
+    int order = find_word(s->order_name, "metric", "oracle");
+    if (order < 0) return cli_usage_error(s->self, "--order: expected metric or oracle, found '%s'", s->order_name);
+    s->oracle_order = order == 1;
     int code = check_aggregation(s);
     if (code != EXIT_DONE) return code;
     if (s->monotone && !s->exact)

@@ -99,6 +99,7 @@ static cJSON *table_metadata(const solve_command *s, const metric_job *job, cons
          cJSON_AddStringToObject(m, "n_queries", queries) &&
          cJSON_AddStringToObject(m, "record_sha256", record_sha256) &&
          (!s->exact || cJSON_AddStringToObject(m, "solver", s->monotone ? "exact_nested" : "exact")) &&
+         (!s->oracle_order || cJSON_AddStringToObject(m, "order", s->order_name)) &&
          (s->aggregate != AGGREGATE_TAIL || add_weights(m, job)) && add_wishes(m, s);
     free(tokens);
     if (ok) return m;
@@ -242,9 +243,10 @@ void print_results(const solve_command *s, const metric_job *job)
 {
     static const uint32_t shown[] = {10, 30, 50, 70, 80, 90, 95};
     size_t n_shown = s->n_rows == ROWS ? sizeof shown / sizeof *shown : s->n_rows;
-    printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s\n", job->metric, job->n_pairs, job->n_contexts,
-           job->sink, job->window, s->options.scope == SCOPE_LAYER ? "layer by layer" : "over all layers",
-           s->aggregate_name);
+    printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s%s\n", job->metric, job->n_pairs,
+           job->n_contexts, job->sink, job->window,
+           s->options.scope == SCOPE_LAYER ? "layer by layer" : "over all layers", s->aggregate_name,
+           s->oracle_order ? "; loss and bound as if the metric ranked perfectly" : "");
     printf("  pruned    loss %%   bound %%     gap %%   table %%  uniform %%\n");
     for (size_t i = 0; i < n_shown; i++) {
         size_t r = s->n_rows == ROWS ? shown[i] - 1 : i;
@@ -294,6 +296,7 @@ kvb_status add_results_json(cJSON *list, const solve_command *s, const metric_jo
         cJSON_AddStringToObject(item, "aggregate", s->aggregate_name) &&
         cJSON_AddNumberToObject(item, "shrink", s->shrink) && cJSON_AddNumberToObject(item, "min_keep", s->min_keep) &&
         cJSON_AddStringToObject(item, "hull", s->hull_name) &&
+        cJSON_AddStringToObject(item, "order", s->order_name) &&
         (!s->exact || cJSON_AddStringToObject(item, "solver", s->monotone ? "exact_nested" : "exact")) &&
         cJSON_AddNumberToObject(item, "n_contexts", job->n_contexts) &&
         cJSON_AddNumberToObject(item, "n_questions", job->n_pairs) &&

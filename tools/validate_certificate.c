@@ -88,6 +88,7 @@ static kvb_status check_pair(solve_command *s, metric_job *job, problem *p, kvb_
         status = constrained_loss_add(job->table_loss, &p->curves, s->options.limits, s->n_rows, prune, keep, err);
     else table_loss_add(job->table_loss, &p->curves, s->n_rows, prune, keep);
     free(keep);
+    if (status == KVB_OK && s->oracle_order) status = loss_curves_fill_perfect(&p->curves, job->oracle, err);
     if (status != KVB_OK) return status;
     if (s->aggregate != AGGREGATE_MEAN_RATIO) return merge_pair(s, job, &p->curves, err);
     loss_curves_shrink(&p->curves, s->shrink);
@@ -245,6 +246,10 @@ static kvb_status check_table(solve_command *s, certificate_check *k, const char
     if (!read_aggregate(s))
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown aggregation '%s'; a newer kvbudget may know it", path,
                         info->aggregate);
+    const char *order = kvb_table_metadata(k->table, "order");
+    s->oracle_order = order && strcmp(order, "oracle") == 0;
+    if (order && !s->oracle_order && strcmp(order, "metric") != 0)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown order '%s'; a newer kvbudget may know it", path, order);
     s->shrink = metadata_share(k->table, "shrink");
     s->min_keep = metadata_share(k->table, "min_keep");
     s->sink = info->sink;

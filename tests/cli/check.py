@@ -119,6 +119,11 @@ def check_nested_budgets(path):
         assert i // n % rows == 0 or kept[i] <= kept[i - n], i
 
 
+def check_metadata(path, key, value):
+    """The table's metadata entry; None: there is none."""
+    assert str(table(path)[0].get(key)) == value, table(path)[0].get(key)
+
+
 def check_damage(source, target, tensor, row):
     """Not a check: copies a table with one number of a [99] tensor changed so that it cannot be right."""
     data = bytearray(open(source, "rb").read())

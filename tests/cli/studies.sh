@@ -44,4 +44,32 @@ json 'heads add up' ablation.json 'all(abs(sum(h) - x) < 1e-9 for m in j for w i
 check 'a picture for each metric' charts snapkv_kvpress.svg 2
 expect 0 'ablation as text' solve run.h5 --metric keydiff --ablation --quiet
 says 'a line for each ratio' '^ +95 %'
+
+# ---- the ablation's budgets as a table
+one='--metric keydiff --contexts short --questions 1'
+# shellcheck disable=SC2086
+for order in metric oracle; do
+    expect 0 "solve --order $order" solve run.h5 $one --paper --order $order -o $order.safetensors --json --quiet
+    cp out $order.json
+done
+# shellcheck disable=SC2086
+expect 0 'the same question as a study' solve run.h5 $one --paper --ablation --json --quiet
+cp out study.json
+json 'the table loses what the study says of budgets without the gap' oracle.json 'j[0]["order"] == "oracle" and all(
+    abs(j[0]["rows"][5 * i + 4]["table_loss"] - x) < 1e-9 for i, x in enumerate(json.load(open("study.json"))[0]["methods"][4]["loss"]))'
+json 'and with the metric, which ranks worse, what the optimum does' metric.json 'j[0]["order"] == "metric" and all(
+    abs(j[0]["rows"][5 * i + 4]["table_loss"] - x) < 1e-9 for i, x in enumerate(json.load(open("study.json"))[0]["methods"][5]["loss"]))'
+json 'a perfect metric would lose less, and this one more than it' oracle.json '(lambda pairs: all(
+    o["loss"] <= m["loss"] + 1e-12 and o["loss"] <= o["table_loss"] + 1e-9 for o, m in pairs) and sum(
+    o["table_loss"] - m["table_loss"] for o, m in pairs) > 0.1)(list(zip(j[0]["rows"], json.load(open("metric.json"))[0]["rows"])))'
+check 'the table says so' metadata oracle.safetensors order oracle
+check 'others do not' metadata metric.safetensors order None
+for how in '' '--exact' '--aggregate mean_ratio --shrink 0.2' '--aggregate worst' '--block 8 --ratios 0.3,0.5'; do
+    # shellcheck disable=SC2086
+    expect 0 "solve --order oracle $how" solve run.h5 --metric snapkv:kvpress --order oracle $how -o t.safetensors --quiet
+    expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
+    says 'in all rows' '(99 of 99|2 of 2) rows hold'
+done
+misused 'an unknown order' 'metric or oracle' solve run.h5 --metric keydiff --order best
+misused '--order with a study' 'leave out --order' solve run.h5 --metric keydiff --ablation --order oracle
 end
