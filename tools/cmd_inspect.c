@@ -6,6 +6,7 @@
 #include "formats/record.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
+#include "solver/stats.h"
 #include "tools/cli.h"
 #include "tools/inspect_gguf.h"
 #include <math.h>
@@ -52,6 +53,28 @@ static kvb_status inspect_record(cJSON *doc, const char *path, kvb_error *err)
     return KVB_OK;
 }
 
+static kvb_status add_row(cJSON *rows, const kvb_table *table, uint32_t index, kvb_error *err)
+{
+    kvb_row row;
+    kvb_status status = kvb_table_row(table, index, &row, err);
+    if (status != KVB_OK) return status;
+    const kvb_info *info = kvb_table_info(table);
+    const char *unknown = kvb_table_metadata(table, "unknown");
+    cJSON *one = cJSON_CreateObject();
+    cJSON_AddItemToArray(rows, one);
+    cJSON_AddNumberToObject(one, "ratio", row.ratio);
+    cJSON_AddNumberToObject(one, "effective_ratio", row.effective_ratio);
+    cJSON_AddNumberToObject(one, "loss", row.loss);
+    cJSON_AddNumberToObject(one, "lower_bound", row.lower_bound);
+    cJSON_AddNumberToObject(one, "table_loss", row.table_loss);
+    cJSON_AddNumberToObject(one, "lambda", row.lambda);
+    if (!unknown || !strstr(unknown, "std"))
+        cJSON_AddNumberToObject(one, "unsure_heads",
+                                flag_heads(row.prune_ratio, row.std, info->n_layers * info->n_kv_heads, NULL));
+    cJSON_AddBoolToObject(one, "saturated", row.saturated);
+    return KVB_OK;
+}
+
 static kvb_status inspect_table(cJSON *doc, const char *path, kvb_error *err)
 {
     static const uint32_t per_cent[] = {50, 80, 90};
@@ -61,22 +84,14 @@ static kvb_status inspect_table(cJSON *doc, const char *path, kvb_error *err)
     if (status != KVB_OK) return status;
     status = table_metadata_read(&metadata, path, err);
     cJSON_AddItemToObject(doc, "metadata", metadata);
-    cJSON_AddNumberToObject(doc, "n_rows", kvb_table_info(table)->n_rows);
+    uint32_t n_rows = kvb_table_info(table)->n_rows;
+    // A table that was solved for chosen ratios says how many; its rows are what was asked for.
+    bool chosen = kvb_table_metadata(table, "n_rows") != NULL;
+    uint32_t n_shown = chosen ? n_rows : sizeof per_cent / sizeof *per_cent;
+    cJSON_AddNumberToObject(doc, "n_rows", n_rows);
     cJSON *rows = cJSON_AddArrayToObject(doc, "rows");
-    for (size_t i = 0; i < sizeof per_cent / sizeof per_cent[0] && status == KVB_OK; i++) {
-        kvb_row row;
-        status = kvb_table_row(table, per_cent[i] - 1, &row, err);
-        if (status != KVB_OK) break;
-        cJSON *one = cJSON_CreateObject();
-        cJSON_AddItemToArray(rows, one);
-        cJSON_AddNumberToObject(one, "ratio", row.ratio);
-        cJSON_AddNumberToObject(one, "effective_ratio", row.effective_ratio);
-        cJSON_AddNumberToObject(one, "loss", row.loss);
-        cJSON_AddNumberToObject(one, "lower_bound", row.lower_bound);
-        cJSON_AddNumberToObject(one, "table_loss", row.table_loss);
-        cJSON_AddNumberToObject(one, "lambda", row.lambda);
-        cJSON_AddBoolToObject(one, "saturated", row.saturated);
-    }
+    for (uint32_t i = 0; i < n_shown && status == KVB_OK; i++)
+        status = add_row(rows, table, chosen ? i : per_cent[i] - 1, err);
     kvb_table_close(table);
     return status;
 }
@@ -343,8 +358,10 @@ const cli_command cmd_inspect = {
     .details =
         "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
         "contexts,\n"
-        "metrics and questions; for a table its metadata and the rows at 50, 80 and 90 %; for a .npy its type, shape\n"
-        "and range; for a model its metadata and tensors; for calibration lines the contexts and questions.\n"
+        "metrics and questions; for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
+        "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
+        "keeps); for a .npy its type, shape and range; for a model its metadata and tensors; for calibration lines\n"
+        "the contexts and questions.\n"
         "\n"
         "Examples:\n"
         "  kvbudget inspect run.h5\n"

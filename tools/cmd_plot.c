@@ -20,7 +20,7 @@ typedef struct plot {
     double *kept; // [n_tables, n_ratios, n_layers, n_heads]
 } plot;
 
-// "50,80,90" or "0.5,0.8,0.9": a number below 1 is a share, others are per cents. Tables have rows for whole per cents only.
+// "50,80,90" or "0.5,0.8,0.9": a number below 1 is a share, others are per cents.
 static bool parse_ratios(plot *p, const char *text)
 {
     while (p->n_ratios < MAX_RATIOS) {
@@ -28,13 +28,54 @@ static bool parse_ratios(plot *p, const char *text)
         if (text[strspn(text, "0123456789.,")]) return false; // no signs, spaces, "nan"
         double value = strtod(text, &end);
         if (end == text || (*end && *end != ',')) return false;
-        double row = value < 1 ? 100 * value : value;
-        if (row < 0.999 || row > 99.001 || fabs(row - rint(row)) > 1e-6) return false;
-        p->ratios[p->n_ratios++] = rint(row) / 100;
+        double ratio = value < 1 ? value : value / 100;
+        if (!(ratio > 0 && ratio < 1)) return false;
+        p->ratios[p->n_ratios++] = ratio;
         if (!*end) return true;
         text = end + 1;
     }
     return false;
+}
+
+static bool has_every_per_cent(const kvb_table *table)
+{
+    return !kvb_table_metadata(table, "n_rows");
+}
+
+// Without a wish: what most tables are looked at for; or all rows of the first table that was solved for few ratios.
+static kvb_status choose_ratios(plot *p, kvb_error *err)
+{
+    static const double usual[] = {0.5, 0.8, 0.9};
+    size_t own = 0;
+    while (own < p->n_tables && has_every_per_cent(p->tables[own])) own++;
+    p->n_ratios = own < p->n_tables ? kvb_table_info(p->tables[own])->n_rows : sizeof usual / sizeof *usual;
+    for (size_t r = 0; r < p->n_ratios; r++) {
+        kvb_row row = {.ratio = usual[r % 3]};
+        kvb_status status = own < p->n_tables ? kvb_table_row(p->tables[own], (uint32_t)r, &row, err) : KVB_OK;
+        if (status != KVB_OK) return status;
+        p->ratios[r] = row.ratio;
+    }
+    return KVB_OK;
+}
+
+// The row of a ratio, to the six digits of a per cent that messages show.
+static kvb_status find_row(const kvb_table *table, const char *path, double ratio, kvb_row *out, kvb_error *err)
+{
+    enum { LISTED = 12 };
+    uint32_t n = kvb_table_info(table)->n_rows;
+    char list[16 * LISTED + 8] = "";
+    size_t used = 0;
+    for (uint32_t r = 0; r < n; r++) {
+        kvb_status status = kvb_table_row(table, r, out, err);
+        if (status != KVB_OK || fabs(out->ratio - ratio) <= 1e-6) return status;
+        if (r < LISTED)
+            used += (size_t)snprintf(list + used, sizeof list - used, "%s%.6g", r ? ", " : "", 100 * out->ratio);
+    }
+    if (has_every_per_cent(table))
+        return kvb_fail(err, KVB_ARGUMENT, "%s: no row is for %.6g %% pruned; it has whole per cents from 1 to 99",
+                        path, 100 * ratio);
+    return kvb_fail(err, KVB_ARGUMENT, "%s: no row is for %.6g %% pruned; it was solved for %s%s %%", path, 100 * ratio,
+                    list, n > LISTED ? ", ..." : "");
 }
 
 static const char *base_name(const char *path)
@@ -72,7 +113,7 @@ static void name_tables(plot *p, char **paths)
     }
 }
 
-static kvb_status read_kept(plot *p, kvb_error *err)
+static kvb_status read_kept(plot *p, char **paths, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(p->tables[0]);
     size_t heads = (size_t)info->n_layers * info->n_kv_heads, i = 0;
@@ -83,7 +124,7 @@ static kvb_status read_kept(plot *p, kvb_error *err)
     for (size_t t = 0; t < p->n_tables; t++) {
         for (size_t r = 0; r < p->n_ratios; r++) {
             kvb_row row;
-            kvb_status status = kvb_table_row(p->tables[t], (uint32_t)lround(100 * p->ratios[r]) - 1, &row, err);
+            kvb_status status = find_row(p->tables[t], paths[t], p->ratios[r], &row, err);
             if (status != KVB_OK) return status;
             for (size_t h = 0; h < heads; h++) p->kept[i++] = 1 - row.prune_ratio[h];
         }
@@ -130,7 +171,8 @@ static kvb_status draw(plot *p, char **paths, size_t count, const char *output, 
     kvb_status status = open_tables(p, paths, count, err);
     if (status != KVB_OK) return status;
     name_tables(p, paths);
-    status = read_kept(p, err);
+    if (p->n_ratios == 0) status = choose_ratios(p, err);
+    if (status == KVB_OK) status = read_kept(p, paths, err);
     if (status != KVB_OK) return status;
 
     char title[NAME_SIZE], subtitle[NAME_SIZE];
@@ -151,11 +193,14 @@ static kvb_status draw(plot *p, char **paths, size_t count, const char *output, 
 
 static int run(const cli_command *self, int argc, char **argv)
 {
-    const char *output = NULL, *ratios = "50,80,90";
+    const char *output = NULL, *ratios = NULL;
     bool terminal = false;
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &output, "FILE.svg", "write an SVG picture"},
-        {"ratios", 'r', CLI_TEXT, &ratios, "LIST", "prune ratios, one panel each; per cents or shares (50,80,90)"},
+        {"ratios", 'r', CLI_TEXT, &ratios, "LIST",
+         "prune ratios, one panel each; per cents or shares (default: 50,80,90, or all of a\ntable that was solved for "
+         "few "
+         "ratios)"},
         {"terminal", 't', CLI_FLAG, &terminal, NULL, "print the picture (the default without --output)"},
         {0}};
     int first, code = cli_parse(self, options, argc, argv, &first);
@@ -164,10 +209,11 @@ static int run(const cli_command *self, int argc, char **argv)
     if (count == 0) return cli_usage_error(self, "expected a table (written by 'kvbudget solve')");
     if (count > MAX_TABLES) return cli_usage_error(self, "expected at most %d tables, found %zu", MAX_TABLES, count);
     plot p = {0};
-    if (!parse_ratios(&p, ratios))
-        return cli_usage_error(
-            self, "--ratios: expected whole per cents from 1 to 99 such as 50,80,90 or 0.5,0.8,0.9, found '%s'",
-            ratios);
+    if (ratios && !parse_ratios(&p, ratios))
+        return cli_usage_error(self,
+                               "--ratios: expected at most %d per cents or shares such as 50,80,90 or "
+                               "0.5,0.8,0.9, found '%s'",
+                               MAX_RATIOS, ratios);
 
     kvb_error err = {0};
     kvb_status status = draw(&p, argv + first, count, output, terminal || !output, &err);

@@ -240,7 +240,7 @@ static int check_study(const solve_command *s)
     if (study && (s->output || s->npy || s->budgets))
         return cli_usage_error(s->self, "%s writes no table: leave out --output, --npy and --budgets",
                                s->ablation ? "--ablation" : "--holdout");
-    if (study && (wishes_limit(&s->wishes) || s->wishes.ratios || s->wishes.bytes || s->wishes.keep_tokens))
+    if (study && (wishes_limit(&s->wishes) || wishes_ratios(&s->wishes)))
         return cli_usage_error(s->self, "studies know neither constraints nor ratios of the user's; leave them out");
     if (study && s->oracle_order)
         return cli_usage_error(s->self, "--ablation compares both orders by itself, and --holdout knows only the "

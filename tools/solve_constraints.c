@@ -12,6 +12,11 @@ bool wishes_limit(const constraint_wishes *w)
            w->pins.count || w->bytes || w->keep_tokens;
 }
 
+bool wishes_ratios(const constraint_wishes *w)
+{
+    return w->ratios || w->bytes || w->keep_tokens;
+}
+
 void wishes_free(constraint_wishes *w)
 {
     cli_list_free(&w->caps);

@@ -43,6 +43,8 @@ typedef struct constraint_wishes {
 
 // Whether anything but ratios was given.
 bool wishes_limit(const constraint_wishes *w);
+// Whether ratios were chosen, in whichever way: the table then need not have a row for every per cent.
+bool wishes_ratios(const constraint_wishes *w);
 void wishes_free(constraint_wishes *w);
 
 // The limits for L x G heads; SHARE counts for everything that later entries do not name. On failure *out is zero.

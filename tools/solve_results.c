@@ -66,7 +66,7 @@ static char *token_list(const solve_command *s)
 // What makes a table differ from one with a row for every per cent and no constraints.
 static bool add_wishes(cJSON *m, const solve_command *s)
 {
-    bool ok = s->n_rows == ROWS || add_number(m, "n_rows", s->n_rows);
+    bool ok = !wishes_ratios(&s->wishes) || add_number(m, "n_rows", s->n_rows);
     if (!s->options.limits) return ok;
     char *text = limits_text(s->options.limits);
     ok = ok && text && cJSON_AddStringToObject(m, "constraints", text);
@@ -225,7 +225,7 @@ static void print_unsure(const solve_command *s, const metric_job *job)
 {
     enum { ROW = 79, SHOWN = 12 };
     uint32_t n = job->spread.n_heads, heads = record_get_shape(s->r).n_kv_heads, shown = 0;
-    uint8_t *flags = s->n_rows == ROWS && n ? calloc(n, 1) : NULL;
+    uint8_t *flags = !wishes_ratios(&s->wishes) && n ? calloc(n, 1) : NULL;
     if (!flags) return;
     uint32_t count = count_unsure(job, ROW, flags);
     if (count) {
@@ -295,8 +295,7 @@ kvb_status add_results_json(cJSON *list, const solve_command *s, const metric_jo
         cJSON_AddStringToObject(item, "scope", s->scope_name) &&
         cJSON_AddStringToObject(item, "aggregate", s->aggregate_name) &&
         cJSON_AddNumberToObject(item, "shrink", s->shrink) && cJSON_AddNumberToObject(item, "min_keep", s->min_keep) &&
-        cJSON_AddStringToObject(item, "hull", s->hull_name) &&
-        cJSON_AddStringToObject(item, "order", s->order_name) &&
+        cJSON_AddStringToObject(item, "hull", s->hull_name) && cJSON_AddStringToObject(item, "order", s->order_name) &&
         (!s->exact || cJSON_AddStringToObject(item, "solver", s->monotone ? "exact_nested" : "exact")) &&
         cJSON_AddNumberToObject(item, "n_contexts", job->n_contexts) &&
         cJSON_AddNumberToObject(item, "n_questions", job->n_pairs) &&

@@ -72,6 +72,23 @@ says 'in its rows' '3 of 3 rows hold'
 expect 0 'the nearest row serves' budgets t.safetensors --ratio 0.36 --tokens 1000 --json
 cp out b.json
 json 'which is 0.375' b.json 'abs(sum(map(sum, j["keep"])) / 4000 - 0.625) < 0.01'
+expect 0 'inspect shows the rows that there are' inspect --json t.safetensors
+cp out i.json
+json 'those three' i.json 'j["n_rows"] == 3 and [r["ratio"] for r in j["rows"]] == [0.3, 0.375, 0.8] and all(0 <= r["unsure_heads"] <= 4 for r in j["rows"])'
+expect 0 'plot draws them' plot t.safetensors -o three.svg
+check 'one panel each' svg three.svg 3 4
+says 'named as they were asked for' '37\.5 % pruned' three.svg
+expect 0 'plot draws those wished for' plot t.safetensors --ratios 37.5,0.8 -o two.svg
+check 'two panels' svg two.svg 2 4
+fails 'a ratio that was not solved' 't.safetensors: no row is for 50 % pruned; it was solved for 30, 37\.5, 80 %' plot t.safetensors --ratios 50
+kvb solve run.h5 --metric keydiff -o full.safetensors --quiet
+fails 'beside a table of whole per cents' 'full.safetensors: no row is for 37\.5 % pruned; it has whole per cents' plot full.safetensors t.safetensors
+expect 0 'a ratio that both have' plot full.safetensors t.safetensors --ratios 80 -o both.svg
+check 'in two panels' svg both.svg 2 4
+expect 0 '99 ratios that are no per cents' solve run.h5 --metric keydiff --ratios 0.005:0.495:0.005 -o fine.safetensors --quiet
+expect 0 'inspect shows them all' inspect --json fine.safetensors
+cp out i.json
+json 'all 99' i.json '[round(1000 * r["ratio"]) for r in j["rows"]] == list(range(5, 500, 5))'
 expect 0 'a range' solve run.h5 --metric keydiff --ratios 0.5:0.9:0.05 --json --quiet
 cp out j.json
 json 'has nine rows' j.json '[r["ratio"] for r in j[0]["rows"]] == [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9]'
