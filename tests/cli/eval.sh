@@ -65,6 +65,11 @@ import json
 a, b = (json.load(open(n))["results"] for n in ("bare.json", "out"))
 assert [r["kl"] for r in a] == [r["kl"] for r in b]
 PYTHON_END
+expect 0 'the table without the gap' solve run.h5 --metric keydiff -o nogap.safetensors --paper --order oracle --quiet
+# shellcheck disable=SC2086
+expect 0 'beside the table with it' eval tiny.gguf keydiff.safetensors nogap.safetensors text0.txt $SIZE -r 0.8
+says 'is called no_gap' '^ +80 %  lukv-no_gap '
+says 'and the other is not' '^ +80 %  lukv '
 # shellcheck disable=SC2086
 expect 0 'the reference backend' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --json --quiet --backend ref
 holds 'finds the same' <<'PYTHON_END'
