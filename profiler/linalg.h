@@ -25,7 +25,7 @@ HOST_DEVICE static inline float softmax_exp(float x)
 {
     const float shifter =
         12582912.0f; // 1.5 * 2^23: adding it rounds to an integer that stands in the low mantissa bits
-    float clamped = x < -87.0f ? -87.0f : x;
+    float clamped = x > -87.0f ? x : -87.0f;
     float n = clamped * 1.44269504f + shifter;
     union {
         float f;
@@ -40,8 +40,8 @@ HOST_DEVICE static inline float softmax_exp(float x)
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    bits.u = (bits.u + 127u) << 23;
-    return x < -87.0f ? 0.0f : p * bits.f;
+    bits.u = (bits.u + 127u) << 23 & -(unsigned)(x >= -87.0f); // a mask: cheaper than a choice between results
+    return p * bits.f;
 }
 
 // Loops that are worth compiling once per vector width; the loader picks by CPU. Sanitisers cannot run the picking code.

@@ -1,6 +1,9 @@
 #include "profiler/packed.h"
 #include "profiler/linalg.h"
 #include <dnnl.h>
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <omp.h>
 #include <stdlib.h>
@@ -30,9 +33,14 @@ typedef struct primitive_key {
     uint32_t accumulate, transposed;
 } primitive_key;
 
+enum { N_ARGUMENTS = 4 };
+
 typedef struct primitive {
     primitive_key key;
     dnnl_primitive_t handle;
+    dnnl_memory_t *
+        memories; // [threads, N_ARGUMENTS] of products: making them for each call would cost as much as a small product
+    int threads;
     dnnl_memory_desc_t a, b, c, scratchpad; // a reorder goes from a to b
     struct primitive *next;
 } primitive;
@@ -170,6 +178,38 @@ static dnnl_primitive_desc_t plan_reorder(primitive *p)
     return d;
 }
 
+static const dnnl_memory_desc_t *argument_of(const primitive *p, int i)
+{
+    const dnnl_memory_desc_t *const all[N_ARGUMENTS] = {&p->a, &p->b, &p->c, &p->scratchpad};
+    return all[i];
+}
+
+static bool is_padded(const dnnl_memory_desc_t *d)
+{
+    for (int i = 0; i < d->ndims; i++)
+        if (d->dims[i] != d->padded_dims[i]) return true;
+    return false;
+}
+
+// One set of memory objects per thread. Padded operands have none: oneDNN writes their padding whenever they are pointed elsewhere, which
+// threads that share a packed matrix must not do.
+static bool grow_memories(primitive *p, int threads)
+{
+    if (p->key.m == 0 || p->threads >= threads) return true;
+    dnnl_memory_t *all = realloc(p->memories, (size_t)threads * N_ARGUMENTS * sizeof(dnnl_memory_t));
+    if (!all) return false;
+    p->memories = all;
+    for (; p->threads < threads; p->threads++)
+        for (int i = 0; i < N_ARGUMENTS; i++) {
+            dnnl_memory_t *at = &all[p->threads * N_ARGUMENTS + i];
+            *at = NULL;
+            if (!is_padded(argument_of(p, i)) &&
+                dnnl_memory_create(at, argument_of(p, i), library.engine, DNNL_MEMORY_NONE) != dnnl_success)
+                return false;
+        }
+    return true;
+}
+
 static bool make_primitive(primitive *p)
 {
     const primitive_key *key = &p->key;
@@ -186,7 +226,7 @@ static bool make_primitive(primitive *p)
     p->scratchpad = *dnnl_primitive_desc_query_md(d, dnnl_query_scratchpad_md, 0);
     bool ok = dnnl_primitive_create(&p->handle, d) == dnnl_success;
     dnnl_primitive_desc_destroy(d);
-    return ok;
+    return ok && grow_memories(p, omp_get_max_threads());
 }
 
 static const primitive *find_primitive(const primitive_key *key)
@@ -229,28 +269,28 @@ static bool grow_scratchpads(size_t bytes)
     return true;
 }
 
-// Runs a primitive on the caller's thread. Handles of memory are light: they are made for each call, so that calls share nothing.
+// Runs a primitive on the caller's thread.
 static bool run_primitive(const primitive *p, const void *a, const void *b, float *c)
 {
     bool is_reorder = p->key.m == 0;
-    const dnnl_memory_desc_t *descriptions[4] = {&p->a, &p->b, &p->c, &p->scratchpad};
-    const int arguments[4] = {is_reorder ? DNNL_ARG_FROM : DNNL_ARG_SRC, is_reorder ? DNNL_ARG_TO : DNNL_ARG_WEIGHTS,
-                              DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
+    int thread = omp_get_thread_num(), n = is_reorder ? 2 : N_ARGUMENTS;
+    const int names[N_ARGUMENTS] = {is_reorder ? DNNL_ARG_FROM : DNNL_ARG_SRC,
+                                    is_reorder ? DNNL_ARG_TO : DNNL_ARG_WEIGHTS, DNNL_ARG_DST, DNNL_ARG_SCRATCHPAD};
     union { // oneDNN's handles take no const
         const void *in;
         void *out;
-    } places[4] = {{a}, {b}, {c}, {scratchpads.block + (size_t)omp_get_thread_num() * scratchpads.each}};
-    dnnl_exec_arg_t given[4];
-    int n = 0;
-    bool ok = true;
-    for (int i = 0; ok && i < 4; i++) {
-        if (i >= 2 && is_reorder) continue; // it needs no scratch memory
-        given[n].arg = arguments[i];
-        ok = dnnl_memory_create(&given[n].memory, descriptions[i], library.engine, places[i].out) == dnnl_success;
-        n += ok;
+    } places[N_ARGUMENTS] = {{a}, {b}, {c}, {scratchpads.block + (size_t)thread * scratchpads.each}};
+    dnnl_exec_arg_t given[N_ARGUMENTS];
+    dnnl_memory_t own[N_ARGUMENTS] = {NULL}; // made for this call
+    bool ok = is_reorder || thread < p->threads;
+    for (int i = 0; ok && i < n; i++) {
+        dnnl_memory_t kept = is_reorder ? NULL : p->memories[thread * N_ARGUMENTS + i];
+        ok = kept ? dnnl_memory_set_data_handle(kept, places[i].out) == dnnl_success
+                  : dnnl_memory_create(&own[i], argument_of(p, i), library.engine, places[i].out) == dnnl_success;
+        given[i] = (dnnl_exec_arg_t){names[i], kept ? kept : own[i]};
     }
     ok = ok && dnnl_primitive_execute(p->handle, library.stream, n, given) == dnnl_success;
-    while (n--) dnnl_memory_destroy(given[n].memory);
+    for (int i = 0; i < n; i++) dnnl_memory_destroy(own[i]);
     return ok;
 }
 
@@ -311,6 +351,43 @@ SIMD_CLONES static void high_and_low(float *high, float *low, const float *x, si
     }
 }
 
+// Compilers do not vectorise to the instructions for this, so they are named. They treat subnormals as zero; all else is as above.
+#if defined(__x86_64__) && defined(__GNUC__)
+#define BF16_UNIT __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+
+static bool has_bf16_unit(void)
+{
+    return __builtin_cpu_supports("avx512bf16");
+}
+
+BF16_UNIT static size_t high_bits_by_unit(uint16_t *high, const float *x, size_t n, float scale)
+{
+    size_t i = 0;
+    for (__m512 s = _mm512_set1_ps(scale); i + 32 <= n; i += 32) {
+        __m512 a = _mm512_mul_ps(_mm512_loadu_ps(x + i), s), b = _mm512_mul_ps(_mm512_loadu_ps(x + i + 16), s);
+        _mm512_storeu_si512(high + i, (__m512i)_mm512_cvtne2ps_pbh(b, a));
+    }
+    return i;
+}
+
+BF16_UNIT static size_t high_and_low_bits_by_unit(uint16_t *high, uint16_t *low, const float *x, size_t n, float scale)
+{
+    size_t i = 0;
+    for (__m512 s = _mm512_set1_ps(scale); i + 16 <= n; i += 16) {
+        __m512 a = _mm512_mul_ps(_mm512_loadu_ps(x + i), s);
+        __m256i top = (__m256i)_mm512_cvtneps_pbh(a);
+        __m512 back = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(top), 16));
+        _mm256_storeu_si256((void *)(high + i), top);
+        _mm256_storeu_si256((void *)(low + i), (__m256i)_mm512_cvtneps_pbh(_mm512_sub_ps(a, back)));
+    }
+    return i;
+}
+#else
+#define has_bf16_unit() false
+#define high_bits_by_unit(high, x, n, scale) ((size_t)0)
+#define high_and_low_bits_by_unit(high, low, x, n, scale) ((size_t)0)
+#endif
+
 SIMD_CLONES static void high_bits(uint16_t *high, const float *x, size_t n, float scale)
 {
 #pragma omp simd
@@ -365,7 +442,7 @@ bool packed_store(precision p, void *to, const float *b, size_t ld, bool transpo
 void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
                    uint32_t k, float scale)
 {
-    bool joined = is_joined(p, k), bits = type_of(p) == dnnl_bf16;
+    bool joined = is_joined(p, k), bits = type_of(p) == dnnl_bf16, unit = has_bf16_unit();
     size_t step = joined ? 3 * (size_t)k : k, to_low = joined ? k : (size_t)m * k;
     for (uint32_t i = first; i < first + rows; i++, x += ld) {
         uint16_t *b = (uint16_t *)to + i * step;
@@ -373,11 +450,13 @@ void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m,
         if (p == PRECISION_F32) {
             for (uint32_t c = 0; c < k; c++) f[c] = x[c] * scale;
         } else if (p == PRECISION_BF16) {
-            if (bits) high_bits(b, x, k, scale);
+            size_t done = bits && unit ? high_bits_by_unit(b, x, k, scale) : 0;
+            if (bits) high_bits(b + done, x + done, k - done, scale);
             else
                 for (uint32_t c = 0; c < k; c++) f[c] = round_bf16(x[c] * scale);
         } else if (bits) {
-            high_and_low_bits(b, b + to_low, x, k, scale);
+            size_t done = unit ? high_and_low_bits_by_unit(b, b + to_low, x, k, scale) : 0;
+            high_and_low_bits(b + done, b + to_low + done, x + done, k - done, scale);
             if (joined) memcpy(b + 2 * k, b, k * sizeof *b);
         } else {
             high_and_low(f, f + to_low, x, k, scale);
@@ -410,7 +489,14 @@ static bool make_product(product *made)
 
 bool product_prepare(void)
 {
-    return grow_scratchpads(0);
+    static int prepared; // threads
+    int threads = omp_get_max_threads();
+    if (threads <= prepared) return true;
+    bool ok = grow_scratchpads(0);
+    for (int i = 0; i < BUCKETS; i++)
+        for (primitive *p = library.primitives[i]; p; p = p->next) ok = ok && grow_memories(p, threads);
+    if (ok) prepared = threads;
+    return ok;
 }
 
 const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, bool accumulate)
