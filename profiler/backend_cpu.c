@@ -86,22 +86,27 @@ static void cpu_gather(dev y, dev_matrix table, const int32_t *ids, uint32_t n)
 
 static void cpu_rms_norm(dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
 {
+    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         loop_rms_norm(y.address + (size_t)i * width, x.address + (size_t)i * width, weight.address, width, eps);
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_swiglu(dev gate, dev up, size_t n_floats)
 {
+    double start = meter_now();
     enum { CHUNK = 16384 };
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n_floats; i += CHUNK)
         loop_swiglu(gate.address + i, up.address + i, n_floats - i < CHUNK ? n_floats - i : CHUNK);
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_rope(dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads, uint32_t d,
                      uint32_t rope_dim)
 {
+    double start = meter_now();
     uint32_t half = rope_dim / 2;
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++) {
@@ -117,25 +122,30 @@ static void cpu_rope(dev y, dev x, dev cos_sin, const uint32_t *positions, uint3
             for (uint32_t c = rope_dim; c < d; c++) out[c] = in[c];
         }
     }
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_store_prefix(dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n, uint32_t n_kv_heads,
                              uint32_t d)
 {
+    double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
             memcpy(cache.address + ((size_t)g * n_tokens + first + i) * d,
                    values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 static void cpu_store_tail(dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
                            uint32_t n_kv_heads, uint32_t d)
 {
+    double start = meter_now();
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
             memcpy(cache.address + (((size_t)rows[i].question * n_kv_heads + g) * capacity + rows[i].tail) * d,
                    values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
 // The operations whose numbers depend on the precision, and the table of one precision.

@@ -1,4 +1,6 @@
 #include "profiler/backend_host.h"
+#include "profiler/meter.h"
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -66,9 +68,11 @@ const float *host_view(dev from)
 
 void host_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s, const draw_key *keys)
 {
+    double start = meter_now();
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t i = 0; i < n; i++)
         ids[i] = sampler_draw(s, logits.address + (size_t)i * vocabulary, vocabulary, &keys[i]);
+    meter_add_parallel(METER_SAMPLING, start, omp_get_max_threads());
 }
 
 void host_matrix_release(dev_matrix *w)

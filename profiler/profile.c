@@ -1,12 +1,13 @@
 // The profiling run, second half: prefill, scorers, decoding, record.
 #include "profiler/profile.h"
 #include "profiler/forward.h"
+#include "profiler/meter.h"
 #include "runtime/fail.h"
 #include <math.h>
+#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 typedef struct run {
     const model *m;
@@ -39,9 +40,7 @@ typedef struct active {
 
 static double now(void)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return meter_now();
 }
 
 // A context token costs about as much as a decoded row; the counts need not be exact.
@@ -96,6 +95,7 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
         kvb_status status = metric_score(&r->o->metrics[i], view, r->scores[i] + at, err);
         if (status != KVB_OK) return status;
         r->times->scorers += now() - start;
+        meter_add_parallel(METER_SCORERS, start, omp_get_max_threads());
         r->times->each[i] += now() - start;
     }
     return KVB_OK;
@@ -259,6 +259,7 @@ static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, ui
     }
     r->done = done;
     r->times->writing += now() - start;
+    meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     free(batch);
     return status;
 }
@@ -275,6 +276,7 @@ static kvb_status write_context(run *r, const profile_context *c, kvb_error *err
     kvb_status status = record_put_context(r->record, c->id, c->ids, c->n_tokens, names,
                                            (const float *const *)r->scores, r->o->n_metrics, err);
     r->times->writing += now() - start;
+    meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     free(names);
     return status;
 }
@@ -362,5 +364,6 @@ kvb_status profile_run(const model *m, const profile_job *job, const profile_opt
     double start = now();
     if (status == KVB_OK) status = profile_finish(job, NULL, writer, err);
     times->writing += now() - start;
+    meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     return status;
 }

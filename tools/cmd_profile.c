@@ -3,6 +3,7 @@
 #include "tools/device.h"
 #include "tools/memory.h"
 #include "tools/profile_command.h"
+#include "tools/roofline.h"
 #include <inttypes.h>
 #include <omp.h>
 #include <stdio.h>
@@ -167,14 +168,16 @@ static int run_command(profile_command *p, char **operands, size_t n)
     if (status != KVB_OK) return report_failure(p, &err);
     double peak = (double)memory_peak();
     ranks_largest(&p->ranks, &peak, 1);
+    double wall = seconds_now() - start;
     if (!p->quiet && p->ranks.rank == 0) {
         fprintf(stderr,
                 "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, writing %.2f; peak memory %.3f GiB "
                 "(planned %.3f)\n",
-                seconds_now() - start, times.prefill, times.scorers + times.extras, times.decode, times.writing,
+                wall, times.prefill, times.scorers + times.extras, times.decode, times.writing,
                 peak / 0x1p30, (double)profile_expected_peak(p) / 0x1p30);
         print_scorers(p, &times);
     }
+    if (p->roofline && p->ranks.rank == 0) roofline_print(p->device, wall);
     return EXIT_DONE;
 }
 
@@ -226,6 +229,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
         {"force", 0, CLI_FLAG, &p.force, NULL,
          "start again although the record exists; the old one stays until the new one is complete"},
         {"plan", 0, CLI_FLAG, &p.plan, NULL, "print the work, memory and time that it would take, and stop"},
+        {"roofline", 0, CLI_FLAG, &p.roofline, NULL,
+         "say at the end where the time went, beside this machine's measured peaks"},
         {"quiet", 0, CLI_FLAG, &p.quiet, NULL, "no progress, no summary"},
         {0},
     };

@@ -12,7 +12,7 @@ typedef struct profile_command {
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers;
     double temperature;
     bool beyond_trained;
-    bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet;
+    bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet, roofline;
     uint64_t memory_bytes;          // --memory: of the whole process; 0: not given
     uint64_t loaded, load_peak;     // memory with the model loaded: now, and at most while it was
     uint32_t shard_index, n_shards; // 0-based; n_shards 0: not a shard
