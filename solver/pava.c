@@ -100,7 +100,7 @@ static double sum_gains(const double *gains, size_t n)
 // Blocks of the tokens between two vertices, behind blocks[count]; returns the new count.
 static size_t split(hull_block *blocks, size_t count, const double *gains, const double *loss, size_t n, int depth)
 {
-    enum { SHORT = 20, DEEPEST = 40 };
+    enum { SHORT = 12, DEEPEST = 40 };
     if (n <= SHORT || depth == DEEPEST) return count + pool(blocks + count, gains, n);
     // Losses are off by a few units in the last place of loss[0], and so is every point of the chord.
     double slope = (loss[n] - loss[0]) / (double)n, tolerance = 0x1p-48 * loss[0];
