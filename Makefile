@@ -127,7 +127,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 ##: make check-long   the larger runs: comparisons with the published Python code, long texts
 ##: make san          the tests under AddressSanitizer and UndefinedBehaviorSanitizer alone
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
-##: make bench        measure profile and solve on this machine, as CSV
+##: make bench        measure profile and solve on this machine: CSV, roofline table; PEER_PYTHON=... beside PyTorch
 ##: make bench-cuda   with a GPU: operations against the reference, compute-sanitizer, seconds of a model of the shape of Llama 3.1 8B
 ##: make bench-memory peak memory against the context's length: LAYERS=4 (0: all), TOKENS="1024 ... 32768", SVG=FILE
 ##: make lint         style, headers that stand alone, exported symbols, includes between folders, shell scripts

@@ -24,7 +24,7 @@ typedef struct scratch_sizes {
 static scratch_sizes sizes_of(precision p, const backend_limits *limits)
 {
     size_t group = limits->shape.n_heads / limits->shape.n_kv_heads, d = limits->shape.head_dim;
-    scratch_sizes s = {.lines = max_size(QUERY_TILE, max_size(ROW_TILE * group, PRODUCT_ROWS))};
+    scratch_sizes s = {.lines = max_size(QUERY_TILE, max_size(ROW_TILE * group, PRODUCT_ROWS_MAX))};
     s.scores = max_size(ROW_TILE * group * cpu_padded_tokens(p, limits->tokens), (size_t)QUERY_TILE * KEY_TILE);
     s.scores = max_size(s.scores, VALUE_TILE * d);
     if (p != PRECISION_F32) {
@@ -34,11 +34,11 @@ static scratch_sizes sizes_of(precision p, const backend_limits *limits)
     }
     s.scores = (s.scores + 15) / 16 * 16;
     s.tails = s.lines * limits->tail;
-    s.panel = PRODUCT_ROWS * PANEL;
+    s.panel = PRODUCT_ROWS_MAX * PANEL;
     s.each = s.scores + s.tails + 2 * s.lines * d + 2 * s.lines + s.panel + s.queries + s.weights;
     s.each = (s.each + 15) / 16 * 16;
     // Two blocks of the widest rows: many blocks of those that most matrices have. In float32 rows are used where they stand.
-    s.operand = operand_bytes(p, PRODUCT_ROWS, limits->matrix_dim) / sizeof(float) * (p == PRECISION_F32 ? 1 : 2);
+    s.operand = operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim) / sizeof(float) * (p == PRECISION_F32 ? 1 : 2);
     return s;
 }
 

@@ -8,12 +8,11 @@
 #include "profiler/packed.h"
 
 enum {
-    QUERY_TILE = 256,  // context rows per attention task
-    KEY_TILE = 512,    // keys per step of the online softmax: tile of scores 512 KiB, inside the L2 cache
-    ROW_TILE = 16,     // decoded rows per attention task, times the heads of a group
-    VALUE_TILE = 512,  // context rows per step of value_weights
-    PRODUCT_ROWS = 32, // of every product with a weight matrix
-    PANEL = 128,       // outputs of such a product; a multiple of oneDNN's blocks
+    QUERY_TILE = 256, // context rows per attention task
+    KEY_TILE = 512,   // keys per step of the online softmax: tile of scores 512 KiB, inside the L2 cache
+    ROW_TILE = 16,    // decoded rows per attention task, times the heads of a group
+    VALUE_TILE = 512, // context rows per step of value_weights
+    PANEL = 128,      // outputs of such a product; a multiple of oneDNN's blocks
 };
 
 // Scratch of one thread; sized by cpu_reserve.
@@ -23,7 +22,7 @@ typedef struct scratch {
     float *queries; // [max(QUERY_TILE, rows*group), d]
     float *outputs; // [max(QUERY_TILE, rows*group), d]
     float *row_max, *row_sum; // [max(QUERY_TILE, rows*group)]
-    float *panel;             // [PRODUCT_ROWS, PANEL]
+    float *panel;             // [PRODUCT_ROWS_MAX, PANEL]
     void *query_operand;      // [max(QUERY_TILE, rows*group), d]
     void *weight_operand;     // [max(QUERY_TILE, rows*group), KEY_TILE]
 } scratch;

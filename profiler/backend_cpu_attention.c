@@ -152,7 +152,7 @@ typedef struct prefix_job {
 
 static uint32_t padded_rows(precision p, uint32_t rows)
 {
-    uint32_t least = p == PRECISION_F32 ? GEMM_MIN_ROWS : PRODUCT_ROWS;
+    uint32_t least = p == PRECISION_F32 ? GEMM_MIN_ROWS : PRODUCT_ROWS_MAX;
     if (p == PRECISION_F32) return rows < least ? least : rows;
     return (rows + least - 1) / least * least;
 }

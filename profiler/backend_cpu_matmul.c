@@ -1,5 +1,5 @@
 // Products with weight matrices. A matrix is cut into panels of outputs, each packed for itself; a task is a panel times a few blocks of
-// PRODUCT_ROWS rows. Every product has exactly that many rows and goes into a tile of its own, which the first-level cache holds, so
+// product_rows() rows. Every product has exactly that many rows and goes into a tile of its own, which the first-level cache holds, so
 // that a row's bits depend on nothing but the row: oneDNN sums in another order for other shapes.
 #include "profiler/backend_cpu.h"
 #include "profiler/meter.h"
@@ -9,7 +9,7 @@
 
 enum { BLOCKS_PER_TASK = 8 };
 
-// One width of panel, and how to multiply with it, into a thread's [PRODUCT_ROWS, PANEL].
+// One width of panel, and how to multiply with it, into a thread's [rows, PANEL].
 typedef struct panel_kind {
     uint32_t width;
     const product *product;
@@ -17,16 +17,16 @@ typedef struct panel_kind {
 
 typedef struct packed_matrix {
     precision p;
-    uint32_t n_panels;
+    uint32_t n_panels, rows; // rows of every product
     size_t panel_bytes;
     panel_kind full, last;
     char *panels;
 } packed_matrix;
 
-static bool panel_kind_find(panel_kind *kind, precision p, uint32_t width, uint32_t in)
+static bool panel_kind_find(panel_kind *kind, const packed_matrix *m, uint32_t width, uint32_t in)
 {
     kind->width = width;
-    kind->product = product_find(p, PRODUCT_ROWS, width, in, false);
+    kind->product = product_find(m->p, m->rows, width, in, false);
     return kind->product;
 }
 
@@ -54,13 +54,14 @@ static packed_matrix *pack_matrix(precision p, const float *w, uint32_t out, uin
     packed_matrix *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->p = p;
+    m->rows = product_rows();
     m->n_panels = (out + PANEL - 1) / PANEL;
     m->panel_bytes = packed_bytes(p, in, out < PANEL ? out : PANEL);
     size_t last = packed_bytes(p, in, out - (m->n_panels - 1) * PANEL);
     m->panel_bytes = last > m->panel_bytes ? last : m->panel_bytes;
     m->panels = (char *)host_alloc(m->panel_bytes / sizeof(float) * m->n_panels).address;
-    bool ok = m->panel_bytes && m->panels && panel_kind_find(&m->full, p, out < PANEL ? out : PANEL, in) &&
-              panel_kind_find(&m->last, p, out - (m->n_panels - 1) * PANEL, in) && pack_panels(m, w, out, in);
+    bool ok = m->panel_bytes && m->panels && panel_kind_find(&m->full, m, out < PANEL ? out : PANEL, in) &&
+              panel_kind_find(&m->last, m, out - (m->n_panels - 1) * PANEL, in) && pack_panels(m, w, out, in);
     if (ok) return m;
     free(m->panels);
     free(m);
@@ -108,21 +109,21 @@ static char *operand_block(const matmul_job *job, uint32_t i)
 // Splits block i of the rows, or copies it where rows are missing. Whole blocks in float32 are used where they stand.
 static void prepare_block(const matmul_job *job, uint32_t i)
 {
-    uint32_t first = i * PRODUCT_ROWS, rows = job->n - first < PRODUCT_ROWS ? job->n - first : PRODUCT_ROWS;
-    if (job->m->p == PRECISION_F32 && rows == PRODUCT_ROWS) return;
+    uint32_t first = i * job->m->rows, rows = job->n - first < job->m->rows ? job->n - first : job->m->rows;
+    if (job->m->p == PRECISION_F32 && rows == job->m->rows) return;
     char *to = operand_block(job, i);
-    if (rows < PRODUCT_ROWS) memset(to, 0, job->block_bytes);
-    operand_split(job->m->p, to, job->x + (size_t)first * job->in, job->in, PRODUCT_ROWS, 0, rows, job->in, 1.0f);
+    if (rows < job->m->rows) memset(to, 0, job->block_bytes);
+    operand_split(job->m->p, to, job->x + (size_t)first * job->in, job->in, job->m->rows, 0, rows, job->in, 1.0f);
 }
 
 static void multiply_block(const matmul_job *job, uint32_t panel, uint32_t i)
 {
     const packed_matrix *m = job->m;
-    uint32_t first = i * PRODUCT_ROWS, rows = job->n - first < PRODUCT_ROWS ? job->n - first : PRODUCT_ROWS;
+    uint32_t first = i * job->m->rows, rows = job->n - first < job->m->rows ? job->n - first : job->m->rows;
     const panel_kind *kind = panel + 1 < m->n_panels ? &m->full : &m->last;
     const void *a = operand_block(job, i), *b = m->panels + panel * m->panel_bytes;
     float *y = job->y + (size_t)first * job->out + (size_t)panel * PANEL;
-    if (m->p == PRECISION_F32 && rows == PRODUCT_ROWS) a = job->x + (size_t)first * job->in;
+    if (m->p == PRECISION_F32 && rows == job->m->rows) a = job->x + (size_t)first * job->in;
     float *tile = pool.threads[omp_get_thread_num()].panel;
     product_run(kind->product, a, b, tile);
     loop_store_tile(y, job->out, tile, rows, kind->width, job->accumulate);
@@ -130,7 +131,7 @@ static void multiply_block(const matmul_job *job, uint32_t panel, uint32_t i)
 
 static void multiply_rows(const matmul_job *job)
 {
-    uint32_t blocks = (job->n + PRODUCT_ROWS - 1) / PRODUCT_ROWS,
+    uint32_t blocks = (job->n + job->m->rows - 1) / job->m->rows,
              groups = (blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK;
 #pragma omp parallel
     {
@@ -143,8 +144,8 @@ static void multiply_rows(const matmul_job *job)
                 uint32_t end = (group + 1) * BLOCKS_PER_TASK < blocks ? (group + 1) * BLOCKS_PER_TASK : blocks;
                 for (uint32_t i = group * BLOCKS_PER_TASK; i < end; i++) multiply_block(job, panel, i);
                 uint32_t width = panel + 1 < job->m->n_panels ? job->m->full.width : job->m->last.width,
-                         first = group * BLOCKS_PER_TASK * PRODUCT_ROWS,
-                         rows = (end * PRODUCT_ROWS < job->n ? end * PRODUCT_ROWS : job->n) - first;
+                         first = group * BLOCKS_PER_TASK * job->m->rows,
+                         rows = (end * job->m->rows < job->n ? end * job->m->rows : job->n) - first;
                 meter_add(METER_LINEAR, start, 2.0 * rows * width * job->in, (double)job->m->panel_bytes);
             }
     }
@@ -157,8 +158,8 @@ void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
         product_spoil(y.address, (size_t)n * w.out);
         return;
     }
-    size_t block = operand_bytes(m->p, PRODUCT_ROWS, w.in);
-    uint32_t fit = m->p == PRECISION_F32 ? n : (uint32_t)(pool.operand_bytes / block) * PRODUCT_ROWS;
+    size_t block = operand_bytes(m->p, m->rows, w.in);
+    uint32_t fit = m->p == PRECISION_F32 ? n : (uint32_t)(pool.operand_bytes / block) * m->rows;
     for (uint32_t first = 0; first < n; first += fit) {
         matmul_job job = {m,
                           y.address + (size_t)first * w.out,

@@ -9,9 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-// With few inner terms a product is bound by writing its result: the three parts then go into one product with three times the terms,
-// a = [hi | lo | hi], b = [hi; hi; lo]. With many they run one after the other, and b's high part is kept once.
-enum { JOINED_MAX_K = 128 };
+// With few inner terms a product is bound by writing its result, and more of them cost little: there the operands keep three parts (24
+// bits) in one product with six times the terms, a = [h m l h m h], b = [h; h; h; m; m; l]. The scores of attention are of this kind, and
+// what is off in them counts most, being in an exponent. With many terms the products run one after the other, b's high part kept once.
+enum { JOINED_MAX_K = 128, JOINED = 6 };
 
 static bool is_joined(precision p, uint32_t k)
 {
@@ -304,7 +305,7 @@ static size_t round_up(size_t bytes)
 // Bytes of one part.
 static size_t part_bytes(precision p, uint32_t k, uint32_t n)
 {
-    const primitive *layout = find_layout(type_of(p), is_joined(p, k) ? 3 * k : k, n);
+    const primitive *layout = find_layout(type_of(p), is_joined(p, k) ? JOINED * k : k, n);
     return layout ? round_up(dnnl_memory_desc_get_size(&layout->b)) : 0;
 }
 
@@ -316,7 +317,7 @@ size_t packed_bytes(precision p, uint32_t k, uint32_t n)
 
 size_t operand_bytes(precision p, uint32_t m, uint32_t k)
 {
-    size_t parts = p != PRECISION_BF16X3 ? 1 : is_joined(p, k) ? 3 : 2;
+    size_t parts = p != PRECISION_BF16X3 ? 1 : is_joined(p, k) ? JOINED : 2;
     return round_up(parts * m * k * type_size(type_of(p)));
 }
 
@@ -348,6 +349,29 @@ SIMD_CLONES static void high_and_low(float *high, float *low, const float *x, si
         float value = x[i] * scale, top = round_bf16(value);
         high[i] = top;
         low[i] = round_bf16(value - top);
+    }
+}
+
+SIMD_CLONES static void three_parts(float *high, float *middle, float *low, const float *x, size_t n, float scale)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float value = x[i] * scale, top = round_bf16(value), rest = value - top, next = round_bf16(rest);
+        high[i] = top;
+        middle[i] = next;
+        low[i] = round_bf16(rest - next);
+    }
+}
+
+SIMD_CLONES static void three_parts_bits(uint16_t *high, uint16_t *middle, uint16_t *low, const float *x, size_t n,
+                                         float scale)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float value = x[i] * scale, top = round_bf16(value), rest = value - top, next = round_bf16(rest);
+        high[i] = bf16_bits(top);
+        middle[i] = bf16_bits(next);
+        low[i] = bf16_bits(round_bf16(rest - next));
     }
 }
 
@@ -406,7 +430,7 @@ SIMD_CLONES static void high_and_low_bits(uint16_t *high, uint16_t *low, const f
 
 size_t packed_temp_floats(uint32_t k, uint32_t n)
 {
-    return 3 * (size_t)k * n;
+    return (size_t)(k <= JOINED_MAX_K ? JOINED : 2) * k * n;
 }
 
 // Bytes that were written to, 0 for a failure. Packing may happen inside a parallel region; making a primitive there is as good, since
@@ -420,47 +444,72 @@ static size_t reorder(precision p, void *to, const float *from, size_t ld, bool 
     return r && run_primitive(r, from, to, NULL) ? round_up(dnnl_memory_desc_get_size(&r->b)) : 0;
 }
 
+// The three parts of a joined b, lines of it apart by `line` floats and its parts by `part`.
+static void store_joined(float *temp, size_t line, size_t part, const float *b, size_t ld, size_t lines, size_t length)
+{
+    for (size_t i = 0; i < lines; i++) {
+        float *at = temp + i * line;
+        three_parts(at, at + 3 * part, at + 5 * part, b + i * ld, length, 1.0f);
+        memcpy(at + part, at, length * sizeof *at);
+        memcpy(at + 2 * part, at, length * sizeof *at);
+        memcpy(at + 4 * part, at + 3 * part, length * sizeof *at);
+    }
+}
+
 bool packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
                   float *temp)
 {
-    bool joined = is_joined(p, k);
     if (p == PRECISION_F32 || (p == PRECISION_BF16 && packed_is_native())) // the reorder rounds by itself
         return reorder(p, to, b, ld, transposed, k, n);
     size_t lines = transposed ? n : k, length = transposed ? k : n, part = (size_t)k * n;
-    for (size_t i = 0; i < lines; i++) {
-        float *high = temp + i * length, *low = high + part;
-        if (joined && transposed) high = temp + i * 3 * length, low = high + 2 * length;
-        else if (joined) low = high + 2 * part;
-        high_and_low(high, low, b + i * ld, length, 1.0f);
-        if (joined) memcpy(transposed ? high + length : high + part, high, length * sizeof(float));
+    if (is_joined(p, k)) {
+        store_joined(temp, transposed ? JOINED * length : length, transposed ? length : part, b, ld, lines, length);
+        return reorder(p, to, temp, transposed ? JOINED * length : length, transposed, JOINED * k, n);
     }
-    if (joined) return reorder(p, to, temp, transposed ? 3 * (size_t)k : n, transposed, 3 * k, n);
+    for (size_t i = 0; i < lines; i++)
+        high_and_low(temp + i * length, temp + part + i * length, b + i * ld, length, 1.0f);
     size_t first = reorder(p, to, temp, length, transposed, k, n);
     return first && (p == PRECISION_BF16 || reorder(p, (char *)to + first, temp + part, length, transposed, k, n));
+}
+
+static void split_joined(void *to, bool bits, const float *x, uint32_t k, float scale)
+{
+    uint16_t *b = to;
+    float *f = to;
+    if (bits) {
+        three_parts_bits(b, b + k, b + 2 * k, x, k, scale);
+        memcpy(b + 3 * k, b, 2 * k * sizeof *b);
+        memcpy(b + 5 * k, b, k * sizeof *b);
+    } else {
+        three_parts(f, f + k, f + 2 * k, x, k, scale);
+        memcpy(f + 3 * k, f, 2 * k * sizeof *f);
+        memcpy(f + 5 * k, f, k * sizeof *f);
+    }
 }
 
 void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
                    uint32_t k, float scale)
 {
     bool joined = is_joined(p, k), bits = type_of(p) == dnnl_bf16, unit = has_bf16_unit();
-    size_t step = joined ? 3 * (size_t)k : k, to_low = joined ? k : (size_t)m * k;
+    size_t step = joined ? JOINED * (size_t)k : k, to_low = (size_t)m * k;
     for (uint32_t i = first; i < first + rows; i++, x += ld) {
         uint16_t *b = (uint16_t *)to + i * step;
         float *f = (float *)to + i * step;
+        size_t done = 0;
         if (p == PRECISION_F32) {
             for (uint32_t c = 0; c < k; c++) f[c] = x[c] * scale;
+        } else if (joined) {
+            split_joined(bits ? (void *)b : (void *)f, bits, x, k, scale);
+        } else if (p == PRECISION_BF16 && bits) {
+            if (unit) done = high_bits_by_unit(b, x, k, scale);
+            high_bits(b + done, x + done, k - done, scale);
         } else if (p == PRECISION_BF16) {
-            size_t done = bits && unit ? high_bits_by_unit(b, x, k, scale) : 0;
-            if (bits) high_bits(b + done, x + done, k - done, scale);
-            else
-                for (uint32_t c = 0; c < k; c++) f[c] = round_bf16(x[c] * scale);
+            for (uint32_t c = 0; c < k; c++) f[c] = round_bf16(x[c] * scale);
         } else if (bits) {
-            size_t done = unit ? high_and_low_bits_by_unit(b, b + to_low, x, k, scale) : 0;
+            if (unit) done = high_and_low_bits_by_unit(b, b + to_low, x, k, scale);
             high_and_low_bits(b + done, b + to_low + done, x + done, k - done, scale);
-            if (joined) memcpy(b + 2 * k, b, k * sizeof *b);
         } else {
             high_and_low(f, f + to_low, x, k, scale);
-            if (joined) memcpy(f + 2 * k, f, k * sizeof *f);
         }
     }
 }
@@ -473,7 +522,7 @@ static bool make_product(product *made)
     primitive_key key = {.type = type_of(made->p),
                          .m = made->m,
                          .n = made->n,
-                         .k = joined ? 3 * made->k : made->k,
+                         .k = joined ? JOINED * made->k : made->k,
                          .ld = made->n,
                          .accumulate = made->accumulate};
     made->first = find_primitive(&key);
@@ -485,6 +534,12 @@ static bool make_product(product *made)
     }
     return made->first && made->more && grow_scratchpads(dnnl_memory_desc_get_size(&made->first->scratchpad)) &&
            grow_scratchpads(dnnl_memory_desc_get_size(&made->more->scratchpad));
+}
+
+uint32_t product_rows(void)
+{
+    return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core) == dnnl_cpu_isa_avx512_core ? PRODUCT_ROWS_MAX
+                                                                                                 : 30;
 }
 
 bool product_prepare(void)

@@ -6,6 +6,7 @@
 //     PRECISION_BF16    c = hi(a) hi(b)                            operands rounded to bfloat16 (8 bits)
 //     PRECISION_BF16X3  c = hi(a) hi(b) + lo(a) hi(b) + hi(a) lo(b)    hi(x) = bf16(x), lo(x) = bf16(x - hi(x)): 16 bits
 //
+// Products of few terms (k <= 128, the scores of attention) keep three parts of each operand in BF16X3, which costs them little.
 // Sums are float32 throughout. BF16X3 is what other libraries call matrix products of "high" precision: about 2^-16 relative error per
 // term, three products on a bfloat16 matrix unit in place of one in float32. A machine whose vector units know no bfloat16 gets the same
 // roundings with float32 products: the numbers are as good, the speed is not.
@@ -36,6 +37,11 @@ bool packed_store(precision p, void *to, const float *b, size_t ld, bool transpo
 // never written may hold anything: they only meet their own rows of c.
 void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
                    uint32_t k, float scale);
+
+// The number of rows, at most PRODUCT_ROWS_MAX, with which all rows of a product get the same bits wherever they stand in it: a multiple of
+// the rows that the kernels of this machine take at a time (measured: any with AVX-512 or more, 6 with AVX2).
+enum { PRODUCT_ROWS_MAX = 32 };
+uint32_t product_rows(void);
 
 // c [m,n] (+)= a b. c is dense: oneDNN leaves its fast kernels for any other step between rows. A row's bits may depend on m (oneDNN picks its kernel by it), never on the other
 // rows: callers whose results must not depend on a batch use one m for all and pad. Found or made outside of parallel regions, kept for the whole process; NULL when

@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Measures profile and solve on this machine with the default model and narrative; prints CSV. Called by `make bench`.
-# TOKENS and QUESTIONS are lists of context lengths and numbers of questions.
+# Measures profile and solve on this machine with the default model and narrative; prints CSV, then where the time of the last profile goes, for
+# every precision, beside the machine's measured peaks. Called by `make bench`.
+# TOKENS and QUESTIONS are lists of context lengths and numbers of questions; COMPUTE of precisions. Where PEER_PYTHON names a Python with the
+# packages of tools/peer/requirements.txt, PAIRS (3) runs are timed beside the published protocol in PyTorch, a few minutes each.
 set -eu
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build}
@@ -32,3 +34,17 @@ for tokens in ${TOKENS:-1024 2048 4096}; do
         done
     done
 done
+
+# Where the time goes.
+for compute in ${COMPUTE:-f32 bf16x3 bf16}; do
+    echo "--compute $compute, $tokens tokens, $questions questions:"
+    "$KVB" profile "$model" calib-data/narrative-en.jsonl -o "$work/run.h5" --force --max-tokens "$tokens" --questions "$questions" \
+        --ignore-answers --ignore-eos --compute "$compute" --roofline 2>&1 | grep -v '^profile:'
+done
+
+if [ -n "${PEER_PYTHON:-}" ]; then
+    # shellcheck disable=SC2086 # a list
+    "$PEER_PYTHON" tools/peer/time_protocol.py "$KVB" "$model" calib-data/narrative-en.jsonl --pairs "${PAIRS:-3}" --compute ${COMPUTE:-f32 bf16x3 bf16}
+    # shellcheck disable=SC2086
+    "$PEER_PYTHON" tools/peer/compute_effect.py "$KVB" "$model" calib-data/narrative-en.jsonl
+fi
