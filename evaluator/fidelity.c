@@ -1,17 +1,10 @@
 #include "evaluator/fidelity.h"
 #include "evaluator/attend.h"
+#include "profiler/meter.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t batch, kvb_error *err)
 {
@@ -228,7 +221,7 @@ static kvb_status measure_cell(fidelity *f, const kept_set *kept, kv_cache **cac
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err)
 {
     size_t rows = (size_t)n * f->n_next, vocabulary = f->s->m->config.vocabulary;
-    double start = now();
+    double start = meter_now();
     memset(out, 0, n * sizeof *out);
     kv_cache **caches = calloc(n, sizeof *caches);
     uint32_t *n_rows = calloc(n, sizeof *n_rows);
@@ -244,7 +237,7 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
         status = decoder_run(f->s->decode, caches, n, n_rows, ids, NULL, LOGITS_ALL, f->cell_logits, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         measure_logits(f, f->cell_logits + (size_t)i * f->n_next * vocabulary, &out[i]);
-        out[i].seconds = (now() - start) / n;
+        out[i].seconds = (meter_now() - start) / n;
     }
     for (uint32_t i = 0; i < n; i++) {
         if (caches) kv_cache_close(caches[i]);

@@ -1,19 +1,12 @@
 #include "evaluator/session.h"
+#include "profiler/meter.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 static size_t heads_of(const session *s)
 {
     return (size_t)s->m->config.n_layers * s->m->config.n_kv_heads;
-}
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 kvb_status session_open(session **out, const model *m, const session_plan *plan, kvb_error *err)
@@ -79,7 +72,7 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
     size_t scores = (size_t)view->n_kv_heads * view->n_tokens, floats = scores * view->head_dim;
     memcpy(s->k + view->layer * floats, view->k, floats * sizeof(float));
     memcpy(s->v + view->layer * floats, view->v, floats * sizeof(float));
-    double start = now();
+    double start = meter_now();
     for (size_t i = 0; i < s->plan.n_metrics; i++) {
         const metric *m = &s->plan.metrics[i];
         metric base;
@@ -88,7 +81,7 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
             status = metric_score(&base, view, s->first[i] + view->layer * scores, err);
         if (status != KVB_OK) return status;
     }
-    s->score_seconds += now() - start;
+    s->score_seconds += meter_now() - start;
     return w->also ? w->also->see(w->also->context, view, err) : KVB_OK;
 }
 

@@ -2,18 +2,11 @@
 #include "evaluator/sweep_log.h"
 #include "formats/atomic_file.h"
 #include "formats/sha256.h"
+#include "profiler/meter.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 // ---- The cells ----
 
@@ -127,11 +120,11 @@ static kvb_status run_text(sweep_run_state *r, uint32_t text, kvb_error *err)
     uint32_t n = 0, missing = 0;
     for (size_t i = first; i < end; i++) missing += !s->cells[i].done;
     if (!missing) return KVB_OK;
-    double start = now();
+    double start = meter_now();
     forward_progress progress = {prefill_step, r};
     kvb_status status = fidelity_begin(r->f, s->texts[text].ids, s->o.n_tokens, &progress, err);
-    s->prefill_seconds += now() - start;
-    start = now();
+    s->prefill_seconds += meter_now() - start;
+    start = meter_now();
     for (size_t i = first; i < end && status == KVB_OK; i++) {
         if (!s->cells[i].done) batch[n++] = &s->cells[i];
         if (n < r->f->batch && (i + 1 < end || n == 0)) continue;
@@ -143,7 +136,7 @@ static kvb_status run_text(sweep_run_state *r, uint32_t text, kvb_error *err)
             status = kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs; the same command goes on",
                               r->n_done, s->n_cells);
     }
-    s->cell_seconds += now() - start;
+    s->cell_seconds += meter_now() - start;
     return status;
 }
 

@@ -101,16 +101,22 @@ static kvb_status no_memory(const task_sample *s, kvb_error *err)
     return kvb_fail(err, KVB_MEMORY, "task: no memory for question %zu", s->n_questions);
 }
 
+// The caller owns the text; NULL: no memory.
+static char *formatted(const char *format, va_list list)
+{
+    char *text;
+    return vasprintf(&text, format, list) < 0 ? NULL : text;
+}
+
 kvb_status task_ask(task_sample *s, kvb_error *err, const char *format, ...)
 {
     if (s->n_questions == TASK_MAX_QUESTIONS)
         return kvb_fail(err, KVB_ARGUMENT, "task: at most %d questions fit a context", TASK_MAX_QUESTIONS);
-    char *text;
     va_list list;
     va_start(list, format);
-    int length = vasprintf(&text, format, list);
+    char *text = formatted(format, list);
     va_end(list);
-    if (length < 0) return no_memory(s, err);
+    if (!text) return no_memory(s, err);
     s->questions[s->n_questions++] = (task_question){.text = text};
     return KVB_OK;
 }
@@ -120,12 +126,11 @@ kvb_status task_gold(task_sample *s, kvb_error *err, const char *format, ...)
     task_question *q = &s->questions[s->n_questions - 1];
     if (q->n_gold == TASK_MAX_GOLD)
         return kvb_fail(err, KVB_ARGUMENT, "task: at most %d gold strings fit a question", TASK_MAX_GOLD);
-    char *text;
     va_list list;
     va_start(list, format);
-    int length = vasprintf(&text, format, list);
+    char *text = formatted(format, list);
     va_end(list);
-    if (length < 0) return no_memory(s, err);
+    if (!text) return no_memory(s, err);
     q->gold[q->n_gold++] = text;
     return KVB_OK;
 }

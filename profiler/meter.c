@@ -49,9 +49,3 @@ void meter_read(meter_sum sums[METER_PHASES])
             sums[i].bytes += b->sums[i].bytes;
         }
 }
-
-void meter_reset(void)
-{
-    for (meter_block *b = __atomic_load_n(&all_blocks, __ATOMIC_ACQUIRE); b; b = b->next)
-        memset(b->sums, 0, sizeof b->sums);
-}

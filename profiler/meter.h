@@ -35,4 +35,3 @@ void meter_add(meter_phase phase, double start, double flops, double bytes);
 void meter_add_parallel(meter_phase phase, double start, int threads);
 
 void meter_read(meter_sum sums[METER_PHASES]); // outside of parallel regions
-void meter_reset(void);

@@ -143,14 +143,6 @@ kvb_status model_read_config(model_config *c, const gguf_file *f, kvb_error *err
     return status;
 }
 
-uint64_t model_weight_bytes(const model_config *c)
-{
-    uint64_t heads = (uint64_t)c->n_heads * c->head_dim, kv = (uint64_t)c->n_kv_heads * c->head_dim;
-    uint64_t layer = 3 * heads * c->width + 2 * kv * c->width + 3ull * c->ffn_width * c->width + 2ull * c->width +
-                     heads * c->head_dim;
-    return (c->n_layers * layer + 2ull * c->vocabulary * c->width) * sizeof(float);
-}
-
 // Where a tensor is read: its shape is checked against what the config promises, its values against NaN and infinity.
 static kvb_status read_tensor(float *out, const gguf_file *f, const char *name, uint32_t rows, uint32_t columns,
                               kvb_error *err)

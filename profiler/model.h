@@ -62,5 +62,3 @@ void model_free(model *m);
 // Reads the config alone, with all its checks.
 kvb_status model_read_config(model_config *out, const gguf_file *f, kvb_error *err);
 
-// Bytes of device memory that the weights take (for --plan).
-uint64_t model_weight_bytes(const model_config *c);

@@ -38,11 +38,6 @@ typedef struct active {
     bool ended;
 } active;
 
-static double now(void)
-{
-    return meter_now();
-}
-
 // A context token costs about as much as a decoded row; the counts need not be exact.
 static bool advance(run *r, double rows)
 {
@@ -91,12 +86,12 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
     size_t at = (size_t)view->layer * view->n_kv_heads * view->n_tokens;
     r->times->extras += view->extra_seconds;
     for (size_t i = 0; i < r->o->n_metrics; i++) {
-        double start = now();
+        double start = meter_now();
         kvb_status status = metric_score(&r->o->metrics[i], view, r->scores[i] + at, err);
         if (status != KVB_OK) return status;
-        r->times->scorers += now() - start;
+        r->times->scorers += meter_now() - start;
         meter_add_parallel(METER_SCORERS, start, omp_get_max_threads());
-        r->times->each[i] += now() - start;
+        r->times->each[i] += meter_now() - start;
     }
     return KVB_OK;
 }
@@ -119,10 +114,10 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
     for (size_t i = 0; i < r->o->n_metrics; i++) observer.needs |= metric_needs(&r->o->metrics[i]);
     prefill_watch watch = {r, c->n_tokens};
     forward_progress progress = {prefill_step, &watch};
-    double start = now(), others = r->times->scorers + r->times->extras;
+    double start = meter_now(), others = r->times->scorers + r->times->extras;
     kvb_error inner = {0};
     kvb_status status = forward_prefill(r->f, c->ids, c->n_tokens, &observer, &progress, NULL, &inner);
-    r->times->prefill += now() - start - (r->times->scorers + r->times->extras - others);
+    r->times->prefill += meter_now() - start - (r->times->scorers + r->times->extras - others);
     return status == KVB_OK ? KVB_OK : kvb_fail(err, status, "sample %s: %s", c->id, inner.message);
 }
 
@@ -249,16 +244,16 @@ static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, ui
         } else {
             r->done += c->questions[first + i].tail;
         }
-    double start = now(), done = r->done;
+    double start = meter_now(), done = r->done;
     kvb_status status = missing ? decode_batch(r, c, batch, missing, err) : KVB_OK;
-    r->times->decode += now() - start;
-    start = now();
+    r->times->decode += meter_now() - start;
+    start = meter_now();
     for (uint32_t i = 0; status == KVB_OK && i < missing; i++) {
         done += batch[i].q->tail; // an early end counts as done
         status = write_question(r, c, &batch[i], i, err);
     }
     r->done = done;
-    r->times->writing += now() - start;
+    r->times->writing += meter_now() - start;
     meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     free(batch);
     return status;
@@ -270,12 +265,12 @@ static kvb_status write_context(run *r, const profile_context *c, kvb_error *err
 {
     if (record_writer_has_context(r->record, c->id)) return KVB_OK;
     const char **names = calloc(r->o->n_metrics + 1, sizeof *names);
-    double start = now();
+    double start = meter_now();
     if (!names) return kvb_fail(err, KVB_MEMORY, "no memory for %zu metrics", r->o->n_metrics);
     for (size_t i = 0; i < r->o->n_metrics; i++) names[i] = r->o->metrics[i].spec;
     kvb_status status = record_put_context(r->record, c->id, c->ids, c->n_tokens, names,
                                            (const float *const *)r->scores, r->o->n_metrics, err);
-    r->times->writing += now() - start;
+    r->times->writing += meter_now() - start;
     meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     free(names);
     return status;
@@ -361,9 +356,9 @@ kvb_status profile_run(const model *m, const profile_job *job, const profile_opt
     kvb_status status = profile_share_out(&all, m, job, NULL, 1, 0, err);
     if (status == KVB_OK) status = profile_run_share(m, job, o, &all, writer, watch, times, err);
     profile_share_free(&all);
-    double start = now();
+    double start = meter_now();
     if (status == KVB_OK) status = profile_finish(job, NULL, writer, err);
-    times->writing += now() - start;
+    times->writing += meter_now() - start;
     meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     return status;
 }

@@ -103,8 +103,9 @@ static kvb_status apply_pins(const cli_list *list, kvb_limits *m, kvb_error *err
     return KVB_OK;
 }
 
-kvb_status wishes_to_limits(const constraint_wishes *w, uint32_t n_layers, uint32_t n_kv_heads, solve_scope scope,
-                            kvb_limits *out, kvb_error *err)
+// The limits for L x G heads; SHARE counts for everything that later entries do not name. On failure *out is zero.
+static kvb_status wishes_to_limits(const constraint_wishes *w, uint32_t n_layers, uint32_t n_kv_heads,
+                                   solve_scope scope, kvb_limits *out, kvb_error *err)
 {
     kvb_status status = kvb_limits_init(out, n_layers, n_kv_heads, err);
     if (status != KVB_OK) return status;
@@ -258,8 +259,10 @@ static kvb_status ratio_of_budget(const constraint_wishes *w, uint32_t n_heads, 
                     keep, n_heads, all);
 }
 
-kvb_status wishes_to_ratios(const constraint_wishes *w, uint32_t n_heads, uint32_t head_dim, double *ratios,
-                            uint32_t *n_rows, kvb_error *err)
+// The ratios to solve for: those of --ratios, or the one that --bytes or --keep-tokens stand for, or 1 % to 99 %.
+// ratios [TABLE_ROWS] is filled up with the last one; *n_rows: how many count.
+static kvb_status wishes_to_ratios(const constraint_wishes *w, uint32_t n_heads, uint32_t head_dim, double *ratios,
+                                   uint32_t *n_rows, kvb_error *err)
 {
     bool budget = w->bytes || w->keep_tokens;
     kvb_status status = KVB_OK;

@@ -47,15 +47,6 @@ bool wishes_limit(const constraint_wishes *w);
 bool wishes_ratios(const constraint_wishes *w);
 void wishes_free(constraint_wishes *w);
 
-// The limits for L x G heads; SHARE counts for everything that later entries do not name. On failure *out is zero.
-kvb_status wishes_to_limits(const constraint_wishes *w, uint32_t n_layers, uint32_t n_kv_heads, solve_scope scope,
-                            kvb_limits *out, kvb_error *err);
-
-// The ratios to solve for: those of --ratios, or the one that --bytes or --keep-tokens stand for, or 1 % to 99 %.
-// ratios [TABLE_ROWS] is filled up with the last one; *n_rows: how many count.
-kvb_status wishes_to_ratios(const constraint_wishes *w, uint32_t n_heads, uint32_t head_dim, double *ratios,
-                            uint32_t *n_rows, kvb_error *err);
-
 // The JSON object of a table's metadata "constraints", as runtime/limits.h reads it; to be freed with cJSON_free. NULL:
 // no memory.
 char *limits_text(const kvb_limits *limits);

@@ -2,6 +2,7 @@
 #pragma once
 #include "formats_help.h"
 #include "profiler/model.h"
+#include "profiler/scorer.h"
 #include <math.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -88,4 +89,22 @@ static inline model *case_open(const char *path, const backend *device)
     model *m = NULL;
     help_ok(model_open(&m, path, device, err));
     return m;
+}
+
+static inline metric case_metric(const char *text)
+{
+    metric m;
+    help_ok(metric_parse(&m, text, err));
+    return m;
+}
+
+// The scores [G, T] of the metric named `text`; to be freed.
+static inline float *case_score(const char *text, const layer_view *v)
+{
+    metric m = case_metric(text);
+    size_t n = (size_t)v->n_kv_heads * v->n_tokens;
+    float *s = case_alloc(n, sizeof *s);
+    for (size_t i = 0; i < n; i++) s[i] = NAN; // whatever stood there before
+    help_ok(metric_score(&m, v, s, err));
+    return s;
 }

@@ -45,7 +45,7 @@ static golden golden_open(void)
     const backend *b = &backend_ref;
     dev sums = b->alloc((size_t)H * T), row_log = b->alloc((size_t)H * T), norms = b->alloc((size_t)H * T),
         dq = b->alloc((size_t)T * H * d);
-    prefix_kv kv = {b->alloc((size_t)G * T * d), b->alloc((size_t)G * T * d), T};
+    prefix_kv kv = {b->alloc((size_t)G * T * d), b->alloc((size_t)G * T * d), T, {NULL}};
     dev_matrix w = b->matrix_upload(wo, width, H * d, false);
     attention_shape s = {H, G, d};
     b->upload(dq, q, (size_t)T * H * d);
@@ -77,23 +77,6 @@ static void golden_close(golden *g)
     file_unmap(&g->file);
 }
 
-static metric parse(const char *text)
-{
-    metric m;
-    help_ok(metric_parse(&m, text, err));
-    return m;
-}
-
-static float *score(const char *text, const layer_view *v)
-{
-    metric m = parse(text);
-    size_t n = (size_t)v->n_kv_heads * v->n_tokens;
-    float *s = case_alloc(n, sizeof *s);
-    for (size_t i = 0; i < n; i++) s[i] = NAN; // whatever stood there before
-    help_ok(metric_score(&m, v, s, err));
-    return s;
-}
-
 // keep[0..n): the n best positions of s, ascending; the lower position where scores tie.
 static void best(uint32_t *keep, const float *s, uint32_t T, uint32_t n)
 {
@@ -107,9 +90,9 @@ static void best(uint32_t *keep, const float *s, uint32_t T, uint32_t n)
 
 static float *ranked(const char *text, const layer_view *v, uint32_t keep)
 {
-    metric m = parse(text), base;
+    metric m = case_metric(text), base;
     uint32_t budgets[8];
-    float *s = score(text, v), *first = metric_base(&m, &base) ? score(base.spec, v) : NULL;
+    float *s = case_score(text, v), *first = metric_base(&m, &base) ? case_score(base.spec, v) : NULL;
     for (uint32_t g = 0; g < v->n_kv_heads; g++) budgets[g] = keep;
     help_ok(metric_rank(&m, first, s, v->n_kv_heads, v->n_tokens, budgets, s, err));
     free(first);
@@ -145,7 +128,7 @@ START_TEST(test_against_other_code)
         const unsigned char *want = g.at;
         g.at += (size_t)n * 4;
         if (keep == 0) {
-            float *s = score(name, &g.view);
+            float *s = case_score(name, &g.view);
             double error = range_error(s, (const float *)(const void *)want, &g.view, sinks, tail);
             ck_assert_msg(error <= 2e-5, "%s: differs by %g of the head's range", name, error);
             free(s);
@@ -206,9 +189,9 @@ START_TEST(test_bits_over_threads)
     size_t n = (size_t)g.view.n_kv_heads * g.view.n_tokens;
     for (int i = 0; i < N_EVERY; i++) {
         omp_set_num_threads(1);
-        float *one = score(EVERY[i], &g.view);
+        float *one = case_score(EVERY[i], &g.view);
         omp_set_num_threads(3);
-        float *three = score(EVERY[i], &g.view);
+        float *three = case_score(EVERY[i], &g.view);
         case_same(EVERY[i], three, one, n);
         free(one), free(three);
     }
@@ -221,7 +204,7 @@ START_TEST(test_every_scorer_is_tried)
     for (size_t i = 0; i < scorer_count; i++) {
         bool found = false;
         for (int k = 0; k < N_EVERY; k++) {
-            metric m = parse(EVERY[k]);
+            metric m = case_metric(EVERY[k]);
             found = found || m.kind == scorer_list[i];
         }
         ck_assert_msg(found, "%s:%s stands in no test", scorer_list[i]->name, scorer_list[i]->variant);
@@ -236,10 +219,10 @@ START_TEST(test_views_of_one_head)
     const layer_view *all = &g.view;
     uint32_t T = all->n_tokens, d = all->head_dim, group = all->n_heads / all->n_kv_heads, few = 64;
     for (int i = 0; i < N_EVERY; i++) {
-        metric m = parse(EVERY[i]);
+        metric m = case_metric(EVERY[i]);
         if (strncmp(EVERY[i], "tova", 4) == 0 && m.values[0] == 0) continue; // mixes the heads
         if (strncmp(EVERY[i], "ea", 2) == 0 || strncmp(EVERY[i], "snapkv", 6) == 0 || m.base) continue; // see below
-        float *want = score(EVERY[i], all);
+        float *want = case_score(EVERY[i], all);
         for (uint32_t h = 0; h < all->n_kv_heads; h++) {
             float *q = case_alloc((size_t)few * group * d, sizeof *q);
             for (uint32_t r = 0; r < few; r++)
@@ -255,7 +238,7 @@ START_TEST(test_views_of_one_head)
             v.v += (size_t)h * T * d;
             v.column_sums += (size_t)h * group * T;
             v.output_norms += (size_t)h * group * T;
-            float *got = score(EVERY[i], &v);
+            float *got = case_score(EVERY[i], &v);
             uint32_t ranked_tokens = T - 64; // the fill of a window is the layer's maximum, here the head's
             case_near(EVERY[i], got, want + (size_t)h * T, ranked_tokens, 1e-6);
             free(got), free(q);
@@ -272,9 +255,9 @@ START_TEST(test_snapkv_from_the_windows_queries)
     layer_view v = g.view;
     v.n_queries = 32;
     v.q += (size_t)(v.n_tokens - 32) * v.n_heads * v.head_dim;
-    float *want = score("snapkv:lukv", &g.view), *got = score("snapkv:lukv", &v);
+    float *want = case_score("snapkv:lukv", &g.view), *got = case_score("snapkv:lukv", &v);
     case_same("snapkv:lukv", got, want, (size_t)v.n_kv_heads * v.n_tokens);
-    metric m = parse("snapkv:kvpress");
+    metric m = case_metric("snapkv:kvpress");
     help_fails(metric_score(&m, &v, got, err), KVB_ARGUMENT, "last 32 queries, expected at least 64");
     free(want), free(got);
     golden_close(&g);
@@ -295,7 +278,7 @@ START_TEST(test_positions_of_a_cut_cache)
     v.positions = positions;
     static const char *const by_position[] = {"random", "streaming"};
     for (int i = 0; i < 2; i++) {
-        float *whole = score(by_position[i], &g.view), *cut = score(by_position[i], &v);
+        float *whole = case_score(by_position[i], &g.view), *cut = case_score(by_position[i], &v);
         for (uint32_t h = 0; h < G; h++)
             for (uint32_t j = 0; j < kept; j++)
                 ck_assert_float_eq(cut[h * kept + j], whole[h * T + positions[h * kept + j]]);
@@ -315,7 +298,7 @@ START_TEST(test_random_recall)
         char text[32];
         snprintf(text, sizeof text, "random:seed=%d", seed);
         v.layer = (uint32_t)seed % 3;
-        float *s = score(text, &v);
+        float *s = case_score(text, &v);
         uint32_t keep[KEEP];
         for (uint32_t g = 0; g < HEADS; g++) {
             best(keep, s + g * TOKENS, TOKENS, KEEP);
@@ -325,7 +308,7 @@ START_TEST(test_random_recall)
     }
     double p = (double)KEEP / TOKENS, recall = hits / (n * KEEP), sigma = sqrt(p * (1 - p) / (n * KEEP));
     ck_assert_msg(fabs(recall - p) <= 3 * sigma, "recall %g, expected %g +- %g", recall, p, 3 * sigma);
-    float *a = score("random", &v), *b = score("random:seed=2", &v);
+    float *a = case_score("random", &v), *b = case_score("random:seed=2", &v);
     ck_assert_int_ne(memcmp(a, b, TOKENS * sizeof *a), 0);
     ck_assert_int_ne(memcmp(a, a + TOKENS, TOKENS * sizeof *a), 0); // heads differ
     free(a), free(b);
@@ -356,7 +339,7 @@ START_TEST(test_lagkv_shares)
     float *k = case_floats(2 * T * D, 1, 0), *values = case_floats(2 * T * D, 1, 0);
     v.k = k, v.v = values;
     for (uint32_t j = 0; j < T; j++) k[j * D + 3] = 0.25f; // a channel that never changes
-    float *s = score("lagkv:paper:lag=64", &v);
+    float *s = case_score("lagkv:paper:lag=64", &v);
     for (uint32_t share = 8; share <= LAG; share += 8) {
         uint32_t n = SINK + share * (PARTS - 1) + LAG + REST, keep[T], count[PARTS] = {0};
         for (uint32_t g = 0; g < 2; g++) {
@@ -379,22 +362,23 @@ START_TEST(test_two_stages)
     uint32_t T = g.view.n_tokens;
     size_t n = (size_t)g.view.n_kv_heads * T;
     // share 0 ranks by the weighted scores, share 1 by the wrapped metric
-    float *none = ranked("critical:share=0+knorm", &g.view, 60), *weighted = score("critical:share=0+knorm", &g.view);
+    float *none = ranked("critical:share=0+knorm", &g.view, 60),
+          *weighted = case_score("critical:share=0+knorm", &g.view);
     case_same("share 0", none, weighted, n);
-    float *all = ranked("critical:share=1+knorm", &g.view, 60), *norm = score("knorm", &g.view);
+    float *all = ranked("critical:share=1+knorm", &g.view, 60), *norm = case_score("knorm", &g.view);
     uint32_t a[60] = {0}, b[60] = {0};
     best(a, all, T, 60), best(b, norm, T, 60);
     ck_assert_int_eq(memcmp(a, b, sizeof a), 0);
     best(a, none, T, 60);
     ck_assert_int_ne(memcmp(a, b, sizeof a), 0); // and the two differ
     free(none), free(weighted), free(all), free(norm);
-    metric m = parse("critical+knorm"), profiled;
+    metric m = case_metric("critical+knorm"), profiled;
     ck_assert(metric_profiled_as(&m, &profiled));
     ck_assert_str_eq(profiled.spec, "critical:share=0+knorm");
     help_ok(metric_check_nested(&profiled, err));
-    metric half = parse("h2o:half");
+    metric half = case_metric("h2o:half");
     ck_assert(!metric_profiled_as(&half, &profiled));
-    float *s = score("critical+knorm", &g.view);
+    float *s = case_score("critical+knorm", &g.view);
     help_fails(metric_rank(&m, NULL, s, 2, T, (uint32_t[]){5, 5}, s, err), KVB_ARGUMENT, "needs the scores of knorm");
     free(s);
     golden_close(&g);
@@ -421,11 +405,11 @@ START_TEST(test_refusals)
                                                   {"critical+snapkv", "critical:share=0+METRIC"},
                                                   {"critical:share=0.1+keydiff", "share of the budget"}};
     for (size_t i = 0; i < sizeof nested / sizeof *nested; i++) {
-        metric m = parse(nested[i]);
+        metric m = case_metric(nested[i]);
         help_ok(metric_check_nested(&m, err));
     }
     for (int i = 0; i < 4; i++) {
-        metric m = parse(other[i][0]);
+        metric m = case_metric(other[i][0]);
         help_fails(metric_check_nested(&m, err), KVB_ARGUMENT, other[i][1]);
     }
     layer_view v = {.layer = 3, .n_tokens = 100, .n_heads = 1, .n_kv_heads = 1, .head_dim = 4, .n_queries = 100};
@@ -434,18 +418,18 @@ START_TEST(test_refusals)
                                            {"ea", "needs q_raw,"},          {"lagkv", "needs k,"},
                                            {"h2o", "needs column_sums"},    {"critical+random", "needs output_norms"}};
     for (int i = 0; i < 6; i++) {
-        metric m = parse(lacks[i][0]);
+        metric m = case_metric(lacks[i][0]);
         help_fails(metric_score(&m, &v, s, err), KVB_ARGUMENT, lacks[i][1]);
     }
     v.k = v.v = k;
-    metric lag = parse("lagkv"), norm = parse("knorm");
+    metric lag = case_metric("lagkv"), norm = case_metric("knorm");
     help_fails(metric_score(&lag, &v, s, err), KVB_ARGUMENT,
                "100 tokens, expected at least 4 sinks and two partitions of 128");
     k[37] = NAN;
     help_fails(metric_score(&norm, &v, s, err), KVB_NUMERIC, "layer 3, KV head 0, position 9");
     v.q = k;
     v.n_queries = 0;
-    metric tova = parse("tova");
+    metric tova = case_metric("tova");
     help_fails(metric_score(&tova, &v, s, err), KVB_ARGUMENT, "0 queries");
 }
 END_TEST

@@ -78,26 +78,9 @@ static void softmax(double *z, uint32_t n)
     for (uint32_t j = 0; j < n; j++) z[j] /= sum;
 }
 
-static metric parse(const char *text)
-{
-    metric m;
-    help_ok(metric_parse(&m, text, err));
-    return m;
-}
-
-static float *score(const char *text, const layer_view *v)
-{
-    metric m = parse(text);
-    size_t n = (size_t)v->n_kv_heads * v->n_tokens;
-    float *s = case_alloc(n, sizeof *s);
-    for (size_t i = 0; i < n; i++) s[i] = NAN; // whatever stood there before
-    help_ok(metric_score(&m, v, s, err));
-    return s;
-}
-
 static void compare(const char *text, const layer_view *v, const float *want, double tolerance)
 {
-    float *got = score(text, v);
+    float *got = case_score(text, v);
     double error = case_row_error(got, want, v->n_kv_heads, v->n_tokens);
     ck_assert_msg(error <= tolerance, "%s: T %u, H %u, G %u, d %u: relative error %g, at most %g", text, v->n_tokens,
                   v->n_heads, v->n_kv_heads, v->head_dim, error, tolerance);
@@ -143,7 +126,7 @@ static float *naive_snapkv(const layer_view *v, uint32_t W, int kernel, bool max
 static void compare_snapkv(const char *text, shape s, uint32_t T, uint32_t W, int kernel, bool max_pool, bool above)
 {
     layer_view v = view_make(s, T, 1);
-    float *want = naive_snapkv(&v, W, kernel, max_pool, above), *got = score(text, &v), top = 0;
+    float *want = naive_snapkv(&v, W, kernel, max_pool, above), *got = case_score(text, &v), top = 0;
     for (uint32_t g = 0; g < s.G; g++) {
         double error = case_row_error(got + g * T, want + g * T, 1, T - W);
         ck_assert_msg(error <= 1e-5, "%s: T %u, H %u, G %u, d %u: relative error %g", text, T, s.H, s.G, s.d, error);
@@ -217,7 +200,7 @@ START_TEST(test_keydiff_ranks_as_pairs_do)
     enum { T = 240 };
     for (int i = 0; i < N_SHAPES; i++) {
         layer_view v = view_make(SHAPES[i], T, 1);
-        float *got = score("keydiff", &v);
+        float *got = case_score("keydiff", &v);
         int compared = 0;
         for (uint32_t g = 0; g < SHAPES[i].G; g++) {
             double pairs[T] = {0};
@@ -250,7 +233,7 @@ START_TEST(test_keydiff_degenerate)
     static const float want[3][T] = {{0, 0, 0, 0}, {0, 0, 0, 0}, {-1, 0, -1, -1}};
     for (int i = 0; i < 3; i++) {
         layer_view v = {.n_tokens = T, .n_heads = 1, .n_kv_heads = 1, .head_dim = 2, .rope_dim = 2, .k = keys[i]};
-        float *got = score("keydiff", &v);
+        float *got = case_score("keydiff", &v);
         case_near("keydiff", got, want[i], T, 1e-6);
         free(got);
     }
@@ -334,7 +317,7 @@ static float *naive_ea(const layer_view *v, const ea_case *e)
 static void compare_ea(const ea_case *e, shape s, uint32_t T)
 {
     layer_view v = view_make(s, T, 0.7);
-    float *want = naive_ea(&v, e), *got = score(e->text, &v), top = -INFINITY;
+    float *want = naive_ea(&v, e), *got = case_score(e->text, &v), top = -INFINITY;
     uint32_t from = e->sinks_in_softmax ? 0 : e->sinks;
     for (uint32_t g = 0; g < s.G; g++) {
         double error = case_row_error(got + (size_t)g * T + from, want + (size_t)g * T + from, 1, T - from);
@@ -374,7 +357,7 @@ START_TEST(test_expected_attention_of_the_mean_query)
     enum { T = 60 };
     shape s = SHAPES[4];
     layer_view v = view_make(s, T, 0.7);
-    float *got = score("ea:lukv:future=1:covariance=0:value_norm=0:sinks=0", &v);
+    float *got = case_score("ea:lukv:future=1:covariance=0:value_norm=0:sinks=0", &v);
     for (uint32_t g = 0; g < s.G; g++) {
         double want[T] = {0}, z[T], query[64];
         for (uint32_t h = g * s.H / s.G; h < (g + 1) * s.H / s.G; h++) {
@@ -417,7 +400,7 @@ START_TEST(test_short_contexts)
                  {"ea:lukv", 3, {"3 tokens", "4 sinks"}},
                  {"ea:lukv:sinks=30", 29, {"29 tokens", "30 sinks"}}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        metric m = parse(cases[i].text);
+        metric m = case_metric(cases[i].text);
         layer_view v = view_make(SHAPES[0], cases[i].T, 1);
         float *s = case_alloc((size_t)SHAPES[0].G * cases[i].T, sizeof *s);
         help_fails(metric_score(&m, &v, s, err), KVB_ARGUMENT, m.spec);
@@ -462,7 +445,7 @@ START_TEST(test_metric_names)
         {"critical:share=0+lagkv:paper", "critical:share=0+lagkv:paper", 16, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        metric m = parse(cases[i].text), again = parse(m.spec);
+        metric m = case_metric(cases[i].text), again = case_metric(m.spec);
         ck_assert_str_eq(m.spec, cases[i].spec);
         ck_assert_str_eq(again.spec, m.spec);
         ck_assert_ptr_eq(again.kind, m.kind);
@@ -470,7 +453,7 @@ START_TEST(test_metric_names)
         ck_assert_uint_eq(metric_protect_sink(&m), cases[i].sink);
         ck_assert_uint_eq(metric_protect_window(&m), cases[i].window);
     }
-    metric m = parse("ea:epsilon=0.125:future=64");
+    metric m = case_metric("ea:epsilon=0.125:future=64");
     ck_assert_double_eq(metric_value(&m, "epsilon"), 0.125);
     ck_assert_double_eq(metric_value(&m, "future"), 64);
     ck_assert_double_eq(metric_value(&m, "sinks"), 4);
@@ -541,7 +524,7 @@ START_TEST(test_metric_names_tell_values_apart)
     static const char *const texts[] = {"ea:epsilon=0.02000000001", "ea:epsilon=0.1234567890123", "ea:epsilon=1e-300",
                                         "ea:epsilon=0.30000000000000004"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
-        metric m = parse(texts[i]), again = parse(m.spec);
+        metric m = case_metric(texts[i]), again = case_metric(m.spec);
         ck_assert_msg(metric_value(&m, "epsilon") == metric_value(&again, "epsilon"), "%s is written as %s", texts[i],
                       m.spec);
     }
@@ -564,7 +547,7 @@ START_TEST(test_metric_json)
                               "\"sinks_in_softmax\":1,\"protect_sink\":4,\"protect_window\":1}"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        metric m = parse(cases[i][0]);
+        metric m = case_metric(cases[i][0]);
         cJSON *o = metric_to_json(&m);
         char *text = cJSON_PrintUnformatted(o);
         ck_assert_str_eq(text, cases[i][1]);
@@ -582,7 +565,7 @@ START_TEST(test_scorer_table)
         char text[64];
         snprintf(text, sizeof text, "%s%s%s%s", s->name, *s->variant ? ":" : "", s->variant,
                  s->wraps ? "+snapkv:kvpress" : "");
-        metric m = parse(text);
+        metric m = case_metric(text);
         ck_assert_ptr_eq(m.kind, s);
         ck_assert_str_eq(m.spec, text);
         ck_assert(s->score && *s->summary && *s->source && *s->formula);

@@ -1,0 +1,172 @@
+// Damaged and hostile model files: each is refused with a message that names file and place, or opens; none crashes.
+#include "profiler/gguf.h"
+#include "test_profiler_cases.h"
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+// The tiny model's bytes, and where its parts stand in them.
+typedef struct patient {
+    unsigned char *data;
+    size_t size;
+    gguf_file file;
+} patient;
+
+static patient patient_open(void)
+{
+    patient p;
+    p.data = help_slurp(help_path("tiny.gguf"), &p.size);
+    help_ok(gguf_parse(&p.file, p.data, p.size, "tiny", err));
+    return p;
+}
+
+static void patient_close(patient *p)
+{
+    gguf_close(&p->file);
+    free(p->data);
+}
+
+// Opens the first `size` bytes as a model file; they must be refused with a message that names file and `text`.
+static void refused(const patient *p, size_t size, kvb_status status, const char *text)
+{
+    model *m = NULL;
+    kvb_error err = {0};
+    help_spew(help_path("bad.gguf"), p->data, size);
+    kvb_status got = model_open(&m, help_path("bad.gguf"), &backend_cpu, &err);
+    ck_assert_ptr_null(m);
+    ck_assert_msg(got != KVB_OK && (got == status || status == KVB_OK), "%s: %s, expected %s: %s", text,
+                  kvb_status_name(got), kvb_status_name(status), err.message);
+    ck_assert_msg(strstr(err.message, "bad.gguf") && strstr(err.message, text), "no '%s' in: %s", text, err.message);
+}
+
+static unsigned char *bytes_at(const void *place)
+{
+    return (unsigned char *)(uintptr_t)place;
+}
+
+START_TEST(test_cut_model)
+{
+    patient p = patient_open();
+    for (size_t n = 1; n < 40; n++) refused(&p, n, KVB_OK, "");
+    for (size_t i = 1; i < 60; i++) refused(&p, p.size * i / 60, KVB_OK, "");
+    refused(&p, p.size - 33, KVB_FORMAT, "output_norm.weight"); // the last tensor
+    patient_close(&p);
+}
+END_TEST
+
+START_TEST(test_wrong_shapes)
+{
+    patient p = patient_open();
+    for (size_t i = 0; i < p.file.n_tensors; i++) {
+        const gguf_tensor *t = &p.file.tensors[i];
+        bool matrix = t->n_dims == 2, embedding = gguf_string_is(t->name, "token_embd.weight");
+        unsigned char *dims = bytes_at(t->name.data + t->name.size + 4), *at = matrix && !embedding ? dims + 8 : dims;
+        uint64_t right = matrix && !embedding ? t->dims[1] : t->dims[0], wrong = right / 2;
+        char text[200], name[64];
+        snprintf(name, sizeof name, "%.*s", (int)t->name.size, t->name.data);
+        if (embedding) snprintf(text, sizeof text, "tensor %s has shape [300, 32], expected [1 to 16777216, 64]", name);
+        else if (matrix)
+            snprintf(text, sizeof text, "tensor %s has shape [%d, %d], expected [%d, %d]", name, (int)wrong,
+                     (int)t->dims[0], (int)right, (int)t->dims[0]);
+        else snprintf(text, sizeof text, "tensor %s has shape [1, 32], expected [1, 64]", name);
+        memcpy(at, &wrong, sizeof wrong);
+        refused(&p, p.size, KVB_FORMAT, text);
+        memcpy(at, &right, sizeof right);
+    }
+    patient_close(&p);
+}
+END_TEST
+
+START_TEST(test_weights_that_are_no_numbers)
+{
+    static const float bad[] = {NAN, INFINITY, -INFINITY};
+    patient p = patient_open();
+    for (size_t i = 0; i < p.file.n_tensors; i++) {
+        const gguf_tensor *t = &p.file.tensors[i];
+        size_t value = i * 7 % t->n_values;
+        unsigned char *at = bytes_at((const char *)t->data + value * 4), saved[4];
+        char text[128];
+        snprintf(text, sizeof text, "tensor %.*s: value %zu of %llu is not finite", (int)t->name.size, t->name.data,
+                 value, (unsigned long long)t->n_values);
+        memcpy(saved, at, 4);
+        memcpy(at, &bad[i % 3], 4);
+        refused(&p, p.size, KVB_NUMERIC, text);
+        memcpy(at, saved, 4);
+    }
+    patient_close(&p);
+}
+END_TEST
+
+START_TEST(test_wrong_config)
+{
+    static const struct {
+        const char *key;
+        uint32_t value;
+        kvb_status status;
+        const char *text;
+    } cases[] = {
+        {"llama.block_count", 3, KVB_FORMAT, "tensor blk.2.attn_q.weight is missing, expected [64, 64]"},
+        {"llama.block_count", 1, KVB_UNSUPPORTED, "tensor 'blk.1.attn_norm.weight' is not part of"},
+        {"llama.block_count", 0, KVB_FORMAT, "llama.block_count is 0, expected 1 to"},
+        {"llama.block_count", UINT32_MAX, KVB_FORMAT, "llama.block_count is 4294967295"},
+        {"llama.attention.head_count", 3, KVB_FORMAT, "3 query heads cannot share 2 KV heads"},
+        {"llama.attention.head_count", 0, KVB_FORMAT, "llama.attention.head_count is 0"},
+        {"llama.attention.head_count", 8, KVB_UNSUPPORTED, "head size 8, value size 8, rotary size 16"},
+        {"llama.attention.head_count_kv", 4, KVB_FORMAT, "tensor blk.0.attn_k.weight has shape [32, 64], expected"},
+        {"llama.attention.head_count_kv", 0, KVB_FORMAT, "4 query heads cannot share 0 KV heads"},
+        {"llama.attention.head_count_kv", 8, KVB_FORMAT, "4 query heads cannot share 8 KV heads"},
+        {"llama.embedding_length", 128, KVB_UNSUPPORTED, "rotary size 16"},
+        {"llama.feed_forward_length", 64, KVB_FORMAT, "tensor blk.0.ffn_gate.weight has shape [128, 64], expected"},
+        {"llama.rope.dimension_count", 8, KVB_UNSUPPORTED, "rotary size 8"},
+        {"llama.context_length", 0, KVB_FORMAT, "llama.context_length is 0"},
+        {"llama.attention.layer_norm_rms_epsilon", 0xbf800000, KVB_FORMAT, "norm epsilon -1"},
+        {"llama.rope.freq_base", 0, KVB_FORMAT, "rotary base 0"},
+    };
+    patient p = patient_open();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        unsigned char *at = bytes_at(gguf_find(&p.file, cases[i].key)->data), saved[4];
+        memcpy(saved, at, 4);
+        memcpy(at, &cases[i].value, 4);
+        refused(&p, p.size, cases[i].status, cases[i].text);
+        memcpy(at, saved, 4);
+    }
+    bytes_at(gguf_find(&p.file, "general.architecture")->data)[0] = 'L';
+    refused(&p, p.size, KVB_UNSUPPORTED, "general.architecture is 'Llama', expected llama");
+    patient_close(&p);
+}
+END_TEST
+
+// Any bit of metadata and tensor entries may be wrong: an error or a model, never a crash.
+START_TEST(test_flipped_bits)
+{
+    patient p = patient_open();
+    size_t entries = (size_t)((const unsigned char *)p.file.tensors[0].data - p.data);
+    for (int i = 0; i < 300; i++) {
+        size_t bit = (size_t)((case_uniform() + 1) * 0.5 * (double)(entries * 8));
+        model *m = NULL;
+        kvb_error err = {0};
+        p.data[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        help_spew(help_path("bad.gguf"), p.data, p.size);
+        if (model_open(&m, help_path("bad.gguf"), &backend_cpu, &err) != KVB_OK)
+            ck_assert_msg(strstr(err.message, "bad.gguf") != NULL, "bit %zu: %s", bit, err.message);
+        model_free(m);
+        p.data[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+    patient_close(&p);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_unchecked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, test_cut_model);
+    tcase_add_test(tc, test_wrong_shapes);
+    tcase_add_test(tc, test_weights_that_are_no_numbers);
+    tcase_add_test(tc, test_wrong_config);
+    tcase_add_test(tc, test_flipped_bits);
+}
+
+UNIT_MAIN("profiler model", fill)
