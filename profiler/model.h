@@ -61,4 +61,3 @@ void model_free(model *m);
 
 // Reads the config alone, with all its checks.
 kvb_status model_read_config(model_config *out, const gguf_file *f, kvb_error *err);
-

@@ -252,7 +252,8 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddStringToObject(a, "model_sha256", m->sha256) &&
               cJSON_AddStringToObject(a, "tokenizer_sha256", tokenizer_sha256(m->tokens)) &&
               cJSON_AddStringToObject(a, "calibration_sha256", job->calibration_sha256) &&
-              cJSON_AddStringToObject(a, "backend", m->device->name) && cJSON_AddStringToObject(a, "compute", m->device->compute) &&
+              cJSON_AddStringToObject(a, "backend", m->device->name) &&
+              cJSON_AddStringToObject(a, "compute", m->device->compute) &&
               cJSON_AddStringToObject(
                   a, "oracle", "max over queries of attention times layer-normalised |v W_O|, max over the group") &&
               cJSON_AddNumberToObject(a, "width", m->config.width) &&

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Peak memory of a profile against the context's length, measured and planned; prints CSV, and says at the end whether every plan was
 # within 15 % of what was measured. LAYERS=0 is the whole model (32,768 tokens then take minutes); fewer layers are the same line with
-# another slope. SVG=FILE draws the picture. Called by `make bench-memory`.
+# another slope. COMPUTE=bf16 is the fastest. SVG=FILE draws the picture. Called by `make bench-memory`.
 set -eu
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build}
 LAYERS=${LAYERS:-4}
+COMPUTE=${COMPUTE:-f32}
 model=$(tools/get-model.sh)
 work=$(mktemp -d "${TMPDIR:-/tmp}/kvbudget-memory.XXXXXX")
 trap 'rm -rf "$work"' EXIT
@@ -18,7 +19,7 @@ layers=()
 echo 'layers,tokens,seconds,peak_gib,planned_gib' | tee "$work/memory.csv"
 for tokens in ${TOKENS:-1024 2048 4096 8192 16384 32768}; do
     "$BUILD/kvbudget" profile "$model" "$work/long.jsonl" -o "$work/run.h5" --force --max-tokens "$tokens" --new-tokens 4 --ignore-eos \
-        --beyond-trained "${layers[@]}" 2>"$work/log" || { cat "$work/log" >&2 && exit 1; }
+        --beyond-trained --compute "$COMPUTE" "${layers[@]}" 2>"$work/log" || { cat "$work/log" >&2 && exit 1; }
     sed -n "s/^\([0-9.]*\) s: .*peak memory \([0-9.]*\) GiB (planned \([0-9.]*\)).*/$LAYERS,$tokens,\1,\2,\3/p" "$work/log" | tee -a "$work/memory.csv"
 done
 [ -z "${SVG:-}" ] || "$BUILD/tests/draw_memory" "$work/memory.csv" "$SVG"

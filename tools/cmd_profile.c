@@ -173,8 +173,8 @@ static int run_command(profile_command *p, char **operands, size_t n)
         fprintf(stderr,
                 "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, writing %.2f; peak memory %.3f GiB "
                 "(planned %.3f)\n",
-                wall, times.prefill, times.scorers + times.extras, times.decode, times.writing,
-                peak / 0x1p30, (double)profile_expected_peak(p) / 0x1p30);
+                wall, times.prefill, times.scorers + times.extras, times.decode, times.writing, peak / 0x1p30,
+                (double)profile_expected_peak(p) / 0x1p30);
         print_scorers(p, &times);
     }
     if (p->roofline && p->ranks.rank == 0) roofline_print(p->device, wall);
