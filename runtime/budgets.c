@@ -45,9 +45,7 @@ static void look_up_per_cent(double ratio, kvb_lookup kind, lookup *at)
 static void look_up_ratio(const kvb_table *t, double ratio, kvb_lookup kind, lookup *at)
 {
     uint32_t n = t->info.n_rows, above = 0; // the first row beyond the ratio
-    while (above < n && t->ratio[above] <= ratio) {
-        ++above;
-    }
+    while (above < n && t->ratio[above] <= ratio) ++above;
     double low = above ? t->ratio[above - 1] : 0, high = above < n ? t->ratio[above] : low;
     if (kind == KVB_LOOKUP_NEAREST) {
         bool upper = above == 0 || (above < n && high - ratio < ratio - low);
@@ -63,11 +61,8 @@ static lookup look_up(const kvb_table *t, double ratio, kvb_lookup kind)
 {
     size_t n_heads = (size_t)t->info.n_layers * t->info.n_kv_heads;
     lookup at = {NULL, NULL, 0, 0, 0};
-    if (t->per_cent) {
-        look_up_per_cent(ratio, kind, &at);
-    } else {
-        look_up_ratio(t, ratio, kind, &at);
-    }
+    if (t->per_cent) look_up_per_cent(ratio, kind, &at);
+    else look_up_ratio(t, ratio, kind, &at);
     at.below = at.row_below ? t->prune_ratio + (at.row_below - 1) * n_heads : NULL;
     at.above = t->prune_ratio + (at.row_above - 1) * n_heads;
     return at;
@@ -85,7 +80,7 @@ static double prune_at(const lookup *at, size_t head)
 // kvpress's `ideal_keep_counts`: everything in float32.
 static ROUNDED_RESULT void ideal_f32(const lookup *at, size_t first_head, uint32_t n, uint32_t n_tokens, float *ideal)
 {
-    for (uint32_t g = 0; g < n; ++g) {
+    for (uint32_t g = 0; g < n; g++) {
         float rate = 1.0f - (float)prune_at(at, first_head + g);
         rate = rate < 0 ? 0 : rate > 1 ? 1 : rate;
         ideal[g] = rate * (float)n_tokens;
@@ -101,7 +96,7 @@ static void round_layer(const lookup *at, size_t first_head, uint32_t n, uint32_
     ideal_f32(at, first_head, n, n_tokens, ideal);
     total = (int64_t)rintf(kvb_torch_sum(ideal, n));
     total = total < n ? n : total > most ? most : total;
-    for (uint32_t g = 0; g < n; ++g) {
+    for (uint32_t g = 0; g < n; g++) {
         float whole = floorf(ideal[g]);
         fraction[g].value = ideal[g] - whole;
         fraction[g].index = g;
@@ -112,13 +107,10 @@ static void round_layer(const lookup *at, size_t first_head, uint32_t n, uint32_
     if (left > 0) {
         size_t k = left < n ? (size_t)left : n;
         kvb_torch_topk(fraction, n, k);
-        for (size_t i = 0; i < k; ++i) {
-            keep[fraction[i].index] += keep[fraction[i].index] < n_tokens;
-        }
+        for (size_t i = 0; i < k; i++) keep[fraction[i].index] += keep[fraction[i].index] < n_tokens;
     }
-    for (uint32_t g = 0; g < n; ++g) {
+    for (uint32_t g = 0; g < n; g++)
         keep[g] = keep[g] ? keep[g] : 1; // after the remainders, so the layer's sum may exceed `total`: as kvpress
-    }
 }
 
 // ---- selecting the largest remainders of the whole model without room for a sorted copy ----
@@ -139,15 +131,11 @@ static uint64_t kth_largest(const remainders *r, size_t n, size_t k, size_t *tie
     for (int shift = 56; shift >= 0; shift -= 8) {
         size_t histogram[256] = {0};
         unsigned digit = 255;
-        for (size_t h = 0; h < n; ++h) {
+        for (size_t h = 0; h < n; h++) {
             uint64_t key = r->key(r, h);
-            if (shift == 56 || key >> (shift + 8) == prefix) {
-                ++histogram[key >> shift & 255];
-            }
+            if (shift == 56 || key >> (shift + 8) == prefix) ++histogram[key >> shift & 255];
         }
-        for (; k > histogram[digit]; --digit) {
-            k -= histogram[digit];
-        }
+        for (; k > histogram[digit]; --digit) k -= histogram[digit];
         prefix = prefix << 8 | digit;
     }
     *ties = k;
@@ -172,7 +160,7 @@ static uint64_t fraction_key(const remainders *r, size_t head)
 
 static void round_floor(const lookup *at, size_t n_heads, uint32_t n_tokens, uint32_t *keep)
 {
-    for (size_t h = 0; h < n_heads; ++h) {
+    for (size_t h = 0; h < n_heads; h++) {
         double ideal = ideal_f64(at, h, n_tokens), up = ceil(ideal);
         double whole = up - ideal < 1e-6 ? up : floor(ideal);
         keep[h] = whole < 1 ? 1 : (uint32_t)whole;
@@ -186,7 +174,7 @@ static void raise_to_floor(uint32_t *count, size_t n, uint32_t floor_count)
 {
     uint64_t missing = 0, surplus = 0, taken = 0;
     uint32_t low = 0, high = 0; // the level, counted above the floor
-    for (size_t h = 0; h < n; ++h) {
+    for (size_t h = 0; h < n; h++) {
         if (count[h] < floor_count) {
             missing += floor_count - count[h];
             count[h] = floor_count;
@@ -196,13 +184,11 @@ static void raise_to_floor(uint32_t *count, size_t n, uint32_t floor_count)
         }
     }
     missing = missing < surplus ? missing : surplus; // too little: all end at the floor and the total grows
-    if (missing == 0) {
-        return;
-    }
+    if (missing == 0) return;
     while (low < high) { // smallest level that costs no more than `missing`
         uint32_t level = low + (high - low) / 2;
         uint64_t cost = 0;
-        for (size_t h = 0; h < n; ++h) {
+        for (size_t h = 0; h < n; h++) {
             uint32_t above = count[h] - floor_count;
             cost += above > level ? above - level : 0;
         }
@@ -214,7 +200,7 @@ static void raise_to_floor(uint32_t *count, size_t n, uint32_t floor_count)
         }
     }
     missing -= taken;
-    for (size_t h = 0; h < n; ++h) {
+    for (size_t h = 0; h < n; h++) {
         if (count[h] - floor_count >= high) {
             count[h] = floor_count + high;
             if (missing > 0 && high > 0) {
@@ -230,7 +216,7 @@ static void round_global(const lookup *at, size_t n_heads, uint32_t n_tokens, ui
     remainders r = {fraction_key, at, keep, n_tokens, 0};
     double sum = 0;
     uint64_t base = 0, total, most = (uint64_t)n_heads * n_tokens;
-    for (size_t h = 0; h < n_heads; ++h) {
+    for (size_t h = 0; h < n_heads; h++) {
         double ideal = ideal_f64(at, h, n_tokens);
         keep[h] = (uint32_t)floor(ideal);
         base += keep[h];
@@ -241,7 +227,7 @@ static void round_global(const lookup *at, size_t n_heads, uint32_t n_tokens, ui
     if (total > base) {
         size_t k = total - base < n_heads ? (size_t)(total - base) : n_heads, ties;
         uint64_t threshold = kth_largest(&r, n_heads, k, &ties);
-        for (size_t h = 0; h < n_heads; ++h) {
+        for (size_t h = 0; h < n_heads; h++) {
             uint64_t key = fraction_key(&r, h);
             bool take = key > threshold || (key == threshold && ties > 0);
             ties -= take && key == threshold;
@@ -263,22 +249,21 @@ static void round_blocks(uint32_t *keep, size_t n_heads, uint32_t n_tokens, uint
     remainders r = {block_key, NULL, keep, n_tokens, block};
     uint64_t total = 0, whole = 0, wanted, threshold = UINT64_MAX;
     size_t ties = 0;
-    for (size_t h = 0; h < n_heads; ++h) {
+    for (size_t h = 0; h < n_heads; h++) {
         total += keep[h];
         whole += keep[h] / block;
     }
     wanted = total / block + (total % block >= block - total % block); // half up
-    if (wanted > whole) { // at most as many as there are heads with a remainder
+    if (wanted > whole) // at most as many as there are heads with a remainder
         threshold = kth_largest(&r, n_heads, (size_t)(wanted - whole), &ties);
-    }
-    for (size_t h = 0; h < n_heads; ++h) {
+    for (size_t h = 0; h < n_heads; h++) {
         uint64_t key = block_key(&r, h);
         bool take = key > threshold || (key == threshold && ties > 0);
         ties -= take && key == threshold;
         keep[h] = keep[h] / block + take;
     }
     raise_to_floor(keep, n_heads, least_blocks);
-    for (size_t h = 0; h < n_heads; ++h) {
+    for (size_t h = 0; h < n_heads; h++) {
         uint64_t tokens = (uint64_t)keep[h] * block;
         keep[h] = tokens < n_tokens ? (uint32_t)tokens : n_tokens;
     }
@@ -318,16 +303,12 @@ static uint32_t protected_tokens(const kvb_info *info, uint32_t n_tokens)
 static kvb_status check_arguments(const char *function, const kvb_table *t, double ratio, uint32_t n_tokens,
                                   const kvb_budget_options *opt, const uint32_t *keep, size_t cap, kvb_error *err)
 {
-    if (!t || !keep) {
-        return kvb_fail(err, KVB_ARGUMENT, "%s: table and keep must not be NULL", function);
-    }
+    if (!t || !keep) return kvb_fail(err, KVB_ARGUMENT, "%s: table and keep must not be NULL", function);
     if (!(ratio < 1) || ratio < -DBL_MAX) {
         return kvb_fail(err, KVB_ARGUMENT, "%s: ratio: expected a prune ratio from 0 up to, not including, 1, found %g",
                         function, ratio);
     }
-    if (n_tokens == 0) {
-        return kvb_fail(err, KVB_ARGUMENT, "%s: n_tokens: expected at least 1, found 0", function);
-    }
+    if (n_tokens == 0) return kvb_fail(err, KVB_ARGUMENT, "%s: n_tokens: expected at least 1, found 0", function);
     if (opt && ((unsigned)opt->rounding > KVB_ROUND_GLOBAL_LR || (unsigned)opt->lookup > KVB_LOOKUP_LINEAR)) {
         return kvb_fail(err, KVB_ARGUMENT, "%s: options: unknown rounding %d or lookup %d", function,
                         (int)opt->rounding, (int)opt->lookup);
@@ -345,29 +326,22 @@ kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, 
 {
     const kvb_budget_options defaults = {KVB_ROUND_LAYER_LR, KVB_LOOKUP_NEAREST, 0, 0};
     kvb_status status = check_arguments("kvb_budgets", table, ratio, n_tokens, opt, keep, cap, err);
-    if (status) {
-        return status;
-    }
+    if (status) return status;
     opt = opt ? opt : &defaults;
     uint32_t n_layers = table->info.n_layers, n_kv_heads = table->info.n_kv_heads;
     size_t n_heads = (size_t)n_layers * n_kv_heads;
     if (ratio <= 0) {
-        for (size_t h = 0; h < n_heads; ++h) {
-            keep[h] = n_tokens;
-        }
+        for (size_t h = 0; h < n_heads; h++) keep[h] = n_tokens;
         return KVB_OK;
     }
     lookup at = look_up(table, ratio, opt->lookup);
     uint32_t least = opt->strict ? protected_tokens(&table->info, n_tokens) : 1;
     least = least ? least : 1;
-    if (table->limited) {
-        return round_limited(table, &at, n_tokens, opt->block, least, keep, err);
-    }
+    if (table->limited) return round_limited(table, &at, n_tokens, opt->block, least, keep, err);
     switch (opt->rounding) {
     case KVB_ROUND_LAYER_LR:
-        for (uint32_t l = 0; l < n_layers; ++l) {
+        for (uint32_t l = 0; l < n_layers; l++)
             round_layer(&at, (size_t)l * n_kv_heads, n_kv_heads, n_tokens, keep + (size_t)l * n_kv_heads);
-        }
         break;
     case KVB_ROUND_FLOOR:
         round_floor(&at, n_heads, n_tokens, keep);
@@ -376,11 +350,9 @@ kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, 
         round_global(&at, n_heads, n_tokens, keep);
         break;
     }
-    if (opt->block > 1) {
+    if (opt->block > 1)
         round_blocks(keep, n_heads, n_tokens, opt->block, least / opt->block + (least % opt->block != 0));
-    } else if (opt->strict) {
-        raise_to_floor(keep, n_heads, least);
-    }
+    else if (opt->strict) raise_to_floor(keep, n_heads, least);
     return KVB_OK;
 }
 
@@ -393,20 +365,15 @@ static unsigned table_warnings(const kvb_table *t, double ratio, uint32_t n_toke
     double covered = kind == KVB_LOOKUP_LINEAR ? (ratio < last ? ratio : last) : row;
     unsigned warnings = 0;
     if ((at->below && at->weight < 1 && t->saturated[at->row_below - 1]) ||
-        (at->weight > 0 && t->saturated[at->row_above - 1])) {
+        (at->weight > 0 && t->saturated[at->row_above - 1]))
         warnings |= KVB_WARN_SATURATED;
-    }
-    for (uint32_t i = 0; i < info->n_calibration_tokens; ++i) {
+    for (uint32_t i = 0; i < info->n_calibration_tokens; i++) {
         uint32_t tokens = info->calibration_tokens[i];
         shortest = tokens < shortest ? tokens : shortest;
         longest = tokens > longest ? tokens : longest;
     }
-    if ((uint64_t)n_tokens * 2 < shortest || n_tokens > (uint64_t)longest * 2) {
-        warnings |= KVB_WARN_LENGTH;
-    }
-    if (fabs(covered - ratio) > 0.005 + 1e-9) {
-        warnings |= KVB_WARN_CLAMPED;
-    }
+    if ((uint64_t)n_tokens * 2 < shortest || n_tokens > (uint64_t)longest * 2) warnings |= KVB_WARN_LENGTH;
+    if (fabs(covered - ratio) > 0.005 + 1e-9) warnings |= KVB_WARN_CLAMPED;
     return warnings;
 }
 
@@ -414,15 +381,14 @@ kvb_status kvb_budgets_summarize(const kvb_table *table, double ratio, uint32_t 
                                  const uint32_t *keep, size_t cap, kvb_budget_summary *out, kvb_error *err)
 {
     kvb_status status = check_arguments("kvb_budgets_summarize", table, ratio, n_tokens, opt, keep, cap, err);
-    if (status || !out) {
+    if (status || !out)
         return status ? status : kvb_fail(err, KVB_ARGUMENT, "kvb_budgets_summarize: out must not be NULL");
-    }
     size_t n_heads = (size_t)table->info.n_layers * table->info.n_kv_heads;
     uint32_t protection = protected_tokens(&table->info, n_tokens);
     kvb_budget_summary sum = {0};
     sum.requested_ratio = ratio;
     sum.keep_min = UINT32_MAX;
-    for (size_t h = 0; h < n_heads; ++h) {
+    for (size_t h = 0; h < n_heads; h++) {
         sum.total += keep[h];
         sum.keep_min = keep[h] < sum.keep_min ? keep[h] : sum.keep_min;
         sum.keep_max = keep[h] > sum.keep_max ? keep[h] : sum.keep_max;
@@ -437,9 +403,7 @@ kvb_status kvb_budgets_summarize(const kvb_table *table, double ratio, uint32_t 
         sum.weight = at.weight;
         sum.warnings = table_warnings(table, ratio, n_tokens, kind, &at);
     }
-    if (fabs(sum.effective_ratio - (ratio > 0 ? ratio : 0)) > 0.01) {
-        sum.warnings |= KVB_WARN_EFFECTIVE;
-    }
+    if (fabs(sum.effective_ratio - (ratio > 0 ? ratio : 0)) > 0.01) sum.warnings |= KVB_WARN_EFFECTIVE;
     sum.warnings |= sum.heads_below_protected ? (unsigned)KVB_WARN_PROTECTED : 0u;
     *out = sum;
     return KVB_OK;

@@ -36,9 +36,7 @@ const double *kvb_table_prune_ratios(const kvb_table *table)
 
 kvb_status kvb_table_row(const kvb_table *table, uint32_t row, kvb_row *out, kvb_error *err)
 {
-    if (!table || !out) {
-        return kvb_fail(err, KVB_ARGUMENT, "kvb_table_row: table and out must not be NULL");
-    }
+    if (!table || !out) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_row: table and out must not be NULL");
     if (row >= table->info.n_rows) {
         return kvb_fail(err, KVB_ARGUMENT, "%s: row: expected 0 to %u, found %u", table->name,
                         (unsigned)table->info.n_rows - 1, (unsigned)row);
@@ -62,9 +60,7 @@ static int same_hash(const char *a, const char *b)
     for (; *a && *b; ++a, ++b) {
         int x = *a >= 'A' && *a <= 'F' ? *a - 'A' + 'a' : *a;
         int y = *b >= 'A' && *b <= 'F' ? *b - 'A' + 'a' : *b;
-        if (x != y) {
-            return 0;
-        }
+        if (x != y) return 0;
     }
     return *a == *b;
 }
@@ -83,7 +79,7 @@ static kvb_status check_numbers(const kvb_table *table, const kvb_expectation *e
                   {"head_dim", expected->head_dim, info->head_dim, expected->head_dim != 0},
                   {"sink", expected->sink, info->sink, protection},
                   {"window", expected->window, info->window, protection}};
-    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; ++i) {
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         if (fields[i].wanted && fields[i].expected != fields[i].found) {
             return kvb_fail(err, KVB_MISMATCH, "%s: %s: expected %u, the table says %u; %s", table->name,
                             fields[i].name, (unsigned)fields[i].expected, (unsigned)fields[i].found,
@@ -96,9 +92,7 @@ static kvb_status check_numbers(const kvb_table *table, const kvb_expectation *e
 
 kvb_status kvb_table_check(const kvb_table *table, const kvb_expectation *expected, kvb_error *err)
 {
-    if (!table || !expected) {
-        return kvb_fail(err, KVB_ARGUMENT, "kvb_table_check: table and expected must not be NULL");
-    }
+    if (!table || !expected) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_check: table and expected must not be NULL");
     const kvb_info *info = &table->info;
     kvb_status status = check_numbers(table, expected, err);
     if (!status && expected->model_sha256 && !same_hash(expected->model_sha256, info->model_sha256)) {

@@ -20,12 +20,8 @@ kvb_status kvb_limits_init(kvb_limits *m, uint32_t n_layers, uint32_t n_kv_heads
         kvb_limits_free(m);
         return kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %zu heads", n);
     }
-    for (size_t h = 0; h < n; ++h) {
-        m->most[h] = 1;
-    }
-    for (uint32_t l = 0; l < n_layers; ++l) {
-        m->cap[l] = 1;
-    }
+    for (size_t h = 0; h < n; h++) m->most[h] = 1;
+    for (uint32_t l = 0; l < n_layers; l++) m->cap[l] = 1;
     return KVB_OK;
 }
 
@@ -74,28 +70,16 @@ static kvb_status read_item(kvb_limits *m, const cJSON *item, const char *name, 
 {
     size_t n = (size_t)m->n_layers * m->n_kv_heads;
     const char *key = item->string;
-    if (strcmp(key, "block") == 0) {
-        return read_count(item, name, 1, &m->block, err);
-    }
-    if (strcmp(key, "levels") == 0) {
-        return read_count(item, name, 0, &m->levels, err);
-    }
-    if (strcmp(key, "ranks") == 0) {
-        return read_count(item, name, 1, &m->ranks, err);
-    }
+    if (strcmp(key, "block") == 0) return read_count(item, name, 1, &m->block, err);
+    if (strcmp(key, "levels") == 0) return read_count(item, name, 0, &m->levels, err);
+    if (strcmp(key, "ranks") == 0) return read_count(item, name, 1, &m->ranks, err);
     if (strcmp(key, "by_layer") == 0 && cJSON_IsBool(item)) {
         m->by_layer = cJSON_IsTrue(item);
         return KVB_OK;
     }
-    if (strcmp(key, "least") == 0) {
-        return read_shares(item, name, n, m->least, err);
-    }
-    if (strcmp(key, "most") == 0) {
-        return read_shares(item, name, n, m->most, err);
-    }
-    if (strcmp(key, "layer_cap") == 0) {
-        return read_shares(item, name, m->n_layers, m->cap, err);
-    }
+    if (strcmp(key, "least") == 0) return read_shares(item, name, n, m->least, err);
+    if (strcmp(key, "most") == 0) return read_shares(item, name, n, m->most, err);
+    if (strcmp(key, "layer_cap") == 0) return read_shares(item, name, m->n_layers, m->cap, err);
     return kvb_fail(err, KVB_UNSUPPORTED,
                     "%.160s: metadata \"constraints\": \"%.40s\" is not known to this version; use a newer kvbudget",
                     name, key);
@@ -105,30 +89,22 @@ kvb_status kvb_limits_parse(kvb_limits *m, const char *text, uint32_t n_layers, 
                             kvb_error *err)
 {
     kvb_status status = kvb_limits_init(m, n_layers, n_kv_heads, err);
-    if (status) {
-        return status;
-    }
+    if (status) return status;
     cJSON *all = cJSON_Parse(text);
     const cJSON *item;
-    if (!cJSON_IsObject(all)) {
+    if (!cJSON_IsObject(all))
         status = kvb_fail(err, KVB_FORMAT, "%.160s: metadata \"constraints\": expected a JSON object as text", name);
-    }
     cJSON_ArrayForEach(item, all)
     {
-        if (!status) {
-            status = read_item(m, item, name, err);
-        }
+        if (!status) status = read_item(m, item, name, err);
     }
     if (!status) {
         kvb_error inner;
-        if (kvb_limits_check(m, &inner)) {
+        if (kvb_limits_check(m, &inner))
             status = kvb_fail(err, KVB_FORMAT, "%.160s: metadata \"constraints\": %.300s", name, inner.message);
-        }
     }
     cJSON_Delete(all);
-    if (status) {
-        kvb_limits_free(m);
-    }
+    if (status) kvb_limits_free(m);
     return status;
 }
 
@@ -146,12 +122,12 @@ kvb_status kvb_limits_check(const kvb_limits *m, kvb_error *err)
                         "rarely add up to equal totals; choose one of the two",
                         (unsigned)m->ranks, (unsigned)m->levels);
     }
-    for (uint32_t l = 0; l < m->n_layers; ++l) {
-        for (uint32_t p = 0; p < m->ranks; ++p) {
+    for (uint32_t l = 0; l < m->n_layers; l++) {
+        for (uint32_t p = 0; p < m->ranks; p++) {
             uint32_t own = m->n_kv_heads / m->ranks;
             size_t first = (size_t)l * m->n_kv_heads + (size_t)p * own;
             double least = 0;
-            for (size_t h = first; h < first + own; ++h) {
+            for (size_t h = first; h < first + own; h++) {
                 least += m->least[h];
                 if (m->least[h] > m->most[h]) {
                     return kvb_fail(err, KVB_ARGUMENT,
@@ -190,9 +166,7 @@ uint32_t kvb_limits_most(const kvb_limits *m, size_t head, uint32_t n_tokens)
 uint64_t kvb_limits_cap(const kvb_limits *m, uint32_t layer, uint32_t n_tokens)
 {
     uint64_t own = m->n_kv_heads / m->ranks;
-    if (m->cap[layer] >= 1) {
-        return own * kvb_limits_units(m, n_tokens);
-    }
+    if (m->cap[layer] >= 1) return own * kvb_limits_units(m, n_tokens);
     return (uint64_t)floor((m->cap[layer] * (double)own * n_tokens + grace) / m->block);
 }
 
@@ -227,7 +201,7 @@ static uint64_t shifted(const share *s, double shift)
 static uint64_t shifted_sum(get_share *get, const void *from, size_t n, double shift)
 {
     uint64_t sum = 0;
-    for (size_t i = 0; i < n; ++i) {
+    for (size_t i = 0; i < n; i++) {
         share s = get(from, i);
         sum += s.weight * shifted(&s, shift);
     }
@@ -255,14 +229,9 @@ static void find_shift(get_share *get, const void *from, size_t n, uint64_t tota
     while (*high - *low > 1e-9) {
         double middle = *low + (*high - *low) / 2;
         sum = shifted_sum(get, from, n, middle);
-        if (sum <= total) {
-            *low = middle;
-        } else {
-            *high = middle;
-        }
-        if (sum == total) {
-            *high = middle;
-        }
+        if (sum <= total) *low = middle;
+        else *high = middle;
+        if (sum == total) *high = middle;
     }
 }
 
@@ -289,7 +258,7 @@ static share part_share(const rounding *r, uint32_t layer, uint32_t rank)
     size_t first = first_head(r, layer, rank);
     uint64_t cap = kvb_limits_cap(r->m, layer, r->n_tokens);
     share sum = {0, 0, 0, 1}, s;
-    for (size_t h = first; h < first + r->own; ++h) {
+    for (size_t h = first; h < first + r->own; h++) {
         head_share(r, h, &s);
         sum.ideal += s.ideal;
         sum.lo += s.lo;
@@ -301,8 +270,8 @@ static share part_share(const rounding *r, uint32_t layer, uint32_t rank)
 
 static kvb_status check_parts(const rounding *r, kvb_error *err)
 {
-    for (uint32_t l = 0; l < r->m->n_layers; ++l) {
-        for (uint32_t h = 0; h < r->m->n_kv_heads; ++h) {
+    for (uint32_t l = 0; l < r->m->n_layers; l++) {
+        for (uint32_t h = 0; h < r->m->n_kv_heads; h++) {
             share s;
             if (!head_share(r, first_head(r, l, 0) + h, &s)) {
                 return kvb_fail(
@@ -313,7 +282,7 @@ static kvb_status check_parts(const rounding *r, kvb_error *err)
                     (unsigned long long)s.hi);
             }
         }
-        for (uint32_t p = 0; p < r->m->ranks; ++p) {
+        for (uint32_t p = 0; p < r->m->ranks; p++) {
             share s = part_share(r, l, p);
             if (s.lo > s.hi) {
                 return kvb_fail(err, KVB_UNSUPPORTED,
@@ -344,7 +313,7 @@ static kvb_status equal_total(const share *sums, uint32_t n, uint64_t *total, co
 {
     uint64_t lo = 0, hi = UINT64_MAX;
     double ideal = INFINITY;
-    for (uint32_t i = 0; i < n; ++i) {
+    for (uint32_t i = 0; i < n; i++) {
         lo = sums[i].lo > lo ? sums[i].lo : lo;
         hi = sums[i].hi < hi ? sums[i].hi : hi;
         ideal = sums[i].ideal < ideal ? sums[i].ideal : ideal;
@@ -366,24 +335,16 @@ static kvb_status round_parts(const rounding *r, kvb_error *err)
     const kvb_limits *m = r->m;
     share sums[KVB_MAX_KV_HEADS]; // of ranks
     uint64_t total = 0;
-    for (uint32_t l = 0; m->by_layer && l < m->n_layers; ++l) {
-        for (uint32_t p = 0; p < m->ranks; ++p) {
-            sums[p] = part_share(r, l, p);
-        }
+    for (uint32_t l = 0; m->by_layer && l < m->n_layers; l++) {
+        for (uint32_t p = 0; p < m->ranks; p++) sums[p] = part_share(r, l, p);
         kvb_status status = equal_total(sums, m->ranks, &total, r, err);
-        if (status) {
-            return status;
-        }
-        for (uint32_t p = 0; p < m->ranks; ++p) {
-            r->keep[first_head(r, l, p)] = (uint32_t)total;
-        }
+        if (status) return status;
+        for (uint32_t p = 0; p < m->ranks; p++) r->keep[first_head(r, l, p)] = (uint32_t)total;
     }
-    if (m->by_layer) {
-        return KVB_OK;
-    }
-    for (uint32_t p = 0; p < m->ranks; ++p) {
+    if (m->by_layer) return KVB_OK;
+    for (uint32_t p = 0; p < m->ranks; p++) {
         sums[p] = (share){0, 0, 0, 1};
-        for (uint32_t l = 0; l < m->n_layers; ++l) {
+        for (uint32_t l = 0; l < m->n_layers; l++) {
             share s = part_share(r, l, p);
             sums[p].ideal += s.ideal;
             sums[p].lo += s.lo;
@@ -391,12 +352,12 @@ static kvb_status round_parts(const rounding *r, kvb_error *err)
         }
     }
     kvb_status status = equal_total(sums, m->ranks, &total, r, err);
-    for (uint32_t p = 0; p < m->ranks && !status; ++p) {
+    for (uint32_t p = 0; p < m->ranks && !status; p++) {
         rank_parts parts = {r, p};
         double low, high;
         find_shift(get_part, &parts, m->n_layers, total, 1.0 + (double)r->own * r->units, &low, &high);
         uint64_t left = total - shifted_sum(get_part, &parts, m->n_layers, low);
-        for (uint32_t l = 0; l < m->n_layers; ++l) {
+        for (uint32_t l = 0; l < m->n_layers; l++) {
             share s = part_share(r, l, p);
             uint64_t units = shifted(&s, low), more = shifted(&s, high) - units;
             more = more < left ? more : left;
@@ -447,7 +408,7 @@ static bool join_to(grouping *g, uint32_t levels)
     while (g->n > 1) {
         uint32_t best = g->n;
         double least = INFINITY;
-        for (uint32_t i = 0; i + 1 < g->n; ++i) {
+        for (uint32_t i = 0; i + 1 < g->n; i++) {
             const share *a = &g->group[i], *b = &g->group[i + 1];
             share s = joined(g, i);
             double far = b->ideal - a->ideal;
@@ -458,9 +419,7 @@ static bool join_to(grouping *g, uint32_t levels)
                 best = i;
             }
         }
-        if (best == g->n) {
-            break;
-        }
+        if (best == g->n) break;
         join(g, best);
     }
     return g->n <= levels;
@@ -469,7 +428,7 @@ static bool join_to(grouping *g, uint32_t levels)
 static void sort_heads(grouping *g, const rounding *r, size_t first)
 {
     g->n = r->own;
-    for (uint32_t i = 0; i < r->own; ++i) {
+    for (uint32_t i = 0; i < r->own; i++) {
         share s;
         uint32_t j = i;
         head_share(r, first + i, &s);
@@ -494,9 +453,7 @@ static kvb_status round_part(const rounding *r, grouping *g, uint32_t layer, uin
                         "constraints: layer %u: %u budgets are not enough for the limits of its heads at %u tokens",
                         (unsigned)layer, (unsigned)r->m->levels, (unsigned)r->n_tokens);
     }
-    for (uint32_t i = 0; i < g->n; ++i) {
-        least += g->group[i].weight * g->group[i].lo;
-    }
+    for (uint32_t i = 0; i < g->n; i++) least += g->group[i].weight * g->group[i].lo;
     uint64_t cap = kvb_limits_cap(r->m, layer, r->n_tokens);
     if (least > cap) {
         return kvb_fail(
@@ -507,17 +464,14 @@ static kvb_status round_part(const rounding *r, grouping *g, uint32_t layer, uin
     total = total < least ? least : total;
     find_shift(get_group, g, g->n, total, 1.0 + r->units, &low, &high);
     uint64_t left = total - shifted_sum(get_group, g, g->n, low);
-    for (uint32_t i = 0, at = 0; i < g->n; ++i) {
+    for (uint32_t i = 0, at = 0; i < g->n; i++) {
         const share *s = &g->group[i];
         uint64_t units = shifted(s, low), more = shifted(s, high) - units;
-        if (more * s->weight > left) {
-            more = left / s->weight;
-        }
+        if (more * s->weight > left) more = left / s->weight;
         left -= more * s->weight;
         uint64_t tokens = (units + more) * r->m->block;
-        for (uint32_t k = 0; k < g->count[i]; ++k, ++at) {
+        for (uint32_t k = 0; k < g->count[i]; ++k, ++at)
             r->keep[first + g->head[at]] = tokens < r->n_tokens ? (uint32_t)tokens : r->n_tokens;
-        }
     }
     return KVB_OK;
 }
@@ -530,15 +484,10 @@ kvb_status kvb_limits_round(const kvb_limits *m, kvb_ideal *ideal, const void *s
     r.floor_units = least_tokens / m->block + (least_tokens % m->block != 0);
     r.own = m->n_kv_heads / m->ranks;
     kvb_status status = check_parts(&r, err);
-    if (!status) {
-        status = round_parts(&r, err);
-    }
+    if (!status) status = round_parts(&r, err);
     // Parts one after the other: a part's total lies where its heads' budgets go.
     grouping g;
-    for (uint32_t l = 0; l < m->n_layers; ++l) {
-        for (uint32_t p = 0; p < m->ranks && !status; ++p) {
-            status = round_part(&r, &g, l, p, err);
-        }
-    }
+    for (uint32_t l = 0; l < m->n_layers; l++)
+        for (uint32_t p = 0; p < m->ranks && !status; p++) status = round_part(&r, &g, l, p, err);
     return status;
 }

@@ -19,20 +19,15 @@ static size_t element_size(const char *dtype)
     } types[] = {{"F64", 8}, {"I64", 8}, {"U64", 8},  {"F32", 4},     {"I32", 4},
                  {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2},     {"U16", 2},
                  {"U8", 1},  {"I8", 1},  {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
-    for (size_t i = 0; i < sizeof types / sizeof types[0]; ++i) {
-        if (strcmp(dtype, types[i].name) == 0) {
-            return types[i].size;
-        }
-    }
+    for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+        if (strcmp(dtype, types[i].name) == 0) return types[i].size;
     return 0;
 }
 
 // JSON numbers are doubles here, so whole numbers are exact up to 2^53.
 static bool whole_number(const cJSON *item, uint64_t *out)
 {
-    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 9007199254740992.0)) {
-        return false;
-    }
+    if (!cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= 9007199254740992.0)) return false;
     *out = (uint64_t)item->valuedouble;
     return (double)*out == item->valuedouble;
 }
@@ -64,16 +59,14 @@ static kvb_status parse_shape(const kvb_safetensors *file, const cJSON *item, kv
 static bool tensor_bytes(const kvb_tensor *t, size_t element, uint64_t *out)
 {
     uint64_t bytes = element;
-    for (uint32_t i = 0; i < t->n_dims; ++i) {
+    for (uint32_t i = 0; i < t->n_dims; i++) {
         if (t->shape[i] == 0) {
             *out = 0;
             return true;
         }
     }
-    for (uint32_t i = 0; i < t->n_dims; ++i) {
-        if (t->shape[i] > UINT64_MAX / bytes) {
-            return false;
-        }
+    for (uint32_t i = 0; i < t->n_dims; i++) {
+        if (t->shape[i] > UINT64_MAX / bytes) return false;
         bytes *= t->shape[i];
     }
     *out = bytes;
@@ -100,9 +93,7 @@ static kvb_status parse_tensor(const kvb_safetensors *file, const cJSON *item, c
                         t->name, t->dtype);
     }
     kvb_status status = parse_shape(file, item, t, err);
-    if (status) {
-        return status;
-    }
+    if (status) return status;
     if (!cJSON_IsArray(offsets) || cJSON_GetArraySize(offsets) != 2 || !whole_number(offsets->child, &begin) ||
         !whole_number(offsets->child->next, &end) || begin > end || end > size) {
         return kvb_fail(
@@ -131,9 +122,7 @@ static int compare_names(const void *a, const void *b)
 static int compare_places(const void *a, const void *b)
 {
     const kvb_tensor *x = a, *y = b;
-    if (x->data != y->data) {
-        return x->data < y->data ? -1 : 1;
-    }
+    if (x->data != y->data) return x->data < y->data ? -1 : 1;
     return (x->size > y->size) - (x->size < y->size);
 }
 
@@ -141,10 +130,8 @@ static int compare_places(const void *a, const void *b)
 static kvb_status check_layout(kvb_safetensors *file, const unsigned char *data, size_t size, kvb_error *err)
 {
     const unsigned char *reached = data;
-    if (file->n_tensors > 0) {
-        qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_places);
-    }
-    for (size_t i = 0; i < file->n_tensors; ++i) {
+    if (file->n_tensors > 0) qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_places);
+    for (size_t i = 0; i < file->n_tensors; i++) {
         const kvb_tensor *t = &file->tensors[i];
         if (t->data != reached) {
             return kvb_fail(err, KVB_FORMAT,
@@ -158,10 +145,8 @@ static kvb_status check_layout(kvb_safetensors *file, const unsigned char *data,
         return kvb_fail(err, KVB_FORMAT, "%s: expected the file to end after the last tensor, found %llu more bytes",
                         file->name, (unsigned long long)(data + size - reached));
     }
-    if (file->n_tensors > 0) {
-        qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_names);
-    }
-    for (size_t i = 1; i < file->n_tensors; ++i) {
+    if (file->n_tensors > 0) qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_names);
+    for (size_t i = 1; i < file->n_tensors; i++) {
         if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0) {
             return kvb_fail(err, KVB_FORMAT, "%s: header: two tensors are named \"%.64s\"", file->name,
                             file->tensors[i].name);
@@ -182,13 +167,10 @@ static kvb_status check_metadata(const kvb_safetensors *file, const cJSON *metad
     size_t count = 0, n = (size_t)cJSON_GetArraySize(metadata);
     kvb_status status = KVB_OK;
 
-    if (!cJSON_IsObject(metadata)) {
+    if (!cJSON_IsObject(metadata))
         return kvb_fail(err, KVB_FORMAT, "%s: header: expected \"%s\" to be an object", file->name, metadata_key);
-    }
     sorted = calloc(n + 1, sizeof *sorted);
-    if (!sorted) {
-        return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the header", file->name);
-    }
+    if (!sorted) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the header", file->name);
     cJSON_ArrayForEach(item, metadata)
     {
         if (!cJSON_IsString(item)) {
@@ -198,7 +180,7 @@ static kvb_status check_metadata(const kvb_safetensors *file, const cJSON *metad
         sorted[count++] = item;
     }
     qsort(sorted, count, sizeof *sorted, compare_keys);
-    for (size_t i = 1; i < count; ++i) {
+    for (size_t i = 1; i < count; i++) {
         if (strcmp(sorted[i - 1]->string, sorted[i]->string) == 0) {
             status = kvb_fail(err, KVB_FORMAT, "%s: metadata \"%.64s\" is there twice", file->name, sorted[i]->string);
             goto done;
@@ -213,16 +195,15 @@ static kvb_status parse_json(kvb_safetensors *out, const char *text, size_t size
 {
     const char *end = NULL;
     // cJSON would end a string at a NUL byte and take "a\0b" for "a"; JSON does not allow one anyway.
-    if (memchr(text, '\0', size)) {
+    if (memchr(text, '\0', size))
         return kvb_fail(err, KVB_FORMAT, "%s: header: found a NUL byte; not a safetensors file, or damaged", out->name);
-    }
     out->header = cJSON_ParseWithLengthOpts(text, size, &end, 0);
     if (!cJSON_IsObject(out->header)) {
         return kvb_fail(err, KVB_FORMAT,
                         "%s: header: expected a JSON object of %llu bytes at offset 8; the file is damaged", out->name,
                         (unsigned long long)size);
     }
-    for (; end < text + size; ++end) {
+    for (; end < text + size; end++) {
         if (!strchr(" \t\r\n", *end)) {
             return kvb_fail(err, KVB_FORMAT,
                             "%s: header: expected only spaces after the JSON object, found byte 0x%02x", out->name,
@@ -238,9 +219,7 @@ static kvb_status parse_entries(kvb_safetensors *out, const unsigned char *data,
     kvb_status status;
 
     out->tensors = calloc((size_t)cJSON_GetArraySize(out->header) + 1, sizeof *out->tensors);
-    if (!out->tensors) {
-        return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the header", out->name);
-    }
+    if (!out->tensors) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the header", out->name);
     cJSON_ArrayForEach(item, out->header)
     {
         if (strcmp(item->string, metadata_key) != 0) {
@@ -251,9 +230,7 @@ static kvb_status parse_entries(kvb_safetensors *out, const unsigned char *data,
             metadata = item;
             status = check_metadata(out, metadata, err);
         }
-        if (status) {
-            return status;
-        }
+        if (status) return status;
     }
     return check_layout(out, data, size, err);
 }
@@ -271,9 +248,7 @@ kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t 
         return kvb_fail(err, KVB_FORMAT, "%s: expected at least 8 bytes, found %zu; not a safetensors file, or cut off",
                         out->name, size);
     }
-    for (int i = 7; i >= 0; --i) {
-        header_size = header_size << 8 | bytes[i];
-    }
+    for (int i = 7; i >= 0; --i) header_size = header_size << 8 | bytes[i];
     if (header_size < 2 || header_size > size - 8) {
         return kvb_fail(
             err, KVB_FORMAT,
@@ -285,12 +260,8 @@ kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t 
                         out->name, (unsigned long long)header_max, (unsigned long long)header_size);
     }
     status = parse_json(out, (const char *)bytes + 8, (size_t)header_size, err);
-    if (!status) {
-        status = parse_entries(out, bytes + 8 + header_size, size - 8 - (size_t)header_size, err);
-    }
-    if (status) {
-        kvb_safetensors_free(out);
-    }
+    if (!status) status = parse_entries(out, bytes + 8 + header_size, size - 8 - (size_t)header_size, err);
+    if (status) kvb_safetensors_free(out);
     return status;
 }
 

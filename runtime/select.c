@@ -33,9 +33,7 @@ static inline uint32_t order_key(float score)
 static uint32_t find_bin(const uint32_t *histogram, uint32_t n_bins, uint32_t *k)
 {
     uint32_t bin = n_bins - 1;
-    for (; *k > histogram[bin]; --bin) {
-        *k -= histogram[bin];
-    }
+    for (; *k > histogram[bin]; --bin) *k -= histogram[bin];
     return bin;
 }
 
@@ -44,18 +42,16 @@ static uint32_t find_bin(const uint32_t *histogram, uint32_t n_bins, uint32_t *k
 static uint32_t find_threshold(const float *scores, middle m, uint32_t *k, uint32_t *threshold)
 {
     uint32_t histogram[2048] = {0}, prefix;
-    for (uint32_t i = m.begin; i < m.end; ++i) {
-        if (scores[i] != scores[i]) {
-            return i;
-        }
+    for (uint32_t i = m.begin; i < m.end; i++) {
+        if (scores[i] != scores[i]) return i;
         ++histogram[order_key(scores[i]) >> 21];
     }
     prefix = find_bin(histogram, 2048, k);
-    for (int pass = 0; pass < 2; ++pass) {
+    for (int pass = 0; pass < 2; pass++) {
         unsigned shift = pass == 0 ? 10 : 0, bits = pass == 0 ? 11 : 10;
         uint32_t mask = (1u << bits) - 1;
         memset(histogram, 0, sizeof histogram);
-        for (uint32_t i = m.begin; i < m.end; ++i) {
+        for (uint32_t i = m.begin; i < m.end; i++) {
             uint32_t key = order_key(scores[i]);
             histogram[key >> shift & mask] += key >> (shift + bits) == prefix; // without a branch, as below
         }
@@ -75,21 +71,15 @@ static kvb_status select_head(const float *scores, uint32_t n_tokens, uint32_t k
     if (keep < n_tokens && keep > n_protected) {
         ties = keep - n_protected;
         *nan_at = find_threshold(scores, m, &ties, &threshold);
-        if (*nan_at < m.end) {
-            return KVB_NUMERIC;
-        }
+        if (*nan_at < m.end) return KVB_NUMERIC;
     }
     keep = keep < n_tokens ? keep : n_tokens;
-    for (uint32_t i = 0; i < m.begin && n < keep; ++i) {
-        positions[n++] = i;
-    }
+    for (uint32_t i = 0; i < m.begin && n < keep; i++) positions[n++] = i;
     if (keep == n_tokens) {
-        for (uint32_t i = m.begin; i < m.end; ++i) {
-            positions[n++] = i;
-        }
+        for (uint32_t i = m.begin; i < m.end; i++) positions[n++] = i;
     } else if (keep > n_protected) {
         uint32_t last = keep - (n_tokens - m.end);
-        for (uint32_t i = m.begin; n < last; ++i) {
+        for (uint32_t i = m.begin; n < last; i++) {
             // No branch on the score: which tokens stay is close to random, and mispredictions would cost most of the time.
             uint32_t key = order_key(scores[i]);
             uint32_t tied = (uint32_t)(key == threshold) & (uint32_t)(ties > 0);
@@ -98,9 +88,7 @@ static kvb_status select_head(const float *scores, uint32_t n_tokens, uint32_t k
             ties -= tied;
         }
     }
-    for (uint32_t i = m.end; i < n_tokens && n < keep; ++i) {
-        positions[n++] = i;
-    }
+    for (uint32_t i = m.end; i < n_tokens && n < keep; i++) positions[n++] = i;
     return KVB_OK;
 }
 
@@ -108,9 +96,7 @@ kvb_status kvb_select(const float *scores, uint32_t n_tokens, uint32_t keep, uin
                       uint32_t *positions, size_t cap, kvb_error *err)
 {
     uint32_t needed = keep < n_tokens ? keep : n_tokens, nan_at = 0;
-    if (!scores || !positions) {
-        return kvb_fail(err, KVB_ARGUMENT, "kvb_select: scores and positions must not be NULL");
-    }
+    if (!scores || !positions) return kvb_fail(err, KVB_ARGUMENT, "kvb_select: scores and positions must not be NULL");
     if (cap < needed) {
         return kvb_fail(err, KVB_CAPACITY, "kvb_select: positions: expected room for %u, found %zu", (unsigned)needed,
                         cap);
@@ -125,15 +111,14 @@ kvb_status kvb_select(const float *scores, uint32_t n_tokens, uint32_t keep, uin
 kvb_status kvb_select_all(const float *scores, size_t n_heads, uint32_t n_tokens, const uint32_t *keep, uint32_t sink,
                           uint32_t window, size_t *offsets, uint32_t *positions, size_t cap, kvb_error *err)
 {
-    if (!scores || !keep || !offsets || !positions) {
+    if (!scores || !keep || !offsets || !positions)
         return kvb_fail(err, KVB_ARGUMENT, "kvb_select_all: scores, keep, offsets and positions must not be NULL");
-    }
     if (n_tokens > 0 && n_heads > SIZE_MAX / sizeof(float) / n_tokens) {
         return kvb_fail(err, KVB_ARGUMENT, "kvb_select_all: %zu heads of %u scores do not fit into memory", n_heads,
                         (unsigned)n_tokens);
     }
     offsets[0] = 0;
-    for (size_t h = 0; h < n_heads; ++h) {
+    for (size_t h = 0; h < n_heads; h++) {
         uint32_t needed = keep[h] < n_tokens ? keep[h] : n_tokens, nan_at = 0;
         if (cap - offsets[h] < needed) {
             return kvb_fail(err, KVB_CAPACITY,

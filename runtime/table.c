@@ -30,16 +30,12 @@ static bool read_digits(const char **text, uint64_t max, uint64_t *out)
 {
     const char *s = *text;
     uint64_t value = 0;
-    for (; *s >= '0' && *s <= '9'; ++s) {
+    for (; *s >= '0' && *s <= '9'; s++) {
         unsigned digit = (unsigned)(*s - '0');
-        if (value > (max - digit) / 10) {
-            return false;
-        }
+        if (value > (max - digit) / 10) return false;
         value = value * 10 + digit;
     }
-    if (s == *text) {
-        return false;
-    }
+    if (s == *text) return false;
     *text = s;
     *out = value;
     return true;
@@ -49,9 +45,7 @@ static kvb_status metadata_count(const kvb_table *t, const char *key, uint32_t l
 {
     const char *text = metadata_text(t, key, err), *end = text;
     uint64_t value = 0;
-    if (!text) {
-        return KVB_FORMAT;
-    }
+    if (!text) return KVB_FORMAT;
     if (!read_digits(&end, UINT32_MAX, &value) || *end || value < least) {
         return kvb_fail(err, KVB_FORMAT, "%s: metadata \"%s\": expected a whole number of at least %u, found \"%.40s\"",
                         t->name, key, (unsigned)least, text);
@@ -67,16 +61,12 @@ static kvb_status metadata_share(const kvb_table *t, const char *key, double *ou
     uint64_t whole = 0, digits = 0;
     double scale = 1;
     bool ok;
-    if (!text) {
-        return KVB_FORMAT;
-    }
+    if (!text) return KVB_FORMAT;
     ok = read_digits(&end, 1, &whole);
     if (ok && *end == '.') {
         fraction = ++end;
         ok = read_digits(&end, UINT64_MAX / 2, &digits);
-        for (; fraction < end; ++fraction) {
-            scale *= 10;
-        }
+        for (; fraction < end; fraction++) scale *= 10;
     }
     *out = (double)whole + (double)digits / scale;
     if (!ok || *end || *out > 1) {
@@ -111,16 +101,10 @@ static kvb_status read_calibration_tokens(kvb_table *t, kvb_error *err)
     static const char key[] = "calibration_tokens";
     const char *text = metadata_text(t, key, err);
     size_t count = 1;
-    if (!text) {
-        return KVB_FORMAT;
-    }
-    for (const char *s = text; *s; ++s) {
-        count += *s == ',';
-    }
+    if (!text) return KVB_FORMAT;
+    for (const char *s = text; *s; s++) count += *s == ',';
     t->calibration_tokens = calloc(count, sizeof *t->calibration_tokens);
-    if (!t->calibration_tokens) {
-        return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the metadata", t->name);
-    }
+    if (!t->calibration_tokens) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the metadata", t->name);
     t->info.calibration_tokens = t->calibration_tokens;
     return parse_list(t, key, text, 1, t->calibration_tokens, &t->info.n_calibration_tokens, err);
 }
@@ -130,9 +114,7 @@ static kvb_status read_queries(kvb_table *t, kvb_error *err)
     static const char key[] = "n_queries";
     const char *text = metadata_text(t, key, err), *comma;
     uint32_t range[2] = {0, 0}, n = 0;
-    if (!text) {
-        return KVB_FORMAT;
-    }
+    if (!text) return KVB_FORMAT;
     comma = strchr(text, ',');
     if (!comma || strchr(comma + 1, ',') || parse_list(t, key, text, 0, range, &n, NULL) || range[0] > range[1]) {
         return kvb_fail(err, KVB_FORMAT, "%s: metadata \"%s\": expected \"fewest,most\", found \"%.40s\"", t->name, key,
@@ -172,17 +154,12 @@ static kvb_status read_texts(kvb_table *t, kvb_error *err)
                  {"calibration_sha256", &info->calibration_sha256, true, false},
                  {"record_sha256", &info->record_sha256, true, false},
                  {"tool_version", &info->tool_version, false, false}};
-    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; ++i) {
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         const char *key = texts[i].key, *text = metadata_text(t, key, err);
-        if (!text) {
-            return KVB_FORMAT;
-        }
-        if (texts[i].required && !*text) {
+        if (!text) return KVB_FORMAT;
+        if (texts[i].required && !*text)
             return kvb_fail(err, KVB_FORMAT, "%s: metadata \"%s\": expected a text, found \"\"", t->name, key);
-        }
-        if (texts[i].hash && check_hash(t, key, text, err)) {
-            return KVB_FORMAT;
-        }
+        if (texts[i].hash && check_hash(t, key, text, err)) return KVB_FORMAT;
         *texts[i].value = text;
     }
     cJSON *parameters = cJSON_Parse(info->metric_parameters);
@@ -205,9 +182,7 @@ static kvb_status check_format(const kvb_table *t, kvb_error *err)
                         t->name, format ? "\"" : "", format ? format : "nothing", format ? "\"" : "");
     }
     version = metadata_text(t, "format_version", err);
-    if (!version) {
-        return KVB_FORMAT;
-    }
+    if (!version) return KVB_FORMAT;
     if (strcmp(version, "1") != 0) {
         return kvb_fail(err, KVB_VERSION,
                         "%s: metadata \"format_version\": expected \"1\", found \"%.40s\"; use a newer kvbudget",
@@ -234,20 +209,16 @@ static kvb_status read_metadata(kvb_table *t, kvb_error *err)
 
     info->n_rows = KVB_TABLE_ROWS;
     t->per_cent = !kvb_safetensors_metadata(t->header, "n_rows");
-    if (!status && !t->per_cent) {
-        status = metadata_count(t, "n_rows", 1, &info->n_rows, err);
-    }
+    if (!status && !t->per_cent) status = metadata_count(t, "n_rows", 1, &info->n_rows, err);
     if (!status && info->n_rows > KVB_TABLE_ROWS) {
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: metadata \"n_rows\": expected at most %d, found %u", t->name,
                         KVB_TABLE_ROWS, (unsigned)info->n_rows);
     }
-    for (size_t i = 0; !status && i < sizeof counts / sizeof counts[0]; ++i) {
+    for (size_t i = 0; !status && i < sizeof counts / sizeof counts[0]; i++)
         status = metadata_count(t, counts[i].key, counts[i].least, counts[i].value, err);
-    }
     if (status || (status = read_texts(t, err)) || (status = metadata_share(t, "max_prune", &info->max_prune, err)) ||
-        (status = read_calibration_tokens(t, err)) || (status = read_queries(t, err))) {
+        (status = read_calibration_tokens(t, err)) || (status = read_queries(t, err)))
         return status;
-    }
     if (info->n_heads % info->n_kv_heads != 0) {
         return kvb_fail(err, KVB_FORMAT, "%s: metadata: n_heads: expected a multiple of n_kv_heads = %u, found %u",
                         t->name, (unsigned)info->n_kv_heads, (unsigned)info->n_heads);
@@ -282,7 +253,7 @@ static kvb_status find_tensor(const kvb_table *t, const kvb_safetensors *file, c
         return kvb_fail(err, KVB_FORMAT, "%s: tensor \"%s\": expected %u dimensions, found %u", t->name, name,
                         (unsigned)n_dims, (unsigned)x->n_dims);
     }
-    for (uint32_t i = 0; i < n_dims; ++i) {
+    for (uint32_t i = 0; i < n_dims; i++) {
         if (x->shape[i] != shape[i]) {
             return kvb_fail(err, KVB_FORMAT,
                             "%s: tensor \"%s\": dimension %u: expected %llu as the metadata says, found %llu", t->name,
@@ -297,9 +268,7 @@ static double load_f64(const unsigned char *p)
 {
     uint64_t bits = 0;
     double value;
-    for (int i = 7; i >= 0; --i) {
-        bits = bits << 8 | p[i];
-    }
+    for (int i = 7; i >= 0; --i) bits = bits << 8 | p[i];
     memcpy(&value, &bits, sizeof value);
     return value;
 }
@@ -307,7 +276,7 @@ static double load_f64(const unsigned char *p)
 static kvb_status copy_f64(const kvb_table *t, const char *name, const kvb_tensor *x, double lowest, double highest,
                            double *out, kvb_error *err)
 {
-    for (size_t i = 0; i < x->size / 8; ++i) {
+    for (size_t i = 0; i < x->size / 8; i++) {
         out[i] = load_f64(x->data + 8 * i);
         if (!isfinite(out[i])) {
             return kvb_fail(err, KVB_NUMERIC, "%s: tensor \"%s\": element %zu: expected a finite number, found %g",
@@ -325,7 +294,7 @@ static kvb_status read_saturated(kvb_table *t, const kvb_safetensors *file, kvb_
 {
     const kvb_tensor *x = NULL;
     kvb_status status = find_tensor(t, file, "saturated", "U8", 1, &x, err);
-    for (size_t i = 0; !status && i < t->info.n_rows; ++i) {
+    for (size_t i = 0; !status && i < t->info.n_rows; i++) {
         t->saturated[i] = x->data[i];
         if (x->data[i] > 1) {
             status = kvb_fail(err, KVB_FORMAT, "%s: tensor \"saturated\": element %zu: expected 0 or 1, found %u",
@@ -338,7 +307,7 @@ static kvb_status read_saturated(kvb_table *t, const kvb_safetensors *file, kvb_
 // Per cents, or, when the metadata give the number of rows, any ascending ratios.
 static kvb_status check_ratios(const kvb_table *t, kvb_error *err)
 {
-    for (size_t i = 0; i < t->info.n_rows; ++i) {
+    for (size_t i = 0; i < t->info.n_rows; i++) {
         double expected = (double)(i + 1) / 100, before = i > 0 ? t->ratio[i - 1] : 0;
         if (t->per_cent && fabs(t->ratio[i] - expected) > 1e-9) {
             return kvb_fail(err, KVB_FORMAT, "%s: tensor \"ratio\": element %zu: expected %g, found %.17g", t->name, i,
@@ -375,22 +344,16 @@ static kvb_status read_tensors(kvb_table *t, const kvb_safetensors *file, kvb_er
     double *next;
     kvb_status status;
 
-    for (size_t i = 0; i < n_parts; ++i) {
+    for (size_t i = 0; i < n_parts; i++) {
         status = find_tensor(t, file, parts[i].name, "F64", parts[i].n_dims, &found[i], err);
-        if (status) {
-            return status;
-        }
+        if (status) return status;
         bytes += found[i]->size;
     }
     next = t->numbers = malloc(bytes);
-    if (!next) {
-        return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu bytes", t->name, bytes);
-    }
-    for (size_t i = 0; i < n_parts; ++i) {
+    if (!next) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu bytes", t->name, bytes);
+    for (size_t i = 0; i < n_parts; i++) {
         status = copy_f64(t, parts[i].name, found[i], parts[i].lowest, parts[i].highest, next, err);
-        if (status) {
-            return status;
-        }
+        if (status) return status;
         *parts[i].value = next;
         next += found[i]->size / 8;
     }
@@ -405,9 +368,7 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     kvb_safetensors file;
     kvb_table *t;
     kvb_status status = kvb_safetensors_parse(&file, data, size, name, err);
-    if (status) {
-        return status;
-    }
+    if (status) return status;
     t = calloc(1, sizeof *t);
     if (!t) {
         kvb_safetensors_free(&file);
@@ -416,16 +377,11 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     memcpy(t->name, file.name, strlen(file.name)); // at most 160 characters; calloc has put the NUL
     t->header = file.header;
     status = read_metadata(t, err);
-    if (!status) {
-        status = read_tensors(t, &file, err);
-    }
+    if (!status) status = read_tensors(t, &file, err);
     file.header = NULL; // the table's now
     kvb_safetensors_free(&file);
-    if (status) {
-        kvb_table_close(t);
-    } else {
-        *out = t;
-    }
+    if (status) kvb_table_close(t);
+    else *out = t;
     return status;
 }
 
@@ -445,9 +401,7 @@ kvb_status kvb_table_open_memory(kvb_table **out, const void *data, size_t size,
                                  const kvb_table_options *opt, kvb_error *err)
 {
     if (!out || !data) {
-        if (out) {
-            *out = NULL;
-        }
+        if (out) *out = NULL;
         return kvb_fail(err, KVB_ARGUMENT, "kvb_table_open_memory: out and data must not be NULL");
     }
     *out = NULL;
@@ -466,20 +420,14 @@ static kvb_status read_stream(FILE *stream, const char *path, size_t limit, unsi
         if (*size == cap) {
             size_t room = cap ? cap * 2 : 1u << 16;
             unsigned char *grown = room > cap ? realloc(*data, room) : NULL;
-            if (!grown) {
-                return kvb_fail(err, KVB_MEMORY, "%.200s: not enough memory for %zu bytes", path, room);
-            }
+            if (!grown) return kvb_fail(err, KVB_MEMORY, "%.200s: not enough memory for %zu bytes", path, room);
             *data = grown;
             cap = room;
         }
         errno = 0;
         *size += fread(*data + *size, 1, cap - *size, stream);
-        if (ferror(stream)) {
-            return kvb_fail(err, KVB_IO, "%.200s: reading: %s", path, strerror(errno));
-        }
-        if (*size > limit) {
-            return fail_too_large(path, limit, err);
-        }
+        if (ferror(stream)) return kvb_fail(err, KVB_IO, "%.200s: reading: %s", path, strerror(errno));
+        if (*size > limit) return fail_too_large(path, limit, err);
     } while (!feof(stream));
     return KVB_OK;
 }
@@ -491,21 +439,13 @@ kvb_status kvb_table_open(kvb_table **out, const char *path, const kvb_table_opt
     FILE *stream;
     kvb_status status;
 
-    if (out) {
-        *out = NULL;
-    }
-    if (!out || !path) {
-        return kvb_fail(err, KVB_ARGUMENT, "kvb_table_open: out and path must not be NULL");
-    }
+    if (out) *out = NULL;
+    if (!out || !path) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_open: out and path must not be NULL");
     stream = fopen(path, "rb");
-    if (!stream) {
-        return kvb_fail(err, KVB_IO, "%.200s: opening: %s", path, strerror(errno));
-    }
+    if (!stream) return kvb_fail(err, KVB_IO, "%.200s: opening: %s", path, strerror(errno));
     status = read_stream(stream, path, limit_of(opt), &data, &size, err);
     fclose(stream);
-    if (!status) {
-        status = open_bytes(out, data, size, path, err);
-    }
+    if (!status) status = open_bytes(out, data, size, path, err);
     free(data);
     return status;
 }

@@ -39,9 +39,7 @@ static void heap_fill(kvb_topk_item *heap, size_t hole, size_t n, kvb_topk_item 
     size_t top = hole, child = hole;
     while (2 * child + 2 < n) {
         child = 2 * child + 2;
-        if (before(heap[child], heap[child - 1])) {
-            --child;
-        }
+        if (before(heap[child], heap[child - 1])) --child;
         heap[hole] = heap[child];
         hole = child;
     }
@@ -59,10 +57,8 @@ static void heap_fill(kvb_topk_item *heap, size_t hole, size_t n, kvb_topk_item 
 // Moves the `middle` first items of the order to the front, in heap order; the root is the last of them.
 static void heap_select(kvb_topk_item *items, size_t middle, size_t n)
 {
-    for (size_t parent = middle / 2; parent-- > 0;) {
-        heap_fill(items, parent, middle, items[parent]);
-    }
-    for (size_t i = middle; i < n; ++i) {
+    for (size_t parent = middle / 2; parent-- > 0;) heap_fill(items, parent, middle, items[parent]);
+    for (size_t i = middle; i < n; i++) {
         if (before(items[i], items[0])) {
             kvb_topk_item item = items[i];
             items[i] = items[0];
@@ -75,11 +71,8 @@ static void heap_select(kvb_topk_item *items, size_t middle, size_t n)
 
 static void median_to_front(kvb_topk_item *front, kvb_topk_item *a, kvb_topk_item *b, kvb_topk_item *c)
 {
-    if (before(*a, *b)) {
-        swap_items(front, before(*b, *c) ? b : before(*a, *c) ? c : a);
-    } else {
-        swap_items(front, before(*a, *c) ? a : before(*b, *c) ? c : b);
-    }
+    if (before(*a, *b)) swap_items(front, before(*b, *c) ? b : before(*a, *c) ? c : a);
+    else swap_items(front, before(*a, *c) ? a : before(*b, *c) ? c : b);
 }
 
 // Splits items[first .. last - 1] around the median of three, which it leaves at `first`. Returns the start of the
@@ -89,16 +82,10 @@ static size_t partition(kvb_topk_item *items, size_t first, size_t last)
     size_t left = first + 1, right = last, pivot = first;
     median_to_front(items + first, items + first + 1, items + first + (last - first) / 2, items + last - 1);
     for (;;) {
-        while (before(items[left], items[pivot])) {
-            ++left;
-        }
+        while (before(items[left], items[pivot])) ++left;
         --right;
-        while (before(items[pivot], items[right])) {
-            --right;
-        }
-        if (left >= right) {
-            return left;
-        }
+        while (before(items[pivot], items[right])) --right;
+        if (left >= right) return left;
         swap_items(items + left, items + right);
         ++left;
     }
@@ -106,12 +93,10 @@ static size_t partition(kvb_topk_item *items, size_t first, size_t last)
 
 static void insertion_sort(kvb_topk_item *items, size_t first, size_t last)
 {
-    for (size_t i = first + 1; i < last; ++i) {
+    for (size_t i = first + 1; i < last; i++) {
         kvb_topk_item item = items[i];
         size_t j = i;
-        for (; j > first && before(item, items[j - 1]); --j) {
-            items[j] = items[j - 1];
-        }
+        for (; j > first && before(item, items[j - 1]); --j) items[j] = items[j - 1];
         items[j] = item;
     }
 }
@@ -121,9 +106,7 @@ static void nth_element(kvb_topk_item *items, size_t nth, size_t n)
 {
     size_t first = 0, last = n;
     unsigned depth = 0;
-    for (size_t m = n; m > 1; m /= 2) {
-        depth += 2;
-    }
+    for (size_t m = n; m > 1; m /= 2) depth += 2;
     while (last - first > 3) {
         if (depth-- == 0) {
             heap_select(items + first, nth + 1 - first, last - first);
@@ -131,25 +114,17 @@ static void nth_element(kvb_topk_item *items, size_t nth, size_t n)
             return;
         }
         size_t cut = partition(items, first, last);
-        if (cut <= nth) {
-            first = cut;
-        } else {
-            last = cut;
-        }
+        if (cut <= nth) first = cut;
+        else last = cut;
     }
     insertion_sort(items, first, last);
 }
 
 void kvb_torch_topk(kvb_topk_item *items, size_t n, size_t k)
 {
-    if (k == 0) {
-        return;
-    }
-    if (k * 64 <= n) {
-        heap_select(items, k, n); // partial_sort then only orders the k among themselves
-    } else {
-        nth_element(items, k - 1, n);
-    }
+    if (k == 0) return;
+    if (k * 64 <= n) heap_select(items, k, n); // partial_sort then only orders the k among themselves
+    else nth_element(items, k - 1, n);
 }
 
 // ---- sum ----
@@ -164,40 +139,29 @@ static void sum_groups(const float *values, size_t n_groups, size_t lanes, float
 {
     float level[levels][chains][lanes_max] = {{{0}}};
     unsigned power = 0;
-    while (((size_t)1 << power) < n_groups) {
-        ++power;
-    }
+    while (((size_t)1 << power) < n_groups) ++power;
     power = power / levels > 4 ? power / levels : 4;
     size_t step = (size_t)1 << power, mask = step - 1;
 
     for (size_t i = 0; i < n_groups;) {
-        for (size_t c = 0; c < chains; ++c) {
-            for (size_t j = 0; j < lanes; ++j) {
-                level[0][c][j] += values[(i * chains + c) * lanes + j];
-            }
-        }
+        for (size_t c = 0; c < chains; c++)
+            for (size_t j = 0; j < lanes; j++) level[0][c][j] += values[(i * chains + c) * lanes + j];
         ++i;
-        if ((i & mask) != 0) {
-            continue;
-        }
-        for (unsigned up = 1; up < levels; ++up) {
-            for (size_t c = 0; c < chains; ++c) {
-                for (size_t j = 0; j < lanes; ++j) {
+        if ((i & mask) != 0) continue;
+        for (unsigned up = 1; up < levels; up++) {
+            for (size_t c = 0; c < chains; c++) {
+                for (size_t j = 0; j < lanes; j++) {
                     level[up][c][j] += level[up - 1][c][j];
                     level[up - 1][c][j] = 0;
                 }
             }
-            if ((i & (mask << (up * power))) != 0) {
-                break;
-            }
+            if ((i & (mask << (up * power))) != 0) break;
         }
     }
-    for (size_t c = 0; c < chains; ++c) {
-        for (size_t j = 0; j < lanes; ++j) {
+    for (size_t c = 0; c < chains; c++) {
+        for (size_t j = 0; j < lanes; j++) {
             total[c][j] = level[0][c][j];
-            for (unsigned up = 1; up < levels; ++up) {
-                total[c][j] += level[up][c][j];
-            }
+            for (unsigned up = 1; up < levels; up++) total[c][j] += level[up][c][j];
         }
     }
 }
@@ -209,19 +173,10 @@ float kvb_torch_sum(const float *values, size_t n)
     float total[chains][lanes_max] = {{0}}, sum = 0;
 
     sum_groups(values, n_groups, lanes, total);
-    for (size_t row = n_groups * chains; row < n_rows; ++row) {
-        for (size_t j = 0; j < lanes; ++j) {
-            total[0][j] += values[row * lanes + j];
-        }
-    }
-    for (size_t j = 0; j < lanes; ++j) {
-        total[0][j] = ((total[0][j] + total[1][j]) + total[2][j]) + total[3][j];
-    }
-    for (size_t i = n_rows * lanes; i < n; ++i) {
-        sum += values[i];
-    }
-    for (size_t j = 0; j < lanes; ++j) {
-        sum += total[0][j];
-    }
+    for (size_t row = n_groups * chains; row < n_rows; row++)
+        for (size_t j = 0; j < lanes; j++) total[0][j] += values[row * lanes + j];
+    for (size_t j = 0; j < lanes; j++) total[0][j] = ((total[0][j] + total[1][j]) + total[2][j]) + total[3][j];
+    for (size_t i = n_rows * lanes; i < n; i++) sum += values[i];
+    for (size_t j = 0; j < lanes; j++) sum += total[0][j];
     return sum;
 }

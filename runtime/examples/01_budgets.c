@@ -34,11 +34,9 @@ int main(int argc, char **argv)
     if (!keep) goto done;
     if (kvb_budgets(table, ratio, n_tokens, NULL, keep, n, &err) != KVB_OK) goto failed;
 
-    for (uint32_t l = 0; l < info->n_layers; ++l) {
+    for (uint32_t l = 0; l < info->n_layers; l++) {
         printf("layer %2u:", (unsigned)l);
-        for (uint32_t g = 0; g < info->n_kv_heads; ++g) {
-            printf(" %6u", (unsigned)keep[l * info->n_kv_heads + g]);
-        }
+        for (uint32_t g = 0; g < info->n_kv_heads; g++) printf(" %6u", (unsigned)keep[l * info->n_kv_heads + g]);
         printf("\n");
     }
 
@@ -46,9 +44,8 @@ int main(int argc, char **argv)
     if (kvb_budgets_summarize(table, ratio, n_tokens, NULL, keep, n, &sum, &err) != KVB_OK) goto failed;
     printf("%s: %llu tokens kept over %u heads, %.2f %% pruned\n", info->metric, (unsigned long long)sum.total,
            (unsigned)n, 100 * sum.effective_ratio);
-    if (sum.warnings & KVB_WARN_PROTECTED) {
+    if (sum.warnings & KVB_WARN_PROTECTED)
         printf("some heads lose protected tokens; set kvb_budget_options.strict to avoid that\n");
-    }
     code = EXIT_SUCCESS;
     goto done;
 failed:

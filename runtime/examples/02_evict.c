@@ -15,21 +15,18 @@
 static void compact(float *cache, size_t n_heads, size_t n_tokens, size_t head_dim, const size_t *offsets,
                     const uint32_t *positions)
 {
-    for (size_t h = 0; h < n_heads; ++h) {
+    for (size_t h = 0; h < n_heads; h++) {
         const float *head = cache + h * n_tokens * head_dim;
-        for (size_t row = offsets[h]; row < offsets[h + 1]; ++row) {
+        for (size_t row = offsets[h]; row < offsets[h + 1]; row++)
             memmove(cache + row * head_dim, head + positions[row] * head_dim, head_dim * sizeof *cache);
-        }
     }
 }
 
 static void fill(float *keys, float *values, float *scores, size_t n_heads, size_t n_tokens, size_t head_dim)
 {
-    for (size_t i = 0; i < n_heads * n_tokens; ++i) {
+    for (size_t i = 0; i < n_heads * n_tokens; i++) {
         scores[i] = (float)rand() / (float)RAND_MAX;
-        for (size_t d = 0; d < head_dim; ++d) {
-            keys[i * head_dim + d] = values[i * head_dim + d] = (float)(i % n_tokens);
-        }
+        for (size_t d = 0; d < head_dim; d++) keys[i * head_dim + d] = values[i * head_dim + d] = (float)(i % n_tokens);
     }
 }
 
@@ -81,7 +78,7 @@ int main(int argc, char **argv)
     if ((smaller = realloc(values, kept * row_bytes))) values = smaller;
 
     // Each kept key must be the one that its position names. (It keeps its rotary embedding: nothing is re-rotated.)
-    for (size_t row = 0; row < kept; ++row) {
+    for (size_t row = 0; row < kept; row++) {
         if (keys[row * head_dim] != (float)positions[row] || values[row * head_dim] != (float)positions[row]) {
             fprintf(stderr, "row %lu holds another token\n", (unsigned long)row);
             goto done;
