@@ -68,6 +68,9 @@ typedef struct backend_limits {
     attention_shape shape;
 } backend_limits;
 
+// Rows of a context that go through the operations at a time; decoded rows are always fewer (matmul says why).
+enum { BACKEND_CHUNK_ROWS = 1024 };
+
 typedef struct backend {
     const char *name;
     const char *
@@ -103,8 +106,10 @@ typedef struct backend {
     // --- operations; n counts rows, outputs never alias inputs unless said ---
     void (*gather)(dev y, dev_matrix table, const int32_t *ids, uint32_t n);           // y[i] = table[ids[i]]
     void (*rms_norm)(dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps); // y = x / rms(x) * weight
-    void (*matmul)(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);           // y [n,out] (+)= x [n,in] W^T
-    void (*swiglu)(dev gate, dev up, size_t n_floats);                                 // gate = silu(gate) * up
+    // y [n,out] (+)= x [n,in] W^T. A row's bits depend neither on n nor on the other rows while n < BACKEND_CHUNK_ROWS; from there on
+    // they may depend on n.
+    void (*matmul)(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
+    void (*swiglu)(dev gate, dev up, size_t n_floats); // gate = silu(gate) * up
     // y = RoPE(x), x [n, heads*d], pairs (i, i + rope_dim/2); angles of row i from cos_sin [positions, rope_dim/2, 2] at positions[i]. y may be x.
     void (*rope)(dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads, uint32_t d,
                  uint32_t rope_dim);
@@ -130,9 +135,9 @@ typedef struct backend {
     void (*sample)(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s, const draw_key *keys);
 
     // --- what some scorers need; called only when one asks (observe.h) ---
-    // sums [H,T]: sums[h,j] = sum over i >= j of A[h,i,j], A the causal softmax attention of all context rows, q [T, H*d]. Never holds
-    // T x T; the attention is computed anew. `row_log` [H,T] is scratch (log of the softmax denominators).
-    void (*column_sums)(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s);
+    // sums [H,T]: sums[h,j] = sum over i >= max(j, first) of A[h,i,j], A the causal softmax attention of the context rows, q [T, H*d]; first < T.
+    // Never holds T x T; the attention is computed anew. `row_log` [H,T] is scratch (log of the softmax denominators).
+    void (*column_sums)(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first, attention_shape s);
     // norms [H,T]: norms[h,j] = ||v_j W_O^(h)||_1, W_O^(h) the columns h*d..(h+1)*d of wo [D, H*d]
     void (*output_norms)(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
 } backend;

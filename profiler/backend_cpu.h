@@ -73,5 +73,5 @@ uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens); // keys of all tiles
 
 // --- backend_cpu_values.c ---
 void cpu_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s);
-void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s);
+void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first, attention_shape s);
 void cpu_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);

@@ -45,19 +45,19 @@ static void row_log_tile(scratch *s, float *row_log, const float *q, size_t ld, 
     for (uint32_t r = 0; r < rows; r++) row_log[row + r] = s->row_max[r] + logf(s->row_sum[r]);
 }
 
-// Column sums of keys [key, key + keys) of one query head. Each tile of rows is summed on its own first: with 100,000 rows one
+// Column sums of keys [key, key + keys) of one query head over the rows from `first` on. Each tile of rows is summed on its own first: with 100,000 rows one
 // running float would lose digits.
 static void column_tile(scratch *s, float *sums, const float *row_log, const float *q, size_t ld, const float *k,
-                        uint32_t key, uint32_t keys, uint32_t T, uint32_t d)
+                        uint32_t key, uint32_t keys, uint32_t first, uint32_t T, uint32_t d)
 {
     float *part = s->outputs; // QUERY_TILE * d floats, KEY_TILE are needed
     memset(sums + key, 0, keys * sizeof(float));
-    for (uint32_t row = key / QUERY_TILE * QUERY_TILE; row < T; row += QUERY_TILE) {
+    for (uint32_t row = (key > first ? key : first) / QUERY_TILE * QUERY_TILE; row < T; row += QUERY_TILE) {
         uint32_t rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
         gemm(false, true, rows, keys, d, 1.0f / sqrtf((float)d), q + row * ld, ld, k + (size_t)key * d, d, 0.0f,
              s->scores, keys);
         memset(part, 0, keys * sizeof(float));
-        for (uint32_t r = 0; r < rows; r++) {
+        for (uint32_t r = first > row ? first - row : 0; r < rows; r++) {
             uint32_t seen = row + r + 1 > key ? row + r + 1 - key : 0;
             loop_add_exp_minus(part, s->scores + (size_t)r * keys, seen < keys ? seen : keys, row_log[row + r]);
         }
@@ -65,7 +65,7 @@ static void column_tile(scratch *s, float *sums, const float *row_log, const flo
     }
 }
 
-void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s)
+void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first, attention_shape s)
 {
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     uint32_t query_tiles = (T + QUERY_TILE - 1) / QUERY_TILE, key_tiles = (T + KEY_TILE - 1) / KEY_TILE;
@@ -75,7 +75,7 @@ void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attentio
         scratch *mine = &pool.threads[omp_get_thread_num()];
         // Long tasks first: the last rows see the most keys, the first keys are seen by the most rows.
 #pragma omp for collapse(2) schedule(dynamic, 1)
-        for (uint32_t t = 0; t < query_tiles; t++)
+        for (uint32_t t = 0; t < query_tiles - first / QUERY_TILE; t++)
             for (uint32_t h = 0; h < s.n_heads; h++) {
                 uint32_t row = (query_tiles - 1 - t) * QUERY_TILE, rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
                 row_log_tile(mine, row_log.address + (size_t)h * T, q.address + row * ld + (size_t)h * d, ld,
@@ -86,8 +86,8 @@ void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attentio
             for (uint32_t h = 0; h < s.n_heads; h++) {
                 uint32_t key = t * KEY_TILE, keys = T - key < KEY_TILE ? T - key : KEY_TILE;
                 column_tile(mine, sums.address + (size_t)h * T, row_log.address + (size_t)h * T,
-                            q.address + (size_t)h * d, ld, kv->k.address + (size_t)(h / group) * T * d, key, keys, T,
-                            d);
+                            q.address + (size_t)h * d, ld, kv->k.address + (size_t)(h / group) * T * d, key, keys,
+                            first, T, d);
             }
     }
 }

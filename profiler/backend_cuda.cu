@@ -2,18 +2,18 @@
 //
 // Everything runs in the order of calls on one stream and no operation waits for the device, except those that bring something to the
 // host. Numbers are float32; weights and a product's input are rounded to bf16 where the compute mode says so, sums stay float32.
-// A row's numbers do not depend on the other rows of a call, as long as a product has at most PAD_ROWS of them: cuBLAS picks its
-// kernel, and with it the order of a sum, by shape.
+// A row's numbers do not depend on the other rows of a call, but for products of whole chunks of a context: cuBLAS picks its kernel, and
+// with it the order of a sum, by shape.
 extern "C" {
 #include "profiler/backend_cuda.h"
 #include "profiler/sampler_core.h"
 }
-#include "profiler/backend_cuda_attention.cuh"
 #include "profiler/backend_cuda_rows.cuh"
+#include "profiler/backend_cuda_tensor.cuh"
 #include "profiler/backend_cuda_weights.cuh"
 
-static constexpr uint32_t PAD_ROWS =
-    64; // a product of fewer rows is padded to this: every batch up to it has the same bits
+static constexpr uint32_t GROUP_ROWS =
+    64; // rows of a product, unless it is a whole chunk: one shape, one kernel, the same bits
 static constexpr uint32_t PASS_ROWS = 64;    // decoded rows per pass of attention: bounds its scratch
 static constexpr uint32_t STRETCH_MIN = 256; // keys of a stretch of the context at least
 static constexpr uint32_t STRETCHES_MAX = 64;
@@ -140,7 +140,29 @@ dev_matrix backend_cuda_random_matrix(const backend *b, uint32_t out, uint32_t i
     return matrix_make(rows, packed, out, in, rows || packed);
 }
 
-// Attention reads keys and values as they are.
+// Calls `launch` with the number of 64-wide chunks that a head needs, as a constant that kernels are compiled for.
+#define FOR_HEAD_CHUNKS(d, LAUNCH_FOR)      \
+    do {                                    \
+        if ((d) <= 64) LAUNCH_FOR(1);       \
+        else if ((d) <= 128) LAUNCH_FOR(2); \
+        else if ((d) <= 256) LAUNCH_FOR(4); \
+        else LAUNCH_FOR(8);                 \
+    } while (0)
+
+// The same for kernels on tensor cores.
+#define FOR_MMA_CHUNKS(d, LAUNCH_FOR)       \
+    do {                                    \
+        if ((d) <= 64) LAUNCH_FOR(1);       \
+        else if ((d) <= 128) LAUNCH_FOR(2); \
+        else LAUNCH_FOR(4);                 \
+    } while (0)
+
+static uint32_t padded_dim(uint32_t d)
+{
+    return d <= 64 ? 64 : d <= 128 ? 128 : MMA_MAX_DIM;
+}
+
+// Attention in f32 and bf16x3 reads keys and values as they are: a score enters an exponential, for which two parts of bf16 are not enough.
 static size_t cuda_packed_floats(uint32_t n_tokens, attention_shape s)
 {
     (void)n_tokens;
@@ -152,6 +174,27 @@ static void cuda_pack_prefix(const prefix_kv *kv, attention_shape s)
 {
     (void)kv;
     (void)s;
+}
+
+// bf16: rounded keys, then values, for the tensor cores.
+static size_t cuda_bf16_packed_floats(uint32_t n_tokens, attention_shape s)
+{
+    return s.head_dim <= MMA_MAX_DIM ? (size_t)s.n_kv_heads * n_tokens * padded_dim(s.head_dim) : 0;
+}
+
+static void cuda_bf16_pack_prefix(const prefix_kv *kv, attention_shape s)
+{
+    size_t lines = (size_t)s.n_kv_heads * kv->n_tokens;
+    uint32_t padded = padded_dim(s.head_dim);
+    if (lines)
+        LAUNCH("pack_prefix", pack_kernel, blocks_of(lines * padded, ROW_THREADS), ROW_THREADS,
+               (uint32_t *)kv->packed.address, kv->k.address, kv->v.address, lines, s.head_dim, padded);
+}
+
+static packed_kv packed_of(const prefix_kv *kv, attention_shape s)
+{
+    const uint4 *k = (const uint4 *)kv->packed.address;
+    return {k, k + (size_t)s.n_kv_heads * kv->n_tokens * padded_dim(s.head_dim) / 8};
 }
 
 static uint32_t stretch_of(uint32_t n_tokens)
@@ -172,9 +215,9 @@ static size_t pass_lines_of(const attention_shape *s, uint32_t n_tokens)
 static uint64_t cuda_scratch_bytes(const backend_limits *limits)
 {
     const attention_shape *s = &limits->shape;
-    uint64_t rows = limits->rows > PAD_ROWS ? limits->rows : PAD_ROWS;
+    uint64_t rows = limits->rows > GROUP_ROWS ? limits->rows : GROUP_ROWS;
     return (uint64_t)(STRETCHES_MAX + 1) * PASS_ROWS * s->n_heads * (s->head_dim + 2) * sizeof(float) +
-           2 * (uint64_t)PAD_ROWS * limits->matrix_dim * sizeof(float) +
+           2 * (uint64_t)GROUP_ROWS * limits->matrix_dim * sizeof(float) +
            2 * rows * limits->matrix_dim * sizeof(uint16_t) +
            ((uint64_t)s->n_heads * limits->tokens / SUM_SPAN + 2) * sizeof(double);
 }
@@ -198,9 +241,9 @@ static bool cuda_reserve(const backend_limits *limits)
     size_t lines = (size_t)(STRETCHES_MAX + 1) * PASS_ROWS * s->n_heads;
     size_t padded = 0, rounded = 0;
     for (const weight *w = store.newest; w; w = w->older) {
-        size_t pads = (size_t)PAD_ROWS * ((size_t)w->out + w->in) * sizeof(float);
+        size_t pads = (size_t)GROUP_ROWS * ((size_t)w->out + w->in) * sizeof(float);
         size_t inputs =
-            (size_t)w->planes * (limits->rows > PAD_ROWS ? limits->rows : PAD_ROWS) * w->in * sizeof(uint16_t);
+            (size_t)w->planes * (limits->rows > GROUP_ROWS ? limits->rows : GROUP_ROWS) * w->in * sizeof(uint16_t);
         padded = pads > padded ? pads : padded;
         rounded = inputs > rounded ? inputs : rounded;
     }
@@ -315,45 +358,55 @@ static void multiply(float *y, const float *x, dev_matrix m, uint32_t n, uint32_
     weight_used(w);
 }
 
-static void cuda_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
+// Fewer than GROUP_ROWS rows, as GROUP_ROWS of them: the others are zeros.
+static void multiply_few(float *y, float *x, dev_matrix w, uint32_t n, bool accumulate)
 {
-    if (n == 0) return;
-    if (n >= PAD_ROWS) {
-        multiply(y.address, x.address, w, n, n, accumulate);
-        return;
-    }
-    size_t in = (size_t)n * w.in, out = (size_t)n * w.out, all_in = (size_t)PAD_ROWS * w.in,
-           all_out = (size_t)PAD_ROWS * w.out;
+    size_t in = (size_t)n * w.in, out = (size_t)n * w.out, all_in = (size_t)GROUP_ROWS * w.in,
+           all_out = (size_t)GROUP_ROWS * w.out;
     float *padded_y = (float *)scratch_get(&gpu.padded, (all_out + all_in) * sizeof(float));
     if (!padded_y) return;
-    dev from = x, to = {padded_y};
+    dev from = {x}, to = {padded_y};
     if (!operand_of(w)->planes) { // bf16 pads when it rounds
         from.address = padded_y + all_out;
-        cuda_copy(from, x, in);
+        cuda_copy(from, {x}, in);
         cuda_clear(dev_at(from, in), all_in - in);
     }
     if (accumulate) {
-        cuda_copy(to, y, out);
+        cuda_copy(to, {y}, out);
         cuda_clear(dev_at(to, out), all_out - out);
     }
-    multiply(padded_y, from.address, w, n, PAD_ROWS, accumulate);
-    cuda_copy(y, to, out);
+    multiply(padded_y, from.address, w, n, GROUP_ROWS, accumulate);
+    cuda_copy({y}, to, out);
+}
+
+static void cuda_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
+{
+    if (n >= BACKEND_CHUNK_ROWS) {
+        multiply(y.address, x.address, w, n, n, accumulate);
+        return;
+    }
+    for (uint32_t at = 0; at < n; at += GROUP_ROWS) {
+        float *to = y.address + (size_t)at * w.out, *from = x.address + (size_t)at * w.in;
+        if (n - at < GROUP_ROWS) multiply_few(to, from, w, n - at, accumulate);
+        else multiply(to, from, w, GROUP_ROWS, GROUP_ROWS, accumulate);
+    }
 }
 
 // --- attention ---
 
-// Calls `launch` with the number of 64-wide chunks that a head needs, as a constant that kernels are compiled for.
-#define FOR_HEAD_CHUNKS(d, LAUNCH_FOR)      \
-    do {                                    \
-        if ((d) <= 64) LAUNCH_FOR(1);       \
-        else if ((d) <= 128) LAUNCH_FOR(2); \
-        else if ((d) <= 256) LAUNCH_FOR(4); \
-        else LAUNCH_FOR(8);                 \
-    } while (0)
-
 static void cuda_attend_prefix(dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s)
 {
     if (!n) return;
+#define ATTEND_PREFIX_MMA(chunks)                                                                                 \
+    LAUNCH_SHARED("attend_prefix", (attend_prefix_mma_kernel<chunks, MMA_TILES<chunks>>),                         \
+                  dim3(blocks_of(n, 64 * MMA_TILES<chunks>), s.n_heads), MMA_THREADS,                             \
+                  sizeof(mma_keys_and_values<chunks, MMA_TILES<chunks>>), o.address, q.address, packed_of(kv, s), \
+                  kv->n_tokens, first, n, s)
+    if (kv->packed.address) {
+        FOR_MMA_CHUNKS(s.head_dim, ATTEND_PREFIX_MMA);
+        return;
+    }
+#undef ATTEND_PREFIX_MMA
     dim3 grid(blocks_of(n, TILE), s.n_heads);
 #define ATTEND_PREFIX(chunks)                                                                                      \
     LAUNCH("attend_prefix", attend_prefix_kernel<chunks>, grid, TILE_THREADS, o.address, q.address, kv->k.address, \
@@ -362,10 +415,39 @@ static void cuda_attend_prefix(dev o, dev q, const prefix_kv *kv, uint32_t first
 #undef ATTEND_PREFIX
 }
 
-// At most PASS_ROWS rows.
-static void attend_pass(float *o, row_pass pass, const oracle_view *oracle)
+// Every row and head against every stretch of the context.
+static void attend_stretches(const row_pass &pass, const packed_kv *packed)
 {
-    uint32_t G = pass.shape.n_kv_heads, lines = pass.n * (pass.shape.n_heads / G);
+    uint32_t G = pass.shape.n_kv_heads;
+    dim3 grid(blocks_of((size_t)pass.n * (pass.shape.n_heads / G), TILE), G, pass.n_parts - 1);
+#define ATTEND_STRETCH(chunks) LAUNCH("attend_stretch", attend_stretch_kernel<chunks>, grid, TILE_THREADS, pass)
+#define ATTEND_STRETCH_MMA(chunks)                                                        \
+    LAUNCH_SHARED("attend_stretch", attend_stretch_mma_kernel<chunks>, grid, MMA_THREADS, \
+                  sizeof(mma_keys_and_values<chunks, 1>), pass, *packed)
+    if (packed) FOR_MMA_CHUNKS(pass.shape.head_dim, ATTEND_STRETCH_MMA);
+    else FOR_HEAD_CHUNKS(pass.shape.head_dim, ATTEND_STRETCH);
+#undef ATTEND_STRETCH
+#undef ATTEND_STRETCH_MMA
+}
+
+static void observe_rows(const row_pass &pass, const packed_kv *packed, const oracle_view *oracle)
+{
+    uint32_t G = pass.shape.n_kv_heads;
+    dim3 grid(blocks_of(pass.n_tokens, packed ? IMPORTANCE_KEYS : TILE), G,
+              blocks_of((size_t)pass.n * (pass.shape.n_heads / G), TILE));
+#define IMPORTANCE_MMA(chunks)                                                                                       \
+    LAUNCH_SHARED("importance", importance_mma_kernel<chunks>, grid, MMA_THREADS, sizeof(mma_keys<chunks, 1>), pass, \
+                  *packed, oracle->best.address, oracle->best_stride, oracle->weights.address)
+    if (packed) FOR_MMA_CHUNKS(pass.shape.head_dim, IMPORTANCE_MMA);
+    else
+        LAUNCH("importance", importance_kernel, grid, TILE_THREADS, pass, oracle->best.address, oracle->best_stride,
+               oracle->weights.address);
+#undef IMPORTANCE_MMA
+}
+
+// At most PASS_ROWS rows. packed: NULL where attention reads keys and values as they are.
+static void attend_pass(float *o, row_pass pass, const packed_kv *packed, const oracle_view *oracle)
+{
     size_t heads = (size_t)pass.n * pass.shape.n_heads, all_lines = pass_lines_of(&pass.shape, pass.n_tokens);
     float *memory = (float *)scratch_get(&gpu.parts, all_lines * (pass.shape.head_dim + 2) * sizeof(float));
     if (!memory) return;
@@ -374,16 +456,10 @@ static void attend_pass(float *o, row_pass pass, const oracle_view *oracle)
     pass.top = memory;
     pass.sum = memory + all_lines;
     pass.values = memory + 2 * all_lines;
-    dim3 stretches(blocks_of(lines, TILE), G, pass.n_parts - 1),
-        tiles(blocks_of(pass.n_tokens, TILE), G, blocks_of(lines, TILE));
-#define ATTEND_STRETCH(chunks) LAUNCH("attend_stretch", attend_stretch_kernel<chunks>, stretches, TILE_THREADS, pass)
-    FOR_HEAD_CHUNKS(pass.shape.head_dim, ATTEND_STRETCH);
-#undef ATTEND_STRETCH
+    attend_stretches(pass, packed);
     LAUNCH("attend_tail", attend_tail_kernel, blocks_of(heads, LINE_WARPS), LINE_WARPS * WARP, pass);
     LAUNCH("merge_rows", merge_rows_kernel, blocks_of(heads, LINE_WARPS), LINE_WARPS * WARP, o, pass);
-    if (oracle->weights.address)
-        LAUNCH("importance", importance_kernel, tiles, TILE_THREADS, pass, oracle->best.address, oracle->best_stride,
-               oracle->weights.address);
+    if (oracle->weights.address) observe_rows(pass, packed, oracle);
 }
 
 static void cuda_attend_rows(dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows,
@@ -391,6 +467,7 @@ static void cuda_attend_rows(dev o, dev q, const prefix_kv *kv, const tail_kv *t
 {
     if (!n) return;
     const decode_row *taken = take_rows(rows, n);
+    packed_kv packed = packed_of(kv, s);
     for (uint32_t at = 0; at < n; at += PASS_ROWS) {
         row_pass pass = {};
         size_t offset = (size_t)at * s.n_heads * s.head_dim;
@@ -404,7 +481,7 @@ static void cuda_attend_rows(dev o, dev q, const prefix_kv *kv, const tail_kv *t
         pass.n_tokens = kv->n_tokens;
         pass.capacity = tails->capacity;
         pass.shape = s;
-        attend_pass(o.address + offset, pass, oracle);
+        attend_pass(o.address + offset, pass, kv->packed.address ? &packed : NULL, oracle);
     }
 }
 
@@ -444,12 +521,26 @@ static void cuda_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabular
     }
 }
 
-static void cuda_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s)
+static void cuda_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first, attention_shape s)
 {
-    dim3 grid(blocks_of(kv->n_tokens, TILE), s.n_heads);
-    LAUNCH("row_log", row_log_kernel, grid, TILE_THREADS, row_log.address, q.address, kv->k.address, kv->n_tokens, s);
-    LAUNCH("column_sums", column_sums_kernel, grid, TILE_THREADS, sums.address, row_log.address, q.address,
-           kv->k.address, kv->n_tokens, s);
+    uint32_t T = kv->n_tokens;
+    dim3 rows(blocks_of(T - first, TILE), s.n_heads);
+#define COLUMN_SUMS_MMA(chunks)                                                                                       \
+    do {                                                                                                              \
+        LAUNCH_SHARED("row_log", row_log_mma_kernel<chunks>, rows, MMA_THREADS, sizeof(mma_keys<chunks, 1>),          \
+                      row_log.address, q.address, packed_of(kv, s), T, first, s);                                     \
+        LAUNCH_SHARED("column_sums", column_sums_mma_kernel<chunks>, dim3(blocks_of(T, MMA_KEYS<chunks>), s.n_heads), \
+                      MMA_THREADS, sizeof(mma_keys<chunks, 1>), sums.address, row_log.address, q.address,             \
+                      packed_of(kv, s), T, first, s);                                                                 \
+    } while (0)
+    if (kv->packed.address) {
+        FOR_MMA_CHUNKS(s.head_dim, COLUMN_SUMS_MMA);
+        return;
+    }
+#undef COLUMN_SUMS_MMA
+    LAUNCH("row_log", row_log_kernel, rows, TILE_THREADS, row_log.address, q.address, kv->k.address, T, first, s);
+    LAUNCH("column_sums", column_sums_kernel, dim3(blocks_of(T, TILE), s.n_heads), TILE_THREADS, sums.address,
+           row_log.address, q.address, kv->k.address, T, first, s);
 }
 
 static void cuda_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
@@ -463,42 +554,42 @@ static void cuda_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, att
 }
 
 // Weights and a product's input in one plane or two of bf16; whatever else there is stays float32.
-#define CUDA_BACKEND(SUFFIX, PLANES, COMPUTE, SUMMARY) \
-    extern "C" const backend backend_cuda##SUFFIX = {  \
-        .name = "cuda",                                \
-        .compute = COMPUTE,                            \
-        .summary = SUMMARY,                            \
-        .open = cuda_open,                             \
-        .check = cuda_check,                           \
-        .alloc = cuda_alloc,                           \
-        .release = cuda_release,                       \
-        .upload = cuda_upload,                         \
-        .download = cuda_download,                     \
-        .copy = cuda_copy,                             \
-        .clear = cuda_clear,                           \
-        .host_view = cuda_host_view,                   \
-        .matrix_upload = cuda_matrix_upload<PLANES>,   \
-        .matrix_release = cuda_matrix_release,         \
-        .reserve = cuda_reserve,                       \
-        .scratch_bytes = cuda_scratch_bytes,           \
-        .free_bytes = cuda_free_bytes,                 \
-        .gather = cuda_gather,                         \
-        .rms_norm = cuda_rms_norm,                     \
-        .matmul = cuda_matmul,                         \
-        .swiglu = cuda_swiglu,                         \
-        .rope = cuda_rope,                             \
-        .store_prefix = cuda_store_prefix,             \
-        .store_tail = cuda_store_tail,                 \
-        .packed_floats = cuda_packed_floats,           \
-        .pack_prefix = cuda_pack_prefix,               \
-        .attend_prefix = cuda_attend_prefix,           \
-        .attend_rows = cuda_attend_rows,               \
-        .value_weights = cuda_value_weights,           \
-        .sample = cuda_sample,                         \
-        .column_sums = cuda_column_sums,               \
-        .output_norms = cuda_output_norms,             \
+#define CUDA_BACKEND(SUFFIX, PLANES, PACK, COMPUTE, SUMMARY) \
+    extern "C" const backend backend_cuda##SUFFIX = {        \
+        .name = "cuda",                                      \
+        .compute = COMPUTE,                                  \
+        .summary = SUMMARY,                                  \
+        .open = cuda_open,                                   \
+        .check = cuda_check,                                 \
+        .alloc = cuda_alloc,                                 \
+        .release = cuda_release,                             \
+        .upload = cuda_upload,                               \
+        .download = cuda_download,                           \
+        .copy = cuda_copy,                                   \
+        .clear = cuda_clear,                                 \
+        .host_view = cuda_host_view,                         \
+        .matrix_upload = cuda_matrix_upload<PLANES>,         \
+        .matrix_release = cuda_matrix_release,               \
+        .reserve = cuda_reserve,                             \
+        .scratch_bytes = cuda_scratch_bytes,                 \
+        .free_bytes = cuda_free_bytes,                       \
+        .gather = cuda_gather,                               \
+        .rms_norm = cuda_rms_norm,                           \
+        .matmul = cuda_matmul,                               \
+        .swiglu = cuda_swiglu,                               \
+        .rope = cuda_rope,                                   \
+        .store_prefix = cuda_store_prefix,                   \
+        .store_tail = cuda_store_tail,                       \
+        .packed_floats = cuda_##PACK##packed_floats,         \
+        .pack_prefix = cuda_##PACK##pack_prefix,             \
+        .attend_prefix = cuda_attend_prefix,                 \
+        .attend_rows = cuda_attend_rows,                     \
+        .value_weights = cuda_value_weights,                 \
+        .sample = cuda_sample,                               \
+        .column_sums = cuda_column_sums,                     \
+        .output_norms = cuda_output_norms,                   \
     }
 
-CUDA_BACKEND(, 0, "f32", "cuBLAS and kernels on one NVIDIA GPU (compute capability 8.0 and later), float32");
-CUDA_BACKEND(_bf16x3, 2, "bf16x3", "as cuda, products of operands in two bfloat16 parts");
-CUDA_BACKEND(_bf16, 1, "bf16", "as cuda, products of operands rounded to bfloat16");
+CUDA_BACKEND(, 0, , "f32", "cuBLAS and kernels on one NVIDIA GPU (compute capability 8.0 and later), float32");
+CUDA_BACKEND(_bf16x3, 2, , "bf16x3", "as cuda, products of operands in two bfloat16 parts");
+CUDA_BACKEND(_bf16, 1, bf16_, "bf16", "as cuda, products of operands rounded to bfloat16");

@@ -174,9 +174,16 @@ static __global__ void __launch_bounds__(LINE_WARPS *WARP) merge_rows_kernel(flo
     if (lane == 0) pass.top[line] = top, pass.sum[line] = 1.0f / sum;
 }
 
+// *best = max(*best, importance). Importance is never negative, so its bits order as integers do, and a maximum of integers has the same
+// result in whatever order the blocks come; a NaN is above every number and so is seen by whoever reads it.
+static __device__ inline void raise_importance(float *best, float importance)
+{
+    // Read first: most tokens have been seen with more weight before. A stale value only costs the atomic.
+    if (!(importance <= *best)) atomicMax((int *)best, __float_as_int(fabsf(importance)));
+}
+
 // I[question, g, j] = max(I, a[row, h, j] w[h, j]) over the observed rows of the question and the heads of the group. Block (x, y, z):
-// keys of tile x against 64 lines of KV head y, tile z. Importance is never negative, so its bits order as integers do, and a maximum of
-// integers has the same result in whatever order the blocks come; a NaN is above every number and so is seen by whoever reads I.
+// keys of tile x against 64 lines of KV head y, tile z.
 static __global__ void __launch_bounds__(TILE_THREADS)
     importance_kernel(row_pass pass, float *best, size_t best_stride, const float *weights)
 {
@@ -196,9 +203,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         const float *w = weights + (size_t)(g * group + line % group) * pass.n_tokens + key0;
         float *to = best + row.question * best_stride + (size_t)g * pass.n_tokens + key0;
         for (uint32_t j = 4 * tx; j < 4 * tx + 4 && j < n_keys; j++) {
-            float importance = expf(s[i][j - 4 * tx] * scale - pass.top[place]) * pass.sum[place] * w[j];
-            // Read first: most tokens have been seen with more weight before. A stale value only costs the atomic.
-            if (!(importance <= to[j])) atomicMax((int *)(to + j), __float_as_int(fabsf(importance)));
+            raise_importance(to + j, expf(s[i][j - 4 * tx] * scale - pass.top[place]) * pass.sum[place] * w[j]);
         }
     }
 }
@@ -236,12 +241,13 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     if (threadIdx.x < n_keys) w[(size_t)h * n_tokens + key0 + threadIdx.x] = sqrtf(sum);
 }
 
-// row_log[h, i] = log of the sum over j <= i of exp(score), for context row i; block (x, y): 64 rows of head y.
+// row_log[h, i] = log of the sum over j <= i of exp(score), for context row i; block (x, y): 64 rows of head y from row `first` on.
 static __global__ void __launch_bounds__(TILE_THREADS)
-    row_log_kernel(float *row_log, const float *q, const float *k, uint32_t n_tokens, attention_shape shape)
+    row_log_kernel(float *row_log, const float *q, const float *k, uint32_t n_tokens, uint32_t first,
+                   attention_shape shape)
 {
     __shared__ tile_memory shared;
-    uint32_t row0 = (gridDim.x - 1 - blockIdx.x) * TILE, h = blockIdx.y, d = shape.head_dim;
+    uint32_t row0 = first + (gridDim.x - 1 - blockIdx.x) * TILE, h = blockIdx.y, d = shape.head_dim;
     uint32_t n_rows = at_most(n_tokens - row0, TILE), tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     tile_rows rows = {q + (size_t)h * d, row0, n_rows, 1, (size_t)shape.n_heads * d};
     const float *keys = k + (size_t)(h / (shape.n_heads / shape.n_kv_heads)) * n_tokens * d;
@@ -266,17 +272,17 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-// sums[h, j] = sum over i >= j of exp(score - row_log[h, i]); block (x, y): 64 keys of head y against all rows that see them.
+// sums[h, j] = sum over i >= j and `first` of exp(score - row_log[h, i]); block (x, y): 64 keys of head y against the rows that see them.
 static __global__ void __launch_bounds__(TILE_THREADS)
     column_sums_kernel(float *sums, const float *row_log, const float *q, const float *k, uint32_t n_tokens,
-                       attention_shape shape)
+                       uint32_t first, attention_shape shape)
 {
     __shared__ tile_memory shared;
     uint32_t key0 = blockIdx.x * TILE, h = blockIdx.y, d = shape.head_dim, n_keys = at_most(n_tokens - key0, TILE);
     uint32_t tx = threadIdx.x % 16, ty = threadIdx.x / 16;
     const float *keys = k + ((size_t)(h / (shape.n_heads / shape.n_kv_heads)) * n_tokens + key0) * d;
     float scale = 1.0f / sqrtf((float)d), column[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    for (uint32_t row0 = key0; row0 < n_tokens; row0 += TILE) {
+    for (uint32_t row0 = first > key0 ? first : key0; row0 < n_tokens; row0 += TILE) {
         tile_rows rows = {q + (size_t)h * d, row0, at_most(n_tokens - row0, TILE), 1, (size_t)shape.n_heads * d};
         float s[4][4];
         clear_scores(s);

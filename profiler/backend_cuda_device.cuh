@@ -57,14 +57,24 @@ static bool gpu_works(void)
 
 // Runs a kernel on the device's stream, unless something has failed before. No operation launches an empty grid.
 #ifndef CUDA_LAUNCH
-#define CUDA_LAUNCH(kernel, blocks, threads, ...) kernel<<<blocks, threads, 0, gpu.stream>>>(__VA_ARGS__)
+#define CUDA_LAUNCH(kernel, blocks, threads, shared, ...) kernel<<<blocks, threads, shared, gpu.stream>>>(__VA_ARGS__)
 #endif
-#define LAUNCH(name, kernel, blocks, threads, ...)             \
-    do {                                                       \
-        if (gpu_works()) {                                     \
-            CUDA_LAUNCH(kernel, blocks, threads, __VA_ARGS__); \
-            gpu_note(cudaGetLastError(), name);                \
-        }                                                      \
+#define LAUNCH(name, kernel, blocks, threads, ...)                \
+    do {                                                          \
+        if (gpu_works()) {                                        \
+            CUDA_LAUNCH(kernel, blocks, threads, 0, __VA_ARGS__); \
+            gpu_note(cudaGetLastError(), name);                   \
+        }                                                         \
+    } while (0)
+
+// The same for kernels with DYNAMIC_SHARED memory of this many bytes: above 48 KiB a kernel must ask for it, below that it does no harm.
+#define LAUNCH_SHARED(name, kernel, blocks, threads, bytes, ...)                                                       \
+    do {                                                                                                               \
+        if (gpu_works() &&                                                                                             \
+            gpu_note(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)(bytes)), name)) { \
+            CUDA_LAUNCH(kernel, blocks, threads, bytes, __VA_ARGS__);                                                  \
+            gpu_note(cudaGetLastError(), name);                                                                        \
+        }                                                                                                              \
     } while (0)
 
 static unsigned blocks_of(size_t n, size_t each)

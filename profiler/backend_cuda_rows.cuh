@@ -4,31 +4,13 @@ extern "C" {
 #include "profiler/backend.h"
 #include "profiler/sampler_core.h"
 }
-#include "profiler/backend_cuda_tile.cuh"
-#include <string.h>
+#include "profiler/backend_cuda_mma.cuh"
 
 static constexpr uint32_t ROW_THREADS = 256; // threads of every kernel of this file
 
 static __device__ inline size_t thread_index(void)
 {
     return (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-}
-
-// The upper half of a float, rounded to nearest, ties to even; a NaN stays one.
-static __host__ __device__ inline uint16_t bf16_from_float(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
-static __host__ __device__ inline float bf16_to_float(uint16_t half)
-{
-    uint32_t bits = (uint32_t)half << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
 }
 
 // Sum over the ROW_THREADS threads of a block, the same in all of them. Ends with a barrier.

@@ -183,13 +183,13 @@ static void ref_value_weights(dev w, const prefix_kv *kv, dev root, attention_sh
     for (size_t i = 0; i < (size_t)s.n_heads * T; i++) w.address[i] = (float)(w.address[i] / (total + 1e-9));
 }
 
-static void ref_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, attention_shape s)
+static void ref_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first, attention_shape s)
 {
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     double scale = 1.0 / sqrt((double)d);
     for (uint32_t h = 0; h < s.n_heads; h++) {
         const float *k = kv->k.address + (size_t)(h / group) * T * d;
-        for (uint32_t i = 0; i < T; i++) {
+        for (uint32_t i = first; i < T; i++) {
             const float *query = q.address + ((size_t)i * s.n_heads + h) * d;
             double top = -INFINITY, total = 0;
             for (uint32_t j = 0; j <= i; j++) top = fmax(top, dot(query, k + (size_t)j * d, d) * scale);
@@ -198,7 +198,7 @@ static void ref_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, a
         }
         for (uint32_t j = 0; j < T; j++) {
             double sum = 0;
-            for (uint32_t i = j; i < T; i++)
+            for (uint32_t i = j > first ? j : first; i < T; i++)
                 sum += exp(dot(q.address + ((size_t)i * s.n_heads + h) * d, k + (size_t)j * d, d) * scale -
                            row_log.address[(size_t)h * T + i]);
             sums.address[(size_t)h * T + j] = (float)sum;

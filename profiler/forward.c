@@ -5,8 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Rows that go through a layer's matrices at a time: enough for full GEMM speed, few enough to keep activations in cache.
-enum { CHUNK_ROWS = 1024, CHUNK_LOGITS = 64, N_VIEWS = 6 };
+// Rows that go through a layer's matrices at a time: enough for full GEMM speed, few enough to keep activations in cache. Decoded ones are
+// fewer than a chunk, so that their bits do not depend on how many there are.
+enum { CHUNK_ROWS = BACKEND_CHUNK_ROWS, DECODE_ROWS = CHUNK_ROWS - 64, CHUNK_LOGITS = 64, N_VIEWS = 6 };
 
 struct forward {
     const model *m;
@@ -225,7 +226,7 @@ static kvb_status make_extras(forward *f, uint32_t layer, unsigned needs, kvb_er
                 return kvb_fail(err, KVB_MEMORY, "observer: no memory for the column sums of %u tokens",
                                 f->plan.max_tokens);
         }
-    if (needs & VIEW_COLUMN_SUMS) f->b->column_sums(f->column_sums, f->row_log, f->q, &kv, shape_of(f));
+    if (needs & VIEW_COLUMN_SUMS) f->b->column_sums(f->column_sums, f->row_log, f->q, &kv, 0, shape_of(f));
     if (needs & VIEW_OUTPUT_NORMS) f->b->output_norms(f->output_norms, &kv, f->m->layers[layer].wo, shape_of(f));
     return KVB_OK;
 }
@@ -423,8 +424,8 @@ static kvb_status decode_rows(forward *f, const decode_row *rows, const int32_t 
     if (status == KVB_OK) status = check_ids(f, ids, n_rows, err);
     if (status != KVB_OK) return status;
     uint32_t done = 0; // of logit_rows, which ascend
-    for (uint32_t first = 0; first < n_rows; first += CHUNK_ROWS) {
-        uint32_t n = n_rows - first < CHUNK_ROWS ? n_rows - first : CHUNK_ROWS, from = done;
+    for (uint32_t first = 0; first < n_rows; first += DECODE_ROWS) {
+        uint32_t n = n_rows - first < DECODE_ROWS ? n_rows - first : DECODE_ROWS, from = done;
         run_rows(f, rows + first, ids + first, n);
         // The rows that are asked for move to the front of the stream: one product with the output matrix for all of them.
         for (; done < n_logits && logit_rows[done] < first + n; done++)

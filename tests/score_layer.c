@@ -56,7 +56,7 @@ static kvb_status make_extras(layer_view *view, const tensor *wo, kvb_error *err
     if (!sums.address || !row_log.address || !norms.address || !q.address || !kv.k.address || !kv.v.address ||
         !w.address || !backend_cpu.reserve(&(backend_limits){view->n_tokens, 1, 1, s.n_heads * s.head_dim, s}))
         return kvb_fail(err, KVB_MEMORY, "no memory for the layer");
-    backend_cpu.column_sums(sums, row_log, q, &kv, s);
+    backend_cpu.column_sums(sums, row_log, q, &kv, 0, s);
     backend_cpu.output_norms(norms, &kv, w, s);
     view->column_sums = sums.address; // the program ends soon: nothing is given back
     view->output_norms = norms.address;

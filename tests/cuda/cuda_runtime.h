@@ -5,6 +5,7 @@
 // find what hardware alone shows: speed, limits of registers and shared memory, rounding of the device's own exponentials.
 #pragma once
 #include "tests/cuda/emulator.h"
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -27,6 +28,9 @@ static constexpr unsigned EMULATED_WARP = 32;
 
 struct alignas(16) float4 {
     float x, y, z, w;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
 };
 struct dim3 {
     unsigned x, y, z;
@@ -90,7 +94,9 @@ struct emulated_fiber {
     dim3 index;
     fiber_state state;
     unsigned shuffles;
-    uint64_t given[2]; // to shuffles, by turns
+    uint64_t given[2][3]; // to shuffles and to products of a warp, by turns
+    std::vector<std::vector<std::function<void()>>>
+        copies; // started by copy_async, in groups; the last one is not committed
     std::vector<char> stack;
 };
 
@@ -139,17 +145,32 @@ static inline void __syncwarp(void)
     fiber_wait(FIBER_AT_SHUFFLE);
 }
 
+// All threads of a warp show each other a value; returns the turn, for given_by.
+template <typename T> static unsigned warp_give(const T &value)
+{
+    emulated_fiber *f = &emulator.fibers[emulator.current];
+    static_assert(sizeof(T) <= sizeof f->given[0], "as large as a place");
+    unsigned turn = f->shuffles++ % 2;
+    memcpy(f->given[turn], &value, sizeof value);
+    fiber_wait(FIBER_AT_SHUFFLE);
+    return turn;
+}
+
+// What thread `lane` of the same warp gave.
+template <typename T> static T given_by(unsigned lane, unsigned turn)
+{
+    T value;
+    memcpy(&value, emulator.fibers[emulator.current / EMULATED_WARP * EMULATED_WARP + lane].given[turn], sizeof value);
+    return value;
+}
+
 template <typename T> static T __shfl_xor_sync(unsigned, T value, int step)
 {
-    static_assert(sizeof(T) <= 8, "a register or two");
-    emulated_fiber *f = &emulator.fibers[emulator.current];
-    unsigned turn = f->shuffles++ % 2, self = emulator.current;
-    memcpy(&f->given[turn], &value, sizeof value);
-    fiber_wait(FIBER_AT_SHUFFLE);
-    T other;
-    memcpy(&other, &emulator.fibers[self ^ (unsigned)step].given[turn], sizeof other);
-    return other;
+    unsigned turn = warp_give(value);
+    return given_by<T>(emulator.current % EMULATED_WARP ^ (unsigned)step, turn);
 }
+
+#include "tests/cuda/tensor_core.h"
 
 static inline int atomicMax(int *to, int value)
 {
@@ -198,10 +219,12 @@ static void order_threads(void)
 
 static void run_block(void)
 {
+    std::fill(emulator_shared.begin(), emulator_shared.end(), uint4{~0u, ~0u, ~0u, ~0u}); // NaN, whatever type it has
     for (unsigned i = 0; i < emulator.n_threads; i++) {
         emulated_fiber *f = &emulator.fibers[i];
         f->index = dim3(i, 0, 0);
         f->state = FIBER_READY;
+        f->copies.assign(1, {});
         context_make(&f->context, f->stack.data(), f->stack.size(), fiber_main);
     }
     for (;;) {
@@ -218,8 +241,9 @@ static void run_block(void)
     }
 }
 
-static void run_kernel(dim3 blocks, dim3 threads, const std::function<void()> &kernel)
+static void run_kernel(dim3 blocks, dim3 threads, size_t shared, const std::function<void()> &kernel)
 {
+    emulator_shared.resize((shared + 15) / 16);
     emulator.n_threads = threads.x;
     emulator.kernel = kernel;
     emulator.grid = blocks;
@@ -242,6 +266,7 @@ enum cudaError_t {
     cudaErrorLaunchFailure = 719
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum { cudaStreamNonBlocking = 1, cudaHostAllocDefault = 0, cudaEventDisableTiming = 2 };
 enum cudaDeviceAttr { cudaDevAttrComputeCapabilityMajor, cudaDevAttrComputeCapabilityMinor };
 
@@ -315,8 +340,20 @@ static cudaError_t stream_add(cudaStream_t stream, std::function<void()> work)
     return lazy ? cudaSuccess : cudaStreamSynchronize(stream);
 }
 
+// Dynamic shared memory: 48 KiB, and what the smallest of the supported devices gives to kernels that ask for it.
+static constexpr size_t SHARED_DEFAULT = 48 * 1024, SHARED_MOST = 99 * 1024;
+static std::map<void *, size_t> shared_allowed;
+
+template <typename... P> static cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute, int bytes)
+{
+    if (bytes < 0 || (size_t)bytes > SHARED_MOST) return cudaErrorInvalidValue;
+    shared_allowed[(void *)kernel] = (size_t)bytes;
+    return cudaSuccess;
+}
+
 template <typename... P, typename... A>
-static void emulator_launch(cudaStream_t stream, dim3 blocks, dim3 threads, void (*kernel)(P...), A &&...arguments)
+static void emulator_launch(cudaStream_t stream, dim3 blocks, dim3 threads, size_t shared, void (*kernel)(P...),
+                            A &&...arguments)
 {
     if (runtime.fail_launch >= 0 && runtime.fail_launch-- == 0) {
         runtime.last = cudaErrorLaunchFailure;
@@ -325,14 +362,17 @@ static void emulator_launch(cudaStream_t stream, dim3 blocks, dim3 threads, void
     // What the hardware refuses.
     bool valid = blocks.x && blocks.y && blocks.z && blocks.x < 1u << 31 && blocks.y < 65536 && blocks.z < 65536 &&
                  threads.x && threads.x <= 1024 && threads.y == 1 && threads.z == 1;
+    auto asked = shared_allowed.find((void *)kernel);
+    valid = valid && shared <= (asked == shared_allowed.end() ? SHARED_DEFAULT : asked->second);
     if (!valid) {
         runtime.last = cudaErrorInvalidConfiguration;
         return;
     }
     std::tuple<P...> copied(std::forward<A>(arguments)...);
-    stream_add(stream, [=] { run_kernel(blocks, threads, [&] { std::apply(kernel, copied); }); });
+    stream_add(stream, [=] { run_kernel(blocks, threads, shared, [&] { std::apply(kernel, copied); }); });
 }
-#define CUDA_LAUNCH(kernel, blocks, threads, ...) emulator_launch(gpu.stream, blocks, threads, kernel, __VA_ARGS__)
+#define CUDA_LAUNCH(kernel, blocks, threads, shared, ...) \
+    emulator_launch(gpu.stream, blocks, threads, shared, kernel, __VA_ARGS__)
 
 static cudaError_t cudaGetLastError(void)
 {

@@ -371,18 +371,23 @@ START_TEST(test_column_sums)
                    size = (size_t)s.n_heads * T;
             float *k = random_floats(kv_size, 2), *q = random_floats(q_size, 2), *sums = malloc(size * sizeof *sums);
             reserve(&JUDGED, T, s);
-            BOTH("column_sums", y, size, 1e-6f, 3e-5f, 0, {
-                y = b->alloc(size);
-                dev dq = on(b, q, q_size), rows = b->alloc(size);
-                prefix_kv kv = {on(b, k, kv_size), {NULL}, T, {NULL}};
-                b->column_sums(y, rows, dq, &kv, s);
-                b->download(sums, y, size);
-                b->release(dq), b->release(rows), b->release(kv.k);
-            });
-            for (uint32_t h = 0; h < s.n_heads; h++) { // every row of attention sums to one
-                double sum = 0;
-                for (uint32_t j = 0; j < T; j++) sum += sums[(size_t)h * T + j];
-                ck_assert_double_eq_tol(sum / T, 1.0, 2e-5);
+            // All rows; the last 40, or those of a window that is no whole tile; the last one.
+            const uint32_t firsts[] = {0, T > 40 ? T - 40 : T / 2, T - 1};
+            for (int f = 0; f < 3; f++) {
+                // As importance: what is off in a score is off in proportion.
+                BOTH("column_sums", y, size, 1e-6f, 3e-5f + product_error(&JUDGED) * 8, 0, {
+                    y = b->alloc(size);
+                    dev dq = on(b, q, q_size), rows = b->alloc(size);
+                    prefix_kv kv = context_on(b, k, k, T, s);
+                    b->column_sums(y, rows, dq, &kv, firsts[f], s);
+                    b->download(sums, y, size);
+                    b->release(dq), b->release(rows), context_release(b, &kv);
+                });
+                for (uint32_t h = 0; h < s.n_heads; h++) { // every row of attention sums to one
+                    double sum = 0;
+                    for (uint32_t j = 0; j < T; j++) sum += sums[(size_t)h * T + j];
+                    ck_assert_double_eq_tol(sum / (T - firsts[f]), 1.0, 2e-5);
+                }
             }
             free(k), free(q), free(sums);
         }
@@ -467,7 +472,7 @@ static void run_all(const decode_case *c, const float *q, const float *root, flo
     prefix_kv kv = context_on(&JUDGED, c->k, c->v, c->T, s);
     JUDGED.attend_prefix(prefix, dq, &kv, 0, c->T, s);
     JUDGED.value_weights(weights, &kv, dr, s);
-    JUDGED.column_sums(sums, row_log, dq, &kv, s);
+    JUDGED.column_sums(sums, row_log, dq, &kv, 0, s);
     JUDGED.release(row_log), JUDGED.release(dq), JUDGED.release(dr), context_release(&JUDGED, &kv);
     results[0] = take(rows, c->q_size + c->best_size);
     results[1] = take(prefix, prefix_size);
@@ -513,7 +518,11 @@ END_TEST
 
 START_TEST(test_bits_over_batches)
 {
-    enum { IN = 576, OUT = 1536, ROWS = 50 };
+#ifdef EMULATED
+    enum { IN = 576, OUT = 96, ROWS = 150 };
+#else
+    enum { IN = 576, OUT = 1536, ROWS = 150 };
+#endif
     float *x = random_floats(ROWS * IN, 1), *w = random_floats(OUT * IN, 1);
     reserve(&JUDGED, LONGER, SHAPES[0]);
     for (int keep = 0; keep < 2; keep++) {
@@ -598,8 +607,8 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_gather_rope_store);
     tcase_add_test(tc, test_sample);
     tcase_add_test(tc, test_output_norms);
-#ifdef EMULATED // slowly; the rest does not depend on the precision of products there
-    if (strcmp(JUDGED.compute, "f32") != 0) return;
+#ifdef EMULATED // slowly; with two parts the rest is the same code as with f32
+    if (strcmp(JUDGED.compute, "bf16x3") == 0) return;
 #endif
     tcase_add_test(tc, test_attend_prefix);
     tcase_add_test(tc, test_attend_rows);

@@ -51,7 +51,7 @@ static golden golden_open(void)
     b->upload(dq, q, (size_t)T * H * d);
     b->upload(kv.k, k, (size_t)G * T * d);
     b->upload(kv.v, v, (size_t)G * T * d);
-    b->column_sums(sums, row_log, dq, &kv, s);
+    b->column_sums(sums, row_log, dq, &kv, 0, s);
     b->output_norms(norms, &kv, w, s);
     b->release(row_log), b->release(dq), b->release(kv.k), b->release(kv.v), b->matrix_release(&w);
     g.view = (layer_view){.n_tokens = T,
