@@ -317,7 +317,8 @@ fuzz-build: $(FUZZ_BIN)
 
 bench: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) all $(BUILD)/tests/bench_solver
-	@$(BUILD)/tests/bench_solver greedy $(BUILD)/greedy.problem && $(PYTHON) tools/peer/heap_solver.py $(BUILD)/greedy.problem
+	@$(BUILD)/tests/bench_solver greedy $(BUILD)/greedy.problem | tee $(BUILD)/greedy.csv
+	@$(PYTHON) tools/peer/heap_solver.py $(BUILD)/greedy.problem $(BUILD)/greedy.csv
 	@$(BUILD)/tests/bench_solver sizes
 	@BUILD=$(BUILD) tools/bench.sh
 

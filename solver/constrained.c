@@ -260,14 +260,6 @@ static size_t sort_blocks(const constrained_instance *x, sweep *w, uint32_t firs
     return count;
 }
 
-static double slope_from_key(uint64_t key)
-{
-    double slope;
-    key &= 0x7fffffffffffffffu; // slopes are never negative
-    memcpy(&slope, &key, sizeof slope);
-    return slope;
-}
-
 static uint64_t drop(sweep *w, keyed *segment, uint64_t excess)
 {
     uint32_t take = segment->b < excess ? segment->b : (uint32_t)excess;
@@ -289,7 +281,7 @@ static void sweep_group(solving *s, sweep *w, uint32_t group)
         uint64_t *total = &w->total[part - group * x->parts];
         if (*total <= x->cap[part] || w->segments[k].b == 0) continue;
         *total -= drop(w, &w->segments[k], *total - x->cap[part]);
-        s->price[part] = slope_from_key(w->segments[k].key);
+        s->price[part] = double_from_key(w->segments[k].key);
     }
     for (uint32_t i = 0; i < x->parts; i++) kept += w->total[i];
     double lambda = 0;
@@ -302,7 +294,7 @@ static void sweep_group(solving *s, sweep *w, uint32_t group)
                 continue;
             }
             kept -= drop(w, &w->segments[k], kept - s->budget[at]);
-            lambda = slope_from_key(w->segments[k].key);
+            lambda = double_from_key(w->segments[k].key);
         }
         s->lambda[at] = lambda;
         memcpy(s->keep + (size_t)row * all + first, w->units + first, n * sizeof *w->units);

@@ -1,9 +1,11 @@
 #include "solver/curve.h"
 #include "runtime/fail.h"
 #include "solver/radix.h"
+#include "solver/wide.h"
 #include <float.h>
 #include <math.h>
 #include <omp.h>
+#include <stdbool.h>
 #include <stdlib.h>
 
 kvb_status cache_shape_check(const cache_shape *s, kvb_error *err)
@@ -57,7 +59,7 @@ kvb_status metric_order_make(metric_order *out, const cache_shape *shape, const 
 
     size_t threads = (size_t)omp_get_max_threads();
     uint32_t *position = malloc(n * m * sizeof *position);
-    keyed *work = calloc(threads, 2 * m * sizeof *work);
+    uint64_t *work = malloc(threads * 2 * m * sizeof *work);
     if (!position || !work) {
         free(position);
         free(work);
@@ -65,13 +67,12 @@ kvb_status metric_order_make(metric_order *out, const cache_shape *shape, const 
     }
 #pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS)
     for (size_t h = 0; h < n; h++) {
-        keyed *items = work + (size_t)omp_get_thread_num() * 2 * m;
+        uint64_t *items = work + (size_t)omp_get_thread_num() * 2 * m;
         const float *row = scores + h * t + shape->sink;
         // Complemented keys: ascending keys are descending scores, and a stable sort leaves equal ones by position.
-        for (size_t i = 0; i < m; i++)
-            items[i] = (keyed){(uint32_t)~key_from_float(row[i]), shape->sink + (uint32_t)i, 0};
-        radix_sort(items, items + m, m, 32);
-        for (size_t i = 0; i < m; i++) position[h * m + i] = items[i].a;
+        for (size_t i = 0; i < m; i++) items[i] = (uint64_t)~key_from_float(row[i]) << 32 | (shape->sink + i);
+        radix_sort_words(items, items + m, m);
+        for (size_t i = 0; i < m; i++) position[h * m + i] = (uint32_t)items[i];
     }
     free(work);
     *out = (metric_order){*shape, position};
@@ -105,6 +106,24 @@ void loss_curves_free(loss_curves *c)
     *c = (loss_curves){0};
 }
 
+// Without a short circuit, which would be a branch for every number.
+static inline bool is_wrong(float importance)
+{
+    return !(importance >= 0) | (importance > FLT_MAX);
+}
+
+WIDE static bool any_wrong(const float *row, size_t n)
+{
+    int wrong = 0;
+    for (size_t i = 0; i < n; i++) wrong |= is_wrong(row[i]);
+    return wrong;
+}
+
+WIDE static void gather(double *out, const float *row, const uint32_t *position, size_t n)
+{
+    for (size_t i = 0; i < n; i++) out[i] = (double)row[position[i]];
+}
+
 kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const float *oracle, kvb_error *err)
 {
     const cache_shape *s = &c->shape, *o = &order->shape;
@@ -115,11 +134,10 @@ kvb_status loss_curves_fill(loss_curves *c, const metric_order *order, const flo
 #pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS) reduction(min : bad)
     for (size_t h = 0; h < n; h++) {
         const float *row = oracle + h * t;
-        int wrong = 0; // first whether, without branches; then where
-        for (size_t i = 0; i < t; i++) wrong |= !(row[i] >= 0 && row[i] <= FLT_MAX);
+        bool wrong = any_wrong(row, t); // first whether, without branches; then where
         for (size_t i = 0; wrong && i < t; i++)
-            if (!(row[i] >= 0 && row[i] <= FLT_MAX) && h * t + i < bad) bad = h * t + i;
-        for (size_t i = 0; i < m; i++) c->gain[h * m + i] = (double)row[order->position[h * m + i]];
+            if (is_wrong(row[i]) && h * t + i < bad) bad = h * t + i;
+        gather(c->gain + h * m, row, order->position + h * m, m);
     }
     if (bad != SIZE_MAX) return fail_at(s, "oracle", bad, (double)oracle[bad], "a finite number of 0 or more", err);
     loss_curves_sum(c);

@@ -243,15 +243,6 @@ static void drop_head(moves *m, uint32_t head)
     m->count = count;
 }
 
-// key_from_double backwards, for costs, which are never negative.
-static double cost_of(const keyed *move)
-{
-    uint64_t key = move->key & 0x7fffffffffffffffu;
-    double cost;
-    memcpy(&cost, &key, sizeof cost);
-    return cost;
-}
-
 // Most tokens that the moves, and after them tokens at `spare` each, can make up for within theta.
 static int64_t reach(const moves *m, double theta, double spare)
 {
@@ -259,7 +250,7 @@ static int64_t reach(const moves *m, double theta, double spare)
     int64_t tokens = 0;
     double left = theta;
     for (size_t i = 0; i < m->count; i++) {
-        double cost = cost_of(&m->at[i]);
+        double cost = double_from_key(m->at[i].key);
         if (cost * m->at[i].b > left) return tokens + (int64_t)(left / cost) + 1;
         left -= cost * m->at[i].b;
         tokens += m->at[i].b;
@@ -281,7 +272,7 @@ static void price_tokens(const moves *m, double spare, int64_t skip, double *pri
             i++;
             used = 0;
         }
-        sum += i < m->count ? cost_of(&m->at[i]) : spare;
+        sum += i < m->count ? double_from_key(m->at[i].key) : spare;
         used++;
     }
 }
@@ -462,7 +453,7 @@ static double better_lambda(const core_work *w, int64_t target, double lambda, d
     int64_t left = target > 0 ? target : -target;
     double cost = 0, sum = 0;
     for (size_t i = 0; i < m->count && left > 0; i++) {
-        cost = cost_of(&m->at[i]);
+        cost = double_from_key(m->at[i].key);
         sum += cost * (double)(left < m->at[i].b ? left : m->at[i].b);
         left -= m->at[i].b;
     }

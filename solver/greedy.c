@@ -77,15 +77,6 @@ static size_t sort_segments(sweep_work *w, const hulls *h, uint32_t first, uint3
     return count;
 }
 
-// key_from_double backwards, for slopes, which are never negative.
-static double slope_from_key(uint64_t key)
-{
-    double slope;
-    key &= 0x7fffffffffffffffu;
-    memcpy(&slope, &key, sizeof slope);
-    return slope;
-}
-
 static void sweep_group(allocation *a, const loss_curves *c, const hulls *h, const double *ratios, uint32_t group)
 {
     sweep_work *w = a->work;
@@ -105,7 +96,7 @@ static void sweep_group(allocation *a, const loss_curves *c, const hulls *h, con
                 at++;
                 continue;
             }
-            lambda = slope_from_key(s->key);
+            lambda = double_from_key(s->key);
             w->current[s->a] -= take;
             s->b -= take;
             gone += take;

@@ -1,8 +1,8 @@
 #include "solver/pava.h"
 #include "runtime/fail.h"
+#include "solver/wide.h"
 #include <math.h>
 #include <omp.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,25 +15,27 @@ static void set_slopes(hull_block *blocks, size_t count)
     }
 }
 
-static size_t pool(hull_block *blocks, const double *gains, size_t n)
+// Puts a block behind blocks[count], and pools it with those before it as long as they are worth less per token.
+static inline size_t push(hull_block *blocks, size_t count, double sum, uint32_t length)
 {
-    size_t count = 0;
-    for (size_t i = 0; i < n; i++) {
-        double sum = gains[i];
-        uint32_t length = 1;
-        while (count > 0 && blocks[count - 1].sum * length < sum * blocks[count - 1].length) {
-            count--;
-            sum += blocks[count].sum;
-            length += blocks[count].length;
-        }
-        blocks[count++] = (hull_block){.sum = sum, .length = length};
+    while (count > 0 && blocks[count - 1].sum * length < sum * blocks[count - 1].length) {
+        count--;
+        sum += blocks[count].sum;
+        length += blocks[count].length;
     }
+    blocks[count] = (hull_block){.sum = sum, .length = length};
+    return count + 1;
+}
+
+static size_t push_tokens(hull_block *blocks, size_t count, const double *gains, size_t n)
+{
+    for (size_t i = 0; i < n; i++) count = push(blocks, count, gains[i], 1);
     return count;
 }
 
 size_t pava_blocks(hull_block *blocks, const double *gains, size_t n)
 {
-    size_t count = pool(blocks, gains, n);
+    size_t count = push_tokens(blocks, 0, gains, n);
     set_slopes(blocks, count);
     return count;
 }
@@ -42,84 +44,122 @@ size_t pava_blocks(hull_block *blocks, const double *gains, size_t n)
 //
 // PAVA mispredicts a branch at nearly every token of a noisy curve. Hull vertices can be found from the other side: of
 // all points, the one deepest below the chord between two vertices is a vertex (quickhull), and where none is below,
-// the chord is a block. Deepest points are found without branches. Whatever is nearer to a chord than rounding can tell,
-// ties for example, is left to PAVA, as are short pieces: a vertex splits PAVA's scan into two independent ones.
+// the chord is a block. Deepest points are found without branches, in float32: a point that only seems to be a vertex
+// does no harm, since pooling is right whatever the pieces it begins with. What must be sure is that a chord is a block:
+// pieces with points nearer to the chord than float32 can tell, ties for example, are left to PAVA, as are short ones.
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
+enum { LANES = 16 };
+typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
+typedef int32_t lane_masks __attribute__((vector_size(LANES * sizeof(float))));
+
+// x with every lane taken from k lanes further on.
+#ifdef __clang__
+#define TURNED(x, k)                                                                                           \
+    __builtin_shufflevector(x, x, (k), (k) + 1, (k) + 2, (k) + 3, (k) + 4, (k) + 5, (k) + 6, (k) + 7, (k) + 8, \
+                            (k) + 9, (k) + 10, (k) + 11, (k) + 12, (k) + 13, (k) + 14, (k) + 15)
 #else
-#define WIDE
+#define TURNED(x, k) \
+    __builtin_shuffle(x, ((lane_masks){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} + (k)) & (LANES - 1))
 #endif
 
-enum { LANES = 8 };
-typedef double lanes __attribute__((vector_size(LANES * sizeof(double))));
-typedef int64_t lane_masks __attribute__((vector_size(LANES * sizeof(double))));
+// The least values so far, and where they are. Pointers: vectors as arguments would depend on the width.
+typedef struct deepest {
+    lanes value, at;
+} deepest;
 
-// The least of loss[i] - slope i over i = 1 .. n - 1, and the first i where it is. No sum depends on the width of vectors.
-WIDE static double least_deviation(const double *loss, size_t n, double slope, size_t *at)
+static inline __attribute__((always_inline)) void deepen(deepest *d, const lanes *value, const lanes *at)
 {
-    const lanes step = {LANES, LANES, LANES, LANES, LANES, LANES, LANES, LANES};
-    size_t i = 1, end = 1 + (n - 1) / LANES * LANES;
-    lanes index = {1, 2, 3, 4, 5, 6, 7, 8}, where = index, least = {0};
-    least += INFINITY;
-    for (; i < end; i += LANES, index += step) {
-        lanes d;
-        memcpy(&d, loss + i, sizeof d);
-        d -= slope * index;
-        lane_masks below = d < least;
-        least = (lanes)(((lane_masks)d & below) | ((lane_masks)least & ~below));
-        where = (lanes)(((lane_masks)index & below) | ((lane_masks)where & ~below));
+    lane_masks less = *value < d->value;
+    d->at = (lanes)(((lane_masks)*at & less) | ((lane_masks)d->at & ~less));
+    d->value = (lanes)(((lane_masks)*value & less) | ((lane_masks)d->value & ~less));
+}
+
+static inline __attribute__((always_inline)) void look(deepest *d, const float *loss, const lanes *at, float slope)
+{
+    lanes value;
+    memcpy(&value, loss, sizeof value);
+    value -= slope * *at;
+    deepen(d, &value, at);
+}
+
+// The least of loss[i] - slope i over i = 1 .. n - 1, and an i where it is; n > LANES. The sums, and of equal values the
+// one that is taken, do not depend on the width of the machine's vectors.
+WIDE static float least_deviation(const float *loss, size_t n, float slope, size_t *at)
+{
+    const lanes first = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    lanes here = first + 1.0f, next;
+    deepest even = {{0}, here}, odd;
+    even.value += INFINITY;
+    odd = even;
+    size_t i = 1;
+    for (; i + 2 * LANES <= n; i += 2 * LANES, here += 2.0f * LANES) {
+        next = here + (float)LANES;
+        look(&even, loss + i, &here, slope);
+        look(&odd, loss + i + LANES, &next, slope);
     }
-    double value = least[0], place = where[0];
-    for (int k = 1; k < LANES; k++) {
-        bool better = least[k] < value || (least[k] == value && where[k] < place);
-        value = better ? least[k] : value;
-        place = better ? where[k] : place;
-    }
-    for (; i < n; i++) {
-        double d = loss[i] - slope * (double)i;
-        if (d < value) {
-            value = d;
-            place = (double)i;
+    // The last ones, some of them a second time.
+    i = n > 2 * LANES ? n - 2 * LANES : 1;
+    here = first + (float)(int)i;
+    look(&even, loss + i, &here, slope);
+    next = first + (float)(int)(n - LANES);
+    look(&odd, loss + n - LANES, &next, slope);
+    deepen(&even, &odd.value, &odd.at);
+#define FOLD(k)                                                 \
+    odd = (deepest){TURNED(even.value, k), TURNED(even.at, k)}; \
+    deepen(&even, &odd.value, &odd.at)
+    FOLD(8);
+    FOLD(4);
+    FOLD(2);
+    FOLD(1);
+#undef FOLD
+    *at = (size_t)(int)even.at[0];
+    return even.value[0];
+}
+
+// One head: what blocks are made from, and the blocks so far.
+typedef struct splitting {
+    const double *gains, *loss;
+    const float *rounded; // [n + 1] losses as shares of the first one
+    hull_block *blocks;
+    size_t count;
+} splitting;
+
+// Adds the blocks of the tokens begin .. end - 1.
+static void split(splitting *s, size_t begin, size_t end, int depth)
+{
+    enum { SHORT = LANES, DEEPEST = 40, LONGEST = 1 << 24 }; // float32 counts no further
+    size_t n = end - begin, at;
+    if (n > SHORT && n < LONGEST && depth < DEEPEST) {
+        const float *loss = s->rounded + begin;
+        // Rounding moves loss, slope and their difference by no more than 2^-22 of loss[0] together.
+        float slope = (loss[n] - loss[0]) / (float)n, tolerance = 0x1p-20f * loss[0];
+        float below = least_deviation(loss, n, slope, &at) - loss[0];
+        if (below > tolerance) {
+            s->count = push(s->blocks, s->count, s->loss[begin] - s->loss[end], (uint32_t)n);
+            return;
+        }
+        if (below < -tolerance) {
+            split(s, begin, begin + at, depth + 1);
+            split(s, begin + at, end, depth + 1);
+            return;
         }
     }
-    *at = (size_t)place;
-    return value;
+    s->count = push_tokens(s->blocks, s->count, s->gains + begin, n);
 }
 
-static double sum_gains(const double *gains, size_t n)
+WIDE static void round_losses(float *out, const double *loss, size_t n, double scale)
 {
-    double part[4] = {0, 0, 0, 0}, rest = 0;
-    size_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (size_t k = 0; k < 4; k++) part[k] += gains[i + k];
-    for (; i < n; i++) rest += gains[i];
-    return (part[0] + part[1]) + (part[2] + part[3]) + rest;
+    for (size_t i = 0; i < n; i++) out[i] = (float)(loss[i] * scale);
 }
 
-// Blocks of the tokens between two vertices, behind blocks[count]; returns the new count.
-static size_t split(hull_block *blocks, size_t count, const double *gains, const double *loss, size_t n, int depth)
+size_t curve_blocks(hull_block *blocks, const double *gains, const double *loss, size_t n, float *rounded)
 {
-    enum { SHORT = 12, DEEPEST = 40 };
-    if (n <= SHORT || depth == DEEPEST) return count + pool(blocks + count, gains, n);
-    // Losses are off by a few units in the last place of loss[0], and so is every point of the chord.
-    double slope = (loss[n] - loss[0]) / (double)n, tolerance = 0x1p-48 * loss[0];
-    size_t at;
-    double depth_below = least_deviation(loss, n, slope, &at) - loss[0];
-    if (depth_below > tolerance) {
-        blocks[count] = (hull_block){.sum = sum_gains(gains, n), .length = (uint32_t)n};
-        return count + 1;
-    }
-    if (depth_below >= -tolerance) return count + pool(blocks + count, gains, n);
-    count = split(blocks, count, gains, loss, at, depth + 1);
-    return split(blocks, count, gains + at, loss + at, n - at, depth + 1);
-}
-
-size_t curve_blocks(hull_block *blocks, const double *gains, const double *loss, size_t n)
-{
-    size_t count = n ? split(blocks, 0, gains, loss, n, 0) : 0;
-    set_slopes(blocks, count);
-    return count;
+    splitting s = {gains, loss, rounded, blocks, 0};
+    // All zero, or too small to divide by: PAVA alone.
+    round_losses(rounded, loss, n + 1, loss[0] > 0x1p-1000 ? 1 / loss[0] : 0);
+    split(&s, 0, n, 0);
+    set_slopes(blocks, s.count);
+    return s.count;
 }
 
 size_t published_blocks(hull_block *blocks, const double *gains, size_t n, uint32_t *points, float *cumulative)
@@ -167,26 +207,6 @@ void hulls_free(hulls *h)
     *h = (hulls){0};
 }
 
-static kvb_status fill_published(hulls *h, const loss_curves *c, kvb_error *err)
-{
-    size_t m = h->stride, threads = (size_t)omp_get_max_threads();
-    uint32_t *points = malloc(threads * (m + 1) * sizeof *points);
-    float *cumulative = malloc(threads * (m + 1) * sizeof *cumulative);
-    if (!points || !cumulative) {
-        free(points);
-        free(cumulative);
-        return kvb_fail(err, KVB_MEMORY, "solver: not enough memory for the hulls of %u heads", h->n_heads);
-    }
-#pragma omp parallel for schedule(static) if ((size_t)h->n_heads * m > PARALLEL_CELLS)
-    for (size_t n = 0; n < h->n_heads; n++) {
-        size_t own = (size_t)omp_get_thread_num() * (m + 1);
-        h->count[n] = (uint32_t)published_blocks(h->block + n * m, c->gain + n * m, m, points + own, cumulative + own);
-    }
-    free(points);
-    free(cumulative);
-    return KVB_OK;
-}
-
 kvb_status hulls_fill(hulls *h, const loss_curves *c, hull_range range, kvb_error *err)
 {
     uint32_t m = shape_middle(&c->shape);
@@ -195,13 +215,26 @@ kvb_status hulls_fill(hulls *h, const loss_curves *c, hull_range range, kvb_erro
     if (c->floor < shape_protected(&c->shape) || c->floor > c->shape.n_tokens)
         return kvb_fail(err, KVB_ARGUMENT, "solver: expected a floor of %u..%u tokens, found %u",
                         shape_protected(&c->shape), c->shape.n_tokens, c->floor);
+    size_t threads = (size_t)omp_get_max_threads();
+    float *sums = malloc(threads * (m + 1) * sizeof *sums);
+    uint32_t *points = range == HULL_FULL ? malloc(threads * (m + 1) * sizeof *points) : NULL;
+    if (!sums || (range == HULL_FULL && !points)) {
+        free(sums);
+        free(points);
+        return kvb_fail(err, KVB_MEMORY, "solver: not enough memory for the hulls of %u heads", h->n_heads);
+    }
     h->range = range;
     h->first = range == HULL_FULL ? 0 : c->floor - shape_protected(&c->shape);
-    if (range == HULL_FULL) return fill_published(h, c, err);
 #pragma omp parallel for schedule(static) if ((size_t)h->n_heads * m > PARALLEL_CELLS)
-    for (size_t n = 0; n < h->n_heads; n++)
-        h->count[n] = (uint32_t)curve_blocks(h->block + n * m, c->gain + n * m + h->first,
-                                             c->loss + n * (m + 1) + h->first, m - h->first);
+    for (size_t n = 0; n < h->n_heads; n++) {
+        size_t own = (size_t)omp_get_thread_num() * (m + 1);
+        hull_block *block = h->block + n * m;
+        const double *gain = c->gain + n * m + h->first, *loss = c->loss + n * (m + 1) + h->first;
+        h->count[n] = (uint32_t)(points ? published_blocks(block, gain, m, points + own, sums + own)
+                                        : curve_blocks(block, gain, loss, m - h->first, sums + own));
+    }
+    free(sums);
+    free(points);
     return KVB_OK;
 }
 

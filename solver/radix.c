@@ -10,6 +10,17 @@ static void count_digits(uint32_t counts[][BUCKETS], unsigned passes, const keye
         for (unsigned p = 0; p < passes; p++) counts[p][items[i].key >> (p * DIGIT_BITS) & (BUCKETS - 1)]++;
 }
 
+// From how many there are in every bucket to where they begin.
+static void make_starts(uint32_t counts[BUCKETS])
+{
+    uint32_t start = 0;
+    for (unsigned b = 0; b < BUCKETS; b++) {
+        uint32_t count = counts[b];
+        counts[b] = start;
+        start += count;
+    }
+}
+
 // Below this the histograms cost more than they save.
 static void insertion_sort(keyed *items, size_t n)
 {
@@ -34,18 +45,30 @@ void radix_sort(keyed *items, keyed *scratch, size_t n, unsigned key_bits)
     for (unsigned p = 0; p < passes; p++) {
         unsigned shift = p * DIGIT_BITS;
         if (counts[p][from[0].key >> shift & (BUCKETS - 1)] == n) continue; // all equal in this digit
-        uint32_t start = 0;
-        for (unsigned b = 0; b < BUCKETS; b++) {
-            uint32_t count = counts[p][b];
-            counts[p][b] = start;
-            start += count;
-        }
+        make_starts(counts[p]);
         for (size_t i = 0; i < n; i++) to[counts[p][from[i].key >> shift & (BUCKETS - 1)]++] = from[i];
         keyed *swap = from;
         from = to;
         to = swap;
     }
     if (from != items) memcpy(items, from, n * sizeof *items);
+}
+
+void radix_sort_words(uint64_t *items, uint64_t *scratch, size_t n)
+{
+    enum { PASSES = 3, SHIFT = 32 };
+    uint32_t counts[PASSES][BUCKETS] = {{0}};
+    for (size_t i = 0; i < n; i++)
+        for (unsigned p = 0; p < PASSES; p++) counts[p][items[i] >> (SHIFT + p * DIGIT_BITS) & (BUCKETS - 1)]++;
+    uint64_t *from = items, *to = scratch;
+    for (unsigned p = 0; p < PASSES; p++) {
+        make_starts(counts[p]);
+        for (size_t i = 0; i < n; i++) to[counts[p][from[i] >> (SHIFT + p * DIGIT_BITS) & (BUCKETS - 1)]++] = from[i];
+        uint64_t *swap = from;
+        from = to;
+        to = swap;
+    }
+    memcpy(items, from, n * sizeof *items); // the passes are odd in number
 }
 
 // Adding +0 turns -0 into +0. Then: negative numbers have all bits flipped, others the sign bit.
@@ -63,4 +86,12 @@ uint64_t key_from_double(double x)
     x += 0.0;
     memcpy(&bits, &x, sizeof bits);
     return bits >> 63 ? ~bits : bits | 0x8000000000000000u;
+}
+
+double double_from_key(uint64_t key)
+{
+    double x;
+    key &= 0x7fffffffffffffffu;
+    memcpy(&x, &key, sizeof x);
+    return x;
 }

@@ -88,9 +88,10 @@ START_TEST(fast_hull_equals_pava)
         case_curves(&c, kind, &shape);
         size_t n = shape.n_tokens, slow, fast, k = 0;
         hull_block *a = malloc(n * sizeof *a), *b = malloc(n * sizeof *b);
-        ck_assert(a && b);
+        float *rounded = malloc((n + 1) * sizeof *rounded);
+        ck_assert(a && b && rounded);
         slow = pava_blocks(a, c.gain, n);
-        fast = curve_blocks(b, c.gain, c.loss, n);
+        fast = curve_blocks(b, c.gain, c.loss, n, rounded);
         if (kind != CASE_TIED && kind != CASE_ZERO && kind != CASE_CONSTANT && kind != CASE_SPARSE)
             ck_assert_uint_eq(slow, fast);
         for (size_t i = 0; i < fast; i++) {
@@ -106,6 +107,7 @@ START_TEST(fast_hull_equals_pava)
             ck_assert(fabs(sum - b[i].sum) <= 1e-12 * c.total);
         }
         ck_assert_uint_eq(k, slow);
+        free(rounded);
         free(a);
         free(b);
         loss_curves_free(&c);
