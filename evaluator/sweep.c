@@ -16,8 +16,8 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     const sweep_column *column = &s->columns[c->column];
     const sweep_metric *m = &s->metrics[column->metric];
     char text[1024];
-    int n = snprintf(text, sizeof text, "kvbudget-eval 1\n%s\n%s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
-                     s->m->device->name, s->texts[c->text].sha256, s->o.n_tokens, s->o.n_next, m->m.spec,
+    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
+                     s->m->device->name, s->m->device->compute, s->texts[c->text].sha256, s->o.n_tokens, s->o.n_next, m->m.spec,
                      column->how->identity, c->ratio, c->protect ? m->sink : 0, c->protect ? m->window : 0);
     return sha256_hex(text, (size_t)n, c->key, err);
 }

@@ -1,5 +1,6 @@
 // kvbudget eval: evicts for real, and says what it costs.
 #include "runtime/fail.h"
+#include "tools/device.h"
 #include "tools/eval_job.h"
 #include <omp.h>
 #include <stdio.h>
@@ -13,7 +14,7 @@ static bool show_progress(void *context, double done, double total)
     return !cli_stop_requested;
 }
 
-static int check_options(const eval_command *e)
+static int check_options(eval_command *e)
 {
     if (e->n_tokens < 1 || e->n_tokens > 1 << 24 || e->n_next < 2 || e->n_next > 65536)
         return cli_usage_error(e->self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
@@ -23,10 +24,8 @@ static int check_options(const eval_command *e)
         return cli_usage_error(e->self, "--sink or --window is out of range");
     if (strcmp(e->bos, "auto") != 0 && strcmp(e->bos, "yes") != 0 && strcmp(e->bos, "no") != 0)
         return cli_usage_error(e->self, "--bos: expected auto, yes or no, found '%s'", e->bos);
-    if (!backend_find(e->backend_name))
-        return cli_usage_error(e->self, "--backend: there is no '%s'%s", e->backend_name,
-                               backend_absence(e->backend_name));
-    return EXIT_DONE;
+    e->device = device_find(e->self, e->backend_name, e->compute);
+    return e->device ? EXIT_DONE : EXIT_USAGE;
 }
 
 static void print_rate(const eval_command *e)
@@ -100,6 +99,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
 {
     eval_command e = {.self = self,
                       .backend_name = "cpu",
+                      .compute = "f32",
                       .bos = "auto",
                       .n_tokens = 2048,
                       .n_next = 64,
@@ -130,6 +130,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         {"bos", 0, CLI_TEXT, &e.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &e.pre, "NAME", "split words as this pre-tokenizer does, not as the file says"},
         {"backend", 'b', CLI_TEXT, &e.backend_name, "NAME", "cpu or ref; attention over cut caches runs on the host"},
+        {"compute", 0, CLI_TEXT, &e.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"batch", 0, CLI_COUNT, &e.batch, "N", "runs that are decoded together (4)"},
         {"threads", 0, CLI_COUNT, &e.threads, "N", "OpenMP threads (default: all cores)"},
         {"seed", 's', CLI_COUNT, &e.seed, "N", "of the bootstrap (1)"},

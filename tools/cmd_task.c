@@ -4,15 +4,17 @@
 #include "formats/file_read.h"
 #include "runtime/fail.h"
 #include "tools/cli.h"
+#include "tools/device.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct task_command {
     cli_list tasks, metric_names, allocator_names, policy_names, ratio_names;
-    const char *output, *results_path, *haystack_path, *texts_path, *backend_name;
+    const char *output, *results_path, *haystack_path, *texts_path, *backend_name, *compute;
     uint64_t tokens, count, seed;
     bool answer, verbose, quiet;
+    const backend *device;
     model *m;
     char *haystack;
     calib_file texts;
@@ -227,7 +229,7 @@ static void close_command(task_command *c)
 static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_error *err)
 {
     atomic_file samples = {0}, results = {0};
-    kvb_status status = model_open(&c->m, operands[0], backend_find(c->backend_name), err);
+    kvb_status status = model_open(&c->m, operands[0], c->device, err);
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
     if (status == KVB_OK) status = open_methods(c, operands + 1, n - 1, err);
@@ -277,25 +279,23 @@ static int read_ratios(const cli_command *self, task_command *c)
     return EXIT_DONE;
 }
 
-static int check_usage(const cli_command *self, const task_command *c, int n_operands)
+static int check_usage(const cli_command *self, task_command *c, int n_operands)
 {
     bool methods = c->metric_names.count || c->policy_names.count;
     if (n_operands < 1 || c->tasks.count == 0) return cli_usage_error(self, "expected: kvbudget %s", self->synopsis);
     if (!c->output && !c->answer) return cli_usage_error(self, "nothing to do: give -o FILE.jsonl, --answer, or both");
     if (c->count == 0) return cli_usage_error(self, "--count: expected at least 1");
-    if (!backend_find(c->backend_name))
-        return cli_usage_error(self, "--backend: there is no '%s'%s", c->backend_name,
-                               backend_absence(c->backend_name));
     if ((methods || n_operands > 1 || c->allocator_names.count || c->results_path) && !c->answer)
         return cli_usage_error(self, "tables, metrics, allocators, policies and results need --answer");
     if (methods != (c->ratio_names.count > 0))
         return cli_usage_error(self, "--ratio goes with --metric or --policy, and the other way round");
-    return EXIT_DONE;
+    c->device = device_find(self, c->backend_name, c->compute);
+    return c->device ? EXIT_DONE : EXIT_USAGE;
 }
 
 static int run(const cli_command *self, int argc, char **argv)
 {
-    task_command c = {.backend_name = "cpu", .count = 20, .seed = 1};
+    task_command c = {.backend_name = "cpu", .compute = "f32", .count = 20, .seed = 1};
     bool list = false;
     const cli_option options[] = {
         {"task", 't', CLI_LIST, &c.tasks, "TASK",
@@ -317,6 +317,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"haystack", 0, CLI_TEXT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
         {"texts", 0, CLI_TEXT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
         {"backend", 'b', CLI_TEXT, &c.backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
+        {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"quiet", 'q', CLI_FLAG, &c.quiet, NULL, "no progress"},
         {"list", 'l', CLI_FLAG, &list, NULL, "list the tasks and their parameters"},
         {0},

@@ -297,7 +297,7 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     size_t n_texts = 0;
     for (size_t i = 1; i < n; i++) n_texts += !is_table(operands[i]);
     if (!n_texts) return cli_usage_error(e->self, "no text is given: any text file, or .jsonl with contexts");
-    kvb_status status = model_open(&e->m, operands[0], backend_find(e->backend_name), &err);
+    kvb_status status = model_open(&e->m, operands[0], e->device, &err);
     if (status == KVB_OK && e->pre) status = model_set_pre_tokenizer(e->m, operands[0], e->pre, &err);
     if (status == KVB_OK) status = open_allocators(e, operands + 1, n - 1, &err);
     if (status == KVB_OK) status = choose_metrics(e, &err);

@@ -6,9 +6,10 @@
 typedef struct eval_command {
     const cli_command *self;
     cli_list metric_names, allocator_names, ratio_names;
-    const char *output, *kept, *backend_name, *bos, *pre;
+    const char *output, *kept, *backend_name, *compute, *bos, *pre;
     uint64_t n_tokens, n_next, batch, threads, seed, sink, window, steps;
     bool no_protect, quiet, json, speed;
+    const backend *device;
     // Opened.
     model *m;
     allocator *allocators;

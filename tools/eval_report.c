@@ -139,7 +139,8 @@ cJSON *eval_results_json(const eval_command *e, const sweep_summary *rows, size_
                 cJSON_AddNumberToObject(root, "format_version", 1) &&
                 cJSON_AddStringToObject(root, "tool_version", kvb_version()) &&
                 cJSON_AddNumberToObject(root, "budgets_version", kvb_budgets_version()) &&
-                cJSON_AddStringToObject(root, "backend", e->backend_name) &&
+                cJSON_AddStringToObject(root, "backend", e->device->name) &&
+                cJSON_AddStringToObject(root, "compute", e->device->compute) &&
                 cJSON_AddNumberToObject(root, "n_tokens", (double)e->n_tokens) &&
                 cJSON_AddNumberToObject(root, "n_next", (double)e->n_next) &&
                 cJSON_AddNumberToObject(root, "seed", (double)e->seed) &&
