@@ -144,6 +144,30 @@ void allocator_free(allocator *a)
     *a = (allocator){0};
 }
 
+bool allocator_needs_scores(const allocator *a)
+{
+    return a->kind == ALLOCATOR_ADA || a->kind == ALLOCATOR_ADA_ORIGINAL || a->kind == ALLOCATOR_ADA_GLOBAL ||
+           a->kind == ALLOCATOR_ORACLE;
+}
+
+kvb_status grant_open(grant *out, const allocator_shape *shape, kvb_error *err)
+{
+    size_t heads = (size_t)shape->n_layers * shape->n_kv_heads;
+    *out = (grant){calloc(heads + 1, sizeof(uint32_t)), calloc(heads + 1, sizeof(uint32_t)),
+                   calloc(heads + 1, sizeof(uint32_t))};
+    if (out->keep && out->sink && out->window) return KVB_OK;
+    grant_free(out);
+    return kvb_fail(err, KVB_MEMORY, "no memory for the budgets of %zu heads", heads);
+}
+
+void grant_free(grant *a)
+{
+    free(a->keep);
+    free(a->sink);
+    free(a->window);
+    *a = (grant){0};
+}
+
 // The oracle's own budgets: the best tokens of the whole model by importance. Gains in that order fall, so this is the optimum.
 static void allocate_oracle(const allocate_shape *s, double ratio, const float *importance, uint32_t sink,
                             uint32_t window, uint32_t *keep)
@@ -152,7 +176,7 @@ static void allocate_oracle(const allocate_shape *s, double ratio, const float *
 }
 
 // Streaming heads keep first and last tokens, whatever the metric says.
-static void protect_streams(const allocate_shape *s, duo_split split, allocation *out)
+static void protect_streams(const allocate_shape *s, duo_split split, grant *out)
 {
     for (size_t h = 0; h < (size_t)s->n_layers * s->n_kv_heads; h++)
         if (out->keep[h] < s->n_tokens) {
@@ -162,7 +186,7 @@ static void protect_streams(const allocate_shape *s, duo_split split, allocation
 }
 
 kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
-                             const float *scores, uint32_t sink, uint32_t window, allocation *out, kvb_error *err)
+                             const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err)
 {
     allocate_shape s = {shape->n_layers, shape->n_kv_heads, n_tokens};
     size_t heads = (size_t)s.n_layers * s.n_kv_heads;

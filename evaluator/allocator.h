@@ -40,16 +40,21 @@ kvb_status allocator_parse(allocator *out, const char *text, const allocator_sha
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err);
 void allocator_free(allocator *a);
 
+// Whether it looks at the context's scores: AdaKV in every form, and the oracle.
+bool allocator_needs_scores(const allocator *a);
+
 // Tokens that stay, and which of them by position alone.
-typedef struct allocation {
-    uint32_t *keep; // [L*G], caller's
-    uint32_t
-        *sink; // [L*G] protected first tokens of each head, caller's; DuoAttention's streaming heads have their own
-    uint32_t *window; // [L*G]
-} allocation;
+typedef struct grant {
+    uint32_t *keep;   // [L*G]
+    uint32_t *sink;   // [L*G] protected first tokens of each head; DuoAttention's streaming heads have their own
+    uint32_t *window; // [L*G] protected last tokens
+} grant;
+
+kvb_status grant_open(grant *out, const allocator_shape *shape, kvb_error *err);
+void grant_free(grant *a); // a zero struct is allowed; leaves it zero
 
 // The budgets for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] of the metric in use (AdaKV) or the oracle
 // importance (ALLOCATOR_ORACLE). Totals are rint((1 - ratio) L G T) for all but tables (which round per layer, as kvpress does), AdaKV
 // and DuoAttention. Ratio 0 keeps everything.
 kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
-                             const float *scores, uint32_t sink, uint32_t window, allocation *out, kvb_error *err);
+                             const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err);

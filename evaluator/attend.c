@@ -106,32 +106,44 @@ static void attend_chosen(attend_scratch *s, uint32_t group, kv_span span, uint3
     }
 }
 
-void attend_head(attend_scratch *s, float *o, const float *q, size_t q_step, uint32_t n, uint32_t group, kv_span span,
-                 uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen)
+// Scores of all lines against a part of the head's entries, into columns of `scores` that are `ld` apart.
+static void score_part(float *scores, size_t ld, const float *q, uint32_t lines, kv_span part, uint32_t d)
 {
-    uint32_t lines = n * group, d = head_dim;
-    size_t ld = span.count;
     float scale = 1.0f / sqrtf((float)d);
-    bool many = lines >= GEMM_MIN_ROWS;
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(s->queries + (size_t)i * group * d, q + i * q_step, (size_t)group * d * sizeof(float));
-    if (chosen) {
-        attend_chosen(s, group, span, d, chosen, n_chosen);
-    } else {
-        if (many) gemm(false, true, lines, ld, d, scale, s->queries, d, span.k, d, 0.0f, s->scores, ld);
-        else scores_few(s->scores, ld, s->queries, lines, span.k, ld, d, scale);
-        for (uint32_t r = 0; r < lines; r++) {
-            float *line = s->scores + r * ld;
-            size_t seen = ld - (n - 1 - r / group);
-            softmax(line, seen);
-            memset(line + seen, 0, (ld - seen) * sizeof(float));
-        }
-        if (many) gemm(false, false, lines, d, ld, 1.0f, s->scores, ld, span.v, d, 0.0f, s->outputs, d);
-        else {
-            memset(s->outputs, 0, (size_t)lines * d * sizeof(float));
-            mix_few(s->outputs, s->scores, ld, lines, span.v, ld, d);
-        }
+    if (lines < GEMM_MIN_ROWS) scores_few(scores, ld, q, lines, part.k, part.count, d, scale);
+    else gemm(false, true, lines, part.count, d, scale, q, d, part.k, d, 0.0f, scores, ld);
+}
+
+// Adds to the outputs what a part contributes.
+static void mix_part(float *o, const float *p, size_t ld, uint32_t lines, kv_span part, uint32_t d)
+{
+    if (lines < GEMM_MIN_ROWS) mix_few(o, p, ld, lines, part.v, part.count, d);
+    else gemm(false, false, lines, d, part.count, 1.0f, p, ld, part.v, d, 1.0f, o, d);
+}
+
+static void attend_all(attend_scratch *s, uint32_t n, uint32_t group, kv_span before, kv_span span, uint32_t d)
+{
+    uint32_t lines = n * group;
+    size_t ld = (size_t)before.count + span.count;
+    if (before.count) score_part(s->scores, ld, s->queries, lines, before, d);
+    score_part(s->scores + before.count, ld, s->queries, lines, span, d);
+    for (uint32_t r = 0; r < lines; r++) {
+        float *line = s->scores + r * ld;
+        size_t seen = ld - (n - 1 - r / group);
+        softmax(line, seen);
+        memset(line + seen, 0, (ld - seen) * sizeof(float));
     }
-    for (uint32_t i = 0; i < n; i++)
-        memcpy(o + i * q_step, s->outputs + (size_t)i * group * d, (size_t)group * d * sizeof(float));
+    memset(s->outputs, 0, (size_t)lines * d * sizeof(float));
+    if (before.count) mix_part(s->outputs, s->scores, ld, lines, before, d);
+    mix_part(s->outputs, s->scores + before.count, ld, lines, span, d);
+}
+
+void attend_head(attend_scratch *s, float *o, const float *q, size_t q_step, uint32_t n, uint32_t group, kv_span before,
+                 kv_span span, uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen)
+{
+    size_t row = (size_t)group * head_dim;
+    for (uint32_t i = 0; i < n; i++) memcpy(s->queries + i * row, q + i * q_step, row * sizeof(float));
+    if (chosen) attend_chosen(s, group, span, head_dim, chosen, n_chosen);
+    else attend_all(s, n, group, before, span, head_dim);
+    for (uint32_t i = 0; i < n; i++) memcpy(o + i * q_step, s->outputs + i * row, row * sizeof(float));
 }

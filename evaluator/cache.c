@@ -66,6 +66,11 @@ kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head)
     return (kv_span){c->k + at * c->head_dim, c->v + at * c->head_dim, c->positions + at, c->counts[h]};
 }
 
+kv_span kv_cache_base_span(const kv_cache *c, uint32_t layer, uint32_t kv_head)
+{
+    return c->base ? kv_cache_span(c->base, layer, kv_head) : (kv_span){0};
+}
+
 // Copies all entries of `from` to the front of each head's room in `to`.
 static void copy_entries(kv_cache *to, const kv_cache *from)
 {
@@ -91,6 +96,21 @@ kvb_status kv_cache_fork(kv_cache **out, const kv_cache *c, uint32_t extra, kvb_
     free(room);
     if (status == KVB_OK) copy_entries(*out, c);
     return status;
+}
+
+kvb_status kv_cache_extend(kv_cache **out, const kv_cache *base, uint32_t room, kvb_error *err)
+{
+    size_t heads = n_heads(base);
+    uint32_t *rooms = malloc(heads * sizeof *rooms + 1);
+    *out = NULL;
+    if (!rooms) return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
+    for (size_t h = 0; h < heads; h++) rooms[h] = room;
+    kvb_status status = kv_cache_open(out, base->n_layers, base->n_kv_heads, base->head_dim, rooms, err);
+    free(rooms);
+    if (status != KVB_OK) return status;
+    (*out)->base = base;
+    (*out)->next_position = base->next_position;
+    return KVB_OK;
 }
 
 kvb_status kv_cache_compact(kv_cache *c, uint32_t extra, kvb_error *err)

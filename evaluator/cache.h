@@ -14,6 +14,7 @@ typedef struct kv_cache {
     uint32_t *counts;                        // [L*G] entries in use, from the front of the head's room
     float *k, *v;                            // [offsets[L*G], d]
     uint32_t *positions;                     // [offsets[L*G]]
+    const struct kv_cache *base; // entries that stand before its own, borrowed and never changed; NULL: none
 } kv_cache;
 
 // One head's entries, inside the cache.
@@ -34,15 +35,20 @@ typedef struct kept_set {
 kvb_status kv_cache_open(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim,
                          const uint32_t *room, kvb_error *err);
 void kv_cache_close(kv_cache *c); // NULL is allowed
-// A copy with room for `extra` entries more in every head.
+// A copy with room for `extra` entries more in every head. The cache must stand by itself (no base).
 kvb_status kv_cache_fork(kv_cache **out, const kv_cache *c, uint32_t extra, kvb_error *err);
+
+// An empty cache behind `base`, with room for `room` entries in every head: what is appended goes there, and attention sees both. Many
+// questions share one context so. `base` stands by itself, outlives the new cache, and does not change while that lives.
+kvb_status kv_cache_extend(kv_cache **out, const kv_cache *base, uint32_t room, kvb_error *err);
 
 // The cache of a context of n_tokens: of keys and values [L, G, T, d] it copies what `kept` lists (NULL: everything) and leaves room for
 // `extra` entries in every head. The next token stands at position n_tokens.
 kvb_status kv_cache_gather(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k,
                            const float *v, uint32_t n_tokens, const kept_set *kept, uint32_t extra, kvb_error *err);
 
-kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);
+kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);      // its own
+kv_span kv_cache_base_span(const kv_cache *c, uint32_t layer, uint32_t kv_head); // of its base; zero without one
 // Free entries of the fullest head.
 uint32_t kv_cache_room(const kv_cache *c);
 // Appends one entry; the head must have room.
@@ -57,6 +63,7 @@ void kv_cache_drop_last(kv_cache *c, uint32_t layer, uint32_t n);
 // is as it was.
 kvb_status kv_cache_compact(kv_cache *c, uint32_t extra, kvb_error *err);
 
+// All of the following count what is the cache's own, without its base.
 uint64_t kv_cache_entries(const kv_cache *c); // in use, over all heads
 // Bytes of keys and values in use; and all bytes that the cache has taken, as the allocator counts them.
 uint64_t kv_cache_bytes(const kv_cache *c);

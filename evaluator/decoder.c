@@ -28,8 +28,14 @@ typedef struct decode_batch {
     uint32_t n_sequences;
     const uint32_t *n_rows;
     uint32_t total_rows;
-    const decode_hooks *hooks;
+    const decode_hooks *hooks; // [n_sequences], or NULL
 } decode_batch;
+
+// NULL where a sequence has none.
+static const decode_hooks *hooks_of(const decode_batch *batch, uint32_t sequence)
+{
+    return batch->hooks ? &batch->hooks[sequence] : NULL;
+}
 
 static kvb_status fill_rotations(decoder *d, kvb_error *err)
 {
@@ -119,17 +125,21 @@ kvb_status decoder_reserve(const decoder *d, kvb_error *err)
 static kvb_status reserve_scratch(decoder *d, const decode_batch *batch, kvb_error *err)
 {
     uint32_t longest = 1;
+    bool choose = false;
     for (uint32_t s = 0; s < batch->n_sequences; s++) {
         const kv_cache *c = batch->caches[s];
-        for (size_t h = 0; h < (size_t)c->n_layers * c->n_kv_heads; h++)
-            longest = c->counts[h] > longest ? c->counts[h] : longest;
+        choose = choose || (hooks_of(batch, s) && hooks_of(batch, s)->choose);
+        for (size_t h = 0; h < (size_t)c->n_layers * c->n_kv_heads; h++) {
+            uint32_t count = c->counts[h] + (c->base ? c->base->counts[h] : 0);
+            longest = count > longest ? count : longest;
+        }
     }
     longest += batch->total_rows;
     for (int t = 0; t < d->n_threads; t++) {
         kvb_status status = attend_reserve(&d->scratch[t], longest, d->m->config.head_dim, err);
         if (status != KVB_OK) return status;
     }
-    if (batch->hooks && batch->hooks->choose && longest > d->chosen_entries) {
+    if (choose && longest > d->chosen_entries) {
         free(d->chosen);
         d->chosen_entries = (size_t)longest + 256;
         d->chosen = malloc((size_t)d->n_threads * d->chosen_entries * sizeof *d->chosen);
@@ -143,10 +153,10 @@ static kvb_status reserve_scratch(decoder *d, const decode_batch *batch, kvb_err
 static void attend_sequence(decoder *d, const decode_batch *batch, const decode_view *view, uint32_t first, uint32_t g)
 {
     const model_config *c = &d->m->config;
-    const decode_hooks *hooks = batch->hooks;
+    const decode_hooks *hooks = hooks_of(batch, view->sequence);
     uint32_t group = view->group, per_tile = ATTEND_LINES / group, n = view->n_rows;
     attend_scratch *scratch = &d->scratch[omp_get_thread_num()];
-    kv_span span = kv_cache_span(view->cache, view->layer, g);
+    kv_span span = kv_cache_span(view->cache, view->layer, g), before = kv_cache_base_span(view->cache, view->layer, g);
     size_t step = (size_t)c->n_heads * c->head_dim;
     const uint32_t *chosen = NULL;
     uint32_t n_chosen = 0;
@@ -161,7 +171,8 @@ static void attend_sequence(decoder *d, const decode_batch *batch, const decode_
         size_t at = (first + row) * step + (size_t)g * group * c->head_dim;
         kv_span seen = span;
         seen.count = span.count - (n - row - rows);
-        attend_head(scratch, d->host_o + at, d->host_q + at, step, rows, group, seen, c->head_dim, chosen, n_chosen);
+        attend_head(scratch, d->host_o + at, d->host_q + at, step, rows, group, before, seen, c->head_dim, chosen,
+                    n_chosen);
         if (hooks && hooks->attended) {
             decode_view part = *view;
             part.n_rows = rows;
@@ -214,10 +225,11 @@ static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t l
     append_rows(d, batch, layer);
     attend_heads(d, batch, layer);
     d->b->upload(d->h, d->host_o, (size_t)n * c->n_heads * c->head_dim);
-    if (!batch->hooks || !batch->hooks->layer_done) return KVB_OK;
     for (uint32_t s = 0, first = 0; s < batch->n_sequences; first += batch->n_rows[s++]) {
+        const decode_hooks *hooks = hooks_of(batch, s);
+        if (!hooks || !hooks->layer_done || !batch->n_rows[s]) continue;
         decode_view view = view_of(d, batch, s, layer, first);
-        kvb_status status = view.n_rows ? batch->hooks->layer_done(batch->hooks->context, &view, err) : KVB_OK;
+        kvb_status status = hooks->layer_done(hooks->context, &view, err);
         if (status != KVB_OK) return status;
     }
     return KVB_OK;
@@ -285,6 +297,9 @@ static kvb_status check_batch(const decoder *d, const decode_batch *batch, const
         if (batch->n_rows[s] > d->max_positions || cache->next_position > d->max_positions - batch->n_rows[s])
             return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u would reach position %llu, expected at most %u", s,
                             (unsigned long long)cache->next_position + batch->n_rows[s], d->max_positions);
+        const decode_hooks *hooks = hooks_of(batch, s);
+        if (cache->base && hooks && (hooks->choose || hooks->attended || hooks->layer_done))
+            return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has hooks and a cache with a base", s);
         if (which == LOGITS_LAST && batch->n_rows[s] == 0)
             return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has no row whose logits could be given", s);
     }

@@ -19,7 +19,8 @@ typedef struct decode_view {
 } decode_view;
 
 // Called while decoding; any may be NULL. choose and attended run in parallel for different (sequence, head), so they may write only to
-// what belongs to that pair; layer_done runs alone, once per sequence and layer.
+// what belongs to that pair; layer_done runs alone, once per sequence and layer. A cache with a base takes no hooks: they would see its
+// own entries only.
 typedef struct decode_hooks {
     void *context;
     // Which entries a row attends to, at KV head `kv_head`: writes ascending indices (< span.count) to `indices` and returns how many, or
@@ -42,7 +43,7 @@ void decoder_close(decoder *d);
 
 // Runs n_rows[s] tokens of every sequence s through the model, in order: ids of sequence 0, then of sequence 1, ... They are appended to
 // caches[s], which need that much room, and their positions go on from next_position. A row sees the cache and the rows of its sequence
-// up to itself. `logits` (NULL: none) receives [rows, vocabulary], or [n_sequences, vocabulary] with LOGITS_LAST.
+// up to itself. `hooks` (NULL: none) [n_sequences], all NULL where a sequence has none. `logits` (NULL: none) receives [rows, vocabulary], or [n_sequences, vocabulary] with LOGITS_LAST.
 kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
                        const int32_t *ids, const decode_hooks *hooks, decode_logits which, float *logits,
                        kvb_error *err);

@@ -10,7 +10,8 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
 {
     const model_config *c = &s->m->config;
     size_t n = n_next, heads = (size_t)c->n_layers * c->n_kv_heads, vocabulary = c->vocabulary;
-    size_t queries = n * c->n_heads * c->head_dim;
+    size_t queries = n * c->n_heads * c->head_dim, logits = batch * n;
+    if (logits < FIDELITY_POLICIES) logits = FIDELITY_POLICIES;
     *out = NULL;
     if (n_next < 2 || n_next > s->plan.max_new || batch == 0 || (uint64_t)batch * n_next > s->plan.max_rows)
         return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens in batches of %u, expected 2 to %u and %u rows",
@@ -25,8 +26,8 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
     float **const arrays[] = {&f->importance, &f->logits,      &f->q,      &f->o,         &f->k,
                               &f->v,          &f->cell_logits, &f->cell_o, &f->projected, &f->p};
     const size_t sizes[] = {
-        heads * s->plan.max_tokens, n * vocabulary,          c->n_layers * queries,  c->n_layers * queries,
-        heads * n * c->head_dim,    heads * n * c->head_dim, batch * n * vocabulary, queries,
+        heads * s->plan.max_tokens, n * vocabulary,          c->n_layers * queries, c->n_layers * queries,
+        heads * n * c->head_dim,    heads * n * c->head_dim, logits * vocabulary,   queries,
         2 * n * c->width,           n * vocabulary};
     bool good = f->next && f->log_sum && f->nll && f->o_norm;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -114,13 +115,13 @@ static void finish_reference(fidelity *f)
     }
 }
 
-kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const forward_progress *progress,
-                          kvb_error *err)
+kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
+                          const forward_progress *progress, kvb_error *err)
 {
     kv_cache *full = NULL;
     decode_hooks hooks = {.context = f, .layer_done = keep_layer};
     memcpy(f->next, ids + n_tokens, f->n_next * sizeof *ids);
-    kvb_status status = session_prefill(f->s, ids, n_tokens, NULL, progress, err);
+    kvb_status status = session_prefill(f->s, ids, n_tokens, also, progress, err);
     if (status == KVB_OK) status = session_reference(f->s, f->next, f->n_next, f->importance, NULL, err);
     if (status == KVB_OK) status = session_cache(f->s, NULL, f->n_next, &full, err);
     if (status == KVB_OK)
@@ -132,12 +133,13 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
 
 // ---- A compacted cache ----
 
-static kvb_status cell_open(fidelity_cell *c, uint32_t n, uint32_t n_layers, kvb_error *err)
+kvb_status fidelity_cell_open(fidelity_cell *c, uint32_t n, uint32_t n_layers, kvb_error *err)
 {
     *c = (fidelity_cell){.kl = calloc(n, sizeof(double)),
                          .nll = calloc(n, sizeof(double)),
                          .agree = calloc(n, 1),
-                         .output_error = calloc(n_layers, sizeof(double))};
+                         .output_error = calloc(n_layers, sizeof(double)),
+                         .looked = NAN};
     if (c->kl && c->nll && c->agree && c->output_error) return KVB_OK;
     return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for the results of %u rows", n);
 }
@@ -187,32 +189,42 @@ static kvb_status measure_outputs(fidelity *f, kv_cache *cache, double *error, k
     return KVB_OK;
 }
 
-static void measure_logits(const fidelity *f, const float *logits, fidelity_cell *out)
+// Row i of the continuation.
+static void measure_row(const fidelity *f, uint32_t i, const float *got, fidelity_cell *out)
 {
     size_t vocabulary = f->s->m->config.vocabulary;
+    const float *full = f->logits + i * vocabulary, *p = f->p + i * vocabulary;
+    double log_sum = log_sum_exp(got, vocabulary), shift = log_sum - f->log_sum[i], kl = 0;
+    for (size_t t = 0; t < vocabulary; t++) kl += p[t] * ((double)full[t] - got[t] + shift);
+    out->kl[i] = kl;
+    out->agree[i] = largest(got, vocabulary) == largest(full, vocabulary);
+    if (i + 1 < f->n_next) out->nll[i] = log_sum - got[f->next[i + 1]];
+}
+
+static void measure_logits(const fidelity *f, const float *logits, fidelity_cell *out)
+{
 #pragma omp parallel for schedule(static)
-    for (uint32_t i = 0; i < f->n_next; i++) {
-        const float *got = logits + i * vocabulary, *full = f->logits + i * vocabulary, *p = f->p + i * vocabulary;
-        double log_sum = log_sum_exp(got, vocabulary), shift = log_sum - f->log_sum[i], kl = 0;
-        for (size_t t = 0; t < vocabulary; t++) kl += p[t] * ((double)full[t] - got[t] + shift);
-        out->kl[i] = kl;
-        out->agree[i] = largest(got, vocabulary) == largest(full, vocabulary);
-        if (i + 1 < f->n_next) out->nll[i] = log_sum - got[f->next[i + 1]];
-    }
+    for (uint32_t i = 0; i < f->n_next; i++) measure_row(f, i, logits + (size_t)i * f->s->m->config.vocabulary, out);
+}
+
+// What a cache holds, and what the full one finds without it.
+static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cell *out)
+{
+    const model_config *c = &f->s->m->config;
+    out->kept = kv_cache_entries(cache);
+    out->ratio = 1 - (double)out->kept / ((double)c->n_layers * c->n_kv_heads * f->s->n_tokens);
+    out->bytes = kv_cache_bytes(cache);
+    out->allocated = kv_cache_allocated(cache);
+    for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->nll[i] / (f->n_next - 1);
 }
 
 static kvb_status measure_cell(fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out, kvb_error *err)
 {
-    const model_config *c = &f->s->m->config;
-    kvb_status status = cell_open(out, f->n_next, c->n_layers, err);
+    kvb_status status = fidelity_cell_open(out, f->n_next, f->s->m->config.n_layers, err);
     if (status == KVB_OK) status = session_cache(f->s, kept, 0, cache, err);
     if (status != KVB_OK) return status;
-    out->kept = kv_cache_entries(*cache);
-    out->ratio = 1 - (double)out->kept / ((double)c->n_layers * c->n_kv_heads * f->s->n_tokens);
-    out->bytes = kv_cache_bytes(*cache);
-    out->allocated = kv_cache_allocated(*cache);
+    measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, kept);
-    for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->nll[i] / (f->n_next - 1);
     status = kv_cache_compact(*cache, f->n_next, err); // room for the continuation
     if (status == KVB_OK) status = measure_outputs(f, *cache, out->output_error, err);
     return status;
@@ -246,5 +258,64 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
     free(caches);
     free(n_rows);
     free(ids);
+    return status;
+}
+
+// ---- Under a policy ----
+
+typedef struct follower {
+    kv_cache *caches[FIDELITY_POLICIES];
+    decode_hooks hooks[FIDELITY_POLICIES];
+    uint32_t ones[FIDELITY_POLICIES];
+    int32_t ids[FIDELITY_POLICIES];
+} follower;
+
+static kvb_status begin_policy(fidelity *f, policy_run *run, kv_cache **cache, fidelity_cell *out, kvb_error *err)
+{
+    uint32_t L = f->s->m->config.n_layers;
+    kvb_status status = fidelity_cell_open(out, f->n_next, L, err);
+    if (status == KVB_OK) status = policy_run_cache(run, f->s, 0, cache, err);
+    if (status != KVB_OK) return status;
+    measure_cache(f, *cache, out);
+    out->loss = evicted_importance(f, policy_run_kept(run));
+    for (uint32_t l = 0; l < L; l++) out->output_error[l] = NAN;
+    status = kv_cache_compact(*cache, f->n_next, err); // room for the continuation
+    return status == KVB_OK ? policy_run_turn(run, *cache, err) : status;
+}
+
+static kvb_status follow(fidelity *f, follower *w, uint32_t n, fidelity_cell *out, kvb_error *err)
+{
+    size_t vocabulary = f->s->m->config.vocabulary;
+    for (uint32_t row = 0; row < f->n_next; row++) {
+        for (uint32_t i = 0; i < n; i++) {
+            w->ones[i] = 1;
+            w->ids[i] = f->next[row];
+        }
+        kvb_status status =
+            decoder_run(f->s->decode, w->caches, n, w->ones, w->ids, w->hooks, LOGITS_LAST, f->cell_logits, err);
+        if (status != KVB_OK) return status;
+#pragma omp parallel for schedule(static)
+        for (uint32_t i = 0; i < n; i++) measure_row(f, row, f->cell_logits + i * vocabulary, &out[i]);
+    }
+    return KVB_OK;
+}
+
+kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fidelity_cell *out, kvb_error *err)
+{
+    follower w = {0};
+    double start = meter_now();
+    kvb_status status = KVB_OK;
+    memset(out, 0, n * sizeof *out);
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+        status = begin_policy(f, runs[i], &w.caches[i], &out[i], err);
+        w.hooks[i] = policy_run_hooks(runs[i]);
+    }
+    if (status == KVB_OK) status = follow(f, &w, n, out, err);
+    for (uint32_t i = 0; i < n; i++) {
+        out[i].looked = policy_run_stats(runs[i]).looked / f->s->n_tokens;
+        out[i].seconds = (meter_now() - start) / n;
+        kv_cache_close(w.caches[i]);
+        if (status != KVB_OK) fidelity_cell_free(&out[i]);
+    }
     return status;
 }

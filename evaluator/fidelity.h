@@ -3,7 +3,7 @@
 //
 // Question-agnostic, as kvpress evaluates: the context is prefilled with full attention and compressed without knowing what follows.
 #pragma once
-#include "evaluator/session.h"
+#include "evaluator/policy_run.h"
 
 // One text: its context, prefilled, and what the full cache says about its continuation.
 typedef struct fidelity {
@@ -21,7 +21,7 @@ typedef struct fidelity {
     double *o_norm;  // [L] sum over rows of ||o W_O||^2
     double *nll;     // [n - 1] of the true next token
     // Scratch:
-    float *cell_logits; // [batch, n, vocabulary]
+    float *cell_logits; // [batch, n, vocabulary]; of policies a step's [FIDELITY_POLICIES, vocabulary]
     float *cell_o;      // [n, H*d]
     float *projected;   // [2, n, D]
 } fidelity;
@@ -32,13 +32,15 @@ typedef struct fidelity_cell {
     double ratio;         // 1 - kept / (L G T): what is really pruned
     uint64_t bytes;       // keys and values that are left, before the continuation
     uint64_t allocated;   // what the allocator holds for them, positions and offsets included
-    double loss;          // share of the oracle importance over this continuation that was evicted
+    double loss;          // share of the oracle importance over this continuation that was evicted before it
     double *kl;           // [n] KL(full || evicted) in nats of each next-token distribution
     double *nll;          // [n - 1] -log p(true next token)
     unsigned char *agree; // [n] the likeliest token is the same
-    double *output_error; // [L] ||(o' - o) W_O|| / ||o W_O||, root of sums over rows, for the full cache's own queries
-    double full_nll;      // mean nll of the full cache
-    double seconds;       // this cell's share of the time
+    double *
+        output_error; // [L] ||(o' - o) W_O|| / ||o W_O||, root of sums over rows, for the full cache's own queries; NaN under a policy
+    double looked;   // share of the context's entries that a policy attends to per step; NaN without one
+    double full_nll; // mean nll of the full cache
+    double seconds;  // this cell's share of the time
 } fidelity_cell;
 
 // For contexts of at most the session's max_tokens and exactly n_next >= 2 rows; batch * n_next <= the session's max_rows. The session must
@@ -47,9 +49,19 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
 void fidelity_close(fidelity *f);
 
 // Prefills ids[0 .. n_tokens-1], scores them, and runs ids[n_tokens .. n_tokens + n_next - 1] over the full cache.
-kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const forward_progress *progress,
-                          kvb_error *err);
+// `also` (NULL: none) sees the prefill: that of policies.
+kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
+                          const forward_progress *progress, kvb_error *err);
 
 // Evicts, compacts and decodes n <= batch sets of kept positions. On failure nothing has to be freed.
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err);
+
+enum { FIDELITY_POLICIES = 16 }; // that are stepped together
+
+// The same under n <= FIDELITY_POLICIES policies, which saw the prefill: the continuation goes in token by token and they act at every step.
+// A new turn begins with it. Needs a session with max_rows >= FIDELITY_POLICIES, and room for their largest block.
+kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fidelity_cell *out, kvb_error *err);
+
+// Zeroed results of n rows.
+kvb_status fidelity_cell_open(fidelity_cell *c, uint32_t n, uint32_t n_layers, kvb_error *err);
 void fidelity_cell_free(fidelity_cell *c); // a zero struct is allowed

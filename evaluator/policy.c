@@ -84,13 +84,21 @@ static kvb_status read_parameter(policy *p, const char *text, size_t length, kvb
     return KVB_OK;
 }
 
+// Adds ":name=value", a choice by its word.
+static void write_parameter(policy *p, const scorer_parameter *q, double value)
+{
+    size_t used = strlen(p->spec), left = sizeof p->spec - used;
+    const char *choice = q->choices;
+    for (int i = 0; choice && i < (int)value; i++) choice += strcspn(choice, "|") + 1;
+    if (choice) snprintf(p->spec + used, left, ":%s=%.*s", q->name, (int)strcspn(choice, "|"), choice);
+    else snprintf(p->spec + used, left, ":%s=%g", q->name, value);
+}
+
 static void write_spec(policy *p)
 {
-    size_t used = (size_t)snprintf(p->spec, sizeof p->spec, "%s", p->kind->name);
+    snprintf(p->spec, sizeof p->spec, "%s", p->kind->name);
     for (size_t i = 0; p->kind->parameters[i].name; i++)
-        if (p->values[i] != p->kind->parameters[i].value && used < sizeof p->spec)
-            used += (size_t)snprintf(p->spec + used, sizeof p->spec - used, ":%s=%g", p->kind->parameters[i].name,
-                                     p->values[i]);
+        if (p->values[i] != p->kind->parameters[i].value) write_parameter(p, &p->kind->parameters[i], p->values[i]);
 }
 
 kvb_status policy_parse(policy *out, const char *text, kvb_error *err)
@@ -111,6 +119,18 @@ kvb_status policy_parse(policy *out, const char *text, kvb_error *err)
     if (status == KVB_OK && out->kind->metric) status = metric_parse(&out->scores, out->kind->metric, err);
     if (status == KVB_OK) write_spec(out);
     return status;
+}
+
+bool policy_reads_blocks(const policy *p)
+{
+    return p->kind->block && policy_value(p, "prefill") > 0;
+}
+
+uint32_t policy_largest_block(const policy *p)
+{
+    if (!policy_reads_blocks(p)) return 0;
+    uint32_t first = p->kind->block(p, 0), next = p->kind->block(p, first);
+    return first > next ? first : next;
 }
 
 uint32_t policy_best(const float *scores, uint32_t n, uint32_t keep, uint32_t sinks, uint32_t recent, uint32_t *out)

@@ -26,6 +26,11 @@ const scorer_parameter *policy_parameters(const policy_kind *kind); // ended by 
 kvb_status policy_parse(policy *out, const char *text, kvb_error *err);
 double policy_value(const policy *p, const char *parameter); // NaN when it has no such parameter
 
+// Whether the prompt itself goes through the model in blocks, over what was kept of those before, so that later tokens never see what was
+// evicted; otherwise it is prefilled with full attention. And the most tokens of a block, 0 without blocks.
+bool policy_reads_blocks(const policy *p);
+uint32_t policy_largest_block(const policy *p);
+
 // The pruned ratio at which capacities are to be computed, when `ratio` of a context's cache traffic is to be saved: ratio itself, but for RocketKV,
 // whose first stage evicts less, by the split rule of methods.md 3.6, and whose second stage saves the rest.
 double policy_capacity_ratio(const policy *p, double ratio);

@@ -10,6 +10,11 @@ static kvb_status no_memory(const policy_head *h, kvb_error *err)
     return kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %u keys", h->p->spec, h->room);
 }
 
+#define PREFILL_PARAMETER                                                                                      \
+    {                                                                                                          \
+        "prefill", 0, 0, 1, true, "with full attention, or in blocks over what was kept so far", "full|blocks" \
+    }
+
 // ---- KeyDiff: keep the N_c keys that point away from the mean of exactly these keys; a share f of N_c is the most recent ----
 
 static kvb_status keydiff_best(const policy_head *h, const float *keys, uint32_t n, uint32_t *keep, uint32_t *n_keep,
@@ -65,14 +70,21 @@ static kvb_status keydiff_prefill(policy_head *h, const layer_view *view, const 
     return status;
 }
 
+static uint32_t keydiff_block(const policy *p, uint32_t at)
+{
+    (void)at;
+    return (uint32_t)policy_value(p, "block");
+}
+
 const policy_kind policy_keydiff = {
     .name = "keydiff",
     .summary = "block by block, keys that point away from the others stay; in decode a block is one token",
     .needs = VIEW_K,
     .parameters = {{"block", 128, 1, 1 << 20, true, "prompt tokens that join at a time", NULL},
-                   {"window", 0, 0, 1, false, "f, share of the capacity that is kept for the most recent tokens",
-                    NULL}},
+                   {"window", 0, 0, 1, false, "f, share of the capacity that is kept for the most recent tokens", NULL},
+                   PREFILL_PARAMETER},
     .prefill = keydiff_prefill,
+    .block = keydiff_block,
     .evict = keydiff_evict,
 };
 
@@ -151,6 +163,21 @@ static kvb_status lagkv_prefill(policy_head *h, const layer_view *view, const fl
     return lagkv_compress(h, view->k + at, view->v + at, view->n_tokens, keep, n_keep, err);
 }
 
+// Sinks and two partitions first, then partition by partition.
+static uint32_t lagkv_block(const policy *p, uint32_t at)
+{
+    uint32_t lag = (uint32_t)policy_value(p, "lag");
+    return at ? lag : (uint32_t)policy_value(p, "sink") + 2 * lag;
+}
+
+// Below two partitions behind what is compressed, of which no more than the last context's partitions leave.
+static uint32_t lagkv_most(const policy_head *h)
+{
+    uint32_t sink = (uint32_t)policy_value(h->p, "sink"), lag = (uint32_t)policy_value(h->p, "lag");
+    uint64_t most = sink + (uint64_t)kept_per_partition(h) * (h->n_context / lag) + 2 * (uint64_t)lag;
+    return most < h->room ? (uint32_t)most : h->room;
+}
+
 const policy_kind policy_lagkv = {
     .name = "lagkv",
     .summary = "partition by partition, tokens that stand out against the next partition stay",
@@ -158,7 +185,10 @@ const policy_kind policy_lagkv = {
     .parameters = {{"lag", 128, 2, 1 << 20, true, "tokens per partition", NULL},
                    {"sink", 16, 0, 4096, true, "first tokens, which stay", NULL},
                    {"keep", 0, 0, 1, false, "r, share of a partition that stays; 0: what the capacity leaves", NULL},
-                   {"lambda", 1, 0, 1e6, false, "weight of the values against the keys", NULL}},
+                   {"lambda", 1, 0, 1e6, false, "weight of the values against the keys", NULL},
+                   PREFILL_PARAMETER},
     .prefill = lagkv_prefill,
+    .block = lagkv_block,
+    .most = lagkv_most,
     .evict = lagkv_evict,
 };

@@ -33,6 +33,11 @@ struct policy_kind {
     void (*attended)(policy_head *h, kv_span span, const float *weights);
     // See policy_new_turn. NULL: turns change nothing.
     kvb_status (*turn)(policy_head *h, kv_span span, kvb_error *err);
+    // Prompt tokens that go through the model next when it is read in blocks, `at` of them being there. NULL: it cannot be, since the
+    // policy needs to see every query's attention.
+    uint32_t (*block)(const policy *p, uint32_t at);
+    // Entries that may stay after a block; NULL: the capacity.
+    uint32_t (*most)(const policy_head *h);
     // After a step: what stays, ascending (keep [span.count]); *n_keep = span.count keeps all. NULL: everything stays.
     kvb_status (*evict)(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
 };

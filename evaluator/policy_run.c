@@ -165,8 +165,15 @@ void policy_run_restart(policy_run *r)
     memcpy(r->marks, r->marks_after, r->n_heads * r->max_room * sizeof *r->marks);
 }
 
-kvb_status policy_run_cache(const policy_run *r, const session *s, uint32_t extra, kv_cache **out, kvb_error *err)
+const kept_set *policy_run_kept(const policy_run *r)
 {
+    return &r->kept;
+}
+
+kvb_status policy_run_cache(policy_run *r, session *s, uint32_t extra, kv_cache **out, kvb_error *err)
+{
+    if (policy_reads_blocks(r->p)) return policy_run_blocks(r, s->decode, s->ids, s->n_tokens, extra, out, err);
+    policy_run_restart(r);
     return session_cache(s, &r->kept, extra, out, err);
 }
 
@@ -242,29 +249,42 @@ policy_stats policy_run_stats(const policy_run *r)
 
 // ---- Blocks ----
 
-kvb_status policy_run_blocks(policy_run *r, decoder *d, const int32_t *ids, uint32_t n, uint32_t block, uint32_t extra,
-                             kv_cache **out, kvb_error *err)
+// A cache that holds what may stay of the blocks so far, and the next block; or what stays of all, and `extra`.
+static kvb_status open_block_cache(policy_run *r, uint32_t extra, kv_cache **out, kvb_error *err)
 {
     const model_config *c = &r->m->config;
+    uint32_t block = r->p->kind->block(r->p, 1), first = r->p->kind->block(r->p, 0);
+    uint32_t *room = malloc(r->n_heads * sizeof *room + 1);
     *out = NULL;
-    if (!r->p->kind->evict || r->p->kind->attended || r->p->kind->choose)
+    if (!room) return kvb_fail(err, KVB_MEMORY, "policy %s: no memory", r->p->spec);
+    for (size_t i = 0; i < r->n_heads; i++) {
+        uint32_t most = r->p->kind->most ? r->p->kind->most(&r->heads[i]) : r->heads[i].capacity;
+        room[i] = most + (block > extra ? block : extra);
+        room[i] = room[i] > first ? room[i] : first;
+    }
+    kvb_status status = kv_cache_open(out, c->n_layers, c->n_kv_heads, c->head_dim, room, err);
+    free(room);
+    return status;
+}
+
+kvb_status policy_run_blocks(policy_run *r, decoder *d, const int32_t *ids, uint32_t n, uint32_t extra, kv_cache **out,
+                             kvb_error *err)
+{
+    *out = NULL;
+    if (!r->p->kind->block)
         return kvb_fail(err, KVB_UNSUPPORTED,
                         "policy %s: cannot prefill in blocks, since it needs every query's attention", r->p->spec);
-    uint32_t *room = malloc(r->n_heads * sizeof *room);
-    if (!room) return kvb_fail(err, KVB_MEMORY, "policy %s: no memory", r->p->spec);
-    for (size_t i = 0; i < r->n_heads; i++) room[i] = r->heads[i].capacity + (block > extra ? block : extra);
-    kvb_status status = kv_cache_open(out, c->n_layers, c->n_kv_heads, c->head_dim, room, err);
+    for (size_t i = 0; i < r->n_heads; i++) memset(r->heads[i].counts, 0, sizeof r->heads[i].counts);
+    kvb_status status = open_block_cache(r, extra, out, err);
     decode_hooks hooks = policy_run_hooks(r);
     hooks.attended = NULL;
-    for (uint32_t at = 0; status == KVB_OK && at < n; at += block) {
-        uint32_t rows = n - at < block ? n - at : block;
+    for (uint32_t at = 0, rows; status == KVB_OK && at < n; at += rows) {
+        uint32_t block = r->p->kind->block(r->p, at);
+        rows = n - at < block ? n - at : block;
         status = decoder_run(d, out, 1, &rows, ids + at, &hooks, LOGITS_LAST, NULL, err);
     }
-    free(room);
-    if (status == KVB_OK) remember_prefill(r);
-    else {
-        kv_cache_close(*out);
-        *out = NULL;
-    }
+    if (status == KVB_OK) return KVB_OK;
+    kv_cache_close(*out);
+    *out = NULL;
     return status;
 }

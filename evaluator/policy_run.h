@@ -24,12 +24,15 @@ typedef struct policy_watch {
 } policy_watch;
 layer_observer policy_observer(policy_watch *watch);
 
-// What stays of the context, as a cache with room for `extra` tokens.
-kvb_status policy_run_cache(const policy_run *run, const session *s, uint32_t extra, kv_cache **out, kvb_error *err);
-// The same without a full prefill of its own: the context goes through the model in blocks of `block` tokens over what the policy kept of those
-// before, so that never more than capacity + block entries exist. For policies that need nothing but keys (KVB_UNSUPPORTED else).
-kvb_status policy_run_blocks(policy_run *run, decoder *d, const int32_t *ids, uint32_t n, uint32_t block,
-                             uint32_t extra, kv_cache **out, kvb_error *err);
+// What stays of the context, as a cache with room for `extra` tokens, and the state behind it. A policy that reads blocks (policy_reads_blocks)
+// sends the context through the model again, over a new cache.
+kvb_status policy_run_cache(policy_run *run, session *s, uint32_t extra, kv_cache **out, kvb_error *err);
+// The context in blocks, over what the policy kept of those before, so that never more than capacity + block entries exist. For policies that
+// need nothing but keys and values (KVB_UNSUPPORTED else).
+kvb_status policy_run_blocks(policy_run *run, decoder *d, const int32_t *ids, uint32_t n, uint32_t extra,
+                             kv_cache **out, kvb_error *err);
+// What stays of the context after a prefill with full attention; borrowed.
+const kept_set *policy_run_kept(const policy_run *run);
 
 decode_hooks policy_run_hooks(policy_run *run);
 void policy_run_restart(policy_run *run);

@@ -22,11 +22,12 @@ kvb_status session_open(session **out, const model *m, const session_plan *plan,
     forward_plan prefill = {plan->max_tokens, 1, plan->max_new ? plan->max_new : 1, plan->oracle};
     kvb_status status = forward_open(&s->prefill, m, &prefill, err);
     if (status == KVB_OK) status = decoder_open(&s->decode, m, plan->max_rows, plan->max_tokens + plan->max_new, err);
+    s->ids = malloc(plan->max_tokens * sizeof *s->ids + 1);
     s->k = malloc(floats * sizeof(float) + 1);
     s->v = malloc(floats * sizeof(float) + 1);
     s->scores = calloc(plan->n_metrics + 1, sizeof *s->scores);
     s->first = calloc(plan->n_metrics + 1, sizeof *s->first);
-    bool good = s->k && s->v && s->scores && s->first;
+    bool good = s->ids && s->k && s->v && s->scores && s->first;
     for (size_t i = 0; good && i < plan->n_metrics; i++) {
         const metric *one = &plan->metrics[i];
         bool nested = metric_check_nested(one, NULL) == KVB_OK;
@@ -55,6 +56,7 @@ void session_close(session *s)
     free(s->scores);
     free(s->first);
     free(s->ranked);
+    free(s->ids);
     free(s->k);
     free(s->v);
     free(s);
@@ -94,8 +96,10 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
     if (!s->prefill) return kvb_fail(err, KVB_ARGUMENT, "evaluation: the prefill's memory was given back");
     s->n_tokens = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
-    if (status == KVB_OK) s->n_tokens = n_tokens;
-    return status;
+    if (status != KVB_OK) return status;
+    s->n_tokens = n_tokens;
+    memcpy(s->ids, ids, n_tokens * sizeof *ids);
+    return KVB_OK;
 }
 
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,

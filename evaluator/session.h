@@ -26,6 +26,7 @@ typedef struct session {
     forward *prefill; // NULL after session_end_prefill
     decoder *decode;
     uint32_t n_tokens;    // T of the present context
+    int32_t *ids;         // [T] of it
     float *k, *v;         // [L, G, T, d] on the host, keys after RoPE; NULL after session_end_prefill
     float **scores;       // [n_metrics][L, G, T]
     float **first;        // [n_metrics][L, G, T] of the metric that a two-stage metric wraps; NULL for all others

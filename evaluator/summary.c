@@ -1,78 +1,27 @@
 #include "evaluator/summary.h"
 #include "runtime/fail.h"
-#include <gsl/gsl_cdf.h>
 #include <gsl/gsl_errno.h>
-#include <gsl/gsl_rng.h>
-#include <gsl/gsl_sort.h>
 #include <gsl/gsl_statistics_double.h>
 #include <math.h>
 #include <stdlib.h>
 
-static double mean_of(const double *const *values, uint32_t n_texts, uint32_t n)
-{
-    double sum = 0;
-    for (uint32_t t = 0; t < n_texts; t++)
-        for (uint32_t i = 0; i < n; i++) sum += values[t][i];
-    return sum / ((double)n_texts * n);
-}
-
-// b may be NULL: then the mean of a, else the ratio of the means.
-static interval bootstrap(const double *const *a, const double *const *b, uint32_t n_texts, uint32_t n, uint64_t seed)
-{
-    double resampled[SUMMARY_RESAMPLES], center = mean_of(a, n_texts, n) / (b ? mean_of(b, n_texts, n) : 1);
-    gsl_rng *rng = gsl_rng_alloc(gsl_rng_taus2);
-    if (!rng) return (interval){center, NAN, NAN};
-    gsl_rng_set(rng, (unsigned long)(seed + 1));
-    for (int r = 0; r < SUMMARY_RESAMPLES; r++) {
-        double sum = 0, other = 0;
-        for (uint32_t t = 0; t < n_texts; t++) {
-            size_t text = gsl_rng_uniform_int(rng, n_texts);
-            for (uint32_t i = 0; i < n; i++) {
-                size_t at = gsl_rng_uniform_int(rng, n);
-                sum += a[text][at];
-                if (b) other += b[text][at];
-            }
-        }
-        resampled[r] = b ? sum / other : sum / ((double)n_texts * n);
-    }
-    gsl_rng_free(rng);
-    gsl_sort(resampled, 1, SUMMARY_RESAMPLES);
-    return (interval){center, gsl_stats_quantile_from_sorted_data(resampled, 1, SUMMARY_RESAMPLES, 0.025),
-                      gsl_stats_quantile_from_sorted_data(resampled, 1, SUMMARY_RESAMPLES, 0.975)};
-}
-
-interval interval_mean(const double *const *values, uint32_t n_texts, uint32_t n, uint64_t seed)
-{
-    return bootstrap(values, NULL, n_texts, n, seed);
-}
-
-interval interval_ratio(const double *const *a, const double *const *b, uint32_t n_texts, uint32_t n, uint64_t seed)
-{
-    return bootstrap(a, b, n_texts, n, seed);
-}
-
-interval interval_texts(const double *values, uint32_t n_texts)
-{
-    double mean = gsl_stats_mean(values, 1, n_texts);
-    if (n_texts < 2) return (interval){mean, NAN, NAN};
-    double error = gsl_stats_sd(values, 1, n_texts) / sqrt(n_texts);
-    double half = gsl_cdf_tdist_Pinv(0.975, n_texts - 1) * error;
-    return (interval){mean, mean - half, mean + half};
-}
-
-// ---- Over the cells ----
-
 typedef struct rows {
     const double **kl, **nll, **agree, **uniform; // [texts]
     double *means, *agreements;                   // [texts], [texts, n]
+    uint32_t *n, *n_less;                         // [texts] n, and n - 1
 } rows;
 
 static kvb_status rows_open(rows *r, const sweep *s, kvb_error *err)
 {
     size_t n = s->n_texts;
     *r = (rows){calloc(n, sizeof(double *)), calloc(n, sizeof(double *)), calloc(n, sizeof(double *)),
-                calloc(n, sizeof(double *)), calloc(n, sizeof(double)),   calloc(n * s->o.n_next, sizeof(double))};
-    if (r->kl && r->nll && r->agree && r->uniform && r->means && r->agreements) return KVB_OK;
+                calloc(n, sizeof(double *)), calloc(n, sizeof(double)),   calloc(n * s->o.n_next, sizeof(double)),
+                calloc(n, sizeof(uint32_t)), calloc(n, sizeof(uint32_t))};
+    for (uint32_t t = 0; r->n && r->n_less && t < n; t++) {
+        r->n[t] = s->o.n_next;
+        r->n_less[t] = s->o.n_next - 1;
+    }
+    if (r->kl && r->nll && r->agree && r->uniform && r->means && r->agreements && r->n && r->n_less) return KVB_OK;
     return kvb_fail(err, KVB_MEMORY, "no memory for the summary of %zu texts", n);
 }
 
@@ -84,6 +33,8 @@ static void rows_free(rows *r)
     free(r->uniform);
     free(r->means);
     free(r->agreements);
+    free(r->n);
+    free(r->n_less);
 }
 
 // The cell of the uniform allocator beside cells[i] (same text, metric, ratio, protection), or NULL.
@@ -93,8 +44,8 @@ static const sweep_cell *uniform_beside(const sweep *s, size_t i)
     size_t per_text = s->n_cells / s->n_texts, first = i / per_text * per_text;
     for (size_t k = first; k < first + per_text; k++) {
         const sweep_cell *other = &s->cells[k];
-        const sweep_column *column = &s->columns[other->column];
-        if (column->how->kind == ALLOCATOR_UNIFORM && column->metric == s->columns[c->column].metric &&
+        const method_column *column = &s->methods.columns[other->column];
+        if (column->how->kind == ALLOCATOR_UNIFORM && column->method == s->methods.columns[c->column].method &&
             other->ratio == c->ratio && other->protect == c->protect)
             return other;
     }
@@ -123,15 +74,17 @@ static void summarize_one(const sweep *s, size_t at, uint64_t seed, rows *r, swe
         out->full_nll += c->full_nll / T;
         out->loss += c->loss / T;
         out->effective += c->ratio / T;
+        out->looked += c->looked / T;
         out->bytes += (double)c->bytes / T;
         out->allocated += (double)c->allocated / T;
         out->seconds += c->seconds / T;
     }
-    out->kl = interval_mean(r->kl, T, n, seed);
-    out->kl_texts = interval_texts(r->means, T);
-    out->agree = interval_mean(r->agree, T, n, seed);
-    out->nll = interval_mean(r->nll, T, n - 1, seed);
-    out->to_uniform = has_uniform ? interval_ratio(r->kl, r->uniform, T, n, seed) : (interval){NAN, NAN, NAN};
+    const value_groups kl = {r->kl, r->n, T}, agree = {r->agree, r->n, T}, nll = {r->nll, r->n_less, T};
+    out->kl = interval_mean(&kl, seed);
+    out->kl_texts = interval_student(r->means, T);
+    out->agree = interval_mean(&agree, seed);
+    out->nll = interval_mean(&nll, seed);
+    out->to_uniform = has_uniform ? interval_ratio(&kl, r->uniform, seed) : (interval){NAN, NAN, NAN};
 }
 
 kvb_status sweep_summarize(const sweep *s, uint64_t seed, sweep_summary **out, size_t *n, kvb_error *err)

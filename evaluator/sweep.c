@@ -8,23 +8,33 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { BATCH_MAX = 64 };
+
 // ---- The cells ----
 
 // Everything that a result depends on, as text; its hash names the result in the log.
 static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
 {
-    const sweep_column *column = &s->columns[c->column];
-    const sweep_metric *m = &s->metrics[column->metric];
+    const method_column *column = &s->methods.columns[c->column];
+    const method *m = &s->methods.methods[column->method];
     char text[1024];
-    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
-                     s->m->device->name, s->m->device->compute, s->texts[c->text].sha256, s->o.n_tokens, s->o.n_next, m->m.spec,
-                     column->how->identity, c->ratio, c->protect ? m->sink : 0, c->protect ? m->window : 0);
+    int n =
+        snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
+                 s->m->device->name, s->m->device->compute, s->texts[c->text].sha256, s->o.n_tokens, s->o.n_next,
+                 method_name(m), column->how->identity, c->ratio, c->protect ? m->sink : 0, c->protect ? m->window : 0);
     return sha256_hex(text, (size_t)n, c->key, err);
+}
+
+static bool is_policy(const sweep *s, uint32_t column)
+{
+    return s->methods.methods[s->methods.columns[column].method].p.kind != NULL;
 }
 
 kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both, kvb_error *err)
 {
-    size_t per_text = (size_t)s->n_columns * n_ratios * (both ? 2 : 1);
+    size_t per_text = 0;
+    for (uint32_t column = 0; column < s->methods.n_columns; column++)
+        per_text += n_ratios * (both && !is_policy(s, column) ? 2 : 1);
     for (uint32_t t = 0; t < s->n_texts; t++)
         if (s->texts[t].n_ids < (uint64_t)s->o.n_tokens + s->o.n_next)
             return kvb_fail(err, KVB_ARGUMENT, "%s: %u tokens, expected at least %u of context and %u to go on with",
@@ -35,9 +45,9 @@ kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both
     kvb_status status = KVB_OK;
     size_t i = 0;
     for (uint32_t t = 0; t < s->n_texts; t++)
-        for (uint32_t column = 0; column < s->n_columns; column++)
+        for (uint32_t column = 0; column < s->methods.n_columns; column++)
             for (size_t r = 0; r < n_ratios; r++)
-                for (int bare = 0; bare <= (both ? 1 : 0) && status == KVB_OK; bare++) {
+                for (int bare = 0; bare <= (both && !is_policy(s, column)) && status == KVB_OK; bare++) {
                     s->cells[i] = (sweep_cell){.text = t, .column = column, .ratio = ratios[r], .protect = !bare};
                     status = name_cell(s, &s->cells[i++], err);
                 }
@@ -57,11 +67,11 @@ typedef struct sweep_run_state {
     sweep *s;
     session *session;
     fidelity *f;
-    sweep_log *log;
+    log_file *log;
     atomic_file kept;
     const sweep_watch *watch;
     size_t n_done;     // cells, for the progress
-    allocation budget; // scratch [L*G]
+    policy_run **runs; // [n_cells / n_texts] of the present text's cells; NULL where no policy is to be measured
 } sweep_run_state;
 
 static bool report(sweep_run_state *r, double part)
@@ -76,92 +86,152 @@ static bool prefill_step(void *context, double done, double total)
     return report(context, 0.99 * done / total);
 }
 
-static kvb_status select_cell(sweep_run_state *r, const sweep_cell *c, kept_set *kept, kvb_error *err)
+static kvb_status keep_result(sweep_run_state *r, sweep_cell *c, const fidelity_cell *result, const kept_set *kept,
+                              kvb_error *err)
 {
-    const sweep *s = r->s;
-    const model_config *config = &s->m->config;
-    const sweep_column *column = &s->columns[c->column];
-    const sweep_metric *m = &s->metrics[column->metric];
-    const allocator_shape shape = {config->n_layers, config->n_heads, config->n_kv_heads};
-    const float *scores = column->how->kind == ALLOCATOR_ORACLE ? r->f->importance : r->session->scores[column->metric];
-    kvb_status status = allocator_budgets(column->how, &shape, c->ratio, s->o.n_tokens, scores,
-                                          c->protect ? m->sink : 0, c->protect ? m->window : 0, &r->budget, err);
-    if (status == KVB_OK && column->how->kind != ALLOCATOR_ORACLE)
-        status = session_rank(r->session, column->metric, r->budget.keep, &scores, err);
-    if (status != KVB_OK) return status;
-    return session_select_each(r->session, scores, r->budget.keep, r->budget.sink, r->budget.window, kept, err);
+    c->result = *result;
+    c->done = true;
+    kvb_status status = r->kept.stream ? sweep_write_kept(r->kept.stream, r->s, c, kept, err) : KVB_OK;
+    return status == KVB_OK && r->log ? sweep_log_add(r->log, r->s, c, err) : status;
 }
 
-// Measures cells[0..n-1] of one text together.
+// Measures cells[0..n-1] of one text together; they evict once.
 static kvb_status run_batch(sweep_run_state *r, sweep_cell *const *cells, uint32_t n, kvb_error *err)
 {
+    const sweep *s = r->s;
     kept_set *kept = calloc(n, sizeof *kept);
     fidelity_cell *results = calloc(n, sizeof *results);
     kvb_status status = kept && results ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %u runs at a time", n);
-    for (uint32_t i = 0; i < n && status == KVB_OK; i++) status = select_cell(r, cells[i], &kept[i], err);
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++)
+        status = method_select(r->session, &s->methods, &s->methods.columns[cells[i]->column], cells[i]->ratio,
+                               cells[i]->protect, r->f->importance, &kept[i], err);
     if (status == KVB_OK) status = fidelity_measure(r->f, kept, n, results, err);
-    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        cells[i]->result = results[i];
-        cells[i]->done = true;
-        if (r->kept.stream) status = sweep_write_kept(r->kept.stream, r->s, cells[i], &kept[i], err);
-        if (status == KVB_OK && r->log) status = sweep_log_add(r->log, r->s, cells[i], err);
-    }
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) status = keep_result(r, cells[i], &results[i], &kept[i], err);
     for (uint32_t i = 0; kept && i < n; i++) kept_set_free(&kept[i]);
     free(kept);
     free(results);
     return status;
 }
 
+// The same under policies.
+static kvb_status run_policies(sweep_run_state *r, sweep_cell *const *cells, policy_run *const *runs, uint32_t n,
+                               kvb_error *err)
+{
+    fidelity_cell results[FIDELITY_POLICIES];
+    kvb_status status = fidelity_follow(r->f, runs, n, results, err);
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++)
+        status = keep_result(r, cells[i], &results[i], policy_run_kept(runs[i]), err);
+    return status;
+}
+
+static kvb_status count_batch(sweep_run_state *r, uint32_t n, kvb_error *err)
+{
+    r->n_done += n;
+    r->s->n_measured += n;
+    if (report(r, 0)) return KVB_OK;
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs; the same command goes on", r->n_done,
+                    r->s->n_cells);
+}
+
+// The missing cells of a text, first those without a policy, in batches.
+static kvb_status run_cells(sweep_run_state *r, sweep_cell *cells, size_t n, kvb_error *err)
+{
+    sweep_cell *batch[BATCH_MAX];
+    policy_run *runs[FIDELITY_POLICIES];
+    kvb_status status = KVB_OK;
+    for (int policies = 0; policies < 2; policies++) {
+        uint32_t full = policies ? FIDELITY_POLICIES : r->f->batch, filled = 0;
+        for (size_t i = 0; i < n && status == KVB_OK; i++) {
+            if (!cells[i].done && (r->runs[i] != NULL) == policies) {
+                if (policies) runs[filled] = r->runs[i];
+                batch[filled++] = &cells[i];
+            }
+            if (filled < full && (i + 1 < n || filled == 0)) continue;
+            status = policies ? run_policies(r, batch, runs, filled, err) : run_batch(r, batch, filled, err);
+            if (status == KVB_OK) status = count_batch(r, filled, err);
+            filled = 0;
+        }
+    }
+    return status;
+}
+
+// Opens the policies of a text's missing cells and lists them in `open` [n]; *n_open of them.
+static kvb_status open_policies(sweep_run_state *r, const sweep_cell *cells, size_t n, policy_run **open,
+                                size_t *n_open, kvb_error *err)
+{
+    const sweep *s = r->s;
+    kvb_status status = KVB_OK;
+    *n_open = 0;
+    for (size_t i = 0; i < n && status == KVB_OK; i++) {
+        if (cells[i].done || !is_policy(s, cells[i].column)) continue;
+        status = method_policy(&r->runs[i], s->m, &s->methods, &s->methods.columns[cells[i].column], cells[i].ratio,
+                               s->o.n_tokens, s->o.n_next, err);
+        if (status == KVB_OK) open[(*n_open)++] = r->runs[i];
+    }
+    return status;
+}
+
 static kvb_status run_text(sweep_run_state *r, uint32_t text, kvb_error *err)
 {
     sweep *s = r->s;
-    size_t first = s->n_cells / s->n_texts * text, end = first + s->n_cells / s->n_texts;
-    sweep_cell *batch[64];
-    uint32_t n = 0, missing = 0;
-    for (size_t i = first; i < end; i++) missing += !s->cells[i].done;
+    size_t n = s->n_cells / s->n_texts, n_open = 0;
+    sweep_cell *cells = &s->cells[n * text];
+    uint32_t missing = 0;
+    for (size_t i = 0; i < n; i++) missing += !cells[i].done;
     if (!missing) return KVB_OK;
-    double start = meter_now();
+    policy_run **open = calloc(n + 1, sizeof *open);
+    kvb_status status = open ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu runs", n);
+    if (status == KVB_OK) status = open_policies(r, cells, n, open, &n_open, err);
+    policy_watch watch = {open, n_open};
+    layer_observer observer = policy_observer(&watch);
     forward_progress progress = {prefill_step, r};
-    kvb_status status = fidelity_begin(r->f, s->texts[text].ids, s->o.n_tokens, &progress, err);
+    double start = meter_now();
+    if (status == KVB_OK)
+        status = fidelity_begin(r->f, s->texts[text].ids, s->o.n_tokens, n_open ? &observer : NULL, &progress, err);
     s->prefill_seconds += meter_now() - start;
     start = meter_now();
-    for (size_t i = first; i < end && status == KVB_OK; i++) {
-        if (!s->cells[i].done) batch[n++] = &s->cells[i];
-        if (n < r->f->batch && (i + 1 < end || n == 0)) continue;
-        status = run_batch(r, batch, n, err);
-        r->n_done += n;
-        s->n_measured += n;
-        n = 0;
-        if (status == KVB_OK && !report(r, 0))
-            status = kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs; the same command goes on",
-                              r->n_done, s->n_cells);
-    }
+    if (status == KVB_OK) status = run_cells(r, cells, n, err);
     s->cell_seconds += meter_now() - start;
+    for (size_t i = 0; i < n; i++) {
+        policy_run_close(r->runs[i]);
+        r->runs[i] = NULL;
+    }
+    free(open);
     return status;
 }
 
 static kvb_status open_outputs(sweep_run_state *r, kvb_error *err)
 {
     sweep *s = r->s;
-    size_t heads = (size_t)s->m->config.n_layers * s->m->config.n_kv_heads;
-    r->budget =
-        (allocation){calloc(heads, sizeof(uint32_t)), calloc(heads, sizeof(uint32_t)), calloc(heads, sizeof(uint32_t))};
-    if (!r->budget.keep || !r->budget.sink || !r->budget.window)
-        return kvb_fail(err, KVB_MEMORY, "no memory for %zu budgets", heads);
+    r->runs = calloc(s->n_cells / (s->n_texts ? s->n_texts : 1) + 1, sizeof(policy_run *));
+    if (!r->runs) return kvb_fail(err, KVB_MEMORY, "no memory for %zu runs", s->n_cells);
     kvb_status status = s->o.kept ? atomic_file_begin(&r->kept, s->o.kept, err) : KVB_OK;
-    return status == KVB_OK && s->o.log ? sweep_log_open(&r->log, s->o.log, err) : status;
+    return status == KVB_OK && s->o.log ? log_open(&r->log, s->o.log, err) : status;
+}
+
+// Rows that the decoder takes at once: a batch, a step of all policies, or the largest block of a prompt.
+static uint32_t rows_of(const sweep *s, uint32_t batch)
+{
+    uint32_t rows = batch * s->o.n_next;
+    if (rows < FIDELITY_POLICIES) rows = FIDELITY_POLICIES;
+    for (uint32_t i = 0; i < s->methods.n; i++) {
+        uint32_t block = s->methods.methods[i].p.kind ? policy_largest_block(&s->methods.methods[i].p) : 0;
+        rows = block > rows ? block : rows;
+    }
+    return rows;
 }
 
 kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
 {
     sweep_run_state r = {.s = s, .watch = watch};
-    metric *metrics = calloc(s->n_metrics + 1, sizeof *metrics);
-    kvb_status status = metrics ? open_outputs(&r, err) : kvb_fail(err, KVB_MEMORY, "no memory for the metrics");
-    uint32_t batch = s->o.batch < 1 ? 1 : s->o.batch > 64 ? 64 : s->o.batch;
-    for (uint32_t i = 0; metrics && i < s->n_metrics; i++) metrics[i] = s->metrics[i].m;
+    metric *metrics = NULL;
+    size_t n_metrics = 0;
+    kvb_status status = method_metrics(&metrics, &n_metrics, &s->methods, err);
+    uint32_t batch = s->o.batch < 1 ? 1 : s->o.batch > BATCH_MAX ? BATCH_MAX : s->o.batch;
+    if (status == KVB_OK) status = open_outputs(&r, err);
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
     if (status == KVB_OK && r.n_done < s->n_cells) {
-        session_plan plan = {s->o.n_tokens, s->o.n_next, batch * s->o.n_next, metrics, s->n_metrics, true};
+        session_plan plan = {s->o.n_tokens, s->o.n_next, rows_of(s, batch), metrics, n_metrics, true};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);
@@ -169,12 +239,10 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     if (r.session) s->score_seconds = r.session->score_seconds;
     fidelity_close(r.f);
     session_close(r.session);
-    sweep_log_close(r.log);
+    log_close(r.log);
     if (status == KVB_OK && r.kept.stream) status = atomic_file_commit(&r.kept, err);
     atomic_file_abandon(&r.kept);
-    free(r.budget.keep);
-    free(r.budget.sink);
-    free(r.budget.window);
+    free(r.runs);
     free(metrics);
     return status;
 }

@@ -1,8 +1,8 @@
-// Texts x metrics x allocators x ratios: every text is prefilled once for all of them, and what is measured is kept in a log, so that a
+// Texts x methods x allocators x ratios: every text is prefilled once for all of them, and what is measured is kept in a log, so that a
 // sweep that was stopped goes on.
 #pragma once
-#include "evaluator/allocator.h"
 #include "evaluator/fidelity.h"
+#include "evaluator/method.h"
 
 typedef struct sweep_text {
     char name[128];
@@ -11,21 +11,10 @@ typedef struct sweep_text {
     char sha256[65]; // of the ids
 } sweep_text;
 
-typedef struct sweep_metric {
-    metric m;
-    uint32_t sink, window; // protected for every allocator
-} sweep_metric;
-
-// An allocator in use with one metric. Tables belong to theirs; all others serve each metric.
-typedef struct sweep_column {
-    uint32_t metric;
-    const allocator *how;
-} sweep_column;
-
 typedef struct sweep_cell {
     uint32_t text, column;
     double ratio;
-    bool protect;       // sinks and window stay in any case
+    bool protect;       // sinks and window stay in any case; always true under a policy
     bool done, resumed; // measured; taken from the log
     char key[65];       // SHA-256 of all that the result depends on
     fidelity_cell result;
@@ -43,17 +32,14 @@ typedef struct sweep {
     sweep_options o;
     const sweep_text *texts;
     uint32_t n_texts;
-    const sweep_metric *metrics;
-    uint32_t n_metrics;
-    const sweep_column *columns;
-    uint32_t n_columns;
+    method_list methods;
     sweep_cell *cells; // text-major: [texts, columns, ratios, protect]; owned
     size_t n_cells;
     double prefill_seconds, score_seconds, cell_seconds; // of this run
     size_t n_measured;                                   // cells of this run
 } sweep;
 
-// Lists the cells and takes from the log what it has. `both` adds every cell without protection. Everything given lives as long as the
+// Lists the cells and takes from the log what it has. `both` adds every cell of a metric without protection. Everything given lives as long as the
 // sweep. Errors: KVB_ARGUMENT a text that is too short (named, with its length), KVB_FORMAT a log that is none.
 kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both, kvb_error *err);
 void sweep_close(sweep *s);

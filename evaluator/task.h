@@ -75,6 +75,8 @@ void task_sample_free(task_sample *sample); // leaves it zero
 
 // Scores one answer. Letters compare without case (ASCII); gold strings lose a final full stop and outer blanks first.
 double task_score(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
+// Whether nothing that could follow this beginning of an answer changes its score: everything is found, or the line that counts is over.
+bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
 
 // Writes a sample as one line of calibration data (formats/README.md): answers joined by ", ", so that a task can be profiled too, and in
 // addition "gold" (list per question), "task", "seed" and "n_tokens".

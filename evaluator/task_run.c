@@ -26,9 +26,10 @@ kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const ta
 
 // One question on its way.
 typedef struct talk {
-    kv_cache *cache;
+    task_turn *turn;
     int32_t *ids; // question, then answer
     size_t n_question, n;
+    size_t fed; // tokens that the model has seen
     bool done;
 } talk;
 
@@ -44,14 +45,6 @@ static kvb_status encode_question(talk *k, const model *m, const task *t, const 
     return KVB_OK;
 }
 
-static void close_talks(talk *talks, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        kv_cache_close(talks[i].cache);
-        free(talks[i].ids);
-    }
-}
-
 kvb_status task_positions(uint32_t *out, const model *m, const task *t, const task_sample *sample, kvb_error *err)
 {
     size_t most = 0;
@@ -60,7 +53,7 @@ kvb_status task_positions(uint32_t *out, const model *m, const task *t, const ta
         talk k = {0};
         status = encode_question(&k, m, t, &sample->questions[i], err);
         most = k.n_question > most ? k.n_question : most;
-        close_talks(&k, 1);
+        free(k.ids);
     }
     *out = (uint32_t)most + task_new_tokens(t->kind);
     return status;
@@ -84,118 +77,125 @@ static kvb_status pick_token(int32_t *id, const float *logits, uint32_t n, kvb_e
     return KVB_OK;
 }
 
-static kvb_status take_token(talk *k, const model *m, const float *logits, kvb_error *err)
+// The answer so far, as text and score.
+static kvb_status read_answer(const talk *k, const model *m, const task *t, kvb_error *err)
 {
-    int32_t id = -1;
-    kvb_status status = pick_token(&id, logits, m->config.vocabulary, err);
-    k->done = ends_answer(m->tokens, id);
-    if (!k->done) k->ids[k->n++] = id;
-    return status;
-}
-
-// One pass of all talks that are not done: with the whole question, or with the last token.
-static kvb_status step_talks(talk *talks, size_t n, bool whole, decoder *d, const model *m, float *logits,
-                             kvb_error *err)
-{
-    kv_cache *caches[TASK_MAX_QUESTIONS];
-    uint32_t rows[TASK_MAX_QUESTIONS], n_active = 0;
-    size_t total = 0;
-    talk *active[TASK_MAX_QUESTIONS];
-    for (size_t i = 0; i < n; i++) {
-        if (talks[i].done) continue;
-        active[n_active] = &talks[i];
-        caches[n_active] = talks[i].cache;
-        rows[n_active] = whole ? (uint32_t)talks[i].n_question : 1;
-        total += rows[n_active++];
-    }
-    int32_t *ids = malloc(total * sizeof *ids), *at = ids;
-    if (!ids) return kvb_fail(err, KVB_MEMORY, "decoding: no memory for %zu ids", total);
-    for (uint32_t i = 0; i < n_active; at += rows[i++])
-        memcpy(at, active[i]->ids + active[i]->n - rows[i], rows[i] * sizeof *at);
-    kvb_status status = decoder_run(d, caches, n_active, rows, ids, NULL, LOGITS_LAST, logits, err);
-    for (uint32_t i = 0; status == KVB_OK && i < n_active; i++)
-        status = take_token(active[i], m, logits + (size_t)i * m->config.vocabulary, err);
-    free(ids);
-    return status;
-}
-
-static bool all_done(const talk *talks, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        if (!talks[i].done) return false;
-    return true;
-}
-
-// One question under a policy: the first n_question steps read the question, the others write the answer.
-static kvb_status follow_policy(talk *k, decoder *d, const model *m, uint32_t new_tokens, policy_run *run,
-                                float *logits, kvb_error *err)
-{
-    const uint32_t one = 1;
-    const decode_hooks hooks = policy_run_hooks(run);
-    kvb_status status = KVB_OK;
-    policy_run_restart(run);
-    for (size_t i = 0; i + 1 < k->n_question + new_tokens && !k->done && status == KVB_OK; i++) {
-        bool last = i + 1 >= k->n_question;
-        status = decoder_run(d, &k->cache, 1, &one, &k->ids[i], &hooks, LOGITS_LAST, last ? logits : NULL, err);
-        if (status == KVB_OK && i + 1 == k->n_question) status = policy_run_turn(run, k->cache, err);
-        if (status == KVB_OK && last) status = take_token(k, m, logits, err);
-    }
-    return status;
-}
-
-static kvb_status answer_batch(talk *talks, size_t n, decoder *d, const model *m, const kv_cache *context,
-                               const task *t, const task_question *questions, policy_run *run, kvb_error *err)
-{
-    uint32_t new_tokens = task_new_tokens(t->kind);
-    float *logits = malloc(n * m->config.vocabulary * sizeof *logits);
-    kvb_status status = logits ? KVB_OK : kvb_fail(err, KVB_MEMORY, "task %s: no memory for logits", t->spec);
-    for (size_t i = 0; status == KVB_OK && i < n; i++) {
-        status = encode_question(&talks[i], m, t, &questions[i], err);
-        if (status == KVB_OK)
-            status = kv_cache_fork(&talks[i].cache, context, (uint32_t)talks[i].n_question + new_tokens, err);
-    }
-    if (status == KVB_OK && run) status = follow_policy(talks, d, m, new_tokens, run, logits, err);
-    for (uint32_t step = 0; !run && status == KVB_OK && step < new_tokens && !all_done(talks, n); step++)
-        status = step_talks(talks, n, step == 0, d, m, logits, err);
-    free(logits);
-    return status;
-}
-
-static kvb_status read_answer(task_answers *out, const talk *k, const model *m, const task *t, const task_question *q,
-                              kvb_error *err)
-{
+    const task_question *q = k->turn->question;
     size_t size = tokenizer_decode(m->tokens, k->ids + k->n_question, k->n - k->n_question, NULL, 0);
-    char *text = malloc(size + 1);
+    char *text = realloc(k->turn->answer, size + 1);
     if (!text) return kvb_fail(err, KVB_MEMORY, "task %s: no memory for an answer", t->spec);
     tokenizer_decode(m->tokens, k->ids + k->n_question, k->n - k->n_question, text, size);
     text[size] = '\0';
-    out->text[out->n] = text;
-    out->score[out->n++] = task_score(task_rule_of(t->kind), text, q->gold, q->n_gold);
+    k->turn->answer = text;
+    k->turn->score = task_score(task_rule_of(t->kind), text, q->gold, q->n_gold);
     return KVB_OK;
 }
 
-kvb_status task_answer(task_answers *out, decoder *d, const model *m, const kv_cache *context, const task *t,
-                       const task_sample *sample, policy_run *run, uint32_t together, kvb_error *err)
+static kvb_status take_token(talk *k, const model *m, const task *t, const float *logits, kvb_error *err)
 {
-    kvb_status status = KVB_OK;
-    memset(out, 0, sizeof *out);
-    if (together == 0 || run) together = 1;
-    if (together > TASK_MAX_QUESTIONS) together = TASK_MAX_QUESTIONS;
-    for (size_t first = 0; status == KVB_OK && first < sample->n_questions; first += together) {
-        talk talks[TASK_MAX_QUESTIONS] = {0};
-        size_t n = sample->n_questions - first < together ? sample->n_questions - first : together;
-        status = answer_batch(talks, n, d, m, context, t, sample->questions + first, run, err);
-        for (size_t i = 0; status == KVB_OK && i < n; i++)
-            status = read_answer(out, &talks[i], m, t, &sample->questions[first + i], err);
-        close_talks(talks, n);
-    }
-    for (size_t i = 0; i < out->n; i++) out->mean += out->score[i] / (double)out->n;
-    if (status != KVB_OK) task_answers_free(out);
+    const task_question *q = k->turn->question;
+    int32_t id = -1;
+    kvb_status status = pick_token(&id, logits, m->config.vocabulary, err);
+    if (status != KVB_OK) return status;
+    k->done = ends_answer(m->tokens, id);
+    if (!k->done) k->ids[k->n++] = id;
+    status = read_answer(k, m, t, err);
+    if (status == KVB_OK && (k->n == k->n_question + task_new_tokens(t->kind) ||
+                             task_score_is_final(task_rule_of(t->kind), k->turn->answer, q->gold, q->n_gold)))
+        k->done = true;
     return status;
 }
 
-void task_answers_free(task_answers *answers)
+// What the decoder is given in a step; arrays [talks], ids [rows].
+typedef struct step {
+    talk **active;
+    kv_cache **caches;
+    uint32_t *rows;
+    decode_hooks *hooks;
+    int32_t *ids;
+    float *logits; // [talks, vocabulary]
+    uint32_t n;
+} step;
+
+static kvb_status step_open(step *s, const talk *talks, size_t n, const model *m, kvb_error *err)
 {
-    for (size_t i = 0; i < answers->n; i++) free(answers->text[i]);
-    memset(answers, 0, sizeof *answers);
+    size_t rows = n;
+    for (size_t i = 0; i < n; i++) rows += talks[i].n_question;
+    *s = (step){.active = calloc(n, sizeof *s->active),
+                .caches = calloc(n, sizeof *s->caches),
+                .rows = calloc(n, sizeof *s->rows),
+                .hooks = calloc(n, sizeof *s->hooks),
+                .ids = calloc(rows, sizeof *s->ids),
+                .logits = malloc(n * m->config.vocabulary * sizeof *s->logits + 1)};
+    if (s->active && s->caches && s->rows && s->hooks && s->ids && s->logits) return KVB_OK;
+    return kvb_fail(err, KVB_MEMORY, "decoding: no memory for %zu questions at a time", n);
+}
+
+static void step_close(step *s)
+{
+    free(s->active);
+    free(s->caches);
+    free(s->rows);
+    free(s->hooks);
+    free(s->ids);
+    free(s->logits);
+}
+
+// Lists the talks that go on and what each feeds to the model.
+static void step_gather(step *s, talk *talks, size_t n)
+{
+    size_t at = 0;
+    s->n = 0;
+    for (size_t i = 0; i < n; i++) {
+        talk *k = &talks[i];
+        if (k->done) continue;
+        uint32_t rows = k->turn->run || k->fed ? 1 : (uint32_t)k->n_question;
+        memcpy(s->ids + at, k->ids + k->fed, rows * sizeof *s->ids);
+        at += rows;
+        s->active[s->n] = k;
+        s->caches[s->n] = k->turn->cache;
+        s->rows[s->n] = rows;
+        s->hooks[s->n++] = k->turn->run ? policy_run_hooks(k->turn->run) : (decode_hooks){0};
+    }
+}
+
+static kvb_status step_take(step *s, const model *m, const task *t, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (uint32_t i = 0; i < s->n && status == KVB_OK; i++) {
+        talk *k = s->active[i];
+        k->fed += s->rows[i];
+        if (k->turn->run && k->fed == k->n_question) status = policy_run_turn(k->turn->run, k->turn->cache, err);
+        if (status == KVB_OK && k->fed >= k->n_question)
+            status = take_token(k, m, t, s->logits + (size_t)i * m->config.vocabulary, err);
+    }
+    return status;
+}
+
+kvb_status task_answer(task_turn *turns, size_t n, decoder *d, const model *m, const task *t, kvb_error *err)
+{
+    step s = {0};
+    talk *talks = calloc(n + 1, sizeof *talks);
+    kvb_status status = talks ? KVB_OK : kvb_fail(err, KVB_MEMORY, "decoding: no memory for %zu questions", n);
+    for (size_t i = 0; status == KVB_OK && i < n; i++) {
+        turns[i].answer = NULL;
+        talks[i].turn = &turns[i];
+        status = encode_question(&talks[i], m, t, turns[i].question, err);
+    }
+    if (status == KVB_OK) status = step_open(&s, talks, n, m, err);
+    while (status == KVB_OK) {
+        step_gather(&s, talks, n);
+        if (!s.n) break;
+        status = decoder_run(d, s.caches, s.n, s.rows, s.ids, s.hooks, LOGITS_LAST, s.logits, err);
+        if (status == KVB_OK) status = step_take(&s, m, t, err);
+    }
+    for (size_t i = 0; talks && i < n; i++) {
+        free(talks[i].ids);
+        if (status == KVB_OK || !talks[i].turn) continue;
+        free(turns[i].answer);
+        turns[i].answer = NULL;
+    }
+    step_close(&s);
+    free(talks);
+    return status;
 }

@@ -75,3 +75,10 @@ double task_score(task_rule rule, const char *answer, char *const *gold, size_t 
     }
     return rule == TASK_ALL ? (n_gold ? sum / (double)n_gold : 0) : best;
 }
+
+bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold)
+{
+    if (rule != TASK_F1) return task_score(rule, answer, gold, n_gold) == 1;
+    while (isspace((unsigned char)*answer)) answer++;
+    return strchr(answer, '\n') != NULL;
+}

@@ -20,7 +20,8 @@ static int check_options(eval_command *e)
         return cli_usage_error(e->self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
     if (e->batch > 64 || e->threads > 4096)
         return cli_usage_error(e->self, "--batch: expected at most 64; --threads: at most 4096");
-    if ((e->sink != UINT64_MAX && e->sink > UINT32_MAX) || (e->window != UINT64_MAX && e->window > UINT32_MAX))
+    if ((e->with.sink != UINT64_MAX && e->with.sink > UINT32_MAX) ||
+        (e->with.window != UINT64_MAX && e->with.window > UINT32_MAX))
         return cli_usage_error(e->self, "--sink or --window is out of range");
     if (strcmp(e->bos, "auto") != 0 && strcmp(e->bos, "yes") != 0 && strcmp(e->bos, "no") != 0)
         return cli_usage_error(e->self, "--bos: expected auto, yes or no, found '%s'", e->bos);
@@ -74,22 +75,16 @@ static kvb_status run_sweep(eval_command *e, kvb_error *err)
     if (e->output) snprintf(e->log_path, room, "%s.cells", e->output);
     sweep_options o = {(uint32_t)e->n_tokens, (uint32_t)e->n_next, e->batch ? (uint32_t)e->batch : 4,
                        e->output && !e->kept ? e->log_path : NULL, e->kept};
-    e->s = (sweep){.m = e->m,
-                   .o = o,
-                   .texts = e->texts,
-                   .n_texts = (uint32_t)e->n_texts,
-                   .metrics = e->metrics,
-                   .n_metrics = (uint32_t)e->n_metrics,
-                   .columns = e->columns,
-                   .n_columns = (uint32_t)e->n_columns};
-    kvb_status status = sweep_open(&e->s, e->ratios, e->n_ratios, e->no_protect, err);
+    e->s = (sweep){
+        .m = e->m, .o = o, .texts = e->texts, .n_texts = (uint32_t)e->n_texts, .methods = methods_list(&e->with)};
+    kvb_status status = sweep_open(&e->s, e->with.ratios, e->with.n_ratios, e->no_protect, err);
     if (status != KVB_OK) return status;
     sweep_watch watch = {show_progress, e};
     progress_begin(&e->bar, "eval", e->quiet);
     status = sweep_run(&e->s, &watch, err);
     if (status == KVB_OK)
-        progress_end(&e->bar, "%zu runs: %zu texts, %zu allocators with their metrics, %zu ratios", e->s.n_cells,
-                     e->n_texts, e->n_columns, e->n_ratios);
+        progress_end(&e->bar, "%zu runs: %zu texts, %zu allocators with their metrics and policies, %zu ratios",
+                     e->s.n_cells, e->n_texts, e->with.n_columns, e->with.n_ratios);
     else progress_end(&e->bar, "%s", status == KVB_INTERRUPTED ? "stopped" : "failed");
     if (status == KVB_OK) print_rate(e);
     return status == KVB_OK ? report(e, err) : status;
@@ -98,31 +93,22 @@ static kvb_status run_sweep(eval_command *e, kvb_error *err)
 static int run_eval(const cli_command *self, int argc, char **argv)
 {
     eval_command e = {.self = self,
+                      .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
                       .backend_name = "cpu",
                       .compute = "f32",
                       .bos = "auto",
                       .n_tokens = 2048,
                       .n_next = 64,
-                      .seed = 1,
-                      .sink = UINT64_MAX,
-                      .window = UINT64_MAX};
+                      .seed = 1};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &e.output, "NAME",
          "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
          "where it was stopped"},
-        {"ratio", 'r', CLI_LIST, &e.ratio_names, "R,...", "pruned shares of the cache (0.5,0.8,0.9,0.95)"},
-        {"metric", 'm', CLI_LIST, &e.metric_names, "M",
-         "eviction metric, repeatable; default: those of the tables, or without tables\nsnapkv:kvpress, keydiff and "
-         "ea:kvpress"},
-        {"allocator", 'a', CLI_LIST, &e.allocator_names, "A",
-         "to compare with, repeatable: uniform, pyramid, ada (these three by default),\nada-original, ada-global, "
-         "headkv=FILE, duo=FILE, oracle; with :parameter=value\nbehind it; none: the tables only"},
+        METHODS_OPTIONS(e.with, 'a'),
         {"tokens", 't', CLI_COUNT, &e.n_tokens, "N", "context: the first N tokens of every text (2048)"},
         {"next", 'n', CLI_COUNT, &e.n_next, "N", "tokens that follow, teacher-forced (64)"},
         {"no-protect", 0, CLI_FLAG, &e.no_protect, NULL,
          "run everything a second time without the sinks and the window that otherwise\nstay with every allocator"},
-        {"sink", 0, CLI_COUNT, &e.sink, "N", "first tokens that stay (default: as the table or the metric says)"},
-        {"window", 0, CLI_COUNT, &e.window, "N", "last tokens that stay (default: as the table or the metric says)"},
         {"dump-kept", 0, CLI_TEXT, &e.kept, "FILE", "write the kept positions of every run, as JSON lines"},
         {"speed", 0, CLI_FLAG, &e.speed, NULL,
          "measure memory and decode speed at the first --ratio (0.8) instead: one metric,\n--next single steps, "
@@ -152,9 +138,6 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     sweep_close(&e.s);
     eval_free_inputs(&e);
     free(e.log_path);
-    cli_list_free(&e.metric_names);
-    cli_list_free(&e.allocator_names);
-    cli_list_free(&e.ratio_names);
     return code < 0 ? EXIT_DONE : code;
 }
 

@@ -1,33 +1,25 @@
 // What the files of `kvbudget eval` share: the command line, and what was opened from it.
 #pragma once
 #include "evaluator/summary.h"
-#include "tools/cli.h"
+#include "tools/methods.h"
 
 typedef struct eval_command {
     const cli_command *self;
-    cli_list metric_names, allocator_names, ratio_names;
+    methods with;
     const char *output, *kept, *backend_name, *compute, *bos, *pre;
-    uint64_t n_tokens, n_next, batch, threads, seed, sink, window, steps;
+    uint64_t n_tokens, n_next, batch, threads, seed;
     bool no_protect, quiet, json, speed;
     const backend *device;
     // Opened.
     model *m;
-    allocator *allocators;
-    size_t n_allocators;
     sweep_text *texts;
     size_t n_texts;
-    sweep_metric *metrics;
-    size_t n_metrics;
-    sweep_column *columns;
-    size_t n_columns;
-    double *ratios;
-    size_t n_ratios;
     sweep s;
     char *log_path;
     progress bar;
 } eval_command;
 
-// From operands and options to allocators, metrics, columns, ratios and texts. What is wrong with the command line is printed, and
+// From operands and options to methods, ratios and texts. What is wrong with the command line is printed, and
 // EXIT_USAGE returned; what is wrong with a file, EXIT_FAILED.
 int eval_open_inputs(eval_command *e, char **operands, size_t n);
 void eval_free_inputs(eval_command *e);

@@ -2,8 +2,8 @@
 #include "formats/atomic_file.h"
 #include "formats/json_file.h"
 #include "runtime/fail.h"
+#include "tools/curves.h"
 #include "tools/eval_job.h"
-#include "tools/svg.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,35 +20,47 @@ static const char *number(char out[16], double value)
 
 static void print_row(const eval_command *e, const sweep_summary *r)
 {
-    char uniform[16], low[16], high[16];
-    printf("  %4.0f %%  %-18s %7.4f  %7.4f..%-7.4f  %6s  %6s..%-6s  %5.1f  %6.3f  %6.2f  %6.2f  %7.2f  %6.2f\n",
-           100 * r->ratio, e->columns[r->column].how->label, r->kl.value, r->kl.low, r->kl.high,
+    char uniform[16], low[16], high[16], out[16];
+    // Of a policy, what it looks at stands in the place of the error that evicting once makes.
+    double error = isnan(r->looked) ? r->output_error : r->looked;
+    printf("  %4.0f %%  %-18s %7.4f  %7.4f..%-7.4f  %6s  %6s..%-6s  %5.1f  %6.3f  %6.2f  %6s  %7.2f  %6.2f\n",
+           100 * r->ratio, e->with.columns[r->column].how->label, r->kl.value, r->kl.low, r->kl.high,
            number(uniform, r->to_uniform.value), number(low, r->to_uniform.low), number(high, r->to_uniform.high),
-           100 * r->agree.value, r->nll.value, 100 * r->loss, 100 * r->output_error, r->allocated / 0x1p20,
+           100 * r->agree.value, r->nll.value, 100 * r->loss, number(out, 100 * error), r->allocated / 0x1p20,
            100 * r->effective);
+}
+
+static void print_head(const method *m, bool bare, double full_nll)
+{
+    if (m->p.kind) printf("%s, at every step; full cache: NLL %.3f\n", m->p.spec, full_nll);
+    else
+        printf("%s, %s%u sinks and %u last tokens %s; full cache: NLL %.3f\n", m->m.spec, bare ? "without " : "",
+               m->sink, m->window, bare ? "protected" : "stay", full_nll);
+    printf("  pruned  allocator               KL  95 %% interval     to uniform  95 %%      top-1 %%     NLL  lost %%  "
+           "%s      MiB  really %%\n",
+           m->p.kind ? "looks %" : "  out %");
+}
+
+// One method, with its protection or without.
+static void print_block(const eval_command *e, const sweep_summary *rows, size_t n, size_t which, bool bare)
+{
+    bool any = false;
+    for (size_t k = 0; k < e->with.n_ratios; k++)
+        for (size_t i = 0; i < n; i++) {
+            const sweep_summary *r = &rows[i];
+            if (e->with.columns[r->column].method != which || r->protect == bare || r->ratio != e->with.ratios[k])
+                continue;
+            if (!any) print_head(&e->with.items[which], bare, r->full_nll);
+            any = true;
+            print_row(e, r);
+        }
+    if (any) printf("\n");
 }
 
 void eval_print_table(const eval_command *e, const sweep_summary *rows, size_t n)
 {
-    for (size_t m = 0; m < e->n_metrics; m++)
-        for (int bare = 0; bare < 2; bare++) {
-            bool any = false;
-            for (size_t k = 0; k < e->n_ratios; k++)
-                for (size_t i = 0; i < n; i++) {
-                    const sweep_summary *r = &rows[i];
-                    if (e->columns[r->column].metric != m || r->protect == bare || r->ratio != e->ratios[k]) continue;
-                    if (!any)
-                        printf(
-                            "%s, %s%u sinks and %u last tokens %s; full cache: NLL %.3f\n"
-                            "  pruned  allocator               KL  95 %% interval     to uniform  95 %%      top-1 %%  "
-                            "   NLL  lost %%   out %%      MiB  really %%\n",
-                            e->metrics[m].m.spec, bare ? "without " : "", e->metrics[m].sink, e->metrics[m].window,
-                            bare ? "protected" : "stay", r->full_nll);
-                    any = true;
-                    print_row(e, r);
-                }
-            if (any) printf("\n");
-        }
+    for (size_t m = 0; m < e->with.n_items; m++)
+        for (int bare = 0; bare < 2; bare++) print_block(e, rows, n, m, bare);
 }
 
 // ---- JSON ----
@@ -94,10 +106,11 @@ static bool add_details(const eval_command *e, cJSON *to, size_t cell)
 
 static bool add_row(const eval_command *e, cJSON *list, const sweep_summary *r, size_t cell)
 {
-    const sweep_column *column = &e->columns[r->column];
-    const sweep_metric *m = &e->metrics[column->metric];
+    const method_column *column = &e->with.columns[r->column];
+    const method *m = &e->with.items[column->method];
     cJSON *o = cJSON_CreateObject();
-    return o && cJSON_AddItemToArray(list, o) && cJSON_AddStringToObject(o, "metric", m->m.spec) &&
+    return o && cJSON_AddItemToArray(list, o) &&
+           cJSON_AddStringToObject(o, m->p.kind ? "policy" : "metric", method_name(m)) &&
            cJSON_AddStringToObject(o, "allocator", column->how->label) &&
            cJSON_AddNumberToObject(o, "ratio", r->ratio) &&
            cJSON_AddNumberToObject(o, "sink", r->protect ? m->sink : 0) &&
@@ -106,8 +119,8 @@ static bool add_row(const eval_command *e, cJSON *list, const sweep_summary *r, 
            add_interval(o, "kl_over_texts", r->kl_texts) && add_interval(o, "kl_to_uniform", r->to_uniform) &&
            add_interval(o, "top1", r->agree) && add_interval(o, "nll", r->nll) &&
            cJSON_AddNumberToObject(o, "full_nll", r->full_nll) && cJSON_AddNumberToObject(o, "loss", r->loss) &&
-           cJSON_AddNumberToObject(o, "output_error", r->output_error) &&
-           cJSON_AddNumberToObject(o, "cache_bytes", r->bytes) &&
+           cJSON_AddNumberToObject(o, "output_error", r->output_error) && // NaN becomes null
+           cJSON_AddNumberToObject(o, "looked", r->looked) && cJSON_AddNumberToObject(o, "cache_bytes", r->bytes) &&
            cJSON_AddNumberToObject(o, "cache_allocated", r->allocated) &&
            cJSON_AddNumberToObject(o, "seconds", r->seconds) && add_details(e, o, cell);
 }
@@ -123,11 +136,11 @@ static bool add_inputs(const eval_command *e, cJSON *root)
         good = o && cJSON_AddItemToArray(texts, o) && cJSON_AddStringToObject(o, "name", e->texts[i].name) &&
                cJSON_AddStringToObject(o, "ids_sha256", e->texts[i].sha256);
     }
-    for (size_t i = 0; good && i < e->n_allocators; i++) {
+    for (size_t i = 0; good && i < e->with.n_allocators; i++) {
         cJSON *o = cJSON_CreateObject();
         good = o && cJSON_AddItemToArray(allocators, o) &&
-               cJSON_AddStringToObject(o, "label", e->allocators[i].label) &&
-               cJSON_AddStringToObject(o, "identity", e->allocators[i].identity);
+               cJSON_AddStringToObject(o, "label", e->with.allocators[i].label) &&
+               cJSON_AddStringToObject(o, "identity", e->with.allocators[i].identity);
     }
     return good;
 }
@@ -144,7 +157,7 @@ cJSON *eval_results_json(const eval_command *e, const sweep_summary *rows, size_
                 cJSON_AddNumberToObject(root, "n_tokens", (double)e->n_tokens) &&
                 cJSON_AddNumberToObject(root, "n_next", (double)e->n_next) &&
                 cJSON_AddNumberToObject(root, "seed", (double)e->seed) &&
-                cJSON_AddNumberToObject(root, "resamples", SUMMARY_RESAMPLES) && add_inputs(e, root) &&
+                cJSON_AddNumberToObject(root, "resamples", INTERVAL_RESAMPLES) && add_inputs(e, root) &&
                 (list = cJSON_AddArrayToObject(root, "results"));
     for (size_t i = 0; good && i < n; i++) good = add_row(e, list, &rows[i], i);
     if (good) return root;
@@ -168,33 +181,20 @@ static kvb_status write_csv(const eval_command *e, const sweep_summary *rows, si
     if (status != KVB_OK) return status;
     fprintf(file.stream, "metric,allocator,ratio,sink,window,effective_ratio,kl,kl_low,kl_high,kl_texts_low,"
                          "kl_texts_high,to_uniform,to_uniform_low,to_uniform_high,top1,top1_low,top1_high,nll,nll_low,"
-                         "nll_high,full_nll,loss,output_error,cache_bytes,cache_allocated,seconds\n");
+                         "nll_high,full_nll,loss,output_error,looked,cache_bytes,cache_allocated,seconds\n");
     for (size_t i = 0; i < n; i++) {
         const sweep_summary *r = &rows[i];
-        const sweep_column *column = &e->columns[r->column];
-        const sweep_metric *m = &e->metrics[column->metric];
-        fprintf(file.stream, "%s,%s,%.9g,%u,%u", m->m.spec, column->how->label, r->ratio, r->protect ? m->sink : 0,
+        const method_column *column = &e->with.columns[r->column];
+        const method *m = &e->with.items[column->method];
+        fprintf(file.stream, "%s,%s,%.9g,%u,%u", method_name(m), column->how->label, r->ratio, r->protect ? m->sink : 0,
                 r->protect ? m->window : 0);
-        const double values[] = {r->effective,
-                                 r->kl.value,
-                                 r->kl.low,
-                                 r->kl.high,
-                                 r->kl_texts.low,
-                                 r->kl_texts.high,
-                                 r->to_uniform.value,
-                                 r->to_uniform.low,
-                                 r->to_uniform.high,
-                                 r->agree.value,
-                                 r->agree.low,
-                                 r->agree.high,
-                                 r->nll.value,
-                                 r->nll.low,
-                                 r->nll.high,
-                                 r->full_nll,
-                                 r->loss,
-                                 r->output_error,
-                                 r->bytes,
-                                 r->allocated,
+        const double values[] = {r->effective,        r->kl.value,       r->kl.low,
+                                 r->kl.high,          r->kl_texts.low,   r->kl_texts.high,
+                                 r->to_uniform.value, r->to_uniform.low, r->to_uniform.high,
+                                 r->agree.value,      r->agree.low,      r->agree.high,
+                                 r->nll.value,        r->nll.low,        r->nll.high,
+                                 r->full_nll,         r->loss,           r->output_error,
+                                 r->looked,           r->bytes,          r->allocated,
                                  r->seconds};
         for (size_t v = 0; v < sizeof values / sizeof *values; v++) put_value(file.stream, values[v]);
         fprintf(file.stream, "\n");
@@ -204,67 +204,41 @@ static kvb_status write_csv(const eval_command *e, const sweep_summary *rows, si
 
 // ---- Curves ----
 
-enum { CHART_WIDTH = 560, CHART_HEIGHT = 300, CHART_TOP = 84 };
+typedef struct summary_rows {
+    const eval_command *e;
+    const sweep_summary *rows;
+    size_t n;
+} summary_rows;
 
-// One metric's curves: of every allocator over the ratios, its KL or its agreement.
-static void put_chart(FILE *out, const eval_command *e, const sweep_summary *rows, size_t n, size_t which, bool kl,
-                      int left, int top)
+static interval curve_at(const void *context, uint32_t column, size_t ratio, size_t kind)
 {
-    double y[3][SVG_SERIES_MAX][64];
-    svg_series series[SVG_SERIES_MAX];
-    size_t used = 0, points = e->n_ratios < 64 ? e->n_ratios : 64;
-    for (size_t c = 0; c < e->n_columns && used < SVG_SERIES_MAX; c++) {
-        if (e->columns[c].metric != which) continue;
-        for (size_t k = 0; k < points; k++) y[0][used][k] = y[1][used][k] = y[2][used][k] = NAN;
-        for (size_t i = 0; i < n; i++)
-            for (size_t k = 0; k < points; k++) {
-                const sweep_summary *r = &rows[i];
-                if (r->column != c || !r->protect || r->ratio != e->ratios[k]) continue;
-                interval x = kl ? r->kl : r->agree;
-                y[0][used][k] = x.value;
-                y[1][used][k] = x.low;
-                y[2][used][k] = x.high;
-            }
-        series[used] =
-            (svg_series){.name = e->columns[c].how->label, .y = y[0][used], .low = y[1][used], .high = y[2][used]};
-        used++;
+    const summary_rows *s = context;
+    for (size_t i = 0; i < s->n; i++) {
+        const sweep_summary *r = &s->rows[i];
+        if (r->column == column && r->protect && r->ratio == s->e->with.ratios[ratio]) return kind ? r->agree : r->kl;
     }
-    char title[160];
-    snprintf(title, sizeof title, "%.100s: %s", e->metrics[which].m.spec,
-             kl ? "KL to the full cache, nats per token" : "likeliest token as with the full cache");
-    svg_chart chart = {.title = title,
-                       .x_label = "per cent pruned",
-                       .x = e->ratios,
-                       .n = points,
-                       .n_series = used,
-                       .series = series,
-                       .logarithmic = kl,
-                       .y_unit = kl ? SVG_NUMBERS : SVG_SHARES,
-                       .marks = true};
-    svg_chart_put(out, &chart, left, top, CHART_WIDTH, CHART_HEIGHT);
+    return (interval){NAN, NAN, NAN};
 }
 
 static kvb_status write_curves(const eval_command *e, const sweep_summary *rows, size_t n, const char *path,
                                kvb_error *err)
 {
-    atomic_file file;
-    kvb_status status = atomic_file_begin(&file, path, err);
-    if (status != KVB_OK) return status;
+    static const curve_kind KINDS[] = {{"KL to the full cache, nats per token", true, SVG_NUMBERS},
+                                       {"likeliest token as with the full cache", false, SVG_SHARES}};
+    const summary_rows context = {e, rows, n};
     char subtitle[256];
     snprintf(subtitle, sizeof subtitle,
              "%.80s, %zu texts of %llu tokens, the next %llu teacher-forced; bands: 95 %% by bootstrap over texts and "
              "positions",
              e->m->config.name, e->n_texts, (unsigned long long)e->n_tokens, (unsigned long long)e->n_next);
-    int rows_high = (int)e->n_metrics;
-    svg_begin(file.stream, 3 * SVG_MARGIN + 2 * CHART_WIDTH,
-              CHART_TOP + rows_high * (CHART_HEIGHT + SVG_MARGIN) + SVG_MARGIN,
-              "What evicting costs, by who splits the cache over the heads", subtitle);
-    for (size_t m = 0; m < e->n_metrics; m++)
-        for (int right = 0; right < 2; right++)
-            put_chart(file.stream, e, rows, n, m, right == 0, SVG_MARGIN + right * (CHART_WIDTH + SVG_MARGIN),
-                      CHART_TOP + (int)m * (CHART_HEIGHT + SVG_MARGIN));
-    svg_end(file.stream);
-    return atomic_file_commit(&file, err);
+    const curve_view view = {.with = &e->with,
+                             .title = "What evicting costs, by who splits the cache over the heads",
+                             .subtitle = subtitle,
+                             .kinds = KINDS,
+                             .n_kinds = 2,
+                             .at = curve_at,
+                             .context = &context};
+    return curves_write(path, &view, err);
 }
 
 kvb_status eval_write_results(const eval_command *e, const sweep_summary *rows, size_t n, kvb_error *err)

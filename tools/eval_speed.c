@@ -87,24 +87,6 @@ static kvb_status time_row(speed_run *r, speed_row *row, kvb_error *err)
     return status;
 }
 
-static kvb_status select_column(speed_run *r, const sweep_column *column, double ratio, kept_set *kept, kvb_error *err)
-{
-    const model_config *c = &r->e->m->config;
-    const sweep_metric *m = &r->e->metrics[column->metric];
-    size_t heads = (size_t)c->n_layers * c->n_kv_heads;
-    uint32_t *counts = calloc(3 * heads, sizeof *counts);
-    if (!counts) return kvb_fail(err, KVB_MEMORY, "no memory for %zu budgets", heads);
-    allocation a = {counts, counts + heads, counts + 2 * heads};
-    const allocator_shape shape = {c->n_layers, c->n_heads, c->n_kv_heads};
-    const float *scores = r->s->scores[column->metric];
-    kvb_status status =
-        allocator_budgets(column->how, &shape, ratio, r->s->n_tokens, scores, m->sink, m->window, &a, err);
-    if (status == KVB_OK) status = session_rank(r->s, column->metric, a.keep, &scores, err);
-    if (status == KVB_OK) status = session_select_each(r->s, scores, a.keep, a.sink, a.window, kept, err);
-    free(counts);
-    return status;
-}
-
 static void print_rows(const speed_run *r, const speed_row *rows, size_t n, double ratio)
 {
     const model_config *c = &r->e->m->config;
@@ -125,13 +107,14 @@ static void print_rows(const speed_run *r, const speed_row *rows, size_t n, doub
 static kvb_status measure_rows(speed_run *r, speed_row *rows, size_t n, double ratio, kvb_error *err)
 {
     eval_command *e = r->e;
+    const method_list list = methods_list(&e->with);
     rows[0].label = "full";
     kvb_status status = take_caches(r, &rows[0], NULL, err);
     for (size_t i = 1; i < n && status == KVB_OK; i++) {
-        const sweep_column *column = &e->columns[i - 1];
+        const method_column *column = &e->with.columns[i - 1];
         kept_set kept = {0};
         rows[i].label = column->how->label;
-        status = select_column(r, column, ratio, &kept, err);
+        status = method_select(r->s, &list, column, ratio, true, NULL, &kept, err);
         if (status == KVB_OK) status = take_caches(r, &rows[i], &kept, err);
         kept_set_free(&kept);
     }
@@ -147,18 +130,24 @@ static kvb_status measure_rows(speed_run *r, speed_row *rows, size_t n, double r
 kvb_status eval_measure_speed(eval_command *e, kvb_error *err)
 {
     speed_run r = {.e = e, .n_sequences = e->batch ? (uint32_t)e->batch : 1, .n_steps = (uint32_t)e->n_next};
-    metric *metrics = calloc(e->n_metrics + 1, sizeof *metrics);
-    speed_row *rows = calloc(e->n_columns + 1, sizeof *rows);
+    const method_list list = methods_list(&e->with);
+    session_plan plan = {.max_tokens = (uint32_t)e->n_tokens, .max_new = r.n_steps, .max_rows = r.n_sequences};
+    metric *metrics = NULL;
+    speed_row *rows = calloc(e->with.n_columns + 1, sizeof *rows);
     size_t n = 1;
-    double ratio = e->ratio_names.count ? e->ratios[0] : 0.8;
+    double ratio = e->with.ratio_names.count ? e->with.ratios[0] : 0.8;
     // One metric is enough: speed depends on how many tokens stay, not on which.
-    while (n <= e->n_columns && e->columns[n - 1].metric == 0 && e->columns[n - 1].how->kind != ALLOCATOR_ORACLE) n++;
+    while (n <= e->with.n_columns && e->with.columns[n - 1].method == 0 &&
+           e->with.columns[n - 1].how->kind != ALLOCATOR_ORACLE)
+        n++;
     r.logits = malloc((size_t)r.n_sequences * e->m->config.vocabulary * sizeof *r.logits + 1);
-    kvb_status status =
-        metrics && rows && r.logits ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the measurement");
+    kvb_status status = rows && r.logits ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the measurement");
+    if (status == KVB_OK && !e->with.items[0].m.kind)
+        status =
+            kvb_fail(err, KVB_ARGUMENT, "--speed measures caches that were evicted once: give a metric or a table");
+    if (status == KVB_OK) status = method_metrics(&metrics, &plan.n_metrics, &list, err);
     if (status == KVB_OK) {
-        for (size_t i = 0; i < e->n_metrics; i++) metrics[i] = e->metrics[i].m;
-        session_plan plan = {(uint32_t)e->n_tokens, r.n_steps, r.n_sequences, metrics, e->n_metrics, false};
+        plan.metrics = metrics;
         r.ids = e->texts[0].ids + e->n_tokens;
         progress_begin(&e->bar, "speed", e->quiet);
         status = session_open(&r.s, e->m, &plan, err);

@@ -90,6 +90,28 @@ for p in run["kept"]:
 assert abs(sum(map(len, run["kept"])) - 320) <= 4
 PYTHON_END
 
+# ---- policies
+# shellcheck disable=SC2086
+expect 0 'policies, with and without a table' eval tiny.gguf keydiff.safetensors text0.txt text1.txt -p full -p morphkv:window=8 -p quest -a uniform -a ada $SIZE -r 0.8 -o steps
+says 'a block for each' '^morphkv:window=8, at every step'
+json 'each with uniform capacities and with the table, and nothing that needs scores' steps.json '([(r["policy"], r["allocator"]) for r in j["results"] if "policy" in r] ==
+    [(p, a) for p in ("full", "morphkv:window=8", "quest") for a in ("uniform", "lukv")])'
+json 'the full cache loses nothing; others do; only those that evict have evicted' steps.json 'all((r["kl"]["value"] < 1e-9) == (r["policy"] == "full") and
+    (r["loss"] > 0) == r["policy"].startswith("morph") and r["output_error"] is None and (r["policy"] == "full") == (r["looked"] > 0.9)
+    for r in j["results"] if "policy" in r)'
+check 'and a row of charts' charts steps.svg 8
+# shellcheck disable=SC2086
+expect 0 'the same command again' eval tiny.gguf keydiff.safetensors text0.txt text1.txt -p full -p morphkv:window=8 -p quest -a uniform -a ada $SIZE -r 0.8 -o steps --json --quiet
+if cmp -s out steps.json; then ok 'takes all from its log'; else not_ok 'takes all from its log'; fi
+# shellcheck disable=SC2086
+expect 0 'another precision' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --json --quiet --compute bf16x3
+holds 'says so, and finds nearly the same' <<'PYTHON_END'
+import json
+a, b = (json.load(open(n)) for n in ("bare.json", "out"))
+x, y = a["results"][0]["kl"]["value"], b["results"][0]["kl"]["value"]
+assert (a["compute"], b["compute"]) == ("f32", "bf16x3") and 0 < abs(x - y) < 1e-2 * x, (x, y)
+PYTHON_END
+
 # ---- head scores, names, speed
 printf '1 2\n3 4\n' >heads.tsv
 # shellcheck disable=SC2086

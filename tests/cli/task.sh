@@ -24,15 +24,28 @@ POLICIES=()
 for p in full morphkv:window=8 morphkv:window=8:fusion=max tova h2o streaming keydiff keydiff:block=16:window=0.2 lagkv:lag=16:sink=4 topk quest sparq:channels=4 \
     rocketkv rocketkv-mt; do POLICIES+=(--policy "$p"); done
 expect 0 'task with metrics and policies' task tiny.gguf -t niah_single -n 600 -c 1 --answer --metric snapkv --metric keydiff \
-    --allocator uniform --allocator ada "${POLICIES[@]}" --ratio 0.8 --results cells.csv
+    --allocator uniform --allocator ada "${POLICIES[@]}" --ratio 0.8 --results cells
 says 'a metric keeps its share' 'keydiff +ada +0.8 +(19\.[5-9]|20\.)'
 says 'a policy that evicts keeps its share' 'morphkv:window=8 +uniform +0.8 +(19\.[5-9]|20\.)'
 says 'one that looks keeps all' 'quest +uniform +0.8 +100.00 +(1[5-9]|2[0-2])\.'
 check_lines() { [ "$(wc -l <cells.csv)" = $((2 + 2 * 2 + 14)) ]; }
 if check_lines; then ok 'one line per cell, and one for the full cache'; else not_ok 'one line per cell, and one for the full cache' && cat cells.csv; fi
+check 'the picture has a chart for each method' charts cells.svg 16
+json 'JSON has every score with its interval, model, seed and allocators' cells.json '(len(j["tasks"][0]["results"]) == 19 and j["seed"] == 1 and
+    len(j["model"]["sha256"]) == 64 and j["allocators"][1]["label"] == "ada" and
+    all(r["score"]["low"] <= r["score"]["value"] <= r["score"]["high"] and len(r["samples"]) == 1 for r in j["tasks"][0]["results"]))'
+cp cells.json first.json
+head -n 9 cells.cells >some && printf '{"key": "cut sho' >>some && mv some cells.cells
+expect 0 'the same command after a kill' task tiny.gguf -t niah_single -n 600 -c 1 --answer --metric snapkv --metric keydiff \
+    --allocator uniform --allocator ada "${POLICIES[@]}" --ratio 0.8 --results cells
+says 'takes what it had' '10 answered, 9 more from cells.cells' err
+same 'and writes the same' first.json cells.json
+expect 0 'a prompt in blocks, in other precision' task tiny.gguf -t niah_single -n 600 -c 1 -a -m none --allocator uniform -p keydiff:block=64:prefill=blocks \
+    -p lagkv:lag=32:prefill=blocks -r 0.8 --compute bf16x3
+says 'keeps its share' 'keydiff:block=64:prefill=blocks +uniform +0.8 +20\.'
+misused 'a precision that does not exist' "no 'f8'" task tiny.gguf -t vt -n 600 -a --compute f8
 fails 'a policy that does not exist' 'there are full, morphkv' task tiny.gguf -t vt -n 600 -a -p morph -r 0.5
-misused 'a policy without a ratio' '--ratio goes with' task tiny.gguf -t vt -n 600 -a -p morphkv
-misused 'a ratio beyond 1' 'between 0 and 1' task tiny.gguf -t vt -n 600 -a -p morphkv -r 80
+misused 'a ratio beyond 1' 'below 1' task tiny.gguf -t vt -n 600 -a -p morphkv -r 80
 tiny_texts() { printf '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": [" Oslo."]}\n'; }
 tiny_texts >texts.jsonl
 expect 0 'task qa' task tiny.gguf -t qa --texts texts.jsonl --answer
@@ -41,6 +54,7 @@ fails 'a task that does not exist' 'there are niah_single' task tiny.gguf -t nee
 fails 'a length that is too short' 'does not fit into 20 tokens' task tiny.gguf -t vt -n 20 -o x.jsonl
 if [ -e x.jsonl ]; then not_ok 'a failure leaves no file'; else ok 'a failure leaves no file'; fi
 fails 'qa without texts' '--texts' task tiny.gguf -t qa -o x.jsonl
+misused 'an operand that is no table' "'uniform' is no table" task tiny.gguf uniform -t vt -n 500 -a
 misused 'nothing to do' 'nothing to do' task tiny.gguf -t vt -n 500
 misused 'no task' 'expected: kvbudget task' task tiny.gguf -n 500 -o x.jsonl
 end

@@ -9,7 +9,7 @@ enum { L = 3, H = 4, G = 2, T = 200, HEADS = L * G };
 static const allocator_shape SHAPE = {L, H, G};
 
 static uint32_t keep[HEADS], sink[HEADS], window[HEADS];
-static allocation budgets = {keep, sink, window};
+static grant budgets = {keep, sink, window};
 
 // The budgets of the allocator with this name, at a ratio; scores as below.
 static uint64_t allocate(const char *name, double ratio, const float *scores)

@@ -283,6 +283,57 @@ START_TEST(errors)
 }
 END_TEST
 
+static kvb_status count_layers(void *context, const decode_view *view, kvb_error *err)
+{
+    (void)context, (void)view, (void)err;
+    return KVB_OK;
+}
+
+// Questions behind a shared base find what they find behind copies of it, and leave it as it was.
+START_TEST(a_base_is_shared)
+{
+    static bed b;
+    kept_set kept;
+    kv_cache *base, *copy, *tails[2];
+    float *want = case_alloc((size_t)N * VOCABULARY, sizeof *want),
+          *got = case_alloc((size_t)2 * N * VOCABULARY, sizeof *got);
+    int32_t ids[2 * N];
+    bed_open(&b);
+    select_some(&b, &kept);
+    help_ok(session_cache(b.s, &kept, 0, &base, err));
+    help_ok(kv_cache_fork(&copy, base, N, err));
+    for (int i = 0; i < 2; i++) {
+        help_ok(kv_cache_extend(&tails[i], base, N + 1, err));
+        memcpy(ids + i * N, b.next, sizeof b.next);
+    }
+    for (uint32_t at = 0; at < N; at += N / 4) { // rows one by one, and many at a time
+        const uint32_t n = N / 4, both[2] = {n, n}, one = 1;
+        int32_t step[N / 2];
+        for (uint32_t i = 0; i < 2 * n; i++) step[i] = ids[at + i % n];
+        for (uint32_t i = 0; i < n; i++)
+            help_ok(decoder_run(b.s->decode, &copy, 1, &one, b.next + at + i, NULL, LOGITS_LAST,
+                                want + (size_t)(at + i) * VOCABULARY, err));
+        help_ok(decoder_run(b.s->decode, tails, 2, both, step, NULL, LOGITS_ALL, got, err));
+        case_near("behind a base", got, want + (size_t)at * VOCABULARY, (size_t)n * VOCABULARY, 1e-5);
+        case_same("both tails", got, got + (size_t)n * VOCABULARY, (size_t)n * VOCABULARY);
+    }
+    ck_assert_uint_eq(tails[0]->next_position, T + N);
+    ck_assert_uint_eq(kv_cache_entries(tails[0]), L * G * N);
+    ck_assert_uint_eq(kv_cache_entries(base), kept.offsets[L * G]);
+    ck_assert_uint_lt(kv_cache_allocated(tails[0]), kv_cache_allocated(copy));
+    kv_cache_close(tails[1]);
+    help_ok(kv_cache_extend(&tails[1], base, N, err));
+    decode_hooks hooks[2] = {{.layer_done = NULL}, {.layer_done = count_layers}};
+    help_fails(decoder_run(b.s->decode, &tails[1], 1, (const uint32_t[]){1}, ids, &hooks[1], LOGITS_LAST, got, err),
+               KVB_ARGUMENT, "a cache with a base");
+    help_ok(decoder_run(b.s->decode, &tails[1], 1, (const uint32_t[]){1}, ids, &hooks[0], LOGITS_LAST, got, err));
+    kv_cache_close(tails[0]), kv_cache_close(tails[1]), kv_cache_close(copy), kv_cache_close(base);
+    kept_set_free(&kept);
+    free(want), free(got);
+    bed_close(&b);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, setup, help_teardown);
@@ -292,6 +343,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, a_batch_is_its_sequences);
     tcase_add_test(tc, hooks_see_and_evict);
     tcase_add_test(tc, errors);
+    tcase_add_test(tc, a_base_is_shared);
 }
 
 UNIT_MAIN("evaluator: cache and decoder", fill)

@@ -151,7 +151,7 @@ START_TEST(blocks_stay_below_their_peak)
     help_ok(policy_parse(&p, "keydiff:block=16", err));
     help_ok(policy_run_open(&blocks, &p, b.m, capacity, 0.5, T, N, err));
     // The cache has room for N_c + B entries and not one more, so that a larger peak would be an error.
-    help_ok(policy_run_blocks(blocks, b.s->decode, b.context, T, BLOCK, 0, &c, err));
+    help_ok(policy_run_blocks(blocks, b.s->decode, b.context, T, 0, &c, err));
     ck_assert_uint_eq(c->offsets[HEADS], HEADS * (KEPT + BLOCK));
     ck_assert_uint_eq(kv_cache_entries(c), HEADS * KEPT);
     ck_assert_uint_eq(c->next_position, T);
@@ -162,7 +162,7 @@ START_TEST(blocks_stay_below_their_peak)
     // With capacity for everything, blocks are the full prefill.
     help_ok(policy_run_open(&whole, &p, b.m, everything, 0, T, N, err));
     bed_prefill(&b, &whole, 1);
-    help_ok(policy_run_blocks(whole, b.s->decode, b.context, T, BLOCK, N, &full, err));
+    help_ok(policy_run_blocks(whole, b.s->decode, b.context, T, N, &full, err));
     ck_assert_uint_eq(kv_cache_entries(full), HEADS * T);
     decode(&b, NULL, full, logits, NULL);
     case_near("blocks", logits, b.full, (size_t)N * VOCABULARY, 2e-5);
@@ -170,7 +170,7 @@ START_TEST(blocks_stay_below_their_peak)
     policy_run_close(whole);
     help_ok(policy_parse(&p, "tova", err));
     help_ok(policy_run_open(&whole, &p, b.m, everything, 0, T, N, err));
-    help_fails(policy_run_blocks(whole, b.s->decode, b.context, T, BLOCK, N, &full, err), KVB_UNSUPPORTED, "attention");
+    help_fails(policy_run_blocks(whole, b.s->decode, b.context, T, N, &full, err), KVB_UNSUPPORTED, "attention");
     policy_run_close(whole);
     capacity[2] = 0;
     help_fails(policy_run_open(&whole, &p, b.m, capacity, 0, T, N, err), KVB_ARGUMENT, "no capacity");

@@ -28,7 +28,7 @@ static void bed_open(bed *b)
     help_ok(session_open(&b->s, b->m, &plan, err));
     help_ok(fidelity_open(&b->f, b->s, N, 3, err));
     for (int i = 0; i < T + N; i++) b->ids[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
-    help_ok(fidelity_begin(b->f, b->ids, T, NULL, err));
+    help_ok(fidelity_begin(b->f, b->ids, T, NULL, NULL, err));
 }
 
 static void bed_close(bed *b)
@@ -167,14 +167,56 @@ START_TEST(output_error_of_a_layer)
 }
 END_TEST
 
+// ---- policies ----
+
+// A policy that evicts nothing is the full cache, and one that evicts changes what is predicted; stepped together or alone, the same.
+START_TEST(policies_against_the_full_cache)
+{
+    static bed b;
+    static const char *const specs[] = {"full", "morphkv:window=8", "topk", "keydiff:block=16:prefill=blocks"};
+    enum { P = sizeof specs / sizeof *specs };
+    policy p[P];
+    policy_run *runs[P];
+    fidelity_cell together[P], alone;
+    uint32_t capacity[L * G];
+    for (int h = 0; h < L * G; h++) capacity[h] = 30;
+    bed_open(&b);
+    for (int i = 0; i < P; i++) {
+        help_ok(policy_parse(&p[i], specs[i], err));
+        help_ok(policy_run_open(&runs[i], &p[i], b.m, capacity, 0.6, T, N, err));
+    }
+    policy_watch watch = {runs, P};
+    layer_observer observer = policy_observer(&watch);
+    help_ok(fidelity_begin(b.f, b.ids, T, &observer, NULL, err));
+    help_ok(fidelity_follow(b.f, runs, P, together, err));
+    for (int i = 0; i < P; i++) {
+        double kl = 0;
+        for (int row = 0; row < N; row++) kl += together[i].kl[row] / N;
+        ck_assert_msg(i == 0 ? fabs(kl) < 1e-9 : kl > 1e-5, "%s: KL %g", specs[i], kl);
+        bool evicts = i == 1 || i == 3;
+        ck_assert_uint_eq(together[i].kept, L * G * (evicts ? 30 : T));
+        ck_assert((together[i].loss > 0) == evicts);
+        ck_assert(i != 2 || together[i].looked < 0.5);
+        help_ok(fidelity_follow(b.f, &runs[i], 1, &alone, err));
+        for (int row = 0; row < N; row++) ck_assert(alone.kl[row] == together[i].kl[row]);
+        fidelity_cell_free(&alone);
+        fidelity_cell_free(&together[i]);
+        policy_run_close(runs[i]);
+    }
+    bed_close(&b);
+}
+END_TEST
+
 // ---- the sweep and its log ----
+
+enum { N_COLUMNS = 8, PER_TEXT = 6 * 2 * 2 + 2 * 2 }; // two metrics with and without protection; a policy needs none
 
 typedef struct field {
     model *m;
     sweep_text texts[TEXTS];
-    sweep_metric metrics[2];
-    allocator allocators[3];
-    sweep_column columns[6];
+    method methods[3];
+    allocator allocators[4];
+    method_column columns[N_COLUMNS];
     sweep s;
 } field;
 
@@ -193,29 +235,30 @@ static void field_open(field *f, const char *log)
     const char *const metrics[] = {"keydiff", "snapkv:kvpress:window=8"};
     const char *const names[] = {"uniform", "ada:alpha=0.3", "oracle"};
     for (int i = 0; i < 2; i++) {
-        help_ok(metric_parse(&f->metrics[i].m, metrics[i], err));
-        f->metrics[i].sink = 4;
-        f->metrics[i].window = 8;
+        help_ok(metric_parse(&f->methods[i].m, metrics[i], err));
+        f->methods[i].sink = 4;
+        f->methods[i].window = 8;
     }
+    help_ok(policy_parse(&f->methods[2].p, "morphkv:window=8", err));
     for (int i = 0; i < 3; i++) help_ok(allocator_parse(&f->allocators[i], names[i], &shape, err));
-    for (uint32_t i = 0; i < 6; i++) f->columns[i] = (sweep_column){i / 3, &f->allocators[i % 3]};
+    help_ok(allocator_parse(&f->allocators[3], "pyramid:window=4", &shape, err));
+    for (uint32_t i = 0; i < 6; i++) f->columns[i] = (method_column){i / 3, &f->allocators[i % 3]};
+    f->columns[6] = (method_column){2, &f->allocators[0]};
+    f->columns[7] = (method_column){2, &f->allocators[3]};
     f->s = (sweep){.m = f->m,
                    .o = {T, N, 3, log, NULL},
                    .texts = f->texts,
                    .n_texts = TEXTS,
-                   .metrics = f->metrics,
-                   .n_metrics = 2,
-                   .columns = f->columns,
-                   .n_columns = 6};
+                   .methods = {f->methods, 3, f->columns, N_COLUMNS}};
     help_ok(sweep_open(&f->s, (const double[]){0.3, 0.7}, 2, true, err));
-    ck_assert_uint_eq(f->s.n_cells, TEXTS * 6 * 2 * 2);
+    ck_assert_uint_eq(f->s.n_cells, TEXTS * PER_TEXT);
 }
 
 static void field_close(field *f)
 {
     sweep_close(&f->s);
     for (int t = 0; t < TEXTS; t++) free(f->texts[t].ids);
-    for (int i = 0; i < 3; i++) allocator_free(&f->allocators[i]);
+    for (int i = 0; i < 4; i++) allocator_free(&f->allocators[i]);
     model_free(f->m);
 }
 
@@ -257,6 +300,9 @@ START_TEST(a_stopped_sweep_goes_on)
         ck_assert(whole.s.cells[i].done && resumed.s.cells[i].done && a->kept == b->kept &&
                   same_number(a->loss, b->loss));
         for (int r = 0; r < N; r++) ck_assert(same_number(a->kl[r], b->kl[r]) && a->agree[r] == b->agree[r]);
+        bool acts = whole.s.cells[i].column >= 6;
+        ck_assert(acts ? isnan(b->output_error[0]) && same_number(a->looked, b->looked)
+                         : b->output_error[0] > 0 && isnan(b->looked));
     }
     field_close(&resumed);
     field_open(&resumed, log); // a third time: all lines are whole
@@ -274,10 +320,10 @@ START_TEST(the_summary_adds_up)
     field_open(&f, NULL);
     help_ok(sweep_run(&f.s, NULL, err));
     help_ok(sweep_summarize(&f.s, 1, &rows, &n, err));
-    ck_assert_uint_eq(n, 6 * 2 * 2);
+    ck_assert_uint_eq(n, PER_TEXT);
     for (size_t i = 0; i < n; i++) {
         double kl = 0;
-        const sweep_column *column = &f.columns[rows[i].column];
+        const method_column *column = &f.columns[rows[i].column];
         for (int t = 0; t < TEXTS; t++)
             for (int r = 0; r < N; r++) kl += f.s.cells[i + (size_t)t * n].result.kl[r] / (TEXTS * N);
         ck_assert(fabs(rows[i].kl.value - kl) < 1e-12 && rows[i].kl.low <= kl && kl <= rows[i].kl.high);
@@ -286,7 +332,7 @@ START_TEST(the_summary_adds_up)
         ck_assert(fabs(rows[i].effective - rows[i].ratio) < 0.01);
         for (size_t k = 0; k < n; k++) // the oracle in hindsight loses the least importance
             if (rows[k].ratio == rows[i].ratio && rows[k].protect == rows[i].protect &&
-                column->how->kind == ALLOCATOR_ORACLE && f.columns[rows[k].column].metric == column->metric)
+                column->how->kind == ALLOCATOR_ORACLE && f.columns[rows[k].column].method == column->method)
                 ck_assert(rows[i].loss <= rows[k].loss + 1e-12);
     }
     free(rows);
@@ -318,6 +364,7 @@ START_TEST(intervals)
 {
     double flat[3][50], spread[3][50], twice[3][50];
     const double *a[3], *b[3], *c[3];
+    const uint32_t counts[3] = {50, 50, 50}, ragged[3] = {1, 50, 4};
     for (int t = 0; t < 3; t++) {
         for (int i = 0; i < 50; i++) {
             flat[t][i] = 2.5;
@@ -326,19 +373,24 @@ START_TEST(intervals)
         }
         a[t] = flat[t], b[t] = spread[t], c[t] = twice[t];
     }
-    interval x = interval_mean(a, 3, 50, 1);
+    const value_groups even = {a, counts, 3}, uneven = {b, counts, 3}, doubled = {c, counts, 3}, few = {a, ragged, 3};
+    interval x = interval_mean(&even, 1);
     ck_assert(x.value == 2.5 && x.low == 2.5 && x.high == 2.5);
-    x = interval_mean(b, 3, 50, 1);
+    x = interval_mean(&few, 1);
+    ck_assert(x.value == 2.5 && x.low == 2.5 && x.high == 2.5);
+    x = interval_mean(&uneven, 1);
     // 150 numbers of standard deviation 1/sqrt(3): the mean's error is 0.047, the interval about four times as wide
     ck_assert(x.high - x.low > 0.1 && x.high - x.low < 0.35 && x.low < x.value && x.value < x.high);
-    interval again = interval_mean(b, 3, 50, 1);
+    interval again = interval_mean(&uneven, 1);
     ck_assert(again.low == x.low && again.high == x.high);
-    x = interval_ratio(c, b, 3, 50, 1); // drawn together: no spread at all
-    ck_assert(fabs(x.value - 2) < 1e-12 && fabs(x.low - 2) < 1e-12 && fabs(x.high - 2) < 1e-12);
+    interval ratio = interval_ratio(&doubled, b, 1); // drawn together: no spread at all
+    ck_assert(fabs(ratio.value - 2) < 1e-12 && fabs(ratio.low - 2) < 1e-12 && fabs(ratio.high - 2) < 1e-12);
+    interval difference = interval_difference(&doubled, b, 1); // 2 x - x, of the same draws
+    ck_assert(fabs(difference.value - x.value) < 1e-12 && fabs(difference.low - x.low) < 1e-12);
     // 1, 2, 3, 4: mean 2.5, sd 1.29099, error 0.645497, t(3, 0.975) = 3.182446: 2.5 +- 2.054260
-    x = interval_texts((const double[]){1, 2, 3, 4}, 4);
+    x = interval_student((const double[]){1, 2, 3, 4}, 4);
     ck_assert(fabs(x.value - 2.5) < 1e-12 && fabs(x.low - 0.445740) < 1e-5 && fabs(x.high - 4.554260) < 1e-5);
-    x = interval_texts((const double[]){7}, 1);
+    x = interval_student((const double[]){7}, 1);
     ck_assert(x.value == 7 && isnan(x.low));
 }
 END_TEST
@@ -349,6 +401,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, measures_are_their_definitions);
     tcase_add_test(tc, nothing_evicted_is_nothing_lost);
     tcase_add_test(tc, output_error_of_a_layer);
+    tcase_add_test(tc, policies_against_the_full_cache);
     tcase_add_test(tc, a_stopped_sweep_goes_on);
     tcase_add_test(tc, the_summary_adds_up);
     tcase_add_test(tc, damaged_logs);

@@ -203,6 +203,15 @@ START_TEST(scores)
 }
 END_TEST
 
+START_TEST(final_scores)
+{
+    char first[] = "12", second[] = "34", *gold[] = {first, second};
+    ck_assert(!task_score_is_final(TASK_ALL, " 12", gold, 2) && task_score_is_final(TASK_ALL, " 12, 34", gold, 2));
+    ck_assert(task_score_is_final(TASK_ANY, " 12", gold, 2) && !task_score_is_final(TASK_ANY, " 1", gold, 2));
+    ck_assert(!task_score_is_final(TASK_F1, "\n 12 34", gold, 2) && task_score_is_final(TASK_F1, "\n 12\n", gold, 2));
+}
+END_TEST
+
 START_TEST(specs)
 {
     task t;
@@ -259,6 +268,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, pairs_are_json);
     tcase_add_test(tc, texts_keep_questions_that_they_answer);
     tcase_add_test(tc, scores);
+    tcase_add_test(tc, final_scores);
     tcase_add_test(tc, specs);
     tcase_add_test(tc, lines_are_calibration_data);
 }

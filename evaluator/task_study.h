@@ -1,0 +1,62 @@
+// What eviction costs on a task: the full cache, every metric, allocator and ratio, and every policy that acts in decode, from one prefill per
+// sample. Questions of all cells are decoded together, over caches that those of a cell share.
+#pragma once
+#include "evaluator/interval.h"
+#include "evaluator/log_file.h"
+#include "evaluator/method.h"
+#include "evaluator/task_run.h"
+
+typedef struct task_result {
+    bool done;
+    uint32_t n_questions;
+    double *scores; // [n_questions], 0 to 1
+    double kept;    // share of the context's entries in the cache before the question
+    double looked;  // share of them that a policy attends to per step; NaN without one
+} task_result;
+
+typedef struct task_cell {
+    const method_column *column; // NULL: nothing is evicted
+    double ratio;                // pruned share: of the cache, or of what a policy fetches per step
+    task_result *samples;        // [n_samples]
+} task_cell;
+
+typedef struct task_study {
+    const model *m;
+    const task *t;
+    uint64_t seed; // of the samples
+    uint32_t n_samples;
+    method_list methods;
+    const char *log;  // results so far; NULL: none
+    task_cell *cells; // the full cache first; owned
+    size_t n_cells;
+    size_t n_answered, n_resumed; // cells of samples, of this run and from the log
+    log_file *file;
+    struct task_known *known; // of the log, by key
+    size_t n_known;
+} task_study;
+
+// Lists the cells and reads the log. What is given lives as long as the study. The caller closes it, also after a failure. Errors:
+// KVB_FORMAT a log that is none.
+kvb_status task_study_open(task_study *s, const double *ratios, size_t n_ratios, kvb_error *err);
+void task_study_close(task_study *s);
+
+// Told every answer that was made (not those from the log).
+typedef struct task_listener {
+    void (*hear)(void *context, const task_cell *cell, const task_sample *sample, size_t question,
+                 const task_turn *turn);
+    void *context;
+} task_listener;
+
+// Answers one sample in every cell that the log does not have. `listener` may be NULL.
+kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *sample, const task_listener *listener,
+                             kvb_error *err);
+
+typedef struct task_outcome {
+    interval score;      // mean over questions, 0 to 1
+    interval to_uniform; // minus the uniform allocator's with the same method and ratio; NaN without one
+    double kept, looked; // means over samples
+    size_t n_questions;
+} task_outcome;
+
+// One cell over all samples; every sample must have been answered.
+kvb_status task_summarize(const task_study *s, size_t cell, uint64_t seed, task_outcome *out, kvb_error *err);

@@ -1,0 +1,172 @@
+// Studies of a task on the tiny model: what is answered together is what is answered alone, a stopped study goes on, and its numbers add up.
+#include "evaluator/task_study.h"
+#include "test_profiler_cases.h"
+
+enum { SAMPLES = 3, TOKENS = 500, COLUMNS = 4, RATIOS = 2, CELLS = 1 + COLUMNS * RATIOS };
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+typedef struct bed {
+    model *m;
+    task t;
+    method methods[3];
+    allocator allocators[2];
+    method_column columns[COLUMNS];
+    size_t heard;
+    task_study s;
+} bed;
+
+static const double ratios[RATIOS] = {0.4, 0.9};
+
+static void bed_open(bed *b, uint32_t n_columns, const char *log)
+{
+    const allocator_shape shape = {2, 4, 2};
+    memset(b, 0, sizeof *b);
+    b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    help_ok(task_parse(&b->t, "niah_multikey:questions=3", err));
+    help_ok(metric_parse(&b->methods[0].m, "keydiff", err));
+    help_ok(policy_parse(&b->methods[1].p, "morphkv:window=8", err));
+    help_ok(policy_parse(&b->methods[2].p, "quest", err));
+    b->methods[0].sink = 4;
+    help_ok(allocator_parse(&b->allocators[0], "uniform", &shape, err));
+    help_ok(allocator_parse(&b->allocators[1], "ada", &shape, err));
+    const method_column columns[COLUMNS] = {
+        {0, &b->allocators[0]}, {0, &b->allocators[1]}, {1, &b->allocators[0]}, {2, &b->allocators[0]}};
+    memcpy(b->columns, columns, sizeof columns);
+    b->s = (task_study){.m = b->m,
+                        .t = &b->t,
+                        .seed = 3,
+                        .n_samples = SAMPLES,
+                        .methods = {b->methods, 3, b->columns, n_columns},
+                        .log = log};
+    help_ok(task_study_open(&b->s, ratios, RATIOS, err));
+}
+
+static void bed_close(bed *b)
+{
+    task_study_close(&b->s);
+    allocator_free(&b->allocators[0]);
+    allocator_free(&b->allocators[1]);
+    model_free(b->m);
+}
+
+static void hear(void *context, const task_cell *cell, const task_sample *sample, size_t question,
+                 const task_turn *turn)
+{
+    bed *b = context;
+    ck_assert(cell >= b->s.cells && question < sample->n_questions && turn->answer);
+    ck_assert(turn->score == task_score(TASK_ALL, turn->answer, turn->question->gold, turn->question->n_gold));
+    b->heard++;
+}
+
+static void answer(bed *b, uint32_t first, uint32_t end)
+{
+    const task_source source = {b->m->tokens, 3, NULL, NULL};
+    const task_listener listener = {hear, b};
+    for (uint32_t i = first; i < end; i++) {
+        task_sample sample;
+        help_ok(task_make(&sample, &b->t, &source, TOKENS, i, err));
+        help_ok(task_study_answer(&b->s, i, &sample, &listener, err));
+        task_sample_free(&sample);
+    }
+}
+
+static void same_cells(const task_cell *a, const task_cell *b)
+{
+    for (uint32_t i = 0; i < SAMPLES; i++) {
+        const task_result *x = &a->samples[i], *y = &b->samples[i];
+        ck_assert(x->done && y->done && x->n_questions == 3 && y->n_questions == 3);
+        ck_assert(fabs(x->kept - y->kept) < 1e-12 &&
+                  (isnan(x->looked) ? isnan(y->looked) : fabs(x->looked - y->looked) < 1e-12));
+        for (int q = 0; q < 3; q++) ck_assert(x->scores[q] == y->scores[q]);
+    }
+}
+
+START_TEST(together_is_alone)
+{
+    static bed all, one;
+    bed_open(&all, COLUMNS, NULL);
+    answer(&all, 0, SAMPLES);
+    ck_assert_uint_eq(all.heard, (size_t)CELLS * SAMPLES * 3);
+    for (size_t i = 1; i < CELLS; i++) {
+        const task_cell *c = &all.s.cells[i];
+        bool evicts = c->column->method<2, acts = c->column->method> 0;
+        for (uint32_t k = 0; k < SAMPLES; k++) {
+            ck_assert(fabs(c->samples[k].kept - (evicts ? 1 - c->ratio : 1)) < 0.01);
+            ck_assert(isnan(c->samples[k].looked) == !acts);
+        }
+    }
+    bed_open(&one, 1, NULL);
+    answer(&one, 0, SAMPLES);
+    for (size_t i = 0; i < 1 + RATIOS; i++) same_cells(&one.s.cells[i], &all.s.cells[i]);
+    bed_close(&one);
+    bed_close(&all);
+}
+END_TEST
+
+START_TEST(a_stopped_study_goes_on)
+{
+    const char *log = help_path("study.cells");
+    static bed whole, stopped, resumed;
+    bed_open(&whole, COLUMNS, NULL);
+    answer(&whole, 0, SAMPLES);
+    bed_open(&stopped, 2, log); // with fewer columns, too
+    answer(&stopped, 0, 2);
+    bed_close(&stopped);
+    FILE *f = fopen(log, "a"); // as a kill in the middle of a line leaves it
+    ck_assert_ptr_nonnull(f);
+    fputs("{\"key\":\"0123", f);
+    fclose(f);
+    bed_open(&resumed, COLUMNS, log);
+    answer(&resumed, 0, SAMPLES);
+    ck_assert_uint_eq(resumed.s.n_resumed, 2 * (1 + 2 * RATIOS));
+    ck_assert_uint_eq(resumed.s.n_answered, SAMPLES * CELLS - resumed.s.n_resumed);
+    for (size_t i = 0; i < CELLS; i++) same_cells(&whole.s.cells[i], &resumed.s.cells[i]);
+    bed_close(&resumed);
+    f = fopen(log, "a");
+    fputs("{\"key\": 1}\n", f);
+    fclose(f);
+    task_study bad = {.m = whole.m, .t = &whole.t, .n_samples = 1, .methods = whole.s.methods, .log = log};
+    help_fails(task_study_open(&bad, ratios, RATIOS, err), KVB_FORMAT, "is not a result of kvbudget task");
+    task_study_close(&bad);
+    bed_close(&whole);
+}
+END_TEST
+
+START_TEST(outcomes_add_up)
+{
+    static bed b;
+    task_outcome o;
+    bed_open(&b, COLUMNS, NULL);
+    help_fails(task_summarize(&b.s, 0, 1, &o, err), KVB_ARGUMENT, "was not answered");
+    answer(&b, 0, SAMPLES);
+    for (int i = 0; i < SAMPLES * 3; i++) { // the tiny model knows nothing: scores of our own
+        b.s.cells[1].samples[i / 3].scores[i % 3] = i % 2;
+        b.s.cells[3].samples[i / 3].scores[i % 3] = 1;
+    }
+    help_ok(task_summarize(&b.s, 1, 1, &o, err));
+    ck_assert(o.n_questions == 9 && fabs(o.score.value - 4.0 / 9) < 1e-12 && o.score.low < o.score.value &&
+              o.score.high > o.score.value);
+    ck_assert(o.to_uniform.value == 0 && o.to_uniform.high == 0);
+    help_ok(task_summarize(&b.s, 3, 1, &o, err));
+    ck_assert(o.score.value == 1 && o.score.low == 1 && fabs(o.to_uniform.value - 5.0 / 9) < 1e-12 &&
+              o.to_uniform.low > 0);
+    help_ok(task_summarize(&b.s, 0, 1, &o, err));
+    ck_assert(isnan(o.to_uniform.value) && o.kept == 1);
+    bed_close(&b);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, together_is_alone);
+    tcase_add_test(tc, a_stopped_study_goes_on);
+    tcase_add_test(tc, outcomes_add_up);
+}
+
+UNIT_MAIN("studies of tasks", fill)

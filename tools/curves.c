@@ -1,0 +1,52 @@
+#include "tools/curves.h"
+#include "formats/atomic_file.h"
+#include <math.h>
+
+enum { CHART_WIDTH = 560, CHART_HEIGHT = 300, CHART_TOP = 84, MAX_RATIOS = 64 };
+
+static void put_chart(FILE *out, const curve_view *v, uint32_t which, size_t kind, int left, int top)
+{
+    double y[3][SVG_SERIES_MAX][MAX_RATIOS];
+    svg_series series[SVG_SERIES_MAX];
+    size_t used = 0, points = v->with->n_ratios < MAX_RATIOS ? v->with->n_ratios : MAX_RATIOS;
+    for (uint32_t c = 0; c < v->with->n_columns && used < SVG_SERIES_MAX; c++) {
+        if (v->with->columns[c].method != which) continue;
+        for (size_t k = 0; k < points; k++) {
+            interval x = v->at(v->context, c, k, kind);
+            y[0][used][k] = x.value;
+            y[1][used][k] = x.low;
+            y[2][used][k] = x.high;
+        }
+        series[used] = (svg_series){
+            .name = v->with->columns[c].how->label, .y = y[0][used], .low = y[1][used], .high = y[2][used]};
+        used++;
+    }
+    char title[160];
+    snprintf(title, sizeof title, "%.100s: %s", method_name(&v->with->items[which]), v->kinds[kind].title);
+    svg_chart chart = {.title = title,
+                       .x_label = "per cent pruned",
+                       .x = v->with->ratios,
+                       .n = points,
+                       .n_series = used,
+                       .series = series,
+                       .logarithmic = v->kinds[kind].logarithmic,
+                       .y_unit = v->kinds[kind].unit,
+                       .marks = true};
+    svg_chart_put(out, &chart, left, top, CHART_WIDTH, CHART_HEIGHT);
+}
+
+kvb_status curves_write(const char *path, const curve_view *v, kvb_error *err)
+{
+    atomic_file file;
+    kvb_status status = atomic_file_begin(&file, path, err);
+    if (status != KVB_OK) return status;
+    int high = (int)v->with->n_items, wide = (int)v->n_kinds;
+    svg_begin(file.stream, (wide + 1) * SVG_MARGIN + wide * CHART_WIDTH,
+              CHART_TOP + high * (CHART_HEIGHT + SVG_MARGIN) + SVG_MARGIN, v->title, v->subtitle);
+    for (int m = 0; m < high; m++)
+        for (int k = 0; k < wide; k++)
+            put_chart(file.stream, v, (uint32_t)m, (size_t)k, SVG_MARGIN + k * (CHART_WIDTH + SVG_MARGIN),
+                      CHART_TOP + m * (CHART_HEIGHT + SVG_MARGIN));
+    svg_end(file.stream);
+    return atomic_file_commit(&file, err);
+}

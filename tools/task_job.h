@@ -1,0 +1,25 @@
+// What the files of `kvbudget task` share: the command line, and what was opened from it.
+#pragma once
+#include "evaluator/task_study.h"
+#include "tools/methods.h"
+
+typedef struct task_command {
+    cli_list tasks;
+    methods with;
+    const char *output, *results, *haystack_path, *texts_path, *backend_name, *compute;
+    uint64_t tokens, count, seed;
+    bool answer, verbose, quiet;
+    const backend *device;
+    model *m;
+    char *haystack;
+    calib_file texts;
+    cJSON *report;  // results of all tasks
+    char *log_path; // NULL: none
+} task_command;
+
+// What was found for one task: on the terminal, and added to the report.
+kvb_status task_report_add(task_command *c, const task_study *s, double tokens, kvb_error *err);
+// NAME.json, NAME.csv and NAME.svg of the whole report.
+kvb_status task_report_write(const task_command *c, kvb_error *err);
+void task_report_answer(const task_command *c, const task_cell *cell, const task_sample *s, size_t question,
+                        const task_turn *turn);
