@@ -595,8 +595,8 @@ START_TEST(specs)
 {
     policy p;
     help_ok(policy_parse(&p, "morphkv:fusion=max:window=32", err));
-    ck_assert_str_eq(p.spec, "morphkv:fusion=1");
-    help_ok(policy_parse(&p, "morphkv:fusion=1", err));
+    ck_assert_str_eq(p.spec, "morphkv:fusion=max");
+    help_ok(policy_parse(&p, "morphkv:fusion=max", err));
     ck_assert(policy_value(&p, "fusion") == 1 && isnan(policy_value(&p, "page")));
     help_fails(policy_parse(&p, "morph", err), KVB_ARGUMENT, "there are full, morphkv");
     help_fails(policy_parse(&p, "morphkv:window=0", err), KVB_ARGUMENT, "from 1 to 4096");
