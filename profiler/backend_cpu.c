@@ -213,6 +213,10 @@ static void cpu_store_tail(dev cache, uint32_t capacity, const decode_row *rows,
         .sample = host_sample,                                                                                       \
         .column_sums = cpu_column_sums,                                                                              \
         .output_norms = cpu_output_norms,                                                                            \
+        .norms = host_norms,                                                                                         \
+        .moments = host_moments,                                                                                     \
+        .quadratic = host_quadratic,                                                                                 \
+        .spreads = host_spreads,                                                                                     \
     }
 
 CPU_BACKEND(, PRECISION_F32, "f32", "oneDNN and OpenMP, float32");

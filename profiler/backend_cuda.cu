@@ -8,7 +8,7 @@ extern "C" {
 #include "profiler/backend_cuda.h"
 #include "profiler/sampler_core.h"
 }
-#include "profiler/backend_cuda_rows.cuh"
+#include "profiler/backend_cuda_reduce.cuh"
 #include "profiler/backend_cuda_tensor.cuh"
 #include "profiler/backend_cuda_weights.cuh"
 
@@ -211,6 +211,19 @@ static size_t pass_lines_of(const attention_shape *s, uint32_t n_tokens)
     return (size_t)((n_tokens + stretch - 1) / stretch + 1) * PASS_ROWS * s->n_heads;
 }
 
+static size_t mean_scratch(uint32_t heads, uint32_t d)
+{
+    return (size_t)heads * MEAN_SPANS * d * sizeof(double);
+}
+
+// Partial sums of value_weights or of moments.
+static size_t sums_scratch(const backend_limits *limits)
+{
+    size_t weights = ((size_t)limits->shape.n_heads * limits->tokens / SUM_SPAN + 2) * sizeof(double),
+           means = mean_scratch(limits->shape.n_heads, limits->shape.head_dim);
+    return weights > means ? weights : means;
+}
+
 // No less than cuda_reserve takes: inputs rounded to two planes, padded rows of the widest matrix, parts of attention.
 static uint64_t cuda_scratch_bytes(const backend_limits *limits)
 {
@@ -218,8 +231,7 @@ static uint64_t cuda_scratch_bytes(const backend_limits *limits)
     uint64_t rows = limits->rows > GROUP_ROWS ? limits->rows : GROUP_ROWS;
     return (uint64_t)(STRETCHES_MAX + 1) * PASS_ROWS * s->n_heads * (s->head_dim + 2) * sizeof(float) +
            2 * (uint64_t)GROUP_ROWS * limits->matrix_dim * sizeof(float) +
-           2 * rows * limits->matrix_dim * sizeof(uint16_t) +
-           ((uint64_t)s->n_heads * limits->tokens / SUM_SPAN + 2) * sizeof(double);
+           2 * rows * limits->matrix_dim * sizeof(uint16_t) + sums_scratch(limits);
 }
 
 // All but an eighth: weights make room for what a run needs beside them (backend_cuda_weights.cuh).
@@ -248,8 +260,7 @@ static bool cuda_reserve(const backend_limits *limits)
         rounded = inputs > rounded ? inputs : rounded;
     }
     return scratch_try(&gpu.parts, lines * (s->head_dim + 2) * sizeof(float)) && scratch_try(&gpu.padded, padded) &&
-           scratch_try(&gpu.rounded, rounded) &&
-           scratch_try(&gpu.sums, ((size_t)s->n_heads * limits->tokens / SUM_SPAN + 2) * sizeof(double)) &&
+           scratch_try(&gpu.rounded, rounded) && scratch_try(&gpu.sums, sums_scratch(limits)) &&
            (!store.host_bytes || store.ring || ring_open());
 }
 
@@ -553,6 +564,41 @@ static void cuda_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, att
     weight_used(w);
 }
 
+// --- reductions for scorers ---
+
+static void cuda_norms(dev out, dev x, size_t n, uint32_t width)
+{
+    if (n)
+        LAUNCH("norms", norms_kernel, blocks_of(n, ROW_THREADS / WARP), ROW_THREADS, out.address, x.address, n, width);
+}
+
+static void cuda_moments(dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads, uint32_t d,
+                         bool by_head)
+{
+    head_rows rows = {x.address, by_head ? (size_t)n * d : d, by_head ? d : (size_t)heads * d, n, d};
+    uint32_t tiles = blocks_of(d, TILE);
+    double *partial = (double *)scratch_get(&gpu.sums, mean_scratch(heads, d));
+    if (!partial) return;
+    LAUNCH("mean", mean_spans_kernel, dim3(MEAN_SPANS, heads), ROW_THREADS, partial, rows, norms.address);
+    LAUNCH("mean", mean_kernel, heads, ROW_THREADS, mean.address, partial, n, d);
+    if (covariance.address)
+        LAUNCH("covariance", covariance_kernel, dim3(tiles * tiles, heads), TILE_THREADS, covariance.address,
+               mean.address, rows);
+}
+
+static void cuda_quadratic(dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s)
+{
+    LAUNCH("quadratic", quadratic_kernel, dim3(blocks_of(kv->n_tokens, TILE), s.n_heads), TILE_THREADS, out.address,
+           kv->k.address, linear.address, square.address, kv->n_tokens, s);
+}
+
+static void cuda_spreads(dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d, partition_row row)
+{
+    if (row.count)
+        LAUNCH("spreads", spreads_kernel, dim3(row.count, n_kv_heads), ROW_THREADS, out.address, z.address, n_tokens, d,
+               row);
+}
+
 // Weights and a product's input in one plane or two of bf16; whatever else there is stays float32.
 #define CUDA_BACKEND(SUFFIX, PLANES, PACK, COMPUTE, SUMMARY) \
     extern "C" const backend backend_cuda##SUFFIX = {        \
@@ -588,6 +634,10 @@ static void cuda_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, att
         .sample = cuda_sample,                               \
         .column_sums = cuda_column_sums,                     \
         .output_norms = cuda_output_norms,                   \
+        .norms = cuda_norms,                                 \
+        .moments = cuda_moments,                             \
+        .quadratic = cuda_quadratic,                         \
+        .spreads = cuda_spreads,                             \
     }
 
 CUDA_BACKEND(, 0, , "f32", "cuBLAS and kernels on one NVIDIA GPU (compute capability 8.0 and later), float32");

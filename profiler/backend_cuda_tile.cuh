@@ -32,7 +32,7 @@ struct tile_memory {
     float4 weights[TILE * TILE_LINE / 4]; // [TILE keys, TILE rows]
 };
 
-static __device__ inline float warp_sum(float x)
+template <typename T> static __device__ inline T warp_sum(T x)
 {
     for (int step = WARP / 2; step; step /= 2) x += __shfl_xor_sync(ALL_LANES, x, step);
     return x;
@@ -51,13 +51,27 @@ static __device__ inline float row_max16(float x)
     return x;
 }
 
+// s[i][j] += sum over c of a[c][4 ty + i] b[c][4 tx + j], a and b [TILE_DEPTH, TILE] in shared memory.
+static __device__ inline void tile_multiply(float s[4][4], const float *a, const float *b)
+{
+    uint32_t tx = threadIdx.x % 16, ty = threadIdx.x / 16;
+    for (uint32_t c = 0; c < TILE_DEPTH; c++) {
+        float4 x = *(const float4 *)(a + c * TILE_LINE + 4 * ty), y = *(const float4 *)(b + c * TILE_LINE + 4 * tx);
+        const float left[4] = {x.x, x.y, x.z, x.w}, right[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+            for (int j = 0; j < 4; j++) s[i][j] = fmaf(left[i], right[j], s[i][j]);
+    }
+}
+
 // s[i][j] += row (4 ty + i) . key (4 tx + j) over `depth` dimensions. Rows and keys past their count read as zeros.
 // Ends with a barrier: the operands may be overwritten.
 static __device__ inline void tile_product(float s[4][4], tile_memory *shared, tile_rows rows, const float *keys,
                                            uint32_t n_keys, uint32_t depth)
 {
     float *a = (float *)shared->operands, *b = a + TILE_DEPTH * TILE_LINE;
-    uint32_t t = threadIdx.x, tx = t % 16, ty = t / 16;
+    uint32_t t = threadIdx.x;
     for (uint32_t at = 0; at < depth; at += TILE_DEPTH) {
         for (uint32_t e = t; e < TILE * TILE_DEPTH; e += TILE_THREADS) {
             uint32_t r = e / TILE_DEPTH, c = e % TILE_DEPTH;
@@ -68,14 +82,7 @@ static __device__ inline void tile_product(float s[4][4], tile_memory *shared, t
             b[c * TILE_LINE + r] = inside && r < n_keys ? keys[(size_t)r * depth + at + c] : 0.0f;
         }
         __syncthreads();
-        for (uint32_t c = 0; c < TILE_DEPTH; c++) {
-            float4 x = *(const float4 *)(a + c * TILE_LINE + 4 * ty), y = *(const float4 *)(b + c * TILE_LINE + 4 * tx);
-            const float left[4] = {x.x, x.y, x.z, x.w}, right[4] = {y.x, y.y, y.z, y.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-#pragma unroll
-                for (int j = 0; j < 4; j++) s[i][j] = fmaf(left[i], right[j], s[i][j]);
-        }
+        tile_multiply(s, a, b);
         __syncthreads();
     }
 }

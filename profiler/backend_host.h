@@ -14,6 +14,11 @@ void host_clear(dev memory, size_t n);
 const float *host_view(dev from);
 void host_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s, const draw_key *keys);
 void host_matrix_release(dev_matrix *w);
+// backend_reduce.c
+void host_norms(dev out, dev x, size_t n, uint32_t width);
+void host_moments(dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads, uint32_t d, bool by_head);
+void host_quadratic(dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s);
+void host_spreads(dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d, partition_row row);
 // For backends that read keys and values as they are.
 size_t host_packed_floats(uint32_t n_tokens, attention_shape s);
 void host_pack_prefix(const prefix_kv *kv, attention_shape s);

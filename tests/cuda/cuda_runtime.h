@@ -186,23 +186,29 @@ static inline int __float_as_int(float x)
     return bits;
 }
 
-// Lets go on whoever waits for nobody any more. False when nothing changed.
+static unsigned count_fibers(unsigned first, unsigned n, fiber_state state)
+{
+    unsigned count = 0;
+    for (unsigned i = first; i < first + n; i++) count += emulator.fibers[i].state == state;
+    return count;
+}
+
+// Lets a warp go on whose threads have all reached a shuffle, and the block when all have reached a barrier. False when nothing changed.
+static bool release(unsigned first, unsigned n, fiber_state from)
+{
+    if (count_fibers(first, n, from) < n) return false;
+    for (unsigned i = first; i < first + n; i++) emulator.fibers[i].state = FIBER_READY;
+    return true;
+}
+
 static bool release_waiting(void)
 {
-    unsigned n = emulator.n_threads, at_barrier = 0, done = 0;
-    bool released = false;
-    for (unsigned i = 0; i < n; i++) {
-        at_barrier += emulator.fibers[i].state == FIBER_AT_BARRIER;
-        done += emulator.fibers[i].state == FIBER_DONE;
-    }
-    if (at_barrier && at_barrier + done == n && done) emulator_stop("a barrier that some threads do not reach");
-    for (unsigned first = 0; first < n; first += EMULATED_WARP) {
-        unsigned together = 0, warp = n - first < EMULATED_WARP ? n - first : EMULATED_WARP;
-        for (unsigned i = first; i < first + warp; i++) together += emulator.fibers[i].state == FIBER_AT_SHUFFLE;
-        for (unsigned i = first; together == warp && i < first + warp; i++)
-            emulator.fibers[i].state = FIBER_READY, released = true;
-    }
-    for (unsigned i = 0; at_barrier == n && i < n; i++) emulator.fibers[i].state = FIBER_READY, released = true;
+    unsigned n = emulator.n_threads, at_barrier = count_fibers(0, n, FIBER_AT_BARRIER);
+    if (at_barrier && at_barrier < n && at_barrier + count_fibers(0, n, FIBER_DONE) == n)
+        emulator_stop("a barrier that some threads do not reach");
+    bool released = release(0, n, FIBER_AT_BARRIER);
+    for (unsigned first = 0; first < n; first += EMULATED_WARP)
+        released |= release(first, std::min(n - first, EMULATED_WARP), FIBER_AT_SHUFFLE);
     return released;
 }
 
@@ -217,6 +223,13 @@ static void order_threads(void)
     }
 }
 
+static void run_thread(unsigned i)
+{
+    if (emulator.fibers[i].state != FIBER_READY) return;
+    emulator.current = i;
+    context_switch(&emulator.scheduler, &emulator.fibers[i].context);
+}
+
 static void run_block(void)
 {
     std::fill(emulator_shared.begin(), emulator_shared.end(), uint4{~0u, ~0u, ~0u, ~0u}); // NaN, whatever type it has
@@ -229,11 +242,14 @@ static void run_block(void)
     }
     for (;;) {
         order_threads();
-        for (unsigned i : emulator.order)
-            if (emulator.fibers[i].state == FIBER_READY) {
-                emulator.current = i;
-                context_switch(&emulator.scheduler, &emulator.fibers[i].context);
-            }
+        for (unsigned i : emulator.order) {
+            run_thread(i);
+            // In ascending order the warps go side by side; else one runs ahead of the others as far as it can.
+            unsigned first = i / EMULATED_WARP * EMULATED_WARP,
+                     warp = std::min(emulator.n_threads - first, EMULATED_WARP);
+            while (emulator.how != THREADS_ASCEND && release(first, warp, FIBER_AT_SHUFFLE))
+                for (unsigned t = first; t < first + warp; t++) run_thread(t);
+        }
         if (release_waiting()) continue;
         for (unsigned i = 0; i < emulator.n_threads; i++)
             if (emulator.fibers[i].state != FIBER_DONE) emulator_stop("threads wait for each other for ever");

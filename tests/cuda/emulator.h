@@ -8,7 +8,8 @@
 extern "C" {
 #endif
 
-// The order in which the threads of a block run between two barriers: right code gives the same bits in each.
+// The order in which the threads of a block run between two barriers: right code gives the same bits in each. Unless they ascend, a warp runs
+// as far ahead of the others as barriers let it.
 typedef enum emulator_order { THREADS_ASCEND, THREADS_DESCEND, THREADS_SHUFFLED } emulator_order;
 void emulator_set_order(emulator_order order);
 
