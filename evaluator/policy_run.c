@@ -151,7 +151,7 @@ layer_observer policy_observer(policy_watch *watch)
         const policy *p = watch->runs[i]->p;
         needs |= p->kind->needs | (p->scores.kind ? metric_needs(&p->scores) : 0);
     }
-    return (layer_observer){see_all, watch, needs};
+    return (layer_observer){see_all, watch, needs, 0};
 }
 
 void policy_run_restart(policy_run *r)

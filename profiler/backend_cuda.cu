@@ -17,6 +17,8 @@ static constexpr uint32_t GROUP_ROWS =
 static constexpr uint32_t PASS_ROWS = 64;    // decoded rows per pass of attention: bounds its scratch
 static constexpr uint32_t STRETCH_MIN = 256; // keys of a stretch of the context at least
 static constexpr uint32_t STRETCHES_MAX = 64;
+static constexpr uint32_t EXACT_ROWS =
+    256; // column sums of a window of so few rows are cheap in float32, whatever the precision
 static constexpr uint32_t GATHER_IDS = NOTE_BYTES / 8; // ids per launch
 
 static kvb_status cuda_open(kvb_error *err)
@@ -544,7 +546,7 @@ static void cuda_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, 
                       MMA_THREADS, sizeof(mma_keys<chunks, 1>), sums.address, row_log.address, q.address,             \
                       packed_of(kv, s), T, first, s);                                                                 \
     } while (0)
-    if (kv->packed.address) {
+    if (kv->packed.address && T - first > EXACT_ROWS) {
         FOR_MMA_CHUNKS(s.head_dim, COLUMN_SUMS_MMA);
         return;
     }

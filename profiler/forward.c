@@ -1,4 +1,5 @@
 #include "profiler/forward.h"
+#include "profiler/layer_device.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <omp.h>
@@ -34,6 +35,7 @@ struct forward {
     dev column_sums, row_log; // [H, T]
     dev output_norms;         // [H, T]
     float *views[N_VIEWS];    // host copies, where the device does not share its memory
+    device_scratch reduced;   // of what observers ask the device for then
 };
 
 static uint32_t larger(uint32_t a, uint32_t b)
@@ -178,6 +180,7 @@ void forward_close(forward *f)
     f->b->release(f->column_sums);
     f->b->release(f->row_log);
     f->b->release(f->output_norms);
+    f->b->release(f->reduced.memory);
     for (int i = 0; i < N_VIEWS; i++) free(f->views[i]);
     free(f);
 }
@@ -245,8 +248,14 @@ static kvb_status observe_layer(forward *f, uint32_t layer, const layer_observer
                        .rope_dim = c->rope_dim,
                        .rope_frequency = f->m->rope_frequency,
                        .n_queries = f->n_tokens};
+    const layer_device device = {f->b, shape_of(f), kv, f->q_raw, f->q, &f->reduced};
+    unsigned needs = observer->needs;
+    if (!f->b->host_view(kv.k)) {
+        view.device = &device;
+        needs &= ~observer->spared;
+    }
     double start = omp_get_wtime();
-    kvb_status status = make_extras(f, layer, observer->needs, err);
+    kvb_status status = make_extras(f, layer, needs, err);
     if (status != KVB_OK) return status;
     const struct {
         view_item item;
@@ -260,7 +269,7 @@ static kvb_status observe_layer(forward *f, uint32_t layer, const layer_observer
                         {VIEW_COLUMN_SUMS, f->column_sums, c->n_heads, &view.column_sums},
                         {VIEW_OUTPUT_NORMS, f->output_norms, c->n_heads, &view.output_norms}};
     for (int i = 0; i < N_VIEWS; i++) {
-        if (!(observer->needs & items[i].item)) continue;
+        if (!(needs & items[i].item)) continue;
         *items[i].to = f->b->host_view(items[i].from);
         if (*items[i].to) continue;
         if (!f->views[i] && !(f->views[i] = malloc(f->plan.max_tokens * items[i].floats * sizeof(float))))

@@ -11,6 +11,9 @@
 //
 // An observer names the items it needs; the others are NULL. Pointers are host memory and live until the observer returns.
 //
+// Where the device has a memory of its own, `device` is what scorers may ask for sums instead (layer_device.h); items that the observer can spare
+// then are not brought to the host.
+//
 // After a prefill n = T queries are there and key j stands at position j. A decode-time policy builds views itself, one per KV head where
 // caches are ragged (n_kv_heads = 1, n_heads = group): then the n queries are the last ones seen, `positions` says where the keys stood,
 // and `first_kv_head` which head of the layer it is.
@@ -37,11 +40,13 @@ typedef struct layer_view {
     const uint32_t *positions; // [G, T] of the keys, ascending per head; NULL: key j stands at position j
     uint32_t first_kv_head;    // of the layer, that the view's head 0 is
     double extra_seconds;      // that column_sums and output_norms took
+    const struct layer_device *device;
 } layer_view;
 
 // Called once per layer, in order. A status other than KVB_OK stops the prefill.
 typedef struct layer_observer {
     kvb_status (*see)(void *context, const layer_view *view, kvb_error *err);
     void *context;
-    unsigned needs; // view_items, or-ed
+    unsigned needs;  // view_items, or-ed
+    unsigned spared; // of these, what it does without where the view has a device
 } layer_observer;

@@ -110,8 +110,13 @@ static bool prefill_step(void *context, double done, double total)
 
 static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 {
-    layer_observer observer = {score_layer, r, 0};
-    for (size_t i = 0; i < r->o->n_metrics; i++) observer.needs |= metric_needs(&r->o->metrics[i]);
+    layer_observer observer = {score_layer, r, 0, 0};
+    unsigned on_device = 0;
+    for (size_t i = 0; i < r->o->n_metrics; i++) {
+        observer.needs |= metric_needs(&r->o->metrics[i]);
+        on_device |= metric_needs_on_device(&r->o->metrics[i]);
+    }
+    observer.spared = ~on_device;
     prefill_watch watch = {r, c->n_tokens};
     forward_progress progress = {prefill_step, &watch};
     double start = meter_now(), others = r->times->scorers + r->times->extras;

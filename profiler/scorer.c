@@ -223,6 +223,13 @@ unsigned metric_needs(const metric *m)
     return m->kind->needs | (m->base ? m->base->needs : 0);
 }
 
+unsigned metric_needs_on_device(const metric *m)
+{
+    metric base;
+    unsigned needs = m->kind->needs_on_device ? m->kind->needs_on_device(m) : m->kind->needs;
+    return needs | (metric_base(m, &base) ? metric_needs_on_device(&base) : 0);
+}
+
 static kvb_status check_view(const metric *m, const layer_view *v, kvb_error *err)
 {
     const struct {
@@ -235,8 +242,9 @@ static kvb_status check_view(const metric *m, const layer_view *v, kvb_error *er
                  {VIEW_V, v->v, "v"},
                  {VIEW_COLUMN_SUMS, v->column_sums, "column_sums"},
                  {VIEW_OUTPUT_NORMS, v->output_norms, "output_norms"}};
+    unsigned needs = v->device ? metric_needs_on_device(m) : metric_needs(m);
     for (size_t i = 0; i < sizeof items / sizeof *items; i++)
-        if ((metric_needs(m) & items[i].item) && !items[i].values)
+        if ((needs & items[i].item) && !items[i].values)
             return kvb_fail(
                 err, KVB_ARGUMENT,
                 "metric %s, layer %u: needs %s, which the view lacks; ask for metric_needs() in the observer", m->spec,

@@ -30,6 +30,8 @@ typedef struct scorer {
     const char *source;  // the paper, and where this form of it comes from
     const char *formula; // s[g,j] = ..., for the help; '\n' starts another line
     unsigned needs;      // view_items that score() reads
+    // Those that it reads even where the view has a device; NULL: all of them.
+    unsigned (*needs_on_device)(const metric *m);
     uint32_t protect_sink,
         protect_window; // defaults of the protected set P (methods.md 2.8); PROTECT_WINDOW_PARAMETER: the parameter `window`
     scorer_parameter parameters[SCORER_MAX_PARAMETERS + 1]; // ended by a NULL name
@@ -63,6 +65,7 @@ extern const size_t scorer_count;
 kvb_status metric_parse(metric *out, const char *text, kvb_error *err);
 double metric_value(const metric *m, const char *parameter); // NaN when it has no such parameter
 unsigned metric_needs(const metric *m);                      // view_items, for layer_observer.needs
+unsigned metric_needs_on_device(const metric *m); // those of them that an observer of this metric does not spare
 uint32_t metric_protect_sink(const metric *m);
 uint32_t metric_protect_window(const metric *m);
 // {"window": 64, ..., "protect_sink": 4, "protect_window": 64}; the caller owns it; NULL when memory is short.

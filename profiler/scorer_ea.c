@@ -112,31 +112,89 @@ static void add_softmax(float *s, const double *z, uint32_t from, uint32_t T, do
     for (uint32_t j = from; j < T; j++) s[j] += (float)(exp(z[j] - top) / sum * weight);
 }
 
+static void rotate_statistics(double *mean, double *covariance, uint32_t d, const double *cos_sin, uint32_t half)
+{
+    rotate(mean, 1, cos_sin, half);
+    for (uint32_t c = 0; covariance && c < d; c++) rotate(covariance + c, d, cos_sin, half);             // columns: R C
+    for (uint32_t r = 0; covariance && r < d; r++) rotate(covariance + (size_t)r * d, 1, cos_sin, half); // (R C) R^T
+}
+
+// What a device makes of a layer.
+typedef struct ea_sums {
+    float *z;      // [H,T]; the block of floats
+    float *norms;  // [G,T] of the values
+    float *linear; // [H,d]: the means, then what z multiplies the keys by
+    float *square; // [H,d,d]
+} ea_sums;
+
+// From means and covariances to the weights of z; turned is scratch [d + d * d].
+static void turn_on_host(ea_sums *sums, double *turned, const layer_view *view, const double *cos_sin, bool covariance)
+{
+    size_t d = view->head_dim, n = covariance ? d * d : 0;
+    for (size_t h = 0; h < view->n_heads; h++) {
+        float *mean = sums->linear + h * d, *matrix = sums->square + h * d * d;
+        for (size_t c = 0; c < d; c++) turned[c] = mean[c];
+        for (size_t i = 0; i < n; i++) turned[d + i] = matrix[i];
+        rotate_statistics(turned, covariance ? turned + d : NULL, (uint32_t)d, cos_sin, view->rope_dim / 2);
+        for (size_t c = 0; c < d; c++) mean[c] = (float)(turned[c] / sqrt((double)d));
+        for (size_t i = 0; i < n; i++) matrix[i] = (float)(turned[d + i] * 0.5 / (double)d);
+    }
+}
+
+// To be freed: out->z.
+static kvb_status sums_on_device(const metric *m, const layer_view *view, const ea_settings *set, const double *cos_sin,
+                                 ea_sums *out, kvb_error *err)
+{
+    size_t T = view->n_tokens, H = view->n_heads, G = view->n_kv_heads, d = view->head_dim;
+    ea_sums sums = {malloc((H * T + G * T + H * d + H * d * d) * sizeof(float)), NULL, NULL, NULL};
+    double *turned = malloc((d + d * d) * sizeof *turned);
+    kvb_status status = sums.z && turned ? KVB_OK
+                                         : kvb_fail(err, KVB_MEMORY, "metric %s: no memory for statistics of %u keys",
+                                                    m->spec, view->n_tokens);
+    sums.norms = sums.z + H * T;
+    sums.linear = sums.norms + G * T;
+    sums.square = sums.linear + H * d;
+    float *square = set->covariance ? sums.square : NULL;
+    if (status == KVB_OK) status = device_query_moments(view->device, set->sinks, sums.linear, square, err);
+    if (status == KVB_OK) {
+        turn_on_host(&sums, turned, view, cos_sin, set->covariance);
+        status = device_quadratic(view->device, view->n_heads, sums.linear, square, sums.z, err);
+    }
+    if (status == KVB_OK && set->value_norm) status = device_norms(view->device, VIEW_V, sums.norms, err);
+    free(turned);
+    if (status != KVB_OK) free(sums.z);
+    else *out = sums;
+    return status;
+}
+
 // p [T] of query head h, divided by the size of the group.
 static void score_head(ea_head *e, float *p, const layer_view *view, uint32_t h, const ea_settings *set,
-                       const double *cos_sin)
+                       const double *cos_sin, const ea_sums *sums)
 {
     uint32_t T = view->n_tokens, d = view->head_dim, half = view->rope_dim / 2, hidden = T - view->n_queries;
-    query_statistics(e, view, h, set->sinks > hidden ? set->sinks - hidden : 0, set->covariance);
-    rotate(e->mean, 1, cos_sin, half);
-    for (uint32_t c = 0; set->covariance && c < d; c++) rotate(e->covariance + c, d, cos_sin, half); // columns: R C
-    for (uint32_t r = 0; set->covariance && r < d; r++)
-        rotate(e->covariance + (size_t)r * d, 1, cos_sin, half); // rows: (R C) R^T
-    expected_logits(e, view, h, set->covariance);
+    if (sums) {
+        for (uint32_t j = 0; j < T; j++) e->z[j] = sums->z[(size_t)h * T + j];
+    } else {
+        query_statistics(e, view, h, set->sinks > hidden ? set->sinks - hidden : 0, set->covariance);
+        rotate_statistics(e->mean, set->covariance ? e->covariance : NULL, d, cos_sin, half);
+        expected_logits(e, view, h, set->covariance);
+    }
     memset(p, 0, T * sizeof *p);
     add_softmax(p, e->z, set->sinks_in_softmax ? 0 : set->sinks, T, (double)view->n_kv_heads / view->n_heads);
 }
 
 // s [T] of KV head g from the p [H,T] of all query heads.
-static void combine_group(float *s, const float *p, const layer_view *view, uint32_t g, const ea_settings *set)
+static void combine_group(float *s, const float *p, const layer_view *view, uint32_t g, const ea_settings *set,
+                          const ea_sums *sums)
 {
     uint32_t T = view->n_tokens, d = view->head_dim, group = view->n_heads / view->n_kv_heads;
     memset(s, 0, T * sizeof *s);
     for (uint32_t h = g * group; h < (g + 1) * group; h++)
         for (uint32_t j = 0; j < T; j++) s[j] += p[(size_t)h * T + j];
     for (uint32_t j = set->sinks_in_softmax ? 0 : set->sinks; set->value_norm && j < T; j++) {
-        const float *v = view->v + ((size_t)g * T + j) * d;
-        s[j] = (float)((s[j] + set->epsilon) * sqrt(dot_double(v, v, d)));
+        const float *v = sums ? NULL : view->v + ((size_t)g * T + j) * d;
+        double norm = sums ? sums->norms[(size_t)g * T + j] : sqrt(dot_double(v, v, d));
+        s[j] = (float)((s[j] + set->epsilon) * norm);
     }
 }
 
@@ -168,20 +226,27 @@ static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kv
     double *cos_sin = malloc((size_t)view->rope_dim * sizeof(double) + 1);
     float *p = malloc((size_t)H * T * sizeof *p);
     int failures = !cos_sin || !p;
+    ea_sums sums = {NULL, NULL, NULL, NULL};
+    kvb_status status = KVB_OK;
     if (!failures) mean_rotation(cos_sin, view, set.future);
+    if (!failures && view->device) status = sums_on_device(m, view, &set, cos_sin, &sums, err);
+    const ea_sums *made = sums.z ? &sums : NULL;
 #pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
-    for (uint32_t h = 0; h < H; h++) {
+    for (uint32_t h = status == KVB_OK ? 0 : H; h < H; h++) {
         ea_head e;
         if (!cos_sin || !p || !head_alloc(&e, T, view->head_dim)) {
             failures++;
             continue;
         }
-        score_head(&e, p + (size_t)h * T, view, h, &set, cos_sin);
+        score_head(&e, p + (size_t)h * T, view, h, &set, cos_sin, made);
         head_free(&e);
     }
-    for (uint32_t g = 0; !failures && g < G; g++) combine_group(s + (size_t)g * T, p, view, g, &set);
+    for (uint32_t g = 0; !failures && status == KVB_OK && g < G; g++)
+        combine_group(s + (size_t)g * T, p, view, g, &set, made);
     free(cos_sin);
     free(p);
+    free(sums.z);
+    if (status != KVB_OK) return status;
     if (failures)
         return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for the statistics of %u keys of size %u", m->spec, T,
                         view->head_dim);
@@ -210,8 +275,8 @@ static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kv
         .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                             \
                    "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n" \
                    "of the queries, turned by the mean rotation of the next `future` positions",              \
-        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .protect_sink = 4, .protect_window = 1,                        \
-        .parameters = PARAMETERS(sinks_in_softmax), .score = score_ea,                                        \
+        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .needs_on_device = need_no_tensors, .protect_sink = 4,         \
+        .protect_window = 1, .parameters = PARAMETERS(sinks_in_softmax), .score = score_ea,                   \
     }
 
 const scorer scorer_ea_kvpress = VARIANT("kvpress", "sinks outside the softmax", "as kvpress deploys it", 0);

@@ -6,8 +6,10 @@
 // measures (dot product, Euclidean distance) are the paper's ablations.
 #include "profiler/model.h"
 #include "profiler/scorer_parts.h"
+#include "runtime/fail.h"
 #include <gsl/gsl_statistics_float.h>
 #include <math.h>
+#include <stdlib.h>
 
 typedef enum anchor_kind { ANCHOR_MEAN, ANCHOR_RAW, ANCHOR_MEDIAN } anchor_kind;
 typedef enum measure_kind { MEASURE_COS, MEASURE_DOT, MEASURE_EUCLID } measure_kind;
@@ -52,12 +54,37 @@ SIMD_CLONES static void measure(float *s, const double *anchor, const float *k, 
     }
 }
 
+// The same from the products of the keys with a mean anchor, and their norms, that the device has made.
+static kvb_status score_on_device(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    uint32_t T = view->n_tokens, G = view->n_kv_heads, d = view->head_dim;
+    bool by_angle = metric_value(m, "similarity") == MEASURE_COS;
+    float *anchor = malloc((size_t)G * (d + T) * sizeof *anchor), *norms = anchor + (size_t)G * d;
+    if (!anchor) return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for the norms of %u keys", m->spec, T);
+    kvb_status status = device_key_mean(view->device, metric_value(m, "anchor") == ANCHOR_MEAN, anchor, err);
+    if (status == KVB_OK) status = device_quadratic(view->device, G, anchor, NULL, s, err);
+    if (status == KVB_OK && by_angle) status = device_norms(view->device, VIEW_K, norms, err);
+    for (uint32_t g = 0; status == KVB_OK && g < G; g++) {
+        double length = sqrt(dot_double(anchor + (size_t)g * d, anchor + (size_t)g * d, d));
+        for (size_t j = (size_t)g * T; j < (size_t)(g + 1) * T; j++)
+            s[j] = (float)(-s[j] / (by_angle ? fmax(norms[j] * length, 1e-8) : 1.0));
+    }
+    free(anchor);
+    return status;
+}
+
+// A median has no sum; a distance as the difference of sums would lose its digits.
+static unsigned needs_on_device(const metric *m)
+{
+    return metric_value(m, "anchor") == ANCHOR_MEDIAN || metric_value(m, "similarity") == MEASURE_EUCLID ? VIEW_K : 0;
+}
+
 static kvb_status score_keydiff(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     uint32_t T = view->n_tokens, d = view->head_dim;
     anchor_kind kind = (anchor_kind)metric_value(m, "anchor");
     measure_kind by = (measure_kind)metric_value(m, "similarity");
-    (void)err;
+    if (view->device && !needs_on_device(m)) return score_on_device(m, view, s, err);
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t g = 0; g < view->n_kv_heads; g++) {
         const float *k = view->k + (size_t)g * T * d;
@@ -78,6 +105,7 @@ const scorer scorer_keydiff = {
     .formula = "s[g,j] = -cos(k_j, anchor), anchor = mean over i of k_i / ||k_i||\n"
                "similarity=dot: -k_j . anchor; similarity=euclid: ||k_j - anchor||",
     .needs = VIEW_K,
+    .needs_on_device = needs_on_device,
     .protect_sink = 4,
     .protect_window = 1,
     .parameters = {{"anchor", 0, 0, 2, true, "of the normalised keys; of the raw keys; median per channel",

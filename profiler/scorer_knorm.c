@@ -6,8 +6,13 @@
 
 static kvb_status score_knorm(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    (void)m, (void)err;
+    (void)m;
     uint32_t T = view->n_tokens, d = view->head_dim;
+    if (view->device) {
+        kvb_status status = device_norms(view->device, VIEW_K, s, err);
+        for (uint32_t i = 0; i < view->n_kv_heads * T; i++) s[i] = -s[i];
+        return status;
+    }
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < view->n_kv_heads * T; i++) {
         const float *key = view->k + (size_t)i * d;
@@ -23,6 +28,7 @@ const scorer scorer_knorm = {
     .source = "A Simple and Effective L2 Norm-Based Strategy, arXiv 2406.11430; as kvpress's KnormPress",
     .formula = "s[g,j] = -||k_j||",
     .needs = VIEW_K,
+    .needs_on_device = need_no_tensors,
     .protect_sink = 4,
     .protect_window = 1,
     .score = score_knorm,

@@ -44,19 +44,23 @@ SIMD_CLONES static double spread(const float *z, const float *low, const float *
     return sqrt(square / (d > 1 ? d - 1 : 1));
 }
 
+// out[j] += weight * softmax of the spreads t [n], which are used up.
+static void add_partition(float *out, float weight, float *t, uint32_t n)
+{
+    float top = -INFINITY;
+    double sum = 0;
+    for (uint32_t j = 0; j < n; j++) top = fmaxf(top, t[j]);
+    for (uint32_t j = 0; j < n; j++) sum += t[j] = expf(t[j] - top);
+    for (uint32_t j = 0; j < n; j++) out[j] += weight * (float)(t[j] / sum);
+}
+
 void lagkv_partition(float *out, float weight, const float *z, uint32_t n, const float *ref, uint32_t n_ref, uint32_t d,
                      float *scratch)
 {
     float *low = scratch, *scale = scratch + d, *turned = scratch + 2 * (size_t)d, *t = turned + d;
-    float top = -INFINITY;
-    double sum = 0;
     channel_range(low, scale, ref, n_ref, d);
-    for (uint32_t j = 0; j < n; j++) {
-        t[j] = (float)spread(z + (size_t)j * d, low, scale, turned, d);
-        top = fmaxf(top, t[j]);
-    }
-    for (uint32_t j = 0; j < n; j++) sum += t[j] = expf(t[j] - top);
-    for (uint32_t j = 0; j < n; j++) out[j] += weight * (float)(t[j] / sum);
+    for (uint32_t j = 0; j < n; j++) t[j] = (float)spread(z + (size_t)j * d, low, scale, turned, d);
+    add_partition(out, weight, t, n);
 }
 
 typedef struct entry {
@@ -86,27 +90,71 @@ typedef struct lag_settings {
     float key_weight, value_weight;
 } lag_settings;
 
-// s [T] of head g; scratch [3 d + lag], order [lag]
-static void score_head(float *s, const layer_view *view, uint32_t g, const lag_settings *set, float *scratch,
-                       entry *order)
+// What a device makes of a layer, [G,T] each: spreads of keys and of values; or the norms of the keys and nothing.
+typedef struct lag_sums {
+    float *keys, *values;
+} lag_sums;
+
+// s [lag] of the partition that starts at token `at` of head g, before ranks.
+static void score_partition(float *s, const layer_view *view, uint32_t g, uint32_t at, const lag_settings *set,
+                            float *scratch)
 {
-    uint32_t T = view->n_tokens, d = view->head_dim, lag = set->lag, partitions = (T - set->sink) / lag;
-    const float *k = view->k + (size_t)g * T * d, *v = view->v + (size_t)g * T * d;
+    uint32_t d = view->head_dim, lag = set->lag, ref = set->mode == MODE_LOCAL ? at : at + lag;
+    size_t head = (size_t)g * view->n_tokens * d;
+    const float *k = view->k + head + (size_t)at * d, *v = view->v + head + (size_t)at * d;
+    memset(s, 0, lag * sizeof *s);
+    if (set->mode == MODE_L2NORM) {
+        for (size_t j = 0; j < lag; j++) s[j] = (float)-sqrt(dot_double(k + j * d, k + j * d, d));
+        return;
+    }
+    lagkv_partition(s, set->key_weight, k, lag, k + (size_t)(ref - at) * d, lag, d, scratch);
+    lagkv_partition(s, set->value_weight, v, lag, v + (size_t)(ref - at) * d, lag, d, scratch);
+}
+
+// The same from what the device has made.
+static void join_partition(float *s, const lag_sums *sums, size_t at, const lag_settings *set)
+{
+    memset(s, 0, set->lag * sizeof *s);
+    if (set->mode == MODE_L2NORM) {
+        for (uint32_t j = 0; j < set->lag; j++) s[j] = -sums->keys[at + j];
+        return;
+    }
+    add_partition(s, set->key_weight, sums->keys + at, set->lag);
+    add_partition(s, set->value_weight, sums->values + at, set->lag);
+}
+
+// s [T] of head g; scratch [3 d + lag], order [lag]; sums NULL: from the view's tensors
+static void score_head(float *s, const layer_view *view, uint32_t g, const lag_settings *set, const lag_sums *sums,
+                       float *scratch, entry *order)
+{
+    uint32_t T = view->n_tokens, lag = set->lag, partitions = (T - set->sink) / lag;
     for (uint32_t p = 0; p + 1 < partitions; p++) {
-        size_t at = set->sink + (size_t)p * lag, ref = set->mode == MODE_LOCAL ? at : at + lag;
-        memset(s + at, 0, lag * sizeof *s);
-        if (set->mode == MODE_L2NORM) {
-            for (uint32_t j = 0; j < lag; j++)
-                s[at + j] = (float)-sqrt(dot_double(k + (at + j) * d, k + (at + j) * d, d));
-        } else {
-            lagkv_partition(s + at, set->key_weight, k + at * d, lag, k + ref * d, lag, d, scratch);
-            lagkv_partition(s + at, set->value_weight, v + at * d, lag, v + ref * d, lag, d, scratch);
-        }
+        uint32_t at = set->sink + p * lag;
+        if (sums) join_partition(s + at, sums, (size_t)g * T + at, set);
+        else score_partition(s + at, view, g, at, set, scratch);
         if (!set->cross) scores_to_ranks(s + at, lag, order);
     }
     float top = set->key_weight + set->value_weight; // no softmax is larger, no rank reaches 1
     for (uint32_t j = 0; j < set->sink; j++) s[j] = top;
     for (uint32_t j = set->sink + (partitions - 1) * lag; j < T; j++) s[j] = top;
+}
+
+// To be freed: out->keys, which the values follow.
+static kvb_status sums_on_device(const metric *m, const layer_view *view, const lag_settings *set, lag_sums *out,
+                                 kvb_error *err)
+{
+    uint32_t T = view->n_tokens, partitions = (T - set->sink) / set->lag;
+    size_t n = (size_t)view->n_kv_heads * T;
+    partition_row row = {set->sink, set->lag, partitions - 1, set->mode == MODE_LOCAL};
+    float *keys = malloc(2 * n * sizeof *keys);
+    kvb_status status = keys ? KVB_OK : kvb_fail(err, KVB_MEMORY, "metric %s: no memory for %u tokens", m->spec, T);
+    if (status == KVB_OK)
+        status = set->mode == MODE_L2NORM ? device_norms(view->device, VIEW_K, keys, err)
+                                          : device_spreads(view->device, VIEW_K, row, keys, err);
+    if (status == KVB_OK && set->mode != MODE_L2NORM) status = device_spreads(view->device, VIEW_V, row, keys + n, err);
+    if (status != KVB_OK) free(keys);
+    else *out = (lag_sums){keys, keys + n};
+    return status;
 }
 
 static kvb_status score_lagkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
@@ -126,15 +174,21 @@ static kvb_status score_lagkv(const metric *m, const layer_view *view, float *s,
                         "use a longer context or :lag=N",
                         m->spec, T, set.sink, set.lag);
     int failures = 0;
+    lag_sums sums = {NULL, NULL};
+    if (view->device) {
+        kvb_status status = sums_on_device(m, view, &set, &sums, err);
+        if (status != KVB_OK) return status;
+    }
 #pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
     for (uint32_t g = 0; g < view->n_kv_heads; g++) {
         entry *order = malloc(set.lag * sizeof *order);
         float *scratch = malloc((3 * (size_t)view->head_dim + set.lag) * sizeof *scratch);
-        if (order && scratch) score_head(s + (size_t)g * T, view, g, &set, scratch, order);
+        if (order && scratch) score_head(s + (size_t)g * T, view, g, &set, sums.keys ? &sums : NULL, scratch, order);
         else failures++;
         free(order);
         free(scratch);
     }
+    free(sums.keys);
     return failures ? kvb_fail(err, KVB_MEMORY, "metric %s: no memory for partitions of %u tokens", m->spec, set.lag)
                     : KVB_OK;
 }
@@ -158,6 +212,7 @@ const scorer scorer_lagkv_kvpress = {
     .source = "LagKV, arXiv 2504.04704; as kvpress's LagKVPress (mean of keys and values)",
     .formula = FORMULA,
     .needs = VIEW_K | VIEW_V,
+    .needs_on_device = need_no_tensors,
     .protect_sink = 4,
     .protect_window = 1,
     .parameters = PARAMETERS(4, 128),
@@ -171,6 +226,7 @@ const scorer scorer_lagkv_paper = {
     .source = "LagKV, arXiv 2504.04704; defaults of the published code (the paper also has lag 128 and 512)",
     .formula = FORMULA,
     .needs = VIEW_K | VIEW_V,
+    .needs_on_device = need_no_tensors,
     .protect_sink = 16,
     .protect_window = 1,
     .parameters = PARAMETERS(16, 1024),

@@ -33,6 +33,27 @@ static void fuse_group(float *s, float *sum, float *rows, const layer_view *view
     }
 }
 
+// The sum over the window's queries, when the device has made it.
+static kvb_status sum_votes(const metric *m, const layer_view *view, float *s, uint32_t window, kvb_error *err)
+{
+    uint32_t T = view->n_tokens, H = view->n_heads, group = H / view->n_kv_heads;
+    float *votes = malloc((size_t)H * T * sizeof *votes);
+    kvb_status status =
+        votes ? device_window_votes(view->device, window, votes, err)
+              : kvb_fail(err, KVB_MEMORY, "metric %s: no memory for the votes of %u heads on %u tokens", m->spec, H, T);
+    if (status == KVB_OK) memset(s, 0, (size_t)view->n_kv_heads * T * sizeof *s);
+    for (uint32_t h = 0; status == KVB_OK && h < H; h++)
+        for (uint32_t j = 0; j < T; j++) s[(size_t)(h / group) * T + j] += votes[(size_t)h * T + j];
+    free(votes);
+    if (status == KVB_OK) fill_tail(s, view, window, 1);
+    return status;
+}
+
+static unsigned needs_on_device(const metric *m)
+{
+    return metric_value(m, "fusion") != 0 ? VIEW_Q | VIEW_K : 0; // a maximum over queries needs each one's row
+}
+
 static kvb_status score_morphkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     uint32_t T = view->n_tokens, G = view->n_kv_heads, window = (uint32_t)metric_value(m, "window");
@@ -40,6 +61,7 @@ static kvb_status score_morphkv(const metric *m, const layer_view *view, float *
     int failures = 0;
     kvb_status status = check_window(m, view, window, err);
     if (status != KVB_OK) return status;
+    if (view->device && !maximum) return sum_votes(m, view, s, window, err);
 #pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
     for (uint32_t g = 0; g < G; g++) {
         float *scratch = malloc((size_t)2 * ROWS * T * sizeof *scratch);
@@ -61,6 +83,7 @@ const scorer scorer_morphkv = {
     .source = "MorphKV, arXiv 2503.00979; its static form, no pooling. Its experiments use window 30, 32 and 200",
     .formula = "s[g,j] = sum, or maximum, over the last W queries r of the sum over h in g of A[h,r,j]",
     .needs = VIEW_Q | VIEW_K,
+    .needs_on_device = needs_on_device,
     .protect_sink = 4,
     .protect_window = PROTECT_WINDOW_PARAMETER,
     .parameters = {{"window", 32, 1, 65536, true, "last context queries that vote", NULL},

@@ -1,5 +1,6 @@
 // What several scorers, and the policies that act while decoding, compute alike.
 #pragma once
+#include "profiler/layer_device.h"
 #include "profiler/linalg.h"
 #include "profiler/scorer.h"
 
@@ -12,6 +13,9 @@ extern const scorer scorer_snapkv_kvpress, scorer_snapkv_lukv, scorer_snapkv_ada
 // Softmax attention of query head h's queries first .. first + n - 1 (of view->n_queries): out [n,T], zero where a key comes after its
 // query. Query i belongs to key T - n_queries + i. Runs on the caller's thread alone inside a parallel region.
 void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t first, uint32_t n);
+
+// scorer.needs_on_device of the metrics that take everything from there.
+unsigned need_no_tensors(const metric *m);
 
 // KVB_ARGUMENT unless the view has at least `window` queries and more than `window` tokens.
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err);

@@ -57,22 +57,23 @@ kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_s
     kvb_status status = check_window(m, view, set->window, err);
     if (status != KVB_OK) return status;
     int failures = 0;
-    float *votes = calloc((size_t)H * T, sizeof *votes);
+    float *votes = calloc((size_t)H * T, sizeof *votes), share = set->sum ? 1.0f : 1.0f / (float)set->window;
+    if (votes && view->device) status = device_window_votes(view->device, set->window, votes, err);
+    for (size_t i = 0; votes && view->device && i < (size_t)H * T; i++) votes[i] *= share;
 #pragma omp parallel reduction(+ : failures)
     {
         float *scratch = malloc((size_t)ROWS * T * sizeof *scratch);
         failures = !scratch || !votes;
 #pragma omp for schedule(dynamic, 1)
         for (uint32_t h = 0; h < H; h++)
-            if (!failures)
-                add_votes(votes + (size_t)h * T, scratch, view, h, set->window,
-                          set->sum ? 1.0f : 1.0f / (float)set->window);
+            if (!failures && !view->device) add_votes(votes + (size_t)h * T, scratch, view, h, set->window, share);
 #pragma omp for schedule(static)
         for (uint32_t g = 0; g < G; g++)
             if (!failures) combine_group(s + (size_t)g * T, votes, scratch, view, g, set);
         free(scratch);
     }
     free(votes);
+    if (status != KVB_OK) return status;
     if (failures)
         return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for %u + %d attention rows of %u tokens", m->spec, H,
                         ROWS, T);
@@ -99,13 +100,14 @@ static kvb_status score_snapkv(const metric *m, const layer_view *view, float *s
             {"group_first", group_first, 0, 1, true, "1 = reduce over the query heads of a group, then pool", NULL}, \
             {"group_max", 0, 0, 1, true, "1 = maximum over the group, 0 = mean", NULL},                              \
     }
-#define VARIANT(label, text, origin, ...)                                                                   \
-    {                                                                                                       \
-        .name = "snapkv", .variant = label, .summary = text, .source = "SnapKV, arXiv 2404.14469; " origin, \
-        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n"       \
-                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                       \
-        .needs = VIEW_Q | VIEW_K, .protect_sink = 4, .protect_window = PROTECT_WINDOW_PARAMETER,            \
-        .parameters = PARAMETERS(__VA_ARGS__), .score = score_snapkv, .check = check_kernel,                \
+#define VARIANT(label, text, origin, ...)                                                                         \
+    {                                                                                                             \
+        .name = "snapkv", .variant = label, .summary = text, .source = "SnapKV, arXiv 2404.14469; " origin,       \
+        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n"             \
+                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                             \
+        .needs = VIEW_Q | VIEW_K, .needs_on_device = need_no_tensors, .protect_sink = 4,                          \
+        .protect_window = PROTECT_WINDOW_PARAMETER, .parameters = PARAMETERS(__VA_ARGS__), .score = score_snapkv, \
+        .check = check_kernel,                                                                                    \
     }
 
 const scorer scorer_snapkv_kvpress =

@@ -16,8 +16,10 @@ static kvb_status score_tova(const metric *m, const layer_view *view, float *s, 
     float *rows = malloc((size_t)H * T * sizeof *rows);
     if (!rows)
         return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for %u attention rows of %u tokens", m->spec, H, T);
+    if (view->device) status = device_window_votes(view->device, 1, rows, err);
 #pragma omp parallel for schedule(dynamic, 1)
-    for (uint32_t h = 0; h < H; h++) attention_rows(rows + (size_t)h * T, view, h, view->n_queries - 1, 1);
+    for (uint32_t h = view->device ? H : 0; h < H; h++)
+        attention_rows(rows + (size_t)h * T, view, h, view->n_queries - 1, 1);
     memset(s, 0, (size_t)G * T * sizeof *s);
     for (uint32_t h = 0; h < H; h++) {
         float *line = s + (layer ? 0 : (size_t)(h / group) * T), share = 1.0f / (float)(layer ? H : group);
@@ -26,7 +28,7 @@ static kvb_status score_tova(const metric *m, const layer_view *view, float *s, 
     for (uint32_t g = 1; layer && g < G; g++) memcpy(s + (size_t)g * T, s, T * sizeof *s);
     free(rows);
     fill_tail(s, view, 1, 1);
-    return KVB_OK;
+    return status;
 }
 
 const scorer scorer_tova = {
@@ -36,6 +38,7 @@ const scorer scorer_tova = {
     .source = "TOVA, arXiv 2401.06104; scope=layer as kvpress deploys it, scope=group as KeyDiff's baseline",
     .formula = "s[g,j] = mean over all heads (layer), or over h in g (group), of A[h,T-1,j]",
     .needs = VIEW_Q | VIEW_K,
+    .needs_on_device = need_no_tensors,
     .protect_sink = 4,
     .protect_window = 1,
     .parameters = {{"scope", 0, 0, 1, true, "heads whose attention is averaged", "layer|group"}},

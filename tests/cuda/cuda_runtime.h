@@ -301,9 +301,9 @@ static struct {
     size_t taken, limit;
     int devices;
     int64_t fail_launch;
-    uint64_t copied;
+    uint64_t copied, copied_back;
     cudaError_t last;
-} runtime = {{}, LAZY_NONE, {}, 0, SIZE_MAX, 1, -1, 0, cudaSuccess};
+} runtime = {{}, LAZY_NONE, {}, 0, SIZE_MAX, 1, -1, 0, 0, cudaSuccess};
 
 extern "C" void emulator_set_order(emulator_order order)
 {
@@ -332,6 +332,10 @@ extern "C" void emulator_fail_launch(int64_t number)
 extern "C" uint64_t emulator_copied_to_device(void)
 {
     return runtime.copied;
+}
+extern "C" uint64_t emulator_copied_to_host(void)
+{
+    return runtime.copied_back;
 }
 
 static void stream_step(cudaStream_t stream)
@@ -497,6 +501,7 @@ static cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *all)
 static cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream)
 {
     if (kind == cudaMemcpyHostToDevice) runtime.copied += bytes;
+    if (kind == cudaMemcpyDeviceToHost) runtime.copied_back += bytes;
     return stream_add(stream, [=] { memcpy(to, from, bytes); });
 }
 

@@ -23,6 +23,7 @@ size_t emulator_memory_taken(void);        // bytes of device memory
 void emulator_set_devices(int count);      // what cudaGetDeviceCount finds
 void emulator_fail_launch(int64_t number); // the launch that fails, counted from now; negative: none
 uint64_t emulator_copied_to_device(void);  // bytes since the start
+uint64_t emulator_copied_to_host(void);
 
 #ifdef __cplusplus
 }

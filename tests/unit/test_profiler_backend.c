@@ -371,9 +371,9 @@ START_TEST(test_column_sums)
                    size = (size_t)s.n_heads * T;
             float *k = random_floats(kv_size, 2), *q = random_floats(q_size, 2), *sums = malloc(size * sizeof *sums);
             reserve(&JUDGED, T, s);
-            // All rows; the last 40, or those of a window that is no whole tile; the last one.
-            const uint32_t firsts[] = {0, T > 40 ? T - 40 : T / 2, T - 1};
-            for (int f = 0; f < 3; f++) {
+            // All rows; the last 300 or 40, or those of a window that is no whole tile; the last one.
+            const uint32_t firsts[] = {0, T > 300 ? T - 300 : 0, T > 40 ? T - 40 : T / 2, T - 1};
+            for (int f = 0; f < 4; f++) {
                 // As importance: what is off in a score is off in proportion.
                 BOTH("column_sums", y, size, 1e-6f, 3e-5f + product_error(&JUDGED) * 8, 0, {
                     y = b->alloc(size);

@@ -226,6 +226,87 @@ START_TEST(test_more_rows_than_a_pass)
 }
 END_TEST
 
+// One metric over the layers of a prefill, as a profile scores it.
+typedef struct scored {
+    metric m;
+    float *scores; // [L, G, T]
+} scored;
+
+static kvb_status score_layer(void *context, const layer_view *view, kvb_error *err)
+{
+    scored *s = context;
+    return metric_score(&s->m, view, s->scores + (size_t)view->layer * view->n_kv_heads * view->n_tokens, err);
+}
+
+// Returns the bytes that came to the host.
+static uint64_t score_metric(scored *s, const char *spec, const char *path, const backend *b, uint32_t T)
+{
+    help_ok(metric_parse(&s->m, spec, err));
+    model *m = case_open(path, b);
+    forward *f = NULL;
+    forward_plan plan = {T, 1, 1, false};
+    int32_t *ids = case_alloc(T, sizeof *ids);
+    for (uint32_t i = 0; i < T; i++) ids[i] = (int32_t)(i * i % m->config.vocabulary);
+    s->scores = case_alloc((size_t)m->config.n_layers * m->config.n_kv_heads * T, sizeof(float));
+    layer_observer observer = {score_layer, s, metric_needs(&s->m), ~metric_needs_on_device(&s->m)};
+    help_ok(forward_open(&f, m, &plan, err));
+    uint64_t before = emulator_copied_to_host();
+    help_ok(forward_prefill(f, ids, T, &observer, NULL, NULL, err));
+    before = emulator_copied_to_host() - before;
+    forward_close(f);
+    model_free(m);
+    free(ids);
+    return before;
+}
+
+// Scores from sums that the device makes, against those from tensors in host memory; and what comes to the host for it, in floats per layer:
+// a T + b d + c with the numbers of the table.
+START_TEST(test_metrics_on_the_device)
+{
+    enum { T = 150, L = 2, H = 4, G = 2, D = 16 };
+    static const struct {
+        const char *spec;
+        size_t floats;
+        double tolerance; // of the largest score of a row; ranks move by whole steps
+    } cases[] = {
+        {"snapkv:kvpress:window=32", H * T, 1e-5},
+        {"snapkv:lukv", H * T, 1e-5},
+        {"snapkv:adakv:group_max=1", H * T, 1e-5},
+        {"rocketkv", H * T, 1e-5},
+        {"tova", H * T, 1e-5},
+        {"tova:scope=group", H * T, 1e-5},
+        {"morphkv", H * T, 1e-5},
+        {"morphkv:fusion=max", T * D * (H + G), 1e-5},
+        {"h2o", H * T, 1e-5},
+        {"knorm", G * T, 1e-6},
+        {"keydiff", 2 * G * T + G * D, 1e-5},
+        {"keydiff:anchor=raw:similarity=dot", G * T + G * D, 1e-5},
+        {"keydiff:anchor=median", G * T * D, 1e-5},
+        {"keydiff:similarity=euclid", G * T * D, 1e-5},
+        {"ea:kvpress", (H + G) * T + H * D * (1 + D), 1e-4},
+        {"ea:lukv", (H + G) * T + H * D * (1 + D), 1e-4},
+        {"ea:kvpress:covariance=0:value_norm=0", H * T + H * D, 1e-4},
+        {"lagkv:lag=32:cross=1", 2 * G * T, 1e-5},
+        {"lagkv:lag=32:mode=local:cross=1", 2 * G * T, 1e-5},
+        {"lagkv:lag=32:mode=l2norm:cross=1", G * T, 1e-5},
+        {"streaming", 0, 0},
+        {"random", 0, 0},
+        {"critical:share=0+snapkv:lukv", 2 * H * T, 1e-5},
+    };
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        scored want, got;
+        score_metric(&want, cases[i].spec, help_path("tiny.gguf"), &backend_cpu, T);
+        uint64_t bytes = score_metric(&got, cases[i].spec, help_path("tiny.gguf"), &CUDA, T);
+        double error = case_row_error(got.scores, want.scores, L * G, T);
+        ck_assert_msg(error <= cases[i].tolerance, "%s: differs by %g of the largest", cases[i].spec, error);
+        ck_assert_msg(bytes == L * cases[i].floats * sizeof(float), "%s: %llu bytes came to the host, expected %zu",
+                      cases[i].spec, (unsigned long long)bytes, L * cases[i].floats * sizeof(float));
+        free(want.scores), free(got.scores);
+    }
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     // Every test in its own process and with its own device.
@@ -237,6 +318,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_out_of_memory);
     tcase_add_test(tc, test_a_failure_sticks);
     tcase_add_test(tc, test_more_rows_than_a_pass);
+    tcase_add_test(tc, test_metrics_on_the_device);
 }
 
 UNIT_MAIN("cuda backend, emulated", fill)
