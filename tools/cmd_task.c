@@ -40,7 +40,7 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
     const task_listener listener = {show_answer, c};
     kvb_status status = KVB_OK;
     progress bar;
-    progress_begin(&bar, t->spec, c->quiet || !c->answer);
+    progress_begin(&bar, t->spec, c->quiet || !(c->answer || c->head_scores));
     for (uint32_t i = 0; status == KVB_OK && i < study->n_samples; i++) {
         task_sample s;
         status = task_make(&s, t, &source, c->tokens, i, err);
@@ -48,6 +48,7 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
         *tokens += (double)s.n_tokens / study->n_samples;
         if (to) status = task_write_jsonl(to, t, &s, c->seed, err);
         if (status == KVB_OK && c->answer) status = task_study_answer(study, i, &s, &listener, err);
+        if (status == KVB_OK && c->head_scores) status = retrieval_add(&c->heads, t, &s, err);
         task_sample_free(&s);
         progress_update(&bar, (double)(i + 1), (double)study->n_samples, "samples");
         if (status == KVB_OK && cli_stop_requested && i + 1 < study->n_samples)
@@ -56,7 +57,7 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
     }
     if (status == KVB_OK && study->n_resumed)
         progress_end(&bar, "%zu answered, %zu more from %s", study->n_answered, study->n_resumed, study->log);
-    else progress_end(&bar, "%zu cells answered", study->n_answered);
+    else progress_end(&bar, "%u samples", study->n_samples);
     return status;
 }
 
@@ -84,6 +85,7 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
 static void close_command(task_command *c)
 {
     cJSON_Delete(c->report);
+    retrieval_close(&c->heads);
     cli_list_free(&c->tasks);
     methods_free(&c->with);
     calib_free(&c->texts);
@@ -104,11 +106,13 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
         c->log_path = NULL;
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->results);
     }
+    if (status == KVB_OK && c->head_scores) status = retrieval_open(&c->heads, c->m, err);
     if (status == KVB_OK && c->output) status = atomic_file_begin(&samples, c->output, err);
     for (size_t i = 0; status == KVB_OK && i < c->tasks.count; i++)
         status = run_task(c, c->tasks.items[i], samples.stream, err);
     if (status == KVB_OK && samples.stream) status = atomic_file_commit(&samples, err);
     atomic_file_abandon(&samples);
+    if (status == KVB_OK && c->head_scores) status = retrieval_write(&c->heads, c->head_scores, err);
     if (status == KVB_OK && c->results) status = task_report_write(c, err);
     if (status == KVB_OK && c->results && !c->quiet)
         fprintf(stderr, "%s.json, .csv%s are written; %s.cells lets the same command go on\n", c->results,
@@ -141,7 +145,8 @@ static int check_usage(const cli_command *self, task_command *c, char **operands
     const methods *w = &c->with;
     bool named = w->metric_names.count || w->policy_names.count || w->allocator_names.count || w->ratio_names.count;
     if (n_operands < 1 || c->tasks.count == 0) return cli_usage_error(self, "expected: kvbudget %s", self->synopsis);
-    if (!c->output && !c->answer) return cli_usage_error(self, "nothing to do: give -o FILE.jsonl, --answer, or both");
+    if (!c->output && !c->answer && !c->head_scores)
+        return cli_usage_error(self, "nothing to do: give -o FILE.jsonl, --answer or --head-scores FILE.tsv");
     for (int i = 1; i < n_operands; i++)
         if (!methods_is_table(operands[i]))
             return cli_usage_error(self, "'%s' is no table (.safetensors)", operands[i]);
@@ -172,6 +177,9 @@ static int run(const cli_command *self, int argc, char **argv)
         {"results", 0, CLI_TEXT, &c.results, "NAME",
          "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
          "where it was stopped"},
+        {"head-scores", 0, CLI_TEXT, &c.head_scores, "FILE.tsv",
+         "write how much each query head looks at what the right answers repeat, for the\nallocators headkv=FILE.tsv "
+         "and duo=FILE.tsv; needles or pairs only"},
         {"verbose", 'v', CLI_FLAG, &c.verbose, NULL, "with --answer: print every answer"},
         {"haystack", 0, CLI_TEXT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
         {"texts", 0, CLI_TEXT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
@@ -216,6 +224,7 @@ const cli_command cmd_task = {
         "\n"
         "Examples:\n"
         "  kvbudget task --list\n"
+        "  kvbudget task model.gguf --task niah_single --tokens 1000 --head-scores heads.tsv\n"
         "  kvbudget task model.gguf --task niah_single --task vt --tokens 2000 --count 20 --answer\n"
         "  kvbudget task model.gguf --task niah_multikey:keys=8:questions=4 --tokens 4000 -o needles.jsonl\n"
         "  kvbudget task model.gguf snapkv.safetensors --task niah_single --tokens 1000 --answer --metric "

@@ -1,12 +1,13 @@
 // What the files of `kvbudget task` share: the command line, and what was opened from it.
 #pragma once
+#include "evaluator/retrieval.h"
 #include "evaluator/task_study.h"
 #include "tools/methods.h"
 
 typedef struct task_command {
     cli_list tasks;
     methods with;
-    const char *output, *results, *haystack_path, *texts_path, *backend_name, *compute;
+    const char *output, *results, *head_scores, *haystack_path, *texts_path, *backend_name, *compute;
     uint64_t tokens, count, seed;
     bool answer, verbose, quiet;
     const backend *device;
@@ -15,6 +16,7 @@ typedef struct task_command {
     calib_file texts;
     cJSON *report;  // results of all tasks
     char *log_path; // NULL: none
+    retrieval heads;
 } task_command;
 
 // What was found for one task: on the terminal, and added to the report.

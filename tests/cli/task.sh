@@ -44,6 +44,13 @@ expect 0 'a prompt in blocks, in other precision' task tiny.gguf -t niah_single 
     -p lagkv:lag=32:prefill=blocks -r 0.8 --compute bf16x3
 says 'keeps its share' 'keydiff:block=64:prefill=blocks +uniform +0.8 +20\.'
 misused 'a precision that does not exist' "no 'f8'" task tiny.gguf -t vt -n 600 -a --compute f8
+expect 0 'head scores' task tiny.gguf -t niah_multikey:questions=2 -n 600 -c 2 --head-scores heads.tsv --quiet
+check_heads() { awk 'NF != 4 || $1 < 0 || $1 > 1 {bad = 1} {n += $1 + $2 + $3 + $4} END {exit bad || NR != 2 || n == 0}' heads.tsv; }
+if check_heads; then ok 'a share of attention for each query head'; else not_ok 'a share of attention for each query head' && cat heads.tsv; fi
+expect 0 'budgets from them' task tiny.gguf -t niah_single -n 600 -c 1 -a -m keydiff --allocator uniform --allocator headkv=heads.tsv --allocator duo=heads.tsv -r 0.5
+says 'HeadKV keeps its share' 'keydiff +headkv +0.5 +(49\.[5-9]|50\.)'
+printf '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": ["Oslo, in Anna."]}\n' >other.jsonl
+fails 'head scores of a task without needles' 'does not stand in its context' task tiny.gguf -t qa --texts other.jsonl --head-scores x.tsv
 fails 'a policy that does not exist' 'there are full, morphkv' task tiny.gguf -t vt -n 600 -a -p morph -r 0.5
 misused 'a ratio beyond 1' 'below 1' task tiny.gguf -t vt -n 600 -a -p morphkv -r 80
 tiny_texts() { printf '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": [" Oslo."]}\n'; }

@@ -1,0 +1,179 @@
+#include "evaluator/retrieval.h"
+#include "formats/atomic_file.h"
+#include "runtime/fail.h"
+#include <stdlib.h>
+#include <string.h>
+
+kvb_status retrieval_open(retrieval *r, const model *m, kvb_error *err)
+{
+    *r = (retrieval){.m = m, .sums = calloc((size_t)m->config.n_layers * m->config.n_heads + 1, sizeof(double))};
+    return r->sums ? KVB_OK : kvb_fail(err, KVB_MEMORY, "head scores: no memory");
+}
+
+void retrieval_close(retrieval *r)
+{
+    free(r->sums);
+    *r = (retrieval){0};
+}
+
+// ---- Where the answer stands ----
+
+// Marks the tokens that overlap an occurrence of `gold` in the text of ids; returns how many were marked.
+static size_t mark_text(bool *marks, const char *text, const uint32_t *starts, uint32_t n, const char *gold)
+{
+    size_t length = strlen(gold), marked = 0;
+    for (const char *at = text; length && (at = strstr(at, gold)); at += length)
+        for (uint32_t i = 0; i < n; i++) {
+            size_t first = (size_t)(at - text), end = first + length;
+            if (starts[i + 1] <= first || starts[i] >= end) continue;
+            marked += !marks[i];
+            marks[i] = true;
+        }
+    return marked;
+}
+
+// Byte-level tokens: the text of ids is that of each, one behind the other. *text is malloc'd; starts [n + 1].
+static kvb_status spell(char **text, uint32_t *starts, const model *m, const int32_t *ids, uint32_t n, kvb_error *err)
+{
+    size_t size = tokenizer_decode(m->tokens, ids, n, NULL, 0);
+    *text = malloc(size + 1);
+    if (!*text) return kvb_fail(err, KVB_MEMORY, "head scores: no memory for a text");
+    tokenizer_decode(m->tokens, ids, n, *text, size);
+    (*text)[size] = '\0';
+    starts[0] = 0;
+    for (uint32_t i = 0; i < n; i++)
+        starts[i + 1] = starts[i] + (uint32_t)tokenizer_decode(m->tokens, &ids[i], 1, NULL, 0);
+    return KVB_OK;
+}
+
+// ---- One question ----
+
+typedef struct needle_watch {
+    retrieval *r;
+    const bool *marks; // [n_tokens] of the context
+    uint32_t n_tokens, n_question, n_answer;
+} needle_watch;
+
+// Row i is the query that predicts token i + 1 of question and answer.
+static void add_attention(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *weights)
+{
+    needle_watch *w = context;
+    for (uint32_t i = 0; i < view->n_rows * view->group; i++) {
+        uint32_t row = span.count - w->n_tokens - view->n_rows + i / view->group;
+        if (row + 1 < w->n_question || row + 1 >= w->n_question + w->n_answer) continue;
+        double sum = 0;
+        for (uint32_t j = 0; j < w->n_tokens; j++) sum += w->marks[j] ? weights[(size_t)i * span.count + j] : 0;
+        size_t head = (size_t)kv_head * view->group + i % view->group;
+        w->r->sums[(size_t)view->layer * w->r->m->config.n_heads + head] += sum / w->n_answer;
+    }
+}
+
+// Ids of the question and of its gold strings, joined by ", " behind a blank. *ids is malloc'd.
+static kvb_status encode_answer(int32_t **ids, uint32_t *n_question, uint32_t *n_answer, const model *m,
+                                const task_question *q, kvb_error *err)
+{
+    int32_t *question = NULL, *answer = NULL;
+    size_t nq = 0, na = 0, size = 0;
+    char *text = NULL;
+    FILE *to = open_memstream(&text, &size);
+    if (!to) return kvb_fail(err, KVB_MEMORY, "head scores: no memory for an answer");
+    for (size_t i = 0; i < q->n_gold; i++) fprintf(to, "%s%s", i ? ", " : " ", q->gold[i]);
+    kvb_status status = fclose(to) == 0 ? KVB_OK : kvb_fail(err, KVB_MEMORY, "head scores: no memory for an answer");
+    if (status == KVB_OK) status = tokenizer_encode(m->tokens, q->text, strlen(q->text), false, &question, &nq, err);
+    if (status == KVB_OK) status = tokenizer_encode(m->tokens, text, size, false, &answer, &na, err);
+    *ids = status == KVB_OK ? malloc((nq + na + 1) * sizeof **ids) : NULL;
+    if (status == KVB_OK && !*ids) status = kvb_fail(err, KVB_MEMORY, "head scores: no memory for %zu ids", nq + na);
+    if (status == KVB_OK) {
+        memcpy(*ids, question, nq * sizeof **ids);
+        memcpy(*ids + nq, answer, na * sizeof **ids);
+    }
+    *n_question = (uint32_t)nq;
+    *n_answer = (uint32_t)na;
+    free(question);
+    free(answer);
+    free(text);
+    return status;
+}
+
+static kvb_status mark_answer(bool *marks, const char *text, const uint32_t *starts, uint32_t n_tokens,
+                              const task_sample *sample, const task_question *q, kvb_error *err)
+{
+    memset(marks, 0, n_tokens);
+    for (size_t i = 0; i < q->n_gold; i++)
+        if (!mark_text(marks, text, starts, n_tokens, q->gold[i]))
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "head scores: sample %s: the answer \"%s\" does not stand in its context; use a task of "
+                            "needles or pairs",
+                            sample->id, q->gold[i]);
+    return KVB_OK;
+}
+
+static kvb_status add_question(retrieval *r, session *s, const bool *marks, const task_question *q, kvb_error *err)
+{
+    needle_watch w = {.r = r, .marks = marks, .n_tokens = s->n_tokens};
+    int32_t *ids = NULL;
+    kv_cache *cache = NULL;
+    kvb_status status = encode_answer(&ids, &w.n_question, &w.n_answer, r->m, q, err);
+    const uint32_t rows = w.n_question + w.n_answer;
+    const decode_hooks hooks = {.context = &w, .attended = add_attention};
+    if (status == KVB_OK) status = session_cache(s, NULL, rows, &cache, err);
+    if (status == KVB_OK) status = decoder_run(s->decode, &cache, 1, &rows, ids, &hooks, LOGITS_LAST, NULL, err);
+    if (status == KVB_OK) r->n++;
+    kv_cache_close(cache);
+    free(ids);
+    return status;
+}
+
+// The most rows of a question and its answer.
+static kvb_status count_rows(uint32_t *out, const model *m, const task_sample *sample, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    *out = 0;
+    for (size_t i = 0; i < sample->n_questions && status == KVB_OK; i++) {
+        int32_t *ids = NULL;
+        uint32_t question, answer;
+        status = encode_answer(&ids, &question, &answer, m, &sample->questions[i], err);
+        if (question + answer > *out) *out = question + answer;
+        free(ids);
+    }
+    return status;
+}
+
+kvb_status retrieval_add(retrieval *r, const task *t, const task_sample *sample, kvb_error *err)
+{
+    int32_t *ids = NULL;
+    uint32_t n = 0, rows = 0, *starts = NULL;
+    bool *marks = NULL;
+    char *text = NULL;
+    session *s = NULL;
+    kvb_status status = task_context_ids(&ids, &n, r->m, sample, err);
+    if (status == KVB_OK) status = count_rows(&rows, r->m, sample, err);
+    if (status == KVB_OK && (!(starts = malloc((n + 1) * sizeof *starts)) || !(marks = malloc(n + 1))))
+        status = kvb_fail(err, KVB_MEMORY, "task %s: no memory for %u tokens", t->spec, n);
+    if (status == KVB_OK) status = spell(&text, starts, r->m, ids, n, err);
+    const session_plan plan = {.max_tokens = n, .max_new = rows, .max_rows = rows};
+    if (status == KVB_OK) status = session_open(&s, r->m, &plan, err);
+    if (status == KVB_OK) status = session_prefill(s, ids, n, NULL, NULL, err);
+    for (size_t i = 0; i < sample->n_questions && status == KVB_OK; i++) {
+        const task_question *q = &sample->questions[i];
+        status = mark_answer(marks, text, starts, n, sample, q, err);
+        if (status == KVB_OK) status = add_question(r, s, marks, q, err);
+    }
+    session_close(s);
+    free(ids);
+    free(starts);
+    free(marks);
+    free(text);
+    return status;
+}
+
+kvb_status retrieval_write(const retrieval *r, const char *path, kvb_error *err)
+{
+    atomic_file file;
+    uint32_t H = r->m->config.n_heads;
+    kvb_status status = atomic_file_begin(&file, path, err);
+    if (status != KVB_OK) return status;
+    for (size_t i = 0; i < (size_t)r->m->config.n_layers * H; i++)
+        fprintf(file.stream, "%.9g%c", r->n ? r->sums[i] / (double)r->n : 0, i % H + 1 == H ? '\n' : '\t');
+    return atomic_file_commit(&file, err);
+}
