@@ -3,6 +3,7 @@
 #include "formats/atomic_file.h"
 #include "formats/sha256.h"
 #include "profiler/meter.h"
+#include "profiler/query_statistics.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,10 +19,11 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     const method_column *column = &s->methods.columns[c->column];
     const method *m = &s->methods.methods[column->method];
     char text[1024];
-    int n =
-        snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u", s->m->sha256,
-                 s->m->device->name, s->m->device->compute, s->texts[c->text].sha256, s->o.n_tokens, s->o.n_next,
-                 method_name(m), column->how->identity, c->ratio, c->protect ? m->sink : 0, c->protect ? m->window : 0);
+    const char *statistics = s->m->statistics ? s->m->statistics->sha256 : "";
+    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
+                     s->m->device->name, s->m->device->compute, s->texts[c->text].sha256, s->o.n_tokens, s->o.n_next,
+                     method_name(m), column->how->identity, c->ratio, c->protect ? m->sink : 0,
+                     c->protect ? m->window : 0, statistics);
     return sha256_hex(text, (size_t)n, c->key, err);
 }
 

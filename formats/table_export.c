@@ -85,7 +85,9 @@ static bool press_with_parameters(char *press, size_t size, const char **note, c
                  parameter(p, "future", 512), parameter(p, "sinks", 4),
                  parameter(p, "covariance", 1) != 0 ? "True" : "False",
                  parameter(p, "value_norm", 1) != 0 ? "True" : "False", parameter(p, "epsilon", 0.02));
-        if (parameter(p, "sinks_in_softmax", strncmp(metric, "ea:lukv", 7) == 0) != 0)
+        if (parameter(p, "stored", 0) != 0)
+            *note = "calibrated with stored query statistics: use ExpectedAttentionStatsPress with the same ones";
+        else if (parameter(p, "sinks_in_softmax", strncmp(metric, "ea:lukv", 7) == 0) != 0)
             *note = "kvpress leaves the sinks out of the softmax: its ranking differs from the one that was calibrated";
     } else if (is_metric(metric, "lagkv")) {
         snprintf(press, size, "LagKVPress(n_sink=%.0f, lag_size=%.0f, cross_scoring=%s)", parameter(p, "sink", 4),

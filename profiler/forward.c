@@ -1,5 +1,6 @@
 #include "profiler/forward.h"
 #include "profiler/layer_device.h"
+#include "profiler/query_statistics.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <omp.h>
@@ -248,6 +249,11 @@ static kvb_status observe_layer(forward *f, uint32_t layer, const layer_observer
                        .rope_dim = c->rope_dim,
                        .rope_frequency = f->m->rope_frequency,
                        .n_queries = f->n_tokens};
+    const query_statistics *stored = f->m->statistics;
+    if (stored) {
+        view.query_mean = stored->mean + layer * queries;
+        view.query_covariance = stored->covariance + layer * queries * c->head_dim;
+    }
     const layer_device device = {f->b, shape_of(f), kv, f->q_raw, f->q, &f->reduced};
     unsigned needs = observer->needs;
     if (!f->b->host_view(kv.k)) {

@@ -2,6 +2,7 @@
 #include "formats/sha256.h"
 #include "profiler/dequant.h"
 #include "profiler/oracle.h"
+#include "profiler/query_statistics.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdio.h>
@@ -354,6 +355,17 @@ kvb_status model_set_pre_tokenizer(model *m, const char *path, const char *pre, 
     return KVB_OK;
 }
 
+kvb_status model_set_statistics(model *m, const char *path, kvb_error *err)
+{
+    query_statistics *s = NULL;
+    kvb_status status =
+        query_statistics_open(&s, path, m->config.n_layers, m->config.n_heads, m->config.head_dim, err);
+    if (status != KVB_OK) return status;
+    query_statistics_free(m->statistics);
+    m->statistics = s;
+    return KVB_OK;
+}
+
 void model_free(model *m)
 {
     if (!m) return;
@@ -371,5 +383,6 @@ void model_free(model *m)
     free(m->layers);
     free(m->rope_frequency);
     tokenizer_free(m->tokens);
+    query_statistics_free(m->statistics);
     free(m);
 }

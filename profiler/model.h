@@ -45,6 +45,7 @@ typedef struct model {
     float *rope_frequency; // host [rope_dim/2]: radians per position, scaling and rope_freqs.weight applied
     tokenizer *tokens;
     char sha256[65]; // of the whole model file
+    struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
 } model;
 
 // Loads a GGUF model onto `device`: reads the config, checks every tensor's presence and shape before any arithmetic, dequantises to
@@ -57,6 +58,8 @@ kvb_status model_open(model **out, const char *path, const backend *device, kvb_
 kvb_status model_open_layers(model **out, const char *path, const backend *device, uint32_t n_layers, kvb_error *err);
 // Replaces the tokenizer by one with another pre-tokenizer than the file names; `path` is the file that was opened.
 kvb_status model_set_pre_tokenizer(model *m, const char *path, const char *pre, kvb_error *err);
+// Gives metrics stored query statistics (query_statistics.h) from a file; they belong to the model.
+kvb_status model_set_statistics(model *m, const char *path, kvb_error *err);
 void model_free(model *m);
 
 // Reads the config alone, with all its checks.

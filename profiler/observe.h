@@ -39,7 +39,9 @@ typedef struct layer_view {
     uint32_t n_queries;        // rows of q_raw and q: the queries of the last n_queries tokens
     const uint32_t *positions; // [G, T] of the keys, ascending per head; NULL: key j stands at position j
     uint32_t first_kv_head;    // of the layer, that the view's head 0 is
-    double extra_seconds;      // that column_sums and output_norms took
+    const float *query_mean,
+        *query_covariance; // [H,d], [H,d,d] of this layer, stored (query_statistics.h); NULL: there are none
+    double extra_seconds;  // that column_sums and output_norms took
     const struct layer_device *device;
 } layer_view;
 

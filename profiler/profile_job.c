@@ -1,6 +1,7 @@
 // The profiling run, first half: calibration texts become token ids, counted and checked before the model runs.
 #include "formats/sha256.h"
 #include "profiler/profile.h"
+#include "profiler/query_statistics.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -267,6 +268,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddStringToObject(a, "bos", bos_names[o->bos]) &&
               cJSON_AddNumberToObject(a, "max_tokens", o->max_tokens) &&
               cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o);
+    if (m->statistics) ok = ok && cJSON_AddStringToObject(a, "query_statistics_sha256", m->statistics->sha256);
     if (!ok) {
         cJSON_Delete(a);
         return NULL;

@@ -1,6 +1,6 @@
 // Expected Attention (methods.md 3.3): the attention that future queries will pay, if they are Gaussian like the past ones.
 //
-//     mu_h, C_h  = mean and covariance (divisor n) of the queries before RoPE, rows n_s..T-1
+//     mu_h, C_h  = mean and covariance (divisor n) of the queries before RoPE, rows n_s..T-1; stored ones of other texts with stored=1
 //     mu', C'    = R mu, R C R^T,  R = mean RoPE rotation over positions T .. T + future - 1
 //     z[h,j]     = mu'.k_j / sqrt(d) + k_j^T C' k_j / (2 d)
 //     p[h]       = softmax of z over j >= n_s (kvpress) or over all j (LU-KV)
@@ -18,7 +18,7 @@ enum { CHUNK = 512 };
 typedef struct ea_settings {
     uint32_t sinks;
     double future, epsilon;
-    bool covariance, value_norm, sinks_in_softmax;
+    bool covariance, value_norm, sinks_in_softmax, stored;
 } ea_settings;
 
 // Scratch of one head.
@@ -54,7 +54,7 @@ static bool head_alloc(ea_head *e, uint32_t T, size_t d)
 }
 
 // Mean and covariance of the queries from row `from` on.
-static void query_statistics(ea_head *e, const layer_view *view, uint32_t h, uint32_t from, bool covariance)
+static void context_statistics(ea_head *e, const layer_view *view, uint32_t h, uint32_t from, bool covariance)
 {
     size_t d = view->head_dim, ld = (size_t)view->n_heads * d;
     uint32_t end = view->n_queries;
@@ -70,6 +70,14 @@ static void query_statistics(ea_head *e, const layer_view *view, uint32_t h, uin
         gemm(true, false, d, d, n, 1.0f, e->rows, d, e->rows, d, 0.0f, e->product, d);
         for (size_t i = 0; i < d * d; i++) e->covariance[i] += (double)e->product[i] / (end - from);
     }
+}
+
+// The same as they were stored, from other texts.
+static void stored_statistics(ea_head *e, const layer_view *view, uint32_t h)
+{
+    size_t d = view->head_dim;
+    for (size_t c = 0; c < d; c++) e->mean[c] = view->query_mean[h * d + c];
+    for (size_t i = 0; i < d * d; i++) e->covariance[i] = view->query_covariance[h * d * d + i];
 }
 
 // x = R x for x [d] with a step between its elements; R is 2x2 per pair: [c -s; s c].
@@ -155,7 +163,12 @@ static kvb_status sums_on_device(const metric *m, const layer_view *view, const 
     sums.linear = sums.norms + G * T;
     sums.square = sums.linear + H * d;
     float *square = set->covariance ? sums.square : NULL;
-    if (status == KVB_OK) status = device_query_moments(view->device, set->sinks, sums.linear, square, err);
+    if (status == KVB_OK && set->stored) {
+        memcpy(sums.linear, view->query_mean, H * d * sizeof(float));
+        if (square) memcpy(square, view->query_covariance, H * d * d * sizeof(float));
+    } else if (status == KVB_OK) {
+        status = device_query_moments(view->device, set->sinks, sums.linear, square, err);
+    }
     if (status == KVB_OK) {
         turn_on_host(&sums, turned, view, cos_sin, set->covariance);
         status = device_quadratic(view->device, view->n_heads, sums.linear, square, sums.z, err);
@@ -175,7 +188,8 @@ static void score_head(ea_head *e, float *p, const layer_view *view, uint32_t h,
     if (sums) {
         for (uint32_t j = 0; j < T; j++) e->z[j] = sums->z[(size_t)h * T + j];
     } else {
-        query_statistics(e, view, h, set->sinks > hidden ? set->sinks - hidden : 0, set->covariance);
+        if (set->stored) stored_statistics(e, view, h);
+        else context_statistics(e, view, h, set->sinks > hidden ? set->sinks - hidden : 0, set->covariance);
         rotate_statistics(e->mean, set->covariance ? e->covariance : NULL, d, cos_sin, half);
         expected_logits(e, view, h, set->covariance);
     }
@@ -218,7 +232,14 @@ static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kv
     uint32_t T = view->n_tokens, G = view->n_kv_heads, H = view->n_heads;
     ea_settings set = {(uint32_t)metric_value(m, "sinks"), metric_value(m, "future"),
                        metric_value(m, "epsilon"),         metric_value(m, "covariance") != 0,
-                       metric_value(m, "value_norm") != 0, metric_value(m, "sinks_in_softmax") != 0};
+                       metric_value(m, "value_norm") != 0, metric_value(m, "sinks_in_softmax") != 0,
+                       metric_value(m, "stored") != 0};
+    if (set.stored && !view->query_mean)
+        return kvb_fail(
+            err, KVB_ARGUMENT,
+            "metric %s: there are no stored query statistics; make them with `kvbudget statistics` and give "
+            "--query-statistics FILE",
+            m->spec);
     if (T <= set.sinks)
         return kvb_fail(err, KVB_ARGUMENT,
                         "metric %s: the context has %u tokens, expected more than its %u sinks; use a longer context",
@@ -267,6 +288,7 @@ static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kv
             {"covariance", 1, 0, 1, true, "1 = use the covariance of the queries, 0 = their mean only", NULL},    \
             {"value_norm", 1, 0, 1, true, "1 = multiply by the norm of the value", NULL},                         \
             {"sinks_in_softmax", sinks_in_softmax, 0, 1, true, "1 = the softmax runs over the sinks too", NULL},  \
+            {"stored", 0, 0, 1, true, "1 = query statistics of other texts (--query-statistics)", NULL},          \
     }
 #define VARIANT(label, text, origin, sinks_in_softmax)                                                        \
     {                                                                                                         \

@@ -115,6 +115,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
          "--batch sequences at a time"},
         {"bos", 0, CLI_TEXT, &e.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &e.pre, "NAME", "split words as this pre-tokenizer does, not as the file says"},
+        QUERY_STATISTICS_OPTION(e.statistics),
         {"backend", 'b', CLI_TEXT, &e.backend_name, "NAME", "cpu or ref; attention over cut caches runs on the host"},
         {"compute", 0, CLI_TEXT, &e.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"batch", 0, CLI_COUNT, &e.batch, "N", "runs that are decoded together (4)"},

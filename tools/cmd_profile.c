@@ -129,6 +129,7 @@ static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb
     }
     kvb_status status = model_open_layers(&p->m, operands[0], p->device, (uint32_t)p->layers, err);
     if (status == KVB_OK && p->pre) status = model_set_pre_tokenizer(p->m, operands[0], p->pre, err);
+    if (status == KVB_OK && p->statistics) status = model_set_statistics(p->m, p->statistics, err);
     if (status == KVB_OK) status = allot_memory(p, err);
     if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
     return status;
@@ -221,6 +222,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
          "run the first N layers only, to measure time and memory on a shorter model"},
         {"backend", 'b', CLI_TEXT, &p.backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
         {"compute", 0, CLI_TEXT, &p.compute, "KIND", DEVICE_COMPUTE_HELP},
+        QUERY_STATISTICS_OPTION(p.statistics),
         {"threads", 0, CLI_COUNT, &p.threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"shard", 0, CLI_TEXT, &p.shard, "I/N",
          "run only the I-th of N shares of the work, as an element of a job array; `kvbudget\nmerge` puts the shards "

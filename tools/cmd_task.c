@@ -99,6 +99,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     static const char *const NO_METRICS[] = {NULL};
     atomic_file samples = {0};
     kvb_status status = model_open(&c->m, operands[0], c->device, err);
+    if (status == KVB_OK && c->statistics) status = model_set_statistics(c->m, c->statistics, err);
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
     if (status == KVB_OK) status = methods_open(&c->with, c->m, operands + 1, n - 1, NO_METRICS, err);
@@ -183,6 +184,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"verbose", 'v', CLI_FLAG, &c.verbose, NULL, "with --answer: print every answer"},
         {"haystack", 0, CLI_TEXT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
         {"texts", 0, CLI_TEXT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
+        QUERY_STATISTICS_OPTION(c.statistics),
         {"backend", 'b', CLI_TEXT, &c.backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
         {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"quiet", 'q', CLI_FLAG, &c.quiet, NULL, "no progress"},

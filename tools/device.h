@@ -1,4 +1,4 @@
-// --backend and --compute, for the commands that run a model.
+// Options of the commands that run a model: --backend, --compute, --query-statistics.
 #pragma once
 #include "profiler/backend.h"
 #include "tools/cli.h"
@@ -8,6 +8,13 @@
     "three "                                                                                                          \
     "times as fast with a bfloat16 matrix unit, slower without);\nbf16 (8 bits: fastest, another model in the third " \
     "digit); sums, softmax and oracle stay f32"
+
+// --query-statistics, for the commands that score contexts.
+#define QUERY_STATISTICS_OPTION(path)                                                  \
+    {                                                                                  \
+        "query-statistics", 0, CLI_TEXT, &(path), "FILE",                              \
+            "stored query statistics, for metrics with stored=1 (kvbudget statistics)" \
+    }
 
 // The backend of that name and precision; NULL after a message about how the command is used (then return EXIT_USAGE). Says so on
 // stderr when this machine has no unit for the precision.

@@ -114,6 +114,7 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     if (!n_texts) return cli_usage_error(e->self, "no text is given: any text file, or .jsonl with contexts");
     kvb_status status = model_open(&e->m, operands[0], e->device, &err);
     if (status == KVB_OK && e->pre) status = model_set_pre_tokenizer(e->m, operands[0], e->pre, &err);
+    if (status == KVB_OK && e->statistics) status = model_set_statistics(e->m, e->statistics, &err);
     if (status == KVB_OK) status = methods_open(&e->with, e->m, operands + 1, n - 1, DEFAULT_METRICS, &err);
     if (status == KVB_OK && !e->with.n_columns)
         status = kvb_fail(&err, KVB_ARGUMENT, "there is nothing to compare: give a table, or --allocator");

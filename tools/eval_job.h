@@ -6,7 +6,7 @@
 typedef struct eval_command {
     const cli_command *self;
     methods with;
-    const char *output, *kept, *backend_name, *compute, *bos, *pre;
+    const char *output, *kept, *backend_name, *compute, *bos, *pre, *statistics;
     uint64_t n_tokens, n_next, batch, threads, seed;
     bool no_protect, quiet, json, speed;
     const backend *device;

@@ -13,9 +13,9 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-static const cli_command *const COMMANDS[] = {&cmd_profile,  &cmd_merge,  &cmd_solve,  &cmd_validate, &cmd_eval,
-                                              &cmd_budgets,  &cmd_plot,   &cmd_export, &cmd_import,   &cmd_inspect,
-                                              &cmd_tokenize, &cmd_logits, &cmd_task};
+static const cli_command *const COMMANDS[] = {&cmd_profile,  &cmd_merge,  &cmd_solve,  &cmd_validate,  &cmd_eval,
+                                              &cmd_budgets,  &cmd_plot,   &cmd_export, &cmd_import,    &cmd_inspect,
+                                              &cmd_tokenize, &cmd_logits, &cmd_task,   &cmd_statistics};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 
 static const char INTRODUCTION[] =
@@ -186,7 +186,7 @@ static int run(int argc, char **argv)
     const cli_command *command = find_command(name);
     if (!command) return unknown_command(name);
     if (command == &cmd_profile || command == &cmd_solve || command == &cmd_eval || command == &cmd_logits ||
-        command == &cmd_task)
+        command == &cmd_task || command == &cmd_statistics)
         spin_less(argv);
     return command->run(command, argc - 1, argv + 1);
 }

@@ -8,7 +8,7 @@
 typedef struct profile_command {
     const cli_command *self;
     cli_list metric_names;
-    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory;
+    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers;
     double temperature;
     bool beyond_trained;

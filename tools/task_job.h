@@ -7,7 +7,7 @@
 typedef struct task_command {
     cli_list tasks;
     methods with;
-    const char *output, *results, *head_scores, *haystack_path, *texts_path, *backend_name, *compute;
+    const char *output, *results, *head_scores, *haystack_path, *texts_path, *backend_name, *compute, *statistics;
     uint64_t tokens, count, seed;
     bool answer, verbose, quiet;
     const backend *device;

@@ -78,7 +78,7 @@ def check_fixture(program, path):
     q = torch.randn(1, 4, 3, 8)[0]
     k = torch.randn(1, 2, 17, 8).half().float()[0]
     with tempfile.TemporaryDirectory() as folder:
-        for name, t in (("q", q.transpose(0, 1)), ("q_raw", q.transpose(0, 1)), ("k", k), ("v", k), ("wo", torch.zeros(8, 32)),
+        for name, t in (("query_mean", torch.zeros(4, 8)), ("query_cov", torch.zeros(4, 8, 8)), ("q", q.transpose(0, 1)), ("q_raw", q.transpose(0, 1)), ("k", k), ("v", k), ("wo", torch.zeros(8, 32)),
                         ("rope_frequency", torch.ones(4))):
             np.save(f"{folder}/{name}.npy", np.ascontiguousarray(t.numpy().astype("<f4")))
         s, = ours(program, folder, ["rocketkv:window=3:kernel=3"])
@@ -103,7 +103,7 @@ def main():
     for _, layer in layers_of(a.model, a.text, a.tokens, a.layers):
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
             scorer_peers.save(layer, folder)
-            cases = scorer_peers.scores(a.lag)
+            cases = scorer_peers.scores(a.lag) + scorer_peers.stored_scores()
             start = time.time()
             got = ours(a.program, folder, [c[0] for c in cases])
             print(f"# ours: {time.time() - start:.2f} s for {len(cases)} metrics, reading and writing included", file=sys.stderr)
