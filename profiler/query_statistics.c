@@ -222,7 +222,7 @@ static kvb_status see_queries(void *context, const layer_view *view, kvb_error *
 
 layer_observer query_gather_observer(query_gather *g)
 {
-    return (layer_observer){see_queries, g, VIEW_Q_RAW};
+    return (layer_observer){.see = see_queries, .context = g, .needs = VIEW_Q_RAW};
 }
 
 uint64_t query_gather_count(const query_gather *g)

@@ -544,7 +544,7 @@ START_TEST(test_metric_json)
          "{\"share\":0,\"epsilon\":0.0001,\"wraps\":\"tova\",\"parameters\":{\"scope\":\"layer\"},"
          "\"protect_sink\":4,\"protect_window\":1}"},
         {"ea:lukv:epsilon=0", "{\"future\":512,\"sinks\":4,\"epsilon\":0,\"covariance\":1,\"value_norm\":1,"
-                              "\"sinks_in_softmax\":1,\"protect_sink\":4,\"protect_window\":1}"},
+                              "\"sinks_in_softmax\":1,\"stored\":0,\"protect_sink\":4,\"protect_window\":1}"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         metric m = case_metric(cases[i][0]);
