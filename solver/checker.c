@@ -1,48 +1,95 @@
 #include "solver/checker.h"
 #include "runtime/fail.h"
+#include "solver/wide.h"
 #include <math.h>
 #include <stdlib.h>
 
-double checker_dual(const loss_curves *c, uint32_t first, uint32_t n, double lambda, uint64_t budget, uint64_t *kept)
+// The least of loss[i] + price i over i = 0 .. n, and the first i where it is. The least is found without branches, chunk
+// by chunk, and then looked for.
+WIDE static double least_priced(const double *loss, uint32_t n, double price, uint32_t *at)
 {
-    uint32_t protect = shape_protected(&c->shape), middle = shape_middle(&c->shape), begin = c->floor - protect;
-    double sum = 0;
-    uint64_t tokens = 0;
-    for (uint32_t h = first; h < first + n; h++) {
-        const double *loss = c->loss + (size_t)h * (middle + 1);
-        // Counted from the floor, so that the products stay small.
-        double best = loss[begin];
-        uint32_t at = begin;
-        for (uint32_t i = begin + 1; i <= middle; i++) {
-            double value = loss[i] + lambda * (i - begin);
-            if (value < best) {
-                best = value;
-                at = i;
-            }
+    enum { LANES = 8, CHUNK = 64 * LANES };
+    double best = INFINITY;
+    uint32_t where = 0, first = 0;
+    for (; first + CHUNK <= n + 1; first += CHUNK) {
+        double lane[LANES], index[LANES];
+        for (uint32_t k = 0; k < LANES; k++) {
+            lane[k] = INFINITY;
+            index[k] = first + k;
         }
-        sum += best;
-        tokens += at + protect;
+        for (uint32_t i = first; i < first + CHUNK; i += LANES)
+            for (uint32_t k = 0; k < LANES; k++) {
+                double value = loss[i + k] + price * index[k];
+                lane[k] = value < lane[k] ? value : lane[k];
+                index[k] += LANES;
+            }
+        for (uint32_t k = 0; k < LANES; k++)
+            if (lane[k] < best) {
+                best = lane[k];
+                where = first;
+            }
     }
-    if (kept) *kept = tokens;
-    return sum - lambda * ((double)budget - (double)n * c->floor);
+    for (uint32_t i = first; i <= n; i++) {
+        double value = loss[i] + price * i;
+        if (value < best) {
+            best = value;
+            where = i;
+        }
+    }
+    while (loss[where] + price * where != best) where++;
+    *at = where;
+    return best;
 }
 
-// A point of a dual function: its value, and the tokens that the minimisers keep beyond the budget.
+// ---- A concave function and its largest value -------------------------------------------------------------------------
+
+// A point of min over b of [loss + lambda b]: its value, and the tokens that the minimisers keep, a slope of it. For a
+// budget B the dual is value - lambda B, so that all ratios share the points that one of them has looked at.
 typedef struct point {
-    double lambda, value, slope;
+    double lambda, value;
+    double kept;
 } point;
 
-typedef point dual_at(const void *of, double lambda);
+typedef point priced_at(const void *of, double lambda);
 
-// Closes in from `near` by factors of 4 on two points that keep too many and not too many tokens; without `near` the ends
-// of the axis are these points.
-static void bracket(dual_at *f, const void *of, double near, point *low, point *high)
+typedef struct dual {
+    priced_at *f;
+    const void *of;
+    double most, tolerance; // the largest price that matters, and how exactly maxima are found
+    point known[256];       // by price, 0 and `most` among them
+    size_t n;
+} dual;
+
+static point look_at(dual *d, double lambda)
+{
+    point p = d->f(d->of, lambda);
+    size_t i = d->n;
+    if (d->n == sizeof d->known / sizeof *d->known) return p; // never needed, and only a loss of time
+    for (; i > 0 && d->known[i - 1].lambda > lambda; i--) d->known[i] = d->known[i - 1];
+    d->known[i] = p;
+    d->n++;
+    return p;
+}
+
+static void dual_begin(dual *d, priced_at *f, const void *of, double most, double tolerance)
+{
+    d->f = f;
+    d->of = of;
+    d->most = most;
+    d->tolerance = tolerance;
+    d->n = 0;
+    look_at(d, 0);
+    look_at(d, most);
+}
+
+// Closes in from `near` by factors of 4 on two points that keep too many and not too many tokens.
+static void bracket(dual *d, double budget, double near, point *low, point *high)
 {
     double next = near;
     bool up = false, down = false;
     for (int step = 0; step < 64 && next > low->lambda && next < high->lambda && !(up && down); step++) {
-        point p = f(of, next);
-        if (p.slope > 0) {
+        point p = look_at(d, next);
+        if (p.kept > budget) {
             *low = p;
             up = true;
             next = p.lambda * 4;
@@ -54,26 +101,37 @@ static void bracket(dual_at *f, const void *of, double near, point *low, point *
     }
 }
 
-// The largest value over 0 .. most, or less by at most `tolerance`; *lambda: where.
-static double climb(dual_at *f, const void *of, double near, double most, double tolerance, double *lambda)
+// The largest value over 0 .. most, or less by at most the tolerance; *lambda: where.
+static double climb(dual *d, double budget, double near, double *lambda)
 {
-    point low = f(of, 0), high = f(of, most), best = low;
-    if (low.slope > 0) {
-        bracket(f, of, near, &low, &high);
-        best = low.value > high.value ? low : high;
-        for (int step = 0; step < 500; step++) {
-            double far = high.lambda - low.lambda;
-            double right = (high.value - low.value - high.slope * far) / (low.slope - high.slope);
-            if (!(right > 0 && right < far) || low.value + low.slope * right - best.value <= tolerance) break;
-            point p = f(of, low.lambda + right);
-            if (p.value > best.value) best = p;
-            if (p.slope > 0) low = p;
-            else high = p;
-            if (p.slope == 0) break; // the minimisers meet the budget: p is the optimum, and the maximum
+    size_t i = 0;
+    while (i + 1 < d->n && d->known[i].kept > budget) i++;
+    point high = d->known[i], low = i ? d->known[i - 1] : high;
+    if (i && d->n == 2) bracket(d, budget, near, &low, &high);
+    double under = low.value - low.lambda * budget, over = high.value - high.lambda * budget;
+    double best = under > over ? under : over;
+    *lambda = under > over ? low.lambda : high.lambda;
+    for (int step = 0; step < 500 && low.kept > budget; step++) {
+        // Where the tangents meet is above the maximum.
+        double far = high.lambda - low.lambda, rise = low.kept - budget, fall = budget - high.kept;
+        double right = (over - under + fall * far) / (rise + fall);
+        if (!(right > 0 && right < far) || under + rise * right - best <= d->tolerance) break;
+        point p = look_at(d, low.lambda + right);
+        double value = p.value - p.lambda * budget;
+        if (value > best) {
+            best = value;
+            *lambda = p.lambda;
         }
+        if (p.kept > budget) {
+            low = p;
+            under = value;
+        } else {
+            high = p;
+            over = value;
+        }
+        if (p.kept == budget) break; // the minimisers meet the budget: p is the optimum, and the maximum
     }
-    if (lambda) *lambda = best.lambda;
-    return best.value;
+    return best;
 }
 
 // What the heads first .. first + n - 1 of curves can lose bounds the prices and the rounding.
@@ -88,28 +146,50 @@ static void find_scale(const loss_curves *c, uint32_t first, uint32_t n, double 
     }
 }
 
+// ---- Without constraints ----------------------------------------------------------------------------------------------
+
 typedef struct plain_group {
     const loss_curves *c;
     uint32_t first, n;
-    uint64_t budget;
 } plain_group;
 
-static point plain_dual(const void *of, double lambda)
+// Tokens are counted from the floor, so that products with prices stay small.
+static point plain_at(const void *of, double lambda)
 {
     const plain_group *g = of;
-    uint64_t kept;
+    const cache_shape *s = &g->c->shape;
+    uint32_t begin = g->c->floor - shape_protected(s), middle = shape_middle(s), at;
     point p = {.lambda = lambda};
-    p.value = checker_dual(g->c, g->first, g->n, lambda, g->budget, &kept);
-    p.slope = (double)kept - (double)g->budget;
+    for (uint32_t h = g->first; h < g->first + g->n; h++) {
+        p.value += least_priced(g->c->loss + (size_t)h * (middle + 1) + begin, middle - begin, lambda, &at);
+        p.kept += at;
+    }
     return p;
+}
+
+double checker_dual(const loss_curves *c, uint32_t first, uint32_t n, double lambda, uint64_t budget, uint64_t *kept)
+{
+    plain_group g = {c, first, n};
+    point p = plain_at(&g, lambda);
+    if (kept) *kept = (uint64_t)p.kept + (uint64_t)n * c->floor;
+    return p.value - lambda * ((double)budget - (double)n * c->floor);
+}
+
+// At a price above the largest loss everybody is at the floor.
+static void plain_begin(dual *d, const plain_group *g)
+{
+    double most, tolerance;
+    find_scale(g->c, g->first, g->n, &most, &tolerance);
+    dual_begin(d, plain_at, g, most, tolerance);
 }
 
 double checker_best(const loss_curves *c, uint32_t first, uint32_t n, uint64_t budget, double near, double *lambda)
 {
-    plain_group g = {c, first, n, budget};
-    double most, tolerance; // at a price above the largest loss everybody is at the floor
-    find_scale(c, first, n, &most, &tolerance);
-    return climb(plain_dual, &g, near, most, tolerance, lambda);
+    plain_group g = {c, first, n};
+    dual d;
+    double where;
+    plain_begin(&d, &g);
+    return climb(&d, (double)budget - (double)n * c->floor, near, lambda ? lambda : &where);
 }
 
 uint64_t checker_budget(const loss_curves *c, uint32_t n_layers, double ratio)
@@ -121,16 +201,27 @@ uint64_t checker_budget(const loss_curves *c, uint32_t n_layers, double ratio)
     return left > heads * c->floor ? left : heads * c->floor;
 }
 
+// Rows that share their points; other rows, other threads.
+enum { TOGETHER = 16 };
+
 void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const double *ratios, const double *lambda,
                   double *bound)
 {
     uint32_t groups = layers ? c->shape.n_layers : 1, n = shape_heads(&c->shape) / groups;
 #pragma omp parallel for schedule(dynamic)
-    for (uint32_t r = 0; r < n_rows; r++) {
-        uint64_t budget = checker_budget(c, c->shape.n_layers / groups, ratios[r]);
-        bound[r] = 0;
-        for (uint32_t g = 0; g < groups; g++)
-            bound[r] += checker_best(c, g * n, n, budget, lambda ? lambda[r] : 0, NULL);
+    for (uint32_t begin = 0; begin < n_rows; begin += TOGETHER) {
+        uint32_t end = n_rows - begin < TOGETHER ? n_rows : begin + TOGETHER;
+        for (uint32_t r = begin; r < end; r++) bound[r] = 0;
+        for (uint32_t k = 0; k < groups; k++) {
+            plain_group g = {c, k * n, n};
+            dual d;
+            double where;
+            plain_begin(&d, &g);
+            for (uint32_t r = begin; r < end; r++) {
+                uint64_t budget = checker_budget(c, c->shape.n_layers / groups, ratios[r]);
+                bound[r] += climb(&d, (double)budget - (double)n * c->floor, lambda ? lambda[r] : 0, &where);
+            }
+        }
     }
 }
 
@@ -205,35 +296,41 @@ typedef struct limited_group {
     const constrained_instance *x;
     const double *cap_price; // [all parts], or NULL: caps do not count
     uint32_t first, n;       // parts
-    uint64_t budget;
 } limited_group;
 
-static point limited_dual(const void *of, double lambda)
+static point limited_at(const void *of, double lambda)
 {
     const limited_group *g = of;
-    point p = {lambda, -lambda * (double)g->budget, -(double)g->budget};
+    point p = {.lambda = lambda};
     for (uint32_t part = g->first; part < g->first + g->n; part++) {
         double cap = (double)g->x->cap[part], price = g->cap_price ? fmax(lambda, g->cap_price[part]) : lambda;
         priced own = price_part(g->x, part, price);
         p.value += own.value - (price - lambda) * cap;
-        p.slope += price > lambda ? cap : (double)own.kept;
+        p.kept += price > lambda ? cap : (double)own.kept;
     }
     return p;
+}
+
+// A common price must outweigh what any number of heads can lose together.
+static void limited_begin(dual *d, const limited_group *g)
+{
+    const constrained_instance *x = g->x;
+    double most, tolerance;
+    find_scale(&x->curves, g->first * x->own, g->n * x->own, &most, &tolerance);
+    dual_begin(d, limited_at, g, most * x->own, tolerance);
 }
 
 // Prices at which parts meet their caps, and what groups keep at the least and at the most.
 static void find_caps(const constrained_instance *x, double *cap_price, uint64_t *least, uint64_t *most)
 {
     for (uint32_t part = 0; part < x->n_groups * x->parts; part++) {
-        limited_group g = {x, NULL, part, 1, x->cap[part]};
+        limited_group g = {x, NULL, part, 1};
+        dual d;
         uint64_t all = 0;
-        double high, tolerance;
         for (uint32_t h = part * x->own; h < (part + 1) * x->own; h++) all += x->most[h];
-        find_scale(&x->curves, part * x->own, x->own, &high, &tolerance);
-        // A common price must outweigh what any number of heads can lose together.
-        high *= x->own;
-        climb(limited_dual, &g, 0, high, tolerance, &cap_price[part]);
-        least[part / x->parts] += price_part(x, part, high).kept;
+        limited_begin(&d, &g);
+        climb(&d, (double)x->cap[part], 0, &cap_price[part]);
+        least[part / x->parts] += price_part(x, part, d.most).kept;
         most[part / x->parts] += all < x->cap[part] ? all : x->cap[part];
     }
 }
@@ -268,14 +365,17 @@ kvb_status checker_limited_rows(const loss_curves *c, const kvb_limits *limits, 
                           "checker: a number of budgets per layer is checked for at most %d heads", MOST_HEADS);
     if (status == KVB_OK) find_caps(&x, cap_price, totals, totals + x.n_groups);
 #pragma omp parallel for schedule(dynamic) if (status == KVB_OK)
-    for (uint32_t r = 0; r < n_rows; r++) {
-        bound[r] = 0;
+    for (uint32_t begin = 0; begin < n_rows; begin += TOGETHER) {
+        uint32_t end = n_rows - begin < TOGETHER ? n_rows : begin + TOGETHER;
+        for (uint32_t r = begin; r < end; r++) bound[r] = 0;
         for (uint32_t k = 0; k < x.n_groups && status == KVB_OK; k++) {
-            uint64_t budget = rank_budget(&x, totals, ratios[r], k);
-            limited_group g = {&x, cap_price, k * x.parts, x.parts, budget};
-            double high, tolerance;
-            find_scale(&x.curves, k * x.parts * x.own, x.parts * x.own, &high, &tolerance);
-            bound[r] += climb(limited_dual, &g, lambda ? lambda[r] * limits->block : 0, high * x.own, tolerance, NULL);
+            limited_group g = {&x, cap_price, k * x.parts, x.parts};
+            dual d;
+            double where;
+            limited_begin(&d, &g);
+            for (uint32_t r = begin; r < end; r++)
+                bound[r] += climb(&d, (double)rank_budget(&x, totals, ratios[r], k),
+                                  lambda ? lambda[r] * limits->block : 0, &where);
         }
     }
     free(cap_price);
