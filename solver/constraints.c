@@ -2,6 +2,7 @@
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 void constrained_instance_free(constrained_instance *x)
 {
@@ -136,6 +137,52 @@ bool constrained_clamp(const constrained_instance *x, const uint64_t *least, con
         }
     }
     return raised;
+}
+
+static int falling(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x < y) - (x > y);
+}
+
+// The least sum of n heads with lower limits v, falling, in at most k clusters, each as high as its highest limit.
+static double clustered_sum(const double *v, uint32_t n, uint32_t k)
+{
+    if (n == 0) return 0;
+    double best = v[0] * n;
+    for (uint32_t i = 1; i < n && k > 1; i++) best = fmin(best, v[0] * i + clustered_sum(v + i, n - i, k - 1));
+    return best;
+}
+
+// What one rank's heads of a layer must keep, in heads.
+static double part_demand(const kvb_limits *m, uint32_t layer, uint32_t rank)
+{
+    enum { MOST_HEADS = 8 }; // with levels; more are refused when they are solved
+    uint32_t own = m->n_kv_heads / m->ranks;
+    const double *least = m->least + (size_t)layer * m->n_kv_heads + (size_t)rank * own;
+    double sum = 0, sorted[MOST_HEADS];
+    if (m->levels && own <= MOST_HEADS) {
+        memcpy(sorted, least, own * sizeof *sorted);
+        qsort(sorted, own, sizeof *sorted, falling);
+        return clustered_sum(sorted, own, m->levels);
+    }
+    for (uint32_t i = 0; i < own; i++) sum += least[i];
+    return sum;
+}
+
+double constrained_demand(const kvb_limits *m)
+{
+    double most = 0, own = m->n_kv_heads / m->ranks;
+    for (uint32_t p = 0; p < m->ranks; p++) {
+        double all = 0;
+        for (uint32_t l = 0; l < m->n_layers; l++) {
+            double one = part_demand(m, l, p);
+            all += one / m->n_layers;
+            if (m->by_layer) most = fmax(most, one / own);
+        }
+        most = fmax(most, all / own);
+    }
+    return most;
 }
 
 // ---- Judging --------------------------------------------------------------------------------------------------------

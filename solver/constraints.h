@@ -40,6 +40,11 @@ void constrained_targets(const constrained_instance *x, double ratio, uint64_t *
 // least, most [n_groups]: units of each group. Returns whether any had to be raised: the row is saturated.
 bool constrained_clamp(const constrained_instance *x, const uint64_t *least, const uint64_t *most, uint64_t *budget);
 
+// The least share of the cache that lower limits (floors, pins, levels above them) make budgets keep, at any length and
+// page size: no ratio above 1 minus this can be met. With ranks or layer totals it is that of the group that must keep
+// most, for the others follow.
+double constrained_demand(const kvb_limits *limits);
+
 // Whether keep [L, G] (tokens, T = n_tokens) keeps to every limit; the error says which is broken and where. It counts
 // for itself, without instances, so that tests can judge solver and runtime by it. Fixed totals (the ratio) are not
 // limits: only their equality over ranks is checked.

@@ -88,6 +88,14 @@ static int check_options(budgets_command *b, int n_operands)
 
 // ---- work ----
 
+// What row i, counted from 1 on, is for, in per cent; row 0 prunes nothing.
+static double percent_of(const budgets_command *b, uint32_t i)
+{
+    kvb_row row;
+    kvb_error err;
+    return i && kvb_table_row(b->table, i - 1, &row, &err) == KVB_OK ? 100 * row.ratio : 0;
+}
+
 static void __attribute__((format(printf, 2, 3))) warn(budgets_command *b, const char *format, ...)
 {
     va_list args;
@@ -107,8 +115,8 @@ static void word_warnings(budgets_command *b)
             b->sum.heads_below_protected, b->n_heads, info->sink + info->window, info->sink, info->window);
     }
     if (b->sum.warnings & KVB_WARN_SATURATED) {
-        warn(b, "row %u %% is saturated: heads stopped at the solver's floor, so less is pruned than asked for",
-             b->sum.row_above);
+        warn(b, "row %g %% is saturated: heads stopped at the solver's floor, so less is pruned than asked for",
+             percent_of(b, b->sum.row_above));
     }
     if (b->sum.warnings & KVB_WARN_LENGTH) {
         uint32_t shortest = UINT32_MAX, longest = 0;
@@ -120,8 +128,8 @@ static void word_warnings(budgets_command *b)
         warn(b, "%u tokens are far from the table's calibration, %u to %u tokens", b->n_tokens, shortest, longest);
     }
     if (b->sum.warnings & KVB_WARN_CLAMPED) {
-        warn(b, "ratio %g lies outside of the table's rows, 1 to 99 %%; row %u %% was used", b->ratio,
-             b->sum.row_above);
+        warn(b, "ratio %g lies outside of the table's rows, %g to %g %%; row %g %% was used", b->ratio,
+             percent_of(b, 1), percent_of(b, info->n_rows), percent_of(b, b->sum.row_above));
     }
     if (b->sum.warnings & KVB_WARN_EFFECTIVE) {
         warn(b, "these counts prune %.4f, not the %g that was asked for", b->sum.effective_ratio, b->ratio);
@@ -150,9 +158,10 @@ static kvb_status compute(budgets_command *b, kvb_error *err)
 
 // ---- output ----
 
-static double row_percent(const kvb_budget_summary *sum)
+static double row_percent(const budgets_command *b)
 {
-    return sum->row_below + sum->weight * (sum->row_above - sum->row_below);
+    double below = percent_of(b, b->sum.row_below), above = percent_of(b, b->sum.row_above);
+    return below + b->sum.weight * (above - below);
 }
 
 static void print_text(const budgets_command *b)
@@ -162,7 +171,7 @@ static void print_text(const budgets_command *b)
     int width = snprintf(NULL, 0, "%u", b->n_tokens);
     width = width < 3 ? 3 : width;
     printf("%s: %s, %u layers x %u KV heads\n", b->path, info->metric, info->n_layers, info->n_kv_heads);
-    printf("kept of %u tokens at ratio %g (row %.10g %%, %s%s)\n\nlayer", b->n_tokens, b->ratio, row_percent(&b->sum),
+    printf("kept of %u tokens at ratio %g (row %.10g %%, %s%s)\n\nlayer", b->n_tokens, b->ratio, row_percent(b),
            roundings[b->options.rounding], b->options.strict ? ", strict" : "");
     for (uint32_t g = 0; g < info->n_kv_heads; ++g) {
         printf("  %*s%u", width - snprintf(NULL, 0, "%u", g), "h", g);
@@ -212,7 +221,7 @@ static kvb_status print_json(const budgets_command *b, kvb_error *err)
     cJSON_AddNumberToObject(root, "sink", info->sink);
     cJSON_AddNumberToObject(root, "window", info->window);
     cJSON_AddNumberToObject(root, "ratio", b->ratio);
-    cJSON_AddNumberToObject(root, "row", row_percent(&b->sum));
+    cJSON_AddNumberToObject(root, "row", row_percent(b));
     cJSON_AddNumberToObject(root, "n_tokens", b->n_tokens);
     cJSON_AddStringToObject(root, "rounding", roundings[b->options.rounding]);
     cJSON_AddStringToObject(root, "lookup", lookups[b->options.lookup]);

@@ -62,13 +62,8 @@ static kvb_status solve_pair(solve_command *s, metric_job *job, problem *p, kvb_
 
 static kvb_status evaluate_pair(solve_command *s, metric_job *job, problem *p, kvb_error *err)
 {
-    uint32_t *keep = malloc(p->allocation.n_heads * sizeof *keep);
-    if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %u heads", p->allocation.n_heads);
-    kvb_status status = KVB_OK;
-    if (s->options.limits) status = judge_limited(s, job, &p->curves, keep, err);
-    else table_loss_add(job->table_loss, &p->curves, ROWS, job->prune_ratio, keep);
-    table_loss_add(job->uniform_loss, &p->curves, ROWS, job->uniform, keep);
-    free(keep);
+    kvb_status status = judge_table(job->table_loss, &p->curves, s->options.limits, ROWS, job->prune_ratio, err);
+    if (status == KVB_OK) status = judge_table(job->uniform_loss, &p->curves, NULL, ROWS, job->uniform, err);
     return status;
 }
 
@@ -157,7 +152,7 @@ static kvb_status job_solve(solve_command *s, metric_job *job, kvb_error *err)
         job->uniform_loss[r] /= job->n_pairs;
         for (uint32_t h = 0; h < heads; h++) job->effective[r] += job->prune_ratio[(size_t)r * heads + h] / heads;
     }
-    progress_end(&s->bar, "%u problems solved for %d ratios and certified, %.2f ms each", job->n_pairs, ROWS,
+    progress_end(&s->bar, "%u problems solved for %u ratios and certified, %.2f ms each", job->n_pairs, s->n_rows,
                  1e3 * job->solve_seconds / job->n_pairs);
     return KVB_OK;
 }
@@ -368,7 +363,7 @@ const cli_command cmd_solve = {
     "few budgets per layer (--levels), equal totals of tensor-parallel ranks (--ranks), caps of layers, floors and\n"
     "ceilings of heads, heads that keep everything (--pin). They go together, but --levels with --ranks. Wishes\n"
     "that contradict each other, and ratios from --ratios or --bytes that limits do not allow, are refused with the\n"
-    "numbers; of the 99 default rows those that cannot be met are saturated.\n"
+    "numbers; a table for every per cent ends at the last one that floors and pins allow.\n"
     "\n"
     "Examples:\n"
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"

@@ -3,6 +3,7 @@
 #include "solver/constrained.h"
 #include "tools/solve_job.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -282,6 +283,25 @@ static kvb_status wishes_to_ratios(const constraint_wishes *w, uint32_t n_heads,
 
 // ---- Steps of solve -------------------------------------------------------------------------------------------------
 
+// A table for every per cent ends where lower limits do: what floors do not allow is not promised.
+static kvb_status cut_rows(solve_command *s, kvb_error *err)
+{
+    double demand = constrained_demand(&s->limits);
+    while (s->n_rows > 0 && s->ratios[s->n_rows - 1] > 1 - demand + 1e-9) s->n_rows--;
+    if (s->n_rows == 0)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "floors and pins demand at least %.4g %% of the cache, so that not even 1 %% can be pruned; "
+                        "lower them",
+                        100 * demand);
+    for (uint32_t i = s->n_rows; i < ROWS; i++) s->ratios[i] = s->ratios[s->n_rows - 1];
+    if (s->n_rows < ROWS)
+        fprintf(stderr,
+                "warning: floors and pins demand at least %.4g %% of the cache: the table ends at %g %% pruned (%u "
+                "rows), more cannot be had\n",
+                100 * demand, 100 * s->ratios[s->n_rows - 1], s->n_rows);
+    return KVB_OK;
+}
+
 kvb_status apply_wishes(solve_command *s, kvb_error *err)
 {
     record_shape shape = record_get_shape(s->r);
@@ -289,13 +309,14 @@ kvb_status apply_wishes(solve_command *s, kvb_error *err)
         wishes_to_ratios(&s->wishes, shape.n_layers * shape.n_kv_heads, shape.head_dim, s->ratios, &s->n_rows, err);
     if (status != KVB_OK || !wishes_limit(&s->wishes)) return status;
     status = wishes_to_limits(&s->wishes, shape.n_layers, shape.n_kv_heads, s->options.scope, &s->limits, err);
-    if (status == KVB_OK) s->options.limits = &s->limits;
-    return status;
+    if (status != KVB_OK) return status;
+    s->options.limits = &s->limits;
+    return wishes_ratios(&s->wishes) ? KVB_OK : cut_rows(s, err);
 }
 
 kvb_status require_wishes(const solve_command *s, const loss_curves *c, kvb_error *err)
 {
-    if (!s->options.limits || s->n_rows == ROWS) return KVB_OK;
+    if (!s->options.limits || !wishes_ratios(&s->wishes)) return KVB_OK;
     return constrained_require(c, s->options.limits, s->ratios, s->n_rows, err);
 }
 
@@ -326,9 +347,4 @@ kvb_status project_table(const solve_command *s, metric_job *job, kvb_error *err
     uint32_t least = shape_floor(&shape), given = (uint32_t)ceil(s->min_keep * shape.n_tokens);
     return constrained_project(s->options.limits, &shape, given > least ? given : least, s->ratios, s->n_rows,
                                job->prune_ratio, job->saturated, err);
-}
-
-kvb_status judge_limited(const solve_command *s, metric_job *job, const loss_curves *c, uint32_t *keep, kvb_error *err)
-{
-    return constrained_loss_add(job->table_loss, c, s->options.limits, ROWS, job->prune_ratio, keep, err);
 }

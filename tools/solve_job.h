@@ -37,7 +37,7 @@ typedef struct solve_command {
     uint64_t sink, window, max_questions;
     double shrink, min_keep; // NaN: not given
     bool json, quiet, paper, ablation, mean_loss, exact, monotone;
-    bool oracle_order; // budgets are made as if the metric ranked as the oracle does
+    bool oracle_order;     // budgets are made as if the metric ranked as the oracle does
     aggregation aggregate; // mean_loss: whether it is that
     double tail;           // with AGGREGATE_TAIL: share of the texts, 0 for the worst one
     solve_options options;
@@ -104,8 +104,10 @@ kvb_status improve_limited(const solve_command *s, metric_job *job, problem *p, 
                            double weight, kvb_error *err);
 // Brings the table back to whole pages and few levels, after an average of many problems.
 kvb_status project_table(const solve_command *s, metric_job *job, kvb_error *err);
-// Adds what the table and uniform budgets lose on a pair.
-kvb_status judge_limited(const solve_command *s, metric_job *job, const loss_curves *c, uint32_t *keep, kvb_error *err);
+// Adds to sum [n_rows] what the prune ratios [n_rows, L, G] lose on a pair, as the runtime rounds them to whole tokens;
+// limits: NULL, or what it keeps to.
+kvb_status judge_table(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,
+                       const double *prune_ratio, kvb_error *err);
 // Refuses ratios asked for one by one whose budget is below what the limits demand.
 kvb_status require_wishes(const solve_command *s, const loss_curves *c, kvb_error *err);
 

@@ -1,5 +1,6 @@
 // Which pairs of a record a command works on, and reading them one by one: shared by solve and validate.
 #include "runtime/fail.h"
+#include "solver/constrained.h"
 #include "tools/solve_job.h"
 #include <math.h>
 #include <stdio.h>
@@ -262,6 +263,18 @@ void merge_finish(const solve_command *s, metric_job *job)
         job->texts[used++] = text;
     }
     job->n_texts = used;
+}
+
+kvb_status judge_table(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,
+                       const double *prune_ratio, kvb_error *err)
+{
+    uint32_t n = shape_heads(&c->shape), *keep = malloc(n * sizeof *keep);
+    if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %u heads", n);
+    kvb_status status = KVB_OK;
+    if (limits) status = constrained_loss_add(sum, c, limits, n_rows, prune_ratio, keep, err);
+    else table_loss_add(sum, c, n_rows, prune_ratio, keep);
+    free(keep);
+    return status;
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------------------

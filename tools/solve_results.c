@@ -63,10 +63,15 @@ static char *token_list(const solve_command *s)
     return text;
 }
 
+static bool every_per_cent(const solve_command *s)
+{
+    return !wishes_ratios(&s->wishes) && s->n_rows == ROWS;
+}
+
 // What makes a table differ from one with a row for every per cent and no constraints.
 static bool add_wishes(cJSON *m, const solve_command *s)
 {
-    bool ok = !wishes_ratios(&s->wishes) || add_number(m, "n_rows", s->n_rows);
+    bool ok = every_per_cent(s) || add_number(m, "n_rows", s->n_rows);
     if (!s->options.limits) return ok;
     char *text = limits_text(s->options.limits);
     ok = ok && text && cJSON_AddStringToObject(m, "constraints", text);
@@ -188,30 +193,30 @@ kvb_status write_results(const solve_command *s, const metric_job *job, kvb_erro
 // What exactness brought, and what nesting took, where it was most.
 static void print_exact(const solve_command *s, const metric_job *job)
 {
-    int saved = 0, cost = 0, unproved = 0;
+    uint32_t saved = 0, cost = 0, unproved = 0;
     double most_saved = 0, most_cost = 0, sum_saved = 0, sum_cost = 0;
-    for (int r = 0; r < ROWS; r++) {
+    for (uint32_t r = 0; r < s->n_rows; r++) {
         double save = job->greedy[r] > 0 ? 100 * (1 - job->optimum[r] / job->greedy[r]) : 0;
         double more = job->optimum[r] > 0 ? 100 * (job->loss[r] / job->optimum[r] - 1) : 0;
-        sum_saved += save / ROWS;
-        sum_cost += more / ROWS;
+        sum_saved += save / s->n_rows;
+        sum_cost += more / s->n_rows;
         unproved += job->unproved[r];
         if (save > most_saved) saved = r;
         if (more > most_cost) cost = r;
         most_saved = fmax(most_saved, save);
         most_cost = fmax(most_cost, more);
     }
-    printf("  Exact: the optimum loses %.4f %% less than greedy on average over the ratios, %.4f %% at the most (%d %% "
+    printf("  Exact: the optimum loses %.4f %% less than greedy on average over the ratios, %.4f %% at the most (%g %% "
            "pruned).\n",
-           sum_saved, most_saved, saved + 1);
+           sum_saved, most_saved, 100 * s->ratios[saved]);
     if (s->monotone)
-        printf("  Nested: these budgets lose %.4f %% more than the optimum on average, %.4f %% at the most (%d %% "
+        printf("  Nested: these budgets lose %.4f %% more than the optimum on average, %.4f %% at the most (%g %% "
                "pruned).\n",
-               sum_cost, most_cost, cost + 1);
+               sum_cost, most_cost, 100 * s->ratios[cost]);
     if (unproved)
         printf(
-            "  %d of %d rows are not proved to be optimal: a problem was too large, and greedy's budgets were kept.\n",
-            unproved, ROWS);
+            "  %u of %u rows are not proved to be optimal: a problem was too large, and greedy's budgets were kept.\n",
+            unproved, s->n_rows);
 }
 
 // Heads on whose budgets the questions disagree by more than the head keeps.
@@ -225,7 +230,7 @@ static void print_unsure(const solve_command *s, const metric_job *job)
 {
     enum { ROW = 79, SHOWN = 12 };
     uint32_t n = job->spread.n_heads, heads = record_get_shape(s->r).n_kv_heads, shown = 0;
-    uint8_t *flags = !wishes_ratios(&s->wishes) && n ? calloc(n, 1) : NULL;
+    uint8_t *flags = every_per_cent(s) && n ? calloc(n, 1) : NULL;
     if (!flags) return;
     uint32_t count = count_unsure(job, ROW, flags);
     if (count) {
@@ -242,14 +247,17 @@ static void print_unsure(const solve_command *s, const metric_job *job)
 void print_results(const solve_command *s, const metric_job *job)
 {
     static const uint32_t shown[] = {10, 30, 50, 70, 80, 90, 95};
-    size_t n_shown = s->n_rows == ROWS ? sizeof shown / sizeof *shown : s->n_rows;
+    size_t all = sizeof shown / sizeof *shown, n_shown = s->n_rows;
+    if (!wishes_ratios(&s->wishes)) // those that there are, and the last one
+        for (n_shown = 0; n_shown < all && shown[n_shown] < s->n_rows;) n_shown++;
+    bool last = !wishes_ratios(&s->wishes) && s->n_rows < ROWS;
     printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s%s\n", job->metric, job->n_pairs,
            job->n_contexts, job->sink, job->window,
            s->options.scope == SCOPE_LAYER ? "layer by layer" : "over all layers", s->aggregate_name,
            s->oracle_order ? "; loss and bound as if the metric ranked perfectly" : "");
     printf("  pruned    loss %%   bound %%     gap %%   table %%  uniform %%\n");
-    for (size_t i = 0; i < n_shown; i++) {
-        size_t r = s->n_rows == ROWS ? shown[i] - 1 : i;
+    for (size_t i = 0; i < n_shown + last; i++) {
+        size_t r = i == n_shown ? s->n_rows - 1 : wishes_ratios(&s->wishes) ? i : shown[i] - 1;
         double gap = job->loss[r] > 0 ? 100 * (1 - job->bound[r] / job->loss[r]) : 0;
         printf("  %4.4g %%  %8.4f  %8.4f  %8.4f  %8.4f   %8.4f%s\n", 100 * s->ratios[r], 100 * job->loss[r],
                100 * job->bound[r], gap, 100 * job->table_loss[r], 100 * job->uniform_loss[r],

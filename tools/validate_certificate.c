@@ -18,17 +18,12 @@ typedef struct certificate_check {
     cJSON *weights;                   // [R, texts] stored with worst and cvar, else NULL
 } certificate_check;
 
-// What must agree before numbers can be compared.
-static kvb_status match_record(solve_command *s, certificate_check *k, const char *path, kvb_error *err)
+// Stored numbers are those of one record.
+static kvb_status match_record(const solve_command *s, const kvb_info *info, const char *path, kvb_error *err)
 {
-    const kvb_info *info = k->info;
     char sha256[65];
     kvb_status status = sha256_file_hex(s->path, sha256, err);
     if (status != KVB_OK) return status;
-    record_shape shape = record_get_shape(s->r);
-    if (info->n_layers != shape.n_layers || info->n_kv_heads != shape.n_kv_heads)
-        return kvb_fail(err, KVB_MISMATCH, "%s: expected %u layers x %u KV heads as in %s, found %u x %u", path,
-                        shape.n_layers, shape.n_kv_heads, s->path, info->n_layers, info->n_kv_heads);
     if (*info->record_sha256 && strcmp(info->record_sha256, sha256) != 0)
         return kvb_fail(err, KVB_MISMATCH, "%s: was made from another record (SHA-256 %.16s...) than %s (%.16s...)",
                         path, info->record_sha256, s->path, sha256);
@@ -80,14 +75,8 @@ static kvb_status check_limits(const solve_command *s, const certificate_check *
 static kvb_status check_pair(solve_command *s, metric_job *job, problem *p, kvb_error *err)
 {
     certificate_check *k = (certificate_check *)job;
-    uint32_t *keep = malloc(shape_heads(&p->curves.shape) * sizeof *keep);
-    if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %u heads", shape_heads(&p->curves.shape));
-    const double *prune = kvb_table_prune_ratios(k->table);
-    kvb_status status = KVB_OK;
-    if (s->options.limits)
-        status = constrained_loss_add(job->table_loss, &p->curves, s->options.limits, s->n_rows, prune, keep, err);
-    else table_loss_add(job->table_loss, &p->curves, s->n_rows, prune, keep);
-    free(keep);
+    kvb_status status =
+        judge_table(job->table_loss, &p->curves, s->options.limits, s->n_rows, kvb_table_prune_ratios(k->table), err);
     if (status == KVB_OK && s->oracle_order) status = loss_curves_fill_perfect(&p->curves, job->oracle, err);
     if (status != KVB_OK) return status;
     if (s->aggregate != AGGREGATE_MEAN_RATIO) return merge_pair(s, job, &p->curves, err);
@@ -225,49 +214,71 @@ static double metadata_share(const kvb_table *table, const char *key)
     return value > 0 && value <= 1 ? value : 0;
 }
 
-static kvb_status check_table(solve_command *s, certificate_check *k, const char *path, bool *holds, kvb_error *err)
+// The table, not the command line, says which problem was solved.
+static kvb_status take_settings(solve_command *s, const kvb_table *table, const char *path, kvb_error *err)
 {
-    kvb_status status = kvb_table_open(&k->table, path, NULL, err);
-    if (status != KVB_OK) return status;
-    const kvb_info *info = k->info = kvb_table_info(k->table);
-    const char *unknown = kvb_table_metadata(k->table, "unknown");
-    if (unknown && strstr(unknown, "lower_bound"))
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: an imported table without bounds; there is nothing to check", path);
-    // The table, not the command line, says which problem was solved.
-    const char *constraints = kvb_table_metadata(k->table, "constraints");
+    const kvb_info *info = kvb_table_info(table);
+    const char *constraints = kvb_table_metadata(table, "constraints"), *order = kvb_table_metadata(table, "order");
     if (constraints) {
-        status = kvb_limits_parse(&s->limits, constraints, info->n_layers, info->n_kv_heads, path, err);
+        kvb_status status = kvb_limits_parse(&s->limits, constraints, info->n_layers, info->n_kv_heads, path, err);
         if (status != KVB_OK) return status;
         s->options.limits = &s->limits;
     }
-    s->n_rows = info->n_rows;
     s->options.scope = strcmp(info->scope, "layer") == 0 ? SCOPE_LAYER : SCOPE_GLOBAL;
+    s->scope_name = info->scope;
     s->aggregate_name = info->aggregate;
     if (!read_aggregate(s))
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown aggregation '%s'; a newer kvbudget may know it", path,
                         info->aggregate);
-    const char *order = kvb_table_metadata(k->table, "order");
     s->oracle_order = order && strcmp(order, "oracle") == 0;
     if (order && !s->oracle_order && strcmp(order, "metric") != 0)
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: unknown order '%s'; a newer kvbudget may know it", path, order);
-    s->shrink = metadata_share(k->table, "shrink");
-    s->min_keep = metadata_share(k->table, "min_keep");
+    s->shrink = metadata_share(table, "shrink");
+    s->min_keep = metadata_share(table, "min_keep");
     s->sink = info->sink;
     s->window = info->window;
-    const char *name = info->metric;
-    s->metric_names.items = &name;
-    s->metric_names.count = 1;
-    status = select_from_record(s, err);
-    s->metric_names.items = NULL;
-    s->metric_names.count = 0;
-    if (status == KVB_OK) status = match_record(s, k, path, err);
+    s->n_rows = info->n_rows;
+    for (uint32_t r = 0; r < ROWS; r++) { // those that a shorter table lacks repeat its last one
+        kvb_row row;
+        kvb_status status = kvb_table_row(table, r < s->n_rows ? r : s->n_rows - 1, &row, err);
+        if (status != KVB_OK) return status;
+        s->ratios[r] = row.ratio;
+    }
+    return KVB_OK;
+}
+
+kvb_status open_table_and_record(solve_command *s, kvb_table **table, const char *path, kvb_error *err)
+{
+    kvb_status status = kvb_table_open(table, path, NULL, err);
+    if (status == KVB_OK) status = take_settings(s, *table, path, err);
     if (status != KVB_OK) return status;
+    const kvb_info *info = kvb_table_info(*table);
+    cli_list given = s->metric_names;
+    const char *name = info->metric;
+    s->metric_names = (cli_list){&name, 1};
+    status = select_from_record(s, err);
+    s->metric_names = given;
+    if (status != KVB_OK) return status;
+    record_shape shape = record_get_shape(s->r);
+    if (info->n_layers == shape.n_layers && info->n_kv_heads == shape.n_kv_heads) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH, "%s: expected %u layers x %u KV heads as in %s, found %u x %u", path,
+                    shape.n_layers, shape.n_kv_heads, s->path, info->n_layers, info->n_kv_heads);
+}
+
+static kvb_status check_table(solve_command *s, certificate_check *k, const char *path, bool *holds, kvb_error *err)
+{
+    kvb_status status = open_table_and_record(s, &k->table, path, err);
+    if (status != KVB_OK) return status;
+    k->info = kvb_table_info(k->table);
+    const char *unknown = kvb_table_metadata(k->table, "unknown");
+    if (unknown && strstr(unknown, "lower_bound"))
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: an imported table without bounds; there is nothing to check", path);
+    status = match_record(s, k->info, path, err);
     k->job.metric = s->metrics[0];
     for (uint32_t r = 0; r < s->n_rows && status == KVB_OK; r++) {
         kvb_row row;
         status = kvb_table_row(k->table, r, &row, err);
         k->lambda[r] = row.lambda;
-        s->ratios[r] = row.ratio;
     }
     if (status == KVB_OK) status = read_everything(s, k, path, err);
     if (status == KVB_OK) status = check_limits(s, k, path, err);

@@ -103,6 +103,28 @@ expect 1 'as JSON too' validate --certificate bad.safetensors run.h5 --quiet --j
 json 'naming the row' out '[i for i, r in enumerate(j) if r["fault"]] == [49]'
 expect 0 'another record' profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --seed 9
 fails 'a table of another record' 'another record' validate --certificate good.safetensors other.h5 --quiet
+# ---- a table against the best one
+for o in '' --paper '--aggregate worst' '--scope layer' '--order oracle' '--min-keep 0.2' '--ratios 0.3,0.8' '--block 8 --ranks 2'; do
+    # shellcheck disable=SC2086
+    expect 0 "solve $o" solve run.h5 --metric keydiff $o -o t.safetensors --quiet
+    expect 0 'against the optimum' validate run.h5 t.safetensors -o t.svg --json --quiet
+    cp out v.json
+    json 'bound <= optimum <= greedy, and no table loses less' v.json 'len(j) == 1 and len(j[0]["rows"]) in (2, 99) and all(
+        r["proved"] and r["lower_bound"] <= r["optimum"] + 1e-12 and r["optimum"] <= r["greedy"] + 1e-12
+        and r["optimum"] <= r["table_loss"] + 0.01 for r in j[0]["rows"]) and j[0]["aggregate"] == "mean_loss"'
+    case $o in --ratios*) ;; --block*) check 'the picture' charts t.svg 2 ;; *) check 'the picture' charts t.svg 3 ;; esac
+done
+expect 0 'as text' validate run.h5 t.safetensors
+says 'with the table beside' 'table %  table-optimum'
+expect 0 'against what is best for another record' validate other.h5 good.safetensors --json --quiet
+misused 'a metric beside a table' 'says itself' validate run.h5 good.safetensors --metric keydiff
+misused 'constraints beside a table' 'says itself' validate run.h5 good.safetensors --block 16
+misused 'settings beside --certificate' 'from the table' validate --certificate good.safetensors run.h5 --shrink 0.5
+expect 0 'greedy under constraints' validate run.h5 --metric all --block 16 --layer-cap 0.8 --floor 0.1 --json --quiet
+cp out v.json
+json 'has rows as far as floors allow' v.json 'len(j) == 2 and all(m["constrained"] and len(m["rows"]) == 90 and all(
+    r["proved"] and r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12 and "nested" not in r for r in m["rows"]) for m in j)'
+fails 'floors above a ratio' 'but the budget is' validate run.h5 --metric keydiff --floor 0.3 --ratios 0.8
 fails 'no table at all' 'calib.jsonl' validate --certificate calib.jsonl run.h5 --quiet
 misused 'a metric beside --certificate' 'from the table' validate --certificate good.safetensors run.h5 --metric keydiff
 misused 'no metric' 'metric' validate run.h5
