@@ -120,20 +120,34 @@ static void name_table(allocator *a)
     if (order && strcmp(order, "metric") != 0) append(a, "-", "no_gap");
 }
 
+// The path in `LABEL=FILE:strict`, malloc'd (NULL: no memory); *label is the length of the label, 0 for none.
+static char *table_path(const char *text, size_t *label, bool *strict)
+{
+    static const char STRICT[] = ":strict";
+    const char *equals = strchr(text, '=');
+    size_t length = strlen(text), end = sizeof STRICT - 1;
+    *strict = length > end && strcmp(text + length - end, STRICT) == 0;
+    // A label is a short word; a path with '=' in it has a '/' or a '.' before it.
+    *label = equals && strcspn(text, "/.") > (size_t)(equals - text) ? (size_t)(equals - text) : 0;
+    if (*label >= sizeof((allocator *)0)->label) *label = 0;
+    const char *path = *label ? equals + 1 : text;
+    return strndup(path, strlen(path) - (*strict ? end : 0));
+}
+
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err)
 {
-    const char *equals = strchr(text, '='), *path = text;
+    size_t label;
     *out = (allocator){.kind = ALLOCATOR_TABLE};
-    // A label is a short word; a path with '=' in it has a '/' or a '.' before it.
-    size_t label = equals ? (size_t)(equals - text) : 0;
-    if (label && label < sizeof out->label && strcspn(text, "/.") > label) path = equals + 1;
+    char hash[65] = "", *path = table_path(text, &label, &out->strict);
+    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", text);
     kvb_status status = kvb_table_open(&out->table, path, NULL, err);
-    char hash[65] = "";
     if (status == KVB_OK) status = sha256_file_hex(path, hash, err);
+    free(path);
     if (status != KVB_OK) return status;
-    if (path != text) snprintf(out->label, sizeof out->label, "%.*s", (int)label, text);
+    if (label) snprintf(out->label, sizeof out->label, "%.*s", (int)label, text);
     else name_table(out);
-    snprintf(out->identity, sizeof out->identity, "table %s", hash);
+    if (!label && out->strict) append(out, "-", "strict");
+    snprintf(out->identity, sizeof out->identity, "table %s%s", hash, out->strict ? " strict" : "");
     return KVB_OK;
 }
 
@@ -225,7 +239,8 @@ kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, d
         level = false;
         break;
     case ALLOCATOR_TABLE:
-        return kvb_budgets(a->table, ratio, n_tokens, NULL, out->keep, heads, err);
+        return kvb_budgets(a->table, ratio, n_tokens, &(kvb_budget_options){.strict = a->strict}, out->keep, heads,
+                           err);
     }
     // Rounding costs the methods up to a token per head; compared is what they do with equally many.
     if (level) allocate_level(&s, (uint64_t)rint((1 - ratio) * (double)heads * n_tokens), 1, out->keep);

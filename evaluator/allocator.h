@@ -23,6 +23,7 @@ typedef struct allocator {
     double beta, alpha;
     uint32_t window;  // PyramidKV's and HeadKV's
     kvb_table *table; // ALLOCATOR_TABLE; owned
+    bool strict;      // of a table: no head keeps less than sinks and window (kvb_budget_options)
     float *scores;    // HeadKV, DuoAttention; owned
     size_t n_scores;
 } allocator;
@@ -35,7 +36,8 @@ typedef struct allocator_shape {
 // headkv=FILE (window 8), duo=FILE: head scores as .npy [L, H] or [L, G], a .tsv of L rows, or KVCache-Factory's JSON
 // {"layer-head": [scores]}. Errors say what is known. The caller frees with allocator_free, also after a failure.
 kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err);
-// Opens a table, `FILE` or `LABEL=FILE`. Without a label it is named after how it was solved: lukv, then what differs from LU-KV's own way:
+// Opens a table, `FILE` or `LABEL=FILE`, with `:strict` behind it for budgets that never cut into sinks and window; without, they are
+// kvpress's. Without a label it is named after how it was solved: lukv, then what differs from LU-KV's own way:
 // lukv-layer, lukv-mean_loss, lukv-exact, lukv-no_gap.
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err);
 void allocator_free(allocator *a);

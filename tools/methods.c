@@ -44,8 +44,11 @@ int methods_read_ratios(methods *e)
 
 bool methods_is_table(const char *operand)
 {
-    size_t n = strlen(operand), m = strlen(".safetensors");
-    return n >= m && strcmp(operand + n - m, ".safetensors") == 0;
+    static const char *const ENDS[] = {".safetensors", ".safetensors:strict"};
+    size_t n = strlen(operand);
+    for (int i = 0; i < 2; i++)
+        if (n >= strlen(ENDS[i]) && strcmp(operand + n - strlen(ENDS[i]), ENDS[i]) == 0) return true;
+    return false;
 }
 
 static kvb_status check_table(const methods *e, const allocator *a, const char *operand, kvb_error *err)

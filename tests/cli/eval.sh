@@ -112,6 +112,17 @@ x, y = a["results"][0]["kl"]["value"], b["results"][0]["kl"]["value"]
 assert (a["compute"], b["compute"]) == ("f32", "bf16x3") and 0 < abs(x - y) < 1e-2 * x, (x, y)
 PYTHON_END
 
+# shellcheck disable=SC2086
+expect 0 'a table that may not cut into the window' eval tiny.gguf snapkv.safetensors snapkv.safetensors:strict text0.txt $SIZE -r 0.85 -a none --dump-kept strict.jsonl --quiet
+says 'has a name of its own' '^ +85 %  lukv-strict '
+holds 'and keeps the window in every head, which the plain one does not' <<'PYTHON_END'
+import json
+plain, strict = [json.loads(x)["kept"] for x in open("strict.jsonl")]
+whole = set(range(4)) | set(range(144, 160))
+assert all(whole <= set(p) for p in strict) and not all(whole <= set(p) for p in plain)
+assert abs(sum(map(len, strict)) - sum(map(len, plain))) <= 4
+PYTHON_END
+
 # ---- head scores, names, speed
 printf '1 2\n3 4\n' >heads.tsv
 # shellcheck disable=SC2086
