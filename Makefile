@@ -69,8 +69,12 @@ endif
 CUDA     ?= $(if $(and $(NVCC),$(CUDART),$(CXX_FOUND)),1,0)
 ifeq ($(CUDA),1)
 $(if $(and $(NVCC),$(CUDART)),,$(error CUDA=1: no nvcc of CUDA 12 or later with libcudart_static.a was found; set CUDA_HOME, or run tools/get-cuda.sh))
-# Real code for these; sm_80's runs on 8.6 and 8.9 too, and its PTX is compiled by the driver for what lies between and ahead.
-CUDA_ARCHS ?= 80 90 100 120
+# Real code for these, as far as the compiler knows them; sm_80's runs on 8.6 and 8.9 too, and its PTX is compiled by the driver for what lies
+# between and ahead.
+ifeq ($(origin CUDA_ARCHS),undefined)
+CUDA_KNOWN := $(shell $(NVCC) --list-gpu-code 2>/dev/null)
+CUDA_ARCHS := $(foreach a,80 90 100 120,$(if $(filter sm_$(a),$(CUDA_KNOWN)),$(a)))
+endif
 NVCC_FLAGS  = -O3 -lineinfo -std=c++20 -fmad=false -I. -Werror all-warnings -ccbin $(CXX) -MMD -MP $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
               -gencode arch=compute_$(firstword $(CUDA_ARCHS)),code=compute_$(firstword $(CUDA_ARCHS)) \
               -Xcompiler -Wall,-Wextra,-fPIC,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti
@@ -118,7 +122,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all help deps deps-base cuda-compiler quickstart check check-inner check-build check-long san fuzz fuzz-build bench bench-memory bench-cuda check-cuda-build lint format golden showconfig install uninstall clean
+.PHONY: all help deps deps-base cuda-compiler quickstart check check-inner check-build check-long san fuzz fuzz-build bench bench-memory bench-cuda cuda-pack check-cuda-build lint format golden showconfig install uninstall clean
 
 ##: make quickstart   install what is missing, build, get the default model, profile, solve, write tables, show the budgets
 ##: make check        install what is missing, build, run all tests: unit, command line, real model, sanitised, fuzz corpora
@@ -129,6 +133,7 @@ SONAME    := libkvbudget.so.$(SOVERSION)
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
 ##: make bench        measure profile and solve on this machine: CSV, roofline table; PEER_PYTHON=... beside PyTorch
 ##: make bench-cuda   with a GPU: operations against the reference, compute-sanitizer, seconds of a model of the shape of Llama 3.1 8B
+##: make cuda-pack    the programs that bench-cuda runs, with their libraries, as one archive for a machine without compiler or internet
 ##: make bench-memory peak memory against the context's length: LAYERS=4 (0: all), TOKENS="1024 ... 32768", SVG=FILE
 ##: make lint         style, headers that stand alone, exported symbols, includes between folders, shell scripts
 ##: make format       rewrite the sources in the project's style (clang-format)
@@ -220,7 +225,8 @@ $(BUILD)/tests/bench_solver: tests/bench_solver.c $(BUILD)/tools/svg.o $(BUILD)/
 	$(SAY) LD $@
 	$(Q)$(COMPILE) -o $@ $< $(BUILD)/tools/svg.o $(BUILD)/tools/viridis.o $(foreach m,$(DEPS_solver),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
 
-$(BUILD)/tests/bench_cuda: tests/bench_cuda.c $(BUILD)/flags $(foreach m,$(DEPS_profiler),$(call LIB,$(m)))
+CUDA_BENCH := $(addprefix $(BUILD)/tests/,bench_cuda bench_cuda_ops)
+$(CUDA_BENCH): $(BUILD)/tests/%: tests/%.c $(BUILD)/flags $(foreach m,$(DEPS_profiler),$(call LIB,$(m)))
 	@mkdir -p $(@D)
 	$(SAY) LD $@
 	$(Q)$(COMPILE) -o $@ $< $(foreach m,$(DEPS_profiler),$(call LIB,$(m))) $(LDFLAGS) $(LIBS)
@@ -327,7 +333,11 @@ bench-cuda: deps cuda-compiler
 	@$(MAKE) --no-print-directory -j$(JOBS) all check-cuda-build
 	@BUILD=$(BUILD) tools/check-cuda.sh
 
-check-cuda-build: $(if $(filter 1,$(CUDA)),$(addprefix $(BUILD)/tests/test_profiler_backend_,cuda cuda_bf16x3 cuda_bf16) $(BUILD)/tests/bench_cuda)
+cuda-pack: deps cuda-compiler
+	@$(MAKE) --no-print-directory -j$(JOBS) all check-cuda-build
+	@BUILD=$(BUILD) tools/check-cuda.sh --pack $(BUILD)/check-cuda.tar.xz
+
+check-cuda-build: $(if $(filter 1,$(CUDA)),$(addprefix $(BUILD)/tests/test_profiler_backend_,cuda cuda_bf16x3 cuda_bf16) $(CUDA_BENCH) $(TINY))
 
 bench-memory: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) all $(BUILD)/tests/draw_memory

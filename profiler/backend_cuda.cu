@@ -21,10 +21,23 @@ static constexpr uint32_t EXACT_ROWS =
     256; // column sums of a window of so few rows are cheap in float32, whatever the precision
 static constexpr uint32_t GATHER_IDS = NOTE_BYTES / 8; // ids per launch
 
+// Found out now, not at the first kernel: the program was built for other devices, or its PTX is newer than the driver.
+static kvb_status check_code(kvb_error *err)
+{
+    cudaFuncAttributes found;
+    cudaError_t code = cudaFuncGetAttributes(&found, gather_kernel);
+    if (code == cudaSuccess) return KVB_OK;
+    return kvb_fail(err, KVB_UNSUPPORTED,
+                    "backend cuda: this program has no code for the device: %s; build with CUDA_ARCHS=90 for compute "
+                    "capability 9.0 and so on (nvidia-smi --query-gpu=compute_cap --format=csv)",
+                    cudaGetErrorString(code));
+}
+
 static kvb_status cuda_open(kvb_error *err)
 {
     if (gpu.open) return KVB_OK;
     kvb_status status = device_start(err);
+    if (status == KVB_OK) status = check_code(err);
     if (status == KVB_OK) gpu.open = true;
     else device_stop();
     return status;

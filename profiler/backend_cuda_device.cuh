@@ -101,9 +101,12 @@ static void *gpu_memory(size_t bytes)
     }
 }
 
+// Kernels that were launched before may still use it.
 static void gpu_free(void *memory)
 {
-    if (memory) gpu_note(cudaFree(memory), "cudaFree");
+    if (!memory) return;
+    gpu_note(cudaStreamSynchronize(gpu.stream), "a kernel");
+    gpu_note(cudaFree(memory), "cudaFree");
 }
 
 static void scratch_release(scratch *s)
@@ -134,6 +137,10 @@ static const void *gpu_take(const void *host, size_t bytes)
 {
     notes *n = &gpu.to_device;
     if (!gpu_works()) return NULL;
+    if (bytes > NOTE_BYTES) {
+        gpu_note(cudaErrorInvalidValue, "a call with more rows than were promised");
+        return NULL;
+    }
     for (uint32_t i = 0; i < NOTES_KEPT; i++)
         if (n->kept[i].bytes == bytes && memcmp(n->host + n->kept[i].at, host, bytes) == 0)
             return n->device + n->kept[i].at;

@@ -360,6 +360,13 @@ static cudaError_t stream_add(cudaStream_t stream, std::function<void()> work)
     return lazy ? cudaSuccess : cudaStreamSynchronize(stream);
 }
 
+struct cudaFuncAttributes {
+};
+template <typename... P> static cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, void (*)(P...))
+{
+    return cudaSuccess;
+}
+
 // Dynamic shared memory: 48 KiB, and what the smallest of the supported devices gives to kernels that ask for it.
 static constexpr size_t SHARED_DEFAULT = 48 * 1024, SHARED_MOST = 99 * 1024;
 static std::map<void *, size_t> shared_allowed;

@@ -68,7 +68,7 @@ static inline void load_blocks_turned(uint32_t r[4], const void *line)
     load_blocks_either(r, line, true);
 }
 
-// With threads in ascending order a copy is done at once, else when somebody waits for it: both may happen.
+// With threads in shuffled order a copy is done when somebody waits for it, else at once: both may happen.
 static void copy_async(void *to, const void *from, bool there)
 {
     if ((uintptr_t)to % 16 || (uintptr_t)from % 16) emulator_stop("cp.async of addresses that are not multiples of 16");
@@ -76,7 +76,7 @@ static void copy_async(void *to, const void *from, bool there)
         if (there) memcpy(to, from, 16);
         else memset(to, 0, 16);
     };
-    if (emulator.how == THREADS_ASCEND) copy();
+    if (emulator.how != THREADS_SHUFFLED) copy();
     else emulator.fibers[emulator.current].copies.back().push_back(copy);
 }
 
