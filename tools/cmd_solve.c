@@ -1,6 +1,7 @@
 // kvbudget solve: a record in, a table of budgets out. Reads the record pair by pair and hands the arrays to solver/.
 #include "runtime/fail.h"
 #include "tools/solve_job.h"
+#include "tools/solve_lengths.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -173,6 +174,7 @@ static kvb_status solve_metric(solve_command *s, const char *metric, cJSON *list
 {
     if (s->holdout_name) return solve_holdout(s, metric, list, err);
     if (s->ablation) return solve_ablation(s, metric, list, err);
+    if (s->lengths) return solve_lengths(s, metric, list, err);
     metric_job *job = calloc(1, sizeof *job);
     if (!job) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
     job->metric = metric;
@@ -185,6 +187,12 @@ static kvb_status solve_metric(solve_command *s, const char *metric, cJSON *list
     job_free(job);
     free(job);
     return status;
+}
+
+// Whether it measures instead of writing a table.
+static bool is_study(const solve_command *s)
+{
+    return s->holdout_name || s->ablation || s->lengths;
 }
 
 // Everything that can be refused before any work is done.
@@ -219,30 +227,34 @@ static kvb_status solve_all(solve_command *s, kvb_error *err)
         cJSON_free(text);
     }
     cJSON_Delete(list);
-    if (status == KVB_OK && !s->output && !s->npy && !s->budgets && !s->holdout_name && !s->ablation && !s->quiet)
+    if (status == KVB_OK && !s->output && !s->npy && !s->budgets && !is_study(s) && !s->quiet)
         fprintf(stderr, "no file was written; -o FILE.safetensors writes the table\n");
     return status;
 }
 
-// What --holdout and --ablation go together with. An exit code.
+// What --holdout, --ablation and --lengths go together with. An exit code.
 static int check_study(const solve_command *s)
 {
-    bool study = s->holdout_name || s->ablation;
+    bool study = is_study(s);
     if (s->holdout_name && strcmp(s->holdout_name, "text") != 0 && strcmp(s->holdout_name, "question") != 0)
         return cli_usage_error(s->self, "--holdout: expected text or question, found '%s'", s->holdout_name);
-    if (s->holdout_name && s->ablation)
-        return cli_usage_error(s->self, "--holdout and --ablation are two studies; run them one after the other");
+    if ((s->holdout_name != NULL) + s->ablation + s->lengths > 1)
+        return cli_usage_error(s->self,
+                               "--holdout, --ablation and --lengths are three studies; run them one after the other");
     if (study && (s->output || s->npy || s->budgets))
         return cli_usage_error(s->self, "%s writes no table: leave out --output, --npy and --budgets",
-                               s->ablation ? "--ablation" : "--holdout");
+                               s->lengths    ? "--lengths"
+                               : s->ablation ? "--ablation"
+                                             : "--holdout");
     if (study && (wishes_limit(&s->wishes) || wishes_ratios(&s->wishes)))
         return cli_usage_error(s->self, "studies know neither constraints nor ratios of the user's; leave them out");
     if (study && s->oracle_order)
-        return cli_usage_error(s->self, "--ablation compares both orders by itself, and --holdout knows only the "
-                                        "metric's; leave out --order");
+        return cli_usage_error(s->self, "--ablation compares both orders by itself, and other studies know only "
+                                        "the metric's; leave out --order");
     if (study && s->exact) return cli_usage_error(s->self, "studies solve greedily; leave out --exact");
     if (s->picture && !study)
-        return cli_usage_error(s->self, "--picture draws --holdout or --ablation; `kvbudget plot` draws tables");
+        return cli_usage_error(s->self,
+                               "--picture draws --holdout, --ablation or --lengths; `kvbudget plot` draws tables");
     if (s->picture && !*s->picture) return cli_usage_error(s->self, "a file name is empty");
     return EXIT_DONE;
 }
@@ -301,21 +313,26 @@ static int run_solve(const cli_command *self, int argc, char **argv)
          "write no table, but compare every question's optimum with uniform, PyramidKV and\nAdaKV budgets, and with "
          "budgets "
          "that ignore how well the metric ranks"},
-        {"picture", 0, CLI_TEXT, &s.picture, "FILE.svg", "with --holdout or --ablation: also draw it"},
+        {"lengths", 0, CLI_FLAG, &s.lengths, NULL,
+         "write no table, but compare tables from several records of the same contexts, cut\nto different lengths "
+         "(profile --max-tokens), on each other's"},
+        {"picture", 0, CLI_TEXT, &s.picture, "FILE.svg", "with --holdout, --ablation or --lengths: also draw it"},
         {"seed", 0, CLI_COUNT, &s.seed, "N", "with --holdout: of the draws behind its intervals (1)"},
         {"json", 0, CLI_FLAG, &s.json, NULL, "print all 99 rows as JSON instead of the short table"},
         {"quiet", 0, CLI_FLAG, &s.quiet, NULL, "no progress, no file names"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
-    if (code == EXIT_DONE && argc - first != 1)
-        code =
-            cli_usage_error(self, "expected one record, found %d operands: kvbudget %s", argc - first, self->synopsis);
+    if (code == EXIT_DONE && (argc == first || (argc - first != 1 && !s.lengths)))
+        code = cli_usage_error(self, "expected one record (several with --lengths), found %d operands: kvbudget %s",
+                               argc - first, self->synopsis);
     if (code == EXIT_DONE) code = check_solve_options(&s);
     if (code == EXIT_DONE) code = check_study(&s);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         s.path = argv[first];
+        s.records = argv + first;
+        s.n_records = (size_t)(argc - first);
         cli_catch_signals();
         if (solve_all(&s, &err) != KVB_OK) code = cli_failed(self, &err);
     }
@@ -355,6 +372,10 @@ const cli_command cmd_solve = {
     "intervals; and by text also learning curves, and what every text's table loses on the others. --ablation\n"
     "compares within each question, as figures 2 to 4 of the paper do.\n"
     "\n"
+    "--lengths takes several records of the same contexts and says what tables from one length, from all, and from\n"
+    "all others lose on each length, the text that is judged being held out; --json and --picture also have the\n"
+    "transfer matrix between single texts at single lengths.\n"
+    "\n"
     "--order oracle makes LU-KV's table \"without the optimality gap\": budgets that would be best if the metric\n"
     "ranked tokens as the oracle does. `loss` and `bound` are of that order, `table` is what the table loses when the\n"
     "metric ranks.\n"
@@ -370,6 +391,7 @@ const cli_command cmd_solve = {
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
     "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
+    "  kvbudget solve r1000.h5 r4000.h5 --metric keydiff --lengths\n"
     "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 2 --pin 0 -o paged.safetensors\n"

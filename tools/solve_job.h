@@ -36,7 +36,7 @@ typedef struct solve_command {
     uint64_t seed;                      // of draws of texts and questions
     uint64_t sink, window, max_questions;
     double shrink, min_keep; // NaN: not given
-    bool json, quiet, paper, ablation, mean_loss, exact, monotone;
+    bool json, quiet, paper, ablation, lengths, mean_loss, exact, monotone;
     bool oracle_order;     // budgets are made as if the metric ranked as the oracle does
     aggregation aggregate; // mean_loss: whether it is that
     double tail;           // with AGGREGATE_TAIL: share of the texts, 0 for the worst one
@@ -46,6 +46,8 @@ typedef struct solve_command {
     constraint_wishes wishes;
     kvb_limits limits; // used when options.limits points here
     const char *path;
+    char *const *records; // [n_records] as given; path is the first one, and the only one but with `lengths`
+    size_t n_records;
     record *r;
     size_t *selected; // [n_selected] indices of contexts
     size_t n_selected;

@@ -35,6 +35,30 @@ misused '--picture alone' 'kvbudget plot' solve run.h5 --metric keydiff --pictur
 misused 'a study under constraints' 'neither constraints' solve run.h5 --metric keydiff --holdout text --block 16
 misused 'both studies' 'one after the other' solve run.h5 --metric keydiff --holdout text --ablation
 
+# ---- lengths
+for n in 60 100 150; do
+    expect 0 "profile of $n tokens" profile tiny.gguf calib.jsonl -o r$n.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --max-tokens $n
+done
+expect 0 'tables at other lengths' solve r60.h5 r100.h5 r150.h5 --metric keydiff --lengths --picture lengths.svg --json --quiet
+cp out l.json
+json 'every table on every length' l.json 'j[0]["lengths"] == [60, 100, 150] and [t["from"] for t in j[0]["tables"]] == [
+    "60", "100", "150", "all lengths", "all but this"] and all(len(row) == 99 for t in j[0]["tables"] for row in t["loss"])'
+json 'on average nothing beats the table that has seen the text at its length' l.json 'len(j[0]["cuts"]) == 6 and all(
+    sum(t["loss"][7 * to] for to in range(6)) <= sum(t["loss"][6 * source + to] for to in range(6)) for t in j[0]["transfer"] for source in range(6))'
+kvb solve r150.h5 --metric keydiff --holdout text --json --quiet
+cp out t.json
+json 'on the longest record, its own tables lose what --holdout says' l.json 'all(abs(a - b["loss"][0]) < 1e-9
+    for a, b in zip(j[0]["tables"][2]["loss"][2], json.load(open("t.json"))[0]["methods"][3]["rows"]))'
+expect 0 'as text' solve r60.h5 r150.h5 --metric keydiff --lengths --scope layer
+says 'with all of them' '^  all lengths '
+if [ "$(grep -c '<rect' lengths.svg)" -ge $((2 * 15 + 36)) ]; then ok 'the picture has all cells'; else not_ok 'the picture has all cells'; fi
+fails 'a single length' 'one for each length, found 1' solve r60.h5 --metric keydiff --lengths
+sed 's/"short"/"other"/' calib.jsonl >other.jsonl
+kvb profile tiny.gguf other.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff
+fails 'a record of other texts' 'other.h5: has no context short' solve r60.h5 other.h5 --metric keydiff --lengths
+misused '--lengths with another study' 'one after the other' solve r60.h5 r150.h5 --metric keydiff --lengths --ablation
+misused 'several records without it' 'expected one record' solve r60.h5 r150.h5 --metric keydiff
+
 # ---- ablation
 expect 0 'ablation' solve run.h5 --metric all --ablation --picture '{metric}.svg' --json --quiet
 cp out ablation.json

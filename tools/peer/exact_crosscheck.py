@@ -267,8 +267,8 @@ def compare(instance, scope, c, options, ratios, folder, server, verbose):
     options = ("--metric", "keydiff", "--scope", scope, *protection, "--quiet", "--paper", "--exact", *options)
     out = run("solve", folder / "run.h5", *options, "--budgets", folder / "keep.npy", "--json", refusable=constrained)
     if out is None:
-        possible = not contradicts(model) and all(highs(model, budgets_of(model, shape, scope, r / 100, True, c["block"])[0]) is not None for r in ratios[:1])
-        if possible:
+        least, raised = budgets_of(model, shape, scope, 0.01, True, c["block"])
+        if not contradicts(model) and not raised and not c["levels"] and highs(model, least) is not None:
             sys.exit(f"REFUSED: {kind} {shape} {protection} {options}: there are solutions")
         return 0, 0, 1
     rows, keep = {round(100 * r["ratio"]): (i, r) for i, r in enumerate(json.loads(out)[0]["rows"])}, np.load(folder / "keep.npy")[0]
