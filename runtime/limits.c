@@ -228,6 +228,7 @@ static void find_shift(get_share *get, const void *from, size_t n, uint64_t tota
     // Ideals have errors of about 1e-11 units; a smaller step would tell noise apart, not remainders.
     while (*high - *low > 1e-9) {
         double middle = *low + (*high - *low) / 2;
+        if (!(middle > *low && middle < *high)) break; // large shifts have no finer ones
         sum = shifted_sum(get, from, n, middle);
         if (sum <= total) *low = middle;
         else *high = middle;
@@ -483,6 +484,12 @@ kvb_status kvb_limits_round(const kvb_limits *m, kvb_ideal *ideal, const void *s
     r.units = kvb_limits_units(m, n_tokens);
     r.floor_units = least_tokens / m->block + (least_tokens % m->block != 0);
     r.own = m->n_kv_heads / m->ranks;
+    // A part's total is kept in 32 bits.
+    if ((uint64_t)r.own * r.units > UINT32_MAX) {
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "constraints: %u heads of a layer with %u pages each: expected fewer than 2^32 in all",
+                        (unsigned)r.own, (unsigned)r.units);
+    }
     kvb_status status = check_parts(&r, err);
     if (!status) status = round_parts(&r, err);
     // Parts one after the other: a part's total lies where its heads' budgets go.

@@ -3,6 +3,7 @@
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "formats/table_export.h"
+#include "formats/table_weights.h"
 #include "formats/table_write.h"
 #include "runtime/fail.h"
 #include "solver/stats.h"
@@ -33,19 +34,11 @@ static bool add_real(cJSON *to, const char *key, double value)
     return cJSON_AddStringToObject(to, key, text) != NULL;
 }
 
-// The weights of the texts that prove the bounds of worst and cvar: JSON text, one array of n_texts numbers per row.
 static bool add_weights(cJSON *to, const metric_job *job)
 {
-    cJSON *rows = cJSON_CreateArray();
-    bool ok = rows != NULL;
-    for (size_t r = 0; r < ROWS && ok; r++) {
-        cJSON *row = cJSON_CreateDoubleArray(job->text_weights + r * job->n_texts, (int)job->n_texts);
-        ok = row && cJSON_AddItemToArray(rows, row);
-    }
-    char *text = ok ? cJSON_PrintUnformatted(rows) : NULL;
-    ok = text && cJSON_AddStringToObject(to, "text_weights", text);
+    char *text = table_weights_print(job->text_weights, ROWS, (uint32_t)job->n_texts);
+    bool ok = text && cJSON_AddStringToObject(to, "text_weights", text);
     cJSON_free(text);
-    cJSON_Delete(rows);
     return ok;
 }
 

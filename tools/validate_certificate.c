@@ -1,6 +1,7 @@
 // Checks the bounds of a table against the record that it was made from, with code that shares nothing with the solver
 // that made it but the loss curves: solver/checker.h.
 #include "formats/sha256.h"
+#include "formats/table_weights.h"
 #include "runtime/fail.h"
 #include "solver/checker.h"
 #include "solver/constrained.h"
@@ -15,7 +16,6 @@ typedef struct certificate_check {
     kvb_table *table;
     const kvb_info *info;
     double lambda[ROWS], bound[ROWS]; // stored multipliers; our own bounds, mean over the problems
-    cJSON *weights;                   // [R, texts] stored with worst and cvar, else NULL
 } certificate_check;
 
 // Stored numbers are those of one record.
@@ -84,52 +84,33 @@ static kvb_status check_pair(solve_command *s, metric_job *job, problem *p, kvb_
     return add_bounds(s, k, &p->curves, 1 / (p->curves.total * job->n_pairs), err);
 }
 
-// The stored weights of the texts for row r, which must be such as worst and cvar may use: any of them give a bound.
-static kvb_status read_weights(const solve_command *s, const certificate_check *k, int r, double *weight,
-                               const char *path, kvb_error *err)
-{
-    const cJSON *row = cJSON_GetArrayItem(k->weights, r), *item;
-    size_t n = k->job.n_texts, i = 0;
-    double sum = 0, cap = s->tail * (double)n > 1 ? 1 / (s->tail * (double)n) : 1;
-    cJSON_ArrayForEach(item, row)
-    {
-        if (i == n || !cJSON_IsNumber(item) || !(item->valuedouble >= 0 && item->valuedouble <= cap * (1 + 1e-9)))
-            break;
-        sum += weight[i++] = item->valuedouble;
-    }
-    if (i == n && !item && fabs(sum - 1) <= 1e-9) return KVB_OK;
-    return kvb_fail(
-        err, KVB_FORMAT,
-        "%s: text_weights: row %d: expected %zu numbers from 0 to %.4g with the sum 1; solve the record again", path, r,
-        n, cap);
-}
-
 // Bounds of worst and cvar: whatever the weights, no budgets lose less in the worst case than in the weighted mean.
 static kvb_status bound_tail(solve_command *s, certificate_check *k, const char *path, kvb_error *err)
 {
     const metric_job *job = &k->job;
-    const char *text = kvb_table_metadata(k->table, "text_weights");
-    double *weight = malloc(job->n_texts * sizeof *weight);
+    size_t n = job->n_texts;
+    double cap = s->tail * (double)n > 1 ? 1 / (s->tail * (double)n) : 1,
+           *weights = malloc(s->n_rows * n * sizeof *weights);
     loss_curves c = {0};
-    kvb_status status = weight ? loss_curves_init(&c, &job->texts[0].curves.shape, err)
-                               : kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", job->n_texts);
-    k->weights = text ? cJSON_Parse(text) : NULL;
-    for (int r = 0; r < (int)s->n_rows && status == KVB_OK; r++) {
-        status = read_weights(s, k, r, weight, path, err);
-        size_t cells = (size_t)shape_heads(&c.shape) * shape_middle(&c.shape);
+    kvb_status status = weights ? loss_curves_init(&c, &job->texts[0].curves.shape, err)
+                                : kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", n);
+    if (status == KVB_OK)
+        status = table_weights_parse(weights, kvb_table_metadata(k->table, "text_weights"), s->n_rows, (uint32_t)n, cap,
+                                     path, err);
+    size_t cells = (size_t)shape_heads(&c.shape) * shape_middle(&c.shape);
+    for (uint32_t r = 0; r < s->n_rows && status == KVB_OK; r++) {
         memset(c.gain, 0, cells * sizeof *c.gain);
         c.floor = 0;
-        for (size_t t = 0; t < job->n_texts && status == KVB_OK; t++) {
+        for (size_t t = 0; t < n; t++) {
             const loss_curves *one = &job->texts[t].curves;
-            for (size_t i = 0; i < cells; i++) c.gain[i] += weight[t] * one->gain[i];
+            for (size_t i = 0; i < cells; i++) c.gain[i] += weights[r * n + t] * one->gain[i];
             if (one->floor > c.floor) c.floor = one->floor;
         }
         loss_curves_sum(&c);
-        if (status == KVB_OK)
-            checker_rows(&c, s->options.scope == SCOPE_LAYER, 1, &s->ratios[r], &k->lambda[r], &k->bound[r]);
+        checker_rows(&c, s->options.scope == SCOPE_LAYER, 1, &s->ratios[r], &k->lambda[r], &k->bound[r]);
     }
     loss_curves_free(&c);
-    free(weight);
+    free(weights);
     return status;
 }
 
@@ -291,7 +272,6 @@ kvb_status validate_certificate(solve_command *s, const char *path, bool *holds,
     if (!k) return kvb_fail(err, KVB_MEMORY, "no memory to check a table");
     kvb_status status = check_table(s, k, path, holds, err);
     kvb_table_close(k->table);
-    cJSON_Delete(k->weights);
     release_pairs(&k->job);
     free(k);
     return status;

@@ -1,14 +1,23 @@
-// Any bytes as a table; what opens must also hand out budgets within their promises.
-#include "runtime/kvbudget.h"
+// Any bytes as a table; what opens must also hand out budgets within their promises, constraints among them.
+#include "formats/table_weights.h"
+#include "runtime/limits.h"
+#include "solver/constraints.h"
 #include <stdint.h>
 #include <stdlib.h>
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-static void try_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, const kvb_budget_options *opt,
-                        uint32_t *keep, size_t n)
+// limits: NULL, or the table's constraints.
+static void try_budgets(const kvb_table *table, const kvb_limits *limits, double ratio, uint32_t n_tokens,
+                        const kvb_budget_options *opt, uint32_t *keep, size_t n)
 {
     kvb_budget_summary sum;
+    kvb_error err = {0};
+    if (limits && kvb_budgets(table, ratio, n_tokens, opt, keep, n, &err) != KVB_OK) {
+        if (err.message[0] == 0) abort();
+        return; // pages may be too coarse for so few tokens, or another page size be asked for
+    }
+    if (limits && ratio > 0 && constrained_check(limits, n_tokens, keep, &err) != KVB_OK) abort();
     if (kvb_budgets(table, ratio, n_tokens, opt, keep, n, NULL) != KVB_OK ||
         kvb_budgets_summarize(table, ratio, n_tokens, opt, keep, n, &sum, NULL) != KVB_OK) {
         abort(); // a table that opened is good for every ratio
@@ -16,7 +25,7 @@ static void try_budgets(const kvb_table *table, double ratio, uint32_t n_tokens,
     if (sum.keep_min < 1 || sum.keep_max > n_tokens || sum.total > (uint64_t)n * n_tokens) {
         abort();
     }
-    if (opt && opt->strict) {
+    if (opt && opt->strict && !limits) {
         uint64_t floor_count = (uint64_t)kvb_table_info(table)->sink + kvb_table_info(table)->window;
         if (sum.keep_min < floor_count && sum.keep_min < n_tokens) abort();
     }
@@ -34,17 +43,28 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     size_t n = (size_t)kvb_table_info(table)->n_layers * kvb_table_info(table)->n_kv_heads;
     uint32_t *keep = malloc(n * sizeof *keep);
+    kvb_limits own, *limits = NULL;
+    const kvb_info *info = kvb_table_info(table);
+    const char *constraints = kvb_table_metadata(table, "constraints");
+    if (constraints) {
+        if (kvb_limits_parse(&own, constraints, info->n_layers, info->n_kv_heads, "fuzz", &err) != KVB_OK)
+            abort(); // it opened
+        limits = &own;
+    }
+    double weight[99 * 2];
+    table_weights_parse(weight, kvb_table_metadata(table, "text_weights"), info->n_rows, 2, 1, "fuzz", &err);
     for (size_t i = 0; keep && i < sizeof ratios / sizeof ratios[0]; ++i) {
         for (size_t j = 0; j < sizeof lengths / sizeof lengths[0]; ++j) {
-            try_budgets(table, ratios[i], lengths[j], NULL, keep, n);
+            try_budgets(table, limits, ratios[i], lengths[j], NULL, keep, n);
             for (unsigned k = 0; k < 24; ++k) {
                 kvb_budget_options opt = {(kvb_rounding)(k % 3), (kvb_lookup)(k / 3 % 2), (int)(k / 6 % 2),
                                           k / 12 * 32};
-                try_budgets(table, ratios[i], lengths[j], &opt, keep, n);
+                try_budgets(table, limits, ratios[i], lengths[j], &opt, keep, n);
             }
         }
     }
     free(keep);
+    if (limits) kvb_limits_free(limits);
     kvb_table_close(table);
     return 0;
 }

@@ -1,5 +1,7 @@
 // Constraints in the runtime's integers: tables made by the solver, rounded for any T and ratio, judged by
 // constrained_check(), which shares no code with the rounding.
+#include "solver/aggregate.h"
+#include "solver/checker.h"
 #include "solver/constrained.h"
 #include "test_solver_cases.h"
 
@@ -81,6 +83,7 @@ static int round_all(const kvb_limits *m, const cache_shape *s, const double *pr
         uint32_t tokens = round == 0   ? 100
                           : round == 1 ? 131072
                           : round == 2 ? s->n_tokens
+                          : round == 3 ? 1u << 28 // where shifts are coarse
                                        : (uint32_t)(100 * pow(1310.72, case_uniform()));
         uint32_t strict = case_below(3) == 0 && tokens > 800 ? 8 : 1;
         for (int row = 0; row < TABLE_ROWS; row++) {
@@ -263,9 +266,84 @@ START_TEST(contradictions)
 }
 END_TEST
 
+// A length whose totals have more than 32 bits is refused; one that is only just short of it does not take for ever.
+START_TEST(huge_lengths)
+{
+    kvb_error err = {0};
+    kvb_limits m;
+    uint32_t keep[4];
+    double prune[4] = {0.004, 0.5, 0.996, 0.1};
+    between b = {prune, prune, 0};
+    must(kvb_limits_init(&m, 2, 2, &err), &err);
+    ck_assert_int_eq(kvb_limits_round(&m, ideal_between, &b, UINT32_MAX, 1, keep, &err), KVB_UNSUPPORTED);
+    ck_assert_ptr_nonnull(strstr(err.message, "2^32"));
+    m.block = 16;
+    m.cap[0] = 0.4;
+    m.least[1] = 0.17;
+    must(kvb_limits_round(&m, ideal_between, &b, UINT32_MAX, 1, keep, &err), &err);
+    must(constrained_check(&m, UINT32_MAX, keep, &err), &err);
+    kvb_limits_free(&m);
+}
+END_TEST
+
+// Questions on contexts of different length become one constrained table, whose bound is proved and whose budgets keep
+// to every limit at each of the lengths.
+START_TEST(unequal_lengths)
+{
+    case_seed("unequal lengths");
+    for (int round = 0; round < 40; round++) {
+        kvb_error err = {0};
+        wishes w = {case_below(2), case_below(3) == 0, false, case_below(2), case_below(2), case_below(3) == 0, false};
+        cache_shape s[3] = {{1 + case_below(4), 2 * (1 + case_below(2)), 900 + case_below(300), 2, 4}};
+        w.ranks = !w.levels && case_below(2);
+        kvb_limits m = make_limits(&s[0], &w);
+        if (m.block > 64) m.block = 64;
+        loss_mean mean;
+        loss_curves pair[3];
+        must(loss_mean_init(&mean, &s[0], &err), &err);
+        for (int k = 0; k < 3; k++) {
+            s[k] = s[0];
+            if (k) s[k].n_tokens -= case_below(500);
+            case_curves(&pair[k], (case_kind)((round + k) % CASE_KINDS), &s[k]);
+            must(loss_mean_add(&mean, &pair[k], &err), &err);
+        }
+        loss_mean_finish(&mean);
+        uint32_t n = shape_heads(&s[0]), keep[16];
+        const double ratios[] = {0.1, 0.3, 0.5};
+        double proved[3], prune[3 * 16], loss[3] = {0};
+        constrained_rows rows;
+        kvb_status status = kvb_limits_check(&m, &err);
+        if (status == KVB_OK) status = constrained_solve(&rows, &mean.curves, &m, ratios, 3, round % 3 == 0, &err);
+        if (status == KVB_OK) {
+            must(checker_limited_rows(&mean.curves, &m, 3, ratios, NULL, proved, &err), &err);
+            for (int r = 0; r < 3; r++) {
+                ck_assert(rows.bound[r] <= proved[r] + 1e-9 && rows.bound[r] <= rows.loss[r] + 1e-12);
+                ck_assert(rows.loss[r] <= rows.greedy[r] + 1e-12);
+                for (uint32_t h = 0; h < n; h++)
+                    prune[(size_t)r * n + h] = 1 - (double)rows.keep[(size_t)r * n + h] / s[0].n_tokens;
+                for (int k = 0; k < 3; k++) {
+                    between b = {prune + (size_t)r * n, prune + (size_t)r * n, 0};
+                    must(kvb_limits_round(&m, ideal_between, &b, s[k].n_tokens, 1, keep, &err), &err);
+                    must(constrained_check(&m, s[k].n_tokens, keep, &err), &err);
+                }
+            }
+            for (int k = 0; k < 3; k++) must(constrained_loss_add(loss, &pair[k], &m, 3, prune, keep, &err), &err);
+            // Lengths are read between, and rounded, so that the mean curves are right to about a page of every head.
+            for (int r = 0; r < 3; r++) ck_assert(fabs(loss[r] / 3 - rows.loss[r]) < 0.05 + 0.002 * m.block);
+            constrained_rows_free(&rows);
+        } else ck_assert_msg(status == KVB_ARGUMENT, "%s", err.message);
+        for (int k = 0; k < 3; k++) loss_curves_free(&pair[k]);
+        loss_mean_free(&mean);
+        kvb_limits_free(&m);
+    }
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, runtime_keeps_to_all);
+    tcase_add_test(tc, huge_lengths);
+    tcase_add_test(tc, unequal_lengths);
     tcase_add_test(tc, projection);
     tcase_add_test(tc, metadata);
     tcase_add_test(tc, contradictions);
