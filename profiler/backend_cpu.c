@@ -19,33 +19,38 @@ typedef struct scratch_sizes {
     size_t lines;                                  // that one tile of attention has at most, counting each query head
     size_t scores, tails, queries, weights, panel; // of the arrays in struct scratch
     size_t each, operand;                          // of one thread; of pool.operand
+    size_t exponentials, parts, values;            // of pool.exponentials, part_sum and part_values
+    size_t all;
 } scratch_sizes;
 
 static scratch_sizes sizes_of(precision p, const backend_limits *limits)
 {
     size_t group = limits->shape.n_heads / limits->shape.n_kv_heads, d = limits->shape.head_dim;
-    scratch_sizes s = {.lines = max_size(QUERY_TILE, max_size(ROW_TILE * group, PRODUCT_ROWS_MAX))};
-    s.scores = max_size(ROW_TILE * group * cpu_padded_tokens(p, limits->tokens), (size_t)QUERY_TILE * KEY_TILE);
-    s.scores = max_size(s.scores, VALUE_TILE * d);
-    if (p != PRECISION_F32) {
+    scratch_sizes s = {.lines = max_size(QUERY_TILE, cpu_row_group() * group)};
+    s.scores = max_size((size_t)QUERY_TILE * KEY_TILE, VALUE_TILE * d);
+    if (!operand_is_plain(p)) {
         s.scores = max_size(s.scores, packed_temp_floats((uint32_t)d, KEY_TILE) + KEY_TILE * d);
         s.queries = operand_bytes(p, (uint32_t)s.lines, (uint32_t)d) / sizeof(float);
         s.weights = operand_bytes(p, (uint32_t)s.lines, KEY_TILE) / sizeof(float);
     }
     s.scores = (s.scores + 15) / 16 * 16;
-    s.tails = s.lines * limits->tail;
-    s.panel = PRODUCT_ROWS_MAX * PANEL;
+    s.tails = limits->tail;
+    s.panel = BLOCKS_PER_TASK * PRODUCT_ROWS_MAX * PANEL;
     s.each = s.scores + s.tails + 2 * s.lines * d + 2 * s.lines + s.panel + s.queries + s.weights;
     s.each = (s.each + 15) / 16 * 16;
     // Two blocks of the widest rows: many blocks of those that most matrices have. In float32 rows are used where they stand.
-    s.operand = operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim) / sizeof(float) * (p == PRECISION_F32 ? 1 : 2);
+    s.operand = operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim) / sizeof(float) * (operand_is_plain(p) ? 1 : 2);
+    size_t lines = cpu_row_group() * limits->shape.n_heads;
+    s.exponentials = (lines * cpu_padded_tokens(p, limits->tokens) + 15) / 16 * 16;
+    s.parts = (lines * ((limits->tokens + KEY_TILE - 1) / KEY_TILE) + 15) / 16 * 16;
+    s.values = s.parts * d;
+    s.all = s.each * (size_t)omp_get_max_threads() + s.operand + s.exponentials + 2 * s.parts + s.values;
     return s;
 }
 
 static uint64_t cpu_scratch_bytes(precision p, const backend_limits *limits)
 {
-    scratch_sizes s = sizes_of(p, limits);
-    return (s.each * (size_t)omp_get_max_threads() + s.operand) * sizeof(float);
+    return sizes_of(p, limits).all * sizeof(float);
 }
 
 static bool cpu_reserve(precision p, const backend_limits *limits)
@@ -59,10 +64,14 @@ static bool cpu_reserve(precision p, const backend_limits *limits)
     pool.operand_bytes = sizes.operand * sizeof(float);
     pool.n_threads = omp_get_max_threads();
     pool.threads = calloc((size_t)pool.n_threads, sizeof *pool.threads);
-    pool.block = host_alloc(sizes.each * (size_t)pool.n_threads + sizes.operand).address;
+    pool.block = host_alloc(sizes.all).address;
     if (!pool.threads || !pool.block) return false;
     pool.operand = pool.block;
-    float *at = (float *)pool.block + sizes.operand;
+    pool.exponentials = (float *)pool.block + sizes.operand;
+    pool.part_scale = pool.exponentials + sizes.exponentials;
+    pool.part_sum = pool.part_scale + sizes.parts;
+    pool.part_values = pool.part_sum + sizes.parts;
+    float *at = pool.part_values + sizes.values;
     for (int t = 0; t < pool.n_threads; t++, at += sizes.each) {
         scratch *s = &pool.threads[t];
         s->scores = at;

@@ -8,23 +8,23 @@
 #include "profiler/packed.h"
 
 enum {
-    QUERY_TILE = 256, // context rows per attention task
-    KEY_TILE = 512,   // keys per step of the online softmax: tile of scores 512 KiB, inside the L2 cache
-    ROW_TILE = 16,    // decoded rows per attention task, times the heads of a group
-    VALUE_TILE = 512, // context rows per step of value_weights
-    PANEL = 128,      // outputs of such a product; a multiple of oneDNN's blocks
+    QUERY_TILE = 256,    // context rows per attention task
+    KEY_TILE = 512,      // keys per step of the online softmax: tile of scores 512 KiB, inside the L2 cache
+    VALUE_TILE = 512,    // context rows per step of value_weights
+    PANEL = 128,         // outputs of such a product; a multiple of oneDNN's blocks
+    BLOCKS_PER_TASK = 8, // blocks of product_rows() rows that meet one panel after the other
 };
 
 // Scratch of one thread; sized by cpu_reserve.
 typedef struct scratch {
-    float *scores;  // the largest of [T / KEY_TILE, rows*group, KEY_TILE], [QUERY_TILE, KEY_TILE] and [VALUE_TILE, d]
-    float *tails;   // [rows*group, tail]
-    float *queries; // [max(QUERY_TILE, rows*group), d]
-    float *outputs; // [max(QUERY_TILE, rows*group), d]
-    float *row_max, *row_sum; // [max(QUERY_TILE, rows*group)]
-    float *panel;             // [PRODUCT_ROWS_MAX, PANEL]
-    void *query_operand;      // [max(QUERY_TILE, rows*group), d]
-    void *weight_operand;     // [max(QUERY_TILE, rows*group), KEY_TILE]
+    float *scores;            // the larger of [QUERY_TILE, KEY_TILE] and [VALUE_TILE, d], or what packing needs
+    float *tails;             // [tail]
+    float *queries;           // [max(QUERY_TILE, lines), d], lines: cpu_row_group() times the heads of a group
+    float *outputs;           // [max(QUERY_TILE, lines), d]
+    float *row_max, *row_sum; // [max(QUERY_TILE, lines)]
+    float *panel;             // [BLOCKS_PER_TASK * PRODUCT_ROWS_MAX, PANEL]
+    void *query_operand;      // [max(QUERY_TILE, lines), d]
+    void *weight_operand;     // [max(QUERY_TILE, lines), KEY_TILE]
 } scratch;
 
 typedef struct cpu_pool {
@@ -32,6 +32,9 @@ typedef struct cpu_pool {
     int n_threads;
     void *operand; // activations as products want them; in float32 one block, for rows that need padding
     size_t operand_bytes;
+    // Of decoded rows, a group at a time: [G] of tiles of [lines, keys], and, for each line of each tile of each KV head, its maximum,
+    // later its scale, its sum, and its sum of values [d].
+    float *exponentials, *part_scale, *part_sum, *part_values;
     void *block;
 } cpu_pool;
 extern cpu_pool pool;
@@ -65,10 +68,12 @@ void cpu_pack_prefix(precision p, const prefix_kv *kv, attention_shape s);
 void cpu_attend_prefix(precision p, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s);
 void cpu_attend_rows(precision p, dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows,
                      uint32_t n, attention_shape s, const oracle_view *oracle);
-// Turns a tile of scores [rows, width] into exponentials relative to each row's running maximum, and rescales what the rows have gathered
-// so far. Row r is context row `row + r` and sees the first row + r + 1 - key of the tile's `keys` keys; what it does not see up to
-// `width` becomes zero.
-void cpu_softmax_tile(scratch *s, uint32_t rows, uint32_t keys, uint32_t width, uint32_t row, uint32_t key, uint32_t d);
+// Turns the scores [seen] that row r has of one more tile into exponentials relative to the row's running maximum, and rescales what the row
+// has gathered so far: row_sum and its outputs [d].
+void cpu_softmax_line(scratch *s, float *line, uint32_t r, uint32_t seen, uint32_t d);
+// Decoded rows that attention takes at a time. All of them have the same bits wherever they stand (measured on dnnl_sgemm: a multiple of 4
+// and of 6 lines with AVX2).
+uint32_t cpu_row_group(void);
 uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens); // keys of all tiles together
 
 // --- backend_cpu_values.c ---

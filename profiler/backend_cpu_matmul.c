@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCKS_PER_TASK = 8 };
-
 // One width of panel, and how to multiply with it, into a thread's [rows, PANEL].
 typedef struct panel_kind {
     uint32_t width;
@@ -100,53 +98,86 @@ typedef struct matmul_job {
     bool accumulate;
 } matmul_job;
 
-// In float32 only the last block has a copy, since only it can lack rows.
+// Where rows are used as they stand only the last block has a copy, since only it can lack rows.
 static char *operand_block(const matmul_job *job, uint32_t i)
 {
-    return (char *)pool.operand + (job->m->p == PRECISION_F32 ? 0 : i * job->block_bytes);
+    return (char *)pool.operand + (operand_is_plain(job->m->p) ? 0 : i * job->block_bytes);
 }
 
-// Splits block i of the rows, or copies it where rows are missing. Whole blocks in float32 are used where they stand.
-static void prepare_block(const matmul_job *job, uint32_t i)
+static uint32_t rows_of(const matmul_job *job, uint32_t block)
 {
-    uint32_t first = i * job->m->rows, rows = job->n - first < job->m->rows ? job->n - first : job->m->rows;
-    if (job->m->p == PRECISION_F32 && rows == job->m->rows) return;
-    char *to = operand_block(job, i);
-    if (rows < job->m->rows) memset(to, 0, job->block_bytes);
-    operand_split(job->m->p, to, job->x + (size_t)first * job->in, job->in, job->m->rows, 0, rows, job->in, 1.0f);
+    uint32_t rest = job->n - block * job->m->rows;
+    return rest < job->m->rows ? rest : job->m->rows;
 }
 
-static void multiply_block(const matmul_job *job, uint32_t panel, uint32_t i)
+// Splits rows [first, first + n) of one block, or copies them where the block lacks rows.
+static void prepare_rows(const matmul_job *job, uint32_t first, uint32_t n)
+{
+    uint32_t block = first / job->m->rows;
+    if (operand_is_plain(job->m->p) && rows_of(job, block) == job->m->rows) return;
+    operand_split(job->m->p, operand_block(job, block), job->x + (size_t)first * job->in, job->in, job->m->rows,
+                  first % job->m->rows, n, job->in, 1.0f);
+}
+
+// Blocks [first, end) of the rows, product by product.
+static void multiply_blocks(const matmul_job *job, const panel_kind *kind, const char *b, float *y, uint32_t first,
+                            uint32_t end)
+{
+    float *tile = pool.threads[omp_get_thread_num()].panel;
+    for (uint32_t i = first; i < end; i++) {
+        const void *a = operand_block(job, i);
+        if (operand_is_plain(job->m->p) && rows_of(job, i) == job->m->rows)
+            a = job->x + (size_t)i * job->m->rows * job->in;
+        product_run(kind->product, a, b, tile);
+        loop_store_tile(y + (size_t)i * job->m->rows * job->out, job->out, tile, rows_of(job, i), kind->width,
+                        job->accumulate);
+    }
+}
+
+// The same in one product, straight into y where nothing has to be added. (What y holds is added at the end: a sum that begins with it
+// would round each of its terms to y's magnitude.)
+static void multiply_at_once(const matmul_job *job, const panel_kind *kind, const char *b, float *y, uint32_t first,
+                             uint32_t rows)
+{
+    float *tile = pool.threads[omp_get_thread_num()].panel;
+    y += (size_t)first * job->m->rows * job->out;
+    if (!job->accumulate) {
+        product_run_rows(kind->product, rows, operand_block(job, first), b, y, job->out);
+        return;
+    }
+    product_run_rows(kind->product, rows, operand_block(job, first), b, tile, kind->width);
+    loop_store_tile(y, job->out, tile, rows, kind->width, true);
+}
+
+static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first, uint32_t end)
 {
     const packed_matrix *m = job->m;
-    uint32_t first = i * job->m->rows, rows = job->n - first < job->m->rows ? job->n - first : job->m->rows;
     const panel_kind *kind = panel + 1 < m->n_panels ? &m->full : &m->last;
-    const void *a = operand_block(job, i), *b = m->panels + panel * m->panel_bytes;
-    float *y = job->y + (size_t)first * job->out + (size_t)panel * PANEL;
-    if (m->p == PRECISION_F32 && rows == job->m->rows) a = job->x + (size_t)first * job->in;
-    float *tile = pool.threads[omp_get_thread_num()].panel;
-    product_run(kind->product, a, b, tile);
-    loop_store_tile(y, job->out, tile, rows, kind->width, job->accumulate);
+    const char *b = m->panels + panel * m->panel_bytes;
+    float *y = job->y + (size_t)panel * PANEL;
+    uint32_t rows = (end - 1 - first) * m->rows + rows_of(job, end - 1);
+    double start = meter_now();
+    if (product_takes_any_rows()) multiply_at_once(job, kind, b, y, first, rows);
+    else multiply_blocks(job, kind, b, y, first, end);
+    meter_add(METER_LINEAR, start, 2.0 * rows * kind->width * job->in, (double)m->panel_bytes);
 }
 
 static void multiply_rows(const matmul_job *job)
 {
+    enum { FEW = 2 }; // rows prepared at a time: few, so that a small batch is shared out; a divisor of product_rows()
     uint32_t blocks = (job->n + job->m->rows - 1) / job->m->rows,
-             groups = (blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK;
+             groups = (blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK, last = blocks - 1;
+    if (rows_of(job, last) < job->m->rows && !product_takes_any_rows())
+        memset(operand_block(job, last), 0, job->block_bytes);
 #pragma omp parallel
     {
 #pragma omp for schedule(static)
-        for (uint32_t i = 0; i < blocks; i++) prepare_block(job, i);
+        for (uint32_t i = 0; i < job->n; i += FEW) prepare_rows(job, i, job->n - i < FEW ? job->n - i : FEW);
 #pragma omp for collapse(2) schedule(dynamic, 1)
         for (uint32_t group = 0; group < groups; group++)
             for (uint32_t panel = 0; panel < job->m->n_panels; panel++) {
-                double start = meter_now();
-                uint32_t end = (group + 1) * BLOCKS_PER_TASK < blocks ? (group + 1) * BLOCKS_PER_TASK : blocks;
-                for (uint32_t i = group * BLOCKS_PER_TASK; i < end; i++) multiply_block(job, panel, i);
-                uint32_t width = panel + 1 < job->m->n_panels ? job->m->full.width : job->m->last.width,
-                         first = group * BLOCKS_PER_TASK * job->m->rows,
-                         rows = (end * job->m->rows < job->n ? end * job->m->rows : job->n) - first;
-                meter_add(METER_LINEAR, start, 2.0 * rows * width * job->in, (double)job->m->panel_bytes);
+                uint32_t first = group * BLOCKS_PER_TASK, end = first + BLOCKS_PER_TASK;
+                multiply_panel(job, panel, first, end < blocks ? end : blocks);
             }
     }
 }
@@ -159,7 +190,7 @@ void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
         return;
     }
     size_t block = operand_bytes(m->p, m->rows, w.in);
-    uint32_t fit = m->p == PRECISION_F32 ? n : (uint32_t)(pool.operand_bytes / block) * m->rows;
+    uint32_t fit = operand_is_plain(m->p) ? n : (uint32_t)(pool.operand_bytes / block) * m->rows;
     for (uint32_t first = 0; first < n; first += fit) {
         matmul_job job = {m,
                           y.address + (size_t)first * w.out,

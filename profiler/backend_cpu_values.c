@@ -40,7 +40,10 @@ static void row_log_tile(scratch *s, float *row_log, const float *q, size_t ld, 
     for (uint32_t key = 0; key < end; key += KEY_TILE) {
         uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
         gemm(false, true, rows, keys, d, 1.0f / sqrtf((float)d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
-        cpu_softmax_tile(s, rows, keys, keys, row, key, 0); // no outputs to rescale
+        for (uint32_t r = 0; r < rows; r++) { // no outputs to rescale
+            uint32_t seen = row + r + 1 > key ? row + r + 1 - key : 0;
+            cpu_softmax_line(s, s->scores + (size_t)r * keys, r, seen < keys ? seen : keys, 0);
+        }
     }
     for (uint32_t r = 0; r < rows; r++) row_log[row + r] = s->row_max[r] + logf(s->row_sum[r]);
 }

@@ -1,5 +1,6 @@
 #include "profiler/packed.h"
 #include "profiler/linalg.h"
+#include "profiler/packed_tiles.h"
 #include <dnnl.h>
 #ifdef __x86_64__
 #include <immintrin.h>
@@ -17,6 +18,12 @@ enum { JOINED_MAX_K = 128, JOINED = 6 };
 static bool is_joined(precision p, uint32_t k)
 {
     return p == PRECISION_BF16X3 && k <= JOINED_MAX_K;
+}
+
+// The same choice where the tile unit multiplies: the parts that it takes of each operand.
+static unsigned tile_parts(precision p, uint32_t k)
+{
+    return p == PRECISION_F32 || is_joined(p, k) ? 3 : p == PRECISION_BF16X3 ? 2 : 1;
 }
 
 const char *precision_name(precision p)
@@ -52,6 +59,7 @@ struct product {
     uint32_t m, n, k;
     size_t b_part;
     bool accumulate;
+    unsigned tile_parts; // not 0: the tile unit's, no primitives
     struct product *next;
 };
 
@@ -133,6 +141,11 @@ bool packed_is_native(void)
 static dnnl_data_type_t type_of(precision p)
 {
     return p != PRECISION_F32 && packed_is_native() ? dnnl_bf16 : dnnl_f32;
+}
+
+bool operand_is_plain(precision p)
+{
+    return p == PRECISION_F32 && !tiles_available();
 }
 
 static size_t type_size(dnnl_data_type_t type)
@@ -311,12 +324,14 @@ static size_t part_bytes(precision p, uint32_t k, uint32_t n)
 
 size_t packed_bytes(precision p, uint32_t k, uint32_t n)
 {
+    if (tiles_available()) return tiles_b_bytes(tile_parts(p, k), k, n);
     size_t one = part_bytes(p, k, n);
     return p == PRECISION_BF16X3 && !is_joined(p, k) ? 2 * one : one;
 }
 
 size_t operand_bytes(precision p, uint32_t m, uint32_t k)
 {
+    if (tiles_available()) return tiles_a_bytes(tile_parts(p, k), m, k);
     size_t parts = p != PRECISION_BF16X3 ? 1 : is_joined(p, k) ? JOINED : 2;
     return round_up(parts * m * k * type_size(type_of(p)));
 }
@@ -459,6 +474,10 @@ static void store_joined(float *temp, size_t line, size_t part, const float *b, 
 bool packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
                   float *temp)
 {
+    if (tiles_available()) {
+        tiles_pack_b(tile_parts(p, k), to, b, ld, transposed, k, n);
+        return true;
+    }
     if (p == PRECISION_F32 || (p == PRECISION_BF16 && packed_is_native())) // the reorder rounds by itself
         return reorder(p, to, b, ld, transposed, k, n);
     size_t lines = transposed ? n : k, length = transposed ? k : n, part = (size_t)k * n;
@@ -490,6 +509,10 @@ static void split_joined(void *to, bool bits, const float *x, uint32_t k, float 
 void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
                    uint32_t k, float scale)
 {
+    if (tiles_available()) {
+        for (uint32_t i = 0; i < rows; i++, x += ld) tiles_pack_row(tile_parts(p, k), to, x, first + i, k, scale);
+        return;
+    }
     bool joined = is_joined(p, k), bits = type_of(p) == dnnl_bf16, unit = has_bf16_unit();
     size_t step = joined ? JOINED * (size_t)k : k, to_low = (size_t)m * k;
     for (uint32_t i = first; i < first + rows; i++, x += ld) {
@@ -518,6 +541,10 @@ void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m,
 
 static bool make_product(product *made)
 {
+    if (tiles_available()) {
+        made->tile_parts = tile_parts(made->p, made->k);
+        return true;
+    }
     bool joined = is_joined(made->p, made->k);
     primitive_key key = {.type = type_of(made->p),
                          .m = made->m,
@@ -576,12 +603,26 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
 
 void product_run(const product *p, const void *a, const void *b, float *c)
 {
+    if (p->tile_parts) {
+        product_run_rows(p, p->m, a, b, c, p->n);
+        return;
+    }
     bool ok = run_primitive(p->first, a, b, c);
     if (p->b_part) {
         const char *low_a = (const char *)a + (size_t)p->m * p->k * type_size(type_of(p->p));
         ok = ok && run_primitive(p->more, low_a, b, c) && run_primitive(p->more, a, (const char *)b + p->b_part, c);
     }
     if (!ok) product_spoil(c, (size_t)p->m * p->n);
+}
+
+bool product_takes_any_rows(void)
+{
+    return tiles_available();
+}
+
+void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc)
+{
+    tiles_multiply(&(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc});
 }
 
 void product_spoil(float *c, size_t n)

@@ -23,6 +23,9 @@ const char *precision_name(precision p);
 // Does oneDNN have kernels for bfloat16 operands here?
 bool packed_is_native(void);
 
+// Are rows of float32 used where they stand? Else, and in the other precisions, operand_split must have been there first.
+bool operand_is_plain(precision p);
+
 // Bytes of b [k,n] once packed, and of a [m,k] once split. Multiples of 64.
 size_t packed_bytes(precision p, uint32_t k, uint32_t n);
 size_t operand_bytes(precision p, uint32_t m, uint32_t k);
@@ -52,4 +55,8 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
 bool product_prepare(void);
 // May run on any thread of the region that follows. A product that fails leaves NaN, so that nobody takes c for a result.
 void product_run(const product *p, const void *a, const void *b, float *c);
+// Where product_takes_any_rows(): the same for any number of rows, with lines of c apart by ldc floats. A row's bits depend on nothing else,
+// and operands that were split for few rows each and stand one behind the other are one of many rows.
+bool product_takes_any_rows(void);
+void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc);
 void product_spoil(float *c, size_t n); // what callers do who got NULL

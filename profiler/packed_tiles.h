@@ -1,0 +1,41 @@
+// The products of packed.h on the tile unit that newer x86 processors have (AMX): bfloat16 operands in one to three parts, float32 sums.
+//
+//     1 part     c = a1 b1                                        8 bits of each operand
+//     2 parts    c = a2 b1 + a1 b2 + a1 b1                        16 bits
+//     3 parts    c = a3 b1 + a2 b2 + a1 b3 + a2 b1 + a1 b2 + a1 b1    24 bits: all that a float32 has
+//
+// a1 = bf16(a), a2 = bf16(a - a1), a3 = bf16(a - a1 - a2). With three parts what is left out is below 2^-26 of a term, so that the error
+// is that of summing in float32, and the unit is still faster than the float32 units. All parts are multiplied while they are in the tile
+// registers: a library that multiplies one pair of matrices at a time would read and write c six times.
+//
+// An element of c is summed in one order, whatever the shape and wherever it stands.
+#pragma once
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum { TILE_ROWS = 16 }; // operands are padded to a multiple of this many rows
+
+// Is there such a unit, does the system let us use it, and may oneDNN (DNNL_MAX_CPU_ISA)?
+bool tiles_available(void);
+
+// Bytes of b [k,n] and of a [m,k].
+size_t tiles_b_bytes(unsigned parts, uint32_t k, uint32_t n);
+size_t tiles_a_bytes(unsigned parts, uint32_t m, uint32_t k);
+
+// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] where `transposed`.
+void tiles_pack_b(unsigned parts, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n);
+
+// Row `row` of a = scale * x [k].
+void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t row, uint32_t k, float scale);
+
+// c [m,n] (+)= a [m,k] b [k,n], lines of c apart by ldc floats. Rows of a that were never packed only meet their own rows of c.
+typedef struct tile_product {
+    unsigned parts;
+    uint32_t m, n, k;
+    bool accumulate;
+    const void *a, *b;
+    float *c;
+    size_t ldc;
+} tile_product;
+void tiles_multiply(const tile_product *p);
