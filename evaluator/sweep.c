@@ -32,11 +32,17 @@ static bool is_policy(const sweep *s, uint32_t column)
     return s->methods.methods[s->methods.columns[column].method].p.kind != NULL;
 }
 
+// Cells of a column at one ratio: with protection, and without where that is asked for and means something.
+static int cells_per_ratio(const sweep *s, uint32_t column, bool both)
+{
+    return both && !is_policy(s, column) ? 2 : 1;
+}
+
 kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both, kvb_error *err)
 {
     size_t per_text = 0;
     for (uint32_t column = 0; column < s->methods.n_columns; column++)
-        per_text += n_ratios * (both && !is_policy(s, column) ? 2 : 1);
+        per_text += n_ratios * (size_t)cells_per_ratio(s, column, both);
     for (uint32_t t = 0; t < s->n_texts; t++)
         if (s->texts[t].n_ids < (uint64_t)s->o.n_tokens + s->o.n_next)
             return kvb_fail(err, KVB_ARGUMENT, "%s: %u tokens, expected at least %u of context and %u to go on with",
@@ -49,7 +55,7 @@ kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both
     for (uint32_t t = 0; t < s->n_texts; t++)
         for (uint32_t column = 0; column < s->methods.n_columns; column++)
             for (size_t r = 0; r < n_ratios; r++)
-                for (int bare = 0; bare <= (both && !is_policy(s, column)) && status == KVB_OK; bare++) {
+                for (int bare = 0; bare < cells_per_ratio(s, column, both) && status == KVB_OK; bare++) {
                     s->cells[i] = (sweep_cell){.text = t, .column = column, .ratio = ratios[r], .protect = !bare};
                     status = name_cell(s, &s->cells[i++], err);
                 }

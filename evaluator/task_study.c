@@ -126,7 +126,7 @@ static kvb_status name_result(const task_study *s, const task_cell *c, const cha
 
 static kvb_status recall(task_study *s, task_cell *c, uint32_t index, const char *sample, kvb_error *err)
 {
-    task_known wanted;
+    task_known wanted = {0};
     kvb_status status = name_result(s, c, sample, wanted.key, err);
     task_known *found =
         status == KVB_OK && s->n_known ? bsearch(&wanted, s->known, s->n_known, sizeof *s->known, compare_keys) : NULL;

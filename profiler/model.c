@@ -358,8 +358,7 @@ kvb_status model_set_pre_tokenizer(model *m, const char *path, const char *pre, 
 kvb_status model_set_statistics(model *m, const char *path, kvb_error *err)
 {
     query_statistics *s = NULL;
-    kvb_status status =
-        query_statistics_open(&s, path, m->config.n_layers, m->config.n_heads, m->config.head_dim, err);
+    kvb_status status = query_statistics_open(&s, path, m->config.n_layers, m->config.n_heads, m->config.head_dim, err);
     if (status != KVB_OK) return status;
     query_statistics_free(m->statistics);
     m->statistics = s;

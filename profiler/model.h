@@ -44,7 +44,7 @@ typedef struct model {
     model_layer *layers;   // L
     float *rope_frequency; // host [rope_dim/2]: radians per position, scaling and rope_freqs.weight applied
     tokenizer *tokens;
-    char sha256[65]; // of the whole model file
+    char sha256[65];                     // of the whole model file
     struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
 } model;
 

@@ -148,6 +148,22 @@ static const char *text_in(const cJSON *row, const char *name)
     return text ? text : "";
 }
 
+static void put_row(FILE *out, const task_command *c, const cJSON *one, const cJSON *row)
+{
+    const double values[] = {number_in(row, NULL, "kept"),           number_in(row, NULL, "looked"),
+                             number_in(row, "score", "value"),       number_in(row, "score", "low"),
+                             number_in(row, "score", "high"),        number_in(row, "minus_uniform", "value"),
+                             number_in(row, "minus_uniform", "low"), number_in(row, "minus_uniform", "high")};
+    fprintf(out, "\"%s\",%.0f,%" PRIu64 ",%.0f,%.0f,\"%s\",%s,%g", text_in(one, "task"),
+            number_in(one, NULL, "n_tokens"), c->seed, number_in(one, NULL, "samples"),
+            number_in(one, NULL, "questions"), text_in(row, "method"), text_in(row, "allocator"),
+            number_in(row, NULL, "ratio"));
+    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
+        if (isnan(values[i])) fprintf(out, ",");
+        else fprintf(out, ",%.6f", values[i]);
+    fprintf(out, "\n");
+}
+
 static kvb_status write_csv(const task_command *c, const char *path, kvb_error *err)
 {
     atomic_file file;
@@ -158,20 +174,11 @@ static kvb_status write_csv(const task_command *c, const char *path, kvb_error *
             "task,tokens,seed,samples,questions,method,allocator,ratio,kept,looked,score,score_low,score_high,"
             "minus_uniform,minus_uniform_low,minus_uniform_high\n");
     cJSON_ArrayForEach(one, cJSON_GetObjectItemCaseSensitive(c->report, "tasks"))
-        cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(one, "results"))
     {
-        fprintf(file.stream, "\"%s\",%.0f,%" PRIu64 ",%.0f,%.0f,\"%s\",%s,%g", text_in(one, "task"),
-                number_in(one, NULL, "n_tokens"), c->seed, number_in(one, NULL, "samples"),
-                number_in(one, NULL, "questions"), text_in(row, "method"), text_in(row, "allocator"),
-                number_in(row, NULL, "ratio"));
-        const double values[] = {number_in(row, NULL, "kept"),           number_in(row, NULL, "looked"),
-                                 number_in(row, "score", "value"),       number_in(row, "score", "low"),
-                                 number_in(row, "score", "high"),        number_in(row, "minus_uniform", "value"),
-                                 number_in(row, "minus_uniform", "low"), number_in(row, "minus_uniform", "high")};
-        for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-            if (isnan(values[i])) fprintf(file.stream, ",");
-            else fprintf(file.stream, ",%.6f", values[i]);
-        fprintf(file.stream, "\n");
+        cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(one, "results"))
+        {
+            put_row(file.stream, c, one, row);
+        }
     }
     return atomic_file_commit(&file, err);
 }

@@ -302,7 +302,7 @@ START_TEST(a_stopped_sweep_goes_on)
         for (int r = 0; r < N; r++) ck_assert(same_number(a->kl[r], b->kl[r]) && a->agree[r] == b->agree[r]);
         bool acts = whole.s.cells[i].column >= 6;
         ck_assert(acts ? isnan(b->output_error[0]) && same_number(a->looked, b->looked)
-                         : b->output_error[0] > 0 && isnan(b->looked));
+                       : b->output_error[0] > 0 && isnan(b->looked));
     }
     field_close(&resumed);
     field_open(&resumed, log); // a third time: all lines are whole
