@@ -10,13 +10,7 @@
 enum { ROWS = 1024 };                 // of the decoder: the questions of some dozen cells at once
 static const size_t BYTES = 1u << 30; // of caches that are open together; one is always allowed
 
-// A result that the log has.
-typedef struct task_known {
-    char key[65];
-    task_result result;
-} task_known;
-
-// ---- Cells and what is known of them ----
+// ---- Cells and their names ----
 
 static kvb_status list_cells(task_study *s, const double *ratios, size_t n_ratios, kvb_error *err)
 {
@@ -33,48 +27,10 @@ static kvb_status list_cells(task_study *s, const double *ratios, size_t n_ratio
     return KVB_OK;
 }
 
-static kvb_status take_line(void *context, const cJSON *line, const char *path, uint32_t number, kvb_error *err)
-{
-    task_study *s = context;
-    const cJSON *key = cJSON_GetObjectItemCaseSensitive(line, "key"),
-                *scores = cJSON_GetObjectItemCaseSensitive(line, "scores"),
-                *looked = cJSON_GetObjectItemCaseSensitive(line, "looked");
-    int n = cJSON_IsArray(scores) ? cJSON_GetArraySize(scores) : 0;
-    task_result r = {.done = true,
-                     .n_questions = (uint32_t)n,
-                     .kept = log_number(line, "kept"),
-                     .looked = log_number(line, "looked")};
-    bool good = cJSON_IsString(key) && strlen(key->valuestring) == 64 && n > 0 && n <= TASK_MAX_QUESTIONS &&
-                r.kept >= 0 && (cJSON_IsNull(looked) || r.looked >= 0);
-    r.scores = good ? calloc((size_t)n, sizeof *r.scores) : NULL;
-    if (good && !r.scores) return kvb_fail(err, KVB_MEMORY, "%s: no memory for its results", path);
-    good = good && log_numbers(r.scores, (uint32_t)n, line, "scores", false);
-    task_known *more = good ? realloc(s->known, (s->n_known + 1) * sizeof *more) : NULL;
-    if (!more) {
-        free(r.scores);
-        if (good) return kvb_fail(err, KVB_MEMORY, "%s: no memory for its results", path);
-        return kvb_fail(err, KVB_FORMAT, "%s: line %u is not a result of kvbudget task; name another file", path,
-                        number);
-    }
-    s->known = more;
-    memcpy(more[s->n_known].key, key->valuestring, 65);
-    more[s->n_known++].result = r;
-    return KVB_OK;
-}
-
-static int compare_keys(const void *a, const void *b)
-{
-    return strcmp(((const task_known *)a)->key, ((const task_known *)b)->key);
-}
-
 kvb_status task_study_open(task_study *s, const double *ratios, size_t n_ratios, kvb_error *err)
 {
     kvb_status status = list_cells(s, ratios, n_ratios, err);
-    const log_reader reader = {take_line, s};
-    if (status != KVB_OK || !s->log) return status;
-    status = log_read(s->log, &reader, err);
-    if (s->n_known) qsort(s->known, s->n_known, sizeof *s->known, compare_keys);
-    return status == KVB_OK ? log_open(&s->file, s->log, err) : status;
+    return status == KVB_OK ? task_log_open(&s->known, s->log, err) : status;
 }
 
 void task_study_close(task_study *s)
@@ -83,14 +39,9 @@ void task_study_close(task_study *s)
         for (uint32_t k = 0; s->cells[i].samples && k < s->n_samples; k++) free(s->cells[i].samples[k].scores);
         free(s->cells[i].samples);
     }
-    for (size_t i = 0; i < s->n_known; i++) free(s->known[i].result.scores);
-    free(s->known);
     free(s->cells);
-    log_close(s->file);
     s->cells = NULL;
-    s->known = NULL;
-    s->file = NULL;
-    s->n_known = 0;
+    task_log_close(&s->known);
 }
 
 // Hash of the sample's own words, so that other texts, haystacks and lengths are other samples.
@@ -126,35 +77,25 @@ static kvb_status name_result(const task_study *s, const task_cell *c, const cha
 
 static kvb_status recall(task_study *s, task_cell *c, uint32_t index, const char *sample, kvb_error *err)
 {
-    task_known wanted = {0};
-    kvb_status status = name_result(s, c, sample, wanted.key, err);
-    task_known *found =
-        status == KVB_OK && s->n_known ? bsearch(&wanted, s->known, s->n_known, sizeof *s->known, compare_keys) : NULL;
-    if (!found || !found->result.scores) return status;
-    c->samples[index] = found->result; // takes the scores over
-    found->result.scores = NULL;
-    s->n_resumed++;
-    return KVB_OK;
+    char key[65];
+    kvb_status status = name_result(s, c, sample, key, err);
+    if (status == KVB_OK && task_log_take(&s->known, key, &c->samples[index])) s->n_resumed++;
+    return status;
 }
 
 static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, const char *sample, kvb_error *err)
 {
-    const task_result *r = &c->samples[index];
     char key[65];
-    if (!s->file) return KVB_OK;
     kvb_status status = name_result(s, c, sample, key, err);
     if (status != KVB_OK) return status;
-    cJSON *line = cJSON_CreateObject();
-    bool good = line && cJSON_AddStringToObject(line, "key", key) &&
-                cJSON_AddStringToObject(line, "task", s->t->spec) &&
-                cJSON_AddStringToObject(line, "method",
-                                        c->column ? method_name(&s->methods.methods[c->column->method]) : "full") &&
-                cJSON_AddStringToObject(line, "allocator", c->column ? c->column->how->label : "") &&
-                cJSON_AddNumberToObject(line, "ratio", c->ratio) && cJSON_AddNumberToObject(line, "kept", r->kept) &&
-                cJSON_AddNumberToObject(line, "looked", r->looked) &&
-                log_put_numbers(line, "scores", r->scores, r->n_questions);
-    status = good ? log_add(s->file, line, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory for a line", s->log);
-    cJSON_Delete(line);
+    cJSON *about = cJSON_CreateObject();
+    const char *how = c->column ? method_name(&s->methods.methods[c->column->method]) : "full";
+    if (about && cJSON_AddStringToObject(about, "task", s->t->spec) && cJSON_AddStringToObject(about, "method", how) &&
+        cJSON_AddStringToObject(about, "allocator", c->column ? c->column->how->label : "") &&
+        cJSON_AddNumberToObject(about, "ratio", c->ratio))
+        status = task_log_add(&s->known, key, &c->samples[index], about, err);
+    else status = kvb_fail(err, KVB_MEMORY, "task %s: no memory for a line of its log", s->t->spec);
+    cJSON_Delete(about);
     return status;
 }
 

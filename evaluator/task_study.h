@@ -2,17 +2,9 @@
 // sample. Questions of all cells are decoded together, over caches that those of a cell share.
 #pragma once
 #include "evaluator/interval.h"
-#include "evaluator/log_file.h"
 #include "evaluator/method.h"
+#include "evaluator/task_log.h"
 #include "evaluator/task_run.h"
-
-typedef struct task_result {
-    bool done;
-    uint32_t n_questions;
-    double *scores; // [n_questions], 0 to 1
-    double kept;    // share of the context's entries in the cache before the question
-    double looked;  // share of them that a policy attends to per step; NaN without one
-} task_result;
 
 typedef struct task_cell {
     const method_column *column; // NULL: nothing is evicted
@@ -30,9 +22,7 @@ typedef struct task_study {
     task_cell *cells; // the full cache first; owned
     size_t n_cells;
     size_t n_answered, n_resumed; // cells of samples, of this run and from the log
-    log_file *file;
-    struct task_known *known; // of the log, by key
-    size_t n_known;
+    task_log known;
 } task_study;
 
 // Lists the cells and reads the log. What is given lives as long as the study. The caller closes it, also after a failure. Errors:
