@@ -251,7 +251,7 @@ define unit
 $(BUILD)/tests/$(1): tests/unit/$(1).c tests/unit/unit.h $(BUILD)/flags $(call unit_objects,$(1)) $(call module_libs,$(1))
 	@mkdir -p $$(@D)
 	$(SAY) LD $$@
-	$(Q)$(COMPILE) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(call unit_objects,$(1)) $(call module_libs,$(1)) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) $(if $(call unit_objects,$(1)),$(MPI_LIBS) -lstdc++)
+	$(Q)$(COMPILE) $(if $(filter $(EMULATED),$(call unit_objects,$(1))),-DEMULATED) -Itests/unit $(CHECK_CFLAGS) -o $$@ $$< $(call unit_objects,$(1)) $(call module_libs,$(1)) $(LDFLAGS) $(CHECK_LIBS) $(LIBS) $(if $(call unit_objects,$(1)),$(MPI_LIBS) -lstdc++)
 endef
 $(foreach t,$(notdir $(basename $(UNIT_SRC))),$(eval $(call unit,$(t))))
 
@@ -273,6 +273,10 @@ $(eval $(call judge,cpu_bf16))
 $(foreach t,emulated emulated_bf16x3 emulated_bf16,$(eval $(call judge,$(t),$(EMULATED))))
 ifeq ($(CUDA),1)
 $(foreach t,cuda cuda_bf16x3 cuda_bf16,$(eval $(call judge,$(t))))
+$(BUILD)/tests/test_profiler_cuda_device: tests/unit/test_profiler_cuda.c tests/unit/unit.h $(BUILD)/flags $(call module_libs,test_profiler_cuda)
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(COMPILE) -Itests/unit $(CHECK_CFLAGS) -o $@ $< $(call module_libs,test_profiler_cuda) $(LDFLAGS) $(CHECK_LIBS) $(LIBS)
 endif
 
 # A fuzz target may use any module; the linker takes what it needs. $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
@@ -337,7 +341,7 @@ cuda-pack: deps cuda-compiler
 	@$(MAKE) --no-print-directory -j$(JOBS) all check-cuda-build
 	@BUILD=$(BUILD) tools/check-cuda.sh --pack $(BUILD)/check-cuda.tar.xz
 
-check-cuda-build: $(if $(filter 1,$(CUDA)),$(addprefix $(BUILD)/tests/test_profiler_backend_,cuda cuda_bf16x3 cuda_bf16) $(CUDA_BENCH) $(TINY))
+check-cuda-build: $(if $(filter 1,$(CUDA)),$(addprefix $(BUILD)/tests/test_profiler_backend_,cuda cuda_bf16x3 cuda_bf16) $(BUILD)/tests/test_profiler_cuda_device $(CUDA_BENCH) $(TINY))
 
 bench-memory: deps
 	@$(MAKE) --no-print-directory -j$(JOBS) all $(BUILD)/tests/draw_memory

@@ -149,34 +149,28 @@ static void turn_on_host(ea_sums *sums, double *turned, const layer_view *view, 
     }
 }
 
-// To be freed: out->z.
+// To be freed: out->z, also after a failure.
 static kvb_status sums_on_device(const metric *m, const layer_view *view, const ea_settings *set, const double *cos_sin,
                                  ea_sums *out, kvb_error *err)
 {
     size_t T = view->n_tokens, H = view->n_heads, G = view->n_kv_heads, d = view->head_dim;
-    ea_sums sums = {malloc((H * T + G * T + H * d + H * d * d) * sizeof(float)), NULL, NULL, NULL};
     double *turned = malloc((d + d * d) * sizeof *turned);
-    kvb_status status = sums.z && turned ? KVB_OK
-                                         : kvb_fail(err, KVB_MEMORY, "metric %s: no memory for statistics of %u keys",
-                                                    m->spec, view->n_tokens);
-    sums.norms = sums.z + H * T;
-    sums.linear = sums.norms + G * T;
-    sums.square = sums.linear + H * d;
-    float *square = set->covariance ? sums.square : NULL;
-    if (status == KVB_OK && set->stored) {
-        memcpy(sums.linear, view->query_mean, H * d * sizeof(float));
-        if (square) memcpy(square, view->query_covariance, H * d * d * sizeof(float));
-    } else if (status == KVB_OK) {
-        status = device_query_moments(view->device, set->sinks, sums.linear, square, err);
+    out->z = malloc((H * T + G * T + H * d + H * d * d) * sizeof(float));
+    if (!out->z || !turned) {
+        free(turned);
+        return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for statistics of %u keys", m->spec, view->n_tokens);
     }
+    out->norms = out->z + H * T;
+    out->linear = out->norms + G * T;
+    out->square = out->linear + H * d;
+    float *square = set->covariance ? out->square : NULL;
+    kvb_status status = device_query_moments(view->device, set->sinks, out->linear, square, err);
     if (status == KVB_OK) {
-        turn_on_host(&sums, turned, view, cos_sin, set->covariance);
-        status = device_quadratic(view->device, view->n_heads, sums.linear, square, sums.z, err);
+        turn_on_host(out, turned, view, cos_sin, set->covariance);
+        status = device_quadratic(view->device, view->n_heads, out->linear, square, out->z, err);
     }
-    if (status == KVB_OK && set->value_norm) status = device_norms(view->device, VIEW_V, sums.norms, err);
+    if (status == KVB_OK && set->value_norm) status = device_norms(view->device, VIEW_V, out->norms, err);
     free(turned);
-    if (status != KVB_OK) free(sums.z);
-    else *out = sums;
     return status;
 }
 

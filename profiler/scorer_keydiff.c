@@ -59,8 +59,9 @@ static kvb_status score_on_device(const metric *m, const layer_view *view, float
 {
     uint32_t T = view->n_tokens, G = view->n_kv_heads, d = view->head_dim;
     bool by_angle = metric_value(m, "similarity") == MEASURE_COS;
-    float *anchor = malloc((size_t)G * (d + T) * sizeof *anchor), *norms = anchor + (size_t)G * d;
+    float *anchor = malloc((size_t)G * (d + T) * sizeof *anchor);
     if (!anchor) return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for the norms of %u keys", m->spec, T);
+    float *norms = anchor + (size_t)G * d;
     kvb_status status = device_key_mean(view->device, metric_value(m, "anchor") == ANCHOR_MEAN, anchor, err);
     if (status == KVB_OK) status = device_quadratic(view->device, G, anchor, NULL, s, err);
     if (status == KVB_OK && by_angle) status = device_norms(view->device, VIEW_K, norms, err);

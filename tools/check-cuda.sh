@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # For a machine with an NVIDIA GPU: everything that needs one, about five minutes on a fast one. tools/check-cuda.sh [--quick | --pack FILE]
-#   every operation against the plain-C reference, in three precisions; operations at the size of Llama 3.1 8B, timed and judged; seconds of a
+#   every operation against the plain-C reference, in three precisions; a small model and every metric; operations at the size of Llama 3.1 8B, timed and judged; seconds of a
 #   model of that shape at 4k x 30 and 32k x 8; the same operations under compute-sanitizer (memory, races, barriers, memory that nobody wrote);
 #   logits on cuda against cpu. A stage that fails does not keep the next ones from running; the last line counts.
-# --quick: the first stage only. --pack FILE.tar.xz: puts the programs, their libraries and this script into an archive for a machine that has
+# --quick: up to the metrics. --pack FILE.tar.xz: puts the programs, their libraries and this script into an archive for a machine that has
 # neither compiler nor internet: there `tar xf FILE.tar.xz && check-cuda/tools/check-cuda.sh`. Run `make` first. Without a device it says so.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
 test=$BUILD/tests/test_profiler_backend_cuda
-programs=("$BUILD/kvbudget" "$test" "${test}_bf16x3" "${test}_bf16" "$BUILD/tests/bench_cuda" "$BUILD/tests/bench_cuda_ops" "$BUILD/tests/tiny_model")
+programs=("$BUILD/kvbudget" "$test" "${test}_bf16x3" "${test}_bf16" "$BUILD/tests/test_profiler_cuda_device" "$BUILD/tests/bench_cuda" "$BUILD/tests/bench_cuda_ops" "$BUILD/tests/tiny_model")
 passed=0 failed=0 skipped=0
 
 fail() {
@@ -131,6 +131,7 @@ if grep -q '^skip - ' "$log"; then
     exit 0
 fi
 for compute in bf16 bf16x3; do stage 150 "operations, $compute" "${test}_$compute"; done
+stage 60 'a whole model, and metrics from sums of the device' env KVB_BUILD="$BUILD" "$BUILD/tests/test_profiler_cuda_device"
 if [ "${1:-}" != --quick ]; then
     for compute in bf16 f32; do stage 120 "operations at the size of 8B, $compute" "$BUILD/tests/bench_cuda_ops" "$compute"; done
     stage 180 'model of the shape of Llama 3.1 8B, bf16' "$BUILD/tests/bench_cuda" bf16
