@@ -308,7 +308,7 @@ START_TEST(test_metrics_on_the_device)
         {"morphkv", H * T, 1e-5},
         {"morphkv:fusion=max", T * D * (H + G), 1e-5},
         {"h2o", H * T, 1e-5},
-        {"knorm", G * T, 1e-6},
+        {"knorm", G * T, 1e-5},
         {"keydiff", 2 * G * T + G * D, 1e-5},
         {"keydiff:anchor=raw:similarity=dot", G * T + G * D, 1e-5},
         {"keydiff:anchor=median", G * T * D, 1e-5},
@@ -316,9 +316,9 @@ START_TEST(test_metrics_on_the_device)
         {"ea:kvpress", (H + G) * T + H * D * (1 + D), 1e-4},
         {"ea:lukv", (H + G) * T + H * D * (1 + D), 1e-4},
         {"ea:kvpress:covariance=0:value_norm=0", H * T + H * D, 1e-4},
-        {"lagkv:lag=32:cross=1", 2 * G * T, 1e-5},
-        {"lagkv:lag=32:mode=local:cross=1", 2 * G * T, 1e-5},
-        {"lagkv:lag=32:mode=l2norm:cross=1", G * T, 1e-5},
+        {"lagkv:lag=32:cross=1", 2 * G * T, 1e-4},
+        {"lagkv:lag=32:mode=local:cross=1", 2 * G * T, 1e-4},
+        {"lagkv:lag=32:mode=l2norm:cross=1", G * T, 1e-4},
         {"streaming", 0, 0},
         {"random", 0, 0},
         {"critical:share=0+snapkv:lukv", 2 * H * T, 1e-5},
@@ -385,4 +385,4 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_metrics_on_the_device);
 }
 
-UNIT_MAIN("cuda backend, emulated", fill)
+UNIT_MAIN("cuda backend", fill)
