@@ -12,6 +12,7 @@
 typedef struct validation {
     metric_job job; // first: actions get its address
     double greedy[ROWS], optimum[ROWS], nested_loss[ROWS], bound[ROWS], surviving[ROWS];
+    double certificate[ROWS];              // how far greedy can be from the optimum: curves minus hulls at its budgets
     uint32_t nested[ROWS], unproved[ROWS]; // problems
     uint32_t n_problems;
     double greedy_seconds, exact_seconds;
@@ -58,6 +59,7 @@ static kvb_status validate_curves(const solve_command *s, validation *v, problem
         v->greedy[r] += weight * x.greedy[r];
         v->optimum[r] += weight * x.optimum[r];
         v->bound[r] += weight * x.bound[r];
+        v->certificate[r] += weight * hulls_gap(&p->hulls, c, p->allocation.keep + (size_t)r * p->allocation.n_heads);
         v->surviving[r] += x.surviving[r];
         v->nested[r] += x.nested[r];
         v->unproved[r] += !x.proved[r];
@@ -193,7 +195,8 @@ static bool add_json(cJSON *list, const solve_command *s, const validation *v)
              cJSON_AddNumberToObject(row, "bound_gap", v->optimum[r] - v->bound[r]) &&
              cJSON_AddBoolToObject(row, "proved", v->unproved[r] == 0) &&
              (!v->table || cJSON_AddNumberToObject(row, "table_loss", v->job.table_loss[r])) &&
-             (s->options.limits || (cJSON_AddNumberToObject(row, "nested_loss", v->nested_loss[r]) &&
+             (s->options.limits || (cJSON_AddNumberToObject(row, "certificate", v->certificate[r]) &&
+                                    cJSON_AddNumberToObject(row, "nested_loss", v->nested_loss[r]) &&
                                     cJSON_AddNumberToObject(row, "surviving", v->surviving[r] / v->n_problems) &&
                                     cJSON_AddNumberToObject(row, "nested", v->nested[r])));
     }

@@ -188,32 +188,53 @@ static bool add_json(cJSON *list, const solve_command *s, const holdout *h)
 
 enum { WIDTH = 820, HEIGHT = 260, STEP = HEIGHT + 16, TOP = 78 };
 
-static void draw_changes(const holdout *h, FILE *out)
+static void draw_losses(const holdout *h, int top, FILE *out)
 {
-    static const int drawn[] = {METHOD_MEAN_LOSS, METHOD_SHRINK_1, METHOD_SHRINK_2,
-                                METHOD_WORST,     METHOD_CVAR,     METHOD_OPTIMUM};
+    static const int drawn[] = {METHOD_UNIFORM, METHOD_PAPER, METHOD_SHRINK_1, METHOD_OPTIMUM};
     enum { N_DRAWN = sizeof drawn / sizeof *drawn };
-    static double values[N_DRAWN][3][ROWS];
+    static double values[N_DRAWN][ROWS];
     svg_series series[N_DRAWN];
     for (int i = 0; i < N_DRAWN; i++) {
-        for (uint32_t r = 0; r < h->n_rows; r++) {
-            const interval *change = &h->ratio[r][drawn[i]];
-            values[i][0][r] = 1 + change->value;
-            values[i][1][r] = 1 + change->low;
-            values[i][2][r] = 1 + change->high;
-        }
-        bool band = drawn[i] == METHOD_SHRINK_1 || drawn[i] == METHOD_OPTIMUM;
-        series[i] = (svg_series){holdout_methods[drawn[i]], values[i][0], band ? values[i][1] : NULL,
-                                 band ? values[i][2] : NULL};
+        for (uint32_t r = 0; r < h->n_rows; r++) values[i][r] = h->mean[r][drawn[i]].value;
+        series[i] = (svg_series){holdout_methods[drawn[i]], values[i], NULL, NULL};
     }
-    svg_chart chart = {.title = "Held-out loss as a share of the paper's table's, with 95 % intervals",
+    svg_chart chart = {.title = "Held-out loss, share of all importance that can be lost",
                        .x_label = "per cent pruned",
                        .x = h->ratios,
                        .n = h->n_rows,
                        .n_series = N_DRAWN,
                        .series = series,
+                       .logarithmic = true};
+    svg_chart_put(out, &chart, SVG_MARGIN, top, WIDTH, HEIGHT);
+}
+
+// Below 20 % hardly anything is lost, and shares of it say nothing.
+static void draw_changes(const holdout *h, int top, FILE *out)
+{
+    static const int drawn[] = {METHOD_MEAN_LOSS, METHOD_SHRINK_1, METHOD_SHRINK_2, METHOD_WORST, METHOD_CVAR};
+    enum { N_DRAWN = sizeof drawn / sizeof *drawn };
+    static double values[N_DRAWN][3][ROWS];
+    svg_series series[N_DRAWN];
+    uint32_t first = (uint32_t)find_row(h, 20);
+    for (int i = 0; i < N_DRAWN; i++) {
+        for (uint32_t r = first; r < h->n_rows; r++) {
+            const interval *change = &h->ratio[r][drawn[i]];
+            values[i][0][r] = 1 + change->value;
+            values[i][1][r] = 1 + change->low;
+            values[i][2][r] = 1 + change->high;
+        }
+        bool band = drawn[i] == METHOD_SHRINK_1;
+        series[i] = (svg_series){holdout_methods[drawn[i]], values[i][0] + first, band ? values[i][1] + first : NULL,
+                                 band ? values[i][2] + first : NULL};
+    }
+    svg_chart chart = {.title = "The same as a share of mean_ratio's, with 95 % intervals of the default",
+                       .x_label = "per cent pruned",
+                       .x = h->ratios + first,
+                       .n = h->n_rows - first,
+                       .n_series = N_DRAWN,
+                       .series = series,
                        .from_low = true};
-    svg_chart_put(out, &chart, SVG_MARGIN, TOP, WIDTH, HEIGHT);
+    svg_chart_put(out, &chart, SVG_MARGIN, top, WIDTH, HEIGHT);
 }
 
 static const char LEARNING[] = "Loss on the text left out, as a share of mean_ratio's with all there is";
@@ -273,16 +294,17 @@ static void draw_holdout(const solve_command *s, const void *what, FILE *out)
 {
     const holdout *h = what;
     char title[160], subtitle[160];
-    int height = h->transfer ? TOP + 3 * STEP + 60 + 24 * (int)h->n_texts : TOP + STEP;
+    int height = h->transfer ? TOP + 4 * STEP + 60 + 24 * (int)h->n_texts : TOP + 2 * STEP;
     snprintf(title, sizeof title, "Tables on what they have not seen: %.110s", h->job.metric);
     snprintf(subtitle, sizeof subtitle, "%u questions on %u texts; each %s left out in turn", h->n_pairs, h->n_texts,
              h->by_question ? "question" : "text");
     svg_begin(out, 2 * SVG_MARGIN + WIDTH, height + SVG_MARGIN, title, subtitle);
-    draw_changes(h, out);
+    draw_losses(h, TOP, out);
+    draw_changes(h, TOP + STEP, out);
     if (h->transfer) {
-        draw_learning(h, &h->questions, LEARNING, "questions of each calibration text", TOP + STEP, out);
-        draw_learning(h, &h->texts, LEARNING, "calibration texts", TOP + 2 * STEP, out);
-        draw_transfer(s, h, TOP + 3 * STEP, out);
+        draw_learning(h, &h->questions, LEARNING, "questions of each calibration text", TOP + 2 * STEP, out);
+        draw_learning(h, &h->texts, LEARNING, "calibration texts", TOP + 3 * STEP, out);
+        draw_transfer(s, h, TOP + 4 * STEP, out);
     }
     svg_end(out);
 }

@@ -17,6 +17,7 @@ for o in '--scope layer' '--aggregate mean_loss' '--questions 1' '--contexts sho
     json 'bound <= optimum <= greedy, and what is nested loses no less than the optimum' v.json 'len(j) == 2 and all(
         len(m["rows"]) == 99 and all(r["proved"] and 0 <= r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
         and r["optimum"] <= r["nested_loss"] + 1e-12 and 0 <= r["surviving"] <= 1 for r in m["rows"]) for m in j)'
+    json 'greedy <= bound + certificate' v.json 'all(r["greedy"] <= r["lower_bound"] + r["certificate"] + 1e-12 for m in j for r in m["rows"])'
     json 'exactness gains something here' v.json 'any(r["greedy"] > r["optimum"] * 1.001 for m in j for r in m["rows"])'
 done
 mkdir pictures
