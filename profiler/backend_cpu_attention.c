@@ -105,10 +105,11 @@ static bool has_all(const tile_products *t, const tile_plan *plan)
     return t->last_scores && t->last_values && (plan->n_tiles == 1 || (t->scores && t->values));
 }
 
-// All lines of a product, or only those that are wanted where that changes none of their bits.
+// All lines of a product, or only those that are wanted where that changes none of their bits: whole blocks of them, for which there is room.
 static void run_lines(const product *p, uint32_t lines, const void *a, const void *b, float *c, uint32_t width)
 {
-    if (product_takes_any_rows()) product_run_rows(p, lines, a, b, c, width);
+    enum { BLOCK = 16 };
+    if (product_takes_any_rows()) product_run_rows(p, (lines + BLOCK - 1) / BLOCK * BLOCK, a, b, c, width);
     else product_run(p, a, b, c);
 }
 

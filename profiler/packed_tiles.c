@@ -320,8 +320,9 @@ TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, u
     for (uint32_t row = 0; row < p->m; row += 2 * TILE_ROWS, t.raw = NULL) {
         uint32_t rows = p->m - row < 2 * TILE_ROWS ? p->m - row : 2 * TILE_ROWS;
         float *c = p->c + (size_t)row * p->ldc + column;
-        if (rows != *set) set_rows(rows);
-        *set = rows;
+        uint32_t needed = rows % TILE_ROWS ? rows : 2 * TILE_ROWS; // whole blocks are all set alike
+        if (needed != *set) set_rows(needed);
+        *set = needed;
         t.a = (const char *)p->a + row / TILE_ROWS * t.row_step + (size_t)first * p->parts * TILE_BYTES;
         if (columns == COLUMNS) multiply_any(p->parts, rows > TILE_ROWS, &t, c, p->ldc);
         else multiply_edge(p->parts, rows, &t, c, p->ldc, columns);
