@@ -1,6 +1,6 @@
 // Products with weight matrices. A matrix is cut into panels of outputs, each packed for itself; a task is a panel times a few blocks of
-// product_rows() rows. Every product has exactly that many rows and goes into a tile of its own, which the first-level cache holds, so
-// that a row's bits depend on nothing but the row: oneDNN sums in another order for other shapes.
+// product_rows() rows. With oneDNN every product has exactly that many rows and goes into a tile of its own, which the first-level cache
+// holds, so that a row's bits depend on nothing but the row: it sums in another order for other shapes. The tile unit takes all rows at once.
 #include "profiler/backend_cpu.h"
 #include "profiler/meter.h"
 #include <omp.h>
@@ -171,8 +171,11 @@ static void multiply_rows(const matmul_job *job)
         memset(operand_block(job, last), 0, job->block_bytes);
 #pragma omp parallel
     {
-#pragma omp for schedule(static)
+        double start = meter_now();
+#pragma omp for schedule(static) nowait
         for (uint32_t i = 0; i < job->n; i += FEW) prepare_rows(job, i, job->n - i < FEW ? job->n - i : FEW);
+        meter_add(METER_LINEAR, start, 0, 0);
+#pragma omp barrier
 #pragma omp for collapse(2) schedule(dynamic, 1)
         for (uint32_t group = 0; group < groups; group++)
             for (uint32_t panel = 0; panel < job->m->n_panels; panel++) {

@@ -3,11 +3,11 @@
 #include "profiler/backend.h"
 #include "tools/cli.h"
 
-#define DEVICE_COMPUTE_HELP                                                                                           \
-    "precision of matrix products: f32; bf16x3 (operands in two bfloat16 parts, 16 bits:\nnearly f32, and two to "    \
-    "three "                                                                                                          \
-    "times as fast with a bfloat16 matrix unit, slower without);\nbf16 (8 bits: fastest, another model in the third " \
-    "digit); sums, softmax and oracle stay f32"
+#define DEVICE_COMPUTE_HELP                                                                                            \
+    "precision of matrix products: f32 (on a CPU with AMX through bfloat16 in three\nparts, as exact as float32 and "  \
+    "twice "                                                                                                           \
+    "as fast); bf16x3 (operands in two bfloat16\nparts, 16 bits: nearly f32, and faster with a bfloat16 matrix unit, " \
+    "slower\nwithout); bf16 (8 bits: fastest, another model in the third digit); sums, softmax\nand oracle stay f32"
 
 // --query-statistics, for the commands that score contexts.
 #define QUERY_STATISTICS_OPTION(path)                                                  \

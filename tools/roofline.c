@@ -1,4 +1,5 @@
 #include "tools/roofline.h"
+#include "profiler/linalg.h"
 #include "profiler/meter.h"
 #include "profiler/packed.h"
 #include <omp.h>
@@ -33,6 +34,32 @@ static double product_peak(precision p)
         }
         if (failures || slowest <= 0) return 0;
         double rate = 2.0 * M * N * K * threads / slowest;
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+
+// The same of float32's own units, through SGEMM.
+static double sgemm_peak(void)
+{
+    enum { N = 512, PASSES = 5, REPEATS = 10 };
+    int threads = omp_get_max_threads(), failures = 0;
+    double best = 0;
+    for (int pass = 0; pass < PASSES; pass++) {
+        double slowest = 0;
+#pragma omp parallel reduction(max : slowest) reduction(+ : failures)
+        {
+            float *all = calloc(3 * (size_t)N * N, sizeof *all);
+            failures += !all;
+#pragma omp barrier
+            double start = meter_now();
+            for (int i = 0; all && i < REPEATS; i++)
+                gemm(false, true, N, N, N, 1.0f, all, N, all + N * N, N, 0.0f, all + 2 * N * N, N);
+            slowest = (meter_now() - start) / REPEATS;
+            free(all);
+        }
+        if (failures || slowest <= 0) return 0;
+        double rate = 2.0 * N * N * N * threads / slowest;
         best = rate > best ? rate : best;
     }
     return best;
@@ -81,8 +108,10 @@ void roofline_print(const backend *device, double wall)
     meter_read(sums);
     precision p = precision_of(device);
     double flops = product_peak(p), bytes = memory_peak_rate(), threads = omp_get_max_threads(), told = 0;
-    fprintf(stderr, "measured now on %.0f threads: %.0f GFLOP/s in %s products, %.1f GB/s read from memory\n", threads,
-            flops / 1e9, device->compute, bytes / 1e9);
+    fprintf(stderr,
+            "measured now on %.0f threads: %.0f GFLOP/s in %s products, %.0f in SGEMM of the float32 units, %.1f GB/s "
+            "read from memory\n",
+            threads, flops / 1e9, device->compute, sgemm_peak() / 1e9, bytes / 1e9);
     fprintf(stderr, "%-10s %9s %6s %10s %8s %9s %8s\n", "work", "seconds", "share", "GFLOP/s", "of peak", "GB/s",
             "of peak");
     for (int i = 0; i < METER_PHASES; i++) {

@@ -1,0 +1,165 @@
+// Products of packed.h against sums in double: each precision's error over awkward shapes, and that a row's bits are its own.
+#include "profiler/linalg.h"
+#include "profiler/packed.h"
+#include "unit.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static uint64_t state = 20261122;
+
+static float uniform(void)
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(state >> 40) * 0x1p-23f - 1.0f;
+}
+
+static void *memory(size_t bytes)
+{
+    void *p = aligned_alloc(64, (bytes + 64) / 64 * 64);
+    ck_assert_ptr_nonnull(p);
+    memset(p, 0, (bytes + 64) / 64 * 64);
+    return p;
+}
+
+typedef struct packed_case {
+    precision p;
+    uint32_t m, n, k;
+    bool transposed, accumulate;
+    float *a, *b, *c;        // [m,k], [k,n] or [n,k], [m,n]
+    float *before;           // what c held
+    void *operand, *weights; // of a and b
+} packed_case;
+
+static packed_case case_make(precision p, uint32_t m, uint32_t n, uint32_t k, bool transposed, bool accumulate)
+{
+    packed_case t = {.p = p, .m = m, .n = n, .k = k, .transposed = transposed, .accumulate = accumulate};
+    t.a = memory((size_t)m * k * sizeof(float));
+    t.b = memory((size_t)k * n * sizeof(float));
+    t.c = memory((size_t)m * n * sizeof(float));
+    t.before = memory((size_t)m * n * sizeof(float));
+    t.operand = memory(operand_bytes(p, m, k));
+    t.weights = memory(packed_bytes(p, k, n));
+    float *temp = memory(packed_temp_floats(k, n) * sizeof(float));
+    for (size_t i = 0; i < (size_t)m * k; i++) t.a[i] = uniform();
+    for (size_t i = 0; i < (size_t)k * n; i++) t.b[i] = uniform();
+    for (size_t i = 0; i < (size_t)m * n; i++) t.c[i] = t.before[i] = uniform();
+    ck_assert(packed_store(p, t.weights, t.b, transposed ? k : n, transposed, k, n, temp));
+    operand_split(p, t.operand, t.a, k, m, 0, m, k, 1.0f);
+    free(temp);
+    return t;
+}
+
+static void case_free(packed_case *t)
+{
+    free(t->a), free(t->b), free(t->c), free(t->before), free(t->operand), free(t->weights);
+}
+
+// The largest error relative to the sum of the terms' magnitudes.
+static double worst_error(const packed_case *t)
+{
+    double worst = 0;
+    for (uint32_t i = 0; i < t->m; i++)
+        for (uint32_t j = 0; j < t->n; j++) {
+            double sum = t->accumulate ? t->before[(size_t)i * t->n + j] : 0, size = fabs(sum);
+            for (uint32_t l = 0; l < t->k; l++) {
+                double term = (double)t->a[(size_t)i * t->k + l] *
+                              t->b[t->transposed ? (size_t)j * t->k + l : (size_t)l * t->n + j];
+                sum += term, size += fabs(term);
+            }
+            worst = fmax(worst, fabs(t->c[(size_t)i * t->n + j] - sum) / size);
+        }
+    return worst;
+}
+
+static const uint32_t SHAPES[][3] = {{32, 64, 64},  {32, 128, 576}, {64, 48, 200},  {96, 72, 33},
+                                     {32, 130, 96}, {256, 64, 512}, {32, 64, 1536}, {32, 33, 1000}};
+enum { N_SHAPES = sizeof SHAPES / sizeof *SHAPES };
+
+START_TEST(test_errors)
+{
+    // What a sum of k float32 terms may lose, and what rounding of the operands adds to it.
+    static const double rounding[] = {0, 0x1p-15, 0x1p-7};
+    for (precision p = PRECISION_F32; p <= PRECISION_BF16; p++)
+        for (int i = 0; i < N_SHAPES * 4; i++) {
+            const uint32_t *s = SHAPES[i / 4];
+            packed_case t = case_make(p, s[0], s[1], s[2], i & 1, i & 2);
+            const product *made = product_find(p, s[0], s[1], s[2], t.accumulate);
+            ck_assert_ptr_nonnull(made);
+            product_run(made, t.operand, t.weights, t.c);
+            double worst = worst_error(&t), allowed = rounding[p] + 0x1p-24 * (4 + sqrt(s[2]));
+            ck_assert_msg(worst <= allowed, "%s, %u x %u x %u: error %.3g, allowed %.3g", precision_name(p), s[0], s[1],
+                          s[2], worst, allowed);
+            if (p == PRECISION_BF16) ck_assert_double_gt(worst, 0x1p-16); // it does round
+            case_free(&t);
+        }
+}
+END_TEST
+
+// Float32 from parts has to be as good as float32 itself.
+START_TEST(test_float32_is_as_good_as_sgemm)
+{
+    enum { M = 32, N = 128, K = 1536 };
+    packed_case t = case_make(PRECISION_F32, M, N, K, true, false);
+    product_run(product_find(PRECISION_F32, M, N, K, false), t.operand, t.weights, t.c);
+    double ours = worst_error(&t);
+    gemm(false, true, M, N, K, 1.0f, t.a, K, t.b, K, 0.0f, t.c, N);
+    double sgemm = worst_error(&t);
+    ck_assert_msg(ours <= 1.5 * sgemm, "largest error %.3g, of sgemm %.3g", ours, sgemm);
+    case_free(&t);
+}
+END_TEST
+
+// Where products take any number of rows: the bits of a row are its own, and lines of c may stand apart.
+START_TEST(test_any_rows)
+{
+    enum { M = 80, N = 96, K = 100, APART = 111 };
+    if (!product_takes_any_rows())
+        return; // other kernels promise this for product_rows() rows only: test_profiler_backend
+    for (precision p = PRECISION_F32; p <= PRECISION_BF16; p++) {
+        packed_case t = case_make(p, M, N, K, true, false);
+        const product *made = product_find(p, M, N, K, false);
+        product_run(made, t.operand, t.weights, t.c);
+        for (uint32_t rows = 1; rows <= M; rows++) {
+            float *apart = memory((size_t)(M + 1) * APART * sizeof(float));
+            product_run_rows(made, rows, t.operand, t.weights, apart, APART);
+            for (uint32_t i = 0; i < rows; i++)
+                ck_assert_msg(memcmp(apart + (size_t)i * APART, t.c + (size_t)i * N, N * sizeof(float)) == 0,
+                              "%s: row %u of %u has other bits", precision_name(p), i, rows);
+            for (size_t i = 0; i < (size_t)(M + 1) * APART; i++) // nothing is written beside what was asked for
+                if (i / APART >= rows || i % APART >= N) ck_assert_float_eq(apart[i], 0);
+            free(apart);
+        }
+        case_free(&t);
+    }
+}
+END_TEST
+
+// What is not a number stays so in every part.
+START_TEST(test_not_a_number)
+{
+    for (precision p = PRECISION_F32; p <= PRECISION_BF16; p++)
+        for (int in_b = 0; in_b < 2; in_b++) {
+            packed_case t = case_make(p, 32, 64, 64, true, false);
+            float *temp = memory(packed_temp_floats(64, 64) * sizeof(float));
+            if (in_b) t.b[5 * 64 + 7] = NAN;
+            else t.a[5 * 64 + 7] = NAN;
+            ck_assert(packed_store(p, t.weights, t.b, 64, true, 64, 64, temp));
+            operand_split(p, t.operand, t.a, 64, 32, 0, 32, 64, 1.0f);
+            product_run(product_find(p, 32, 64, 64, false), t.operand, t.weights, t.c);
+            for (int i = 0; i < 32 * 64; i++) ck_assert(isnan(t.c[i]) == (in_b ? i % 64 == 5 : i / 64 == 5));
+            free(temp);
+            case_free(&t);
+        }
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, test_errors);
+    tcase_add_test(tc, test_float32_is_as_good_as_sgemm);
+    tcase_add_test(tc, test_any_rows);
+    tcase_add_test(tc, test_not_a_number);
+}
+
+UNIT_MAIN("profiler packed", fill)
