@@ -1,6 +1,7 @@
 """Runs per second of `kvbudget eval` against kvpress on the same work, measured one after the other, and their KLs side by side.
 
-usage: eval_rate.py MODEL.gguf HF TABLE.npy... --texts FILE... [--tokens 2048] [--ratios 0.5 0.8] [--program build/kvbudget] [--compute f32 ...]
+usage: eval_rate.py MODEL.gguf HF TABLE.npy... --ids IDS.npy... [--tokens 2048] [--ratios 0.5 0.8] [--program build/kvbudget] [--compute f32 ...]
+Both sides get the same token ids (`kvbudget tokenize` writes them).
 HF is the same model as a Hugging Face folder (or the .gguf). Every TABLE.npy has its .json and .safetensors beside it. Both sides
 evict each text for every metric, ratio and allocator (uniform, AdaKV, the table) and teacher-force the next 64 tokens on the same number of
 threads. kvpress's time counts its compressed runs alone, each with its prefill, which a press needs; ours counts everything between the
@@ -19,7 +20,7 @@ NEXT = 64  # as kvpress_kl.py has it
 
 def run_theirs(a):
     here = os.path.dirname(os.path.abspath(__file__))
-    command = [sys.executable, os.path.join(here, "kvpress_kl.py"), a.hf, *a.tables, "--texts", *a.texts, "--tokens", str(a.tokens), "--ratios", *map(str, a.ratios)]
+    command = [sys.executable, os.path.join(here, "kvpress_kl.py"), a.hf, *a.tables, "--texts", *a.ids, "--tokens", str(a.tokens), "--ratios", *map(str, a.ratios)]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = {}
     for metric, ratio, kind, kl in re.findall(r"^(\S+)\s+([0-9.]+)\s+(\S+)\s+KL ([0-9.]+)", out, re.M):
@@ -30,8 +31,8 @@ def run_theirs(a):
 
 def run_ours(a, compute):
     tables = ["lukv=" + path.removesuffix(".npy") + ".safetensors" for path in a.tables]
-    command = [a.program, "eval", a.model, *tables, *a.texts, "--tokens", str(a.tokens), "--next", str(NEXT), "--ratio", ",".join(map(str, a.ratios)),
-               "-a", "uniform", "-a", "ada", "--compute", compute, "--json", *(["--pre", a.pre] if a.pre else [])]
+    command = [a.program, "eval", a.model, *tables, *a.ids, "--tokens", str(a.tokens), "--next", str(NEXT), "--ratio", ",".join(map(str, a.ratios)),
+               "-a", "uniform", "-a", "ada", "--compute", compute, "--bos", "no", "--json"]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = {(r["metric"], r["ratio"], r["allocator"]): r["kl"]["value"] for r in json.loads(done.stdout)["results"]}
     n, seconds = re.search(r"^(\d+) runs in ([0-9.]+) s", done.stderr, re.M).groups()
@@ -43,11 +44,10 @@ def main():
     p.add_argument("model")
     p.add_argument("hf")
     p.add_argument("tables", nargs="+")
-    p.add_argument("--texts", nargs="+", required=True)
+    p.add_argument("--ids", nargs="+", required=True)
     p.add_argument("--tokens", type=int, default=2048)
     p.add_argument("--ratios", type=float, nargs="+", default=[0.5, 0.8])
     p.add_argument("--program", default="build/kvbudget")
-    p.add_argument("--pre", help="pre-tokenizer for kvbudget, where the two tokenizers differ")
     p.add_argument("--compute", nargs="+", default=["f32"], help="precisions of kvbudget; kvpress runs in float32")
     a = p.parse_args()
     theirs, n_theirs, seconds_theirs = run_theirs(a)

@@ -1,8 +1,8 @@
 """What tables are worth in kvpress: KL and NLL against the full cache, beside uniform and AdaKV budgets.
 
 usage: kvpress_kl.py MODEL TABLE.npy... --texts FILE... [--tokens 2048] [--ratios 0.8] [--no-ada]
-Each TABLE.npy comes with its JSON side-car, which says what metric it is for. Every text (plain, or the contexts of a .jsonl) is cut to
-TOKENS tokens, prefilled, compressed, and teacher-forced on its next 64 tokens. Prints the means over the texts, for every table the
+Each TABLE.npy comes with its JSON side-car, which says what metric it is for. Every text (plain, the contexts of a .jsonl, or token ids as .npy) is cut
+to TOKENS tokens, prefilled, compressed, and teacher-forced on its next 64 tokens. Prints the means over the texts, for every table the
 ratio of its KL to the uniform table's, and the runs per second (`kvbudget eval` prints its own). Needs kvpress 0.5.5, torch, transformers >= 4.56, < 5.3, gguf.
 """
 import argparse
@@ -31,14 +31,20 @@ model, tokenizer = hf_model.load(a.model)
 
 
 def read_texts():
+    """(name, ids [1, n])"""
+    def encode(text):
+        return tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
     for path in a.texts:
+        if path.endswith(".npy"):
+            yield os.path.basename(path), torch.from_numpy(np.load(path).astype("i8"))[None]
+            continue
         with open(path, encoding="utf-8") as f:
             if path.endswith(".jsonl"):
                 for line in f:
                     o = json.loads(line)
-                    yield o["sample_id"], o["context"]
+                    yield o["sample_id"], encode(o["context"])
             else:
-                yield os.path.basename(path), f.read()
+                yield os.path.basename(path), encode(f.read())
 
 
 @torch.no_grad()
@@ -60,8 +66,7 @@ for path in a.tables:
     with open(path.removesuffix(".npy") + ".json", encoding="utf-8") as f:
         tables.append((path, np.load(path), json.load(f)["metadata"]))
 results, seconds = {}, []
-for name, text in read_texts():
-    ids = tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids
+for name, ids in read_texts():
     if ids.shape[1] < a.tokens + N:
         print(f"{name}: {ids.shape[1]} tokens, {a.tokens + N} are needed; left out")
         continue
