@@ -3,7 +3,7 @@
 #
 #   tools/length_study.sh MODEL.gguf OUT TEXT...
 #
-# Every TEXT is a plain file with at least as many tokens as the longest of LENGTHS="1000 2000 4000 8000". Six questions each, of which
+# Every TEXT is a plain file with at least as many tokens as the longest of LENGTHS="1000 2000 4000 8000". QUESTIONS=6 each, of which
 # SAMPLED=32 tokens are decoded; COMPUTE=bf16x3 is the precision, METRICS the metrics. OUT gets the records, and a picture for each metric.
 set -eu
 [ $# -ge 4 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -25,7 +25,7 @@ EOF
 
 records=()
 for tokens in ${LENGTHS:-1000 2000 4000 8000}; do
-    "$KVB" profile "$model" "$out/texts.jsonl" -o "$out/r$tokens.h5" --max-tokens "$tokens" --new-tokens "${SAMPLED:-32}" --ignore-eos \
+    "$KVB" profile "$model" "$out/texts.jsonl" -o "$out/r$tokens.h5" --max-tokens "$tokens" --questions "${QUESTIONS:-6}" --new-tokens "${SAMPLED:-32}" --ignore-eos \
         --compute "${COMPUTE:-bf16x3}" --force
     records+=("$out/r$tokens.h5")
 done
