@@ -125,7 +125,8 @@ typedef struct backend {
     // Moves values [n, G*d] of decoded rows to their places in [questions, G, capacity, d].
     void (*store_tail)(dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
                        uint32_t n_kv_heads, uint32_t d);
-    // Floats that pack_prefix needs for one layer's context of n tokens; 0 for backends that read keys and values as they are.
+    // Floats that pack_prefix needs for one layer's context of n tokens; 0 for backends that read keys and values as they are. Where it is
+    // not 0, attend_prefix and attend_rows read `packed` alone: k and v may be another layer's by then.
     size_t (*packed_floats)(uint32_t n_tokens, attention_shape s);
     // Fills kv->packed from kv->k and kv->v, all rows of them. Called before attention where packed_floats is not 0.
     void (*pack_prefix)(const prefix_kv *kv, attention_shape s);

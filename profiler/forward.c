@@ -17,7 +17,7 @@ struct forward {
     forward_plan plan;
     uint32_t n_tokens; // T of the prefilled context
     // Context, packed for the present T.
-    dev k, v;    // [L, G, T, d]
+    dev k, v;    // [L, G, T, d]; [G, T, d] of the layer that is prefilled where `packed` is there
     dev packed;  // [L] of what the backend made of them; {NULL} where it needs nothing of the kind
     dev weights; // oracle's w [L, H, T]
     // Questions.
@@ -52,11 +52,25 @@ typedef struct piece {
 
 enum { N_PIECES = 14 };
 
-static void list_pieces(piece out[N_PIECES], const model_config *c, const forward_plan *p)
+static uint64_t packed_floats(const model *m, const forward_plan *plan)
 {
+    const model_config *c = &m->config;
+    return (uint64_t)c->n_layers *
+           m->device->packed_floats(plan->max_tokens, (attention_shape){c->n_heads, c->n_kv_heads, c->head_dim});
+}
+
+// Layers whose keys and values are kept as they are: one, for as long as the layer is prefilled, where attention reads packed ones.
+static uint32_t plain_layers(const model *m, const forward_plan *plan)
+{
+    return packed_floats(m, plan) ? 1 : m->config.n_layers;
+}
+
+static void list_pieces(piece out[N_PIECES], const model *m, const forward_plan *p)
+{
+    const model_config *c = &m->config;
     uint64_t L = c->n_layers, G = c->n_kv_heads, H = c->n_heads, d = c->head_dim,
              rows = larger(p->max_tokens, CHUNK_ROWS);
-    uint64_t tails = L * p->max_questions * G * p->max_tail * d, context = L * G * p->max_tokens * d;
+    uint64_t tails = L * p->max_questions * G * p->max_tail * d, context = plain_layers(m, p) * G * p->max_tokens * d;
     const piece all[N_PIECES] = {
         {offsetof(forward, k), context},
         {offsetof(forward, v), context},
@@ -76,20 +90,20 @@ static void list_pieces(piece out[N_PIECES], const model_config *c, const forwar
     memcpy(out, all, sizeof all);
 }
 
-uint64_t forward_bytes(const model_config *c, const forward_plan *plan)
+uint64_t forward_bytes(const model *m, const forward_plan *plan)
 {
     piece pieces[N_PIECES];
-    uint64_t floats = ((uint64_t)plan->max_tokens + plan->max_tail) * c->rope_dim;
-    list_pieces(pieces, c, plan);
+    uint64_t floats = ((uint64_t)plan->max_tokens + plan->max_tail) * m->config.rope_dim + packed_floats(m, plan);
+    list_pieces(pieces, m, plan);
     for (int i = 0; i < N_PIECES; i++) floats += pieces[i].floats;
     return floats * sizeof(float);
 }
 
-static uint64_t packed_floats(const model *m, const forward_plan *plan)
+uint64_t forward_cache_bytes(const model *m, const forward_plan *plan)
 {
     const model_config *c = &m->config;
-    return (uint64_t)c->n_layers *
-           m->device->packed_floats(plan->max_tokens, (attention_shape){c->n_heads, c->n_kv_heads, c->head_dim});
+    uint64_t layer = 2ull * c->n_kv_heads * plan->max_tokens * c->head_dim;
+    return (plain_layers(m, plan) * layer + packed_floats(m, plan)) * sizeof(float);
 }
 
 // Angles in float32, position times frequency, as the models were trained and as transformers computes them.
@@ -127,7 +141,7 @@ static backend_limits limits_of(const model *m, const forward_plan *plan)
 uint64_t forward_scratch_bytes(const model *m, const forward_plan *plan)
 {
     backend_limits limits = limits_of(m, plan);
-    return m->device->scratch_bytes(&limits) + packed_floats(m, plan) * sizeof(float);
+    return m->device->scratch_bytes(&limits);
 }
 
 kvb_status forward_open(forward **out, const model *m, const forward_plan *plan, kvb_error *err)
@@ -139,7 +153,7 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
     f->b = m->device;
     f->plan = *plan;
     piece pieces[N_PIECES];
-    list_pieces(pieces, &m->config, plan);
+    list_pieces(pieces, m, plan);
     kvb_status status = fill_cos_sin(f, plan->max_tokens + plan->max_tail, err);
     for (int i = 0; status == KVB_OK && i < N_PIECES; i++) {
         dev *at = (dev *)((char *)f + pieces[i].offset);
@@ -149,7 +163,7 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
                               "forward pass: no memory for %llu MiB at once (%llu MiB in all); use fewer questions at "
                               "a time or shorter contexts",
                               (unsigned long long)(pieces[i].floats >> 18),
-                              (unsigned long long)(forward_bytes(&m->config, plan) >> 20));
+                              (unsigned long long)(forward_bytes(m, plan) >> 20));
     }
     uint64_t packed = packed_floats(m, plan);
     if (status == KVB_OK && packed && !(f->packed = f->b->alloc(packed)).address)
@@ -172,7 +186,7 @@ void forward_close(forward *f)
 {
     if (!f) return;
     piece pieces[N_PIECES];
-    list_pieces(pieces, &f->m->config, &f->plan);
+    list_pieces(pieces, f->m, &f->plan);
     for (int i = 0; i < N_PIECES; i++) f->b->release(*(dev *)((char *)f + pieces[i].offset));
     f->b->release(f->cos_sin);
     f->b->release(f->packed);
@@ -193,7 +207,7 @@ static attention_shape shape_of(const forward *f)
 
 static prefix_kv prefix_of(const forward *f, uint32_t layer)
 {
-    size_t at = (size_t)layer * f->m->config.n_kv_heads * f->n_tokens * f->m->config.head_dim;
+    size_t at = f->packed.address ? 0 : (size_t)layer * f->m->config.n_kv_heads * f->n_tokens * f->m->config.head_dim;
     prefix_kv kv = {dev_at(f->k, at), dev_at(f->v, at), f->n_tokens, {NULL}};
     if (f->packed.address) kv.packed = dev_at(f->packed, layer * f->b->packed_floats(f->n_tokens, shape_of(f)));
     return kv;

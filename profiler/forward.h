@@ -14,7 +14,10 @@ typedef struct forward_plan {
 } forward_plan;
 
 // Bytes of device memory that forward_open will take, scratch of the backend aside.
-uint64_t forward_bytes(const model_config *c, const forward_plan *plan);
+uint64_t forward_bytes(const model *m, const forward_plan *plan);
+
+// Bytes among them of the context's keys and values.
+uint64_t forward_cache_bytes(const model *m, const forward_plan *plan);
 
 // Bytes of that scratch.
 uint64_t forward_scratch_bytes(const model *m, const forward_plan *plan);

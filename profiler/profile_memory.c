@@ -43,7 +43,7 @@ profile_memory profile_memory_of(const model *m, const profile_job *job, const p
     uint64_t heads = (uint64_t)c->n_layers * c->n_kv_heads, T = job->max_tokens;
     uint64_t rows = (uint64_t)batch * job->max_tail;
     profile_memory out = {
-        .cache = 2 * heads * T * c->head_dim * sizeof(float),
+        .cache = forward_cache_bytes(m, &plan),
         .questions = batch * heads * (T + 2ull * job->max_tail * c->head_dim) * sizeof(float),
         .scratch =
             forward_scratch_bytes(m, &plan) + metric_bytes(m, job, o) + (uint64_t)omp_get_max_threads() * THREAD_BYTES,
@@ -51,7 +51,7 @@ profile_memory profile_memory_of(const model *m, const profile_job *job, const p
                 batch * (2ull * c->vocabulary + o->new_tokens) * sizeof(float) +
                 rows * (sizeof(decode_row) + sizeof(int32_t)),
     };
-    out.activations = forward_bytes(c, &plan) - out.cache - out.questions;
+    out.activations = forward_bytes(m, &plan) - out.cache - out.questions;
     return out;
 }
 
