@@ -3,6 +3,7 @@
 #include "profiler/backend_cpu.h"
 #include "profiler/linalg.h"
 #include "profiler/meter.h"
+#include "profiler/packed_tiles.h"
 #include <math.h>
 #include <omp.h>
 #include <string.h>
@@ -108,8 +109,7 @@ static bool has_all(const tile_products *t, const tile_plan *plan)
 // All lines of a product, or only those that are wanted where that changes none of their bits: whole blocks of them, for which there is room.
 static void run_lines(const product *p, uint32_t lines, const void *a, const void *b, float *c, uint32_t width)
 {
-    enum { BLOCK = 16 };
-    if (product_takes_any_rows()) product_run_rows(p, (lines + BLOCK - 1) / BLOCK * BLOCK, a, b, c, width);
+    if (product_takes_any_rows()) product_run_rows(p, (lines + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, a, b, c, width);
     else product_run(p, a, b, c);
 }
 

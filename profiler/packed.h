@@ -1,5 +1,5 @@
 // Matrix products whose right-hand side is kept in the blocked layout that oneDNN likes best on this machine, in float32, in bfloat16, or
-// as bfloat16 in two parts. Every product runs on the caller's thread alone: the callers cut their work by shape and share it out, so
+// as bfloat16 in two parts; or, where the machine has a tile unit, in that of packed_tiles.h, which then serves all precisions. Every product runs on the caller's thread alone: the callers cut their work by shape and share it out, so
 // that no sum depends on the number of threads.
 //
 //     PRECISION_F32     c = a b                                    float32 operands
@@ -46,9 +46,9 @@ void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m,
 enum { PRODUCT_ROWS_MAX = 32 };
 uint32_t product_rows(void);
 
-// c [m,n] (+)= a b. c is dense: oneDNN leaves its fast kernels for any other step between rows. A row's bits may depend on m (oneDNN picks its kernel by it), never on the other
-// rows: callers whose results must not depend on a batch use one m for all and pad. Found or made outside of parallel regions, kept for the whole process; NULL when
-// oneDNN has no memory for it.
+// c [m,n] (+)= a b. c is dense: oneDNN leaves its fast kernels for any other step between rows. A row's bits may depend on m (oneDNN picks
+// its kernel by it), never on the other rows: callers whose results must not depend on a batch use one m for all and pad. Found or made
+// outside of parallel regions, kept for the whole process; NULL when oneDNN has no memory for it.
 typedef struct product product;
 const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, bool accumulate);
 // What product_find does for threads beside the product itself: called before a parallel region that runs products found earlier.
