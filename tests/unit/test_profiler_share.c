@@ -173,7 +173,10 @@ START_TEST(test_memory_is_linear)
         j->job.max_tokens = 8192u << i;
         profile_memory m = profile_memory_of(&j->m, &j->job, &o, 1);
         bytes[i] = profile_memory_total(&m);
-        ck_assert_uint_eq(m.cache, 2ull * 30 * 3 * 64 * 4 * j->job.max_tokens);
+        // Keys and values of 30 layers, kept once; where attention reads packed ones, one layer more while it is prefilled.
+        uint64_t layer = 2ull * 3 * 64 * 4 * j->job.max_tokens;
+        ck_assert_uint_ge(m.cache, 30 * layer);
+        ck_assert_uint_le(m.cache, 31 * layer);
         free(j);
     }
     // Doubling T adds twice as much as the doubling before: f(4T) - f(2T) = 2 (f(2T) - f(T)).
