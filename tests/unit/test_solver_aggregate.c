@@ -47,7 +47,8 @@ START_TEST(mean_ratio_keeps_the_row_mean)
     must(ratio_mean_init(&r, TABLE_ROWS, 6, &err), &err);
     for (int q = 0; q < 5; q++) {
         problem p;
-        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err), &err);
+        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err),
+             &err);
         loss_curves_free(&p.curves);
         case_curves(&p.curves, CASE_HEAVY, &shape);
         must(problem_solve(&p, &err), &err);
@@ -277,7 +278,8 @@ START_TEST(shrinking_ends_at_uniform)
         problem p;
         double ratios[TABLE_ROWS];
         table_ratios(ratios);
-        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err), &err);
+        must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err),
+             &err);
         loss_curves_free(&p.curves);
         case_curves(&p.curves, kind, &shape);
         double total = p.curves.total, first = p.curves.gain[0], mean = 0;

@@ -280,7 +280,8 @@ START_TEST(threads_change_nothing)
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i == 0 ? 1 : 3);
         must(metric_order_make(&order[i], &shape, scores, &err), &err);
-        must(problem_init(&p[i], &shape, &(solve_options){HULL_FULL, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err), &err);
+        must(problem_init(&p[i], &shape, &(solve_options){HULL_FULL, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err),
+             &err);
         must(loss_curves_fill(&p[i].curves, &order[i], oracle, &err), &err);
         must(problem_solve(&p[i], &err), &err);
         p[i].options.hull = HULL_FEASIBLE;
