@@ -44,8 +44,8 @@ grep -nP '\t| +$' "${all_sources[@]}" | check 'no tabs, no spaces at the end of 
 read -r -a flags <<<"${LINT_FLAGS:--std=c11 -D_GNU_SOURCE -I.}"
 check_cflags=$(pkg-config --cflags check 2>/dev/null)
 for h in "${headers[@]}"; do
-    # A header must stand alone; a second inclusion must be harmless.
-    printf '#include "%s"\n#include "%s"\n' "$h" "$h" |
+    # A header must stand alone; a second inclusion must be harmless. The declaration is for headers of macros alone.
+    printf '#include "%s"\n#include "%s"\nextern int nothing;\n' "$h" "$h" |
         eval '"$CC" '"${flags[*]}"' '"$check_cflags"' -Wno-unused-function -fsyntax-only -x c -' 2>&1
 done | check 'every header compiles by itself, twice'
 strict='-Wall -Wextra -Wpedantic -Werror -fsyntax-only'
