@@ -169,7 +169,7 @@ void allocate_headkv(const allocate_shape *s, double ratio, const float *head_sc
 // Whether head a comes before head b: higher scores first, then lower indices.
 static bool is_better(const float *scores, uint32_t a, uint32_t b)
 {
-    return scores[a] > scores[b] || (scores[a] == scores[b] && a < b);
+    return scores[a] != scores[b] ? scores[a] > scores[b] : a < b;
 }
 
 duo_split allocate_duo(const allocate_shape *s, double ratio, const float *kv_head_scores, uint32_t *keep)

@@ -133,7 +133,7 @@ static kvb_status match_contexts(lengths *x, kvb_error *err)
                         TEXTS_MAX, first->path, first->n_selected);
     for (uint32_t k = 1; k < x->n_cuts; k++) {
         solve_command *s = &x->cuts[k].s;
-        size_t order[TEXTS_MAX];
+        size_t order[TEXTS_MAX] = {0};
         for (uint32_t t = 0; t < x->n_texts; t++) {
             size_t i = 0, n = s->n_selected;
             while (i < n && strcmp(record_context(s->r, s->selected[i])->id, text_name(x, t)) != 0) i++;
