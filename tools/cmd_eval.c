@@ -104,7 +104,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         {"output", 'o', CLI_TEXT, &e.output, "NAME",
          "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
          "where it was stopped"},
-        METHODS_OPTIONS(e.with, 'a'),
+        METHODS_OPTIONS(e.with),
         {"tokens", 't', CLI_COUNT, &e.n_tokens, "N", "context: the first N tokens of every text (2048)"},
         {"next", 'n', CLI_COUNT, &e.n_next, "N", "tokens that follow, teacher-forced (64)"},
         {"no-protect", 0, CLI_FLAG, &e.no_protect, NULL,
@@ -122,7 +122,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         {"threads", 0, CLI_COUNT, &e.threads, "N", "OpenMP threads (default: all cores)"},
         {"seed", 's', CLI_COUNT, &e.seed, "N", "of the bootstrap (1)"},
         {"json", 0, CLI_FLAG, &e.json, NULL, "print the results as JSON instead of the table"},
-        {"quiet", 0, CLI_FLAG, &e.quiet, NULL, "no progress, no file names"},
+        {"quiet", 'q', CLI_FLAG, &e.quiet, NULL, "no progress, no file names"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);

@@ -5,6 +5,7 @@
 #include "tools/device.h"
 #include "tools/task_job.h"
 #include <inttypes.h>
+#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -96,13 +97,14 @@ static void close_command(task_command *c)
 
 static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_error *err)
 {
-    static const char *const NO_METRICS[] = {NULL};
+    // Only the full cache answers, unless somebody asks for less.
+    bool bare = !c->with.allocator_names.count && !c->with.ratio_names.count;
     atomic_file samples = {0};
     kvb_status status = model_open(&c->m, operands[0], c->device, err);
     if (status == KVB_OK && c->statistics) status = model_set_statistics(c->m, c->statistics, err);
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
-    if (status == KVB_OK) status = methods_open(&c->with, c->m, operands + 1, n - 1, NO_METRICS, err);
+    if (status == KVB_OK) status = methods_open(&c->with, c->m, operands + 1, n - 1, bare, err);
     if (status == KVB_OK && c->results && asprintf(&c->log_path, "%s.cells", c->results) < 0) {
         c->log_path = NULL;
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->results);
@@ -114,6 +116,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     if (status == KVB_OK && samples.stream) status = atomic_file_commit(&samples, err);
     atomic_file_abandon(&samples);
     if (status == KVB_OK && c->head_scores) status = retrieval_write(&c->heads, c->head_scores, err);
+    if (status == KVB_OK && c->json) status = task_report_print_json(c, err);
     if (status == KVB_OK && c->results) status = task_report_write(c, err);
     if (status == KVB_OK && c->results && !c->quiet)
         fprintf(stderr, "%s.json, .csv%s are written; %s.cells lets the same command go on\n", c->results,
@@ -144,16 +147,19 @@ static void list_policies(void)
 static int check_usage(const cli_command *self, task_command *c, char **operands, int n_operands)
 {
     const methods *w = &c->with;
-    bool named = w->metric_names.count || w->policy_names.count || w->allocator_names.count || w->ratio_names.count;
-    if (n_operands < 1 || c->tasks.count == 0) return cli_usage_error(self, "expected: kvbudget %s", self->synopsis);
-    if (!c->output && !c->answer && !c->head_scores)
-        return cli_usage_error(self, "nothing to do: give -o FILE.jsonl, --answer or --head-scores FILE.tsv");
+    bool compares = n_operands > 1 || w->metric_names.count || w->policy_names.count || w->allocator_names.count ||
+                    w->ratio_names.count;
+    if (n_operands < 1) return cli_usage_error(self, "a model is needed: kvbudget %s", self->synopsis);
     for (int i = 1; i < n_operands; i++)
         if (!methods_is_table(operands[i]))
-            return cli_usage_error(self, "'%s' is no table (.safetensors)", operands[i]);
+            return cli_usage_error(self, "'%s' is no table (.safetensors); tasks are named by --task", operands[i]);
+    if (c->tasks.count == 0)
+        return cli_usage_error(self, "no task is given: --task TASK; `kvbudget task --list` shows them");
     if (c->count == 0 || c->count > 1 << 20) return cli_usage_error(self, "--count: expected 1 to 1048576 samples");
-    if ((named || n_operands > 1 || c->results) && !c->answer)
-        return cli_usage_error(self, "tables, metrics, allocators, policies, ratios and results need --answer");
+    if (c->threads > 4096) return cli_usage_error(self, "--threads: expected at most 4096");
+    if (c->verbose && c->json)
+        return cli_usage_error(self, "--verbose prints answers, --json nothing but JSON: give one");
+    if (compares || c->results || c->verbose || c->json || (!c->output && !c->head_scores)) c->answer = true;
     c->device = device_find(self, c->backend_name, c->compute);
     return c->device ? EXIT_DONE : EXIT_USAGE;
 }
@@ -167,27 +173,30 @@ static int run(const cli_command *self, int argc, char **argv)
                       .seed = 1};
     bool list = false;
     const cli_option options[] = {
-        {"task", 't', CLI_LIST, &c.tasks, "TASK",
+        {"task", 'k', CLI_LIST, &c.tasks, "TASK",
          "a task, name[:parameter=value...]; may be repeated. --list shows all"},
-        {"tokens", 'n', CLI_COUNT, &c.tokens, "N", "length of the contexts; for qa, 0 (the default) takes whole texts"},
+        {"tokens", 't', CLI_COUNT, &c.tokens, "N", "length of the contexts; for qa, 0 (the default) takes whole texts"},
         {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task, default 20"},
         {"seed", 's', CLI_COUNT, &c.seed, "N", "of all draws, default 1"},
-        {"output", 'o', CLI_TEXT, &c.output, "FILE", "write the samples as calibration data (.jsonl)"},
-        {"answer", 'a', CLI_FLAG, &c.answer, NULL, "let the model answer with its full cache, and print the scores"},
-        METHODS_OPTIONS(c.with, 0),
-        {"results", 0, CLI_TEXT, &c.results, "NAME",
+        METHODS_OPTIONS(c.with),
+        {"results", 'o', CLI_TEXT, &c.results, "NAME",
          "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
          "where it was stopped"},
+        {"output", 0, CLI_TEXT, &c.output, "FILE.jsonl",
+         "write the samples as calibration data, and answer them only if there is\n--answer or something to compare"},
+        {"answer", 0, CLI_FLAG, &c.answer, NULL, "let the model answer also with --output or --head-scores"},
         {"head-scores", 0, CLI_TEXT, &c.head_scores, "FILE.tsv",
          "write how much each query head looks at what the right answers repeat, for the\nallocators headkv=FILE.tsv "
          "and duo=FILE.tsv; needles or pairs only"},
-        {"verbose", 'v', CLI_FLAG, &c.verbose, NULL, "with --answer: print every answer"},
+        {"verbose", 'v', CLI_FLAG, &c.verbose, NULL, "print every answer"},
         {"haystack", 0, CLI_TEXT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
         {"texts", 0, CLI_TEXT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
         QUERY_STATISTICS_OPTION(c.statistics),
         {"backend", 'b', CLI_TEXT, &c.backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
         {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},
-        {"quiet", 'q', CLI_FLAG, &c.quiet, NULL, "no progress"},
+        {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores)"},
+        {"json", 0, CLI_FLAG, &c.json, NULL, "print the results as JSON instead of the table"},
+        {"quiet", 'q', CLI_FLAG, &c.quiet, NULL, "no progress, no file names"},
         {"list", 'l', CLI_FLAG, &list, NULL, "list the tasks and their parameters"},
         {0},
     };
@@ -199,6 +208,7 @@ static int run(const cli_command *self, int argc, char **argv)
     } else if (code == EXIT_DONE) {
         code = check_usage(self, &c, argv + first, argc - first);
         if (code == EXIT_DONE) code = methods_read_ratios(&c.with);
+        if (code == EXIT_DONE && c.threads) omp_set_num_threads((int)c.threads);
         if (code == EXIT_DONE) cli_catch_signals();
         if (code == EXIT_DONE && run_tasks(&c, argv + first, (size_t)(argc - first), &err) != KVB_OK)
             code = cli_failed(self, &err);
@@ -209,29 +219,30 @@ static int run(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_task = {
     .name = "task",
-    .synopsis = "task MODEL.gguf [TABLE.safetensors]... --task TASK --tokens N [-o FILE.jsonl] [--answer] [OPTION]...",
-    .summary = "make tasks with known answers: needles, variable tracing, word counts, key-value pairs",
+    .synopsis = "task MODEL.gguf [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
+    .summary = "ask for what stands in long contexts: needles, variables, word counts, key-value pairs, questions",
     .details =
         "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from a\n"
-        "seed: the same seed gives the same bytes. Written with -o, they are calibration data that `profile` takes;\n"
-        "with --answer the model answers them with its full cache, greedily, and the score (0 to 100, as RULER\n"
-        "scores) says whether a task is worth measuring eviction with.\n"
+        "seed: the same seed gives the same bytes. The model answers them with its full cache, greedily, and the\n"
+        "score (0 to 100, as RULER scores) says whether a task is worth measuring eviction with. With --output they\n"
+        "are written as calibration data that `profile` takes.\n"
         "\n"
-        "With --metric, --policy or tables it also answers with less: the context is evicted before any question is\n"
-        "seen, by every metric and allocator (tables serve their own metric), or under policies that act at every\n"
-        "step, whose capacity per head an allocator or any table gives. A policy's questions go token by token.\n"
-        "Scores come with 95 % intervals, by bootstrap over samples and their questions, and with the difference to\n"
-        "the uniform allocator, of which both are drawn together.\n"
+        "With tables, --metric, --policy, --allocator or --ratio it also answers with less: the context is evicted\n"
+        "before any question is seen, by every metric and allocator (tables serve their own metric), or under\n"
+        "policies that act at every step, whose capacity per head an allocator or any table gives. A policy's\n"
+        "questions go token by token. Scores come with 95 % intervals, by bootstrap over samples and their\n"
+        "questions, and with the difference to the uniform allocator, of which both are drawn together.\n"
         "`kept` is the share of the context's entries in the cache, `looked` what a policy attends to per step.\n"
         "\n"
         "Examples:\n"
         "  kvbudget task --list\n"
+        "  kvbudget task model.gguf --task niah_single --task vt:hops=1 --tokens 1000\n"
+        "  kvbudget task model.gguf snapkv.safetensors --task niah_single --tokens 1000 --allocator uniform \\\n"
+        "    --allocator ada --ratio 0.5,0.8 -o scores\n"
+        "  kvbudget task model.gguf --task niah_single --tokens 1000 --metric none --policy morphkv --policy quest \\\n"
+        "    --allocator uniform --ratio 0.8\n"
+        "  kvbudget task model.gguf --task niah_multikey:keys=8:questions=4 --tokens 4000 --output needles.jsonl\n"
         "  kvbudget task model.gguf --task niah_single --tokens 1000 --head-scores heads.tsv\n"
-        "  kvbudget task model.gguf --task niah_single --task vt --tokens 2000 --count 20 --answer\n"
-        "  kvbudget task model.gguf --task niah_multikey:keys=8:questions=4 --tokens 4000 -o needles.jsonl\n"
-        "  kvbudget task model.gguf snapkv.safetensors --task niah_single --tokens 1000 --answer --metric "
-        "snapkv:kvpress \\\n"
-        "    --allocator uniform --allocator ada --policy morphkv --policy quest --ratio 0.5,0.8 --results scores\n"
-        "  kvbudget task model.gguf --task qa --texts calib-data/narrative-en.jsonl --answer --verbose\n",
+        "  kvbudget task model.gguf --task qa --texts calib-data/narrative-en.jsonl --verbose\n",
     .run = run,
 };

@@ -9,8 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const DEFAULT_METRICS[] = {"snapkv:kvpress", "keydiff", "ea:kvpress", NULL};
-
 static bool ends_with(const char *text, const char *end)
 {
     size_t n = strlen(text), m = strlen(end);
@@ -115,7 +113,7 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     kvb_status status = model_open(&e->m, operands[0], e->device, &err);
     if (status == KVB_OK && e->pre) status = model_set_pre_tokenizer(e->m, operands[0], e->pre, &err);
     if (status == KVB_OK && e->statistics) status = model_set_statistics(e->m, e->statistics, &err);
-    if (status == KVB_OK) status = methods_open(&e->with, e->m, operands + 1, n - 1, DEFAULT_METRICS, &err);
+    if (status == KVB_OK) status = methods_open(&e->with, e->m, operands + 1, n - 1, false, &err);
     if (status == KVB_OK && !e->with.n_columns)
         status = kvb_fail(&err, KVB_ARGUMENT, "there is nothing to compare: give a table, or --allocator");
     for (size_t i = 1; i < n && status == KVB_OK; i++)

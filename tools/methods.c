@@ -4,6 +4,7 @@
 #include <string.h>
 
 static const char *const DEFAULT_ALLOCATORS[] = {"uniform", "pyramid", "ada"};
+static const char *const DEFAULT_METRICS[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
 static const double DEFAULT_RATIOS[] = {0.5, 0.8, 0.9, 0.95};
 
 // ---- Ratios ----
@@ -153,10 +154,9 @@ static bool is_none(const cli_list *names)
     return names->count == 1 && strcmp(names->items[0], "none") == 0;
 }
 
-static kvb_status choose_metrics(methods *e, const char *const *defaults, kvb_error *err)
+static kvb_status choose_metrics(methods *e, bool bare, kvb_error *err)
 {
-    size_t n_defaults = 0;
-    while (defaults[n_defaults]) n_defaults++;
+    size_t n_defaults = bare ? 0 : sizeof DEFAULT_METRICS / sizeof *DEFAULT_METRICS;
     size_t room = e->metric_names.count + e->policy_names.count + e->n_allocators + n_defaults + 1;
     bool *seen = calloc(room, sizeof *seen), tables = false;
     e->items = calloc(room, sizeof *e->items);
@@ -168,8 +168,8 @@ static kvb_status choose_metrics(methods *e, const char *const *defaults, kvb_er
         tables = true;
         status = follow_table(e, &e->allocators[i], seen, err);
     }
-    bool bare = !e->metric_names.count && !e->policy_names.count && !tables;
-    for (size_t i = 0; i < n_defaults && bare && status == KVB_OK; i++) status = add_metric(e, defaults[i], err);
+    if (e->metric_names.count || e->policy_names.count || tables) n_defaults = 0;
+    for (size_t i = 0; i < n_defaults && status == KVB_OK; i++) status = add_metric(e, DEFAULT_METRICS[i], err);
     for (size_t i = 0; i < e->policy_names.count && status == KVB_OK; i++)
         status = policy_parse(&e->items[e->n_items++].p, e->policy_names.items[i], err);
     free(seen);
@@ -201,12 +201,11 @@ static kvb_status join_columns(methods *e, kvb_error *err)
     return KVB_OK;
 }
 
-kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, const char *const *defaults,
-                        kvb_error *err)
+kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, bool bare, kvb_error *err)
 {
     e->m = m;
     kvb_status status = open_allocators(e, operands, n, err);
-    if (status == KVB_OK) status = choose_metrics(e, defaults, err);
+    if (status == KVB_OK) status = choose_metrics(e, bare, err);
     return status == KVB_OK ? join_columns(e, err) : status;
 }
 

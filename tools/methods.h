@@ -20,11 +20,16 @@ typedef struct methods {
     size_t n_ratios;
 } methods;
 
-// Their options, for a command's list. The letter that stands for --allocator is the command's (0: none).
-#define METHODS_OPTIONS(e, allocator_letter)                                                                         \
+// Their options, for a command's list.
+#define METHODS_OPTIONS(e)                                                                                           \
     {"ratio", 'r', CLI_LIST, &(e).ratio_names, "R,...", "pruned shares of the cache (0.5,0.8,0.9,0.95)"},            \
-        {"metric",          'm', CLI_LIST,                                                                           \
-         &(e).metric_names, "M", "eviction metric, repeatable; default: those of the tables; none: policies alone"}, \
+        {"metric",                                                                                                   \
+         'm',                                                                                                        \
+         CLI_LIST,                                                                                                   \
+         &(e).metric_names,                                                                                          \
+         "M",                                                                                                        \
+         "eviction metric, repeatable; default: those of the tables, else snapkv:kvpress,\nkeydiff and ea:kvpress; " \
+         "none: policies alone"},                                                                                    \
         {"policy",                                                                                                   \
          'p',                                                                                                        \
          CLI_LIST,                                                                                                   \
@@ -48,9 +53,8 @@ bool methods_is_table(const char *operand); // by its name
 
 // Reads the ratios. What is wrong with the command line is printed, and EXIT_USAGE returned.
 int methods_read_ratios(methods *e);
-// Opens everything for a model; tables are those of the n operands that are called so. Without tables, --metric and --policy, `defaults` (ended
-// by NULL) are the metrics.
-kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, const char *const *defaults,
-                        kvb_error *err);
+// Opens everything for a model; tables are those of the n operands that are called so. Without tables, --metric and --policy there are the three
+// metrics that `profile` records, or none at all when `bare`.
+kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, bool bare, kvb_error *err);
 method_list methods_list(const methods *e);
 void methods_free(methods *e);

@@ -40,6 +40,14 @@ static void print_interval(interval x, bool sign)
     printf(sign ? "  %+7.2f  %+7.2f..%+-7.2f" : "  %7.2f  %7.2f..%-7.2f", 100 * x.value, 100 * x.low, 100 * x.high);
 }
 
+static void print_task(const task_command *c, const task_study *s, double tokens, size_t n_questions)
+{
+    printf("%s, %.0f tokens, %zu questions (seed %" PRIu64 ")\n", s->t->spec, tokens, n_questions, c->seed);
+    printf("  %-30s %-14s %6s %8s %8s  %7s  %-16s", "metric or policy", "allocator", "ratio", "kept %", "looked %",
+           "score", "95 % interval");
+    printf(s->n_cells > 1 ? "  to uniform  95 %% interval\n" : "\n");
+}
+
 static void print_cell(const task_command *c, const task_cell *cell, const task_outcome *o)
 {
     printf("  %-30s %-14s %6g", method_of(c, cell), cell->column ? cell->column->how->label : "", cell->ratio);
@@ -117,20 +125,26 @@ kvb_status task_report_add(task_command *c, const task_study *s, double tokens, 
     if (!c->report) c->report = begin_report(c);
     cJSON *list = c->report ? begin_task(c, s, tokens, full.n_questions) : NULL;
     if (!list) return kvb_fail(err, KVB_MEMORY, "no memory for the results of %s", s->t->spec);
-    printf("%s, %.0f tokens, %zu questions (seed %" PRIu64 ")\n", s->t->spec, tokens, full.n_questions, c->seed);
-    printf("  %-30s %-14s %6s %8s %8s  %7s  %-16s", "metric or policy", "allocator", "ratio", "kept %", "looked %",
-           "score", "95 % interval");
-    printf(s->n_cells > 1 ? "  to uniform  95 %% interval\n" : "\n");
+    if (!c->json) print_task(c, s, tokens, full.n_questions);
     for (size_t i = 0; i < s->n_cells && status == KVB_OK; i++) {
         task_outcome o;
         status = task_summarize(s, i, c->seed, &o, err);
         if (status != KVB_OK) break;
-        print_cell(c, &s->cells[i], &o);
+        if (!c->json) print_cell(c, &s->cells[i], &o);
         if (!add_cell(c, list, s, &s->cells[i], &o))
             status = kvb_fail(err, KVB_MEMORY, "no memory for the results of %s", s->t->spec);
     }
     fflush(stdout);
     return status;
+}
+
+kvb_status task_report_print_json(const task_command *c, kvb_error *err)
+{
+    char *text = cJSON_Print(c->report);
+    if (!text) return kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+    puts(text);
+    cJSON_free(text);
+    return KVB_OK;
 }
 
 // ---- Files, from the report ----

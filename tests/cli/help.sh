@@ -2,7 +2,7 @@
 # The frame of the program: help, version, unknown words, full disks.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-COMMANDS='profile solve validate eval budgets plot export import inspect tokenize logits'
+COMMANDS='profile merge solve validate eval task budgets plot export import inspect statistics tokenize logits'
 
 expect 0 'help' help
 for c in $COMMANDS; do says "help lists $c" "^  $c +[A-Za-z]"; done
@@ -20,6 +20,8 @@ for c in $COMMANDS; do
     says "help $c has a usage line" "^Usage: kvbudget $c"
     says "help $c describes --help" '--help +print this text'
     if awk 'length > 132 { exit 1 }' out; then ok "help $c fits the screen"; else not_ok "help $c fits the screen"; fi
+    sed -n 's/^ *\(-[A-Za-z]\), --\([a-z-]*\).*/\1 \2/p' out >"$c.letters"
+    if [ -z "$(cut -d ' ' -f 1 "$c.letters" | sort | uniq -d)" ]; then ok "$c: a letter means one thing"; else not_ok "$c: a letter means one thing"; fi
     cp out first
     expect 0 "$c --help" "$c" --help
     same "$c --help is help $c" first out
@@ -27,6 +29,12 @@ for c in $COMMANDS; do
     misused "$c with an unknown letter" "unknown option '-!'" "$c" '-!'
     misused "$c without anything" '.' "$c"
 done
+# eval calls --output what task calls --results: NAME.json and its like.
+if awk 'FNR == NR {of[$1] = $2; next} $1 in of && of[$1] != $2 && !(of[$1] == "output" && $2 == "results") {bad = 1} END {exit bad}' eval.letters task.letters; then
+    ok 'a letter means the same in eval and task'
+else
+    not_ok 'a letter means the same in eval and task'
+fi
 
 expect 0 'help metrics' help metrics
 for m in snapkv:kvpress snapkv:lukv keydiff ea:kvpress lagkv:paper morphkv rocketkv h2o:half tova knorm streaming random critical+METRIC; do
