@@ -105,16 +105,22 @@ static void append(allocator *a, const char *prefix, const char *text)
     snprintf(a->label + used, sizeof a->label - used, "%s%s", prefix, text);
 }
 
-// "lukv", and how the table differs from LU-KV's own way.
+// "lukv" for the published way to solve, "kvbudget" for `solve`'s default, and how the table differs from it.
 static void name_table(allocator *a)
 {
     const kvb_info *info = kvb_table_info(a->table);
     const char *solver = kvb_table_metadata(a->table, "solver"), *order = kvb_table_metadata(a->table, "order"),
                *shrink = kvb_table_metadata(a->table, "shrink");
-    append(a, "", "lukv");
+    double pulled = shrink ? strtod(shrink, NULL) : 0;
+    bool usual = strcmp(info->aggregate, "mean_loss") == 0 && fabs(pulled - 0.1) < 1e-9;
+    append(a, "", usual ? "kvbudget" : "lukv");
     if (strcmp(info->scope, "global") != 0) append(a, "-", info->scope);
-    if (strcmp(info->aggregate, "mean_ratio") != 0) append(a, "-", info->aggregate);
-    if (shrink && strtod(shrink, NULL) != 0) append(a, "-shrink", shrink);
+    if (!usual && strcmp(info->aggregate, "mean_ratio") != 0) append(a, "-", info->aggregate);
+    if (!usual && pulled != 0) {
+        char text[24];
+        snprintf(text, sizeof text, "%g", pulled);
+        append(a, "-shrink", text);
+    }
     if (strcmp(info->hull, "feasible") != 0) append(a, "-", info->hull);
     if (solver) append(a, "-", solver);
     if (order && strcmp(order, "metric") != 0) append(a, "-", "no_gap");

@@ -37,8 +37,8 @@ typedef struct allocator_shape {
 // {"layer-head": [scores]}. Errors say what is known. The caller frees with allocator_free, also after a failure.
 kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err);
 // Opens a table, `FILE` or `LABEL=FILE`, with `:strict` behind it for budgets that never cut into sinks and window; without, they are
-// kvpress's. Without a label it is named after how it was solved: lukv, then what differs from LU-KV's own way:
-// lukv-layer, lukv-mean_loss, lukv-exact, lukv-no_gap.
+// kvpress's. Without a label it is named after how it was solved: kvbudget for `solve`'s default, lukv for the published way, then what
+// differs from it: kvbudget-exact, lukv-layer, lukv-mean_loss, lukv-no_gap.
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err);
 void allocator_free(allocator *a);
 

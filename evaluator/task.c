@@ -71,15 +71,24 @@ static kvb_status unknown_task(const char *text, kvb_error *err)
     return kvb_fail(err, KVB_ARGUMENT, "task '%.60s': unknown; there are %s", text, list);
 }
 
+static kvb_status unknown_parameter(const task_kind *kind, const char *text, size_t length, kvb_error *err)
+{
+    char list[128] = "";
+    for (size_t i = 0; kind->parameters[i].name; i++) {
+        size_t used = strlen(list);
+        snprintf(list + used, sizeof list - used, "%s%s=N", i ? ", " : "", kind->parameters[i].name);
+    }
+    return kvb_fail(err, KVB_ARGUMENT, "task %s: '%.*s' is no parameter of it; there are %s", kind->name,
+                    (int)(length < 60 ? length : 60), text, list);
+}
+
 // One `name=value` that ends at a colon or at the end of the text.
 static kvb_status read_parameter(task *t, const char *text, size_t length, kvb_error *err)
 {
     size_t name_length = strcspn(text, "=:");
     size_t place = parameter_place(t->kind, text, name_length);
     const task_parameter *p = &t->kind->parameters[place];
-    if (!p->name || name_length == length || name_length == 0)
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: '%.*s' is no parameter of it; see kvbudget help task",
-                        t->kind->name, (int)(length < 60 ? length : 60), text);
+    if (!p->name || name_length == length || name_length == 0) return unknown_parameter(t->kind, text, length, err);
     char *end;
     unsigned long value = strtoul(text + name_length + 1, &end, 10);
     if (text[name_length + 1] < '0' || text[name_length + 1] > '9' || end != text + length || value < p->low ||

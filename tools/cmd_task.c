@@ -56,7 +56,8 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
             status = kvb_fail(err, KVB_INTERRUPTED, "stopped after %u samples%s", i + 1,
                               study->log ? "; the same command goes on" : "");
     }
-    if (status == KVB_OK && study->n_resumed)
+    if (status != KVB_OK) progress_end(&bar, "%s", status == KVB_INTERRUPTED ? "stopped" : "failed");
+    else if (study->n_resumed)
         progress_end(&bar, "%zu answered, %zu more from %s", study->n_answered, study->n_resumed, study->log);
     else progress_end(&bar, "%u samples", study->n_samples);
     return status;
@@ -95,6 +96,16 @@ static void close_command(task_command *c)
     model_free(c->m);
 }
 
+static kvb_status refuse_oracle(const task_command *c, kvb_error *err)
+{
+    for (size_t i = 0; i < c->with.n_allocators; i++)
+        if (c->with.allocators[i].kind == ALLOCATOR_ORACLE)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "allocator oracle needs the importance of what follows, which a task does not record; "
+                            "compare with it in kvbudget eval");
+    return KVB_OK;
+}
+
 static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_error *err)
 {
     // Only the full cache answers, unless somebody asks for less.
@@ -105,6 +116,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
     if (status == KVB_OK) status = methods_open(&c->with, c->m, operands + 1, n - 1, bare, err);
+    if (status == KVB_OK) status = refuse_oracle(c, err);
     if (status == KVB_OK && c->results && asprintf(&c->log_path, "%s.cells", c->results) < 0) {
         c->log_path = NULL;
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->results);

@@ -37,6 +37,11 @@ static kvb_status take_ids(eval_command *e, const char *name, int32_t *ids, size
 
 static kvb_status encode_text(eval_command *e, const char *name, const char *text, size_t size, kvb_error *err)
 {
+    const char *nul = memchr(text, '\0', size);
+    if (nul)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: byte %zu is 0, expected text; of a record (.h5) `kvbudget solve` makes tables", name,
+                        (size_t)(nul - text));
     int32_t *ids = NULL;
     size_t n = 0;
     kvb_status status = tokenizer_encode(e->m->tokens, text, size, false, &ids, &n, err);

@@ -25,8 +25,13 @@ int methods_read_ratios(methods *e)
         for (const char *p = e->ratio_names.items[i]; *p; p += *p == ',') {
             char *end;
             double ratio = strtod(p, &end);
+            if (end > p && *end == '%') {
+                ratio /= 100;
+                end++;
+            }
             if (end == p || (*end && *end != ',') || !(ratio >= 0 && ratio < 1))
-                return cli_usage_error(e->self, "--ratio: expected pruned shares from 0 to below 1, found '%s'", p);
+                return cli_usage_error(
+                    e->self, "--ratio: expected pruned shares from 0 to below 1, such as 0.8 or 80%%, found '%s'", p);
             e->ratios[e->n_ratios++] = ratio;
             p = end;
         }
@@ -52,14 +57,14 @@ bool methods_is_table(const char *operand)
     return false;
 }
 
-static kvb_status check_table(const methods *e, const allocator *a, const char *operand, kvb_error *err)
+static kvb_status check_table(const methods *e, const allocator *a, kvb_error *err)
 {
     const model_config *c = &e->m->config;
     kvb_expectation expected = {c->n_layers, c->n_heads, c->n_kv_heads, c->head_dim, e->m->sha256, NULL, 0, 0, 0};
     kvb_error inner = {0};
     kvb_status status = kvb_table_check(a->table, &expected, &inner);
     if (status == KVB_OK) return KVB_OK;
-    return kvb_fail(err, status, "%s: not a table of this model: %s", operand, inner.message);
+    return kvb_fail(err, status, "not a table of this model: %s", inner.message);
 }
 
 static kvb_status open_allocators(methods *e, char **operands, size_t n, kvb_error *err)
@@ -80,7 +85,7 @@ static kvb_status open_allocators(methods *e, char **operands, size_t n, kvb_err
         if (!methods_is_table(operands[i])) continue;
         allocator *a = &e->allocators[e->n_allocators++];
         status = allocator_open_table(a, operands[i], err);
-        if (status == KVB_OK) status = check_table(e, a, operands[i], err);
+        if (status == KVB_OK) status = check_table(e, a, err);
     }
     return status;
 }

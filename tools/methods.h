@@ -22,7 +22,8 @@ typedef struct methods {
 
 // Their options, for a command's list.
 #define METHODS_OPTIONS(e)                                                                                           \
-    {"ratio", 'r', CLI_LIST, &(e).ratio_names, "R,...", "pruned shares of the cache (0.5,0.8,0.9,0.95)"},            \
+    {"ratio",          'r',     CLI_LIST,                                                                            \
+     &(e).ratio_names, "R,...", "pruned shares of the cache, such as 0.8 or 80% (0.5,0.8,0.9,0.95)"},                \
         {"metric",                                                                                                   \
          'm',                                                                                                        \
          CLI_LIST,                                                                                                   \
@@ -43,7 +44,7 @@ typedef struct methods {
          &(e).allocator_names,                                                                                       \
          "A",                                                                                                        \
          "to compare with, repeatable: uniform, pyramid, ada (these three by default),\nada-original, ada-global, "  \
-         "headkv=FILE, duo=FILE, oracle; with :parameter=value\nbehind it; none: the tables only"},                  \
+         "headkv=FILE, duo=FILE, and in eval oracle; with :parameter=value\nbehind it; none: the tables only"},      \
         {"sink", 0, CLI_COUNT, &(e).sink, "N", "first tokens that stay (default: as the table or the metric says)"}, \
     {                                                                                                                \
         "window", 0, CLI_COUNT, &(e).window, "N", "last tokens that stay (default: as the table or the metric says)" \

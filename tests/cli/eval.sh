@@ -132,6 +132,12 @@ says 'duo' '^ +50 %  duo'
 # shellcheck disable=SC2086
 expect 0 'a table under another name' eval tiny.gguf mine=keydiff.safetensors text0.txt $SIZE -r 0.5 -a none --quiet
 says 'has that name' '^ +50 %  mine'
+expect 0 "solve's default" solve run.h5 --metric keydiff -o usual.safetensors --quiet
+expect 0 'and its neighbour' solve run.h5 --metric keydiff --shrink 0.25 -o pulled.safetensors --quiet
+# shellcheck disable=SC2086
+expect 0 'beside the published way, a ratio in per cent' eval tiny.gguf usual.safetensors pulled.safetensors keydiff.safetensors text0.txt $SIZE -r 50%,0.8 -a none --quiet
+says 'is called kvbudget' '^ +50 %  kvbudget '
+says 'others after what differs' '^ +80 %  lukv-mean_loss-shrink0.25 '
 expect 0 'speed' eval tiny.gguf keydiff.safetensors text0.txt --speed --tokens 160 --next 6 -a uniform --batch 2 --quiet
 says 'the full cache' '^  full .* 1.00x$'
 says 'and the cut ones' '^  lukv +[0-9.]+ %'
@@ -152,6 +158,7 @@ fails 'a table of another model' 'not a table of this model' eval other.gguf key
 fails 'a table of another metric' 'for metric keydiff, which --metric leaves out' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -m snapkv:kvpress:window=16
 fails 'a text that is too short' 'text0.txt: [0-9]+ tokens, expected at least 4000' eval tiny.gguf text0.txt --tokens 4000
 fails 'a text twice' 'a text counts once' eval tiny.gguf text0.txt text0.txt --tokens 160
+fails 'a record in the place of a table' 'run.h5: byte [0-9]+ is 0, expected text' eval tiny.gguf run.h5 --tokens 160
 fails 'no such text' 'nothing.txt' eval tiny.gguf nothing.txt --tokens 160
 fails 'no such table' 'nothing.safetensors' eval tiny.gguf nothing.safetensors text0.txt --tokens 160
 fails 'an unknown metric' "metric 'nonsense' is unknown" eval tiny.gguf text0.txt -m nonsense --tokens 160

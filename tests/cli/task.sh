@@ -63,6 +63,10 @@ tiny_texts >texts.jsonl
 expect 0 'task qa' task tiny.gguf -k qa --texts texts.jsonl --answer
 says 'one text, one question' '^qa, .* 1 questions'
 fails 'a task that does not exist' 'there are niah_single' task tiny.gguf -k needle -t 100 --output x.jsonl
+fails 'a parameter that does not exist' 'there are chains=N, hops=N, example=N' task tiny.gguf -k vt:hop=2 -t 600
+fails 'what no task knows' 'compare with it in kvbudget eval' task tiny.gguf -k vt -t 600 -a oracle
+fails 'no length' 'give --tokens' task tiny.gguf -k vt
+says 'and no samples' '^vt: failed' err
 fails 'a length that is too short' 'does not fit into 20 tokens' task tiny.gguf -k vt -t 20 --output x.jsonl
 if [ -e x.jsonl ]; then not_ok 'a failure leaves no file'; else ok 'a failure leaves no file'; fi
 fails 'qa without texts' '--texts' task tiny.gguf -k qa --output x.jsonl
