@@ -5,10 +5,12 @@
 set -u
 
 CC=${CC:-gcc}
+CXX=${CXX:-g++}
 PYTHON=${PYTHON:-python3}
 
-# shellcheck disable=SC2086 # CPPFLAGS is a list of words
-header() { printf '#include <%s>\n' "$1" | "$CC" ${CPPFLAGS:-} -E - >/dev/null 2>&1; }
+# CC and CXX may be several words, such as "ccache gcc", as for make.
+# shellcheck disable=SC2086 # lists of words
+header() { printf '#include <%s>\n' "$1" | $CC ${CPPFLAGS:-} -E - >/dev/null 2>&1; }
 # Words of one line: the Debian package, then the command that succeeds when it is there.
 probe() {
     package=$1
@@ -17,7 +19,7 @@ probe() {
 }
 
 missing_packages() {
-    probe gcc command -v "$CC"
+    probe gcc command -v "${CC%% *}"
     probe make command -v make
     probe libc6-dev header stdio.h
     probe pkg-config command -v pkg-config
@@ -28,7 +30,7 @@ missing_packages() {
     probe libpcre2-dev pkg-config --exists libpcre2-8
     probe libssl-dev pkg-config --exists libcrypto
     probe check pkg-config --exists check
-    probe g++ command -v "${CXX:-g++}"
+    probe g++ command -v "${CXX%% *}"
     probe python3 "$PYTHON" -c 'import json, zipfile'
     probe python3-pip "$PYTHON" -c 'import pip'
     probe ca-certificates certificates
@@ -91,6 +93,6 @@ missing=$(missing_packages | tr '\n' ' ')
 missing=${missing% }
 if [ -n "$missing" ]; then
     echo "kvbudget: still not usable after the installation: $missing" >&2
-    echo "Another compiler or Python may come first in PATH: CC=$CC is $(command -v "$CC"), PYTHON=$PYTHON is $(command -v "$PYTHON")." >&2
+    echo "Another compiler or Python may come first in PATH: CC=$CC is $(command -v "${CC%% *}"), PYTHON=$PYTHON is $(command -v "$PYTHON")." >&2
     exit 1
 fi
