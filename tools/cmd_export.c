@@ -42,7 +42,7 @@ static kvb_status write_csv(const kvb_table *table, const char *output, kvb_erro
         kvb_row row;
         status = kvb_table_row(table, i, &row, err);
         for (uint32_t h = 0; h < info->n_layers * info->n_kv_heads && status == KVB_OK && written; h++)
-            written = fprintf(f.stream, "%.2f,%u,%u,%.17g\n", row.ratio, h / info->n_kv_heads, h % info->n_kv_heads,
+            written = fprintf(f.stream, "%.12g,%u,%u,%.17g\n", row.ratio, h / info->n_kv_heads, h % info->n_kv_heads,
                               row.prune_ratio[h]) > 0;
     }
     if (status == KVB_OK && !written)
