@@ -116,6 +116,12 @@ kvb_status require_wishes(const solve_command *s, const loss_curves *c, kvb_erro
 // Opens the record; finds the contexts and metrics that the command line names.
 kvb_status select_from_record(solve_command *s, kvb_error *err);
 
+// A text that the record says about itself; "" where it does not.
+const char *attribute_text(const record *r, const char *name);
+// Refuses another model than the record's: sha256 is that of the weights of the file `other`. Who does not know the
+// weights, "", is not refused.
+kvb_status require_model(const solve_command *s, const char *sha256, const char *other, kvb_error *err);
+
 // The metric's protected tokens and parameters, how many pairs of which sizes there are, and memory to read them one by
 // one; also for their average, of all or of each text, as the aggregation needs. *longest: shape of the longest context in use.
 kvb_status prepare_pairs(const solve_command *s, metric_job *job, cache_shape *longest, kvb_error *err);

@@ -178,12 +178,12 @@ static kvb_status check_cut(const lengths *x, const cut *c, const cache_shape *s
     if (c->job.n_contexts != x->n_texts)
         return kvb_fail(err, KVB_ARGUMENT, "%s: %u of %u contexts have no question with recorded queries", c->s.path,
                         x->n_texts - c->job.n_contexts, x->n_texts);
-    return KVB_OK;
+    return require_model(&c->s, attribute_text(x->cuts[0].s.r, "model_sha256"), x->cuts[0].s.path, err);
 }
 
 static kvb_status prepare_cuts(lengths *x, kvb_error *err)
 {
-    cache_shape longest = {0}, shape;
+    cache_shape longest = {0}, shape = {0};
     kvb_status status = match_contexts(x, err);
     for (uint32_t k = 0; k < x->n_cuts && status == KVB_OK; k++) {
         cut *c = &x->cuts[k];

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 // --contexts a,b,c in the given order; without it all, in calibration order.
 static kvb_status select_contexts(solve_command *s, kvb_error *err)
@@ -193,6 +194,21 @@ kvb_status select_from_record(solve_command *s, kvb_error *err)
     if (status == KVB_OK) status = select_contexts(s, err);
     if (status == KVB_OK) status = select_metrics(s, err);
     return status;
+}
+
+const char *attribute_text(const record *r, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(record_attributes(r), name);
+    return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+kvb_status require_model(const solve_command *s, const char *sha256, const char *other, kvb_error *err)
+{
+    const char *own = attribute_text(s->r, "model_sha256");
+    if (!*own || !*sha256 || strcasecmp(own, sha256) == 0) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s and %s are of different models: the weights have SHA-256 %.16s... and %.16s...", s->path, other,
+                    own, sha256);
 }
 
 // One mean for every context, on a grid that does not grow with their length.

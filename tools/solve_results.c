@@ -14,12 +14,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static const char *attribute_text(const record *r, const char *name)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(record_attributes(r), name);
-    return cJSON_IsString(item) ? item->valuestring : "";
-}
-
 static bool add_number(cJSON *to, const char *key, uint64_t value)
 {
     char text[24];
@@ -244,10 +238,11 @@ void print_results(const solve_command *s, const metric_job *job)
     if (!wishes_ratios(&s->wishes)) // those that there are, and the last one
         for (n_shown = 0; n_shown < all && shown[n_shown] < s->n_rows;) n_shown++;
     bool last = !wishes_ratios(&s->wishes) && s->n_rows < ROWS;
-    printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s%s\n", job->metric, job->n_pairs,
-           job->n_contexts, job->sink, job->window,
-           s->options.scope == SCOPE_LAYER ? "layer by layer" : "over all layers", s->aggregate_name,
-           s->oracle_order ? "; loss and bound as if the metric ranked perfectly" : "");
+    printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s", job->metric, job->n_pairs, job->n_contexts,
+           job->sink, job->window, s->options.scope == SCOPE_LAYER ? "layer by layer" : "over all layers",
+           s->aggregate_name);
+    if (s->shrink > 0) printf("; loss and bound with --shrink %g, table without", s->shrink);
+    printf("%s\n", s->oracle_order ? "; loss and bound as if the metric ranked perfectly" : "");
     printf("  pruned    loss %%   bound %%     gap %%   table %%  uniform %%\n");
     for (size_t i = 0; i < n_shown + last; i++) {
         size_t r = i == n_shown ? s->n_rows - 1 : wishes_ratios(&s->wishes) ? i : shown[i] - 1;

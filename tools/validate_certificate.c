@@ -241,9 +241,10 @@ kvb_status open_table_and_record(solve_command *s, kvb_table **table, const char
     s->metric_names = given;
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(s->r);
-    if (info->n_layers == shape.n_layers && info->n_kv_heads == shape.n_kv_heads) return KVB_OK;
-    return kvb_fail(err, KVB_MISMATCH, "%s: expected %u layers x %u KV heads as in %s, found %u x %u", path,
-                    shape.n_layers, shape.n_kv_heads, s->path, info->n_layers, info->n_kv_heads);
+    if (info->n_layers != shape.n_layers || info->n_kv_heads != shape.n_kv_heads)
+        return kvb_fail(err, KVB_MISMATCH, "%s: expected %u layers x %u KV heads as in %s, found %u x %u", path,
+                        shape.n_layers, shape.n_kv_heads, s->path, info->n_layers, info->n_kv_heads);
+    return require_model(s, info->model_sha256, path, err);
 }
 
 static kvb_status check_table(solve_command *s, certificate_check *k, const char *path, bool *holds, kvb_error *err)

@@ -56,6 +56,9 @@ fails 'a single length' 'one for each length, found 1' solve r60.h5 --metric key
 sed 's/"short"/"other"/' calib.jsonl >other.jsonl
 kvb profile tiny.gguf other.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff
 fails 'a record of other texts' 'other.h5: has no context short' solve r60.h5 other.h5 --metric keydiff --lengths
+"$KVB_BUILD/tests/tiny_model" --seed 7 else.gguf >model.out
+kvb profile else.gguf calib.jsonl -o else.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --max-tokens 100
+fails 'a record from another model' 'else.h5 and r60.h5 are of different models' solve r60.h5 else.h5 --metric keydiff --lengths
 misused '--lengths with another study' 'one after the other' solve r60.h5 r150.h5 --metric keydiff --lengths --ablation
 misused 'several records without it' 'expected one record' solve r60.h5 r150.h5 --metric keydiff
 

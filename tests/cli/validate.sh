@@ -78,6 +78,8 @@ EOF
 fails 'weights that are none' 'numbers from 0 to 1 with the sum 1' validate --certificate none.safetensors run.h5 --quiet
 expect 1 'weights of another kind prove less' validate --certificate other.safetensors run.h5 --quiet
 says 'and it says so' 'no multiplier proves the bound'
+expect 0 'a table of pulled curves' solve run.h5 --metric keydiff
+says 'says which numbers are pulled' 'loss and bound with --shrink 0\.1, table without'
 expect 0 'a table pulled all the way' solve run.h5 --metric keydiff --shrink 1 --json --quiet
 cp out flat.json
 json 'is uniform, but for single tokens' flat.json 'all(abs(r["table_loss"] - r["uniform_loss"]) < 0.05 for r in j[0]["rows"])'
@@ -118,6 +120,10 @@ done
 expect 0 'as text' validate run.h5 t.safetensors
 says 'with the table beside' 'table %  table-optimum'
 expect 0 'against what is best for another record' validate other.h5 good.safetensors --json --quiet
+"$KVB_BUILD/tests/tiny_model" --seed 7 else.gguf >model.out
+expect 0 'a record from another model' profile else.gguf calib.jsonl -o else.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff
+fails 'a table for another model than the record' 'else.h5 and good.safetensors are of different models' validate else.h5 good.safetensors
+fails 'its certificate against such a record' 'of different models' validate --certificate good.safetensors else.h5
 misused 'a metric beside a table' 'says itself' validate run.h5 good.safetensors --metric keydiff
 misused 'constraints beside a table' 'says itself' validate run.h5 good.safetensors --block 16
 misused 'settings beside --certificate' 'from the table' validate --certificate good.safetensors run.h5 --shrink 0.5
