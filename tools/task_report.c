@@ -135,6 +135,12 @@ kvb_status task_report_add(task_command *c, const task_study *s, double tokens, 
             status = kvb_fail(err, KVB_MEMORY, "no memory for the results of %s", s->t->spec);
     }
     fflush(stdout);
+    if (status == KVB_OK && s->n_cells > 1 && full.score.value < 0.5 && !c->quiet)
+        fprintf(
+            stderr,
+            "%s: %.0f of 100 with the full cache; what evicting costs shows only on what the model solves: an easier "
+            "form or a shorter --tokens\n",
+            s->t->spec, 100 * full.score.value);
     return status;
 }
 

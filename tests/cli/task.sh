@@ -26,6 +26,7 @@ for p in full morphkv:window=8 morphkv:window=8:fusion=max tova h2o streaming ke
     rocketkv rocketkv-mt; do POLICIES+=(--policy "$p"); done
 expect 0 'task with metrics and policies' task tiny.gguf -k niah_single -t 600 -c 1 --answer --metric snapkv --metric keydiff \
     --allocator uniform --allocator ada "${POLICIES[@]}" --ratio 0.8 -o cells
+says 'what the full cache does not solve is said to tell little' '^niah_single: 0 of 100 with the full cache' err
 says 'a metric keeps its share' 'keydiff +ada +0.8 +(19\.[5-9]|20\.)'
 says 'a policy that evicts keeps its share' 'morphkv:window=8 +uniform +0.8 +(19\.[5-9]|20\.)'
 says 'one that looks keeps all' 'quest +uniform +0.8 +100.00 +(1[5-9]|2[0-2])\.'
