@@ -5,6 +5,7 @@
 // q = H/G heads per group (query head h reads KV head h/q), d head size, T context tokens.
 #pragma once
 #include "profiler/sampler.h"
+#include "profiler/stored_matrix.h"
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
 #include <stddef.h>
@@ -23,7 +24,8 @@ static inline dev dev_at(dev base, size_t offset)
 
 // A weight matrix in the layout that the backend likes best. y = x W^T for W [out, in] as model files store it.
 typedef struct dev_matrix {
-    float *address; // float32 rows; may be NULL where `packed` is not and nobody asked to keep rows
+    float *
+        address; // float32 rows; may be NULL where `packed` is not, and nobody asked to keep rows or they can be had from there
     uint32_t out, in;
     void *packed; // the backend's own form for products, NULL where it needs none
 } dev_matrix;
@@ -100,6 +102,8 @@ typedef struct backend {
     const float *(*host_view)(dev from); // the memory itself where host and device share it, else NULL
     // Copies w [out, in]; keep_rows asks for rows at `address`, for `gather` and `output_norms`. Both pointers are NULL when memory is short.
     dev_matrix (*matrix_upload)(const float *w, uint32_t out, uint32_t in, bool keep_rows);
+    // The same for a matrix as a model file stores it; both pointers are NULL too where a value is not finite.
+    dev_matrix (*matrix_load)(const stored_matrix *w, bool keep_rows);
     void (*matrix_release)(dev_matrix *w);
     // Takes scratch memory for calls within `limits`; false when there is none left. Called before the first operation; a later
     // call replaces it, and limits of zero give all back.

@@ -90,7 +90,7 @@ static bool cpu_reserve(precision p, const backend_limits *limits)
 static void cpu_gather(dev y, dev_matrix table, const int32_t *ids, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++)
-        memcpy(y.address + (size_t)i * table.in, table.address + (size_t)ids[i] * table.in, table.in * sizeof(float));
+        cpu_matrix_rows(y.address + (size_t)i * table.in, &table, (uint32_t)ids[i], 1, 0, table.in);
 }
 
 static void cpu_rms_norm(dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
@@ -163,6 +163,10 @@ static void cpu_store_tail(dev cache, uint32_t capacity, const decode_row *rows,
     {                                                                                                                \
         return cpu_matrix_upload(PRECISION, w, out, in, keep_rows);                                                  \
     }                                                                                                                \
+    static dev_matrix matrix_load##SUFFIX(const stored_matrix *w, bool keep_rows)                                    \
+    {                                                                                                                \
+        return cpu_matrix_load(PRECISION, w, keep_rows);                                                             \
+    }                                                                                                                \
     static bool reserve##SUFFIX(const backend_limits *limits)                                                        \
     {                                                                                                                \
         return cpu_reserve(PRECISION, limits);                                                                       \
@@ -203,6 +207,7 @@ static void cpu_store_tail(dev cache, uint32_t capacity, const decode_row *rows,
         .clear = host_clear,                                                                                         \
         .host_view = host_view,                                                                                      \
         .matrix_upload = matrix_upload##SUFFIX,                                                                      \
+        .matrix_load = matrix_load##SUFFIX,                                                                          \
         .matrix_release = cpu_matrix_release,                                                                        \
         .reserve = reserve##SUFFIX,                                                                                  \
         .scratch_bytes = scratch_bytes##SUFFIX,                                                                      \

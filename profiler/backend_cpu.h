@@ -59,7 +59,10 @@ void loop_raise_importance(float *best, const float *e, size_t ld, const float *
 
 // --- backend_cpu_matmul.c ---
 dev_matrix cpu_matrix_upload(precision p, const float *w, uint32_t out, uint32_t in, bool keep_rows);
+dev_matrix cpu_matrix_load(precision p, const stored_matrix *w, bool keep_rows);
 void cpu_matrix_release(dev_matrix *w);
+// Columns first .. first+n-1 of rows row .. row+rows-1 in float32, of a matrix whose rows were to be kept.
+void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows, uint32_t first, uint32_t n);
 void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
 
 // --- backend_cpu_attention.c ---

@@ -1,8 +1,10 @@
 // Products with weight matrices. A matrix is cut into panels of outputs, each packed for itself; a task is a panel times a few blocks of
 // product_rows() rows. With oneDNN every product has exactly that many rows and goes into a tile of its own, which the first-level cache
-// holds, so that a row's bits depend on nothing but the row: it sums in another order for other shapes. The tile unit takes all rows at once.
+// holds, so that a row's bits depend on nothing but the row: it sums in another order for other shapes. The tile unit takes all rows at once,
+// and weights as whole numbers where the model file has them so.
 #include "profiler/backend_cpu.h"
 #include "profiler/meter.h"
+#include "profiler/packed_steps.h"
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +18,8 @@ typedef struct panel_kind {
 typedef struct packed_matrix {
     precision p;
     uint32_t n_panels, rows; // rows of every product
+    unsigned bits,
+        parts; // of weights kept as whole numbers: theirs, and the parts that products in float32 need of them; else 0
     size_t panel_bytes;
     panel_kind full, last;
     char *panels;
@@ -28,55 +32,126 @@ static bool panel_kind_find(panel_kind *kind, const packed_matrix *m, uint32_t w
     return kind->product;
 }
 
-static bool pack_panels(packed_matrix *m, const float *w, uint32_t out, uint32_t in)
+// Buffers of a thread that packs.
+typedef struct packer {
+    float *rows, *temp; // [PANEL, in], packed_temp_floats
+    int8_t *wholes;     // [in]
+    float *steps, *bases;
+} packer;
+
+static bool packer_open(packer *k, uint32_t in)
+{
+    size_t blocks = in / STEP_TERMS + 1;
+    *k = (packer){.rows = malloc((size_t)PANEL * in * sizeof(float)),
+                  .temp = malloc(packed_temp_floats(in, PANEL) * sizeof(float)),
+                  .wholes = malloc(in),
+                  .steps = malloc(2 * blocks * sizeof(float))};
+    k->bases = k->steps ? k->steps + blocks : NULL;
+    return k->rows && k->temp && k->wholes && k->steps;
+}
+
+static void packer_close(packer *k)
+{
+    free(k->rows);
+    free(k->temp);
+    free(k->wholes);
+    free(k->steps);
+}
+
+// Packs rows [first, first + n) of w, and copies them to `kept` unless it is NULL.
+static bool pack_floats(const packed_matrix *m, char *panel, const stored_matrix *w, uint32_t first, uint32_t n,
+                        packer *k, float *kept)
+{
+    bool ok = stored_rows(w, first, n, k->rows);
+    if (kept) memcpy(kept + (size_t)first * w->in, k->rows, (size_t)n * w->in * sizeof(float));
+    return ok && packed_store(m->p, panel, k->rows, w->in, true, w->in, n, k->temp);
+}
+
+static bool pack_steps(const packed_matrix *m, char *panel, const stored_matrix *w, uint32_t first, uint32_t n,
+                       packer *k, bool *two_parts)
+{
+    bool finite = true;
+    for (uint32_t i = 0; i < n; i++) {
+        finite &= stored_steps(w, first + i, k->wholes, k->steps, k->bases);
+        *two_parts &= steps_fit_two_parts(k->wholes, k->steps, k->bases, w->in);
+        steps_pack(m->bits, panel, i, w->in, k->wholes, k->steps, k->bases);
+    }
+    return finite;
+}
+
+static bool pack_panels(packed_matrix *m, const stored_matrix *w, float *kept)
 {
     int failures = 0;
-#pragma omp parallel reduction(+ : failures)
+    bool two_parts = true;
+#pragma omp parallel reduction(+ : failures) reduction(&& : two_parts)
     {
-        float *temp = malloc(packed_temp_floats(in, PANEL) * sizeof *temp);
-        failures += !temp;
+        packer k;
+        bool open = packer_open(&k, w->in);
+        failures += !open;
 #pragma omp for schedule(dynamic, 1)
         for (uint32_t i = 0; i < m->n_panels; i++) {
-            uint32_t first = i * PANEL, width = out - first < PANEL ? out - first : PANEL;
-            if (temp)
-                failures += !packed_store(m->p, m->panels + i * m->panel_bytes, w + (size_t)first * in, in, true, in,
-                                          width, temp);
+            uint32_t first = i * PANEL, width = w->out - first < PANEL ? w->out - first : PANEL;
+            char *panel = m->panels + i * m->panel_bytes;
+            if (open)
+                failures += !(m->bits ? pack_steps(m, panel, w, first, width, &k, &two_parts)
+                                      : pack_floats(m, panel, w, first, width, &k, kept));
         }
-        free(temp);
+        packer_close(&k);
     }
+    if (m->bits) m->parts = two_parts ? 2 : 3;
     return failures == 0;
 }
 
-static packed_matrix *pack_matrix(precision p, const float *w, uint32_t out, uint32_t in)
+static size_t panel_bytes(const packed_matrix *m, uint32_t in, uint32_t width)
+{
+    return m->bits ? packed_step_bytes(m->bits, in, width) : packed_bytes(m->p, in, width);
+}
+
+static packed_matrix *pack_matrix(precision p, const stored_matrix *w, float *kept)
 {
     packed_matrix *m = calloc(1, sizeof *m);
     if (!m) return NULL;
     m->p = p;
     m->rows = product_rows();
-    m->n_panels = (out + PANEL - 1) / PANEL;
-    m->panel_bytes = packed_bytes(p, in, out < PANEL ? out : PANEL);
-    size_t last = packed_bytes(p, in, out - (m->n_panels - 1) * PANEL);
-    m->panel_bytes = last > m->panel_bytes ? last : m->panel_bytes;
+    m->bits = product_takes_any_rows() ? stored_bits(w) : 0;
+    m->n_panels = (w->out + PANEL - 1) / PANEL;
+    uint32_t full = w->out < PANEL ? w->out : PANEL, last = w->out - (m->n_panels - 1) * PANEL;
+    size_t full_bytes = panel_bytes(m, w->in, full), last_bytes = panel_bytes(m, w->in, last);
+    m->panel_bytes = last_bytes > full_bytes ? last_bytes : full_bytes;
     m->panels = (char *)host_alloc(m->panel_bytes / sizeof(float) * m->n_panels).address;
-    bool ok = m->panel_bytes && m->panels && panel_kind_find(&m->full, m, out < PANEL ? out : PANEL, in) &&
-              panel_kind_find(&m->last, m, out - (m->n_panels - 1) * PANEL, in) && pack_panels(m, w, out, in);
+    bool ok = m->panel_bytes && m->panels && panel_kind_find(&m->full, m, full, w->in) &&
+              panel_kind_find(&m->last, m, last, w->in) && pack_panels(m, w, kept);
     if (ok) return m;
     free(m->panels);
     free(m);
     return NULL;
 }
 
-dev_matrix cpu_matrix_upload(precision p, const float *w, uint32_t out, uint32_t in, bool keep_rows)
+dev_matrix cpu_matrix_load(precision p, const stored_matrix *w, bool keep_rows)
 {
-    dev_matrix m = {.out = out, .in = in};
-    if (keep_rows && !(m.address = host_alloc((size_t)out * in).address)) return m;
-    if (keep_rows) memcpy(m.address, w, (size_t)out * in * sizeof *w);
-    m.packed = pack_matrix(p, w, out, in);
+    dev_matrix m = {.out = w->out, .in = w->in};
+    bool has_rows = product_takes_any_rows() && stored_bits(w); // cpu_matrix_rows has them from the packed form
+    if (keep_rows && !has_rows && !(m.address = host_alloc((size_t)w->out * w->in).address)) return m;
+    m.packed = pack_matrix(p, w, m.address);
     if (!m.packed) {
         free(m.address);
         m.address = NULL;
     }
     return m;
+}
+
+dev_matrix cpu_matrix_upload(precision p, const float *w, uint32_t out, uint32_t in, bool keep_rows)
+{
+    stored_matrix floats = stored_floats(w, out, in);
+    return cpu_matrix_load(p, &floats, keep_rows);
+}
+
+void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows, uint32_t first, uint32_t n)
+{
+    const packed_matrix *m = w->packed;
+    for (uint32_t i = row; i < row + rows; i++, to += n)
+        if (w->address) memcpy(to, w->address + (size_t)i * w->in + first, n * sizeof(float));
+        else steps_unpack(m->bits, to, m->panels + i / PANEL * m->panel_bytes, i % PANEL, w->in, first, n);
 }
 
 void cpu_matrix_release(dev_matrix *w)
@@ -141,12 +216,12 @@ static void multiply_at_once(const matmul_job *job, const panel_kind *kind, cons
 {
     float *tile = pool.threads[omp_get_thread_num()].panel;
     y += (size_t)first * job->m->rows * job->out;
-    if (!job->accumulate) {
-        product_run_rows(kind->product, rows, operand_block(job, first), b, y, job->out);
-        return;
-    }
-    product_run_rows(kind->product, rows, operand_block(job, first), b, tile, kind->width);
-    loop_store_tile(y, job->out, tile, rows, kind->width, true);
+    size_t line = job->accumulate ? kind->width : job->out;
+    float *c = job->accumulate ? tile : y;
+    const void *a = operand_block(job, first);
+    if (job->m->bits) product_run_steps(kind->product, rows, a, b, job->m->bits, job->m->parts, c, line);
+    else product_run_rows(kind->product, rows, a, b, c, line);
+    if (job->accumulate) loop_store_tile(y, job->out, tile, rows, kind->width, true);
 }
 
 static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first, uint32_t end)

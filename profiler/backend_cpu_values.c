@@ -102,15 +102,16 @@ void cpu_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_s
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (uint32_t h = 0; h < s.n_heads; h++)
         for (uint32_t t = 0; t < tiles; t++) {
-            float *part = pool.threads[omp_get_thread_num()].scores; // [QUERY_TILE, KEY_TILE]
+            scratch *mine = &pool.threads[omp_get_thread_num()];
+            float *part = mine->scores, *weights = mine->queries; // [QUERY_TILE, QUERY_TILE], [QUERY_TILE, d]
             uint32_t row = t * QUERY_TILE, rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
             const float *v = kv->v.address + ((size_t)(h / group) * T + row) * d;
             float *out = norms.address + (size_t)h * T + row;
             memset(out, 0, rows * sizeof(float));
-            for (uint32_t c = 0; c < wo.out; c += KEY_TILE) {
-                uint32_t columns = wo.out - c < KEY_TILE ? wo.out - c : KEY_TILE;
-                gemm(false, true, rows, columns, d, 1.0f, v, d, wo.address + (size_t)c * wo.in + (size_t)h * d, wo.in,
-                     0.0f, part, columns);
+            for (uint32_t c = 0; c < wo.out; c += QUERY_TILE) {
+                uint32_t columns = wo.out - c < QUERY_TILE ? wo.out - c : QUERY_TILE;
+                cpu_matrix_rows(weights, &wo, c, columns, h * d, d);
+                gemm(false, true, rows, columns, d, 1.0f, v, d, weights, d, 0.0f, part, columns);
                 for (uint32_t r = 0; r < rows; r++) out[r] += loop_absolute_sum(part + (size_t)r * columns, columns);
             }
         }

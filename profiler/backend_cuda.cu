@@ -137,6 +137,11 @@ static dev_matrix cuda_matrix_upload(const float *w, uint32_t out, uint32_t in, 
     return matrix_make(rows, packed, out, in, (rows || !wants_rows) && (packed || !PLANES));
 }
 
+template <uint16_t PLANES> static dev_matrix cuda_matrix_load(const stored_matrix *w, bool keep_rows)
+{
+    return host_matrix_load(w, keep_rows, cuda_matrix_upload<PLANES>);
+}
+
 dev_matrix backend_cuda_random_matrix(const backend *b, uint32_t out, uint32_t in, float scale, uint64_t seed)
 {
     uint16_t planes = strcmp(b->compute, "f32") == 0 ? 0 : strcmp(b->compute, "bf16") == 0 ? 1 : 2;
@@ -630,6 +635,7 @@ static void cuda_spreads(dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads,
         .clear = cuda_clear,                                 \
         .host_view = cuda_host_view,                         \
         .matrix_upload = cuda_matrix_upload<PLANES>,         \
+        .matrix_load = cuda_matrix_load<PLANES>,             \
         .matrix_release = cuda_matrix_release,               \
         .reserve = cuda_reserve,                             \
         .scratch_bytes = cuda_scratch_bytes,                 \

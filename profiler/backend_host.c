@@ -75,6 +75,19 @@ void host_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, cons
     meter_add_parallel(METER_SAMPLING, start, omp_get_max_threads());
 }
 
+dev_matrix host_matrix_load(const stored_matrix *w, bool keep_rows,
+                            dev_matrix (*upload)(const float *w, uint32_t out, uint32_t in, bool keep_rows))
+{
+    float *values = malloc((size_t)w->out * w->in * sizeof *values);
+    bool ok = values != NULL;
+#pragma omp parallel for schedule(static) reduction(&& : ok)
+    for (uint32_t r = 0; r < w->out; r++) ok = ok && stored_rows(w, r, 1, values + (size_t)r * w->in);
+    dev_matrix m = {.out = w->out, .in = w->in};
+    if (ok) m = upload(values, w->out, w->in, keep_rows);
+    free(values);
+    return m;
+}
+
 void host_matrix_release(dev_matrix *w)
 {
     free(w->address);

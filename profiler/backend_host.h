@@ -14,6 +14,9 @@ void host_clear(dev memory, size_t n);
 const float *host_view(dev from);
 void host_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s, const draw_key *keys);
 void host_matrix_release(dev_matrix *w);
+// matrix_load of backends that take their matrices in float32, through their matrix_upload.
+dev_matrix host_matrix_load(const stored_matrix *w, bool keep_rows,
+                            dev_matrix (*upload)(const float *w, uint32_t out, uint32_t in, bool keep_rows));
 // backend_reduce.c
 void host_norms(dev out, dev x, size_t n, uint32_t width);
 void host_moments(dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads, uint32_t d, bool by_head);

@@ -13,6 +13,11 @@ static dev_matrix ref_matrix_upload(const float *w, uint32_t out, uint32_t in, b
     return (dev_matrix){memory.address, out, in, NULL};
 }
 
+static dev_matrix ref_matrix_load(const stored_matrix *w, bool keep_rows)
+{
+    return host_matrix_load(w, keep_rows, ref_matrix_upload);
+}
+
 static bool ref_reserve(const backend_limits *limits)
 {
     (void)limits;
@@ -233,6 +238,7 @@ const backend backend_ref = {
     .clear = host_clear,
     .host_view = host_view,
     .matrix_upload = ref_matrix_upload,
+    .matrix_load = ref_matrix_load,
     .matrix_release = host_matrix_release,
     .reserve = ref_reserve,
     .scratch_bytes = ref_scratch_bytes,

@@ -144,9 +144,9 @@ kvb_status model_read_config(model_config *c, const gguf_file *f, kvb_error *err
     return status;
 }
 
-// Where a tensor is read: its shape is checked against what the config promises, its values against NaN and infinity.
-static kvb_status read_tensor(float *out, const gguf_file *f, const char *name, uint32_t rows, uint32_t columns,
-                              kvb_error *err)
+// A tensor whose shape is what the config promises, and whose type can be read.
+static kvb_status find_tensor(const gguf_tensor **out, const gguf_file *f, const char *name, uint32_t rows,
+                              uint32_t columns, kvb_error *err)
 {
     const gguf_tensor *t = gguf_tensor_find(f, name);
     if (!t)
@@ -155,47 +155,62 @@ static kvb_status read_tensor(float *out, const gguf_file *f, const char *name, 
         return kvb_fail(err, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [%u, %u]", f->name, name,
                         (unsigned long long)t->dims[1], (unsigned long long)t->dims[0], rows, columns);
     kvb_error inner = {0};
-    kvb_status status = dequant_tensor(t, out, &inner);
-    if (status != KVB_OK) return kvb_fail(err, status, "%s: %s", f->name, inner.message);
-    size_t n = (size_t)rows * columns;
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(out[i]))
-            return kvb_fail(
-                err, KVB_NUMERIC,
-                "%s: tensor %s: value %zu of %zu is not finite; the file is damaged or overflowed when it was made",
-                f->name, name, i, n);
+    kvb_status status = dequant_rows(t->type, t->data, 0, NULL, &inner);
+    if (status != KVB_OK) return kvb_fail(err, status, "%s: tensor %s: %s", f->name, name, inner.message);
+    *out = t;
     return KVB_OK;
 }
 
-// What loading needs beside the model: the file and two host buffers large enough for any tensor.
+static kvb_status check_finite(const float *x, size_t n, size_t before, const gguf_file *f, const gguf_tensor *t,
+                               kvb_error *err)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!isfinite(x[i]))
+            return kvb_fail(
+                err, KVB_NUMERIC,
+                "%s: tensor %.*s: value %zu of %zu is not finite; the file is damaged or overflowed when it was made",
+                f->name, (int)t->name.size, t->name.data, before + i, (size_t)t->n_values);
+    return KVB_OK;
+}
+
+// A tensor's values, checked against NaN and infinity.
+static kvb_status read_tensor(float *out, const gguf_file *f, const char *name, uint32_t rows, uint32_t columns,
+                              kvb_error *err)
+{
+    const gguf_tensor *t = NULL;
+    kvb_error inner = {0};
+    kvb_status found = find_tensor(&t, f, name, rows, columns, err);
+    if (found != KVB_OK) return found;
+    kvb_status status = dequant_tensor(t, out, &inner);
+    if (status != KVB_OK) return kvb_fail(err, status, "%s: %s", f->name, inner.message);
+    return check_finite(out, (size_t)rows * columns, 0, f, t, err);
+}
+
+// What loading needs beside the model: the file and host buffers for what is computed from weights.
 typedef struct loader {
     gguf_file file;
     model *m;
-    float *values, *swapped;
+    float *values, *roots;
 } loader;
 
 // GGUF stores the rows of Q and K so that RoPE pairs are neighbours (2i, 2i+1); here pairs are (i, i + d/2), as in transformers.
-static const float *undo_row_pairs(loader *in, uint32_t rows, uint32_t columns)
-{
-    uint32_t d = in->m->config.head_dim;
-    for (uint32_t r = 0; r < rows; r++) {
-        uint32_t head = r / d, i = r % d;
-        memcpy(in->swapped + ((size_t)head * d + i / 2 + (i % 2) * (d / 2)) * columns, in->values + (size_t)r * columns,
-               columns * sizeof(float));
-    }
-    return in->swapped;
-}
-
 static kvb_status load_matrix(dev_matrix *out, loader *in, const char *name, uint32_t rows, uint32_t columns,
                               bool row_pairs, bool keep_rows, kvb_error *err)
 {
-    kvb_status status = read_tensor(in->values, &in->file, name, rows, columns, err);
+    const backend *device = in->m->device;
+    const gguf_tensor *t = NULL;
+    kvb_status status = find_tensor(&t, &in->file, name, rows, columns, err);
     if (status != KVB_OK) return status;
-    *out = in->m->device->matrix_upload(row_pairs ? undo_row_pairs(in, rows, columns) : in->values, rows, columns,
-                                        keep_rows);
-    return out->address || out->packed ? KVB_OK
-                                       : kvb_fail(err, KVB_MEMORY, "%s: no memory for tensor %s on backend %s",
-                                                  in->file.name, name, in->m->device->name);
+    stored_matrix w = {t->type, t->data, rows, columns, row_pairs ? in->m->config.head_dim : 0};
+    *out = device->matrix_load(&w, keep_rows);
+    if (out->address || out->packed) return KVB_OK;
+    w.paired = 0; // values are counted as the file has them
+    for (uint32_t r = 0; status == KVB_OK && r < rows; r++)
+        if (!stored_rows(&w, r, 1, in->values))
+            status = check_finite(in->values, columns, (size_t)r * columns, &in->file, t, err);
+    return status != KVB_OK ? status
+                            : kvb_fail(err, KVB_MEMORY, "%s: no memory for tensor %s on backend %s", in->file.name,
+                                       name, device->name);
 }
 
 static kvb_status upload(dev *out, loader *in, const float *values, size_t n, const char *name, kvb_error *err)
@@ -235,10 +250,10 @@ static kvb_status load_layer(loader *in, uint32_t layer, kvb_error *err)
         status = load_matrix(matrices[i].out, in, name, matrices[i].rows, matrices[i].columns, matrices[i].row_pairs,
                              matrices[i].keep_rows, err);
     }
-    if (status == KVB_OK) // attn_output came last: its values are still in the buffer
-        status = oracle_value_root(in->swapped, in->values, D, c->n_heads, c->head_dim, err);
+    if (status == KVB_OK) status = read_tensor(in->values, &in->file, name, D, heads, err); // attn_output came last
+    if (status == KVB_OK) status = oracle_value_root(in->roots, in->values, D, c->n_heads, c->head_dim, err);
     if (status == KVB_OK)
-        status = upload(&w->value_root, in, in->swapped, (size_t)heads * c->head_dim, "value norms", err);
+        status = upload(&w->value_root, in, in->roots, (size_t)heads * c->head_dim, "value norms", err);
     if (status == KVB_OK) {
         snprintf(name, sizeof name, "blk.%u.attn_norm.weight", layer);
         status = load_vector(&w->attn_norm, in, name, D, err);
@@ -277,13 +292,11 @@ static kvb_status load_all(loader *in, kvb_error *err)
     model *m = in->m;
     const model_config *c = &m->config;
     uint32_t heads = c->n_heads * c->head_dim;
-    uint64_t table = (uint64_t)c->vocabulary * c->width, largest = 0,
-             others[] = {(uint64_t)heads * c->width, (uint64_t)c->ffn_width * c->width, (uint64_t)heads * c->head_dim};
-    for (size_t i = 0; i < 3; i++) largest = others[i] > largest ? others[i] : largest;
-    in->values = malloc((table > largest ? table : largest) * sizeof(float));
-    in->swapped = malloc(largest * sizeof(float));
+    size_t wo = (size_t)heads * c->width; // the only matrix that is read here; beside it single rows
+    in->values = malloc((wo > c->ffn_width ? wo : c->ffn_width) * sizeof(float));
+    in->roots = malloc((size_t)heads * c->head_dim * sizeof(float));
     m->layers = calloc(c->n_layers, sizeof *m->layers);
-    if (!in->values || !in->swapped || !m->layers)
+    if (!in->values || !in->roots || !m->layers)
         return kvb_fail(err, KVB_MEMORY, "%s: no memory to unpack its tensors", in->file.name);
     kvb_status status = load_matrix(&m->embedding, in, "token_embd.weight", c->vocabulary, c->width, false, true, err);
     m->head_is_tied = !gguf_tensor_find(&in->file, "output.weight");
@@ -292,11 +305,6 @@ static kvb_status load_all(loader *in, kvb_error *err)
         status = load_matrix(&m->head, in, "output.weight", c->vocabulary, c->width, false, false, err);
     if (status == KVB_OK) status = load_vector(&m->final_norm, in, "output_norm.weight", c->width, err);
     if (status == KVB_OK) status = load_frequencies(in, err);
-    // The vocabulary's rows were the largest by far: without their buffer, loading takes no more memory than running.
-    free(in->values);
-    in->values = malloc(largest * sizeof(float));
-    if (status == KVB_OK && !in->values)
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory to unpack its layers", in->file.name);
     for (uint32_t layer = 0; status == KVB_OK && layer < c->n_layers; layer++) {
         status = load_layer(in, layer, err);
         file_forget(&in->file.map);
@@ -334,7 +342,7 @@ kvb_status model_open_layers(model **out, const char *path, const backend *devic
     if (status == KVB_OK) status = load_all(&in, err);
     if (status == KVB_OK) status = device->check(err);
     free(in.values);
-    free(in.swapped);
+    free(in.roots);
     gguf_close(&in.file);
     if (status != KVB_OK) model_free(in.m);
     else *out = in.m;

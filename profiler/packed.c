@@ -1,5 +1,6 @@
 #include "profiler/packed.h"
 #include "profiler/linalg.h"
+#include "profiler/packed_steps.h"
 #include "profiler/packed_tiles.h"
 #include <dnnl.h>
 #ifdef __x86_64__
@@ -622,7 +623,19 @@ bool product_takes_any_rows(void)
 
 void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc)
 {
-    tiles_multiply(&(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc});
+    tiles_multiply(&(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc, 0, p->tile_parts});
+}
+
+size_t packed_step_bytes(unsigned bits, uint32_t k, uint32_t n)
+{
+    return (size_t)((n + STEP_COLUMNS - 1) / STEP_COLUMNS) * (k / STEP_TERMS) * steps_block_bytes(bits);
+}
+
+void product_run_steps(const product *p, uint32_t rows, const void *a, const void *b, unsigned bits, unsigned parts,
+                       float *c, size_t ldc)
+{
+    unsigned b_parts = parts < p->tile_parts ? parts : p->tile_parts;
+    tiles_multiply(&(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc, bits, b_parts});
 }
 
 void product_spoil(float *c, size_t n)

@@ -1,4 +1,5 @@
 #include "profiler/packed_tiles.h"
+#include "profiler/packed_steps.h"
 #include <dnnl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,7 @@ enum {
     COLUMNS = 32,
     TILE_BYTES = 1024,
     LINE = 64,
+    LINES = 32, // of a block of terms of a pair of column blocks
     SPLIT_PARTS = 3,
     SPLIT_BYTES = 2 * SPLIT_PARTS * TILE_BYTES
 };
@@ -179,63 +181,85 @@ typedef struct tile_setting { // what the processor reads: palette 1, rows and b
         }                            \
     } while (0)
 
-// One block of terms: small products first where that costs no further loading. Where there is a next block to split, that is done a few
-// lines at a time between the products, which the vector units have nothing else to do for.
-TILE_UNIT static inline __attribute__((always_inline)) void
-multiply_terms(unsigned parts, bool two, const char *a, size_t row_step, const char *b, char *split, const float *next)
+// Where the parts of a block of terms of b are made from, and where they go; nothing where `from` is NULL.
+typedef struct unfolding {
+    const char *from;
+    char *to;
+    unsigned bits;
+    step_parts parts;
+} unfolding;
+
+TILE_UNIT static inline __attribute__((always_inline)) void unfold_lines(const unfolding *u, size_t first, size_t end)
+{
+    if (!u->from) return;
+    if (u->bits) steps_unfold(u->bits, u->parts, u->to, u->from, first, end);
+    else split_lines(u->to, (const float *)(const void *)u->from, first, end);
+}
+
+// One block of terms: small products first where that costs no further loading. The parts of the next block are made a few lines at a time
+// between the products, which the vector units have nothing else to do for.
+TILE_UNIT static inline __attribute__((always_inline)) void multiply_terms(unsigned parts, unsigned b_parts, bool two,
+                                                                           const char *a, size_t row_step,
+                                                                           const char *b, const unfolding *next)
 {
     if (parts == 3) {
         LOAD_A(3);
         LOAD_B(1);
         MULTIPLY();
-        if (next) split_lines(split, next, 0, 5);
+        unfold_lines(next, 0, 6);
         LOAD_A(2);
         MULTIPLY();
-        if (next) split_lines(split, next, 5, 10);
+        unfold_lines(next, 6, 12);
         LOAD_B(2);
         MULTIPLY();
-        if (next) split_lines(split, next, 10, 16);
+        unfold_lines(next, 12, 18);
         LOAD_A(1);
         MULTIPLY();
-        if (next) split_lines(split, next, 16, 21);
-        LOAD_B(3);
-        MULTIPLY();
-        if (next) split_lines(split, next, 21, 26);
+        unfold_lines(next, 18, 25);
+        if (b_parts == 3) {
+            LOAD_B(3);
+            MULTIPLY();
+        }
+        unfold_lines(next, 25, 32);
         LOAD_B(1);
         MULTIPLY();
-        if (next) split_lines(split, next, 26, 32);
     } else if (parts == 2) {
         LOAD_A(2);
         LOAD_B(1);
         MULTIPLY();
+        unfold_lines(next, 0, 11);
         LOAD_A(1);
         MULTIPLY();
+        unfold_lines(next, 11, 22);
         LOAD_B(2);
         MULTIPLY();
+        unfold_lines(next, 22, 32);
     } else {
         LOAD_A(1);
         LOAD_B(1);
         MULTIPLY();
+        unfold_lines(next, 0, 32);
     }
 }
 
-// What meets one block of c: `count` blocks of terms of one or two blocks of rows of a, and of a pair of blocks of columns of b. Where b is
-// given in float32 its parts go to `split`, else they are there already, if there is a `split`.
+// What meets one block of c: `count` blocks of terms of one or two blocks of rows of a, and of a pair of blocks of columns of b. Where the
+// parts of b have to be made first, they go to `made`, which is `b` then.
 typedef struct tile_block {
     const char *a, *b;
-    size_t row_step; // bytes between blocks of rows of a
-    const float *raw;
-    char *split;
-    bool once; // no more rows will meet the parts
+    char *made;
+    size_t row_step;     // bytes between blocks of rows of a
+    unfolding unfolding; // of the first block of terms
+    size_t unfold_step;  // bytes to the next one that is unfolded
+    bool once;           // no more rows will meet the parts
     uint32_t count;
     bool accumulate;
 } tile_block;
 
 // c [16 or 32 rows, 32 columns], lines ldc floats apart, (+)= a b.
-TILE_UNIT static inline __attribute__((always_inline)) void multiply_block(unsigned parts, bool two,
+TILE_UNIT static inline __attribute__((always_inline)) void multiply_block(unsigned parts, unsigned b_parts, bool two,
                                                                            const tile_block *t, float *c, size_t ldc)
 {
-    size_t line = ldc * sizeof *c;
+    size_t line = ldc * sizeof *c, a_step = parts * TILE_BYTES, b_step = b_parts * 2 * TILE_BYTES;
     const char *a = t->a, *b = t->b;
     if (t->accumulate) {
         _tile_loadd(0, c, line);
@@ -251,20 +275,18 @@ TILE_UNIT static inline __attribute__((always_inline)) void multiply_block(unsig
         _tile_zero(3);
     }
     uint32_t i = 0;
-    if (parts == SPLIT_PARTS) {
-        char *made = t->split;
-        b = made;
-        if (t->raw) {
-            split_lines(t->split, t->raw, 0, 32);
-            for (; i + 1 < t->count; i++, a += parts * TILE_BYTES) {
-                char *next = t->once && i % 2 ? t->split : made + SPLIT_BYTES;
-                multiply_terms(parts, two, a, t->row_step, b, next, t->raw + (i + 1) * TERMS * COLUMNS);
-                b = made = next;
-            }
+    unfolding next = t->unfolding;
+    if (next.from) {
+        unfold_lines(&next, 0, LINES);
+        for (; i + 1 < t->count; i++, a += a_step) {
+            next.from += t->unfold_step;
+            next.to = t->once && i % 2 ? t->made : next.to + b_step;
+            multiply_terms(parts, b_parts, two, a, t->row_step, b, &next);
+            b = next.to;
         }
     }
-    for (; i < t->count; i++, a += parts * TILE_BYTES, b += parts * 2 * TILE_BYTES)
-        multiply_terms(parts, two, a, t->row_step, b, NULL, NULL);
+    next.from = NULL;
+    for (; i < t->count; i++, a += a_step, b += b_step) multiply_terms(parts, b_parts, two, a, t->row_step, b, &next);
     _tile_stored(0, c, line);
     _tile_stored(1, c + 16, line);
     if (two) {
@@ -273,23 +295,26 @@ TILE_UNIT static inline __attribute__((always_inline)) void multiply_block(unsig
     }
 }
 
-TILE_UNIT static void multiply_any(unsigned parts, bool two, const tile_block *t, float *c, size_t ldc)
+TILE_UNIT static void multiply_any(unsigned parts, unsigned b_parts, bool two, const tile_block *t, float *c,
+                                   size_t ldc)
 {
-    if (two && parts == 3) multiply_block(3, true, t, c, ldc);
-    else if (two && parts == 2) multiply_block(2, true, t, c, ldc);
-    else if (two) multiply_block(1, true, t, c, ldc);
-    else if (parts == 3) multiply_block(3, false, t, c, ldc);
-    else if (parts == 2) multiply_block(2, false, t, c, ldc);
-    else multiply_block(1, false, t, c, ldc);
+    if (two && parts == 3 && b_parts == 3) multiply_block(3, 3, true, t, c, ldc);
+    else if (two && parts == 3) multiply_block(3, 2, true, t, c, ldc);
+    else if (two && parts == 2) multiply_block(2, 2, true, t, c, ldc);
+    else if (two) multiply_block(1, 1, true, t, c, ldc);
+    else if (parts == 3 && b_parts == 3) multiply_block(3, 3, false, t, c, ldc);
+    else if (parts == 3) multiply_block(3, 2, false, t, c, ldc);
+    else if (parts == 2) multiply_block(2, 2, false, t, c, ldc);
+    else multiply_block(1, 1, false, t, c, ldc);
 }
 
 // Where a block of columns hangs over the edge of c it is made beside it.
-TILE_UNIT static void multiply_edge(unsigned parts, uint32_t rows, const tile_block *t, float *c, size_t ldc,
-                                    uint32_t columns)
+TILE_UNIT static void multiply_edge(unsigned parts, unsigned b_parts, uint32_t rows, const tile_block *t, float *c,
+                                    size_t ldc, uint32_t columns)
 {
     float whole[2 * TILE_ROWS * COLUMNS];
     for (uint32_t r = 0; t->accumulate && r < rows; r++) memcpy(whole + r * COLUMNS, c + r * ldc, columns * sizeof *c);
-    multiply_any(parts, rows > TILE_ROWS, t, whole, COLUMNS);
+    multiply_any(parts, b_parts, rows > TILE_ROWS, t, whole, COLUMNS);
     for (uint32_t r = 0; r < rows; r++) memcpy(c + r * ldc, whole + r * COLUMNS, columns * sizeof *c);
 }
 
@@ -303,40 +328,49 @@ TILE_UNIT static void set_rows(uint32_t rows)
     _tile_loadconfig(&setting);
 }
 
-// All rows of a block of columns, of `count` blocks of terms from `first` on. `set`: the rows that the unit was told of.
-TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, uint32_t first, uint32_t count,
-                                       char *split, uint32_t *set)
+static step_parts unfolded_parts(const tile_product *p)
 {
-    const char *b = (const char *)p->b + column / COLUMNS * tiles_b_bytes(p->parts, p->k, COLUMNS) +
-                    first * b_block_bytes(p->parts);
-    tile_block t = {.b = b,
+    if (p->parts == 3) return p->b_parts == 2 ? PARTS_CUT_2 : PARTS_CUT_3;
+    return p->parts == 2 ? PARTS_NEAREST_2 : PARTS_NEAREST_1;
+}
+
+// All rows of a block of columns, of `count` blocks of terms from `first` on. `made`: where parts of b are made. `set`: the rows that the
+// unit was told of.
+TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, uint32_t first, uint32_t count,
+                                       char *made, uint32_t *set)
+{
+    size_t stored = p->bits ? steps_block_bytes(p->bits) : b_block_bytes(p->parts);
+    bool ready = !p->bits && p->parts != SPLIT_PARTS;
+    const char *b = (const char *)p->b + (column / COLUMNS * blocks_of(p->k, TERMS) + first) * stored;
+    tile_block t = {.b = ready ? b : made,
+                    .made = made,
                     .row_step = tiles_a_bytes(p->parts, TILE_ROWS, p->k),
-                    .raw = (const float *)(const void *)b,
-                    .split = split,
+                    .unfolding = {ready ? NULL : b, made, p->bits, unfolded_parts(p)},
+                    .unfold_step = stored,
                     .once = p->m <= 2 * TILE_ROWS,
                     .count = count,
                     .accumulate = p->accumulate || first > 0};
     uint32_t columns = p->n - column < COLUMNS ? p->n - column : COLUMNS;
-    for (uint32_t row = 0; row < p->m; row += 2 * TILE_ROWS, t.raw = NULL) {
+    for (uint32_t row = 0; row < p->m; row += 2 * TILE_ROWS, t.unfolding.from = NULL) {
         uint32_t rows = p->m - row < 2 * TILE_ROWS ? p->m - row : 2 * TILE_ROWS;
         float *c = p->c + (size_t)row * p->ldc + column;
         uint32_t needed = rows % TILE_ROWS ? rows : 2 * TILE_ROWS; // whole blocks are all set alike
         if (needed != *set) set_rows(needed);
         *set = needed;
         t.a = (const char *)p->a + row / TILE_ROWS * t.row_step + (size_t)first * p->parts * TILE_BYTES;
-        if (columns == COLUMNS) multiply_any(p->parts, rows > TILE_ROWS, &t, c, p->ldc);
-        else multiply_edge(p->parts, rows, &t, c, p->ldc, columns);
+        if (columns == COLUMNS) multiply_any(p->parts, p->b_parts, rows > TILE_ROWS, &t, c, p->ldc);
+        else multiply_edge(p->parts, p->b_parts, rows, &t, c, p->ldc, columns);
     }
 }
 
 TILE_UNIT void tiles_multiply(const tile_product *p)
 {
-    _Alignas(LINE) char split[TERM_BLOCKS * SPLIT_BYTES];
+    _Alignas(LINE) char made[TERM_BLOCKS * SPLIT_BYTES];
     uint32_t term_blocks = (uint32_t)blocks_of(p->k, TERMS), set = 0;
     for (uint32_t first = 0; first < term_blocks; first += TERM_BLOCKS)
         for (uint32_t column = 0; column < p->n; column += COLUMNS)
             multiply_columns(p, column, first, term_blocks - first < TERM_BLOCKS ? term_blocks - first : TERM_BLOCKS,
-                             split, &set);
+                             made, &set);
     _tile_release();
 }
 

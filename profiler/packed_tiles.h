@@ -37,5 +37,7 @@ typedef struct tile_product {
     const void *a, *b;
     float *c;
     size_t ldc;
+    unsigned bits;    // not 0: b was packed by steps_pack (packed_steps.h)
+    unsigned b_parts; // `parts`, or 2 where `parts` is 3 and b's third part is zero
 } tile_product;
 void tiles_multiply(const tile_product *p);

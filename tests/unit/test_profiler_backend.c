@@ -2,6 +2,7 @@
 // awkward sizes; and the promise that bits depend neither on threads nor on who else is in a batch. The backend is cpu; the Makefile
 // compiles this file again for its other precisions, and with JUDGED=backend_cuda and JUDGED=backend_cuda_emulated (tests/cuda).
 #include "profiler/backend.h"
+#include "profiler/gguf.h"
 #include "profiler/linalg.h"
 #include "unit.h"
 #include <math.h>
@@ -420,6 +421,89 @@ START_TEST(test_output_norms)
 }
 END_TEST
 
+// A matrix of random bytes as a model file would store it; the halves among them are small numbers, with few digits where `coarse`.
+static stored_matrix random_stored(uint32_t type, uint32_t out, uint32_t in, bool coarse)
+{
+    static const struct {
+        uint32_t type, halves, first; // of a block, and where they begin
+    } scales[] = {{GGUF_TENSOR_F16, 1, 0},  {GGUF_TENSOR_Q4_0, 1, 0}, {GGUF_TENSOR_Q4_1, 2, 0},
+                  {GGUF_TENSOR_Q5_0, 1, 0}, {GGUF_TENSOR_Q5_1, 2, 0}, {GGUF_TENSOR_Q8_0, 1, 0},
+                  {GGUF_TENSOR_Q4_K, 2, 0}, {GGUF_TENSOR_Q5_K, 2, 0}, {GGUF_TENSOR_Q6_K, 1, 208}};
+    uint32_t values, bytes;
+    ck_assert(gguf_tensor_type_block(type, &values, &bytes));
+    uint8_t *data = malloc((size_t)out * in / values * bytes);
+    ck_assert_ptr_nonnull(data);
+    for (size_t block = 0; block < (size_t)out * in / values; block++) {
+        uint8_t *b = data + block * bytes;
+        for (uint32_t i = 0; i < bytes; i++) b[i] = (uint8_t)(128 + 127 * uniform());
+        for (size_t k = 0; k < sizeof scales / sizeof *scales; k++)
+            for (uint32_t h = 0; scales[k].type == type && h < scales[k].halves; h++) {
+                uint16_t half = (uint16_t)(0x1c00 + 256 * uniform()) & (coarse ? 0xfc00 : 0xffff);
+                memcpy(b + scales[k].first + 2 * h, &half, sizeof half);
+            }
+        float value = uniform();
+        if (type == GGUF_TENSOR_F32) memcpy(b, &value, sizeof value);
+        if (type == GGUF_TENSOR_BF16) memcpy(b, (char *)&value + 2, 2);
+    }
+    return (stored_matrix){type, data, out, in, 16};
+}
+
+// Matrices as model files store them: every type, rows in RoPE pairs, as weights and as rows to be read.
+START_TEST(test_matrix_load)
+{
+    enum { IN = 256, OUT = 336, T = 17 };
+    static const uint32_t rows[] = {1, 30, 100};
+#define GGUF_TENSOR_NUMBER(name, number, values, bytes) number,
+    static const uint32_t types[] = {GGUF_TENSOR_LIST(GGUF_TENSOR_NUMBER)};
+    const attention_shape shape = {4, 4, IN / 4};
+    dev y;
+    reserve(&JUDGED, T, shape);
+    for (size_t i = 0; i < 2 * sizeof types / sizeof *types; i++) {
+        stored_matrix w = random_stored(types[i / 2], OUT, IN, i % 2);
+        float *values = random_floats(OUT * IN, 0), largest = 0;
+        ck_assert(stored_rows(&w, 0, OUT, values));
+        for (size_t k = 0; k < OUT * IN; k++) largest = fmaxf(largest, fabsf(values[k]));
+        free(values);
+        int32_t ids[OUT];
+        for (int32_t r = 0; r < OUT; r++) ids[r] = OUT - 1 - r;
+        BOTH("gather of stored rows", y, OUT * IN, 0, 0, 0, {
+            y = b->alloc(OUT * IN);
+            dev_matrix m = b->matrix_load(&w, true);
+            b->gather(y, m, ids, OUT);
+            b->matrix_release(&m);
+        });
+        float *v = random_floats(IN * T, 1);
+        BOTH("output_norms of stored rows", y, 4 * T, 1e-5f, 2e-5f, 0, {
+            y = b->alloc(4 * T);
+            dev_matrix m = b->matrix_load(&w, true);
+            prefix_kv kv = {{NULL}, on(b, v, IN * T), T, {NULL}};
+            b->output_norms(y, &kv, m, shape);
+            b->release(kv.v), b->matrix_release(&m);
+        });
+        for (size_t r = 0; r < 3; r++) {
+            float *x = random_floats((size_t)rows[r] * IN, 1);
+            BOTH("matmul of a stored matrix", y, rows[r] * OUT, 2e-5f * (1 + largest), 2e-5f, 24 * largest, {
+                y = b->alloc((size_t)rows[r] * OUT);
+                dev dx = on(b, x, (size_t)rows[r] * IN);
+                dev_matrix m = b->matrix_load(&w, false);
+                b->matmul(y, dx, m, rows[r], false);
+                b->release(dx), b->matrix_release(&m);
+            });
+            free(x);
+        }
+        uint16_t infinite = 0x7c00;
+        memcpy((char *)(uintptr_t)w.data + (w.type == GGUF_TENSOR_Q6_K  ? 208
+                                            : w.type == GGUF_TENSOR_F32 ? 2
+                                                                        : 0),
+               w.type == GGUF_TENSOR_F32 || w.type == GGUF_TENSOR_BF16 ? &(uint16_t){0x7f80} : &infinite, 2);
+        dev_matrix none = JUDGED.matrix_load(&w, true);
+        ck_assert(!none.address && !none.packed);
+        free(v), free((void *)(uintptr_t)w.data);
+    }
+    JUDGED.reserve(&(backend_limits){0});
+}
+END_TEST
+
 START_TEST(test_norms_and_moments)
 {
     static const uint32_t lengths[] = {1, 17, LONG, 1100};
@@ -686,6 +770,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_row_operations);
     tcase_add_test(tc, test_swiglu_extremes);
     tcase_add_test(tc, test_matmul);
+    tcase_add_test(tc, test_matrix_load);
     tcase_add_test(tc, test_gather_rope_store);
     tcase_add_test(tc, test_sample);
     tcase_add_test(tc, test_output_norms);

@@ -13,6 +13,23 @@ static uint32_t take_u32(const unsigned char **at)
     return v;
 }
 
+// The same bytes as whole numbers, where the format has such: they make the same values.
+static void compare_steps(uint32_t type, const unsigned char *bytes, const float *values, uint32_t n)
+{
+    unsigned bits = dequant_step_bits(type);
+    int8_t *wholes = malloc(n);
+    float *steps = malloc(n * sizeof *steps), *bases = malloc(n * sizeof *bases);
+    ck_assert(wholes && steps && bases);
+    if (bits) dequant_steps(type, bytes, n, wholes, steps, bases);
+    for (uint32_t i = 0; bits && i < n; i++) {
+        float value = steps[i / DEQUANT_STEP_VALUES] * (float)wholes[i] + bases[i / DEQUANT_STEP_VALUES];
+        ck_assert(bits == 8 || (wholes[i] >= 0 && wholes[i] < 16));
+        ck_assert_msg(value == values[i] || !isfinite(values[i]), "%s value %u: expected %.9g, got %.9g",
+                      gguf_tensor_type_name(type), i, (double)values[i], (double)value);
+    }
+    free(wholes), free(steps), free(bases);
+}
+
 START_TEST(test_golden)
 {
     file_view view;
@@ -33,6 +50,7 @@ START_TEST(test_golden)
             ck_assert_msg(memcmp(&expected, &got[i], sizeof expected) == 0, "%s value %u: expected %.9g, got %.9g",
                           gguf_tensor_type_name(type), i, (double)expected, (double)got[i]);
         }
+        compare_steps(type, at - n_bytes, got, n_values);
         at += n_values * sizeof(float);
         free(got);
     }
