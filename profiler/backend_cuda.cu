@@ -6,6 +6,7 @@
 // with it the order of a sum, by shape.
 extern "C" {
 #include "profiler/backend_cuda.h"
+#include "profiler/backend_host.h"
 #include "profiler/sampler_core.h"
 }
 #include "profiler/backend_cuda_reduce.cuh"
