@@ -26,6 +26,11 @@ if [ "$(pkg-config --modversion kvbudget)" = "$("$KVB" --version | sed -n 's/^kv
 else
     not_ok 'pkg-config and program agree on the version'
 fi
+# A tree that is moved: libraries are told relative to the prefix, as headers are.
+if [ "$(PKG_CONFIG_SYSROOT_DIR='' pkg-config --define-variable=prefix=/else --libs-only-L kvbudget | tr -d ' ')" = -L/else/lib ]; then ok 'pkg-config follows the prefix'; else
+    not_ok 'pkg-config follows the prefix'
+    cat "$prefix/lib/pkgconfig/kvbudget.pc"
+fi
 cat >user.c <<'C'
 #include <kvbudget.h>
 #include <stdio.h>
