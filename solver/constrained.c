@@ -45,11 +45,6 @@ static uint32_t group_heads(const solving *s)
     return s->x.parts * s->x.own;
 }
 
-static const double *curve_of(const constrained_instance *x, uint32_t h)
-{
-    return x->curves.loss + (size_t)h * (x->curves.shape.n_tokens + 1);
-}
-
 static uint64_t part_total(const solving *s, uint32_t part, const uint32_t *units)
 {
     uint64_t sum = 0;
@@ -133,7 +128,7 @@ static dual_point price_group(const void *of, double price)
 static double highest_price(const constrained_instance *x)
 {
     double most = 0;
-    for (uint32_t h = 0; h < shape_heads(&x->curves.shape); h++) most += curve_of(x, h)[0];
+    for (uint32_t h = 0; h < shape_heads(&x->curves.shape); h++) most += instance_curve(x, h)[0];
     return 2 * most + 1e-300;
 }
 
@@ -188,7 +183,7 @@ static bool raise_best(const solving *s, uint32_t group, uint32_t *units, uint64
         for (uint32_t b = units[h] + 1; b <= high; b++) {
             double saved = 0;
             for (uint32_t i = first; i < end; i++)
-                if (units[i] == units[h]) saved += curve_of(x, i)[units[h]] - curve_of(x, i)[b];
+                if (units[i] == units[h]) saved += instance_curve(x, i)[units[h]] - instance_curve(x, i)[b];
             if (!(saved > most)) continue;
             most = saved;
             best = first;
@@ -326,11 +321,8 @@ static kvb_status sweep_rows(solving *s, kvb_error *err)
 static bool is_plain(const solving *s)
 {
     bool plain = s->levels == NULL;
-    for (uint32_t part = 0; part < s->x.n_groups * s->x.parts && plain; part++) {
-        uint64_t most = 0;
-        for (uint32_t h = part * s->x.own; h < (part + 1) * s->x.own; h++) most += s->x.most[h];
-        plain = most <= s->x.cap[part];
-    }
+    for (uint32_t part = 0; part < s->x.n_groups * s->x.parts && plain; part++)
+        plain = part_total(s, part, s->x.most) <= s->x.cap[part];
     return plain;
 }
 
@@ -397,7 +389,7 @@ static double row_loss(const solving *s, uint32_t row)
 {
     uint32_t n = shape_heads(&s->x.curves.shape);
     double sum = 0;
-    for (uint32_t h = 0; h < n; h++) sum += curve_of(&s->x, h)[s->keep[(size_t)row * n + h]];
+    for (uint32_t h = 0; h < n; h++) sum += instance_curve(&s->x, h)[s->keep[(size_t)row * n + h]];
     return sum;
 }
 

@@ -26,6 +26,12 @@ typedef struct constrained_instance {
     uint64_t *cap;       // [groups, parts] units that the part keeps at the most
 } constrained_instance;
 
+// [units + 1] losses of head h of the instance.
+static inline const double *instance_curve(const constrained_instance *x, uint32_t h)
+{
+    return x->curves.loss + (size_t)h * (x->curves.shape.n_tokens + 1);
+}
+
 // Makes the instance of one problem; limits and curves must outlive it. KVB_ARGUMENT when limits contradict each other
 // at this number of tokens, with head or layer and the numbers. On failure *x is zero.
 kvb_status constrained_instance_make(constrained_instance *x, const kvb_limits *limits, const loss_curves *curves,

@@ -1,6 +1,7 @@
 #include "solver/exact_core.h"
 #include "runtime/fail.h"
 #include "solver/radix.h"
+#include "solver/wide.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -298,7 +299,7 @@ static uint32_t order_heads(core_work *w, uint32_t n)
     return count;
 }
 
-static void relax(double *restrict to, const double *restrict from, size_t n, double cost)
+WIDE void core_relax(double *restrict to, const double *restrict from, size_t n, double cost)
 {
     for (size_t i = 0; i < n; i++) {
         double value = from[i] + cost;
@@ -331,7 +332,8 @@ static uint64_t relax_layer(core_work *w, const layer *from, const layer *to)
         int64_t begin = shift > 0 ? shift : 0, end = shift + (int64_t)from->count;
         if (end > (int64_t)to->count) end = (int64_t)to->count;
         if (begin >= end) continue;
-        relax(values + begin, w->values + from->offset + (begin - shift), (size_t)(end - begin), w->active.at[j].cost);
+        core_relax(values + begin, w->values + from->offset + (begin - shift), (size_t)(end - begin),
+                   w->active.at[j].cost);
         work += (uint64_t)(end - begin);
     }
     return work;

@@ -48,6 +48,9 @@ typedef struct core_work core_work; // memory, used again from problem to proble
 core_work *core_work_new(void); // NULL: no memory
 void core_work_free(core_work *w);
 
+// One choice of a dynamic program: to[i] becomes the lesser of to[i] and from[i] + cost, i = 0 .. n - 1.
+void core_relax(double *restrict to, const double *restrict from, size_t n, double cost);
+
 // Fills keep [n], whose sum is that of start, and *answer. start is returned whenever it is optimal up to the margin.
 // Of equal optima the same one is found in every run. Errors: KVB_MEMORY.
 kvb_status core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer *answer, kvb_error *err);

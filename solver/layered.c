@@ -95,14 +95,6 @@ static void trim(window *x)
     x->count -= begin;
 }
 
-static void relax(double *restrict to, const double *restrict from, size_t n, double cost)
-{
-    for (size_t i = 0; i < n; i++) {
-        double value = from[i] + cost;
-        to[i] = value < to[i] ? value : to[i];
-    }
-}
-
 // All sums of one element of a and one of b, up to theta and up to `most` units. False: no memory, or given up.
 static bool join_windows(layered_work *w, window *out, const window *a, const window *b, int64_t most)
 {
@@ -113,7 +105,7 @@ static bool join_windows(layered_work *w, window *out, const window *a, const wi
     for (size_t j = 0; j < b->count; j++) {
         if (b->at[j] == INFINITY || j >= out->count) continue;
         size_t n = a->count < out->count - j ? a->count : out->count - j;
-        relax(out->at + j, a->at, n, b->at[j]);
+        core_relax(out->at + j, a->at, n, b->at[j]);
         w->work += n;
     }
     if (w->work > w->p->max_work) return !(w->given_up = true);
@@ -142,15 +134,10 @@ static double price_of(const layered_problem *p, uint32_t part)
     return p->price[part] > p->lambda ? p->price[part] : p->lambda;
 }
 
-static const double *curve_of(const constrained_instance *x, uint32_t h)
-{
-    return x->curves.loss + (size_t)h * (x->curves.shape.n_tokens + 1);
-}
-
-// The least loss + price b of a head, and where.
+// The least loss + price b of a head.
 static double head_minimum(const constrained_instance *x, uint32_t h, double price)
 {
-    const double *loss = curve_of(x, h);
+    const double *loss = instance_curve(x, h);
     double best = INFINITY;
     for (uint32_t b = x->least[h]; b <= x->most[h]; b++) {
         double value = loss[b] + price * b;
@@ -189,7 +176,7 @@ static bool cluster_window(layered_work *w, uint32_t first, uint32_t set, double
     for (uint32_t b = low; b <= high; b++) {
         double loss = 0;
         for (uint32_t i = 0; set >> i; i++)
-            if (set >> i & 1) loss += curve_of(x, first + i)[b];
+            if (set >> i & 1) loss += instance_curve(x, first + i)[b];
         double cost = loss + price * heads * b - minimum;
         cost = cost > 0 ? cost : 0; // below 0 by rounding only
         if (cost <= w->theta) w->own.at[(size_t)(b - low) * heads] = cost;
@@ -371,7 +358,7 @@ static double loss_of(const layered_problem *p, const uint32_t *keep)
 {
     uint32_t n = p->x->parts * p->x->own;
     double sum = 0;
-    for (uint32_t i = 0; i < n; i++) sum += curve_of(p->x, p->group * n + i)[keep[i]];
+    for (uint32_t i = 0; i < n; i++) sum += instance_curve(p->x, p->group * n + i)[keep[i]];
     return sum;
 }
 
@@ -411,7 +398,7 @@ kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *ke
         dual += layered_part_dual(p->x, p->levels, p->group * p->x->parts + i, p->price[i], p->lambda);
         size += price_of(p, i) * p->x->own * units;
     }
-    for (uint32_t h = p->group * n; h < (p->group + 1) * n; h++) size += curve_of(p->x, h)[0];
+    for (uint32_t h = p->group * n; h < (p->group + 1) * n; h++) size += instance_curve(p->x, h)[0];
     a->gap = start - dual > 0 ? start - dual : 0;
     a->margin = 0x1p-50 * (size + n * a->gap); // as in exact_core.h
     if (a->gap <= a->margin) return KVB_OK;

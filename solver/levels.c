@@ -43,14 +43,14 @@ static bool common_range(const level_part *p, uint32_t set, uint32_t *low, uint3
 
 static kvb_status make_hulls(level_part *p, double *curve, level_point *hull, kvb_error *err)
 {
-    size_t room = 0, count = 0, units = p->x->curves.shape.n_tokens;
+    size_t room = 0, count = 0;
     for (uint32_t set = 1; set < 1u << p->n; set++) {
         uint32_t low, high;
         p->begin[set] = count;
         if (!common_range(p, set, &low, &high)) continue;
         for (uint32_t b = low; b <= high; b++) curve[b - low] = 0;
         for (uint32_t i = 0; i < p->n; i++) {
-            const double *loss = p->x->curves.loss + (p->first + i) * (units + 1);
+            const double *loss = instance_curve(p->x, p->first + i);
             for (uint32_t b = low; (set >> i & 1) && b <= high; b++) curve[b - low] += loss[b];
         }
         size_t corners = add_hull(hull, curve, low, high - low + 1);
