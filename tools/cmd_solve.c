@@ -261,16 +261,7 @@ static int check_study(const solve_command *s)
 
 static int run_solve(const cli_command *self, int argc, char **argv)
 {
-    solve_command s = {.self = self,
-                       .shrink = NAN,
-                       .min_keep = NAN,
-                       .seed = 1,
-                       .scope_name = "global",
-                       .hull_name = "feasible",
-                       .order_name = "metric",
-                       .sink = NOT_GIVEN,
-                       .window = NOT_GIVEN,
-                       .max_questions = NOT_GIVEN};
+    solve_command s = solve_command_make(self);
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &s.metric_names, "M",
          "eviction metric that the table is for, repeatable; 'all': every one of the\nrecord; 'snapkv' is enough when "
@@ -336,11 +327,7 @@ static int run_solve(const cli_command *self, int argc, char **argv)
         cli_catch_signals();
         if (solve_all(&s, &err) != KVB_OK) code = cli_failed(self, &err);
     }
-    record_close(s.r);
-    free(s.selected);
-    cli_list_free(&s.metric_names);
-    wishes_free(&s.wishes);
-    kvb_limits_free(&s.limits);
+    solve_command_free(&s);
     return code < 0 ? EXIT_DONE : code;
 }
 

@@ -317,16 +317,7 @@ static int check_settings(solve_command *s, bool from_table)
 static int run_validate(const cli_command *self, int argc, char **argv)
 {
     const char *certificate = NULL;
-    solve_command s = {.self = self,
-                       .aggregate_name = NULL,
-                       .shrink = NAN,
-                       .min_keep = NAN,
-                       .scope_name = "global",
-                       .hull_name = "feasible",
-                       .order_name = "metric",
-                       .sink = NOT_GIVEN,
-                       .window = NOT_GIVEN,
-                       .max_questions = NOT_GIVEN};
+    solve_command s = solve_command_make(self);
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &s.metric_names, "M", "as for solve: eviction metric, repeatable, or 'all'"},
         {"output", 'o', CLI_TEXT, &s.output, "FILE.svg",
@@ -371,11 +362,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
                 kvb_fail(&err, KVB_MISMATCH, "%s: the certificate does not hold; solve the record again", certificate);
         if (status != KVB_OK) code = cli_failed(self, &err);
     }
-    record_close(s.r);
-    free(s.selected);
-    cli_list_free(&s.metric_names);
-    wishes_free(&s.wishes);
-    kvb_limits_free(&s.limits);
+    solve_command_free(&s);
     return code < 0 ? EXIT_DONE : code;
 }
 

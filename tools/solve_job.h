@@ -81,6 +81,10 @@ typedef struct metric_job {
     double solve_seconds;                // hulls, sweep and certificate of all pairs
 } metric_job;
 
+// What holds before the command line is read; and the end of it.
+solve_command solve_command_make(const cli_command *self);
+void solve_command_free(solve_command *s);
+
 // Whether a question of the record takes part; `index` counts within its context.
 static inline bool is_selected(const solve_command *s, const record_question_info *q, uint32_t index)
 {

@@ -8,6 +8,29 @@
 #include <string.h>
 #include <strings.h>
 
+solve_command solve_command_make(const cli_command *self)
+{
+    return (solve_command){.self = self,
+                           .shrink = NAN,
+                           .min_keep = NAN,
+                           .seed = 1,
+                           .scope_name = "global",
+                           .hull_name = "feasible",
+                           .order_name = "metric",
+                           .sink = NOT_GIVEN,
+                           .window = NOT_GIVEN,
+                           .max_questions = NOT_GIVEN};
+}
+
+void solve_command_free(solve_command *s)
+{
+    record_close(s->r);
+    free(s->selected);
+    cli_list_free(&s->metric_names);
+    wishes_free(&s->wishes);
+    kvb_limits_free(&s->limits);
+}
+
 // --contexts a,b,c in the given order; without it all, in calibration order.
 static kvb_status select_contexts(solve_command *s, kvb_error *err)
 {
