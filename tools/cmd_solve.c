@@ -381,7 +381,7 @@ const cli_command cmd_solve = {
     "  kvbudget solve r1000.h5 r4000.h5 --metric keydiff --lengths\n"
     "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
-    "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 2 --pin 0 -o paged.safetensors\n"
-    "  kvbudget solve run.h5 --metric keydiff --bytes 2GiB --dtype f16 --tokens 32768 -o 2g.safetensors\n",
+    "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 3 --pin 0 -o paged.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --bytes 256MiB --dtype f16 --tokens 32768 -o 256m.safetensors\n",
     run_solve,
 };

@@ -392,7 +392,7 @@ const cli_command cmd_validate = {
     "Examples:\n"
     "  kvbudget validate run.h5 --metric keydiff -o keydiff.svg\n"
     "  kvbudget validate run.h5 --metric all --scope layer --json\n"
-    "  kvbudget validate run.h5 --metric keydiff --block 16 --ranks 2\n"
+    "  kvbudget validate run.h5 --metric keydiff --block 16 --ranks 3\n"
     "  kvbudget validate run.h5 paged.safetensors\n"
     "  kvbudget validate --certificate keydiff.safetensors run.h5\n",
     run_validate,
