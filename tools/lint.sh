@@ -46,11 +46,11 @@ check_cflags=$(pkg-config --cflags check 2>/dev/null)
 for h in "${headers[@]}"; do
     # A header must stand alone; a second inclusion must be harmless. The declaration is for headers of macros alone.
     printf '#include "%s"\n#include "%s"\nextern int nothing;\n' "$h" "$h" |
-        eval '"$CC" '"${flags[*]}"' '"$check_cflags"' -Wno-unused-function -fsyntax-only -x c -' 2>&1
+        eval "$CC ${flags[*]} $check_cflags -Wno-unused-function -fsyntax-only -x c -" 2>&1
 done | check 'every header compiles by itself, twice'
 strict='-Wall -Wextra -Wpedantic -Werror -fsyntax-only'
 # shellcheck disable=SC2086
-echo '#include "runtime/kvbudget.h"' | "$CC" -std=c99 $strict -I. -x c - 2>&1 | check 'runtime/kvbudget.h is C99'
+echo '#include "runtime/kvbudget.h"' | $CC -std=c99 $strict -I. -x c - 2>&1 | check 'runtime/kvbudget.h is C99'
 cxx=${CXX:-$(command -v g++ c++ clang++ | head -n 1)}
 if [ -n "$cxx" ]; then
     # shellcheck disable=SC2086
@@ -61,7 +61,7 @@ else
 fi
 # shellcheck disable=SC2046
 for f in runtime/*.c; do
-    "$CC" -std=c99 -Wall -Wextra -Wpedantic -Wno-overlength-strings $(pkg-config --cflags libcjson) -fsyntax-only "$f" 2>&1
+    $CC -std=c99 -Wall -Wextra -Wpedantic -Wno-overlength-strings $(pkg-config --cflags libcjson) -fsyntax-only "$f" 2>&1
 done | check 'runtime/ is C99 and compiles copied into another tree, without any flag of ours'
 
 # ---- Includes between the folders ----------------------------------------------------------------------------------------------
