@@ -1,8 +1,9 @@
 #include "tools/curves.h"
 #include "formats/atomic_file.h"
 #include <math.h>
+#include <stdio.h>
 
-enum { CHART_WIDTH = 560, CHART_HEIGHT = 300, CHART_TOP = 84, MAX_RATIOS = 64 };
+enum { CHART_WIDTH = 560, CHART_HEIGHT = 300, CHART_TOP = 84, TITLE_WIDTH = 820, MAX_RATIOS = 64 };
 
 static void put_chart(FILE *out, const curve_view *v, uint32_t which, size_t kind, int left, int top)
 {
@@ -35,14 +36,27 @@ static void put_chart(FILE *out, const curve_view *v, uint32_t which, size_t kin
     svg_chart_put(out, &chart, left, top, CHART_WIDTH, CHART_HEIGHT);
 }
 
+static bool draws_all(const curve_view *v)
+{
+    for (size_t m = 0; m < v->with->n_items; m++) {
+        size_t n = 0;
+        for (size_t c = 0; c < v->with->n_columns; c++) n += v->with->columns[c].method == m;
+        if (n > SVG_SERIES_MAX) return false;
+    }
+    return true;
+}
+
 kvb_status curves_write(const char *path, const curve_view *v, kvb_error *err)
 {
     atomic_file file;
     kvb_status status = atomic_file_begin(&file, path, err);
     if (status != KVB_OK) return status;
     int high = (int)v->with->n_items, wide = (int)v->n_kinds;
-    svg_begin(file.stream, (wide + 1) * SVG_MARGIN + wide * CHART_WIDTH,
-              CHART_TOP + high * (CHART_HEIGHT + SVG_MARGIN) + SVG_MARGIN, v->title, v->subtitle);
+    int width = (wide + 1) * SVG_MARGIN + wide * CHART_WIDTH;
+    char subtitle[320];
+    snprintf(subtitle, sizeof subtitle, "%s%s", v->subtitle, draws_all(v) ? "" : "; only the first eight allocators");
+    svg_begin(file.stream, width < TITLE_WIDTH ? TITLE_WIDTH : width,
+              CHART_TOP + high * (CHART_HEIGHT + SVG_MARGIN) + SVG_MARGIN, v->title, subtitle);
     for (int m = 0; m < high; m++)
         for (int k = 0; k < wide; k++)
             put_chart(file.stream, v, (uint32_t)m, (size_t)k, SVG_MARGIN + k * (CHART_WIDTH + SVG_MARGIN),

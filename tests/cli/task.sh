@@ -33,6 +33,7 @@ says 'one that looks keeps all' 'quest +uniform +0.8 +100.00 +(1[5-9]|2[0-2])\.'
 check_lines() { [ "$(wc -l <cells.csv)" = $((2 + 2 * 2 + 14)) ]; }
 if check_lines; then ok 'one line per cell, and one for the full cache'; else not_ok 'one line per cell, and one for the full cache' && cat cells.csv; fi
 check 'the picture has a chart for each method' charts cells.svg 16
+says 'one column leaves room for the title' '<svg .* width="820"' cells.svg
 json 'JSON has every score with its interval, model, seed and allocators' cells.json '(len(j["tasks"][0]["results"]) == 19 and j["seed"] == 1 and
     len(j["model"]["sha256"]) == 64 and j["allocators"][1]["label"] == "ada" and
     all(r["score"]["low"] <= r["score"]["value"] <= r["score"]["high"] and len(r["samples"]) == 1 for r in j["tasks"][0]["results"]))'
@@ -65,6 +66,9 @@ expect 0 'task qa' task tiny.gguf -k qa --texts texts.jsonl --answer
 says 'one text, one question' '^qa, .* 1 questions'
 fails 'a task that does not exist' 'there are niah_single' task tiny.gguf -k needle -t 100 --output x.jsonl
 fails 'a parameter that does not exist' 'there are chains=N, hops=N, example=N' task tiny.gguf -k vt:hop=2 -t 600
+expect 0 'nine allocators' task tiny.gguf -k niah_single -t 600 -c 1 -m keydiff -r 0.5 -o nine -a uniform -a pyramid -a pyramid:beta=5 -a pyramid:beta=10 \
+    -a pyramid:beta=15 -a ada -a ada:alpha=0.4 -a ada-original -a ada-global
+says 'are more than a picture shows, and it says so' 'only the first eight allocators' nine.svg
 fails 'what no task knows' 'compare with it in kvbudget eval' task tiny.gguf -k vt -t 600 -a oracle
 fails 'no length' 'give --tokens' task tiny.gguf -k vt
 says 'and no samples' '^vt: failed' err
