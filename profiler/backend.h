@@ -30,6 +30,12 @@ typedef struct dev_matrix {
     void *packed; // the backend's own form for products, NULL where it needs none
 } dev_matrix;
 
+// One of several products of the same rows: y [n,out] = x W^T.
+typedef struct projection {
+    dev y;
+    dev_matrix w;
+} projection;
+
 // Keys (after RoPE) and values of the context for one layer, shared by all questions.
 typedef struct prefix_kv {
     dev k, v;          // [G, T, d]
@@ -77,7 +83,7 @@ typedef struct backend_limits {
 } backend_limits;
 
 // Rows of a context that go through the operations at a time; decoded rows are always fewer (matmul says why).
-enum { BACKEND_CHUNK_ROWS = 1024 };
+enum { BACKEND_CHUNK_ROWS = 1024, BACKEND_PROJECTIONS = 3 };
 
 typedef struct backend {
     const char *name;
@@ -119,6 +125,8 @@ typedef struct backend {
     // y [n,out] (+)= x [n,in] W^T. A row's bits depend neither on n nor on the other rows while n < BACKEND_CHUNK_ROWS; from there on
     // they may depend on n.
     void (*matmul)(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
+    // All y of `to`, at most BACKEND_PROJECTIONS, each as matmul would make it, from one reading of x. No y is x or another's.
+    void (*project)(const projection *to, uint32_t count, dev x, uint32_t n);
     void (*swiglu)(dev gate, dev up, size_t n_floats); // gate = silu(gate) * up
     // y = RoPE(x), x [n, heads*d], pairs (i, i + rope_dim/2); angles of row i from cos_sin [positions, rope_dim/2, 2] at positions[i]. y may be x.
     void (*rope)(dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads, uint32_t d,

@@ -217,6 +217,7 @@ static void cpu_store_tail(dev cache, uint32_t capacity, const decode_row *rows,
         .gather = cpu_gather,                                                                                        \
         .rms_norm = cpu_rms_norm,                                                                                    \
         .matmul = cpu_matmul,                                                                                        \
+        .project = cpu_project,                                                                                      \
         .swiglu = cpu_swiglu,                                                                                        \
         .rope = cpu_rope,                                                                                            \
         .store_prefix = cpu_store_prefix,                                                                            \

@@ -64,6 +64,7 @@ void cpu_matrix_release(dev_matrix *w);
 // Columns first .. first+n-1 of rows row .. row+rows-1 in float32, of a matrix whose rows were to be kept.
 void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows, uint32_t first, uint32_t n);
 void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
+void cpu_project(const projection *to, uint32_t count, dev x, uint32_t n);
 
 // --- backend_cpu_attention.c ---
 size_t cpu_packed_floats(precision p, uint32_t n_tokens, attention_shape s);

@@ -164,85 +164,91 @@ void cpu_matrix_release(dev_matrix *w)
     w->address = NULL;
 }
 
+// Rows that meet one matrix, or several of the same width.
 typedef struct matmul_job {
-    const packed_matrix *m;
-    float *y;
+    projection to[BACKEND_PROJECTIONS]; // y from the first of these rows on
+    uint32_t count;
+    precision p;
     const float *x;
-    uint32_t out, in, n; // n rows fit into pool.operand
-    size_t block_bytes;  // of a block of the operand
+    uint32_t in, n;     // n rows fit into pool.operand
+    uint32_t rows;      // of every product
+    size_t block_bytes; // of a block of the operand
     bool accumulate;
 } matmul_job;
 
 // Where rows are used as they stand only the last block has a copy, since only it can lack rows.
 static char *operand_block(const matmul_job *job, uint32_t i)
 {
-    return (char *)pool.operand + (operand_is_plain(job->m->p) ? 0 : i * job->block_bytes);
+    return (char *)pool.operand + (operand_is_plain(job->p) ? 0 : i * job->block_bytes);
 }
 
 static uint32_t rows_of(const matmul_job *job, uint32_t block)
 {
-    uint32_t rest = job->n - block * job->m->rows;
-    return rest < job->m->rows ? rest : job->m->rows;
+    uint32_t rest = job->n - block * job->rows;
+    return rest < job->rows ? rest : job->rows;
 }
 
 // Splits rows [first, first + n) of one block, or copies them where the block lacks rows.
 static void prepare_rows(const matmul_job *job, uint32_t first, uint32_t n)
 {
-    uint32_t block = first / job->m->rows;
-    if (operand_is_plain(job->m->p) && rows_of(job, block) == job->m->rows) return;
-    operand_split(job->m->p, operand_block(job, block), job->x + (size_t)first * job->in, job->in, job->m->rows,
-                  first % job->m->rows, n, job->in, 1.0f);
+    uint32_t block = first / job->rows;
+    if (operand_is_plain(job->p) && rows_of(job, block) == job->rows) return;
+    operand_split(job->p, operand_block(job, block), job->x + (size_t)first * job->in, job->in, job->rows,
+                  first % job->rows, n, job->in, 1.0f);
 }
 
-// Blocks [first, end) of the rows, product by product.
-static void multiply_blocks(const matmul_job *job, const panel_kind *kind, const char *b, float *y, uint32_t first,
-                            uint32_t end)
+// Blocks [first, end) of the rows, product by product; lines of y are `out` floats apart.
+static void multiply_blocks(const matmul_job *job, const panel_kind *kind, const char *b, float *y, uint32_t out,
+                            uint32_t first, uint32_t end)
 {
     float *tile = pool.threads[omp_get_thread_num()].panel;
     for (uint32_t i = first; i < end; i++) {
         const void *a = operand_block(job, i);
-        if (operand_is_plain(job->m->p) && rows_of(job, i) == job->m->rows)
-            a = job->x + (size_t)i * job->m->rows * job->in;
+        if (operand_is_plain(job->p) && rows_of(job, i) == job->rows) a = job->x + (size_t)i * job->rows * job->in;
         product_run(kind->product, a, b, tile);
-        loop_store_tile(y + (size_t)i * job->m->rows * job->out, job->out, tile, rows_of(job, i), kind->width,
-                        job->accumulate);
+        loop_store_tile(y + (size_t)i * job->rows * out, out, tile, rows_of(job, i), kind->width, job->accumulate);
     }
 }
 
 // The same in one product, straight into y where nothing has to be added. (What y holds is added at the end: a sum that begins with it
 // would round each of its terms to y's magnitude.)
-static void multiply_at_once(const matmul_job *job, const panel_kind *kind, const char *b, float *y, uint32_t first,
-                             uint32_t rows)
+static void multiply_at_once(const matmul_job *job, const packed_matrix *m, const panel_kind *kind, const char *b,
+                             float *y, uint32_t out, uint32_t first, uint32_t rows)
 {
     float *tile = pool.threads[omp_get_thread_num()].panel;
-    y += (size_t)first * job->m->rows * job->out;
-    size_t line = job->accumulate ? kind->width : job->out;
+    y += (size_t)first * job->rows * out;
+    size_t line = job->accumulate ? kind->width : out;
     float *c = job->accumulate ? tile : y;
     const void *a = operand_block(job, first);
-    if (job->m->bits) product_run_steps(kind->product, rows, a, b, job->m->bits, job->m->parts, c, line);
+    if (m->bits) product_run_steps(kind->product, rows, a, b, m->bits, m->parts, c, line);
     else product_run_rows(kind->product, rows, a, b, c, line);
-    if (job->accumulate) loop_store_tile(y, job->out, tile, rows, kind->width, true);
+    if (job->accumulate) loop_store_tile(y, out, tile, rows, kind->width, true);
 }
 
+// `panel` counts through all matrices.
 static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first, uint32_t end)
 {
-    const packed_matrix *m = job->m;
+    const projection *to = job->to;
+    for (; panel >= ((const packed_matrix *)to->w.packed)->n_panels; to++)
+        panel -= ((const packed_matrix *)to->w.packed)->n_panels;
+    const packed_matrix *m = to->w.packed;
     const panel_kind *kind = panel + 1 < m->n_panels ? &m->full : &m->last;
     const char *b = m->panels + panel * m->panel_bytes;
-    float *y = job->y + (size_t)panel * PANEL;
-    uint32_t rows = (end - 1 - first) * m->rows + rows_of(job, end - 1);
+    float *y = to->y.address + (size_t)panel * PANEL;
+    uint32_t rows = (end - 1 - first) * job->rows + rows_of(job, end - 1);
     double start = meter_now();
-    if (product_takes_any_rows()) multiply_at_once(job, kind, b, y, first, rows);
-    else multiply_blocks(job, kind, b, y, first, end);
+    if (product_takes_any_rows()) multiply_at_once(job, m, kind, b, y, to->w.out, first, rows);
+    else multiply_blocks(job, kind, b, y, to->w.out, first, end);
     meter_add(METER_LINEAR, start, 2.0 * rows * kind->width * job->in, (double)m->panel_bytes);
 }
 
 static void multiply_rows(const matmul_job *job)
 {
     enum { FEW = 2 }; // rows prepared at a time: few, so that a small batch is shared out; a divisor of product_rows()
-    uint32_t blocks = (job->n + job->m->rows - 1) / job->m->rows,
-             groups = (blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK, last = blocks - 1;
-    if (rows_of(job, last) < job->m->rows && !product_takes_any_rows())
+    uint32_t blocks = (job->n + job->rows - 1) / job->rows, groups = (blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK,
+             last = blocks - 1, panels = 0;
+    for (uint32_t i = 0; i < job->count; i++) panels += ((const packed_matrix *)job->to[i].w.packed)->n_panels;
+    if (rows_of(job, last) < job->rows && !product_takes_any_rows())
         memset(operand_block(job, last), 0, job->block_bytes);
 #pragma omp parallel
     {
@@ -253,31 +259,38 @@ static void multiply_rows(const matmul_job *job)
 #pragma omp barrier
 #pragma omp for collapse(2) schedule(dynamic, 1)
         for (uint32_t group = 0; group < groups; group++)
-            for (uint32_t panel = 0; panel < job->m->n_panels; panel++) {
+            for (uint32_t panel = 0; panel < panels; panel++) {
                 uint32_t first = group * BLOCKS_PER_TASK, end = first + BLOCKS_PER_TASK;
                 multiply_panel(job, panel, first, end < blocks ? end : blocks);
             }
     }
 }
 
+// As many rows at a time as pool.operand holds.
+static void multiply_all(const projection *to, uint32_t count, dev x, uint32_t n, bool accumulate)
+{
+    const packed_matrix *m = to->w.packed;
+    matmul_job job = {.count = count, .p = m->p, .in = to->w.in, .rows = m->rows, .accumulate = accumulate};
+    job.block_bytes = operand_bytes(m->p, m->rows, to->w.in);
+    uint32_t fit = operand_is_plain(m->p) ? n : (uint32_t)(pool.operand_bytes / job.block_bytes) * m->rows;
+    bool prepared = product_prepare();
+    for (uint32_t first = 0; first < n; first += fit) {
+        job.n = n - first < fit ? n - first : fit;
+        job.x = x.address + (size_t)first * job.in;
+        for (uint32_t i = 0; i < count; i++)
+            job.to[i] = (projection){dev_at(to[i].y, (size_t)first * to[i].w.out), to[i].w};
+        if (prepared) multiply_rows(&job);
+        for (uint32_t i = 0; i < count && !prepared; i++)
+            product_spoil(job.to[i].y.address, (size_t)job.n * to[i].w.out);
+    }
+}
+
 void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
 {
-    const packed_matrix *m = w.packed;
-    if (!product_prepare()) {
-        product_spoil(y.address, (size_t)n * w.out);
-        return;
-    }
-    size_t block = operand_bytes(m->p, m->rows, w.in);
-    uint32_t fit = operand_is_plain(m->p) ? n : (uint32_t)(pool.operand_bytes / block) * m->rows;
-    for (uint32_t first = 0; first < n; first += fit) {
-        matmul_job job = {m,
-                          y.address + (size_t)first * w.out,
-                          x.address + (size_t)first * w.in,
-                          w.out,
-                          w.in,
-                          n - first < fit ? n - first : fit,
-                          block,
-                          accumulate};
-        multiply_rows(&job);
-    }
+    multiply_all(&(projection){y, w}, 1, x, n, accumulate);
+}
+
+void cpu_project(const projection *to, uint32_t count, dev x, uint32_t n)
+{
+    multiply_all(to, count, x, n, false);
 }

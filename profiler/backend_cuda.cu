@@ -304,6 +304,11 @@ static void cuda_rms_norm(dev y, dev x, dev weight_vector, uint32_t n, uint32_t 
     if (n) LAUNCH("rms_norm", rms_norm_kernel, n, ROW_THREADS, y.address, x.address, weight_vector.address, width, eps);
 }
 
+static void cuda_project(const projection *to, uint32_t count, dev x, uint32_t n)
+{
+    for (uint32_t i = 0; i < count; i++) cuda_matmul(to[i].y, x, to[i].w, n, false);
+}
+
 static void cuda_swiglu(dev gate, dev up, size_t n_floats)
 {
     if (n_floats)
@@ -644,6 +649,7 @@ static void cuda_spreads(dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads,
         .gather = cuda_gather,                               \
         .rms_norm = cuda_rms_norm,                           \
         .matmul = cuda_matmul,                               \
+        .project = cuda_project,                             \
         .swiglu = cuda_swiglu,                               \
         .rope = cuda_rope,                                   \
         .store_prefix = cuda_store_prefix,                   \

@@ -59,6 +59,11 @@ static void ref_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
         }
 }
 
+static void ref_project(const projection *to, uint32_t count, dev x, uint32_t n)
+{
+    for (uint32_t i = 0; i < count; i++) ref_matmul(to[i].y, x, to[i].w, n, false);
+}
+
 static void ref_swiglu(dev gate, dev up, size_t n_floats)
 {
     for (size_t i = 0; i < n_floats; i++) {
@@ -246,6 +251,7 @@ const backend backend_ref = {
     .gather = ref_gather,
     .rms_norm = ref_rms_norm,
     .matmul = ref_matmul,
+    .project = ref_project,
     .swiglu = ref_swiglu,
     .rope = ref_rope,
     .store_prefix = ref_store_prefix,

@@ -220,13 +220,18 @@ static tail_kv tails_of(const forward *f, uint32_t layer)
     return (tail_kv){dev_at(f->tail_k, at), dev_at(f->tail_v, at), f->plan.max_tail};
 }
 
+// Queries of n normed rows; their keys go to `gate`, their values to `up`.
+static void project_attention(forward *f, const model_layer *w, dev queries, uint32_t n)
+{
+    f->b->project((const projection[]){{queries, w->wq}, {f->gate, w->wk}, {f->up, w->wv}}, 3, f->h, n);
+}
+
 // x += SwiGLU(norm(x)), for at most CHUNK_ROWS rows.
 static void feed_forward(forward *f, const model_layer *w, dev x, uint32_t n)
 {
     const model_config *c = &f->m->config;
     f->b->rms_norm(f->h, x, w->ffn_norm, n, c->width, c->norm_eps);
-    f->b->matmul(f->gate, f->h, w->gate, n, false);
-    f->b->matmul(f->up, f->h, w->up, n, false);
+    f->b->project((const projection[]){{f->gate, w->gate}, {f->up, w->up}}, 2, f->h, n);
     f->b->swiglu(f->gate, f->up, (size_t)n * c->ffn_width);
     f->b->matmul(x, f->gate, w->down, n, true);
 }
@@ -311,14 +316,12 @@ static void project_context(forward *f, uint32_t layer)
         uint32_t n = f->n_tokens - first < CHUNK_ROWS ? f->n_tokens - first : CHUNK_ROWS;
         size_t queries = (size_t)first * c->n_heads * c->head_dim;
         f->b->rms_norm(f->h, dev_at(f->x, (size_t)first * c->width), w->attn_norm, n, c->width, c->norm_eps);
-        f->b->matmul(dev_at(f->q_raw, queries), f->h, w->wq, n, false);
+        project_attention(f, w, dev_at(f->q_raw, queries), n);
         f->b->rope(dev_at(f->q, queries), dev_at(f->q_raw, queries), f->cos_sin, f->positions + first, n, c->n_heads,
                    c->head_dim, c->rope_dim);
-        f->b->matmul(f->gate, f->h, w->wk, n, false);
         f->b->rope(f->gate, f->gate, f->cos_sin, f->positions + first, n, c->n_kv_heads, c->head_dim, c->rope_dim);
         f->b->store_prefix(kv.k, f->n_tokens, first, f->gate, n, c->n_kv_heads, c->head_dim);
-        f->b->matmul(f->gate, f->h, w->wv, n, false);
-        f->b->store_prefix(kv.v, f->n_tokens, first, f->gate, n, c->n_kv_heads, c->head_dim);
+        f->b->store_prefix(kv.v, f->n_tokens, first, f->up, n, c->n_kv_heads, c->head_dim);
     }
     if (f->packed.address) f->b->pack_prefix(&kv, shape_of(f));
 }
@@ -423,13 +426,11 @@ static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uin
             oracle.best = dev_at(f->best, layer * per_layer);
         }
         f->b->rms_norm(f->h, f->x, w->attn_norm, n, c->width, c->norm_eps);
-        f->b->matmul(f->q_raw, f->h, w->wq, n, false);
+        project_attention(f, w, f->q_raw, n);
         f->b->rope(f->q, f->q_raw, f->cos_sin, f->positions, n, c->n_heads, c->head_dim, c->rope_dim);
-        f->b->matmul(f->gate, f->h, w->wk, n, false);
         f->b->rope(f->gate, f->gate, f->cos_sin, f->positions, n, c->n_kv_heads, c->head_dim, c->rope_dim);
         f->b->store_tail(tails.k, tails.capacity, rows, f->gate, n, c->n_kv_heads, c->head_dim);
-        f->b->matmul(f->gate, f->h, w->wv, n, false);
-        f->b->store_tail(tails.v, tails.capacity, rows, f->gate, n, c->n_kv_heads, c->head_dim);
+        f->b->store_tail(tails.v, tails.capacity, rows, f->up, n, c->n_kv_heads, c->head_dim);
         f->b->attend_rows(f->h, f->q, &kv, &tails, rows, n, shape_of(f), &oracle);
         f->b->matmul(f->x, f->h, w->wo, n, true);
         feed_forward(f, w, f->x, n);

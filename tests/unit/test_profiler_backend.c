@@ -187,6 +187,38 @@ START_TEST(test_matmul)
 }
 END_TEST
 
+// Several products of one input are bit by bit what they are one by one.
+START_TEST(test_project)
+{
+    enum { IN = 200 };
+    static const uint32_t rows[] = {1, 30, 100}, outs[BACKEND_PROJECTIONS] = {333, 64, 130};
+    const backend *b = &JUDGED;
+    reserve(b, 8, SHAPES[0]);
+    for (size_t r = 0; r < 3; r++) {
+        uint32_t n = rows[r];
+        float *x = random_floats((size_t)n * IN, 1);
+        dev dx = on(b, x, (size_t)n * IN);
+        projection to[BACKEND_PROJECTIONS];
+        for (int i = 0; i < BACKEND_PROJECTIONS; i++) {
+            float *w = random_floats((size_t)outs[i] * IN, 1);
+            to[i] = (projection){b->alloc((size_t)n * outs[i]), b->matrix_upload(w, outs[i], IN, i == 1)};
+            free(w);
+        }
+        b->project(to, BACKEND_PROJECTIONS, dx, n);
+        for (int i = 0; i < BACKEND_PROJECTIONS; i++) {
+            size_t size = (size_t)n * outs[i];
+            dev alone = b->alloc(size);
+            b->matmul(alone, dx, to[i].w, n, false);
+            float *want = take(alone, size), *got = take(to[i].y, size);
+            ck_assert_mem_eq(got, want, size * sizeof *want);
+            free(want), free(got), b->matrix_release(&to[i].w);
+        }
+        b->release(dx), free(x);
+    }
+    b->reserve(&(backend_limits){0});
+}
+END_TEST
+
 START_TEST(test_gather_rope_store)
 {
     enum { N = 21, HEADS = 3, D = 16, POSITIONS = 40, WIDTH = HEADS * D };
@@ -770,6 +802,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_row_operations);
     tcase_add_test(tc, test_swiglu_extremes);
     tcase_add_test(tc, test_matmul);
+    tcase_add_test(tc, test_project);
     tcase_add_test(tc, test_matrix_load);
     tcase_add_test(tc, test_gather_rope_store);
     tcase_add_test(tc, test_sample);
