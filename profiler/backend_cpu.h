@@ -8,11 +8,11 @@
 #include "profiler/packed.h"
 
 enum {
-    QUERY_TILE = 256,    // context rows per attention task
-    KEY_TILE = 512,      // keys per step of the online softmax: tile of scores 512 KiB, inside the L2 cache
-    VALUE_TILE = 512,    // context rows per step of value_weights
-    PANEL = 128,         // outputs of such a product; a multiple of oneDNN's blocks
-    BLOCKS_PER_TASK = 8, // blocks of product_rows() rows that meet one panel after the other
+    QUERY_TILE = 256,     // context rows per attention task
+    KEY_TILE = 512,       // keys per step of the online softmax: tile of scores 512 KiB, inside the L2 cache
+    VALUE_TILE = 512,     // context rows per step of value_weights
+    PANEL = 128,          // outputs of such a product; a multiple of oneDNN's blocks
+    BLOCKS_PER_TASK = 16, // blocks of product_rows() rows that meet one panel after the other
 };
 
 // Scratch of one thread; sized by cpu_reserve.

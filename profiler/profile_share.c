@@ -45,6 +45,18 @@ double profile_flops(const model *m, const profile_job *job)
     return flops;
 }
 
+double profile_scores(const model *m, const profile_job *job)
+{
+    double pairs = 0;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *c = &job->contexts[i];
+        double T = c->n_tokens;
+        pairs += T * T / 2;
+        for (uint32_t q = 0; q < c->n_questions; q++) pairs += c->questions[q].tail * T;
+    }
+    return pairs * m->config.n_layers * m->config.n_heads;
+}
+
 // ---- What is done ----
 
 size_t profile_state_size(const profile_job *job)

@@ -1,24 +1,19 @@
 // kvbudget profile --plan: what a run would take.
-#include "profiler/linalg.h"
 #include "tools/profile_command.h"
+#include "tools/roofline.h"
 #include <stdio.h>
-#include <stdlib.h>
 
-// GFLOP/s of a product that is large enough for full speed and small enough to take a moment.
-static double measured_speed(void)
+// Seconds on backend cpu, from what its products and the float32 units reach now. Products stop at two thirds of their peak, having few rows
+// or terms; a score costs its softmax, oracle and conversions about as much as 150 operations of SGEMM; a fifth more is all else.
+static void print_time(const profile_command *p)
 {
-    enum { N = 768 };
-    float *a = calloc(3 * N * N, sizeof *a);
-    if (!a) return 1;
-    double best = 1e9;
-    for (int i = 0; i < 4; i++) { // the first one prepares the kernel
-        double start = seconds_now();
-        gemm(false, false, N, N, N, 1, a, N, a + N * N, N, 0, a + 2 * N * N, N);
-        double took = seconds_now() - start;
-        best = took < best ? took : best;
-    }
-    free(a);
-    return 2.0 * N * N * N / best;
+    double flops = profile_flops(p->m, &p->job), scores = profile_scores(p->m, &p->job),
+           products = roofline_products(p->device), vectors = roofline_sgemm();
+    if (products <= 0 || vectors <= 0) return; // no memory to measure
+    printf("time       about %.0f s on backend cpu: %.2f TFLOP at two thirds of %.0f GFLOP/s (%s products, measured), "
+           "%.2f G attention scores, a fifth\n           added for all else\n",
+           1.2 * (1.5 * flops / products + 150 * scores / vectors), flops / 1e12, products / 1e9, p->device->compute,
+           scores / 1e9);
 }
 
 uint64_t profile_expected_peak(const profile_command *p)
@@ -58,7 +53,6 @@ void profile_print_plan(const profile_command *p)
 {
     const model_config *c = &p->m->config;
     const profile_job *job = &p->job;
-    double flops = profile_flops(p->m, job);
     double heads = (double)c->n_layers * c->n_kv_heads;
     double record_bytes = 0;
     for (size_t i = 0; i < job->n_contexts; i++)
@@ -73,8 +67,5 @@ void profile_print_plan(const profile_command *p)
     printf("batch      %u questions at a time\n", job->max_questions);
     print_memory(p);
     printf("record     %.1f MB\n", record_bytes / 1e6);
-    double speed = measured_speed();
-    printf(
-        "time       about %.0f s on backend cpu: %.2f TFLOP at a measured %.0f GFLOP/s, a third added for all else\n",
-        flops / speed * 4 / 3, flops / 1e12, speed / 1e9);
+    print_time(p);
 }

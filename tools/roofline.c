@@ -40,7 +40,7 @@ static double product_peak(precision p)
 }
 
 // The same of float32's own units, through SGEMM.
-static double sgemm_peak(void)
+double roofline_sgemm(void)
 {
     enum { N = 512, PASSES = 5, REPEATS = 10 };
     int threads = omp_get_max_threads(), failures = 0;
@@ -98,6 +98,11 @@ static precision precision_of(const backend *device)
     return PRECISION_F32;
 }
 
+double roofline_products(const backend *device)
+{
+    return product_peak(precision_of(device));
+}
+
 void roofline_print(const backend *device, double wall)
 {
     if (strcmp(device->name, "cpu") != 0) {
@@ -111,7 +116,7 @@ void roofline_print(const backend *device, double wall)
     fprintf(stderr,
             "measured now on %.0f threads: %.0f GFLOP/s in %s products, %.0f in SGEMM of the float32 units, %.1f GB/s "
             "read from memory\n",
-            threads, flops / 1e9, device->compute, sgemm_peak() / 1e9, bytes / 1e9);
+            threads, flops / 1e9, device->compute, roofline_sgemm() / 1e9, bytes / 1e9);
     fprintf(stderr, "%-10s %9s %6s %10s %8s %9s %8s\n", "work", "seconds", "share", "GFLOP/s", "of peak", "GB/s",
             "of peak");
     for (int i = 0; i < METER_PHASES; i++) {
