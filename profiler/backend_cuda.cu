@@ -304,11 +304,6 @@ static void cuda_rms_norm(dev y, dev x, dev weight_vector, uint32_t n, uint32_t 
     if (n) LAUNCH("rms_norm", rms_norm_kernel, n, ROW_THREADS, y.address, x.address, weight_vector.address, width, eps);
 }
 
-static void cuda_project(const projection *to, uint32_t count, dev x, uint32_t n)
-{
-    for (uint32_t i = 0; i < count; i++) cuda_matmul(to[i].y, x, to[i].w, n, false);
-}
-
 static void cuda_swiglu(dev gate, dev up, size_t n_floats)
 {
     if (n_floats)
@@ -428,6 +423,11 @@ static void cuda_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
         else multiply(to, from, w, GROUP_ROWS, GROUP_ROWS, accumulate);
     }
 }
+static void cuda_project(const projection *to, uint32_t count, dev x, uint32_t n)
+{
+    for (uint32_t i = 0; i < count; i++) cuda_matmul(to[i].y, x, to[i].w, n, false);
+}
+
 
 // --- attention ---
 
