@@ -423,11 +423,11 @@ static void cuda_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
         else multiply(to, from, w, GROUP_ROWS, GROUP_ROWS, accumulate);
     }
 }
+
 static void cuda_project(const projection *to, uint32_t count, dev x, uint32_t n)
 {
     for (uint32_t i = 0; i < count; i++) cuda_matmul(to[i].y, x, to[i].w, n, false);
 }
-
 
 // --- attention ---
 
