@@ -3,6 +3,7 @@
 #include "profiler/backend_cpu.h"
 #include "profiler/meter.h"
 #include "profiler/model.h"
+#include "profiler/packed_tiles.h"
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,27 +17,34 @@ static size_t max_size(size_t a, size_t b)
 
 // How cpu_reserve cuts its block; in floats.
 typedef struct scratch_sizes {
-    size_t lines;                                  // that one tile of attention has at most, counting each query head
+    size_t lines;                                  // of one task of attention
     size_t scores, tails, queries, weights, panel; // of the arrays in struct scratch
-    size_t each, operand;                          // of one thread; of pool.operand
-    size_t exponentials, parts, values;            // of pool.exponentials, part_sum and part_values
+    size_t split_keys, split_values;
+    size_t each, operand;               // of one thread; of pool.operand
+    size_t exponentials, parts, values; // of pool.exponentials, part_sum and part_values
     size_t all;
 } scratch_sizes;
 
 static scratch_sizes sizes_of(precision p, const backend_limits *limits)
 {
-    size_t group = limits->shape.n_heads / limits->shape.n_kv_heads, d = limits->shape.head_dim;
-    scratch_sizes s = {.lines = max_size(QUERY_TILE, cpu_row_group() * group)};
-    s.scores = max_size((size_t)QUERY_TILE * KEY_TILE, VALUE_TILE * d);
+    size_t d = limits->shape.head_dim;
+    scratch_sizes s = {.lines = cpu_max_lines(limits->shape)};
+    uint32_t block = cpu_block_lines((uint32_t)s.lines);
+    s.scores = max_size(max_size(QUERY_TILE, block) * KEY_TILE, VALUE_TILE * d);
     if (!operand_is_plain(p)) {
         s.scores = max_size(s.scores, packed_temp_floats((uint32_t)d, KEY_TILE) + KEY_TILE * d);
         s.queries = operand_bytes(p, (uint32_t)s.lines, (uint32_t)d) / sizeof(float);
-        s.weights = operand_bytes(p, (uint32_t)s.lines, KEY_TILE) / sizeof(float);
+        s.weights = operand_bytes(p, block, KEY_TILE) / sizeof(float);
+    }
+    if (tiles_available() && p != PRECISION_BF16) { // bf16x3 has three parts where products are small
+        s.split_keys = tiles_split_bytes(3, (uint32_t)d, KEY_TILE) / sizeof(float);
+        s.split_values = tiles_split_bytes(3, KEY_TILE, (uint32_t)d) / sizeof(float);
     }
     s.scores = (s.scores + 15) / 16 * 16;
     s.tails = limits->tail;
     s.panel = BLOCKS_PER_TASK * PRODUCT_ROWS_MAX * PANEL;
-    s.each = s.scores + s.tails + 2 * s.lines * d + 2 * s.lines + s.panel + s.queries + s.weights;
+    s.each = s.scores + s.tails + 2 * s.lines * d + 2 * s.lines + s.panel + s.queries + s.weights + s.split_keys +
+             s.split_values;
     s.each = (s.each + 15) / 16 * 16;
     // Two blocks of the widest rows: many blocks of those that most matrices have. In float32 rows are used where they stand.
     s.operand = operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim) / sizeof(float) * (operand_is_plain(p) ? 1 : 2);
@@ -77,7 +85,9 @@ static bool cpu_reserve(precision p, const backend_limits *limits)
         s->scores = at;
         s->query_operand = at + sizes.scores;
         s->weight_operand = at + sizes.scores + sizes.queries;
-        s->panel = at + sizes.scores + sizes.queries + sizes.weights;
+        s->split_keys = at + sizes.scores + sizes.queries + sizes.weights;
+        s->split_values = (float *)s->split_keys + sizes.split_keys;
+        s->panel = (float *)s->split_values + sizes.split_values;
         s->queries = s->panel + sizes.panel;
         s->outputs = s->queries + tile;
         s->row_max = s->outputs + tile;

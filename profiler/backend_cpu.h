@@ -8,8 +8,12 @@
 #include "profiler/packed.h"
 
 enum {
-    QUERY_TILE = 256,     // context rows per attention task
-    KEY_TILE = 512,       // keys per step of the online softmax: tile of scores 512 KiB, inside the L2 cache
+    QUERY_TILE = 256, // context rows per attention task
+    KEY_TILE = 256,   // keys per step of the online softmax
+    // With the tile unit a task is the rows of all heads that share keys, about so many lines; and so many meet a tile of keys together: the
+    // scores, 32 KiB, stay in the first-level cache.
+    TASK_LINES = 384,
+    BLOCK_LINES = 32,
     VALUE_TILE = 512,     // context rows per step of value_weights
     PANEL = 128,          // outputs of such a product; a multiple of oneDNN's blocks
     BLOCKS_PER_TASK = 16, // blocks of product_rows() rows that meet one panel after the other
@@ -17,14 +21,15 @@ enum {
 
 // Scratch of one thread; sized by cpu_reserve.
 typedef struct scratch {
-    float *scores;            // the larger of [QUERY_TILE, KEY_TILE] and [VALUE_TILE, d], or what packing needs
-    float *tails;             // [tail]
-    float *queries;           // [max(QUERY_TILE, lines), d], lines: cpu_row_group() times the heads of a group
-    float *outputs;           // [max(QUERY_TILE, lines), d]
-    float *row_max, *row_sum; // [max(QUERY_TILE, lines)]
-    float *panel;             // [BLOCKS_PER_TASK * PRODUCT_ROWS_MAX, PANEL]
-    void *query_operand;      // [max(QUERY_TILE, lines), d]
-    void *weight_operand;     // [max(QUERY_TILE, lines), KEY_TILE]
+    float *scores;                   // [lines, KEY_TILE], [VALUE_TILE, d], or what packing needs
+    float *tails;                    // [tail]
+    float *queries;                  // [lines, d], lines: cpu_max_lines()
+    float *outputs;                  // [lines, d]
+    float *row_max, *row_sum;        // [lines]
+    float *panel;                    // [BLOCKS_PER_TASK * PRODUCT_ROWS_MAX, PANEL]
+    void *query_operand;             // [lines, d]
+    void *weight_operand;            // [cpu_block_lines(lines), KEY_TILE]
+    void *split_keys, *split_values; // parts of one tile, where products make them (packed_tiles.h)
 } scratch;
 
 typedef struct cpu_pool {
@@ -41,18 +46,19 @@ extern cpu_pool pool;
 
 // --- backend_cpu_loops.c ---
 float loop_max(const float *x, size_t n);
-float loop_exp_minus(float *x, size_t n, float top); // x = exp(x - top); returns the sum
+float loop_exp2_minus(float *e, const float *x, size_t n, float top); // e = 2^(x - top), e may be x; returns the sum
 float loop_dot(const float *a, const float *b, size_t n);
 void loop_scale(float *x, size_t n, float factor);
-void loop_add_exp_minus(float *columns, const float *x, size_t n, float top); // columns += exp(x - top)
+void loop_add_exp2_minus(float *columns, const float *x, size_t n, float top); // columns += 2^(x - top)
 float loop_absolute_sum(const float *x, size_t n);
 void loop_rms_norm(float *y, const float *x, const float *weight, uint32_t width, float eps);
 void loop_swiglu(float *gate, const float *up, size_t n);
 void loop_store_tile(float *y, size_t ldy, const float *tile, uint32_t rows, uint32_t width, bool accumulate);
 // line[t] = scale * q . k[t], t < n
 void loop_tail_scores(float *line, const float *q, const float *k, uint32_t n, uint32_t d, float scale);
-// out += sum over t < n of weights[t] v[t]
-void loop_tail_values(float *out, const float *weights, const float *v, uint32_t n, uint32_t d);
+// out += sum over t < n of weights[t * weight_step] v[t], v [n,d] with lines apart by ldv
+void loop_weighted_sum(float *out, const float *weights, size_t weight_step, const float *v, size_t ldv, uint32_t n,
+                       uint32_t d);
 // over n keys: best[j] = max(best[j], max over the group's heads of e_h[j] * inverse_h * w_h[j])
 void loop_raise_importance(float *best, const float *e, size_t ld, const float *inverse, const float *w, size_t ldw,
                            uint32_t group, uint32_t n);
@@ -72,6 +78,11 @@ void cpu_pack_prefix(precision p, const prefix_kv *kv, attention_shape s);
 void cpu_attend_prefix(precision p, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s);
 void cpu_attend_rows(precision p, dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows,
                      uint32_t n, attention_shape s, const oracle_view *oracle);
+// What queries are multiplied with before they meet keys. Scores are logarithms to base 2 of what the softmax takes.
+float cpu_score_scale(uint32_t d);
+// Lines of a task of attention at most, a line being a row of one query head; and of `lines`, how many meet a tile of keys together.
+uint32_t cpu_max_lines(attention_shape s);
+uint32_t cpu_block_lines(uint32_t lines);
 // Turns the scores [seen] that row r has of one more tile into exponentials relative to the row's running maximum, and rescales what the row
 // has gathered so far: row_sum and its outputs [d].
 void cpu_softmax_line(scratch *s, float *line, uint32_t r, uint32_t seen, uint32_t d);

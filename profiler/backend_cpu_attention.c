@@ -1,5 +1,8 @@
-// Attention over tiles of rows and keys. In float32 the keys and values are read where they stand; in the other precisions from tiles
-// that pack_prefix made once per layer. Softmax, importance, and each decoded row's own tail are float32 in all of them.
+// Attention over tiles of rows and keys. In plain float32 the keys and values are read where they stand; else from tiles that pack_prefix
+// made once per layer. Softmax, importance, and each decoded row's own tail are float32 in all of them.
+//
+// A line is a row of one query head. oneDNN multiplies all lines of a task with a tile of keys at once; the tile unit a block of few lines at
+// a time, whose scores and weights go from one product through the softmax into the other without leaving the first-level cache.
 #include "profiler/backend_cpu.h"
 #include "profiler/linalg.h"
 #include "profiler/meter.h"
@@ -83,64 +86,143 @@ void cpu_pack_prefix(precision p, const prefix_kv *kv, attention_shape s)
         }
 }
 
-// The products of a tile of `rows` lines with a tile of keys and with a tile of values.
-typedef struct tile_products {
-    const product *scores, *last_scores, *values, *last_values;
-} tile_products;
-
-// `gather`: values are added to what the outputs hold.
-static tile_products find_products(precision p, const tile_plan *plan, uint32_t lines, uint32_t d, bool gather)
+float cpu_score_scale(uint32_t d)
 {
-    tile_products t = {0};
-    if (plan->n_tiles > 1) {
-        t.scores = product_find(p, lines, KEY_TILE, d, false);
-        t.values = product_find(p, lines, d, KEY_TILE, gather);
+    return 1.44269504f / sqrtf((float)d);
+}
+
+uint32_t cpu_block_lines(uint32_t lines)
+{
+    return tiles_available() ? BLOCK_LINES : lines;
+}
+
+static uint32_t round_up(uint32_t n, uint32_t step)
+{
+    return (n + step - 1) / step * step;
+}
+
+// A tile of packed keys as a block of lines meets it.
+typedef struct key_tile {
+    const char *keys, *values;
+    uint32_t number, width; // width: its keys with their padding
+    bool is_split;          // an earlier block has left the parts in scratch
+} key_tile;
+
+static key_tile find_tile(const tile_plan *plan, const prefix_kv *kv, uint32_t g, uint32_t i)
+{
+    const char *keys = tile_at(plan, kv, g, i);
+    return (key_tile){keys, keys + (i + 1 < plan->n_tiles ? plan->k_bytes : plan->last_k_bytes), i, tile_keys(plan, i),
+                      false};
+}
+
+// What blocks of lines have in common.
+typedef struct block_plan {
+    precision p;
+    uint32_t d, lines; // of a block
+    bool gather;       // values are added to what the outputs hold
+    tile_plan tiles;
+    const product *scores, *last_scores, *values, *last_values; // oneDNN's
+} block_plan;
+
+static bool plan_blocks(block_plan *b, precision p, uint32_t n_tokens, uint32_t d, uint32_t lines, bool gather)
+{
+    *b = (block_plan){
+        .p = p, .d = d, .lines = cpu_block_lines(lines), .gather = gather, .tiles = plan_tiles(p, n_tokens, d)};
+    if (tiles_available()) return true;
+    if (b->tiles.n_tiles > 1) {
+        b->scores = product_find(p, lines, KEY_TILE, d, false);
+        b->values = product_find(p, lines, d, KEY_TILE, gather);
     }
-    t.last_scores = product_find(p, lines, plan->last_keys, d, false);
-    t.last_values = product_find(p, lines, d, plan->last_keys, gather);
-    return t;
+    b->last_scores = product_find(p, lines, b->tiles.last_keys, d, false);
+    b->last_values = product_find(p, lines, d, b->tiles.last_keys, gather);
+    return b->last_scores && b->last_values && (b->tiles.n_tiles == 1 || (b->scores && b->values));
 }
 
-static bool has_all(const tile_products *t, const tile_plan *plan)
+// Query operand of the block that begins with line `line`.
+static char *queries_of(const scratch *s, const block_plan *b, uint32_t line)
 {
-    return t->last_scores && t->last_values && (plan->n_tiles == 1 || (t->scores && t->values));
+    return (char *)s->query_operand + line / b->lines * operand_bytes(b->p, b->lines, b->d);
 }
 
-// All lines of a product, or only those that are wanted where that changes none of their bits: whole blocks of them, for which there is room.
-static void run_lines(const product *p, uint32_t lines, const void *a, const void *b, float *c, uint32_t width)
+// scores [lines, width] = queries times keys; of `seen` keys at least.
+static void block_scores(const scratch *s, const block_plan *b, const key_tile *t, uint32_t line, uint32_t lines,
+                         uint32_t seen)
 {
-    if (product_takes_any_rows()) product_run_rows(p, (lines + TILE_ROWS - 1) / TILE_ROWS * TILE_ROWS, a, b, c, width);
-    else product_run(p, a, b, c);
+    if (!tiles_available()) {
+        product_run(t->number + 1 < b->tiles.n_tiles ? b->scores : b->last_scores, queries_of(s, b, line), t->keys,
+                    s->scores);
+        return;
+    }
+    tiles_multiply(&(tile_product){.parts = packed_parts(b->p, b->d),
+                                   .b_parts = packed_parts(b->p, b->d),
+                                   .m = round_up(lines, TILE_ROWS),
+                                   .n = round_up(seen, TILE_TERMS),
+                                   .k = b->d,
+                                   .a = queries_of(s, b, line),
+                                   .b = t->keys,
+                                   .c = s->scores,
+                                   .ldc = t->width,
+                                   .split = s->split_keys,
+                                   .is_split = t->is_split});
 }
 
-// scores [lines, keys of the tile] = query operand times K.
-static void tile_scores(const tile_products *t, const tile_plan *plan, const scratch *s, const char *tile, uint32_t i,
-                        uint32_t lines, float *scores)
+// outputs [lines, d] (+)= weights times values, of the first `seen` keys, the other weights being zero.
+static void block_values(const scratch *s, const block_plan *b, const key_tile *t, uint32_t lines, uint32_t seen,
+                         float *outputs)
 {
-    run_lines(i + 1 < plan->n_tiles ? t->scores : t->last_scores, lines, s->query_operand, tile, scores,
-              tile_keys(plan, i));
+    if (!tiles_available()) {
+        product_run(t->number + 1 < b->tiles.n_tiles ? b->values : b->last_values, s->weight_operand, t->values,
+                    outputs);
+        return;
+    }
+    tiles_multiply(&(tile_product){.parts = packed_parts(b->p, t->width),
+                                   .b_parts = packed_parts(b->p, t->width),
+                                   .m = round_up(lines, TILE_ROWS),
+                                   .n = b->d,
+                                   .k = t->width,
+                                   .accumulate = b->gather,
+                                   .a = s->weight_operand,
+                                   .b = t->values,
+                                   .c = outputs,
+                                   .ldc = b->d,
+                                   .terms = seen,
+                                   .split = s->split_values,
+                                   .is_split = t->is_split});
 }
 
-// outputs [lines, d] (+)= weight operand times V.
-static void tile_values(const tile_products *t, const tile_plan *plan, const scratch *s, const char *tile, uint32_t i,
-                        uint32_t lines, float *outputs, uint32_t d)
+static float line_max(const float *x, uint32_t n)
 {
-    bool last = i + 1 == plan->n_tiles;
-    run_lines(last ? t->last_values : t->values, lines, s->weight_operand,
-              tile + (last ? plan->last_k_bytes : plan->k_bytes), outputs, d);
+    return tiles_available() ? tiles_max(x, n) : loop_max(x, n);
+}
+
+// Line r of the weights: 2^(x - top) of the first n scores, then zeros, for the product with `seen` keys. They go to `keep` too, unless it is
+// NULL; x need not outlive this. Returns their sum.
+static float line_weights(const scratch *s, const block_plan *b, const key_tile *t, uint32_t r, float *x, uint32_t n,
+                          uint32_t seen, float top, float *keep)
+{
+    if (tiles_available())
+        return tiles_exp2_row(packed_parts(b->p, t->width), s->weight_operand, r, t->width, x, n, seen, top, keep);
+    float *e = keep ? keep : x, sum = loop_exp2_minus(e, x, n, top);
+    memset(e + n, 0, (t->width - n) * sizeof *e);
+    operand_split(b->p, s->weight_operand, e, t->width, b->lines, r, 1, t->width, 1.0f);
+    return sum;
+}
+
+// Line r has met a score of `top`: what it has gathered is rescaled if none was larger yet.
+static void raise_max(scratch *s, uint32_t r, float top, uint32_t d)
+{
+    if (top <= s->row_max[r]) return;
+    float shrink = softmax_exp2(s->row_max[r] - top);
+    loop_scale(s->outputs + (size_t)r * d, d, shrink);
+    s->row_sum[r] *= shrink;
+    s->row_max[r] = top;
 }
 
 void cpu_softmax_line(scratch *s, float *line, uint32_t r, uint32_t seen, uint32_t d)
 {
     if (!seen) return;
-    float top = loop_max(line, seen);
-    if (top > s->row_max[r]) {
-        float shrink = softmax_exp(s->row_max[r] - top);
-        loop_scale(s->outputs + (size_t)r * d, d, shrink);
-        s->row_sum[r] *= shrink;
-        s->row_max[r] = top;
-    }
-    s->row_sum[r] += loop_exp_minus(line, seen, s->row_max[r]);
+    raise_max(s, r, loop_max(line, seen), d);
+    s->row_sum[r] += loop_exp2_minus(line, line, seen, s->row_max[r]);
 }
 
 // How many of a tile's keys context row `row` sees; the tile begins with key `key`.
@@ -158,15 +240,36 @@ typedef struct prefix_job {
     const prefix_kv *kv;
     uint32_t first; // context row of the first query
     attention_shape shape;
-    tile_plan plan;
-    tile_products full, last; // for QUERY_TILE rows, and for the lines of the last tile of rows
+    block_plan full, last; // for whole tasks, and for those of the last rows
 } prefix_job;
+
+// Queries [at, at + rows) of `heads` heads from `head` on, which share keys and values. Head by head they are `padded` lines.
+typedef struct row_tile {
+    uint32_t at, rows, padded, head, heads;
+} row_tile;
+
+static uint32_t task_heads(attention_shape s)
+{
+    return tiles_available() ? s.n_heads / s.n_kv_heads : 1;
+}
+
+static uint32_t task_rows(attention_shape s)
+{
+    if (!tiles_available()) return QUERY_TILE;
+    uint32_t rows = TASK_LINES / task_heads(s) / BLOCK_LINES * BLOCK_LINES;
+    return rows ? rows : BLOCK_LINES;
+}
+
+uint32_t cpu_max_lines(attention_shape s)
+{
+    uint32_t prefill = task_rows(s) * task_heads(s), decoding = cpu_row_group() * (s.n_heads / s.n_kv_heads);
+    return prefill > decoding ? prefill : decoding;
+}
 
 static uint32_t padded_rows(precision p, uint32_t rows)
 {
-    uint32_t least = operand_is_plain(p) ? GEMM_MIN_ROWS : PRODUCT_ROWS_MAX;
-    if (operand_is_plain(p)) return rows < least ? least : rows;
-    return (rows + least - 1) / least * least;
+    if (operand_is_plain(p)) return rows < GEMM_MIN_ROWS ? GEMM_MIN_ROWS : rows;
+    return round_up(rows, PRODUCT_ROWS_MAX);
 }
 
 static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, uint32_t row, uint32_t rows, uint32_t g)
@@ -184,8 +287,7 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
     for (uint32_t key = 0; key < end; key += KEY_TILE) {
         uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
         double start = meter_now();
-        gemm(false, true, padded, keys, d, 1.0f / sqrtf((float)d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores,
-             keys);
+        gemm(false, true, padded, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
         meter_add(METER_ATTENTION, start, 2.0 * rows * keys * d, 4.0 * keys * d);
         start = meter_now();
         for (uint32_t r = 0; r < rows; r++) {
@@ -201,69 +303,84 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
     }
 }
 
-static void prefix_tile_packed(scratch *s, const prefix_job *job, const float *q, uint32_t row, uint32_t rows,
-                               uint32_t g)
+// A block of lines meets a tile of keys: `rows` lines from `line` on, the first of which is context row `row`; they see `keys` of the tile's.
+static void prefix_block(scratch *s, const block_plan *b, const key_tile *t, uint32_t line, uint32_t row, uint32_t rows,
+                         uint32_t keys)
 {
-    precision p = job->p;
-    uint32_t d = job->shape.head_dim, padded = padded_rows(p, rows), end = row + rows, T = job->kv->n_tokens;
-    const tile_products *products = padded == QUERY_TILE ? &job->full : &job->last;
-    operand_split(p, s->query_operand, q, (size_t)job->shape.n_heads * d, padded, 0, rows, d, 1.0f / sqrtf((float)d));
-    for (uint32_t i = 0; i * KEY_TILE < end; i++) {
-        const char *tile = tile_at(&job->plan, job->kv, g, i);
-        uint32_t key = i * KEY_TILE, width = tile_keys(&job->plan, i), keys = T - key < width ? T - key : width;
-        double start = meter_now();
-        tile_scores(products, &job->plan, s, tile, i, rows, s->scores);
-        meter_add(METER_ATTENTION, start, 2.0 * rows * keys * d, 0);
-        start = meter_now();
-        for (uint32_t r = 0; r < rows; r++) { // line by line, while it is in the first-level cache
-            uint32_t seen = keys_seen(row + r, key, keys);
-            float *line = s->scores + (size_t)r * width;
-            cpu_softmax_line(s, line, r, seen, d);
-            memset(line + seen, 0, (width - seen) * sizeof *line);
-            operand_split(p, s->weight_operand, line, width, padded, r, 1, width, 1.0f);
-        }
-        meter_add(METER_SOFTMAX, start, 0, 4.0 * rows * keys);
-        start = meter_now();
-        tile_values(products, &job->plan, s, tile, i, rows, s->outputs, d);
-        meter_add(METER_ATTENTION, start, 2.0 * rows * keys * d, 0);
+    uint32_t d = b->d, key = t->number * KEY_TILE, most = keys_seen(row + rows - 1, key, keys);
+    double flops = 2.0 * rows * most * d, start = meter_now();
+    block_scores(s, b, t, line, rows, most);
+    start = meter_add(METER_ATTENTION, start, flops, 0);
+    for (uint32_t r = 0; r < rows; r++) { // line by line, while it is in the first-level cache
+        uint32_t seen = keys_seen(row + r, key, keys), to = line + r;
+        float *scores = s->scores + (size_t)r * t->width;
+        if (seen) raise_max(s, to, line_max(scores, seen), d);
+        s->row_sum[to] += line_weights(s, b, t, r, scores, seen, most, s->row_max[to], NULL);
     }
+    start = meter_add(METER_SOFTMAX, start, 0, 4.0 * rows * most);
+    block_values(s, b, t, rows, most, s->outputs + (size_t)line * d);
+    meter_add(METER_ATTENTION, start, flops, 0);
 }
 
-// Queries [at, at + rows) of head h.
-static void attend_tile(scratch *s, const prefix_job *job, uint32_t at, uint32_t rows, uint32_t h)
+static void prefix_tile_packed(scratch *s, const prefix_job *job, const row_tile *tile)
 {
-    uint32_t d = job->shape.head_dim, g = h / (job->shape.n_heads / job->shape.n_kv_heads);
-    size_t ld = (size_t)job->shape.n_heads * d, offset = at * ld + (size_t)h * d;
-    uint32_t padded = padded_rows(job->p, rows);
-    memset(s->outputs, 0, (size_t)padded * d * sizeof(float));
-    for (uint32_t r = 0; r < padded; r++) s->row_max[r] = -INFINITY, s->row_sum[r] = 0;
-    if (operand_is_plain(job->p)) prefix_tile_f32(s, job, job->q.address + offset, job->first + at, rows, g);
-    else prefix_tile_packed(s, job, job->q.address + offset, job->first + at, rows, g);
-    for (uint32_t r = 0; r < rows; r++) {
-        float inverse = 1.0f / s->row_sum[r], *o = job->o.address + offset + r * ld;
-        for (uint32_t c = 0; c < d; c++) o[c] = s->outputs[(size_t)r * d + c] * inverse;
+    const block_plan *b = tile->rows == task_rows(job->shape) ? &job->full : &job->last;
+    uint32_t d = b->d, row = job->first + tile->at, end = row + tile->rows, T = job->kv->n_tokens;
+    size_t ld = (size_t)job->shape.n_heads * d;
+    for (uint32_t h = 0; h < tile->heads; h++)
+        for (uint32_t r = 0; r < tile->rows; r += b->lines)
+            operand_split(b->p, queries_of(s, b, h * tile->padded + r),
+                          job->q.address + (tile->at + r) * ld + (size_t)(tile->head + h) * d, ld, b->lines, 0,
+                          tile->rows - r < b->lines ? tile->rows - r : b->lines, d, cpu_score_scale(d));
+    tiles_hold();
+    for (uint32_t i = 0; i * KEY_TILE < end; i++) {
+        key_tile t = find_tile(&b->tiles, job->kv, tile->head / (job->shape.n_heads / job->shape.n_kv_heads), i);
+        uint32_t key = i * KEY_TILE, keys = T - key < t.width ? T - key : t.width;
+        // The last rows go first: no block that follows sees more keys than those whose parts they leave.
+        for (uint32_t r = (tile->rows - 1) / b->lines * b->lines; r < tile->rows && row + r + b->lines > key;
+             r -= b->lines)
+            for (uint32_t h = 0; h < tile->heads; h++, t.is_split = true)
+                prefix_block(s, b, &t, h * tile->padded + r, row + r,
+                             tile->rows - r < b->lines ? tile->rows - r : b->lines, keys);
     }
+    tiles_let_go();
+}
+
+static void attend_tile(scratch *s, const prefix_job *job, const row_tile *tile)
+{
+    uint32_t d = job->shape.head_dim, lines = tile->padded * tile->heads;
+    size_t ld = (size_t)job->shape.n_heads * d, offset = tile->at * ld + (size_t)tile->head * d;
+    memset(s->outputs, 0, (size_t)lines * d * sizeof(float));
+    for (uint32_t r = 0; r < lines; r++) s->row_max[r] = -INFINITY, s->row_sum[r] = 0;
+    if (operand_is_plain(job->p))
+        prefix_tile_f32(s, job, job->q.address + offset, job->first + tile->at, tile->rows,
+                        tile->head / (job->shape.n_heads / job->shape.n_kv_heads));
+    else prefix_tile_packed(s, job, tile);
+    for (uint32_t h = 0; h < tile->heads; h++)
+        for (uint32_t r = 0; r < tile->rows; r++) {
+            uint32_t line = h * tile->padded + r;
+            float inverse = 1.0f / s->row_sum[line], *o = job->o.address + offset + r * ld + (size_t)h * d;
+            for (uint32_t c = 0; c < d; c++) o[c] = s->outputs[(size_t)line * d + c] * inverse;
+        }
 }
 
 void cpu_attend_prefix(precision p, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s)
 {
-    uint32_t tiles = (n + QUERY_TILE - 1) / QUERY_TILE, d = s.head_dim;
+    uint32_t each = task_rows(s), tiles = (n + each - 1) / each, heads = task_heads(s);
     prefix_job job = {.p = p, .o = o, .q = q, .kv = kv, .first = first, .shape = s};
-    if (!operand_is_plain(p)) {
-        job.plan = plan_tiles(p, kv->n_tokens, d);
-        job.full = find_products(p, &job.plan, QUERY_TILE, d, true);
-        job.last = find_products(p, &job.plan, padded_rows(p, n - (tiles - 1) * QUERY_TILE), d, true);
-        if (!has_all(&job.full, &job.plan) || !has_all(&job.last, &job.plan)) {
-            product_spoil(o.address, (size_t)n * s.n_heads * d);
-            return;
-        }
+    if (!operand_is_plain(p) &&
+        (!plan_blocks(&job.full, p, kv->n_tokens, s.head_dim, each, true) ||
+         !plan_blocks(&job.last, p, kv->n_tokens, s.head_dim, padded_rows(p, n - (tiles - 1) * each), true))) {
+        product_spoil(o.address, (size_t)n * s.n_heads * s.head_dim);
+        return;
     }
     // The last tiles see the most keys: they go first, so that no thread is left with a long one at the end.
 #pragma omp parallel for collapse(2) schedule(dynamic, 1)
     for (uint32_t t = 0; t < tiles; t++)
-        for (uint32_t h = 0; h < s.n_heads; h++) {
-            uint32_t at = (tiles - 1 - t) * QUERY_TILE, rows = n - at < QUERY_TILE ? n - at : QUERY_TILE;
-            attend_tile(&pool.threads[omp_get_thread_num()], &job, at, rows, h);
+        for (uint32_t h = 0; h < s.n_heads; h += heads) {
+            uint32_t at = (tiles - 1 - t) * each, rows = n - at < each ? n - at : each;
+            attend_tile(&pool.threads[omp_get_thread_num()], &job,
+                        &(row_tile){at, rows, padded_rows(p, rows), h, heads});
         }
 }
 
@@ -281,8 +398,7 @@ typedef struct rows_job {
     const decode_row *rows;
     const oracle_view *oracle;
     attention_shape shape;
-    tile_plan plan;
-    tile_products products;
+    block_plan blocks;
     uint32_t first, n;  // rows of the group
     uint32_t max_lines; // lines of every product that cannot have fewer
 } rows_job;
@@ -330,61 +446,65 @@ static const float *query_of(const rows_job *job, uint32_t g, uint32_t r)
            ((size_t)(job->first + r / group) * H + (size_t)g * group + r % group) * job->shape.head_dim;
 }
 
-static void context_scores(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
+// Where nothing is packed: all lines at once.
+static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
 {
-    uint32_t d = job->shape.head_dim, group = group_of(job), lines = job->n * group;
-    float scale = 1.0f / sqrtf((float)d), *scores = line_of(job, g, i, 0);
-    bool plain = operand_is_plain(job->p);
+    uint32_t d = job->shape.head_dim, group = group_of(job), lines = job->n * group, count = tile_count(job, i);
+    size_t key = (size_t)g * job->kv->n_tokens + (size_t)i * KEY_TILE, part = part_of(job, g, i, 0);
+    double flops = 2.0 * lines * count * d, start = meter_now();
     for (uint32_t r = 0; r < lines; r += group) // the heads of a row stand side by side
-        if (plain) memcpy(s->queries + (size_t)r * d, query_of(job, g, r), (size_t)group * d * sizeof(float));
-        else operand_split(job->p, s->query_operand, query_of(job, g, r), d, job->max_lines, r, group, d, scale);
-    if (!plain) {
-        tile_scores(&job->products, &job->plan, s, tile_at(&job->plan, job->kv, g, i), i, lines, scores);
-        return;
-    }
+        memcpy(s->queries + (size_t)r * d, query_of(job, g, r), (size_t)group * d * sizeof(float));
     memset(s->queries + (size_t)lines * d, 0, (size_t)(job->max_lines - lines) * d * sizeof(float));
-    gemm(false, true, job->max_lines, tile_count(job, i), d, scale, s->queries, d,
-         job->kv->k.address + ((size_t)g * job->kv->n_tokens + (size_t)i * KEY_TILE) * d, d, 0.0f, scores,
-         tile_count(job, i));
-}
-
-static void context_exponentials(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
-{
-    uint32_t lines = job->n * group_of(job), count = tile_count(job, i), width = tile_width(job, i);
+    gemm(false, true, job->max_lines, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d, d,
+         0.0f, line_of(job, g, i, 0), count);
+    start = meter_add(METER_ATTENTION, start, flops, 0);
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
         float *line = line_of(job, g, i, r), top = loop_max(line, count);
-        pool.part_scale[part_of(job, g, i, r)] = top;
-        pool.part_sum[part_of(job, g, i, r)] = loop_exp_minus(line, count, top);
-        memset(line + count, 0, (width - count) * sizeof *line);
-        if (!operand_is_plain(job->p))
-            operand_split(job->p, s->weight_operand, line, width, job->max_lines, r, 1, width, 1.0f);
+        pool.part_scale[part + r] = top;
+        pool.part_sum[part + r] = loop_exp2_minus(line, line, count, top);
     }
+    start = meter_add(METER_SOFTMAX, start, 0, 4.0 * lines * count);
+    gemm(false, false, job->max_lines, d, count, 1.0f, line_of(job, g, i, 0), count, job->kv->v.address + key * d, d,
+         0.0f, pool.part_values + part * d, d);
+    meter_add(METER_ATTENTION, start, flops, 0);
 }
 
-static void context_values(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
+// The queries of all lines as operands.
+static void split_queries(const scratch *s, const rows_job *job, uint32_t g)
 {
-    uint32_t d = job->shape.head_dim, count = tile_count(job, i);
-    float *values = pool.part_values + part_of(job, g, i, 0) * d;
-    if (!operand_is_plain(job->p))
-        tile_values(&job->products, &job->plan, s, tile_at(&job->plan, job->kv, g, i), i, job->n * group_of(job),
-                    values, d);
-    else
-        gemm(false, false, job->max_lines, d, count, 1.0f, line_of(job, g, i, 0), count,
-             job->kv->v.address + ((size_t)g * job->kv->n_tokens + (size_t)i * KEY_TILE) * d, d, 0.0f, values, d);
+    const block_plan *b = &job->blocks;
+    uint32_t lines = job->n * group_of(job);
+    for (uint32_t r = 0; r < lines; r++)
+        operand_split(b->p, queries_of(s, b, r), query_of(job, g, r), b->d, b->lines, r % b->lines, 1, b->d,
+                      cpu_score_scale(b->d));
+}
+
+static void context_block(scratch *s, const rows_job *job, const key_tile *t, uint32_t g, uint32_t line, uint32_t lines)
+{
+    const block_plan *b = &job->blocks;
+    uint32_t count = tile_count(job, t->number);
+    size_t part = part_of(job, g, t->number, line);
+    double flops = 2.0 * lines * count * b->d, start = meter_now();
+    block_scores(s, b, t, line, lines, count);
+    start = meter_add(METER_ATTENTION, start, flops, 0);
+    for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
+        float *scores = s->scores + (size_t)r * t->width, top = line_max(scores, count);
+        pool.part_scale[part + r] = top;
+        pool.part_sum[part + r] =
+            line_weights(s, b, t, r, scores, count, count, top, line_of(job, g, t->number, line + r));
+    }
+    start = meter_add(METER_SOFTMAX, start, 0, 4.0 * lines * count);
+    block_values(s, b, t, lines, count, pool.part_values + part * b->d);
+    meter_add(METER_ATTENTION, start, flops, 0);
 }
 
 static void attend_context_tile(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
 {
-    uint32_t lines = job->n * group_of(job), d = job->shape.head_dim, count = tile_count(job, i);
-    double start = meter_now();
-    context_scores(s, job, g, i);
-    meter_add(METER_ATTENTION, start, 2.0 * lines * count * d, 0);
-    start = meter_now();
-    context_exponentials(s, job, g, i);
-    meter_add(METER_SOFTMAX, start, 0, 4.0 * lines * count);
-    start = meter_now();
-    context_values(s, job, g, i);
-    meter_add(METER_ATTENTION, start, 2.0 * lines * count * d, 0);
+    const block_plan *b = &job->blocks;
+    uint32_t lines = job->n * group_of(job);
+    key_tile t = find_tile(&b->tiles, job->kv, g, i);
+    for (uint32_t line = 0; line < lines; line += b->lines, t.is_split = true)
+        context_block(s, job, &t, g, line, lines - line < b->lines ? lines - line : b->lines);
 }
 
 static const float *tail_of(const rows_job *job, dev cache, uint32_t row, uint32_t g)
@@ -399,19 +519,21 @@ static void finish_line(scratch *s, const rows_job *job, uint32_t g, uint32_t r)
     uint32_t d = job->shape.head_dim, group = group_of(job), row = job->first + r / group, n = job->rows[row].tail + 1,
              tiles = n_tiles(job);
     float *tail = s->tails, *out = s->outputs;
-    loop_tail_scores(tail, query_of(job, g, r), tail_of(job, job->tails->k, row, g), n, d, 1.0f / sqrtf((float)d));
+    loop_tail_scores(tail, query_of(job, g, r), tail_of(job, job->tails->k, row, g), n, d, cpu_score_scale(d));
     float top = loop_max(tail, n);
     for (uint32_t i = 0; i < tiles; i++) top = fmaxf(top, pool.part_scale[part_of(job, g, i, r)]);
-    float sum = loop_exp_minus(tail, n, top);
+    float sum = loop_exp2_minus(tail, tail, n, top);
     memset(out, 0, d * sizeof *out);
-    loop_tail_values(out, tail, tail_of(job, job->tails->v, row, g), n, d);
+    loop_weighted_sum(out, tail, 1, tail_of(job, job->tails->v, row, g), d, n, d);
     for (uint32_t i = 0; i < tiles; i++) {
         size_t part = part_of(job, g, i, r);
         float *scale = &pool.part_scale[part];
-        *scale = softmax_exp(*scale - top);
+        *scale = softmax_exp2(*scale - top);
         sum += *scale * pool.part_sum[part];
-        loop_tail_values(out, scale, pool.part_values + part * d, 1, d);
     }
+    size_t first = part_of(job, g, 0, r);
+    loop_weighted_sum(out, pool.part_scale + first, job->max_lines, pool.part_values + first * d,
+                      (size_t)job->max_lines * d, tiles, d);
     float inverse = 1.0f / sum, *o = job->o.address + (query_of(job, g, r) - job->q.address);
     for (uint32_t i = 0; i < tiles; i++) pool.part_scale[part_of(job, g, i, r)] *= inverse;
     for (uint32_t c = 0; c < d; c++) o[c] = out[c] * inverse;
@@ -440,9 +562,20 @@ static void attend_group(const rows_job *job)
 #pragma omp parallel
     {
         scratch *s = &pool.threads[omp_get_thread_num()];
+        uint32_t ready = G; // the head whose queries this thread has split
+        tiles_hold();
 #pragma omp for collapse(2) schedule(static)
         for (uint32_t g = 0; g < G; g++)
-            for (uint32_t i = 0; i < tiles; i++) attend_context_tile(s, job, g, i);
+            for (uint32_t i = 0; i < tiles; i++) {
+                if (operand_is_plain(job->p)) {
+                    attend_context_tile_f32(s, job, g, i);
+                    continue;
+                }
+                if (ready != g) split_queries(s, job, g);
+                ready = g;
+                attend_context_tile(s, job, g, i);
+            }
+        tiles_let_go();
         double start = meter_now();
 #pragma omp for collapse(2) schedule(static)
         for (uint32_t g = 0; g < G; g++)
@@ -466,13 +599,9 @@ void cpu_attend_rows(precision p, dev o, dev q, const prefix_kv *kv, const tail_
 {
     rows_job job = {.p = p, .o = o, .q = q, .kv = kv, .tails = tails, .rows = rows, .oracle = oracle, .shape = s};
     job.max_lines = cpu_row_group() * (s.n_heads / s.n_kv_heads);
-    if (!operand_is_plain(p)) {
-        job.plan = plan_tiles(p, kv->n_tokens, s.head_dim);
-        job.products = find_products(p, &job.plan, job.max_lines, s.head_dim, false);
-        if (!has_all(&job.products, &job.plan)) {
-            product_spoil(o.address, (size_t)n * s.n_heads * s.head_dim);
-            return;
-        }
+    if (!operand_is_plain(p) && !plan_blocks(&job.blocks, p, kv->n_tokens, s.head_dim, job.max_lines, false)) {
+        product_spoil(o.address, (size_t)n * s.n_heads * s.head_dim);
+        return;
     }
     for (; job.first < n; job.first += cpu_row_group()) {
         job.n = n - job.first < cpu_row_group() ? n - job.first : cpu_row_group();

@@ -32,22 +32,22 @@ SIMD_CLONES float loop_max(const float *x, size_t n)
     return top;
 }
 
-SIMD_CLONES float loop_exp_minus(float *x, size_t n, float top)
+SIMD_CLONES float loop_exp2_minus(float *e, const float *x, size_t n, float top)
 {
     float sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (size_t i = 0; i < n; i++) {
-        float e = softmax_exp(x[i] - top);
-        x[i] = e;
-        sum += e;
+        float now = softmax_exp2(x[i] - top);
+        e[i] = now;
+        sum += now;
     }
     return sum;
 }
 
-SIMD_CLONES void loop_add_exp_minus(float *columns, const float *x, size_t n, float top)
+SIMD_CLONES void loop_add_exp2_minus(float *columns, const float *x, size_t n, float top)
 {
 #pragma omp simd
-    for (size_t j = 0; j < n; j++) columns[j] += softmax_exp(x[j] - top);
+    for (size_t j = 0; j < n; j++) columns[j] += softmax_exp2(x[j] - top);
 }
 
 SIMD_CLONES float loop_dot(const float *a, const float *b, size_t n)
@@ -95,13 +95,25 @@ SIMD_CLONES void loop_tail_scores(float *line, const float *q, const float *k, u
     }
 }
 
-SIMD_CLONES void loop_tail_values(float *out, const float *weights, const float *v, uint32_t n, uint32_t d)
+// Sixteen floats that stay in registers while a loop adds to them, in as many as the processor needs for that.
+typedef float lanes __attribute__((vector_size(64)));
+
+SIMD_CLONES void loop_weighted_sum(float *out, const float *weights, size_t weight_step, const float *v, size_t ldv,
+                                   uint32_t n, uint32_t d)
 {
-    for (uint32_t t = 0; t < n; t++) {
-        float weight = weights[t];
-#pragma omp simd
-        for (uint32_t c = 0; c < d; c++) out[c] += weight * v[(size_t)t * d + c];
+    enum { BLOCK = 4 };
+    uint32_t c = 0;
+    for (; c + BLOCK * 16 <= d; c += BLOCK * 16) {
+        lanes sum[BLOCK], row[BLOCK];
+        memcpy(sum, out + c, sizeof sum);
+        for (uint32_t t = 0; t < n; t++) {
+            memcpy(row, v + t * ldv + c, sizeof row);
+            for (int i = 0; i < BLOCK; i++) sum[i] += weights[t * weight_step] * row[i];
+        }
+        memcpy(out + c, sum, sizeof sum);
     }
+    for (; c < d; c++)
+        for (uint32_t t = 0; t < n; t++) out[c] += weights[t * weight_step] * v[t * ldv + c];
 }
 
 SIMD_CLONES void loop_raise_importance(float *best, const float *e, size_t ld, const float *inverse, const float *w,

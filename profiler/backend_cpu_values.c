@@ -31,7 +31,7 @@ void cpu_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s)
     for (uint32_t h = 0; h < s.n_heads; h++) loop_scale(w.address + (size_t)h * T, T, scale);
 }
 
-// The softmax denominators of context rows [row, row + rows) of one query head, as logarithms.
+// The softmax denominators of context rows [row, row + rows) of one query head, as logarithms to base 2.
 static void row_log_tile(scratch *s, float *row_log, const float *q, size_t ld, const float *k, uint32_t row,
                          uint32_t rows, uint32_t d)
 {
@@ -39,13 +39,13 @@ static void row_log_tile(scratch *s, float *row_log, const float *q, size_t ld, 
     uint32_t end = row + rows;
     for (uint32_t key = 0; key < end; key += KEY_TILE) {
         uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
-        gemm(false, true, rows, keys, d, 1.0f / sqrtf((float)d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
+        gemm(false, true, rows, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
         for (uint32_t r = 0; r < rows; r++) { // no outputs to rescale
             uint32_t seen = row + r + 1 > key ? row + r + 1 - key : 0;
             cpu_softmax_line(s, s->scores + (size_t)r * keys, r, seen < keys ? seen : keys, 0);
         }
     }
-    for (uint32_t r = 0; r < rows; r++) row_log[row + r] = s->row_max[r] + logf(s->row_sum[r]);
+    for (uint32_t r = 0; r < rows; r++) row_log[row + r] = s->row_max[r] + log2f(s->row_sum[r]);
 }
 
 // Column sums of keys [key, key + keys) of one query head over the rows from `first` on. Each tile of rows is summed on its own first: with 100,000 rows one
@@ -57,12 +57,12 @@ static void column_tile(scratch *s, float *sums, const float *row_log, const flo
     memset(sums + key, 0, keys * sizeof(float));
     for (uint32_t row = (key > first ? key : first) / QUERY_TILE * QUERY_TILE; row < T; row += QUERY_TILE) {
         uint32_t rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
-        gemm(false, true, rows, keys, d, 1.0f / sqrtf((float)d), q + row * ld, ld, k + (size_t)key * d, d, 0.0f,
-             s->scores, keys);
+        gemm(false, true, rows, keys, d, cpu_score_scale(d), q + row * ld, ld, k + (size_t)key * d, d, 0.0f, s->scores,
+             keys);
         memset(part, 0, keys * sizeof(float));
         for (uint32_t r = first > row ? first - row : 0; r < rows; r++) {
             uint32_t seen = row + r + 1 > key ? row + r + 1 - key : 0;
-            loop_add_exp_minus(part, s->scores + (size_t)r * keys, seen < keys ? seen : keys, row_log[row + r]);
+            loop_add_exp2_minus(part, s->scores + (size_t)r * keys, seen < keys ? seen : keys, row_log[row + r]);
         }
         for (uint32_t j = 0; j < keys; j++) sums[key + j] += part[j];
     }

@@ -44,6 +44,34 @@ HOST_DEVICE static inline float softmax_exp(float x)
     return p * bits.f;
 }
 
+// 2^x of attention's softmax, for x <= 0: 1e-7 relative error, 0 below EXP2_LEAST. The logarithm of 2 is a factor of the queries there, and
+// with it goes most of what the exponential above does beside its polynomial. The tile unit's kernel has the same terms.
+#define EXP2_SHIFTER 12582912.0f
+#define EXP2_LEAST (-125.0f)
+#define EXP2_TERM_1 0.69314720f
+#define EXP2_TERM_2 0.24022648f
+#define EXP2_TERM_3 5.5503324e-2f
+#define EXP2_TERM_4 9.6184374e-3f
+#define EXP2_TERM_5 1.3398875e-3f
+#define EXP2_TERM_6 1.5353362e-4f
+static inline float softmax_exp2(float x)
+{
+    union {
+        float f;
+        unsigned u;
+    } n = {x + EXP2_SHIFTER}, p;
+    float r = x - (n.f - EXP2_SHIFTER);
+    p.f = EXP2_TERM_6;
+    p.f = p.f * r + EXP2_TERM_5;
+    p.f = p.f * r + EXP2_TERM_4;
+    p.f = p.f * r + EXP2_TERM_3;
+    p.f = p.f * r + EXP2_TERM_2;
+    p.f = p.f * r + EXP2_TERM_1;
+    p.f = p.f * r + 1.0f;
+    p.u = (p.u + (n.u << 23)) & -(unsigned)(x >= EXP2_LEAST); // the sum of the bits multiplies by 2^n
+    return p.f;
+}
+
 // Loops that are worth compiling once per vector width; the loader picks by CPU. Sanitisers cannot run the picking code.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 #define SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))

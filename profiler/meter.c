@@ -24,13 +24,15 @@ static meter_block *own_block(void)
     return own;
 }
 
-void meter_add(meter_phase phase, double start, double flops, double bytes)
+double meter_add(meter_phase phase, double start, double flops, double bytes)
 {
     meter_block *b = own_block();
-    if (!b) return; // a table without this thread's part is better than a run that fails
-    b->sums[phase].seconds += meter_now() - start;
+    double now = meter_now();
+    if (!b) return now; // a table without this thread's part is better than a run that fails
+    b->sums[phase].seconds += now - start;
     b->sums[phase].flops += flops;
     b->sums[phase].bytes += bytes;
+    return now;
 }
 
 void meter_add_parallel(meter_phase phase, double start, int threads)

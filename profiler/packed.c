@@ -22,7 +22,7 @@ static bool is_joined(precision p, uint32_t k)
 }
 
 // The same choice where the tile unit multiplies: the parts that it takes of each operand.
-static unsigned tile_parts(precision p, uint32_t k)
+unsigned packed_parts(precision p, uint32_t k)
 {
     return p == PRECISION_F32 || is_joined(p, k) ? 3 : p == PRECISION_BF16X3 ? 2 : 1;
 }
@@ -325,14 +325,14 @@ static size_t part_bytes(precision p, uint32_t k, uint32_t n)
 
 size_t packed_bytes(precision p, uint32_t k, uint32_t n)
 {
-    if (tiles_available()) return tiles_b_bytes(tile_parts(p, k), k, n);
+    if (tiles_available()) return tiles_b_bytes(packed_parts(p, k), k, n);
     size_t one = part_bytes(p, k, n);
     return p == PRECISION_BF16X3 && !is_joined(p, k) ? 2 * one : one;
 }
 
 size_t operand_bytes(precision p, uint32_t m, uint32_t k)
 {
-    if (tiles_available()) return tiles_a_bytes(tile_parts(p, k), m, k);
+    if (tiles_available()) return tiles_a_bytes(packed_parts(p, k), m, k);
     size_t parts = p != PRECISION_BF16X3 ? 1 : is_joined(p, k) ? JOINED : 2;
     return round_up(parts * m * k * type_size(type_of(p)));
 }
@@ -476,7 +476,7 @@ bool packed_store(precision p, void *to, const float *b, size_t ld, bool transpo
                   float *temp)
 {
     if (tiles_available()) {
-        tiles_pack_b(tile_parts(p, k), to, b, ld, transposed, k, n);
+        tiles_pack_b(packed_parts(p, k), to, b, ld, transposed, k, n);
         return true;
     }
     if (p == PRECISION_F32 || (p == PRECISION_BF16 && packed_is_native())) // the reorder rounds by itself
@@ -511,7 +511,7 @@ void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m,
                    uint32_t k, float scale)
 {
     if (tiles_available()) {
-        for (uint32_t i = 0; i < rows; i++, x += ld) tiles_pack_row(tile_parts(p, k), to, x, first + i, k, scale);
+        for (uint32_t i = 0; i < rows; i++, x += ld) tiles_pack_row(packed_parts(p, k), to, x, first + i, k, scale);
         return;
     }
     bool joined = is_joined(p, k), bits = type_of(p) == dnnl_bf16, unit = has_bf16_unit();
@@ -543,7 +543,7 @@ void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m,
 static bool make_product(product *made)
 {
     if (tiles_available()) {
-        made->tile_parts = tile_parts(made->p, made->k);
+        made->tile_parts = packed_parts(made->p, made->k);
         return true;
     }
     bool joined = is_joined(made->p, made->k);
@@ -623,7 +623,8 @@ bool product_takes_any_rows(void)
 
 void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc)
 {
-    tiles_multiply(&(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc, 0, p->tile_parts});
+    tiles_multiply(&(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc, 0, p->tile_parts, 0,
+                                   NULL, false});
 }
 
 size_t packed_step_bytes(unsigned bits, uint32_t k, uint32_t n)
@@ -635,7 +636,8 @@ void product_run_steps(const product *p, uint32_t rows, const void *a, const voi
                        float *c, size_t ldc)
 {
     unsigned b_parts = parts < p->tile_parts ? parts : p->tile_parts;
-    tiles_multiply(&(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc, bits, b_parts});
+    tiles_multiply(
+        &(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc, bits, b_parts, 0, NULL, false});
 }
 
 void product_spoil(float *c, size_t n)

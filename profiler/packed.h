@@ -26,6 +26,9 @@ bool packed_is_native(void);
 // Are rows of float32 used where they stand? Else, and in the other precisions, operand_split must have been there first.
 bool operand_is_plain(precision p);
 
+// The parts that the tile unit takes of the operands of a product of k terms.
+unsigned packed_parts(precision p, uint32_t k);
+
 // Bytes of b [k,n] once packed, and of a [m,k] once split. Multiples of 64.
 size_t packed_bytes(precision p, uint32_t k, uint32_t n);
 size_t operand_bytes(precision p, uint32_t m, uint32_t k);

@@ -1,6 +1,8 @@
 #include "profiler/packed_tiles.h"
+#include "profiler/linalg.h"
 #include "profiler/packed_steps.h"
 #include <dnnl.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -53,6 +55,11 @@ size_t tiles_b_bytes(unsigned parts, uint32_t k, uint32_t n)
     return blocks_of(n, COLUMNS) * blocks_of(k, TERMS) * b_block_bytes(parts);
 }
 
+size_t tiles_split_bytes(unsigned parts, uint32_t k, uint32_t n)
+{
+    return parts == SPLIT_PARTS ? blocks_of(n, COLUMNS) * blocks_of(k, TERMS) * SPLIT_BYTES : 0;
+}
+
 size_t tiles_a_bytes(unsigned parts, uint32_t m, uint32_t k)
 {
     return blocks_of(m, TILE_ROWS) * blocks_of(k, TERMS) * parts * TILE_BYTES;
@@ -63,9 +70,33 @@ TILE_UNIT static inline __m512 widen(__m256i bf16)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
 }
 
-// 32 values as the same line of `parts` tiles that are `step` bytes apart.
-TILE_UNIT static inline void store_line(unsigned parts, char *to, size_t step, __m512 a, __m512 b)
+// 32 values as the same line of three tiles that are `step` bytes apart. The first part is rounded, so that what is left has either sign; the
+// others are cut: parts of 8 bits each hold all of it. Cutting takes half the instructions of rounding.
+TILE_UNIT static inline void store_three(char *to, size_t step, __m512 a, __m512 b)
 {
+    static const _Alignas(LINE) uint16_t UPPER[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
+                                                      33, 35, 37, 39, 41, 43, 45, 47, 49, 51, 53, 55, 57, 59, 61, 63};
+    const __m512i top = _mm512_set1_epi32((int)0xffff0000), half = _mm512_set1_epi32(0x8000),
+                  upper = _mm512_load_si512(UPPER);
+    __m512i high_a = _mm512_add_epi32(_mm512_castps_si512(a), half),
+            high_b = _mm512_add_epi32(_mm512_castps_si512(b), half);
+    for (int i = 0; i < 3; i++, to += step) {
+        _mm512_store_si512(to, _mm512_permutex2var_epi16(high_a, upper, high_b));
+        a = _mm512_sub_ps(a, _mm512_castsi512_ps(_mm512_and_si512(high_a, top)));
+        b = _mm512_sub_ps(b, _mm512_castsi512_ps(_mm512_and_si512(high_b, top)));
+        high_a = _mm512_castps_si512(a);
+        high_b = _mm512_castps_si512(b);
+    }
+}
+
+// The same of `parts` tiles.
+TILE_UNIT static inline __attribute__((always_inline)) void store_line(unsigned parts, char *to, size_t step, __m512 a,
+                                                                       __m512 b)
+{
+    if (parts == 3) {
+        store_three(to, step, a, b);
+        return;
+    }
     for (unsigned i = 1;; i++, to += step) {
         __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(b, a);
         _mm512_store_si512(to, rounded);
@@ -75,9 +106,15 @@ TILE_UNIT static inline void store_line(unsigned parts, char *to, size_t step, _
     }
 }
 
-TILE_UNIT void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t row, uint32_t k, float scale)
+// Where row `row` of a operand begins.
+static char *line_of_row(unsigned parts, void *a, uint32_t row, uint32_t k)
 {
-    char *line = (char *)to + row / TILE_ROWS * tiles_a_bytes(parts, TILE_ROWS, k) + row % TILE_ROWS * LINE;
+    return (char *)a + row / TILE_ROWS * tiles_a_bytes(parts, TILE_ROWS, k) + row % TILE_ROWS * LINE;
+}
+
+TILE_UNIT static inline __attribute__((always_inline)) void pack_terms(unsigned parts, char *line, const float *x,
+                                                                       uint32_t k, float scale)
+{
     __m512 s = _mm512_set1_ps(scale);
     uint32_t i = 0;
     for (; i + TERMS <= k; i += TERMS, line += parts * TILE_BYTES)
@@ -88,6 +125,80 @@ TILE_UNIT void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t
     memcpy(rest, x + i, (k - i) * sizeof *x);
     store_line(parts, line, TILE_BYTES, _mm512_mul_ps(_mm512_loadu_ps(rest), s),
                _mm512_mul_ps(_mm512_loadu_ps(rest + 16), s));
+}
+
+TILE_UNIT void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t row, uint32_t k, float scale)
+{
+    char *line = line_of_row(parts, to, row, k);
+    if (parts == 3) pack_terms(3, line, x, k, scale);
+    else if (parts == 2) pack_terms(2, line, x, k, scale);
+    else pack_terms(1, line, x, k, scale);
+}
+
+TILE_UNIT float tiles_max(const float *x, uint32_t n)
+{
+    const __m512 least = _mm512_set1_ps(-INFINITY);
+    __m512 top[4] = {least, least, least, least}; // so that one need not wait for the other
+    uint32_t i = 0;
+    for (; i + 64 <= n; i += 64)
+        for (int j = 0; j < 4; j++) top[j] = _mm512_max_ps(_mm512_loadu_ps(x + i + 16 * j), top[j]);
+    for (int j = 0; i < n; i += 16, j++) {
+        __mmask16 there = n - i < 16 ? (__mmask16)((1u << (n - i)) - 1) : 0xffff;
+        top[j] = _mm512_max_ps(_mm512_mask_loadu_ps(least, there, x + i), top[j]);
+    }
+    return _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(top[0], top[1]), _mm512_max_ps(top[2], top[3])));
+}
+
+// softmax_exp2 (linalg.h) of the lanes that are `there`, 0 in the others.
+TILE_UNIT static inline __m512 exp2_lanes(__m512 x, __mmask16 there)
+{
+    const __m512 shifter = _mm512_set1_ps(EXP2_SHIFTER);
+    __m512 n = _mm512_add_ps(x, shifter), r = _mm512_sub_ps(x, _mm512_sub_ps(n, shifter));
+    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(EXP2_TERM_6), r, _mm512_set1_ps(EXP2_TERM_5));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP2_TERM_4));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP2_TERM_3));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP2_TERM_2));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(EXP2_TERM_1));
+    p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+    there = _mm512_mask_cmp_ps_mask(there, x, _mm512_set1_ps(EXP2_LEAST), _CMP_GE_OQ);
+    return _mm512_castsi512_ps(
+        _mm512_maskz_add_epi32(there, _mm512_castps_si512(p), _mm512_slli_epi32(_mm512_castps_si512(n), 23)));
+}
+
+// 32 terms of a line, those that are `there`.
+TILE_UNIT static inline __attribute__((always_inline)) void
+exp2_block(unsigned parts, char *line, const float *x, __m512 top, uint32_t there, __m512 sums[2], float *keep)
+{
+    __m512 a = exp2_lanes(_mm512_sub_ps(_mm512_loadu_ps(x), top), (__mmask16)there),
+           b = exp2_lanes(_mm512_sub_ps(_mm512_loadu_ps(x + 16), top), (__mmask16)(there >> 16));
+    sums[0] = _mm512_add_ps(sums[0], a);
+    sums[1] = _mm512_add_ps(sums[1], b);
+    store_line(parts, line, TILE_BYTES, a, b);
+    if (!keep) return;
+    _mm512_storeu_ps(keep, a);
+    _mm512_storeu_ps(keep + 16, b);
+}
+
+TILE_UNIT static inline __attribute__((always_inline)) float
+exp2_terms(unsigned parts, char *line, const float *x, uint32_t n, uint32_t terms, float top, float *keep)
+{
+    const __m512 subtract = _mm512_set1_ps(top);
+    __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+    uint32_t i = 0;
+    for (; i + TERMS <= n; i += TERMS, line += parts * TILE_BYTES)
+        exp2_block(parts, line, x + i, subtract, 0xffffffff, sums, keep ? keep + i : NULL);
+    for (; i < terms; i += TERMS, line += parts * TILE_BYTES)
+        exp2_block(parts, line, x + i, subtract, i < n ? (1u << (n - i)) - 1 : 0, sums, keep ? keep + i : NULL);
+    return _mm512_reduce_add_ps(_mm512_add_ps(sums[0], sums[1]));
+}
+
+TILE_UNIT float tiles_exp2_row(unsigned parts, void *to, uint32_t row, uint32_t k, const float *x, uint32_t n,
+                               uint32_t terms, float top, float *keep)
+{
+    char *line = line_of_row(parts, to, row, k);
+    return parts == 3   ? exp2_terms(3, line, x, n, terms, top, keep)
+           : parts == 2 ? exp2_terms(2, line, x, n, terms, top, keep)
+                        : exp2_terms(1, line, x, n, terms, top, keep);
 }
 
 // Gathers one tile of b in float32: terms from `term` on, columns from `column` on, zeros beyond k and n.
@@ -250,7 +361,7 @@ typedef struct tile_block {
     size_t row_step;     // bytes between blocks of rows of a
     unfolding unfolding; // of the first block of terms
     size_t unfold_step;  // bytes to the next one that is unfolded
-    bool once;           // no more rows will meet the parts
+    bool once;           // nobody will meet the parts again
     uint32_t count;
     bool accumulate;
 } tile_block;
@@ -318,14 +429,39 @@ TILE_UNIT static void multiply_edge(unsigned parts, unsigned b_parts, uint32_t r
     for (uint32_t r = 0; r < rows; r++) memcpy(c + r * ldc, whole + r * COLUMNS, columns * sizeof *c);
 }
 
+// What the thread's unit has been told.
+static _Thread_local struct {
+    uint32_t rows; // 0: nothing
+    bool held;
+} unit;
+
 // Tells the unit that the two blocks of rows in its registers have `rows` rows together: others are neither read nor written.
 TILE_UNIT static void set_rows(uint32_t rows)
 {
+    if (rows == unit.rows) return;
+    unit.rows = rows;
     uint8_t first = rows < TILE_ROWS ? (uint8_t)rows : TILE_ROWS,
             second = rows > TILE_ROWS ? (uint8_t)(rows - TILE_ROWS) : TILE_ROWS;
     tile_setting setting = {.palette = 1, .rows = {first, first, second, second, first, second, TILE_ROWS, TILE_ROWS}};
     for (int i = 0; i < 8; i++) setting.bytes[i] = LINE;
     _tile_loadconfig(&setting);
+}
+
+TILE_UNIT static void unit_off(void)
+{
+    if (unit.rows) _tile_release();
+    unit.rows = 0;
+}
+
+void tiles_hold(void)
+{
+    unit.held = true;
+}
+
+void tiles_let_go(void)
+{
+    unit.held = false;
+    unit_off();
 }
 
 static step_parts unfolded_parts(const tile_product *p)
@@ -334,20 +470,21 @@ static step_parts unfolded_parts(const tile_product *p)
     return p->parts == 2 ? PARTS_NEAREST_2 : PARTS_NEAREST_1;
 }
 
-// All rows of a block of columns, of `count` blocks of terms from `first` on. `made`: where parts of b are made. `set`: the rows that the
-// unit was told of.
+// All rows of a block of columns, of `count` blocks of terms from `first` on. `made`: where parts of b are made, unless the
+// product has its own place for them.
 TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, uint32_t first, uint32_t count,
-                                       char *made, uint32_t *set)
+                                       char *made)
 {
+    if (p->split) made = (char *)p->split + (column / COLUMNS * blocks_of(p->k, TERMS) + first) * SPLIT_BYTES;
     size_t stored = p->bits ? steps_block_bytes(p->bits) : b_block_bytes(p->parts);
     bool ready = !p->bits && p->parts != SPLIT_PARTS;
     const char *b = (const char *)p->b + (column / COLUMNS * blocks_of(p->k, TERMS) + first) * stored;
     tile_block t = {.b = ready ? b : made,
                     .made = made,
                     .row_step = tiles_a_bytes(p->parts, TILE_ROWS, p->k),
-                    .unfolding = {ready ? NULL : b, made, p->bits, unfolded_parts(p)},
+                    .unfolding = {ready || p->is_split ? NULL : b, made, p->bits, unfolded_parts(p)},
                     .unfold_step = stored,
-                    .once = p->m <= 2 * TILE_ROWS,
+                    .once = p->m <= 2 * TILE_ROWS && !p->split,
                     .count = count,
                     .accumulate = p->accumulate || first > 0};
     uint32_t columns = p->n - column < COLUMNS ? p->n - column : COLUMNS;
@@ -355,8 +492,7 @@ TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, u
         uint32_t rows = p->m - row < 2 * TILE_ROWS ? p->m - row : 2 * TILE_ROWS;
         float *c = p->c + (size_t)row * p->ldc + column;
         uint32_t needed = rows % TILE_ROWS ? rows : 2 * TILE_ROWS; // whole blocks are all set alike
-        if (needed != *set) set_rows(needed);
-        *set = needed;
+        set_rows(needed);
         t.a = (const char *)p->a + row / TILE_ROWS * t.row_step + (size_t)first * p->parts * TILE_BYTES;
         if (columns == COLUMNS) multiply_any(p->parts, p->b_parts, rows > TILE_ROWS, &t, c, p->ldc);
         else multiply_edge(p->parts, p->b_parts, rows, &t, c, p->ldc, columns);
@@ -366,12 +502,12 @@ TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, u
 TILE_UNIT void tiles_multiply(const tile_product *p)
 {
     _Alignas(LINE) char made[TERM_BLOCKS * SPLIT_BYTES];
-    uint32_t term_blocks = (uint32_t)blocks_of(p->k, TERMS), set = 0;
+    uint32_t term_blocks = (uint32_t)blocks_of(p->terms ? p->terms : p->k, TERMS);
     for (uint32_t first = 0; first < term_blocks; first += TERM_BLOCKS)
         for (uint32_t column = 0; column < p->n; column += COLUMNS)
             multiply_columns(p, column, first, term_blocks - first < TERM_BLOCKS ? term_blocks - first : TERM_BLOCKS,
-                             made, &set);
-    _tile_release();
+                             made);
+    if (!unit.held) unit_off();
 }
 
 #else // nothing of the kind: tiles_available says so, and nobody calls the others
@@ -400,6 +536,29 @@ void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t row, uint
 {
     (void)parts, (void)to, (void)x, (void)row, (void)k, (void)scale;
 }
+
+size_t tiles_split_bytes(unsigned parts, uint32_t k, uint32_t n)
+{
+    (void)parts, (void)k, (void)n;
+    return 0;
+}
+
+float tiles_max(const float *x, uint32_t n)
+{
+    (void)x, (void)n;
+    return 0;
+}
+
+float tiles_exp2_row(unsigned parts, void *to, uint32_t row, uint32_t k, const float *x, uint32_t n, uint32_t terms,
+                     float top, float *keep)
+{
+    (void)parts, (void)to, (void)row, (void)k, (void)x, (void)n, (void)terms, (void)top, (void)keep;
+    return 0;
+}
+
+void tiles_hold(void) {}
+
+void tiles_let_go(void) {}
 
 void tiles_multiply(const tile_product *p)
 {

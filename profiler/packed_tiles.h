@@ -14,7 +14,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { TILE_ROWS = 16 }; // operands are padded to a multiple of this many rows
+enum { TILE_ROWS = 16, TILE_TERMS = 32 }; // operands are padded to a multiple of this many rows, and of terms
 
 // Is there such a unit, does the system let us use it, and may oneDNN (DNNL_MAX_CPU_ISA)?
 bool tiles_available(void);
@@ -29,6 +29,14 @@ void tiles_pack_b(unsigned parts, void *to, const float *b, size_t ld, bool tran
 // Row `row` of a = scale * x [k].
 void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t row, uint32_t k, float scale);
 
+// The largest of x [n].
+float tiles_max(const float *x, uint32_t n);
+
+// The first `terms` of row `row` of a [m,k], rounded up to 32: 2^(x - top) of the first n, then zeros. x may be read that far. `keep`, unless
+// NULL, gets the same numbers in float32. Returns their sum.
+float tiles_exp2_row(unsigned parts, void *to, uint32_t row, uint32_t k, const float *x, uint32_t n, uint32_t terms,
+                     float top, float *keep);
+
 // c [m,n] (+)= a [m,k] b [k,n], lines of c apart by ldc floats. Rows of a that were never packed only meet their own rows of c.
 typedef struct tile_product {
     unsigned parts;
@@ -39,5 +47,15 @@ typedef struct tile_product {
     size_t ldc;
     unsigned bits;    // not 0: b was packed by steps_pack (packed_steps.h)
     unsigned b_parts; // `parts`, or 2 where `parts` is 3 and b's third part is zero
+    uint32_t terms;   // of the k that a and b are packed for, those that are multiplied, rounded up to 32; 0: all
+    // Three parts of b are made while rows meet it. Where others will meet it later: tiles_split_bytes of memory to leave them in, and
+    // whether they are there already, of these terms and columns at least.
+    void *split;
+    bool is_split;
 } tile_product;
 void tiles_multiply(const tile_product *p);
+size_t tiles_split_bytes(unsigned parts, uint32_t k, uint32_t n);
+
+// Between these the thread's unit stays as the last product has set it, which saves a small product a third of its time.
+void tiles_hold(void);
+void tiles_let_go(void);

@@ -769,6 +769,19 @@ START_TEST(test_softmax_exp)
 }
 END_TEST
 
+START_TEST(test_softmax_exp2)
+{
+    for (double x = 0; x >= EXP2_LEAST; x -= 0.00137) {
+        double want = exp2((double)(float)x), got = (double)softmax_exp2((float)x);
+        ck_assert_msg(fabs(got - want) <= 1.5e-7 * want, "2^%g is %g", x, got);
+    }
+    ck_assert_float_eq(softmax_exp2(0), 1.0f);
+    ck_assert_float_eq(softmax_exp2(-INFINITY), 0.0f);
+    ck_assert_float_eq(softmax_exp2(-1e30f), 0.0f);
+    ck_assert_float_eq(softmax_exp2(nextafterf(EXP2_LEAST, -200)), 0.0f);
+}
+END_TEST
+
 START_TEST(test_every_operation_is_there)
 {
     for (const backend *const *b = backend_list; *b; b++) {
@@ -792,6 +805,7 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, test_every_operation_is_there);
     tcase_add_test(tc, test_softmax_exp);
+    tcase_add_test(tc, test_softmax_exp2);
     if (strcmp(JUDGED.name, "cpu") != 0) setenv("CK_FORK", "no", 1); // a device does not outlive a fork
     kvb_error err = {0};
     if (JUDGED.open(&err) != KVB_OK) {

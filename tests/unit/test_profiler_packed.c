@@ -2,6 +2,7 @@
 #include "profiler/linalg.h"
 #include "profiler/packed.h"
 #include "profiler/packed_steps.h"
+#include "profiler/packed_tiles.h"
 #include "unit.h"
 #include <math.h>
 #include <stdio.h>
@@ -178,6 +179,83 @@ START_TEST(test_steps)
 }
 END_TEST
 
+// On the tile unit: some columns and terms of a product, whose parts of b are left for other rows, have the bits of all of it.
+START_TEST(test_part_of_a_product)
+{
+    enum { M = 32, N = 160, K = 96 };
+    for (precision p = PRECISION_F32; tiles_available() && p <= PRECISION_BF16; p++)
+        for (uint32_t terms = 32; terms <= K; terms += 32) {
+            packed_case t = case_make(p, M, N, K, true, false);
+            for (uint32_t i = 0; i < M; i++) // what has no terms adds nothing
+                memset(t.a + i * K + terms, 0, (K - terms) * sizeof(float));
+            operand_split(p, t.operand, t.a, K, M, 0, M, K, 1.0f);
+            product_run(product_find(p, M, N, K, false), t.operand, t.weights, t.c);
+            void *split = memory(tiles_split_bytes(packed_parts(p, K), K, N));
+            tiles_hold();
+            for (uint32_t n = N; n; n -= 32) {
+                float *some = memory((size_t)M * N * sizeof(float));
+                tiles_multiply(&(tile_product){.parts = packed_parts(p, K),
+                                               .b_parts = packed_parts(p, K),
+                                               .m = M,
+                                               .n = n,
+                                               .k = K,
+                                               .a = t.operand,
+                                               .b = t.weights,
+                                               .c = some,
+                                               .ldc = N,
+                                               .terms = terms,
+                                               .split = split,
+                                               .is_split = n < N});
+                for (uint32_t i = 0; i < M; i++)
+                    for (uint32_t j = 0; j < N; j++)
+                        ck_assert_msg(some[i * N + j] == (j < n ? t.c[i * N + j] : 0),
+                                      "%s, %u terms: row %u, column %u of %u", precision_name(p), terms, i, j, n);
+                free(some);
+            }
+            tiles_let_go();
+            free(split);
+            case_free(&t);
+        }
+}
+END_TEST
+
+// On the tile unit: powers of two straight into an operand are what split powers of two are.
+START_TEST(test_powers_as_operand)
+{
+    enum { K = 160, ROWS = 32 };
+    for (unsigned parts = 1; tiles_available() && parts <= 3; parts++)
+        for (uint32_t n = 0; n <= K; n += n < 70 ? 1 : 15) {
+            float x[K], kept[K];
+            uint32_t terms = (n + 31) / 32 * 32, row = n % ROWS;
+            size_t bytes = tiles_a_bytes(parts, ROWS, K);
+            char *a = memory(bytes), *split = memory(bytes);
+            float top = -INFINITY;
+            double sum = 0;
+            for (uint32_t i = 0; i < K; i++) x[i] = kept[i] = uniform() * 90;
+            for (uint32_t i = 0; i < n; i++) top = fmaxf(top, x[i]);
+            ck_assert_float_eq(tiles_max(x, n), top);
+            if (n == 0) top = 0;
+            float got = tiles_exp2_row(parts, a, row, K, x, n, K, top, kept);
+            for (uint32_t i = 0; i < K; i++) {
+                double want = i < n && x[i] - top >= EXP2_LEAST ? exp2((double)(x[i] - top)) : 0;
+                ck_assert_double_le(fabs(kept[i] - want), 1.5e-7 * want);
+                sum += want;
+            }
+            ck_assert_double_le(fabs(got - sum), 1e-6 * sum);
+            tiles_pack_row(parts, split, kept, row, K, 1.0f);
+            ck_assert_int_eq(memcmp(a, split, bytes), 0);
+            memset(a, 0xff, bytes); // no more than the terms that were asked for
+            tiles_exp2_row(parts, a, row, K, x, n, terms, top, NULL);
+            for (size_t i = 0; i < bytes; i++) {
+                uint32_t term = (uint32_t)(i / 1024 / parts % (K / 32) * 32);
+                bool own = i % 1024 / 64 == row % 16 && i / (bytes / 2) == row / 16;
+                ck_assert_int_eq((unsigned char)a[i], own && term < terms ? (unsigned char)split[i] : 0xff);
+            }
+            free(a), free(split);
+        }
+}
+END_TEST
+
 // What is not a number stays so in every part.
 START_TEST(test_not_a_number)
 {
@@ -202,6 +280,8 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_errors);
     tcase_add_test(tc, test_float32_is_as_good_as_sgemm);
     tcase_add_test(tc, test_any_rows);
+    tcase_add_test(tc, test_part_of_a_product);
+    tcase_add_test(tc, test_powers_as_operand);
     tcase_add_test(tc, test_not_a_number);
     tcase_add_test(tc, test_steps);
 }
