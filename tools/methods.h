@@ -54,8 +54,8 @@ bool methods_is_table(const char *operand); // by its name
 
 // Reads the ratios. What is wrong with the command line is printed, and EXIT_USAGE returned.
 int methods_read_ratios(methods *e);
-// Opens everything for a model; tables are those of the n operands that are called so. Without tables, --metric and --policy there are the three
-// metrics that `profile` records, or none at all when `bare`.
+// Opens everything for a model; tables are those of the n operands that are called so. Without tables, --metric and --policy there are
+// the three metrics that `profile` records, or none at all when `bare`.
 kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, bool bare, kvb_error *err);
 method_list methods_list(const methods *e);
 void methods_free(methods *e);
