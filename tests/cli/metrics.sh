@@ -48,7 +48,7 @@ press ea:kvpress 'ExpectedAttentionPress(n_future_positions=512, n_sink=4, use_c
 expect 0 'a table for CriticalKV' solve run.h5 --metric critical:share=0+keydiff -o critical.safetensors
 expect 0 'serves both of its stages' eval tiny.gguf critical.safetensors calib.jsonl --metric critical+keydiff --metric h2o:half \
     --metric streaming --metric streaming:kvpress -a uniform -t 140 -n 8 --ratio 0.8 --sink 0 --window 0 --quiet --dump-kept kept.jsonl
-says 'and is one of its allocators' 'lukv'
+says 'and is one of its allocators' '^ +80 %  kvbudget '
 "$PYTHON" - >kept.txt <<'PYTHON_END'
 import json
 rows = [json.loads(line) for line in open("kept.jsonl")]
