@@ -444,6 +444,7 @@ TILE_UNIT static void set_rows(uint32_t rows)
             second = rows > TILE_ROWS ? (uint8_t)(rows - TILE_ROWS) : TILE_ROWS;
     tile_setting setting = {.palette = 1, .rows = {first, first, second, second, first, second, TILE_ROWS, TILE_ROWS}};
     for (int i = 0; i < 8; i++) setting.bytes[i] = LINE;
+    __asm__ volatile("" : : "m"(setting) : "memory"); // GCC's intrinsic says that it reads 8 of the 64 bytes
     _tile_loadconfig(&setting);
 }
 
