@@ -42,7 +42,7 @@ static scratch_sizes sizes_of(precision p, const backend_limits *limits)
     }
     s.scores = (s.scores + 15) / 16 * 16;
     s.tails = limits->tail;
-    s.panel = BLOCKS_PER_TASK * PRODUCT_ROWS_MAX * PANEL;
+    s.panel = PRODUCT_ROWS_MAX * PANEL;
     s.each = s.scores + s.tails + 2 * s.lines * d + 2 * s.lines + s.panel + s.queries + s.weights + s.split_keys +
              s.split_values;
     s.each = (s.each + 15) / 16 * 16;

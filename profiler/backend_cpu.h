@@ -14,9 +14,12 @@ enum {
     // scores, 32 KiB, stay in the first-level cache.
     TASK_LINES = 384,
     BLOCK_LINES = 32,
-    VALUE_TILE = 512,     // context rows per step of value_weights
-    PANEL = 128,          // outputs of such a product; a multiple of oneDNN's blocks
-    BLOCKS_PER_TASK = 16, // blocks of product_rows() rows that meet one panel after the other
+    VALUE_TILE = 512, // context rows per step of value_weights
+    // Outputs of such a product: a multiple of oneDNN's blocks, or the tile unit's, whose products cost nothing to begin.
+    PANEL = 128,
+    TILE_PANEL = 32,
+    BLOCKS_PER_TASK = 16,    // blocks of product_rows() rows that meet one panel after the other, at most
+    OPERAND_BYTES = 3 << 18, // of those blocks on the tile unit: they stay in the second-level cache
 };
 
 // Scratch of one thread; sized by cpu_reserve.
@@ -26,7 +29,7 @@ typedef struct scratch {
     float *queries;                  // [lines, d], lines: cpu_max_lines()
     float *outputs;                  // [lines, d]
     float *row_max, *row_sum;        // [lines]
-    float *panel;                    // [BLOCKS_PER_TASK * PRODUCT_ROWS_MAX, PANEL]
+    float *panel;                    // [PRODUCT_ROWS_MAX, PANEL]
     void *query_operand;             // [lines, d]
     void *weight_operand;            // [cpu_block_lines(lines), KEY_TILE]
     void *split_keys, *split_values; // parts of one tile, where products make them (packed_tiles.h)

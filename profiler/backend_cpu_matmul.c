@@ -17,7 +17,7 @@ typedef struct panel_kind {
 
 typedef struct packed_matrix {
     precision p;
-    uint32_t n_panels, rows; // rows of every product
+    uint32_t n_panels, width, rows; // outputs of a panel, but perhaps the last; rows of every product
     unsigned bits,
         parts; // of weights kept as whole numbers: theirs, and the parts that products in float32 need of them; else 0
     size_t panel_bytes;
@@ -34,16 +34,16 @@ static bool panel_kind_find(panel_kind *kind, const packed_matrix *m, uint32_t w
 
 // Buffers of a thread that packs.
 typedef struct packer {
-    float *rows, *temp; // [PANEL, in], packed_temp_floats
+    float *rows, *temp; // [width, in], packed_temp_floats
     int8_t *wholes;     // [in]
     float *steps, *bases;
 } packer;
 
-static bool packer_open(packer *k, uint32_t in)
+static bool packer_open(packer *k, uint32_t width, uint32_t in)
 {
     size_t blocks = in / STEP_TERMS + 1;
-    *k = (packer){.rows = malloc((size_t)PANEL * in * sizeof(float)),
-                  .temp = malloc(packed_temp_floats(in, PANEL) * sizeof(float)),
+    *k = (packer){.rows = malloc((size_t)width * in * sizeof(float)),
+                  .temp = malloc(packed_temp_floats(in, width) * sizeof(float)),
                   .wholes = malloc(in),
                   .steps = malloc(2 * blocks * sizeof(float))};
     k->bases = k->steps ? k->steps + blocks : NULL;
@@ -86,11 +86,11 @@ static bool pack_panels(packed_matrix *m, const stored_matrix *w, float *kept)
 #pragma omp parallel reduction(+ : failures) reduction(&& : two_parts)
     {
         packer k;
-        bool open = packer_open(&k, w->in);
+        bool open = packer_open(&k, m->width, w->in);
         failures += !open;
 #pragma omp for schedule(dynamic, 1)
         for (uint32_t i = 0; i < m->n_panels; i++) {
-            uint32_t first = i * PANEL, width = w->out - first < PANEL ? w->out - first : PANEL;
+            uint32_t first = i * m->width, width = w->out - first < m->width ? w->out - first : m->width;
             char *panel = m->panels + i * m->panel_bytes;
             if (open)
                 failures += !(m->bits ? pack_steps(m, panel, w, first, width, &k, &two_parts)
@@ -114,8 +114,9 @@ static packed_matrix *pack_matrix(precision p, const stored_matrix *w, float *ke
     m->p = p;
     m->rows = product_rows();
     m->bits = product_takes_any_rows() ? stored_bits(w) : 0;
-    m->n_panels = (w->out + PANEL - 1) / PANEL;
-    uint32_t full = w->out < PANEL ? w->out : PANEL, last = w->out - (m->n_panels - 1) * PANEL;
+    m->width = product_takes_any_rows() ? TILE_PANEL : PANEL;
+    m->n_panels = (w->out + m->width - 1) / m->width;
+    uint32_t full = w->out < m->width ? w->out : m->width, last = w->out - (m->n_panels - 1) * m->width;
     size_t full_bytes = panel_bytes(m, w->in, full), last_bytes = panel_bytes(m, w->in, last);
     m->panel_bytes = last_bytes > full_bytes ? last_bytes : full_bytes;
     m->panels = (char *)host_alloc(m->panel_bytes / sizeof(float) * m->n_panels).address;
@@ -151,7 +152,7 @@ void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows
     const packed_matrix *m = w->packed;
     for (uint32_t i = row; i < row + rows; i++, to += n)
         if (w->address) memcpy(to, w->address + (size_t)i * w->in + first, n * sizeof(float));
-        else steps_unpack(m->bits, to, m->panels + i / PANEL * m->panel_bytes, i % PANEL, w->in, first, n);
+        else steps_unpack(m->bits, to, m->panels + i / m->width * m->panel_bytes, i % m->width, w->in, first, n);
 }
 
 void cpu_matrix_release(dev_matrix *w)
@@ -210,19 +211,14 @@ static void multiply_blocks(const matmul_job *job, const panel_kind *kind, const
     }
 }
 
-// The same in one product, straight into y where nothing has to be added. (What y holds is added at the end: a sum that begins with it
-// would round each of its terms to y's magnitude.)
+// The same in one product, straight into y.
 static void multiply_at_once(const matmul_job *job, const packed_matrix *m, const panel_kind *kind, const char *b,
                              float *y, uint32_t out, uint32_t first, uint32_t rows)
 {
-    float *tile = pool.threads[omp_get_thread_num()].panel;
     y += (size_t)first * job->rows * out;
-    size_t line = job->accumulate ? kind->width : out;
-    float *c = job->accumulate ? tile : y;
     const void *a = operand_block(job, first);
-    if (m->bits) product_run_steps(kind->product, rows, a, b, m->bits, m->parts, c, line);
-    else product_run_rows(kind->product, rows, a, b, c, line);
-    if (job->accumulate) loop_store_tile(y, out, tile, rows, kind->width, true);
+    if (m->bits) product_run_steps(kind->product, rows, a, b, m->bits, m->parts, y, out, job->accumulate);
+    else product_run_rows(kind->product, rows, a, b, y, out, job->accumulate);
 }
 
 // `panel` counts through all matrices.
@@ -234,7 +230,7 @@ static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first
     const packed_matrix *m = to->w.packed;
     const panel_kind *kind = panel + 1 < m->n_panels ? &m->full : &m->last;
     const char *b = m->panels + panel * m->panel_bytes;
-    float *y = to->y.address + (size_t)panel * PANEL;
+    float *y = to->y.address + (size_t)panel * m->width;
     uint32_t rows = (end - 1 - first) * job->rows + rows_of(job, end - 1);
     double start = meter_now();
     if (product_takes_any_rows()) multiply_at_once(job, m, kind, b, y, to->w.out, first, rows);
@@ -257,8 +253,11 @@ static void multiply_rows(const matmul_job *job)
         for (uint32_t i = 0; i < job->n; i += FEW) prepare_rows(job, i, job->n - i < FEW ? job->n - i : FEW);
         meter_add(METER_LINEAR, start, 0, 0);
 #pragma omp barrier
+        // One group: what takes time is reading panels, and that goes faster from one end of memory to the other.
+#pragma omp for schedule(static) nowait
+        for (uint32_t panel = 0; panel < (groups == 1 ? panels : 0); panel++) multiply_panel(job, panel, 0, blocks);
 #pragma omp for collapse(2) schedule(dynamic, 1)
-        for (uint32_t group = 0; group < groups; group++)
+        for (uint32_t group = 0; group < (groups == 1 ? 0 : groups); group++)
             for (uint32_t panel = 0; panel < panels; panel++) {
                 uint32_t first = group * BLOCKS_PER_TASK, end = first + BLOCKS_PER_TASK;
                 multiply_panel(job, panel, first, end < blocks ? end : blocks);
@@ -272,7 +271,10 @@ static void multiply_all(const projection *to, uint32_t count, dev x, uint32_t n
     const packed_matrix *m = to->w.packed;
     matmul_job job = {.count = count, .p = m->p, .in = to->w.in, .rows = m->rows, .accumulate = accumulate};
     job.block_bytes = operand_bytes(m->p, m->rows, to->w.in);
-    uint32_t fit = operand_is_plain(m->p) ? n : (uint32_t)(pool.operand_bytes / job.block_bytes) * m->rows;
+    size_t near = pool.operand_bytes;
+    if (product_takes_any_rows() && near > OPERAND_BYTES)
+        near = OPERAND_BYTES > job.block_bytes ? OPERAND_BYTES : job.block_bytes;
+    uint32_t fit = operand_is_plain(m->p) ? n : (uint32_t)(near / job.block_bytes) * m->rows;
     bool prepared = product_prepare();
     for (uint32_t first = 0; first < n; first += fit) {
         job.n = n - first < fit ? n - first : fit;

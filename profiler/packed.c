@@ -605,7 +605,7 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
 void product_run(const product *p, const void *a, const void *b, float *c)
 {
     if (p->tile_parts) {
-        product_run_rows(p, p->m, a, b, c, p->n);
+        product_run_rows(p, p->m, a, b, c, p->n, false);
         return;
     }
     bool ok = run_primitive(p->first, a, b, c);
@@ -621,10 +621,9 @@ bool product_takes_any_rows(void)
     return tiles_available();
 }
 
-void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc)
+void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc, bool add)
 {
-    tiles_multiply(&(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc, 0, p->tile_parts, 0,
-                                   NULL, false});
+    product_run_steps(p, rows, a, b, 0, p->tile_parts, c, ldc, add);
 }
 
 size_t packed_step_bytes(unsigned bits, uint32_t k, uint32_t n)
@@ -633,11 +632,20 @@ size_t packed_step_bytes(unsigned bits, uint32_t k, uint32_t n)
 }
 
 void product_run_steps(const product *p, uint32_t rows, const void *a, const void *b, unsigned bits, unsigned parts,
-                       float *c, size_t ldc)
+                       float *c, size_t ldc, bool add)
 {
-    unsigned b_parts = parts < p->tile_parts ? parts : p->tile_parts;
-    tiles_multiply(
-        &(tile_product){p->tile_parts, rows, p->n, p->k, p->accumulate, a, b, c, ldc, bits, b_parts, 0, NULL, false});
+    tiles_multiply(&(tile_product){.parts = p->tile_parts,
+                                   .m = rows,
+                                   .n = p->n,
+                                   .k = p->k,
+                                   .accumulate = p->accumulate,
+                                   .add = add,
+                                   .a = a,
+                                   .b = b,
+                                   .c = c,
+                                   .ldc = ldc,
+                                   .bits = bits,
+                                   .b_parts = parts < p->tile_parts ? parts : p->tile_parts});
 }
 
 void product_spoil(float *c, size_t n)

@@ -59,12 +59,13 @@ bool product_prepare(void);
 // May run on any thread of the region that follows. A product that fails leaves NaN, so that nobody takes c for a result.
 void product_run(const product *p, const void *a, const void *b, float *c);
 // Where product_takes_any_rows(): the same for any number of rows, with lines of c apart by ldc floats. A row's bits depend on nothing else,
-// and operands that were split for few rows each and stand one behind the other are one of many rows.
+// and operands that were split for few rows each and stand one behind the other are one of many rows. `add`: c gets the product added to what
+// it holds, which is more exact than a sum that begins with that.
 bool product_takes_any_rows(void);
-void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc);
+void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc, bool add);
 // There too, with a matrix b that was packed by steps_pack (packed_steps.h): its `bits`, and the `parts` that float32 needs of it, 2 or 3.
 // packed_step_bytes are those of b [k,n].
 size_t packed_step_bytes(unsigned bits, uint32_t k, uint32_t n);
 void product_run_steps(const product *p, uint32_t rows, const void *a, const void *b, unsigned bits, unsigned parts,
-                       float *c, size_t ldc);
+                       float *c, size_t ldc, bool add);
 void product_spoil(float *c, size_t n); // what callers do who got NULL

@@ -26,6 +26,7 @@ enum {
     SPLIT_PARTS = 3,
     SPLIT_BYTES = 2 * SPLIT_PARTS * TILE_BYTES
 };
+enum { AHEAD_BLOCKS = 6 }; // what decoding waits for is b's memory: it is asked for so many blocks of terms ahead
 enum { TERM_BLOCKS = 24 }; // at a time: a block of columns of b and many rows of a stay in the second-level cache
 
 bool tiles_available(void)
@@ -362,9 +363,28 @@ typedef struct tile_block {
     unfolding unfolding; // of the first block of terms
     size_t unfold_step;  // bytes to the next one that is unfolded
     bool once;           // nobody will meet the parts again
-    uint32_t count;
+    uint32_t rows, count;
     bool accumulate;
+    bool add; // c is added to what stands there when it is complete
 } tile_block;
+
+TILE_UNIT static inline __attribute__((always_inline)) void store_tiles(bool two, float *c, size_t ldc)
+{
+    size_t line = ldc * sizeof *c;
+    _tile_stored(0, c, line);
+    _tile_stored(1, c + 16, line);
+    if (two) {
+        _tile_stored(2, c + TILE_ROWS * ldc, line);
+        _tile_stored(3, c + TILE_ROWS * ldc + 16, line);
+    }
+}
+
+TILE_UNIT static void add_lines(float *c, size_t ldc, const float *sums, uint32_t rows)
+{
+    for (uint32_t r = 0; r < rows; r++, c += ldc, sums += COLUMNS)
+        for (int j = 0; j < COLUMNS; j += 16)
+            _mm512_storeu_ps(c + j, _mm512_add_ps(_mm512_loadu_ps(c + j), _mm512_load_ps(sums + j)));
+}
 
 // c [16 or 32 rows, 32 columns], lines ldc floats apart, (+)= a b.
 TILE_UNIT static inline __attribute__((always_inline)) void multiply_block(unsigned parts, unsigned b_parts, bool two,
@@ -391,6 +411,8 @@ TILE_UNIT static inline __attribute__((always_inline)) void multiply_block(unsig
         unfold_lines(&next, 0, LINES);
         for (; i + 1 < t->count; i++, a += a_step) {
             next.from += t->unfold_step;
+            for (size_t ahead = 0; ahead < t->unfold_step; ahead += LINE)
+                _mm_prefetch(next.from + AHEAD_BLOCKS * t->unfold_step + ahead, _MM_HINT_T0);
             next.to = t->once && i % 2 ? t->made : next.to + b_step;
             multiply_terms(parts, b_parts, two, a, t->row_step, b, &next);
             b = next.to;
@@ -398,11 +420,12 @@ TILE_UNIT static inline __attribute__((always_inline)) void multiply_block(unsig
     }
     next.from = NULL;
     for (; i < t->count; i++, a += a_step, b += b_step) multiply_terms(parts, b_parts, two, a, t->row_step, b, &next);
-    _tile_stored(0, c, line);
-    _tile_stored(1, c + 16, line);
-    if (two) {
-        _tile_stored(2, c + TILE_ROWS * ldc, line);
-        _tile_stored(3, c + TILE_ROWS * ldc + 16, line);
+    if (t->add) {
+        _Alignas(LINE) float sums[2 * TILE_ROWS * COLUMNS];
+        store_tiles(two, sums, COLUMNS);
+        add_lines(c, ldc, sums, t->rows);
+    } else {
+        store_tiles(two, c, ldc);
     }
 }
 
@@ -424,7 +447,8 @@ TILE_UNIT static void multiply_edge(unsigned parts, unsigned b_parts, uint32_t r
                                     size_t ldc, uint32_t columns)
 {
     float whole[2 * TILE_ROWS * COLUMNS];
-    for (uint32_t r = 0; t->accumulate && r < rows; r++) memcpy(whole + r * COLUMNS, c + r * ldc, columns * sizeof *c);
+    for (uint32_t r = 0; (t->accumulate || t->add) && r < rows; r++)
+        memcpy(whole + r * COLUMNS, c + r * ldc, columns * sizeof *c);
     multiply_any(parts, b_parts, rows > TILE_ROWS, t, whole, COLUMNS);
     for (uint32_t r = 0; r < rows; r++) memcpy(c + r * ldc, whole + r * COLUMNS, columns * sizeof *c);
 }
@@ -487,11 +511,13 @@ TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, u
                     .unfold_step = stored,
                     .once = p->m <= 2 * TILE_ROWS && !p->split,
                     .count = count,
-                    .accumulate = p->accumulate || first > 0};
+                    .accumulate = !p->add && (p->accumulate || first > 0),
+                    .add = p->add};
     uint32_t columns = p->n - column < COLUMNS ? p->n - column : COLUMNS;
     for (uint32_t row = 0; row < p->m; row += 2 * TILE_ROWS, t.unfolding.from = NULL) {
         uint32_t rows = p->m - row < 2 * TILE_ROWS ? p->m - row : 2 * TILE_ROWS;
         float *c = p->c + (size_t)row * p->ldc + column;
+        t.rows = rows;
         uint32_t needed = rows % TILE_ROWS ? rows : 2 * TILE_ROWS; // whole blocks are all set alike
         set_rows(needed);
         t.a = (const char *)p->a + row / TILE_ROWS * t.row_step + (size_t)first * p->parts * TILE_BYTES;

@@ -41,7 +41,8 @@ float tiles_exp2_row(unsigned parts, void *to, uint32_t row, uint32_t k, const f
 typedef struct tile_product {
     unsigned parts;
     uint32_t m, n, k;
-    bool accumulate;
+    bool accumulate; // sums begin with what c holds
+    bool add;        // or c gets them added, which is more exact where it is large
     const void *a, *b;
     float *c;
     size_t ldc;

@@ -124,7 +124,7 @@ START_TEST(test_any_rows)
         product_run(made, t.operand, t.weights, t.c);
         for (uint32_t rows = 1; rows <= M; rows++) {
             float *apart = memory((size_t)(M + 1) * APART * sizeof(float));
-            product_run_rows(made, rows, t.operand, t.weights, apart, APART);
+            product_run_rows(made, rows, t.operand, t.weights, apart, APART, false);
             for (uint32_t i = 0; i < rows; i++)
                 ck_assert_msg(memcmp(apart + (size_t)i * APART, t.c + (size_t)i * N, N * sizeof(float)) == 0,
                               "%s: row %u of %u has other bits", precision_name(p), i, rows);
@@ -165,13 +165,13 @@ START_TEST(test_steps)
             ck_assert_mem_eq(back, t.b + j * K + 5, (K - 5) * sizeof *back);
         }
         ck_assert_uint_eq(two_parts ? 2 : 3, parts);
-        product_run_steps(product_find(p, M, N, K, false), M, t.operand, b, bits, parts, t.c, N);
+        product_run_steps(product_find(p, M, N, K, false), M, t.operand, b, bits, parts, t.c, N, false);
         static const double rounding[] = {0, 0x1p-15, 0x1p-7};
         double worst = worst_error(&t), allowed = rounding[p] + 0x1p-24 * (4 + sqrt(K));
         ck_assert_msg(worst <= allowed, "%s, %u bits in %u parts: error %.3g, allowed %.3g", precision_name(p), bits,
                       parts, worst, allowed);
         float *one = memory(N * sizeof *one);
-        product_run_steps(product_find(p, M, N, K, false), 1, t.operand, b, bits, parts, one, N);
+        product_run_steps(product_find(p, M, N, K, false), 1, t.operand, b, bits, parts, one, N, false);
         ck_assert_mem_eq(one, t.c, N * sizeof *one); // a row's bits are its own
         free(one), free(b);
         case_free(&t);
