@@ -49,7 +49,7 @@ static scratch_sizes sizes_of(precision p, const backend_limits *limits)
     // Two blocks of the widest rows: many blocks of those that most matrices have. In float32 rows are used where they stand.
     s.operand = operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim) / sizeof(float) * (operand_is_plain(p) ? 1 : 2);
     size_t lines = cpu_row_group() * limits->shape.n_heads;
-    s.exponentials = (lines * cpu_padded_tokens(p, limits->tokens) + 15) / 16 * 16;
+    s.exponentials = (cpu_exponential_floats(p, limits->tokens, limits->shape) + 15) / 16 * 16;
     s.parts = (lines * ((limits->tokens + KEY_TILE - 1) / KEY_TILE) + 15) / 16 * 16;
     s.values = s.parts * d;
     s.all = s.each * (size_t)omp_get_max_threads() + s.operand + s.exponentials + 2 * s.parts + s.values;

@@ -14,7 +14,8 @@ enum {
     // scores, 32 KiB, stay in the first-level cache.
     TASK_LINES = 384,
     BLOCK_LINES = 32,
-    VALUE_TILE = 512, // context rows per step of value_weights
+    CACHED_FLOATS = 256 << 10, // exponentials of decoded rows that a thread comes back to: half a second-level cache
+    VALUE_TILE = 512,          // context rows per step of value_weights
     // Outputs of such a product: a multiple of oneDNN's blocks, or the tile unit's, whose products cost nothing to begin.
     PANEL = 128,
     TILE_PANEL = 32,
@@ -40,8 +41,8 @@ typedef struct cpu_pool {
     int n_threads;
     void *operand; // activations as products want them; in float32 one block, for rows that need padding
     size_t operand_bytes;
-    // Of decoded rows, a group at a time: [G] of tiles of [lines, keys], and, for each line of each tile of each KV head, its maximum,
-    // later its scale, its sum, and its sum of values [d].
+    // Of decoded rows, a group at a time: [heads at hand] of tiles of [lines, keys], and, for each line of each tile of each KV head, its
+    // maximum, later its scale, its sum, and its sum of values [d].
     float *exponentials, *part_scale, *part_sum, *part_values;
     void *block;
 } cpu_pool;
@@ -76,6 +77,8 @@ void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
 void cpu_project(const projection *to, uint32_t count, dev x, uint32_t n);
 
 // --- backend_cpu_attention.c ---
+// Of pool.exponentials for contexts of up to n_tokens.
+size_t cpu_exponential_floats(precision p, uint32_t n_tokens, attention_shape s);
 size_t cpu_packed_floats(precision p, uint32_t n_tokens, attention_shape s);
 void cpu_pack_prefix(precision p, const prefix_kv *kv, attention_shape s);
 void cpu_attend_prefix(precision p, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s);

@@ -388,7 +388,9 @@ void cpu_attend_prefix(precision p, dev o, dev q, const prefix_kv *kv, uint32_t 
 //
 // A task is a tile of keys of one KV head: it meets all rows of a group at once, so that keys and values are read from memory once per
 // group. It leaves exponentials relative to the tile's own maximum, their sum, and their sum of values; then each line's tiles and its
-// own tail are put together, in order; then the exponentials, which are still there, enter the oracle.
+// own tail are put together, in order; then the exponentials, which are still there, enter the oracle. So many heads are at hand
+// at a time that a thread finds the exponentials of its tiles in its second-level cache; what else is read after a softmax is asked for
+// before.
 
 typedef struct rows_job {
     precision p;
@@ -399,8 +401,9 @@ typedef struct rows_job {
     const oracle_view *oracle;
     attention_shape shape;
     block_plan blocks;
-    uint32_t first, n;  // rows of the group
-    uint32_t max_lines; // lines of every product that cannot have fewer
+    uint32_t first, n;    // rows of the group
+    uint32_t head, heads; // KV heads at hand
+    uint32_t max_lines;   // lines of every product that cannot have fewer
 } rows_job;
 
 static uint32_t group_of(const rows_job *job)
@@ -430,7 +433,8 @@ static uint32_t tile_width(const rows_job *job, uint32_t i)
 static float *line_of(const rows_job *job, uint32_t g, uint32_t i, uint32_t r)
 {
     size_t head = (size_t)job->max_lines * cpu_padded_tokens(job->p, job->kv->n_tokens);
-    return pool.exponentials + g * head + (size_t)i * KEY_TILE * job->max_lines + (size_t)r * tile_width(job, i);
+    return pool.exponentials + (g - job->head) * head + (size_t)i * KEY_TILE * job->max_lines +
+           (size_t)r * tile_width(job, i);
 }
 
 // Place of line r of tile i in pool.part_scale and pool.part_sum, and, times d, in pool.part_values.
@@ -513,17 +517,32 @@ static const float *tail_of(const rows_job *job, dev cache, uint32_t row, uint32
            ((size_t)job->rows[row].question * job->shape.n_kv_heads + g) * job->tails->capacity * job->shape.head_dim;
 }
 
+static void ask_for(const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i += 16) __builtin_prefetch(x + i);
+}
+
+// The tail's keys are there for the last lines of a row; those of the next row are asked for while its values are used.
+static void ask_for_tail(const rows_job *job, dev cache, uint32_t row, uint32_t g)
+{
+    if (row < job->first + job->n)
+        ask_for(tail_of(job, cache, row, g), (size_t)(job->rows[row].tail + 1) * job->shape.head_dim);
+}
+
 // Puts the tiles of line r and its tail together. Leaves in part_scale what turns a tile's exponentials into probabilities.
 static void finish_line(scratch *s, const rows_job *job, uint32_t g, uint32_t r)
 {
     uint32_t d = job->shape.head_dim, group = group_of(job), row = job->first + r / group, n = job->rows[row].tail + 1,
              tiles = n_tiles(job);
     float *tail = s->tails, *out = s->outputs;
+    bool begins = r % group == 0;
+    if (begins) ask_for_tail(job, job->tails->v, row, g);
     loop_tail_scores(tail, query_of(job, g, r), tail_of(job, job->tails->k, row, g), n, d, cpu_score_scale(d));
     float top = loop_max(tail, n);
     for (uint32_t i = 0; i < tiles; i++) top = fmaxf(top, pool.part_scale[part_of(job, g, i, r)]);
     float sum = loop_exp2_minus(tail, tail, n, top);
     memset(out, 0, d * sizeof *out);
+    if (begins) ask_for_tail(job, job->tails->k, row + 1, g);
     loop_weighted_sum(out, tail, 1, tail_of(job, job->tails->v, row, g), d, n, d);
     for (uint32_t i = 0; i < tiles; i++) {
         size_t part = part_of(job, g, i, r);
@@ -539,6 +558,11 @@ static void finish_line(scratch *s, const rows_job *job, uint32_t g, uint32_t r)
     for (uint32_t c = 0; c < d; c++) o[c] = out[c] * inverse;
 }
 
+static float *best_of(const rows_job *job, uint32_t r)
+{
+    return job->oracle->best.address + job->rows[job->first + r].question * job->oracle->best_stride;
+}
+
 static void raise_importance(const rows_job *job, uint32_t g, uint32_t i)
 {
     uint32_t group = group_of(job), T = job->kv->n_tokens;
@@ -547,45 +571,84 @@ static void raise_importance(const rows_job *job, uint32_t g, uint32_t i)
     double start = meter_now();
     for (uint32_t r = 0; r < job->n; r++) {
         const decode_row *row = &job->rows[job->first + r];
+        if (r + 1 < job->n) ask_for(best_of(job, r + 1) + (size_t)g * T + key, tile_count(job, i));
         if (!row->observed) continue;
-        loop_raise_importance(oracle->best.address + row->question * oracle->best_stride + (size_t)g * T + key,
-                              line_of(job, g, i, r * group), tile_width(job, i),
+        loop_raise_importance(best_of(job, r) + (size_t)g * T + key, line_of(job, g, i, r * group), tile_width(job, i),
                               pool.part_scale + part_of(job, g, i, r * group),
                               oracle->weights.address + (size_t)g * group * T + key, T, group, tile_count(job, i));
     }
     meter_add(METER_ORACLE, start, 0, 4.0 * tile_count(job, i) * job->n * (2.0 + group));
 }
 
+// Threads have stretches of the keys of all heads at hand: the tiles that begin there, for attention and for the oracle alike.
+static bool has_tile(const rows_job *job, uint32_t g, uint32_t i)
+{
+    uint64_t tokens = cpu_padded_tokens(job->p, job->kv->n_tokens),
+             place = (g - job->head) * tokens + i * KEY_TILE + tile_width(job, i) / 2;
+    return place * (uint64_t)omp_get_num_threads() / (tokens * job->heads) == (uint64_t)omp_get_thread_num();
+}
+
+// On each thread of a region.
+static void attend_heads(const rows_job *job)
+{
+    uint32_t end = job->head + job->heads, tiles = n_tiles(job), lines = job->n * group_of(job);
+    scratch *s = &pool.threads[omp_get_thread_num()];
+    uint32_t ready = end; // the head whose queries this thread has split
+    for (uint32_t g = job->head; g < end; g++)
+        for (uint32_t i = 0; i < tiles; i++) {
+            if (!has_tile(job, g, i)) continue;
+            if (operand_is_plain(job->p)) {
+                attend_context_tile_f32(s, job, g, i);
+                continue;
+            }
+            if (ready != g) split_queries(s, job, g);
+            ready = g;
+            attend_context_tile(s, job, g, i);
+        }
+#pragma omp barrier
+    double start = meter_now();
+#pragma omp for collapse(2) schedule(static)
+    for (uint32_t g = job->head; g < end; g++)
+        for (uint32_t r = 0; r < lines; r++) finish_line(s, job, g, r);
+    meter_add(METER_SOFTMAX, start, 0, 0);
+    // A question's rows share one running maximum: it is one thread's for each tile, and groups follow one another.
+    for (uint32_t g = job->head; g < end && job->oracle->weights.address; g++)
+        for (uint32_t i = 0; i < tiles; i++)
+            if (has_tile(job, g, i)) raise_importance(job, g, i);
+#pragma omp barrier
+}
+
+// Heads whose exponentials, [lines, tokens] each, the threads' caches hold together; each time as many, as near as that goes.
+static uint32_t heads_at_hand(size_t lines, size_t tokens, uint32_t n_kv_heads)
+{
+    size_t fit = (size_t)omp_get_max_threads() * CACHED_FLOATS / (lines * tokens);
+    if (fit < 1) return 1;
+    uint32_t times = (uint32_t)((n_kv_heads + fit - 1) / fit);
+    return (n_kv_heads + times - 1) / times;
+}
+
+// Shorter contexts take no more: as many heads as the caches hold, or one.
+size_t cpu_exponential_floats(precision p, uint32_t n_tokens, attention_shape s)
+{
+    size_t head = (size_t)cpu_row_group() * (s.n_heads / s.n_kv_heads) * cpu_padded_tokens(p, n_tokens),
+           cached = (size_t)omp_get_max_threads() * CACHED_FLOATS;
+    if (cached > head * s.n_kv_heads) return head * s.n_kv_heads;
+    return cached > head ? cached : head;
+}
+
 static void attend_group(const rows_job *job)
 {
-    uint32_t G = job->shape.n_kv_heads, tiles = n_tiles(job), lines = job->n * group_of(job);
+    uint32_t G = job->shape.n_kv_heads,
+             heads = heads_at_hand(job->max_lines, cpu_padded_tokens(job->p, job->kv->n_tokens), G);
 #pragma omp parallel
     {
-        scratch *s = &pool.threads[omp_get_thread_num()];
-        uint32_t ready = G; // the head whose queries this thread has split
+        rows_job mine = *job;
         tiles_hold();
-#pragma omp for collapse(2) schedule(static)
-        for (uint32_t g = 0; g < G; g++)
-            for (uint32_t i = 0; i < tiles; i++) {
-                if (operand_is_plain(job->p)) {
-                    attend_context_tile_f32(s, job, g, i);
-                    continue;
-                }
-                if (ready != g) split_queries(s, job, g);
-                ready = g;
-                attend_context_tile(s, job, g, i);
-            }
+        for (mine.head = 0; mine.head < G; mine.head += heads) {
+            mine.heads = G - mine.head < heads ? G - mine.head : heads;
+            attend_heads(&mine);
+        }
         tiles_let_go();
-        double start = meter_now();
-#pragma omp for collapse(2) schedule(static)
-        for (uint32_t g = 0; g < G; g++)
-            for (uint32_t r = 0; r < lines; r++) finish_line(s, job, g, r);
-        meter_add(METER_SOFTMAX, start, 0, 0);
-        // A question's rows share one running maximum: it is one task's for each tile, and groups follow one another.
-#pragma omp for collapse(2) schedule(static)
-        for (uint32_t g = 0; g < G; g++)
-            for (uint32_t i = 0; i < tiles; i++)
-                if (job->oracle->weights.address) raise_importance(job, g, i);
     }
 }
 

@@ -85,18 +85,60 @@ SIMD_CLONES void loop_store_tile(float *y, size_t ldy, const float *tile, uint32
     }
 }
 
-SIMD_CLONES void loop_tail_scores(float *line, const float *q, const float *k, uint32_t n, uint32_t d, float scale)
-{
-    for (uint32_t t = 0; t < n; t++) {
-        float sum = 0;
-#pragma omp simd reduction(+ : sum)
-        for (uint32_t c = 0; c < d; c++) sum += q[c] * k[(size_t)t * d + c];
-        line[t] = sum * scale;
-    }
-}
-
 // Sixteen floats that stay in registers while a loop adds to them, in as many as the processor needs for that.
 typedef float lanes __attribute__((vector_size(64)));
+
+// The sums of sixteen vectors' lanes at once: each step adds halves of what belongs together, in half as many vectors. The sum of sum[i] comes
+// to the place that has i's four bits in the other order.
+#if defined(__GNUC__) && !defined(__clang__)
+typedef int lane_places __attribute__((vector_size(64)));
+#define ADD_HALVES(n, ...)                                                       \
+    for (int i = 0; i < n; i++)                                                  \
+    sum[i] = __builtin_shuffle(sum[i], sum[i + n], (lane_places){__VA_ARGS__}) + \
+             __builtin_shuffle(sum[i], sum[i + n], (lane_places){__VA_ARGS__} + (int)(n))
+static inline __attribute__((always_inline)) void sum_each(lanes *all, lanes sum[16])
+{
+    ADD_HALVES(8, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+    ADD_HALVES(4, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    ADD_HALVES(2, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29);
+    ADD_HALVES(1, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    *all = sum[0];
+}
+#undef ADD_HALVES
+#else
+static inline void sum_each(lanes *all, lanes sum[16])
+{
+    for (int i = 0; i < 16; i++) {
+        float one = 0;
+        for (int j = 0; j < 16; j++) one += sum[i][j];
+        (*all)[(i & 1) * 8 + (i & 2) * 2 + (i & 4) / 2 + i / 8] = one;
+    }
+}
+#endif
+
+SIMD_CLONES void loop_tail_scores(float *line, const float *q, const float *k, uint32_t n, uint32_t d, float scale)
+{
+    static const unsigned char ORDER[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
+    for (uint32_t first = 0; first < n; first += 16) {
+        const float *rows[16];
+        lanes sum[16] = {{0}}, query, row, all;
+        uint32_t left = n - first < 16 ? n - first : 16, c = 0;
+        for (uint32_t i = 0; i < 16; i++) rows[i] = k + (size_t)(first + (ORDER[i] < left ? ORDER[i] : 0)) * d;
+        for (; c + 16 <= d; c += 16) {
+            memcpy(&query, q + c, sizeof query);
+#pragma GCC unroll 16
+            for (int i = 0; i < 16; i++) {
+                memcpy(&row, rows[i] + c, sizeof row);
+                sum[i] += query * row;
+            }
+        }
+        for (; c < d; c++)
+            for (int i = 0; i < 16; i++) sum[i][0] += q[c] * rows[i][c];
+        sum_each(&all, sum);
+        all *= scale;
+        memcpy(line + first, &all, left * sizeof *line);
+    }
+}
 
 SIMD_CLONES void loop_weighted_sum(float *out, const float *weights, size_t weight_step, const float *v, size_t ldv,
                                    uint32_t n, uint32_t d)
