@@ -96,6 +96,25 @@ uint32_t cpu_block_lines(uint32_t lines)
     return tiles_available() ? BLOCK_LINES : lines;
 }
 
+static void ask_for(const float *x, size_t n)
+{
+    for (size_t i = 0; i < n; i += 16) __builtin_prefetch(x + i);
+}
+
+// Memory that will be read soon.
+typedef struct stretch {
+    const char *from;
+    size_t bytes;
+} stretch;
+
+// The `piece`-th of `pieces`, into the second-level cache.
+static void ask_for_piece(stretch s, uint32_t piece, uint32_t pieces)
+{
+    enum { LINE = 64 };
+    size_t lines = s.bytes / LINE, end = lines * (piece + 1) / pieces;
+    for (size_t i = lines * piece / pieces; i < end; i++) __builtin_prefetch(s.from + i * LINE, 0, 2);
+}
+
 static uint32_t round_up(uint32_t n, uint32_t step)
 {
     return (n + step - 1) / step * step;
@@ -483,7 +502,9 @@ static void split_queries(const scratch *s, const rows_job *job, uint32_t g)
                       cpu_score_scale(b->d));
 }
 
-static void context_block(scratch *s, const rows_job *job, const key_tile *t, uint32_t g, uint32_t line, uint32_t lines)
+// A block of lines meets a tile of keys. What comes after it is asked for during its softmax.
+static void context_block(scratch *s, const rows_job *job, const key_tile *t, uint32_t g, uint32_t line, uint32_t lines,
+                          stretch ask)
 {
     const block_plan *b = &job->blocks;
     uint32_t count = tile_count(job, t->number);
@@ -493,6 +514,7 @@ static void context_block(scratch *s, const rows_job *job, const key_tile *t, ui
     start = meter_add(METER_ATTENTION, start, flops, 0);
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
         float *scores = s->scores + (size_t)r * t->width, top = line_max(scores, count);
+        ask_for_piece(ask, r, lines);
         pool.part_scale[part + r] = top;
         pool.part_sum[part + r] =
             line_weights(s, b, t, r, scores, count, count, top, line_of(job, g, t->number, line + r));
@@ -502,24 +524,24 @@ static void context_block(scratch *s, const rows_job *job, const key_tile *t, ui
     meter_add(METER_ATTENTION, start, flops, 0);
 }
 
+// The first block asks for the tile's values, the last one for what is behind them: the next tile, its keys first.
 static void attend_context_tile(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
 {
     const block_plan *b = &job->blocks;
     uint32_t lines = job->n * group_of(job);
     key_tile t = find_tile(&b->tiles, job->kv, g, i);
-    for (uint32_t line = 0; line < lines; line += b->lines, t.is_split = true)
-        context_block(s, job, &t, g, line, lines - line < b->lines ? lines - line : b->lines);
+    size_t keys = (size_t)(t.values - t.keys), values = i + 1 < b->tiles.n_tiles ? b->tiles.tile_bytes - keys : keys;
+    for (uint32_t line = 0; line < lines; line += b->lines, t.is_split = true) {
+        bool begins = line == 0, ends = line + b->lines >= lines;
+        stretch ask = {begins ? t.values : t.values + values, (begins ? values : 0) + (ends ? keys : 0)};
+        context_block(s, job, &t, g, line, ends ? lines - line : b->lines, ask);
+    }
 }
 
 static const float *tail_of(const rows_job *job, dev cache, uint32_t row, uint32_t g)
 {
     return cache.address +
            ((size_t)job->rows[row].question * job->shape.n_kv_heads + g) * job->tails->capacity * job->shape.head_dim;
-}
-
-static void ask_for(const float *x, size_t n)
-{
-    for (size_t i = 0; i < n; i += 16) __builtin_prefetch(x + i);
 }
 
 // The tail's keys are there for the last lines of a row; those of the next row are asked for while its values are used.
