@@ -2,6 +2,7 @@
 #include "profiler/sampler_core.h"
 #include <float.h>
 #include <math.h>
+#include <string.h>
 
 void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4])
 {
@@ -13,15 +14,27 @@ double sampler_uniform(uint64_t seed, uint64_t context, uint32_t question, uint3
     return philox_uniform(seed, context, question, step);
 }
 
+// The largest logit; NaN when one is NaN or +infinity.
+SIMD_CLONES static float largest(const float *logits, size_t n)
+{
+    float top = -INFINITY;
+    int bad = 0;
+#pragma omp simd reduction(max : top) reduction(| : bad)
+    for (size_t i = 0; i < n; i++) {
+        bad |= !(logits[i] < INFINITY);
+        top = logits[i] > top ? logits[i] : top;
+    }
+    return bad ? NAN : top;
+}
+
 // The place of the largest logit; n when a logit is NaN or +infinity or none is finite.
 static size_t top_logit(const float *logits, size_t n)
 {
-    size_t top = n;
-    for (size_t i = 0; i < n; i++) {
-        if (isnan(logits[i]) || logits[i] == INFINITY) return n;
-        if (isfinite(logits[i]) && (top == n || logits[i] > logits[top])) top = i;
-    }
-    return top;
+    float top = largest(logits, n);
+    size_t i = 0;
+    if (!isfinite(top)) return n;
+    while (logits[i] != top) i++;
+    return i;
 }
 
 SIMD_CLONES static void softmax_weights(float *weights, const float *logits, size_t n, float top, float scale)
@@ -30,18 +43,25 @@ SIMD_CLONES static void softmax_weights(float *weights, const float *logits, siz
     for (size_t i = 0; i < n; i++) weights[i] = sampler_weight(logits[i], top, scale);
 }
 
-// Sum of one part, in the order of ids.
-static double part_sum(const float *logits, size_t n, float top, float scale)
+enum { PARTS_AT_ONCE = 8 }; // a divisor of SAMPLER_PARTS: one sum need not wait for the other
+
+// Sums of the parts that begin with part `first`, each in the order of ids.
+static void part_sums(double *sums, size_t first, const float *logits, size_t n, float top, float scale)
 {
     enum { CHUNK = 256 };
-    float weights[CHUNK];
-    double sum = 0;
-    for (size_t at = 0; at < n; at += CHUNK) {
-        size_t count = n - at < CHUNK ? n - at : CHUNK;
-        softmax_weights(weights, logits + at, count, top, scale);
-        for (size_t i = 0; i < count; i++) sum += weights[i];
+    float weights[PARTS_AT_ONCE][CHUNK];
+    size_t size = sampler_part_size(n);
+    for (int p = 0; p < PARTS_AT_ONCE; p++) sums[first + p] = 0;
+    for (size_t at = 0; at < size; at += CHUNK) {
+        size_t most = size - at < CHUNK ? size - at : CHUNK;
+        for (size_t p = 0; p < PARTS_AT_ONCE; p++) {
+            size_t from = (first + p) * size + at, count = from >= n ? 0 : n - from < most ? n - from : most;
+            softmax_weights(weights[p], logits + (count ? from : 0), count, top, scale);
+            memset(weights[p] + count, 0, (most - count) * sizeof **weights);
+        }
+        for (size_t i = 0; i < most; i++)
+            for (int p = 0; p < PARTS_AT_ONCE; p++) sums[first + p] += weights[p][i];
     }
-    return sum;
 }
 
 float sampler_scale(const sampler *s)
@@ -52,14 +72,11 @@ float sampler_scale(const sampler *s)
 
 int32_t sampler_draw(const sampler *s, const float *logits, size_t n, const draw_key *key)
 {
-    size_t top = top_logit(logits, n), size = sampler_part_size(n);
+    size_t top = top_logit(logits, n);
     double sums[SAMPLER_PARTS];
     if (top == n) return -1;
     if (s->greedy) return (int32_t)top;
     float scale = sampler_scale(s);
-    for (size_t p = 0; p < SAMPLER_PARTS; p++) {
-        size_t from = p * size < n ? p * size : n, to = n - from < size ? n : from + size;
-        sums[p] = part_sum(logits + from, to - from, logits[top], scale);
-    }
+    for (size_t p = 0; p < SAMPLER_PARTS; p += PARTS_AT_ONCE) part_sums(sums, p, logits, n, logits[top], scale);
     return sampler_walk(sums, logits, n, top, scale, sampler_uniform(s->seed, key->context, key->question, key->step));
 }

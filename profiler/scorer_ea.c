@@ -7,6 +7,7 @@
 //     s[g,j]     = (mean over h in g of p[h,j] + epsilon) * ||v_j||
 //
 // kvpress leaves the sinks out and gives them the layer's maximum plus one. Statistics are in double: C' enters an exponent.
+#include "profiler/linalg.h"
 #include "profiler/scorer_parts.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -53,6 +54,33 @@ static bool head_alloc(ea_head *e, uint32_t T, size_t d)
     return true;
 }
 
+// The loops over rows of d floats; rows of x are ld apart.
+SIMD_CLONES static void add_rows(double *sums, const float *x, size_t ld, uint32_t n, size_t d)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (size_t c = 0; c < d; c++) sums[c] += x[i * ld + c];
+}
+
+SIMD_CLONES static void less_mean(float *rows, const float *x, size_t ld, uint32_t n, const double *mean, size_t d)
+{
+    for (uint32_t i = 0; i < n; i++)
+        for (size_t c = 0; c < d; c++) rows[i * d + c] = (float)(x[i * ld + c] - mean[c]);
+}
+
+// z [n] = linear mean.x + square along.x; along [n,d], or NULL.
+SIMD_CLONES static void logits_of_rows(double *z, const float *x, uint32_t n, const double *mean, const float *along,
+                                       size_t d, double linear, double square)
+{
+    for (uint32_t i = 0; i < n; i++, x += d) {
+        double first = 0, second = 0;
+#pragma omp simd reduction(+ : first)
+        for (size_t c = 0; c < d; c++) first += mean[c] * x[c];
+#pragma omp simd reduction(+ : second)
+        for (size_t c = 0; c < (along ? d : 0); c++) second += (double)along[i * d + c] * x[c];
+        z[i] = first * linear + second * square;
+    }
+}
+
 // Mean and covariance of the queries from row `from` on.
 static void context_statistics(ea_head *e, const layer_view *view, uint32_t h, uint32_t from, bool covariance)
 {
@@ -60,13 +88,11 @@ static void context_statistics(ea_head *e, const layer_view *view, uint32_t h, u
     uint32_t end = view->n_queries;
     const float *q = view->q_raw + h * d;
     memset(e->mean, 0, (d + d * d) * sizeof(double));
-    for (uint32_t i = from; i < end; i++)
-        for (size_t c = 0; c < d; c++) e->mean[c] += q[i * ld + c];
+    add_rows(e->mean, q + from * ld, ld, end - from, d);
     for (size_t c = 0; c < d; c++) e->mean[c] /= end - from;
     for (uint32_t first = from; covariance && first < end; first += CHUNK) {
         uint32_t n = end - first < CHUNK ? end - first : CHUNK;
-        for (uint32_t i = 0; i < n; i++)
-            for (size_t c = 0; c < d; c++) e->rows[i * d + c] = (float)(q[(first + i) * ld + c] - e->mean[c]);
+        less_mean(e->rows, q + first * ld, ld, n, e->mean, d);
         gemm(true, false, d, d, n, 1.0f, e->rows, d, e->rows, d, 0.0f, e->product, d);
         for (size_t i = 0; i < d * d; i++) e->covariance[i] += (double)e->product[i] / (end - from);
     }
@@ -100,15 +126,8 @@ static void expected_logits(ea_head *e, const layer_view *view, uint32_t h, bool
     for (size_t first = 0; first < T; first += CHUNK) {
         size_t n = T - first < CHUNK ? T - first : CHUNK;
         if (covariance) gemm(false, false, n, d, d, 1.0f, k + first * d, d, e->matrix, d, 0.0f, e->product, d);
-        for (size_t i = 0; i < n; i++) {
-            const float *key = k + (first + i) * d, *along = e->product + i * d;
-            double mean = 0, spread = 0;
-            for (size_t c = 0; c < d; c++) {
-                mean += e->mean[c] * key[c];
-                if (covariance) spread += (double)along[c] * key[c];
-            }
-            e->z[first + i] = mean * linear + spread * square;
-        }
+        logits_of_rows(e->z + first, k + first * d, (uint32_t)n, e->mean, covariance ? e->product : NULL, d, linear,
+                       square);
     }
 }
 
