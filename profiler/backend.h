@@ -82,7 +82,7 @@ typedef struct backend_limits {
     attention_shape shape;
 } backend_limits;
 
-// Rows of a context that go through the operations at a time; decoded rows are always fewer (matmul says why).
+// Rows of a context that go through the operations at a time, at most; decoded rows are always fewer (matmul says why).
 enum { BACKEND_CHUNK_ROWS = 1024, BACKEND_PROJECTIONS = 3 };
 
 typedef struct backend {
@@ -90,6 +90,9 @@ typedef struct backend {
     const char *
         compute; // precision of the products' operands: "f32", "bf16x3" (two bfloat16 parts, 16 bits), "bf16"; sums are float32
     const char *summary;
+    // Rows of a context that go through projections and feed-forward at a time: few where their activations then stay in a cache, at most
+    // BACKEND_CHUNK_ROWS.
+    uint32_t context_rows;
 
     // --- device ---
     // Starts it, once; model_open calls it before anything else. Fails with what is missing, in one line: no device, no driver.

@@ -207,6 +207,7 @@ static void cpu_store_tail(dev cache, uint32_t capacity, const decode_row *rows,
         .name = "cpu",                                                                                               \
         .compute = COMPUTE,                                                                                          \
         .summary = SUMMARY,                                                                                          \
+        .context_rows = CONTEXT_ROWS,                                                                                \
         .open = host_open,                                                                                           \
         .check = host_check,                                                                                         \
         .alloc = host_alloc,                                                                                         \

@@ -16,6 +16,8 @@ enum {
     BLOCK_LINES = 32,
     CACHED_FLOATS = 256 << 10, // exponentials of decoded rows that a thread comes back to: half a second-level cache
     VALUE_TILE = 512,          // context rows per step of value_weights
+    // Of projections and feed-forward: what a small model makes of them fits into two second-level caches.
+    CONTEXT_ROWS = 256,
     // Outputs of such a product: a multiple of oneDNN's blocks, or the tile unit's, whose products cost nothing to begin.
     PANEL = 128,
     TILE_PANEL = 32,

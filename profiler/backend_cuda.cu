@@ -631,6 +631,7 @@ static void cuda_spreads(dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads,
         .name = "cuda",                                      \
         .compute = COMPUTE,                                  \
         .summary = SUMMARY,                                  \
+        .context_rows = BACKEND_CHUNK_ROWS,                  \
         .open = cuda_open,                                   \
         .check = cuda_check,                                 \
         .alloc = cuda_alloc,                                 \

@@ -233,6 +233,7 @@ const backend backend_ref = {
     .name = "ref",
     .compute = "f32",
     .summary = "plain C with double sums: the judge of the others, slow",
+    .context_rows = BACKEND_CHUNK_ROWS,
     .open = host_open,
     .check = host_check,
     .alloc = host_alloc,

@@ -312,8 +312,8 @@ static void project_context(forward *f, uint32_t layer)
     const model_config *c = &f->m->config;
     const model_layer *w = &f->m->layers[layer];
     prefix_kv kv = prefix_of(f, layer);
-    for (uint32_t first = 0; first < f->n_tokens; first += CHUNK_ROWS) {
-        uint32_t n = f->n_tokens - first < CHUNK_ROWS ? f->n_tokens - first : CHUNK_ROWS;
+    for (uint32_t first = 0; first < f->n_tokens; first += f->b->context_rows) {
+        uint32_t n = f->n_tokens - first < f->b->context_rows ? f->n_tokens - first : f->b->context_rows;
         size_t queries = (size_t)first * c->n_heads * c->head_dim;
         f->b->rms_norm(f->h, dev_at(f->x, (size_t)first * c->width), w->attn_norm, n, c->width, c->norm_eps);
         project_attention(f, w, dev_at(f->q_raw, queries), n);
@@ -337,7 +337,9 @@ static void mix_context(forward *f, uint32_t layer)
         dev x = dev_at(f->x, (size_t)first * c->width);
         f->b->attend_prefix(f->h, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), &kv, first, n, shape_of(f));
         f->b->matmul(x, f->h, w->wo, n, true);
-        feed_forward(f, w, x, n);
+        for (uint32_t at = 0; at < n; at += f->b->context_rows)
+            feed_forward(f, w, dev_at(x, (size_t)at * c->width),
+                         n - at < f->b->context_rows ? n - at : f->b->context_rows);
     }
 }
 
