@@ -73,7 +73,7 @@ static bool pack_steps(const packed_matrix *m, char *panel, const stored_matrix 
     bool finite = true;
     for (uint32_t i = 0; i < n; i++) {
         finite &= stored_steps(w, first + i, k->wholes, k->steps, k->bases);
-        *two_parts &= steps_fit_two_parts(k->wholes, k->steps, k->bases, w->in);
+        *two_parts = *two_parts && m->p == PRECISION_F32 && steps_fit_two_parts(k->wholes, k->steps, k->bases, w->in);
         steps_pack(m->bits, panel, i, w->in, k->wholes, k->steps, k->bases);
     }
     return finite;

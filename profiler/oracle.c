@@ -1,4 +1,5 @@
 #include "profiler/oracle.h"
+#include "profiler/linalg.h"
 #include "runtime/fail.h"
 #include <float.h>
 #include <math.h>
@@ -6,7 +7,7 @@
 #include <string.h>
 
 // gram [d,d] = W W^T for W [d, width] = columns head*d .. of wo, transposed.
-static void head_gram(double *gram, const float *wo, uint32_t width, size_t ld, size_t column, size_t d)
+SIMD_CLONES static void head_gram(double *gram, const float *wo, uint32_t width, size_t ld, size_t column, size_t d)
 {
     memset(gram, 0, d * d * sizeof *gram);
     for (uint32_t row = 0; row < width; row++) {
@@ -23,7 +24,7 @@ static void head_gram(double *gram, const float *wo, uint32_t width, size_t ld, 
 // Pivoted Cholesky: each row of root takes the largest rest of the diagonal and its outer product off the Gram matrix. Stops where only
 // rounding is left, which must not be divided by (a head of deficient rank, or of zeros): the rows that remain are zero.
 // `row` is scratch [d]; gram is used up.
-static void gram_root(float *root, double *gram, double *row, size_t d)
+SIMD_CLONES static void gram_root(float *root, double *gram, double *row, size_t d)
 {
     double nothing = 0;
     memset(root, 0, d * d * sizeof *root);
