@@ -46,8 +46,10 @@ static scratch_sizes sizes_of(precision p, const backend_limits *limits)
     s.each = s.scores + s.tails + 2 * s.lines * d + 2 * s.lines + s.panel + s.queries + s.weights + s.split_keys +
              s.split_values;
     s.each = (s.each + 15) / 16 * 16;
-    // Two blocks of the widest rows: many blocks of those that most matrices have. In float32 rows are used where they stand.
-    s.operand = operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim) / sizeof(float) * (operand_is_plain(p) ? 1 : 2);
+    // A block of the widest rows: many blocks of those that most matrices have. oneDNN has two; in float32 it uses rows where they are.
+    s.operand = operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim) / sizeof(float);
+    if (tiles_available()) s.operand = max_size(s.operand, OPERAND_BYTES / sizeof(float));
+    else if (!operand_is_plain(p)) s.operand *= 2;
     size_t lines = cpu_row_group() * limits->shape.n_heads;
     s.exponentials = (cpu_exponential_floats(p, limits->tokens, limits->shape) + 15) / 16 * 16;
     s.parts = (lines * ((limits->tokens + KEY_TILE - 1) / KEY_TILE) + 15) / 16 * 16;

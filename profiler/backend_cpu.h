@@ -22,7 +22,7 @@ enum {
     PANEL = 128,
     TILE_PANEL = 32,
     BLOCKS_PER_TASK = 16,    // blocks of product_rows() rows that meet one panel after the other, at most
-    OPERAND_BYTES = 3 << 18, // of those blocks on the tile unit: they stay in the second-level cache
+    OPERAND_BYTES = 3 << 18, // of those blocks on the tile unit, so that they stay in the second-level cache, or of one
 };
 
 // Scratch of one thread; sized by cpu_reserve.

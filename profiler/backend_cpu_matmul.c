@@ -253,28 +253,39 @@ static void multiply_rows(const matmul_job *job)
         for (uint32_t i = 0; i < job->n; i += FEW) prepare_rows(job, i, job->n - i < FEW ? job->n - i : FEW);
         meter_add(METER_LINEAR, start, 0, 0);
 #pragma omp barrier
-        // One group: what takes time is reading panels, and that goes faster from one end of memory to the other.
-#pragma omp for schedule(static) nowait
-        for (uint32_t panel = 0; panel < (groups == 1 ? panels : 0); panel++) multiply_panel(job, panel, 0, blocks);
+        if (product_takes_any_rows()) { // from one end of the panels' memory to the other, which is what decoding waits for
+#pragma omp for schedule(static)
+            for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel, 0, blocks);
+        } else {
 #pragma omp for collapse(2) schedule(dynamic, 1)
-        for (uint32_t group = 0; group < (groups == 1 ? 0 : groups); group++)
-            for (uint32_t panel = 0; panel < panels; panel++) {
-                uint32_t first = group * BLOCKS_PER_TASK, end = first + BLOCKS_PER_TASK;
-                multiply_panel(job, panel, first, end < blocks ? end : blocks);
-            }
+            for (uint32_t group = 0; group < groups; group++)
+                for (uint32_t panel = 0; panel < panels; panel++) {
+                    uint32_t first = group * BLOCKS_PER_TASK, end = first + BLOCKS_PER_TASK;
+                    multiply_panel(job, panel, first, end < blocks ? end : blocks);
+                }
+        }
     }
 }
 
-// As many rows at a time as pool.operand holds.
+// The tile unit has its rows in the second-level cache; for oneDNN they are as many as pool.operand holds.
+static uint32_t rows_at_a_time(const matmul_job *job, uint32_t n)
+{
+    if (operand_is_plain(job->p)) return n;
+    size_t blocks = pool.operand_bytes / job->block_bytes;
+    if (product_takes_any_rows()) {
+        size_t near = OPERAND_BYTES / job->block_bytes;
+        if (near < blocks) blocks = near < 1 ? 1 : near;
+        if (blocks > BLOCKS_PER_TASK) blocks = BLOCKS_PER_TASK;
+    }
+    return (uint32_t)blocks * job->rows;
+}
+
 static void multiply_all(const projection *to, uint32_t count, dev x, uint32_t n, bool accumulate)
 {
     const packed_matrix *m = to->w.packed;
     matmul_job job = {.count = count, .p = m->p, .in = to->w.in, .rows = m->rows, .accumulate = accumulate};
     job.block_bytes = operand_bytes(m->p, m->rows, to->w.in);
-    size_t near = pool.operand_bytes;
-    if (product_takes_any_rows() && near > OPERAND_BYTES)
-        near = OPERAND_BYTES > job.block_bytes ? OPERAND_BYTES : job.block_bytes;
-    uint32_t fit = operand_is_plain(m->p) ? n : (uint32_t)(near / job.block_bytes) * m->rows;
+    uint32_t fit = rows_at_a_time(&job, n);
     bool prepared = product_prepare();
     for (uint32_t first = 0; first < n; first += fit) {
         job.n = n - first < fit ? n - first : fit;

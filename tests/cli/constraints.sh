@@ -6,25 +6,30 @@ tiny_model tiny.gguf
 tiny_calib calib.jsonl
 expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --metric snapkv:kvpress
 
-# budgets NAME EXPRESSION OPTION...: an expression about keep [layer][head] and T, for several ratios and lengths
+# budgets NAME EXPRESSION OPTION...: an expression about keep [layer][head] and T, for several ratios and lengths. One start of Python judges
+# all answers, each the line after its name.
 budgets() {
-    local name=$1 expression=$2 bad=
+    local name=$1 expression=$2 bad
     shift 2
     for tokens in 100 777 4096 131072; do
         for ratio in 0.1 0.5 0.8 0.95; do
             kvb budgets t.safetensors --ratio $ratio --tokens $tokens --json "$@"
-            [ "$CODE" = 0 ] || bad="$bad $tokens:$ratio:failed"
-            "$PYTHON" - "$expression" "$tokens" out <<'PY' || bad="$bad $tokens:$ratio"
-import json, math, sys
-doc = json.load(open(sys.argv[3]))
-keep, T, flat = doc["keep"], int(sys.argv[2]), []
-for row in keep:
-    flat += row
-sys.exit(0 if eval(sys.argv[1], {"keep": keep, "flat": flat, "T": T, "math": math}) else 1)
-PY
+            echo "$tokens:$ratio"
+            if [ "$CODE" = 0 ]; then tr -d '\n' <out && echo; else echo null; fi
         done
-    done
-    if [ -z "$bad" ]; then ok "$name"; else not_ok "$name:$bad"; fi
+    done >answers
+    bad=$("$PYTHON" - "$expression" answers <<'PY'
+import json, math, sys
+lines = open(sys.argv[2]).read().splitlines()
+assert len(lines) == 32, len(lines)
+for name, line in zip(lines[::2], lines[1::2]):
+    doc = json.loads(line)
+    keep = doc and doc["keep"]
+    if not doc or not eval(sys.argv[1], {"keep": keep, "flat": sum(keep, []), "T": int(name.split(":")[0]), "math": math}):
+        print(name)
+PY
+    ) && [ -z "$bad" ] && ok "$name" && return
+    not_ok "$name: $bad"
 }
 
 while IFS='|' read -r options expression; do
