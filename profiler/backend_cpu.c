@@ -128,21 +128,10 @@ static void cpu_rope(dev y, dev x, dev cos_sin, const uint32_t *positions, uint3
                      uint32_t rope_dim)
 {
     double start = meter_now();
-    uint32_t half = rope_dim / 2;
 #pragma omp parallel for schedule(static)
-    for (uint32_t i = 0; i < n; i++) {
-        const float *angle = cos_sin.address + (size_t)positions[i] * rope_dim;
-        for (uint32_t h = 0; h < heads; h++) {
-            const float *in = x.address + ((size_t)i * heads + h) * d;
-            float *out = y.address + ((size_t)i * heads + h) * d;
-            for (uint32_t p = 0; p < half; p++) {
-                float a = in[p], b = in[p + half], c = angle[2 * p], s = angle[2 * p + 1];
-                out[p] = a * c - b * s;
-                out[p + half] = b * c + a * s;
-            }
-            for (uint32_t c = rope_dim; c < d; c++) out[c] = in[c];
-        }
-    }
+    for (uint32_t i = 0; i < n; i++)
+        loop_rope(y.address + (size_t)i * heads * d, x.address + (size_t)i * heads * d,
+                  cos_sin.address + (size_t)positions[i] * rope_dim, heads, d, rope_dim);
     meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 

@@ -58,6 +58,8 @@ void loop_scale(float *x, size_t n, float factor);
 void loop_add_exp2_minus(float *columns, const float *x, size_t n, float top); // columns += 2^(x - top)
 float loop_absolute_sum(const float *x, size_t n);
 void loop_rms_norm(float *y, const float *x, const float *weight, uint32_t width, float eps);
+// RoPE of one row [heads,d] by its angles [rope_dim/2, 2]; y may be x.
+void loop_rope(float *y, const float *x, const float *angles, uint32_t heads, uint32_t d, uint32_t rope_dim);
 void loop_swiglu(float *gate, const float *up, size_t n);
 void loop_store_tile(float *y, size_t ldy, const float *tile, uint32_t rows, uint32_t width, bool accumulate);
 // line[t] = scale * q . k[t], t < n

@@ -14,6 +14,20 @@ SIMD_CLONES void loop_rms_norm(float *y, const float *x, const float *weight, ui
     for (uint32_t c = 0; c < width; c++) y[c] = x[c] * scale * weight[c];
 }
 
+SIMD_CLONES void loop_rope(float *y, const float *x, const float *angles, uint32_t heads, uint32_t d, uint32_t rope_dim)
+{
+    uint32_t half = rope_dim / 2;
+    for (uint32_t h = 0; h < heads; h++, x += d, y += d) {
+#pragma omp simd
+        for (uint32_t p = 0; p < half; p++) {
+            float a = x[p], b = x[p + half], c = angles[2 * p], s = angles[2 * p + 1];
+            y[p] = a * c - b * s;
+            y[p + half] = b * c + a * s;
+        }
+        for (uint32_t c = rope_dim; c < d; c++) y[c] = x[c];
+    }
+}
+
 // silu(g) = g / (1 + exp(-g)), with the exponential of a negative number only, so that it cannot overflow.
 SIMD_CLONES void loop_swiglu(float *gate, const float *up, size_t n)
 {

@@ -5,6 +5,7 @@
 #include "profiler/backend_cpu.h"
 #include "profiler/meter.h"
 #include "profiler/packed_steps.h"
+#include "profiler/packed_tiles.h"
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -254,8 +255,10 @@ static void multiply_rows(const matmul_job *job)
         meter_add(METER_LINEAR, start, 0, 0);
 #pragma omp barrier
         if (product_takes_any_rows()) { // from one end of the panels' memory to the other, which is what decoding waits for
-#pragma omp for schedule(static)
+            tiles_hold();
+#pragma omp for schedule(static) nowait
             for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel, 0, blocks);
+            tiles_let_go();
         } else {
 #pragma omp for collapse(2) schedule(dynamic, 1)
             for (uint32_t group = 0; group < groups; group++)
