@@ -122,11 +122,10 @@ static inline __attribute__((always_inline)) void sum_each(lanes *all, lanes sum
 #else
 static inline void sum_each(lanes *all, lanes sum[16])
 {
-    for (int i = 0; i < 16; i++) {
-        float one = 0;
-        for (int j = 0; j < 16; j++) one += sum[i][j];
-        (*all)[(i & 1) * 8 + (i & 2) * 2 + (i & 4) / 2 + i / 8] = one;
-    }
+    lanes sums = {0};
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++) sums[(i & 1) * 8 + (i & 2) * 2 + (i & 4) / 2 + i / 8] += sum[i][j];
+    *all = sums;
 }
 #endif
 
