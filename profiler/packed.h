@@ -4,7 +4,8 @@
 //
 //     PRECISION_F32     c = a b                                    float32 operands
 //     PRECISION_BF16    c = hi(a) hi(b)                            operands rounded to bfloat16 (8 bits)
-//     PRECISION_BF16X3  c = hi(a) hi(b) + lo(a) hi(b) + hi(a) lo(b)    hi(x) = bf16(x), lo(x) = bf16(x - hi(x)): 16 bits
+//     PRECISION_BF16X3  c = hi(a) hi(b) + lo(a) hi(b) + hi(a) lo(b)    hi(x) = bf16(x), lo(x) = bf16(x - hi(x)): 16 bits;
+//                                                                      the tile unit adds lo(a) lo(b), which costs it little
 //
 // Products of few terms (k <= 128, the scores of attention) keep three parts of each operand in BF16X3, which costs them little.
 // Sums are float32 throughout. BF16X3 is what other libraries call matrix products of "high" precision: about 2^-16 relative error per

@@ -339,13 +339,16 @@ TILE_UNIT static inline __attribute__((always_inline)) void multiply_terms(unsig
         LOAD_A(2);
         LOAD_B(1);
         MULTIPLY();
-        unfold_lines(next, 0, 11);
-        LOAD_A(1);
-        MULTIPLY();
-        unfold_lines(next, 11, 22);
+        unfold_lines(next, 0, 8);
         LOAD_B(2);
         MULTIPLY();
-        unfold_lines(next, 22, 32);
+        unfold_lines(next, 8, 16);
+        LOAD_A(1);
+        MULTIPLY();
+        unfold_lines(next, 16, 24);
+        LOAD_B(1);
+        MULTIPLY();
+        unfold_lines(next, 24, 32);
     } else {
         LOAD_A(1);
         LOAD_B(1);
