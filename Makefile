@@ -171,6 +171,7 @@ showconfig:
 # Objects and module archives. $(BUILD)/flags changes when the flags do, so a build folder never mixes two kinds of objects.
 $(BUILD)/flags: FORCE
 	@mkdir -p $(@D)
+	@test -e $(@D)/.gitignore || echo '*' > $(@D)/.gitignore # whatever the folder's name
 	@printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu_loops) $(LDFLAGS) MPI=$(MPI) CUDA=$(CUDA) $(NVCC) $(NVCC_FLAGS))' | cmp -s - $@ || printf '%s\n' '$(subst ','\'',$(COMPILE) $(FLAGS_profiler_backend_cpu_loops) $(LDFLAGS) MPI=$(MPI) CUDA=$(CUDA) $(NVCC) $(NVCC_FLAGS))' > $@
 FORCE:
 
