@@ -145,11 +145,13 @@ static int unknown_command(const char *name)
 // running that they wait for: with two cores under load everything took 1.2 to 7 times as long. Sleeping at once costs too: decoding waits
 // thousands of times a second for microseconds, and was a tenth slower. So they spin for a fifth of a millisecond (measured: any number from
 // 10,000 to 30,000 is best both alone and beside busy neighbours). libgomp reads its environment before main, so the program starts itself
-// again.
+// again. Not where it was told to bind threads: the second start would see but the one processor that the first was bound to.
 static void spin_less(char **argv)
 {
-    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT"))
-        return; // the user knows better, or this is the second start
+    static const char *const said[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "OMP_PLACES",
+                                       "GOMP_CPU_AFFINITY"};
+    for (size_t i = 0; i < sizeof said / sizeof *said; i++)
+        if (getenv(said[i])) return; // the user knows better, or this is the second start
     if (setenv("GOMP_SPINCOUNT", "20000", 1) == 0) execv("/proc/self/exe", argv); // if it fails: go on, only slower
 }
 

@@ -59,4 +59,19 @@ if [ -w /dev/full ]; then
     if [ "$CODE" = 1 ]; then ok 'a full disk behind stdout is an error'; else not_ok 'a full disk behind stdout is an error'; fi
     says 'and it says so' 'No space left' err
 fi
+
+# The program starts itself again so that idle threads spin less, but not where it was told how threads shall wait, or where they run: a second
+# start would see only the processor that the first was bound to.
+starts() { # [VARIABLE=VALUE]
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=true "$@" "$KVB" solve 2>&1 </dev/null | grep -c 'DISPLAY ENVIRONMENT BEGIN'
+}
+started() { # TIMES [VARIABLE=VALUE]
+    local times=$1
+    shift
+    if [ "$(starts "$@")" = "$times" ]; then ok "starts $times times with '$*'"; else not_ok "starts $(starts "$@") times with '$*', expected $times"; fi
+}
+started 2
+started 1 OMP_PROC_BIND=true
+started 1 OMP_PLACES=cores
+started 1 OMP_WAIT_POLICY=active
 end
