@@ -270,17 +270,13 @@ static void multiply_rows(const matmul_job *job)
     }
 }
 
-// The tile unit has its rows in the second-level cache; for oneDNN they are as many as pool.operand holds.
+// For oneDNN as many as pool.operand holds; the tile unit has its rows in the second-level cache.
 static uint32_t rows_at_a_time(const matmul_job *job, uint32_t n)
 {
     if (operand_is_plain(job->p)) return n;
-    size_t blocks = pool.operand_bytes / job->block_bytes;
-    if (product_takes_any_rows()) {
-        size_t near = OPERAND_BYTES / job->block_bytes;
-        if (near < blocks) blocks = near < 1 ? 1 : near;
-        if (blocks > BLOCKS_PER_TASK) blocks = BLOCKS_PER_TASK;
-    }
-    return (uint32_t)blocks * job->rows;
+    if (!product_takes_any_rows()) return (uint32_t)(pool.operand_bytes / job->block_bytes) * job->rows;
+    size_t near = OPERAND_BYTES / job->block_bytes;
+    return (near < 1 ? 1 : near < BLOCKS_PER_TASK ? (uint32_t)near : BLOCKS_PER_TASK) * job->rows;
 }
 
 static void multiply_all(const projection *to, uint32_t count, dev x, uint32_t n, bool accumulate)

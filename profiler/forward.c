@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Rows that go through a layer's matrices at a time: enough for full GEMM speed, few enough to keep activations in cache. Decoded ones are
-// fewer than a chunk, so that their bits do not depend on how many there are.
+// Rows that go through a layer at a time, at most: backends may take a context in smaller pieces (context_rows). Decoded ones are fewer than a
+// chunk, so that their bits do not depend on how many there are.
 enum { CHUNK_ROWS = BACKEND_CHUNK_ROWS, DECODE_ROWS = CHUNK_ROWS - 64, CHUNK_LOGITS = 64, N_VIEWS = 6 };
 
 struct forward {

@@ -72,11 +72,9 @@ SIMD_CLONES static void logits_of_rows(double *z, const float *x, uint32_t n, co
                                        size_t d, double linear, double square)
 {
     for (uint32_t i = 0; i < n; i++, x += d) {
-        double first = 0, second = 0;
+        double first = 0, second = along ? dot_double(along + i * d, x, (uint32_t)d) : 0;
 #pragma omp simd reduction(+ : first)
         for (size_t c = 0; c < d; c++) first += mean[c] * x[c];
-#pragma omp simd reduction(+ : second)
-        for (size_t c = 0; c < (along ? d : 0); c++) second += (double)along[i * d + c] * x[c];
         z[i] = first * linear + second * square;
     }
 }

@@ -63,7 +63,8 @@ fi
 # The program starts itself again so that idle threads spin less, but not where it was told how threads shall wait, or where they run: a second
 # start would see only the processor that the first was bound to.
 starts() { # [VARIABLE=VALUE]
-    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT OMP_DISPLAY_ENV=true "$@" "$KVB" solve 2>&1 </dev/null | grep -c 'DISPLAY ENVIRONMENT BEGIN'
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT -u OMP_PROC_BIND -u OMP_PLACES -u GOMP_CPU_AFFINITY OMP_DISPLAY_ENV=true "$@" \
+        "$KVB" solve 2>&1 </dev/null | grep -c 'DISPLAY ENVIRONMENT BEGIN'
 }
 started() { # TIMES [VARIABLE=VALUE]
     local times=$1

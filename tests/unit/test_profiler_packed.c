@@ -137,6 +137,31 @@ START_TEST(test_any_rows)
 }
 END_TEST
 
+// There too: a product that is added to what c holds, within its rows and columns. More terms than are near at a time are added in turn.
+START_TEST(test_added)
+{
+    enum { M = 40, N = 72, APART = 80 };
+    static const uint32_t terms[] = {96, 1000};
+    for (int i = 0; product_takes_any_rows() && i < 6; i++) {
+        precision p = (precision)(i / 2);
+        packed_case t = case_make(p, M, N, terms[i % 2], true, false);
+        const product *made = product_find(p, M, N, terms[i % 2], false);
+        float *sum = memory((size_t)M * APART * sizeof(float)), *before = memory((size_t)M * APART * sizeof(float));
+        for (size_t j = 0; j < (size_t)M * APART; j++) sum[j] = before[j] = uniform();
+        product_run(made, t.operand, t.weights, t.c);
+        product_run_rows(made, M - 3, t.operand, t.weights, sum, APART, true);
+        for (uint32_t r = 0; r < M; r++)
+            for (uint32_t j = 0; j < APART; j++) {
+                float was = before[r * APART + j], want = r < M - 3 && j < N ? was + t.c[r * N + j] : was;
+                ck_assert_float_le(fabsf(sum[r * APART + j] - want),
+                                   i % 2 ? 0x1p-15f : 0); // sums of up to 100: their rounding
+            }
+        free(sum), free(before);
+        case_free(&t);
+    }
+}
+END_TEST
+
 // Weights kept as whole numbers: the values are those that went in, products are as good as with float32 weights, and a third part is left
 // out only where there is none.
 START_TEST(test_steps)
@@ -283,6 +308,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_part_of_a_product);
     tcase_add_test(tc, test_powers_as_operand);
     tcase_add_test(tc, test_not_a_number);
+    tcase_add_test(tc, test_added);
     tcase_add_test(tc, test_steps);
 }
 
