@@ -1,0 +1,52 @@
+"""Budgets of KV-cache heads in Python: open and check a table, really evict in transformers, record any model.
+
+Only numpy is needed for tables. What needs torch and transformers, or kvpress, is imported when it is first used.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._library import KVBudgetError, MismatchError, library
+from .table import Budgets, ModelShape, Row, Table, TableInfo, select
+
+if TYPE_CHECKING:
+    from .eviction import Run, cache_bytes, compress
+    from .presses import BudgetPress
+    from .recorder import record
+
+_LATER = {
+    "Run": "eviction",
+    "cache_bytes": "eviction",
+    "compress": "eviction",
+    "BudgetPress": "presses",
+    "record": "recorder",
+}
+
+__all__ = [
+    "Budgets",
+    "BudgetPress",
+    "KVBudgetError",
+    "MismatchError",
+    "ModelShape",
+    "Row",
+    "Run",
+    "Table",
+    "TableInfo",
+    "cache_bytes",
+    "compress",
+    "record",
+    "select",
+    "version",
+]
+
+
+def version() -> str:
+    """The version of the C library."""
+    text: str = library().kvb_version().decode()
+    return text
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'kvbudget' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)

@@ -1,0 +1,165 @@
+"""libkvbudget through ctypes: budgets, limits, selection and checks are the C library's, the one source of them.
+
+The library is looked for in the environment variable KVBUDGET_LIBRARY, then inside of the package (wheels bring it),
+then where the system's linker looks. Structures and signatures repeat runtime/kvbudget.h.
+"""
+
+import ctypes as c
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+SONAME = "libkvbudget.so.0"
+BUDGETS_VERSION = 2  # of the arithmetic that this package was written for
+
+
+class KVBudgetError(ValueError):
+    """What the C library refused. ``status`` is its name there, such as ``MISMATCH`` or ``FORMAT``."""
+
+    def __init__(self, message: str, status: str = "ARGUMENT"):
+        super().__init__(message)
+        self.status = status
+
+
+class MismatchError(KVBudgetError):
+    """Two things that belong together differ; the message names what was expected and what was found."""
+
+    def __init__(self, message: str, status: str = "MISMATCH"):
+        super().__init__(message, status)
+
+
+class Error(c.Structure):
+    _fields_ = [("status", c.c_int), ("message", c.c_char * 512)]
+
+
+class Info(c.Structure):
+    _fields_ = [
+        *((name, c.c_uint32) for name in ("n_rows", "n_layers", "n_heads", "n_kv_heads", "head_dim", "sink", "window")),
+        *(
+            (name, c.c_char_p)
+            for name in (
+                "metric",
+                "metric_parameters",
+                "architecture",
+                "model_id",
+                "model_sha256",
+                "tokenizer_sha256",
+                "scope",
+                "aggregate",
+                "hull",
+            )
+        ),
+        ("max_prune", c.c_double),
+        ("calibration_tokens", c.POINTER(c.c_uint32)),
+        *(
+            (name, c.c_uint32)
+            for name in ("n_calibration_tokens", "n_contexts", "n_questions", "n_queries_min", "n_queries_max")
+        ),
+        *((name, c.c_char_p) for name in ("calibration_sha256", "record_sha256", "tool_version")),
+    ]
+
+
+class Row(c.Structure):
+    _fields_ = [
+        *(
+            (name, c.c_double)
+            for name in ("ratio", "effective_ratio", "loss", "lower_bound", "multiplier", "table_loss")
+        ),
+        ("saturated", c.c_int),
+        ("prune_ratio", c.POINTER(c.c_double)),
+        ("std", c.POINTER(c.c_double)),
+    ]
+
+
+class Expectation(c.Structure):
+    _fields_ = [
+        *((name, c.c_uint32) for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim")),
+        ("model_sha256", c.c_char_p),
+        ("metric", c.c_char_p),
+        ("has_protection", c.c_int),
+        ("sink", c.c_uint32),
+        ("window", c.c_uint32),
+    ]
+
+
+class Options(c.Structure):
+    _fields_ = [("rounding", c.c_int), ("lookup", c.c_int), ("strict", c.c_int), ("block", c.c_uint32)]
+
+
+class Summary(c.Structure):
+    _fields_ = [
+        ("requested_ratio", c.c_double),
+        ("effective_ratio", c.c_double),
+        ("total", c.c_uint64),
+        *((name, c.c_uint32) for name in ("keep_min", "keep_max", "heads_below_protected", "row_below", "row_above")),
+        ("weight", c.c_double),
+        ("warnings", c.c_uint),
+    ]
+
+
+_TABLE, _ERROR, _COUNTS = c.c_void_p, c.POINTER(Error), c.POINTER(c.c_uint32)
+_BUDGET = [_TABLE, c.c_double, c.c_uint32, c.POINTER(Options), _COUNTS, c.c_size_t]
+_STATUS = {  # functions that return a kvb_status and take a kvb_error last
+    "kvb_table_open": [c.POINTER(_TABLE), c.c_char_p, c.c_void_p, _ERROR],
+    "kvb_table_row": [_TABLE, c.c_uint32, c.POINTER(Row), _ERROR],
+    "kvb_table_check": [_TABLE, c.POINTER(Expectation), _ERROR],
+    "kvb_budgets": [*_BUDGET, _ERROR],
+    "kvb_budgets_summarize": [*_BUDGET, c.POINTER(Summary), _ERROR],
+    "kvb_select": [c.c_void_p, c.c_uint32, c.c_uint32, c.c_uint32, c.c_uint32, c.c_void_p, c.c_size_t, _ERROR],
+}
+_OTHER = {
+    "kvb_status_name": ([c.c_int], c.c_char_p),
+    "kvb_version": ([], c.c_char_p),
+    "kvb_budgets_version": ([], c.c_uint32),
+    "kvb_table_close": ([_TABLE], None),
+    "kvb_table_info": ([_TABLE], c.POINTER(Info)),
+    "kvb_table_metadata": ([_TABLE, c.c_char_p], c.c_char_p),
+    "kvb_table_prune_ratios": ([_TABLE], c.POINTER(c.c_double)),
+}
+
+
+def _candidates() -> list[str]:
+    """Where the library may be, in the order of preference; a name without a folder is the system's to find."""
+    named = os.environ.get("KVBUDGET_LIBRARY")
+    bundled = Path(__file__).parent / "lib" / SONAME
+    return [named] if named else [str(bundled)] * bundled.exists() + [SONAME]
+
+
+@functools.cache
+def library() -> c.CDLL:
+    """The loaded library. Raises ImportError when there is none, or when it computes other budgets than we expect."""
+    tried = []
+    for path in _candidates():
+        try:
+            found = c.CDLL(path)
+            break
+        except OSError as why:
+            tried.append(f"{path}: {why}")
+    else:
+        raise ImportError(
+            "libkvbudget was not found: install a wheel of kvbudget, run `make install`, or set KVBUDGET_LIBRARY "
+            "to libkvbudget.so (" + "; ".join(tried) + ")"
+        )
+    for name, arguments in _STATUS.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, c.c_int
+    for name, (arguments, result) in _OTHER.items():
+        function = getattr(found, name)
+        function.argtypes, function.restype = arguments, result
+    if found.kvb_budgets_version() != BUDGETS_VERSION:
+        raise ImportError(
+            f"{found._name}: computes budgets of version {found.kvb_budgets_version()}, this package expects "
+            f"{BUDGETS_VERSION}; install both from the same release"
+        )
+    return found
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Calls a function that returns a kvb_status; what it refuses becomes an exception with its message."""
+    error = Error()
+    status = getattr(library(), name)(*arguments, c.byref(error))
+    if status == 0:
+        return
+    text, kind = error.message.decode(errors="replace"), library().kvb_status_name(status).decode()
+    raise MismatchError(text) if kind == "MISMATCH" else KVBudgetError(text, kind)

@@ -1,0 +1,239 @@
+"""Attention over a cut cache, registered with transformers as the implementations ``kvbudget`` and ``kvbudget_eager``.
+
+A layer that is not cut goes to the implementation that the model had, sdpa or eager, with the very arguments; so a
+model may keep the registered name for good. Per segment there are three ways to compute, all with one interface:
+
+segments  one scaled_dot_product_attention per sequence and head: the way on a CPU, and with softcaps and sinks
+varlen    torch.nn.attention.varlen over the flat tensors: on CUDA, in half precision, without padding
+flex      flex_attention over the flat tensors with a mask of segments: elsewhere on CUDA
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from ._library import KVBudgetError
+from .ragged import RaggedLayer
+
+SDPA, EAGER = "kvbudget", "kvbudget_eager"
+#: implementation that a model has: the one that takes its place
+REPLACES = {"sdpa": SDPA, SDPA: SDPA, "eager": EAGER, EAGER: EAGER}
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # torch before 2.10
+    varlen_attn = None  # type: ignore[assignment]
+
+
+def new_tokens_mask(layer: RaggedLayer, n: int, mask: Tensor | None) -> Tensor | None:
+    """What the n new tokens see of those that came after the cut, bool [B, n, later]; None: a single token sees all.
+
+    mask is what transformers made: bool, or 0 where visible and very negative elsewhere; its last columns are the later
+    tokens. Where it is None, tokens see what is not ahead of them.
+    """
+    later = layer.seen - layer.cut_at
+    if mask is None:
+        if n == 1:
+            return None
+        return layer.flat_keys.new_ones(n, later, dtype=torch.bool).tril(later - n).expand(layer.n_sequences, -1, -1)
+    mask = mask[:, 0, -n:, mask.shape[-1] - later :]
+    visible = mask if mask.dtype == torch.bool else mask == 0
+    return visible.expand(layer.n_sequences, -1, -1)
+
+
+def by_segment(
+    layer: RaggedLayer,
+    query: Tensor,
+    visible: Tensor | None,
+    scaling: float | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """[B, Hq, n, d] to [B, n, Hq, dv]: one product per segment, the query heads of a group being its rows."""
+    batch, n_heads, n, d = query.shape
+    group = n_heads // layer.n_heads
+    out = query.new_empty(batch, n, n_heads, layer.flat_values.shape[1])
+    for s, length in enumerate(layer.lengths):
+        b, h = divmod(s, layer.n_heads)
+        heads = slice(h * group, (h + 1) * group)
+        k, v, _ = layer.segment(s)
+        q = query[b, heads].reshape(1, 1, group * n, d)
+        mask = None
+        if visible is not None:
+            mask = F.pad(visible[b], (length - visible.shape[2], 0), value=True).repeat(group, 1)
+        if softcap is None and sinks is None:
+            rows = F.scaled_dot_product_attention(q, k[None, None], v[None, None], attn_mask=mask, scale=scaling)[0, 0]
+        else:
+            own = None if sinks is None else sinks[heads].repeat_interleave(n)
+            rows = _plain(q[0, 0], k, v, mask, d**-0.5 if scaling is None else scaling, softcap, own)
+        out[b, :, heads] = rows.view(group, n, -1).transpose(0, 1)
+    return out
+
+
+def _plain(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor:
+    weights = attention_weights((q @ k.T) * scaling, mask, softcap, sinks)
+    return weights.to(v.dtype) @ v
+
+
+def attention_weights(logits: Tensor, mask: Tensor | None, softcap: float | None, sinks: Tensor | None) -> Tensor:
+    """Softmax in float32 over [..., rows, T], of what is visible in a bool mask, with Gemma's softcap and GPT-OSS's
+    sinks [..., rows]: a sink takes part in the sum and has no value."""
+    logits = logits if softcap is None else torch.tanh(logits / softcap) * softcap
+    logits = logits.float()
+    logits = logits if mask is None else logits.masked_fill(~mask, float("-inf"))
+    if sinks is None:
+        return logits.softmax(-1)
+    return torch.cat([logits, sinks.float()[..., None]], -1).softmax(-1)[..., :-1]
+
+
+def by_flex(layer: RaggedLayer, query: Tensor, visible: Tensor | None, scaling: float | None) -> Tensor:
+    """The same by flex_attention: the rows of all segments are queries of one sequence, and a mask parts them."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    batch, n_heads, n, d = query.shape
+    group, device = n_heads // layer.n_heads, query.device
+    starts = torch.tensor(layer.starts[:-1], device=device)
+    ends = starts + torch.tensor(layer.lengths, device=device)
+    later = layer.seen - layer.cut_at
+
+    def in_segment(b: Tensor, h: Tensor, row: Tensor, at: Tensor) -> Tensor:
+        s = row // n
+        seen = (at >= starts[s]) & (at < ends[s])
+        if visible is None:
+            return seen
+        behind = at - (ends[s] - later)  # place among the later tokens; below 0: kept from the context
+        return seen & ((behind < 0) | visible[s // layer.n_heads, row % n, behind.clamp(0, max(later - 1, 0))])
+
+    rows = batch * layer.n_heads * n
+    q = query.view(batch, layer.n_heads, group, n, d).permute(2, 0, 1, 3, 4).reshape(1, group, rows, d)
+    mask = create_block_mask(in_segment, None, None, rows, layer.starts[-1], device=device)
+    run = torch.compile(flex_attention, dynamic=True) if query.is_cuda else flex_attention
+    out = run(
+        q,
+        layer.flat_keys.nan_to_num()[None, None],
+        layer.flat_values[None, None],
+        block_mask=mask,
+        scale=scaling,
+        enable_gqa=True,
+    )
+    return out.view(group, batch, layer.n_heads, n, -1).permute(1, 3, 2, 0, 4).reshape(batch, n, n_heads, -1)
+
+
+def by_varlen(layer: RaggedLayer, query: Tensor, visible: Tensor | None, scaling: float | None) -> Tensor:
+    """The same by a varlen kernel: every segment is a sequence with one KV head; new tokens see each other causally."""
+    batch, n_heads, n, d = query.shape
+    group, device = n_heads // layer.n_heads, query.device
+    segments = batch * layer.n_heads
+    q = query.view(segments, group, n, d).transpose(1, 2).reshape(segments * n, group, d)
+    assert varlen_attn is not None
+    out = varlen_attn(
+        q,
+        layer.flat_keys[:, None],
+        layer.flat_values[:, None],
+        torch.arange(0, segments * n + 1, n, dtype=torch.int32, device=device),
+        torch.tensor(layer.starts, dtype=torch.int32, device=device),
+        n,
+        max(layer.lengths),
+        scale=scaling,
+        window_size=(-1, 0),
+        enable_gqa=True,
+        seqused_k=torch.tensor(layer.lengths, dtype=torch.int32, device=device),
+    )
+    assert isinstance(out, Tensor)
+    return out.view(batch, layer.n_heads, n, group, -1).permute(0, 2, 1, 3, 4).reshape(batch, n, n_heads, -1)
+
+
+def _kernel(layer: RaggedLayer, query: Tensor, visible: Tensor | None) -> Callable[..., Tensor]:
+    name = layer.kernel
+    if name == "auto" and not query.is_cuda:
+        name = "segments"
+    if name in ("auto", "varlen"):
+        causal = new_tokens_mask(layer, query.shape[2], None)
+        fits = varlen_attn is not None and (visible is None or (causal is not None and torch.equal(visible, causal)))
+        if name == "varlen" and not fits:
+            raise KVBudgetError("kernel varlen needs torch 2.10 or newer and new tokens without padding", "UNSUPPORTED")
+        name = "varlen" if fits and query.dtype in (torch.float16, torch.bfloat16) else "flex"
+    return {"segments": by_segment, "flex": by_flex, "varlen": by_varlen}[name]
+
+
+def ragged_attention(
+    layer: RaggedLayer,
+    query: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """[B, Hq, n, d] to [B, n, Hq, dv] over the segments of a cut layer that holds the n new tokens already."""
+    visible = new_tokens_mask(layer, query.shape[2], mask)
+    if softcap is not None or sinks is not None:
+        return by_segment(layer, query, visible, scaling, softcap, sinks)
+    return _kernel(layer, query, visible)(layer, query, visible, scaling)
+
+
+def _forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """In the place of sdpa, which knows no softcap and no sinks either. kvpress wraps it and gives dropout by place."""
+    layer = getattr(key, "kvb_layer", None)
+    _watch(module, query, key, value, attention_mask, scaling, kwargs)
+    if layer is None:
+        base: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        return base(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+    return ragged_attention(layer, query, attention_mask, scaling), None
+
+
+def _forward_eager(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """In the place of eager attention, which every family brings itself: for softcaps and sinks."""
+    layer = getattr(key, "kvb_layer", None)
+    _watch(module, query, key, value, attention_mask, scaling, kwargs)
+    if layer is None:
+        base: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
+        return base(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+    return ragged_attention(layer, query, attention_mask, scaling, kwargs.get("softcap"), kwargs.get("s_aux")), None
+
+
+def _watch(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    more: dict[str, Any],
+) -> None:
+    """Shows the tensors to whoever watches this module while the model runs: scorers, or the recorder."""
+    watch = module.__dict__.get("kvb_watch")
+    if watch is not None:
+        watch(query, key, value, mask, scaling, more)
+
+
+AttentionInterface.register(SDPA, _forward)
+AttentionInterface.register(EAGER, _forward_eager)
+# Without these a custom implementation gets no mask at all.
+AttentionMaskInterface.register(SDPA, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+AttentionMaskInterface.register(EAGER, ALL_MASK_ATTENTION_FUNCTIONS["eager"])

@@ -1,0 +1,152 @@
+"""What the package needs to know about a transformers model: attention layers, queries, rotations, output weights."""
+
+import inspect
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+from ._library import KVBudgetError
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention module of the decoder. ``index`` is its place in the cache and its row of the table."""
+
+    index: int
+    module: nn.Module
+    rotary: nn.Module | None  # the model's rotary embedding; None: positions are not rotated
+
+    @property
+    def config(self) -> Any:
+        return self.module.config
+
+    @property
+    def n_heads(self) -> int:
+        return int(self.config.num_attention_heads)
+
+    @property
+    def name(self) -> str:
+        return f"layer {self.index} ({type(self.module).__name__})"
+
+    def queries(self, hidden: Tensor) -> Tensor:
+        """Queries before rotation, [B, Hq, n, d], from what goes into the module, [B, n, D]."""
+        module, (batch, n, _) = self.module, hidden.shape
+        if hasattr(module, "q_proj"):
+            q = module.q_proj(hidden)
+        elif hasattr(module, "qkv_proj"):  # Phi-3: the queries stand first
+            q = module.qkv_proj(hidden)[..., : self.n_heads * module.head_dim]
+        else:
+            raise KVBudgetError(
+                f"{self.name}: has neither q_proj nor qkv_proj, so expected attention cannot see its queries; "
+                "use keydiff, knorm or snapkv",
+                "UNSUPPORTED",
+            )
+        if q.shape[-1] != self.n_heads * module.head_dim:
+            raise KVBudgetError(
+                f"{self.name}: its queries have {q.shape[-1]} numbers, expected {self.n_heads} x {module.head_dim}; "
+                "use keydiff, knorm or snapkv",
+                "UNSUPPORTED",
+            )
+        norm = getattr(module, "q_norm", None)
+        over_heads = norm is not None and norm.weight.numel() == q.shape[-1] and norm.weight.dim() == 1
+        if over_heads:  # OLMo 2 normalises all heads as one
+            q = norm(q)
+        q = q.view(batch, n, self.n_heads, module.head_dim)
+        if norm is not None and not over_heads:
+            q = norm(q)
+        return q.transpose(1, 2)
+
+    def mean_rotation(self, first: int, count: int, like: Tensor) -> Tensor | None:
+        """R [d, d], the mean rotation over positions first .. first + count - 1, so that a query's row x becomes x R^T.
+
+        A rotation is linear in (cos, sin), so the model's own function is applied to the unit vectors with their means:
+        whatever layout of pairs it uses, and if it rotates only a part of a head.
+        """
+        rotate = getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
+        if self.rotary is None or rotate is None:
+            return None
+        places = torch.arange(first, first + count, device=like.device)[None]
+        cos, sin = self.rotary(like, places, **_layer_type(self.rotary, self.module))
+        d = self.module.head_dim
+        cos, sin = (x[0].float().mean(0).to(x.dtype).expand(1, d, -1) for x in (cos, sin))
+        unit = torch.eye(d, dtype=cos.dtype, device=like.device)[None, None]
+        turned: Tensor = rotate(unit, unit, cos, sin)[0][0, 0]
+        return turned.T
+
+    def output_weights(self) -> Tensor:
+        """W_O by query head, [Hq, dv, D]."""
+        for name in ("o_proj", "out_proj", "dense", "c_proj", "wo"):
+            layer = getattr(self.module, name, None)
+            if layer is not None:
+                break
+        else:
+            raise KVBudgetError(f"{self.name}: no output projection was found", "UNSUPPORTED")
+        weight = layer.weight if type(layer).__name__ == "Conv1D" else layer.weight.T  # Conv1D: GPT-2's, [in, out]
+        if weight.shape[0] % self.n_heads:
+            raise KVBudgetError(
+                f"{self.name}: the output projection reads {weight.shape[0]} numbers, not a multiple of "
+                f"{self.n_heads} heads",
+                "UNSUPPORTED",
+            )
+        return weight.detach().reshape(self.n_heads, -1, weight.shape[1])
+
+
+def _layer_type(rotary: nn.Module, module: nn.Module) -> dict[str, str]:
+    """Some families keep one rotary embedding for several kinds of layers."""
+    if "layer_type" not in inspect.signature(rotary.forward).parameters:
+        return {}
+    return {"layer_type": getattr(module, "layer_type", None) or "full_attention"}
+
+
+def has_window(layer: AttentionLayer) -> bool:
+    """Does this layer see the last tokens only? Its cache is small by itself, and a budget means nothing to it."""
+    config = layer.config
+    types = getattr(config, "layer_types", None)
+    if types and layer.index < len(types):
+        return types[layer.index] in ("sliding_attention", "chunked_attention")
+    window = getattr(layer.module, "sliding_window", getattr(config, "sliding_window", None))
+    return isinstance(window, int) and window < getattr(config, "max_position_embeddings", window + 1)
+
+
+def decoder_of(model: nn.Module) -> nn.Module:
+    """The text decoder of a model that may also have a head or eyes."""
+    found = model.get_decoder() if hasattr(model, "get_decoder") else None
+    for name in ("language_model", "text_model"):
+        found = getattr(found, name, found)
+    return found if isinstance(found, nn.Module) else getattr(model, "base_model", model)
+
+
+def attention_layers(model: nn.Module) -> list[AttentionLayer]:
+    """The decoder's attention modules in the order of layers; layers without attention have none."""
+    decoder = decoder_of(model)
+    rotary = getattr(decoder, "rotary_emb", None)
+    found: dict[int, AttentionLayer] = {}
+    for module in decoder.modules():
+        index = getattr(module, "layer_idx", None)
+        if isinstance(index, int) and "Attention" in type(module).__name__ and hasattr(module, "config"):
+            found.setdefault(index, AttentionLayer(index, module, getattr(module, "rotary_emb", rotary)))
+    if not found:
+        raise KVBudgetError(
+            f"{type(model).__name__}: no attention layer was found; expected a decoder of transformers", "UNSUPPORTED"
+        )
+    return [found[i] for i in sorted(found)]
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuses what would silently give wrong numbers."""
+    meta = next((name for name, p in model.named_parameters() if p.device.type == "meta"), None)
+    if meta is not None:
+        raise KVBudgetError(f"{type(model).__name__}: {meta} is on the meta device; load the weights first")
+    config = model.config.get_text_config(decoder=True)
+    parameters, theta = getattr(config, "rope_parameters", None), getattr(config, "rope_theta", None)
+    if int(transformers.__version__.split(".")[0]) < 5 and isinstance(parameters, dict):
+        if parameters.get("rope_theta", theta) != theta:
+            raise KVBudgetError(
+                f"config.rope_theta: transformers {transformers.__version__} reads {theta}, but rope_parameters, of "
+                f"transformers 5, says {parameters['rope_theta']}; set rope_theta in config.json or use transformers 5",
+                "MISMATCH",
+            )

@@ -1,0 +1,65 @@
+"""A press for kvpress's own pipeline, with budgets of a table."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers.cache_utils import Cache
+
+from . import metrics
+from ._library import KVBudgetError
+from .eviction import Run, prepare
+from .hooks import attached
+from .models import AttentionLayer
+from .table import Table
+
+try:
+    from kvpress.presses.base_press import BasePress
+except ImportError as why:
+    raise ImportError("BudgetPress needs kvpress: pip install kvbudget[kvpress] (transformers below 5.3)") from why
+
+
+class BudgetPress(BasePress):  # type: ignore[misc]
+    """``pipe(context, question=q, press=BudgetPress(table, 0.8))``, or ``with press(model): ...``.
+
+    mode="compact" evicts for real, as :func:`kvbudget.compress` does; mode="mask" hides evicted tokens as kvpress's
+    head-wise presses do: no memory is saved, and decoding is slower than with the full cache. `scorer` and `options`
+    are those of :func:`kvbudget.compress`; ``run`` is what it yields, and ``run.report()`` tells what came of it.
+    """
+
+    def __init__(
+        self,
+        table: Table | str,
+        compression_ratio: float,
+        mode: Literal["compact", "mask"] = "compact",
+        **options: Any,
+    ):
+        if mode not in ("compact", "mask"):
+            raise KVBudgetError(f"mode: expected compact or mask, found {mode!r}")
+        self.table = table if isinstance(table, Table) else Table(table)
+        self.compression_ratio, self.mode, self.options = compression_ratio, mode, options
+        self.run: Run | None = None
+
+    @contextlib.contextmanager
+    def __call__(self, model: nn.Module) -> Iterator[None]:
+        kind = Run if self.mode == "compact" else _MaskingRun
+        self.run = prepare(kind, model, self.table, self.compression_ratio, **self.options)
+        with attached(self.run.layers, self.run._watch, self.run._after):
+            yield
+        self.run._finish()
+
+
+class _MaskingRun(Run):
+    """Leaves the cache as it is, and tells kvpress's patched attention which keys to hide."""
+
+    def _put(self, cache: Cache, layer: AttentionLayer, kept: list[Tensor], seen: list[metrics.Seen]) -> None:
+        keys = cache.layers[layer.index].keys
+        hidden = torch.ones(keys.shape[:3], dtype=torch.bool)
+        for s, places in enumerate(kept):
+            b, h = divmod(s, keys.shape[1])
+            hidden[b, h, : seen[b].padding] = False  # no token there: the attention mask sees to it
+            hidden[b, h, places] = False
+        at: Any = tuple(i.to(keys.device) for i in torch.where(hidden))
+        layer.module.masked_key_indices = at

@@ -1,0 +1,207 @@
+"""A cache layer whose heads keep different numbers of tokens, and really only those.
+
+All segments, one per sequence and KV head, lie behind one another in two flat tensors [rows, d], each with some free
+rows for the tokens to come. That is the layout that varlen kernels take as cu_seqlens; on a CPU each segment is a view.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicLayer
+
+from ._library import KVBudgetError
+
+GROWTH = 64  # free rows per segment when a layer is laid out anew
+
+
+def segment_rows(starts: Tensor, lengths: Tensor) -> Tensor:
+    """The row numbers of all segments, one behind the other: starts[s] .. starts[s] + lengths[s] - 1 for each s."""
+    ends = lengths.cumsum(0)
+    base = torch.repeat_interleave(starts - (ends - lengths), lengths)
+    return base + torch.arange(base.shape[0], device=base.device)
+
+
+class RaggedLayer(DynamicLayer):
+    """A layer of a DynamicCache after eviction.
+
+    keys, values  [B, H, T, d], the full layer
+    kept          B x H index tensors, segment s = b * H + h: what it keeps, ascending
+    slack         free rows per segment at first
+    kernel        how attention is computed: "auto", "segments", "flex" or "varlen" (attention.py)
+    """
+
+    def __init__(self, keys: Tensor, values: Tensor, kept: Sequence[Tensor], slack: int, kernel: str = "auto"):
+        super().__init__()
+        self.n_sequences, self.n_heads, n_tokens, _ = keys.shape
+        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
+        self.kernel, self.slack = kernel, slack
+        self.observed: list[Any] = []  # by sequence: what was seen of its queries, if anybody asked for it
+        self.seen = n_tokens  # position of the next token
+        self.cut_at = n_tokens  # tokens before this one may have been evicted; all later ones are there
+        place = torch.cat(list(kept)).to(self.device)
+        lengths = [len(k) for k in kept]
+        first = torch.arange(len(kept), device=self.device) * n_tokens
+        take = place + torch.repeat_interleave(first, torch.tensor(lengths, device=self.device))
+        flat = [x.reshape(-1, x.shape[-1]).index_select(0, take) for x in (keys, values)]
+        self._lay_out(*flat, place.to(torch.int32), lengths, slack)
+
+    def _lay_out(self, k: Tensor, v: Tensor, place: Tensor, lengths: list[int], slack: int) -> None:
+        """New storage from the rows of all segments without gaps. Free rows hold NaN: nobody reads them unseen."""
+        self.lengths = lengths
+        self.starts = [0]
+        for n in lengths:
+            self.starts.append(self.starts[-1] + n + slack)
+        starts = torch.tensor(self.starts[:-1], device=k.device)
+        to = segment_rows(starts, torch.tensor(lengths, device=k.device))
+        rows = self.starts[-1]
+        self.flat_keys = k.new_full((rows, k.shape[1]), float("nan")).index_copy_(0, to, k)
+        self.flat_values = v.new_zeros((rows, v.shape[1])).index_copy_(0, to, v)
+        self.places = place.new_zeros(rows).index_copy_(0, to, place)
+        self.free = slack
+        self._end = starts + torch.tensor(lengths, device=k.device)  # where each segment's next token goes
+
+    def _rebuild(self, segments: Sequence[int], slack: int, part: Callable[[int], Tensor] | None = None) -> None:
+        """Lays the segments named out anew; ``part`` tells which rows of each stay, counted from its start."""
+        if part is None:
+            lengths = [self.lengths[s] for s in segments]
+            starts = torch.tensor([self.starts[s] for s in segments], device=self.device)
+            take = segment_rows(starts, torch.tensor(lengths, device=self.device))
+        else:
+            parts = [part(s).to(self.device) + self.starts[s] for s in segments]
+            lengths, take = [len(p) for p in parts], torch.cat(parts)
+        rows = (x.index_select(0, take) for x in (self.flat_keys, self.flat_values, self.places))
+        self._lay_out(*rows, lengths, slack)
+
+    # ---- What transformers calls ----
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Appends [B, H, n, d] and gives the flat tensors back, as [1, 1, rows, d]; the attention function finds the
+        segments through the attribute ``kvb_layer`` of the keys."""
+        n = key_states.shape[2]
+        if n > self.free:
+            self._rebuild(range(len(self.lengths)), max(GROWTH, n))
+        new = torch.arange(n, device=self.device)
+        to = (self._end[:, None] + new).reshape(-1)
+        self.flat_keys.index_copy_(0, to, key_states.reshape(-1, key_states.shape[-1]))
+        self.flat_values.index_copy_(0, to, value_states.reshape(-1, value_states.shape[-1]))
+        self.places.index_copy_(0, to, (self.seen + new).to(torch.int32).repeat(len(self.lengths)))
+        self._move(n)
+        keys = self.flat_keys[None, None]
+        keys.kvb_layer = self  # type: ignore[attr-defined]
+        return keys, self.flat_values[None, None]
+
+    def _move(self, n: int) -> None:
+        """n tokens more, or fewer, at the end of every segment."""
+        self._end += n
+        self.lengths = [length + n for length in self.lengths]
+        self.seen += n
+        self.free -= n
+
+    def get_seq_length(self, *args: Any) -> int:
+        """Positions go on at the context's length, not at the number of kept tokens."""
+        return self.seen
+
+    def get_mask_sizes(self, query: Any) -> tuple[int, int]:
+        """The mask of the later tokens alone: older ones that are left are visible to all."""
+        n = query if isinstance(query, int) else query.shape[0]  # up to 5.2 it is cache_position
+        return self.seen - self.cut_at + n, self.cut_at
+
+    def get_max_length(self) -> int:
+        return -1
+
+    get_max_cache_shape = get_max_length  # its name up to 5.2
+
+    def crop(self, count: int) -> None:
+        """Forgets the newest tokens: minus the number to remove, or (up to 5.2) how many stay in all.
+
+        Candidates of prompt lookup may have been part of the pass that was cut; then what was evicted stays evicted.
+        """
+        n = -count if count <= 0 else self.seen - count
+        if n <= 0:
+            return
+        for seen in self.observed:
+            seen.forget(n)
+        if self.seen - n >= self.cut_at:
+            self._move(-n)
+            return
+        self.seen = self.cut_at = max(self.seen - n, 0)
+        self._rebuild(range(len(self.lengths)), self.slack, lambda s: (self.segment(s)[2] < self.seen).nonzero()[:, 0])
+
+    def _take_sequences(self, rows: Sequence[int]) -> None:
+        self._rebuild([b * self.n_heads + h for b in rows for h in range(self.n_heads)], max(self.free, 1))
+        self.n_sequences = len(rows)
+        self.observed = [copy.copy(self.observed[b]) for b in rows] if self.observed else []
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._take_sequences(beam_idx.tolist())
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._take_sequences([b for b in range(self.n_sequences) for _ in range(repeats)])
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        index = torch.as_tensor(indices)
+        self._take_sequences((index.nonzero()[:, 0] if index.dtype == torch.bool else index).tolist())
+
+    def reset(self) -> None:
+        raise KVBudgetError("a cut cache cannot be filled again: make a new DynamicCache")
+
+    def offload(self) -> NoReturn:
+        raise KVBudgetError("a cut cache cannot be offloaded; it is small: use DynamicCache() without offloading")
+
+    prefetch = offload
+
+    # ---- What kvpress's pipeline does: layer.keys = layer.keys[:, :, :n] ----
+
+    @property
+    def keys(self) -> Any:
+        return _Length(self, self.seen) if getattr(self, "is_initialized", False) else None
+
+    @keys.setter
+    def keys(self, new: Any) -> None:
+        if isinstance(new, _Length):
+            self.crop(new.n - self.seen)
+        elif new is not None:
+            raise KVBudgetError("the keys of a cut layer cannot be set: its heads have different lengths")
+
+    values = keys
+
+    # ---- Eviction ----
+
+    def segment(self, s: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Keys [n, d], values [n, dv] and positions [n] of a segment: views."""
+        a, b = self.starts[s], self.starts[s] + self.lengths[s]
+        return self.flat_keys[a:b], self.flat_values[a:b], self.places[a:b]
+
+    def recut(self, part: Callable[[int], Tensor]) -> None:
+        """Keeps only the rows part(s), ascending and counted from the segment's start, of every segment s."""
+        self._rebuild(range(len(self.lengths)), self.slack, part)
+        self.cut_at = self.seen
+
+    def nbytes(self) -> int:
+        """Bytes of keys, values and positions, free rows included."""
+        return sum(x.untyped_storage().nbytes() for x in (self.flat_keys, self.flat_values, self.places))
+
+
+class _Length:
+    """Stands for the keys or values of a cut layer where only their length is asked for or set."""
+
+    def __init__(self, layer: RaggedLayer, n: int):
+        self.layer, self.n = layer, n
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.layer.n_sequences, self.layer.n_heads, self.n, self.layer.flat_keys.shape[1]))
+
+    @property
+    def device(self) -> torch.device:
+        return self.layer.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.layer.dtype
+
+    def __getitem__(self, index: Any) -> "_Length":
+        return _Length(self.layer, len(range(self.n)[index[2]]))

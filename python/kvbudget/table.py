@@ -1,0 +1,296 @@
+"""Tables of budgets, opened, checked and asked by the C library."""
+
+import ctypes as c
+import json
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _library as lib
+from ._library import MismatchError
+
+Rounding = Literal["layer_lr", "floor", "global_lr"]
+Lookup = Literal["nearest", "linear"]
+_ROUNDINGS, _LOOKUPS = ("layer_lr", "floor", "global_lr"), ("nearest", "linear")
+_PROTECTED, _SATURATED, _LENGTH, _CLAMPED, _EFFECTIVE = 1, 2, 4, 8, 16  # KVB_WARN_*
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What a table must agree with: counts of layers, query heads, KV heads, and the size of a key."""
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, config: Any) -> "ModelShape":
+        """From a transformers config, an object with the same attributes, or a dictionary of them."""
+        if isinstance(config, cls):
+            return config
+        if hasattr(config, "get_text_config"):
+            config = config.get_text_config(decoder=True)
+        get = config.get if isinstance(config, Mapping) else lambda name: getattr(config, name, None)
+        layers, heads = get("num_hidden_layers"), get("num_attention_heads")
+        if not layers or not heads:
+            raise lib.KVBudgetError(
+                f"the config of {type(config).__name__} lacks num_hidden_layers or num_attention_heads"
+            )
+        dim = get("head_dim") or (get("hidden_size") or 0) // heads
+        return cls(int(layers), int(heads), int(get("num_key_value_heads") or heads), int(dim))
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """What a table says about itself; texts are empty where the file leaves them open. See runtime/kvbudget.h."""
+
+    n_rows: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    sink: int
+    window: int
+    metric: str
+    metric_parameters: dict[str, Any]
+    architecture: str
+    model_id: str
+    model_sha256: str
+    tokenizer_sha256: str
+    scope: str
+    aggregate: str
+    hull: str
+    max_prune: float
+    calibration_tokens: tuple[int, ...]
+    n_contexts: int
+    n_questions: int
+    n_queries_min: int
+    n_queries_max: int
+    calibration_sha256: str
+    record_sha256: str
+    tool_version: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """What the solver found for one global ratio. Losses are shares of the oracle's total importance."""
+
+    ratio: float
+    effective_ratio: float
+    loss: float
+    lower_bound: float
+    multiplier: float
+    table_loss: float
+    saturated: bool
+    prune_ratio: NDArray[np.float64] = field(repr=False)  # [L, G]
+    std: NDArray[np.float64] = field(repr=False)  # [L, G]
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """How many of ``tokens`` tokens each head keeps, and the numbers that ``kvbudget budgets`` prints beside them."""
+
+    keep: NDArray[np.uint32] = field(repr=False)  # [L, G]
+    tokens: int
+    requested_ratio: float
+    effective_ratio: float  # what these integers really prune
+    total: int
+    keep_min: int
+    keep_max: int
+    heads_below_protected: int
+    row: float  # of the table, in per cent
+    warnings: tuple[str, ...]
+
+
+class Table:
+    """A table of budgets: for 99 global ratios, or fewer of the user's choice, what share every KV head gives up.
+
+    Immutable; any number of threads may use one. Raises :class:`KVBudgetError` with the library's message when the
+    file is missing, damaged, too new or not a table.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = os.fspath(path)
+        handle = c.c_void_p()
+        lib.call("kvb_table_open", c.byref(handle), os.fsencode(path), None)
+        self._handle = handle
+        self._close = weakref.finalize(self, lib.library().kvb_table_close, handle)
+        self.info = _info(lib.library().kvb_table_info(handle).contents)
+        info = self.info
+        shape = (info.n_rows, info.n_layers, info.n_kv_heads)
+        ratios = np.ctypeslib.as_array(lib.library().kvb_table_prune_ratios(handle), shape).copy()
+        ratios.flags.writeable = False
+        #: Prune ratios [R, L, G], read-only.
+        self.prune_ratios: NDArray[np.float64] = ratios
+
+    def __repr__(self) -> str:
+        i = self.info
+        return f"Table({self.path!r}: {i.metric}, {i.n_layers} layers x {i.n_kv_heads} KV heads, {i.n_rows} ratios)"
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pickling and copying open the file again
+        return Table, (self.path,)
+
+    def metadata(self, key: str) -> str | None:
+        """One entry of the file's metadata as it stands there, also such that this version does not know."""
+        text: bytes | None = lib.library().kvb_table_metadata(self._handle, key.encode())
+        return None if text is None else text.decode()
+
+    def row(self, index: int) -> Row:
+        """Row ``index`` of the table, counted from 0; its ratio says which one it is."""
+        row = lib.Row()
+        lib.call("kvb_table_row", self._handle, index, c.byref(row))
+        shape = (self.info.n_layers, self.info.n_kv_heads)
+        names = ("ratio", "effective_ratio", "loss", "lower_bound", "multiplier", "table_loss")
+        arrays = [np.ctypeslib.as_array(a, shape).copy() for a in (row.prune_ratio, row.std)]
+        return Row(*(getattr(row, name) for name in names), bool(row.saturated), *arrays)
+
+    def check(
+        self,
+        config: Any = None,
+        *,
+        metric: str | None = None,
+        protection: tuple[int, int] | None = None,
+        model_sha256: str | None = None,
+    ) -> None:
+        """Raises :class:`MismatchError`, which names both sides, unless the table is for this model and scorer.
+
+        config        a transformers config, a dictionary of its entries, or a :class:`ModelShape`
+        metric        the scorer that will rank, e.g. ``"snapkv:kvpress"``
+        protection    (sinks, window) that will be protected
+        model_sha256  identity of the weights
+        """
+        expected = lib.Expectation()
+        if config is not None:
+            shape = ModelShape.of(config)
+            for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim"):
+                setattr(expected, name, getattr(shape, name))
+        expected.metric = metric.encode() if metric else None
+        expected.model_sha256 = model_sha256.encode() if model_sha256 else None
+        if protection is not None:
+            expected.has_protection, expected.sink, expected.window = 1, *protection
+        lib.call("kvb_table_check", self._handle, c.byref(expected))
+
+    def keep(
+        self,
+        ratio: float,
+        tokens: int,
+        *,
+        rounding: Rounding = "layer_lr",
+        lookup: Lookup = "nearest",
+        strict: bool = False,
+        block: int = 1,
+    ) -> NDArray[np.uint32]:
+        """[L, G]: how many of ``tokens`` tokens each head keeps when the share ``ratio`` of the whole cache goes.
+
+        The defaults give kvpress's integers. ``strict`` keeps sinks and window in every head, ``block`` gives whole
+        pages, ``lookup="linear"`` takes ratios between two rows, and ``rounding`` is explained in runtime/README.md.
+        """
+        keep = np.empty((self.info.n_layers, self.info.n_kv_heads), np.uint32)
+        options = _options(rounding, lookup, strict, block)
+        lib.call("kvb_budgets", self._handle, ratio, _count(tokens), c.byref(options), _pointer(keep), keep.size)
+        return keep
+
+    def budgets(
+        self,
+        ratio: float,
+        tokens: int,
+        *,
+        rounding: Rounding = "layer_lr",
+        lookup: Lookup = "nearest",
+        strict: bool = False,
+        block: int = 1,
+    ) -> Budgets:
+        """The same with everything that ``kvbudget budgets`` tells: what is really pruned, and warnings."""
+        keep = self.keep(ratio, tokens, rounding=rounding, lookup=lookup, strict=strict, block=block)
+        options, s = _options(rounding, lookup, strict, block), lib.Summary()
+        lib.call(
+            "kvb_budgets_summarize",
+            *(self._handle, ratio, tokens, c.byref(options), _pointer(keep), keep.size, c.byref(s)),
+        )
+        below, above = self._percent(s.row_below), self._percent(s.row_above)
+        return Budgets(
+            *(keep, tokens, s.requested_ratio, s.effective_ratio, s.total, s.keep_min, s.keep_max),
+            *(s.heads_below_protected, below + s.weight * (above - below), tuple(self._warnings(s, tokens))),
+        )
+
+    def _percent(self, row: int) -> float:
+        """What row ``row``, counted from 1 on, is for, in per cent; row 0 prunes nothing."""
+        return 100 * self.row(row - 1).ratio if row else 0.0
+
+    def _warnings(self, s: lib.Summary, tokens: int) -> list[str]:
+        info, said = self.info, []
+        if s.warnings & _PROTECTED:
+            said.append(
+                f"{s.heads_below_protected} of {info.n_layers * info.n_kv_heads} heads keep fewer than the "
+                f"{info.sink + info.window} protected tokens (sink {info.sink}, window {info.window}) and lose the "
+                "newest of them; strict=True spares them"
+            )
+        if s.warnings & _SATURATED:
+            said.append(
+                f"row {self._percent(s.row_above):g} % is saturated: heads stopped at the solver's floor, so less is "
+                "pruned than asked for"
+            )
+        if s.warnings & _LENGTH:
+            lengths = info.calibration_tokens
+            said.append(
+                f"{tokens} tokens are far from the table's calibration, {min(lengths)} to {max(lengths)} tokens"
+            )
+        if s.warnings & _CLAMPED:
+            said.append(
+                f"ratio {s.requested_ratio:g} lies outside of the table's rows, {self._percent(1):g} to "
+                f"{self._percent(info.n_rows):g} %; row {self._percent(s.row_above):g} % was used"
+            )
+        if s.warnings & _EFFECTIVE:
+            said.append(f"these counts prune {s.effective_ratio:.4f}, not the {s.requested_ratio:g} that was asked for")
+        return said
+
+
+def select(scores: NDArray[np.float32], keep: int, sink: int, window: int) -> NDArray[np.uint32]:
+    """The positions, ascending, that a head keeps: protected ones first, then by score (kvb_select of the library).
+
+    scores  float32 [T], higher = keep; a NaN raises :class:`KVBudgetError`
+    """
+    scores = np.ascontiguousarray(scores, np.float32)
+    out = np.empty(min(keep, scores.size), np.uint32)
+    lib.call("kvb_select", scores.ctypes.data, scores.size, keep, sink, window, out.ctypes.data, out.size)
+    return out
+
+
+def _info(i: lib.Info) -> TableInfo:
+    values: dict[str, Any] = {}
+    for name, kind in lib.Info._fields_:
+        value = getattr(i, name)
+        values[name] = value.decode() if kind is c.c_char_p else value
+    values["calibration_tokens"] = tuple(i.calibration_tokens[: values.pop("n_calibration_tokens")])
+    try:
+        values["metric_parameters"] = json.loads(values["metric_parameters"] or "{}")
+    except json.JSONDecodeError:
+        values["metric_parameters"] = {}
+    return TableInfo(**values)
+
+
+def _options(rounding: str, lookup: str, strict: bool, block: int) -> lib.Options:
+    for name, value, known in (("rounding", rounding, _ROUNDINGS), ("lookup", lookup, _LOOKUPS)):
+        if value not in known:
+            raise lib.KVBudgetError(f"{name}: expected one of {', '.join(known)}, found {value!r}")
+    return lib.Options(_ROUNDINGS.index(rounding), _LOOKUPS.index(lookup), bool(strict), _count(block))
+
+
+def _count(value: int) -> int:
+    """ctypes would cut off what does not fit."""
+    if not 0 <= value < 2**32:
+        raise lib.KVBudgetError(f"expected a count from 0 to {2**32 - 1}, found {value}")
+    return int(value)
+
+
+def _pointer(counts: NDArray[np.uint32]) -> Any:
+    return counts.ctypes.data_as(c.POINTER(c.c_uint32))
+
+
+__all__ = ["Budgets", "MismatchError", "ModelShape", "Row", "Table", "TableInfo", "select"]

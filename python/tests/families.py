@@ -1,0 +1,71 @@
+"""Tiny random models of many families: what transformers calls differently must not matter."""
+
+from typing import Any
+
+import torch
+import transformers
+
+SIZES: dict[str, Any] = dict(
+    vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=16, max_position_embeddings=512, bos_token_id=1, eos_token_id=None, pad_token_id=0,
+)  # fmt: skip
+ALTERNATE = ["sliding_attention", "full_attention"] * 2
+EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+MHA = dict(num_key_value_heads=4)
+#: family: (config class, entries that differ, attention that the model has)
+FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("Llama", {}, "sdpa"),
+    "mistral": ("Mistral", dict(sliding_window=None), "sdpa"),
+    "mixtral": ("Mixtral", dict(sliding_window=None, num_local_experts=4), "sdpa"),
+    "qwen2": ("Qwen2", {}, "sdpa"),
+    "qwen2 7:1": ("Qwen2", dict(num_attention_heads=7, num_key_value_heads=1, hidden_size=112), "sdpa"),
+    "qwen2 moe": ("Qwen2Moe", EXPERTS, "sdpa"),
+    "qwen3": ("Qwen3", {}, "sdpa"),
+    "qwen3 moe": ("Qwen3Moe", EXPERTS, "sdpa"),
+    "phi": ("Phi", MHA, "sdpa"),
+    "phi3": ("Phi3", dict(sliding_window=None), "sdpa"),
+    "gemma": ("Gemma", {}, "sdpa"),
+    "gemma2": ("Gemma2", dict(sliding_window=8, layer_types=ALTERNATE, attn_logit_softcapping=5.0), "eager"),
+    "gemma3": ("Gemma3Text", dict(sliding_window=8, layer_types=ALTERNATE), "sdpa"),
+    "cohere": ("Cohere", {}, "sdpa"),
+    "cohere2": ("Cohere2", dict(sliding_window=8, layer_types=ALTERNATE), "sdpa"),
+    "olmo": ("Olmo", MHA, "sdpa"),
+    "olmo2": ("Olmo2", {}, "sdpa"),
+    "olmo3": ("Olmo3", dict(sliding_window=8, layer_types=ALTERNATE), "sdpa"),
+    "stablelm": ("StableLm", {}, "sdpa"),
+    "starcoder2": ("Starcoder2", dict(sliding_window=None), "sdpa"),
+    "gpt-neox": ("GPTNeoX", MHA, "sdpa"),
+    "granite": ("Granite", {}, "sdpa"),
+    "glm": ("Glm", {}, "sdpa"),
+    "glm4": ("Glm4", {}, "sdpa"),
+    "nemotron": ("Nemotron", {}, "sdpa"),
+    "smollm3": ("SmolLM3", {}, "sdpa"),
+    "helium": ("Helium", {}, "sdpa"),
+    "ernie4.5": ("Ernie4_5", {}, "sdpa"),
+    "gpt-oss": ("GptOss", dict(sliding_window=8, layer_types=ALTERNATE, num_local_experts=4), "eager"),
+    "seed-oss": ("SeedOss", {}, "sdpa"),
+    "arcee": ("Arcee", {}, "sdpa"),
+    "lfm2": ("Lfm2", dict(layer_types=["conv", "full_attention"] * 2), "sdpa"),
+    "exaone4": ("Exaone4", dict(sliding_window=8, layer_types=ALTERNATE), "sdpa"),
+    "gpt2": ("GPT2", MHA | dict(n_embd=64, n_layer=4, n_head=4), "sdpa"),
+    "opt": ("OPT", MHA | dict(ffn_dim=96, word_embed_proj_dim=64), "sdpa"),
+}
+
+
+def build(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
+    """A random model, or None where this transformers does not know the family."""
+    name, entries, attention = FAMILIES[family]
+    name = name.removesuffix("Text")
+    config_class = getattr(transformers, f"{FAMILIES[family][0]}Config", None)
+    suffix = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    model_class = getattr(transformers, name + suffix, None)
+    if config_class is None or model_class is None:
+        return None
+    torch.manual_seed(0)
+    config = config_class(**(SIZES | entries | more))
+    config._attn_implementation = attention
+    model = model_class(config).to(dtype).eval()
+    with torch.no_grad():
+        for p in model.parameters():  # larger than at the start of a training, so that attention is not flat
+            p.add_(torch.randn_like(p), alpha=0.05)
+    return model

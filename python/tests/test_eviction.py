@@ -1,0 +1,405 @@
+"""Whole generations over cut caches, second cuts, chunks, kernels, and everything that must be refused."""
+
+import copy
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from families import build
+from test_families import T, hide_what_was_cut, hiding  # noqa: F401  (registers the reference)
+from transformers.cache_utils import DynamicCache, StaticCache
+
+import kvbudget
+from kvbudget import attention
+from kvbudget.models import attention_layers
+from kvbudget.ragged import RaggedLayer
+
+WINDOW = {"window": 8, "kernel": 3, "max_pool": 0, "group_first": 0, "group_max": 0}
+METRICS: dict[str, dict[str, Any]] = {
+    "keydiff": dict(metric="keydiff"),
+    "knorm": dict(metric="knorm"),
+    "snapkv": dict(metric="snapkv:kvpress:window=8:kernel=3", parameters=WINDOW, window=8),
+    "ea": dict(metric="ea:kvpress", parameters={"future": 512, "sinks": 4, "epsilon": 0.02}, sink=4),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return build("llama")
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(model: Any) -> Iterator[None]:
+    yield
+    for layer in attention_layers(model):
+        layer.config._attn_implementation = "sdpa"
+        layer.module.__dict__.pop("hidden", None)
+
+
+@pytest.fixture
+def table(make_table: Any) -> kvbudget.Table:
+    return kvbudget.Table(make_table(4, 4, 2, 16))
+
+
+def prompt(batch: int = 1, n: int = T, seed: int = 1) -> torch.Tensor:
+    """Random tokens, no two alike in a sequence."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.stack([torch.randperm(94, generator=draw)[:n] + 2 for _ in range(batch)])
+
+
+def prefill(model: Any, ids: torch.Tensor, **more: Any) -> DynamicCache:
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        model(ids, past_key_values=cache, **more)
+    return cache
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": dict(do_sample=False),
+    "sampling": dict(do_sample=True, temperature=0.8),
+    "beams": dict(do_sample=False, num_beams=3),
+    "prompt lookup": dict(do_sample=False, prompt_lookup_num_tokens=3),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_generate(model: Any, table: kvbudget.Table, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a full cache whose evicted tokens are hidden."""
+    ids, crops = prompt(), []
+    crop = RaggedLayer.crop
+    monkeypatch.setattr(RaggedLayer, "crop", lambda layer, n: (crops.append(n), crop(layer, n))[1])
+    how = dict(max_new_tokens=24, attention_mask=torch.ones_like(ids), pad_token_id=0, eos_token_id=0, **WAYS[way])
+    torch.manual_seed(3)
+    with kvbudget.compress(model, table, 0.7) as run:
+        ours = model.generate(ids, **how)
+    assert run.report().layers_cut == 4 and run.report().tokens in ((T,), (T,) * 3)
+    with kvbudget.compress(model, table, 0.7):
+        cut = prefill(model, ids)
+    hide_what_was_cut(model, cut, [0])
+    for layer in attention_layers(model):
+        layer.config._attn_implementation = "hiding_sdpa"
+    torch.manual_seed(3)
+    theirs = model.generate(ids, **how)
+    assert ours.tolist() == theirs.tolist()
+    assert bool(crops) == (way == "prompt lookup")
+
+
+def test_candidates_in_the_first_pass(model: Any, table: kvbudget.Table) -> None:
+    """Prompt lookup that finds something in the prompt: what it takes back goes, what was evicted stays so."""
+    ids, cache = prompt(), DynamicCache(config=model.config)
+    ids[:, 20:] = ids[:, :20]
+    with kvbudget.compress(model, table, 0.7) as run:
+        out = model.generate(ids, past_key_values=cache, max_new_tokens=9, do_sample=False, prompt_lookup_num_tokens=3,
+                             attention_mask=torch.ones_like(ids), eos_token_id=0, pad_token_id=0)  # fmt: skip
+    assert run.report().tokens[0] > T and T < out.shape[1] <= T + 12
+    for layer in cache.layers:
+        for s in range(2):
+            places = layer.segment(s)[2].tolist()
+            assert places == sorted(set(places)) and places[-1] == layer.seen - 1 == cache.get_seq_length() - 1
+
+
+def test_a_padded_batch_gives_what_its_rows_give_alone(model: Any, table: kvbudget.Table) -> None:
+    ids = prompt(2)
+    ids[1, :11] = 0
+    mask = (ids != 0).long()
+    how = dict(max_new_tokens=10, do_sample=False, pad_token_id=0)
+    with kvbudget.compress(model, table, 0.7) as run:
+        both = model.generate(ids, attention_mask=mask, **how)
+    assert run.report().tokens == (T, T - 11)
+    with kvbudget.compress(model, table, 0.7):
+        alone = [
+            model.generate(ids[b : b + 1, s:], attention_mask=mask[b : b + 1, s:], **how) for b, s in ((0, 0), (1, 11))
+        ]
+    assert both[0, T:].tolist() == alone[0][0, T:].tolist()
+    assert both[1, T:].tolist() == alone[1][0, T - 11 :].tolist()
+
+
+def test_a_second_turn(model: Any, table: kvbudget.Table) -> None:
+    ids, cache = prompt(), DynamicCache(config=model.config)
+    how = dict(max_new_tokens=5, do_sample=False, pad_token_id=0)
+    with kvbudget.compress(model, table, 0.7):
+        first = model.generate(ids, past_key_values=cache, attention_mask=torch.ones_like(ids), **how)
+    prefix = copy.deepcopy(cache)
+    longer = torch.cat([first, prompt(1, 7, seed=2)], 1)
+    second = model.generate(longer, past_key_values=cache, attention_mask=torch.ones_like(longer), **how)
+    assert cache.get_seq_length() == longer.shape[1] + 4
+    again = model.generate(longer, past_key_values=prefix, attention_mask=torch.ones_like(longer), **how)
+    assert second.tolist() == again.tolist()  # a copied cache is a prefix that can be used again
+    with torch.no_grad():  # one token at a time, over the same cut
+        with kvbudget.compress(model, table, 0.7):
+            slow = prefill(model, ids)
+        for i in range(T, longer.shape[1]):
+            out = model(longer[:, i : i + 1], past_key_values=slow).logits
+    assert int(out[0, -1].argmax()) == int(second[0, longer.shape[1]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(table: kvbudget.Table, dtype: torch.dtype) -> None:
+    model, ids = build("llama", dtype), prompt()
+    with kvbudget.compress(model, table, 0.7):
+        cut = prefill(model, ids)
+    assert cut.layers[0].flat_keys.dtype == dtype
+    with torch.no_grad():
+        ours = model(prompt(1, 1, seed=5), past_key_values=cut).logits.float()
+        hide_what_was_cut(model, cut, [0])
+        for layer in attention_layers(model):
+            layer.config._attn_implementation = "hiding_sdpa"
+        theirs = model(prompt(1, 1, seed=5), past_key_values=prefill(model, ids)).logits.float()
+    assert float((ours - theirs).abs().max()) < 0.05 * float(theirs.abs().max())
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_chunks(model: Any, make_table: Any, metric: str) -> None:
+    """A prefill in chunks is cut where a prefill in one pass is."""
+    table, ids = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), prompt()
+    with kvbudget.compress(model, table, 0.7):
+        whole = prefill(model, ids)
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad(), kvbudget.compress(model, table, 0.7, when="call") as run:
+        for part in ids.split([2, 17, 13, 8], 1):
+            model(part, past_key_values=cache)
+        assert not isinstance(cache.layers[0], RaggedLayer)
+        run.cut(cache)
+    assert run.report().tokens == (T,)
+    for ours, theirs in zip(cache.layers, whole.layers):
+        assert ours.lengths == theirs.lengths
+        for s in range(2):
+            assert ours.segment(s)[2].tolist() == theirs.segment(s)[2].tolist()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_cutting_again_while_an_answer_grows(model: Any, make_table: Any, metric: str) -> None:
+    table, ids = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), prompt()
+    info, cache = table.info, DynamicCache(config=model.config)
+    with kvbudget.compress(model, table, 0.6, recut_every=10, recut_cap=T) as run:
+        out = model.generate(ids, past_key_values=cache, max_new_tokens=31, do_sample=False, pad_token_id=0,
+                             attention_mask=torch.ones_like(ids))  # fmt: skip
+    with torch.no_grad():
+        full = prefill(model, out)
+    total = T + 30
+    assert cache.get_seq_length() == total
+    for i, layer in enumerate(cache.layers):
+        keep = table.keep(0.6, T)[i]
+        assert layer.cut_at == total  # 10, 20 and 30 tokens after the first cut
+        for h in range(2):
+            k, _, places = layer.segment(h)
+            assert len(k) == keep[h]  # capped: the cache has not grown
+            assert places.tolist() == sorted(set(places.tolist()))
+            protected = [*range(info.sink), *range(total - info.window, total)][: len(k)]
+            assert set(protected) <= set(places.tolist())
+            if i == 0:  # the first layer's keys depend on their token alone
+                assert torch.allclose(k, full.layers[0].keys[0, h, places.long()], atol=1e-5)
+    assert run.report().bytes_now < run.report().bytes_full
+
+
+def test_recut_by_hand(model: Any, table: kvbudget.Table) -> None:
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad(), kvbudget.compress(model, table, 0.6) as run:
+        model(prompt(), past_key_values=cache)
+        for part in prompt(1, 20, seed=4).split(1, 1):
+            model(part, past_key_values=cache)
+        run.recut(cache)
+    for layer, keep in zip(cache.layers, table.keep(0.6, T + 20)):
+        assert layer.lengths == [min(int(k), n) for k, n in zip(keep, layer.lengths)] and layer.seen == T + 20
+
+
+def test_recut_needs_to_have_watched(model: Any, make_table: Any) -> None:
+    table, cache = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"])), DynamicCache(config=model.config)
+    with torch.no_grad(), kvbudget.compress(model, table, 0.6) as run:
+        model(prompt(), past_key_values=cache)
+        with pytest.raises(kvbudget.KVBudgetError, match="track=True"):
+            run.recut(cache)
+
+
+def reference_varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, scale: Any = None,
+                     window_size: Any, enable_gqa: bool, seqused_k: Any) -> torch.Tensor:  # fmt: skip
+    """What torch documents of varlen_attn, in plain loops: causal from the lower right corner, seqused_k valid keys."""
+    assert window_size == (-1, 0) and enable_gqa
+    out = torch.empty(q.shape[0], q.shape[1], v.shape[2])
+    for s in range(len(cu_q) - 1):
+        rows, n = slice(int(cu_q[s]), int(cu_q[s + 1])), int(seqused_k[s])
+        assert rows.stop - rows.start <= max_q and n <= max_k and n <= int(cu_k[s + 1] - cu_k[s])
+        keys, values = (x[int(cu_k[s]) :][:n, 0] for x in (k, v))
+        seen = torch.ones(rows.stop - rows.start, n, dtype=torch.bool).tril(n - (rows.stop - rows.start))
+        for h in range(q.shape[1]):
+            w = (q[rows, h] @ keys.T * (q.shape[2] ** -0.5 if scale is None else scale)).masked_fill(
+                ~seen, float("-inf")
+            )
+            out[rows, h] = w.softmax(-1) @ values
+    return out
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("kernel", ["flex", "varlen"])
+def test_kernels(model: Any, table: kvbudget.Table, kernel: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """flex_attention itself on this machine; of varlen the layout, since its kernels run on CUDA only."""
+    monkeypatch.setattr(attention, "varlen_attn", reference_varlen)
+    ids, more, mask = prompt(2), prompt(2, 5, seed=6), torch.ones(2, T + 5, dtype=torch.long)
+    mask[1, :7] = 0
+    mask[1, T + 1] = 0 if padded else 1  # a hole among the new tokens
+    out = []
+    for name in ("segments", kernel):
+        with kvbudget.compress(model, table, 0.7, kernel=name):  # type: ignore[arg-type]
+            cache = prefill(model, ids, attention_mask=mask[:, :T])
+        with torch.no_grad():
+            if padded and name == "varlen":
+                with pytest.raises(kvbudget.KVBudgetError, match="padding"):
+                    model(more, past_key_values=cache, attention_mask=mask)
+                return
+            first = model(more, past_key_values=cache, attention_mask=mask).logits
+            last = model(
+                more[:, :1], past_key_values=cache, attention_mask=torch.cat([mask, mask[:, :1] | 1], 1)
+            ).logits
+        keep = torch.tensor([[True] * 6, [not (padded and i == 1) for i in range(6)]])
+        out.append(torch.cat([first, last], 1)[keep])
+    assert torch.allclose(*out, atol=2e-5)
+
+
+def test_rows_come_and_go(model: Any, table: kvbudget.Table) -> None:
+    """What beam search does to a cache, on one layer."""
+    with kvbudget.compress(model, table, 0.7):
+        layer = prefill(model, prompt(3)).layers[1]
+
+    def rows(b: int) -> list[list[float]]:
+        return [layer.segment(b * 2 + h)[0].tolist() for h in range(2)]
+
+    before = [rows(b) for b in range(3)]
+    layer.reorder_cache(torch.tensor([2, 0, 0]))
+    assert [rows(b) for b in range(3)] == [before[i] for i in (2, 0, 0)]
+    layer.batch_repeat_interleave(2)
+    assert [rows(b) for b in range(6)] == [before[i] for i in (2, 2, 0, 0, 0, 0)]
+    layer.batch_select_indices(torch.tensor([1, 2]))
+    assert [rows(b) for b in range(2)] == [before[i] for i in (2, 0)] and layer.n_sequences == 2
+    new = torch.arange(2 * 2 * 70 * 16, dtype=torch.float32).view(2, 2, 70, 16)
+    layer.update(new, new)  # more than there are free rows
+    assert layer.segment(3)[0][-70:].equal(new[1, 1]) and layer.seen == T + 70
+    assert [r[: len(b)] for r, b in zip(rows(0), before[2])] == before[2]
+    layer.crop(-70)
+    assert [rows(b) for b in range(2)] == [before[i] for i in (2, 0)]
+    places = [layer.segment(s)[2].tolist() for s in range(4)]
+    layer.crop(-15)  # into what was cut
+    assert [layer.segment(s)[2].tolist() for s in range(4)] == [[p for p in old if p < T - 15] for old in places]
+    assert layer.get_seq_length() == T - 15 and layer.get_mask_sizes(3) == (3, T - 15)
+    for refused in (layer.reset, layer.offload, lambda: setattr(layer, "keys", new)):
+        with pytest.raises(kvbudget.KVBudgetError):
+            refused()
+
+
+def test_the_report(model: Any, table: kvbudget.Table) -> None:
+    with kvbudget.compress(model, table, 0.7, slack=8) as run:
+        cache = prefill(model, prompt())
+    r, kept = run.report(), int(table.keep(0.7, T).sum())
+    assert r.bytes_full == 4 * 2 * T * 2 * 16 * 4 and r.bytes_promised == kept * 2 * 16 * 4
+    assert r.bytes_now == (kept + 8 * 8) * (2 * 16 * 4 + 4) == kvbudget.cache_bytes(cache)
+    assert r.effective_ratio == pytest.approx(table.budgets(0.7, T).effective_ratio)
+    assert (r.layers_cut, r.layers_left, r.tokens, r.requested_ratio) == (4, 0, (T,), 0.7)
+    del cache
+    assert run.report() == r  # as it was last seen
+
+
+def test_ratio_0_does_nothing(model: Any, table: kvbudget.Table) -> None:
+    with kvbudget.compress(model, table, 0.0) as run:
+        cache = prefill(model, prompt())
+    assert not any(isinstance(layer, RaggedLayer) for layer in cache.layers) and run.report().layers_cut == 0
+
+
+def test_nothing_but_protected_tokens(model: Any, make_table: Any) -> None:
+    """T below sinks + window: all stays, and that is said."""
+    table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))
+    with pytest.warns(UserWarning, match="nothing was evicted"), kvbudget.compress(model, table, 0.8) as run:
+        out = model.generate(
+            prompt(1, 9), max_new_tokens=4, do_sample=False, attention_mask=torch.ones(1, 9, dtype=torch.long)
+        )
+    assert out.shape[1] == 13 and run.report().layers_cut == 0 and "9 tokens" in run.report().warnings[0]
+    ids = prompt(2)
+    ids[1, :32] = 0  # one row of 8 tokens, one of 40
+    with warnings.catch_warnings(), kvbudget.compress(model, table, 0.8) as run:
+        warnings.simplefilter("error")
+        cache = prefill(model, ids, attention_mask=(ids != 0).long())
+    assert cache.layers[0].lengths[2:] == [8, 8] and max(cache.layers[0].lengths[:2]) < T
+
+
+def test_what_is_refused(model: Any, table: kvbudget.Table, make_table: Any) -> None:
+    ids = prompt()
+
+    def refused(
+        words: str, ratio: float = 0.7, on: Any = model, of: Any = table, cache: Any = None, **how: Any
+    ) -> None:
+        with pytest.raises(kvbudget.KVBudgetError, match=words):
+            with torch.no_grad(), kvbudget.compress(on, of, ratio, **how):
+                on(ids, past_key_values=cache() if cache else None, use_cache=cache is not None)
+
+    refused("StaticCache cannot be cut", cache=lambda: StaticCache(config=model.config, max_cache_len=64))
+    refused("offloaded", cache=lambda: offloaded())
+    refused("nothing was cut")  # no cache at all
+    refused("ratio", ratio=1.0)
+    refused("kernel: expected", kernel="fast")
+    refused("when: expected", when="never")
+    refused("recut_every", recut_every=0)
+    refused("rounding: expected", rounding="up")
+    refused("expected 4, the table says 5", of=make_table(5, 4, 2, 16))
+    refused("has no scorer in Python", of=make_table(4, 4, 2, 16, metric="h2o"))
+    refused("found str", scorer="keydiff")
+    model.generation_config.prefill_chunk_size = 8
+    refused("prefill_chunk_size")
+    model.generation_config.prefill_chunk_size = None
+    for layer in attention_layers(model):
+        layer.config._attn_implementation = "flex_attention"
+    refused("'flex_attention' is not supported")
+    held = DynamicCache(config=model.config)
+    for layer in attention_layers(model):
+        layer.config._attn_implementation = "sdpa"
+    with torch.no_grad():
+        model(ids, past_key_values=held)
+    refused("nothing was cut", cache=lambda: held)
+
+
+def offloaded() -> DynamicCache:
+    cache = DynamicCache()
+    cache.offloading = True  # DynamicCache(offloading=True) wants a GPU
+    cache.update = lambda k, v, i, *_, **__: DynamicCache.update(without(cache), k, v, i)  # type: ignore[method-assign]
+    return cache
+
+
+def without(cache: DynamicCache) -> DynamicCache:
+    """The same cache, as it is while it does not offload."""
+    plain = copy.copy(cache)
+    plain.__dict__.update(offloading=False)
+    plain.__dict__.pop("update", None)
+    return plain
+
+
+def test_right_padding_is_refused(model: Any, table: kvbudget.Table) -> None:
+    mask = torch.ones(2, T, dtype=torch.long)
+    mask[1, -5:] = 0
+    with pytest.raises(kvbudget.KVBudgetError, match="on the left"), kvbudget.compress(model, table, 0.7):
+        prefill(model, prompt(2), attention_mask=mask)
+
+
+def test_models_that_cannot_be_cut(make_table: Any) -> None:
+    table = make_table(4, 4, 2, 16)
+    with torch.device("meta"):
+        meta = build("llama")
+    with pytest.raises(kvbudget.KVBudgetError, match="meta device"), kvbudget.compress(meta, str(table), 0.7):
+        pass
+    sliding = build("mistral", sliding_window=8)
+    with pytest.raises(kvbudget.KVBudgetError, match="every layer of MistralForCausalLM has a sliding window"):
+        with kvbudget.compress(sliding, str(table), 0.7):
+            prefill(sliding, prompt())
+    hybrid = build("gemma3")
+    with pytest.raises(kvbudget.KVBudgetError, match="DynamicCache\\(config=model.config\\)"), torch.no_grad():
+        with kvbudget.compress(hybrid, str(table), 0.7):
+            hybrid(prompt(), past_key_values=DynamicCache())
+
+
+def test_an_exception_leaves_no_hooks(model: Any, table: kvbudget.Table) -> None:
+    with pytest.raises(RuntimeError, match="mine"), kvbudget.compress(model, table, 0.7):
+        raise RuntimeError("mine")
+    assert all(
+        "kvb_watch" not in layer.module.__dict__ and not layer.module._forward_hooks
+        for layer in attention_layers(model)
+    )
+    full = prefill(model, prompt())
+    assert not isinstance(full.layers[0], RaggedLayer)

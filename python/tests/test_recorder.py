@@ -1,0 +1,217 @@
+"""The recorder: arrays against formulas in plain loops, interruptions, and records that the program solves."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import build
+from test_eviction import prompt
+
+import kvbudget
+from kvbudget import calibration, recorder, sampling
+from kvbudget._program import program
+from kvbudget.models import attention_layers
+
+h5py = pytest.importorskip("h5py")
+try:
+    PROGRAM = program()
+except FileNotFoundError:
+    pytest.skip("no program kvbudget", allow_module_level=True)
+METRICS = ["keydiff", "knorm", "snapkv:kvpress:window=8:kernel=3", "ea:kvpress", "snapkv:lukv:window=4", "ea:lukv"]
+
+
+@pytest.fixture(autouse=True)
+def always_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder, "MOST_NUMBERS", 1000)  # several pieces of rows
+
+
+def lines(tmp_path: Path, answers: bool = True, n: int = 2) -> Path:
+    path = tmp_path / "calib.jsonl"
+    with open(path, "w") as f:
+        for i in range(n):
+            entry: dict[str, Any] = {"sample_id": f"c{i}", "context_ids": prompt(1, 40 + i, seed=i)[0].tolist()}
+            entry["question_ids"] = [prompt(1, 3, seed=9)[0].tolist(), prompt(1, 2, seed=8)[0].tolist()]
+            if answers:
+                entry["answer_ids"] = [prompt(1, 5, seed=7)[0].tolist(), prompt(1, 4, seed=6)[0].tolist()]
+            f.write(json.dumps(entry) + "\n")
+    return path
+
+
+@torch.no_grad()
+def oracle(model: Any, context: list[int], suffix: list[int], answer: list[int]) -> np.ndarray:
+    """By the model's own attention matrices, in one pass over everything."""
+    config, T = model.config, len(context)
+    for layer in attention_layers(model):
+        layer.config._attn_implementation = "eager"
+    values: dict[int, torch.Tensor] = {}
+    out = model(torch.tensor([context + suffix + answer[:-1]]), output_attentions=True, use_cache=True)
+    cache = out.past_key_values
+    best = []
+    for i, layer in enumerate(attention_layers(model)):
+        v = cache.layers[i].values[0, :, :T]
+        values[i] = v
+        n_heads, group = config.num_attention_heads, config.num_attention_heads // v.shape[0]
+        w_o = layer.output_weights()
+        norms = torch.stack([(v[h // group] @ w_o[h]).norm(dim=-1) for h in range(n_heads)])
+        weights = out.attentions[i][0, :, T + len(suffix) :, :T] * (norms / (norms.sum() + 1e-9))[:, None]
+        best.append(weights.view(v.shape[0], -1, T).amax(1))
+    for layer in attention_layers(model):
+        layer.config._attn_implementation = "sdpa"
+    return torch.stack(best).numpy()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2 7:1", "qwen3", "gemma", "phi", "gpt2", "olmo2", "mixtral"])
+def test_against_plain_formulas(family: str, tmp_path: Path) -> None:
+    model, calib = build(family), lines(tmp_path)
+    chosen = METRICS if family in ("llama", "qwen3", "gemma", "mixtral") else METRICS[:3]
+    path = kvbudget.record(model, None, calib, chosen, output=tmp_path / "run.h5")
+    assert not (tmp_path / "run.h5.steps").exists()
+    contexts, _ = calibration.read(calib)
+    with h5py.File(path) as f:
+        assert f.attrs["n_heads"] == model.config.num_attention_heads and list(f["contexts"]) == ["c0", "c1"]
+        for c in contexts:
+            assert c.ids is not None
+            assert f[f"contexts/{c.sample_id}/token_ids"][:].tolist() == c.ids
+            for i, q in enumerate(c.questions):
+                assert q.ids is not None and q.answer_ids is not None
+                group = f[f"contexts/{c.sample_id}/questions/{i}"]
+                assert group.attrs["n_queries"] == len(q.answer_ids) - 1
+                wanted = oracle(model, c.ids, q.ids, q.answer_ids)
+                assert np.abs(group["oracle"][:] - wanted).max() <= 1e-5 * wanted.max()
+            assert sorted(f[f"contexts/{c.sample_id}/scores"]) == sorted(chosen)
+    out = tmp_path / "tables"
+    ran = subprocess.run(
+        [PROGRAM, "solve", path, "-m", "keydiff", "--sink", "2", "-o", out], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    table = kvbudget.Table(next(out.glob("*.safetensors")) if out.is_dir() else out)
+    table.check(model.config, metric="keydiff")
+
+
+def test_an_interrupted_recording_goes_on(tmp_path: Path) -> None:
+    """Stopped after every step in turn, it ends with the very bytes of one that was not stopped."""
+    model, calib = build("llama"), lines(tmp_path, answers=False)
+    how: dict[str, Any] = dict(metrics=["keydiff"], new_tokens=5)
+    whole = kvbudget.record(model, None, calib, output=tmp_path / "whole.h5", **how).read_bytes()
+    path, said = tmp_path / "run.h5", 0
+
+    def stop(_: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kvbudget.record(model, None, calib, output=path, progress=stop, **how)
+    with pytest.raises(kvbudget.KVBudgetError, match="resume=True"):
+        kvbudget.record(model, None, calib, output=path, **how)
+    with pytest.raises(kvbudget.MismatchError, match="new_tokens: the interrupted recording has 5, this one 6"):
+        kvbudget.record(model, None, calib, output=path, resume=True, **(how | {"new_tokens": 6}))
+    while not path.exists():
+        with_stop = iter([None, None])
+
+        def second(_: str, steps: Any = with_stop) -> None:
+            if next(steps, stop) is stop:
+                raise KeyboardInterrupt
+
+        try:
+            kvbudget.record(model, None, calib, output=path, resume=True, progress=second, **how)
+        except KeyboardInterrupt:
+            said += 1
+    assert said >= 2 and path.read_bytes() == whole and not list(tmp_path.glob("*.steps"))
+    with pytest.raises(kvbudget.KVBudgetError, match="exists"):
+        kvbudget.record(model, None, calib, output=path, **how)
+    kvbudget.record(model, None, calib, output=path, force=True, **how)
+    assert path.read_bytes() == whole
+
+
+def test_sampling_is_seeded(tmp_path: Path) -> None:
+    """Philox4x32-10's published answer, and draws that do not depend on what else is recorded."""
+    assert sampling.philox([0] * 4, [0] * 2) == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
+    assert sampling.philox([0xFFFFFFFF] * 4, [0xFFFFFFFF] * 2) == [0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD]
+    model, found = build("llama"), []
+    for name, n, seed in (("a", 2, 1), ("b", 1, 1), ("c", 1, 2)):
+        path = kvbudget.record(
+            model,
+            None,
+            lines(tmp_path, False, n),
+            ["knorm"],
+            output=tmp_path / f"{name}.h5",
+            new_tokens=8,
+            temperature=2.0,
+            seed=seed,
+        )
+        with h5py.File(path) as f:
+            found.append([f[f"contexts/c0/questions/{i}/answer_ids"][:].tolist() for i in range(2)])
+    assert found[0] == found[1] != found[2] and len(found[0][0]) == 8
+
+
+def test_greedy_is_generate(tmp_path: Path) -> None:
+    model, calib = build("llama"), lines(tmp_path, False, 1)
+    path = kvbudget.record(model, None, calib, ["knorm"], output=tmp_path / "run.h5", new_tokens=6, greedy=True)
+    contexts, _ = calibration.read(calib)
+    with h5py.File(path) as f:
+        for i, q in enumerate(contexts[0].questions):
+            ids = torch.tensor([(contexts[0].ids or []) + (q.ids or [])])
+            wanted = model.generate(
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=False, pad_token_id=0
+            )
+            assert f[f"contexts/c0/questions/{i}/answer_ids"][:].tolist() == wanted[0, ids.shape[1] :].tolist()
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    model, calib = build("llama"), lines(tmp_path)
+
+    def refused(words: str, of: Any = model, lines_of: Any = calib, metrics: Any = ("knorm",), **how: Any) -> None:
+        with pytest.raises((kvbudget.KVBudgetError, TypeError), match=words):
+            kvbudget.record(of, None, lines_of, metrics, output=tmp_path / "no.h5", **how)
+        assert not (tmp_path / "no.h5").exists() and not (tmp_path / "no.h5.steps").exists()
+
+    refused("has no scorer in Python", metrics=["h2o"])
+    refused("its parameters are", metrics=["keydiff:window=3"])
+    refused("kernel must be odd", metrics=["snapkv:kernel=4"])
+    refused("each once", metrics=["knorm", "knorm"])
+    refused("new_tokens", new_tokens=0)
+    refused("unexpected keyword", tokens=3)
+    with torch.device("meta"):
+        refused("meta device", of=build("llama"))
+    bad = tmp_path / "bad.jsonl"
+    for text, words in (
+        ("{", "line 1: not JSON"),
+        ('{"context_ids": [1]}', "either questions or question_ids"),
+        ('{"context_ids": [999], "question_ids": [[1]]}', "token ids from 0 to 95"),
+        ('{"context_ids": [5, 6], "question_ids": [[1]], "answer_ids": [[4]]}', "at least 2"),
+        ('{"context_ids": [5], "question_ids": [[1]], "sample_id": "../x"}', "sample_id"),
+        ("", "no calibration lines"),
+    ):
+        bad.write_text(text + "\n")
+        refused(words, lines_of=bad)
+
+
+def test_contexts_that_are_too_short_for_a_metric(tmp_path: Path) -> None:
+    with pytest.raises(kvbudget.KVBudgetError, match="the context has 40 tokens, expected more than 64"):
+        kvbudget.record(build("llama"), None, lines(tmp_path), ["snapkv:kvpress"], output=tmp_path / "no.h5")
+
+
+def test_texts_and_windows(tmp_path: Path) -> None:
+    """Texts go through the tokenizer; a layer with a window is named, and pays nothing beyond it."""
+    from test_press import tokenizer
+
+    words = " ".join(f"w{i}" for i in prompt(1, 40)[0].tolist())
+    calib = tmp_path / "text.jsonl"
+    calib.write_text(
+        json.dumps({"context": words, "questions": ["w3 w4"], "answers": ["w5 w6 w7"], "answer_prefix": " w8"})
+    )
+    path = kvbudget.record(build("gemma3"), tokenizer(), calib, ["keydiff"], output=tmp_path / "run.h5", bos="yes")
+    with h5py.File(path) as f:
+        assert f.attrs["layers_with_window"] in (b"0,2", "0,2")
+        c = f["contexts/text-1"]
+        assert c["token_ids"][:3].tolist() == [1, *prompt(1, 40)[0, :2].tolist()] and c["token_ids"].shape == (41,)
+        assert c["questions/0/suffix_ids"][:].tolist() == [3, 4, 8] and c["questions/0/answer_ids"][:].tolist() == [
+            5,
+            6,
+            7,
+        ]
+        best = c["questions/0/oracle"][:]
+        assert (best[[0, 2], :, : 41 - 8] == 0).all() and (best[[1, 3]] > 0).all()

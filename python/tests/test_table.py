@@ -1,0 +1,153 @@
+"""Tables: what the library says, reaches Python; wrong ones are refused with both sides named."""
+
+import json
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import kvbudget
+
+PROGRAM = os.environ.get("KVBUDGET_PROGRAM") or shutil.which("kvbudget")
+
+
+@pytest.fixture
+def path(make_table: Any) -> Path:
+    found: Path = make_table(4, 8, 2, 16, sink=4, window=3)
+    return found
+
+
+def test_info_and_rows(path: Path) -> None:
+    table = kvbudget.Table(path)
+    assert (table.info.n_rows, table.info.n_layers, table.info.n_heads, table.info.n_kv_heads) == (99, 4, 8, 2)
+    assert (table.info.sink, table.info.window, table.info.metric) == (4, 3, "keydiff")
+    assert table.info.calibration_tokens == (48,) and table.info.metric_parameters == {}
+    row = table.row(79)
+    assert row.ratio == 0.8 and row.prune_ratio.shape == (4, 2) and not row.saturated
+    assert np.array_equal(row.prune_ratio, table.prune_ratios[79])
+    assert table.metadata("scope") == "global" and table.metadata("no such key") is None
+    with pytest.raises(kvbudget.KVBudgetError, match="row"):
+        table.row(99)
+
+
+def test_budgets_are_those_of_the_program(path: Path) -> None:
+    if not PROGRAM:
+        pytest.skip("no program kvbudget")
+    table = kvbudget.Table(path)
+    for ratio, tokens, options in (
+        (0.5, 1000, {}),
+        (0.83, 77, {"strict": True}),
+        (0.345, 513, {"lookup": "linear", "rounding": "global_lr"}),
+        (0.9, 40, {"rounding": "floor"}),
+        (0.7, 640, {"block": 16}),
+        (0.0, 9, {}),
+    ):
+        flags = [w for k, v in options.items() for w in ((f"--{k}",) if v is True else (f"--{k}", str(v)))]
+        shown = subprocess.run(
+            [PROGRAM, "budgets", path, "--json", "-r", str(ratio), "-t", str(tokens), *flags],
+            capture_output=True,
+            text=True,
+        )
+        wanted, found = json.loads(shown.stdout), table.budgets(ratio, tokens, **options)
+        assert found.keep.tolist() == wanted["keep"]
+        assert np.array_equal(found.keep, table.keep(ratio, tokens, **options))
+        for name in ("total", "keep_min", "keep_max", "effective_ratio", "row"):
+            assert getattr(found, name) == pytest.approx(wanted[name], abs=1e-12), name
+        assert len(found.warnings) == len(wanted["warnings"])
+        for ours, theirs in zip(found.warnings, wanted["warnings"]):  # the same words, but for the name of an option
+            assert ours.replace("strict=True", "--strict") == theirs
+
+
+def test_a_table_of_another_model_metric_or_protection_is_refused(path: Path) -> None:
+    table = kvbudget.Table(path)
+    config = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
+    table.check(config, metric="keydiff", protection=(4, 3))
+    for wrong, sides in (
+        ({"config": config | {"num_hidden_layers": 5}}, ("expected 5", "says 4")),
+        ({"config": config | {"num_key_value_heads": 4}}, ("expected 4", "says 2")),
+        ({"config": config | {"head_dim": 32}}, ("expected 32", "says 16")),
+        ({"metric": "snapkv:kvpress"}, ("expected snapkv:kvpress", "says keydiff")),
+        ({"protection": (4, 64)}, ("expected 64", "says 3")),
+        ({"model_sha256": "ab" * 32}, ("expected abab", "says nothing")),
+    ):
+        with pytest.raises(kvbudget.MismatchError) as refusal:
+            table.check(**wrong)
+        assert all(side in str(refusal.value) for side in sides) and refusal.value.status == "MISMATCH"
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.5, float("nan"), float("inf")])
+def test_ratios_that_mean_nothing(path: Path, ratio: float) -> None:
+    with pytest.raises(kvbudget.KVBudgetError, match="ratio"):
+        kvbudget.Table(path).keep(ratio, 100)
+
+
+def test_edges(path: Path) -> None:
+    table = kvbudget.Table(path)
+    assert (table.keep(0.0, 100) == 100).all() and (table.keep(0.99, 1) == 1).all()
+    assert table.keep(0.8, 100, strict=True).min() >= 7
+    assert (table.keep(0.8, 5, strict=True) == 5).all()  # fewer tokens than are protected
+    assert "lose the newest" in " ".join(table.budgets(0.95, 20).warnings)
+    for wrong in ({"tokens": -1}, {"tokens": 2**32}, {"tokens": 10, "rounding": "up"}, {"tokens": 10, "block": -2}):
+        with pytest.raises(kvbudget.KVBudgetError):
+            table.keep(0.5, **wrong)
+    with pytest.raises(ValueError):
+        table.prune_ratios[0, 0, 0] = 0.5
+
+
+def test_damaged_files(path: Path, tmp_path: Path) -> None:
+    whole = path.read_bytes()
+    for cut in (0, 7, 100, len(whole) - 1):
+        (tmp_path / "cut").write_bytes(whole[:cut])
+        with pytest.raises(kvbudget.KVBudgetError) as refusal:
+            kvbudget.Table(tmp_path / "cut")
+        assert refusal.value.status == "FORMAT" and "cut" in str(refusal.value)
+    with pytest.raises(kvbudget.KVBudgetError) as refusal:
+        kvbudget.Table(tmp_path / "missing")
+    assert refusal.value.status == "IO"
+
+
+def test_select() -> None:
+    scores = np.array([0.0, 5, 5, 1, 9, -1], np.float32)
+    assert kvbudget.select(scores, 4, 1, 1).tolist() == [0, 1, 4, 5]
+    assert kvbudget.select(scores, 9, 1, 1).tolist() == [0, 1, 2, 3, 4, 5]
+    with pytest.raises(kvbudget.KVBudgetError, match="NaN|nan"):
+        kvbudget.select(np.full(4, np.nan, np.float32), 2, 0, 0)
+
+
+def test_threads_and_copies(path: Path) -> None:
+    import copy
+    import pickle
+
+    table = kvbudget.Table(path)
+    wanted, found = table.keep(0.7, 300), []
+    threads = [threading.Thread(target=lambda: found.append(table.keep(0.7, 300))) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(found) == 8 and all(np.array_equal(f, wanted) for f in found)
+    for other in (copy.copy(table), copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
+        del table
+        table = other
+    assert np.array_equal(table.keep(0.7, 300), wanted)
+
+
+def test_without_a_library() -> None:
+    import sys
+
+    code = "import kvbudget; kvbudget.version()"
+    env = os.environ | {"KVBUDGET_LIBRARY": "/nowhere/libkvbudget.so"}
+    ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert ran.returncode == 1 and "KVBUDGET_LIBRARY" in ran.stderr.splitlines()[-1]
+
+
+def test_import_is_light() -> None:
+    import sys
+
+    code = "import kvbudget, sys; assert not {'torch', 'transformers', 'kvpress'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
