@@ -1,6 +1,7 @@
 #include "evaluator/allocator.h"
 #include "evaluator/head_scores.h"
 #include "formats/sha256.h"
+#include "profiler/spec.h"
 #include "runtime/allocate.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -8,94 +9,74 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct known_allocator {
-    const char *name;
+typedef struct allocator_row {
+    spec_row spec; // parameters are fields of the allocator itself
     allocator_kind kind;
-    bool beta, alpha, window, file; // what it takes
-} known_allocator;
+    bool file; // of head scores, behind an equals sign
+} allocator_row;
 
-static const known_allocator KNOWN[] = {
-    {"uniform", ALLOCATOR_UNIFORM, false, false, false, false},
-    {"pyramid", ALLOCATOR_PYRAMID, true, false, true, false},
-    {"ada", ALLOCATOR_ADA, false, true, false, false},
-    {"ada-original", ALLOCATOR_ADA_ORIGINAL, false, true, false, false},
-    {"ada-global", ALLOCATOR_ADA_GLOBAL, false, true, false, false},
-    {"headkv", ALLOCATOR_HEADKV, false, false, true, true},
-    {"duo", ALLOCATOR_DUO, false, false, false, true},
-    {"oracle", ALLOCATOR_ORACLE, false, false, false, false},
-};
-enum { KNOWN_COUNT = sizeof KNOWN / sizeof *KNOWN };
-
-static const known_allocator *find_known(const char *name, size_t length)
-{
-    for (int i = 0; i < KNOWN_COUNT; i++)
-        if (strlen(KNOWN[i].name) == length && memcmp(KNOWN[i].name, name, length) == 0) return &KNOWN[i];
-    return NULL;
-}
-
-// One `parameter=value` of length n.
-static kvb_status parse_parameter(allocator *a, const known_allocator *k, const char *text, size_t n, kvb_error *err)
-{
-    char *end;
-    const char *equals = memchr(text, '=', n);
-    double value = equals ? strtod(equals + 1, &end) : NAN;
-    size_t length = equals ? (size_t)(equals - text) : 0;
-    bool number = equals && end == text + n && end > equals + 1;
-    if (number && k->beta && length == 4 && memcmp(text, "beta", 4) == 0 && value >= 1 && value <= 1e6) {
-        a->beta = value;
-    } else if (number && k->alpha && length == 5 && memcmp(text, "alpha", 5) == 0 && value >= 0 && value <= 1) {
-        a->alpha = value;
-    } else if (number && k->window && length == 6 && memcmp(text, "window", 6) == 0 && value >= 0 && value <= 65536 &&
-               value == floor(value)) {
-        a->window = (uint32_t)value;
-    } else {
-        return kvb_fail(err, KVB_ARGUMENT, "allocator %s: '%.*s' is no parameter of it; it takes%s%s%s%s", k->name,
-                        (int)n, text, k->beta ? " beta=1.." : "", k->alpha ? " alpha=0..1" : "",
-                        k->window ? " window=TOKENS" : "", k->beta || k->alpha || k->window ? "" : " none");
+#define BETA SPEC(allocator, beta, 20, 1, 1e6, "first layer's budget against the last one's")
+#define WINDOW SPEC(allocator, window, 8, 0, 65536, "tokens that every head keeps")
+#define ALPHA                                                                               \
+    {                                                                                       \
+        SPEC(allocator, alpha, 0.2, 0, 1, "share that every head keeps of its even budget") \
     }
-    return KVB_OK;
+
+static const allocator_row ROWS[] = {
+    {{.name = "uniform"}, ALLOCATOR_UNIFORM, false},
+    {{.name = "pyramid", .parameters = {BETA, WINDOW}}, ALLOCATOR_PYRAMID, false},
+    {{.name = "ada", .parameters = ALPHA}, ALLOCATOR_ADA, false},
+    {{.name = "ada-original", .parameters = ALPHA}, ALLOCATOR_ADA_ORIGINAL, false},
+    {{.name = "ada-global", .parameters = ALPHA}, ALLOCATOR_ADA_GLOBAL, false},
+    {{.name = "headkv", .behind = "=FILE"}, ALLOCATOR_HEADKV, true},
+    {{.name = "duo", .behind = "=FILE"}, ALLOCATOR_DUO, true},
+    {{.name = "oracle"}, ALLOCATOR_ORACLE, false},
+};
+
+static const spec_row *allocator_spec(size_t i)
+{
+    return i < sizeof ROWS / sizeof *ROWS ? &ROWS[i].spec : NULL;
 }
 
-static kvb_status read_scores(allocator *a, const known_allocator *k, const char *path, const allocator_shape *shape,
-                              char hash[65], kvb_error *err)
+static const spec_list ALLOCATORS = {"allocator", allocator_spec, NULL};
+
+static kvb_status read_scores(allocator *a, const char *path, const allocator_shape *shape, char hash[65],
+                              kvb_error *err)
 {
     bool queries = a->kind == ALLOCATOR_HEADKV;
     a->n_scores = (size_t)shape->n_layers * (queries ? shape->n_heads : shape->n_kv_heads);
     a->scores = malloc(a->n_scores * sizeof *a->scores + 1);
-    if (!a->scores) return kvb_fail(err, KVB_MEMORY, "allocator %s: no memory for head scores", k->name);
+    if (!a->scores) return kvb_fail(err, KVB_MEMORY, "allocator %s: no memory for head scores", a->label);
     kvb_status status =
         head_scores_read(path, shape->n_layers, shape->n_heads, shape->n_kv_heads, queries, a->scores, err);
     return status == KVB_OK ? sha256_file_hex(path, hash, err) : status;
 }
 
+// Exactly what it is: logs tell results apart by it.
+static void write_identity(allocator *a, const char *name, const char *hash)
+{
+    char beta[SPEC_NUMBER_MAX], alpha[SPEC_NUMBER_MAX];
+    spec_number(beta, sizeof beta, a->beta);
+    spec_number(alpha, sizeof alpha, a->alpha);
+    snprintf(a->identity, sizeof a->identity, "%s beta=%s alpha=%s window=%u %s", name, beta, alpha, a->window, hash);
+}
+
 kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err)
 {
-    size_t name = strcspn(text, ":=");
-    const known_allocator *k = find_known(text, name);
-    *out = (allocator){.beta = 20, .alpha = 0.2, .window = 8};
-    if (!k || k->file != (text[name] == '='))
-        return kvb_fail(err, KVB_ARGUMENT, k ? "allocator '%s': expected %s" : "allocator '%s' is unknown; expected %s",
-                        text,
-                        !k        ? "uniform, pyramid, ada, ada-original, ada-global, headkv=FILE, duo=FILE or oracle"
-                        : k->file ? "=FILE with head scores behind the name"
-                                  : "parameters behind a colon");
-    out->kind = k->kind;
+    size_t row, rest, length = strlen(text);
+    *out = (allocator){.beta = 20, .alpha = 0.2, .window = 8}; // that of the others too: identities name all three
+    kvb_status status = spec_find(&ALLOCATORS, text, 0, length, &row, &rest, err);
+    if (status != KVB_OK) return status;
+    const allocator_row *found = &ROWS[row];
     char hash[65] = "";
-    kvb_status status = KVB_OK;
-    if (k->file) {
-        status = read_scores(out, k, text + name + 1, shape, hash, err);
-    } else {
-        const char *p = text + name;
-        while (status == KVB_OK && *p == ':') {
-            size_t n = strcspn(p + 1, ":");
-            status = parse_parameter(out, k, p + 1, n, err);
-            p += 1 + n;
-        }
-        snprintf(out->label, sizeof out->label, "%s", text);
-    }
-    if (k->file) snprintf(out->label, sizeof out->label, "%s", k->name);
-    snprintf(out->identity, sizeof out->identity, "%s beta=%.9g alpha=%.9g window=%u %s", k->name, out->beta,
-             out->alpha, out->window, hash);
+    out->kind = found->kind;
+    if (found->file && (text[rest] != '=' || !text[rest + 1]))
+        return kvb_fail(err, KVB_ARGUMENT, "allocator '%.200s': write %s=FILE, a file with head scores", text,
+                        found->spec.name);
+    if (!found->file) status = spec_read(&ALLOCATORS, text, 0, length, &row, out, err);
+    if (status == KVB_OK) status = spec_write_all(out->label, sizeof out->label, &ALLOCATORS, &found->spec, out, err);
+    if (status == KVB_OK && found->file) status = read_scores(out, text + rest + 1, shape, hash, err);
+    write_identity(out, found->spec.name, hash);
     return status;
 }
 
@@ -188,7 +169,8 @@ void grant_free(grant *a)
     *a = (grant){0};
 }
 
-// The oracle's own budgets: the best tokens of the whole model by importance. Gains in that order fall, so this is the optimum.
+// The oracle's own budgets: the best tokens of the whole model by importance. Gains in that order fall, so this is the
+// optimum.
 static void allocate_oracle(const allocate_shape *s, double ratio, const float *importance, uint32_t sink,
                             uint32_t window, uint32_t *keep)
 {

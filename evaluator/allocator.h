@@ -1,4 +1,5 @@
-// Who decides how many tokens each KV head keeps: the baselines, tables, given head scores, and the oracle in hindsight.
+// Who decides how many tokens each KV head keeps: the baselines, tables, given head scores, and the oracle in
+// hindsight.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
@@ -32,13 +33,14 @@ typedef struct allocator_shape {
     uint32_t n_layers, n_heads, n_kv_heads; // L, H, G
 } allocator_shape;
 
-// Reads `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global, oracle, and
-// headkv=FILE (window 8), duo=FILE: head scores as .npy [L, H] or [L, G], a .tsv of L rows, or KVCache-Factory's JSON
+// Reads `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global,
+// oracle, and headkv=FILE (window 8), duo=FILE: head scores as .npy [L, H] or [L, G], a .tsv of L rows, or
+// KVCache-Factory's JSON
 // {"layer-head": [scores]}. Errors say what is known. The caller frees with allocator_free, also after a failure.
 kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err);
-// Opens a table, `FILE` or `LABEL=FILE`, with `:strict` behind it for budgets that never cut into sinks and window; without, they are
-// kvpress's. Without a label it is named after how it was solved: kvbudget for `solve`'s default, lukv for the published way, then what
-// differs from it: kvbudget-exact, lukv-layer, lukv-mean_loss, lukv-no_gap.
+// Opens a table, `FILE` or `LABEL=FILE`, with `:strict` behind it for budgets that never cut into sinks and window;
+// without, they are kvpress's. Without a label it is named after how it was solved: kvbudget for `solve`'s default,
+// lukv for the published way, then what differs from it: kvbudget-exact, lukv-layer, lukv-mean_loss, lukv-no_gap.
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err);
 void allocator_free(allocator *a);
 
@@ -55,8 +57,8 @@ typedef struct grant {
 kvb_status grant_open(grant *out, const allocator_shape *shape, kvb_error *err);
 void grant_free(grant *a); // a zero struct is allowed; leaves it zero
 
-// The budgets for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] of the metric in use (AdaKV) or the oracle
-// importance (ALLOCATOR_ORACLE). Totals are rint((1 - ratio) L G T) for all but tables (which round per layer, as kvpress does), AdaKV
-// and DuoAttention. Ratio 0 keeps everything.
+// The budgets for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] of the metric in use (AdaKV) or
+// the oracle importance (ALLOCATOR_ORACLE). Totals are rint((1 - ratio) L G T) for all but tables (which round per
+// layer, as kvpress does), AdaKV and DuoAttention. Ratio 0 keeps everything.
 kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
                              const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err);

@@ -1,7 +1,9 @@
-// A KV cache in which every head has its own length: one flat array of keys and one of values, and where each head's room begins.
+// A KV cache in which every head has its own length: one flat array of keys and one of values, and where each head's
+// room begins.
 //
-// Entries of a head stand by ascending position. Positions are those of the text, so keys keep the rotation that they were cached with,
-// whatever was evicted before them. Heads are counted layer-major: head (l, g) of [L, G] is l * G + g.
+// Entries of a head stand by ascending position. Positions are those of the text, so keys keep the rotation that they
+// were cached with, whatever was evicted before them. Heads are counted layer-major: head (l, g) of [L, G] is l * G +
+// g.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stddef.h>
@@ -24,7 +26,8 @@ typedef struct kv_span {
     uint32_t count;
 } kv_span;
 
-// Which tokens of a context stay, per head: head h keeps positions[offsets[h]] .. positions[offsets[h + 1] - 1], ascending.
+// Which tokens of a context stay, per head: head h keeps positions[offsets[h]] .. positions[offsets[h + 1] - 1],
+// ascending.
 typedef struct kept_set {
     uint32_t n_heads;
     size_t *offsets; // [n_heads + 1]
@@ -38,12 +41,13 @@ void kv_cache_close(kv_cache *c); // NULL is allowed
 // A copy with room for `extra` entries more in every head. The cache must stand by itself (no base).
 kvb_status kv_cache_fork(kv_cache **out, const kv_cache *c, uint32_t extra, kvb_error *err);
 
-// An empty cache behind `base`, with room for `room` entries in every head: what is appended goes there, and attention sees both. Many
-// questions share one context so. `base` stands by itself, outlives the new cache, and does not change while that lives.
+// An empty cache behind `base`, with room for `room` entries in every head: what is appended goes there, and attention
+// sees both. Many questions share one context so. `base` stands by itself, outlives the new cache, and does not change
+// while that lives.
 kvb_status kv_cache_extend(kv_cache **out, const kv_cache *base, uint32_t room, kvb_error *err);
 
-// The cache of a context of n_tokens: of keys and values [L, G, T, d] it copies what `kept` lists (NULL: everything) and leaves room for
-// `extra` entries in every head. The next token stands at position n_tokens.
+// The cache of a context of n_tokens: of keys and values [L, G, T, d] it copies what `kept` lists (NULL: everything)
+// and leaves room for `extra` entries in every head. The next token stands at position n_tokens.
 kvb_status kv_cache_gather(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k,
                            const float *v, uint32_t n_tokens, const kept_set *kept, uint32_t extra, kvb_error *err);
 
@@ -59,8 +63,8 @@ void kv_cache_evict(kv_cache *c, uint32_t layer, uint32_t kv_head, uint32_t inde
 void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t *indices, uint32_t n);
 // Removes the last n entries of every head of a layer.
 void kv_cache_drop_last(kv_cache *c, uint32_t layer, uint32_t n);
-// Moves everything into arrays of exactly the entries in use plus `extra` per head and gives the old ones back. On KVB_MEMORY the cache
-// is as it was.
+// Moves everything into arrays of exactly the entries in use plus `extra` per head and gives the old ones back. On
+// KVB_MEMORY the cache is as it was.
 kvb_status kv_cache_compact(kv_cache *c, uint32_t extra, kvb_error *err);
 
 // All of the following count what is the cache's own, without its base.

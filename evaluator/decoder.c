@@ -1,18 +1,19 @@
 #include "evaluator/decoder.h"
 #include "evaluator/attend.h"
+#include "profiler/layer.h"
+#include "profiler/linalg.h"
 #include "runtime/fail.h"
-#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
-
-enum { CHUNK_LOGITS = 64 };
 
 struct decoder {
     const model *m;
     const backend *b;
     uint32_t max_rows, max_positions;
-    dev x, q_raw, q, h, gate, up, picked, logits, cos_sin;
+    dev x, picked;          // [max_rows, D] residual stream; rows of it whose logits are wanted
+    dev q_raw, q;           // [max_rows, H*d]
+    layer_pass pass;        // for max_rows rows at positions below max_positions
     uint32_t *positions;    // [max_rows]
     float *host_q, *host_o; // [max_rows, H*d]
     float *host_k, *host_v; // [max_rows, G*d]
@@ -37,36 +38,14 @@ static const decode_hooks *hooks_of(const decode_batch *batch, uint32_t sequence
     return batch->hooks ? &batch->hooks[sequence] : NULL;
 }
 
-static kvb_status fill_rotations(decoder *d, kvb_error *err)
-{
-    uint32_t half = d->m->config.rope_dim / 2;
-    size_t n = (size_t)d->max_positions * half * 2;
-    float *table = malloc(n * sizeof(float) + 1);
-    d->cos_sin = d->b->alloc(n);
-    if (!table || !d->cos_sin.address) {
-        free(table);
-        return kvb_fail(err, KVB_MEMORY, "decoder: no memory for %u positions", d->max_positions);
-    }
-    for (uint32_t i = 0; i < d->max_positions; i++)
-        for (uint32_t p = 0; p < half; p++) { // in float32, as the prefill does
-            float angle = (float)i * d->m->rope_frequency[p];
-            table[((size_t)i * half + p) * 2] = (float)cos(angle);
-            table[((size_t)i * half + p) * 2 + 1] = (float)sin(angle);
-        }
-    d->b->upload(d->cos_sin, table, n);
-    free(table);
-    return KVB_OK;
-}
-
 kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32_t max_positions, kvb_error *err)
 {
     const model_config *c = &m->config;
     size_t rows = max_rows, heads = (size_t)c->n_heads * c->head_dim, kv = (size_t)c->n_kv_heads * c->head_dim;
-    size_t inner = c->width > heads ? c->width : heads, ffn = c->ffn_width > kv ? c->ffn_width : kv;
     decoder *d = calloc(1, sizeof *d);
     *out = NULL;
     if (!d) return kvb_fail(err, KVB_MEMORY, "decoder: no memory");
-    *d = (decoder){.m = m, .b = m->device, .max_rows = max_rows, .max_positions = max_positions};
+    *d = (decoder){.m = m, .b = m->device->b, .max_rows = max_rows, .max_positions = max_positions};
     d->n_threads = omp_get_max_threads();
     d->scratch = calloc((size_t)d->n_threads, sizeof *d->scratch);
     d->positions = malloc(rows * sizeof *d->positions + 1);
@@ -75,15 +54,14 @@ kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32
     d->host_k = malloc(rows * kv * sizeof(float) + 1);
     d->host_v = malloc(rows * kv * sizeof(float) + 1);
     bool good = d->scratch && d->positions && d->host_q && d->host_o && d->host_k && d->host_v;
-    dev *const places[] = {&d->x, &d->q_raw, &d->q, &d->h, &d->gate, &d->up, &d->picked, &d->logits};
-    const size_t sizes[] = {rows * c->width, rows * heads, rows * heads,    rows * inner,
-                            rows * ffn,      rows * ffn,   rows * c->width, (size_t)CHUNK_LOGITS * c->vocabulary};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        *places[i] = d->b->alloc(sizes[i]);
+    dev *const places[] = {&d->x, &d->picked, &d->q_raw, &d->q};
+    for (int i = 0; i < 4; i++) {
+        *places[i] = d->b->alloc(m->device, rows * (i < 2 ? c->width : heads));
         good = good && places[i]->address;
     }
-    kvb_status status =
-        good ? fill_rotations(d, err) : kvb_fail(err, KVB_MEMORY, "decoder: no memory for %u rows at a time", max_rows);
+    backend_limits limits = layer_limits(c, 1, 1, max_rows); // attention is not the device's
+    kvb_status status = good ? layer_pass_open(&d->pass, m, &limits, max_positions, err)
+                             : kvb_fail(err, KVB_MEMORY, "decoder: no memory for %u rows at a time", max_rows);
     if (status != KVB_OK) {
         decoder_close(d);
         return status;
@@ -95,8 +73,9 @@ kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32
 void decoder_close(decoder *d)
 {
     if (!d) return;
-    const dev places[] = {d->x, d->q_raw, d->q, d->h, d->gate, d->up, d->picked, d->logits, d->cos_sin};
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) d->b->release(places[i]);
+    const dev places[] = {d->x, d->picked, d->q_raw, d->q};
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) d->b->release(d->m->device, places[i]);
+    layer_pass_close(&d->pass);
     for (int t = 0; d->scratch && t < d->n_threads; t++) attend_release(&d->scratch[t]);
     free(d->scratch);
     free(d->chosen);
@@ -108,15 +87,9 @@ void decoder_close(decoder *d)
     free(d);
 }
 
-kvb_status decoder_reserve(const decoder *d, kvb_error *err)
+kvb_status decoder_begin_context(decoder *d, uint32_t n_tokens, kvb_error *err)
 {
-    const model_config *c = &d->m->config;
-    uint32_t side = c->vocabulary, heads = c->n_heads * c->head_dim;
-    const uint32_t sides[] = {c->ffn_width, c->width, heads};
-    for (int i = 0; i < 3; i++) side = sides[i] > side ? sides[i] : side;
-    backend_limits limits = {1, 1, d->max_rows, side, {c->n_heads, c->n_kv_heads, c->head_dim}};
-    if (d->b->reserve(&limits)) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "backend %s: no memory for its scratch", d->b->name);
+    return layer_begin_context(&d->pass, n_tokens, err);
 }
 
 // ---- Attention ----
@@ -204,9 +177,10 @@ static void append_rows(decoder *d, const decode_batch *batch, uint32_t layer)
 }
 
 // From host_q to host_o.
-static void attend_heads(decoder *d, const decode_batch *batch, uint32_t layer)
+static kvb_status attend_heads(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
 {
     const model_config *c = &d->m->config;
+    uint64_t failures = gemm_failures();
     uint32_t n_tasks = batch->n_sequences * c->n_kv_heads;
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t task = 0; task < n_tasks; task++) {
@@ -215,16 +189,19 @@ static void attend_heads(decoder *d, const decode_batch *batch, uint32_t layer)
         decode_view view = view_of(d, batch, sequence, layer, first);
         if (view.n_rows) attend_sequence(d, batch, &view, first, task % c->n_kv_heads);
     }
+    if (gemm_failures() == failures) return KVB_OK;
+    return kvb_fail(err, KVB_MEMORY, "decoder: oneDNN had no memory for attention at layer %u", layer);
 }
 
 static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
 {
     const model_config *c = &d->m->config;
     uint32_t n = batch->total_rows;
-    d->b->download(d->host_q, d->q, (size_t)n * c->n_heads * c->head_dim);
+    d->b->download(d->pass.on, d->host_q, d->q, (size_t)n * c->n_heads * c->head_dim);
     append_rows(d, batch, layer);
-    attend_heads(d, batch, layer);
-    d->b->upload(d->h, d->host_o, (size_t)n * c->n_heads * c->head_dim);
+    kvb_status attended = attend_heads(d, batch, layer, err);
+    if (attended != KVB_OK) return attended;
+    d->b->upload(d->pass.on, d->pass.attended, d->host_o, (size_t)n * c->n_heads * c->head_dim);
     for (uint32_t s = 0, first = 0; s < batch->n_sequences; first += batch->n_rows[s++]) {
         const decode_hooks *hooks = hooks_of(batch, s);
         if (!hooks || !hooks->layer_done || !batch->n_rows[s]) continue;
@@ -239,24 +216,15 @@ static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t l
 
 static kvb_status run_layer(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
 {
-    const backend *b = d->b;
     const model_config *c = &d->m->config;
-    const model_layer *w = &d->m->layers[layer];
     uint32_t n = batch->total_rows;
-    b->rms_norm(d->h, d->x, w->attn_norm, n, c->width, c->norm_eps);
-    b->project((const projection[]){{d->q_raw, w->wq}, {d->gate, w->wk}, {d->up, w->wv}}, 3, d->h, n);
-    b->rope(d->q, d->q_raw, d->cos_sin, d->positions, n, c->n_heads, c->head_dim, c->rope_dim);
-    b->rope(d->gate, d->gate, d->cos_sin, d->positions, n, c->n_kv_heads, c->head_dim, c->rope_dim);
-    b->download(d->host_k, d->gate, (size_t)n * c->n_kv_heads * c->head_dim);
-    b->download(d->host_v, d->up, (size_t)n * c->n_kv_heads * c->head_dim);
+    size_t keys = (size_t)n * c->n_kv_heads * c->head_dim;
+    layer_project(&d->pass, layer, d->q_raw, d->q, d->x, d->positions, n);
+    d->b->download(d->pass.on, d->host_k, d->pass.keys, keys);
+    d->b->download(d->pass.on, d->host_v, d->pass.values, keys);
     kvb_status status = attend_layer(d, batch, layer, err);
-    if (status != KVB_OK) return status;
-    b->matmul(d->x, d->h, w->wo, n, true);
-    b->rms_norm(d->h, d->x, w->ffn_norm, n, c->width, c->norm_eps);
-    b->project((const projection[]){{d->gate, w->gate}, {d->up, w->up}}, 2, d->h, n);
-    b->swiglu(d->gate, d->up, (size_t)n * c->ffn_width);
-    b->matmul(d->x, d->gate, w->down, n, true);
-    return KVB_OK;
+    if (status == KVB_OK) layer_finish(&d->pass, layer, d->x, n, 0);
+    return status;
 }
 
 static void write_logits(decoder *d, const decode_batch *batch, decode_logits which, float *logits)
@@ -269,15 +237,11 @@ static void write_logits(decoder *d, const decode_batch *batch, decode_logits wh
         n = 0;
         for (uint32_t s = 0, row = 0; s < batch->n_sequences; s++) {
             row += batch->n_rows[s];
-            d->b->copy(dev_at(d->picked, (size_t)n++ * c->width), dev_at(d->x, (size_t)(row - 1) * c->width), c->width);
+            d->b->copy(d->pass.on, dev_at(d->picked, (size_t)n++ * c->width),
+                       dev_at(d->x, (size_t)(row - 1) * c->width), c->width);
         }
     }
-    for (uint32_t first = 0; first < n; first += CHUNK_LOGITS) {
-        uint32_t rows = n - first < CHUNK_LOGITS ? n - first : CHUNK_LOGITS;
-        d->b->rms_norm(d->h, dev_at(from, (size_t)first * c->width), d->m->final_norm, rows, c->width, c->norm_eps);
-        d->b->matmul(d->logits, d->h, d->m->head, rows, false);
-        d->b->download(logits + (size_t)first * c->vocabulary, d->logits, (size_t)rows * c->vocabulary);
-    }
+    layer_logits(&d->pass, from, n, &(logit_use){.logits = logits}, 0);
 }
 
 static kvb_status check_batch(const decoder *d, const decode_batch *batch, const int32_t *ids, decode_logits which,
@@ -300,11 +264,7 @@ static kvb_status check_batch(const decoder *d, const decode_batch *batch, const
         if (which == LOGITS_LAST && batch->n_rows[s] == 0)
             return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has no row whose logits could be given", s);
     }
-    for (uint32_t i = 0; i < batch->total_rows; i++)
-        if (ids[i] < 0 || (uint32_t)ids[i] >= c->vocabulary)
-            return kvb_fail(err, KVB_ARGUMENT, "decoder: row %u: id %d, expected 0 to %u", i, ids[i],
-                            c->vocabulary - 1);
-    return KVB_OK;
+    return layer_check_ids(&d->pass, ids, batch->total_rows, err);
 }
 
 kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
@@ -323,13 +283,14 @@ kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences
     if (status != KVB_OK) return status;
     for (uint32_t s = 0, row = 0; s < n_sequences; s++)
         for (uint32_t i = 0; i < n_rows[s]; i++) d->positions[row++] = caches[s]->next_position + i;
-    d->b->gather(d->x, d->m->embedding, ids, batch.total_rows);
+    layer_embed(&d->pass, d->x, ids, batch.total_rows);
     for (uint32_t layer = 0; status == KVB_OK && layer < d->m->config.n_layers; layer++)
         status = run_layer(d, &batch, layer, err);
     if (status != KVB_OK) return status;
-    for (uint32_t s = 0; s < n_sequences; s++) caches[s]->next_position += n_rows[s];
     if (logits) write_logits(d, &batch, which, logits);
-    return KVB_OK;
+    status = layer_end(&d->pass, err);
+    for (uint32_t s = 0; s < n_sequences && status == KVB_OK; s++) caches[s]->next_position += n_rows[s];
+    return status;
 }
 
 // ---- Parts of a pass ----
@@ -345,15 +306,16 @@ kvb_status decoder_attend(decoder *d, kv_cache *cache, uint32_t layer, const flo
     kvb_status status = reserve_scratch(d, &batch, err);
     if (status != KVB_OK) return status;
     memcpy(d->host_q, q, floats * sizeof(float));
-    attend_heads(d, &batch, layer);
+    status = attend_heads(d, &batch, layer, err);
     memcpy(o, d->host_o, floats * sizeof(float));
-    return KVB_OK;
+    return status;
 }
 
-void decoder_project(decoder *d, uint32_t layer, const float *o, uint32_t n, float *y)
+kvb_status decoder_project(decoder *d, uint32_t layer, const float *o, uint32_t n, float *y, kvb_error *err)
 {
     const model_config *c = &d->m->config;
-    d->b->upload(d->h, o, (size_t)n * c->n_heads * c->head_dim);
-    d->b->matmul(d->picked, d->h, d->m->layers[layer].wo, n, false);
-    d->b->download(y, d->picked, (size_t)n * c->width);
+    d->b->upload(d->pass.on, d->pass.attended, o, (size_t)n * c->n_heads * c->head_dim);
+    layer_project_output(&d->pass, layer, d->picked, n);
+    d->b->download(d->pass.on, y, d->picked, (size_t)n * c->width);
+    return layer_end(&d->pass, err);
 }

@@ -1,14 +1,15 @@
 // Decoding over ragged caches: a batch of sequences, each with a cache of its own, goes through the weights together.
 //
-// Products with weights, norms and rotation run on the model's backend; attention runs on the host (attend.h), because caches lie there:
-// what a policy reads and evicts between two steps is on the host anyway.
+// Products with weights, norms and rotation run on the model's backend; attention runs on the host (attend.h), because
+// caches lie there: what a policy reads and evicts between two steps is on the host anyway.
 #pragma once
 #include "evaluator/cache.h"
 #include "profiler/model.h"
 
 typedef struct decoder decoder;
 
-// What a hook may look at: one sequence at one layer, after its new entries were appended and before or after its attention.
+// What a hook may look at: one sequence at one layer, after its new entries were appended and before or after its
+// attention.
 typedef struct decode_view {
     uint32_t sequence, layer;
     uint32_t n_rows; // new rows of this sequence; the last n_rows entries of every head are theirs
@@ -18,13 +19,13 @@ typedef struct decode_view {
     kv_cache *cache; // may be changed in layer_done only, and only at this layer
 } decode_view;
 
-// Called while decoding; any may be NULL. choose and attended run in parallel for different (sequence, head), so they may write only to
-// what belongs to that pair; layer_done runs alone, once per sequence and layer. A cache with a base takes no hooks: they would see its
-// own entries only.
+// Called while decoding; any may be NULL. choose and attended run in parallel for different (sequence, head), so they
+// may write only to what belongs to that pair; layer_done runs alone, once per sequence and layer. A cache with a base
+// takes no hooks: they would see its own entries only.
 typedef struct decode_hooks {
     void *context;
-    // Which entries a row attends to, at KV head `kv_head`: writes ascending indices (< span.count) to `indices` and returns how many, or
-    // UINT32_MAX for all. q [group, d]. Asked only when the sequence has one new row.
+    // Which entries a row attends to, at KV head `kv_head`: writes ascending indices (< span.count) to `indices` and
+    // returns how many, or UINT32_MAX for all. q [group, d]. Asked only when the sequence has one new row.
     uint32_t (*choose)(void *context, const decode_view *view, uint32_t kv_head, kv_span span, const float *q,
                        uint32_t *indices);
     // What the rows attended to: weights [n_rows * group, span.count], row-major, 0 where a row did not look.
@@ -35,21 +36,24 @@ typedef struct decode_hooks {
 
 typedef enum decode_logits { LOGITS_ALL, LOGITS_LAST } decode_logits; // of every row, or of each sequence's last
 
-// A decoder for at most max_rows rows at once at positions below max_positions. The backend's scratch memory must be reserved as long as
-// it works: by a forward pass that is open, or by decoder_reserve.
+// A decoder for at most max_rows rows at once at positions below max_positions.
 kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32_t max_positions, kvb_error *err);
-kvb_status decoder_reserve(const decoder *d, kvb_error *err);
 void decoder_close(decoder *d);
+// Caches that are decoded from now on are of a context of n_tokens tokens: some models' rotary positions depend on it.
+kvb_status decoder_begin_context(decoder *d, uint32_t n_tokens, kvb_error *err);
 
-// Runs n_rows[s] tokens of every sequence s through the model, in order: ids of sequence 0, then of sequence 1, ... They are appended to
-// caches[s], which need that much room, and their positions go on from next_position. A row sees the cache and the rows of its sequence
-// up to itself. `hooks` (NULL: none) [n_sequences], all NULL where a sequence has none. `logits` (NULL: none) receives [rows, vocabulary], or [n_sequences, vocabulary] with LOGITS_LAST.
+// Runs n_rows[s] tokens of every sequence s through the model, in order: ids of sequence 0, then of sequence 1, ...
+// They are appended to caches[s], which need that much room, and their positions go on from next_position. A row sees
+// the cache and the rows of its sequence up to itself. `hooks` (NULL: none) [n_sequences], all NULL where a sequence
+// has none. `logits` (NULL: none) receives [rows, vocabulary], or [n_sequences, vocabulary] with LOGITS_LAST.
+// After a failure (that of the device among them) the caches hold rows of no use: close them.
 kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
                        const int32_t *ids, const decode_hooks *hooks, decode_logits which, float *logits,
                        kvb_error *err);
 
-// Attention alone: n rows of queries q [n, H*d] at one layer, the last n entries of every head being the rows' own; o [n, H*d].
+// Attention alone: n rows of queries q [n, H*d] at one layer, the last n entries of every head being the rows' own; o
+// [n, H*d].
 kvb_status decoder_attend(decoder *d, kv_cache *cache, uint32_t layer, const float *q, uint32_t n, float *o,
                           kvb_error *err);
-// y [n, D] = o [n, H*d] times the layer's W_O.
-void decoder_project(decoder *d, uint32_t layer, const float *o, uint32_t n, float *y);
+// y [n, D] = o [n, H*d] times the layer's W_O; n at most max_rows. Fails with what the device fails with.
+kvb_status decoder_project(decoder *d, uint32_t layer, const float *o, uint32_t n, float *y, kvb_error *err);

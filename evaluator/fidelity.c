@@ -97,7 +97,7 @@ static double sum_of_squares(const float *x, size_t n)
     return sum;
 }
 
-static void finish_reference(fidelity *f)
+static kvb_status finish_reference(fidelity *f, kvb_error *err)
 {
     const model_config *c = &f->s->m->config;
     size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim;
@@ -109,10 +109,12 @@ static void finish_reference(fidelity *f)
             f->p[(size_t)i * c->vocabulary + t] = (float)exp(row[t] - f->log_sum[i]);
         if (i + 1 < f->n_next) f->nll[i] = f->log_sum[i] - row[f->next[i + 1]];
     }
-    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
-        decoder_project(f->s->decode, layer, f->o + layer * queries, f->n_next, f->projected);
+    kvb_status status = KVB_OK;
+    for (uint32_t layer = 0; layer < c->n_layers && status == KVB_OK; layer++) {
+        status = decoder_project(f->s->decode, layer, f->o + layer * queries, f->n_next, f->projected, err);
         f->o_norm[layer] = sum_of_squares(f->projected, (size_t)f->n_next * c->width);
     }
+    return status;
 }
 
 kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
@@ -127,7 +129,7 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
     if (status == KVB_OK)
         status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->next, &hooks, LOGITS_ALL, f->logits, err);
     kv_cache_close(full);
-    if (status == KVB_OK) finish_reference(f);
+    if (status == KVB_OK) status = finish_reference(f, err);
     return status;
 }
 
@@ -165,8 +167,8 @@ static double evicted_importance(const fidelity *f, const kept_set *kept)
     return total > 0 ? fmax(0, 1 - stays / total) : 0;
 }
 
-// How far the layers' attention outputs are off when the full cache's own queries and continuation meet the compacted context: the damage
-// that each layer does by itself, without what earlier layers hand on.
+// How far the layers' attention outputs are off when the full cache's own queries and continuation meet the compacted
+// context: the damage that each layer does by itself, without what earlier layers hand on.
 static kvb_status measure_outputs(fidelity *f, kv_cache *cache, double *error, kvb_error *err)
 {
     const model_config *c = &f->s->m->config;
@@ -182,7 +184,8 @@ static kvb_status measure_outputs(fidelity *f, kv_cache *cache, double *error, k
             decoder_attend(f->s->decode, cache, layer, f->q + layer * queries, f->n_next, f->cell_o, err);
         if (status != KVB_OK) return status;
         for (size_t i = 0; i < queries; i++) f->cell_o[i] -= f->o[layer * queries + i];
-        decoder_project(f->s->decode, layer, f->cell_o, f->n_next, f->projected);
+        status = decoder_project(f->s->decode, layer, f->cell_o, f->n_next, f->projected, err);
+        if (status != KVB_OK) return status;
         error[layer] = sqrt(sum_of_squares(f->projected, width) / (f->o_norm[layer] + 1e-30));
         kv_cache_drop_last(cache, layer, f->n_next);
     }

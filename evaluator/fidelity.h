@@ -1,7 +1,8 @@
-// What evicting does to a model's predictions of a text that goes on: the same continuation is teacher-forced over the full cache and
-// over each compacted one, in one batch.
+// What evicting does to a model's predictions of a text that goes on: the same continuation is teacher-forced over the
+// full cache and over each compacted one, in one batch.
 //
-// Question-agnostic, as kvpress evaluates: the context is prefilled with full attention and compressed without knowing what follows.
+// Question-agnostic, as kvpress evaluates: the context is prefilled with full attention and compressed without knowing
+// what follows.
 #pragma once
 #include "evaluator/policy_run.h"
 
@@ -36,15 +37,15 @@ typedef struct fidelity_cell {
     double *kl;           // [n] KL(full || evicted) in nats of each next-token distribution
     double *nll;          // [n - 1] -log p(true next token)
     unsigned char *agree; // [n] the likeliest token is the same
-    double *
-        output_error; // [L] ||(o' - o) W_O|| / ||o W_O||, root of sums over rows, for the full cache's own queries; NaN under a policy
-    double looked;   // share of the context's entries that a policy attends to per step; NaN without one
-    double full_nll; // mean nll of the full cache
-    double seconds;  // this cell's share of the time
+    double *output_error; // [L] ||(o' - o) W_O|| / ||o W_O||, root of sums over rows, for the full cache's own queries;
+                          // NaN under a policy
+    double looked;        // share of the context's entries that a policy attends to per step; NaN without one
+    double full_nll;      // mean nll of the full cache
+    double seconds;       // this cell's share of the time
 } fidelity_cell;
 
-// For contexts of at most the session's max_tokens and exactly n_next >= 2 rows; batch * n_next <= the session's max_rows. The session must
-// have been opened with oracle = true and max_new >= n_next. On failure *out is NULL.
+// For contexts of at most the session's max_tokens and exactly n_next >= 2 rows; batch * n_next <= the session's
+// max_rows. The session must have been opened with oracle = true and max_new >= n_next. On failure *out is NULL.
 kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t batch, kvb_error *err);
 void fidelity_close(fidelity *f);
 
@@ -58,8 +59,9 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
 
 enum { FIDELITY_POLICIES = 16 }; // that are stepped together
 
-// The same under n <= FIDELITY_POLICIES policies, which saw the prefill: the continuation goes in token by token and they act at every step.
-// A new turn begins with it. Needs a session with max_rows >= FIDELITY_POLICIES, and room for their largest block.
+// The same under n <= FIDELITY_POLICIES policies, which saw the prefill: the continuation goes in token by token and
+// they act at every step. A new turn begins with it. Needs a session with max_rows >= FIDELITY_POLICIES, and room for
+// their largest block.
 kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fidelity_cell *out, kvb_error *err);
 
 // Zeroed results of n rows.

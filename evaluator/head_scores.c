@@ -2,6 +2,7 @@
 #include "formats/file_read.h"
 #include "formats/npy.h"
 #include "runtime/fail.h"
+#include "runtime/json.h"
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
@@ -86,10 +87,11 @@ static double score_of(const cJSON *item)
 static kvb_status parse_json(score_grid *g, const char *text, size_t size, const char *path, uint32_t n_layers,
                              uint32_t most, kvb_error *err)
 {
-    cJSON *root = cJSON_ParseWithLength(text, size);
+    bool no_memory;
+    cJSON *root = kvb_json_parse(text, size, NULL, &no_memory);
     int n = cJSON_IsObject(root) ? cJSON_GetArraySize(root) : 0;
-    kvb_status status = KVB_OK;
-    if (n <= 0 || (uint32_t)n % n_layers != 0 || (uint32_t)n / n_layers > most)
+    kvb_status status = no_memory ? kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path) : KVB_OK;
+    if (status == KVB_OK && (n <= 0 || (uint32_t)n % n_layers != 0 || (uint32_t)n / n_layers > most))
         status = kvb_fail(err, KVB_FORMAT,
                           "%s: expected a JSON object {\"layer-head\": scores} with an entry for each head of %u "
                           "layers, found %d entries",
@@ -165,6 +167,7 @@ kvb_status head_scores_read(const char *path, uint32_t n_layers, uint32_t n_head
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     status = head_scores_parse(view.data, view.size, path, n_layers, n_heads, n_kv_heads, query_heads, out, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;
 }

@@ -1,6 +1,9 @@
 #include "evaluator/log_file.h"
+#include "formats/file_io.h"
 #include "formats/file_read.h"
+#include "formats/json_file.h"
 #include "runtime/fail.h"
+#include "runtime/json.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
@@ -12,6 +15,7 @@
 struct log_file {
     char *path;
     int file;
+    off_t size; // of the lines that are whole
 };
 
 // ---- Reading ----
@@ -23,7 +27,9 @@ kvb_status log_parse(const char *text, size_t size, const char *path, const log_
         const char *newline = memchr(text + at, '\n', size - at);
         if (!newline) break; // cut short by a kill
         size_t n = (size_t)(newline - text) - at;
-        cJSON *line = cJSON_ParseWithLength(text + at, n);
+        bool no_memory;
+        cJSON *line = kvb_json_parse(text + at, n, NULL, &no_memory);
+        if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: line %u: not enough memory", path, number);
         kvb_status status = reader->take(reader->context, line, path, number, err);
         cJSON_Delete(line);
         if (status != KVB_OK) return status;
@@ -41,6 +47,7 @@ kvb_status log_read(const char *path, const log_reader *reader, kvb_error *err)
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     status = log_parse((const char *)view.data, view.size, path, reader, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;
 }
@@ -74,12 +81,27 @@ static off_t whole_lines(int file, off_t size)
     while (size > 0) {
         size_t n = size < (off_t)sizeof block ? (size_t)size : sizeof block;
         ssize_t got = pread(file, block, n, size - (off_t)n);
-        if (got != (ssize_t)n) return -1;
+        if (got < 0 && errno == EINTR) continue;
+        if (got != (ssize_t)n) return -1; // cut short meanwhile, or damaged
         for (size_t i = n; i > 0; i--)
             if (block[i - 1] == '\n') return size - (off_t)(n - i);
         size -= (off_t)n;
     }
     return 0;
+}
+
+// Two runs with one log would measure everything twice, and each count the other's lines as its own.
+static kvb_status begin_adding(log_file *log, kvb_error *err)
+{
+    struct stat st = {0};
+    log->file = file_open(log->path, O_RDWR | O_CREAT | O_APPEND, 0666);
+    if (log->file >= 0 && !file_lock(log->file, false))
+        return kvb_fail(err, KVB_IO, "%s: another process is writing it; wait for it or stop it", log->path);
+    bool good = log->file >= 0 && fstat(log->file, &st) == 0;
+    if (good && !S_ISREG(st.st_mode)) return kvb_fail(err, KVB_ARGUMENT, "%s: is no file, expected one", log->path);
+    log->size = good ? whole_lines(log->file, st.st_size) : -1;
+    if (log->size >= 0 && (log->size == st.st_size || file_truncate(log->file, log->size))) return KVB_OK;
+    return kvb_fail(err, KVB_IO, "%s: cannot be written: %s", log->path, strerror(errno));
 }
 
 kvb_status log_open(log_file **out, const char *path, kvb_error *err)
@@ -90,33 +112,33 @@ kvb_status log_open(log_file **out, const char *path, kvb_error *err)
         free(log);
         return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
     }
-    log->file = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-    struct stat st;
-    off_t whole = -1;
-    if (log->file >= 0 && fstat(log->file, &st) == 0 && S_ISREG(st.st_mode)) whole = whole_lines(log->file, st.st_size);
-    if (whole < 0 || (whole < st.st_size && ftruncate(log->file, whole) != 0)) {
-        kvb_status status = kvb_fail(err, KVB_IO, "%s: cannot be written: %s", path, strerror(errno));
-        log_close(log);
-        return status;
-    }
-    *out = log;
-    return KVB_OK;
+    kvb_status status = begin_adding(log, err);
+    if (status == KVB_OK) *out = log;
+    else (void)log_close(log, status, NULL);
+    return status;
 }
 
-void log_close(log_file *log)
+kvb_status log_close(log_file *log, kvb_status status, kvb_error *err)
 {
-    if (!log) return;
-    if (log->file >= 0) close(log->file);
+    if (!log) return status;
+    if (log->file >= 0 && !file_close(log->file) && status == KVB_OK)
+        status = kvb_fail(err, KVB_IO, "%s: cannot be closed: %s", log->path, strerror(errno));
     free(log->path);
     free(log);
+    return status;
+}
+
+bool log_put_number(cJSON *line, const char *name, double x)
+{
+    return json_add_exact(line, name, x);
 }
 
 bool log_put_numbers(cJSON *line, const char *name, const double *x, uint32_t n)
 {
-    cJSON *list = cJSON_CreateDoubleArray(x, (int)n); // prints NaN as null
-    if (list && cJSON_AddItemToObject(line, name, list)) return true;
-    cJSON_Delete(list);
-    return false;
+    cJSON *list = cJSON_AddArrayToObject(line, name);
+    bool good = list != NULL;
+    for (uint32_t i = 0; good && i < n; i++) good = cJSON_AddItemToArray(list, json_exact(x[i]));
+    return good;
 }
 
 kvb_status log_add(log_file *log, const cJSON *line, kvb_error *err)
@@ -125,8 +147,12 @@ kvb_status log_add(log_file *log, const cJSON *line, kvb_error *err)
     size_t length = text ? strlen(text) : 0;
     kvb_status status = text ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: no memory for a line", log->path);
     if (text) text[length] = '\n'; // in place of the end: one write, so that a line is whole or cut at its end
-    if (text && (write(log->file, text, length + 1) != (ssize_t)(length + 1) || fdatasync(log->file) != 0))
+    if (text && !(file_write_all(log->file, text, length + 1) && file_sync(log->file))) {
         status = kvb_fail(err, KVB_IO, "%s: cannot be written: %s", log->path, strerror(errno));
+        (void)file_truncate(log->file, log->size); // half a line: also dropped on reading
+    } else if (text) {
+        log->size += (off_t)length + 1;
+    }
     cJSON_free(text);
     return status;
 }

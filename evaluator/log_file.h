@@ -1,5 +1,5 @@
-// Results so far, one JSON object per line, each written whole and on disk before the next is begun: what a stopped run goes on from. A line
-// that a kill cut short is dropped on reading and cut off before more is added.
+// Results so far, one JSON object per line, each written whole and on disk before the next is begun: what a stopped run
+// goes on from. A line that a kill cut short is dropped on reading and cut off before more is added.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
@@ -20,9 +20,10 @@ kvb_status log_parse(const char *text, size_t size, const char *path, const log_
 
 typedef struct log_file log_file;
 
-// Opens for appending.
+// Opens for appending, and holds it: KVB_IO when another process does.
 kvb_status log_open(log_file **out, const char *path, kvb_error *err);
-void log_close(log_file *log); // NULL is allowed
+// Returns `status`, or KVB_IO when that was no failure and closing is one. NULL is allowed.
+kvb_status log_close(log_file *log, kvb_status status, kvb_error *err);
 // Adds a line (NULL: memory ran out where it was made); it is on disk when this returns.
 kvb_status log_add(log_file *log, const cJSON *line, kvb_error *err);
 
@@ -30,4 +31,6 @@ kvb_status log_add(log_file *log, const cJSON *line, kvb_error *err);
 double log_number(const cJSON *line, const char *name);
 // A list of exactly n numbers; `gaps` lets null stand for NaN. False for anything else.
 bool log_numbers(double *out, uint32_t n, const cJSON *line, const char *name, bool gaps);
-bool log_put_numbers(cJSON *line, const char *name, const double *x, uint32_t n); // NaN becomes null
+// All digits, so that what is read back has the same bits; NaN becomes null.
+bool log_put_number(cJSON *line, const char *name, double x);
+bool log_put_numbers(cJSON *line, const char *name, const double *x, uint32_t n);

@@ -13,8 +13,8 @@ typedef struct method {
 // "snapkv:kvpress", "morphkv:window=8".
 const char *method_name(const method *m);
 
-// A method in use with an allocator. Tables serve the metric that they were solved for; policies take any, but no allocator that needs
-// scores, which are not there when a policy begins.
+// A method in use with an allocator. Tables serve the metric that they were solved for; policies take any, but no
+// allocator that needs scores, which are not there when a policy begins.
 typedef struct method_column {
     uint32_t method;
     const allocator *how;
@@ -31,8 +31,9 @@ typedef struct method_list {
 // The metrics of a list, for session_plan; malloc'd, *n of them.
 kvb_status method_metrics(metric **out, size_t *n, const method_list *list, kvb_error *err);
 
-// Of a metric: budgets for the session's context at a pruned ratio, and the tokens that it picks with them. `importance` [L, G, T] is the
-// oracle's, for that allocator alone (NULL: KVB_ARGUMENT). Without `protect`, no sinks and no window. The caller frees *out.
+// Of a metric: budgets for the session's context at a pruned ratio, and the tokens that it picks with them.
+// `importance` [L, G, T] is the oracle's, for that allocator alone (NULL: KVB_ARGUMENT). Without `protect`, no sinks
+// and no window. The caller frees *out.
 kvb_status method_select(session *s, const method_list *list, const method_column *column, double ratio, bool protect,
                          const float *importance, kept_set *out, kvb_error *err);
 

@@ -1,4 +1,5 @@
-// Policies that evict at every step by the attention they saw: MorphKV, TOVA, H2O; and StreamingLLM, which needs to see nothing.
+// Policies that evict at every step by the attention they saw: MorphKV, TOVA, H2O; and StreamingLLM, which needs to see
+// nothing.
 #include "evaluator/policy_parts.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -23,30 +24,31 @@ static void compact_row(float *x, const uint32_t *keep, uint32_t n_keep)
 
 // ---- MorphKV (arXiv 2503.00979, algorithm 1; methods.md 3.5) ----
 //
-// memory [R, room]: S_r[j] = sum over the group of A_r[h,j] for the last R queries, oldest first from row counts[0] on, in a ring;
-// counts[1] rows are there. A row that is older than an entry has 0 for it. Kept: the C = capacity - R best older entries by
-// F[j] = sum (or max) over r of S_r[j], and the last R, the newest included (the paper's listing forgets it).
+// memory [R, room]: S_r[j] = sum over the group of A_r[h,j] for the last R queries, oldest first from row counts[0] on,
+// in a ring; counts[1] rows are there. A row that is older than an entry has 0 for it. Kept: the C = capacity - R best
+// older entries by F[j] = sum (or max) over r of S_r[j], and the last R, the newest included (the paper's listing
+// forgets it).
 
 static uint32_t morph_recent(const policy_head *h)
 {
-    return smaller((uint32_t)policy_value(h->p, "window"), h->capacity);
+    return smaller(h->p->set.morphkv.window, h->capacity);
 }
 
 static size_t morph_floats(const policy_head *h)
 {
-    return ((size_t)policy_value(h->p, "window") + 1) * h->room;
+    return ((size_t)h->p->set.morphkv.window + 1) * h->room;
 }
 
 static float *morph_row(policy_head *h, uint32_t i)
 {
-    return h->memory + (size_t)((h->counts[0] + i) % (uint32_t)policy_value(h->p, "window")) * h->room;
+    return h->memory + (size_t)((h->counts[0] + i) % h->p->set.morphkv.window) * h->room;
 }
 
 // F over `count` entries, in the last row of the memory.
 static float *morph_fuse(policy_head *h, uint32_t count)
 {
-    bool maximum = policy_value(h->p, "fusion") != 0;
-    float *fused = h->memory + (size_t)policy_value(h->p, "window") * h->room;
+    bool maximum = h->p->set.morphkv.fusion == FUSION_MAX;
+    float *fused = h->memory + (size_t)h->p->set.morphkv.window * h->room;
     memset(fused, 0, count * sizeof *fused);
     for (uint32_t i = 0; i < h->counts[1]; i++) {
         const float *row = morph_row(h, i);
@@ -57,7 +59,7 @@ static float *morph_fuse(policy_head *h, uint32_t count)
 
 static void morph_attended(policy_head *h, kv_span span, const float *weights)
 {
-    uint32_t R = (uint32_t)policy_value(h->p, "window");
+    uint32_t R = h->p->set.morphkv.window;
     for (uint32_t i = 0; i < h->counts[1]; i++) morph_row(h, i)[span.count - 1] = 0; // older than the new entry
     if (h->counts[1] == R) h->counts[0] = (h->counts[0] + 1) % R;
     else h->counts[1]++;
@@ -81,7 +83,7 @@ static kvb_status morph_evict(policy_head *h, kv_span span, uint32_t *keep, uint
 static kvb_status morph_prefill(policy_head *h, const layer_view *view, const float *scores, uint32_t *keep,
                                 uint32_t *n_keep, kvb_error *err)
 {
-    uint32_t T = view->n_tokens, R = smaller((uint32_t)policy_value(h->p, "window"), view->n_queries);
+    uint32_t T = view->n_tokens, R = smaller(h->p->set.morphkv.window, view->n_queries);
     float *rows = malloc((size_t)2 * R * T * sizeof *rows);
     (void)scores;
     if (!rows) return no_memory(h, err);
@@ -96,18 +98,20 @@ static kvb_status morph_prefill(policy_head *h, const layer_view *view, const fl
 }
 
 const policy_kind policy_morphkv = {
-    .name = "morphkv",
+    .spec = {.name = "morphkv",
+             .parameters = {SPEC(struct policy_morphkv_settings, window, 32, 1, 4096, "R, recent tokens and queries"),
+                            SPEC_CHOICE(struct policy_morphkv_settings, fusion, FUSION_SUM, 1, "sum|max",
+                                        "how the rows of the window are joined")}},
     .summary = "a constant cache: the last R tokens, and the older ones that the last R queries looked at most",
     .needs = VIEW_Q | VIEW_K,
-    .parameters = {{"window", 32, 1, 4096, true, "R, recent tokens and queries", NULL},
-                   {"fusion", 0, 0, 1, true, "how the rows of the window are joined", "sum|max"}},
     .floats = morph_floats,
     .prefill = morph_prefill,
     .attended = morph_attended,
     .evict = morph_evict,
 };
 
-// ---- TOVA (arXiv 2401.06104): memory [room], the last query's attention, mean over the group as in KeyDiff's baseline ----
+// ---- TOVA (arXiv 2401.06104): memory [room], the last query's attention, mean over the group as in KeyDiff's baseline
+// ----
 
 static size_t one_row(const policy_head *h)
 {
@@ -145,7 +149,7 @@ static kvb_status tova_prefill(policy_head *h, const layer_view *view, const flo
     return status;
 }
 
-const policy_kind policy_tova = {.name = "tova",
+const policy_kind policy_tova = {.spec = {.name = "tova"},
                                  .summary = "at every step, the token that the newest query looks at least goes",
                                  .needs = VIEW_Q | VIEW_K,
                                  .floats = one_row,
@@ -153,11 +157,12 @@ const policy_kind policy_tova = {.name = "tova",
                                  .attended = tova_attended,
                                  .evict = tova_evict};
 
-// ---- H2O (arXiv 2306.14048): memory [room], attention summed over all queries so far; half of the capacity is recent ----
+// ---- H2O (arXiv 2306.14048): memory [room], attention summed over all queries so far; half of the capacity is recent
+// ----
 
 static uint32_t h2o_recent(const policy_head *h)
 {
-    return (uint32_t)(h->capacity * policy_value(h->p, "recent"));
+    return (uint32_t)(h->capacity * h->p->set.h2o.recent);
 }
 
 static void h2o_attended(policy_head *h, kv_span span, const float *weights)
@@ -193,10 +198,11 @@ static kvb_status h2o_prefill(policy_head *h, const layer_view *view, const floa
 }
 
 const policy_kind policy_h2o = {
-    .name = "h2o",
+    .spec = {.name = "h2o",
+             .parameters = {SPEC(struct policy_h2o_settings, recent, 0.5, 0, 1,
+                                 "share of the capacity that is recent")}},
     .summary = "half of the capacity recent tokens, half those with the most attention so far",
     .needs = VIEW_COLUMN_SUMS,
-    .parameters = {{"recent", 0.5, 0, 1, false, "share of the capacity that is recent", NULL}},
     .floats = one_row,
     .prefill = h2o_prefill,
     .attended = h2o_attended,
@@ -207,7 +213,7 @@ const policy_kind policy_h2o = {
 
 static uint32_t stream_keep(const policy_head *h, uint32_t count, uint32_t *keep)
 {
-    uint32_t n = smaller(count, h->capacity), sinks = smaller((uint32_t)policy_value(h->p, "sinks"), n);
+    uint32_t n = smaller(count, h->capacity), sinks = smaller(h->p->set.streaming.sinks, n);
     for (uint32_t i = 0; i < n; i++) keep[i] = i < sinks ? i : count - n + i;
     return n;
 }
@@ -227,8 +233,9 @@ static kvb_status stream_prefill(policy_head *h, const layer_view *view, const f
     return KVB_OK;
 }
 
-const policy_kind policy_streaming = {.name = "streaming",
-                                      .summary = "the first tokens and the most recent ones",
-                                      .parameters = {{"sinks", 4, 0, 4096, true, "first tokens that stay", NULL}},
-                                      .prefill = stream_prefill,
-                                      .evict = stream_evict};
+const policy_kind policy_streaming = {
+    .spec = {.name = "streaming",
+             .parameters = {SPEC(struct policy_streaming_settings, sinks, 4, 0, 4096, "first tokens that stay")}},
+    .summary = "the first tokens and the most recent ones",
+    .prefill = stream_prefill,
+    .evict = stream_evict};

@@ -1,5 +1,6 @@
-// Policies that keep their tokens and look at a few of them per step: RocketKV's second stage (hybrid sparse attention, arXiv 2502.14051;
-// methods.md 3.6) and its corners. Exact top-k: page 1, all channels. SparQ: page 1, few channels. Quest: pages, all channels.
+// Policies that keep their tokens and look at a few of them per step: RocketKV's second stage (hybrid sparse attention,
+// arXiv 2502.14051; methods.md 3.6) and its corners. Exact top-k: page 1, all channels. SparQ: page 1, few channels.
+// Quest: pages, all channels.
 #include "evaluator/policy_parts.h"
 #include "profiler/model.h"
 #include "runtime/fail.h"
@@ -102,10 +103,11 @@ void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *sc
 
 // ---- The policies ----
 //
-// Candidates of a step are, in order, the marks (RocketKV-MT: the tokens that this turn's first stage chose; else none) and the entries from
-// counts[2] on. Until its first turn RocketKV-MT looks at everything, as the prefill of a turn's input does. counts: [0] keys absorbed into pages, [1] marks, [2] the entry where unmarked candidates begin.
-// memory: minima [pages, d], maxima [pages, d], scores [room], scratch [room], and for RocketKV-MT the last queries [window, group, d], of which
-// counts[3] have been seen.
+// Candidates of a step are, in order, the marks (RocketKV-MT: the tokens that this turn's first stage chose; else none)
+// and the entries from counts[2] on. Until its first turn RocketKV-MT looks at everything, as the prefill of a turn's
+// input does. counts: [0] keys absorbed into pages, [1] marks, [2] the entry where unmarked candidates begin. memory:
+// minima [pages, d], maxima [pages, d], scores [room], scratch [room], and for RocketKV-MT the last queries [window,
+// group, d], of which counts[3] have been seen.
 
 typedef struct look {
     uint32_t page, k1, k2;
@@ -119,8 +121,8 @@ static uint32_t clamp(double x, uint32_t low, uint32_t high)
 static look look_of(const policy_head *h)
 {
     const policy_kind *kind = h->p->kind;
-    if (kind == &policy_quest) return (look){(uint32_t)policy_value(h->p, "page"), h->head_dim, h->capacity};
-    if (kind == &policy_sparq) return (look){1, clamp(policy_value(h->p, "channels"), 1, h->head_dim), h->capacity};
+    if (kind == &policy_quest) return (look){h->p->set.quest.page, h->head_dim, h->capacity};
+    if (kind == &policy_sparq) return (look){1, clamp(h->p->set.sparq.channels, 1, h->head_dim), h->capacity};
     if (kind == &policy_topk || h->split <= 0) return (look){1, h->head_dim, h->capacity};
     // Every head saves as much in the second stage, whatever the first kept of it.
     rocket_split s = rocket_split_for(h->n_context, h->n_context * (1 - h->split), h->head_dim);
@@ -130,7 +132,7 @@ static look look_of(const policy_head *h)
 
 static size_t window_floats(const policy_head *h)
 {
-    return h->p->kind->turn ? (size_t)policy_value(h->p, "window") * h->group * h->head_dim : 0;
+    return h->p->kind->turn ? (size_t)h->p->set.rocketkv_mt.window * h->group * h->head_dim : 0;
 }
 
 static size_t hsa_floats(const policy_head *h)
@@ -151,7 +153,7 @@ static uint32_t entry_of(const policy_head *h, uint32_t candidate)
 
 static void remember_query(policy_head *h, const float *q)
 {
-    uint32_t window = (uint32_t)policy_value(h->p, "window");
+    uint32_t window = h->p->set.rocketkv_mt.window;
     size_t size = (size_t)h->group * h->head_dim;
     float *queries = windows_of(h);
     if (h->counts[3] == window) memmove(queries, queries + size, (window - 1) * size * sizeof *queries);
@@ -190,7 +192,7 @@ static kvb_status keep_all(policy_head *h, const layer_view *view, const float *
 
 static void mark_best(policy_head *h, const float *scores, uint32_t n)
 {
-    h->counts[1] = policy_best(scores, n, h->capacity, 0, (uint32_t)policy_value(h->p, "window"), h->marks);
+    h->counts[1] = policy_best(scores, n, h->capacity, 0, h->p->set.rocketkv_mt.window, h->marks);
     h->counts[2] = n;
     h->counts[0] = 0;
 }
@@ -198,7 +200,7 @@ static void mark_best(policy_head *h, const float *scores, uint32_t n)
 static kvb_status multi_prefill(policy_head *h, const layer_view *view, const float *scores, uint32_t *keep,
                                 uint32_t *n_keep, kvb_error *err)
 {
-    uint32_t window = (uint32_t)policy_value(h->p, "window"), T = view->n_tokens, first = T > window ? T - window : 0;
+    uint32_t window = h->p->set.rocketkv_mt.window, T = view->n_tokens, first = T > window ? T - window : 0;
     size_t step = (size_t)view->n_heads * h->head_dim, offset = (size_t)h->kv_head * h->group * h->head_dim;
     kvb_status status = keep_all(h, view, scores, keep, n_keep, err);
     h->counts[3] = 0;
@@ -206,12 +208,12 @@ static kvb_status multi_prefill(policy_head *h, const layer_view *view, const fl
     return status;
 }
 
-// The first stage again, over the whole history and with the queries that came last. Nothing was evicted, so every token can come back.
+// The first stage again, over the whole history and with the queries that came last. Nothing was evicted, so every
+// token can come back.
 static kvb_status multi_turn(policy_head *h, kv_span span, kvb_error *err)
 {
     uint32_t window = h->counts[3];
-    metric m;
-    char spec[METRIC_MAX];
+    metric first_stage = h->p->scores;
     float *scores = malloc(span.count * sizeof *scores + 1);
     layer_view view = {.layer = h->layer,
                        .n_tokens = span.count,
@@ -224,53 +226,54 @@ static kvb_status multi_turn(policy_head *h, kv_span span, kvb_error *err)
                        .n_queries = window,
                        .positions = span.positions,
                        .first_kv_head = h->kv_head};
-    snprintf(spec, sizeof spec, "rocketkv:window=%u", window);
-    kvb_status status = scores
-                            ? metric_parse(&m, spec, err)
-                            : kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %u scores", h->p->spec, span.count);
-    if (status == KVB_OK && span.count > window) status = metric_score(&m, &view, scores, err);
+    first_stage.set.rocketkv.window = window;
+    kvb_status status =
+        scores ? KVB_OK : kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %u scores", h->p->spec, span.count);
+    if (status == KVB_OK && span.count > window) status = metric_score(&first_stage, &view, scores, err);
     else if (status == KVB_OK) memset(scores, 0, span.count * sizeof *scores);
     if (status == KVB_OK) mark_best(h, scores, span.count);
     free(scores);
     return status;
 }
 
-const policy_kind policy_topk = {.name = "topk",
+const policy_kind policy_topk = {.spec = {.name = "topk"},
                                  .summary = "looks at the tokens with the most attention, found by looking at all keys",
                                  .looks = true,
                                  .floats = hsa_floats,
                                  .prefill = keep_all,
                                  .choose = hsa_choose};
 const policy_kind policy_quest = {
-    .name = "quest",
+    .spec = {.name = "quest",
+             .parameters = {SPEC(struct policy_quest_settings, page, 16, 1, 4096, "tokens of a page")}},
     .summary = "looks at the tokens of the best pages, by each channel's minimum and maximum in a page",
     .looks = true,
-    .parameters = {{"page", 16, 1, 4096, true, "tokens of a page", NULL}},
     .floats = hsa_floats,
     .prefill = keep_all,
     .choose = hsa_choose,
 };
 const policy_kind policy_sparq = {
-    .name = "sparq",
+    .spec = {.name = "sparq",
+             .parameters = {SPEC(struct policy_sparq_settings, channels, 16, 1, MODEL_MAX_HEAD_DIM,
+                                 "channels of a key that are read")}},
     .summary = "looks at the best tokens by the query's largest channels alone",
     .looks = true,
-    .parameters = {{"channels", 16, 1, MODEL_MAX_HEAD_DIM, true, "channels of a key that are read", NULL}},
     .floats = hsa_floats,
     .prefill = keep_all,
     .choose = hsa_choose,
 };
-const policy_kind policy_rocketkv = {.name = "rocketkv",
+const policy_kind policy_rocketkv = {.spec = {.name = "rocketkv"},
                                      .summary =
                                          "evicts a part of the context, then looks at a part of the rest per step",
                                      .metric = "rocketkv",
                                      .floats = hsa_floats,
                                      .choose = hsa_choose};
 const policy_kind policy_rocketkv_mt = {
-    .name = "rocketkv-mt",
+    .spec = {.name = "rocketkv-mt",
+             .parameters = {SPEC(struct policy_rocketkv_mt_settings, window, 32, 1, 4096, "last queries that choose")}},
     .summary = "RocketKV that evicts nothing: every turn chooses anew what it looks at",
     .looks = true,
     .needs = VIEW_Q,
-    .parameters = {{"window", 32, 1, 4096, true, "last queries that choose", NULL}},
+    .metric = "rocketkv",
     .floats = hsa_floats,
     .prefill = multi_prefill,
     .choose = hsa_choose,

@@ -1,4 +1,5 @@
-// Policies that evict by keys and values alone: KeyDiff block by block (arXiv 2504.15364, methods.md 3.2), LagKV recursively (2504.04704, 3.4).
+// Policies that evict by keys and values alone: KeyDiff block by block (arXiv 2504.15364, methods.md 3.2), LagKV
+// recursively (2504.04704, 3.4).
 #include "evaluator/policy_parts.h"
 #include "profiler/scorer_parts.h"
 #include "runtime/fail.h"
@@ -10,17 +11,16 @@ static kvb_status no_memory(const policy_head *h, kvb_error *err)
     return kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %u keys", h->p->spec, h->room);
 }
 
-#define PREFILL_PARAMETER                                                                                      \
-    {                                                                                                          \
-        "prefill", 0, 0, 1, true, "with full attention, or in blocks over what was kept so far", "full|blocks" \
-    }
+#define PREFILL_PARAMETER(settings)                               \
+    SPEC_CHOICE(settings, prefill, READS_WHOLE, 1, "full|blocks", \
+                "with full attention, or in blocks over what was kept so far")
 
-// ---- KeyDiff: keep the N_c keys that point away from the mean of exactly these keys; a share f of N_c is the most recent ----
+// ---- KeyDiff: keep the N_c keys that point away from the mean of exactly these keys; a share f of N_c is the most
+// recent ----
 
 static kvb_status keydiff_best(const policy_head *h, const float *keys, uint32_t n, uint32_t *keep, uint32_t *n_keep,
                                kvb_error *err)
 {
-    metric m;
     layer_view view = {.layer = h->layer,
                        .n_tokens = n,
                        .n_heads = h->group,
@@ -28,11 +28,10 @@ static kvb_status keydiff_best(const policy_head *h, const float *keys, uint32_t
                        .head_dim = h->head_dim,
                        .k = keys,
                        .first_kv_head = h->kv_head};
-    uint32_t recent = (uint32_t)((double)h->capacity * policy_value(h->p, "window"));
+    uint32_t recent = (uint32_t)((double)h->capacity * h->p->set.keydiff.window);
     float *scores = malloc(n * sizeof *scores + 1);
     if (!scores) return no_memory(h, err);
-    kvb_status status = metric_parse(&m, "keydiff", err);
-    if (status == KVB_OK) status = metric_score(&m, &view, scores, err);
+    kvb_status status = metric_score(&h->p->scores, &view, scores, err);
     if (status == KVB_OK) *n_keep = policy_best(scores, n, h->capacity, 0, recent, keep);
     free(scores);
     return status;
@@ -44,12 +43,12 @@ static kvb_status keydiff_evict(policy_head *h, kv_span span, uint32_t *keep, ui
     return span.count <= h->capacity ? KVB_OK : keydiff_best(h, span.k, span.count, keep, n_keep, err);
 }
 
-// As kvpress's BlockPress: all keys come from one full prefill; the first N_c are there, then block after block joins them and the best N_c of
-// both stay. So N_c + B keys are compared at most.
+// As kvpress's BlockPress: all keys come from one full prefill; the first N_c are there, then block after block joins
+// them and the best N_c of both stay. So N_c + B keys are compared at most.
 static kvb_status keydiff_prefill(policy_head *h, const layer_view *view, const float *scores, uint32_t *keep,
                                   uint32_t *n_keep, kvb_error *err)
 {
-    uint32_t T = view->n_tokens, d = h->head_dim, block = (uint32_t)policy_value(h->p, "block"),
+    uint32_t T = view->n_tokens, d = h->head_dim, block = h->p->set.keydiff.block,
              n = T < h->capacity ? T : h->capacity;
     const float *k = view->k + (size_t)h->kv_head * T * d;
     uint32_t *best = malloc(((size_t)h->capacity + block) * sizeof *best);
@@ -73,30 +72,39 @@ static kvb_status keydiff_prefill(policy_head *h, const layer_view *view, const 
 static uint32_t keydiff_block(const policy *p, uint32_t at)
 {
     (void)at;
-    return (uint32_t)policy_value(p, "block");
+    return p->set.keydiff.block;
+}
+
+static bool keydiff_reads_blocks(const policy *p)
+{
+    return p->set.keydiff.prefill == READS_BLOCKS;
 }
 
 const policy_kind policy_keydiff = {
-    .name = "keydiff",
+    .spec = {.name = "keydiff",
+             .parameters = {SPEC(struct policy_keydiff_settings, block, 128, 1, 1 << 20,
+                                 "prompt tokens that join at a time"),
+                            SPEC(struct policy_keydiff_settings, window, 0, 0, 1,
+                                 "f, share of the capacity that is kept for the most recent tokens"),
+                            PREFILL_PARAMETER(struct policy_keydiff_settings)}},
     .summary = "block by block, keys that point away from the others stay; in decode a block is one token",
     .needs = VIEW_K,
-    .parameters = {{"block", 128, 1, 1 << 20, true, "prompt tokens that join at a time", NULL},
-                   {"window", 0, 0, 1, false, "f, share of the capacity that is kept for the most recent tokens", NULL},
-                   PREFILL_PARAMETER},
+    .metric = "keydiff",
     .prefill = keydiff_prefill,
+    .reads_blocks = keydiff_reads_blocks,
     .block = keydiff_block,
     .evict = keydiff_evict,
 };
 
 // ---- LagKV: counts[0] entries are compressed already (sinks included) and never touched again ----
 //
-// When two partitions of `lag` tokens stand behind them, the first is judged by the second and cut to its best; a context of T tokens ends with
-// S + kept (n - 1) + lag + (T - S) mod lag, n = floor((T - S) / lag).
+// When two partitions of `lag` tokens stand behind them, the first is judged by the second and cut to its best; a
+// context of T tokens ends with S + kept (n - 1) + lag + (T - S) mod lag, n = floor((T - S) / lag).
 
 static uint32_t kept_per_partition(const policy_head *h)
 {
-    uint32_t sink = (uint32_t)policy_value(h->p, "sink"), lag = (uint32_t)policy_value(h->p, "lag");
-    double share = policy_value(h->p, "keep");
+    uint32_t sink = h->p->set.lagkv.sink, lag = h->p->set.lagkv.lag;
+    double share = h->p->set.lagkv.keep;
     if (share > 0) return (uint32_t)(share * lag);
     // Without a share, what the capacity leaves beside sinks, last partition and remainder.
     if (h->n_context < sink + 2 * lag) return lag;
@@ -105,12 +113,12 @@ static uint32_t kept_per_partition(const policy_head *h)
     return kept < lag ? kept : lag;
 }
 
-// Compresses the oldest partition of n entries with keys k and values v; removes the others from `keep`, the list of what is left.
+// Compresses the oldest partition of n entries with keys k and values v; removes the others from `keep`, the list of
+// what is left.
 static kvb_status compress_partition(policy_head *h, const float *k, const float *v, uint32_t *keep, uint32_t *n_keep,
                                      kvb_error *err)
 {
-    uint32_t lag = (uint32_t)policy_value(h->p, "lag"), d = h->head_dim, first = h->counts[0],
-             kept = kept_per_partition(h);
+    uint32_t lag = h->p->set.lagkv.lag, d = h->head_dim, first = h->counts[0], kept = kept_per_partition(h);
     size_t rows = (size_t)2 * lag * d;
     float *keys = malloc((2 * rows + 3 * (size_t)d + 2 * (size_t)lag) * sizeof *keys), *values, *scores, *scratch;
     uint32_t *best = malloc(lag * sizeof *best);
@@ -126,7 +134,7 @@ static kvb_status compress_partition(policy_head *h, const float *k, const float
     }
     memset(scores, 0, lag * sizeof *scores);
     lagkv_partition(scores, 1, keys, lag, keys + rows / 2, lag, d, scratch);
-    lagkv_partition(scores, (float)policy_value(h->p, "lambda"), values, lag, values + rows / 2, lag, d, scratch);
+    lagkv_partition(scores, (float)h->p->set.lagkv.lambda, values, lag, values + rows / 2, lag, d, scratch);
     uint32_t n_best = policy_best(scores, lag, kept, 0, 0, best);
     for (uint32_t i = 0; i < n_best; i++) keep[first + i] = keep[first + best[i]];
     memmove(keep + first + n_best, keep + first + lag, (*n_keep - first - lag) * sizeof *keep);
@@ -140,7 +148,7 @@ static kvb_status compress_partition(policy_head *h, const float *k, const float
 static kvb_status lagkv_compress(policy_head *h, const float *k, const float *v, uint32_t n, uint32_t *keep,
                                  uint32_t *n_keep, kvb_error *err)
 {
-    uint32_t lag = (uint32_t)policy_value(h->p, "lag"), sink = (uint32_t)policy_value(h->p, "sink");
+    uint32_t lag = h->p->set.lagkv.lag, sink = h->p->set.lagkv.sink;
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n; i++) keep[i] = i;
     *n_keep = n;
@@ -166,28 +174,36 @@ static kvb_status lagkv_prefill(policy_head *h, const layer_view *view, const fl
 // Sinks and two partitions first, then partition by partition.
 static uint32_t lagkv_block(const policy *p, uint32_t at)
 {
-    uint32_t lag = (uint32_t)policy_value(p, "lag");
-    return at ? lag : (uint32_t)policy_value(p, "sink") + 2 * lag;
+    const struct policy_lagkv_settings *set = &p->set.lagkv;
+    return at ? set->lag : set->sink + 2 * set->lag;
 }
 
 // Below two partitions behind what is compressed, of which no more than the last context's partitions leave.
 static uint32_t lagkv_most(const policy_head *h)
 {
-    uint32_t sink = (uint32_t)policy_value(h->p, "sink"), lag = (uint32_t)policy_value(h->p, "lag");
+    uint32_t sink = h->p->set.lagkv.sink, lag = h->p->set.lagkv.lag;
     uint64_t most = sink + (uint64_t)kept_per_partition(h) * (h->n_context / lag) + 2 * (uint64_t)lag;
     return most < h->room ? (uint32_t)most : h->room;
 }
 
+static bool lagkv_reads_blocks(const policy *p)
+{
+    return p->set.lagkv.prefill == READS_BLOCKS;
+}
+
 const policy_kind policy_lagkv = {
-    .name = "lagkv",
+    .spec = {.name = "lagkv",
+             .parameters = {SPEC(struct policy_lagkv_settings, lag, 128, 2, 1 << 20, "tokens per partition"),
+                            SPEC(struct policy_lagkv_settings, sink, 16, 0, 4096, "first tokens, which stay"),
+                            SPEC(struct policy_lagkv_settings, keep, 0, 0, 1,
+                                 "r, share of a partition that stays; 0: what the capacity leaves"),
+                            SPEC(struct policy_lagkv_settings, lambda, 1, 0, 1e6,
+                                 "weight of the values against the keys"),
+                            PREFILL_PARAMETER(struct policy_lagkv_settings)}},
     .summary = "partition by partition, tokens that stand out against the next partition stay",
     .needs = VIEW_K | VIEW_V,
-    .parameters = {{"lag", 128, 2, 1 << 20, true, "tokens per partition", NULL},
-                   {"sink", 16, 0, 4096, true, "first tokens, which stay", NULL},
-                   {"keep", 0, 0, 1, false, "r, share of a partition that stays; 0: what the capacity leaves", NULL},
-                   {"lambda", 1, 0, 1e6, false, "weight of the values against the keys", NULL},
-                   PREFILL_PARAMETER},
     .prefill = lagkv_prefill,
+    .reads_blocks = lagkv_reads_blocks,
     .block = lagkv_block,
     .most = lagkv_most,
     .evict = lagkv_evict,

@@ -18,23 +18,25 @@ typedef struct policy_head {
 } policy_head;
 
 struct policy_kind {
-    const char *name, *summary;
+    spec_row spec; // name and parameters, whose values are in policy.set
+    const char *summary;
     bool looks;         // a capacity limits what is fetched per step, not what is kept
     unsigned needs;     // view_items of prefill(), beside those of the metric
-    const char *metric; // that ranks the context after the prefill; NULL: prefill() selects
-    scorer_parameter parameters[POLICY_MAX_PARAMETERS + 1];
+    const char *metric; // of policy.scores, which rank the context after the prefill, unless prefill() selects
     size_t (*floats)(const policy_head *h); // of memory; NULL: none
-    // Once a layer's prefill is known: which of the T tokens stay, ascending (keep [T]), and the state behind them. `scores` [T] are the metric's,
-    // NULL without one. NULL: the capacity's best by scores.
+    // Once a layer's prefill is known: which of the T tokens stay, ascending (keep [T]), and the state behind them.
+    // `scores` [T] are the metric's, NULL without one. NULL: the capacity's best by scores.
     kvb_status (*prefill)(policy_head *h, const layer_view *view, const float *scores, uint32_t *keep, uint32_t *n_keep,
                           kvb_error *err);
-    // As decode_hooks.choose and .attended, for one row: q [group, d], weights [group, span.count]. NULL: everything is looked at; nothing is learned.
+    // As decode_hooks.choose and .attended, for one row: q [group, d], weights [group, span.count]. NULL: everything is
+    // looked at; nothing is learned.
     uint32_t (*choose)(policy_head *h, kv_span span, const float *q, uint32_t *indices);
     void (*attended)(policy_head *h, kv_span span, const float *weights);
     // See policy_new_turn. NULL: turns change nothing.
     kvb_status (*turn)(policy_head *h, kv_span span, kvb_error *err);
-    // Prompt tokens that go through the model next when it is read in blocks, `at` of them being there. NULL: it cannot be, since the
-    // policy needs to see every query's attention.
+    bool (*reads_blocks)(const policy *p); // see policy_reads_blocks; NULL: never
+    // Prompt tokens that go through the model next when it is read in blocks, `at` of them being there. NULL: it cannot
+    // be, since the policy needs to see every query's attention.
     uint32_t (*block)(const policy *p, uint32_t at);
     // Entries that may stay after a block; NULL: the capacity.
     uint32_t (*most)(const policy_head *h);
@@ -42,7 +44,8 @@ struct policy_kind {
     kvb_status (*evict)(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err);
 };
 
-// The best `keep` of n by score, ascending; the last `recent` and first `sinks` are kept before others. Ties: lower index. Returns how many.
+// The best `keep` of n by score, ascending; the last `recent` and first `sinks` are kept before others. Ties: lower
+// index. Returns how many.
 uint32_t policy_best(const float *scores, uint32_t n, uint32_t keep, uint32_t sinks, uint32_t recent, uint32_t *out);
 
 // Sum over the group of attention rows first .. first + n - 1 of KV head g: out [n, T]; scratch [n, T].
@@ -75,14 +78,17 @@ typedef struct hsa {
 } hsa;
 
 void hsa_absorb(hsa *h, const float *key);
-// The k1 channels with the largest sum over the group of |q_c| (ties: lower channel), ascending. Returns the share of all |q_c| that they hold, per
-// query head, in share [group].
+// The k1 channels with the largest sum over the group of |q_c| (ties: lower channel), ascending. Returns the share of
+// all |q_c| that they hold, per query head, in share [group].
 void hsa_channels(const hsa *h, const float *q, uint32_t k1, uint32_t *picked, float *share);
-// x of one page for query head r: sum over the picked channels of q_rc times the page's maximum where the group's sum of q_c is positive, else
-// times its minimum. With all channels it bounds q_r k from above for every key of the page where the group's signs agree (Quest's bound).
+// x of one page for query head r: sum over the picked channels of q_rc times the page's maximum where the group's sum
+// of q_c is positive, else times its minimum. With all channels it bounds q_r k from above for every key of the page
+// where the group's signs agree (Quest's bound).
 float hsa_estimate(const hsa *h, const float *q, uint32_t r, uint32_t page, const uint32_t *picked, uint32_t k1);
-// Mean over the group of softmax(x / sqrt(d share)) over all n keys, each with its page's x. q [group, d]; out [n]; scratch [pages].
+// Mean over the group of softmax(x / sqrt(d share)) over all n keys, each with its page's x. q [group, d]; out [n];
+// scratch [pages].
 void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *scratch);
 
-// Tells a head that a new turn begins, behind the entries of `span`: RocketKV-MT chooses its tokens anew. Others ignore it.
+// Tells a head that a new turn begins, behind the entries of `span`: RocketKV-MT chooses its tokens anew. Others ignore
+// it.
 kvb_status policy_new_turn(policy_head *h, kv_span span, kvb_error *err);

@@ -20,8 +20,8 @@ struct policy_run {
     policy_stats stats;
 };
 
-// Entries that a head's cache may ever hold: a policy that evicts at every step needs one more than its capacity in decode, but the prefill shows it
-// the whole context.
+// Entries that a head's cache may ever hold: a policy that evicts at every step needs one more than its capacity in
+// decode, but the prefill shows it the whole context.
 static kvb_status open_heads(policy_run *r, const uint32_t *capacity, double ratio, kvb_error *err)
 {
     const model_config *c = &r->m->config;
@@ -102,6 +102,12 @@ void policy_run_close(policy_run *r)
 
 // ---- Prefill ----
 
+// Otherwise prefill() selects, with or without a metric of its own.
+static bool policy_ranks_context(const policy *p)
+{
+    return !p->kind->prefill;
+}
+
 static kvb_status see_layer(policy_run *r, const layer_view *view, kvb_error *err)
 {
     const policy_kind *kind = r->p->kind;
@@ -110,7 +116,7 @@ static kvb_status see_layer(policy_run *r, const layer_view *view, kvb_error *er
     if (T != r->n_tokens)
         return kvb_fail(err, KVB_ARGUMENT, "policy %s: %u tokens, expected %u", r->p->spec, T, r->n_tokens);
     if (view->layer == 0) r->n_kept = 0;
-    if (r->p->scores.kind) status = metric_score(&r->p->scores, view, r->scores, err);
+    if (policy_ranks_context(r->p)) status = metric_score(&r->p->scores, view, r->scores, err);
     for (uint32_t g = 0; g < view->n_kv_heads && status == KVB_OK; g++) {
         size_t i = (size_t)view->layer * view->n_kv_heads + g;
         uint32_t *keep = r->kept.positions + r->n_kept, n = 0;
@@ -149,7 +155,7 @@ layer_observer policy_observer(policy_watch *watch)
     unsigned needs = 0;
     for (size_t i = 0; i < watch->n; i++) {
         const policy *p = watch->runs[i]->p;
-        needs |= p->kind->needs | (p->scores.kind ? metric_needs(&p->scores) : 0);
+        needs |= p->kind->needs | (policy_ranks_context(p) ? metric_needs(&p->scores) : 0);
     }
     return (layer_observer){see_all, watch, needs, 0};
 }

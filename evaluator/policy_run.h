@@ -11,8 +11,8 @@
 
 typedef struct policy_run policy_run;
 
-// capacity [L*G], for a context of n_tokens and at most `extra` tokens behind it; `ratio` is what was asked for (policy_capacity_ratio). The policy
-// lives as long as the run. On failure *out is NULL.
+// capacity [L*G], for a context of n_tokens and at most `extra` tokens behind it; `ratio` is what was asked for
+// (policy_capacity_ratio). The policy lives as long as the run. On failure *out is NULL.
 kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, const uint32_t *capacity, double ratio,
                            uint32_t n_tokens, uint32_t extra, kvb_error *err);
 void policy_run_close(policy_run *run);
@@ -24,11 +24,11 @@ typedef struct policy_watch {
 } policy_watch;
 layer_observer policy_observer(policy_watch *watch);
 
-// What stays of the context, as a cache with room for `extra` tokens, and the state behind it. A policy that reads blocks (policy_reads_blocks)
-// sends the context through the model again, over a new cache.
+// What stays of the context, as a cache with room for `extra` tokens, and the state behind it. A policy that reads
+// blocks (policy_reads_blocks) sends the context through the model again, over a new cache.
 kvb_status policy_run_cache(policy_run *run, session *s, uint32_t extra, kv_cache **out, kvb_error *err);
-// The context in blocks, over what the policy kept of those before, so that never more than capacity + block entries exist. For policies that
-// need nothing but keys and values (KVB_UNSUPPORTED else).
+// The context in blocks, over what the policy kept of those before, so that never more than capacity + block entries
+// exist. For policies that need nothing but keys and values (KVB_UNSUPPORTED else).
 kvb_status policy_run_blocks(policy_run *run, decoder *d, const int32_t *ids, uint32_t n, uint32_t extra,
                              kv_cache **out, kvb_error *err);
 // What stays of the context after a prefill with full attention; borrowed.

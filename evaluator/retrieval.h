@@ -1,5 +1,6 @@
-// Head scores for allocators that want them given (HeadKV, DuoAttention): how much each query head looks at what an answer repeats, the mark
-// of a retrieval head (Wu et al., arXiv 2404.15574; HeadKV, 2410.19258, sums attention over a needle in the same way).
+// Head scores for allocators that want them given (HeadKV, DuoAttention): how much each query head looks at what an
+// answer repeats, the mark of a retrieval head (Wu et al., arXiv 2404.15574; HeadKV, 2410.19258, sums attention over a
+// needle in the same way).
 #pragma once
 #include "evaluator/task_run.h"
 
@@ -12,9 +13,9 @@ typedef struct retrieval {
 kvb_status retrieval_open(retrieval *r, const model *m, kvb_error *err);
 void retrieval_close(retrieval *r);
 
-// Adds every question of a sample: the gold strings are teacher-forced behind the question over the full cache, and a head's score is the
-// mean, over the queries that predict them, of its attention to the tokens of the context in which they stand. KVB_ARGUMENT for a sample
-// whose gold strings do not stand in its context.
+// Adds every question of a sample: the gold strings are teacher-forced behind the question over the full cache, and a
+// head's score is the mean, over the queries that predict them, of its attention to the tokens of the context in which
+// they stand. KVB_ARGUMENT for a sample whose gold strings do not stand in its context.
 kvb_status retrieval_add(retrieval *r, const task *t, const task_sample *sample, kvb_error *err);
 
 // Means over the questions, one line per layer and a number per query head (evaluator/head_scores.h reads it).

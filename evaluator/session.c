@@ -100,6 +100,7 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
     if (!s->prefill) return kvb_fail(err, KVB_ARGUMENT, "evaluation: the prefill's memory was given back");
     s->n_tokens = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
+    if (status == KVB_OK) status = decoder_begin_context(s->decode, n_tokens, err);
     if (status != KVB_OK) return status;
     s->n_tokens = n_tokens;
     memcpy(s->ids, ids, n_tokens * sizeof *ids);
@@ -123,7 +124,7 @@ kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *
         forward_begin_questions(s->prefill, 1);
         status = forward_rows(s->prefill, rows, ids, n, wanted, logits ? n : 0, logits, err);
     }
-    if (status == KVB_OK && importance) forward_importance(s->prefill, 0, importance);
+    if (status == KVB_OK && importance) status = forward_importance(s->prefill, 0, importance, err);
     free(rows);
     free(wanted);
     return status;
@@ -178,12 +179,11 @@ kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra,
     return kv_cache_gather(out, c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra, err);
 }
 
-kvb_status session_end_prefill(session *s, kvb_error *err)
+void session_end_prefill(session *s)
 {
     forward_close(s->prefill);
     s->prefill = NULL;
     free(s->k);
     free(s->v);
     s->k = s->v = NULL;
-    return decoder_reserve(s->decode, err);
 }

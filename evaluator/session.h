@@ -34,25 +34,27 @@ typedef struct session {
     double score_seconds; // spent in scorers, over all prefills
 } session;
 
-// One session per backend may be open at a time. On failure *out is NULL.
+// On failure *out is NULL.
 kvb_status session_open(session **out, const model *m, const session_plan *plan, kvb_error *err);
 void session_close(session *s);
 
-// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer as well: queries, keys and values of all tokens.
+// Runs the context and fills k, v and scores. `also` (NULL: none) sees every layer as well: queries, keys and values of
+// all tokens.
 kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, const layer_observer *also,
                            const forward_progress *progress, kvb_error *err);
 
-// Teacher-forces n <= max_new tokens behind the full context, in one pass of the profiler's forward pass (not of the decoder).
-// `importance` (NULL: none; needs plan.oracle) receives I [L, G, T] over these n queries; `logits` (NULL: none) [n, vocabulary].
+// Teacher-forces n <= max_new tokens behind the full context, in one pass of the profiler's forward pass (not of the
+// decoder). `importance` (NULL: none; needs plan.oracle) receives I [L, G, T] over these n queries; `logits` (NULL:
+// none) [n, vocabulary].
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
                              kvb_error *err);
 
-// The scores [L, G, T] by which metric `i` picks keep[h] tokens for every head: session.scores[i], or, where its order depends on the budget
-// (metric_rank), memory that the next call overwrites.
+// The scores [L, G, T] by which metric `i` picks keep[h] tokens for every head: session.scores[i], or, where its order
+// depends on the budget (metric_rank), memory that the next call overwrites.
 kvb_status session_rank(session *s, size_t i, const uint32_t *keep, const float **scores, kvb_error *err);
 
-// The keep[h] best tokens of every head by scores [L, G, T] (session.scores[i], or anyone's), sinks and window first (kvb_select_all).
-// The caller frees *out with kept_set_free.
+// The keep[h] best tokens of every head by scores [L, G, T] (session.scores[i], or anyone's), sinks and window first
+// (kvb_select_all). The caller frees *out with kept_set_free.
 kvb_status session_select(const session *s, const float *scores, const uint32_t *keep, uint32_t sink, uint32_t window,
                           kept_set *out, kvb_error *err);
 
@@ -63,6 +65,6 @@ kvb_status session_select_each(const session *s, const float *scores, const uint
 // A cache of what `kept` lists (NULL: the whole context), with room for `extra` tokens. The caller closes it.
 kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra, kv_cache **out, kvb_error *err);
 
-// Frees the prefill's memory and the host copy of the full context, so that only caches are left. No further prefill is possible;
-// decoding is.
-kvb_status session_end_prefill(session *s, kvb_error *err);
+// Frees the prefill's memory and the host copy of the full context, so that only caches are left. No further prefill is
+// possible; decoding is.
+void session_end_prefill(session *s);

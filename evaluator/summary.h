@@ -22,5 +22,6 @@ typedef struct sweep_summary {
     double seconds;          // per run
 } sweep_summary;
 
-// [columns, ratios, protection] in the order of the sweep's first text; every cell must be done. The caller frees the array.
+// [columns, ratios, protection] in the order of the sweep's first text; every cell must be done. The caller frees the
+// array.
 kvb_status sweep_summarize(const sweep *s, uint64_t seed, sweep_summary **out, size_t *n, kvb_error *err);

@@ -21,8 +21,8 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     char text[1024];
     const char *statistics = s->m->statistics ? s->m->statistics->sha256 : "";
     int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
-                     s->m->device->name, s->m->device->compute, s->texts[c->text].sha256, s->o.n_tokens, s->o.n_next,
-                     method_name(m), column->how->identity, c->ratio, c->protect ? m->sink : 0,
+                     s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
+                     s->o.n_next, method_name(m), column->how->identity, c->ratio, c->protect ? m->sink : 0,
                      c->protect ? m->window : 0, statistics);
     return sha256_hex(text, (size_t)n, c->key, err);
 }
@@ -247,7 +247,7 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     if (r.session) s->score_seconds = r.session->score_seconds;
     fidelity_close(r.f);
     session_close(r.session);
-    log_close(r.log);
+    status = log_close(r.log, status, err);
     if (status == KVB_OK && r.kept.stream) status = atomic_file_commit(&r.kept, err);
     atomic_file_abandon(&r.kept);
     free(r.runs);

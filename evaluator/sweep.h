@@ -1,5 +1,5 @@
-// Texts x methods x allocators x ratios: every text is prefilled once for all of them, and what is measured is kept in a log, so that a
-// sweep that was stopped goes on.
+// Texts x methods x allocators x ratios: every text is prefilled once for all of them, and what is measured is kept in
+// a log, so that a sweep that was stopped goes on.
 #pragma once
 #include "evaluator/fidelity.h"
 #include "evaluator/method.h"
@@ -39,12 +39,14 @@ typedef struct sweep {
     size_t n_measured;                                   // cells of this run
 } sweep;
 
-// Lists the cells and takes from the log what it has. `both` adds every cell of a metric without protection. Everything given lives as long as the
-// sweep. Errors: KVB_ARGUMENT a text that is too short (named, with its length), KVB_FORMAT a log that is none.
+// Lists the cells and takes from the log what it has. `both` adds every cell of a metric without protection. Everything
+// given lives as long as the sweep. Errors: KVB_ARGUMENT a text that is too short (named, with its length), KVB_FORMAT
+// a log that is none.
 kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both, kvb_error *err);
 void sweep_close(sweep *s);
 
-// Told what happened; returns false to stop (KVB_INTERRUPTED). Units are cells; a prefill counts as the cells behind it.
+// Told what happened; returns false to stop (KVB_INTERRUPTED). Units are cells; a prefill counts as the cells behind
+// it.
 typedef struct sweep_watch {
     bool (*progress)(void *context, double done, double total);
     void *context;

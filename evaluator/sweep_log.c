@@ -101,10 +101,9 @@ kvb_status sweep_log_add(log_file *log, const sweep *s, const sweep_cell *cell, 
                 cJSON_AddNumberToObject(line, "kept", (double)r->kept) &&
                 cJSON_AddNumberToObject(line, "bytes", (double)r->bytes) &&
                 cJSON_AddNumberToObject(line, "allocated", (double)r->allocated) &&
-                cJSON_AddNumberToObject(line, "effective_ratio", r->ratio) &&
-                cJSON_AddNumberToObject(line, "loss", r->loss) && cJSON_AddNumberToObject(line, "looked", r->looked) &&
-                cJSON_AddNumberToObject(line, "seconds", r->seconds) &&
-                cJSON_AddNumberToObject(line, "full_nll", r->full_nll) && log_put_numbers(line, "kl", r->kl, n) &&
+                log_put_number(line, "effective_ratio", r->ratio) && log_put_number(line, "loss", r->loss) &&
+                log_put_number(line, "looked", r->looked) && log_put_number(line, "seconds", r->seconds) &&
+                log_put_number(line, "full_nll", r->full_nll) && log_put_numbers(line, "kl", r->kl, n) &&
                 log_put_numbers(line, "nll", r->nll, n - 1) &&
                 log_put_numbers(line, "output_error", r->output_error, s->m->config.n_layers);
     kvb_status status =

@@ -4,8 +4,8 @@
 #include "evaluator/sweep.h"
 #include <stdio.h>
 
-// Fills every cell of the sweep whose key the log knows; a log that does not exist yet is empty. Lines of other sweeps are left alone.
-// Errors: KVB_FORMAT with the line for anything that is not such a log; KVB_IO.
+// Fills every cell of the sweep whose key the log knows; a log that does not exist yet is empty. Lines of other sweeps
+// are left alone. Errors: KVB_FORMAT with the line for anything that is not such a log; KVB_IO.
 kvb_status sweep_log_read(sweep *s, kvb_error *err);
 // The same from bytes.
 kvb_status sweep_log_parse(sweep *s, const char *text, size_t size, const char *path, kvb_error *err);

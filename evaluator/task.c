@@ -9,19 +9,14 @@ const task_kind *const task_kinds[] = {&task_niah_single,     &task_niah_multike
                                        &task_frequent_words,  &task_key_value,        &task_qa};
 const size_t task_kind_count = sizeof task_kinds / sizeof *task_kinds;
 
-const char *task_name(const task_kind *kind)
+const spec_row *task_spec(const task_kind *kind)
 {
-    return kind->name;
+    return &kind->spec;
 }
 
 const char *task_summary(const task_kind *kind)
 {
     return kind->summary;
-}
-
-const task_parameter *task_parameters(const task_kind *kind)
-{
-    return kind->parameters;
 }
 
 task_rule task_rule_of(const task_kind *kind)
@@ -39,90 +34,20 @@ uint32_t task_new_tokens(const task_kind *kind)
     return kind->new_tokens;
 }
 
-static size_t parameter_place(const task_kind *kind, const char *name, size_t length)
+static const spec_row *task_row(size_t i)
 {
-    size_t i = 0;
-    while (kind->parameters[i].name &&
-           (strncmp(kind->parameters[i].name, name, length) != 0 || kind->parameters[i].name[length]))
-        i++;
-    return i;
-}
-
-uint32_t task_value(const task *t, const char *parameter)
-{
-    return t->values[parameter_place(t->kind, parameter, strlen(parameter))];
-}
-
-static const task_kind *find_kind(const char *name, size_t length)
-{
-    for (size_t i = 0; i < task_kind_count; i++)
-        if (strlen(task_kinds[i]->name) == length && memcmp(task_kinds[i]->name, name, length) == 0)
-            return task_kinds[i];
-    return NULL;
-}
-
-static kvb_status unknown_task(const char *text, kvb_error *err)
-{
-    char list[256] = "";
-    for (size_t i = 0; i < task_kind_count; i++) {
-        size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%s", i ? ", " : "", task_kinds[i]->name);
-    }
-    return kvb_fail(err, KVB_ARGUMENT, "task '%.60s': unknown; there are %s", text, list);
-}
-
-static kvb_status unknown_parameter(const task_kind *kind, const char *text, size_t length, kvb_error *err)
-{
-    char list[128] = "";
-    for (size_t i = 0; kind->parameters[i].name; i++) {
-        size_t used = strlen(list);
-        snprintf(list + used, sizeof list - used, "%s%s=N", i ? ", " : "", kind->parameters[i].name);
-    }
-    return kvb_fail(err, KVB_ARGUMENT, "task %s: '%.*s' is no parameter of it; there are %s", kind->name,
-                    (int)(length < 60 ? length : 60), text, list);
-}
-
-// One `name=value` that ends at a colon or at the end of the text.
-static kvb_status read_parameter(task *t, const char *text, size_t length, kvb_error *err)
-{
-    size_t name_length = strcspn(text, "=:");
-    size_t place = parameter_place(t->kind, text, name_length);
-    const task_parameter *p = &t->kind->parameters[place];
-    if (!p->name || name_length == length || name_length == 0) return unknown_parameter(t->kind, text, length, err);
-    char *end;
-    unsigned long value = strtoul(text + name_length + 1, &end, 10);
-    if (text[name_length + 1] < '0' || text[name_length + 1] > '9' || end != text + length || value < p->low ||
-        value > p->high)
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: %s: expected a whole number from %u to %u, found '%.*s'",
-                        t->kind->name, p->name, p->low, p->high, (int)(length < 60 ? length : 60),
-                        text + name_length + 1);
-    t->values[place] = (uint32_t)value;
-    return KVB_OK;
-}
-
-static void write_spec(task *t)
-{
-    size_t used = (size_t)snprintf(t->spec, sizeof t->spec, "%s", t->kind->name);
-    for (size_t i = 0; t->kind->parameters[i].name; i++)
-        if (t->values[i] != t->kind->parameters[i].value && used < sizeof t->spec)
-            used += (size_t)snprintf(t->spec + used, sizeof t->spec - used, ":%s=%u", t->kind->parameters[i].name,
-                                     t->values[i]);
+    return i < task_kind_count ? &task_kinds[i]->spec : NULL;
 }
 
 kvb_status task_parse(task *out, const char *text, kvb_error *err)
 {
-    size_t length = strcspn(text, ":");
-    *out = (task){.kind = find_kind(text, length)};
-    if (!out->kind) return unknown_task(text, err);
-    for (size_t i = 0; out->kind->parameters[i].name; i++) out->values[i] = out->kind->parameters[i].value;
-    kvb_status status = KVB_OK;
-    for (text += length; *text && status == KVB_OK; text += length) {
-        text++;
-        length = strcspn(text, ":");
-        status = read_parameter(out, text, length, err);
-    }
-    write_spec(out);
-    return status;
+    static const spec_list tasks = {"task", task_row, NULL};
+    size_t row;
+    *out = (task){0};
+    kvb_status status = spec_read(&tasks, text, 0, strlen(text), &row, &out->set, err);
+    if (status != KVB_OK) return status;
+    out->kind = task_kinds[row];
+    return spec_write_all(out->spec, sizeof out->spec, &tasks, &out->kind->spec, &out->set, err);
 }
 
 // ---- Length ----
@@ -172,8 +97,8 @@ static kvb_status build_with(task_sample *out, const task *t, const task_source 
     return status;
 }
 
-// The most units whose context has at most n_tokens tokens: doubling, then halving the step. More filler is never fewer tokens, as every unit
-// adds some of its own.
+// The most units whose context has at most n_tokens tokens: doubling, then halving the step. More filler is never fewer
+// tokens, as every unit adds some of its own.
 static kvb_status fit_units(size_t *units, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
                             kvb_error *err)
 {
@@ -199,11 +124,11 @@ kvb_status task_make(task_sample *out, const task *t, const task_source *source,
     memset(out, 0, sizeof *out);
     if (t->kind->whole_text != (source->texts != NULL))
         return kvb_fail(
-            err, KVB_ARGUMENT, "task %s: %s", t->kind->name,
+            err, KVB_ARGUMENT, "task %s: %s", t->kind->spec.name,
             source->texts ? "takes no texts; they are for the task qa"
                           : "needs texts with questions and answers; give a calibration file with --texts FILE.jsonl");
     if (n_tokens == 0 && !t->kind->whole_text)
-        return kvb_fail(err, KVB_ARGUMENT, "task %s: how long? give --tokens N", t->kind->name);
+        return kvb_fail(err, KVB_ARGUMENT, "task %s: how long? give --tokens N", t->kind->spec.name);
     size_t units = 0;
     kvb_status status = KVB_OK;
     if (!t->kind->whole_text) status = fit_units(&units, t, source, n_tokens, index, err);
@@ -214,8 +139,8 @@ kvb_status task_make(task_sample *out, const task *t, const task_source *source,
         task_sample_free(out);
     }
     if (status == KVB_OK && !out->id[0])
-        snprintf(out->id, sizeof out->id, "%s-%zu-%llu-%llu", t->kind->name, n_tokens, (unsigned long long)source->seed,
-                 (unsigned long long)index);
+        snprintf(out->id, sizeof out->id, "%s-%zu-%llu-%llu", t->kind->spec.name, n_tokens,
+                 (unsigned long long)source->seed, (unsigned long long)index);
     return status;
 }
 

@@ -1,21 +1,43 @@
-// Tasks with known answers, made from a seed at any length, in the manner of RULER (Hsieh et al., arXiv 2404.06654) and scored as it scores:
-// a context that is compressed before any question is seen, questions, and the strings that a right answer holds.
+// Tasks with known answers, made from a seed at any length, in the manner of RULER (Hsieh et al., arXiv 2404.06654) and
+// scored as it scores: a context that is compressed before any question is seen, questions, and the strings that a
+// right answer holds.
 //
-// A task is written `name[:parameter=value...]`, e.g. `niah_multikey:keys=8`. The sample number i of a task depends on (task, length, seed, i,
-// tokenizer, haystack) alone: draws come from Philox keyed by them.
+// A task is written `name[:parameter=value...]`, e.g. `niah_multikey:keys=8`. The sample number i of a task depends on
+// (task, length, seed, i, tokenizer, haystack) alone: draws come from Philox keyed by them.
 #pragma once
 #include "formats/calib.h"
+#include "profiler/spec.h"
 #include "profiler/tokenizer.h"
 #include <stdbool.h>
 #include <stdio.h>
 
-enum { TASK_MAX_PARAMETERS = 4, TASK_SPEC_MAX = 96, TASK_MAX_GOLD = 16, TASK_MAX_QUESTIONS = 64 };
+enum { TASK_SPEC_MAX = 96, TASK_MAX_GOLD = 16, TASK_MAX_QUESTIONS = 64 };
 
-typedef struct task_parameter {
-    const char *name;
-    uint32_t value, low, high;
-    const char *meaning;
-} task_parameter;
+// What each task can be told; the rows of parameters stand with the tasks, which say what a field means.
+typedef union task_settings {
+    struct task_niah_settings {
+        uint32_t digits;
+        bool uuid;
+        uint32_t keys, questions, values, queries;
+    } niah;
+    struct task_tracing_settings {
+        uint32_t chains, hops;
+        bool example;
+    } tracing;
+    struct task_common_settings {
+        uint32_t common, often, rarely;
+    } common;
+    struct task_frequent_settings {
+        uint32_t zipf;
+    } frequent;
+    struct task_pairs_settings {
+        uint32_t questions;
+        bool uuid;
+    } pairs;
+    struct task_qa_settings {
+        uint32_t questions;
+    } qa;
+} task_settings;
 
 // How an answer is scored, in [0, 1]. RULER's names are string_match_all and string_match_part.
 typedef enum task_rule {
@@ -44,7 +66,7 @@ typedef struct task_kind task_kind;
 typedef struct task {
     const task_kind *kind;
     char spec[TASK_SPEC_MAX]; // canonical text: the name and the parameters that differ from their defaults
-    uint32_t values[TASK_MAX_PARAMETERS];
+    task_settings set;
 } task;
 
 // What all samples of a run share.
@@ -57,9 +79,8 @@ typedef struct task_source {
 
 extern const task_kind *const task_kinds[];
 extern const size_t task_kind_count;
-const char *task_name(const task_kind *kind);
+const spec_row *task_spec(const task_kind *kind); // name and parameters
 const char *task_summary(const task_kind *kind);
-const task_parameter *task_parameters(const task_kind *kind); // ended by a NULL name
 task_rule task_rule_of(const task_kind *kind);
 bool task_needs_texts(const task_kind *kind);    // made from task_source.texts instead of a length
 uint32_t task_new_tokens(const task_kind *kind); // enough for a right answer, as RULER allows
@@ -67,17 +88,19 @@ uint32_t task_new_tokens(const task_kind *kind); // enough for a right answer, a
 // Reads `name[:parameter=value...]`; the message of KVB_ARGUMENT lists what there is.
 kvb_status task_parse(task *out, const char *text, kvb_error *err);
 
-// Makes sample number `index`, as long as fits into n_tokens tokens of context (0, for `qa` alone: the whole text). Errors: KVB_ARGUMENT when
-// n_tokens is too short for the task or a source is missing, KVB_MEMORY. On failure *out is zero.
+// Makes sample number `index`, as long as fits into n_tokens tokens of context (0, for `qa` alone: the whole text).
+// Errors: KVB_ARGUMENT when n_tokens is too short for the task or a source is missing, KVB_MEMORY. On failure *out is
+// zero.
 kvb_status task_make(task_sample *out, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
                      kvb_error *err);
 void task_sample_free(task_sample *sample); // leaves it zero
 
 // Scores one answer. Letters compare without case (ASCII); gold strings lose a final full stop and outer blanks first.
 double task_score(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
-// Whether nothing that could follow this beginning of an answer changes its score: everything is found, or the line that counts is over.
+// Whether nothing that could follow this beginning of an answer changes its score: everything is found, or the line
+// that counts is over.
 bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
 
-// Writes a sample as one line of calibration data (formats/README.md): answers joined by ", ", so that a task can be profiled too, and in
-// addition "gold" (list per question), "task", "seed" and "n_tokens".
+// Writes a sample as one line of calibration data (formats/README.md): answers joined by ", ", so that a task can be
+// profiled too, and in addition "gold" (list per question), "task", "seed" and "n_tokens".
 kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *sample, uint64_t seed, kvb_error *err);

@@ -69,7 +69,7 @@ void task_log_close(task_log *log)
 {
     for (size_t i = 0; i < log->n_known; i++) free(log->known[i].result.scores);
     free(log->known);
-    log_close(log->file);
+    (void)log_close(log->file, KVB_OK, NULL); // every line was synced when it was added
     *log = (task_log){0};
 }
 
@@ -87,8 +87,8 @@ bool task_log_take(task_log *log, const char *key, task_result *out)
 kvb_status task_log_add(task_log *log, const char *key, const task_result *r, cJSON *about, kvb_error *err)
 {
     if (!log->file) return KVB_OK;
-    if (cJSON_AddStringToObject(about, "key", key) && cJSON_AddNumberToObject(about, "kept", r->kept) &&
-        cJSON_AddNumberToObject(about, "looked", r->looked) && // NaN becomes null
+    if (cJSON_AddStringToObject(about, "key", key) && log_put_number(about, "kept", r->kept) &&
+        log_put_number(about, "looked", r->looked) && // NaN becomes null
         log_put_numbers(about, "scores", r->scores, r->n_questions))
         return log_add(log->file, about, err);
     return kvb_fail(err, KVB_MEMORY, "%s: no memory for a line", log->path);

@@ -20,13 +20,15 @@ typedef struct task_log {
     size_t n_known;
 } task_log;
 
-// Reads what there is and opens the file for more. The caller closes it, also after a failure. KVB_FORMAT names the line of a log that is none.
+// Reads what there is and opens the file for more. The caller closes it, also after a failure. KVB_FORMAT names the
+// line of a log that is none.
 kvb_status task_log_open(task_log *log, const char *path, kvb_error *err);
 // The first half of it, from bytes.
 kvb_status task_log_parse(task_log *log, const char *text, size_t size, const char *path, kvb_error *err);
 void task_log_close(task_log *log); // a zero struct is allowed; leaves it zero
 
-// Takes the result of that name (64 characters) out of the log; false when there is none. Its scores then belong to the caller.
+// Takes the result of that name (64 characters) out of the log; false when there is none. Its scores then belong to the
+// caller.
 bool task_log_take(task_log *log, const char *key, task_result *out);
 // Adds one; `about` is a line with whatever else is to stand there, which gets the key and the numbers.
 kvb_status task_log_add(task_log *log, const char *key, const task_result *r, cJSON *about, kvb_error *err);

@@ -1,4 +1,5 @@
-// Needles in a haystack: one, one among other keys, several values of one key, several keys in one question (RULER, section 3).
+// Needles in a haystack: one, one among other keys, several values of one key, several keys in one question (RULER,
+// section 3).
 #include "evaluator/task_parts.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
@@ -12,16 +13,16 @@ typedef struct needle {
 
 static const char *kind_of(const task *t)
 {
-    return task_value(t, "uuid") ? "uuid" : "number";
+    return t->set.niah.uuid ? "uuid" : "number";
 }
 
 static void draw_value(char value[VALUE_MAX], task_draft *d)
 {
-    if (task_value(d->t, "uuid")) {
+    if (d->t->set.niah.uuid) {
         task_uuid(value, &d->random);
         return;
     }
-    uint32_t digits = task_value(d->t, "digits");
+    uint32_t digits = d->t->set.niah.digits;
     for (uint32_t i = 0; i < digits; i++)
         value[i] = (char)(i ? '0' + task_below(&d->random, 10) : '1' + task_below(&d->random, 9));
     value[digits] = '\0';
@@ -95,7 +96,7 @@ static kvb_status build_single(task_draft *d, kvb_error *err)
 
 static kvb_status build_multikey(task_draft *d, kvb_error *err)
 {
-    uint32_t keys = task_value(d->t, "keys"), questions = task_value(d->t, "questions");
+    uint32_t keys = d->t->set.niah.keys, questions = d->t->set.niah.questions;
     if (questions > keys)
         return kvb_fail(err, KVB_ARGUMENT, "task %s: %u questions, but only %u keys to ask for", d->t->spec, questions,
                         keys);
@@ -105,7 +106,7 @@ static kvb_status build_multikey(task_draft *d, kvb_error *err)
 static kvb_status build_multivalue(task_draft *d, kvb_error *err)
 {
     needle *n = NULL;
-    size_t values = task_value(d->t, "values");
+    size_t values = d->t->set.niah.values;
     const char *kind = kind_of(d->t);
     kvb_status status = draw_needles(&n, 1, values, d, err);
     if (status == KVB_OK) status = hide_needles(d, n, values, err);
@@ -134,7 +135,7 @@ static kvb_status build_multiquery(task_draft *d, kvb_error *err)
 {
     needle *n = NULL;
     char keys[TASK_MAX_GOLD * (TASK_WORD_MAX + 6)];
-    size_t queries = task_value(d->t, "queries");
+    size_t queries = d->t->set.niah.queries;
     const char *kind = kind_of(d->t);
     kvb_status status = draw_needles(&n, queries, 1, d, err);
     if (status == KVB_OK) status = hide_needles(d, n, queries, err);
@@ -151,38 +152,38 @@ static kvb_status build_multiquery(task_draft *d, kvb_error *err)
     return status;
 }
 
-#define VALUE_PARAMETERS                                          \
-    {"digits", 7, 1, 32, "digits of a number"},                   \
-    {                                                             \
-        "uuid", 0, 0, 1, "1: values are UUIDs instead of numbers" \
-    }
+#define VALUE_PARAMETERS                                                     \
+    SPEC(struct task_niah_settings, digits, 7, 1, 32, "digits of a number"), \
+        SPEC_ON_OFF(struct task_niah_settings, uuid, 0, "1: values are UUIDs instead of numbers")
 
-const task_kind task_niah_single = {.name = "niah_single",
+const task_kind task_niah_single = {.spec = {.name = "niah_single", .parameters = {VALUE_PARAMETERS}},
                                     .summary = "find the value of the one key that is hidden in the text",
                                     .rule = TASK_ALL,
                                     .new_tokens = 16,
-                                    .parameters = {VALUE_PARAMETERS},
                                     .build = build_single};
 const task_kind task_niah_multikey = {
-    .name = "niah_multikey",
+    .spec = {.name = "niah_multikey",
+             .parameters = {VALUE_PARAMETERS,
+                            SPEC(struct task_niah_settings, keys, 4, 2, 256, "keys hidden in the text"),
+                            SPEC(struct task_niah_settings, questions, 1, 1, TASK_MAX_QUESTIONS,
+                                 "questions asked about one context, each for another key")}},
     .summary = "find the value of one key, with other keys in the text",
     .rule = TASK_ALL,
     .new_tokens = 16,
-    .parameters = {VALUE_PARAMETERS,
-                   {"keys", 4, 2, 256, "keys hidden in the text"},
-                   {"questions", 1, 1, TASK_MAX_QUESTIONS, "questions asked about one context, each for another key"}},
     .build = build_multikey};
 const task_kind task_niah_multivalue = {
-    .name = "niah_multivalue",
+    .spec = {.name = "niah_multivalue",
+             .parameters = {VALUE_PARAMETERS,
+                            SPEC(struct task_niah_settings, values, 4, 2, TASK_MAX_GOLD, "values of the key")}},
     .summary = "find all values of one key",
     .rule = TASK_ALL,
     .new_tokens = 64,
-    .parameters = {VALUE_PARAMETERS, {"values", 4, 2, TASK_MAX_GOLD, "values of the key"}},
     .build = build_multivalue};
 const task_kind task_niah_multiquery = {
-    .name = "niah_multiquery",
+    .spec = {.name = "niah_multiquery",
+             .parameters = {VALUE_PARAMETERS, SPEC(struct task_niah_settings, queries, 4, 2, TASK_MAX_GOLD,
+                                                   "keys that the question asks for")}},
     .summary = "find the values of several keys in one answer",
     .rule = TASK_ALL,
     .new_tokens = 64,
-    .parameters = {VALUE_PARAMETERS, {"queries", 4, 2, TASK_MAX_GOLD, "keys that the question asks for"}},
     .build = build_multiquery};

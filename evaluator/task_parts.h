@@ -13,7 +13,8 @@ void task_shuffle(task_random *r, uint32_t *items, size_t n);
 // n different numbers of 0 .. pool-1 in random order, malloc'd; NULL when memory is short. n <= pool.
 uint32_t *task_pick(task_random *r, uint32_t pool, size_t n);
 
-// What a generator works with. It is called several times with the same draws and growing `units` until the context is long enough.
+// What a generator works with. It is called several times with the same draws and growing `units` until the context is
+// long enough.
 typedef struct task_draft {
     const task *t;
     const task_source *source;
@@ -25,15 +26,13 @@ typedef struct task_draft {
 } task_draft;
 
 struct task_kind {
-    const char *name, *summary;
+    spec_row spec; // name and parameters, whose values are in task.set
+    const char *summary;
     task_rule rule;
     uint32_t new_tokens;
     bool whole_text; // made from source->texts instead of filler
-    task_parameter parameters[TASK_MAX_PARAMETERS + 1];
     kvb_status (*build)(task_draft *d, kvb_error *err);
 };
-
-uint32_t task_value(const task *t, const char *parameter); // the parameter must exist
 
 // The word number i of a list without repetition: nouns, adjectives, then both joined by a hyphen.
 enum { TASK_WORD_MAX = 48 };
@@ -42,7 +41,8 @@ uint32_t task_noun_count(void);
 uint32_t task_word_count(void); // of different words that task_word has
 void task_uuid(char room[37], task_random *r);
 
-// Adds a question, or a gold string to the last question, by format. KVB_MEMORY, or KVB_ARGUMENT when there is no place left.
+// Adds a question, or a gold string to the last question, by format. KVB_MEMORY, or KVB_ARGUMENT when there is no place
+// left.
 kvb_status task_ask(task_sample *s, kvb_error *err, const char *format, ...) __attribute__((format(printf, 3, 4)));
 kvb_status task_gold(task_sample *s, kvb_error *err, const char *format, ...) __attribute__((format(printf, 3, 4)));
 

@@ -1,7 +1,7 @@
 // Question answering on texts that come with questions and answers (calibration files that were held out).
 //
-// Sample i is line i of the file. Cut to a length, a text keeps the questions whose answer can still be found in it: at least four fifths of the
-// answer's words stand in what is left.
+// Sample i is line i of the file. Cut to a length, a text keeps the questions whose answer can still be found in it: at
+// least four fifths of the answer's words stand in what is left.
 #include "evaluator/task_parts.h"
 #include "runtime/fail.h"
 #include <ctype.h>
@@ -63,7 +63,7 @@ static kvb_status build_qa(task_draft *d, kvb_error *err)
         return kvb_fail(err, KVB_ARGUMENT, "task qa: sample %llu is asked for, the file has %zu texts",
                         (unsigned long long)d->random.index, file->count);
     const calib_context *c = &file->contexts[d->random.index];
-    size_t most = task_value(d->t, "questions");
+    size_t most = d->t->set.qa.questions;
     if (!c->context)
         return kvb_fail(err, KVB_ARGUMENT, "task qa: sample '%s' holds token ids, expected text", c->sample_id);
     char *text = NULL;
@@ -85,11 +85,11 @@ static kvb_status build_qa(task_draft *d, kvb_error *err)
     return status;
 }
 
-const task_kind task_qa = {
-    .name = "qa",
-    .summary = "questions about texts that were held out (--texts FILE.jsonl)",
-    .rule = TASK_F1,
-    .new_tokens = 32,
-    .whole_text = true,
-    .parameters = {{"questions", TASK_MAX_QUESTIONS, 1, TASK_MAX_QUESTIONS, "questions asked about one text"}},
-    .build = build_qa};
+const task_kind task_qa = {.spec = {.name = "qa",
+                                    .parameters = {SPEC(struct task_qa_settings, questions, TASK_MAX_QUESTIONS, 1,
+                                                        TASK_MAX_QUESTIONS, "questions asked about one text")}},
+                           .summary = "questions about texts that were held out (--texts FILE.jsonl)",
+                           .rule = TASK_F1,
+                           .new_tokens = 32,
+                           .whole_text = true,
+                           .build = build_qa};

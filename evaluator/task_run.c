@@ -61,7 +61,7 @@ kvb_status task_positions(uint32_t *out, const model *m, const task *t, const ta
 
 static bool ends_answer(const tokenizer *tokens, int32_t id)
 {
-    return id == tokenizer_eos(tokens) || (id >= 0 && id == tokenizer_eot(tokens));
+    return tokenizer_is_end(tokens, id);
 }
 
 // The largest logit; ties go to the lower id. NaN is an error.

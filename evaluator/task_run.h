@@ -17,7 +17,7 @@ typedef struct task_turn {
     double score;    // filled, 0 to 1
 } task_turn;
 
-// Answers n questions together, greedily (ties: lower id). A question goes through the model at once, or token by token under a policy, for
-// which a new turn begins behind it. An answer ends at an end token, after the task's number of new tokens, or where nothing that followed
-// could change its score. On failure no answer has to be freed.
+// Answers n questions together, greedily (ties: lower id). A question goes through the model at once, or token by token
+// under a policy, for which a new turn begins behind it. An answer ends at an end token, after the task's number of new
+// tokens, or where nothing that followed could change its score. On failure no answer has to be freed.
 kvb_status task_answer(task_turn *turns, size_t n, decoder *d, const model *m, const task *t, kvb_error *err);

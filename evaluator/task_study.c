@@ -69,7 +69,7 @@ static kvb_status name_result(const task_study *s, const task_cell *c, const cha
     const method *m = column ? &s->methods.methods[column->method] : NULL;
     char text[1024];
     int n = snprintf(text, sizeof text, "kvbudget-task 1\n%s\n%s %s\n%s\n%s\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
-                     s->m->device->name, s->m->device->compute, s->t->spec, sample, m ? method_name(m) : "full",
+                     s->m->device->b->name, s->m->device->b->compute, s->t->spec, sample, m ? method_name(m) : "full",
                      column ? column->how->identity : "", c->ratio, m ? m->sink : 0, m ? m->window : 0,
                      s->m->statistics ? s->m->statistics->sha256 : "");
     return sha256_hex(text, (size_t)n, key, err);

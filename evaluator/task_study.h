@@ -1,5 +1,6 @@
-// What eviction costs on a task: the full cache, every metric, allocator and ratio, and every policy that acts in decode, from one prefill per
-// sample. Questions of all cells are decoded together, over caches that those of a cell share.
+// What eviction costs on a task: the full cache, every metric, allocator and ratio, and every policy that acts in
+// decode, from one prefill per sample. Questions of all cells are decoded together, over caches that those of a cell
+// share.
 #pragma once
 #include "evaluator/interval.h"
 #include "evaluator/method.h"
@@ -25,8 +26,8 @@ typedef struct task_study {
     task_log known;
 } task_study;
 
-// Lists the cells and reads the log. What is given lives as long as the study. The caller closes it, also after a failure. Errors:
-// KVB_FORMAT a log that is none.
+// Lists the cells and reads the log. What is given lives as long as the study. The caller closes it, also after a
+// failure. Errors: KVB_FORMAT a log that is none.
 kvb_status task_study_open(task_study *s, const double *ratios, size_t n_ratios, kvb_error *err);
 void task_study_close(task_study *s);
 

@@ -140,7 +140,8 @@ kvb_status task_gold(task_sample *s, kvb_error *err, const char *format, ...)
 // RULER's noise haystack.
 static const char NOISE[] = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again.";
 
-// The end of the sentence that begins at `at`: behind a full stop, question or exclamation mark that a blank follows, or the text's end.
+// The end of the sentence that begins at `at`: behind a full stop, question or exclamation mark that a blank follows,
+// or the text's end.
 static const char *sentence_end(const char *at)
 {
     for (; *at; at++)

@@ -27,7 +27,8 @@ static void draw_variable(char name[VARIABLE_MAX], task_random *r, uint32_t numb
     name[VARIABLE_MAX - 1] = '\0';
 }
 
-// A solved example in front of the text, as RULER gives one: it shows what an answer looks like. Its names are in lower case, the sample's are not.
+// A solved example in front of the text, as RULER gives one: it shows what an answer looks like. Its names are in lower
+// case, the sample's are not.
 static void show_traced_example(task_draft *d, uint32_t names)
 {
     char name[VARIABLE_MAX] = "", last[VARIABLE_MAX], answer[(HOPS_MAX + 1) * (VARIABLE_MAX + 1)] = "";
@@ -73,12 +74,11 @@ static kvb_status draw_chains(task_draft *d, uint32_t count, uint32_t names, cha
 
 static kvb_status build_tracing(task_draft *d, kvb_error *err)
 {
-    uint32_t chains = task_value(d->t, "chains"), names = task_value(d->t, "hops") + 1, count = chains * names,
-             value = 0;
+    uint32_t chains = d->t->set.tracing.chains, names = d->t->set.tracing.hops + 1, count = chains * names, value = 0;
     char variables[8 * (HOPS_MAX + 1)][VARIABLE_MAX], *needles[8 * (HOPS_MAX + 1)] = {0};
     kvb_status status = draw_chains(d, count, names, variables, needles, &value, err);
     fprintf(d->context, "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
-    if (task_value(d->t, "example")) show_traced_example(d, names);
+    if (d->t->set.tracing.example) show_traced_example(d, names);
     if (status == KVB_OK) status = task_hide(d, needles, count, err);
     if (status == KVB_OK) status = task_ask(d->sample, err, TRACE_QUESTION, value, names, value);
     for (uint32_t i = 0; status == KVB_OK && i < names; i++) status = task_gold(d->sample, err, "%s", variables[i]);
@@ -90,8 +90,7 @@ static kvb_status build_tracing(task_draft *d, kvb_error *err)
 
 static kvb_status build_common(task_draft *d, kvb_error *err)
 {
-    uint32_t common = task_value(d->t, "common"), often = task_value(d->t, "often"),
-             rarely = task_value(d->t, "rarely");
+    uint32_t common = d->t->set.common.common, often = d->t->set.common.often, rarely = d->t->set.common.rarely;
     size_t rare = d->units, length = (size_t)common * often + rare * rarely;
     if (common + rare > task_word_count())
         return kvb_fail(
@@ -161,7 +160,7 @@ static kvb_status build_frequent(task_draft *d, kvb_error *err)
 {
     char words[CODED_WORDS][CODED_LENGTH + 1];
     size_t counts[CODED_WORDS] = {0};
-    double exponent = task_value(d->t, "zipf") / 10.0;
+    double exponent = d->t->set.frequent.zipf / 10.0;
     for (uint32_t i = 0; i < CODED_WORDS; i++) draw_coded(words[i], &d->random);
     fprintf(d->context, "Read the following coded text and track the frequency of each coded word. Find the three most "
                         "frequently appeared coded words. ");
@@ -190,9 +189,9 @@ static kvb_status build_frequent(task_draft *d, kvb_error *err)
 
 static kvb_status build_pairs(task_draft *d, kvb_error *err)
 {
-    uint32_t questions = task_value(d->t, "questions");
+    uint32_t questions = d->t->set.pairs.questions;
     size_t n = d->units > questions ? d->units : questions;
-    bool uuid = task_value(d->t, "uuid") != 0;
+    bool uuid = d->t->set.pairs.uuid;
     char(*pairs)[2][40] = malloc(n * sizeof *pairs);
     uint32_t *asked = task_pick(&d->random, (uint32_t)n, questions);
     kvb_status status = pairs && asked ? KVB_OK : no_memory(d, err);
@@ -215,34 +214,40 @@ static kvb_status build_pairs(task_draft *d, kvb_error *err)
 }
 
 const task_kind task_variable_tracing = {
-    .name = "vt",
+    .spec = {.name = "vt",
+             .parameters = {SPEC(struct task_tracing_settings, chains, 1, 1, 8, "independent chains of assignments"),
+                            SPEC(struct task_tracing_settings, hops, 4, 1, HOPS_MAX,
+                                 "assignments after the first of a chain"),
+                            SPEC_ON_OFF(struct task_tracing_settings, example, 1,
+                                        "1: a solved example stands in front, as in RULER")}},
     .summary = "variable tracing: name all variables that got one value, over several assignments",
     .rule = TASK_ALL,
     .new_tokens = 40,
-    .parameters = {{"chains", 1, 1, 8, "independent chains of assignments"},
-                   {"hops", 4, 1, HOPS_MAX, "assignments after the first of a chain"},
-                   {"example", 1, 0, 1, "1: a solved example stands in front, as in RULER"}},
     .build = build_tracing};
 const task_kind task_common_words = {
-    .name = "cwe",
+    .spec = {.name = "cwe",
+             .parameters = {SPEC(struct task_common_settings, common, 10, 1, TASK_MAX_GOLD, "words to find"),
+                            SPEC(struct task_common_settings, often, 30, 2, 10000,
+                                 "times that each of them stands in the list"),
+                            SPEC(struct task_common_settings, rarely, 3, 1, 100,
+                                 "times that every other word stands there")}},
     .summary = "common words extraction: the words that stand most often in a numbered list",
     .rule = TASK_ALL,
     .new_tokens = 64,
-    .parameters = {{"common", 10, 1, TASK_MAX_GOLD, "words to find"},
-                   {"often", 30, 2, 10000, "times that each of them stands in the list"},
-                   {"rarely", 3, 1, 100, "times that every other word stands there"}},
     .build = build_common};
-const task_kind task_frequent_words = {.name = "fwe",
+const task_kind task_frequent_words = {.spec = {.name = "fwe",
+                                                .parameters = {SPEC(struct task_frequent_settings, zipf, 20, 10, 60,
+                                                                    "ten times the exponent of Zipf's law")}},
                                        .summary = "frequent words extraction: the three most frequent made-up words",
                                        .rule = TASK_ALL,
                                        .new_tokens = 40,
-                                       .parameters = {{"zipf", 20, 10, 60, "ten times the exponent of Zipf's law"}},
                                        .build = build_frequent};
 const task_kind task_key_value = {
-    .name = "kv",
+    .spec = {.name = "kv",
+             .parameters = {SPEC(struct task_pairs_settings, questions, 1, 1, TASK_MAX_QUESTIONS,
+                                 "keys asked for over one context"),
+                            SPEC_ON_OFF(struct task_pairs_settings, uuid, 1, "0: six digits instead of UUIDs")}},
     .summary = "key-value retrieval: the value of a key in a JSON object of random pairs",
     .rule = TASK_ALL,
     .new_tokens = 40,
-    .parameters = {{"questions", 1, 1, TASK_MAX_QUESTIONS, "keys asked for over one context"},
-                   {"uuid", 1, 0, 1, "0: six digits instead of UUIDs"}},
     .build = build_pairs};

@@ -1,119 +1,245 @@
 #include "atomic_file.h"
+#include "file_io.h"
 #include "runtime/fail.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 // PATH.<8 hex digits>.partial
-enum { HEX_DIGITS = 8 };
+enum { HEX_DIGITS = 8, STREAM_BUFFER = 1 << 16 };
 static const char partial_suffix[] = ".partial";
+enum { LONGEST_NAME = NAME_MAX - (1 + HEX_DIGITS + (int)sizeof partial_suffix - 1) };
 
-// What the target of the final rename is: `path` itself, or where the symbolic link at `path` points.
-static kvb_status resolve_target(char **out, const char *path, kvb_error *err)
+struct atomic_state {
+    int file; // -1: closed
+    // The same open file again: its lock, which tells others that the writer lives, lasts until after the rename.
+    int lock;
+    int why;      // errno of the first write that failed, 0: none
+    mode_t mode;  // of the file that is replaced
+    bool replace; // there is one
+};
+
+// ---- The target ----
+
+static kvb_status refuse(kvb_error *err, const char *path, const char *what)
+{
+    return kvb_fail(err, KVB_IO, "%s: cannot write: %s", path, what);
+}
+
+// What stands under the name: a regular file that may be written, or nothing.
+static kvb_status look_at_target(struct atomic_state *s, const char *path, const struct stat *st, kvb_error *err)
+{
+    if (!S_ISREG(st->st_mode))
+        return kvb_fail(err, KVB_ARGUMENT, "%s: is %s, expected a file that can be replaced; choose another name", path,
+                        S_ISDIR(st->st_mode) ? "a folder" : "a device, pipe or socket");
+    // The mode counts for root as well, who may write anything: somebody wanted this file to stay.
+    if (!(st->st_mode & (S_IWUSR | S_IWGRP | S_IWOTH)) || faccessat(AT_FDCWD, path, W_OK, AT_EACCESS) != 0)
+        return kvb_fail(err, KVB_IO, "%s: is read-only and would be replaced; chmod u+w it, or choose another name",
+                        path);
+    s->replace = true;
+    s->mode = st->st_mode & 07777;
+    return KVB_OK;
+}
+
+// What the final rename goes to: `path` itself, or where the symbolic link at `path` leads.
+static kvb_status resolve_target(struct atomic_state *s, char **out, const char *path, kvb_error *err)
+{
+    struct stat link, st;
+    *out = NULL;
+    bool found = lstat(path, &link) == 0;
+    if (!found && errno != ENOENT) return refuse(err, path, strerror(errno));
+    if (found && S_ISLNK(link.st_mode) && stat(path, &st) != 0)
+        return kvb_fail(err, KVB_IO,
+                        "%s: is a symbolic link that leads nowhere (%s); remove it, or choose another name", path,
+                        strerror(errno));
+    if (found && !S_ISLNK(link.st_mode)) st = link;
+    kvb_status status = found ? look_at_target(s, path, &st, err) : KVB_OK;
+    if (status != KVB_OK) return status;
+    *out = found && S_ISLNK(link.st_mode) ? realpath(path, NULL) : strdup(path);
+    if (!*out) return kvb_fail(err, KVB_MEMORY, "%s: cannot write: %s", path, strerror(errno));
+    size_t length = strlen(file_base(*out));
+    if (length > 0 && length <= LONGEST_NAME) return KVB_OK;
+    status = kvb_fail(err, KVB_ARGUMENT, "%s: the name of a file to write has 1 to %d bytes, this one %zu", path,
+                      (int)LONGEST_NAME, length);
+    free(*out);
+    *out = NULL;
+    return status;
+}
+
+static kvb_status check_folder(const char *final_path, const char *path, kvb_error *err)
+{
+    char *folder = file_folder(final_path);
+    if (!folder) return kvb_fail(err, KVB_MEMORY, "%s: no memory for its name", path);
+    struct stat st;
+    bool good = stat(folder, &st) == 0;
+    if (good && !S_ISDIR(st.st_mode)) errno = ENOTDIR, good = false;
+    good = good && faccessat(AT_FDCWD, folder, W_OK | X_OK, AT_EACCESS) == 0;
+    int why = errno;
+    free(folder);
+    return good ? KVB_OK : kvb_fail(err, KVB_IO, "%s: cannot make a file in its folder: %s", path, strerror(why));
+}
+
+kvb_status atomic_file_check(const char *path, kvb_error *err)
+{
+    struct atomic_state s = {0};
+    char *final_path;
+    kvb_status status = resolve_target(&s, &final_path, path, err);
+    if (status == KVB_OK) status = check_folder(final_path, path, err);
+    free(final_path);
+    return status;
+}
+
+// ---- The stream ----
+
+static ssize_t stream_write(void *cookie, const char *data, size_t size)
+{
+    struct atomic_state *s = cookie;
+    if (s->why == 0 && file_write_all(s->file, data, size)) return (ssize_t)size;
+    if (s->why == 0) s->why = errno;
+    errno = s->why;
+    return 0; // what fopencookie takes for failure
+}
+
+static int stream_seek(void *cookie, off64_t *offset, int whence)
+{
+    off64_t at = lseek(((struct atomic_state *)cookie)->file, *offset, whence);
+    if (at < 0) return -1;
+    *offset = at;
+    return 0;
+}
+
+static FILE *open_stream(struct atomic_state *s)
+{
+    FILE *stream = fopencookie(s, "wb", (cookie_io_functions_t){.write = stream_write, .seek = stream_seek});
+    if (stream) setvbuf(stream, NULL, _IOFBF, STREAM_BUFFER); // without memory for it: the smaller one stays
+    return stream;
+}
+
+// ---- Beginning ----
+
+// Holds the new file, so that nobody takes it for one that was left behind. False when somebody did, before the lock.
+static bool hold(struct atomic_state *s)
 {
     struct stat st;
-    if (stat(path, &st) != 0) {
-        if (errno != ENOENT) return kvb_fail(err, KVB_IO, "%s: cannot write: %s", path, strerror(errno));
-        *out = strdup(path);
-    } else if (!S_ISREG(st.st_mode)) {
-        return kvb_fail(err, KVB_ARGUMENT, "%s: is %s, expected a file that can be replaced; choose another name", path,
-                        S_ISDIR(st.st_mode) ? "a folder" : "a device, pipe or socket");
-    } else {
-        *out = realpath(path, NULL);
-    }
-    return *out ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: cannot write: %s", path, strerror(errno));
+    file_lock(s->file, true);
+    if (fstat(s->file, &st) == 0 && st.st_nlink == 0) return false;
+    s->lock = fcntl(s->file, F_DUPFD_CLOEXEC, 0);
+    return true;
 }
 
 // open(2) with 0666 lets the umask decide about the mode, as for any other file; mkstemp would fix it to 0600.
-static int open_new(char *temp_path, size_t size, const char *final_path)
+static bool open_new(struct atomic_state *s, char *temp_path, size_t size, const char *final_path)
 {
     for (int attempt = 0; attempt < 100; attempt++) {
         uint32_t number;
-        if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) return -1;
+        if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) return false;
         snprintf(temp_path, size, "%s.%0*x%s", final_path, HEX_DIGITS, number, partial_suffix);
-        int fd = open(temp_path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd >= 0 || errno != EEXIST) return fd;
+        s->file = file_open(temp_path, O_RDWR | O_CREAT | O_EXCL, 0666);
+        if (s->file < 0 && errno == EEXIST) continue;
+        if (s->file < 0 || hold(s)) return s->file >= 0;
+        if (!file_close(s->file)) return false;
+        s->file = -1;
     }
-    return -1;
+    errno = EEXIST;
+    return false;
+}
+
+static void close_all(struct atomic_state *s)
+{
+    if (s->file >= 0) (void)file_close(s->file); // what it holds is given up
+    if (s->lock >= 0) (void)file_close(s->lock);
+    free(s);
+}
+
+static kvb_status begin(atomic_file *f, struct atomic_state *s, char *final_path, const char *path, kvb_error *err)
+{
+    size_t size = strlen(final_path) + 1 + HEX_DIGITS + sizeof partial_suffix;
+    char *temp_path = malloc(size);
+    if (!temp_path) return kvb_fail(err, KVB_MEMORY, "%s: no memory for its name", path);
+    if (!open_new(s, temp_path, size, final_path)) {
+        kvb_status status = kvb_fail(err, KVB_IO, "%s: cannot make a file in its folder: %s", path, strerror(errno));
+        free(temp_path);
+        return status;
+    }
+    FILE *stream = !s->replace || fchmod(s->file, s->mode) == 0 ? open_stream(s) : NULL;
+    if (stream) {
+        *f = (atomic_file){stream, temp_path, final_path, s};
+        return KVB_OK;
+    }
+    kvb_status status = kvb_fail(err, KVB_IO, "%s: cannot write: %s", path, strerror(errno));
+    unlink(temp_path);
+    free(temp_path);
+    return status;
+}
+
+static kvb_status begin_at(atomic_file *f, const char *path, bool own, kvb_error *err)
+{
+    *f = (atomic_file){0};
+    struct atomic_state *s = calloc(1, sizeof *s);
+    if (!s) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+    s->file = s->lock = -1;
+    char *final_path = own ? strdup(path) : NULL;
+    kvb_status status = KVB_OK;
+    if (own && !final_path) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for its name", path);
+    else if (!own) status = resolve_target(s, &final_path, path, err);
+    if (status == KVB_OK && !own) atomic_file_remove_stale(final_path);
+    if (status == KVB_OK) status = begin(f, s, final_path, path, err);
+    if (status == KVB_OK) return KVB_OK;
+    free(final_path);
+    close_all(s);
+    return status;
 }
 
 kvb_status atomic_file_begin(atomic_file *f, const char *path, kvb_error *err)
 {
-    memset(f, 0, sizeof *f);
-    atomic_file made = {0};
-    kvb_status status = resolve_target(&made.final_path, path, err);
-    if (status != KVB_OK) return status;
-    size_t size = strlen(made.final_path) + 1 + HEX_DIGITS + sizeof partial_suffix;
-    made.temp_path = malloc(size);
-    if (!made.temp_path) {
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for its name", path);
-        goto fail;
-    }
-    int fd = open_new(made.temp_path, size, made.final_path);
-    if (fd < 0) {
-        status = kvb_fail(err, KVB_IO, "%s: cannot make a file in its folder: %s", path, strerror(errno));
-        goto fail;
-    }
-    made.stream = fdopen(fd, "w+b");
-    if (!made.stream) {
-        status = kvb_fail(err, KVB_IO, "%s: cannot write: %s", path, strerror(errno));
-        close(fd);
-        unlink(made.temp_path);
-        goto fail;
-    }
-    *f = made;
-    return KVB_OK;
-fail:
-    free(made.temp_path);
-    free(made.final_path);
-    return status;
+    return begin_at(f, path, false, err);
 }
 
-// A rename is on the disk only once the folder that holds the name is synced.
-static kvb_status sync_folder_of(const char *path, kvb_error *err)
+kvb_status atomic_file_begin_own(atomic_file *f, const char *path, kvb_error *err)
 {
-    char *folder = strdup(path);
-    if (!folder) return kvb_fail(err, KVB_MEMORY, "%s: no memory for its name", path);
-    char *slash = strrchr(folder, '/');
-    if (slash) slash[slash == folder ? 1 : 0] = '\0';
-    int fd = open(slash ? folder : ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    // Some file systems do not sync folders (EINVAL): there is nothing more to do on those.
-    int failed = fd < 0 || (fsync(fd) != 0 && errno != EINVAL && errno != EROFS);
-    kvb_status status = KVB_OK;
-    if (failed)
-        status = kvb_fail(err, KVB_IO, "%s: written, but its folder cannot be synced: %s", path, strerror(errno));
-    if (fd >= 0) close(fd);
-    free(folder);
-    return status;
+    return begin_at(f, path, true, err);
+}
+
+// ---- Ending ----
+
+// Everything of the stream on the disk and the descriptor closed. NULL, or what could not be done, with errno.
+static const char *finish_writing(atomic_file *f)
+{
+    struct atomic_state *s = f->state;
+    bool flushed = fflush(f->stream) == 0 && !ferror(f->stream) && s->why == 0;
+    int why = s->why ? s->why : errno;
+    bool closed = fclose(f->stream) == 0; // frees the stream; the descriptor stays
+    f->stream = NULL;
+    if (!flushed || !closed) {
+        errno = s->why ? s->why : flushed ? errno : why;
+        return "cannot write";
+    }
+    if (!file_sync(s->file)) return "cannot sync";
+    closed = file_close(s->file);
+    s->file = -1;
+    return closed ? NULL : "cannot close";
 }
 
 kvb_status atomic_file_commit(atomic_file *f, kvb_error *err)
 {
-    const char *what = NULL;
-    if (ferror(f->stream) || fflush(f->stream) != 0) what = "cannot write";
-    else if (fsync(fileno(f->stream)) != 0) what = "cannot sync";
-    int why = errno;
-    if (fclose(f->stream) != 0 && !what) {
-        what = "cannot close";
-        why = errno;
-    }
-    f->stream = NULL;
-    if (!what && rename(f->temp_path, f->final_path) != 0) {
-        what = "cannot put the finished file in place";
-        why = errno;
-    }
+    const char *what = finish_writing(f);
+    if (!what && rename(f->temp_path, f->final_path) != 0) what = "cannot put the finished file in place";
     kvb_status status = KVB_OK;
     if (what) {
-        status = kvb_fail(err, KVB_IO, "%s: %s: %s; nothing was changed", f->final_path, what, strerror(why));
+        status = kvb_fail(err, KVB_IO, "%s: %s: %s; nothing was changed", f->final_path, what, strerror(errno));
     } else {
         free(f->temp_path);
         f->temp_path = NULL; // it has its final name now: nothing to remove
-        status = sync_folder_of(f->final_path, err);
+        if (!file_sync_folder(f->final_path))
+            status = kvb_fail(err, KVB_IO, "%s: written, but its folder cannot be synced: %s", f->final_path,
+                              strerror(errno));
     }
     atomic_file_abandon(f);
     return status;
@@ -121,11 +247,12 @@ kvb_status atomic_file_commit(atomic_file *f, kvb_error *err)
 
 void atomic_file_abandon(atomic_file *f)
 {
-    if (f->stream) fclose(f->stream);
+    if (f->stream) (void)fclose(f->stream); // it is thrown away
     if (f->temp_path) unlink(f->temp_path);
+    if (f->state) close_all(f->state);
     free(f->temp_path);
     free(f->final_path);
-    memset(f, 0, sizeof *f);
+    *f = (atomic_file){0};
 }
 
 kvb_status atomic_write(const char *path, const void *data, size_t size, kvb_error *err)
@@ -133,43 +260,37 @@ kvb_status atomic_write(const char *path, const void *data, size_t size, kvb_err
     atomic_file f;
     kvb_status status = atomic_file_begin(&f, path, err);
     if (status != KVB_OK) return status;
-    if (size > 0 && fwrite(data, 1, size, f.stream) != size) {
-        status =
-            kvb_fail(err, KVB_IO, "%s: cannot write %zu bytes: %s; nothing was changed", path, size, strerror(errno));
-        atomic_file_abandon(&f);
-        return status;
-    }
-    return atomic_file_commit(&f, err);
+    if (size > 0) fwrite(data, 1, size, f.stream);
+    return atomic_file_commit(&f, err); // finds what went wrong with the stream
 }
 
-static int is_partial_of(const char *name, const char *base)
+// ---- What killed writers left ----
+
+bool atomic_file_is_partial(const char *name, const char *base, size_t base_length)
 {
-    size_t n = strlen(base);
-    if (strncmp(name, base, n) != 0 || name[n] != '.' || strspn(name + n + 1, "0123456789abcdef") != HEX_DIGITS)
-        return 0;
-    return strcmp(name + n + 1 + HEX_DIGITS, partial_suffix) == 0;
+    if (strncmp(name, base, base_length) != 0 || name[base_length] != '.') return false;
+    const char *number = name + base_length + 1;
+    return strspn(number, "0123456789abcdef") == HEX_DIGITS && strcmp(number + HEX_DIGITS, partial_suffix) == 0;
+}
+
+// Its writer would hold a lock on it. Without locks nobody can tell: then the file stays.
+static void remove_if_stale(int folder, const char *name)
+{
+    int file = file_open_at(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0);
+    struct stat st;
+    if (file < 0) return;
+    if (fstat(file, &st) == 0 && S_ISREG(st.st_mode) && flock(file, LOCK_EX | LOCK_NB) == 0) unlinkat(folder, name, 0);
+    (void)file_close(file); // only its lock
 }
 
 void atomic_file_remove_stale(const char *path)
 {
-    char *target = realpath(path, NULL);
-    char *folder = strdup(target ? target : path);
-    free(target);
-    if (!folder) return;
-    char *slash = strrchr(folder, '/');
-    const char *base = slash ? slash + 1 : folder;
-    DIR *dir = NULL;
-    if (slash == folder) {
-        dir = opendir("/");
-    } else if (slash) {
-        *slash = '\0';
-        dir = opendir(folder);
-    } else {
-        dir = opendir(".");
-    }
-    for (struct dirent *e; dir && (e = readdir(dir));) {
-        if (is_partial_of(e->d_name, base)) unlinkat(dirfd(dir), e->d_name, 0);
-    }
-    if (dir) closedir(dir);
+    char *target = realpath(path, NULL), *folder = file_folder(target ? target : path);
+    const char *base = file_base(target ? target : path);
+    DIR *dir = folder ? opendir(folder) : NULL;
+    for (struct dirent *e; dir && (e = readdir(dir));)
+        if (atomic_file_is_partial(e->d_name, base, strlen(base))) remove_if_stale(dirfd(dir), e->d_name);
+    if (dir) (void)closedir(dir);
     free(folder);
+    free(target);
 }

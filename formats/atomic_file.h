@@ -2,21 +2,32 @@
 // renamed.
 #pragma once
 #include "runtime/kvbudget.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 
 // One file being written. `stream` is open for writing; a library that insists on a path may write to `temp_path`
 // instead (after the stream was left untouched), since both are the same file. Paths belong to the struct.
 typedef struct atomic_file {
-    FILE *stream;
+    FILE *stream;     // interrupted and short writes are gone on with; it has no descriptor of its own (fileno)
     char *temp_path;  // PATH.<8 hex digits>.partial
     char *final_path; // PATH, with a symbolic link resolved: the link stays and its target is replaced
+    struct atomic_state *state;
 } atomic_file;
 
-// Opens a temporary file next to `path`. Refuses a path that exists and is no regular file (a folder, a device):
-// renaming over /dev/null would destroy it. On failure *f is zero and nothing is left behind. Errors: KVB_IO,
-// KVB_ARGUMENT, KVB_MEMORY.
+// What atomic_file_begin refuses, without touching the disk: for outputs that are written only after long work.
+// Errors: KVB_ARGUMENT (a folder, a device, a name too long), KVB_IO (no such folder, not writable, a read-only file, a
+// link that leads nowhere), KVB_MEMORY.
+kvb_status atomic_file_check(const char *path, kvb_error *err);
+
+// Opens a temporary file next to `path` and removes those that writers of `path` left when they were killed (a living
+// writer holds a lock on its own). Refuses a path that exists and is no regular file, since renaming over /dev/null
+// would destroy it, a file that may not be written, and a symbolic link that leads nowhere. A file that is replaced
+// keeps its mode. On failure *f is zero and nothing is left behind. Errors: as atomic_file_check.
 kvb_status atomic_file_begin(atomic_file *f, const char *path, kvb_error *err);
+// The same for a file in a folder that this process holds: a symbolic link at `path` is replaced, never followed, and
+// nothing is looked for that could be stale.
+kvb_status atomic_file_begin_own(atomic_file *f, const char *path, kvb_error *err);
 
 // Flushes, syncs, renames, syncs the folder. On failure the temporary file is gone and the old file is as it was,
 // except when the very last step (syncing the folder) fails: then the new file is in place but might not survive a
@@ -29,6 +40,7 @@ void atomic_file_abandon(atomic_file *f);
 // Begin, write `size` bytes, commit.
 kvb_status atomic_write(const char *path, const void *data, size_t size, kvb_error *err);
 
-// Removes the temporary files that writers of `path` left when they were killed. Only safe when no one else writes
-// `path` now.
+// Removes the temporary files that writers of `path` left when they were killed; those of living ones stay.
 void atomic_file_remove_stale(const char *path);
+// Whether `name` is that of a temporary file for `base`.
+bool atomic_file_is_partial(const char *name, const char *base, size_t base_length);

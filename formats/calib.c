@@ -2,6 +2,7 @@
 #include "file_read.h"
 #include "names.h"
 #include "runtime/fail.h"
+#include "runtime/json.h"
 #include "sha256.h"
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -219,11 +220,14 @@ static kvb_status parse_line(calib_context *c, const char *text, size_t size, co
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: holds a NUL character, which no text may have", at->file,
                         at->line);
     const char *end = text;
-    cJSON *line = cJSON_ParseWithLengthOpts(text, size, &end, 0);
+    bool no_memory;
+    cJSON *line = kvb_json_parse(text, size, &end, &no_memory);
     size_t used = (size_t)(end - text);
     while (line && used < size && is_blank(text + used, 1)) used++;
     kvb_status status;
-    if (!line) status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: byte %zu: not JSON", at->file, at->line, used + 1);
+    if (no_memory) status = kvb_fail(at->err, KVB_MEMORY, "%s: line %zu: not enough memory", at->file, at->line);
+    else if (!line)
+        status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: byte %zu: not JSON", at->file, at->line, used + 1);
     else if (used < size)
         status = kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: byte %zu: unexpected text after the JSON object",
                           at->file, at->line, used + 1);
@@ -247,6 +251,17 @@ static void context_free(calib_context *c)
     free(c->context);
     free(c->context_ids);
     free(c->answer_prefix);
+}
+
+bool calib_has_text(const calib_file *file)
+{
+    for (size_t i = 0; i < file->count; i++) {
+        const calib_context *c = &file->contexts[i];
+        if (c->context) return true;
+        for (size_t q = 0; q < c->n_questions; q++)
+            if (c->questions[q].text || c->questions[q].answer) return true;
+    }
+    return false;
 }
 
 void calib_free(calib_file *file)
@@ -327,6 +342,8 @@ kvb_status calib_load(calib_file *out, const char *path, kvb_error *err)
     file_view view;
     kvb_status status = file_map(&view, path, err);
     if (status == KVB_OK) status = calib_parse(out, view.data, view.size, path, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
+    if (status != KVB_OK) calib_free(out);
     file_unmap(&view);
     return status;
 }

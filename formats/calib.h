@@ -1,6 +1,7 @@
 // Calibration data: JSON lines, one context with its questions per line. formats/README.md lists the keys.
 #pragma once
 #include "runtime/kvbudget.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -41,4 +42,6 @@ typedef struct calib_file {
 // text, line too long), KVB_IO. On failure *out is zero.
 kvb_status calib_load(calib_file *out, const char *path, kvb_error *err);
 kvb_status calib_parse(calib_file *out, const void *data, size_t size, const char *name, kvb_error *err);
+// Is there any text in it that a tokenizer must encode? Given answers count as well.
+bool calib_has_text(const calib_file *file);
 void calib_free(calib_file *file); // leaves it zero

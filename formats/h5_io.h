@@ -4,6 +4,7 @@
 // Files may come from anywhere and HDF5 1.10 trusts what it reads, so everything is checked before data are touched:
 // only hard links, exact element types, expected shapes, the known filters, and storage that fits the file's size.
 #pragma once
+#include "formats/file_io.h"
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
 #include <hdf5.h>
@@ -29,12 +30,33 @@ void h5_loud(h5_error_printing before);
 kvb_status h5_fail(kvb_error *err, kvb_status status, const char *file, hid_t at, const char *name, const char *what,
                    ...) __attribute__((format(printf, 6, 7)));
 
+// What was written so far, or is found on reading it back: the sum (xor) of the hashes of every attribute, with the
+// path of its object, in any order.
+typedef struct h5_tally {
+    unsigned char sum[64];
+    uint64_t n;
+} h5_tally;
+
 // An open HDF5 file and what checks and messages need.
 typedef struct h5_file {
-    hid_t id;         // < 0: not open
-    const char *name; // for messages; the caller's
-    uint64_t size;    // bytes
+    hid_t id;               // < 0: not open
+    const char *name;       // for messages; the caller's
+    uint64_t size;          // bytes
+    bool sums;              // every dataset must have its checksum (format version 2 and later)
+    h5_tally *tally;        // of a file that is being written; its own
+    int descriptor;         // HDF5's, of a file opened for reading; -1: bytes in memory
+    file_identity identity; // of what was opened
 } h5_file;
+
+// A dataset under way: written or read layer by layer, in order, while its elements go into a checksum.
+typedef struct h5_set {
+    hid_t id;                 // <= 0: not open
+    uint32_t n, done;         // layers (1 for a list of ids), and how many went through
+    struct sha256_state *sum; // NULL: nothing went through yet
+    char sha256[65]; // of all elements: what the file says, or "" where it is an old one, until all went through
+    hid_t transfer;  // how it is read; 0: as HDF5 does
+    bool copied;     // its checksum comes from the set that it is copied from
+} h5_set;
 
 // ---- Writing: bytes depend on content only (no times, fixed library bounds) ----
 
@@ -42,7 +64,12 @@ typedef struct h5_file {
 // a write that fails while it closes a file, so a full disk must show before anything is written. The reserve is cut
 // back on closing.
 kvb_status h5_create(h5_file *out, const char *path, const char *name, uint64_t bytes, kvb_error *err);
-kvb_status h5_close(h5_file *f, kvb_error *err);
+// Ends a file that h5_create began and that was written with `status`: writes it to its end, closes it, opens it again
+// and reads everything back. Returns `status`, or what went wrong here: KVB_IO. HDF5 may lose the error of a write, so
+// only what was read back counts as written.
+kvb_status h5_finish(h5_file *f, const char *path, kvb_status status, kvb_error *err);
+// Closes a group, dataset or attribute that was written to, with the same rule for `status`; nothing when id <= 0.
+kvb_status h5_end(const h5_file *f, hid_t id, kvb_status status, kvb_error *err);
 
 kvb_status h5_make_group(hid_t *out, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
 kvb_status h5_put_text(const h5_file *f, hid_t object, const char *name, const char *text, kvb_error *err);
@@ -51,16 +78,21 @@ kvb_status h5_put_json(const h5_file *f, hid_t object, const cJSON *value, kvb_e
 kvb_status h5_write_ids(const h5_file *f, hid_t parent, const char *name, const int32_t *ids, uint32_t n,
                         kvb_error *err);
 
-// Makes a float32 dataset [dims], chunk [1,dims[1],dims[2]], shuffle + deflate when level > 0, Fletcher-32.
-// h5_write_layer fills it.
-kvb_status h5_make_array(hid_t *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
-                         int level, kvb_error *err);
-kvb_status h5_write_layer(const h5_file *f, hid_t array, uint32_t layer, const float *data, kvb_error *err);
+// Makes a float32 dataset [dims], chunk [1,dims[1],dims[2]], shuffle + deflate when level > 0, Fletcher-32. All layers
+// must be written, in order, and h5_end_array must follow: it stores the checksum and closes. `from`: the set that it
+// was copied from, whose checksum is taken; NULL: that of what was written.
+kvb_status h5_make_array(h5_set *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
+                         int level, bool copied, kvb_error *err);
+kvb_status h5_write_layer(const h5_file *f, h5_set *array, const float *data, kvb_error *err);
+kvb_status h5_end_array(const h5_file *f, h5_set *array, const h5_set *from, kvb_status status, kvb_error *err);
 
 // ---- Reading ----
 
 kvb_status h5_open(h5_file *out, const char *path, kvb_error *err);
 kvb_status h5_open_memory(h5_file *out, const void *data, size_t size, const char *name, kvb_error *err);
+void h5_close(h5_file *f); // of a file that was only read; nothing when it is not open
+// KVB_IO when the file on the disk is no longer the one that was opened: cut short, written to.
+kvb_status h5_unchanged(const h5_file *f, kvb_error *err);
 
 kvb_status h5_open_group(hid_t *out, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
 // Names of the links in a group, ascending; NULL-terminated array, each name and the array malloc'd
@@ -68,17 +100,35 @@ kvb_status h5_open_group(hid_t *out, const h5_file *f, hid_t parent, const char 
 kvb_status h5_list(char ***names, size_t *n, const h5_file *f, hid_t group, kvb_error *err);
 void h5_free_names(char **names);
 bool h5_has_link(hid_t group, const char *name);
+// Any object behind a hard link; H5Iget_type tells which.
+kvb_status h5_open_any(hid_t *out, const h5_file *f, hid_t parent, const char *name, const char *expected,
+                       kvb_error *err);
 
 kvb_status h5_get_u32(uint32_t *out, const h5_file *f, hid_t object, const char *name, kvb_error *err);
 // All attributes of an object as a flat JSON object (the caller's).
 kvb_status h5_get_json(cJSON **out, const h5_file *f, hid_t object, kvb_error *err);
 
 // One dimension of int32; *n receives its length, which is bounded by the file's size. An empty one must not be read.
-kvb_status h5_open_ids(hid_t *out, uint32_t *n, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
-kvb_status h5_read_ids(const h5_file *f, hid_t ids, int32_t *out, kvb_error *err);
+kvb_status h5_open_ids(h5_set *out, uint32_t *n, const h5_file *f, hid_t parent, const char *name, kvb_error *err);
+kvb_status h5_read_ids(const h5_file *f, h5_set *ids, int32_t *out, kvb_error *err);
 // A float32 dataset of exactly these dimensions.
-kvb_status h5_open_array(hid_t *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
+kvb_status h5_open_array(h5_set *out, const h5_file *f, hid_t parent, const char *name, const uint32_t dims[3],
                          kvb_error *err);
-kvb_status h5_read_layer(const h5_file *f, hid_t array, uint32_t layer, float *out, kvb_error *err);
+// The next layer. With the last one the checksum of all must be right and the file unchanged, else KVB_FORMAT, KVB_IO.
+kvb_status h5_read_layer(const h5_file *f, h5_set *array, float *out, kvb_error *err);
+void h5_close_set(h5_set *set); // of a set that was only read; nothing when it is not open
 
-void h5_release(hid_t id); // closes a group, dataset or attribute; nothing when id <= 0
+void h5_release(hid_t id); // closes a group, dataset or attribute that was only read; nothing when id <= 0
+
+// ---- Between the files of this module ----
+
+hid_t h5_no_times(hid_t property_class); // a list of creation properties without time stamps; < 0: no memory
+// Adds one attribute to a tally; `object` may be any open object.
+kvb_status h5_tally_add(h5_tally *t, const h5_file *f, hid_t object, const char *name, const void *bytes, size_t size,
+                        kvb_error *err);
+// Reads a whole file back: every dataset against its checksum, everything else into the tally.
+kvb_status h5_read_back(h5_tally *out, const h5_file *f, kvb_error *err);
+// Feeds a layer of `size` bytes to the checksum of a set.
+kvb_status h5_sum_layer(h5_set *set, const h5_file *f, const void *layer, size_t size, kvb_error *err);
+// What the dataset's attribute sha256 says.
+kvb_status h5_get_sum(h5_set *set, const h5_file *f, kvb_error *err);

@@ -1,12 +1,10 @@
-// Reading the lukv-steps directory: first the names of all files, then one context after the other.
+// Reading the lukv-steps directory: after the names of all files (lukv_scan.c), one context after the other.
 #include "file_read.h"
 #include "lukv_layout.h"
-#include "lukv_steps.h"
+#include "lukv_scan.h"
 #include "names.h"
 #include "npy.h"
 #include "runtime/fail.h"
-#include <dirent.h>
-#include <errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,215 +13,6 @@
 // What the published protocol records at most: 64 new tokens, the first of which comes out of the prefill
 // (methods.md 2.2).
 enum { PUBLISHED_QUERIES = 63 };
-
-typedef struct step_question {
-    uint32_t number;
-    bool has_oracle, has_suffix, has_answer;
-} step_question;
-
-typedef struct step_context {
-    char *id;
-    char **metric_files; // [n_metrics]
-    size_t n_metrics;
-    step_question *questions; // [n_questions]
-    size_t n_questions;
-    const cJSON *side; // its entry in the side file, or NULL
-} step_context;
-
-typedef struct importer {
-    const char *dir;
-    const lukv_steps_options *options;
-    cJSON *side; // the side file, or NULL
-    step_context *contexts;
-    size_t n;
-    record_shape shape;
-} importer;
-
-static kvb_status no_memory(const importer *in, kvb_error *err)
-{
-    return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", in->dir);
-}
-
-// A growing array: room for one more element behind `n`. False when memory is short.
-static bool grow(void *array, size_t n, size_t element_size)
-{
-    if (n & (n - 1)) return true; // full at powers of two only
-    void *larger, *old;
-    memcpy(&old, array, sizeof old);
-    larger = reallocarray(old, n ? 2 * n : 1, element_size);
-    if (larger) memcpy(array, &larger, sizeof larger);
-    return larger != NULL;
-}
-
-// ---- Names ----
-
-static step_question *find_question(step_context *c, uint32_t number)
-{
-    for (size_t i = 0; i < c->n_questions; i++) {
-        if (c->questions[i].number == number) return &c->questions[i];
-    }
-    if (!grow(&c->questions, c->n_questions, sizeof *c->questions)) return NULL;
-    step_question *q = &c->questions[c->n_questions++];
-    *q = (step_question){.number = number};
-    return q;
-}
-
-static bool add_file(step_context *c, const char *file)
-{
-    uint32_t number = 0;
-    lukv_kind kind = lukv_classify(file, &number);
-    if (kind == LUKV_METRIC) {
-        if (!grow(&c->metric_files, c->n_metrics, sizeof *c->metric_files)) return false;
-        c->metric_files[c->n_metrics] = strdup(file);
-        return c->metric_files[c->n_metrics++] != NULL;
-    }
-    if (kind == LUKV_OTHER || kind == LUKV_TOKENS) return true;
-    step_question *q = find_question(c, number);
-    if (!q) return false;
-    q->has_oracle |= kind == LUKV_ORACLE;
-    q->has_suffix |= kind == LUKV_SUFFIX;
-    q->has_answer |= kind == LUKV_ANSWER;
-    return true;
-}
-
-static kvb_status scan_context(importer *in, step_context *c, kvb_error *err)
-{
-    char *path = lukv_path(in->dir, c->id, "%s", "");
-    DIR *dir = path ? opendir(path) : NULL;
-    kvb_status status = KVB_OK;
-    if (!dir)
-        status = kvb_fail(err, KVB_IO, "%s/context_%s: cannot read the folder: %s", in->dir, c->id, strerror(errno));
-    for (struct dirent *e; dir && status == KVB_OK && (e = readdir(dir));) {
-        if (!add_file(c, e->d_name)) status = no_memory(in, err);
-    }
-    if (dir) closedir(dir);
-    free(path);
-    return status;
-}
-
-static int compare_questions(const void *a, const void *b)
-{
-    const step_question *x = a, *y = b;
-    return (x->number > y->number) - (x->number < y->number);
-}
-
-static int compare_files(const void *a, const void *b)
-{
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-// context_2 before context_10.
-static int compare_contexts(const void *a, const void *b)
-{
-    const step_context *x = a, *y = b;
-    return strverscmp(x->id, y->id);
-}
-
-static kvb_status scan(importer *in, kvb_error *err)
-{
-    DIR *dir = opendir(in->dir);
-    if (!dir) return kvb_fail(err, KVB_IO, "%s: cannot read the folder: %s", in->dir, strerror(errno));
-    kvb_status status = KVB_OK;
-    for (struct dirent *e; status == KVB_OK && (e = readdir(dir));) {
-        if (strncmp(e->d_name, "context_", 8) != 0) continue;
-        if (!context_id_valid(e->d_name + 8)) {
-            status = kvb_fail(err, KVB_FORMAT, "%s/%.100s: expected an id of " CONTEXT_ID_RULE " after context_",
-                              in->dir, e->d_name);
-        } else if (grow(&in->contexts, in->n, sizeof *in->contexts)) {
-            step_context *c = &in->contexts[in->n++];
-            *c = (step_context){.id = strdup(e->d_name + 8)};
-            status = c->id ? scan_context(in, c, err) : no_memory(in, err);
-        } else {
-            status = no_memory(in, err);
-        }
-    }
-    closedir(dir);
-    if (status == KVB_OK && in->n == 0)
-        status = kvb_fail(err, KVB_FORMAT, "%s: holds no folder context_<id>; expected the lukv-steps layout", in->dir);
-    if (status == KVB_OK) qsort(in->contexts, in->n, sizeof *in->contexts, compare_contexts);
-    for (size_t i = 0; i < in->n && status == KVB_OK; i++) { // readdir's order is no order
-        step_context *c = &in->contexts[i];
-        if (c->n_questions) qsort(c->questions, c->n_questions, sizeof *c->questions, compare_questions);
-        if (c->n_metrics) qsort(c->metric_files, c->n_metrics, sizeof *c->metric_files, compare_files);
-    }
-    return status;
-}
-
-// ---- The side file ----
-
-static kvb_status bad_side_file(const importer *in, const char *what, kvb_error *err)
-{
-    return kvb_fail(err, KVB_FORMAT, "%s/" LUKV_SIDE_FILE ": %s; remove the file to import the arrays alone", in->dir,
-                    what);
-}
-
-static const cJSON *side_entry(const cJSON *list, const char *key, const char *text, double number)
-{
-    const cJSON *entry;
-    cJSON_ArrayForEach(entry, list)
-    {
-        const cJSON *value = cJSON_GetObjectItemCaseSensitive(entry, key);
-        if (text ? cJSON_IsString(value) && strcmp(value->valuestring, text) == 0
-                 : cJSON_IsNumber(value) && value->valuedouble == number)
-            return entry;
-    }
-    return NULL;
-}
-
-static kvb_status load_side_file(importer *in, kvb_error *err)
-{
-    char *path = NULL;
-    if (asprintf(&path, "%s/" LUKV_SIDE_FILE, in->dir) < 0) return no_memory(in, err);
-    file_view view = {0};
-    FILE *probe = fopen(path, "rb");
-    kvb_status status = KVB_OK;
-    if (probe) {
-        fclose(probe);
-        status = file_map(&view, path, err);
-    }
-    free(path);
-    if (!probe || status != KVB_OK) return status;
-    in->side = cJSON_ParseWithLength((const char *)view.data, view.size);
-    file_unmap(&view);
-    const cJSON *format = cJSON_GetObjectItemCaseSensitive(in->side, "format");
-    const cJSON *version = cJSON_GetObjectItemCaseSensitive(in->side, "format_version");
-    if (!cJSON_IsString(format) || strcmp(format->valuestring, LUKV_SIDE_FORMAT) != 0)
-        return bad_side_file(in, "expected JSON with format = \"" LUKV_SIDE_FORMAT "\"", err);
-    if (!cJSON_IsNumber(version) || version->valuedouble != 1)
-        return kvb_fail(err, KVB_VERSION, "%s/" LUKV_SIDE_FILE ": expected format_version 1; use a newer kvbudget",
-                        in->dir);
-    return KVB_OK;
-}
-
-// Contexts in the order of the side file, and the questions that it knows of and that have left no file.
-static kvb_status apply_side_file(importer *in, kvb_error *err)
-{
-    const cJSON *list = cJSON_GetObjectItemCaseSensitive(in->side, "contexts"), *entry, *question;
-    size_t placed = 0;
-    cJSON_ArrayForEach(entry, list)
-    {
-        const cJSON *id = cJSON_GetObjectItemCaseSensitive(entry, "id");
-        size_t i = placed;
-        while (i < in->n && !(cJSON_IsString(id) && strcmp(in->contexts[i].id, id->valuestring) == 0)) i++;
-        if (i == in->n) return bad_side_file(in, "names a context that has no folder", err);
-        step_context c = in->contexts[i];
-        memmove(&in->contexts[placed + 1], &in->contexts[placed], (i - placed) * sizeof c);
-        c.side = entry;
-        in->contexts[placed] = c;
-        cJSON_ArrayForEach(question, cJSON_GetObjectItemCaseSensitive(entry, "questions"))
-        {
-            const cJSON *number = cJSON_GetObjectItemCaseSensitive(question, "number");
-            if (!cJSON_IsNumber(number) || !(number->valuedouble >= 0 && number->valuedouble <= UINT32_MAX))
-                return bad_side_file(in, "a question has no number", err);
-            if (!find_question(&in->contexts[placed], (uint32_t)number->valuedouble)) return no_memory(in, err);
-        }
-        step_context *c_placed = &in->contexts[placed++];
-        if (c_placed->n_questions)
-            qsort(c_placed->questions, c_placed->n_questions, sizeof *c_placed->questions, compare_questions);
-    }
-    if (placed < in->n) return bad_side_file(in, "does not name every context that has a folder", err);
-    return KVB_OK;
-}
 
 // ---- Arrays ----
 
@@ -286,42 +75,66 @@ static kvb_status load_ids(step_array *a, const char *path, kvb_error *err)
 
 // ---- One context ----
 
+// The arrays of a context's metrics, mapped; names and pointers as record_put_context takes them. Each [c->n_metrics].
+typedef struct step_scores {
+    step_array *arrays;
+    const float **scores;
+    char (*names)[METRIC_NAME_MAX + 1];
+    const char **name_list;
+} step_scores;
+
+static void release_scores(step_scores *s, size_t n)
+{
+    for (size_t m = 0; m < n && s->arrays; m++) release_array(&s->arrays[m]);
+    free(s->name_list);
+    free(s->names);
+    free(s->scores);
+    free(s->arrays);
+}
+
+static kvb_status load_scores(step_scores *s, importer *in, const step_context *c, uint32_t *n_tokens, kvb_error *err)
+{
+    size_t n = c->n_metrics;
+    *s = (step_scores){calloc(n + 1, sizeof *s->arrays), calloc(n + 1, sizeof *s->scores),
+                       calloc(n + 1, sizeof *s->names), calloc(n + 1, sizeof *s->name_list)};
+    if (!s->arrays || !s->scores || !s->names || !s->name_list) return lukv_no_memory(in, err);
+    kvb_status status = KVB_OK;
+    const cJSON *known = cJSON_GetObjectItemCaseSensitive(c->side, "metrics");
+    for (size_t m = 0; m < n && status == KVB_OK; m++) {
+        const cJSON *name = cJSON_GetObjectItemCaseSensitive(known, c->metric_files[m]);
+        if (cJSON_IsString(name)) snprintf(s->names[m], sizeof s->names[m], "%s", name->valuestring);
+        else lukv_metric_name(s->names[m], sizeof s->names[m], c->metric_files[m]);
+        s->name_list[m] = s->names[m];
+        char *path = lukv_path(in->dir, c->id, "%s", c->metric_files[m]);
+        status = path ? load_array(in, &s->arrays[m], path, n_tokens, err) : lukv_no_memory(in, err);
+        s->scores[m] = s->arrays[m].values;
+        free(path);
+    }
+    return status;
+}
+
+// What a stopped import has put must be what the folder holds now: nobody says that it was left alone meanwhile.
 static kvb_status put_scores(importer *in, record_writer *w, const step_context *c, const int32_t *ids, uint32_t n_ids,
                              uint32_t *n_tokens, kvb_error *err)
 {
-    step_array *arrays = calloc(c->n_metrics + 1, sizeof *arrays);
-    const float **scores = calloc(c->n_metrics + 1, sizeof *scores);
-    char(*names)[METRIC_NAME_MAX + 1] = calloc(c->n_metrics + 1, sizeof *names);
-    const char **name_list = calloc(c->n_metrics + 1, sizeof *name_list);
-    kvb_status status = arrays && scores && names && name_list ? KVB_OK : no_memory(in, err);
-    const cJSON *known = cJSON_GetObjectItemCaseSensitive(c->side, "metrics");
-    for (size_t m = 0; m < c->n_metrics && status == KVB_OK; m++) {
-        const cJSON *name = cJSON_GetObjectItemCaseSensitive(known, c->metric_files[m]);
-        if (cJSON_IsString(name)) snprintf(names[m], sizeof names[m], "%s", name->valuestring);
-        else lukv_metric_name(names[m], sizeof names[m], c->metric_files[m]);
-        name_list[m] = names[m];
-        char *path = lukv_path(in->dir, c->id, "%s", c->metric_files[m]);
-        status = path ? load_array(in, &arrays[m], path, n_tokens, err) : no_memory(in, err);
-        scores[m] = arrays[m].values;
-        free(path);
-    }
+    step_scores s;
     int32_t *unknown = NULL;
+    kvb_status status = load_scores(&s, in, c, n_tokens, err);
     if (status == KVB_OK && ids && n_ids != *n_tokens)
         status = kvb_fail(err, KVB_MISMATCH, "%s/context_%s/context_ids.npy: %u ids for arrays of %u tokens", in->dir,
                           c->id, n_ids, *n_tokens);
     if (status == KVB_OK && !ids) {
         unknown = malloc((size_t)*n_tokens * sizeof *unknown + 1);
-        if (!unknown) status = no_memory(in, err);
+        if (!unknown) status = lukv_no_memory(in, err);
         for (uint32_t t = 0; t < *n_tokens && unknown; t++) unknown[t] = -1;
         ids = unknown;
     }
-    if (status == KVB_OK) status = record_put_context(w, c->id, ids, *n_tokens, name_list, scores, c->n_metrics, err);
-    for (size_t m = 0; m < c->n_metrics && arrays; m++) release_array(&arrays[m]);
+    if (status == KVB_OK)
+        status = record_writer_has_context(w, c->id)
+                     ? record_same_context(w, c->id, ids, *n_tokens, s.name_list, s.scores, c->n_metrics, err)
+                     : record_put_context(w, c->id, ids, *n_tokens, s.name_list, s.scores, c->n_metrics, err);
+    release_scores(&s, c->n_metrics);
     free(unknown);
-    free(name_list);
-    free(names);
-    free(scores);
-    free(arrays);
     return status;
 }
 
@@ -329,7 +142,7 @@ static kvb_status put_scores(importer *in, record_writer *w, const step_context 
 static uint32_t count_queries(const importer *in, const step_context *c, const step_question *q, uint32_t n_answer)
 {
     const cJSON *entry =
-        side_entry(cJSON_GetObjectItemCaseSensitive(c->side, "questions"), "number", NULL, (double)q->number);
+        lukv_side_entry(cJSON_GetObjectItemCaseSensitive(c->side, "questions"), "number", NULL, (double)q->number);
     const cJSON *n = cJSON_GetObjectItemCaseSensitive(entry, "n_queries");
     if (cJSON_IsNumber(n) && n->valuedouble >= 0 && n->valuedouble <= UINT32_MAX) return (uint32_t)n->valuedouble;
     if (!q->has_oracle) return 0;
@@ -341,7 +154,7 @@ static kvb_status load_numbered(const importer *in, step_array *a, const step_co
                                 uint32_t number, kvb_error *err)
 {
     char *path = lukv_path(in->dir, c->id, "%s_%u.npy", what, number);
-    kvb_status status = path ? load_ids(a, path, err) : no_memory(in, err);
+    kvb_status status = path ? load_ids(a, path, err) : lukv_no_memory(in, err);
     free(path);
     return status;
 }
@@ -355,7 +168,7 @@ static kvb_status put_question(importer *in, record_writer *w, const step_contex
     if (status == KVB_OK && q->has_answer) status = load_numbered(in, &answer, c, "answer_ids", q->number, err);
     if (status == KVB_OK && q->has_oracle) {
         char *path = lukv_path(in->dir, c->id, "question_%u.npy", q->number);
-        status = path ? load_array(in, &oracle, path, n_tokens, err) : no_memory(in, err);
+        status = path ? load_array(in, &oracle, path, n_tokens, err) : lukv_no_memory(in, err);
         free(path);
     }
     if (status == KVB_OK) {
@@ -365,7 +178,8 @@ static kvb_status put_question(importer *in, record_writer *w, const step_contex
                                answer.values,
                                (uint32_t)answer.npy.count,
                                count_queries(in, c, q, (uint32_t)answer.npy.count)};
-        status = record_put_question(w, c->id, q->number, &one, err);
+        status = record_writer_has_question(w, c->id, q->number) ? record_same_question(w, c->id, q->number, &one, err)
+                                                                 : record_put_question(w, c->id, q->number, &one, err);
     }
     release_array(&oracle);
     release_array(&suffix);
@@ -377,22 +191,18 @@ static kvb_status put_context(importer *in, record_writer *w, const step_context
 {
     uint32_t n_tokens = 0, n_ids = 0;
     step_array ids = {0};
-    kvb_status status = KVB_OK;
+    bool has_ids = false;
     char *path = lukv_path(in->dir, c->id, "context_ids.npy");
-    FILE *probe = path ? fopen(path, "rb") : NULL;
-    if (probe) {
-        fclose(probe);
+    kvb_status status = path ? lukv_find_optional(&has_ids, path, err) : lukv_no_memory(in, err);
+    if (status == KVB_OK && has_ids) {
         status = load_ids(&ids, path, err);
         n_ids = (uint32_t)ids.npy.count;
         n_tokens = n_ids;
     }
     free(path);
-    if (status == KVB_OK && !record_writer_has_context(w, c->id))
-        status = put_scores(in, w, c, ids.values, n_ids, &n_tokens, err);
-    for (size_t i = 0; i < c->n_questions && status == KVB_OK; i++) {
-        if (!record_writer_has_question(w, c->id, c->questions[i].number))
-            status = put_question(in, w, c, &c->questions[i], &n_tokens, err);
-    }
+    if (status == KVB_OK) status = put_scores(in, w, c, ids.values, n_ids, &n_tokens, err);
+    for (size_t i = 0; i < c->n_questions && status == KVB_OK; i++)
+        status = put_question(in, w, c, &c->questions[i], &n_tokens, err);
     release_array(&ids);
     return status;
 }
@@ -458,7 +268,7 @@ static kvb_status write_record(importer *in, const char *record_path, kvb_error 
     record_writer *w = NULL;
     cJSON *attributes = make_attributes(in);
     const char **ids = calloc(in->n, sizeof *ids);
-    kvb_status status = attributes && ids ? KVB_OK : no_memory(in, err);
+    kvb_status status = attributes && ids ? KVB_OK : lukv_no_memory(in, err);
     if (status == KVB_OK) status = record_begin(&w, record_path, &in->shape, attributes, in->options->start, err);
     for (size_t i = 0; i < in->n && status == KVB_OK; i++) {
         ids[i] = in->contexts[i].id;
@@ -476,18 +286,9 @@ kvb_status lukv_steps_import(const char *dir, const char *record_path, const luk
 {
     const lukv_steps_options none = {0};
     importer in = {.dir = dir, .options = options ? options : &none};
-    kvb_status status = scan(&in, err);
-    if (status == KVB_OK) status = load_side_file(&in, err);
-    if (status == KVB_OK && in.side) status = apply_side_file(&in, err);
+    kvb_status status = lukv_scan(&in, err);
     if (status == KVB_OK) status = find_shape(&in, err);
     if (status == KVB_OK) status = write_record(&in, record_path, err);
-    for (size_t i = 0; i < in.n; i++) {
-        for (size_t m = 0; m < in.contexts[i].n_metrics; m++) free(in.contexts[i].metric_files[m]);
-        free(in.contexts[i].metric_files);
-        free(in.contexts[i].questions);
-        free(in.contexts[i].id);
-    }
-    free(in.contexts);
-    cJSON_Delete(in.side);
+    lukv_scan_free(&in);
     return status;
 }

@@ -1,11 +1,11 @@
 // The names of the layout, and writing it.
 #include "lukv_steps.h"
+#include "atomic_folder.h"
 #include "json_file.h"
 #include "lukv_layout.h"
 #include "names.h"
 #include "npy.h"
 #include "runtime/fail.h"
-#include <dirent.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -159,14 +159,15 @@ static kvb_status export_context(exporter *e, size_t i, kvb_error *err)
     const record_context_info *c = record_context(e->r, i);
     char *folder = lukv_path(e->dir, c->id, "%s", "");
     kvb_status status = KVB_OK;
-    if (!folder || mkdir(folder, 0777) != 0)
+    if (!folder) status = kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
+    else if (mkdir(folder, 0777) != 0)
         status = kvb_fail(err, KVB_IO, "%s/context_%s: cannot make the folder: %s", e->dir, c->id, strerror(errno));
     free(folder);
     cJSON *entry = cJSON_CreateObject();
-    cJSON_AddItemToArray(e->contexts, entry);
-    cJSON_AddStringToObject(entry, "id", c->id);
+    bool ok = cJSON_AddItemToArray(e->contexts, entry) && cJSON_AddStringToObject(entry, "id", c->id);
     cJSON *files = cJSON_AddObjectToObject(entry, "metrics"), *questions = cJSON_AddArrayToObject(entry, "questions");
-    if (status == KVB_OK && !questions) status = kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
+    if (status == KVB_OK && !(ok && files && questions))
+        status = kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
     if (status == KVB_OK) status = record_read_tokens(e->r, i, e->ids, err);
     if (status == KVB_OK) status = export_ids(e, lukv_path(e->dir, c->id, "context_ids.npy"), c->n_tokens, err);
     if (status == KVB_OK) status = export_scores(e, i, c, files, err);
@@ -175,54 +176,38 @@ static kvb_status export_context(exporter *e, size_t i, kvb_error *err)
     return status;
 }
 
-// cJSON rounds numbers to 15 digits when it thinks that this does not matter; here it does.
+// cJSON rounds numbers to 15 digits when it thinks that this does not matter; here it does. NULL: no memory.
 static cJSON *copy_exactly(const cJSON *attributes)
 {
     cJSON *copy = cJSON_CreateObject();
+    bool ok = copy != NULL;
     const cJSON *a;
     cJSON_ArrayForEach(a, attributes)
     {
-        char text[32];
-        if (cJSON_IsNumber(a)) {
-            snprintf(text, sizeof text, "%.17g", a->valuedouble);
-            cJSON_AddRawToObject(copy, a->string, text);
-        } else {
-            cJSON_AddItemToObject(copy, a->string, cJSON_Duplicate(a, 1));
-        }
+        ok = ok && (cJSON_IsNumber(a) ? json_add_exact(copy, a->string, a->valuedouble)
+                                      : cJSON_AddItemToObject(copy, a->string, cJSON_Duplicate(a, 1)));
     }
-    return copy;
+    if (ok) return copy;
+    cJSON_Delete(copy);
+    return NULL;
 }
 
 static kvb_status write_side_file(exporter *e, kvb_error *err)
 {
     record_shape s = record_get_shape(e->r);
     cJSON *side = cJSON_CreateObject();
-    cJSON_AddStringToObject(side, "format", LUKV_SIDE_FORMAT);
-    cJSON_AddNumberToObject(side, "format_version", 1);
-    cJSON_AddNumberToObject(side, "n_heads", s.n_heads);
-    cJSON_AddNumberToObject(side, "head_dim", s.head_dim);
-    cJSON_AddItemToObject(side, "attributes", copy_exactly(record_attributes(e->r)));
-    cJSON_AddItemReferenceToObject(side, "contexts", e->contexts);
+    bool ok = cJSON_AddStringToObject(side, "format", LUKV_SIDE_FORMAT) &&
+              cJSON_AddNumberToObject(side, "format_version", 1) &&
+              cJSON_AddNumberToObject(side, "n_heads", s.n_heads) &&
+              cJSON_AddNumberToObject(side, "head_dim", s.head_dim) &&
+              cJSON_AddItemToObject(side, "attributes", copy_exactly(record_attributes(e->r))) &&
+              cJSON_AddItemReferenceToObject(side, "contexts", e->contexts);
     char *path = NULL;
-    if (asprintf(&path, "%s/" LUKV_SIDE_FILE, e->dir) < 0) path = NULL;
+    if (!ok || asprintf(&path, "%s/" LUKV_SIDE_FILE, e->dir) < 0) path = NULL;
     kvb_status status = path ? json_write(path, side, err) : kvb_fail(err, KVB_MEMORY, "lukv-steps: not enough memory");
     free(path);
     cJSON_Delete(side);
     return status;
-}
-
-static kvb_status make_empty_folder(const char *dir, kvb_error *err)
-{
-    if (mkdir(dir, 0777) == 0) return KVB_OK;
-    if (errno != EEXIST) return kvb_fail(err, KVB_IO, "%s: cannot make the folder: %s", dir, strerror(errno));
-    DIR *open_dir = opendir(dir);
-    if (!open_dir) return kvb_fail(err, KVB_IO, "%s: cannot read the folder: %s", dir, strerror(errno));
-    bool empty = true;
-    for (struct dirent *e; (e = readdir(open_dir));)
-        empty = empty && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0);
-    closedir(open_dir);
-    if (empty) return KVB_OK;
-    return kvb_fail(err, KVB_ARGUMENT, "%s: is not empty; give a new folder, so that nothing old is mixed in", dir);
 }
 
 static kvb_status allocate_buffers(exporter *e, kvb_error *err)
@@ -248,11 +233,13 @@ static kvb_status allocate_buffers(exporter *e, kvb_error *err)
 kvb_status lukv_steps_export(record *r, const char *dir, kvb_error *err)
 {
     record_shape s = record_get_shape(r);
-    exporter e = {r, dir, {s.n_layers, s.n_kv_heads}, NULL, NULL, NULL};
-    kvb_status status = make_empty_folder(dir, err);
+    atomic_folder folder;
+    kvb_status status = atomic_folder_begin(&folder, dir, err);
+    exporter e = {r, folder.temp_path, {s.n_layers, s.n_kv_heads}, NULL, NULL, NULL};
     if (status == KVB_OK) status = allocate_buffers(&e, err);
     for (size_t i = 0; i < record_context_count(r) && status == KVB_OK; i++) status = export_context(&e, i, err);
     if (status == KVB_OK) status = write_side_file(&e, err);
+    status = atomic_folder_end(&folder, status, err);
     cJSON_Delete(e.contexts);
     free(e.ids);
     free(e.array);

@@ -18,7 +18,7 @@
 #include <stdint.h>
 
 #define RECORD_FORMAT "kvbudget-record"
-#define RECORD_FORMAT_VERSION 1
+#define RECORD_FORMAT_VERSION 2 // 1: without checksums of its own, still read
 
 typedef struct record_shape {
     // n_heads and head_dim may be 0: unknown (imported arrays do not tell).
@@ -71,6 +71,14 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
 kvb_status record_put_question(record_writer *w, const char *id, uint32_t question, const record_question *q,
                                kvb_error *err);
 
+// For runs whose input may have changed since they were stopped: compare what is there with what would be put now, bit
+// by bit. KVB_MISMATCH names the first difference.
+kvb_status record_same_context(const record_writer *w, const char *id, const int32_t *token_ids, uint32_t n_tokens,
+                               const char *const *metrics, const float *const *scores, size_t n_metrics,
+                               kvb_error *err);
+kvb_status record_same_question(const record_writer *w, const char *id, uint32_t question, const record_question *q,
+                                kvb_error *err);
+
 // Assembles the record from all parts, contexts in the given order, questions by number; puts it in place atomically,
 // then removes the folder of parts. The bytes depend on the content only, not on interruptions or on the order of
 // putting. Every id of the list must have been put, and every context that was put must be in the list. On failure the
@@ -111,6 +119,12 @@ void record_close(record *r); // NULL is allowed
 record_shape record_get_shape(const record *r);
 const cJSON *record_attributes(const record *r); // what was given to record_begin; belongs to the record
 size_t record_context_count(const record *r);
+// Whether every array has a checksum that zeros do not pass: all but records of format version 1. Of those only a file
+// cut short or written to while it is read is noticed.
+bool record_has_sums(const record *r);
+// SHA-256 of the file that this record reads, whatever its name leads to by now: what sha256sum shows. KVB_IO when the
+// file was changed since it was opened, so what was read from it before belongs to this hash.
+kvb_status record_file_sha256(const record *r, char out[65], kvb_error *err);
 // Contexts are in calibration order; NULL when i is out of range.
 const record_context_info *record_context(const record *r, size_t i);
 

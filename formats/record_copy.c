@@ -10,7 +10,7 @@ enum { RECORD_OVERHEAD = 1 << 20 };
 kvb_status record_output_begin(record_output *out, const char *path, const record_shape *shape, const cJSON *attributes,
                                int deflate, uint64_t bytes, kvb_error *err)
 {
-    *out = (record_output){.h5 = {-1, NULL, 0}, .shape = *shape, .deflate = deflate};
+    *out = (record_output){.h5 = {.id = -1}, .shape = *shape, .deflate = deflate};
     out->contexts = out->context = out->questions = -1;
     kvb_status status = atomic_file_begin(&out->file, path, err);
     if (status != KVB_OK) return status;
@@ -20,19 +20,19 @@ kvb_status record_output_begin(record_output *out, const char *path, const recor
     return status;
 }
 
-static void close_context(record_output *out)
+static kvb_status close_context(record_output *out, kvb_status status, kvb_error *err)
 {
-    h5_release(out->questions);
-    h5_release(out->context);
+    status = h5_end(&out->h5, out->questions, status, err);
+    status = h5_end(&out->h5, out->context, status, err);
     out->questions = out->context = -1;
+    return status;
 }
 
 kvb_status record_output_end(record_output *out, kvb_status status, kvb_error *err)
 {
-    close_context(out);
-    h5_release(out->contexts);
-    kvb_status closed = h5_close(&out->h5, status == KVB_OK ? err : NULL);
-    if (status == KVB_OK) status = closed;
+    status = close_context(out, status, err);
+    status = h5_end(&out->h5, out->contexts, status, err);
+    if (out->h5.tally) status = h5_finish(&out->h5, out->file.temp_path, status, err);
     if (status == KVB_OK) status = atomic_file_commit(&out->file, err);
     else atomic_file_abandon(&out->file);
     free(out->layer);
@@ -43,17 +43,17 @@ kvb_status record_output_end(record_output *out, kvb_status status, kvb_error *e
 static kvb_status copy_ids(uint32_t *n, const record_output *out, hid_t to, const h5_file *from_file, hid_t from,
                            const char *name, kvb_error *err)
 {
-    hid_t ids;
+    h5_set ids;
     int32_t *values = NULL;
     kvb_status status = h5_open_ids(&ids, n, from_file, from, name, err);
     if (status == KVB_OK && *n > 0) {
         values = malloc(*n * sizeof *values);
-        status = values ? h5_read_ids(from_file, ids, values, err)
+        status = values ? h5_read_ids(from_file, &ids, values, err)
                         : kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %u ids", from_file->name, *n);
     }
     if (status == KVB_OK) status = h5_write_ids(&out->h5, to, name, values, *n, err);
     free(values);
-    h5_release(ids);
+    h5_close_set(&ids);
     return status;
 }
 
@@ -61,15 +61,15 @@ static kvb_status copy_array(record_output *out, hid_t to, const h5_file *from_f
                              kvb_error *err)
 {
     uint32_t dims[3] = {out->shape.n_layers, out->shape.n_kv_heads, out->n_tokens};
-    hid_t source, target = -1;
+    h5_set source, target = {.id = -1};
     kvb_status status = h5_open_array(&source, from_file, from, name, dims, err);
-    if (status == KVB_OK) status = h5_make_array(&target, &out->h5, to, name, dims, out->deflate, err);
+    if (status == KVB_OK) status = h5_make_array(&target, &out->h5, to, name, dims, out->deflate, true, err);
     for (uint32_t l = 0; l < dims[0] && status == KVB_OK; l++) {
-        status = h5_read_layer(from_file, source, l, out->layer, err);
-        if (status == KVB_OK) status = h5_write_layer(&out->h5, target, l, out->layer, err);
+        status = h5_read_layer(from_file, &source, out->layer, err);
+        if (status == KVB_OK) status = h5_write_layer(&out->h5, &target, out->layer, err);
     }
-    h5_release(target);
-    h5_release(source);
+    status = h5_end_array(&out->h5, &target, &source, status, err);
+    h5_close_set(&source);
     return status;
 }
 
@@ -92,7 +92,7 @@ static kvb_status copy_context(record_output *out, const h5_file *from_file, hid
     for (size_t i = 0; i < n && status == KVB_OK; i++)
         status = copy_array(out, target, from_file, scores, metrics[i], err);
     h5_free_names(metrics);
-    h5_release(target);
+    status = h5_end(&out->h5, target, status, err);
     h5_release(scores);
     return status;
 }
@@ -100,8 +100,8 @@ static kvb_status copy_context(record_output *out, const h5_file *from_file, hid
 kvb_status record_output_context(record_output *out, const char *id, const h5_file *from_file, kvb_error *err)
 {
     hid_t from = -1;
-    close_context(out);
-    kvb_status status = h5_make_group(&out->context, &out->h5, out->contexts, id, err);
+    kvb_status status = close_context(out, KVB_OK, err);
+    if (status == KVB_OK) status = h5_make_group(&out->context, &out->h5, out->contexts, id, err);
     if (status == KVB_OK) status = h5_put_u32(&out->h5, out->context, "order", out->n_contexts++, err);
     if (status == KVB_OK) status = h5_make_group(&out->questions, &out->h5, out->context, "questions", err);
     if (status == KVB_OK) status = record_open_context(&from, from_file, id, err);
@@ -125,7 +125,7 @@ kvb_status record_output_question(record_output *out, const char *id, uint32_t n
     if (status == KVB_OK) status = copy_ids(&ignored, out, to, from_file, from, "suffix_ids", err);
     if (status == KVB_OK) status = copy_ids(&ignored, out, to, from_file, from, "answer_ids", err);
     if (status == KVB_OK && n_queries > 0) status = copy_array(out, to, from_file, from, "oracle", err);
-    h5_release(to);
+    status = h5_end(&out->h5, to, status, err);
     h5_release(from);
     h5_release(context);
     return status;

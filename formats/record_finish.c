@@ -97,7 +97,7 @@ static kvb_status check_list(const record_writer *w, const part *all, size_t n, 
 static kvb_status copy_part(record_output *out, const record_writer *w, const part *p, kvb_error *err)
 {
     char *path = NULL;
-    h5_file opened = {-1, NULL, 0};
+    h5_file opened = {.id = -1};
     const h5_file *from = &opened;
     kvb_status status = KVB_OK;
     if (p->in_base) {
@@ -109,7 +109,7 @@ static kvb_status copy_part(record_output *out, const record_writer *w, const pa
     if (status == KVB_OK)
         status = p->is_question ? record_output_question(out, p->id, p->question, from, err)
                                 : record_output_context(out, p->id, from, err);
-    h5_close(&opened, NULL);
+    h5_close(&opened);
     free(path);
     return status;
 }
@@ -147,7 +147,8 @@ kvb_status record_finish(record_writer *w, const char *const *context_ids_in_ord
     if (status == KVB_OK) status = check_list(w, all, n_parts, context_ids_in_order, n, err);
     if (status == KVB_OK && !base_is_complete(w, n_files, context_ids_in_order, n))
         status = assemble(w, all, n_parts, bytes, context_ids_in_order, n, err);
-    if (status == KVB_OK) parts_remove(w->folder);
+    // The new record is in place, and was read back: only now are the parts worth nothing.
+    if (status == KVB_OK) status = parts_remove(w->folder, err);
     free(all);
     h5_loud(before);
     return status;

@@ -60,17 +60,18 @@ char *part_path(const char *folder, const char *id, bool is_question, uint32_t q
 char *parts_head_path(const char *folder);
 bool path_exists(const char *path);
 
-// Makes and locks the folder, and removes what killed writers left in it. *lock receives a descriptor to close.
+// Makes and locks the folder, and removes what killed writers left in it. *lock receives a descriptor to close. A
+// folder or lock that is a symbolic link is refused: what is removed here must be ours.
 kvb_status parts_lock(int *lock, const char *folder, kvb_error *err);
 // Every part of a folder, in no order; *bytes receives the sum of their sizes. *parts is malloc'd.
 kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err);
 // The run in this folder replaces the record instead of extending it, also when it is resumed.
 kvb_status parts_mark_replace(const char *folder, kvb_error *err);
 bool parts_replace(const char *folder);
-// Removes the parts, head first; the lock and the folder stay.
-void parts_clear(const char *folder);
+// Removes the parts, head first; the lock and the folder stay. KVB_IO when something cannot be removed.
+kvb_status parts_clear(const char *folder, kvb_error *err);
 // Removes the files that belong to the folder, head first, and the folder when nothing else is in it.
-void parts_remove(const char *folder);
+kvb_status parts_remove(const char *folder, kvb_error *err);
 
 struct record_writer {
     char *path, *folder;
@@ -81,6 +82,20 @@ struct record_writer {
     int deflate;  // level for the assembled record
     record *base; // the finished record that this run extends, or NULL
 };
+
+const record_context_info *record_find_context(const record *r, const char *id); // NULL: it has none
+
+// What two records both have must be equal bit by bit: KVB_MISMATCH names what is not. The caller frees `layers`.
+typedef struct layer_pair {
+    float *layers[2];
+    size_t size; // floats in each
+} layer_pair;
+kvb_status record_compare_context(layer_pair *m, const record *a, const record *b, const char *id, kvb_error *err);
+kvb_status record_compare_question(layer_pair *m, const record *a, const record *b, const char *id, uint32_t number,
+                                   kvb_error *err);
+
+// T of a context that was put before; KVB_ARGUMENT when it was not.
+kvb_status record_n_tokens(uint32_t *out, const record_writer *w, const char *id, kvb_error *err);
 
 // Opens /contexts/<id>, or /contexts/<id>/questions/<number> when `number` is given, for reading.
 kvb_status record_open_context(hid_t *out, const h5_file *f, const char *id, kvb_error *err);

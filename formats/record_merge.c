@@ -2,6 +2,7 @@
 #include "names.h"
 #include "record_internal.h"
 #include "runtime/fail.h"
+#include "runtime/json.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,19 +59,10 @@ typedef struct merge {
     cJSON *attributes;   // of the whole
     record_whole *whole; // [n_whole]; ids point into the inputs or into `list`
     size_t n_whole;
-    cJSON *list;       // parsed `shard_of`, NULL when no input is a shard
-    found *questions;  // of one context, ascending
-    float *layers[2];  // for comparisons
-    size_t layer_size; // floats
+    cJSON *list;      // parsed `shard_of`, NULL when no input is a shard
+    found *questions; // of one context, ascending
+    layer_pair pair;  // for comparisons
 } merge;
-
-static const record_context_info *find_context(const record *r, const char *id)
-{
-    for (size_t i = 0; i < r->n; i++) {
-        if (strcmp(r->contexts[i].id, id) == 0) return &r->contexts[i].info;
-    }
-    return NULL;
-}
 
 static cJSON *without_shard(const cJSON *attributes)
 {
@@ -135,7 +127,9 @@ static kvb_status check_unique(const merge *m, kvb_error *err)
 // The whole as shards tell it.
 static kvb_status read_whole(merge *m, const char *text, kvb_error *err)
 {
-    m->list = cJSON_Parse(text);
+    bool no_memory;
+    m->list = kvb_json_parse(text, strlen(text), NULL, &no_memory);
+    if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", m->path);
     size_t n = m->list && cJSON_IsArray(m->list) ? (size_t)cJSON_GetArraySize(m->list) : 0;
     m->whole = calloc(n + 1, sizeof *m->whole);
     if (!m->whole) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu contexts", m->path, n);
@@ -186,7 +180,7 @@ static kvb_status find_questions(merge *m, const char *id, size_t *n_found, bool
     size_t n = 0;
     *has_context = false;
     for (size_t i = 0; i < m->n; i++) {
-        const record_context_info *c = find_context(m->inputs[i], id);
+        const record_context_info *c = record_find_context(m->inputs[i], id);
         if (c) n += c->n_questions;
         *has_context |= c != NULL;
     }
@@ -195,7 +189,7 @@ static kvb_status find_questions(merge *m, const char *id, size_t *n_found, bool
     if (!m->questions) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu questions", m->path, n);
     *n_found = 0;
     for (size_t i = 0; i < m->n; i++) {
-        const record_context_info *c = find_context(m->inputs[i], id);
+        const record_context_info *c = record_find_context(m->inputs[i], id);
         for (uint32_t q = 0; c && q < c->n_questions; q++)
             m->questions[(*n_found)++] = (found){c->questions[q].number, i};
     }
@@ -305,110 +299,6 @@ static kvb_status check_known(const merge *m, kvb_error *err)
     return status;
 }
 
-// ---- Comparing what two inputs have ----
-
-static kvb_status differ(const record *a, const record *b, const char *id, const char *what, kvb_error *err)
-{
-    return kvb_fail(err, KVB_MISMATCH,
-                    "%s and %s both have context %s, with different %s: they were not made by the same program on the "
-                    "same kind of processor; profile one of them again",
-                    a->path, b->path, id, what);
-}
-
-static kvb_status compare_ids(const record *a, const record *b, hid_t in_a, hid_t in_b, const char *id,
-                              const char *name, kvb_error *err)
-{
-    const record *r[2] = {a, b};
-    hid_t in[2] = {in_a, in_b};
-    int32_t *values[2] = {NULL, NULL};
-    uint32_t n[2] = {0, 0};
-    kvb_status status = KVB_OK;
-    for (int i = 0; i < 2 && status == KVB_OK; i++) {
-        hid_t ids;
-        status = h5_open_ids(&ids, &n[i], &r[i]->file, in[i], name, err);
-        if (status == KVB_OK && !(values[i] = malloc((n[i] + 1) * sizeof *values[i])))
-            status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %u ids", r[i]->path, n[i]);
-        if (status == KVB_OK && n[i]) status = h5_read_ids(&r[i]->file, ids, values[i], err);
-        h5_release(ids);
-    }
-    if (status == KVB_OK && (n[0] != n[1] || (n[0] && memcmp(values[0], values[1], n[0] * sizeof **values) != 0)))
-        status = differ(a, b, id, name, err);
-    free(values[0]);
-    free(values[1]);
-    return status;
-}
-
-static kvb_status compare_array(merge *m, const record *a, const record *b, hid_t in_a, hid_t in_b, const char *id,
-                                const char *name, uint32_t n_tokens, kvb_error *err)
-{
-    uint32_t dims[3] = {a->shape.n_layers, a->shape.n_kv_heads, n_tokens};
-    hid_t x, y = -1;
-    size_t size = (size_t)dims[1] * dims[2];
-    kvb_status status = h5_open_array(&x, &a->file, in_a, name, dims, err);
-    if (status == KVB_OK) status = h5_open_array(&y, &b->file, in_b, name, dims, err);
-    if (status == KVB_OK && size > m->layer_size) {
-        for (int i = 0; i < 2; i++) {
-            free(m->layers[i]);
-            m->layers[i] = malloc(size * sizeof(float));
-        }
-        m->layer_size = m->layers[0] && m->layers[1] ? size : 0;
-        if (!m->layer_size) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for two layers", a->path);
-    }
-    for (uint32_t l = 0; l < dims[0] && status == KVB_OK; l++) {
-        status = h5_read_layer(&a->file, x, l, m->layers[0], err);
-        if (status == KVB_OK) status = h5_read_layer(&b->file, y, l, m->layers[1], err);
-        if (status == KVB_OK && memcmp(m->layers[0], m->layers[1], size * sizeof(float)) != 0)
-            status = differ(a, b, id, name, err);
-    }
-    h5_release(y);
-    h5_release(x);
-    return status;
-}
-
-static kvb_status compare_contexts(merge *m, const record *a, const record *b, const char *id, kvb_error *err)
-{
-    const record_context_info *ca = find_context(a, id), *cb = find_context(b, id);
-    bool same = ca->n_tokens == cb->n_tokens && ca->n_metrics == cb->n_metrics;
-    for (uint32_t i = 0; same && i < ca->n_metrics; i++) same = strcmp(ca->metrics[i], cb->metrics[i]) == 0;
-    if (!same) return differ(a, b, id, "numbers of tokens or metrics", err);
-    hid_t in_a, in_b = -1, scores_a = -1, scores_b = -1;
-    kvb_status status = record_open_context(&in_a, &a->file, id, err);
-    if (status == KVB_OK) status = record_open_context(&in_b, &b->file, id, err);
-    if (status == KVB_OK) status = compare_ids(a, b, in_a, in_b, id, "token_ids", err);
-    if (status == KVB_OK) status = h5_open_group(&scores_a, &a->file, in_a, "scores", err);
-    if (status == KVB_OK) status = h5_open_group(&scores_b, &b->file, in_b, "scores", err);
-    for (uint32_t i = 0; i < ca->n_metrics && status == KVB_OK; i++)
-        status = compare_array(m, a, b, scores_a, scores_b, id, ca->metrics[i], ca->n_tokens, err);
-    h5_release(scores_b);
-    h5_release(scores_a);
-    h5_release(in_b);
-    h5_release(in_a);
-    return status;
-}
-
-static kvb_status compare_questions(merge *m, const record *a, const record *b, const char *id, uint32_t number,
-                                    kvb_error *err)
-{
-    hid_t in_a, in_b = -1, qa = -1, qb = -1;
-    uint32_t na = 0, nb = 0;
-    kvb_status status = record_open_context(&in_a, &a->file, id, err);
-    if (status == KVB_OK) status = record_open_context(&in_b, &b->file, id, err);
-    if (status == KVB_OK) status = record_open_question(&qa, &a->file, in_a, number, err);
-    if (status == KVB_OK) status = record_open_question(&qb, &b->file, in_b, number, err);
-    if (status == KVB_OK) status = h5_get_u32(&na, &a->file, qa, "n_queries", err);
-    if (status == KVB_OK) status = h5_get_u32(&nb, &b->file, qb, "n_queries", err);
-    if (status == KVB_OK && na != nb) status = differ(a, b, id, "numbers of queries", err);
-    if (status == KVB_OK) status = compare_ids(a, b, qa, qb, id, "suffix_ids", err);
-    if (status == KVB_OK) status = compare_ids(a, b, qa, qb, id, "answer_ids", err);
-    if (status == KVB_OK && na)
-        status = compare_array(m, a, b, qa, qb, id, "oracle", find_context(a, id)->n_tokens, err);
-    h5_release(qb);
-    h5_release(qa);
-    h5_release(in_b);
-    h5_release(in_a);
-    return status;
-}
-
 // ---- Putting together ----
 
 static kvb_status merge_context(merge *m, record_output *out, const char *id, kvb_error *err)
@@ -416,8 +306,8 @@ static kvb_status merge_context(merge *m, record_output *out, const char *id, kv
     const record *source = NULL;
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < m->n && status == KVB_OK; i++) {
-        if (!find_context(m->inputs[i], id)) continue;
-        if (source) status = compare_contexts(m, source, m->inputs[i], id, err);
+        if (!record_find_context(m->inputs[i], id)) continue;
+        if (source) status = record_compare_context(&m->pair, source, m->inputs[i], id, err);
         else {
             source = m->inputs[i];
             status = record_output_context(out, id, &source->file, err);
@@ -429,8 +319,8 @@ static kvb_status merge_context(merge *m, record_output *out, const char *id, kv
     for (size_t k = 0; k < n_found && status == KVB_OK; k++) {
         const found *q = &m->questions[k];
         if (k && m->questions[k - 1].number == q->number) // each is compared with the one before: all are equal then
-            status =
-                compare_questions(m, m->inputs[m->questions[k - 1].input], m->inputs[q->input], id, q->number, err);
+            status = record_compare_question(&m->pair, m->inputs[m->questions[k - 1].input], m->inputs[q->input], id,
+                                             q->number, err);
         else status = record_output_question(out, id, q->number, &m->inputs[q->input]->file, err);
     }
     return status;
@@ -468,8 +358,8 @@ kvb_status record_merge(const char *path, const char *const *inputs, size_t n, b
     cJSON_Delete(m.list);
     free(m.whole);
     free(m.questions);
-    free(m.layers[0]);
-    free(m.layers[1]);
+    free(m.pair.layers[0]);
+    free(m.pair.layers[1]);
     free(m.inputs);
     return status;
 }

@@ -5,10 +5,10 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -41,7 +41,8 @@ char *part_path(const char *folder, const char *id, bool is_question, uint32_t q
 
 bool path_exists(const char *path)
 {
-    return path && access(path, F_OK) == 0;
+    struct stat st;
+    return path && lstat(path, &st) == 0;
 }
 
 // The reverse of part_path. False for any other name.
@@ -67,46 +68,128 @@ static bool parse_part_name(part *out, const char *name)
     return context_id_valid(out->id);
 }
 
+// A temporary file of a part, of the head or of the mark.
 static bool is_partial(const char *name)
 {
-    size_t length = strlen(name);
-    return length > 8 && strcmp(name + length - 8, ".partial") == 0;
+    static const char suffix[] = ".00000000.partial";
+    size_t length = strlen(name), cut = sizeof suffix - 1;
+    char base[NAME_MAX + 1];
+    part ignored;
+    if (length <= cut || length > NAME_MAX) return false;
+    snprintf(base, sizeof base, "%.*s", (int)(length - cut), name);
+    return atomic_file_is_partial(name, base, length - cut) &&
+           (strcmp(base, head_name) == 0 || strcmp(base, replace_name) == 0 || parse_part_name(&ignored, base));
+}
+
+// ---- The folder ----
+
+// Never through a symbolic link, so that nothing of another folder is taken for ours.
+static int open_folder(const char *folder)
+{
+    return file_open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+}
+
+// The folder as a stream of names; NULL with errno.
+static DIR *list_folder(const char *folder)
+{
+    int file = open_folder(folder);
+    DIR *dir = file < 0 ? NULL : fdopendir(file);
+    if (!dir && file >= 0) (void)file_close(file); // only read
+    return dir;
+}
+
+static kvb_status cannot_remove(const char *folder, const char *name, kvb_error *err)
+{
+    return kvb_fail(err, KVB_IO, "%s/%s: cannot be removed: %s", folder, name, strerror(errno));
 }
 
 // Removes unfinished files; without a head also finished parts, which then belong to a record that was assembled.
-static void clean(const char *folder)
+static kvb_status clean(const char *folder, kvb_error *err)
 {
-    char *head = parts_head_path(folder);
-    bool has_head = path_exists(head);
-    free(head);
-    DIR *dir = opendir(folder);
+    DIR *dir = list_folder(folder);
+    if (!dir) return kvb_fail(err, KVB_IO, "%s: cannot read the folder: %s", folder, strerror(errno));
+    bool has_head = faccessat(dirfd(dir), head_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
+    kvb_status status = KVB_OK;
     part ignored;
-    for (struct dirent *e; dir && (e = readdir(dir));) {
+    for (struct dirent *e; (e = readdir(dir));) {
         bool orphan = !has_head && (parse_part_name(&ignored, e->d_name) || strcmp(e->d_name, replace_name) == 0);
-        if (orphan || is_partial(e->d_name)) unlinkat(dirfd(dir), e->d_name, 0);
+        if ((orphan || is_partial(e->d_name)) && unlinkat(dirfd(dir), e->d_name, 0) != 0 && errno != ENOENT &&
+            status == KVB_OK)
+            status = cannot_remove(folder, e->d_name, err);
     }
-    if (dir) closedir(dir);
+    (void)closedir(dir); // only read
+    return status;
+}
+
+// ---- The lock ----
+
+typedef enum lock_attempt { LOCK_HELD, LOCK_AGAIN, LOCK_FAILED } lock_attempt;
+
+// Whether the name still leads to the file that was locked: the process that had it before may have removed it.
+static bool is_current(int file, const char *path)
+{
+    struct stat mine, named;
+    return fstat(file, &mine) == 0 && lstat(path, &named) == 0 && mine.st_dev == named.st_dev &&
+           mine.st_ino == named.st_ino;
+}
+
+static lock_attempt try_lock(int *lock, const char *folder, const char *path, kvb_error *err)
+{
+    struct stat st;
+    if (mkdir(folder, 0777) == 0) {
+        if (!file_sync_folder(folder)) {
+            kvb_fail(err, KVB_IO, "%s: cannot sync its folder: %s", folder, strerror(errno));
+            rmdir(folder);
+            return LOCK_FAILED;
+        }
+    } else if (errno != EEXIST) {
+        kvb_fail(err, KVB_IO, "%s: cannot make the folder: %s", folder, strerror(errno));
+        return LOCK_FAILED;
+    }
+    int dir = open_folder(folder),
+        file = dir < 0 ? -1 : file_open_at(dir, lock_name, O_RDWR | O_CREAT | O_NOFOLLOW, 0666);
+    int why = errno;
+    if (dir >= 0) (void)file_close(dir);              // only read
+    if (file < 0 && why == ENOENT) return LOCK_AGAIN; // removed just now by who had it
+    if (file < 0) {
+        bool link = lstat(dir < 0 ? folder : path, &st) == 0 && S_ISLNK(st.st_mode);
+        kvb_fail(err, KVB_IO, "%s: cannot be locked: %s", dir < 0 ? folder : path,
+                 link ? "is a symbolic link, and what it leads to may not be ours; remove it" : strerror(why));
+        return LOCK_FAILED;
+    }
+    if (!file_lock(file, false)) {
+        (void)file_close(file); // never written to
+        kvb_fail(err, KVB_IO, "%s: another process is writing this record; wait for it or stop it", folder);
+        return LOCK_FAILED;
+    }
+    if (is_current(file, path)) {
+        *lock = file;
+        return LOCK_HELD;
+    }
+    (void)file_close(file);
+    return LOCK_AGAIN;
 }
 
 kvb_status parts_lock(int *lock, const char *folder, kvb_error *err)
 {
+    enum { ATTEMPTS = 1000 };
     *lock = -1;
-    if (mkdir(folder, 0777) != 0 && errno != EEXIST)
-        return kvb_fail(err, KVB_IO, "%s: cannot make the folder: %s", folder, strerror(errno));
     char *path = join(folder, lock_name);
     if (!path) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-    int why = errno;
+    lock_attempt result = LOCK_AGAIN;
+    for (int i = 0; i < ATTEMPTS && result == LOCK_AGAIN; i++) result = try_lock(lock, folder, path, err);
     free(path);
-    if (fd < 0) return kvb_fail(err, KVB_IO, "%s: cannot write into the folder: %s", folder, strerror(why));
-    if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) { // other errors: a file system without locks
-        close(fd);
-        return kvb_fail(err, KVB_IO, "%s: another process is writing this record; wait for it or stop it", folder);
-    }
-    clean(folder);
-    *lock = fd;
-    return KVB_OK;
+    if (result == LOCK_AGAIN)
+        return kvb_fail(err, KVB_IO, "%s: other processes make and remove the folder all the time", folder);
+    if (result == LOCK_FAILED) return KVB_IO;
+    kvb_status status = clean(folder, err);
+    if (status == KVB_OK) return KVB_OK;
+    (void)file_close(*lock);
+    *lock = -1;
+    return status;
 }
+
+// ---- Parts ----
 
 kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err)
 {
@@ -114,14 +197,14 @@ kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *fold
     *parts = NULL;
     *n = 0;
     *bytes = 0;
-    DIR *dir = opendir(folder);
+    DIR *dir = list_folder(folder);
     if (!dir) return kvb_fail(err, KVB_IO, "%s: cannot read the folder: %s", folder, strerror(errno));
     kvb_status status = KVB_OK;
     for (struct dirent *e; (e = readdir(dir));) {
         part one;
         struct stat st;
         if (!parse_part_name(&one, e->d_name)) continue;
-        if (fstatat(dirfd(dir), e->d_name, &st, 0) != 0) {
+        if (fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             status = kvb_fail(err, KVB_IO, "%s/%s: cannot read its size: %s", folder, e->d_name, strerror(errno));
             break;
         }
@@ -137,7 +220,7 @@ kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *fold
         *bytes += (uint64_t)st.st_size;
         (*parts)[(*n)++] = one;
     }
-    closedir(dir);
+    (void)closedir(dir); // only read
     if (status != KVB_OK) {
         free(*parts);
         *parts = NULL;
@@ -149,8 +232,10 @@ kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *fold
 kvb_status parts_mark_replace(const char *folder, kvb_error *err)
 {
     char *path = join(folder, replace_name);
+    atomic_file mark;
     kvb_status status =
-        path ? atomic_write(path, "", 0, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
+        path ? atomic_file_begin_own(&mark, path, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
+    if (status == KVB_OK) status = atomic_file_commit(&mark, err);
     free(path);
     return status;
 }
@@ -163,19 +248,25 @@ bool parts_replace(const char *folder)
     return found;
 }
 
-void parts_clear(const char *folder)
+kvb_status parts_clear(const char *folder, kvb_error *err)
 {
-    char *head = parts_head_path(folder);
-    if (head) unlink(head);
-    if (!path_exists(head)) clean(folder);
-    free(head);
+    int dir = open_folder(folder);
+    if (dir < 0) return kvb_fail(err, KVB_IO, "%s: cannot open the folder: %s", folder, strerror(errno));
+    kvb_status status = KVB_OK;
+    if (unlinkat(dir, head_name, 0) != 0 && errno != ENOENT) status = cannot_remove(folder, head_name, err);
+    (void)file_close(dir); // only read
+    return status == KVB_OK ? clean(folder, err) : status;
 }
 
-void parts_remove(const char *folder)
+kvb_status parts_remove(const char *folder, kvb_error *err)
 {
-    char *lock = join(folder, lock_name);
-    parts_clear(folder);
-    if (lock) unlink(lock);
-    rmdir(folder); // stays when the user put something into it
+    kvb_status status = parts_clear(folder, err);
+    char *lock = status == KVB_OK ? join(folder, lock_name) : NULL;
+    if (status == KVB_OK && !lock) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
+    if (lock && unlink(lock) != 0 && errno != ENOENT) status = cannot_remove(folder, lock_name, err);
+    // Stays when the user put something into it.
+    if (status == KVB_OK && rmdir(folder) != 0 && errno != ENOTEMPTY && errno != EEXIST && errno != ENOENT)
+        status = kvb_fail(err, KVB_IO, "%s: cannot be removed: %s", folder, strerror(errno));
     free(lock);
+    return status;
 }

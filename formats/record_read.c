@@ -1,34 +1,13 @@
 #include "names.h"
 #include "record_internal.h"
 #include "runtime/fail.h"
+#include "sha256.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 // ---- Opening: the whole structure is checked, no array is read ----
-
-kvb_status record_open_context(hid_t *out, const h5_file *f, const char *id, kvb_error *err)
-{
-    hid_t contexts;
-    *out = -1;
-    kvb_status status = h5_open_group(&contexts, f, f->id, "contexts", err);
-    if (status == KVB_OK) status = h5_open_group(out, f, contexts, id, err);
-    h5_release(contexts);
-    return status;
-}
-
-kvb_status record_open_question(hid_t *out, const h5_file *f, hid_t context, uint32_t number, kvb_error *err)
-{
-    char name[16];
-    snprintf(name, sizeof name, "%u", number);
-    hid_t questions;
-    *out = -1;
-    kvb_status status = h5_open_group(&questions, f, context, "questions", err);
-    if (status == KVB_OK) status = h5_open_group(out, f, questions, name, err);
-    h5_release(questions);
-    return status;
-}
 
 static void dims_of(uint32_t dims[3], const record *r, const context_entry *c)
 {
@@ -41,7 +20,8 @@ static kvb_status scan_metrics(record *r, context_entry *c, hid_t context, kvb_e
 {
     uint32_t dims[3];
     dims_of(dims, r, c);
-    hid_t scores, array;
+    hid_t scores;
+    h5_set array;
     size_t n = 0;
     kvb_status status = h5_open_group(&scores, &r->file, context, "scores", err);
     if (status == KVB_OK) status = h5_list(&c->metrics, &n, &r->file, scores, err);
@@ -52,7 +32,7 @@ static kvb_status scan_metrics(record *r, context_entry *c, hid_t context, kvb_e
             break;
         }
         status = h5_open_array(&array, &r->file, scores, c->metrics[i], dims, err);
-        h5_release(array);
+        h5_close_set(&array);
     }
     h5_release(scores);
     c->info.metrics = (const char *const *)c->metrics;
@@ -69,22 +49,23 @@ static kvb_status scan_question(record *r, context_entry *c, hid_t questions, co
     record_question_info *q = &c->questions[c->info.n_questions++];
     uint32_t dims[3];
     dims_of(dims, r, c);
-    hid_t group, set;
+    hid_t group;
+    h5_set set;
     q->number = (uint32_t)number;
     kvb_status status = h5_open_group(&group, &r->file, questions, name, err);
     if (status != KVB_OK) return status;
     status = h5_get_u32(&q->n_queries, &r->file, group, "n_queries", err);
     if (status == KVB_OK) {
         status = h5_open_ids(&set, &q->n_suffix, &r->file, group, "suffix_ids", err);
-        h5_release(set);
+        h5_close_set(&set);
     }
     if (status == KVB_OK) {
         status = h5_open_ids(&set, &q->n_answer, &r->file, group, "answer_ids", err);
-        h5_release(set);
+        h5_close_set(&set);
     }
     if (status == KVB_OK && q->n_queries > 0) {
         status = h5_open_array(&set, &r->file, group, "oracle", dims, err);
-        h5_release(set);
+        h5_close_set(&set);
     } else if (status == KVB_OK && h5_has_link(group, "oracle")) {
         status = h5_fail(err, KVB_FORMAT, r->path, group, "oracle", "is there though n_queries is 0");
     }
@@ -123,7 +104,8 @@ static kvb_status scan_context(record *r, hid_t contexts, const char *id, kvb_er
         return h5_fail(err, KVB_FORMAT, r->path, contexts, NULL, "expected ids of " CONTEXT_ID_RULE ", found \"%.80s\"",
                        id);
     context_entry *c = &r->contexts[r->n++];
-    hid_t context, tokens;
+    hid_t context;
+    h5_set tokens;
     c->id = strdup(id);
     c->info.id = c->id;
     if (!c->id) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", r->path);
@@ -132,7 +114,7 @@ static kvb_status scan_context(record *r, hid_t contexts, const char *id, kvb_er
     status = h5_get_u32(&c->order, &r->file, context, "order", err);
     if (status == KVB_OK) {
         status = h5_open_ids(&tokens, &c->info.n_tokens, &r->file, context, "token_ids", err);
-        h5_release(tokens);
+        h5_close_set(&tokens);
     }
     if (status == KVB_OK) status = record_tokens_check(&r->shape, c->info.n_tokens, r->path, err);
     if (status == KVB_OK) status = scan_metrics(r, c, context, err);
@@ -183,7 +165,7 @@ static void close_quietly(record *r)
         free(r->contexts[i].questions);
         h5_free_names(r->contexts[i].metrics);
     }
-    h5_close(&r->file, NULL);
+    h5_close(&r->file);
     free(r->contexts);
     cJSON_Delete(r->attributes);
     free(r->path);
@@ -256,6 +238,17 @@ const cJSON *record_attributes(const record *r)
     return r->attributes;
 }
 
+bool record_has_sums(const record *r)
+{
+    return r->file.sums;
+}
+
+kvb_status record_file_sha256(const record *r, char out[65], kvb_error *err)
+{
+    kvb_status status = sha256_descriptor_hex(r->file.descriptor, r->path, out, err);
+    return status == KVB_OK ? h5_unchanged(&r->file, err) : status;
+}
+
 size_t record_context_count(const record *r)
 {
     return r->n;
@@ -264,6 +257,14 @@ size_t record_context_count(const record *r)
 const record_context_info *record_context(const record *r, size_t i)
 {
     return i < r->n ? &r->contexts[i].info : NULL;
+}
+
+const record_context_info *record_find_context(const record *r, const char *id)
+{
+    for (size_t i = 0; i < r->n; i++) {
+        if (strcmp(r->contexts[i].id, id) == 0) return &r->contexts[i].info;
+    }
+    return NULL;
 }
 
 // ---- Arrays ----
@@ -284,35 +285,35 @@ static kvb_status read_array(const record *r, const context_entry *c, hid_t grou
     uint32_t dims[3];
     dims_of(dims, r, c);
     size_t layer_size = (size_t)dims[1] * dims[2];
-    hid_t array;
+    h5_set array;
     kvb_status status = h5_open_array(&array, &r->file, group, name, dims, err);
     for (uint32_t l = 0; l < dims[0] && status == KVB_OK; l++) {
         float *layer = out + l * layer_size;
-        status = h5_read_layer(&r->file, array, l, layer, err);
+        status = h5_read_layer(&r->file, &array, layer, err);
         for (size_t i = 0; i < layer_size && status == KVB_OK; i++) {
             const char *fault = number_fault(kind, layer[i]);
             if (fault)
-                status = h5_fail(err, KVB_NUMERIC, r->path, array, NULL, "layer %u, KV head %zu, token %zu: %s", l,
+                status = h5_fail(err, KVB_NUMERIC, r->path, array.id, NULL, "layer %u, KV head %zu, token %zu: %s", l,
                                  i / dims[2], i % dims[2], fault);
         }
     }
-    h5_release(array);
+    h5_close_set(&array);
     return status;
 }
 
 static kvb_status read_ids(const record *r, hid_t group, const char *name, uint32_t n, int32_t *out, kvb_error *err)
 {
-    hid_t ids;
+    h5_set ids;
     uint32_t found;
     kvb_status status = h5_open_ids(&ids, &found, &r->file, group, name, err);
     if (status == KVB_OK && found != n)
         status = h5_fail(err, KVB_FORMAT, r->path, group, name, "has changed while it was read");
-    if (status == KVB_OK && n > 0) status = h5_read_ids(&r->file, ids, out, err);
-    h5_release(ids);
+    if (status == KVB_OK && n > 0) status = h5_read_ids(&r->file, &ids, out, err);
+    h5_close_set(&ids);
     return status;
 }
 
-static kvb_status find_context(const context_entry **out, const record *r, size_t i, kvb_error *err)
+static kvb_status context_at(const context_entry **out, const record *r, size_t i, kvb_error *err)
 {
     *out = i < r->n ? &r->contexts[i] : NULL;
     return *out ? KVB_OK : kvb_fail(err, KVB_ARGUMENT, "%s: context %zu of %zu", r->path, i, r->n);
@@ -321,7 +322,7 @@ static kvb_status find_context(const context_entry **out, const record *r, size_
 kvb_status record_read_tokens(record *r, size_t i, int32_t *out, kvb_error *err)
 {
     const context_entry *c;
-    kvb_status status = find_context(&c, r, i, err);
+    kvb_status status = context_at(&c, r, i, err);
     if (status != KVB_OK) return status;
     h5_error_printing before = h5_quiet();
     hid_t context;
@@ -335,7 +336,7 @@ kvb_status record_read_tokens(record *r, size_t i, int32_t *out, kvb_error *err)
 kvb_status record_read_scores(record *r, size_t i, const char *metric, float *out, kvb_error *err)
 {
     const context_entry *c;
-    kvb_status status = find_context(&c, r, i, err);
+    kvb_status status = context_at(&c, r, i, err);
     if (status != KVB_OK) return status;
     h5_error_printing before = h5_quiet();
     hid_t context, scores = -1;
@@ -356,7 +357,7 @@ typedef enum question_part { READ_ORACLE, READ_SUFFIX, READ_ANSWER } question_pa
 static kvb_status read_question(record *r, size_t i, size_t index, question_part what, void *out, kvb_error *err)
 {
     const context_entry *c;
-    kvb_status status = find_context(&c, r, i, err);
+    kvb_status status = context_at(&c, r, i, err);
     if (status != KVB_OK) return status;
     if (index >= c->info.n_questions)
         return kvb_fail(err, KVB_ARGUMENT, "%s: context %s: question %zu of %u", r->path, c->id, index,

@@ -103,9 +103,9 @@ static kvb_status check_format(const h5_file *f, const cJSON *attributes, kvb_er
                         cJSON_IsString(format) ? format->valuestring : ": some other HDF5 file?");
     if (!cJSON_IsNumber(version) || version->valuedouble < 1)
         return kvb_fail(err, KVB_FORMAT, "%s: attribute format_version: expected %d", f->name, RECORD_FORMAT_VERSION);
-    if (version->valuedouble != RECORD_FORMAT_VERSION)
-        return kvb_fail(err, KVB_VERSION, "%s: record format %g, this program reads %d; use a newer kvbudget", f->name,
-                        version->valuedouble, RECORD_FORMAT_VERSION);
+    if (version->valuedouble != 1 && version->valuedouble != RECORD_FORMAT_VERSION)
+        return kvb_fail(err, KVB_VERSION, "%s: record format %g, this program reads 1 and %d; use a newer kvbudget",
+                        f->name, version->valuedouble, RECORD_FORMAT_VERSION);
     return KVB_OK;
 }
 
@@ -126,6 +126,30 @@ kvb_status record_root_read(const h5_file *f, record_shape *shape, cJSON **attri
     if (status == KVB_OK) return KVB_OK;
     cJSON_Delete(*attributes);
     *attributes = NULL;
+    return status;
+}
+
+// ---- Where things are ----
+
+kvb_status record_open_context(hid_t *out, const h5_file *f, const char *id, kvb_error *err)
+{
+    hid_t contexts;
+    *out = -1;
+    kvb_status status = h5_open_group(&contexts, f, f->id, "contexts", err);
+    if (status == KVB_OK) status = h5_open_group(out, f, contexts, id, err);
+    h5_release(contexts);
+    return status;
+}
+
+kvb_status record_open_question(hid_t *out, const h5_file *f, hid_t context, uint32_t number, kvb_error *err)
+{
+    char name[16];
+    snprintf(name, sizeof name, "%u", number);
+    hid_t questions;
+    *out = -1;
+    kvb_status status = h5_open_group(&questions, f, context, "questions", err);
+    if (status == KVB_OK) status = h5_open_group(out, f, questions, name, err);
+    h5_release(questions);
     return status;
 }
 

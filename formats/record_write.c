@@ -34,15 +34,14 @@ static kvb_status write_head(const record_writer *w, const char *path, kvb_error
 {
     atomic_file out;
     h5_file f;
-    kvb_status status = atomic_file_begin(&out, path, err);
+    kvb_status status = atomic_file_begin_own(&out, path, err);
     if (status != KVB_OK) return status;
     uint64_t bytes = PART_OVERHEAD;
     const cJSON *a;
     cJSON_ArrayForEach(a, w->attributes) bytes += 512 + (cJSON_IsString(a) ? strlen(a->valuestring) : 0);
     status = h5_create(&f, out.temp_path, path, bytes, err);
     if (status == KVB_OK) status = record_root_write(&f, &w->shape, w->attributes, err);
-    kvb_status closed = h5_close(&f, status == KVB_OK ? err : NULL);
-    if (status == KVB_OK) status = closed;
+    status = h5_finish(&f, out.temp_path, status, err);
     if (status == KVB_OK) return atomic_file_commit(&out, err);
     atomic_file_abandon(&out);
     return status;
@@ -57,7 +56,7 @@ static kvb_status compare_head(const record_writer *w, const char *path, kvb_err
     if (status == KVB_OK) status = record_root_read(&f, &shape, &attributes, err);
     if (status == KVB_OK) status = record_root_compare(&shape, attributes, &w->shape, w->attributes, w->folder, err);
     cJSON_Delete(attributes);
-    h5_close(&f, NULL);
+    h5_close(&f);
     return status;
 }
 
@@ -77,7 +76,7 @@ static kvb_status join(record_writer *w, kvb_error *err)
     kvb_status status = KVB_OK;
     if (!path_exists(head))
         status = kvb_fail(err, KVB_IO,
-                          "%s: the folder of the run is not to be seen here; all processes need one file "
+                          "%s: this process does not see the folder of the run; all processes need one file "
                           "system, or --shard and kvbudget merge",
                           w->folder);
     if (status == KVB_OK) status = compare_head(w, head, err);
@@ -91,19 +90,21 @@ static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
     if (start == RECORD_JOIN) return join(w, err);
     // Looked at before the folder is made, so that a refusal leaves nothing behind, and again when no one else can
     // write.
-    kvb_status status = start == RECORD_NEW ? refuse_existing(w, err) : KVB_OK;
+    kvb_status status = atomic_file_check(w->path, err);
+    if (status == KVB_OK && start == RECORD_NEW) status = refuse_existing(w, err);
     if (status == KVB_OK) status = parts_lock(&w->lock, w->folder, err);
     if (status == KVB_OK && start == RECORD_NEW) status = refuse_existing(w, err);
     if (status == KVB_OK) atomic_file_remove_stale(w->path);
     if (status == KVB_OK && start == RECORD_REPLACE) {
-        parts_clear(w->folder);
-        status = parts_mark_replace(w->folder, err);
+        status = parts_clear(w->folder, err);
+        if (status == KVB_OK) status = parts_mark_replace(w->folder, err);
     }
     if (status == KVB_OK && !parts_replace(w->folder)) status = open_base(w, err);
     char *head = parts_head_path(w->folder);
     if (status == KVB_OK && !head) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
     if (status == KVB_OK) status = path_exists(head) ? compare_head(w, head, err) : write_head(w, head, err);
-    if (w->lock >= 0 && status != KVB_OK && !path_exists(head)) parts_remove(w->folder); // nothing was there before
+    if (w->lock >= 0 && status != KVB_OK && !path_exists(head))
+        (void)parts_remove(w->folder, NULL); // nothing was there
     free(head);
     return status;
 }
@@ -143,7 +144,7 @@ void record_writer_free(record_writer *w)
 {
     if (!w) return;
     record_close(w->base);
-    if (w->lock >= 0) close(w->lock); // unlocks
+    if (w->lock >= 0) (void)file_close(w->lock); // unlocks; nothing was written through it
     cJSON_Delete(w->attributes);
     free(w->folder);
     free(w->path);
@@ -161,10 +162,7 @@ kvb_status record_writer_set_deflate(record_writer *w, int level, kvb_error *err
 
 static const record_context_info *find_in_base(const record_writer *w, const char *id)
 {
-    for (size_t i = 0; w->base && i < w->base->n; i++) {
-        if (strcmp(w->base->contexts[i].id, id) == 0) return &w->base->contexts[i].info;
-    }
-    return NULL;
+    return w->base ? record_find_context(w->base, id) : NULL;
 }
 
 static bool has_part(const record_writer *w, const char *id, bool is_question, uint32_t question)
@@ -204,11 +202,12 @@ typedef struct part_file {
 static kvb_status begin_part(part_file *p, const record_writer *w, const char *id, bool is_question, uint32_t question,
                              uint64_t bytes, kvb_error *err)
 {
-    *p = (part_file){.h5 = {-1, NULL, 0}, .contexts = -1, .context = -1};
+    *p = (part_file){.h5 = {.id = -1}, .contexts = -1, .context = -1};
     p->path = part_path(w->folder, id, is_question, question);
     if (!p->path) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
-    kvb_status status = atomic_file_begin(&p->out, p->path, err);
+    kvb_status status = atomic_file_begin_own(&p->out, p->path, err);
     if (status == KVB_OK) status = h5_create(&p->h5, p->out.temp_path, p->path, bytes + PART_OVERHEAD, err);
+    if (status == KVB_OK) status = h5_put_u32(&p->h5, p->h5.id, "format_version", RECORD_FORMAT_VERSION, err);
     if (status == KVB_OK) status = h5_make_group(&p->contexts, &p->h5, p->h5.id, "contexts", err);
     if (status == KVB_OK) status = h5_make_group(&p->context, &p->h5, p->contexts, id, err);
     return status;
@@ -217,10 +216,9 @@ static kvb_status begin_part(part_file *p, const record_writer *w, const char *i
 // Finishes a part whose contents were written with `status`; removes it when that is no success.
 static kvb_status end_part(part_file *p, kvb_status status, kvb_error *err)
 {
-    h5_release(p->context);
-    h5_release(p->contexts);
-    kvb_status closed = h5_close(&p->h5, status == KVB_OK ? err : NULL);
-    if (status == KVB_OK) status = closed;
+    status = h5_end(&p->h5, p->context, status, err);
+    status = h5_end(&p->h5, p->contexts, status, err);
+    if (p->h5.tally) status = h5_finish(&p->h5, p->out.temp_path, status, err);
     if (status == KVB_OK) status = atomic_file_commit(&p->out, err);
     else atomic_file_abandon(&p->out);
     free(p->path);
@@ -231,12 +229,11 @@ static kvb_status write_array(const record_writer *w, const h5_file *f, hid_t gr
                               uint32_t n_tokens, const float *data, kvb_error *err)
 {
     uint32_t dims[3] = {w->shape.n_layers, w->shape.n_kv_heads, n_tokens};
-    hid_t array;
-    kvb_status status = h5_make_array(&array, f, group, name, dims, 0, err);
+    h5_set array;
+    kvb_status status = h5_make_array(&array, f, group, name, dims, 0, false, err);
     for (uint32_t l = 0; l < dims[0] && status == KVB_OK; l++)
-        status = h5_write_layer(f, array, l, data + (size_t)l * dims[1] * dims[2], err);
-    h5_release(array);
-    return status;
+        status = h5_write_layer(f, &array, data + (size_t)l * dims[1] * dims[2], err);
+    return h5_end_array(f, &array, NULL, status, err);
 }
 
 // Bytes of one [L,G,T] array and of what HDF5 keeps about it.
@@ -301,27 +298,27 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
     if (status == KVB_OK) status = h5_make_group(&group, &p.h5, p.context, "scores", err);
     for (size_t m = 0; m < n_metrics && status == KVB_OK; m++)
         status = write_array(w, &p.h5, group, metrics[m], n_tokens, scores[m], err);
-    h5_release(group);
+    status = h5_end(&p.h5, group, status, err);
     status = end_part(&p, status, err);
     h5_loud(before);
     return status;
 }
 
-// T of a context that was put before.
-static kvb_status find_n_tokens(uint32_t *out, const record_writer *w, const char *id, kvb_error *err)
+kvb_status record_n_tokens(uint32_t *out, const record_writer *w, const char *id, kvb_error *err)
 {
     const record_context_info *c = find_in_base(w, id);
     char *path = part_path(w->folder, id, false, 0);
     kvb_status status = KVB_OK;
     if (path_exists(path)) {
         h5_file f;
-        hid_t context = -1, ids = -1;
+        hid_t context = -1;
+        h5_set ids = {.id = -1};
         status = h5_open(&f, path, err);
         if (status == KVB_OK) status = record_open_context(&context, &f, id, err);
         if (status == KVB_OK) status = h5_open_ids(&ids, out, &f, context, "token_ids", err);
-        h5_release(ids);
+        h5_close_set(&ids);
         h5_release(context);
-        h5_close(&f, NULL);
+        h5_close(&f);
     } else if (c) {
         *out = c->n_tokens;
     } else {
@@ -362,9 +359,8 @@ static kvb_status write_question(const record_writer *w, const part_file *p, uin
     if (status == KVB_OK) status = h5_write_ids(&p->h5, group, "suffix_ids", q->suffix_ids, q->n_suffix, err);
     if (status == KVB_OK) status = h5_write_ids(&p->h5, group, "answer_ids", q->answer_ids, q->n_answer, err);
     if (status == KVB_OK && q->oracle) status = write_array(w, &p->h5, group, "oracle", n_tokens, q->oracle, err);
-    h5_release(group);
-    h5_release(questions);
-    return status;
+    status = h5_end(&p->h5, group, status, err);
+    return h5_end(&p->h5, questions, status, err);
 }
 
 kvb_status record_put_question(record_writer *w, const char *id, uint32_t question, const record_question *q,
@@ -374,7 +370,7 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
     if (status != KVB_OK) return status;
     h5_error_printing before = h5_quiet();
     uint32_t n_tokens = 0;
-    status = find_n_tokens(&n_tokens, w, id, err);
+    status = record_n_tokens(&n_tokens, w, id, err);
     if (status == KVB_OK) status = check_question(w, id, question, q, n_tokens, err);
     if (status == KVB_OK) {
         part_file p;

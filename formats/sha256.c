@@ -1,9 +1,12 @@
 #include "sha256.h"
-#include "file_read.h"
+#include "file_io.h"
 #include "runtime/fail.h"
+#include <errno.h>
+#include <fcntl.h>
 #include <openssl/evp.h>
-#include <stdint.h>
-#include <sys/mman.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 // The opaque state is libcrypto's own: nothing has to be wrapped.
 static EVP_MD_CTX *context(sha256_state *s)
@@ -60,22 +63,37 @@ kvb_status sha256_hex(const void *data, size_t size, char out[65], kvb_error *er
     return status;
 }
 
-kvb_status sha256_file_hex(const char *path, char out[65], kvb_error *err)
+kvb_status sha256_descriptor_hex(int file, const char *name, char out[65], kvb_error *err)
 {
-    enum { STEP = 4 << 20 }; // whole pages on any machine
-    file_view view;
+    enum { STEP = 1 << 20 };
     sha256_state *s = NULL;
-    kvb_status status = file_map(&view, path, err);
-    if (status == KVB_OK) status = sha256_begin(&s, err);
-    for (size_t done = 0; status == KVB_OK && done < view.size; done += STEP) {
-        const unsigned char *from = (const unsigned char *)view.data + done;
-        size_t size = view.size - done < STEP ? view.size - done : STEP;
-        status = sha256_add(s, from, size, err);
-        // A record may be larger than the memory: what was read need not stay. Only advice, so failing is no failure.
-        (void)madvise((void *)(uintptr_t)from, size, MADV_DONTNEED);
+    unsigned char *block = malloc(STEP);
+    kvb_status status = block ? sha256_begin(&s, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory for a block", name);
+    off_t at = 0;
+    for (ssize_t n = 1; status == KVB_OK && n != 0;) {
+        n = pread(file, block, STEP, at);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) status = kvb_fail(err, KVB_IO, "%s: cannot read: %s", name, strerror(errno));
+        else status = sha256_add(s, block, (size_t)n, err);
+        at += n;
     }
     if (status == KVB_OK) status = sha256_end(s, out, err);
     sha256_free(s);
-    file_unmap(&view);
+    free(block);
+    return status;
+}
+
+kvb_status sha256_file_hex(const char *path, char out[65], kvb_error *err)
+{
+    int file = file_open(path, O_RDONLY | O_NONBLOCK, 0);
+    struct stat st;
+    if (file < 0 || fstat(file, &st) != 0) {
+        kvb_status status = kvb_fail(err, KVB_IO, "%s: cannot open: %s", path, strerror(errno));
+        if (file >= 0) (void)file_close(file); // only read
+        return status;
+    }
+    kvb_status status = S_ISREG(st.st_mode) ? sha256_descriptor_hex(file, path, out, err)
+                                            : kvb_fail(err, KVB_ARGUMENT, "%s: is no file, expected one", path);
+    (void)file_close(file);
     return status;
 }

@@ -3,6 +3,7 @@
 #include "json_file.h"
 #include "npy.h"
 #include "runtime/fail.h"
+#include "runtime/json.h"
 #include "runtime/safetensors.h"
 #include "sha256.h"
 #include <math.h>
@@ -47,106 +48,86 @@ static const char *text_of(const cJSON *metadata, const char *key)
     return cJSON_IsString(item) ? item->valuestring : "";
 }
 
-// A number out of the text of metric_parameters, or `otherwise`.
-static double parameter(const cJSON *parameters, const char *key, double otherwise)
+// As a literal of JSON and Python alike; to be freed with cJSON_free, NULL when memory is short.
+static char *quoted(const char *text)
 {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(parameters, key);
-    return cJSON_IsNumber(item) ? item->valuedouble : otherwise;
+    cJSON *item = cJSON_CreateString(text);
+    char *literal = cJSON_PrintUnformatted(item);
+    cJSON_Delete(item);
+    return literal;
 }
 
-static bool is_named(const cJSON *parameters, const char *key, const char *otherwise)
+// A word that Python can call or name; the table may be of anybody.
+static bool is_identifier(const char *text)
 {
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(parameters, key);
-    return !cJSON_IsString(item) || strcmp(item->valuestring, otherwise) == 0;
+    return *text && strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") == strlen(text);
 }
 
-// Whether `metric` is `name`, with a variant or parameters behind it or without.
-static bool is_metric(const char *metric, const char *name)
+static bool print_argument(FILE *to, const cJSON *a, const char *separator)
 {
-    size_t n = strlen(name);
-    return strncmp(metric, name, n) == 0 && (metric[n] == ':' || !metric[n]);
-}
-
-// Presses with parameters; false when it is none of these.
-static bool press_with_parameters(char *press, size_t size, const char **note, const char *metric, const cJSON *p)
-{
-    if (is_metric(metric, "snapkv")) {
-        snprintf(press, size, "SnapKVPress(window_size=%.0f, kernel_size=%.0f)", parameter(p, "window", 64),
-                 parameter(p, "kernel", 5));
-        if (parameter(p, "max_pool", strcmp(metric, "snapkv:lukv") == 0) != 0)
-            *note = "kvpress has no SnapKV with max pooling: its ranking differs from the one that was calibrated";
-        else if (parameter(p, "group_max", 0) != 0)
-            *note =
-                "kvpress's SnapKV takes the mean over a group: its ranking differs from the one that was calibrated";
-    } else if (is_metric(metric, "ea")) {
-        snprintf(press, size,
-                 "ExpectedAttentionPress(n_future_positions=%.0f, n_sink=%.0f, use_covariance=%s, use_vnorm=%s, "
-                 "epsilon=%g)",
-                 parameter(p, "future", 512), parameter(p, "sinks", 4),
-                 parameter(p, "covariance", 1) != 0 ? "True" : "False",
-                 parameter(p, "value_norm", 1) != 0 ? "True" : "False", parameter(p, "epsilon", 0.02));
-        if (parameter(p, "stored", 0) != 0)
-            *note = "calibrated with stored query statistics: use ExpectedAttentionStatsPress with the same ones";
-        else if (parameter(p, "sinks_in_softmax", strncmp(metric, "ea:lukv", 7) == 0) != 0)
-            *note = "kvpress leaves the sinks out of the softmax: its ranking differs from the one that was calibrated";
-    } else if (is_metric(metric, "lagkv")) {
-        snprintf(press, size, "LagKVPress(n_sink=%.0f, lag_size=%.0f, cross_scoring=%s)", parameter(p, "sink", 4),
-                 parameter(p, "lag", 128), parameter(p, "cross", 0) != 0 ? "True" : "False");
-        if (!is_named(p, "mode", "lag") || parameter(p, "lambda", 1) != 1)
-            *note = "kvpress's LagKV has no other mode or weight: its ranking differs from the one that was calibrated";
-    } else {
-        return false;
+    char number[32];
+    if (cJSON_IsString(a)) {
+        char *text = quoted(a->valuestring);
+        bool ok = text && fprintf(to, "%s%s=%s", separator, a->string, text) > 0;
+        cJSON_free(text);
+        return ok;
     }
-    return true;
+    if (cJSON_IsRaw(a)) return fprintf(to, "%s%s=%s", separator, a->string, a->valuestring) > 0;
+    if (cJSON_IsBool(a)) return fprintf(to, "%s%s=%s", separator, a->string, cJSON_IsTrue(a) ? "True" : "False") > 0;
+    snprintf(number, sizeof number, "%.15g", a->valuedouble);
+    if (strtod(number, NULL) != a->valuedouble) snprintf(number, sizeof number, "%.17g", a->valuedouble);
+    return fprintf(to, "%s%s=%s", separator, a->string, number) > 0;
 }
 
-// The kvpress 0.5.5 press that ranks tokens as the metric does; what it is when there is none.
-static void describe_press(char *press, size_t size, const char **note, const cJSON *metadata)
+// "SnapKVPress(window_size=64, kernel_size=5)" of what a scorer declares; malloc'd, NULL when memory is short.
+static char *call_text(const cJSON *press)
 {
-    const char *metric = text_of(metadata, "metric");
-    cJSON *parameters = cJSON_Parse(text_of(metadata, "metric_parameters"));
-    *note = NULL;
-    if (is_metric(metric, "keydiff")) {
-        snprintf(press, size, "KeyDiffPress()");
-        if (!is_named(parameters, "anchor", "mean") || !is_named(parameters, "similarity", "cos"))
-            *note = "kvpress's KeyDiff has the mean anchor and the cosine: its ranking differs from the one that was "
-                    "calibrated";
-    } else if (is_metric(metric, "tova") && is_named(parameters, "scope", "layer")) {
-        snprintf(press, size, "TOVAPress()");
-    } else if (is_metric(metric, "knorm")) {
-        snprintf(press, size, "KnormPress()");
-    } else if (is_metric(metric, "random")) {
-        snprintf(press, size, "RandomPress()");
-        *note = "another random order than the one that was calibrated";
-    } else if (!press_with_parameters(press, size, note, metric, parameters)) {
-        snprintf(press, size, "YourPress()");
-        *note = "choose the kvpress scorer that ranks tokens as the metric does";
+    const cJSON *argument;
+    const char *name = text_of(press, "press");
+    char *text = NULL;
+    size_t size = 0;
+    FILE *to = open_memstream(&text, &size);
+    if (!to) return NULL;
+    bool ok = fprintf(to, "%s(", is_identifier(name) ? name : "YourPress") > 0;
+    const char *separator = "";
+    cJSON_ArrayForEach(argument, cJSON_GetObjectItemCaseSensitive(press, "arguments"))
+    {
+        if (!is_identifier(argument->string)) continue;
+        ok = ok && print_argument(to, argument, separator);
+        separator = ", ";
     }
-    cJSON_Delete(parameters);
+    ok = ok && fprintf(to, ")") > 0;
+    if (fclose(to) == 0 && ok) return text;
+    free(text);
+    return NULL;
 }
 
-static bool add_kvpress(cJSON *sidecar, const cJSON *metadata, const char *npy_path)
+static bool add_kvpress(cJSON *sidecar, const cJSON *metadata, const cJSON *press, const char *npy_path)
 {
-    const char *slash = strrchr(npy_path, '/'), *file = slash ? slash + 1 : npy_path, *note;
-    char press[192], *load = NULL;
-    describe_press(press, sizeof press, &note, metadata);
-    const char *sink = text_of(metadata, "sink"), *window = text_of(metadata, "window");
-    int n = asprintf(&load,
-                     "import numpy, kvpress\n"
-                     "press = kvpress.LUKVPress(kvpress.%s, compression_ratio=0.8, sink=%s, window=%s)\n"
-                     "press._budget_curves = numpy.load(\"%s\")  # [99, layers, KV heads], share of tokens pruned",
-                     press, *sink ? sink : "4", *window ? window : "1", file);
-    if (n < 0) return false;
-    cJSON *kvpress = cJSON_AddObjectToObject(sidecar, "kvpress");
+    const char *slash = strrchr(npy_path, '/'), *file = slash ? slash + 1 : npy_path;
+    const char *sink = text_of(metadata, "sink"), *window = text_of(metadata, "window"),
+               *warning = text_of(press, "press")[0] ? text_of(press, "warning")
+                                                     : "choose the kvpress scorer that ranks tokens as the metric does";
+    char *call = call_text(press), *path = quoted(file), *load = NULL;
+    if (!call || !path ||
+        asprintf(&load,
+                 "import numpy, kvpress\n"
+                 "press = kvpress.LUKVPress(kvpress.%s, compression_ratio=0.8, sink=%s, window=%s)\n"
+                 "press._budget_curves = numpy.load(%s)  # [99, layers, KV heads], share of tokens pruned",
+                 call, *sink ? sink : "4", *window ? window : "1", path) < 0)
+        load = NULL;
+    cJSON *kvpress = load ? cJSON_AddObjectToObject(sidecar, "kvpress") : NULL;
     bool ok = kvpress && cJSON_AddStringToObject(kvpress, "version", "0.5.5") &&
-              cJSON_AddStringToObject(kvpress, "press", press) && cJSON_AddStringToObject(kvpress, "load", load) &&
-              (!note || cJSON_AddStringToObject(kvpress, "warning", note));
+              cJSON_AddStringToObject(kvpress, "press", call) && cJSON_AddStringToObject(kvpress, "load", load) &&
+              (!*warning || cJSON_AddStringToObject(kvpress, "warning", warning));
+    free(call);
     free(load);
+    cJSON_free(path);
     return ok;
 }
 
 // NULL when memory is short.
-static cJSON *make_sidecar(const char *npy_path, const char *npy_sha256, const cJSON *metadata)
+static cJSON *make_sidecar(const char *npy_path, const char *npy_sha256, const cJSON *metadata, const cJSON *press)
 {
     const char *slash = strrchr(npy_path, '/');
     cJSON *sidecar = cJSON_CreateObject(), *copy = cJSON_Duplicate(metadata, 1);
@@ -155,7 +136,7 @@ static cJSON *make_sidecar(const char *npy_path, const char *npy_sha256, const c
               cJSON_AddStringToObject(sidecar, "npy", slash ? slash + 1 : npy_path) &&
               cJSON_AddStringToObject(sidecar, "npy_sha256", npy_sha256) &&
               cJSON_AddItemToObject(sidecar, "metadata", copy);
-    if (ok) ok = add_kvpress(sidecar, metadata, npy_path);
+    if (ok) ok = add_kvpress(sidecar, metadata, press, npy_path);
     else cJSON_Delete(copy);
     if (ok) return sidecar;
     cJSON_Delete(sidecar);
@@ -163,7 +144,7 @@ static cJSON *make_sidecar(const char *npy_path, const char *npy_sha256, const c
 }
 
 kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
-                            const double *prune_ratio, const cJSON *metadata, kvb_error *err)
+                            const double *prune_ratio, const cJSON *metadata, const cJSON *press, kvb_error *err)
 {
     size_t count;
     if (__builtin_mul_overflow((size_t)n_rows * n_layers, n_kv_heads, &count))
@@ -178,7 +159,7 @@ kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_la
     kvb_status status = sidecar_path ? npy_write(npy_path, NPY_F64, 3, shape, prune_ratio, err)
                                      : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", npy_path);
     if (status == KVB_OK) status = sha256_file_hex(npy_path, sha256, err);
-    cJSON *sidecar = status == KVB_OK ? make_sidecar(npy_path, sha256, metadata) : NULL;
+    cJSON *sidecar = status == KVB_OK ? make_sidecar(npy_path, sha256, metadata, press) : NULL;
     if (status == KVB_OK) status = json_write(sidecar_path, sidecar, err);
     cJSON_Delete(sidecar);
     free(sidecar_path);
@@ -189,7 +170,9 @@ kvb_status table_sidecar_parse(cJSON **metadata, const void *data, size_t size, 
                                const char *npy_sha256, kvb_error *err)
 {
     *metadata = NULL;
-    cJSON *sidecar = cJSON_ParseWithLength(data, size);
+    bool no_memory;
+    cJSON *sidecar = kvb_json_parse(data, size, NULL, &no_memory);
+    if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", name);
     // The metadata alone, written by hand, will do as well.
     bool alone = strcmp(text_of(sidecar, "format"), "kvbudget-table") == 0;
     const cJSON *held = alone ? sidecar : cJSON_GetObjectItemCaseSensitive(sidecar, "metadata"), *item;

@@ -12,11 +12,12 @@ kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err);
 // short.
 char *table_sidecar_path(const char *npy_path);
 
-// prune_ratio [n_rows,L,G] finite, in [0,1]; metadata: the table's (flat object of strings), copied. Each file is
-// written atomically; the side-car is written last and holds the SHA-256 of the .npy, so that a pair that does not
-// belong together can be told.
+// prune_ratio [n_rows,L,G] finite, in [0,1]; metadata: the table's (flat object of strings), copied; press: of its
+// metric, {"press": "SnapKVPress", "arguments": {"window_size": 64}, "warning": ...}, as metric_press_of makes it (NULL
+// or empty: there is none). Each file is written atomically; the side-car is written last and holds
+// the SHA-256 of the .npy, so that a pair that does not belong together can be told.
 kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
-                            const double *prune_ratio, const cJSON *metadata, kvb_error *err);
+                            const double *prune_ratio, const cJSON *metadata, const cJSON *press, kvb_error *err);
 
 // Reads a side-car, or a file that holds nothing but such metadata: *metadata receives the flat object of strings (the
 // caller's, cJSON_Delete). When npy_sha256 is not NULL and the side-car names a hash, the two must be equal

@@ -1,8 +1,10 @@
 #include "formats/table_weights.h"
 #include "runtime/fail.h"
+#include "runtime/json.h"
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
 static bool read_row(double *weight, const cJSON *row, uint32_t n_texts, double cap)
 {
@@ -23,7 +25,9 @@ static bool read_row(double *weight, const cJSON *row, uint32_t n_texts, double 
 kvb_status table_weights_parse(double *weight, const char *text, uint32_t n_rows, uint32_t n_texts, double cap,
                                const char *name, kvb_error *err)
 {
-    cJSON *rows = text ? cJSON_Parse(text) : NULL;
+    bool no_memory = false;
+    cJSON *rows = text ? kvb_json_parse(text, strlen(text), NULL, &no_memory) : NULL;
+    if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: metadata \"text_weights\": not enough memory", name);
     const cJSON *row = cJSON_IsArray(rows) ? rows->child : NULL;
     uint32_t r = 0;
     for (; r < n_rows && row && read_row(weight + (size_t)r * n_texts, row, n_texts, cap); r++) row = row->next;

@@ -1,5 +1,5 @@
-// The metadata "text_weights" of tables made with worst or cvar: JSON text, for every row one weight of each text. They are
-// the multipliers that prove the row's bound (solver/robust.h).
+// The metadata "text_weights" of tables made with worst or cvar: JSON text, for every row one weight of each text. They
+// are the multipliers that prove the row's bound (solver/robust.h).
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdint.h>

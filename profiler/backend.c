@@ -1,4 +1,6 @@
 #include "profiler/backend.h"
+#include "runtime/fail.h"
+#include <stdio.h>
 #include <string.h>
 
 const backend *const backend_list[] = {&backend_cpu,       &backend_cpu_bf16x3,
@@ -23,7 +25,24 @@ const backend *backend_find(const char *name)
 
 const char *backend_absence(const char *name)
 {
-    return !backend_find(name) && strcmp(name, "cuda") == 0
-               ? "; this program was built without CUDA (no nvcc was found: `make showconfig`, tools/get-cuda.sh)"
-               : "";
+    return !backend_find(name) && strcmp(name, "cuda") == 0 ? "; this program was built without CUDA (no nvcc was "
+                                                              "found: `make showconfig`, tools/scripts/get-cuda.sh)"
+                                                            : "";
+}
+
+dev_matrix backend_matrix(backend_device *on, const float *w, uint32_t out, uint32_t in, bool keep_rows)
+{
+    stored_matrix floats = stored_floats(w, out, in);
+    return on->b->matrix_load(on, &floats, keep_rows);
+}
+
+void backend_fail(backend_device *on, kvb_status status, const char *format, ...)
+{
+    char message[sizeof on->error.message];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+#pragma omp critical(backend_fail)
+    if (on->failed == KVB_OK) on->failed = kvb_fail(&on->error, status, "%s", message);
 }

@@ -1,8 +1,9 @@
-// What the files of the CPU backend share: scratch memory, vectorised loops, and the operations that one file gives to the table of
-// another.
+// What the files of the CPU backend share: scratch memory, vectorised loops, and the operations that one file gives to
+// the table of another.
 //
-// Results have the same bits for any number of threads and any batch of questions: work is cut into tasks by shape alone, each task is
-// computed by one thread in a fixed order, and products have a fixed number of rows, padded where rows are missing (packed.h, linalg.h).
+// Results have the same bits for any number of threads and any batch of questions: work is cut into tasks by shape
+// alone, each task is computed by one thread in a fixed order, and products have a fixed number of rows, padded where
+// rows are missing (packed.h, linalg.h).
 #pragma once
 #include "profiler/backend_host.h"
 #include "profiler/packed.h"
@@ -10,23 +11,26 @@
 enum {
     QUERY_TILE = 256, // context rows per attention task
     KEY_TILE = 256,   // keys per step of the online softmax
-    // With the tile unit a task is the rows of all heads that share keys, about so many lines; and so many meet a tile of keys together: the
-    // scores, 32 KiB, stay in the first-level cache.
+    KEY_ALIGN = 64,   // keys of the last tile are padded to a multiple of this
+    // With the tile unit a task is the rows of all heads that share keys, about so many lines; and so many meet a tile
+    // of keys together: the scores, 32 KiB, stay in the first-level cache.
     TASK_LINES = 384,
     BLOCK_LINES = 32,
     CACHED_FLOATS = 256 << 10, // exponentials of decoded rows that a thread comes back to: half a second-level cache
     VALUE_TILE = 512,          // context rows per step of value_weights
     // Of projections and feed-forward: what a small model makes of them fits into two second-level caches.
     CONTEXT_ROWS = 256,
-    // Outputs of such a product: a multiple of oneDNN's blocks, or the tile unit's, whose products cost nothing to begin.
+    // Outputs of such a product: a multiple of oneDNN's blocks, or the tile unit's, whose products cost nothing to
+    // begin.
     PANEL = 128,
     TILE_PANEL = 32,
     BLOCKS_PER_TASK = 16,    // blocks of product_rows() rows that meet one panel after the other, at most
     OPERAND_BYTES = 3 << 18, // of those blocks on the tile unit, so that they stay in the second-level cache, or of one
 };
 
-// Scratch of one thread; sized by cpu_reserve.
+// Scratch of one thread; counts are in backend_cpu_scratch.c.
 typedef struct scratch {
+    struct cpu_device *on;
     float *scores;                   // [lines, KEY_TILE], [VALUE_TILE, d], or what packing needs
     float *tails;                    // [tail]
     float *queries;                  // [lines, d], lines: cpu_max_lines()
@@ -38,17 +42,40 @@ typedef struct scratch {
     void *split_keys, *split_values; // parts of one tile, where products make them (packed_tiles.h)
 } scratch;
 
-typedef struct cpu_pool {
-    scratch *threads;
-    int n_threads;
-    void *operand; // activations as products want them; in float32 one block, for rows that need padding
+typedef struct cpu_device {
+    backend_device base;
+    precision p;
+    backend_limits limits; // zero: without scratch memory
+    scratch *threads;      // [n_threads]
+    int n_threads;         // of every parallel region that uses them
+    void *operand;         // activations as products want them; in float32 one block, for rows that need padding
     size_t operand_bytes;
-    // Of decoded rows, a group at a time: [heads at hand] of tiles of [lines, keys], and, for each line of each tile of each KV head, its
-    // maximum, later its scale, its sum, and its sum of values [d].
+    // Of decoded rows, a group at a time: [heads at hand] of tiles of [lines, keys], and, for each line of each tile of
+    // each KV head, its maximum, later its scale, its sum, and its sum of values [d].
     float *exponentials, *part_scale, *part_sum, *part_values;
-    void *block;
-} cpu_pool;
-extern cpu_pool pool;
+    float *block; // all of it
+} cpu_device;
+
+static inline cpu_device *cpu_of(backend_device *on)
+{
+    return (cpu_device *)(void *)on;
+}
+
+// --- backend_cpu_scratch.c ---
+uint64_t cpu_scratch_bytes(backend_device *on, const backend_limits *limits);
+bool cpu_scratch_take(cpu_device *on, const backend_limits *limits); // false: no memory
+void cpu_scratch_release(cpu_device *on);
+kvb_status cpu_check(backend_device *on, kvb_error *err); // also: has nobody written beyond a piece of it?
+// What packing a tile's keys or values needs, and the weights of `lines` lines as an operand: of whole tiles, and of a
+// last one, which may have more parts than a whole one and take more for it (packed.h).
+size_t cpu_pack_floats(uint32_t d);
+size_t cpu_weight_bytes(precision p, uint32_t lines);
+// Is attention of this shape within the limits that the device was opened with? Else it has failed.
+bool cpu_fits(backend_device *on, uint32_t n_tokens, attention_shape s);
+// linalg.h's, whose failure is the device's.
+void cpu_gemm(const scratch *s, bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a,
+              size_t lda, const float *b, size_t ldb, float beta, float *c, size_t ldc);
+void cpu_product_failed(cpu_device *on);
 
 // --- backend_cpu_loops.c ---
 float loop_max(const float *x, size_t n);
@@ -72,36 +99,38 @@ void loop_raise_importance(float *best, const float *e, size_t ld, const float *
                            uint32_t group, uint32_t n);
 
 // --- backend_cpu_matmul.c ---
-dev_matrix cpu_matrix_upload(precision p, const float *w, uint32_t out, uint32_t in, bool keep_rows);
-dev_matrix cpu_matrix_load(precision p, const stored_matrix *w, bool keep_rows);
-void cpu_matrix_release(dev_matrix *w);
+dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, bool keep_rows);
+void cpu_matrix_release(backend_device *on, dev_matrix *w);
 // Columns first .. first+n-1 of rows row .. row+rows-1 in float32, of a matrix whose rows were to be kept.
 void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows, uint32_t first, uint32_t n);
-void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
-void cpu_project(const projection *to, uint32_t count, dev x, uint32_t n);
+void cpu_matmul(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
+void cpu_project(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n);
 
 // --- backend_cpu_attention.c ---
-// Of pool.exponentials for contexts of up to n_tokens.
-size_t cpu_exponential_floats(precision p, uint32_t n_tokens, attention_shape s);
-size_t cpu_packed_floats(precision p, uint32_t n_tokens, attention_shape s);
-void cpu_pack_prefix(precision p, const prefix_kv *kv, attention_shape s);
-void cpu_attend_prefix(precision p, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s);
-void cpu_attend_rows(precision p, dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows,
-                     uint32_t n, attention_shape s, const oracle_view *oracle);
+// Of cpu_device.exponentials for contexts of up to n_tokens.
+size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention_shape s);
+size_t cpu_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s);
+void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s);
+void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
+                       attention_shape s);
+void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
+                     const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
 // What queries are multiplied with before they meet keys. Scores are logarithms to base 2 of what the softmax takes.
 float cpu_score_scale(uint32_t d);
-// Lines of a task of attention at most, a line being a row of one query head; and of `lines`, how many meet a tile of keys together.
+// Lines of a task at most, a line being a row of one query head: of attention, or QUERY_TILE in column_sums and
+// output_norms; and of `lines`, how many meet a tile of keys together.
 uint32_t cpu_max_lines(attention_shape s);
 uint32_t cpu_block_lines(uint32_t lines);
-// Turns the scores [seen] that row r has of one more tile into exponentials relative to the row's running maximum, and rescales what the row
-// has gathered so far: row_sum and its outputs [d].
+// Turns the scores [seen] that row r has of one more tile into exponentials relative to the row's running maximum, and
+// rescales what the row has gathered so far: row_sum and its outputs [d].
 void cpu_softmax_line(scratch *s, float *line, uint32_t r, uint32_t seen, uint32_t d);
-// Decoded rows that attention takes at a time. All of them have the same bits wherever they stand (measured on dnnl_sgemm: a multiple of 4
-// and of 6 lines with AVX2).
+// Decoded rows that attention takes at a time. All of them have the same bits wherever they stand (measured on
+// dnnl_sgemm: a multiple of 4 and of 6 lines with AVX2).
 uint32_t cpu_row_group(void);
 uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens); // keys of all tiles together
 
 // --- backend_cpu_values.c ---
-void cpu_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s);
-void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first, attention_shape s);
-void cpu_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
+void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s);
+void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
+                     attention_shape s);
+void cpu_output_norms(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);

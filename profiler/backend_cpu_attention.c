@@ -1,8 +1,10 @@
-// Attention over tiles of rows and keys. In plain float32 the keys and values are read where they stand; else from tiles that pack_prefix
-// made once per layer. Softmax, importance, and each decoded row's own tail are float32 in all of them.
+// Attention over tiles of rows and keys. In plain float32 the keys and values are read where they stand; else from
+// tiles that pack_prefix made once per layer. Softmax, importance, and each decoded row's own tail are float32 in all
+// of them.
 //
-// A line is a row of one query head. oneDNN multiplies all lines of a task with a tile of keys at once; the tile unit a block of few lines at
-// a time, whose scores and weights go from one product through the softmax into the other without leaving the first-level cache.
+// A line is a row of one query head. oneDNN multiplies all lines of a task with a tile of keys at once; the tile unit a
+// block of few lines at a time, whose scores and weights go from one product through the softmax into the other without
+// leaving the first-level cache.
 #include "profiler/backend_cpu.h"
 #include "profiler/linalg.h"
 #include "profiler/meter.h"
@@ -10,8 +12,6 @@
 #include <math.h>
 #include <omp.h>
 #include <string.h>
-
-enum { KEY_ALIGN = 64 }; // keys of the last tile are padded to a multiple of this
 
 // The packed keys and values of one head: tile after tile, K [d, keys] then V [keys, d].
 typedef struct tile_plan {
@@ -34,8 +34,9 @@ static tile_plan plan_tiles(precision p, uint32_t n_tokens, uint32_t d)
     return plan;
 }
 
-size_t cpu_packed_floats(precision p, uint32_t n_tokens, attention_shape s)
+size_t cpu_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s)
 {
+    precision p = cpu_of(on)->p;
     if (operand_is_plain(p) || !n_tokens) return 0;
     return s.n_kv_heads * plan_tiles(p, n_tokens, s.head_dim).head_bytes / sizeof(float);
 }
@@ -55,18 +56,19 @@ uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens)
     return operand_is_plain(p) ? n_tokens : (n_tokens + KEY_ALIGN - 1) / KEY_ALIGN * KEY_ALIGN;
 }
 
-void cpu_pack_prefix(precision p, const prefix_kv *kv, attention_shape s)
+void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
 {
-    if (operand_is_plain(p)) return;
+    precision p = cpu_of(on)->p;
+    if (operand_is_plain(p) || !cpu_fits(on, kv->n_tokens, s)) return;
     uint32_t d = s.head_dim;
     tile_plan plan = plan_tiles(p, kv->n_tokens, d);
-#pragma omp parallel for collapse(2) schedule(dynamic, 1)
+#pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(cpu_of(on)->n_threads)
     for (uint32_t g = 0; g < s.n_kv_heads; g++)
         for (uint32_t t = 0; t < plan.n_tiles; t++) {
             uint32_t keys = tile_keys(&plan, t), first = t * KEY_TILE,
                      given = kv->n_tokens - first < keys ? kv->n_tokens - first : keys;
-            scratch *mine = &pool.threads[omp_get_thread_num()];
-            float *temp = mine->scores, *padded = temp + packed_temp_floats(d, KEY_TILE);
+            scratch *mine = &cpu_of(on)->threads[omp_get_thread_num()];
+            float *temp = mine->scores, *padded = temp + cpu_pack_floats(d);
             char *to = tile_at(&plan, kv, g, t);
             const float *from[2] = {kv->k.address, kv->v.address};
             bool ok = true;
@@ -81,8 +83,7 @@ void cpu_pack_prefix(precision p, const prefix_kv *kv, attention_shape s)
                 ok = ok && (i == 0 ? packed_store(p, to, rows, d, true, d, keys, temp)
                                    : packed_store(p, to + offset, rows, d, false, keys, d, temp));
             }
-            if (!ok)
-                memset(to, 0xff, t + 1 < plan.n_tiles ? plan.k_bytes : plan.last_k_bytes); // NaN: seen by all callers
+            if (!ok) cpu_product_failed(cpu_of(on));
         }
 }
 
@@ -168,8 +169,9 @@ static void block_scores(const scratch *s, const block_plan *b, const key_tile *
                          uint32_t seen)
 {
     if (!tiles_available()) {
-        product_run(t->number + 1 < b->tiles.n_tiles ? b->scores : b->last_scores, queries_of(s, b, line), t->keys,
-                    s->scores);
+        if (!product_run(t->number + 1 < b->tiles.n_tiles ? b->scores : b->last_scores, queries_of(s, b, line), t->keys,
+                         s->scores))
+            cpu_product_failed(s->on);
         return;
     }
     tiles_multiply(&(tile_product){.parts = packed_parts(b->p, b->d),
@@ -190,8 +192,9 @@ static void block_values(const scratch *s, const block_plan *b, const key_tile *
                          float *outputs)
 {
     if (!tiles_available()) {
-        product_run(t->number + 1 < b->tiles.n_tiles ? b->values : b->last_values, s->weight_operand, t->values,
-                    outputs);
+        if (!product_run(t->number + 1 < b->tiles.n_tiles ? b->values : b->last_values, s->weight_operand, t->values,
+                         outputs))
+            cpu_product_failed(s->on);
         return;
     }
     tiles_multiply(&(tile_product){.parts = packed_parts(b->p, t->width),
@@ -214,8 +217,8 @@ static float line_max(const float *x, uint32_t n)
     return tiles_available() ? tiles_max(x, n) : loop_max(x, n);
 }
 
-// Line r of the weights: 2^(x - top) of the first n scores, then zeros, for the product with `seen` keys. They go to `keep` too, unless it is
-// NULL; x need not outlive this. Returns their sum.
+// Line r of the weights: 2^(x - top) of the first n scores, then zeros, for the product with `seen` keys. They go to
+// `keep` too, unless it is NULL; x need not outlive this. Returns their sum.
 static float line_weights(const scratch *s, const block_plan *b, const key_tile *t, uint32_t r, float *x, uint32_t n,
                           uint32_t seen, float top, float *keep)
 {
@@ -254,6 +257,7 @@ static uint32_t keys_seen(uint32_t row, uint32_t key, uint32_t keys)
 // --- the prefill ---
 
 typedef struct prefix_job {
+    cpu_device *on;
     precision p;
     dev o, q;
     const prefix_kv *kv;
@@ -262,7 +266,8 @@ typedef struct prefix_job {
     block_plan full, last; // for whole tasks, and for those of the last rows
 } prefix_job;
 
-// Queries [at, at + rows) of `heads` heads from `head` on, which share keys and values. Head by head they are `padded` lines.
+// Queries [at, at + rows) of `heads` heads from `head` on, which share keys and values. Head by head they are `padded`
+// lines.
 typedef struct row_tile {
     uint32_t at, rows, padded, head, heads;
 } row_tile;
@@ -282,7 +287,8 @@ static uint32_t task_rows(attention_shape s)
 uint32_t cpu_max_lines(attention_shape s)
 {
     uint32_t prefill = task_rows(s) * task_heads(s), decoding = cpu_row_group() * (s.n_heads / s.n_kv_heads);
-    return prefill > decoding ? prefill : decoding;
+    uint32_t attention = prefill > decoding ? prefill : decoding;
+    return attention > QUERY_TILE ? attention : QUERY_TILE;
 }
 
 static uint32_t padded_rows(precision p, uint32_t rows)
@@ -306,7 +312,8 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
     for (uint32_t key = 0; key < end; key += KEY_TILE) {
         uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
         double start = meter_now();
-        gemm(false, true, padded, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
+        cpu_gemm(s, false, true, padded, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores,
+                 keys);
         meter_add(METER_ATTENTION, start, 2.0 * rows * keys * d, 4.0 * keys * d);
         start = meter_now();
         for (uint32_t r = 0; r < rows; r++) {
@@ -317,12 +324,13 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
         }
         meter_add(METER_SOFTMAX, start, 0, 4.0 * rows * keys);
         start = meter_now();
-        gemm(false, false, padded, d, keys, 1.0f, s->scores, keys, v + (size_t)key * d, d, 1.0f, s->outputs, d);
+        cpu_gemm(s, false, false, padded, d, keys, 1.0f, s->scores, keys, v + (size_t)key * d, d, 1.0f, s->outputs, d);
         meter_add(METER_ATTENTION, start, 2.0 * rows * keys * d, 4.0 * keys * d);
     }
 }
 
-// A block of lines meets a tile of keys: `rows` lines from `line` on, the first of which is context row `row`; they see `keys` of the tile's.
+// A block of lines meets a tile of keys: `rows` lines from `line` on, the first of which is context row `row`; they see
+// `keys` of the tile's.
 static void prefix_block(scratch *s, const block_plan *b, const key_tile *t, uint32_t line, uint32_t row, uint32_t rows,
                          uint32_t keys)
 {
@@ -383,35 +391,39 @@ static void attend_tile(scratch *s, const prefix_job *job, const row_tile *tile)
         }
 }
 
-void cpu_attend_prefix(precision p, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s)
+void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
+                       attention_shape s)
 {
+    precision p = cpu_of(on)->p;
     uint32_t each = task_rows(s), tiles = (n + each - 1) / each, heads = task_heads(s);
-    prefix_job job = {.p = p, .o = o, .q = q, .kv = kv, .first = first, .shape = s};
+    if (!n || !cpu_fits(on, kv->n_tokens, s)) return;
+    prefix_job job = {.on = cpu_of(on), .p = p, .o = o, .q = q, .kv = kv, .first = first, .shape = s};
     if (!operand_is_plain(p) &&
         (!plan_blocks(&job.full, p, kv->n_tokens, s.head_dim, each, true) ||
          !plan_blocks(&job.last, p, kv->n_tokens, s.head_dim, padded_rows(p, n - (tiles - 1) * each), true))) {
-        product_spoil(o.address, (size_t)n * s.n_heads * s.head_dim);
+        cpu_product_failed(job.on);
         return;
     }
     // The last tiles see the most keys: they go first, so that no thread is left with a long one at the end.
-#pragma omp parallel for collapse(2) schedule(dynamic, 1)
+#pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(job.on->n_threads)
     for (uint32_t t = 0; t < tiles; t++)
         for (uint32_t h = 0; h < s.n_heads; h += heads) {
             uint32_t at = (tiles - 1 - t) * each, rows = n - at < each ? n - at : each;
-            attend_tile(&pool.threads[omp_get_thread_num()], &job,
+            attend_tile(&job.on->threads[omp_get_thread_num()], &job,
                         &(row_tile){at, rows, padded_rows(p, rows), h, heads});
         }
 }
 
 // --- decoding ---
 //
-// A task is a tile of keys of one KV head: it meets all rows of a group at once, so that keys and values are read from memory once per
-// group. It leaves exponentials relative to the tile's own maximum, their sum, and their sum of values; then each line's tiles and its
-// own tail are put together, in order; then the exponentials, which are still there, enter the oracle. So many heads are at hand
-// at a time that a thread finds the exponentials of its tiles in its second-level cache; what else is read after a softmax is asked for
-// before.
+// A task is a tile of keys of one KV head: it meets all rows of a group at once, so that keys and values are read from
+// memory once per group. It leaves exponentials relative to the tile's own maximum, their sum, and their sum of values;
+// then each line's tiles and its own tail are put together, in order; then the exponentials, which are still there,
+// enter the oracle. So many heads are at hand at a time that a thread finds the exponentials of its tiles in its
+// second-level cache; what else is read after a softmax is asked for before.
 
 typedef struct rows_job {
+    cpu_device *on;
     precision p;
     dev o, q;
     const prefix_kv *kv;
@@ -452,11 +464,11 @@ static uint32_t tile_width(const rows_job *job, uint32_t i)
 static float *line_of(const rows_job *job, uint32_t g, uint32_t i, uint32_t r)
 {
     size_t head = (size_t)job->max_lines * cpu_padded_tokens(job->p, job->kv->n_tokens);
-    return pool.exponentials + (g - job->head) * head + (size_t)i * KEY_TILE * job->max_lines +
+    return job->on->exponentials + (g - job->head) * head + (size_t)i * KEY_TILE * job->max_lines +
            (size_t)r * tile_width(job, i);
 }
 
-// Place of line r of tile i in pool.part_scale and pool.part_sum, and, times d, in pool.part_values.
+// Place of line r of tile i in part_scale and part_sum, and, times d, in part_values.
 static size_t part_of(const rows_job *job, uint32_t g, uint32_t i, uint32_t r)
 {
     return ((size_t)g * n_tiles(job) + i) * job->max_lines + r;
@@ -478,17 +490,17 @@ static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g,
     for (uint32_t r = 0; r < lines; r += group) // the heads of a row stand side by side
         memcpy(s->queries + (size_t)r * d, query_of(job, g, r), (size_t)group * d * sizeof(float));
     memset(s->queries + (size_t)lines * d, 0, (size_t)(job->max_lines - lines) * d * sizeof(float));
-    gemm(false, true, job->max_lines, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d, d,
-         0.0f, line_of(job, g, i, 0), count);
+    cpu_gemm(s, false, true, job->max_lines, count, d, cpu_score_scale(d), s->queries, d, job->kv->k.address + key * d,
+             d, 0.0f, line_of(job, g, i, 0), count);
     start = meter_add(METER_ATTENTION, start, flops, 0);
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
         float *line = line_of(job, g, i, r), top = loop_max(line, count);
-        pool.part_scale[part + r] = top;
-        pool.part_sum[part + r] = loop_exp2_minus(line, line, count, top);
+        job->on->part_scale[part + r] = top;
+        job->on->part_sum[part + r] = loop_exp2_minus(line, line, count, top);
     }
     start = meter_add(METER_SOFTMAX, start, 0, 4.0 * lines * count);
-    gemm(false, false, job->max_lines, d, count, 1.0f, line_of(job, g, i, 0), count, job->kv->v.address + key * d, d,
-         0.0f, pool.part_values + part * d, d);
+    cpu_gemm(s, false, false, job->max_lines, d, count, 1.0f, line_of(job, g, i, 0), count,
+             job->kv->v.address + key * d, d, 0.0f, job->on->part_values + part * d, d);
     meter_add(METER_ATTENTION, start, flops, 0);
 }
 
@@ -515,12 +527,12 @@ static void context_block(scratch *s, const rows_job *job, const key_tile *t, ui
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
         float *scores = s->scores + (size_t)r * t->width, top = line_max(scores, count);
         ask_for_piece(ask, r, lines);
-        pool.part_scale[part + r] = top;
-        pool.part_sum[part + r] =
+        job->on->part_scale[part + r] = top;
+        job->on->part_sum[part + r] =
             line_weights(s, b, t, r, scores, count, count, top, line_of(job, g, t->number, line + r));
     }
     start = meter_add(METER_SOFTMAX, start, 0, 4.0 * lines * count);
-    block_values(s, b, t, lines, count, pool.part_values + part * b->d);
+    block_values(s, b, t, lines, count, job->on->part_values + part * b->d);
     meter_add(METER_ATTENTION, start, flops, 0);
 }
 
@@ -551,7 +563,8 @@ static void ask_for_tail(const rows_job *job, dev cache, uint32_t row, uint32_t 
         ask_for(tail_of(job, cache, row, g), (size_t)(job->rows[row].tail + 1) * job->shape.head_dim);
 }
 
-// Puts the tiles of line r and its tail together. Leaves in part_scale what turns a tile's exponentials into probabilities.
+// Puts the tiles of line r and its tail together. Leaves in part_scale what turns a tile's exponentials into
+// probabilities.
 static void finish_line(scratch *s, const rows_job *job, uint32_t g, uint32_t r)
 {
     uint32_t d = job->shape.head_dim, group = group_of(job), row = job->first + r / group, n = job->rows[row].tail + 1,
@@ -561,22 +574,22 @@ static void finish_line(scratch *s, const rows_job *job, uint32_t g, uint32_t r)
     if (begins) ask_for_tail(job, job->tails->v, row, g);
     loop_tail_scores(tail, query_of(job, g, r), tail_of(job, job->tails->k, row, g), n, d, cpu_score_scale(d));
     float top = loop_max(tail, n);
-    for (uint32_t i = 0; i < tiles; i++) top = fmaxf(top, pool.part_scale[part_of(job, g, i, r)]);
+    for (uint32_t i = 0; i < tiles; i++) top = fmaxf(top, job->on->part_scale[part_of(job, g, i, r)]);
     float sum = loop_exp2_minus(tail, tail, n, top);
     memset(out, 0, d * sizeof *out);
     if (begins) ask_for_tail(job, job->tails->k, row + 1, g);
     loop_weighted_sum(out, tail, 1, tail_of(job, job->tails->v, row, g), d, n, d);
     for (uint32_t i = 0; i < tiles; i++) {
         size_t part = part_of(job, g, i, r);
-        float *scale = &pool.part_scale[part];
+        float *scale = &job->on->part_scale[part];
         *scale = softmax_exp2(*scale - top);
-        sum += *scale * pool.part_sum[part];
+        sum += *scale * job->on->part_sum[part];
     }
     size_t first = part_of(job, g, 0, r);
-    loop_weighted_sum(out, pool.part_scale + first, job->max_lines, pool.part_values + first * d,
+    loop_weighted_sum(out, job->on->part_scale + first, job->max_lines, job->on->part_values + first * d,
                       (size_t)job->max_lines * d, tiles, d);
     float inverse = 1.0f / sum, *o = job->o.address + (query_of(job, g, r) - job->q.address);
-    for (uint32_t i = 0; i < tiles; i++) pool.part_scale[part_of(job, g, i, r)] *= inverse;
+    for (uint32_t i = 0; i < tiles; i++) job->on->part_scale[part_of(job, g, i, r)] *= inverse;
     for (uint32_t c = 0; c < d; c++) o[c] = out[c] * inverse;
 }
 
@@ -596,13 +609,14 @@ static void raise_importance(const rows_job *job, uint32_t g, uint32_t i)
         if (r + 1 < job->n) ask_for(best_of(job, r + 1) + (size_t)g * T + key, tile_count(job, i));
         if (!row->observed) continue;
         loop_raise_importance(best_of(job, r) + (size_t)g * T + key, line_of(job, g, i, r * group), tile_width(job, i),
-                              pool.part_scale + part_of(job, g, i, r * group),
+                              job->on->part_scale + part_of(job, g, i, r * group),
                               oracle->weights.address + (size_t)g * group * T + key, T, group, tile_count(job, i));
     }
     meter_add(METER_ORACLE, start, 0, 4.0 * tile_count(job, i) * job->n * (2.0 + group));
 }
 
-// Threads have stretches of the keys of all heads at hand: the tiles that begin there, for attention and for the oracle alike.
+// Threads have stretches of the keys of all heads at hand: the tiles that begin there, for attention and for the oracle
+// alike.
 static bool has_tile(const rows_job *job, uint32_t g, uint32_t i)
 {
     uint64_t tokens = cpu_padded_tokens(job->p, job->kv->n_tokens),
@@ -614,7 +628,7 @@ static bool has_tile(const rows_job *job, uint32_t g, uint32_t i)
 static void attend_heads(const rows_job *job)
 {
     uint32_t end = job->head + job->heads, tiles = n_tiles(job), lines = job->n * group_of(job);
-    scratch *s = &pool.threads[omp_get_thread_num()];
+    scratch *s = &job->on->threads[omp_get_thread_num()];
     uint32_t ready = end; // the head whose queries this thread has split
     for (uint32_t g = job->head; g < end; g++)
         for (uint32_t i = 0; i < tiles; i++) {
@@ -640,20 +654,21 @@ static void attend_heads(const rows_job *job)
 #pragma omp barrier
 }
 
-// Heads whose exponentials, [lines, tokens] each, the threads' caches hold together; each time as many, as near as that goes.
-static uint32_t heads_at_hand(size_t lines, size_t tokens, uint32_t n_kv_heads)
+// Heads whose exponentials, [lines, tokens] each, the threads' caches hold together; each time as many, as near as that
+// goes.
+static uint32_t heads_at_hand(int threads, size_t lines, size_t tokens, uint32_t n_kv_heads)
 {
-    size_t fit = (size_t)omp_get_max_threads() * CACHED_FLOATS / (lines * tokens);
+    size_t fit = (size_t)threads * CACHED_FLOATS / (lines * tokens);
     if (fit < 1) return 1;
     uint32_t times = (uint32_t)((n_kv_heads + fit - 1) / fit);
     return (n_kv_heads + times - 1) / times;
 }
 
 // Shorter contexts take no more: as many heads as the caches hold, or one.
-size_t cpu_exponential_floats(precision p, uint32_t n_tokens, attention_shape s)
+size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention_shape s)
 {
-    size_t head = (size_t)cpu_row_group() * (s.n_heads / s.n_kv_heads) * cpu_padded_tokens(p, n_tokens),
-           cached = (size_t)omp_get_max_threads() * CACHED_FLOATS;
+    size_t head = (size_t)cpu_row_group() * (s.n_heads / s.n_kv_heads) * cpu_padded_tokens(on->p, n_tokens),
+           cached = (size_t)on->n_threads * CACHED_FLOATS;
     if (cached > head * s.n_kv_heads) return head * s.n_kv_heads;
     return cached > head ? cached : head;
 }
@@ -661,8 +676,8 @@ size_t cpu_exponential_floats(precision p, uint32_t n_tokens, attention_shape s)
 static void attend_group(const rows_job *job)
 {
     uint32_t G = job->shape.n_kv_heads,
-             heads = heads_at_hand(job->max_lines, cpu_padded_tokens(job->p, job->kv->n_tokens), G);
-#pragma omp parallel
+             heads = heads_at_hand(job->on->n_threads, job->max_lines, cpu_padded_tokens(job->p, job->kv->n_tokens), G);
+#pragma omp parallel num_threads(job->on->n_threads)
     {
         rows_job mine = *job;
         tiles_hold();
@@ -679,13 +694,28 @@ uint32_t cpu_row_group(void)
     return product_rows() == PRODUCT_ROWS_MAX ? PRODUCT_ROWS_MAX : 24;
 }
 
-void cpu_attend_rows(precision p, dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows,
-                     uint32_t n, attention_shape s, const oracle_view *oracle)
+static bool tails_fit(const rows_job *job, uint32_t n)
 {
-    rows_job job = {.p = p, .o = o, .q = q, .kv = kv, .tails = tails, .rows = rows, .oracle = oracle, .shape = s};
+    for (uint32_t i = 0; i < n; i++)
+        if (job->rows[i].tail >= job->on->limits.tail) {
+            backend_fail(&job->on->base, KVB_ARGUMENT,
+                         "backend cpu: a row at %u behind its context, opened for below %u", job->rows[i].tail,
+                         job->on->limits.tail);
+            return false;
+        }
+    return true;
+}
+
+void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
+                     const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle)
+{
+    precision p = cpu_of(on)->p;
+    rows_job job = {
+        .on = cpu_of(on), .p = p, .o = o, .q = q, .kv = kv, .tails = tails, .rows = rows, .oracle = oracle, .shape = s};
+    if (!cpu_fits(on, kv->n_tokens, s) || !tails_fit(&job, n)) return;
     job.max_lines = cpu_row_group() * (s.n_heads / s.n_kv_heads);
     if (!operand_is_plain(p) && !plan_blocks(&job.blocks, p, kv->n_tokens, s.head_dim, job.max_lines, false)) {
-        product_spoil(o.address, (size_t)n * s.n_heads * s.head_dim);
+        cpu_product_failed(job.on);
         return;
     }
     for (; job.first < n; job.first += cpu_row_group()) {

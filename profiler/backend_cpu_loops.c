@@ -102,8 +102,8 @@ SIMD_CLONES void loop_store_tile(float *y, size_t ldy, const float *tile, uint32
 // Sixteen floats that stay in registers while a loop adds to them, in as many as the processor needs for that.
 typedef float lanes __attribute__((vector_size(64)));
 
-// The sums of sixteen vectors' lanes at once: each step adds halves of what belongs together, in half as many vectors. The sum of sum[i] comes
-// to the place that has i's four bits in the other order.
+// The sums of sixteen vectors' lanes at once: each step adds halves of what belongs together, in half as many vectors.
+// The sum of sum[i] comes to the place that has i's four bits in the other order.
 #if defined(__GNUC__) && !defined(__clang__)
 typedef int lane_places __attribute__((vector_size(64)));
 #define ADD_HALVES(n, ...)                                                       \

@@ -1,7 +1,8 @@
-// Products with weight matrices. A matrix is cut into panels of outputs, each packed for itself; a task is a panel times a few blocks of
-// product_rows() rows. With oneDNN every product has exactly that many rows and goes into a tile of its own, which the first-level cache
-// holds, so that a row's bits depend on nothing but the row: it sums in another order for other shapes. The tile unit takes all rows at once,
-// and weights as whole numbers where the model file has them so.
+// Products with weight matrices. A matrix is cut into panels of outputs, each packed for itself; a task is a panel
+// times a few blocks of product_rows() rows. With oneDNN every product has exactly that many rows and goes into a tile
+// of its own, which the first-level cache holds, so that a row's bits depend on nothing but the row: it sums in another
+// order for other shapes. The tile unit takes all rows at once, and weights as whole numbers where the model file has
+// them so.
 #include "profiler/backend_cpu.h"
 #include "profiler/meter.h"
 #include "profiler/packed_steps.h"
@@ -119,8 +120,9 @@ static packed_matrix *pack_matrix(precision p, const stored_matrix *w, float *ke
     m->n_panels = (w->out + m->width - 1) / m->width;
     uint32_t full = w->out < m->width ? w->out : m->width, last = w->out - (m->n_panels - 1) * m->width;
     size_t full_bytes = panel_bytes(m, w->in, full), last_bytes = panel_bytes(m, w->in, last);
-    m->panel_bytes = last_bytes > full_bytes ? last_bytes : full_bytes;
-    m->panels = (char *)host_alloc(m->panel_bytes / sizeof(float) * m->n_panels).address;
+    // 0: no memory to find it out.
+    m->panel_bytes = !full_bytes || !last_bytes ? 0 : last_bytes > full_bytes ? last_bytes : full_bytes;
+    m->panels = (char *)host_memory(m->panel_bytes / sizeof(float) * m->n_panels);
     bool ok = m->panel_bytes && m->panels && panel_kind_find(&m->full, m, full, w->in) &&
               panel_kind_find(&m->last, m, last, w->in) && pack_panels(m, w, kept);
     if (ok) return m;
@@ -129,23 +131,17 @@ static packed_matrix *pack_matrix(precision p, const stored_matrix *w, float *ke
     return NULL;
 }
 
-dev_matrix cpu_matrix_load(precision p, const stored_matrix *w, bool keep_rows)
+dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, bool keep_rows)
 {
     dev_matrix m = {.out = w->out, .in = w->in};
     bool has_rows = product_takes_any_rows() && stored_bits(w); // cpu_matrix_rows has them from the packed form
-    if (keep_rows && !has_rows && !(m.address = host_alloc((size_t)w->out * w->in).address)) return m;
-    m.packed = pack_matrix(p, w, m.address);
+    if (keep_rows && !has_rows && !(m.address = host_memory((size_t)w->out * w->in))) return m;
+    m.packed = pack_matrix(cpu_of(on)->p, w, m.address);
     if (!m.packed) {
         free(m.address);
         m.address = NULL;
     }
     return m;
-}
-
-dev_matrix cpu_matrix_upload(precision p, const float *w, uint32_t out, uint32_t in, bool keep_rows)
-{
-    stored_matrix floats = stored_floats(w, out, in);
-    return cpu_matrix_load(p, &floats, keep_rows);
 }
 
 void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows, uint32_t first, uint32_t n)
@@ -156,8 +152,9 @@ void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows
         else steps_unpack(m->bits, to, m->panels + i / m->width * m->panel_bytes, i % m->width, w->in, first, n);
 }
 
-void cpu_matrix_release(dev_matrix *w)
+void cpu_matrix_release(backend_device *on, dev_matrix *w)
 {
+    (void)on;
     packed_matrix *m = w->packed;
     if (m) free(m->panels);
     free(m);
@@ -168,11 +165,12 @@ void cpu_matrix_release(dev_matrix *w)
 
 // Rows that meet one matrix, or several of the same width.
 typedef struct matmul_job {
+    cpu_device *on;
     projection to[BACKEND_PROJECTIONS]; // y from the first of these rows on
     uint32_t count;
     precision p;
     const float *x;
-    uint32_t in, n;     // n rows fit into pool.operand
+    uint32_t in, n;     // n rows fit into on->operand
     uint32_t rows;      // of every product
     size_t block_bytes; // of a block of the operand
     bool accumulate;
@@ -181,7 +179,7 @@ typedef struct matmul_job {
 // Where rows are used as they stand only the last block has a copy, since only it can lack rows.
 static char *operand_block(const matmul_job *job, uint32_t i)
 {
-    return (char *)pool.operand + (operand_is_plain(job->p) ? 0 : i * job->block_bytes);
+    return (char *)job->on->operand + (operand_is_plain(job->p) ? 0 : i * job->block_bytes);
 }
 
 static uint32_t rows_of(const matmul_job *job, uint32_t block)
@@ -203,11 +201,11 @@ static void prepare_rows(const matmul_job *job, uint32_t first, uint32_t n)
 static void multiply_blocks(const matmul_job *job, const panel_kind *kind, const char *b, float *y, uint32_t out,
                             uint32_t first, uint32_t end)
 {
-    float *tile = pool.threads[omp_get_thread_num()].panel;
+    float *tile = job->on->threads[omp_get_thread_num()].panel;
     for (uint32_t i = first; i < end; i++) {
         const void *a = operand_block(job, i);
         if (operand_is_plain(job->p) && rows_of(job, i) == job->rows) a = job->x + (size_t)i * job->rows * job->in;
-        product_run(kind->product, a, b, tile);
+        if (!product_run(kind->product, a, b, tile)) cpu_product_failed(job->on);
         loop_store_tile(y + (size_t)i * job->rows * out, out, tile, rows_of(job, i), kind->width, job->accumulate);
     }
 }
@@ -247,14 +245,15 @@ static void multiply_rows(const matmul_job *job)
     for (uint32_t i = 0; i < job->count; i++) panels += ((const packed_matrix *)job->to[i].w.packed)->n_panels;
     if (rows_of(job, last) < job->rows && !product_takes_any_rows())
         memset(operand_block(job, last), 0, job->block_bytes);
-#pragma omp parallel
+#pragma omp parallel num_threads(job->on->n_threads)
     {
         double start = meter_now();
 #pragma omp for schedule(static) nowait
         for (uint32_t i = 0; i < job->n; i += FEW) prepare_rows(job, i, job->n - i < FEW ? job->n - i : FEW);
         meter_add(METER_LINEAR, start, 0, 0);
 #pragma omp barrier
-        if (product_takes_any_rows()) { // from one end of the panels' memory to the other, which is what decoding waits for
+        if (product_takes_any_rows()) { // from one end of the panels' memory to the other, which is what decoding waits
+                                        // for
             tiles_hold();
 #pragma omp for schedule(static) nowait
             for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel, 0, blocks);
@@ -270,39 +269,43 @@ static void multiply_rows(const matmul_job *job)
     }
 }
 
-// For oneDNN as many as pool.operand holds; the tile unit has its rows in the second-level cache.
+// For oneDNN as many as on->operand holds; the tile unit has its rows in the second-level cache.
 static uint32_t rows_at_a_time(const matmul_job *job, uint32_t n)
 {
     if (operand_is_plain(job->p)) return n;
-    if (!product_takes_any_rows()) return (uint32_t)(pool.operand_bytes / job->block_bytes) * job->rows;
+    if (!product_takes_any_rows()) return (uint32_t)(job->on->operand_bytes / job->block_bytes) * job->rows;
     size_t near = OPERAND_BYTES / job->block_bytes;
     return (near < 1 ? 1 : near < BLOCKS_PER_TASK ? (uint32_t)near : BLOCKS_PER_TASK) * job->rows;
 }
 
-static void multiply_all(const projection *to, uint32_t count, dev x, uint32_t n, bool accumulate)
+static void multiply_all(cpu_device *on, const projection *to, uint32_t count, dev x, uint32_t n, bool accumulate)
 {
     const packed_matrix *m = to->w.packed;
-    matmul_job job = {.count = count, .p = m->p, .in = to->w.in, .rows = m->rows, .accumulate = accumulate};
+    matmul_job job = {.on = on, .count = count, .p = m->p, .in = to->w.in, .rows = m->rows, .accumulate = accumulate};
     job.block_bytes = operand_bytes(m->p, m->rows, to->w.in);
+    if (to->w.in > on->limits.matrix_dim) {
+        backend_fail(&on->base, KVB_ARGUMENT, "backend cpu: a product of %u terms, opened for up to %u", to->w.in,
+                     on->limits.matrix_dim);
+        return;
+    }
     uint32_t fit = rows_at_a_time(&job, n);
-    bool prepared = product_prepare();
+    bool prepared = product_prepare(on->n_threads);
     for (uint32_t first = 0; first < n; first += fit) {
         job.n = n - first < fit ? n - first : fit;
         job.x = x.address + (size_t)first * job.in;
         for (uint32_t i = 0; i < count; i++)
             job.to[i] = (projection){dev_at(to[i].y, (size_t)first * to[i].w.out), to[i].w};
         if (prepared) multiply_rows(&job);
-        for (uint32_t i = 0; i < count && !prepared; i++)
-            product_spoil(job.to[i].y.address, (size_t)job.n * to[i].w.out);
+        else cpu_product_failed(on);
     }
 }
 
-void cpu_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
+void cpu_matmul(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
 {
-    multiply_all(&(projection){y, w}, 1, x, n, accumulate);
+    multiply_all(cpu_of(on), &(projection){y, w}, 1, x, n, accumulate);
 }
 
-void cpu_project(const projection *to, uint32_t count, dev x, uint32_t n)
+void cpu_project(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n)
 {
-    multiply_all(to, count, x, n, false);
+    multiply_all(cpu_of(on), to, count, x, n, false);
 }

@@ -1,23 +1,24 @@
-// What the oracle and some scorers need beside attention itself: norms of projected values, column sums of attention. In float32 whatever
-// the precision of the products: they are computed once per context.
+// What the oracle and some scorers need beside attention itself: norms of projected values, column sums of attention.
+// In float32 whatever the precision of the products: they are computed once per context.
 #include "profiler/backend_cpu.h"
 #include "profiler/linalg.h"
 #include <math.h>
 #include <omp.h>
 #include <string.h>
 
-void cpu_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s)
+void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s)
 {
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     double total = 0;
-#pragma omp parallel for schedule(dynamic, 1)
+    if (!cpu_fits(on, T, s)) return;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_of(on)->n_threads)
     for (uint32_t h = 0; h < s.n_heads; h++) {
-        scratch *mine = &pool.threads[omp_get_thread_num()];
+        scratch *mine = &cpu_of(on)->threads[omp_get_thread_num()];
         const float *v = kv->v.address + (size_t)(h / group) * kv->n_tokens * d;
         for (uint32_t at = 0; at < T; at += VALUE_TILE) {
             uint32_t rows = T - at < VALUE_TILE ? T - at : VALUE_TILE;
-            gemm(false, true, rows, d, d, 1.0f, v + (size_t)at * d, d, root.address + (size_t)h * d * d, d, 0.0f,
-                 mine->scores, d);
+            cpu_gemm(mine, false, true, rows, d, d, 1.0f, v + (size_t)at * d, d, root.address + (size_t)h * d * d, d,
+                     0.0f, mine->scores, d);
             for (uint32_t r = 0; r < rows; r++) {
                 const float *y = mine->scores + (size_t)r * d;
                 w.address[(size_t)h * T + at + r] = sqrtf(loop_dot(y, y, d));
@@ -39,7 +40,8 @@ static void row_log_tile(scratch *s, float *row_log, const float *q, size_t ld, 
     uint32_t end = row + rows;
     for (uint32_t key = 0; key < end; key += KEY_TILE) {
         uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
-        gemm(false, true, rows, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores, keys);
+        cpu_gemm(s, false, true, rows, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores,
+                 keys);
         for (uint32_t r = 0; r < rows; r++) { // no outputs to rescale
             uint32_t seen = row + r + 1 > key ? row + r + 1 - key : 0;
             cpu_softmax_line(s, s->scores + (size_t)r * keys, r, seen < keys ? seen : keys, 0);
@@ -48,17 +50,17 @@ static void row_log_tile(scratch *s, float *row_log, const float *q, size_t ld, 
     for (uint32_t r = 0; r < rows; r++) row_log[row + r] = s->row_max[r] + log2f(s->row_sum[r]);
 }
 
-// Column sums of keys [key, key + keys) of one query head over the rows from `first` on. Each tile of rows is summed on its own first: with 100,000 rows one
-// running float would lose digits.
+// Column sums of keys [key, key + keys) of one query head over the rows from `first` on. Each tile of rows is summed on
+// its own first: with 100,000 rows one running float would lose digits.
 static void column_tile(scratch *s, float *sums, const float *row_log, const float *q, size_t ld, const float *k,
                         uint32_t key, uint32_t keys, uint32_t first, uint32_t T, uint32_t d)
 {
-    float *part = s->outputs; // QUERY_TILE * d floats, KEY_TILE are needed
+    float *part = s->outputs; // KEY_TILE
     memset(sums + key, 0, keys * sizeof(float));
     for (uint32_t row = (key > first ? key : first) / QUERY_TILE * QUERY_TILE; row < T; row += QUERY_TILE) {
         uint32_t rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
-        gemm(false, true, rows, keys, d, cpu_score_scale(d), q + row * ld, ld, k + (size_t)key * d, d, 0.0f, s->scores,
-             keys);
+        cpu_gemm(s, false, true, rows, keys, d, cpu_score_scale(d), q + row * ld, ld, k + (size_t)key * d, d, 0.0f,
+                 s->scores, keys);
         memset(part, 0, keys * sizeof(float));
         for (uint32_t r = first > row ? first - row : 0; r < rows; r++) {
             uint32_t seen = row + r + 1 > key ? row + r + 1 - key : 0;
@@ -68,14 +70,16 @@ static void column_tile(scratch *s, float *sums, const float *row_log, const flo
     }
 }
 
-void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first, attention_shape s)
+void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
+                     attention_shape s)
 {
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     uint32_t query_tiles = (T + QUERY_TILE - 1) / QUERY_TILE, key_tiles = (T + KEY_TILE - 1) / KEY_TILE;
     size_t ld = (size_t)s.n_heads * d;
-#pragma omp parallel
+    if (!cpu_fits(on, T, s)) return;
+#pragma omp parallel num_threads(cpu_of(on)->n_threads)
     {
-        scratch *mine = &pool.threads[omp_get_thread_num()];
+        scratch *mine = &cpu_of(on)->threads[omp_get_thread_num()];
         // Long tasks first: the last rows see the most keys, the first keys are seen by the most rows.
 #pragma omp for collapse(2) schedule(dynamic, 1)
         for (uint32_t t = 0; t < query_tiles - first / QUERY_TILE; t++)
@@ -95,14 +99,15 @@ void cpu_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t
     }
 }
 
-void cpu_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
+void cpu_output_norms(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
 {
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     uint32_t tiles = (T + QUERY_TILE - 1) / QUERY_TILE;
-#pragma omp parallel for collapse(2) schedule(dynamic, 1)
+    if (!cpu_fits(on, T, s)) return;
+#pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(cpu_of(on)->n_threads)
     for (uint32_t h = 0; h < s.n_heads; h++)
         for (uint32_t t = 0; t < tiles; t++) {
-            scratch *mine = &pool.threads[omp_get_thread_num()];
+            scratch *mine = &cpu_of(on)->threads[omp_get_thread_num()];
             float *part = mine->scores, *weights = mine->queries; // [QUERY_TILE, QUERY_TILE], [QUERY_TILE, d]
             uint32_t row = t * QUERY_TILE, rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
             const float *v = kv->v.address + ((size_t)(h / group) * T + row) * d;
@@ -111,7 +116,7 @@ void cpu_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_s
             for (uint32_t c = 0; c < wo.out; c += QUERY_TILE) {
                 uint32_t columns = wo.out - c < QUERY_TILE ? wo.out - c : QUERY_TILE;
                 cpu_matrix_rows(weights, &wo, c, columns, h * d, d);
-                gemm(false, true, rows, columns, d, 1.0f, v, d, weights, d, 0.0f, part, columns);
+                cpu_gemm(mine, false, true, rows, columns, d, 1.0f, v, d, weights, d, 0.0f, part, columns);
                 for (uint32_t r = 0; r < rows; r++) out[r] += loop_absolute_sum(part + (size_t)r * columns, columns);
             }
         }

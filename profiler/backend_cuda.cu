@@ -1,9 +1,10 @@
-// The CUDA backend: cuBLAS for products, kernels for the rest; the one file that nvcc sees, with the headers backend_cuda_*.cuh.
+// The CUDA backend: cuBLAS for products, kernels for the rest; the one file that nvcc sees, with the headers
+// backend_cuda_*.cuh.
 //
-// Everything runs in the order of calls on one stream and no operation waits for the device, except those that bring something to the
-// host. Numbers are float32; weights and a product's input are rounded to bf16 where the compute mode says so, sums stay float32.
-// A row's numbers do not depend on the other rows of a call, but for products of whole chunks of a context: cuBLAS picks its kernel, and
-// with it the order of a sum, by shape.
+// Everything runs in the order of calls on one stream and no operation waits for the device, except those that bring
+// something to the host. Numbers are float32; weights and a product's input are rounded to bf16 where the compute mode
+// says so, sums stay float32. A row's numbers do not depend on the other rows of a call, but for products of whole
+// chunks of a context: cuBLAS picks its kernel, and with it the order of a sum, by shape.
 extern "C" {
 #include "profiler/backend_cuda.h"
 #include "profiler/backend_host.h"
@@ -34,23 +35,14 @@ static kvb_status check_code(kvb_error *err)
                     cudaGetErrorString(code));
 }
 
-static kvb_status cuda_open(kvb_error *err)
-{
-    if (gpu.open) return KVB_OK;
-    kvb_status status = device_start(err);
-    if (status == KVB_OK) status = check_code(err);
-    if (status == KVB_OK) gpu.open = true;
-    else device_stop();
-    return status;
-}
-
-static kvb_status cuda_check(kvb_error *err)
+static kvb_status cuda_check(backend_device *on, kvb_error *err)
 {
     if (gpu_works()) gpu_note(cudaStreamSynchronize(gpu.stream), "a kernel");
-    return gpu_works() ? KVB_OK : kvb_fail(err, gpu.failed, "%s", gpu.error.message);
+    if (!gpu_works()) backend_fail(on, gpu.failed, "%s", gpu.error.message);
+    return host_check(on, err);
 }
 
-static dev cuda_alloc(size_t n_floats)
+static dev cuda_alloc(backend_device *, size_t n_floats)
 {
     dev memory = {NULL};
     if (n_floats > SIZE_MAX / sizeof(float)) return memory;
@@ -60,19 +52,19 @@ static dev cuda_alloc(size_t n_floats)
     return memory;
 }
 
-static void cuda_release(dev memory)
+static void cuda_release(backend_device *, dev memory)
 {
     gpu_free(memory.address);
 }
 
-static void cuda_upload(dev to, const float *from, size_t n)
+static void cuda_upload(backend_device *, dev to, const float *from, size_t n)
 {
     if (!n || !gpu_works()) return;
     gpu_note(cudaMemcpyAsync(to.address, from, n * sizeof(float), cudaMemcpyHostToDevice, gpu.stream), "upload");
     gpu_note(cudaStreamSynchronize(gpu.stream), "upload"); // `from` is the caller's again
 }
 
-static void cuda_download(float *to, dev from, size_t n)
+static void cuda_download(backend_device *, float *to, dev from, size_t n)
 {
     if (n && gpu_works()) {
         gpu_note(cudaMemcpyAsync(to, from.address, n * sizeof(float), cudaMemcpyDeviceToHost, gpu.stream), "download");
@@ -81,19 +73,19 @@ static void cuda_download(float *to, dev from, size_t n)
     if (!gpu_works()) memset(to, 0, n * sizeof(float));
 }
 
-static void cuda_copy(dev to, dev from, size_t n)
+static void cuda_copy(backend_device *, dev to, dev from, size_t n)
 {
     if (n && gpu_works())
         gpu_note(cudaMemcpyAsync(to.address, from.address, n * sizeof(float), cudaMemcpyDeviceToDevice, gpu.stream),
                  "copy");
 }
 
-static void cuda_clear(dev memory, size_t n)
+static void cuda_clear(backend_device *, dev memory, size_t n)
 {
     if (n && gpu_works()) gpu_note(cudaMemsetAsync(memory.address, 0, n * sizeof(float), gpu.stream), "clear");
 }
 
-static const float *cuda_host_view(dev from)
+static const float *cuda_host_view(backend_device *, dev from)
 {
     (void)from;
     return NULL;
@@ -110,7 +102,7 @@ static weight *operand_of(dev_matrix m)
     return m.packed ? (weight *)m.packed : rows_of(m);
 }
 
-static void cuda_matrix_release(dev_matrix *w)
+static void matrix_free(dev_matrix *w)
 {
     weight_release(rows_of(*w));
     weight_release((weight *)w->packed);
@@ -125,27 +117,29 @@ static dev_matrix matrix_make(weight *rows, weight *packed, uint32_t out, uint32
     m.packed = packed;
     m.out = out;
     m.in = in;
-    if (!complete) cuda_matrix_release(&m);
+    if (!complete) matrix_free(&m);
     return m;
 }
 
-template <uint16_t PLANES>
-static dev_matrix cuda_matrix_upload(const float *w, uint32_t out, uint32_t in, bool keep_rows)
+static void cuda_matrix_release(backend_device *, dev_matrix *w)
 {
-    bool wants_rows = PLANES == 0 || keep_rows;
-    weight *rows = wants_rows ? weight_new(w, out, in, 0) : NULL;
-    weight *packed = PLANES ? weight_new(w, out, in, PLANES) : NULL;
-    return matrix_make(rows, packed, out, in, (rows || !wants_rows) && (packed || !PLANES));
+    matrix_free(w);
 }
 
-template <uint16_t PLANES> static dev_matrix cuda_matrix_load(const stored_matrix *w, bool keep_rows)
+static dev_matrix cuda_matrix_load(backend_device *on, const stored_matrix *w, bool keep_rows)
 {
-    return host_matrix_load(w, keep_rows, cuda_matrix_upload<PLANES>);
+    uint16_t planes = cuda_of(on)->planes;
+    bool wants_rows = planes == 0 || keep_rows;
+    float *values = host_matrix_values(w);
+    weight *rows = values && wants_rows ? weight_new(values, w->out, w->in, 0) : NULL;
+    weight *packed = values && planes ? weight_new(values, w->out, w->in, planes) : NULL;
+    free(values);
+    return matrix_make(rows, packed, w->out, w->in, (rows || !wants_rows) && (packed || !planes));
 }
 
-dev_matrix backend_cuda_random_matrix(const backend *b, uint32_t out, uint32_t in, float scale, uint64_t seed)
+dev_matrix backend_cuda_random_matrix(backend_device *on, uint32_t out, uint32_t in, float scale, uint64_t seed)
 {
-    uint16_t planes = strcmp(b->compute, "f32") == 0 ? 0 : strcmp(b->compute, "bf16") == 0 ? 1 : 2;
+    uint16_t planes = cuda_of(on)->planes;
     weight *rows = weight_new(NULL, out, in, 0), *packed = planes && rows ? weight_new(NULL, out, in, planes) : NULL;
     if (rows)
         LAUNCH("random", random_kernel, blocks_of(rows->elements, ROW_THREADS), ROW_THREADS, (float *)rows->memory,
@@ -183,31 +177,19 @@ static uint32_t padded_dim(uint32_t d)
     return d <= 64 ? 64 : d <= 128 ? 128 : MMA_MAX_DIM;
 }
 
-// Attention in f32 and bf16x3 reads keys and values as they are: a score enters an exponential, for which two parts of bf16 are not enough.
-static size_t cuda_packed_floats(uint32_t n_tokens, attention_shape s)
+// bf16: rounded keys, then values, for the tensor cores. Attention in f32 and bf16x3 reads keys and values as they are:
+// a score enters an exponential, for which two parts of bf16 are not enough.
+static size_t cuda_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s)
 {
-    (void)n_tokens;
-    (void)s;
-    return 0;
+    bool packs = cuda_of(on)->planes == 1 && s.head_dim <= MMA_MAX_DIM;
+    return packs ? (size_t)s.n_kv_heads * n_tokens * padded_dim(s.head_dim) : 0;
 }
 
-static void cuda_pack_prefix(const prefix_kv *kv, attention_shape s)
-{
-    (void)kv;
-    (void)s;
-}
-
-// bf16: rounded keys, then values, for the tensor cores.
-static size_t cuda_bf16_packed_floats(uint32_t n_tokens, attention_shape s)
-{
-    return s.head_dim <= MMA_MAX_DIM ? (size_t)s.n_kv_heads * n_tokens * padded_dim(s.head_dim) : 0;
-}
-
-static void cuda_bf16_pack_prefix(const prefix_kv *kv, attention_shape s)
+static void cuda_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
 {
     size_t lines = (size_t)s.n_kv_heads * kv->n_tokens;
     uint32_t padded = padded_dim(s.head_dim);
-    if (lines)
+    if (lines && cuda_packed_floats(on, kv->n_tokens, s))
         LAUNCH("pack_prefix", pack_kernel, blocks_of(lines * padded, ROW_THREADS), ROW_THREADS,
                (uint32_t *)kv->packed.address, kv->k.address, kv->v.address, lines, s.head_dim, padded);
 }
@@ -246,7 +228,7 @@ static size_t sums_scratch(const backend_limits *limits)
 }
 
 // No less than cuda_reserve takes: inputs rounded to two planes, padded rows of the widest matrix, parts of attention.
-static uint64_t cuda_scratch_bytes(const backend_limits *limits)
+static uint64_t cuda_scratch_bytes(backend_device *, const backend_limits *limits)
 {
     const attention_shape *s = &limits->shape;
     uint64_t rows = limits->rows > GROUP_ROWS ? limits->rows : GROUP_ROWS;
@@ -256,20 +238,17 @@ static uint64_t cuda_scratch_bytes(const backend_limits *limits)
 }
 
 // All but an eighth: weights make room for what a run needs beside them (backend_cuda_weights.cuh).
-static uint64_t cuda_free_bytes(void)
+static uint64_t cuda_free_bytes(backend_device *)
 {
     size_t free_now = 0, all = 0;
     if (cudaMemGetInfo(&free_now, &all) != cudaSuccess) return 0;
     return all - all / 8;
 }
 
-static bool cuda_reserve(const backend_limits *limits)
+static bool take_scratch(cuda_device *on, const backend_limits *limits)
 {
-    scratch *const all[] = {&gpu.parts, &gpu.rounded, &gpu.padded, &gpu.sums, &gpu.full};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++) scratch_release(all[i]);
-    if (!limits->tokens) ring_release(); // it opens again with what is left then
-    if (!limits->tokens) return gpu_works();
     const attention_shape *s = &limits->shape;
+    scratch_release(&gpu.full); // the weights are there
     if (s->head_dim > MAX_HEAD_DIM) return false;
     size_t lines = (size_t)(STRETCHES_MAX + 1) * PASS_ROWS * s->n_heads;
     size_t padded = 0, rounded = 0;
@@ -280,14 +259,70 @@ static bool cuda_reserve(const backend_limits *limits)
         padded = pads > padded ? pads : padded;
         rounded = inputs > rounded ? inputs : rounded;
     }
-    return scratch_try(&gpu.parts, lines * (s->head_dim + 2) * sizeof(float)) && scratch_try(&gpu.padded, padded) &&
-           scratch_try(&gpu.rounded, rounded) && scratch_try(&gpu.sums, sums_scratch(limits)) &&
+    return scratch_try(&on->parts, lines * (s->head_dim + 2) * sizeof(float)) && scratch_try(&on->padded, padded) &&
+           scratch_try(&on->rounded, rounded) && scratch_try(&on->sums, sums_scratch(limits)) &&
            (!store.host_bytes || store.ring || ring_open());
+}
+
+// Weights that are streamed get all the memory that is left: the ring opens again with what there is then.
+static void give_scratch(cuda_device *on)
+{
+    scratch *const all[] = {&on->parts, &on->rounded, &on->padded, &on->sums, &gpu.full};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) scratch_release(all[i]);
+    ring_release();
+}
+
+// The first one starts the device, the last one stops it.
+static kvb_status gpu_join(kvb_error *err)
+{
+    if (gpu.users++) return KVB_OK;
+    kvb_status status = device_start(err);
+    return status == KVB_OK ? check_code(err) : status;
+}
+
+static void gpu_leave(void)
+{
+    if (--gpu.users == 0) device_stop();
+}
+
+static void cuda_close(backend_device *on)
+{
+    if (!on) return;
+    give_scratch(cuda_of(on));
+    free(on);
+    gpu_leave();
+}
+
+static uint16_t planes_of(const backend *b)
+{
+    return strcmp(b->compute, "f32") == 0 ? 0 : strcmp(b->compute, "bf16") == 0 ? 1 : 2;
+}
+
+static kvb_status cuda_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err)
+{
+    *out = NULL;
+    kvb_status status = gpu_join(err);
+    cuda_device *on = status == KVB_OK ? (cuda_device *)calloc(1, sizeof *on) : NULL;
+    if (!on) {
+        gpu_leave();
+        return status == KVB_OK ? kvb_fail(err, KVB_MEMORY, "backend cuda: no memory") : status;
+    }
+    on->base.b = b;
+    on->planes = planes_of(b);
+    if (limits && !take_scratch(on, limits)) {
+        status = gpu_works()
+                     ? kvb_fail(err, KVB_MEMORY, "backend cuda: no memory for its scratch at %u tokens", limits->tokens)
+                     : kvb_fail(err, gpu.failed, "%s", gpu.error.message);
+        cuda_close(&on->base);
+        return status;
+    }
+    *out = &on->base;
+    return KVB_OK;
 }
 
 // --- rows ---
 
-static void cuda_gather(dev y, dev_matrix table, const int32_t *ids, uint32_t n)
+static void cuda_gather(backend_device *, dev y, dev_matrix table, const int32_t *ids, uint32_t n)
 {
     weight *w = rows_of(table);
     for (uint32_t at = 0; at < n; at += GATHER_IDS) {
@@ -299,20 +334,41 @@ static void cuda_gather(dev y, dev_matrix table, const int32_t *ids, uint32_t n)
     }
 }
 
-static void cuda_rms_norm(dev y, dev x, dev weight_vector, uint32_t n, uint32_t width, float eps)
+static void cuda_rms_norm(backend_device *, dev y, dev x, dev weight_vector, uint32_t n, uint32_t width, float eps)
 {
     if (n) LAUNCH("rms_norm", rms_norm_kernel, n, ROW_THREADS, y.address, x.address, weight_vector.address, width, eps);
 }
 
-static void cuda_swiglu(dev gate, dev up, size_t n_floats)
+static void cuda_swiglu(backend_device *, dev gate, dev up, size_t n_floats)
 {
     if (n_floats)
         LAUNCH("swiglu", swiglu_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, gate.address, up.address,
                n_floats);
 }
 
-static void cuda_rope(dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads, uint32_t d,
-                      uint32_t rope_dim)
+static void cuda_scale(backend_device *, dev y, float by, size_t n_floats)
+{
+    if (n_floats)
+        LAUNCH("scale", multiply_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, y.address, by, n_floats);
+}
+
+static void cuda_add_row(backend_device *, dev y, dev row, uint32_t n, uint32_t width)
+{
+    size_t floats = (size_t)n * width;
+    if (floats)
+        LAUNCH("add_row", add_row_kernel, blocks_of(floats, ROW_THREADS), ROW_THREADS, y.address, row.address, floats,
+               width);
+}
+
+static void cuda_add_scaled(backend_device *, dev y, dev x, float by, size_t n_floats)
+{
+    if (n_floats)
+        LAUNCH("add_scaled", add_scaled_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, y.address, x.address, by,
+               n_floats);
+}
+
+static void cuda_rope(backend_device *, dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n,
+                      uint32_t heads, uint32_t d, uint32_t rope_dim)
 {
     size_t threads = (size_t)n * heads * (rope_dim / 2 + (d - rope_dim));
     const uint32_t *taken = n ? (const uint32_t *)gpu_take(positions, n * sizeof *positions) : NULL;
@@ -321,8 +377,8 @@ static void cuda_rope(dev y, dev x, dev cos_sin, const uint32_t *positions, uint
                taken, n, heads, d, rope_dim);
 }
 
-static void cuda_store_prefix(dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n, uint32_t n_kv_heads,
-                              uint32_t d)
+static void cuda_store_prefix(backend_device *, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
+                              uint32_t n_kv_heads, uint32_t d)
 {
     if (n)
         LAUNCH("store_prefix", store_prefix_kernel, blocks_of((size_t)n * n_kv_heads * d, ROW_THREADS), ROW_THREADS,
@@ -334,8 +390,8 @@ static const decode_row *take_rows(const decode_row *rows, uint32_t n)
     return (const decode_row *)gpu_take(rows, n * sizeof *rows);
 }
 
-static void cuda_store_tail(dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
-                            uint32_t n_kv_heads, uint32_t d)
+static void cuda_store_tail(backend_device *, dev cache, uint32_t capacity, const decode_row *rows, dev values,
+                            uint32_t n, uint32_t n_kv_heads, uint32_t d)
 {
     if (!n) return;
     const decode_row *taken = take_rows(rows, n);
@@ -359,10 +415,11 @@ static void product(float *y, const void *x, const void *w, int type, dev_matrix
 }
 
 // The input in the weight's precision, padded with rows of zeros to n_padded: one or two planes of bf16.
-static const uint16_t *round_input(const float *x, uint32_t n, uint32_t n_padded, const dev_matrix *m, uint16_t planes)
+static const uint16_t *round_input(cuda_device *on, const float *x, uint32_t n, uint32_t n_padded, const dev_matrix *m,
+                                   uint16_t planes)
 {
     size_t elements = (size_t)n * m->in, padded = (size_t)n_padded * m->in;
-    uint16_t *high = (uint16_t *)scratch_get(&gpu.rounded, planes * padded * sizeof *high);
+    uint16_t *high = (uint16_t *)scratch_get(on, &on->rounded, planes * padded * sizeof *high);
     if (high)
         LAUNCH("to_bf16", to_bf16_kernel, blocks_of(padded, ROW_THREADS), ROW_THREADS, high,
                planes > 1 ? high + padded : NULL, x, elements, padded);
@@ -370,11 +427,12 @@ static const uint16_t *round_input(const float *x, uint32_t n, uint32_t n_padded
 }
 
 // n rows of x times the weight, n_padded of them real memory in y.
-static void multiply(float *y, const float *x, dev_matrix m, uint32_t n, uint32_t n_padded, bool accumulate)
+static void multiply(cuda_device *on, float *y, const float *x, dev_matrix m, uint32_t n, uint32_t n_padded,
+                     bool accumulate)
 {
     weight *w = operand_of(m);
     size_t padded = (size_t)n_padded * m.in;
-    const uint16_t *high = w->planes ? round_input(x, n, n_padded, &m, w->planes) : NULL;
+    const uint16_t *high = w->planes ? round_input(on, x, n, n_padded, &m, w->planes) : NULL;
     const void *values = weight_get(w); // after all scratch is there: to make room, weights move
     const uint16_t *low = (const uint16_t *)values + w->elements;
     float beta = accumulate ? 1.0f : 0.0f;
@@ -391,47 +449,48 @@ static void multiply(float *y, const float *x, dev_matrix m, uint32_t n, uint32_
 }
 
 // Fewer than GROUP_ROWS rows, as GROUP_ROWS of them: the others are zeros.
-static void multiply_few(float *y, float *x, dev_matrix w, uint32_t n, bool accumulate)
+static void multiply_few(cuda_device *on, float *y, float *x, dev_matrix w, uint32_t n, bool accumulate)
 {
     size_t in = (size_t)n * w.in, out = (size_t)n * w.out, all_in = (size_t)GROUP_ROWS * w.in,
            all_out = (size_t)GROUP_ROWS * w.out;
-    float *padded_y = (float *)scratch_get(&gpu.padded, (all_out + all_in) * sizeof(float));
+    float *padded_y = (float *)scratch_get(on, &on->padded, (all_out + all_in) * sizeof(float));
     if (!padded_y) return;
     dev from = {x}, to = {padded_y};
     if (!operand_of(w)->planes) { // bf16 pads when it rounds
         from.address = padded_y + all_out;
-        cuda_copy(from, {x}, in);
-        cuda_clear(dev_at(from, in), all_in - in);
+        cuda_copy(&on->base, from, {x}, in);
+        cuda_clear(&on->base, dev_at(from, in), all_in - in);
     }
     if (accumulate) {
-        cuda_copy(to, {y}, out);
-        cuda_clear(dev_at(to, out), all_out - out);
+        cuda_copy(&on->base, to, {y}, out);
+        cuda_clear(&on->base, dev_at(to, out), all_out - out);
     }
-    multiply(padded_y, from.address, w, n, GROUP_ROWS, accumulate);
-    cuda_copy({y}, to, out);
+    multiply(on, padded_y, from.address, w, n, GROUP_ROWS, accumulate);
+    cuda_copy(&on->base, {y}, to, out);
 }
 
-static void cuda_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
+static void cuda_matmul(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
 {
     if (n >= BACKEND_CHUNK_ROWS) {
-        multiply(y.address, x.address, w, n, n, accumulate);
+        multiply(cuda_of(on), y.address, x.address, w, n, n, accumulate);
         return;
     }
     for (uint32_t at = 0; at < n; at += GROUP_ROWS) {
         float *to = y.address + (size_t)at * w.out, *from = x.address + (size_t)at * w.in;
-        if (n - at < GROUP_ROWS) multiply_few(to, from, w, n - at, accumulate);
-        else multiply(to, from, w, GROUP_ROWS, GROUP_ROWS, accumulate);
+        if (n - at < GROUP_ROWS) multiply_few(cuda_of(on), to, from, w, n - at, accumulate);
+        else multiply(cuda_of(on), to, from, w, GROUP_ROWS, GROUP_ROWS, accumulate);
     }
 }
 
-static void cuda_project(const projection *to, uint32_t count, dev x, uint32_t n)
+static void cuda_project(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n)
 {
-    for (uint32_t i = 0; i < count; i++) cuda_matmul(to[i].y, x, to[i].w, n, false);
+    for (uint32_t i = 0; i < count; i++) cuda_matmul(on, to[i].y, x, to[i].w, n, false);
 }
 
 // --- attention ---
 
-static void cuda_attend_prefix(dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s)
+static void cuda_attend_prefix(backend_device *, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
+                               attention_shape s)
 {
     if (!n) return;
 #define ATTEND_PREFIX_MMA(chunks)                                                                                 \
@@ -483,10 +542,10 @@ static void observe_rows(const row_pass &pass, const packed_kv *packed, const or
 }
 
 // At most PASS_ROWS rows. packed: NULL where attention reads keys and values as they are.
-static void attend_pass(float *o, row_pass pass, const packed_kv *packed, const oracle_view *oracle)
+static void attend_pass(cuda_device *on, float *o, row_pass pass, const packed_kv *packed, const oracle_view *oracle)
 {
     size_t heads = (size_t)pass.n * pass.shape.n_heads, all_lines = pass_lines_of(&pass.shape, pass.n_tokens);
-    float *memory = (float *)scratch_get(&gpu.parts, all_lines * (pass.shape.head_dim + 2) * sizeof(float));
+    float *memory = (float *)scratch_get(on, &on->parts, all_lines * (pass.shape.head_dim + 2) * sizeof(float));
     if (!memory) return;
     pass.stretch = stretch_of(pass.n_tokens);
     pass.n_parts = blocks_of(pass.n_tokens, pass.stretch) + 1;
@@ -499,8 +558,8 @@ static void attend_pass(float *o, row_pass pass, const packed_kv *packed, const 
     if (oracle->weights.address) observe_rows(pass, packed, oracle);
 }
 
-static void cuda_attend_rows(dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows,
-                             uint32_t n, attention_shape s, const oracle_view *oracle)
+static void cuda_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
+                             const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle)
 {
     if (!n) return;
     const decode_row *taken = take_rows(rows, n);
@@ -518,15 +577,15 @@ static void cuda_attend_rows(dev o, dev q, const prefix_kv *kv, const tail_kv *t
         pass.n_tokens = kv->n_tokens;
         pass.capacity = tails->capacity;
         pass.shape = s;
-        attend_pass(o.address + offset, pass, kv->packed.address ? &packed : NULL, oracle);
+        attend_pass(cuda_of(on), o.address + offset, pass, kv->packed.address ? &packed : NULL, oracle);
     }
 }
 
-static void cuda_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s)
+static void cuda_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s)
 {
     size_t n = (size_t)s.n_heads * kv->n_tokens;
     unsigned spans = blocks_of(n, SUM_SPAN);
-    double *partial = (double *)scratch_get(&gpu.sums, ((size_t)spans + 1) * sizeof(double));
+    double *partial = (double *)scratch_get(cuda_of(on), &cuda_of(on)->sums, ((size_t)spans + 1) * sizeof(double));
     if (!partial) return;
     float *factor = (float *)(partial + spans);
     dim3 grid(blocks_of(kv->n_tokens, TILE), s.n_heads);
@@ -539,12 +598,12 @@ static void cuda_value_weights(dev w, const prefix_kv *kv, dev root, attention_s
 
 static constexpr uint32_t SAMPLE_ROWS = 4096; // per launch
 
-static void cuda_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s,
+static void cuda_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s,
                         const draw_key *keys)
 {
     for (uint32_t at = 0; at < n; at += SAMPLE_ROWS) {
         uint32_t count = n - at < SAMPLE_ROWS ? n - at : SAMPLE_ROWS;
-        int32_t *drawn = (int32_t *)scratch_get(&gpu.sums, count * sizeof *drawn);
+        int32_t *drawn = (int32_t *)scratch_get(cuda_of(on), &cuda_of(on)->sums, count * sizeof *drawn);
         const draw_key *taken = (const draw_key *)gpu_take(keys + at, count * sizeof *keys);
         if (drawn)
             LAUNCH("sample", sample_kernel, count, SAMPLER_PARTS, drawn, logits.address + (size_t)at * vocabulary,
@@ -558,7 +617,8 @@ static void cuda_sample(int32_t *ids, dev logits, uint32_t n, uint32_t vocabular
     }
 }
 
-static void cuda_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first, attention_shape s)
+static void cuda_column_sums(backend_device *, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
+                             attention_shape s)
 {
     uint32_t T = kv->n_tokens;
     dim3 rows(blocks_of(T - first, TILE), s.n_heads);
@@ -580,7 +640,7 @@ static void cuda_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, 
            row_log.address, q.address, kv->k.address, T, first, s);
 }
 
-static void cuda_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
+static void cuda_output_norms(backend_device *, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
 {
     weight *w = rows_of(wo);
     const float *rows = (const float *)weight_get(w);
@@ -592,18 +652,18 @@ static void cuda_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, att
 
 // --- reductions for scorers ---
 
-static void cuda_norms(dev out, dev x, size_t n, uint32_t width)
+static void cuda_norms(backend_device *, dev out, dev x, size_t n, uint32_t width)
 {
     if (n)
         LAUNCH("norms", norms_kernel, blocks_of(n, ROW_THREADS / WARP), ROW_THREADS, out.address, x.address, n, width);
 }
 
-static void cuda_moments(dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads, uint32_t d,
-                         bool by_head)
+static void cuda_moments(backend_device *on, dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads,
+                         uint32_t d, bool by_head)
 {
     head_rows rows = {x.address, by_head ? (size_t)n * d : d, by_head ? d : (size_t)heads * d, n, d};
     uint32_t tiles = blocks_of(d, TILE);
-    double *partial = (double *)scratch_get(&gpu.sums, mean_scratch(heads, d));
+    double *partial = (double *)scratch_get(cuda_of(on), &cuda_of(on)->sums, mean_scratch(heads, d));
     if (!partial) return;
     LAUNCH("mean", mean_spans_kernel, dim3(MEAN_SPANS, heads), ROW_THREADS, partial, rows, norms.address);
     LAUNCH("mean", mean_kernel, heads, ROW_THREADS, mean.address, partial, n, d);
@@ -612,63 +672,37 @@ static void cuda_moments(dev mean, dev covariance, dev x, dev norms, uint32_t n,
                mean.address, rows);
 }
 
-static void cuda_quadratic(dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s)
+static void cuda_quadratic(backend_device *, dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s)
 {
     LAUNCH("quadratic", quadratic_kernel, dim3(blocks_of(kv->n_tokens, TILE), s.n_heads), TILE_THREADS, out.address,
            kv->k.address, linear.address, square.address, kv->n_tokens, s);
 }
 
-static void cuda_spreads(dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d, partition_row row)
+static void cuda_spreads(backend_device *, dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d,
+                         partition_row row)
 {
     if (row.count)
         LAUNCH("spreads", spreads_kernel, dim3(row.count, n_kv_heads), ROW_THREADS, out.address, z.address, n_tokens, d,
                row);
 }
 
-// Weights and a product's input in one plane or two of bf16; whatever else there is stays float32.
-#define CUDA_BACKEND(SUFFIX, PLANES, PACK, COMPUTE, SUMMARY) \
-    extern "C" const backend backend_cuda##SUFFIX = {        \
-        .name = "cuda",                                      \
-        .compute = COMPUTE,                                  \
-        .summary = SUMMARY,                                  \
-        .context_rows = BACKEND_CHUNK_ROWS,                  \
-        .open = cuda_open,                                   \
-        .check = cuda_check,                                 \
-        .alloc = cuda_alloc,                                 \
-        .release = cuda_release,                             \
-        .upload = cuda_upload,                               \
-        .download = cuda_download,                           \
-        .copy = cuda_copy,                                   \
-        .clear = cuda_clear,                                 \
-        .host_view = cuda_host_view,                         \
-        .matrix_upload = cuda_matrix_upload<PLANES>,         \
-        .matrix_load = cuda_matrix_load<PLANES>,             \
-        .matrix_release = cuda_matrix_release,               \
-        .reserve = cuda_reserve,                             \
-        .scratch_bytes = cuda_scratch_bytes,                 \
-        .free_bytes = cuda_free_bytes,                       \
-        .gather = cuda_gather,                               \
-        .rms_norm = cuda_rms_norm,                           \
-        .matmul = cuda_matmul,                               \
-        .project = cuda_project,                             \
-        .swiglu = cuda_swiglu,                               \
-        .rope = cuda_rope,                                   \
-        .store_prefix = cuda_store_prefix,                   \
-        .store_tail = cuda_store_tail,                       \
-        .packed_floats = cuda_##PACK##packed_floats,         \
-        .pack_prefix = cuda_##PACK##pack_prefix,             \
-        .attend_prefix = cuda_attend_prefix,                 \
-        .attend_rows = cuda_attend_rows,                     \
-        .value_weights = cuda_value_weights,                 \
-        .sample = cuda_sample,                               \
-        .column_sums = cuda_column_sums,                     \
-        .output_norms = cuda_output_norms,                   \
-        .norms = cuda_norms,                                 \
-        .moments = cuda_moments,                             \
-        .quadratic = cuda_quadratic,                         \
-        .spreads = cuda_spreads,                             \
+#define CUDA_BACKEND(COMPUTE, SUMMARY)                                                                                 \
+    {                                                                                                                  \
+        .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS, .open = cuda_open, \
+        .close = cuda_close, .check = cuda_check, .alloc = cuda_alloc, .release = cuda_release, .upload = cuda_upload, \
+        .download = cuda_download, .copy = cuda_copy, .clear = cuda_clear, .host_view = cuda_host_view,                \
+        .matrix_load = cuda_matrix_load, .matrix_release = cuda_matrix_release, .scratch_bytes = cuda_scratch_bytes,   \
+        .free_bytes = cuda_free_bytes, .gather = cuda_gather, .rms_norm = cuda_rms_norm, .matmul = cuda_matmul,        \
+        .project = cuda_project, .swiglu = cuda_swiglu, .scale = cuda_scale, .add_row = cuda_add_row,                  \
+        .add_scaled = cuda_add_scaled, .rope = cuda_rope, .store_prefix = cuda_store_prefix,                           \
+        .store_tail = cuda_store_tail, .packed_floats = cuda_packed_floats, .pack_prefix = cuda_pack_prefix,           \
+        .attend_prefix = cuda_attend_prefix, .attend_rows = cuda_attend_rows, .value_weights = cuda_value_weights,     \
+        .sample = cuda_sample, .column_sums = cuda_column_sums, .output_norms = cuda_output_norms,                     \
+        .norms = cuda_norms, .moments = cuda_moments, .quadratic = cuda_quadratic, .spreads = cuda_spreads,            \
     }
 
-CUDA_BACKEND(, 0, , "f32", "cuBLAS and kernels on one NVIDIA GPU (compute capability 8.0 and later), float32");
-CUDA_BACKEND(_bf16x3, 2, , "bf16x3", "as cuda, products of operands in two bfloat16 parts");
-CUDA_BACKEND(_bf16, 1, bf16_, "bf16", "as cuda, products of operands rounded to bfloat16");
+extern "C" const backend backend_cuda =
+    CUDA_BACKEND("f32", "cuBLAS and kernels on one NVIDIA GPU (compute capability 8.0 and later), float32");
+extern "C" const backend backend_cuda_bf16x3 =
+    CUDA_BACKEND("bf16x3", "as cuda, products of operands in two bfloat16 parts");
+extern "C" const backend backend_cuda_bf16 = CUDA_BACKEND("bf16", "as cuda, products of operands rounded to bfloat16");

@@ -1,5 +1,5 @@
-// Attention kernels on tiles (backend_cuda_tile.cuh): prefill, decoding over the shared context, the oracle's running maximum, the
-// norms of values. No kernel writes probabilities to memory.
+// Attention kernels on tiles (backend_cuda_tile.cuh): prefill, decoding over the shared context, the oracle's running
+// maximum, the norms of values. No kernel writes probabilities to memory.
 #pragma once
 #include "profiler/backend_cuda_tile.cuh"
 
@@ -14,7 +14,8 @@ static __device__ inline uint32_t at_most(uint32_t n, uint32_t limit)
     return n < limit ? n : limit;
 }
 
-// Block (x, y): 64 context rows of query head y. Row r of the pass is context row first + r and sees the keys up to itself.
+// Block (x, y): 64 context rows of query head y. Row r of the pass is context row first + r and sees the keys up to
+// itself.
 template <int CHUNKS>
 static __global__ void __launch_bounds__(TILE_THREADS)
     attend_prefix_kernel(float *o, const float *q, const float *k, const float *v, uint32_t n_tokens, uint32_t first,
@@ -54,8 +55,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-// What the kernels of one pass over decoded rows share. The heads of a group are taken together: line l of KV head g is head
-// g * group + l % group of row l / group.
+// What the kernels of one pass over decoded rows share. The heads of a group are taken together: line l of KV head g is
+// head g * group + l % group of row l / group.
 struct row_pass {
     const float *q;               // [n, H, d]
     const float *k, *v;           // context [G, T, d]
@@ -63,8 +64,9 @@ struct row_pass {
     const decode_row *rows;       // [n]
     uint32_t n, n_tokens, capacity;
     attention_shape shape;
-    // The context is cut into stretches, by T alone. Of every decoded row and head, each stretch and the row's own tail (the last part)
-    // leave the maximum, the sum of exponentials and the weighted values, which merge_rows_kernel joins.
+    // The context is cut into stretches, by T alone. Of every decoded row and head, each stretch and the row's own tail
+    // (the last part) leave the maximum, the sum of exponentials and the weighted values, which merge_rows_kernel
+    // joins.
     uint32_t n_parts, stretch; // stretches + 1; keys of a stretch
     float *top, *sum;          // [n_parts, n, H]; after the merge, part 0 holds the row's maximum and 1 / sum
     float *values;             // [n_parts, n, H, d]
@@ -174,16 +176,17 @@ static __global__ void __launch_bounds__(LINE_WARPS *WARP) merge_rows_kernel(flo
     if (lane == 0) pass.top[line] = top, pass.sum[line] = 1.0f / sum;
 }
 
-// *best = max(*best, importance). Importance is never negative, so its bits order as integers do, and a maximum of integers has the same
-// result in whatever order the blocks come; a NaN is above every number and so is seen by whoever reads it.
+// *best = max(*best, importance). Importance is never negative, so its bits order as integers do, and a maximum of
+// integers has the same result in whatever order the blocks come; a NaN is above every number and so is seen by whoever
+// reads it.
 static __device__ inline void raise_importance(float *best, float importance)
 {
     // Read first: most tokens have been seen with more weight before. A stale value only costs the atomic.
     if (!(importance <= *best)) atomicMax((int *)best, __float_as_int(fabsf(importance)));
 }
 
-// I[question, g, j] = max(I, a[row, h, j] w[h, j]) over the observed rows of the question and the heads of the group. Block (x, y, z):
-// keys of tile x against 64 lines of KV head y, tile z.
+// I[question, g, j] = max(I, a[row, h, j] w[h, j]) over the observed rows of the question and the heads of the group.
+// Block (x, y, z): keys of tile x against 64 lines of KV head y, tile z.
 static __global__ void __launch_bounds__(TILE_THREADS)
     importance_kernel(row_pass pass, float *best, size_t best_stride, const float *weights)
 {
@@ -241,7 +244,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     if (threadIdx.x < n_keys) w[(size_t)h * n_tokens + key0 + threadIdx.x] = sqrtf(sum);
 }
 
-// row_log[h, i] = log of the sum over j <= i of exp(score), for context row i; block (x, y): 64 rows of head y from row `first` on.
+// row_log[h, i] = log of the sum over j <= i of exp(score), for context row i; block (x, y): 64 rows of head y from row
+// `first` on.
 static __global__ void __launch_bounds__(TILE_THREADS)
     row_log_kernel(float *row_log, const float *q, const float *k, uint32_t n_tokens, uint32_t first,
                    attention_shape shape)
@@ -272,7 +276,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     }
 }
 
-// sums[h, j] = sum over i >= j and `first` of exp(score - row_log[h, i]); block (x, y): 64 keys of head y against the rows that see them.
+// sums[h, j] = sum over i >= j and `first` of exp(score - row_log[h, i]); block (x, y): 64 keys of head y against the
+// rows that see them.
 static __global__ void __launch_bounds__(TILE_THREADS)
     column_sums_kernel(float *sums, const float *row_log, const float *q, const float *k, uint32_t n_tokens,
                        uint32_t first, attention_shape shape)

@@ -1,6 +1,6 @@
-// cuBLAS, opened when the backend starts: a program that was built on a machine without cuBLAS, or runs on one, needs it only to compute.
-// The few declarations below are its documented binary interface, the same since CUDA 12; where its header is there when this is
-// compiled, it checks them.
+// cuBLAS, opened when the backend starts: a program that was built on a machine without cuBLAS, or runs on one, needs
+// it only to compute. The few declarations below are its documented binary interface, the same since CUDA 12; where its
+// header is there when this is compiled, it checks them.
 #pragma once
 extern "C" {
 #include "runtime/fail.h"

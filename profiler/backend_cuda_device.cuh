@@ -1,13 +1,16 @@
 // The device's state: errors that stick, memory, and small host arrays on their way to kernels.
 #pragma once
+extern "C" {
+#include "profiler/backend.h"
+}
 #include "profiler/backend_cuda_blas.cuh"
 #include <stdlib.h>
 #include <string.h>
 
 struct weight;
 
-// Host arrays that one call needs (token ids, positions, rows) go through pinned memory, so that no call waits for the device. The same
-// array is asked for again in every layer: the last few are remembered.
+// Host arrays that one call needs (token ids, positions, rows) go through pinned memory, so that no call waits for the
+// device. The same array is asked for again in every layer: the last few are remembered.
 static constexpr size_t NOTE_BYTES = 1 << 20;
 static constexpr uint32_t NOTES_KEPT = 4;
 struct notes {
@@ -19,24 +22,36 @@ struct notes {
     uint32_t next;
 };
 
-// Memory that grows to what a call asks for and is given back by reserve.
+// Memory that grows to what a call asks for and is given back by close.
 struct scratch {
     void *memory;
     size_t bytes;
 };
 
+// What all that are open share: one stream, so that everything runs in the order of calls.
 static struct {
-    bool open;
+    uint32_t users;    // open devices
     kvb_status failed; // of the first operation that failed; nothing runs after it
     kvb_error error;
     cudaStream_t stream, copies; // operations; weights on their way to the device
     blas_library blas;
     notes to_device;
+    scratch full; // a weight in f32, on its way to bf16
+} gpu;
+
+// What one of them has for itself.
+struct cuda_device {
+    backend_device base;
+    uint16_t planes;         // of weights and of a product's input: 0: f32; 1: bf16; 2: bf16x3
     scratch parts;           // of attention over decoded rows, see row_pass
     scratch rounded, padded; // a product's input in bf16; input and output of a product of few rows
     scratch sums;            // value_weights
-    scratch full;            // a weight in f32, on its way to bf16
-} gpu;
+};
+
+static cuda_device *cuda_of(backend_device *on)
+{
+    return (cuda_device *)(void *)on;
+}
 
 // Remembers the first failure. True while there is none.
 static bool gpu_note(cudaError_t code, const char *what)
@@ -67,7 +82,8 @@ static bool gpu_works(void)
         }                                                         \
     } while (0)
 
-// The same for kernels with DYNAMIC_SHARED memory of this many bytes: above 48 KiB a kernel must ask for it, below that it does no harm.
+// The same for kernels with DYNAMIC_SHARED memory of this many bytes: above 48 KiB a kernel must ask for it, below that
+// it does no harm.
 #define LAUNCH_SHARED(name, kernel, blocks, threads, bytes, ...)                                                       \
     do {                                                                                                               \
         if (gpu_works() &&                                                                                             \
@@ -126,9 +142,13 @@ static bool scratch_try(scratch *s, size_t bytes)
 }
 
 // The same inside of an operation, where its lack is a failure: NULL.
-static void *scratch_get(scratch *s, size_t bytes)
+static void *scratch_get(cuda_device *on, scratch *s, size_t bytes)
 {
-    if (!scratch_try(s, bytes)) gpu_note(cudaErrorMemoryAllocation, "scratch memory");
+    if (!scratch_try(s, bytes))
+        backend_fail(
+            &on->base, KVB_MEMORY,
+            "backend cuda: no memory for %zu bytes of scratch; use fewer questions at a time or shorter contexts",
+            bytes);
     return s->memory;
 }
 
@@ -220,6 +240,7 @@ static kvb_status device_start(kvb_error *err)
 // Leaves nothing behind of a start that failed half way.
 static void device_stop(void)
 {
+    if (gpu.full.memory) cudaFree(gpu.full.memory);
     if (gpu.blas.handle) gpu.blas.destroy(gpu.blas.handle);
     if (gpu.blas.file) dlclose(gpu.blas.file);
     if (gpu.to_device.device) cudaFree(gpu.to_device.device);

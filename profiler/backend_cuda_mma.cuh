@@ -1,10 +1,11 @@
-// bfloat16 and the instructions of the tensor cores (compute capability 8.0 and later), with their layouts of registers.
+// bfloat16 and the instructions of the tensor cores (compute capability 8.0 and later), with their layouts of
+// registers.
 //
-// A warp multiplies a [16 rows, 16 dimensions] by b [16 dimensions, 8 columns] and adds to c [16, 8]. With line = lane / 4 and pair = lane % 4 a
-// lane holds, two values per register and the lower column in the lower half,
-//     a[0], a[1]: rows line and line + 8, columns 2 pair and 2 pair + 1;      a[2], a[3]: the same rows, columns 8 further
+// A warp multiplies a [16 rows, 16 dimensions] by b [16 dimensions, 8 columns] and adds to c [16, 8]. With line = lane
+// / 4 and pair = lane % 4 a lane holds, two values per register and the lower column in the lower half,
+//     a[0], a[1]: rows line and line + 8, columns 2 pair and 2 pair + 1;   a[2], a[3]: the same rows, columns 8 further
 //     b0, b1:     dimensions 2 pair, 2 pair + 1 and 8 further, of column line
-//     c[0], c[1]: row line, columns 2 pair, 2 pair + 1;                       c[2], c[3]: row line + 8
+//     c[0], c[1]: row line, columns 2 pair, 2 pair + 1;                    c[2], c[3]: row line + 8
 // So two neighbouring c of scores, rounded, are an a of weights.
 #pragma once
 #include "profiler/backend_cuda_tile.cuh"
@@ -49,8 +50,9 @@ static __device__ inline uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-// Four 8 x 8 blocks of 16 bits from shared memory: lane 8 i + r names line r of block i (16 bytes, aligned so), and register i gets the
-// values 2 pair, 2 pair + 1 of block i's line `line`; turned: those of column `line`, from the lines 2 pair, 2 pair + 1.
+// Four 8 x 8 blocks of 16 bits from shared memory: lane 8 i + r names line r of block i (16 bytes, aligned so), and
+// register i gets the values 2 pair, 2 pair + 1 of block i's line `line`; turned: those of column `line`, from the
+// lines 2 pair, 2 pair + 1.
 static __device__ inline void load_blocks(uint32_t r[4], const void *line)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -67,8 +69,9 @@ static __device__ inline void load_blocks_turned(uint32_t r[4], const void *line
                  : "memory");
 }
 
-// Starts a copy of 16 aligned bytes to shared memory, or of zeros where `there` is false (`from` must be an address even then). What was
-// started before copy_commit is one group; copy_wait_but<N> waits until at most the thread's N latest groups are on their way.
+// Starts a copy of 16 aligned bytes to shared memory, or of zeros where `there` is false (`from` must be an address
+// even then). What was started before copy_commit is one group; copy_wait_but<N> waits until at most the thread's N
+// latest groups are on their way.
 static __device__ inline void copy_async(void *to, const void *from, bool there)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
@@ -94,7 +97,8 @@ static constexpr uint32_t MMA_WARPS = 4;
 static constexpr uint32_t MMA_THREADS = MMA_WARPS * WARP;
 static constexpr uint32_t MMA_MAX_DIM = 256; // longer heads would not fit in registers
 
-// Heads are padded to 64 CHUNKS dimensions, which are 8 CHUNKS blocks of 16 bytes; a step of a loop takes this many keys.
+// Heads are padded to 64 CHUNKS dimensions, which are 8 CHUNKS blocks of 16 bytes; a step of a loop takes this many
+// keys.
 template <int CHUNKS> static constexpr int MMA_KEYS = CHUNKS > 2 ? 32 : 64;
 template <int CHUNKS> static constexpr int MMA_TILES = CHUNKS > 2 ? 1 : 2; // 16 rows per warp of prefill each
 
@@ -104,7 +108,8 @@ template <int CHUNKS, typename T> static __device__ inline T *block_at(T *lines,
     return lines + line * 8 * CHUNKS + (block ^ (line & 7));
 }
 
-// Shared memory of a block of threads with 16 TILES rows per warp: the rows, and keys (and values) of the step at hand and of the next.
+// Shared memory of a block of threads with 16 TILES rows per warp: the rows, and keys (and values) of the step at hand
+// and of the next.
 template <int CHUNKS, int TILES> struct mma_keys {
     uint4 rows[16 * TILES * MMA_WARPS * 8 * CHUNKS];
     uint4 keys[2][MMA_KEYS<CHUNKS> * 8 * CHUNKS];
@@ -182,8 +187,8 @@ static __device__ inline float quad_sum(float x)
     return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-// Softmax of rows in steps of keys, in powers of two: a weight is 2^(score log2(e) / sqrt(d) - top). Index [m][half]: row line + 8 half of the
-// warp's tile m. `sum` is the lane's share; quad_sum makes it the row's.
+// Softmax of rows in steps of keys, in powers of two: a weight is 2^(score log2(e) / sqrt(d) - top). Index [m][half]:
+// row line + 8 half of the warp's tile m. `sum` is the lane's share; quad_sum makes it the row's.
 template <int TILES> struct mma_sums {
     float top[TILES][2], sum[TILES][2];
 };
@@ -198,8 +203,8 @@ template <int TILES> static __device__ inline void mma_sums_begin(mma_sums<TILES
         for (int half = 0; half < 2; half++) state->top[m][half] = -INFINITY, state->sum[m][half] = 0.0f;
 }
 
-// Turns the scores of a step's N columns (-INFINITY where a row does not see the key) into weights and adds them up; shrink is what everything
-// that was weighted before is to be multiplied by.
+// Turns the scores of a step's N columns (-INFINITY where a row does not see the key) into weights and adds them up;
+// shrink is what everything that was weighted before is to be multiplied by.
 template <int TILES, int N>
 static __device__ inline void mma_softmax(mma_sums<TILES> *state, float s[TILES][N][4], float shrink[TILES][2],
                                           float scale)

@@ -26,7 +26,8 @@ struct head_rows {
 
 static constexpr uint32_t MEAN_SPANS = 64; // partial sums of each mean
 
-// partial[h, span, c] = sum of a span's rows, each divided by its norm (norms [heads, n]; NULL: by 1). Block (x, y): span x of head y.
+// partial[h, span, c] = sum of a span's rows, each divided by its norm (norms [heads, n]; NULL: by 1). Block (x, y):
+// span x of head y.
 static __global__ void mean_spans_kernel(double *partial, head_rows rows, const float *norms)
 {
     uint32_t h = blockIdx.y, span = (rows.n + MEAN_SPANS - 1) / MEAN_SPANS, from = blockIdx.x * span;

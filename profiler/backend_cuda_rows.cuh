@@ -1,4 +1,5 @@
-// Kernels of the operations that go row by row: gather, norm, rotation, gated activation, moves into the caches, conversions, sampling.
+// Kernels of the operations that go row by row: gather, norm, rotation, gated activation, moves into the caches,
+// conversions, sampling.
 #pragma once
 extern "C" {
 #include "profiler/backend.h"
@@ -52,7 +53,26 @@ static __global__ void swiglu_kernel(float *gate, const float *up, size_t n)
     gate[i] = g * (g >= 0.0f ? 1.0f : e) / (1.0f + e) * up[i];
 }
 
-// One thread per pair (p, p + rope_dim/2) and per dimension that does not rotate; y may be x, since a thread reads only what it writes.
+static __global__ void multiply_kernel(float *y, float by, size_t n)
+{
+    size_t i = thread_index();
+    if (i < n) y[i] *= by;
+}
+
+static __global__ void add_row_kernel(float *y, const float *row, size_t n, uint32_t width)
+{
+    size_t i = thread_index();
+    if (i < n) y[i] += row[i % width];
+}
+
+static __global__ void add_scaled_kernel(float *y, const float *x, float by, size_t n)
+{
+    size_t i = thread_index();
+    if (i < n) y[i] = fmaf(by, x[i], y[i]);
+}
+
+// One thread per pair (p, p + rope_dim/2) and per dimension that does not rotate; y may be x, since a thread reads only
+// what it writes.
 static __global__ void rope_kernel(float *y, const float *x, const float *cos_sin, const uint32_t *positions,
                                    uint32_t n, uint32_t heads, uint32_t d, uint32_t rope_dim)
 {

@@ -1,5 +1,6 @@
-// Attention on the tensor cores, for `--compute bf16` and heads of at most 256 dimensions: the kernels of backend_cuda_attention.cuh again, over keys
-// and values that pack_prefix has rounded. Queries and weights are rounded on the way; scores, softmax, sums and importance are float32.
+// Attention on the tensor cores, for `--compute bf16` and heads of at most 256 dimensions: the kernels of
+// backend_cuda_attention.cuh again, over keys and values that pack_prefix has rounded. Queries and weights are rounded
+// on the way; scores, softmax, sums and importance are float32.
 #pragma once
 #include "profiler/backend_cuda_attention.cuh"
 #include "profiler/backend_cuda_mma.cuh"
@@ -20,8 +21,8 @@ static __global__ void pack_kernel(uint32_t *packed, const float *k, const float
     packed[i] = pack_bf16(c < d ? from[c] : 0.0f, c + 1 < d ? from[c + 1] : 0.0f);
 }
 
-// Calls step(key0, turn) for the keys from, from + MMA_KEYS, .. below end, when those of this step lie in keys[turn] (and values[turn], where v is
-// given): while they are used, the next ones are copied.
+// Calls step(key0, turn) for the keys from, from + MMA_KEYS, .. below end, when those of this step lie in keys[turn]
+// (and values[turn], where v is given): while they are used, the next ones are copied.
 template <int CHUNKS, typename STEP>
 static __device__ inline void mma_each_step(uint4 (*keys)[MMA_KEYS<CHUNKS> * 8 * CHUNKS],
                                             uint4 (*values)[MMA_KEYS<CHUNKS> * 8 * CHUNKS], packed_kv kv, uint32_t from,

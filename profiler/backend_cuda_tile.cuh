@@ -1,8 +1,9 @@
-// What the attention kernels share: 64 x 64 tiles of scores, computed by 256 threads out of shared memory, and the online softmax.
+// What the attention kernels share: 64 x 64 tiles of scores, computed by 256 threads out of shared memory, and the
+// online softmax.
 //
-// Thread (tx, ty) = (t % 16, t / 16) owns rows 4 ty .. 4 ty + 3 and columns 4 tx .. 4 tx + 3 of every tile. The 16 threads of a row are
-// 16 neighbours of one warp, so a row is reduced by four shuffles. Every sum is taken in an order that depends on shapes alone; a
-// row's numbers do not depend on which other rows share its tile.
+// Thread (tx, ty) = (t % 16, t / 16) owns rows 4 ty .. 4 ty + 3 and columns 4 tx .. 4 tx + 3 of every tile. The 16
+// threads of a row are 16 neighbours of one warp, so a row is reduced by four shuffles. Every sum is taken in an order
+// that depends on shapes alone; a row's numbers do not depend on which other rows share its tile.
 //
 // tests/cuda/emulator.h runs these very lines on the CPU, thread by thread.
 #pragma once
@@ -18,7 +19,8 @@ static constexpr uint32_t WARP = 32;
 static constexpr uint32_t ALL_LANES = 0xffffffffu;
 static constexpr uint32_t MAX_HEAD_DIM = 512; // as MODEL_MAX_HEAD_DIM
 
-// Rows of a product: row r of the tile is line l = first + r, at base + (l / group) * stride + (l % group) * depth; `count` of them.
+// Rows of a product: row r of the tile is line l = first + r, at base + (l / group) * stride + (l % group) * depth;
+// `count` of them.
 struct tile_rows {
     const float *base;
     uint32_t first, count, group;
@@ -87,8 +89,8 @@ static __device__ inline void tile_product(float s[4][4], tile_memory *shared, t
     }
 }
 
-// What a thread's four rows have gathered so far: the running maximum of their scores, this thread's share of the sum of exponentials,
-// and its columns 64 chunk + 4 tx + j of the weighted values. Heads have at most 64 CHUNKS dimensions.
+// What a thread's four rows have gathered so far: the running maximum of their scores, this thread's share of the sum
+// of exponentials, and its columns 64 chunk + 4 tx + j of the weighted values. Heads have at most 64 CHUNKS dimensions.
 template <int CHUNKS> struct softmax_state {
     float top[4], sum[4], values[CHUNKS][4][4];
 };
@@ -103,8 +105,8 @@ template <int CHUNKS> static __device__ inline void softmax_begin(softmax_state<
     }
 }
 
-// One step of the online softmax: s are the scores of the next n_keys keys, -INFINITY where a row does not see the key; what was gathered
-// relative to a lower maximum is scaled down. Ends with a barrier.
+// One step of the online softmax: s are the scores of the next n_keys keys, -INFINITY where a row does not see the key;
+// what was gathered relative to a lower maximum is scaled down. Ends with a barrier.
 template <int CHUNKS>
 static __device__ inline void softmax_step(softmax_state<CHUNKS> *state, float s[4][4], tile_memory *shared,
                                            const float *values, uint32_t n_keys, uint32_t d)

@@ -1,11 +1,12 @@
-// Weights: on the device while they fit. When something else needs the memory, the last ones move to pinned host memory and are streamed:
-// a ring on the device holds the most recent ones, and while one is used the one that followed it last time is already being copied.
-// The prefill goes layer by layer, so a ring of one layer reads each weight once.
+// Weights: on the device while they fit. When something else needs the memory, the last ones move to pinned host memory
+// and are streamed: a ring on the device holds the most recent ones, and while one is used the one that followed it
+// last time is already being copied. The prefill goes layer by layer, so a ring of one layer reads each weight once.
 #pragma once
 #include "profiler/backend_cuda_device.cuh"
 #include "profiler/backend_cuda_rows.cuh"
 
-// What a dev_matrix points to. f32: values [out, in]. bf16: [out, in] of 16 bits. bf16x3: two of these, the second what the first lost.
+// What a dev_matrix points to. f32: values [out, in]. bf16: [out, in] of 16 bits. bf16x3: two of these, the second what
+// the first lost.
 struct weight {
     void *memory; // device, or pinned host
     size_t bytes, elements;
@@ -54,7 +55,8 @@ static bool overlaps(const weight *w, const char *from, size_t bytes)
     return w->staged < from + bytes && from < w->staged + w->bytes;
 }
 
-// Starts the copy of w into the ring, in the place of the oldest ones. `keep` (NULL: none) must stay: false when it is in the way.
+// Starts the copy of w into the ring, in the place of the oldest ones. `keep` (NULL: none) must stay: false when it is
+// in the way.
 static bool ring_load(weight *w, const weight *keep)
 {
     size_t at = store.at + w->bytes <= store.ring_bytes ? store.at : 0;
@@ -119,8 +121,8 @@ static void weight_used(weight *w)
         ring_load(w->follower, w);
 }
 
-// Moves the newest weight that is on the device to the host; where there is none, gives the ring back, which opens again with what is
-// left. False when there is nothing to move, or no host memory.
+// Moves the newest weight that is on the device to the host; where there is none, gives the ring back, which opens
+// again with what is left. False when there is nothing to move, or no host memory.
 static bool weights_give_way(void)
 {
     weight *w = store.newest;
@@ -193,8 +195,8 @@ static bool weight_fill(weight *w, const float *values)
     uint16_t *high = (uint16_t *)w->memory, *low = w->planes > 1 ? high + w->elements : NULL;
     for (size_t at = 0; at < w->elements && gpu_works(); at += UPLOAD_ELEMENTS) {
         size_t n = w->elements - at < UPLOAD_ELEMENTS ? w->elements - at : UPLOAD_ELEMENTS;
-        float *full = (float *)scratch_get(&gpu.full, n * sizeof(float));
-        if (!full) return false;
+        if (!scratch_try(&gpu.full, n * sizeof(float))) return false;
+        float *full = (float *)gpu.full.memory;
         gpu_note(cudaMemcpyAsync(full, values + at, n * sizeof(float), cudaMemcpyHostToDevice, gpu.stream),
                  "uploading a weight");
         LAUNCH("to_bf16", to_bf16_kernel, blocks_of(n, ROW_THREADS), ROW_THREADS, high + at, low ? low + at : NULL,
@@ -204,7 +206,8 @@ static bool weight_fill(weight *w, const float *values)
     return gpu_works();
 }
 
-// A weight [out, in] in the precision `planes`, or with values NULL not filled; NULL when neither device nor host has memory for it.
+// A weight [out, in] in the precision `planes`, or with values NULL not filled; NULL when neither device nor host has
+// memory for it.
 static weight *weight_new(const float *values, uint32_t out, uint32_t in, uint16_t planes)
 {
     weight *w = (weight *)calloc(1, sizeof *w);

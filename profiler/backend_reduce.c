@@ -1,5 +1,5 @@
-// The reductions of backend.h as plain loops with double sums: the judge's form. Backends in host memory list it too, but a scorer that has the
-// tensors at hand reads them itself.
+// The reductions of backend.h as plain loops with double sums: the judge's form. Backends in host memory list it too,
+// but a scorer that has the tensors at hand reads them itself.
 #include "profiler/backend_host.h"
 #include "profiler/model.h"
 #include <math.h>
@@ -11,8 +11,9 @@ static double square_sum(const float *x, uint32_t n)
     return sum;
 }
 
-void host_norms(dev out, dev x, size_t n, uint32_t width)
+void host_norms(backend_device *on, dev out, dev x, size_t n, uint32_t width)
 {
+    (void)on;
     for (size_t i = 0; i < n; i++) out.address[i] = (float)sqrt(square_sum(x.address + i * width, width));
 }
 
@@ -27,8 +28,10 @@ static void head_covariance(float *out, const float *x, size_t step, const doubl
         }
 }
 
-void host_moments(dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads, uint32_t d, bool by_head)
+void host_moments(backend_device *on, dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads,
+                  uint32_t d, bool by_head)
 {
+    (void)on;
     size_t step = by_head ? d : (size_t)heads * d, head = by_head ? (size_t)n * d : d;
     for (uint32_t h = 0; h < heads; h++) {
         double sums[MODEL_MAX_HEAD_DIM] = {0};
@@ -42,8 +45,9 @@ void host_moments(dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32
     }
 }
 
-void host_quadratic(dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s)
+void host_quadratic(backend_device *on, dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s)
 {
+    (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     for (uint32_t h = 0; h < s.n_heads; h++)
         for (uint32_t j = 0; j < T; j++) {
@@ -59,8 +63,10 @@ void host_quadratic(dev out, const prefix_kv *kv, dev linear, dev square, attent
         }
 }
 
-void host_spreads(dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d, partition_row row)
+void host_spreads(backend_device *on, dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d,
+                  partition_row row)
 {
+    (void)on;
     for (uint32_t g = 0; g < n_kv_heads; g++)
         for (uint32_t j = row.first; j < row.first + row.count * row.size; j++) {
             const float *head = z.address + (size_t)g * n_tokens * d;

@@ -5,39 +5,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-static dev_matrix ref_matrix_upload(const float *w, uint32_t out, uint32_t in, bool keep_rows)
+static dev_matrix ref_matrix_load(backend_device *on, const stored_matrix *w, bool keep_rows)
 {
+    (void)on;
     (void)keep_rows;
-    dev memory = host_alloc((size_t)out * in);
-    if (memory.address) host_upload(memory, w, (size_t)out * in);
-    return (dev_matrix){memory.address, out, in, NULL};
+    return (dev_matrix){host_matrix_values(w), w->out, w->in, NULL};
 }
 
-static dev_matrix ref_matrix_load(const stored_matrix *w, bool keep_rows)
+static uint64_t ref_scratch_bytes(backend_device *on, const backend_limits *limits)
 {
-    return host_matrix_load(w, keep_rows, ref_matrix_upload);
-}
-
-static bool ref_reserve(const backend_limits *limits)
-{
-    (void)limits;
-    return true;
-}
-
-static uint64_t ref_scratch_bytes(const backend_limits *limits)
-{
+    (void)on;
     (void)limits;
     return 0;
 }
 
-static void ref_gather(dev y, dev_matrix table, const int32_t *ids, uint32_t n)
+static void ref_gather(backend_device *on, dev y, dev_matrix table, const int32_t *ids, uint32_t n)
 {
+    (void)on;
     for (uint32_t i = 0; i < n; i++)
         memcpy(y.address + (size_t)i * table.in, table.address + (size_t)ids[i] * table.in, table.in * sizeof(float));
 }
 
-static void ref_rms_norm(dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
+static void ref_rms_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
 {
+    (void)on;
     for (uint32_t i = 0; i < n; i++) {
         const float *xi = x.address + (size_t)i * width;
         double sum = 0;
@@ -48,8 +39,9 @@ static void ref_rms_norm(dev y, dev x, dev weight, uint32_t n, uint32_t width, f
     }
 }
 
-static void ref_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
+static void ref_matmul(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
 {
+    (void)on;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t o = 0; o < w.out; o++) {
             double sum = accumulate ? y.address[(size_t)i * w.out + o] : 0.0;
@@ -59,22 +51,43 @@ static void ref_matmul(dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
         }
 }
 
-static void ref_project(const projection *to, uint32_t count, dev x, uint32_t n)
+static void ref_project(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n)
 {
-    for (uint32_t i = 0; i < count; i++) ref_matmul(to[i].y, x, to[i].w, n, false);
+    for (uint32_t i = 0; i < count; i++) ref_matmul(on, to[i].y, x, to[i].w, n, false);
 }
 
-static void ref_swiglu(dev gate, dev up, size_t n_floats)
+static void ref_swiglu(backend_device *on, dev gate, dev up, size_t n_floats)
 {
+    (void)on;
     for (size_t i = 0; i < n_floats; i++) {
         double g = gate.address[i];
         gate.address[i] = (float)(g / (1.0 + exp(-g)) * up.address[i]);
     }
 }
 
-static void ref_rope(dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads, uint32_t d,
-                     uint32_t rope_dim)
+static void ref_scale(backend_device *on, dev y, float by, size_t n_floats)
 {
+    (void)on;
+    for (size_t i = 0; i < n_floats; i++) y.address[i] *= by;
+}
+
+static void ref_add_row(backend_device *on, dev y, dev row, uint32_t n, uint32_t width)
+{
+    (void)on;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t c = 0; c < width; c++) y.address[(size_t)i * width + c] += row.address[c];
+}
+
+static void ref_add_scaled(backend_device *on, dev y, dev x, float by, size_t n_floats)
+{
+    (void)on;
+    for (size_t i = 0; i < n_floats; i++) y.address[i] = (float)(y.address[i] + (double)by * x.address[i]);
+}
+
+static void ref_rope(backend_device *on, dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n,
+                     uint32_t heads, uint32_t d, uint32_t rope_dim)
+{
+    (void)on;
     uint32_t half = rope_dim / 2;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; h < heads; h++) {
@@ -90,18 +103,20 @@ static void ref_rope(dev y, dev x, dev cos_sin, const uint32_t *positions, uint3
         }
 }
 
-static void ref_store_prefix(dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n, uint32_t n_kv_heads,
-                             uint32_t d)
+static void ref_store_prefix(backend_device *on, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
+                             uint32_t n_kv_heads, uint32_t d)
 {
+    (void)on;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
             memcpy(cache.address + ((size_t)g * n_tokens + first + i) * d,
                    values.address + ((size_t)i * n_kv_heads + g) * d, d * sizeof(float));
 }
 
-static void ref_store_tail(dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
-                           uint32_t n_kv_heads, uint32_t d)
+static void ref_store_tail(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values,
+                           uint32_t n, uint32_t n_kv_heads, uint32_t d)
 {
+    (void)on;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t g = 0; g < n_kv_heads; g++)
             memcpy(cache.address + (((size_t)rows[i].question * n_kv_heads + g) * capacity + rows[i].tail) * d,
@@ -121,7 +136,8 @@ typedef struct stretch {
     uint32_t n;
 } stretch;
 
-// Softmax attention of one query over the stretches. Returns through max and sum what a later pass needs for probabilities.
+// Softmax attention of one query over the stretches. Returns through max and sum what a later pass needs for
+// probabilities.
 static void attend_one(float *o, const float *q, const stretch *seen, int n_seen, uint32_t d, double *max, double *sum)
 {
     double scale = 1.0 / sqrt((double)d), top = -INFINITY, total = 0, acc[MODEL_MAX_HEAD_DIM] = {0};
@@ -138,8 +154,10 @@ static void attend_one(float *o, const float *q, const stretch *seen, int n_seen
     *sum = total;
 }
 
-static void ref_attend_prefix(dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n, attention_shape s)
+static void ref_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
+                              attention_shape s)
 {
+    (void)on;
     uint32_t group = s.n_heads / s.n_kv_heads;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; h < s.n_heads; h++) {
@@ -151,9 +169,10 @@ static void ref_attend_prefix(dev o, dev q, const prefix_kv *kv, uint32_t first,
         }
 }
 
-static void ref_attend_rows(dev o, dev q, const prefix_kv *kv, const tail_kv *tails, const decode_row *rows, uint32_t n,
-                            attention_shape s, const oracle_view *oracle)
+static void ref_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
+                            const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle)
 {
+    (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     double scale = 1.0 / sqrt((double)d);
     for (uint32_t i = 0; i < n; i++)
@@ -175,8 +194,9 @@ static void ref_attend_rows(dev o, dev q, const prefix_kv *kv, const tail_kv *ta
         }
 }
 
-static void ref_value_weights(dev w, const prefix_kv *kv, dev root, attention_shape s)
+static void ref_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s)
 {
+    (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     double total = 0;
     for (uint32_t h = 0; h < s.n_heads; h++)
@@ -193,8 +213,10 @@ static void ref_value_weights(dev w, const prefix_kv *kv, dev root, attention_sh
     for (size_t i = 0; i < (size_t)s.n_heads * T; i++) w.address[i] = (float)(w.address[i] / (total + 1e-9));
 }
 
-static void ref_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first, attention_shape s)
+static void ref_column_sums(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
+                            attention_shape s)
 {
+    (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     double scale = 1.0 / sqrt((double)d);
     for (uint32_t h = 0; h < s.n_heads; h++) {
@@ -216,8 +238,9 @@ static void ref_column_sums(dev sums, dev row_log, dev q, const prefix_kv *kv, u
     }
 }
 
-static void ref_output_norms(dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
+static void ref_output_norms(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
 {
+    (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     for (uint32_t h = 0; h < s.n_heads; h++)
         for (uint32_t j = 0; j < T; j++) {
@@ -235,6 +258,7 @@ const backend backend_ref = {
     .summary = "plain C with double sums: the judge of the others, slow",
     .context_rows = BACKEND_CHUNK_ROWS,
     .open = host_open,
+    .close = host_close,
     .check = host_check,
     .alloc = host_alloc,
     .release = host_release,
@@ -243,10 +267,8 @@ const backend backend_ref = {
     .copy = host_copy,
     .clear = host_clear,
     .host_view = host_view,
-    .matrix_upload = ref_matrix_upload,
     .matrix_load = ref_matrix_load,
     .matrix_release = host_matrix_release,
-    .reserve = ref_reserve,
     .scratch_bytes = ref_scratch_bytes,
     .free_bytes = host_free_bytes,
     .gather = ref_gather,
@@ -254,6 +276,9 @@ const backend backend_ref = {
     .matmul = ref_matmul,
     .project = ref_project,
     .swiglu = ref_swiglu,
+    .scale = ref_scale,
+    .add_row = ref_add_row,
+    .add_scaled = ref_add_scaled,
     .rope = ref_rope,
     .store_prefix = ref_store_prefix,
     .store_tail = ref_store_tail,

@@ -15,12 +15,14 @@ kvb_status dequant_rows(uint32_t type, const void *src, size_t n_values, float *
 // A whole tensor into dst[t->n_values]; the error names the tensor.
 kvb_status dequant_tensor(const gguf_tensor *t, float *dst, kvb_error *err);
 
-// Several formats store whole numbers with one step and one base for every 32 values: value = step * whole + base, with the very bits that
-// dequant_rows gives, but for the sign of zeros. The bits of the whole numbers, 4 (0 to 15) or 8 (-128 to 127), or 0 for other formats.
+// Several formats store whole numbers with one step and one base for every 32 values: value = step * whole + base, with
+// the very bits that dequant_rows gives, but for the sign of zeros. The bits of the whole numbers, 4 (0 to 15) or 8
+// (-128 to 127), or 0 for other formats.
 enum { DEQUANT_STEP_VALUES = 32 };
 unsigned dequant_step_bits(uint32_t type);
 
-// n_values of such a format: wholes [n_values], steps and bases [n_values / 32]. n_values is a multiple of the type's block.
+// n_values of such a format: wholes [n_values], steps and bases [n_values / 32]. n_values is a multiple of the type's
+// block.
 void dequant_steps(uint32_t type, const void *src, size_t n_values, int8_t *wholes, float *steps, float *bases);
 
 float half_to_float(uint16_t half); // IEEE binary16, denormals and NaN payloads kept

@@ -48,10 +48,15 @@ typedef enum gguf_value_type {
     X(Q5_0, 6, 32, 22)      \
     X(Q5_1, 7, 32, 24)      \
     X(Q8_0, 8, 32, 34)      \
+    X(Q2_K, 10, 256, 84)    \
+    X(Q3_K, 11, 256, 110)   \
     X(Q4_K, 12, 256, 144)   \
     X(Q5_K, 13, 256, 176)   \
     X(Q6_K, 14, 256, 210)   \
-    X(BF16, 30, 1, 2)
+    X(IQ4_NL, 20, 32, 18)   \
+    X(IQ4_XS, 23, 256, 136) \
+    X(BF16, 30, 1, 2)       \
+    X(MXFP4, 39, 32, 17)
 
 typedef enum gguf_tensor_type {
 #define GGUF_TENSOR_ENUM(name, number, values, bytes) GGUF_TENSOR_##name = number,

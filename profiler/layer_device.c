@@ -6,8 +6,8 @@ static kvb_status take(const layer_device *at, size_t n, dev *memory, kvb_error 
 {
     device_scratch *s = at->scratch;
     if (s->floats < n) {
-        at->b->release(s->memory);
-        s->memory = at->b->alloc(n);
+        at->on->b->release(at->on, s->memory);
+        s->memory = at->on->b->alloc(at->on, n);
         s->floats = s->memory.address ? n : 0;
     }
     *memory = s->memory;
@@ -24,8 +24,8 @@ kvb_status device_window_votes(const layer_device *at, uint32_t window, float *v
     dev sums;
     kvb_status status = take(at, 2 * n, &sums, err);
     if (status != KVB_OK) return status;
-    at->b->column_sums(sums, dev_at(sums, n), at->q, &at->kv, at->kv.n_tokens - window, at->shape);
-    at->b->download(votes, sums, n);
+    at->on->b->column_sums(at->on, sums, dev_at(sums, n), at->q, &at->kv, at->kv.n_tokens - window, at->shape);
+    at->on->b->download(at->on, votes, sums, n);
     return KVB_OK;
 }
 
@@ -40,8 +40,8 @@ kvb_status device_norms(const layer_device *at, view_item item, float *norms, kv
     dev memory;
     kvb_status status = take(at, n, &memory, err);
     if (status != KVB_OK) return status;
-    at->b->norms(memory, tensor_of(at, item), n, at->shape.head_dim);
-    at->b->download(norms, memory, n);
+    at->on->b->norms(at->on, memory, tensor_of(at, item), n, at->shape.head_dim);
+    at->on->b->download(at->on, norms, memory, n);
     return KVB_OK;
 }
 
@@ -53,9 +53,10 @@ kvb_status device_query_moments(const layer_device *at, uint32_t from, float *me
     kvb_status status = take(at, all, &memory, err);
     if (status != KVB_OK) return status;
     dev matrices = covariance ? dev_at(memory, means) : (dev){NULL};
-    at->b->moments(memory, matrices, dev_at(at->q_raw, from * means), (dev){NULL}, at->kv.n_tokens - from, H, d, false);
-    at->b->download(mean, memory, means);
-    if (covariance) at->b->download(covariance, matrices, means * d);
+    at->on->b->moments(at->on, memory, matrices, dev_at(at->q_raw, from * means), (dev){NULL}, at->kv.n_tokens - from,
+                       H, d, false);
+    at->on->b->download(at->on, mean, memory, means);
+    if (covariance) at->on->b->download(at->on, covariance, matrices, means * d);
     return KVB_OK;
 }
 
@@ -67,9 +68,9 @@ kvb_status device_key_mean(const layer_device *at, bool normalised, float *mean,
     kvb_status status = take(at, n + (size_t)G * d, &memory, err);
     if (status != KVB_OK) return status;
     dev norms = normalised ? memory : (dev){NULL}, means = dev_at(memory, n);
-    if (normalised) at->b->norms(norms, at->kv.k, n, d);
-    at->b->moments(means, (dev){NULL}, at->kv.k, norms, T, G, d, true);
-    at->b->download(mean, means, (size_t)G * d);
+    if (normalised) at->on->b->norms(at->on, norms, at->kv.k, n, d);
+    at->on->b->moments(at->on, means, (dev){NULL}, at->kv.k, norms, T, G, d, true);
+    at->on->b->download(at->on, mean, means, (size_t)G * d);
     return KVB_OK;
 }
 
@@ -82,11 +83,11 @@ kvb_status device_quadratic(const layer_device *at, uint32_t n_heads, const floa
     kvb_status status = take(at, n + lines + squares, &memory, err);
     if (status != KVB_OK) return status;
     dev weights = dev_at(memory, n), matrices = square ? dev_at(weights, lines) : (dev){NULL};
-    at->b->upload(weights, linear, lines);
-    if (square) at->b->upload(matrices, square, squares);
-    at->b->quadratic(memory, &at->kv, weights, matrices,
-                     (attention_shape){n_heads, at->shape.n_kv_heads, at->shape.head_dim});
-    at->b->download(out, memory, n);
+    at->on->b->upload(at->on, weights, linear, lines);
+    if (square) at->on->b->upload(at->on, matrices, square, squares);
+    at->on->b->quadratic(at->on, memory, &at->kv, weights, matrices,
+                         (attention_shape){n_heads, at->shape.n_kv_heads, at->shape.head_dim});
+    at->on->b->download(at->on, out, memory, n);
     return KVB_OK;
 }
 
@@ -97,8 +98,8 @@ kvb_status device_spreads(const layer_device *at, view_item item, partition_row 
     dev memory;
     kvb_status status = take(at, n, &memory, err);
     if (status != KVB_OK) return status;
-    at->b->clear(memory, n);
-    at->b->spreads(memory, tensor_of(at, item), T, G, at->shape.head_dim, row);
-    at->b->download(out, memory, n);
+    at->on->b->clear(at->on, memory, n);
+    at->on->b->spreads(at->on, memory, tensor_of(at, item), T, G, at->shape.head_dim, row);
+    at->on->b->download(at->on, out, memory, n);
     return KVB_OK;
 }

@@ -1,7 +1,9 @@
-// A layer's tensors on a device with memory of its own, and the sums that scorers take from them there: what comes down is [H,T], [G,T] or [H,d,d],
-// where q, k and v would be [T, (H + 2 G) d]. Views of host memory have none of this; a scorer reads the tensors then.
+// A layer's tensors on a device with memory of its own, and the sums that scorers take from them there: what comes down
+// is [H,T], [G,T] or [H,d,d], where q, k and v would be [T, (H + 2 G) d]. Views of host memory have none of this; a
+// scorer reads the tensors then.
 //
-// Every function fills host arrays and fails with KVB_MEMORY alone, when the device has no room; other failures show in backend.check.
+// Every function fills host arrays and fails with KVB_MEMORY alone, when the device has no room; other failures show in
+// backend.check.
 #pragma once
 #include "profiler/backend.h"
 #include "profiler/observe.h"
@@ -13,7 +15,7 @@ typedef struct device_scratch {
 } device_scratch;
 
 typedef struct layer_device {
-    const backend *b;
+    backend_device *on;
     attention_shape shape;
     prefix_kv kv;
     dev q_raw, q; // [T, H*d]
@@ -32,7 +34,8 @@ kvb_status device_query_moments(const layer_device *at, uint32_t from, float *me
 // Mean [G,d] of the keys, or of the keys divided by their norms.
 kvb_status device_key_mean(const layer_device *at, bool normalised, float *mean, kvb_error *err);
 
-// out [n_heads,T]: (linear_h + square_h k_j) . k_j over the keys of KV head h / (n_heads / G); n_heads H or G; square may be NULL
+// out [n_heads,T]: (linear_h + square_h k_j) . k_j over the keys of KV head h / (n_heads / G); n_heads H or G; square
+// may be NULL
 kvb_status device_quadratic(const layer_device *at, uint32_t n_heads, const float *linear, const float *square,
                             float *out, kvb_error *err);
 

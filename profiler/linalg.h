@@ -2,16 +2,21 @@
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
-// oneDNN changes its order of summation when it is given fewer rows than this (measured on AVX-512: from 16 rows on, every
-// row has the same bits whatever the number of rows, columns and threads). Callers whose results must not depend on the
-// batch pad to it.
+// oneDNN changes its order of summation when it is given fewer rows than this (measured on AVX-512: from 16 rows on,
+// every row has the same bits whatever the number of rows, columns and threads). Callers whose results must not depend
+// on the batch pad to it.
 enum { GEMM_MIN_ROWS = 16 };
 
-// C [m,n] = alpha * op(A) op(B) + beta * C, row-major, op(A) [m,k], op(B) [k,n]; trans_x says that X is stored transposed.
-// Runs on all OpenMP threads, or on the caller's alone inside a parallel region.
-void gemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
+// C [m,n] = alpha * op(A) op(B) + beta * C, row-major, op(A) [m,k], op(B) [k,n]; trans_x says that X is stored
+// transposed. Runs on all OpenMP threads, or on the caller's alone inside a parallel region. False when oneDNN
+// has no memory for it: C is worth nothing then.
+bool gemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a, size_t lda,
           const float *b, size_t ldb, float beta, float *c, size_t ldc);
+// How many of this process's products have failed: for callers that do not ask each of theirs, and compare it before
+// and after instead.
+uint64_t gemm_failures(void);
 
 // Functions that kernels of a GPU share with the host.
 #ifdef __CUDACC__
@@ -20,7 +25,8 @@ void gemm(bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha,
 #define HOST_DEVICE
 #endif
 
-// exp(x) of the softmaxes, for x <= 0: about 1e-7 relative error, 0 below -87. Inline, so that the loops around it vectorise.
+// exp(x) of the softmaxes, for x <= 0: about 1e-7 relative error, 0 below -87. Inline, so that the loops around it
+// vectorise.
 HOST_DEVICE static inline float softmax_exp(float x)
 {
     const float shifter =
@@ -44,8 +50,9 @@ HOST_DEVICE static inline float softmax_exp(float x)
     return p * bits.f;
 }
 
-// 2^x of attention's softmax, for x <= 0: 1e-7 relative error, 0 below EXP2_LEAST. The logarithm of 2 is a factor of the queries there, and
-// with it goes most of what the exponential above does beside its polynomial. The tile unit's kernel has the same terms.
+// 2^x of attention's softmax, for x <= 0: 1e-7 relative error, 0 below EXP2_LEAST. The logarithm of 2 is a factor of
+// the queries there, and with it goes most of what the exponential above does beside its polynomial. The tile unit's
+// kernel has the same terms.
 #define EXP2_SHIFTER 12582912.0f
 #define EXP2_LEAST (-125.0f)
 #define EXP2_TERM_1 0.69314720f
@@ -72,7 +79,8 @@ static inline float softmax_exp2(float x)
     return p.f;
 }
 
-// Loops that are worth compiling once per vector width; the loader picks by CPU. Sanitisers cannot run the picking code.
+// Loops that are worth compiling once per vector width; the loader picks by CPU. Sanitisers cannot run the picking
+// code.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
 #define SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else

@@ -1,5 +1,5 @@
-// Where the time goes: seconds, floating-point operations and bytes of each kind of work, for the roofline table. Always on: an entry
-// costs two readings of the clock, and entries stand around work of tens of microseconds.
+// Where the time goes: seconds, floating-point operations and bytes of each kind of work, for the roofline table.
+// Always on: an entry costs two readings of the clock, and entries stand around work of tens of microseconds.
 #pragma once
 #include <time.h>
 
@@ -29,8 +29,8 @@ static inline double meter_now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// Adds to the caller's own counts what it has done since `start`. Bytes are those that must move at least. Returns the time, at which what
-// follows begins.
+// Adds to the caller's own counts what it has done since `start`. Bytes are those that must move at least. Returns the
+// time, at which what follows begins.
 double meter_add(meter_phase phase, double start, double flops, double bytes);
 // Work that keeps `threads` threads busy although one of them tells of it.
 void meter_add_parallel(meter_phase phase, double start, int threads);

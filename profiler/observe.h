@@ -1,22 +1,24 @@
-// What a scorer may look at. The forward pass fills one view per layer of the context's prefill and never lets an observer change it.
+// What a scorer may look at. The forward pass fills one view per layer of the context's prefill and never lets an
+// observer change it.
 //
-// | item               | name         | shape     | layout    | what                                                          |
-// |--------------------|--------------|-----------|-----------|---------------------------------------------------------------|
-// | VIEW_Q_RAW         | q_raw        | [n, H, d] | row-major | queries before RoPE (after a bias, where a model has one)     |
-// | VIEW_Q             | q            | [n, H, d] | row-major | queries after RoPE                                            |
-// | VIEW_K             | k            | [G, T, d] | row-major | keys after RoPE, as cached                                    |
-// | VIEW_V             | v            | [G, T, d] | row-major | values, as cached                                             |
-// | VIEW_COLUMN_SUMS   | column_sums  | [H, T]    | row-major | sum over all T queries i >= j of the attention A[h,i,j]       |
-// | VIEW_OUTPUT_NORMS  | output_norms | [H, T]    | row-major | ||v_j W_O^(h)||_1                                             |
+// | item              | name         | shape, row-major | what                                                        |
+// |-------------------|--------------|------------------|-------------------------------------------------------------|
+// | VIEW_Q_RAW        | q_raw        | [n, H, d]        | queries before RoPE (after bias and norm, where there are)  |
+// | VIEW_Q            | q            | [n, H, d]        | queries after RoPE                                          |
+// | VIEW_K            | k            | [G, T, d]        | keys after RoPE, as cached                                  |
+// | VIEW_V            | v            | [G, T, d]        | values, as cached                                           |
+// | VIEW_COLUMN_SUMS  | column_sums  | [H, T]           | sum over all T queries i >= j of the attention A[h,i,j]     |
+// | VIEW_OUTPUT_NORMS | output_norms | [H, T]           | 1-norm of v_j W_O^(h)                                       |
 //
-// An observer names the items it needs; the others are NULL. Pointers are host memory and live until the observer returns.
+// An observer names the items it needs; the others are NULL. Pointers are host memory and live until the observer
+// returns.
 //
-// Where the device has a memory of its own, `device` is what scorers may ask for sums instead (layer_device.h); items that the observer can spare
-// then are not brought to the host.
+// Where the device has a memory of its own, `device` is what scorers may ask for sums instead (layer_device.h); items
+// that the observer can spare then are not brought to the host.
 //
-// After a prefill n = T queries are there and key j stands at position j. A decode-time policy builds views itself, one per KV head where
-// caches are ragged (n_kv_heads = 1, n_heads = group): then the n queries are the last ones seen, `positions` says where the keys stood,
-// and `first_kv_head` which head of the layer it is.
+// After a prefill n = T queries are there and key j stands at position j. A decode-time policy builds views itself, one
+// per KV head where caches are ragged (n_kv_heads = 1, n_heads = group): then the n queries are the last ones seen,
+// `positions` says where the keys stood, and `first_kv_head` which head of the layer it is.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdint.h>
@@ -33,6 +35,7 @@ typedef enum view_item {
 typedef struct layer_view {
     uint32_t layer;
     uint32_t n_tokens, n_heads, n_kv_heads, head_dim, rope_dim; // T, H, G, d
+    float scale;                                                // of q . k; 0: 1/sqrt(d) (view_scale says which)
     const float *rope_frequency;                                // [rope_dim/2], radians per position
     const float *q_raw, *q, *k, *v;
     const float *column_sums, *output_norms;
@@ -44,6 +47,9 @@ typedef struct layer_view {
     double extra_seconds;  // that column_sums and output_norms took
     const struct layer_device *device;
 } layer_view;
+
+// What products of queries and keys are multiplied with.
+double view_scale(const layer_view *v);
 
 // Called once per layer, in order. A status other than KVB_OK stops the prefill.
 typedef struct layer_observer {

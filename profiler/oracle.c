@@ -21,9 +21,9 @@ SIMD_CLONES static void head_gram(double *gram, const float *wo, uint32_t width,
         for (size_t b = a + 1; b < d; b++) gram[a * d + b] = gram[b * d + a];
 }
 
-// Pivoted Cholesky: each row of root takes the largest rest of the diagonal and its outer product off the Gram matrix. Stops where only
-// rounding is left, which must not be divided by (a head of deficient rank, or of zeros): the rows that remain are zero.
-// `row` is scratch [d]; gram is used up.
+// Pivoted Cholesky: each row of root takes the largest rest of the diagonal and its outer product off the Gram matrix.
+// Stops where only rounding is left, which must not be divided by (a head of deficient rank, or of zeros): the rows
+// that remain are zero. `row` is scratch [d]; gram is used up.
 SIMD_CLONES static void gram_root(float *root, double *gram, double *row, size_t d)
 {
     double nothing = 0;

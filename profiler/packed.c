@@ -11,9 +11,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-// With few inner terms a product is bound by writing its result, and more of them cost little: there the operands keep three parts (24
-// bits) in one product with six times the terms, a = [h m l h m h], b = [h; h; h; m; m; l]. The scores of attention are of this kind, and
-// what is off in them counts most, being in an exponent. With many terms the products run one after the other, b's high part kept once.
+// With few inner terms a product is bound by writing its result, and more of them cost little: there the operands keep
+// three parts (24 bits) in one product with six times the terms, a = [h m l h m h], b = [h; h; h; m; m; l]. The scores
+// of attention are of this kind, and what is off in them counts most, being in an exponent. With many terms the
+// products run one after the other, b's high part kept once.
 enum { JOINED_MAX_K = 128, JOINED = 6 };
 
 static bool is_joined(precision p, uint32_t k)
@@ -33,7 +34,8 @@ const char *precision_name(precision p)
     return names[p];
 }
 
-// --- oneDNN's objects. Everything here is made on one thread, outside of parallel regions, and lives as long as the process. ---
+// --- oneDNN's objects. Everything here is made on one thread, outside of parallel regions, and lives as long as the
+// process. ---
 
 // What a primitive is for; a reorder has m = 0. Compared as bytes: no padding between members.
 typedef struct primitive_key {
@@ -156,7 +158,8 @@ static size_t type_size(dnnl_data_type_t type)
 
 static const primitive *find_primitive(const primitive_key *key);
 
-// The layout of b [k,n]: one for all m, so that any number of rows can meet it. It stands in the table as a primitive that does nothing.
+// The layout of b [k,n]: one for all m, so that any number of rows can meet it. It stands in the table as a primitive
+// that does nothing.
 static const primitive *find_layout(dnnl_data_type_t type, uint32_t k, uint32_t n)
 {
     primitive_key key = {.type = type, .n = n, .k = k};
@@ -206,8 +209,8 @@ static bool is_padded(const dnnl_memory_desc_t *d)
     return false;
 }
 
-// One set of memory objects per thread. Padded operands have none: oneDNN writes their padding whenever they are pointed elsewhere, which
-// threads that share a packed matrix must not do.
+// One set of memory objects per thread. Padded operands have none: oneDNN writes their padding whenever they are
+// pointed elsewhere, which threads that share a packed matrix must not do.
 static bool grow_memories(primitive *p, int threads)
 {
     if (p->key.m == 0 || p->threads >= threads) return true;
@@ -268,9 +271,8 @@ static struct {
     size_t each; // bytes, a multiple of 64
 } scratchpads;
 
-static bool grow_scratchpads(size_t bytes)
+static bool grow_scratchpads(size_t bytes, int threads)
 {
-    int threads = omp_get_max_threads();
     size_t each = (bytes / 64 + 1) * 64;
     if (scratchpads.threads >= threads && scratchpads.each >= each) return true;
     threads = threads > scratchpads.threads ? threads : scratchpads.threads;
@@ -337,7 +339,8 @@ size_t operand_bytes(precision p, uint32_t m, uint32_t k)
     return round_up(parts * m * k * type_size(type_of(p)));
 }
 
-// The nearest bfloat16, ties to even, as the float32 with the same value. Numbers that overflow become infinite, NaN stays NaN.
+// The nearest bfloat16, ties to even, as the float32 with the same value. Numbers that overflow become infinite, NaN
+// stays NaN.
 static inline float round_bf16(float x)
 {
     union {
@@ -391,7 +394,8 @@ SIMD_CLONES static void three_parts_bits(uint16_t *high, uint16_t *middle, uint1
     }
 }
 
-// Compilers do not vectorise to the instructions for this, so they are named. They treat subnormals as zero; all else is as above.
+// Compilers do not vectorise to the instructions for this, so they are named. They treat subnormals as zero; all else
+// is as above.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define BF16_UNIT __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 
@@ -449,8 +453,8 @@ size_t packed_temp_floats(uint32_t k, uint32_t n)
     return (size_t)(k <= JOINED_MAX_K ? JOINED : 2) * k * n;
 }
 
-// Bytes that were written to, 0 for a failure. Packing may happen inside a parallel region; making a primitive there is as good, since
-// it is for one thread anyway.
+// Bytes that were written to, 0 for a failure. Packing may happen inside a parallel region; making a primitive there is
+// as good, since it is for one thread anyway.
 static size_t reorder(precision p, void *to, const float *from, size_t ld, bool transposed, uint32_t k, uint32_t n)
 {
     primitive_key key = {.type = type_of(p), .n = n, .k = k, .ld = ld, .transposed = transposed};
@@ -560,8 +564,9 @@ static bool make_product(product *made)
         made->more = find_primitive(&key);
         made->b_part = part_bytes(made->p, made->k, made->n);
     }
-    return made->first && made->more && grow_scratchpads(dnnl_memory_desc_get_size(&made->first->scratchpad)) &&
-           grow_scratchpads(dnnl_memory_desc_get_size(&made->more->scratchpad));
+    return made->first && made->more &&
+           grow_scratchpads(dnnl_memory_desc_get_size(&made->first->scratchpad), omp_get_max_threads()) &&
+           grow_scratchpads(dnnl_memory_desc_get_size(&made->more->scratchpad), omp_get_max_threads());
 }
 
 uint32_t product_rows(void)
@@ -570,12 +575,11 @@ uint32_t product_rows(void)
                                                                                                  : 30;
 }
 
-bool product_prepare(void)
+bool product_prepare(int threads)
 {
     static int prepared; // threads
-    int threads = omp_get_max_threads();
     if (threads <= prepared) return true;
-    bool ok = grow_scratchpads(0);
+    bool ok = grow_scratchpads(0, threads);
     for (int i = 0; i < BUCKETS; i++)
         for (primitive *p = library.primitives[i]; p; p = p->next) ok = ok && grow_memories(p, threads);
     if (ok) prepared = threads;
@@ -589,7 +593,7 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
     for (; *at; at = &(*at)->next) {
         const product *found = *at;
         if (found->p == p && found->m == m && found->n == n && found->k == k && found->accumulate == accumulate)
-            return product_prepare() ? found : NULL;
+            return product_prepare(omp_get_max_threads()) ? found : NULL;
     }
     product *made = calloc(1, sizeof *made);
     if (!made) return NULL;
@@ -602,18 +606,18 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
     return made;
 }
 
-void product_run(const product *p, const void *a, const void *b, float *c)
+bool product_run(const product *p, const void *a, const void *b, float *c)
 {
     if (p->tile_parts) {
         product_run_rows(p, p->m, a, b, c, p->n, false);
-        return;
+        return true;
     }
     bool ok = run_primitive(p->first, a, b, c);
     if (p->b_part) {
         const char *low_a = (const char *)a + (size_t)p->m * p->k * type_size(type_of(p->p));
         ok = ok && run_primitive(p->more, low_a, b, c) && run_primitive(p->more, a, (const char *)b + p->b_part, c);
     }
-    if (!ok) product_spoil(c, (size_t)p->m * p->n);
+    return ok;
 }
 
 bool product_takes_any_rows(void)
@@ -646,9 +650,4 @@ void product_run_steps(const product *p, uint32_t rows, const void *a, const voi
                                    .ldc = ldc,
                                    .bits = bits,
                                    .b_parts = parts < p->tile_parts ? parts : p->tile_parts});
-}
-
-void product_spoil(float *c, size_t n)
-{
-    for (size_t i = 0; i < n; i++) c[i] = NAN;
 }

@@ -1,16 +1,19 @@
-// Matrix products whose right-hand side is kept in the blocked layout that oneDNN likes best on this machine, in float32, in bfloat16, or
-// as bfloat16 in two parts; or, where the machine has a tile unit, in that of packed_tiles.h, which then serves all precisions. Every product runs on the caller's thread alone: the callers cut their work by shape and share it out, so
-// that no sum depends on the number of threads.
+// Matrix products whose right-hand side is kept in the blocked layout that oneDNN likes best on this machine, in
+// float32, in bfloat16, or as bfloat16 in two parts; or, where the machine has a tile unit, in that of packed_tiles.h,
+// which then serves all precisions. Every product runs on the caller's thread alone: the callers cut their work by
+// shape and share it out, so that no sum depends on the number of threads.
 //
 //     PRECISION_F32     c = a b                                    float32 operands
 //     PRECISION_BF16    c = hi(a) hi(b)                            operands rounded to bfloat16 (8 bits)
-//     PRECISION_BF16X3  c = hi(a) hi(b) + lo(a) hi(b) + hi(a) lo(b)    hi(x) = bf16(x), lo(x) = bf16(x - hi(x)): 16 bits;
-//                                                                      the tile unit adds lo(a) lo(b), which costs it little
+//     PRECISION_BF16X3  c = hi(a) hi(b) + lo(a) hi(b) + hi(a) lo(b)    hi(x) = bf16(x), lo(x) = bf16(x - hi(x)): 16
+//     bits
+//                                                                      (the tile unit adds lo(a) lo(b) at little cost)
 //
-// Products of few terms (k <= 128, the scores of attention) keep three parts of each operand in BF16X3, which costs them little.
-// Sums are float32 throughout. BF16X3 is what other libraries call matrix products of "high" precision: about 2^-16 relative error per
-// term, three products on a bfloat16 matrix unit in place of one in float32. A machine whose vector units know no bfloat16 gets the same
-// roundings with float32 products: the numbers are as good, the speed is not.
+// Products of few terms (k <= 128, the scores of attention) keep three parts of each operand in BF16X3, which costs
+// them little. Sums are float32 throughout. BF16X3 is what other libraries call matrix products of "high" precision:
+// about 2^-16 relative error per term, three products on a bfloat16 matrix unit in place of one in float32. A machine
+// whose vector units know no bfloat16 gets the same roundings with float32 products: the numbers are as good, the speed
+// is not.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -24,7 +27,8 @@ const char *precision_name(precision p);
 // Does oneDNN have kernels for bfloat16 operands here?
 bool packed_is_native(void);
 
-// Are rows of float32 used where they stand? Else, and in the other precisions, operand_split must have been there first.
+// Are rows of float32 used where they stand? Else, and in the other precisions, operand_split must have been there
+// first.
 bool operand_is_plain(precision p);
 
 // The parts that the tile unit takes of the operands of a product of k terms.
@@ -34,39 +38,41 @@ unsigned packed_parts(precision p, uint32_t k);
 size_t packed_bytes(precision p, uint32_t k, uint32_t n);
 size_t operand_bytes(precision p, uint32_t m, uint32_t k);
 
-// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] where `transposed`. `temp` holds packed_temp_floats(k, n). False when oneDNN
-// has no memory left. May run on any thread.
+// Packs b [k,n], b[i][j] at b[i*ld + j], or at b[j*ld + i] where `transposed`. `temp` holds packed_temp_floats(k, n).
+// False when oneDNN has no memory left. May run on any thread.
 size_t packed_temp_floats(uint32_t k, uint32_t n);
 bool packed_store(precision p, void *to, const float *b, size_t ld, bool transposed, uint32_t k, uint32_t n,
                   float *temp);
 
-// Rows first .. first+rows-1 of a [m,k] = scale * x, in the form that product_run wants; row first+i comes from x + i*ld. Rows that are
-// never written may hold anything: they only meet their own rows of c.
+// Rows first .. first+rows-1 of a [m,k] = scale * x, in the form that product_run wants; row first+i comes from x +
+// i*ld. Rows that are never written may hold anything: they only meet their own rows of c.
 void operand_split(precision p, void *to, const float *x, size_t ld, uint32_t m, uint32_t first, uint32_t rows,
                    uint32_t k, float scale);
 
-// The number of rows, at most PRODUCT_ROWS_MAX, with which all rows of a product get the same bits wherever they stand in it: a multiple of
-// the rows that the kernels of this machine take at a time (measured: any with AVX-512 or more, 6 with AVX2).
+// The number of rows, at most PRODUCT_ROWS_MAX, with which all rows of a product get the same bits wherever they stand
+// in it: a multiple of the rows that the kernels of this machine take at a time (measured: any with AVX-512 or more, 6
+// with AVX2).
 enum { PRODUCT_ROWS_MAX = 32 };
 uint32_t product_rows(void);
 
-// c [m,n] (+)= a b. c is dense: oneDNN leaves its fast kernels for any other step between rows. A row's bits may depend on m (oneDNN picks
-// its kernel by it), never on the other rows: callers whose results must not depend on a batch use one m for all and pad. Found or made
-// outside of parallel regions, kept for the whole process; NULL when oneDNN has no memory for it.
+// c [m,n] (+)= a b. c is dense: oneDNN leaves its fast kernels for any other step between rows. A row's bits may depend
+// on m (oneDNN picks its kernel by it), never on the other rows: callers whose results must not depend on a batch use
+// one m for all and pad. Found or made outside of parallel regions, kept for the whole process; NULL when oneDNN has no
+// memory for it.
 typedef struct product product;
 const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, bool accumulate);
-// What product_find does for threads beside the product itself: called before a parallel region that runs products found earlier.
-bool product_prepare(void);
-// May run on any thread of the region that follows. A product that fails leaves NaN, so that nobody takes c for a result.
-void product_run(const product *p, const void *a, const void *b, float *c);
-// Where product_takes_any_rows(): the same for any number of rows, with lines of c apart by ldc floats. A row's bits depend on nothing else,
-// and operands that were split for few rows each and stand one behind the other are one of many rows. `add`: c gets the product added to what
-// it holds, which is more exact than a sum that begins with that.
+// What product_find does for the threads that there are, for as many as this: called before a parallel region that runs
+// products found earlier.
+bool product_prepare(int threads);
+// May run on any thread of the region that follows. False when oneDNN fails: c is worth nothing then.
+bool product_run(const product *p, const void *a, const void *b, float *c);
+// Where product_takes_any_rows(): the same for any number of rows, with lines of c apart by ldc floats. A row's bits
+// depend on nothing else, and operands that were split for few rows each and stand one behind the other are one of many
+// rows. `add`: c gets the product added to what it holds, which is more exact than a sum that begins with that.
 bool product_takes_any_rows(void);
 void product_run_rows(const product *p, uint32_t rows, const void *a, const void *b, float *c, size_t ldc, bool add);
-// There too, with a matrix b that was packed by steps_pack (packed_steps.h): its `bits`, and the `parts` that float32 needs of it, 2 or 3.
-// packed_step_bytes are those of b [k,n].
+// There too, with a matrix b that was packed by steps_pack (packed_steps.h): its `bits`, and the `parts` that float32
+// needs of it, 2 or 3. packed_step_bytes are those of b [k,n].
 size_t packed_step_bytes(unsigned bits, uint32_t k, uint32_t n);
 void product_run_steps(const product *p, uint32_t rows, const void *a, const void *b, unsigned bits, unsigned parts,
                        float *c, size_t ldc, bool add);
-void product_spoil(float *c, size_t n); // what callers do who got NULL

@@ -18,7 +18,8 @@ size_t steps_block_bytes(unsigned bits)
     return HEAD_BYTES + 2 * LINES * line_bytes(bits);
 }
 
-// Where the block with a column's first terms is; `*place` is the column's place in its half, whose number is added to lines and head.
+// Where the block with a column's first terms is; `*place` is the column's place in its half, whose number is added to
+// lines and head.
 static size_t column_start(unsigned bits, uint32_t column, uint32_t k)
 {
     return column / STEP_COLUMNS * (k / STEP_TERMS * steps_block_bytes(bits));

@@ -1,10 +1,12 @@
-// Weights that model files store as small whole numbers, kept so for the tile unit (packed_tiles.h): decoding waits for memory, and these
-// are a fifth to a third of float32. A product makes bfloat16 parts of them while the first rows meet them.
+// Weights that model files store as small whole numbers, kept so for the tile unit (packed_tiles.h): decoding waits for
+// memory, and these are a fifth to a third of float32. A product makes bfloat16 parts of them while the first rows meet
+// them.
 //
 //     b[i][j] = step * whole[i][j] + base, one step and one base for 32 terms of a column
 //
-// A block has 32 terms of 32 columns: for each half of 16 columns the steps and the bases, then lines of 16 columns, as tiles have them. A
-// line holds two terms of each column: 4 bits of each in one byte, or first a byte of each column's first term, then of each second.
+// A block has 32 terms of 32 columns: for each half of 16 columns the steps and the bases, then lines of 16 columns, as
+// tiles have them. A line holds two terms of each column: 4 bits of each in one byte, or first a byte of each column's
+// first term, then of each second.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -15,7 +17,8 @@ enum { STEP_TERMS = 32, STEP_COLUMNS = 32 };
 // `bits` is 4 (whole numbers 0 to 15) or 8 (-128 to 127).
 size_t steps_block_bytes(unsigned bits);
 
-// Packs column `column` of b [k, columns]; k is a multiple of 32. Columns that were never packed are whatever memory holds.
+// Packs column `column` of b [k, columns]; k is a multiple of 32. Columns that were never packed are whatever memory
+// holds.
 void steps_pack(unsigned bits, void *to, uint32_t column, uint32_t k, const int8_t *wholes, const float *steps,
                 const float *bases);
 

@@ -1,22 +1,19 @@
 #include "profiler/packed_tiles.h"
 #include "profiler/linalg.h"
 #include "profiler/packed_steps.h"
-#include <dnnl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__linux__) && \
     (defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11)
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#define TILE_UNIT __attribute__((target("amx-tile,amx-bf16,avx512f,avx512bw,avx512vl,avx512bf16")))
+#include "profiler/tile_unit.h"
 
-// A tile has 16 rows of 64 bytes. One of a: 16 rows of 32 terms. One of b: 16 pairs of terms, each of 16 columns, the two of a pair side by
-// side. a is stored as [row blocks][term blocks][parts] tiles, b as [pairs of column blocks][term blocks][parts][2] tiles, so that a
-// product walks through both from front to back. Three parts are half as many bytes again as the float32 that they come from, and what
-// decoding waits for is memory: there b stays float32, in the order of its tiles, and is split while the first rows meet it.
+// A tile has 16 rows of 64 bytes. One of a: 16 rows of 32 terms. One of b: 16 pairs of terms, each of 16 columns, the
+// two of a pair side by side. a is stored as [row blocks][term blocks][parts] tiles, b as [pairs of column blocks][term
+// blocks][parts][2] tiles, so that a product walks through both from front to back. Three parts are half as many bytes
+// again as the float32 that they come from, and what decoding waits for is memory: there b stays float32, in the order
+// of its tiles, and is split while the first rows meet it.
 enum {
     TERMS = 32,
     COLUMNS = 32,
@@ -32,11 +29,7 @@ enum { TERM_BLOCKS = 24 }; // at a time: a block of columns of b and many rows o
 bool tiles_available(void)
 {
     static int known; // 0 not yet, 1 no, 2 yes
-    if (!known) {
-        enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 }; // of Linux: asm/prctl.h
-        bool isa = (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_amx) == dnnl_cpu_isa_avx512_core_amx;
-        known = isa && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 ? 2 : 1;
-    }
+    if (!known) known = tile_unit_found() ? 2 : 1;
     return known == 2;
 }
 
@@ -71,8 +64,9 @@ TILE_UNIT static inline __m512 widen(__m256i bf16)
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bf16), 16));
 }
 
-// 32 values as the same line of three tiles that are `step` bytes apart. The first part is rounded, so that what is left has either sign; the
-// others are cut: parts of 8 bits each hold all of it. Cutting takes half the instructions of rounding.
+// 32 values as the same line of three tiles that are `step` bytes apart. The first part is rounded, so that what is
+// left has either sign; the others are cut: parts of 8 bits each hold all of it. Cutting takes half the instructions of
+// rounding.
 TILE_UNIT static inline void store_three(char *to, size_t step, __m512 a, __m512 b)
 {
     static const _Alignas(LINE) uint16_t UPPER[32] = {1,  3,  5,  7,  9,  11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31,
@@ -247,8 +241,9 @@ TILE_UNIT void tiles_pack_b(unsigned parts, void *to, const float *b, size_t ld,
             }
 }
 
-// Lines [first, end) of the 32 of one block of b in float32, as parts. They are cut, not rounded, which takes fewer instructions: 8 bits at a
-// time hold all 24. What a product then leaves out is no larger for it on average, since a's parts are rounded to either side.
+// Lines [first, end) of the 32 of one block of b in float32, as parts. They are cut, not rounded, which takes fewer
+// instructions: 8 bits at a time hold all 24. What a product then leaves out is no larger for it on average, since a's
+// parts are rounded to either side.
 TILE_UNIT static inline __attribute__((always_inline)) void split_lines(char *to, const float *b, size_t first,
                                                                         size_t end)
 {
@@ -266,31 +261,25 @@ TILE_UNIT static inline __attribute__((always_inline)) void split_lines(char *to
     }
 }
 
-typedef struct tile_setting { // what the processor reads: palette 1, rows and bytes per row of each register
-    uint8_t palette, start_row, reserved[14];
-    uint16_t bytes[16];
-    uint8_t rows[16];
-} tile_setting;
-
 // Registers: 0-3 c, two by two blocks; 4, 5 a's blocks of rows; 6, 7 b's blocks of columns.
-#define LOAD_A(part)                                                           \
-    do {                                                                       \
-        _tile_loadd(4, a + (part - 1) * TILE_BYTES, LINE);                     \
-        if (two) _tile_loadd(5, a + row_step + (part - 1) * TILE_BYTES, LINE); \
+#define LOAD_A(part)                                                         \
+    do {                                                                     \
+        tile_load(4, a + (part - 1) * TILE_BYTES, LINE);                     \
+        if (two) tile_load(5, a + row_step + (part - 1) * TILE_BYTES, LINE); \
     } while (0)
-#define LOAD_B(part)                                                        \
-    do {                                                                    \
-        _tile_loadd(6, b + (part - 1) * 2 * TILE_BYTES, LINE);              \
-        _tile_loadd(7, b + (part - 1) * 2 * TILE_BYTES + TILE_BYTES, LINE); \
+#define LOAD_B(part)                                                      \
+    do {                                                                  \
+        tile_load(6, b + (part - 1) * 2 * TILE_BYTES, LINE);              \
+        tile_load(7, b + (part - 1) * 2 * TILE_BYTES + TILE_BYTES, LINE); \
     } while (0)
-#define MULTIPLY()                   \
-    do {                             \
-        _tile_dpbf16ps(0, 4, 6);     \
-        _tile_dpbf16ps(1, 4, 7);     \
-        if (two) {                   \
-            _tile_dpbf16ps(2, 5, 6); \
-            _tile_dpbf16ps(3, 5, 7); \
-        }                            \
+#define MULTIPLY()                  \
+    do {                            \
+        tile_multiply(0, 4, 6);     \
+        tile_multiply(1, 4, 7);     \
+        if (two) {                  \
+            tile_multiply(2, 5, 6); \
+            tile_multiply(3, 5, 7); \
+        }                           \
     } while (0)
 
 // Where the parts of a block of terms of b are made from, and where they go; nothing where `from` is NULL.
@@ -308,8 +297,8 @@ TILE_UNIT static inline __attribute__((always_inline)) void unfold_lines(const u
     else split_lines(u->to, (const float *)(const void *)u->from, first, end);
 }
 
-// One block of terms: small products first where that costs no further loading. The parts of the next block are made a few lines at a time
-// between the products, which the vector units have nothing else to do for.
+// One block of terms: small products first where that costs no further loading. The parts of the next block are made a
+// few lines at a time between the products, which the vector units have nothing else to do for.
 TILE_UNIT static inline __attribute__((always_inline)) void multiply_terms(unsigned parts, unsigned b_parts, bool two,
                                                                            const char *a, size_t row_step,
                                                                            const char *b, const unfolding *next)
@@ -357,8 +346,8 @@ TILE_UNIT static inline __attribute__((always_inline)) void multiply_terms(unsig
     }
 }
 
-// What meets one block of c: `count` blocks of terms of one or two blocks of rows of a, and of a pair of blocks of columns of b. Where the
-// parts of b have to be made first, they go to `made`, which is `b` then.
+// What meets one block of c: `count` blocks of terms of one or two blocks of rows of a, and of a pair of blocks of
+// columns of b. Where the parts of b have to be made first, they go to `made`, which is `b` then.
 typedef struct tile_block {
     const char *a, *b;
     char *made;
@@ -374,11 +363,11 @@ typedef struct tile_block {
 TILE_UNIT static inline __attribute__((always_inline)) void store_tiles(bool two, float *c, size_t ldc)
 {
     size_t line = ldc * sizeof *c;
-    _tile_stored(0, c, line);
-    _tile_stored(1, c + 16, line);
+    tile_store(0, c, line);
+    tile_store(1, c + 16, line);
     if (two) {
-        _tile_stored(2, c + TILE_ROWS * ldc, line);
-        _tile_stored(3, c + TILE_ROWS * ldc + 16, line);
+        tile_store(2, c + TILE_ROWS * ldc, line);
+        tile_store(3, c + TILE_ROWS * ldc + 16, line);
     }
 }
 
@@ -396,17 +385,17 @@ TILE_UNIT static inline __attribute__((always_inline)) void multiply_block(unsig
     size_t line = ldc * sizeof *c, a_step = parts * TILE_BYTES, b_step = b_parts * 2 * TILE_BYTES;
     const char *a = t->a, *b = t->b;
     if (t->accumulate) {
-        _tile_loadd(0, c, line);
-        _tile_loadd(1, c + 16, line);
+        tile_load(0, c, line);
+        tile_load(1, c + 16, line);
         if (two) {
-            _tile_loadd(2, c + TILE_ROWS * ldc, line);
-            _tile_loadd(3, c + TILE_ROWS * ldc + 16, line);
+            tile_load(2, c + TILE_ROWS * ldc, line);
+            tile_load(3, c + TILE_ROWS * ldc + 16, line);
         }
     } else {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        tile_zero(0);
+        tile_zero(1);
+        tile_zero(2);
+        tile_zero(3);
     }
     uint32_t i = 0;
     unfolding next = t->unfolding;
@@ -462,7 +451,8 @@ static _Thread_local struct {
     bool held;
 } unit;
 
-// Tells the unit that the two blocks of rows in its registers have `rows` rows together: others are neither read nor written.
+// Tells the unit that the two blocks of rows in its registers have `rows` rows together: others are neither read nor
+// written.
 TILE_UNIT static void set_rows(uint32_t rows)
 {
     if (rows == unit.rows) return;
@@ -471,13 +461,12 @@ TILE_UNIT static void set_rows(uint32_t rows)
             second = rows > TILE_ROWS ? (uint8_t)(rows - TILE_ROWS) : TILE_ROWS;
     tile_setting setting = {.palette = 1, .rows = {first, first, second, second, first, second, TILE_ROWS, TILE_ROWS}};
     for (int i = 0; i < 8; i++) setting.bytes[i] = LINE;
-    __asm__ volatile("" : : "m"(setting) : "memory"); // GCC's intrinsic says that it reads 8 of the 64 bytes
-    _tile_loadconfig(&setting);
+    tile_configure(&setting);
 }
 
 TILE_UNIT static void unit_off(void)
 {
-    if (unit.rows) _tile_release();
+    if (unit.rows) tile_release();
     unit.rows = 0;
 }
 
@@ -498,8 +487,8 @@ static step_parts unfolded_parts(const tile_product *p)
     return p->parts == 2 ? PARTS_NEAREST_2 : PARTS_NEAREST_1;
 }
 
-// All rows of a block of columns, of `count` blocks of terms from `first` on. `made`: where parts of b are made, unless the
-// product has its own place for them.
+// All rows of a block of columns, of `count` blocks of terms from `first` on. `made`: where parts of b are made, unless
+// the product has its own place for them.
 TILE_UNIT static void multiply_columns(const tile_product *p, uint32_t column, uint32_t first, uint32_t count,
                                        char *made)
 {

@@ -1,13 +1,15 @@
-// The products of packed.h on the tile unit that newer x86 processors have (AMX): bfloat16 operands in one to three parts, float32 sums.
+// The products of packed.h on the tile unit that newer x86 processors have (AMX): bfloat16 operands in one to three
+// parts, float32 sums.
 //
 //     1 part     c = a1 b1                                        8 bits of each operand
 //     2 parts    c = a2 b1 + a2 b2 + a1 b2 + a1 b1                16 bits
 //     3 parts    c = a3 b1 + a2 b2 + a1 b3 + a2 b1 + a1 b2 + a1 b1    24 bits: all that a float32 has
 //
-// a1 = bf16(a), a2 = bf16(a - a1), a3 = bf16(a - a1 - a2). With two parts a2 b2 is as large as what a2 itself leaves out: without it a profile's
-// error is two to four times as large, and only 3 % faster. With three parts what is left out is below 2^-26 of a term, so that the error is that
-// of summing in float32 (measured beside SGEMM in test_profiler_packed), and the unit is still faster than the float32 units. All parts are
-// multiplied while they are in the tile registers: a library that multiplies one pair of matrices at a time would read and write c six times.
+// a1 = bf16(a), a2 = bf16(a - a1), a3 = bf16(a - a1 - a2). With two parts a2 b2 is as large as what a2 itself leaves
+// out: without it a profile's error is two to four times as large, and only 3 % faster. With three parts what is left
+// out is below 2^-26 of a term, so that the error is that of summing in float32 (measured beside SGEMM in
+// test_profiler_packed), and the unit is still faster than the float32 units. All parts are multiplied while they are
+// in the tile registers: a library that multiplies one pair of matrices at a time would read and write c six times.
 //
 // An element of c is summed in one order, whatever the shape and wherever it stands.
 #pragma once
@@ -33,12 +35,13 @@ void tiles_pack_row(unsigned parts, void *to, const float *x, uint32_t row, uint
 // The largest of x [n].
 float tiles_max(const float *x, uint32_t n);
 
-// The first `terms` of row `row` of a [m,k], rounded up to 32: 2^(x - top) of the first n, then zeros. x may be read that far. `keep`, unless
-// NULL, gets the same numbers in float32. Returns their sum.
+// The first `terms` of row `row` of a [m,k], rounded up to 32: 2^(x - top) of the first n, then zeros. x may be read
+// that far. `keep`, unless NULL, gets the same numbers in float32. Returns their sum.
 float tiles_exp2_row(unsigned parts, void *to, uint32_t row, uint32_t k, const float *x, uint32_t n, uint32_t terms,
                      float top, float *keep);
 
-// c [m,n] (+)= a [m,k] b [k,n], lines of c apart by ldc floats. Rows of a that were never packed only meet their own rows of c.
+// c [m,n] (+)= a [m,k] b [k,n], lines of c apart by ldc floats. Rows of a that were never packed only meet their own
+// rows of c.
 typedef struct tile_product {
     unsigned parts;
     uint32_t m, n, k;
@@ -50,14 +53,15 @@ typedef struct tile_product {
     unsigned bits;    // not 0: b was packed by steps_pack (packed_steps.h)
     unsigned b_parts; // `parts`, or 2 where `parts` is 3 and b's third part is zero
     uint32_t terms;   // of the k that a and b are packed for, those that are multiplied, rounded up to 32; 0: all
-    // Three parts of b are made while rows meet it. Where others will meet it later: tiles_split_bytes of memory to leave them in, and
-    // whether they are there already, of these terms and columns at least.
+    // Three parts of b are made while rows meet it. Where others will meet it later: tiles_split_bytes of memory to
+    // leave them in, and whether they are there already, of these terms and columns at least.
     void *split;
     bool is_split;
 } tile_product;
 void tiles_multiply(const tile_product *p);
 size_t tiles_split_bytes(unsigned parts, uint32_t k, uint32_t n);
 
-// Between these the thread's unit stays as the last product has set it, which saves a small product a third of its time.
+// Between these the thread's unit stays as the last product has set it, which saves a small product a third of its
+// time.
 void tiles_hold(void);
 void tiles_let_go(void);

@@ -128,7 +128,7 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 
 static bool is_end(const run *r, int32_t id)
 {
-    return !r->o->ignore_eos && (id == tokenizer_eos(r->m->tokens) || id == tokenizer_eot(r->m->tokens));
+    return !r->o->ignore_eos && model_ends_answer(r->m, id);
 }
 
 // Adds one row for the question's next token.
@@ -218,8 +218,7 @@ static kvb_status write_question(run *r, const profile_context *c, const active 
         r->times->skipped++;
         if (r->watch) r->watch->message(r->watch->context, text);
     } else {
-        forward_importance(r->f, slot, r->importance);
-        kvb_status status = r->m->device->check(err);
+        kvb_status status = forward_importance(r->f, slot, r->importance, err);
         if (status != KVB_OK) return status;
         for (size_t j = 0; j < n; j++)
             if (!isfinite(r->importance[j]))
@@ -232,7 +231,8 @@ static kvb_status write_question(run *r, const profile_context *c, const active 
     return record_put_question(r->record, c->id, a->number, &q, err);
 }
 
-// Questions [first, first + n) of a context, those that the record has left out: no number depends on who else is in the batch.
+// Questions [first, first + n) of a context, those that the record has left out: no number depends on who else is in
+// the batch.
 static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, uint32_t n, kvb_error *err)
 {
     active *batch = calloc(n, sizeof *batch);

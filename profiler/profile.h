@@ -1,5 +1,5 @@
-// The profiling run: calibration texts in, record out. Every context is prefilled once; its questions are decoded in batches over the
-// shared keys and values (methods.md 2.2).
+// The profiling run: calibration texts in, record out. Every context is prefilled once; its questions are decoded in
+// batches over the shared keys and values (methods.md 2.2).
 #pragma once
 #include "formats/calib.h"
 #include "formats/record.h"
@@ -16,8 +16,8 @@ typedef struct profile_options {
     const metric *metrics; // any subset, all in one pass; at most PROFILE_MAX_METRICS
     size_t n_metrics;
     sampler draw;
-    uint32_t
-        new_tokens; // generated per question, >= 2: the first comes out of the prefill, so new_tokens - 1 queries are recorded
+    uint32_t new_tokens; // generated per question, >= 2: the first comes out of the prefill, so new_tokens - 1 queries
+                         // are recorded
     bool ignore_eos;     // go on after an end token
     bool ignore_answers; // sample even where the calibration data gives answers
     bool include_first;  // also record the query of the last prompt token, which emits the first token
@@ -57,14 +57,15 @@ typedef struct profile_job {
     char calibration_sha256[65];                  // of the files, in order
 } profile_job;
 
-// Tokenises the calibration files. Errors name line and sample: an empty context, T over the model's context length (KVB_ARGUMENT, cut with
-// max_tokens or allowed by beyond_trained), ids outside the vocabulary, the same sample_id twice, a given answer of fewer than two tokens (nothing to record).
+// Tokenises the calibration files. Errors name line and sample: an empty context, T over the model's context length
+// (KVB_ARGUMENT, cut with max_tokens or allowed by beyond_trained), ids outside the vocabulary, the same sample_id
+// twice, a given answer of fewer than two tokens (nothing to record).
 kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
                            const profile_options *o, kvb_error *err);
 void profile_job_free(profile_job *job);
 
-// The record's attributes: everything that must be equal for two runs to be one (model, tokenizer, text, metrics, sampler, backend, version).
-// The caller owns the object; NULL when memory is short.
+// The record's attributes: everything that must be equal for two runs to be one (model, tokenizer, text, metrics,
+// sampler, backend, version). The caller owns the object; NULL when memory is short.
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o);
 
 // What a run keeps in memory beside the model (profile_memory.c); bytes.
@@ -78,8 +79,8 @@ typedef struct profile_memory {
 
 profile_memory profile_memory_of(const model *m, const profile_job *job, const profile_options *o, uint32_t batch);
 uint64_t profile_memory_total(const profile_memory *memory);
-// Sets job->max_questions, on entry the most questions of any context, to what options and memory allow. KVB_MEMORY when
-// not even one question fits, or not the batch that was asked for. Changes no number of the record.
+// Sets job->max_questions, on entry the most questions of any context, to what options and memory allow. KVB_MEMORY
+// when not even one question fits, or not the batch that was asked for. Changes no number of the record.
 kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_options *o, kvb_error *err);
 
 double profile_flops(const model *m, const profile_job *job);  // of matrix products and attention, causal half only
@@ -92,7 +93,8 @@ typedef struct profile_times {
     uint64_t queries, skipped;                // recorded queries; questions that ended before a query was recorded
 } profile_times;
 
-// Told of all that happens; returns false to stop (KVB_INTERRUPTED). done and total are rows of work over the whole job.
+// Told of all that happens; returns false to stop (KVB_INTERRUPTED). done and total are rows of work over the whole
+// job.
 typedef struct profile_watch {
     bool (*progress)(void *context, double done, double total);
     void (*message)(void *context, const char *text); // a warning worth a line
@@ -117,8 +119,9 @@ typedef struct profile_share {
 size_t profile_state_size(const profile_job *job);
 void profile_read_state(uint8_t *state, const profile_job *job, const record_writer *writer);
 
-// Share `share` (0 .. n_shares - 1) of the plan for what `state` leaves to do (NULL: everything). Depends on model, job,
-// state and n_shares alone, so that every process finds its share without asking. profile_share_free gives it back.
+// Share `share` (0 .. n_shares - 1) of the plan for what `state` leaves to do (NULL: everything). Depends on model,
+// job, state and n_shares alone, so that every process finds its share without asking. profile_share_free gives it
+// back.
 kvb_status profile_share_out(profile_share *out, const model *m, const profile_job *job, const uint8_t *state,
                              uint32_t n_shares, uint32_t share, kvb_error *err);
 void profile_share_free(profile_share *share);
@@ -129,8 +132,8 @@ void profile_share_free(profile_share *share);
 kvb_status profile_run_share(const model *m, const profile_job *job, const profile_options *o,
                              const profile_share *share, record_writer *writer, const profile_watch *watch,
                              profile_times *times, kvb_error *err);
-// Assembles the record: of all contexts, or (share) of those that a share has pieces of. KVB_MISMATCH when a question is
-// missing.
+// Assembles the record: of all contexts, or (share) of those that a share has pieces of. KVB_MISMATCH when a question
+// is missing.
 kvb_status profile_finish(const profile_job *job, const profile_share *share, record_writer *writer, kvb_error *err);
 
 // Runs everything that the record does not have yet and finishes it.

@@ -50,10 +50,10 @@ static kvb_status context_ids(id_list *out, const model *m, const calib_context 
                               kvb_error *err)
 {
     if (c->context_ids) return append_ids(out, m, c->context_ids, c->n_context_ids, err);
-    int32_t bos = tokenizer_bos(m->tokens);
+    int32_t bos = m->special.bos;
     if (o->bos == BOS_YES && bos < 0)
         return kvb_fail(err, KVB_ARGUMENT, "the model has no BOS token, but --bos yes asks for it");
-    if (o->bos == BOS_YES || (o->bos == BOS_AS_MODEL && tokenizer_add_bos(m->tokens) && bos >= 0)) {
+    if (o->bos == BOS_YES || (o->bos == BOS_AS_MODEL && m->special.add_bos && bos >= 0)) {
         kvb_status status = append_ids(out, m, &bos, 1, err);
         if (status != KVB_OK) return status;
     }
@@ -114,6 +114,8 @@ static kvb_status prepare_context(profile_context *out, const model *m, const ca
             kvb_fail(err, KVB_ARGUMENT, "the context has %zu tokens, expected 1 to %u (%s); --max-tokens N cuts it%s",
                      ids.n, most, o->beyond_trained ? "more is not supported" : "the model's context length",
                      o->beyond_trained ? "" : ", --beyond-trained allows it");
+    for (size_t i = 0; status == KVB_OK && i < o->n_metrics; i++)
+        status = metric_check_tokens(&o->metrics[i], ids.n, err);
     if (status == KVB_OK) status = sha256_hex(c->sample_id, strlen(c->sample_id), hash, err);
     if (status != KVB_OK) return status;
     snprintf(out->id, sizeof out->id, "%s", c->sample_id);
@@ -251,10 +253,10 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddStringToObject(a, "architecture", m->config.architecture) &&
               cJSON_AddStringToObject(a, "model_id", m->config.name) &&
               cJSON_AddStringToObject(a, "model_sha256", m->sha256) &&
-              cJSON_AddStringToObject(a, "tokenizer_sha256", tokenizer_sha256(m->tokens)) &&
+              cJSON_AddStringToObject(a, "tokenizer_sha256", m->tokens ? tokenizer_sha256(m->tokens) : "") &&
               cJSON_AddStringToObject(a, "calibration_sha256", job->calibration_sha256) &&
-              cJSON_AddStringToObject(a, "backend", m->device->name) &&
-              cJSON_AddStringToObject(a, "compute", m->device->compute) &&
+              cJSON_AddStringToObject(a, "backend", m->device->b->name) &&
+              cJSON_AddStringToObject(a, "compute", m->device->b->compute) &&
               cJSON_AddStringToObject(
                   a, "oracle", "max over queries of attention times layer-normalised |v W_O|, max over the group") &&
               cJSON_AddNumberToObject(a, "width", m->config.width) &&

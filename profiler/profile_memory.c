@@ -27,9 +27,7 @@ static uint64_t metric_bytes(const model *m, const profile_job *job, const profi
     for (size_t i = 0; i < o->n_metrics; i++) {
         const metric *one = &o->metrics[i];
         needs |= metric_needs(one);
-        for (int k = 0; k < SCORER_MAX_PARAMETERS && one->kind->parameters[k].name; k++)
-            if (strcmp(one->kind->parameters[k].name, "window") == 0 && one->values[k] + 1 > (double)lines)
-                lines = (uint64_t)one->values[k] + 1;
+        if (metric_window(one) + 1ull > lines) lines = metric_window(one) + 1ull;
     }
     uint64_t heads = threads < c->n_kv_heads ? threads : c->n_kv_heads;
     uint64_t extras = needs & (VIEW_COLUMN_SUMS | VIEW_OUTPUT_NORMS) ? 3ull * c->n_heads : 0;
@@ -75,8 +73,8 @@ kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_opt
     if (o->batch) most = o->batch < most ? o->batch : most;
     if (most == 0) return KVB_OK; // no contexts
     profile_memory one = profile_memory_of(m, job, o, 1), two = profile_memory_of(m, job, o, 2);
-    uint64_t base = profile_memory_total(&one), each = profile_memory_total(&two) - base, own = m->device->free_bytes(),
-             left = own ? own : o->memory;
+    uint64_t base = profile_memory_total(&one), each = profile_memory_total(&two) - base,
+             own = m->device->b->free_bytes(m->device), left = own ? own : o->memory;
     if (left && !o->batch) {
         if (base > left) return too_much(job, 1, base, left, err);
         uint64_t fit = 1 + (left - base) / each;

@@ -1,9 +1,9 @@
 // What a profiling run costs, and how it is shared out among processes.
 //
-// The unit of sharing is a piece: one prefill and a stretch of that context's questions. A context whose questions go to
-// k processes is prefilled k times, so contexts are cut no more than the balance needs. Which cut gives the shortest run
-// is bin packing; a piece limit ("no piece longer than M") and longest-first placement come within a few per cent of the
-// bound, and a sweep over M finds the best trade between balance and repeated prefills.
+// The unit of sharing is a piece: one prefill and a stretch of that context's questions. A context whose questions go
+// to k processes is prefilled k times, so contexts are cut no more than the balance needs. Which cut gives the shortest
+// run is bin packing; a piece limit ("no piece longer than M") and longest-first placement come within a few per cent
+// of the bound, and a sweep over M finds the best trade between balance and repeated prefills.
 //
 // Every process computes the plan by itself and must get the same one: only additions, multiplications and comparisons
 // of doubles here, no libm.

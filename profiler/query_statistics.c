@@ -67,6 +67,8 @@ kvb_status query_statistics_parse(query_statistics **out, const void *data, size
     if (status == KVB_OK) status = statistics_alloc(out, n_layers, n_heads, head_dim, err);
     if (status == KVB_OK) status = read_tensor((*out)->mean, &file, "query_mean", 3, shape, err);
     if (status == KVB_OK) status = read_tensor((*out)->covariance, &file, "query_cov", 4, shape, err);
+    const char *model = status == KVB_OK ? kvb_safetensors_metadata(file.header, "model_sha256") : NULL;
+    if (model) snprintf((*out)->model_sha256, sizeof(*out)->model_sha256, "%s", model);
     kvb_safetensors_free(&file);
     if (status == KVB_OK) return KVB_OK;
     query_statistics_free(*out);
@@ -83,6 +85,8 @@ kvb_status query_statistics_open(query_statistics **out, const char *path, uint3
     if (status != KVB_OK) return status;
     status = query_statistics_parse(out, view.data, view.size, path, n_layers, n_heads, head_dim, err);
     if (status == KVB_OK) status = sha256_hex(view.data, view.size, (*out)->sha256, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
+    if (status != KVB_OK) query_statistics_free(*out), *out = NULL;
     file_unmap(&view);
     return status;
 }
@@ -113,6 +117,7 @@ static char *make_header(const query_statistics *s, uint64_t texts, uint64_t que
     bool good = about && cJSON_AddStringToObject(about, "format", "kvbudget-query-statistics") &&
                 cJSON_AddStringToObject(about, "texts", numbers[0]) &&
                 cJSON_AddStringToObject(about, "queries", numbers[1]) &&
+                (!s->model_sha256[0] || cJSON_AddStringToObject(about, "model_sha256", s->model_sha256)) &&
                 describe_tensor(header, "query_mean", shape, 3, 0, means) &&
                 describe_tensor(header, "query_cov", shape, 4, means, means + means * s->head_dim);
     char *text = good ? cJSON_PrintUnformatted(header) : NULL;
@@ -214,8 +219,11 @@ static kvb_status see_queries(void *context, const layer_view *view, kvb_error *
         g->rows_room = g->rows ? n : 0;
         if (!g->rows) return kvb_fail(err, KVB_MEMORY, "query statistics: no memory for %u queries", n);
     }
+    uint64_t failures = gemm_failures();
     for (uint32_t h = 0; n && h < g->n_heads; h++)
         gather_head(g, (size_t)view->layer * g->n_heads + h, view->q_raw + g->skip * ld + h * d, ld, n);
+    if (gemm_failures() != failures)
+        return kvb_fail(err, KVB_MEMORY, "query statistics: oneDNN had no memory for products of %u queries", n);
     if (view->layer + 1 == g->n_layers) g->n += n;
     return KVB_OK;
 }

@@ -1,6 +1,6 @@
-// Means and covariances of the queries before RoPE, taken over texts of their own: what Expected Attention may use in place of the context's
-// queries (methods.md 3.3, "stored statistics"; kvpress's ExpectedAttentionStatsPress). The file is the safetensors one that kvpress writes:
-// query_mean [L,H,d] and query_cov [L,H,d,d], F32.
+// Means and covariances of the queries before RoPE, taken over texts of their own: what Expected Attention may use in
+// place of the context's queries (methods.md 3.3, "stored statistics"; kvpress's ExpectedAttentionStatsPress). The file
+// is the safetensors one that kvpress writes: query_mean [L,H,d] and query_cov [L,H,d,d], F32.
 #pragma once
 #include "profiler/observe.h"
 #include <stddef.h>
@@ -10,16 +10,19 @@ typedef struct query_statistics {
     float *mean;                          // [L,H,d]
     float *covariance;                    // [L,H,d,d], divisor n - 1
     char sha256[65];                      // of the file that it was read from
+    char model_sha256[65];                // of the model whose queries they are; "" where the file does not say
 } query_statistics;
 
-// Reads a file for a model of this shape. On failure *out is NULL. Errors: KVB_IO, KVB_FORMAT, KVB_MISMATCH (another shape), KVB_NUMERIC.
+// Reads a file for a model of this shape. On failure *out is NULL. Errors: KVB_IO, KVB_FORMAT, KVB_MISMATCH (another
+// shape), KVB_NUMERIC.
 kvb_status query_statistics_open(query_statistics **out, const char *path, uint32_t n_layers, uint32_t n_heads,
                                  uint32_t head_dim, kvb_error *err);
 // The same from bytes, without a hash.
 kvb_status query_statistics_parse(query_statistics **out, const void *data, size_t size, const char *name,
                                   uint32_t n_layers, uint32_t n_heads, uint32_t head_dim, kvb_error *err);
 void query_statistics_free(query_statistics *s); // NULL is allowed
-// Atomically; equal numbers give equal bytes. `texts` and `queries` go into the file's metadata.
+// Atomically; equal numbers give equal bytes. `texts` and `queries` go into the file's metadata, and the model's hash
+// when there is one.
 kvb_status query_statistics_write(const query_statistics *s, const char *path, uint64_t texts, uint64_t queries,
                                   kvb_error *err);
 

@@ -1,4 +1,5 @@
-// Seeded sampling whose draw depends on (seed, context, question, step) alone: not on threads, batches, or what was drawn before.
+// Seeded sampling whose draw depends on (seed, context, question, step) alone: not on threads, batches, or what was
+// drawn before.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
@@ -10,7 +11,8 @@ typedef struct sampler {
     uint64_t seed;
 } sampler;
 
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): four words from a counter and a key.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC'11): four words from a counter and a
+// key.
 void philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
 // A uniform number in [0, 1) with 53 random bits, for one draw.
@@ -25,6 +27,7 @@ typedef struct draw_key {
 // 1 / temperature, as draws use it.
 float sampler_scale(const sampler *s);
 
-// Draws a token id from softmax(logits / temperature), logits [n], by inverting the cumulative distribution in the order of ids; the sums
-// are in double (sampler_core.h). Returns -1 when a logit is NaN or +infinity, or none is finite.
+// Draws a token id from softmax(logits / temperature), logits [n], by inverting the cumulative distribution in the
+// order of ids; the sums are in double (sampler_core.h). Returns -1 when a logit is NaN or +infinity, or none is
+// finite.
 int32_t sampler_draw(const sampler *s, const float *logits, size_t n, const draw_key *key);

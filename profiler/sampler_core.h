@@ -1,8 +1,8 @@
-// The arithmetic of a draw: one source for the host and for devices, so that both draw the same token from the same logits. Compiled
-// without fused multiply-add on both.
+// The arithmetic of a draw: one source for the host and for devices, so that both draw the same token from the same
+// logits. Compiled without fused multiply-add on both.
 //
-// The ids are cut into SAMPLER_PARTS parts of equal length. Weights exp((logit - top) / temperature) are summed in double within each
-// part in the order of ids, then over the parts in their order; a draw walks down the same sums.
+// The ids are cut into SAMPLER_PARTS parts of equal length. Weights exp((logit - top) / temperature) are summed in
+// double within each part in the order of ids, then over the parts in their order; a draw walks down the same sums.
 #pragma once
 #include "profiler/linalg.h"
 #include <stdint.h>

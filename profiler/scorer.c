@@ -1,8 +1,6 @@
 #include "profiler/scorer_parts.h"
 #include "runtime/fail.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 const scorer *const scorer_list[] = {
@@ -30,192 +28,76 @@ const scorer *const scorer_list[] = {
 };
 const size_t scorer_count = sizeof scorer_list / sizeof scorer_list[0];
 
-static int parameter_index(const scorer *kind, const char *name, size_t length)
+static const spec_row *metric_row(size_t i)
 {
-    for (int i = 0; kind->parameters[i].name; i++)
-        if (strlen(kind->parameters[i].name) == length && memcmp(kind->parameters[i].name, name, length) == 0) return i;
-    return -1;
+    return i < scorer_count ? &scorer_list[i]->spec : NULL;
 }
 
-static void known_metrics(char *text, size_t size)
-{
-    size_t used = 0;
-    for (size_t i = 0; i < scorer_count && used < size; i++)
-        used += (size_t)snprintf(text + used, size - used, "%s%s%s%s%s", i ? ", " : "", scorer_list[i]->name,
-                                 *scorer_list[i]->variant ? ":" : "", scorer_list[i]->variant,
-                                 scorer_list[i]->wraps ? "+METRIC" : "");
-}
+static const spec_list METRICS = {"metric", metric_row, "kvpress"};
 
-// The scorer named by the first one or two parts of text; *rest is what follows them. A plain form comes before its variants in the list.
-static const scorer *find_scorer(const char *text, const char **rest)
+// Where the name of a wrapped metric begins behind its plus sign, or the text's length. A plus sign with a digit behind
+// it is part of a number.
+static size_t wrapped_at(const char *text)
 {
-    size_t name = strcspn(text, ":"), variant = text[name] ? strcspn(text + name + 1, ":") : 0;
-    bool has_variant = variant && !memchr(text + name + 1, '=', variant);
-    const char *wanted = has_variant ? text + name + 1 : "kvpress";
-    size_t length = has_variant ? variant : strlen(wanted);
-    for (size_t i = 0; i < scorer_count; i++) {
-        const scorer *s = scorer_list[i];
-        bool bare = !*s->variant && !has_variant;
-        if (strlen(s->name) != name || memcmp(s->name, text, name) != 0) continue;
-        if (!bare && (strlen(s->variant) != length || memcmp(s->variant, wanted, length) != 0)) continue;
-        *rest = text + name + (has_variant ? 1 + variant : 0);
-        return s;
-    }
-    return NULL;
-}
-
-// The value that `choices` ("a|b|c") calls so, or NaN.
-static double choice_value(const char *choices, const char *text, size_t length)
-{
-    for (int i = 0; *choices; i++) {
-        size_t n = strcspn(choices, "|");
-        if (n == length && memcmp(choices, text, n) == 0) return i;
-        choices += n + (choices[n] == '|');
-    }
-    return NAN;
-}
-
-static void choice_name(char *out, size_t size, const char *choices, int value)
-{
-    while (value--) choices += strcspn(choices, "|") + 1;
-    snprintf(out, size, "%.*s", (int)strcspn(choices, "|"), choices);
-}
-
-static kvb_status parse_value(double *out, const scorer *kind, const scorer_parameter *p, const char *text,
-                              size_t length, kvb_error *err)
-{
-    if (p->choices) {
-        *out = choice_value(p->choices, text, length);
-        return isfinite(*out) ? KVB_OK
-                              : kvb_fail(err, KVB_ARGUMENT, "metric %s: %s expects one of %s (%s), found '%.*s'",
-                                         kind->name, p->name, p->choices, p->meaning, (int)length, text);
-    }
-    char *end;
-    *out = strtod(text, &end);
-    if (end != text + length || length == 0 || !(*out >= p->low && *out <= p->high) ||
-        (p->integer && *out != floor(*out)))
-        return kvb_fail(err, KVB_ARGUMENT, "metric %s: %s expects %s from %g to %g (%s), found '%.*s'", kind->name,
-                        p->name, p->integer ? "an integer" : "a number", p->low, p->high, p->meaning, (int)length,
-                        text);
-    return KVB_OK;
-}
-
-static kvb_status parse_parameter(const scorer *kind, double *values, const char *text, size_t length, kvb_error *err)
-{
-    const char *equals = memchr(text, '=', length);
-    int i = equals ? parameter_index(kind, text, (size_t)(equals - text)) : -1;
-    if (i >= 0)
-        return parse_value(&values[i], kind, &kind->parameters[i], equals + 1, (size_t)(text + length - equals - 1),
-                           err);
-    char names[256] = "none";
-    size_t used = 0;
-    for (int p = 0; kind->parameters[p].name && used < sizeof names; p++)
-        used += (size_t)snprintf(names + used, sizeof names - used, "%s%s", p ? ", " : "", kind->parameters[p].name);
-    return kvb_fail(err, KVB_ARGUMENT, "metric %s: '%.*s' is not parameter=value; parameters: %s", kind->name,
-                    (int)length, text, names);
-}
-
-// As short as reads back as the same value: a record keeps scores by name, so no two metrics may share one.
-static size_t write_parameter(char *out, size_t size, const scorer_parameter *p, double value)
-{
-    char number[32];
-    if (p->choices) {
-        choice_name(number, sizeof number, p->choices, (int)value);
-    } else {
-        snprintf(number, sizeof number, "%.15g", value);
-        if (strtod(number, NULL) != value) snprintf(number, sizeof number, "%.17g", value);
-    }
-    return (size_t)snprintf(out, size, ":%s=%s", p->name, number);
-}
-
-// Appends the canonical name; returns the length that it has, also where it does not fit.
-static size_t write_name(char *out, size_t size, const scorer *kind, const double *values)
-{
-    size_t used = (size_t)snprintf(out, size, "%s%s%s", kind->name, *kind->variant ? ":" : "", kind->variant);
-    for (int i = 0; kind->parameters[i].name; i++)
-        if (values[i] != kind->parameters[i].value)
-            used += write_parameter(used < size ? out + used : NULL, used < size ? size - used : 0,
-                                    &kind->parameters[i], values[i]);
-    return used;
-}
-
-// One name without a plus sign, [text, text + length).
-static kvb_status parse_part(const scorer **kind, double *values, const char *text, size_t length, kvb_error *err)
-{
-    char part[256], known[512];
-    const char *rest = part;
-    *kind = NULL;
-    if (length < sizeof part) {
-        memcpy(part, text, length);
-        part[length] = 0;
-        *kind = find_scorer(part, &rest);
-    }
-    if (!*kind) {
-        known_metrics(known, sizeof known);
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "metric '%.*s' is unknown; expected one of %s, with :parameter=value after it if wanted",
-                        length < 200 ? (int)length : 200, text, known);
-    }
-    for (int i = 0; (*kind)->parameters[i].name; i++) values[i] = (*kind)->parameters[i].value;
-    while (*rest == ':') {
-        size_t n = strcspn(++rest, ":");
-        kvb_status status = parse_parameter(*kind, values, rest, n, err);
-        if (status != KVB_OK) return status;
-        rest += n;
-    }
-    return KVB_OK;
+    size_t at = strcspn(text, "+");
+    while (text[at] && text[at + 1] >= '0' && text[at + 1] <= '9') at += 1 + strcspn(text + at + 1, "+");
+    return at;
 }
 
 static kvb_status parse_base(metric *out, const char *text, size_t own, kvb_error *err)
 {
+    size_t row;
+    const char *name = out->kind->spec.name;
     if (!out->kind->wraps && text[own])
-        return kvb_fail(err, KVB_ARGUMENT, "metric '%s': %s wraps no other metric; only critical+METRIC does", text,
-                        out->kind->name);
+        return kvb_fail(err, KVB_ARGUMENT, "metric '%.200s': %s wraps no other metric; only critical+METRIC does", text,
+                        name);
     if (!out->kind->wraps) return KVB_OK;
     if (!text[own] || !text[own + 1])
-        return kvb_fail(err, KVB_ARGUMENT, "metric '%s': write %s+METRIC, for example %s+snapkv:kvpress", text,
-                        out->kind->name, out->kind->name);
-    kvb_status status = parse_part(&out->base, out->base_values, text + own + 1, strlen(text + own + 1), err);
+        return kvb_fail(err, KVB_ARGUMENT, "metric '%.200s': write %s+METRIC, for example %s+snapkv:kvpress", text,
+                        name, name);
+    kvb_status status = spec_read(&METRICS, text, own + 1, strlen(text), &row, &out->base_set, err);
     metric base;
-    if (status != KVB_OK || !metric_base(out, &base)) return status;
+    if (status != KVB_OK) return status;
+    out->base = scorer_list[row];
+    metric_base(out, &base);
     if (out->base->wraps || metric_check_nested(&base, NULL) != KVB_OK)
-        return kvb_fail(err, KVB_ARGUMENT, "metric '%s': %s cannot be wrapped; its order depends on the budget", text,
-                        out->base->name);
+        return kvb_fail(err, KVB_ARGUMENT, "metric '%.200s': %s cannot be wrapped; its order depends on the budget",
+                        text, out->base->spec.name);
     return out->base->check ? out->base->check(&base, err) : KVB_OK;
+}
+
+// The canonical text, a record's and a log's key: no two metrics may share one.
+static kvb_status write_spec(metric *m, kvb_error *err)
+{
+    size_t size = sizeof m->spec, used = spec_write(m->spec, size, &m->kind->spec, &m->set);
+    if (m->base && used + 1 < size) m->spec[used] = '+';
+    if (m->base) used++;
+    if (m->base)
+        used += spec_write(used < size ? m->spec + used : NULL, used < size ? size - used : 0, &m->base->spec,
+                           &m->base_set);
+    if (used < size) return KVB_OK;
+    return kvb_fail(err, KVB_ARGUMENT, "metric '%.100s...': its name would have %zu characters, at most %zu fit",
+                    m->spec, used, size - 1);
 }
 
 kvb_status metric_parse(metric *out, const char *text, kvb_error *err)
 {
-    size_t own = strcspn(text, "+");
-    *out = (metric){0};
-    kvb_status status = parse_part(&out->kind, out->values, text, own, err);
-    if (status == KVB_OK) {
-        size_t used = write_name(out->spec, sizeof out->spec, out->kind, out->values);
-        status = parse_base(out, text, own, err);
-        if (status == KVB_OK && out->base && used + 1 < sizeof out->spec) {
-            out->spec[used++] = '+';
-            used += write_name(out->spec + used, sizeof out->spec - used, out->base, out->base_values);
-        }
-        if (status == KVB_OK && used >= sizeof out->spec)
-            status = kvb_fail(err, KVB_ARGUMENT, "metric '%.200s': its name would have %zu characters, at most %d fit",
-                              text, used, METRIC_MAX - 1);
-    }
+    size_t own = wrapped_at(text), row;
+    memset(out, 0, sizeof *out); // settings can be compared as bytes
+    kvb_status status = spec_read(&METRICS, text, 0, own, &row, &out->set, err);
+    if (status != KVB_OK) return status;
+    out->kind = scorer_list[row];
+    status = parse_base(out, text, own, err);
+    if (status == KVB_OK) status = write_spec(out, err);
     return status == KVB_OK && out->kind->check ? out->kind->check(out, err) : status;
 }
 
 bool metric_base(const metric *m, metric *base)
 {
     if (!m->base) return false;
-    *base = (metric){.kind = m->base};
-    memcpy(base->values, m->base_values, sizeof base->values);
-    write_name(base->spec, sizeof base->spec, base->kind, base->values);
+    *base = (metric){.kind = m->base, .set = m->base_set};
+    spec_write(base->spec, sizeof base->spec, &base->kind->spec, &base->set);
     return true;
-}
-
-double metric_value(const metric *m, const char *parameter)
-{
-    int i = parameter_index(m->kind, parameter, strlen(parameter));
-    return i < 0 ? NAN : m->values[i];
 }
 
 unsigned metric_needs(const metric *m)
@@ -258,8 +140,13 @@ static kvb_status check_view(const metric *m, const layer_view *v, kvb_error *er
 kvb_status metric_score(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     size_t T = view->n_tokens, n = view->n_kv_heads * T;
+    uint64_t failures = gemm_failures();
     kvb_status status = check_view(m, view, err);
+    if (status == KVB_OK) status = metric_check_tokens(m, T, err);
     if (status == KVB_OK) status = m->kind->score(m, view, s, err);
+    if (status == KVB_OK && gemm_failures() != failures)
+        status =
+            kvb_fail(err, KVB_MEMORY, "metric %s: oneDNN had no memory for products of layer %u", m->spec, view->layer);
     for (size_t j = 0; status == KVB_OK && j < n; j++)
         if (!isfinite(s[j]))
             status = kvb_fail(err, KVB_NUMERIC,
@@ -281,13 +168,9 @@ bool metric_profiled_as(const metric *m, metric *profiled)
 {
     *profiled = *m;
     if (metric_check_nested(m, NULL) == KVB_OK) return true;
-    metric base;
-    if (!metric_base(m, &base)) return false;
-    profiled->values[parameter_index(m->kind, "share", 5)] = 0;
-    size_t used = write_name(profiled->spec, sizeof profiled->spec, profiled->kind, profiled->values);
-    if (used < sizeof profiled->spec)
-        used += (size_t)snprintf(profiled->spec + used, sizeof profiled->spec - used, "+%s", base.spec);
-    return used < sizeof profiled->spec;
+    if (m->kind != &scorer_critical) return false;
+    profiled->set.critical.share = 0;
+    return write_spec(profiled, NULL) == KVB_OK;
 }
 
 kvb_status metric_rank(const metric *m, const float *first, const float *s, uint32_t n_kv_heads, uint32_t n_tokens,
@@ -298,7 +181,7 @@ kvb_status metric_rank(const metric *m, const float *first, const float *s, uint
     if (metric_check_nested(m, NULL) == KVB_OK) return KVB_OK;
     if (m->base && !first)
         return kvb_fail(err, KVB_ARGUMENT, "metric %s: ranking needs the scores of %s, the metric it wraps", m->spec,
-                        m->base->name);
+                        m->base->spec.name);
     for (uint32_t g = 0; g < n_kv_heads; g++) {
         kvb_status status = m->kind->rank(m, first ? first + g * T : NULL, out + g * T, n_tokens, budget[g], err);
         if (status != KVB_OK) return status;
@@ -306,11 +189,29 @@ kvb_status metric_rank(const metric *m, const float *first, const float *s, uint
     return KVB_OK;
 }
 
-// The wrapped metric is what the engine protects tokens for.
-static uint32_t protect_window_of(const scorer *kind, const double *values)
+uint32_t metric_window(const metric *m)
 {
-    return kind->protect_window == PROTECT_WINDOW_PARAMETER ? (uint32_t)values[parameter_index(kind, "window", 6)]
-                                                            : kind->protect_window;
+    metric base;
+    return metric_base(m, &base) ? metric_window(&base) : m->kind->window ? m->kind->window(m) : 0;
+}
+
+uint32_t metric_least_tokens(const metric *m)
+{
+    metric base;
+    uint32_t own = m->kind->least_tokens ? m->kind->least_tokens(m) : 1;
+    uint32_t wrapped = metric_base(m, &base) ? metric_least_tokens(&base) : 1;
+    return own > wrapped ? own : wrapped;
+}
+
+kvb_status metric_check_tokens(const metric *m, uint64_t n_tokens, kvb_error *err)
+{
+    uint32_t least = metric_least_tokens(m);
+    if (n_tokens >= least) return KVB_OK;
+    return kvb_fail(
+        err, KVB_ARGUMENT,
+        "metric %s: the context has %llu tokens, expected at least %u (its window, sinks or partitions); use "
+        "a longer context, or another value of the parameter",
+        m->spec, (unsigned long long)n_tokens, least);
 }
 
 uint32_t metric_protect_sink(const metric *m)
@@ -320,37 +221,6 @@ uint32_t metric_protect_sink(const metric *m)
 
 uint32_t metric_protect_window(const metric *m)
 {
-    return m->base ? protect_window_of(m->base, m->base_values) : protect_window_of(m->kind, m->values);
-}
-
-// A choice as its name, a number as it is.
-static bool add_parameters(cJSON *to, const scorer *kind, const double *values)
-{
-    bool ok = true;
-    for (int i = 0; ok && kind->parameters[i].name; i++) {
-        char name[32];
-        if (kind->parameters[i].choices) choice_name(name, sizeof name, kind->parameters[i].choices, (int)values[i]);
-        ok = kind->parameters[i].choices ? cJSON_AddStringToObject(to, kind->parameters[i].name, name) != NULL
-                                         : cJSON_AddNumberToObject(to, kind->parameters[i].name, values[i]) != NULL;
-    }
-    return ok;
-}
-
-cJSON *metric_to_json(const metric *m)
-{
-    metric base;
-    cJSON *o = cJSON_CreateObject();
-    bool ok = o && add_parameters(o, m->kind, m->values);
-    if (ok && metric_base(m, &base)) {
-        ok = cJSON_AddStringToObject(o, "wraps", base.spec) != NULL;
-        cJSON *inner = cJSON_AddObjectToObject(o, "parameters");
-        ok = ok && inner && add_parameters(inner, base.kind, base.values);
-    }
-    ok = ok && cJSON_AddNumberToObject(o, "protect_sink", metric_protect_sink(m)) &&
-         cJSON_AddNumberToObject(o, "protect_window", metric_protect_window(m));
-    if (!ok) {
-        cJSON_Delete(o);
-        return NULL;
-    }
-    return o;
+    const scorer *kind = m->base ? m->base : m->kind;
+    return kind->window ? metric_window(m) : kind->protect_window;
 }

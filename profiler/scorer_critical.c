@@ -1,10 +1,11 @@
-// CriticalKV (arXiv 2502.03805; methods.md 3.7): wraps another metric p and weighs it with what a value can do to the layer's output.
+// CriticalKV (arXiv 2502.03805; methods.md 3.7): wraps another metric p and weighs it with what a value can do to the
+// layer's output.
 //
 //     first stage:  the floor(share * b) best tokens by p are kept
 //     second stage: the others by (p + epsilon) * mean over h in g of ||v_j W_O^(h)||_1
 //
-// The first stage depends on the budget; with share=0 the ranking is nested and can be profiled, and the runtime may still take two
-// stages with the budgets of that table.
+// The first stage depends on the budget; with share=0 the ranking is nested and can be profiled, and the runtime may
+// still take two stages with the budgets of that table.
 #include "profiler/scorer_parts.h"
 #include "runtime/fail.h"
 #include <float.h>
@@ -14,7 +15,7 @@
 static kvb_status score_critical(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     uint32_t T = view->n_tokens, group = view->n_heads / view->n_kv_heads;
-    float epsilon = (float)metric_value(m, "epsilon");
+    float epsilon = (float)m->set.critical.epsilon;
     metric base;
     metric_base(m, &base);
     kvb_status status = metric_score(&base, view, s, err);
@@ -42,7 +43,7 @@ static int by_score(const void *a, const void *b)
 static kvb_status rank_critical(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget,
                                 kvb_error *err)
 {
-    double share = metric_value(m, "share");
+    double share = m->set.critical.share;
     uint32_t n = (uint32_t)((budget < T ? budget : T) * share);
     if (share > 0 && n == 0 && budget > 0) n = 1; // kvpress: a first stage keeps one token at least
     entry *order = malloc((size_t)T * sizeof *order + 1);
@@ -56,7 +57,7 @@ static kvb_status rank_critical(const metric *m, const float *first, float *s, u
 
 static const char *why_two_stages(const metric *m)
 {
-    return metric_value(m, "share") > 0
+    return m->set.critical.share > 0
                ? "its first stage keeps a share of the budget; profile critical:share=0+METRIC, evaluate "
                  "with both stages"
                : NULL;
@@ -67,7 +68,7 @@ static kvb_status check_base(const metric *m, kvb_error *err)
 {
     metric base;
     metric_base(m, &base);
-    if (strcmp(base.kind->name, "ea") == 0 && metric_value(&base, "value_norm") != 0)
+    if ((base.kind == &scorer_ea_kvpress || base.kind == &scorer_ea_lukv) && base.set.ea.value_norm)
         return kvb_fail(err, KVB_ARGUMENT,
                         "metric %s: expected attention is already multiplied by the norm of the value; add "
                         ":value_norm=0 to it",
@@ -76,8 +77,11 @@ static kvb_status check_base(const metric *m, kvb_error *err)
 }
 
 const scorer scorer_critical = {
-    .name = "critical",
-    .variant = "",
+    .spec = {.name = "critical",
+             .parameters = {SPEC(critical_settings, share, 0.5, 0, 1,
+                                 "of the budget that is kept by the wrapped metric alone"),
+                            SPEC(critical_settings, epsilon, 1e-4, 0, 1e6, "added to the wrapped metric's score")},
+             .behind = "+METRIC"},
     .summary = "CriticalKV: another metric, weighted with the norm of v W_O; written critical+METRIC",
     .source = "CriticalKV, arXiv 2502.03805; as kvpress's CriticalKVPress",
     .formula =
@@ -86,8 +90,6 @@ const scorer scorer_critical = {
     .needs = VIEW_OUTPUT_NORMS,
     .protect_sink = 4,
     .protect_window = 1,
-    .parameters = {{"share", 0.5, 0, 1, false, "of the budget that is kept by the wrapped metric alone", NULL},
-                   {"epsilon", 1e-4, 0, 1e6, false, "added to the wrapped metric's score", NULL}},
     .score = score_critical,
     .check = check_base,
     .why_not_nested = why_two_stages,

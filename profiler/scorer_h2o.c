@@ -14,7 +14,7 @@ static kvb_status score_h2o(const metric *m, const layer_view *view, float *s, k
 {
     (void)err;
     uint32_t T = view->n_tokens, G = view->n_kv_heads, group = view->n_heads / G;
-    bool mean = strcmp(m->kind->variant, "kvpress") == 0;
+    bool mean = m->kind == &scorer_h2o_kvpress;
     for (uint32_t g = 0; g < G; g++) {
         float *line = s + (size_t)g * T;
         uint32_t end = key_position(view, g, T - 1) + 1; // queries there have been so far
@@ -42,24 +42,34 @@ static const char *why_half(const metric *m)
     return "half of every budget are the most recent tokens; h2o and h2o:kvpress rank alike for all budgets";
 }
 
+static uint32_t window_of(const metric *m)
+{
+    return m->set.h2o.window;
+}
+
+static bool needs_attentions(const metric *m, const char **warning)
+{
+    (void)m;
+    *warning = "load the model with attn_implementation=\"eager\": this press reads the attention itself";
+    return true;
+}
+
 #define FORMULA "s[g,j] = mean over h in g of sum over all queries i >= j of A[h,i,j]"
 
 const scorer scorer_h2o = {
-    .name = "h2o",
-    .variant = "",
+    .spec = {.name = "h2o",
+             .parameters = {SPEC(h2o_settings, window, 32, 1, 65536, "recent tokens that are always kept")}},
     .summary = "attention summed over all queries, recent window protected",
     .source = "H2O, arXiv 2306.14048; as KVCache-Factory does it (there window 8)",
     .formula = FORMULA,
     .needs = VIEW_COLUMN_SUMS,
     .protect_sink = 4,
-    .protect_window = PROTECT_WINDOW_PARAMETER,
-    .parameters = {{"window", 32, 1, 65536, true, "recent tokens that are always kept", NULL}},
+    .window = window_of,
     .score = score_h2o,
 };
 
 const scorer scorer_h2o_kvpress = {
-    .name = "h2o",
-    .variant = "kvpress",
+    .spec = {"h2o", "kvpress", {{NULL}}, NULL},
     .summary = "attention averaged over the queries that can see a token",
     .source = "H2O, arXiv 2306.14048; as kvpress's ObservedAttentionPress",
     .formula = FORMULA " / (T - j)",
@@ -67,11 +77,12 @@ const scorer scorer_h2o_kvpress = {
     .protect_sink = 4,
     .protect_window = 1,
     .score = score_h2o,
+    .press = "ObservedAttentionPress",
+    .press_fits = needs_attentions,
 };
 
 const scorer scorer_h2o_half = {
-    .name = "h2o",
-    .variant = "half",
+    .spec = {"h2o", "half", {{NULL}}, NULL},
     .summary = "half of the budget by summed attention, half the most recent tokens; not for profiling",
     .source = "H2O, arXiv 2306.14048, as published",
     .formula = FORMULA ";\nkept: the floor(b/2) most recent tokens and the best of the others",

@@ -2,28 +2,20 @@
 //
 //     s[g,j] = -||k_j||
 #include "profiler/scorer_parts.h"
-#include <math.h>
+#include <stdlib.h>
 
 static kvb_status score_knorm(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    (void)m;
-    uint32_t T = view->n_tokens, d = view->head_dim;
-    if (view->device) {
-        kvb_status status = device_norms(view->device, VIEW_K, s, err);
-        for (uint32_t i = 0; i < view->n_kv_heads * T; i++) s[i] = -s[i];
-        return status;
-    }
-#pragma omp parallel for schedule(static)
-    for (uint32_t i = 0; i < view->n_kv_heads * T; i++) {
-        const float *key = view->k + (size_t)i * d;
-        s[i] = (float)-sqrt(dot_double(key, key, d));
-    }
-    return KVB_OK;
+    size_t n = (size_t)view->n_kv_heads * view->n_tokens;
+    double *norms = malloc(n * sizeof *norms);
+    kvb_status status = norms ? layer_norms(view, VIEW_K, norms, err) : metric_no_memory(m, view, err);
+    for (size_t i = 0; status == KVB_OK && i < n; i++) s[i] = (float)-norms[i];
+    free(norms);
+    return status;
 }
 
 const scorer scorer_knorm = {
-    .name = "knorm",
-    .variant = "",
+    .spec = {.name = "knorm"},
     .summary = "small norm of the key",
     .source = "A Simple and Effective L2 Norm-Based Strategy, arXiv 2406.11430; as kvpress's KnormPress",
     .formula = "s[g,j] = -||k_j||",
@@ -32,4 +24,5 @@ const scorer scorer_knorm = {
     .protect_sink = 4,
     .protect_window = 1,
     .score = score_knorm,
+    .press = "KnormPress",
 };

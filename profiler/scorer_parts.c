@@ -23,8 +23,8 @@ void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t fir
 {
     uint32_t T = view->n_tokens, d = view->head_dim, H = view->n_heads;
     const float *k = view->k + (size_t)(h / (H / view->n_kv_heads)) * T * d;
-    gemm(false, true, n, T, d, 1.0f / sqrtf((float)d), view->q + ((size_t)first * H + h) * d, (size_t)H * d, k, d, 0.0f,
-         out, T);
+    gemm(false, true, n, T, d, (float)view_scale(view), view->q + ((size_t)first * H + h) * d, (size_t)H * d, k, d,
+         0.0f, out, T);
     for (uint32_t w = 0; w < n; w++) {
         float *line = out + (size_t)w * T;
         uint32_t seen = T - view->n_queries + first + w + 1;
@@ -39,13 +39,14 @@ unsigned need_no_tensors(const metric *m)
     return 0;
 }
 
+kvb_status metric_no_memory(const metric *m, const layer_view *view, kvb_error *err)
+{
+    return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for %u tokens of %u heads", m->spec, view->n_tokens,
+                    view->n_heads);
+}
+
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err)
 {
-    if (view->n_tokens <= window)
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "metric %s: the context has %u tokens, expected more than the window of %u; use a longer "
-                        "context or :window=N",
-                        m->spec, view->n_tokens, window);
     if (view->n_queries < window)
         return kvb_fail(err, KVB_ARGUMENT, "metric %s: the view has the last %u queries, expected at least %u", m->spec,
                         view->n_queries, window);
@@ -87,7 +88,8 @@ void pool_row(float *out, const float *x, float *scratch, uint32_t n, uint32_t k
         }
         return;
     }
-    // The pool around j runs from j - half to j + half; where it sticks out on the left, it is a run from 0 of fewer values.
+    // The pool around j runs from j - half to j + half; where it sticks out on the left, it is a run from 0 of fewer
+    // values.
     max_ahead(scratch, x, n, kernel);
     for (uint32_t j = half; j < n; j++) out[j] = scratch[j - half];
     float top = -INFINITY;
@@ -98,9 +100,9 @@ void pool_row(float *out, const float *x, float *scratch, uint32_t n, uint32_t k
     }
 }
 
-kvb_status check_kernel(const metric *m, kvb_error *err)
+kvb_status check_kernel(const metric *m, uint32_t kernel, kvb_error *err)
 {
-    return (int)metric_value(m, "kernel") % 2 == 1
+    return kernel % 2 == 1
                ? KVB_OK
                : kvb_fail(err, KVB_ARGUMENT,
                           "metric %s: kernel must be odd, so that a position stands in the middle of its pool",

@@ -1,6 +1,6 @@
 // What several scorers, and the policies that act while decoding, compute alike.
 #pragma once
-#include "profiler/layer_device.h"
+#include "profiler/layer_sums.h"
 #include "profiler/linalg.h"
 #include "profiler/scorer.h"
 
@@ -10,18 +10,22 @@ extern const scorer scorer_snapkv_kvpress, scorer_snapkv_lukv, scorer_snapkv_ada
     scorer_lagkv_paper, scorer_morphkv, scorer_h2o, scorer_h2o_kvpress, scorer_h2o_half, scorer_tova, scorer_knorm,
     scorer_streaming, scorer_streaming_kvpress, scorer_random, scorer_critical;
 
-// Softmax attention of query head h's queries first .. first + n - 1 (of view->n_queries): out [n,T], zero where a key comes after its
-// query. Query i belongs to key T - n_queries + i. Runs on the caller's thread alone inside a parallel region.
+// Softmax attention of query head h's queries first .. first + n - 1 (of view->n_queries): out [n,T], zero where a key
+// comes after its query. Query i belongs to key T - n_queries + i. Runs on the caller's thread alone inside a parallel
+// region.
 void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t first, uint32_t n);
 
 // scorer.needs_on_device of the metrics that take everything from there.
 unsigned need_no_tensors(const metric *m);
 
-// KVB_ARGUMENT unless the view has at least `window` queries and more than `window` tokens.
+// KVB_MEMORY, for what a metric needs beside the layer's sums.
+kvb_status metric_no_memory(const metric *m, const layer_view *view, kvb_error *err);
+
+// KVB_ARGUMENT unless the view has at least `window` queries.
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err);
 
-// scorer.check of the pooled metrics: KVB_ARGUMENT unless the parameter `kernel` is odd.
-kvb_status check_kernel(const metric *m, kvb_error *err);
+// For scorer.check of the pooled metrics: KVB_ARGUMENT unless `kernel` is odd.
+kvb_status check_kernel(const metric *m, uint32_t kernel, kvb_error *err);
 
 // The recent tokens that take no part in a ranking get the highest score of the layer, plus `above`: they go last.
 void fill_tail(float *s, const layer_view *view, uint32_t tail, float above);
@@ -36,20 +40,20 @@ static inline uint32_t key_position(const layer_view *view, uint32_t g, uint32_t
 }
 
 // SnapKV's vote (methods.md 3.1), shared with RocketKV's first stage.
-typedef struct snapkv_settings {
+typedef struct snapkv_form {
     uint32_t window, kernel;
     bool max_pool;    // else mean
     bool group_first; // reduce over the group, then pool; else pool, then reduce
     bool group_max;   // else mean
     bool sum;         // over window and group instead of means (and then group_max is not set)
     float tail_above; // what the window's own tokens get beyond the layer's maximum
-} snapkv_settings;
+} snapkv_form;
 
-kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_settings *set, float *s, kvb_error *err);
+kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_form *form, float *s, kvb_error *err);
 
 // LagKV (methods.md 3.4), one partition of n tokens: out[j] += weight * softmax over j of std over channels of
-// (z_j - min) / (max - min), where min and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a channel whose
-// reference is constant counts as 0. `scratch` has 3 d + n floats.
+// (z_j - min) / (max - min), where min and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a
+// channel whose reference is constant counts as 0. `scratch` has 3 d + n floats.
 void lagkv_partition(float *out, float weight, const float *z, uint32_t n, const float *ref, uint32_t n_ref, uint32_t d,
                      float *scratch);
 

@@ -1,4 +1,5 @@
-// A random order, the floor under every metric (methods.md 3.7): reproducible, the same for any number of threads and any batch.
+// A random order, the floor under every metric (methods.md 3.7): reproducible, the same for any number of threads and
+// any batch.
 //
 //     s[g,j] = Philox4x32-10 of counter (position of j, head, layer) and key seed, as a fraction
 #include "profiler/sampler.h"
@@ -7,7 +8,7 @@
 static kvb_status score_random(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     (void)err;
-    uint64_t seed = (uint64_t)metric_value(m, "seed");
+    uint64_t seed = m->set.random.seed;
     const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     uint32_t T = view->n_tokens;
 #pragma omp parallel for collapse(2) schedule(static)
@@ -21,14 +22,21 @@ static kvb_status score_random(const metric *m, const layer_view *view, float *s
     return KVB_OK;
 }
 
+static bool press_fits(const metric *m, const char **warning)
+{
+    (void)m;
+    *warning = "another random order than the one that was calibrated";
+    return true;
+}
+
 const scorer scorer_random = {
-    .name = "random",
-    .variant = "",
+    .spec = {.name = "random", .parameters = {SPEC(random_settings, seed, 1, 0, 9007199254740991.0, "of the order")}},
     .summary = "a random order, for comparison",
     .source = "expected recall b/T",
     .formula = "s[g,j] = a uniform number in [0,1) that depends on seed, layer, head and position alone",
     .protect_sink = 4,
     .protect_window = 1,
-    .parameters = {{"seed", 1, 0, 9007199254740991.0, true, "of the order", NULL}},
     .score = score_random,
+    .press = "RandomPress",
+    .press_fits = press_fits,
 };

@@ -11,20 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 32 }; // window queries whose attention is held at a time
-
-// u[j] += factor * the attention of the window's queries of head h, summed. rows is scratch [ROWS, T].
-static void add_votes(float *u, float *rows, const layer_view *view, uint32_t h, uint32_t window, float factor)
-{
-    uint32_t T = view->n_tokens, old = T - window;
-    for (uint32_t w = 0; w < window; w += ROWS) {
-        uint32_t n = window - w < ROWS ? window - w : ROWS;
-        attention_rows(rows, view, h, view->n_queries - window + w, n);
-        for (uint32_t r = 0; r < n; r++)
-            for (uint32_t j = 0; j < old; j++) u[j] += rows[(size_t)r * T + j] * factor;
-    }
-}
-
 // out[j] = out (+) x[j] over the group: maximum, or sum with a weight
 static void reduce(float *out, const float *x, uint32_t n, bool maximum, float weight)
 {
@@ -33,7 +19,7 @@ static void reduce(float *out, const float *x, uint32_t n, bool maximum, float w
 
 // One KV head: s [T], votes [H,T] of all heads; scratch [2,T].
 static void combine_group(float *s, const float *votes, float *scratch, const layer_view *view, uint32_t g,
-                          const snapkv_settings *set)
+                          const snapkv_form *set)
 {
     uint32_t T = view->n_tokens, old = T - set->window, group = view->n_heads / view->n_kv_heads;
     float weight = set->sum ? 1.0f : 1.0f / (float)group, *reduced = scratch + T;
@@ -51,63 +37,84 @@ static void combine_group(float *s, const float *votes, float *scratch, const la
     if (set->group_first) pool_row(s, reduced, scratch, old, set->kernel, set->max_pool);
 }
 
-kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_settings *set, float *s, kvb_error *err)
+kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_form *set, float *s, kvb_error *err)
 {
-    uint32_t T = view->n_tokens, H = view->n_heads, G = view->n_kv_heads;
+    uint32_t T = view->n_tokens, H = view->n_heads;
     kvb_status status = check_window(m, view, set->window, err);
     if (status != KVB_OK) return status;
     int failures = 0;
-    float *votes = calloc((size_t)H * T, sizeof *votes), share = set->sum ? 1.0f : 1.0f / (float)set->window;
-    if (votes && view->device) status = device_window_votes(view->device, set->window, votes, err);
-    for (size_t i = 0; votes && view->device && i < (size_t)H * T; i++) votes[i] *= share;
-#pragma omp parallel reduction(+ : failures)
-    {
-        float *scratch = malloc((size_t)ROWS * T * sizeof *scratch);
-        failures = !scratch || !votes;
-#pragma omp for schedule(dynamic, 1)
-        for (uint32_t h = 0; h < H; h++)
-            if (!failures && !view->device) add_votes(votes + (size_t)h * T, scratch, view, h, set->window, share);
-#pragma omp for schedule(static)
-        for (uint32_t g = 0; g < G; g++)
-            if (!failures) combine_group(s + (size_t)g * T, votes, scratch, view, g, set);
+    float *votes = malloc((size_t)H * T * sizeof *votes), share = set->sum ? 1.0f : 1.0f / (float)set->window;
+    if (!votes) return metric_no_memory(m, view, err);
+    status = layer_window_votes(view, set->window, share, votes, err);
+#pragma omp parallel for schedule(static) reduction(+ : failures)
+    for (uint32_t g = 0; g < (status == KVB_OK ? view->n_kv_heads : 0); g++) {
+        float *scratch = malloc((size_t)2 * T * sizeof *scratch);
+        if (scratch) combine_group(s + (size_t)g * T, votes, scratch, view, g, set);
+        else failures++;
         free(scratch);
     }
     free(votes);
-    if (status != KVB_OK) return status;
-    if (failures)
-        return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for %u + %d attention rows of %u tokens", m->spec, H,
-                        ROWS, T);
-    fill_tail(s, view, set->window, set->tail_above);
-    return KVB_OK;
+    if (status == KVB_OK && failures) return metric_no_memory(m, view, err);
+    if (status == KVB_OK) fill_tail(s, view, set->window, set->tail_above);
+    return status;
 }
 
 static kvb_status score_snapkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    const snapkv_settings set = {.window = (uint32_t)metric_value(m, "window"),
-                                 .kernel = (uint32_t)metric_value(m, "kernel"),
-                                 .max_pool = metric_value(m, "max_pool") != 0,
-                                 .group_first = metric_value(m, "group_first") != 0,
-                                 .group_max = metric_value(m, "group_max") != 0,
-                                 .tail_above = strcmp(m->kind->variant, "lukv") == 0 ? 0.0f : 1.0f};
-    return snapkv_scores(m, view, &set, s, err);
+    const snapkv_settings *set = &m->set.snapkv;
+    const snapkv_form form = {.window = set->window,
+                              .kernel = set->kernel,
+                              .max_pool = set->max_pool,
+                              .group_first = set->group_first,
+                              .group_max = set->group_max,
+                              .tail_above = m->kind == &scorer_snapkv_lukv ? 0.0f : 1.0f};
+    return snapkv_scores(m, view, &form, s, err);
 }
 
-#define PARAMETERS(window, kernel, max_pool, group_first)                                                            \
-    {                                                                                                                \
-        {"window", window, 1, 65536, true, "last context queries that vote", NULL},                                  \
-            {"kernel", kernel, 1, 255, true, "width of the pooling over positions, odd", NULL},                      \
-            {"max_pool", max_pool, 0, 1, true, "1 = max pooling, 0 = average, zeros beyond the edges", NULL},        \
-            {"group_first", group_first, 0, 1, true, "1 = reduce over the query heads of a group, then pool", NULL}, \
-            {"group_max", 0, 0, 1, true, "1 = maximum over the group, 0 = mean", NULL},                              \
+static uint32_t window_of(const metric *m)
+{
+    return m->set.snapkv.window;
+}
+
+static uint32_t least_tokens(const metric *m)
+{
+    return m->set.snapkv.window + 1;
+}
+
+static kvb_status check_snapkv(const metric *m, kvb_error *err)
+{
+    return check_kernel(m, m->set.snapkv.kernel, err);
+}
+
+static bool press_fits(const metric *m, const char **warning)
+{
+    if (m->set.snapkv.max_pool)
+        *warning = "kvpress has no SnapKV with max pooling: its ranking differs from the one that was calibrated";
+    else if (m->set.snapkv.group_max)
+        *warning = "kvpress's SnapKV takes the mean over a group: its ranking differs from the one that was calibrated";
+    return true;
+}
+
+#define PARAMETERS(window_, kernel_, max_pool_, group_first_)                                                          \
+    {                                                                                                                  \
+        SPEC(snapkv_settings, window, window_, 1, 65536, "last context queries that vote"),                            \
+            SPEC(snapkv_settings, kernel, kernel_, 1, 255, "width of the pooling over positions, odd"),                \
+            SPEC_ON_OFF(snapkv_settings, max_pool, max_pool_, "1 = max pooling, 0 = average, zeros beyond the edges"), \
+            SPEC_ON_OFF(snapkv_settings, group_first, group_first_,                                                    \
+                        "1 = reduce over the query heads of a group, then pool"),                                      \
+            SPEC_ON_OFF(snapkv_settings, group_max, 0, "1 = maximum over the group, 0 = mean")                         \
     }
-#define VARIANT(label, text, origin, ...)                                                                         \
-    {                                                                                                             \
-        .name = "snapkv", .variant = label, .summary = text, .source = "SnapKV, arXiv 2404.14469; " origin,       \
-        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n"             \
-                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                             \
-        .needs = VIEW_Q | VIEW_K, .needs_on_device = need_no_tensors, .protect_sink = 4,                          \
-        .protect_window = PROTECT_WINDOW_PARAMETER, .parameters = PARAMETERS(__VA_ARGS__), .score = score_snapkv, \
-        .check = check_kernel,                                                                                    \
+#define VARIANT(label, text, origin, ...)                                                                     \
+    {                                                                                                         \
+        .spec = {"snapkv", label, PARAMETERS(__VA_ARGS__), NULL}, .summary = text,                            \
+        .source = "SnapKV, arXiv 2404.14469; " origin,                                                        \
+        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n"         \
+                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                         \
+        .needs = VIEW_Q | VIEW_K, .needs_on_device = need_no_tensors, .protect_sink = 4, .window = window_of, \
+        .least_tokens = least_tokens, .score = score_snapkv, .check = check_snapkv, .press = "SnapKVPress",   \
+        .press_arguments = {PRESS_ARGUMENT("window_size", snapkv_settings, window),                           \
+                            PRESS_ARGUMENT("kernel_size", snapkv_settings, kernel)},                          \
+        .press_fits = press_fits,                                                                             \
     }
 
 const scorer scorer_snapkv_kvpress =

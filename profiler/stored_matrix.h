@@ -1,5 +1,5 @@
-// A weight matrix as a model file stores it. Backends take their own form from it row by row, on all threads, without the matrix in float32
-// in between.
+// A weight matrix as a model file stores it. Backends take their own form from it row by row, on all threads, without
+// the matrix in float32 in between.
 #pragma once
 #include <stdbool.h>
 #include <stdint.h>
@@ -8,8 +8,8 @@ typedef struct stored_matrix {
     uint32_t type;    // a gguf_tensor_type that dequant_rows can read
     const void *data; // rows back to back, whole blocks each
     uint32_t out, in;
-    uint32_t
-        paired; // rows of a head that RoPE turns in pairs: neighbours in the file, half a head apart here; 0: rows stand as they are
+    uint32_t paired; // rows of a head that RoPE turns in pairs: neighbours in the file, half a head apart here; 0: rows
+                     // stand as they are
 } stored_matrix;
 
 stored_matrix stored_floats(const float *w, uint32_t out, uint32_t in);
@@ -17,8 +17,8 @@ stored_matrix stored_floats(const float *w, uint32_t out, uint32_t in);
 // Rows first .. first+n-1 in float32. False when a value is not finite.
 bool stored_rows(const stored_matrix *w, uint32_t first, uint32_t n, float *to);
 
-// Bits of the whole numbers that the file stores with one step and one base per 32 values of a row, value = step * whole + base: 4 (0 to
-// 15) or 8 (-128 to 127); 0 where it stores something else.
+// Bits of the whole numbers that the file stores with one step and one base per 32 values of a row, value = step *
+// whole + base: 4 (0 to 15) or 8 (-128 to 127); 0 where it stores something else.
 unsigned stored_bits(const stored_matrix *w);
 
 // One row so: wholes [in], steps and bases [in / 32]. False when a step or a base is not finite.

@@ -1,9 +1,11 @@
-// Text to token ids and back, from the vocabulary inside a GGUF file: byte-level BPE ("gpt2") with the pre-tokenizers
-// smollm, llama-bpe, qwen2 and gpt-2.
+// Text to token ids and back. Byte-level BPE ("gpt2": smollm, llama-bpe, qwen2, gpt-2, gpt-4o, tekken, dbrx and the
+// names that stand for them) and SentencePiece's BPE with byte fallback ("llama") from the vocabulary inside a GGUF
+// file; from Hugging Face folders see tokenizer_json.h. Judged against their own libraries by
+// tools/peer/train_tokenizers.py.
 //
 // Input that is not UTF-8 is read as Python's bytes.decode('utf-8', errors='replace') does: each maximal part of a
-// broken sequence becomes U+FFFD (the WHATWG rule). NUL bytes are text like any other. No Unicode normalisation is
-// applied (Hugging Face's Qwen2 tokenizer applies NFC: for text that is not in NFC its ids differ).
+// broken sequence becomes U+FFFD (the WHATWG rule). NUL bytes are text like any other. From GGUF no Unicode
+// normalisation is applied, since the file asks for none (Qwen's tokenizer.json does ask for NFC, and gets it).
 //
 // smollm cuts single digits as SmolLM2's own tokenizer.json and llama.cpp do. The tokenizer that transformers makes
 // from a GGUF file leaves that step out and differs where two or more spaces or line ends stand before a digit
@@ -50,5 +52,8 @@ bool tokenizer_add_bos(const tokenizer *t);
 size_t tokenizer_size(const tokenizer *t); // ids are 0 .. size-1
 const char *tokenizer_pre(const tokenizer *t);
 bool tokenizer_is_control(const tokenizer *t, int32_t id); // false for ids out of range
+// Whether the token ends an answer: EOS, the end of a chat turn, and what generation_config.json lists.
+bool tokenizer_is_end(const tokenizer *t, int32_t id);
+const char *tokenizer_chat_template(const tokenizer *t); // Jinja text, or NULL
 // SHA-256 (hex) over tokens, types, merges, and the pre-tokenizer's name; how it is laid out stands in tokenizer.c.
 const char *tokenizer_sha256(const tokenizer *t);

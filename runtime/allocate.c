@@ -144,7 +144,8 @@ void allocate_ada(const allocate_shape *s, double ratio, double alpha, const flo
     }
 }
 
-// ---- Methods with scores of heads -------------------------------------------------------------------------------------
+// ---- Methods with scores of heads
+// -------------------------------------------------------------------------------------
 
 void allocate_headkv(const allocate_shape *s, double ratio, const float *head_scores, uint32_t n_heads, uint32_t window,
                      uint32_t *keep)

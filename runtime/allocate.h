@@ -1,8 +1,8 @@
 // What other methods give each KV head, to compare with: pure functions from a ratio, or from scores, to tokens per
 // head. Internal: evaluation and statistics share it; the public library offers tables only.
 //
-// Words: L layers, G KV heads, T tokens of the context, ratio: pruned share of the whole cache, 0 .. 1. keep[l * G + g]:
-// tokens that stay. Which tokens these are is another question: the protected ones and the best of the rest by the
+// Words: L layers, G KV heads, T tokens of the context, ratio: pruned share of the whole cache, 0 .. 1. keep[l * G +
+// g]: tokens that stay. Which tokens these are is another question: the protected ones and the best of the rest by the
 // head's scores (kvb_select). Functions that return nothing cannot fail for a shape with L, G, T >= 1 and a ratio in
 // [0, 1]; none allocates.
 #pragma once
@@ -24,17 +24,17 @@ uint64_t allocate_uniform(const allocate_shape *s, double ratio, uint32_t *keep)
 // At least `floor`, at most T each; total is clamped to what these allow.
 void allocate_level(const allocate_shape *s, uint64_t total, uint32_t floor, uint32_t *keep);
 
-// PyramidKV (kvpress's form): budgets fall linearly from the first layer to the last, the same for the heads of a layer.
-// With mean = T (1 - ratio): lo = mean / beta, hi = 2 mean - lo; if hi >= T - window: hi = T - window, lo = 2 mean - hi;
-// layer l keeps rint(hi - l (hi - lo) / (L - 1)). Uniform, rint(mean), unless T >= hi >= lo >= window, or with one
-// layer. Published: beta 20; window 8 in LU-KV's tables, 64 in kvpress, which is uniform at 80 % below 6,400 tokens.
-// Returned: whether it was a pyramid.
+// PyramidKV (kvpress's form): budgets fall linearly from the first layer to the last, the same for the heads of a
+// layer. With mean = T (1 - ratio): lo = mean / beta, hi = 2 mean - lo; if hi >= T - window: hi = T - window, lo = 2
+// mean - hi; layer l keeps rint(hi - l (hi - lo) / (L - 1)). Uniform, rint(mean), unless T >= hi >= lo >= window, or
+// with one layer. Published: beta 20; window 8 in LU-KV's tables, 64 in kvpress, which is uniform at 80 % below 6,400
+// tokens. Returned: whether it was a pyramid.
 bool allocate_pyramid(const allocate_shape *s, double ratio, double beta, uint32_t window, uint32_t *keep);
 
 typedef enum ada_form {
-    ADA_KVPRESS, // each head's best int(alpha n) are safe; of the rest the layer's best, n G in all
-    ADA_ORIGINAL, // rint((1 - alpha) c + int(alpha m)) + window, where m = n - window and c counts the head's tokens among
-                  // the layer's best m G outside of the window (AdaKV, section 4)
+    ADA_KVPRESS,  // each head's best int(alpha n) are safe; of the rest the layer's best, n G in all
+    ADA_ORIGINAL, // rint((1 - alpha) c + int(alpha m)) + window, where m = n - window and c counts the head's tokens
+                  // among the layer's best m G outside of the window (AdaKV, section 4)
     ADA_GLOBAL // as ADA_KVPRESS, but all layers are pooled; not published, since no layer could run before the others
 } ada_form;
 

@@ -1,5 +1,8 @@
 #include "fail.h"
+#include "text.h"
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 const char *kvb_status_name(kvb_status status)
 {
@@ -12,13 +15,46 @@ const char *kvb_status_name(kvb_status status)
     return i < sizeof names / sizeof names[0] ? names[i] : "UNKNOWN";
 }
 
+static size_t skip_continuation(const char *text, size_t at)
+{
+    while (((unsigned char)text[at] & 0xc0) == 0x80) ++at;
+    return at;
+}
+
+// Messages begin with a path and end with what is wrong: one that is too long loses what lies between.
+static void cut_middle(kvb_error *err, const char *whole, size_t size)
+{
+    static const char mark[] = " ... ";
+    enum { ROOM = sizeof err->message - 1, HEAD = 160, TAIL = ROOM - HEAD - (sizeof mark - 1) };
+    size_t head = HEAD, tail = skip_continuation(whole, size - TAIL);
+    while (head > 0 && ((unsigned char)whole[head] & 0xc0) == 0x80) --head;
+    memcpy(err->message, whole, head);
+    memcpy(err->message + head, mark, sizeof mark - 1);
+    memcpy(err->message + head + sizeof mark - 1, whole + tail, size - tail + 1); // with its NUL
+}
+
+// Memory is asked for only here, and only for a path of over 400 bytes; without it the end is lost.
+static void cut_message(kvb_error *err, size_t size, const char *format, va_list args)
+{
+    char *whole = malloc(size + 1);
+    if (!whole) return;
+    vsnprintf(whole, size + 1, format, args);
+    cut_middle(err, whole, size);
+    free(whole);
+}
+
 kvb_status kvb_fail(kvb_error *err, kvb_status status, const char *format, ...)
 {
     if (err) {
-        va_list args;
+        va_list args, again;
+        int size;
         va_start(args, format);
-        vsnprintf(err->message, sizeof err->message, format, args);
+        va_copy(again, args);
+        size = vsnprintf(err->message, sizeof err->message, format, args);
+        if (size >= (int)sizeof err->message) cut_message(err, (size_t)size, format, again);
+        va_end(again);
         va_end(args);
+        kvb_clean_text(err->message);
         err->status = status;
     }
     return status;

@@ -5,13 +5,13 @@
 #include "table.h"
 #include <string.h>
 
-#ifndef KVB_VERSION // the Makefile passes it; a copied folder is built without
-#define KVB_VERSION "0.1.0"
+#ifndef KVBUDGET_VERSION // the Makefile passes it; a copied folder is built without
+#define KVBUDGET_VERSION "0.1.0"
 #endif
 
 const char *kvb_version(void)
 {
-    return KVB_VERSION;
+    return KVBUDGET_VERSION;
 }
 
 uint32_t kvb_budgets_version(void)

@@ -8,7 +8,7 @@
 #include "kvbudget.h"
 #include <stdbool.h>
 
-struct cJSON;
+#define KVB_LIMITS_GRACE 1e-6 // tokens
 
 typedef struct kvb_limits {
     uint32_t n_layers, n_kv_heads; // L, G
@@ -20,7 +20,8 @@ typedef struct kvb_limits {
     double *cap;          // [L] most that a layer keeps, as a share of its G T tokens
 } kvb_limits;
 
-// Allocates for L x G heads, with no limit set. On failure *m is zero.
+// Allocates for L x G heads, with no limit set: 16 bytes each, so compare L and G with something first that is as
+// large. On failure *m is zero.
 kvb_status kvb_limits_init(kvb_limits *m, uint32_t n_layers, uint32_t n_kv_heads, kvb_error *err);
 void kvb_limits_free(kvb_limits *m);
 

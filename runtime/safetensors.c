@@ -1,5 +1,6 @@
 #include "safetensors.h"
 #include "fail.h"
+#include "json.h"
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -7,7 +8,7 @@
 
 static const char metadata_key[] = "__metadata__";
 
-// cJSON needs up to 32 times the text: this bounds what a hostile header can make us allocate to half a GiB. Headers
+// cJSON needs up to 40 times the text: this bounds what a hostile header can make us allocate to 640 MiB. Headers
 // of the largest models are a few MiB.
 static const uint64_t header_max = 16u << 20;
 
@@ -146,76 +147,25 @@ static kvb_status check_layout(kvb_safetensors *file, const unsigned char *data,
                         file->name, (unsigned long long)(data + size - reached));
     }
     if (file->n_tensors > 0) qsort(file->tensors, file->n_tensors, sizeof *file->tensors, compare_names);
-    for (size_t i = 1; i < file->n_tensors; i++) {
-        if (strcmp(file->tensors[i - 1].name, file->tensors[i].name) == 0) {
-            return kvb_fail(err, KVB_FORMAT, "%s: header: two tensors are named \"%.64s\"", file->name,
-                            file->tensors[i].name);
-        }
-    }
     return KVB_OK;
-}
-
-static int compare_keys(const void *a, const void *b)
-{
-    const cJSON *const *x = a, *const *y = b;
-    return strcmp((*x)->string, (*y)->string);
 }
 
 static kvb_status check_metadata(const kvb_safetensors *file, const cJSON *metadata, kvb_error *err)
 {
-    const cJSON *item, **sorted;
-    size_t count = 0, n = (size_t)cJSON_GetArraySize(metadata);
-    kvb_status status = KVB_OK;
-
+    const cJSON *item;
     if (!cJSON_IsObject(metadata))
         return kvb_fail(err, KVB_FORMAT, "%s: header: expected \"%s\" to be an object", file->name, metadata_key);
-    sorted = calloc(n + 1, sizeof *sorted);
-    if (!sorted) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the header", file->name);
     cJSON_ArrayForEach(item, metadata)
     {
-        if (!cJSON_IsString(item)) {
-            status = kvb_fail(err, KVB_FORMAT, "%s: metadata \"%.64s\": expected a string", file->name, item->string);
-            goto done;
-        }
-        sorted[count++] = item;
-    }
-    qsort(sorted, count, sizeof *sorted, compare_keys);
-    for (size_t i = 1; i < count; i++) {
-        if (strcmp(sorted[i - 1]->string, sorted[i]->string) == 0) {
-            status = kvb_fail(err, KVB_FORMAT, "%s: metadata \"%.64s\" is there twice", file->name, sorted[i]->string);
-            goto done;
-        }
-    }
-done:
-    free(sorted);
-    return status;
-}
-
-static kvb_status parse_json(kvb_safetensors *out, const char *text, size_t size, kvb_error *err)
-{
-    const char *end = NULL;
-    // cJSON would end a string at a NUL byte and take "a\0b" for "a"; JSON does not allow one anyway.
-    if (memchr(text, '\0', size))
-        return kvb_fail(err, KVB_FORMAT, "%s: header: found a NUL byte; not a safetensors file, or damaged", out->name);
-    out->header = cJSON_ParseWithLengthOpts(text, size, &end, 0);
-    if (!cJSON_IsObject(out->header)) {
-        return kvb_fail(err, KVB_FORMAT,
-                        "%s: header: expected a JSON object of %llu bytes at offset 8; the file is damaged", out->name,
-                        (unsigned long long)size);
-    }
-    for (; end < text + size; end++) {
-        if (!strchr(" \t\r\n", *end)) {
-            return kvb_fail(err, KVB_FORMAT,
-                            "%s: header: expected only spaces after the JSON object, found byte 0x%02x", out->name,
-                            (unsigned char)*end);
-        }
+        if (!cJSON_IsString(item))
+            return kvb_fail(err, KVB_FORMAT, "%s: metadata \"%.64s\": expected a string", file->name, item->string);
     }
     return KVB_OK;
 }
 
 static kvb_status parse_entries(kvb_safetensors *out, const unsigned char *data, size_t size, kvb_error *err)
 {
-    const cJSON *item, *metadata = NULL;
+    const cJSON *item;
     kvb_status status;
 
     out->tensors = calloc((size_t)cJSON_GetArraySize(out->header) + 1, sizeof *out->tensors);
@@ -224,11 +174,8 @@ static kvb_status parse_entries(kvb_safetensors *out, const unsigned char *data,
     {
         if (strcmp(item->string, metadata_key) != 0) {
             status = parse_tensor(out, item, data, size, &out->tensors[out->n_tensors++], err);
-        } else if (metadata) {
-            status = kvb_fail(err, KVB_FORMAT, "%s: header: \"%s\" is there twice", out->name, metadata_key);
         } else {
-            metadata = item;
-            status = check_metadata(out, metadata, err);
+            status = check_metadata(out, item, err);
         }
         if (status) return status;
     }
@@ -259,7 +206,7 @@ kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t 
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: header length at offset 0: expected at most %llu, found %llu",
                         out->name, (unsigned long long)header_max, (unsigned long long)header_size);
     }
-    status = parse_json(out, (const char *)bytes + 8, (size_t)header_size, err);
+    status = kvb_json_object(&out->header, (const char *)bytes + 8, (size_t)header_size, out->name, "header", err);
     if (!status) status = parse_entries(out, bytes + 8 + header_size, size - 8 - (size_t)header_size, err);
     if (status) kvb_safetensors_free(out);
     return status;

@@ -80,7 +80,8 @@ static kvb_status select_head(const float *scores, uint32_t n_tokens, uint32_t k
     } else if (keep > n_protected) {
         uint32_t last = keep - (n_tokens - m.end);
         for (uint32_t i = m.begin; n < last; i++) {
-            // No branch on the score: which tokens stay is close to random, and mispredictions would cost most of the time.
+            // No branch on the score: which tokens stay is close to random, and mispredictions would cost most of the
+            // time.
             uint32_t key = order_key(scores[i]);
             uint32_t tied = (uint32_t)(key == threshold) & (uint32_t)(ties > 0);
             positions[n] = i;

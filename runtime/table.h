@@ -18,3 +18,8 @@ struct kvb_table {
     struct cJSON *header; // owns every string of info
     char name[168];       // the file, for messages
 };
+
+// Fills info from t->header, and checks it; then the constraints, which take memory for n_layers * n_kv_heads heads: so
+// compare these with the tensors between the two. KVB_FORMAT, KVB_VERSION, KVB_UNSUPPORTED, KVB_MEMORY.
+kvb_status kvb_table_read_metadata(kvb_table *t, kvb_error *err);
+kvb_status kvb_table_read_constraints(kvb_table *t, kvb_error *err);

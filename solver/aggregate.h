@@ -51,8 +51,8 @@ typedef struct loss_mean {
 
 // grid: shape of the longest context that will be added. On failure *m is zero.
 kvb_status loss_mean_init(loss_mean *m, const cache_shape *grid, kvb_error *err);
-// For studies that hold many means at a time: shares are multiples of 1 / steps, or of the longest context's 1 / T where
-// T is less. Contexts of any length can be added; the floor alone keeps the protected tokens.
+// For studies that hold many means at a time: shares are multiples of 1 / steps, or of the longest context's 1 / T
+// where T is less. Contexts of any length can be added; the floor alone keeps the protected tokens.
 kvb_status loss_mean_init_coarse(loss_mean *m, const cache_shape *longest, uint32_t steps, kvb_error *err);
 void loss_mean_free(loss_mean *m);
 // Adds one pair. A pair whose total is 0 cannot lose anything: it counts in the mean, and adds nothing.

@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-// The least of loss[i] + price i over i = 0 .. n, and the first i where it is. The least is found without branches, chunk
-// by chunk, and then looked for.
+// The least of loss[i] + price i over i = 0 .. n, and the first i where it is. The least is found without branches,
+// chunk by chunk, and then looked for.
 WIDE static double least_priced(const double *loss, uint32_t n, double price, uint32_t *at)
 {
     enum { LANES = 8, CHUNK = 64 * LANES };
@@ -41,7 +41,8 @@ WIDE static double least_priced(const double *loss, uint32_t n, double price, ui
     return best;
 }
 
-// ---- A concave function and its largest value -------------------------------------------------------------------------
+// ---- A concave function and its largest value
+// -------------------------------------------------------------------------
 
 // A point of min over b of [loss + lambda b]: its value, and the tokens that the minimisers keep, a slope of it. For a
 // budget B the dual is value - lambda B, so that all ratios share the points that one of them has looked at.
@@ -146,7 +147,8 @@ static void find_scale(const loss_curves *c, uint32_t first, uint32_t n, double 
     }
 }
 
-// ---- Without constraints ----------------------------------------------------------------------------------------------
+// ---- Without constraints
+// ----------------------------------------------------------------------------------------------
 
 typedef struct plain_group {
     const loss_curves *c;
@@ -225,7 +227,8 @@ void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const doub
     }
 }
 
-// ---- Under constraints -----------------------------------------------------------------------------------------------
+// ---- Under constraints
+// -----------------------------------------------------------------------------------------------
 
 enum { SETS = 256, MOST_HEADS = 8 };
 

@@ -4,14 +4,16 @@
 // For any multiplier lambda >= 0 and any budgets b_n in floor .. T that sum to B,
 //     sum_n L_n(b_n)  >=  D(lambda) = sum_n min over b of [L_n(b) + lambda b]  -  lambda B.
 // D is concave, and the tokens that the minimisers keep, minus B, are a slope of it. Two points with slopes of opposite
-// signs bound the maximum by where their tangents meet; evaluating there closes in on it in a few steps. The sum without
+// signs bound the maximum by where their tangents meet; evaluating there closes in on it in a few steps. The sum
+// without
 // - lambda B is the same function for all B, so neighbouring ratios begin where the last one ended. A claimed
 // bound that is at most this maximum is proved; a larger one is not, whatever multiplier is tried.
 #pragma once
 #include "solver/constraints.h"
 #include <stdbool.h>
 
-// D(lambda) of the heads first .. first + n - 1 for the budget B; *kept, unless NULL: tokens of the smallest minimisers.
+// D(lambda) of the heads first .. first + n - 1 for the budget B; *kept, unless NULL: tokens of the smallest
+// minimisers.
 double checker_dual(const loss_curves *c, uint32_t first, uint32_t n, double lambda, uint64_t budget, uint64_t *kept);
 
 // The largest D over all lambda, or less by at most 1e-13 of the group's loss at the floor. near: a multiplier to start

@@ -52,7 +52,8 @@ static uint64_t part_total(const solving *s, uint32_t part, const uint32_t *unit
     return sum;
 }
 
-// ---- Levels: one price for all parts of a group ----------------------------------------------------------------------
+// ---- Levels: one price for all parts of a group
+// ----------------------------------------------------------------------
 
 // A point of a concave dual function: its value at a price, and by how much the minimisers exceed the budget.
 typedef struct dual_point {
@@ -232,7 +233,8 @@ static void level_rows(solving *s)
         for (uint32_t group = 0; group < x->n_groups; group++) level_row(s, row, group);
 }
 
-// ---- No levels: hulls of the heads -----------------------------------------------------------------------------------
+// ---- No levels: hulls of the heads
+// -----------------------------------------------------------------------------------
 
 typedef struct sweep {
     keyed *segments, *scratch;
@@ -315,7 +317,8 @@ static kvb_status sweep_rows(solving *s, kvb_error *err)
     return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %zu choices", cells);
 }
 
-// ---- Exact -----------------------------------------------------------------------------------------------------------
+// ---- Exact
+// -----------------------------------------------------------------------------------------------------------
 
 // Whether groups fall apart into heads that only share a budget.
 static bool is_plain(const solving *s)
@@ -383,7 +386,8 @@ static kvb_status solve_exactly(solving *s, uint8_t *proved, uint64_t *work, kvb
     return status;
 }
 
-// ---- Results ---------------------------------------------------------------------------------------------------------
+// ---- Results
+// ---------------------------------------------------------------------------------------------------------
 
 static double row_loss(const solving *s, uint32_t row)
 {

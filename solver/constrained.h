@@ -8,12 +8,13 @@
 //
 // Certificate. For any lambda >= 0 of a group and p_part >= lambda of its parts, and budgets b within all limits,
 //
-//     sum_h L_h(b_h)  >=  D = sum over parts [ min over allowed b of (loss + p_part tokens) - (p_part - lambda) cap ] - lambda B
+//     sum_h L_h(b_h)  >=  D
+//     D = sum over parts [ min over allowed b of (loss + p_part tokens) - (p_part - lambda) cap ] - lambda B
 //
 // with p_part = max(lambda, the part's cap price); levels stay inside the minimum. checker.h finds D by itself.
 //
-// Exact. Without caps and levels every group is a problem of exact_core.h with limits for each head; otherwise layered.h
-// joins parts that are solved on their own.
+// Exact. Without caps and levels every group is a problem of exact_core.h with limits for each head; otherwise
+// layered.h joins parts that are solved on their own.
 #pragma once
 #include "solver/constraints.h"
 #include "solver/exact.h"
@@ -31,8 +32,8 @@ typedef struct constrained_rows {
     uint64_t work;      // relaxations of the exact solution
 } constrained_rows;
 
-// ratios [n_rows] ascending; exact: the optimum in place of greedy's budgets. On failure *out is zero. Errors: KVB_ARGUMENT
-// for contradictions (constraints.h), KVB_UNSUPPORTED, KVB_MEMORY.
+// ratios [n_rows] ascending; exact: the optimum in place of greedy's budgets. On failure *out is zero. Errors:
+// KVB_ARGUMENT for contradictions (constraints.h), KVB_UNSUPPORTED, KVB_MEMORY.
 kvb_status constrained_solve(constrained_rows *out, const loss_curves *curves, const kvb_limits *limits,
                              const double *ratios, uint32_t n_rows, bool exact, kvb_error *err);
 void constrained_rows_free(constrained_rows *rows);

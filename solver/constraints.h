@@ -4,7 +4,7 @@
 // a problem of the same kind in coarser units: a page of `block` tokens is one unit, the curve of a head is read off at
 // whole pages, and every head may keep least .. most units. Heads are put in another order,
 //
-//     groups, each with a budget of its own:  the model; or each layer (scope layer); each split by tensor-parallel rank
+//     groups, each with a budget of its own:  the model, or each layer (scope layer); each split by ranks
 //       parts, each with a cap:               the heads of one layer in that group
 //         heads
 //
@@ -38,8 +38,8 @@ kvb_status constrained_instance_make(constrained_instance *x, const kvb_limits *
                                      kvb_error *err);
 void constrained_instance_free(constrained_instance *x);
 
-// Budgets [n_groups] in units of the groups at a prune ratio, before limits: the whole pages in (1 - ratio) L G T tokens,
-// the same number for every rank. Never more than that share, so that a budget in bytes is kept to at any T.
+// Budgets [n_groups] in units of the groups at a prune ratio, before limits: the whole pages in (1 - ratio) L G T
+// tokens, the same number for every rank. Never more than that share, so that a budget in bytes is kept to at any T.
 void constrained_targets(const constrained_instance *x, double ratio, uint64_t *budget);
 
 // Raises every budget to what the groups that share its total must keep, and lowers it to what they may keep.

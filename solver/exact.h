@@ -13,8 +13,8 @@
 // 50, 75 and 99 % of the way. Of these and of greedy's rows, which are nested too, those with the least excess over
 // the optimum, as a share of it summed over the rows, are taken, and improved row by row between their neighbours. In
 // the per-layer scope every layer chooses by itself. What it costs is `loss` against `optimum`: in that sum never more
-// than exactness had gained over greedy. A start is given up when a row takes too much work. It is not the best of all nested tables, which would be one problem over all
-// rows at once.
+// than exactness had gained over greedy. A start is given up when a row takes too much work. It is not the best of all
+// nested tables, which would be one problem over all rows at once.
 #pragma once
 #include "solver/greedy.h"
 #include <stdbool.h>

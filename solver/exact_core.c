@@ -183,7 +183,8 @@ static kvb_status narrow(core_work *w, uint32_t n, double theta, kvb_error *err)
     return KVB_OK;
 }
 
-// ---- What the heads not handled yet can do at the least --------------------------------------------------------------
+// ---- What the heads not handled yet can do at the least
+// --------------------------------------------------------------
 
 // The lower hull of one head's choices from its minimiser at `from` outwards to `to`, in steps of `step`.
 static void add_hull(core_work *w, moves *out, uint32_t head, const choice *at, int64_t from, int64_t to, int step)

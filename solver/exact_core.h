@@ -2,7 +2,8 @@
 //
 // With any multiplier lambda the loss of budgets b_n that sum to B is
 //
-//     sum_n L_n(b_n)  =  D(lambda) + sum_n rc_n(b_n),     rc_n(b) = L_n(b) + lambda b - min over b' of [L_n(b') + lambda b'] >= 0
+//     sum_n L_n(b_n)  =  D(lambda) + sum_n rc_n(b_n)
+//     rc_n(b) = L_n(b) + lambda b - min over b' of [L_n(b') + lambda b']  >=  0
 //
 // so the best budgets have the least sum of reduced costs rc, and no choice of theirs can have a reduced cost above
 // theta = UB - D(lambda) for any loss UB that is reached (Pisinger's core, EJOR 83, 1995; methods.md 2.6). What is

@@ -16,9 +16,9 @@ typedef enum solve_scope {
     SCOPE_LAYER   // every layer meets the ratio by itself
 } solve_scope;
 
-// Tokens to drop at a prune ratio: rint(ratio * L * G * T), half to even, multiplied in double from left to right as the
-// published code does it: half a token is common (T = 4125, 90 heads, 1 %), and the rounding error then decides.
-// In SCOPE_LAYER n_layers is 1.
+// Tokens to drop at a prune ratio: rint(ratio * L * G * T), half to even, multiplied in double from left to right as
+// the published code does it: half a token is common (T = 4125, 90 heads, 1 %), and the rounding error then decides. In
+// SCOPE_LAYER n_layers is 1.
 uint64_t prune_target(double ratio, uint32_t n_layers, uint32_t n_kv_heads, uint32_t n_tokens);
 
 // The ratios of a table: ratios[i] = (i + 1) / 100.0.

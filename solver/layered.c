@@ -362,8 +362,8 @@ static double loss_of(const layered_problem *p, const uint32_t *keep)
     return sum;
 }
 
-// Units that stay unspent go to the first heads that may have them: ranks must meet their common total, and curves never
-// rise. Clusters of levels stay as they are.
+// Units that stay unspent go to the first heads that may have them: ranks must meet their common total, and curves
+// never rise. Clusters of levels stay as they are.
 static void spend(const layered_problem *p, uint32_t *keep)
 {
     const constrained_instance *x = p->x;

@@ -3,7 +3,8 @@
 // With multipliers lambda of the budget and p of the part (constrained.h) a part that keeps x units costs, beyond its
 // share of the bound D,
 //
-//     cost(x) = min over the part's budgets that sum to x of [ loss + p x ] - min over all budgets + (p - lambda)(cap - x)  >= 0
+//     cost(x) = min over the part's budgets that sum to x of [ loss + p x ]
+//               - min over all budgets + (p - lambda)(cap - x)  >=  0
 //
 // for x <= cap, and the whole loss is D + sum of the parts' costs + lambda times the units not spent. So no part of a
 // solution that is better than a known one costs more than theta = that loss - D. cost(x) up to theta comes from a

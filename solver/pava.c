@@ -40,13 +40,15 @@ size_t pava_blocks(hull_block *blocks, const double *gains, size_t n)
     return count;
 }
 
-// ---- The same, faster where blocks are long ---------------------------------------------------------------------------
+// ---- The same, faster where blocks are long
+// ---------------------------------------------------------------------------
 //
 // PAVA mispredicts a branch at nearly every token of a noisy curve. Hull vertices can be found from the other side: of
 // all points, the one deepest below the chord between two vertices is a vertex (quickhull), and where none is below,
 // the chord is a block. Deepest points are found without branches, in float32: a point that only seems to be a vertex
-// does no harm, since pooling is right whatever the pieces it begins with. What must be sure is that a chord is a block:
-// pieces with points nearer to the chord than float32 can tell, ties for example, are left to PAVA, as are short ones.
+// does no harm, since pooling is right whatever the pieces it begins with. What must be sure is that a chord is a
+// block: pieces with points nearer to the chord than float32 can tell, ties for example, are left to PAVA, as are short
+// ones.
 
 enum { LANES = 16 };
 typedef float lanes __attribute__((vector_size(LANES * sizeof(float))));
@@ -82,8 +84,8 @@ static inline __attribute__((always_inline)) void look(deepest *d, const float *
     deepen(d, &value, at);
 }
 
-// The least of loss[i] - slope i over i = 1 .. n - 1, and an i where it is; n > LANES. The sums, and of equal values the
-// one that is taken, do not depend on the width of the machine's vectors.
+// The least of loss[i] - slope i over i = 1 .. n - 1, and an i where it is; n > LANES. The sums, and of equal values
+// the one that is taken, do not depend on the width of the machine's vectors.
 WIDE static float least_deviation(const float *loss, size_t n, float slope, size_t *at)
 {
     const lanes first = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

@@ -1,16 +1,16 @@
 // Tables for the bad day: the least possible loss of the texts that suffer most.
 //
-// L_k(b) is the mean relative loss of text k (aggregate.h), k = 1 .. K. cvar:A is the mean over the worst share A of the
-// texts (with a fraction of a text where A K is not whole), worst is the largest of them, A <= 1 / K:
+// L_k(b) is the mean relative loss of text k (aggregate.h), k = 1 .. K. cvar:A is the mean over the worst share A of
+// the texts (with a fraction of a text where A K is not whole), worst is the largest of them, A <= 1 / K:
 //
 //     min over b  of  max over w >= 0, sum w = 1, w_k <= min(1, 1 / (A K))  of  sum_k w_k L_k(b)
 //
 // For given w the sum is one more set of loss curves, which greedy solves; its certificate bounds from below what any
 // budgets can reach in the worst case, whatever w is. So w is moved towards the texts that lose most (multiplicative
-// weights: Freund and Schapire 1999), each ratio starting from the weights of the one before; the mean of the budgets on
-// the way converges to the optimum over shares. The best budgets that were met are kept, and with them the best bound.
-// Rows are nested only as far as their weights agree. A text is a unit here, not a question: a table cannot please every
-// question, but should not fail a kind of text.
+// weights: Freund and Schapire 1999), each ratio starting from the weights of the one before; the mean of the budgets
+// on the way converges to the optimum over shares. The best budgets that were met are kept, and with them the best
+// bound. Rows are nested only as far as their weights agree. A text is a unit here, not a question: a table cannot
+// please every question, but should not fail a kind of text.
 #pragma once
 #include "solver/aggregate.h"
 #include "solver/problem.h"

@@ -1,5 +1,5 @@
-// Loops that the compiler makes vectors of are built for several widths, and the machine's own is chosen at run time. None
-// of them fuses or reorders sums: all widths give the same bits.
+// Loops that the compiler makes vectors of are built for several widths, and the machine's own is chosen at run time.
+// None of them fuses or reorders sums: all widths give the same bits.
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)

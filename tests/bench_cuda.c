@@ -1,8 +1,10 @@
-// Seconds of prefill and decoding on the cuda backend for a model of the shape of Llama 3.1 8B with random weights, made on the device:
+// Seconds of prefill and decoding on the cuda backend for a model of the shape of Llama 3.1 8B with random weights,
+// made on the device:
 //
 //     bench_cuda [COMPUTE [TOKENS QUESTIONS STEPS [LAYERS]]]     default: bf16; 4096 30 64, then 32768 8 64
 //
-// One line of CSV each, with the shares of what this device reaches itself in one large product and in one large copy, measured in the same run.
+// One line of CSV each, with the shares of what this device reaches itself in one large product and in one large copy,
+// measured in the same run.
 #include "profiler/backend_cuda.h"
 #include "profiler/forward.h"
 #include "profiler/meter.h"
@@ -11,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const backend *device;
+static backend_device *on;
 
 static const model_config LLAMA = {.architecture = "llama",
                                    .name = "Llama 3.1 8B, random weights",
@@ -24,16 +26,19 @@ static const model_config LLAMA = {.architecture = "llama",
                                    .vocabulary = 128256,
                                    .context_length = 131072,
                                    .rope_dim = 128,
-                                   .rope_base = 500000.0f,
-                                   .rope_scale = 1.0f,
+                                   .rope = {.theta = 500000.0f, .factor = 1, .attention = 1},
+                                   .embedding_scale = 1,
+                                   .residual_scale = 1,
+                                   .logit_scale = 1,
+                                   .query_scale = 1,
                                    .norm_eps = 1e-5f};
 
 static dev ones(uint32_t n)
 {
-    dev d = device->alloc(n);
+    dev d = on->b->alloc(on, n);
     float *values = malloc(n * sizeof *values);
     for (uint32_t i = 0; values && i < n; i++) values[i] = 1.0f;
-    if (values && d.address) device->upload(d, values, n);
+    if (values && d.address) on->b->upload(on, d, values, n);
     free(values);
     return d;
 }
@@ -41,7 +46,7 @@ static dev ones(uint32_t n)
 // Rows of uniform numbers of variance 1 / in: what goes in with size 1 comes out with size 1.
 static dev_matrix matrix(uint32_t out, uint32_t in, uint64_t *seed)
 {
-    return backend_cuda_random_matrix(device, out, in, sqrtf(3.0f / (float)in), ++*seed);
+    return backend_cuda_random_matrix(on, out, in, sqrtf(3.0f / (float)in), ++*seed);
 }
 
 static bool has_values(const dev_matrix *m)
@@ -52,31 +57,28 @@ static bool has_values(const dev_matrix *m)
 static bool make_model(model *m, uint32_t n_layers)
 {
     uint64_t seed = 0;
-    *m = (model){.config = LLAMA, .device = device, .head_is_tied = false};
+    *m = (model){.config = LLAMA, .device = on, .head_is_tied = false};
     model_config *c = &m->config;
     c->n_layers = n_layers;
     uint32_t D = c->width, F = c->ffn_width, heads = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
     size_t roots = (size_t)heads * c->head_dim;
     m->layers = calloc(n_layers, sizeof *m->layers);
-    m->rope_frequency = malloc(c->rope_dim / 2 * sizeof(float));
     float *root = malloc(roots * sizeof *root);
-    if (!m->layers || !m->rope_frequency || !root) return false;
-    for (uint32_t p = 0; p < c->rope_dim / 2; p++)
-        m->rope_frequency[p] = (float)(1.0 / pow(c->rope_base, 2.0 * p / c->rope_dim));
+    if (!m->layers || !root) return false;
     for (size_t i = 0; i < roots; i++) root[i] = (float)(i % 13) / 13.0f - 0.4f;
     // Rows are read from the embedding, whatever the precision of products.
-    m->embedding = backend_cuda_random_matrix(backend_find("cuda"), c->vocabulary, D, 1.0f, ++seed);
+    m->embedding = backend_cuda_random_matrix(on, c->vocabulary, D, 1.0f, ++seed);
     m->head = matrix(c->vocabulary, D, &seed);
     m->final_norm = ones(D);
     bool ok = has_values(&m->embedding) && has_values(&m->head) && m->final_norm.address;
     for (uint32_t l = 0; ok && l < n_layers; l++) {
         model_layer *w = &m->layers[l];
-        *w = (model_layer){.attn_norm = ones(D), .ffn_norm = ones(D), .value_root = device->alloc(roots)};
+        *w = (model_layer){.attn_norm = ones(D), .ffn_norm = ones(D), .value_root = on->b->alloc(on, roots)};
         w->wq = matrix(heads, D, &seed), w->wk = matrix(kv, D, &seed), w->wv = matrix(kv, D, &seed);
         w->wo = matrix(D, heads, &seed), w->gate = matrix(F, D, &seed), w->up = matrix(F, D, &seed);
         w->down = matrix(D, F, &seed);
         ok = w->attn_norm.address && w->ffn_norm.address && w->value_root.address && has_values(&w->down);
-        if (ok) device->upload(w->value_root, root, roots);
+        if (ok) on->b->upload(on, w->value_root, root, roots);
     }
     free(root);
     return ok;
@@ -87,23 +89,25 @@ static bool measure_device(double *flops, double *bandwidth)
 {
     enum { N = 8192 };
     size_t n = (size_t)N * N, half = (size_t)1 << 27;
-    dev x = device->alloc(n), y = device->alloc(n), from = device->alloc(half), to = device->alloc(half);
-    dev_matrix w = backend_cuda_random_matrix(device, N, N, 0.01f, 99);
-    bool ok = x.address && y.address && from.address && to.address && has_values(&w) && device->check(NULL) == KVB_OK;
+    dev x = on->b->alloc(on, n), y = on->b->alloc(on, n), from = on->b->alloc(on, half), to = on->b->alloc(on, half);
+    dev_matrix w = backend_cuda_random_matrix(on, N, N, 0.01f, 99);
+    bool ok =
+        x.address && y.address && from.address && to.address && has_values(&w) && on->b->check(on, NULL) == KVB_OK;
     double product = 1e9, copy = 1e9;
     for (int i = 0; ok && i < 5; i++) { // the first one warms up
         double start = meter_now();
-        device->matmul(y, x, w, N, false);
-        ok = device->check(NULL) == KVB_OK;
+        on->b->matmul(on, y, x, w, N, false);
+        ok = on->b->check(on, NULL) == KVB_OK;
         product = i ? fmin(product, meter_now() - start) : product;
         start = meter_now();
-        device->copy(to, from, half);
-        ok = ok && device->check(NULL) == KVB_OK;
+        on->b->copy(on, to, from, half);
+        ok = ok && on->b->check(on, NULL) == KVB_OK;
         copy = i ? fmin(copy, meter_now() - start) : copy;
     }
     *flops = 2.0 * N * N * N / product / 1e12;
     *bandwidth = 2.0 * (double)half * sizeof(float) / copy / 1e12;
-    device->release(x), device->release(y), device->release(from), device->release(to), device->matrix_release(&w);
+    on->b->release(on, x), on->b->release(on, y), on->b->release(on, from), on->b->release(on, to),
+        on->b->matrix_release(on, &w);
     return ok;
 }
 
@@ -151,8 +155,8 @@ static int run_shape(const model *m, const shape *s, double flops, double bandwi
            work = L * 2 * T * 2 * D * kv + (L - 1) * mixed;
     // Every weight once, every key twice (scores, then importance) and every value once.
     double weights = L * (2 * D * D + 2 * D * kv + 3 * D * (double)c->ffn_width) + D * (double)c->vocabulary,
-           bytes = (weights + L * 3 * T * kv) * (strcmp(device->compute, "bf16") == 0 ? 2 : 4);
-    printf("%s,%u,%u,%u,%u,%.3f,%.1f,%.1f,%.3f,%.4f,%.2f,%.2f,%.3f,%.3f\n", device->compute, s->layers, s->tokens,
+           bytes = (weights + L * 3 * T * kv) * (strcmp(on->b->compute, "bf16") == 0 ? 2 : 4);
+    printf("%s,%u,%u,%u,%u,%.3f,%.1f,%.1f,%.3f,%.4f,%.2f,%.2f,%.3f,%.3f\n", on->b->compute, s->layers, s->tokens,
            s->questions, s->steps, prefill, work / prefill / 1e12, flops, work / prefill / 1e12 / flops, decode,
            bytes / decode / 1e12, bandwidth, bytes / decode / 1e12 / bandwidth, prefill + decode * s->steps);
     fflush(stdout);
@@ -181,19 +185,19 @@ int main(int argc, char **argv)
         fprintf(stderr, "bench_cuda: expected tokens, 1 to 256 questions, steps and layers above 0\n");
         return 2;
     }
-    device = backend_find_compute("cuda", argc > 1 ? argv[1] : "bf16");
-    if (!device) {
+    const backend *b = backend_find_compute("cuda", argc > 1 ? argv[1] : "bf16");
+    if (!b) {
         fprintf(stderr, "bench_cuda: expected f32, bf16x3 or bf16, found '%s'\n", argc > 1 ? argv[1] : "");
         return 2;
     }
-    if (device->open(&err) != KVB_OK) {
+    if (b->open(&on, b, NULL, &err) != KVB_OK) {
         printf("skip - bench_cuda: %s; nothing is measured\n", err.message);
         return EXIT_SUCCESS;
     }
     double flops, bandwidth;
     model m;
     if (!measure_device(&flops, &bandwidth) || !make_model(&m, shapes[0].layers)) {
-        device->check(&err);
+        on->b->check(on, &err);
         return fail("weights of the model", &err);
     }
     printf("compute,layers,tokens,questions,steps,prefill_s,prefill_tflops,product_tflops,prefill_share,decode_step_s,"

@@ -1,9 +1,10 @@
-// The cuda backend's operations one by one, at the size of Llama 3.1 8B: what the unit tests' small shapes cannot show. Each is timed, and
-// attention, importance and column sums are judged against double on the host for a few rows.
+// The cuda backend's operations one by one, at the size of Llama 3.1 8B: what the unit tests' small shapes cannot show.
+// Each is timed, and attention, importance and column sums are judged against double on the host for a few rows.
 //
 //     bench_cuda_ops [COMPUTE [TOKENS]]     default: bf16, 32768 tokens
 //
-// CSV on stdout: operation, rows, milliseconds (the best of three), TFLOP/s of its products or TB/s of what it must read and write.
+// CSV on stdout: operation, rows, milliseconds (the best of three), TFLOP/s of its products or TB/s of what it must
+// read and write.
 #include "profiler/backend.h"
 #include "profiler/meter.h"
 #include <math.h>
@@ -14,7 +15,7 @@
 enum { H = 32, G = 8, GROUP = H / G, D = 128, WIDTH = H * D, FFN = 14336, QUESTIONS = 8, TAIL = 4, CHUNK = 1024 };
 static const attention_shape SHAPE = {H, G, D};
 
-static const backend *device;
+static backend_device *on;
 static uint32_t T;
 static int failures;
 
@@ -36,8 +37,8 @@ static float *random_floats(size_t n, float scale)
 
 static dev on_device(const float *values, size_t n)
 {
-    dev memory = device->alloc(n);
-    if (memory.address && values) device->upload(memory, values, n);
+    dev memory = on->b->alloc(on, n);
+    if (memory.address && values) on->b->upload(on, memory, values, n);
     return memory;
 }
 
@@ -53,11 +54,10 @@ static bool make_inputs(void)
     kv = (prefix_kv){on_device(k_host, keys), on_device(v_host, keys), T, {NULL}};
     o = on_device(NULL, (size_t)CHUNK * WIDTH), best = on_device(NULL, (size_t)QUESTIONS * G * T);
     sums = on_device(NULL, lines), row_log = on_device(NULL, lines);
-    size_t packed = device->packed_floats(T, SHAPE);
-    if (packed) kv.packed = device->alloc(packed);
-    backend_limits limits = {T, TAIL, CHUNK, FFN, SHAPE};
+    size_t packed = on->b->packed_floats(on, T, SHAPE);
+    if (packed) kv.packed = on->b->alloc(on, packed);
     return q.address && tail.address && weights.address && kv.k.address && kv.v.address && o.address && best.address &&
-           sums.address && row_log.address && (!packed || kv.packed.address) && device->reserve(&limits);
+           sums.address && row_log.address && (!packed || kv.packed.address);
 }
 
 // Runs `...` four times, the first to warm up. tera: 1e12 operations or bytes.
@@ -67,7 +67,7 @@ static bool make_inputs(void)
         for (int run = 0; run < 4; run++) {                                                        \
             double start = meter_now();                                                            \
             __VA_ARGS__;                                                                           \
-            failures += device->check(NULL) != KVB_OK;                                             \
+            failures += on->b->check(on, NULL) != KVB_OK;                                          \
             if (run) least = fmin(least, meter_now() - start);                                     \
         }                                                                                          \
         printf("%s,%u,%.3f,%.2f %s\n", name, (unsigned)(rows), 1e3 * least, (tera) / least, unit); \
@@ -76,7 +76,7 @@ static bool make_inputs(void)
 
 static void judge(const char *what, double got, double want, double scale)
 {
-    double tolerance = strcmp(device->compute, "bf16") == 0 ? 2e-2 : 1e-4;
+    double tolerance = strcmp(on->b->compute, "bf16") == 0 ? 2e-2 : 1e-4;
     if (fabs(got - want) <= tolerance * scale) return;
     printf("%s: %.9g, expected %.9g within %g\n", what, got, want, tolerance * scale);
     failures++;
@@ -100,7 +100,7 @@ static void judge_prefix(double *p)
 {
     static const uint32_t rows[] = {0, 511, CHUNK - 1}, heads[] = {0, 17, H - 1};
     float *got = malloc((size_t)CHUNK * WIDTH * sizeof *got);
-    if (got) device->download(got, o, (size_t)CHUNK * WIDTH);
+    if (got) on->b->download(on, got, o, (size_t)CHUNK * WIDTH);
     for (int i = 0; got && i < 9; i++) {
         uint32_t row = rows[i / 3], h = heads[i % 3], n = T - CHUNK + row + 1;
         probabilities(p, q_host + (size_t)(T - CHUNK + row) * WIDTH + h * D, h / GROUP, n, NULL, 0);
@@ -120,7 +120,7 @@ static void judge_importance(double *p)
     float *got = malloc((size_t)T * sizeof *got);
     double *want = calloc(T, sizeof *want);
     const float *own = tail_host + ((size_t)QUESTION * G + HEAD) * TAIL * D;
-    if (got) device->download(got, dev_at(best, ((size_t)QUESTION * G + HEAD) * T), T);
+    if (got) on->b->download(on, got, dev_at(best, ((size_t)QUESTION * G + HEAD) * T), T);
     for (uint32_t h = HEAD * GROUP; got && want && h < (HEAD + 1) * GROUP; h++) {
         probabilities(p, q_host + (size_t)QUESTION * WIDTH + h * D, HEAD, T, own, TAIL);
         for (uint32_t j = 0; j < T; j++) want[j] = fmax(want[j], p[j] * w_host[(size_t)h * T + j]);
@@ -133,7 +133,7 @@ static void judge_importance(double *p)
 static void judge_sums(void)
 {
     float *got = malloc((size_t)H * T * sizeof *got);
-    if (got) device->download(got, sums, (size_t)H * T);
+    if (got) on->b->download(on, got, sums, (size_t)H * T);
     for (uint32_t h = 0; got && h < H; h++) {
         double sum = 0;
         for (uint32_t j = 0; j < T; j++) sum += got[(size_t)h * T + j];
@@ -149,36 +149,36 @@ static void time_attention(double *p)
     tail_kv tails = {tail, tail, TAIL};
     oracle_view oracle = {weights, best, (size_t)G * T};
     for (uint32_t i = 0; i < QUESTIONS; i++) rows[i] = (decode_row){i, TAIL - 1, true};
-    if (kv.packed.address) TIMED("pack_prefix", T, keys * (8 + 4) / 1e12, "TB/s", device->pack_prefix(&kv, SHAPE));
+    if (kv.packed.address) TIMED("pack_prefix", T, keys * (8 + 4) / 1e12, "TB/s", on->b->pack_prefix(on, &kv, SHAPE));
     TIMED("attend_prefix", CHUNK, 2 * CHUNK * tflop, "TFLOP/s",
-          device->attend_prefix(o, dev_at(q, (size_t)(T - CHUNK) * WIDTH), &kv, T - CHUNK, CHUNK, SHAPE));
+          on->b->attend_prefix(on, o, dev_at(q, (size_t)(T - CHUNK) * WIDTH), &kv, T - CHUNK, CHUNK, SHAPE));
     judge_prefix(p);
     TIMED("attend_rows", QUESTIONS, 3 * keys * element / 1e12, "TB/s",
-          device->attend_rows(o, q, &kv, &tails, rows, QUESTIONS, SHAPE, &oracle));
+          on->b->attend_rows(on, o, q, &kv, &tails, rows, QUESTIONS, SHAPE, &oracle));
     judge_importance(p);
-    TIMED("column_sums", T, T * tflop, "TFLOP/s", device->column_sums(sums, row_log, q, &kv, 0, SHAPE));
+    TIMED("column_sums", T, T * tflop, "TFLOP/s", on->b->column_sums(on, sums, row_log, q, &kv, 0, SHAPE));
     judge_sums();
     TIMED("column_sums of a window", 64, 128 * tflop, "TFLOP/s",
-          device->column_sums(sums, row_log, q, &kv, T - 64, SHAPE));
+          on->b->column_sums(on, sums, row_log, q, &kv, T - 64, SHAPE));
 }
 
 static void time_reductions(void)
 {
     size_t squares = (size_t)H * D * D;
     double keys = (double)G * T * D, tflop = 2.0 * T * (double)squares / 1e12;
-    dev matrices = device->alloc(squares), means = device->alloc(WIDTH);
+    dev matrices = on->b->alloc(on, squares), means = on->b->alloc(on, WIDTH);
     if (!matrices.address || !means.address) {
         failures++;
         return;
     }
-    TIMED("value_weights", T, tflop, "TFLOP/s", device->value_weights(sums, &kv, matrices, SHAPE));
-    TIMED("norms", G * T, keys * 4 / 1e12, "TB/s", device->norms(sums, kv.k, (size_t)G * T, D));
-    TIMED("moments", T, tflop, "TFLOP/s", device->moments(means, matrices, q, (dev){NULL}, T, H, D, false));
-    TIMED("quadratic", T, tflop, "TFLOP/s", device->quadratic(sums, &kv, means, matrices, SHAPE));
+    TIMED("value_weights", T, tflop, "TFLOP/s", on->b->value_weights(on, sums, &kv, matrices, SHAPE));
+    TIMED("norms", G * T, keys * 4 / 1e12, "TB/s", on->b->norms(on, sums, kv.k, (size_t)G * T, D));
+    TIMED("moments", T, tflop, "TFLOP/s", on->b->moments(on, means, matrices, q, (dev){NULL}, T, H, D, false));
+    TIMED("quadratic", T, tflop, "TFLOP/s", on->b->quadratic(on, sums, &kv, means, matrices, SHAPE));
     TIMED("spreads", T, keys * 4 / 1e12, "TB/s",
-          device->spreads(sums, kv.k, T, G, D, (partition_row){4, 128, (T - 4) / 128 - 1, false}));
-    device->release(matrices);
-    device->release(means);
+          on->b->spreads(on, sums, kv.k, T, G, D, (partition_row){4, 128, (T - 4) / 128 - 1, false}));
+    on->b->release(on, matrices);
+    on->b->release(on, means);
 }
 
 static void time_products(void)
@@ -188,16 +188,16 @@ static void time_products(void)
     for (int i = 0; i < 5; i++) {
         uint32_t n = shapes[i][0], out = shapes[i][1], in = shapes[i][2];
         float *w = random_floats((size_t)out * in, 0.01f);
-        dev y = device->alloc((size_t)n * out), x = device->alloc((size_t)n * in);
-        dev_matrix m = w ? device->matrix_upload(w, out, in, false) : (dev_matrix){0};
+        dev y = on->b->alloc(on, (size_t)n * out), x = on->b->alloc(on, (size_t)n * in);
+        dev_matrix m = w ? backend_matrix(on, w, out, in, false) : (dev_matrix){0};
         char name[64];
         snprintf(name, sizeof name, "matmul %u -> %u", in, out);
         if (y.address && x.address && (m.address || m.packed))
-            TIMED(name, n, 2.0 * n * out * in / 1e12, "TFLOP/s", device->matmul(y, x, m, n, false));
+            TIMED(name, n, 2.0 * n * out * in / 1e12, "TFLOP/s", on->b->matmul(on, y, x, m, n, false));
         else failures++;
-        device->release(y);
-        device->release(x);
-        device->matrix_release(&m);
+        on->b->release(on, y);
+        on->b->release(on, x);
+        on->b->matrix_release(on, &m);
         free(w);
     }
 }
@@ -207,12 +207,13 @@ int main(int argc, char **argv)
     kvb_error err = {0};
     const char *compute = argc > 1 ? argv[1] : "bf16";
     T = argc > 2 ? (uint32_t)strtoul(argv[2], NULL, 10) : 32768;
-    device = backend_find_compute("cuda", compute);
-    if (!device || T < 2 * CHUNK || T > 1 << 20 || argc > 3) {
+    const backend *b = backend_find_compute("cuda", compute);
+    if (!b || T < 2 * CHUNK || T > 1 << 20 || argc > 3) {
         fprintf(stderr, "usage: bench_cuda_ops [f32|bf16x3|bf16 [TOKENS of %d or more]]\n", 2 * CHUNK);
         return 2;
     }
-    if (device->open(&err) != KVB_OK) {
+    backend_limits limits = {T, TAIL, CHUNK, FFN, SHAPE};
+    if (b->open(&on, b, &limits, &err) != KVB_OK) {
         printf("skip - bench_cuda_ops: %s; nothing is measured\n", err.message);
         return EXIT_SUCCESS;
     }
@@ -225,7 +226,7 @@ int main(int argc, char **argv)
     time_attention(p);
     time_reductions();
     time_products();
-    if (device->check(&err) != KVB_OK) fprintf(stderr, "bench_cuda_ops: %s\n", err.message);
+    if (on->b->check(on, &err) != KVB_OK) fprintf(stderr, "bench_cuda_ops: %s\n", err.message);
     free(p);
     printf(failures ? "bench_cuda_ops: %d failures\n" : "bench_cuda_ops: agrees with the host\n", failures);
     return failures ? EXIT_FAILURE : EXIT_SUCCESS;

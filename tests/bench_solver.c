@@ -1,4 +1,5 @@
-// Times the solver on made-up problems of known sizes, as CSV: bench_solver [sizes|growth FILE.svg|greedy FILE|large]...
+// Times the solver on made-up problems of known sizes, as CSV: bench_solver [sizes|growth FILE.svg|greedy
+// FILE|large]...
 //   sizes   the models that matter, on one core and on all (default)
 //   growth  exact solution as heads, tokens and the metric's noise grow; draws FILE.svg
 //   greedy  one question of 90 heads x 4,125 tokens on one core, and 30 of 256 x 4,096 on all, the order of the scores
@@ -10,7 +11,7 @@
 // proved and rows nested, and the peak memory so far in MB.
 #include "solver/exact.h"
 #include "solver/problem.h"
-#include "tools/svg.h"
+#include "tools/report/svg.h"
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
-// Draws the CSV of tools/bench_memory.sh: peak memory against tokens, measured and planned. draw_memory IN.csv OUT.svg
-#include "tools/svg.h"
+// Draws the CSV of tools/scripts/bench_memory.sh: peak memory against tokens, measured and planned. draw_memory IN.csv
+// OUT.svg
+#include "tools/report/svg.h"
 #include <stdlib.h>
 
 enum { MAX_ROWS = 64, WIDTH = 720, HEIGHT = 380 };

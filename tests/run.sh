@@ -5,8 +5,8 @@
 #   real=BUILD  tests/cli/real_*.sh: the default model, downloaded once
 #   long=BUILD  tests/cli/long_*.sh
 #   fuzz=BUILD  replays the corpora of tests/fuzz with BUILD/fuzz/fuzz_*
-# ONLY=PATTERN runs only the tests whose name contains PATTERN. The last line is "N passed, N failed"; the exit status is 1 when
-# anything failed or nothing ran.
+# ONLY=PATTERN runs only the tests whose name contains PATTERN. The last line is "N passed, N failed"; the exit status
+# is 1 when anything failed or nothing ran.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
@@ -16,7 +16,8 @@ work=$(mktemp -d "${TMPDIR:-/tmp}/kvbudget-test.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT TERM
 
-# Sanitisers: leaks count, and undefined behaviour says where it came from. Passive waiting: several programs share the cores.
+# Sanitisers: leaks count, and undefined behaviour says where it came from. Passive waiting: several programs share the
+# cores.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0:allocator_may_return_null=1}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
@@ -28,10 +29,12 @@ run_test() {
     shift 4
     mkdir -p "$work/$number.tmp"
     case $build in /*) ;; *) build=$PWD/$build ;; esac
-    KVB_BUILD=$build TMPDIR=$work/$number.tmp timeout -k 10 "${TEST_TIMEOUT:-1800}" "$@" >"$log" 2>&1 </dev/null || code=$?
+    KVB_BUILD=$build TMPDIR=$work/$number.tmp timeout -k 10 "${TEST_TIMEOUT:-1800}" "$@" >"$log" 2>&1 </dev/null \
+        || code=$?
     case $kind in
     unit) # Check: "100%: Checks: 12, Failures: 0, Errors: 0"
-        read -r passed failed < <(sed -n 's/^[0-9]*%: Checks: \([0-9]*\), Failures: \([0-9]*\), Errors: \([0-9]*\)$/\1 \2 \3/p' "$log" |
+        read -r passed failed < <(sed \
+            -n 's/^[0-9]*%: Checks: \([0-9]*\), Failures: \([0-9]*\), Errors: \([0-9]*\)$/\1 \2 \3/p' "$log" |
             awk '{ c += $1; f += $2 + $3 } END { print c - f, f }')
         [ "$code" = 0 ] || [ "$failed" -gt 0 ] || failed=1
         [ $((passed + failed)) -gt 0 ] || failed=1
@@ -50,7 +53,8 @@ run_test() {
     [ "$((passed + failed + skipped))" = 0 ] && return # a script that does not apply to this build
     rm -rf "$work/$number.tmp"
     {
-        printf '%-4s %-10s %-34s %4d passed %3d failed  %4d s\n' "$kind" "$shown" "$name" "$passed" "$failed" $((SECONDS - start))
+        printf '%-4s %-10s %-34s %4d passed %3d failed  %4d s\n' "$kind" "$shown" "$name" "$passed" "$failed" \
+            $((SECONDS - start))
         grep '^skip - ' "$log" | sed 's/^skip - /     SKIPPED: /'
         if [ "$failed" != 0 ]; then
             echo "---- output of $kind $shown $name (exit status $code)"

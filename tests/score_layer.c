@@ -1,8 +1,11 @@
-// Scores of one layer from tensors in files, for comparisons with other code on the same tensors (tools/peer/compare_scorers.py).
+// Scores of one layer from tensors in files, for comparisons with other code on the same tensors
+// (tools/peer/compare_scorers.py).
 //
 // usage: score_layer FOLDER [--keep N] METRIC...
-// Reads FOLDER/{q_raw,q}.npy [n,H,d], the queries of the last n of T tokens, {k,v}.npy [G,T,d], wo.npy [D,H*d] and rope_frequency.npy [d/2]; writes FOLDER/score_<i>.npy [G,T] for
-// the i-th metric; query_mean [H,d] and query_cov [H,d,d] (.npy) beside them are the stored statistics. With --keep the scores are ranked for N tokens per head (metric_rank), as budget-dependent metrics need it.
+// Reads FOLDER/{q_raw,q}.npy [n,H,d], the queries of the last n of T tokens, {k,v}.npy [G,T,d], wo.npy [D,H*d] and
+// rope_frequency.npy [d/2]; writes FOLDER/score_<i>.npy [G,T] for the i-th metric; query_mean [H,d] and query_cov
+// [H,d,d] (.npy) beside them are the stored statistics. With --keep the scores are ranked for N tokens per head
+// (metric_rank), as budget-dependent metrics need it.
 #include "formats/file_read.h"
 #include "formats/npy.h"
 #include "profiler/backend.h"
@@ -36,10 +39,10 @@ static kvb_status read_tensor(tensor *out, const char *folder, const char *name,
     return status;
 }
 
-static dev on_device(const float *values, size_t n)
+static dev on_device(backend_device *on, const float *values, size_t n)
 {
-    dev d = backend_cpu.alloc(n);
-    if (d.address) backend_cpu.upload(d, values, n);
+    dev d = backend_cpu.alloc(on, n);
+    if (d.address) backend_cpu.upload(on, d, values, n);
     return d;
 }
 
@@ -49,18 +52,22 @@ static kvb_status make_extras(layer_view *view, const tensor *wo, kvb_error *err
     attention_shape s = {view->n_heads, view->n_kv_heads, view->head_dim};
     size_t keys = (size_t)view->n_kv_heads * view->n_tokens * view->head_dim,
            n = (size_t)view->n_heads * view->n_tokens;
-    dev sums = backend_cpu.alloc(n), row_log = backend_cpu.alloc(n), norms = backend_cpu.alloc(n),
-        q = on_device(view->q, n * view->head_dim);
-    prefix_kv kv = {on_device(view->k, keys), on_device(view->v, keys), view->n_tokens, {NULL}};
-    dev_matrix w = backend_cpu.matrix_upload(wo->values, (uint32_t)wo->shape[0], (uint32_t)wo->shape[1], true);
+    backend_device *on;
+    kvb_status status =
+        backend_cpu.open(&on, &backend_cpu, &(backend_limits){view->n_tokens, 1, 1, s.n_heads * s.head_dim, s}, err);
+    if (status != KVB_OK) return status;
+    dev sums = backend_cpu.alloc(on, n), row_log = backend_cpu.alloc(on, n), norms = backend_cpu.alloc(on, n),
+        q = on_device(on, view->q, n * view->head_dim);
+    prefix_kv kv = {on_device(on, view->k, keys), on_device(on, view->v, keys), view->n_tokens, {NULL}};
+    dev_matrix w = backend_matrix(on, wo->values, (uint32_t)wo->shape[0], (uint32_t)wo->shape[1], true);
     if (!sums.address || !row_log.address || !norms.address || !q.address || !kv.k.address || !kv.v.address ||
-        !w.address || !backend_cpu.reserve(&(backend_limits){view->n_tokens, 1, 1, s.n_heads * s.head_dim, s}))
+        !w.address)
         return kvb_fail(err, KVB_MEMORY, "no memory for the layer");
-    backend_cpu.column_sums(sums, row_log, q, &kv, 0, s);
-    backend_cpu.output_norms(norms, &kv, w, s);
+    backend_cpu.column_sums(on, sums, row_log, q, &kv, 0, s);
+    backend_cpu.output_norms(on, norms, &kv, w, s);
     view->column_sums = sums.address; // the program ends soon: nothing is given back
     view->output_norms = norms.address;
-    return KVB_OK;
+    return backend_cpu.check(on, err);
 }
 
 static kvb_status read_statistics(layer_view *view, const char *folder, kvb_error *err)

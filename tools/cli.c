@@ -98,8 +98,8 @@ static int store(const cli_command *command, const cli_option *option, const cha
     return EXIT_FAILED;
 }
 
-// What getopt_long calls the option that it has just refused. optopt is the short letter, the value of a long option that was
-// known but used wrongly, or 0 for an unknown long option, which is then the previous word.
+// What getopt_long calls the option that it has just refused. optopt is the short letter, the value of a long option
+// that was known but used wrongly, or 0 for an unknown long option, which is then the previous word.
 static int refuse_option(const cli_command *command, const cli_option *options, int letter, int argc, char **argv)
 {
     const char *word = optind > 0 && optind <= argc ? argv[optind - 1] : "";

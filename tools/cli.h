@@ -8,7 +8,8 @@
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 // One option of a subcommand. `value` receives what the user gave, by kind:
-// FLAG bool*, TEXT const char** (points into argv), COUNT uint64_t*, REAL double*, LIST cli_list* (the option may be repeated).
+// FLAG bool*, TEXT const char** (points into argv), COUNT uint64_t*, REAL double*, LIST cli_list* (the option may be
+// repeated).
 typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_COUNT, CLI_REAL, CLI_LIST } cli_kind;
 
 typedef struct cli_list {
@@ -61,11 +62,15 @@ void progress_update(progress *p, double done, double total, const char *unit); 
 void progress_end(progress *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
 double seconds_now(void); // CLOCK_MONOTONIC
 
-// Set by the first SIGINT or SIGTERM (a second one kills); long work polls it and stops cleanly with KVB_INTERRUPTED.
+// The number of the first SIGINT or SIGTERM (a second one kills); long work polls it and stops cleanly with
+// KVB_INTERRUPTED. Signals that were ignored when the program started stay ignored.
 extern volatile int cli_stop_requested;
 void cli_catch_signals(void);
+// After such a signal, when all is cleaned up: ends by it, so that a shell's loop ends too. Else does nothing.
+void cli_end_by_signal(void);
 
-// True when escape sequences may be written to this file descriptor: a terminal that is not dumb, and NO_COLOR is not set.
+// True when escape sequences may be written to this file descriptor: a terminal that is not dumb, and NO_COLOR is not
+// set.
 bool cli_colour_wanted(int fd);
 // Columns of the terminal behind fd, or `otherwise` when it is none.
 int cli_terminal_width(int fd, int otherwise);

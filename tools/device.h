@@ -16,6 +16,6 @@
             "stored query statistics, for metrics with stored=1 (kvbudget statistics)" \
     }
 
-// The backend of that name and precision; NULL after a message about how the command is used (then return EXIT_USAGE). Says so on
-// stderr when this machine has no unit for the precision.
+// The backend of that name and precision; NULL after a message about how the command is used (then return EXIT_USAGE).
+// Says so on stderr when this machine has no unit for the precision.
 const backend *device_find(const cli_command *self, const char *name, const char *compute);

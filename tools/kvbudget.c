@@ -1,7 +1,9 @@
 // The program: finds the subcommand and runs it.
 #include "tools/cli.h"
+#include "tools/json_print.h"
 #include <cJSON.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <gsl/gsl_version.h>
 #include <hdf5.h>
 #include <oneapi/dnnl/dnnl.h>
@@ -46,7 +48,7 @@ static const char WORKFLOW[] =
     "       kvbudget eval model.gguf snapkv.safetensors some-text.txt\n"
     "\n"
     "Stop long work with Ctrl-C and go on later with --resume. `kvbudget inspect FILE` explains any file.\n"
-    "Exit status: 0 done, 1 failed, 2 wrong usage. Set NO_COLOR to switch colours off.\n";
+    "Exit status: 0 done, 1 failed, 2 wrong usage, 130 after Ctrl-C. Set NO_COLOR to switch colours off.\n";
 
 static void print_help(void)
 {
@@ -141,18 +143,14 @@ static int unknown_command(const char *name)
     return cli_usage_error(NULL, "unknown command '%s'", name);
 }
 
-// libgomp's threads spin for milliseconds while they wait for work. On a shared machine that keeps the very thread from
-// running that they wait for: with two cores under load everything took 1.2 to 7 times as long. Sleeping at once costs too: decoding waits
-// thousands of times a second for microseconds, and was a tenth slower. So they spin for a fifth of a millisecond (measured: any number from
-// 10,000 to 30,000 is best both alone and beside busy neighbours). libgomp reads its environment before main, so the program starts itself
-// again. Not where it was told to bind threads: the second start would see but the one processor that the first was bound to.
-static void spin_less(char **argv)
+// A file opened while a standard stream is closed would get its number, and messages would go into the file. So the
+// numbers are taken; in the wrong direction, so that using such a stream is an error and not a silent loss.
+static void take_standard_streams(void)
 {
-    static const char *const said[] = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_PROC_BIND", "OMP_PLACES",
-                                       "GOMP_CPU_AFFINITY"};
-    for (size_t i = 0; i < sizeof said / sizeof *said; i++)
-        if (getenv(said[i])) return; // the user knows better, or this is the second start
-    if (setenv("GOMP_SPINCOUNT", "20000", 1) == 0) execv("/proc/self/exe", argv); // if it fails: go on, only slower
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && errno == EBADF &&
+            open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd)
+            _exit(EXIT_FAILED); // nothing can be said
 }
 
 static int run(int argc, char **argv)
@@ -189,19 +187,37 @@ static int run(int argc, char **argv)
     }
     const cli_command *command = find_command(name);
     if (!command) return unknown_command(name);
-    if (command == &cmd_profile || command == &cmd_solve || command == &cmd_eval || command == &cmd_logits ||
-        command == &cmd_task || command == &cmd_statistics)
-        spin_less(argv);
     return command->run(command, argc - 1, argv + 1);
+}
+
+static bool has_returned;
+
+// Libraries may call exit() by themselves, as HDF5 does without a word where it finds no memory.
+static void explain_exit(void)
+{
+    static const char text[] = "kvbudget: a library ended the program, most likely for want of memory\n";
+    if (has_returned) return;
+    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
+    (void)written; // nothing sensible can be done about it here
+    _exit(EXIT_FAILED);
 }
 
 int main(int argc, char **argv)
 {
+    take_standard_streams();
+    atexit(explain_exit);
+    json_watch_memory();
     int code = run(argc, argv);
+    if (code == EXIT_DONE && json_ran_out()) {
+        fprintf(stderr, "kvbudget: not enough memory; what was printed or written may lack something\n");
+        code = EXIT_FAILED;
+    }
     // A full disk behind `> file` shows up here at the latest; silence would leave half a file and exit status 0.
     if (fflush(stdout) != 0 || ferror(stdout)) {
         fprintf(stderr, "kvbudget: standard output: %s\n", strerror(errno));
-        return code == EXIT_DONE ? EXIT_FAILED : code;
+        code = code == EXIT_DONE ? EXIT_FAILED : code;
     }
+    if (code == EXIT_FAILED) cli_end_by_signal();
+    has_returned = true;
     return code;
 }

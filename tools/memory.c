@@ -33,7 +33,7 @@ static uint64_t read_field(const char *path, const char *key)
     uint64_t found = 0;
     while (f && fgets(line, sizeof line, f))
         if (strncmp(line, key, strlen(key)) == 0) found = strtoull(line + strlen(key), NULL, 10) * 1024;
-    if (f) fclose(f);
+    if (f) (void)fclose(f); // only read
     return found;
 }
 
@@ -42,7 +42,7 @@ static bool read_number(const char *path, uint64_t *out)
     FILE *f = fopen(path, "r");
     unsigned long long value = 0;
     bool good = f && fscanf(f, "%20llu", &value) == 1; // "max": no limit
-    if (f) fclose(f);
+    if (f) (void)fclose(f);                            // only read
     *out = value;
     return good;
 }

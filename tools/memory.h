@@ -3,7 +3,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-// "4GiB", "512M", "1.5 GB", "8000000000": K, M, G, T and Ki, Mi, Gi, Ti, with or without B; without the i powers of 1000.
+// "4GiB", "512M", "1.5 GB", "8000000000": K, M, G, T and Ki, Mi, Gi, Ti, with or without B; without the i powers of
+// 1000.
 bool memory_parse(const char *text, uint64_t *bytes);
 
 // All in bytes; 0 where the system does not tell.

@@ -25,9 +25,8 @@ double seconds_now(void)
 
 static void handle_stop(int number)
 {
-    (void)number;
     static const char text[] = "\nkvbudget: stopping; what is finished stays on disk (once more kills)\n";
-    cli_stop_requested = 1;
+    cli_stop_requested = number;
     signal(SIGINT, SIG_DFL);
     signal(SIGTERM, SIG_DFL);
     ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
@@ -36,11 +35,22 @@ static void handle_stop(int number)
 
 void cli_catch_signals(void)
 {
+    static const int numbers[] = {SIGINT, SIGTERM};
     // SA_RESTART: a signal must not turn a file write into an error.
-    struct sigaction action = {.sa_handler = handle_stop, .sa_flags = SA_RESTART};
+    struct sigaction action = {.sa_handler = handle_stop, .sa_flags = SA_RESTART}, before;
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+        // A shell lets its background jobs ignore Ctrl-C, and nohup does the like: so it stays.
+        if (sigaction(numbers[i], NULL, &before) == 0 && before.sa_handler != SIG_IGN)
+            sigaction(numbers[i], &action, NULL);
+    }
+}
+
+void cli_end_by_signal(void)
+{
+    if (!cli_stop_requested) return;
+    signal(cli_stop_requested, SIG_DFL);
+    raise(cli_stop_requested);
 }
 
 void progress_begin(progress *p, const char *label, bool quiet)

@@ -3,11 +3,19 @@
 #include "tools/ranks.h"
 #include <stdlib.h>
 
+// How many the launcher has started, as far as it says.
+static bool is_alone(void)
+{
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+    const char *size = NULL;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes && !size; i++) size = getenv(sizes[i]);
+    return size && atoi(size) == 1;
+}
+
 kvb_status ranks_begin(ranks *out, kvb_error *err)
 {
-    const char *size = getenv("OMPI_COMM_WORLD_SIZE");
     *out = (ranks){0, 1, 0, 1};
-    if (!ranks_launched() || (size && atoi(size) == 1)) return KVB_OK;
+    if (!ranks_launched() || is_alone()) return KVB_OK;
     return kvb_fail(err, KVB_UNSUPPORTED,
                     "was started as one of several processes, but is built without MPI; install libopenmpi-dev and "
                     "build again, or use --shard I/N and `kvbudget merge`");

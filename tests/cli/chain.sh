@@ -3,7 +3,8 @@
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 L=2 G=2
-PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 8 --ignore-eos --metric snapkv:kvpress --metric keydiff --metric ea:kvpress
+PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 8 --ignore-eos --metric snapkv:kvpress --metric keydiff \
+    --metric ea:kvpress
     --metric snapkv:lukv --metric ea:lukv)
 
 if tiny_model tiny.gguf; then ok 'the tiny model is written'; else not_ok 'the tiny model is written'; fi
@@ -22,7 +23,8 @@ if [ -s out ] || [ -s err ]; then not_ok 'quiet is quiet' && show; else ok 'quie
 same 'the same command writes the same bytes' run.h5 quiet.h5
 expect 0 'profile with one thread, one question at a time' "${PROFILE[@]}" -o batch.h5 --quiet --batch 1 --threads 1
 expect 0 'profile on the reference backend' "${PROFILE[@]}" -o ref.h5 --quiet --backend ref
-expect 0 'profile, greedy, other ways' profile tiny.gguf calib.jsonl -o other.h5 --quiet --greedy --include-first --questions 1 \
+expect 0 'profile, greedy, other ways' profile tiny.gguf calib.jsonl -o other.h5 --quiet --greedy --include-first \
+    --questions 1 \
     --max-tokens 120 --bos no --new-tokens 4
 fails 'a record is not overwritten' 'run.h5.*(--resume|--force)' "${PROFILE[@]}" -o run.h5
 expect 0 'profile --force replaces it' "${PROFILE[@]}" -o run.h5 --force --quiet
@@ -39,7 +41,8 @@ for m in snapkv:kvpress keydiff ea:kvpress; do
 done
 expect 0 'solve again' solve quiet.h5 --metric keydiff -o again.safetensors
 same 'the same record gives the same table' keydiff.safetensors again.safetensors
-expect 0 'solve, mean loss, full hull, per layer' solve run.h5 --metric keydiff --aggregate mean_loss --hull full --scope layer -o loss.safetensors
+expect 0 'solve, mean loss, full hull, per layer' solve run.h5 --metric keydiff --aggregate mean_loss --hull full \
+    --scope layer -o loss.safetensors
 check 'that table keeps the invariants too' table loss.safetensors $L $G keydiff
 fails 'a metric that was not recorded' 'keydiff' solve run.h5 --metric snapkv:lukv:window=8 -o no.safetensors
 
@@ -77,6 +80,7 @@ check 'the picture has a cell for every head' svg two.svg 6 $((L * G))
 expect 0 'plot in the terminal' plot keydiff.safetensors --ratios 20,0.5
 says 'a pipe gets percentages' '^ +0( +[0-9.]+)+$'
 says 'and no colours' 'each number: percent'
-fails 'plot with a ratio that no row has' 'no row is for 50.5 % pruned; it has whole per cents' plot keydiff.safetensors --ratios 50.5
+fails 'plot with a ratio that no row has' 'no row is for 50.5 % pruned; it has whole per cents' plot \
+    keydiff.safetensors --ratios 50.5
 misused 'plot with nonsense for ratios' 'per cents or shares' plot keydiff.safetensors --ratios 50,,80
 end

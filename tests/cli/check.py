@@ -1,4 +1,5 @@
-"""Independent readers of kvbudget's files for the command-line tests: the standard library only, so that they run anywhere.
+"""Independent readers of kvbudget's files for the command-line tests: the standard library only, so that they run
+anywhere.
 
 Each subcommand prints what it found wrong and exits 1, or exits 0.
 """
@@ -19,7 +20,8 @@ def table(path):
         first, end = t["data_offsets"]
         code = {"F64": "d", "U8": "B"}[t["dtype"]]
         count = (end - first) // struct.calcsize("<" + code)
-        tensors[name] = (t["dtype"], t["shape"], list(struct.unpack_from("<%d%s" % (count, code), data, 8 + size + first)))
+        tensors[name] = (t["dtype"], t["shape"],
+                         list(struct.unpack_from("<%d%s" % (count, code), data, 8 + size + first)))
     return metadata, tensors
 
 
@@ -48,8 +50,8 @@ def check_table(path, n_layers, n_heads, metric):
         assert t[k][1] == [99], (k, t[k][1])
     r = t["prune_ratio"][2]
     rows = [r[i * L * G : (i + 1) * L * G] for i in range(99)]
-    # Targets are whole tokens, so a row's mean is off by at most half a token over the heads that share a target, in the shortest
-    # context.
+    # Targets are whole tokens, so a row's mean is off by at most half a token over the heads that share a target, in
+    # the shortest context.
     heads = G if metadata["scope"] == "layer" else L * G
     slack = 0.5 / (heads * min(int(x) for x in metadata["calibration_tokens"].split(","))) + 1e-12
     for i, row in enumerate(rows):
@@ -59,12 +61,14 @@ def check_table(path, n_layers, n_heads, metric):
         assert t["saturated"][2][i] or abs(mean - ratio) <= slack, (i, mean)
         assert t["lower_bound"][2][i] <= t["loss"][2][i] + 1e-12, i
         assert all(0 <= x <= 1 for x in row), i
-        if i and metadata.get("solver") != "exact" and (metadata["aggregate"] == "mean_ratio" or "solver" in metadata):  # nested
+        # nested
+        if i and metadata.get("solver") != "exact" and (metadata["aggregate"] == "mean_ratio" or "solver" in metadata):
             assert all(a <= b + 1e-12 for a, b in zip(rows[i - 1], row)), i
 
 
 def check_heads_differ(path):
-    """At 80 % some head keeps at least twice and some at most half of what uniform budgets give: else there was nothing to gain."""
+    """At 80 % some head keeps at least twice and some at most half of what uniform budgets give: else there was nothing
+    to gain."""
     kept = [1 - r for r in table(path)[1]["prune_ratio"][2]]
     row = kept[79 * len(kept) // 99 : 80 * len(kept) // 99]
     assert max(row) > 0.4 and min(row) < 0.1, (min(row), max(row))

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# profile --compute: every precision keeps its bits over threads, batches and interruptions, and none goes on with another's run.
+# profile --compute: every precision keeps its bits over threads, batches and interruptions, and none goes on with
+# another's run.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
@@ -11,16 +12,19 @@ for compute in f32 bf16x3 bf16; do
     expect 0 "$compute" "${PROFILE[@]}" -o $compute.h5 --compute $compute --threads 2
     took=$((($(date +%s%N) - start) / 2000000))
     for threads in 1 3 8; do
-        expect 0 "$compute, $threads threads, one question at a time" "${PROFILE[@]}" -o other.h5 --force --compute $compute --threads $threads --batch 1
+        expect 0 "$compute, $threads threads, one question at a time" "${PROFILE[@]}" -o other.h5 --force \
+            --compute $compute --threads $threads --batch 1
         same "$compute: the same bytes with $threads threads" $compute.h5 other.h5
     done
-    timeout -s KILL "$((took / 1000)).$(printf %03d $((took % 1000)))" "$KVB" "${PROFILE[@]}" -o killed.h5 --compute $compute --batch 1 >out 2>err </dev/null
+    timeout -s KILL "$((took / 1000)).$(printf %03d $((took % 1000)))" "$KVB" "${PROFILE[@]}" -o killed.h5 \
+        --compute $compute --batch 1 >out 2>err </dev/null
     if [ -e killed.h5 ]; then
         skip "$compute: the run was over before it could be killed"
     elif [ -e killed.h5.parts ]; then
         another=bf16
         [ $compute = bf16 ] && another=f32
-        fails "$compute: another precision does not go on" 'compute' "${PROFILE[@]}" -o killed.h5 --resume --compute $another
+        fails "$compute: another precision does not go on" 'compute' "${PROFILE[@]}" -o killed.h5 --resume \
+            --compute $another
     fi
     expect 0 "$compute goes on" "${PROFILE[@]}" -o killed.h5 --resume --compute $compute
     same "$compute: the same bytes after a kill" $compute.h5 killed.h5
@@ -36,5 +40,6 @@ misused 'a precision of the judge' "backend ref has no 'bf16'" "${PROFILE[@]}" -
 
 expect 0 'roofline' profile tiny.gguf calib.jsonl --new-tokens 8 -o roofline.h5 --roofline
 says 'it gives the peaks' 'GFLOP/s in f32 products, [0-9]+ in SGEMM of the float32 units, [0-9.]+ GB/s' err
-for work in linear attention softmax oracle scorers sampling writing other; do says "roofline: $work" "^$work +[0-9.]+ +[0-9.]+%" err; done
+for work in linear attention softmax oracle scorers sampling writing other; do says "roofline: $work" \
+    "^$work +[0-9.]+ +[0-9.]+%" err; done
 end

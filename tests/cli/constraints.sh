@@ -4,10 +4,11 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
 tiny_calib calib.jsonl
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --metric snapkv:kvpress
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
+    --metric snapkv:kvpress
 
-# budgets NAME EXPRESSION OPTION...: an expression about keep [layer][head] and T, for several ratios and lengths. One start of Python judges
-# all answers, each the line after its name.
+# budgets NAME EXPRESSION OPTION...: an expression about keep [layer][head] and T, for several ratios and lengths. One
+# start of Python judges all answers, each the line after its name.
 budgets() {
     local name=$1 expression=$2 bad
     shift 2
@@ -25,7 +26,8 @@ assert len(lines) == 32, len(lines)
 for name, line in zip(lines[::2], lines[1::2]):
     doc = json.loads(line)
     keep = doc and doc["keep"]
-    if not doc or not eval(sys.argv[1], {"keep": keep, "flat": sum(keep, []), "T": int(name.split(":")[0]), "math": math}):
+    known = {"keep": keep, "flat": sum(keep or [], []), "T": int(name.split(":")[0]), "math": math, "e": 1e-6}
+    if not doc or not eval(sys.argv[1], known):
         print(name)
 PY
     ) && [ -z "$bad" ] && ok "$name" && return
@@ -48,18 +50,24 @@ done <<'LIST'
 --ranks 2 --scope layer|all(r[0] == r[1] for r in keep)
 --layer-cap 0.75|all(sum(r) <= 0.75 * len(r) * T + 1e-6 for r in keep)
 --layer-cap 0.6@1|sum(keep[1]) <= 0.6 * 2 * T + 1e-6
---floor 0.1 --floor 0.3@1.0 --ceiling 0.8|all(0.1 * T - 1e-6 <= k <= 0.8 * T + 1e-6 for k in flat) and keep[1][0] >= 0.3 * T - 1e-6
+--floor 0.1 --floor 0.3@1.0 --ceiling 0.8|min(flat) >= .1*T - e and max(flat) <= .8*T + e and keep[1][0] >= .3*T - e
 --pin 0.1|keep[0][1] == T
---block 8 --ranks 2 --layer-cap 0.9 --floor 0.1|all(k % 8 == 0 for k in flat) and sum(-(-r[0] // 8) for r in keep) == sum(-(-r[1] // 8) for r in keep)
+--block 8 --ranks 2 --layer-cap 0.9 --floor 0.1|not any(k % 8 for k in flat) and sum(flat[::2]) == sum(flat[1::2])
 LIST
 
 # ---- wishes that cannot be had
-fails 'a floor above a ceiling' 'layer 0, KV head 0: must keep at least 0.5 and at most 0.4' solve run.h5 --metric keydiff --floor 0.5 --ceiling 0.4 -o no.safetensors
-fails 'a pinned layer under a cap' 'must keep at least 1 of their tokens, but its cap is 0.5' solve run.h5 --metric keydiff --pin 0 --layer-cap 0.5 -o no.safetensors
-fails 'floors above the budget' 'ratio 0.9: floors.*at least .* but the budget is' solve run.h5 --metric keydiff --floor 0.3 --ratios 0.5,0.9 -o no.safetensors
-# A table for every per cent ends where floors do: at 70 % with a floor of 30 %, at 62 with one level that the highest sets.
-for limit in '--floor 0.3|70' '--floor 0.3 --aggregate mean_ratio --exact|70' '--floor 0.3@0.1 --floor 0.45@1.0 --levels 1|62' \
-    '--floor 0.3@0.1 --floor 0.45@1.0|81' '--floor 0.3@0 --ranks 2 --scope layer|70' '--pin 0.0 --ranks 2|50' '--pin 0.0 --block 16|75'; do
+fails 'a floor above a ceiling' 'layer 0, KV head 0: must keep at least 0.5 and at most 0.4' solve run.h5 \
+    --metric keydiff --floor 0.5 --ceiling 0.4 -o no.safetensors
+fails 'a pinned layer under a cap' 'must keep at least 1 of their tokens, but its cap is 0.5' solve run.h5 \
+    --metric keydiff --pin 0 --layer-cap 0.5 -o no.safetensors
+fails 'floors above the budget' 'ratio 0.9: floors.*at least .* but the budget is' solve run.h5 --metric keydiff \
+    --floor 0.3 --ratios 0.5,0.9 -o no.safetensors
+# A table for every per cent ends where floors do: at 70 % with a floor of 30 %, at 62 with one level that the highest
+# sets.
+for limit in '--floor 0.3|70' '--floor 0.3 --aggregate mean_ratio --exact|70' \
+    '--floor 0.3@0.1 --floor 0.45@1.0 --levels 1|62' \
+    '--floor 0.3@0.1 --floor 0.45@1.0|81' '--floor 0.3@0 --ranks 2 --scope layer|70' '--pin 0.0 --ranks 2|50' \
+    '--pin 0.0 --block 16|75'; do
     options=${limit%|*}
     rows=${limit#*|}
     # shellcheck disable=SC2086
@@ -70,18 +78,22 @@ for limit in '--floor 0.3|70' '--floor 0.3 --aggregate mean_ratio --exact|70' '-
     expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
     says 'in its rows' " $rows of $rows rows hold"
     expect 0 'it can be compared with the optimum' validate run.h5 t.safetensors --json --quiet
-    json 'which it does not pass' out "len(j[0]['rows']) == $rows and all(r['lower_bound'] <= r['optimum'] <= r['table_loss'] + 0.02 for r in j[0]['rows'])"
+    json 'which it does not pass' out "len(j[0]['rows']) == $rows and all(
+        r['lower_bound'] <= r['optimum'] <= r['table_loss'] + 0.02 for r in j[0]['rows'])"
     expect 0 'the runtime serves the last row beyond' budgets t.safetensors --ratio 0.95 --tokens 1000
     says 'and warns' "outside of the table's rows, 1 to $rows %" err
 done
-fails 'floors that leave nothing' 'demand at least 100 % of the cache.*not even 1 %' solve run.h5 --metric keydiff --floor 1 -o no.safetensors
+fails 'floors that leave nothing' 'demand at least 100 % of the cache.*not even 1 %' solve run.h5 --metric keydiff \
+    --floor 1 -o no.safetensors
 fails 'ranks that do not divide' 'divisor of the 2 KV heads' solve run.h5 --metric keydiff --ranks 3 -o no.safetensors
 fails 'ranks with levels' 'cannot be had together' solve run.h5 --metric keydiff --ranks 2 --levels 1 -o no.safetensors
 fails 'a layer that is not there' 'layers 0\.\.1' solve run.h5 --metric keydiff --pin 7 -o no.safetensors
 fails 'a share that is none' 'expected a share' solve run.h5 --metric keydiff --floor 1.5 -o no.safetensors
-misused '--monotone with constraints' 'solved one by one' solve run.h5 --metric keydiff --exact --monotone --block 16 -o no.safetensors
+misused '--monotone with constraints' 'solved one by one' solve run.h5 --metric keydiff --exact --monotone --block 16 \
+    -o no.safetensors
 misused '--npy with constraints' 'kvpress expects' solve run.h5 --metric keydiff --block 16 --npy no.npy
-misused 'worst with constraints' 'breaks constraints' solve run.h5 --metric keydiff --block 16 --aggregate worst -o no.safetensors
+misused 'worst with constraints' 'breaks constraints' solve run.h5 --metric keydiff --block 16 --aggregate worst \
+    -o no.safetensors
 if [ -e no.safetensors ]; then not_ok 'nothing was written'; else ok 'nothing was written'; fi
 
 fails 'protected tokens that are all' 'nothing to choose' solve run.h5 --metric keydiff --sink 100000 -o no.safetensors
@@ -97,9 +109,11 @@ cp out b.json
 json 'which is 0.375' b.json 'abs(sum(map(sum, j["keep"])) / 4000 - 0.625) < 0.01'
 expect 0 'inspect shows the rows that there are' inspect --json t.safetensors
 cp out i.json
-json 'those three' i.json 'j["n_rows"] == 3 and [r["ratio"] for r in j["rows"]] == [0.3, 0.375, 0.8] and all(0 <= r["unsure_heads"] <= 4 for r in j["rows"])'
+json 'those three' i.json 'j["n_rows"] == 3 and [r["ratio"] for r in j["rows"]] == [0.3, 0.375, 0.8] and all(
+    0 <= r["unsure_heads"] <= 4 for r in j["rows"])'
 expect 0 'export as text' export t.safetensors -o t.csv
-if [ "$(tail -n +2 t.csv | cut -d, -f1 | sort -u | tr '\n' ' ')" = '0.3 0.375 0.8 ' ]; then ok 'with the ratios that were asked for'; else
+if [ "$(tail -n +2 t.csv | cut -d, -f1 | sort -u | tr '\n' ' ')" = '0.3 0.375 0.8 ' ]; then ok \
+    'with the ratios that were asked for'; else
     not_ok 'with the ratios that were asked for'
     head -n 3 t.csv
 fi
@@ -108,12 +122,15 @@ check 'one panel each' svg three.svg 3 4
 says 'named as they were asked for' '37\.5 % pruned' three.svg
 expect 0 'plot draws those wished for' plot t.safetensors --ratios 37.5,0.8 -o two.svg
 check 'two panels' svg two.svg 2 4
-fails 'a ratio that was not solved' 't.safetensors: no row is for 50 % pruned; it was solved for 30, 37\.5, 80 %' plot t.safetensors --ratios 50
+fails 'a ratio that was not solved' 't.safetensors: no row is for 50 % pruned; it was solved for 30, 37\.5, 80 %' plot \
+    t.safetensors --ratios 50
 kvb solve run.h5 --metric keydiff -o full.safetensors --quiet
-fails 'beside a table of whole per cents' 'full.safetensors: no row is for 37\.5 % pruned; it has whole per cents' plot full.safetensors t.safetensors
+fails 'beside a table of whole per cents' 'full.safetensors: no row is for 37\.5 % pruned; it has whole per cents' \
+    plot full.safetensors t.safetensors
 expect 0 'a ratio that both have' plot full.safetensors t.safetensors --ratios 80 -o both.svg
 check 'in two panels' svg both.svg 2 4
-expect 0 '99 ratios that are no per cents' solve run.h5 --metric keydiff --ratios 0.005:0.495:0.005 -o fine.safetensors --quiet
+expect 0 '99 ratios that are no per cents' solve run.h5 --metric keydiff --ratios 0.005:0.495:0.005 \
+    -o fine.safetensors --quiet
 expect 0 'inspect shows them all' inspect --json fine.safetensors
 cp out i.json
 json 'all 99' i.json '[round(1000 * r["ratio"]) for r in j["rows"]] == list(range(5, 500, 5))'
@@ -127,14 +144,16 @@ done
 # ---- budgets in bytes: 2 layers x 2 KV heads of 32 elements, keys and values of 2 bytes: 128 bytes a token
 dim=$("$KVB" inspect run.h5 --json | "$PYTHON" -c 'import json,sys; print(json.load(sys.stdin)["head_dim"])')
 size=$((4 * dim * 1024 * 4 / 3))
-expect 0 'a budget in bytes' solve run.h5 --metric keydiff --bytes $size --dtype f16 --tokens 1024 -o t.safetensors --json --quiet
+expect 0 'a budget in bytes' solve run.h5 --metric keydiff --bytes $size --dtype f16 --tokens 1024 -o t.safetensors \
+    --json --quiet
 cp out j.json
 ratio=$("$PYTHON" -c 'import json; print(repr(json.load(open("j.json"))[0]["rows"][0]["ratio"]))')
 expect 0 'its budgets' budgets t.safetensors --ratio "$ratio" --tokens 1024 --json
 cp out b.json
 json 'fit, and are used' b.json "0.97 * $size < sum(map(sum, j['keep'])) * 4 * $dim <= $size"
 expect 0 'a budget in tokens' solve run.h5 --metric keydiff --keep-tokens 1000 --tokens 1024 --json --quiet
-fails 'more bytes than the cache has' 'nothing has to be pruned' solve run.h5 --metric keydiff --bytes 2GiB --tokens 1024
+fails 'more bytes than the cache has' 'nothing has to be pruned' solve run.h5 --metric keydiff --bytes 2GiB \
+    --tokens 1024
 fails 'a budget below the floor' 'too small|at least' solve run.h5 --metric keydiff --bytes 1kB --tokens 1024
 fails 'bytes without tokens' 'need --tokens' solve run.h5 --metric keydiff --bytes 1MB
 fails 'an unknown type' 'expected f32, f16' solve run.h5 --metric keydiff --bytes 1MB --tokens 1024 --dtype int3

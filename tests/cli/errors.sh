@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Wrong files: missing, empty, of another kind, cut short, damaged, not writable. The message names the file; nothing half-written
-# is left; no sanitiser has anything to say.
+# Wrong files: missing, empty, of another kind, cut short, damaged, not writable. The message names the file; nothing
+# half-written is left; no sanitiser has anything to say.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
@@ -15,10 +15,13 @@ head -c 4096 /dev/zero >zeros
 # commands_for KIND: every command that reads such a file, one per line, with FILE in its place.
 commands_for() {
     case $1 in
-    gguf) printf '%s\n' "inspect FILE" "profile FILE calib.jsonl -o x.h5 --quiet" "tokenize FILE calib.jsonl" "logits FILE calib.jsonl -o x.npy" ;;
+    gguf) printf '%s\n' "inspect FILE" "profile FILE calib.jsonl -o x.h5 --quiet" "tokenize FILE calib.jsonl" \
+        "logits FILE calib.jsonl -o x.npy" ;;
     jsonl) printf '%s\n' "profile tiny.gguf FILE -o x.h5 --quiet" ;;
-    h5) printf '%s\n' "inspect FILE" "solve FILE --metric keydiff -o x.safetensors" "export FILE --format lukv-steps -o x.steps" ;;
-    safetensors) printf '%s\n' "inspect FILE" "budgets FILE --ratio 0.5 --tokens 100" "plot FILE -o x.svg" "export FILE --format npy -o x.npy" ;;
+    h5) printf '%s\n' "inspect FILE" "solve FILE --metric keydiff -o x.safetensors" \
+        "export FILE --format lukv-steps -o x.steps" ;;
+    safetensors) printf '%s\n' "inspect FILE" "budgets FILE --ratio 0.5 --tokens 100" "plot FILE -o x.svg" \
+        "export FILE --format npy -o x.npy" ;;
     npy) printf '%s\n' "inspect FILE" ;;
     esac
 }
@@ -50,7 +53,48 @@ cp table.safetensors old.safetensors
 if [ "$(cat code)" = 1 ]; then ok 'a file size limit is an error'; else not_ok 'a file size limit is an error'; fi
 same 'and the old table is untouched' table.safetensors old.safetensors
 
-# damage FILE KIND: copies that are cut short must be refused; copies with a flipped bit must be refused or read, never worse.
+# Names that would not stay what they are: two metrics in one file; quotes in a line of Python.
+expect 0 'export steps' export run.h5 --format lukv-steps -o steps
+sed 's/"snapkv:kvpress"/"a:b"/; s/"keydiff"/"a_b"/' steps/kvbudget.json >side.json
+cp side.json steps/kvbudget.json
+expect 0 'a record of two metrics a:b and a_b' import steps -o two.h5 --force
+for wrong in '"x"' -1 1.5 1e30 null; do
+    expect 0 "a record that protects $wrong" import steps -o bad.h5 --force \
+        --attribute "metric_a_b={\"protect_sink\":$wrong}"
+    fails "protects $wrong" 'metric a_b: protect_sink: expected a whole number' solve bad.h5 -m a_b -o bad.safetensors
+done
+expect 0 'a record with a key twice' import steps -o bad.h5 --force \
+    --attribute 'metric_a_b={"protect_sink":4,"protect_sink":5}'
+fails 'a key twice' '"protect_sink" is there twice' solve bad.h5 -m a_b -o bad.safetensors
+mkdir tables
+fails 'two metrics in one file' 'a_b.* written to the same file' solve two.h5 -m all -o tables
+if [ -z "$(ls tables)" ]; then ok 'and none is written'; else not_ok 'and none is written'; fi
+expect 0 'one after the other' solve two.h5 -m a:b -o 'tables/it"s.safetensors'
+expect 0 'export into a name with quotes' export 'tables/it"s.safetensors' --format npy -o 'it"s a \ name.npy'
+json 'the line that loads it is Python' 'it"s a \ name.json' \
+    '[n.value for n in __import__("ast").walk(__import__("ast").parse(j["kvpress"]["load"]))
+    if getattr(n, "value", 0) == j["npy"]]'
+
+# Bytes that a terminal would obey, or that are no UTF-8, stay out of messages and JSON.
+odd=$(printf 'x\033[2J\377.h5')
+fails 'a name with an escape sequence' 'x.\[2J..h5' inspect "$odd"
+if LC_ALL=C grep -q "$(printf '\033')" err; then not_ok 'no escape sequence is printed'; else ok \
+    'no escape sequence is printed'; fi
+cp table.safetensors "$odd"
+expect 0 'JSON of such a file' inspect --json "$odd"
+cp out odd.json
+json 'it is JSON' odd.json '"[2J" in j["path"]'
+long=$(printf 'a%.0s' $(seq 200))/$(printf 'b%.0s' $(seq 200))/$(printf 'c%.0s' $(seq 200)).h5
+fails 'a path of 600 bytes' '^kvbudget inspect: aaa.* \.\.\. .*ccc\.h5: .*No such file' inspect "$long"
+
+# A build without MPI, or with it: a shard is one whatever a launcher has set for it.
+CODE=0
+PMI_RANK=1 PMI_SIZE=4 "$KVB" profile tiny.gguf calib.jsonl -o shard.h5 --new-tokens 6 --ignore-eos --quiet --shard 1/2 \
+    >out 2>err </dev/null || CODE=$?
+if [ "$CODE" = 0 ]; then ok 'a shard under srun'; else not_ok 'a shard under srun'; show; fi
+
+# damage FILE KIND: copies that are cut short must be refused; copies with a flipped bit must be refused or read, never
+# worse.
 damage() {
     local file=$1 kind=$2 line copy bad=0 runs=0
     rm -f cut.* flip.*
@@ -82,7 +126,8 @@ PYTHON_END
             esac
         done
     done < <(commands_for "$kind")
-    if [ "$bad" = 0 ] && [ "$runs" -gt 0 ]; then ok "$runs damaged copies of $file are refused or harmless"; else not_ok "$bad of $runs damaged copies of $file"; fi
+    if [ "$bad" = 0 ] && [ "$runs" -gt 0 ]; then ok "$runs damaged copies of $file are refused or harmless"; else \
+        not_ok "$bad of $runs damaged copies of $file"; fi
 }
 damage tiny.gguf gguf
 damage calib.jsonl jsonl

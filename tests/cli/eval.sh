@@ -5,11 +5,13 @@
 tiny_model tiny.gguf
 "$KVB_BUILD/tests/tiny_model" --seed 7 other.gguf >/dev/null
 tiny_calib calib.jsonl
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --metric snapkv:kvpress:window=16
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
+    --metric snapkv:kvpress:window=16
 for m in keydiff snapkv; do expect 0 "solve $m" solve run.h5 --metric $m -o $m.safetensors --paper --quiet; done
 "$PYTHON" -c '
 for k in range(2):
-    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % 97}" for i in range(60)), file=open(f"text{k}.txt", "w"))'
+    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % 97}"
+    for i in range(60)), file=open(f"text{k}.txt", "w"))'
 SIZE='--tokens 160 --next 12'
 # holds NAME: the Python program on stdin ends without a complaint.
 holds() {
@@ -21,22 +23,29 @@ holds() {
 
 # ---- results
 # shellcheck disable=SC2086
-expect 0 'eval' eval tiny.gguf keydiff.safetensors snapkv.safetensors text0.txt text1.txt $SIZE -r 0,0.5,0.8 -a uniform -a ada -a oracle -o worth
+expect 0 'eval' eval tiny.gguf keydiff.safetensors snapkv.safetensors text0.txt text1.txt $SIZE -r 0,0.5,0.8 \
+    -a uniform -a ada -a oracle -o worth
 says 'a block for keydiff' '^keydiff, 4 sinks and 1 last tokens stay'
 says 'a block for snapkv with the table'"'"'s window' '^snapkv:kvpress:window=16, 4 sinks and 16 last'
 says 'the table is called lukv' '^ +80 %  lukv '
 says 'runs per second' 'runs in .* a second' err
 exists 'CSV' worth.csv
-json 'JSON: every metric, allocator and ratio' worth.json '(len(j["results"]) == 2 * 4 * 3 and j["format"] == "kvbudget-eval" and
+json 'JSON: every metric, allocator and ratio' worth.json \
+    '(len(j["results"]) == 2 * 4 * 3 and j["format"] == "kvbudget-eval" and
     all(len(r["texts"]) == 2 and len(r["layer_output_error"]) == 2 for r in j["results"]))'
-json 'ratio 0 is the full cache to the bit' worth.json 'all(r["kl"] == {"value": 0, "low": 0, "high": 0} and r["top1"]["value"] == 1
-    and r["output_error"] == 0 and abs(r["nll"]["value"] - r["full_nll"]) < 1e-12 for r in j["results"] if r["ratio"] == 0)'
-json 'what is evicted costs something, and the intervals hold it' worth.json 'all(r["kl"]["low"] <= r["kl"]["value"] <= r["kl"]["high"]
+json 'ratio 0 is the full cache to the bit' worth.json \
+    'all(r["kl"] == {"value": 0, "low": 0, "high": 0} and r["top1"]["value"] == 1
+    and r["output_error"] == 0 and abs(r["nll"]["value"] - r["full_nll"]) < 1e-12
+    for r in j["results"] if r["ratio"] == 0)'
+json 'what is evicted costs something, and the intervals hold it' worth.json \
+    'all(r["kl"]["low"] <= r["kl"]["value"] <= r["kl"]["high"]
     and r["kl"]["value"] > 0 and 0 < r["loss"] < 1 for r in j["results"] if r["ratio"] > 0)'
 json 'the cache is as small as promised' worth.json 'all(abs(r["effective_ratio"] - r["ratio"]) < 0.02 and
     r["cache_bytes"] == round((1 - r["effective_ratio"]) * 160 * 4) * 2 * 16 * 4 for r in j["results"])'
-json 'no method loses less than the oracle' worth.json 'all(o["loss"] <= r["loss"] + 1e-9 for o in j["results"] for r in j["results"]
-    if o["allocator"] == "oracle" and all(o[k] == r[k] for k in ("metric", "ratio")) and r["effective_ratio"] > o["effective_ratio"] - 1e-3)'
+json 'no method loses less than the oracle' worth.json \
+    'all(o["loss"] <= r["loss"] + 1e-9 for o in j["results"] for r in j["results"]
+    if o["allocator"] == "oracle" and all(o[k] == r[k] for k in ("metric", "ratio"))
+    and r["effective_ratio"] > o["effective_ratio"] - 1e-3)'
 check 'the picture has a chart of KL and one of agreement for each metric' charts worth.svg 4
 cp worth.json first.json
 
@@ -45,21 +54,25 @@ cp worth.cells all
 head -n 20 all >worth.cells
 printf '{"key": "cut sho' >>worth.cells
 # shellcheck disable=SC2086
-expect 0 'the same command after a kill' eval tiny.gguf keydiff.safetensors snapkv.safetensors text0.txt text1.txt $SIZE -r 0,0.5,0.8 -a uniform -a ada -a oracle -o worth
+expect 0 'the same command after a kill' eval tiny.gguf keydiff.safetensors snapkv.safetensors text0.txt text1.txt \
+    $SIZE -r 0,0.5,0.8 -a uniform -a ada -a oracle -o worth
 says 'takes what it had' '; 20 more from worth.cells' err
 if [ "$(wc -l <worth.cells)" = 48 ]; then ok 'and measures the rest once'; else not_ok 'and measures the rest once'; fi
 holds 'with the same numbers' <<'PYTHON_END'
 import json
 a, b = (json.load(open(n))["results"] for n in ("first.json", "worth.json"))
-assert len(a) == len(b) and all(abs(x["kl"]["value"] - y["kl"]["value"]) < 1e-12 and abs(x["loss"] - y["loss"]) < 1e-12 for x, y in zip(a, b))
+assert len(a) == len(b) and all(abs(x["kl"]["value"] - y["kl"]["value"]) < 1e-12 and abs(x["loss"] - y["loss"]) < 1e-12
+    for x, y in zip(a, b))
 PYTHON_END
 # shellcheck disable=SC2086
-expect 0 'without protection as well' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --no-protect --json --quiet
+expect 0 'without protection as well' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --no-protect --json \
+    --quiet
 cp out bare.json
 json 'both kinds' bare.json '(sorted((r["sink"], r["window"]) for r in j["results"]) == [(0, 0), (4, 1)] and
     j["results"][0]["kl"] != j["results"][1]["kl"])'
 # shellcheck disable=SC2086
-expect 0 'other batches and threads' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --no-protect --json --quiet --batch 1 --threads 1
+expect 0 'other batches and threads' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --no-protect --json \
+    --quiet --batch 1 --threads 1
 holds 'change no number' <<'PYTHON_END'
 import json
 a, b = (json.load(open(n))["results"] for n in ("bare.json", "out"))
@@ -71,7 +84,8 @@ expect 0 'beside the table with it' eval tiny.gguf keydiff.safetensors nogap.saf
 says 'is called no_gap' '^ +80 %  lukv-no_gap '
 says 'and the other is not' '^ +80 %  lukv '
 # shellcheck disable=SC2086
-expect 0 'the reference backend' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --json --quiet --backend ref
+expect 0 'the reference backend' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --json --quiet \
+    --backend ref
 holds 'finds the same' <<'PYTHON_END'
 import json
 a, b = (json.load(open(n))["results"][0] for n in ("bare.json", "out"))
@@ -80,7 +94,8 @@ PYTHON_END
 
 # ---- kept positions
 # shellcheck disable=SC2086
-expect 0 'kept positions' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0.5 -a none --dump-kept kept.jsonl --quiet
+expect 0 'kept positions' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -r 0.5 -a none --dump-kept kept.jsonl \
+    --quiet
 holds 'are whole, ascending and protected' <<'PYTHON_END'
 import json
 (run,) = [json.loads(x) for x in open("kept.jsonl")]
@@ -92,16 +107,21 @@ PYTHON_END
 
 # ---- policies
 # shellcheck disable=SC2086
-expect 0 'policies, with and without a table' eval tiny.gguf keydiff.safetensors text0.txt text1.txt -p full -p morphkv:window=8 -p quest -a uniform -a ada $SIZE -r 0.8 -o steps
+expect 0 'policies, with and without a table' eval tiny.gguf keydiff.safetensors text0.txt text1.txt -p full \
+    -p morphkv:window=8 -p quest -a uniform -a ada $SIZE -r 0.8 -o steps
 says 'a block for each' '^morphkv:window=8, at every step'
-json 'each with uniform capacities and with the table, and nothing that needs scores' steps.json '([(r["policy"], r["allocator"]) for r in j["results"] if "policy" in r] ==
+json 'each with uniform capacities and with the table, and nothing that needs scores' steps.json \
+    '([(r["policy"], r["allocator"]) for r in j["results"] if "policy" in r] ==
     [(p, a) for p in ("full", "morphkv:window=8", "quest") for a in ("uniform", "lukv")])'
-json 'the full cache loses nothing; others do; only those that evict have evicted' steps.json 'all((r["kl"]["value"] < 1e-9) == (r["policy"] == "full") and
-    (r["loss"] > 0) == r["policy"].startswith("morph") and r["output_error"] is None and (r["policy"] == "full") == (r["looked"] > 0.9)
+json 'the full cache loses nothing; others do; only those that evict have evicted' steps.json \
+    'all((r["kl"]["value"] < 1e-9) == (r["policy"] == "full") and
+    (r["loss"] > 0) == r["policy"].startswith("morph") and r["output_error"] is None
+    and (r["policy"] == "full") == (r["looked"] > 0.9)
     for r in j["results"] if "policy" in r)'
 check 'and a row of charts' charts steps.svg 8
 # shellcheck disable=SC2086
-expect 0 'the same command again' eval tiny.gguf keydiff.safetensors text0.txt text1.txt -p full -p morphkv:window=8 -p quest -a uniform -a ada $SIZE -r 0.8 -o steps --json --quiet
+expect 0 'the same command again' eval tiny.gguf keydiff.safetensors text0.txt text1.txt -p full -p morphkv:window=8 \
+    -p quest -a uniform -a ada $SIZE -r 0.8 -o steps --json --quiet
 if cmp -s out steps.json; then ok 'takes all from its log'; else not_ok 'takes all from its log'; fi
 # shellcheck disable=SC2086
 expect 0 'another precision' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --json --quiet --compute bf16x3
@@ -113,7 +133,8 @@ assert (a["compute"], b["compute"]) == ("f32", "bf16x3") and 0 < abs(x - y) < 1e
 PYTHON_END
 
 # shellcheck disable=SC2086
-expect 0 'a table that may not cut into the window' eval tiny.gguf snapkv.safetensors snapkv.safetensors:strict text0.txt $SIZE -r 0.85 -a none --dump-kept strict.jsonl --quiet
+expect 0 'a table that may not cut into the window' eval tiny.gguf snapkv.safetensors snapkv.safetensors:strict \
+    text0.txt $SIZE -r 0.85 -a none --dump-kept strict.jsonl --quiet
 says 'has a name of its own' '^ +85 %  lukv-strict '
 holds 'and keeps the window in every head, which the plain one does not' <<'PYTHON_END'
 import json
@@ -126,7 +147,8 @@ PYTHON_END
 # ---- head scores, names, speed
 printf '1 2\n3 4\n' >heads.tsv
 # shellcheck disable=SC2086
-expect 0 'HeadKV and DuoAttention' eval tiny.gguf text0.txt -m keydiff -a headkv=heads.tsv -a duo=heads.tsv $SIZE -r 0.5 --quiet
+expect 0 'HeadKV and DuoAttention' eval tiny.gguf text0.txt -m keydiff -a headkv=heads.tsv -a duo=heads.tsv $SIZE \
+    -r 0.5 --quiet
 says 'headkv' '^ +50 %  headkv'
 says 'duo' '^ +50 %  duo'
 # shellcheck disable=SC2086
@@ -135,7 +157,8 @@ says 'has that name' '^ +50 %  mine'
 expect 0 "solve's default" solve run.h5 --metric keydiff -o usual.safetensors --quiet
 expect 0 'and its neighbour' solve run.h5 --metric keydiff --shrink 0.25 -o pulled.safetensors --quiet
 # shellcheck disable=SC2086
-expect 0 'beside the published way, a ratio in per cent' eval tiny.gguf usual.safetensors pulled.safetensors keydiff.safetensors text0.txt $SIZE -r 50%,0.8 -a none --quiet
+expect 0 'beside the published way, a ratio in per cent' eval tiny.gguf usual.safetensors pulled.safetensors \
+    keydiff.safetensors text0.txt $SIZE -r 50%,0.8 -a none --quiet
 says 'is called kvbudget' '^ +50 %  kvbudget '
 says 'others after what differs' '^ +80 %  lukv-mean_loss-shrink0.25 '
 expect 0 'speed' eval tiny.gguf keydiff.safetensors text0.txt --speed --tokens 160 --next 6 -a uniform --batch 2 --quiet
@@ -143,20 +166,27 @@ says 'the full cache' '^  full .* 1.00x$'
 says 'and the cut ones' '^  lukv +[0-9.]+ %'
 
 # ---- metrics whose ranking depends on the budget
-expect 0 'profile the second stage' profile tiny.gguf calib.jsonl -o two.h5 --quiet --new-tokens 8 --ignore-eos --metric critical:share=0:epsilon=0.1+snapkv:kvpress:window=16
+expect 0 'profile the second stage' profile tiny.gguf calib.jsonl -o two.h5 --quiet --new-tokens 8 --ignore-eos \
+    --metric critical:share=0:epsilon=0.1+snapkv:kvpress:window=16
 expect 0 'solve it' solve two.h5 --metric critical -o critical.safetensors --quiet
 # shellcheck disable=SC2086
-expect 0 'deploy both stages' eval tiny.gguf critical.safetensors text0.txt -m critical:epsilon=0.1+snapkv:kvpress:window=16 -m critical:share=0:epsilon=0.1+snapkv:kvpress:window=16 -m h2o:half $SIZE -r 0.5 -a uniform --json --quiet
+expect 0 'deploy both stages' eval tiny.gguf critical.safetensors text0.txt \
+    -m critical:epsilon=0.1+snapkv:kvpress:window=16 -m critical:share=0:epsilon=0.1+snapkv:kvpress:window=16 \
+    -m h2o:half $SIZE -r 0.5 -a uniform --json --quiet
 cp out two.json
-json 'each with its own kept tokens' two.json '(len({r["kl"]["value"] for r in j["results"] if r["allocator"] == "uniform"}) == 3 and
-    [r["metric"] for r in j["results"] if r["allocator"] != "uniform"] == ["critical:epsilon=0.1+snapkv:kvpress:window=16", "critical:share=0:epsilon=0.1+snapkv:kvpress:window=16"])'
+json 'each with its own kept tokens' two.json \
+    '(len({r["kl"]["value"] for r in j["results"] if r["allocator"] == "uniform"}) == 3 and
+    [r["metric"] for r in j["results"] if r["allocator"] != "uniform"] == [
+        "critical:epsilon=0.1+snapkv:kvpress:window=16", "critical:share=0:epsilon=0.1+snapkv:kvpress:window=16"])'
 
 # ---- what is refused
 # shellcheck disable=SC2086
 fails 'a table of another model' 'not a table of this model' eval other.gguf keydiff.safetensors text0.txt $SIZE
 # shellcheck disable=SC2086
-fails 'a table of another metric' 'for metric keydiff, which --metric leaves out' eval tiny.gguf keydiff.safetensors text0.txt $SIZE -m snapkv:kvpress:window=16
-fails 'a text that is too short' 'text0.txt: [0-9]+ tokens, expected at least 4000' eval tiny.gguf text0.txt --tokens 4000
+fails 'a table of another metric' 'for metric keydiff, which --metric leaves out' eval tiny.gguf keydiff.safetensors \
+    text0.txt $SIZE -m snapkv:kvpress:window=16
+fails 'a text that is too short' 'text0.txt: [0-9]+ tokens, expected at least 4000' eval tiny.gguf text0.txt \
+    --tokens 4000
 fails 'a text twice' 'a text counts once' eval tiny.gguf text0.txt text0.txt --tokens 160
 fails 'a record in the place of a table' 'run.h5: byte [0-9]+ is 0, expected text' eval tiny.gguf run.h5 --tokens 160
 fails 'no such text' 'nothing.txt' eval tiny.gguf nothing.txt --tokens 160
@@ -164,13 +194,15 @@ fails 'no such table' 'nothing.safetensors' eval tiny.gguf nothing.safetensors t
 fails 'an unknown metric' "metric 'nonsense' is unknown" eval tiny.gguf text0.txt -m nonsense --tokens 160
 fails 'an unknown allocator' "allocator 'nonsense' is unknown" eval tiny.gguf text0.txt -a nonsense --tokens 160
 printf '1 2\n' >few.tsv
-fails 'head scores of another model' 'expected one for each of 2 layers' eval tiny.gguf text0.txt -a duo=few.tsv --tokens 160
+fails 'head scores of another model' 'expected one for each of 2 layers' eval tiny.gguf text0.txt -a duo=few.tsv \
+    --tokens 160
 misused 'a ratio of 1' 'below 1' eval tiny.gguf text0.txt -r 0.5,1
 misused 'a ratio twice' 'given twice' eval tiny.gguf text0.txt -r 0.5,0.5
 misused 'no text' 'no text is given' eval tiny.gguf keydiff.safetensors
 misused 'an unknown backend' "there is no 'gpu9'" eval tiny.gguf text0.txt --backend gpu9
 # shellcheck disable=SC2086
-fails 'two tables of one name' 'give tables names' eval tiny.gguf keydiff.safetensors keydiff.safetensors text0.txt $SIZE
+fails 'two tables of one name' 'give tables names' eval tiny.gguf keydiff.safetensors keydiff.safetensors text0.txt \
+    $SIZE
 echo nonsense >broken.cells
 # shellcheck disable=SC2086
 fails 'a log that is none' 'broken.cells: line 1' eval tiny.gguf text0.txt $SIZE -o broken

@@ -4,15 +4,18 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # Installing from the sanitised build would rebuild it without its flags.
 case $KVB_BUILD in *-san) end ;; esac
-make_it() { make --no-print-directory -s -C "$KVB_ROOT" BUILD="$KVB_BUILD" PREFIX=/opt/kvb DESTDIR="$T/root" "$@" >make.out 2>&1; }
+make_it() { make --no-print-directory -s -C "$KVB_ROOT" BUILD="$KVB_BUILD" PREFIX=/opt/kvb DESTDIR="$T/root" "$@" \
+    >make.out 2>&1; }
 prefix=$T/root/opt/kvb
 
 if make_it install; then ok 'make install'; else
     not_ok 'make install'
     tail -n 20 make.out
 fi
-for f in bin/kvbudget include/kvbudget.h lib/libkvbudget.a lib/libkvbudget.so.0 lib/pkgconfig/kvbudget.pc; do exists "installs $f" "$prefix/$f"; done
-if [ "$(readlink "$prefix/lib/libkvbudget.so")" = libkvbudget.so.0 ]; then ok 'the link for linking'; else not_ok 'the link for linking'; fi
+for f in bin/kvbudget include/kvbudget.h lib/libkvbudget.a lib/libkvbudget.so.0 lib/pkgconfig/kvbudget.pc; do exists \
+    "installs $f" "$prefix/$f"; done
+if [ "$(readlink "$prefix/lib/libkvbudget.so")" = libkvbudget.so.0 ]; then ok 'the link for linking'; else not_ok \
+    'the link for linking'; fi
 if [ "$(find "$T/root" ! -type d | wc -l)" = 6 ]; then ok 'and nothing else'; else
     not_ok 'and nothing else'
     find "$T/root" ! -type d
@@ -27,7 +30,8 @@ else
     not_ok 'pkg-config and program agree on the version'
 fi
 # A tree that is moved: libraries are told relative to the prefix, as headers are.
-if [ "$(PKG_CONFIG_SYSROOT_DIR='' pkg-config --define-variable=prefix=/else --libs-only-L kvbudget | tr -d ' ')" = -L/else/lib ]; then ok 'pkg-config follows the prefix'; else
+if [ "$(PKG_CONFIG_SYSROOT_DIR='' pkg-config --define-variable=prefix=/else --libs-only-L kvbudget | tr -d ' ')" = \
+    -L/else/lib ]; then ok 'pkg-config follows the prefix'; else
     not_ok 'pkg-config follows the prefix'
     cat "$prefix/lib/pkgconfig/kvbudget.pc"
 fi
@@ -53,11 +57,13 @@ unset PKG_CONFIG_SYSROOT_DIR
 flags="-I$prefix/include"
 tiny_model tiny.gguf
 tiny_calib calib.jsonl
-"$KVB" profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 4 --metric keydiff --quiet && "$KVB" solve run.h5 -m keydiff -o t.safetensors --quiet >solve.out
+"$KVB" profile tiny.gguf calib.jsonl -o run.h5 --new-tokens 4 --metric keydiff --quiet \
+    && "$KVB" solve run.h5 -m keydiff -o t.safetensors --quiet >solve.out
 # shellcheck disable=SC2086,SC2046
 {
     if $CC -std=c99 -Wall -Wextra -Wpedantic -Werror $flags user.c -o shared -L"$prefix/lib" -lkvbudget >cc.out 2>&1 &&
-        LD_LIBRARY_PATH=$prefix/lib ./shared t.safetensors >shared.out 2>&1; then ok 'a C99 program with the shared library'; else
+        LD_LIBRARY_PATH=$prefix/lib ./shared t.safetensors >shared.out 2>&1; then ok \
+            'a C99 program with the shared library'; else
         not_ok 'a C99 program with the shared library'
         cat cc.out shared.out
     fi
@@ -68,7 +74,8 @@ tiny_calib calib.jsonl
     fi
     # A copied folder: no flags of ours, no library of ours.
     cp -r "$KVB_ROOT/runtime" copied
-    if $CC -std=c99 -Icopied $(pkg-config --cflags libcjson) user.c copied/*.c -o copied/user $(pkg-config --libs libcjson) -lm >cc.out 2>&1 &&
+    if $CC -std=c99 -Icopied $(pkg-config --cflags libcjson) user.c copied/*.c -o copied/user \
+        $(pkg-config --libs libcjson) -lm >cc.out 2>&1 &&
         ./copied/user t.safetensors >copied.out 2>&1; then ok 'with the folder copied into another program'; else
         not_ok 'with the folder copied into another program'
         cat cc.out copied.out
@@ -88,11 +95,13 @@ if make_it uninstall && [ -z "$(find "$T/root" ! -type d)" ]; then ok 'make unin
     not_ok 'make uninstall leaves nothing'
     find "$T/root" ! -type d
 fi
-# Nothing is missing, however many words the compiler's command has; a stub keeps the test off the network if it looks so.
+# Nothing is missing, however many words the compiler's command has; a stub keeps the test off the network if it looks
+# so.
 mkdir stub
 printf '#!/bin/sh\nexit 1\n' >stub/apt-get
 chmod +x stub/apt-get
-if PATH=$T/stub:$PATH CC="env $CC" CXX="env ${CXX:-g++}" "$KVB_ROOT/tools/install-deps.sh" >deps.out 2>&1 && [ ! -s deps.out ]; then ok 'a compiler command of two words'; else
+if PATH=$T/stub:$PATH CC="env $CC" CXX="env ${CXX:-g++}" "$KVB_ROOT/tools/scripts/install-deps.sh" >deps.out 2>&1 \
+    && [ ! -s deps.out ]; then ok 'a compiler command of two words'; else
     not_ok 'a compiler command of two words'
     cat deps.out
 fi

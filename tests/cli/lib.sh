@@ -40,7 +40,8 @@ show() {
     head -n 20 err | sed 's/^/    err: /'
 }
 
-# expect CODE NAME ARGUMENT...: the program must end with this status. A sanitiser's finding never counts as the expected failure.
+# expect CODE NAME ARGUMENT...: the program must end with this status. A sanitiser's finding never counts as the
+# expected failure.
 expect() {
     local code=$1 name=$2
     shift 2
@@ -54,7 +55,8 @@ expect() {
     fi
 }
 
-# fails NAME PATTERN ARGUMENT...: exit status 1, one line on stderr that matches, nothing on stdout, no temporary file left.
+# fails NAME PATTERN ARGUMENT...: exit status 1, one line on stderr that matches, nothing on stdout, no temporary file
+# left.
 fails() { refused 1 "$@"; }
 # misused NAME PATTERN ARGUMENT...: exit status 2 and a hint where the help is.
 misused() { refused 2 "$@"; }
@@ -92,7 +94,7 @@ json() {
     if "$PYTHON" -c '
 import json, sys
 j = json.load(open(sys.argv[1], encoding="utf-8"))
-sys.exit(0 if eval(sys.argv[2]) else 1)' "$2" "${3:-True}" 2>json.err; then ok "$1"; else
+sys.exit(0 if eval("(" + sys.argv[2] + ")") else 1)' "$2" "${3:-True}" 2>json.err; then ok "$1"; else
         not_ok "$1 ($2, ${3:-valid JSON})"
         tail -n 3 json.err | sed 's/^/    /'
     fi
@@ -124,6 +126,7 @@ def ids(n):
         out.append(3 + (state >> 16) % 40)
     return out
 print(json.dumps({"sample_id": "long", "context_ids": ids(230), "question_ids": [ids(5), ids(9), ids(7)]}))
-print(json.dumps({"sample_id": "short", "context_ids": ids(150), "question_ids": [ids(6), ids(4)], "answer_ids": [ids(8), ids(12)]}))
+print(json.dumps({"sample_id": "short", "context_ids": ids(150), "question_ids": [ids(6), ids(4)],
+                  "answer_ids": [ids(8), ids(12)]}))
 PYTHON_END
 }

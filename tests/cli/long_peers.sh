@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# kvbudget against the code of others: the tokenizer, logits, scores and oracle of transformers and PyTorch, the published solver, and
-# kvpress. Needs Python packages of a gigabyte; PEER_PYTHON names a Python that has them (tools/peer/requirements.txt), else a virtual
-# environment is made in the build folder.
+# kvbudget against the code of others: the tokenizer, logits, scores and oracle of transformers and PyTorch, the
+# published solver, and kvpress. Needs Python packages of a gigabyte; PEER_PYTHON names a Python that has them
+# (tools/peer/requirements.txt), else a virtual environment is made in the build folder.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-if ! MODEL=$(cd "$KVB_ROOT" && tools/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
+if ! MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
     cat get-model.err
     skip 'the default model could not be fetched'
     end
@@ -13,7 +13,8 @@ case $MODEL in /*) ;; *) MODEL=$KVB_ROOT/$MODEL ;; esac
 if [ -z "${PEER_PYTHON:-}" ]; then
     PEER_PYTHON=$KVB_BUILD/peer-venv/bin/python
     if { [ -x "$PEER_PYTHON" ] || "$PYTHON" -m venv "$KVB_BUILD/peer-venv"; } >venv.out 2>&1 &&
-        "$PEER_PYTHON" -m pip install --quiet --disable-pip-version-check -r "$KVB_ROOT/tools/peer/requirements.txt" >>venv.out 2>&1; then
+        "$PEER_PYTHON" -m pip install --quiet --disable-pip-version-check -r "$KVB_ROOT/tools/peer/requirements.txt" \
+            >>venv.out 2>&1; then
         ok 'the Python packages'
     else
         tail -n 5 venv.out
@@ -26,7 +27,8 @@ fi
 peer() {
     local name=$1 script=$2
     shift 2
-    if "$PEER_PYTHON" "$KVB_ROOT/tools/peer/$script.py" "$@" >peer.out 2>&1 && ! grep -q '^FAIL' peer.out; then ok "$name"; else not_ok "$name"; fi
+    if "$PEER_PYTHON" "$KVB_ROOT/tools/peer/$script.py" "$@" >peer.out 2>&1 \
+        && ! grep -q '^FAIL' peer.out; then ok "$name"; else not_ok "$name"; fi
     tail -n 12 peer.out | sed 's/^/    /'
 }
 
@@ -35,7 +37,8 @@ peer 'tokens are those of the Hugging Face tokenizers' compare_tokens "$MODEL" -
     "$KVB_ROOT/calib-data/narrative-en.jsonl" >text
 peer 'logits of 1,500 tokens are those of transformers' compare_logits "$KVB" "$MODEL" text
 expect 0 'profile 1,600 tokens, three questions, every variant of every metric' profile "$MODEL" \
-    "$KVB_ROOT/calib-data/narrative-en.jsonl" -o run.h5 --max-tokens 1600 --questions 3 --ignore-answers --ignore-eos --quiet \
+    "$KVB_ROOT/calib-data/narrative-en.jsonl" -o run.h5 --max-tokens 1600 --questions 3 --ignore-answers --ignore-eos \
+    --quiet \
     --metric snapkv:kvpress --metric snapkv:lukv --metric keydiff --metric ea:kvpress --metric ea:lukv
 peer 'scores and oracle are those of the PyTorch protocol' compare_record "$MODEL" run.h5
 peer 'budgets are those of the published solver' solver_parity run.h5 --kvbudget "$KVB"

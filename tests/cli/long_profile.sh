@@ -2,7 +2,7 @@
 # The whole default calibration: 4,000 words, 30 questions, 64 tokens each, three metrics; then the exact solver's side.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-if ! MODEL=$(cd "$KVB_ROOT" && tools/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
+if ! MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
     cat get-model.err
     skip 'the default model could not be fetched'
     end

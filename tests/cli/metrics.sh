@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Every eviction metric on the tiny model: all in one profiling pass, then a table each; what cannot be profiled is refused.
+# Every eviction metric on the tiny model: all in one profiling pass, then a table each; what cannot be profiled is
+# refused.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 METRICS=(snapkv:kvpress:window=16 snapkv:lukv:window=16 snapkv:adakv:window=16 snapkv:factory snapkv:keydiff:window=16
     keydiff keydiff:anchor=raw keydiff:anchor=median keydiff:similarity=dot keydiff:similarity=euclid ea:kvpress ea:lukv
-    lagkv:kvpress:lag=16 lagkv:kvpress:lag=16:cross=1 lagkv:paper:sink=4:lag=16:mode=local lagkv:paper:sink=4:lag=16:mode=l2norm
+    lagkv:kvpress:lag=16 lagkv:kvpress:lag=16:cross=1 lagkv:paper:sink=4:lag=16:mode=local \
+        lagkv:paper:sink=4:lag=16:mode=l2norm
     morphkv:window=16 morphkv:window=16:fusion=max rocketkv:window=16 h2o:window=16 h2o:kvpress tova tova:scope=group
     knorm streaming random random:seed=2 critical:share=0+snapkv:kvpress:window=16 critical:share=0+keydiff)
 
@@ -41,13 +43,17 @@ press lagkv:kvpress:lag=16 'LagKVPress(n_sink=4, lag_size=16, cross_scoring=Fals
 press lagkv:paper:sink=4:lag=16:mode=local 'LagKVPress(n_sink=4, lag_size=16, cross_scoring=False)' True
 press snapkv:keydiff:window=16 'SnapKVPress(window_size=16, kernel_size=7)' False
 press snapkv:lukv:window=16 'SnapKVPress(window_size=16, kernel_size=7)' True
-press ea:lukv 'ExpectedAttentionPress(n_future_positions=512, n_sink=4, use_covariance=True, use_vnorm=True, epsilon=0.02)' True
-press ea:kvpress 'ExpectedAttentionPress(n_future_positions=512, n_sink=4, use_covariance=True, use_vnorm=True, epsilon=0.02)' False
+press ea:lukv \
+    'ExpectedAttentionPress(n_future_positions=512, n_sink=4, use_covariance=True, use_vnorm=True, epsilon=0.02)' True
+press ea:kvpress \
+    'ExpectedAttentionPress(n_future_positions=512, n_sink=4, use_covariance=True, use_vnorm=True, epsilon=0.02)' False
 
 # ---- what cannot be profiled can be evaluated: with the table of the form that can be, or without one
 expect 0 'a table for CriticalKV' solve run.h5 --metric critical:share=0+keydiff -o critical.safetensors
-expect 0 'serves both of its stages' eval tiny.gguf critical.safetensors calib.jsonl --metric critical+keydiff --metric h2o:half \
-    --metric streaming --metric streaming:kvpress -a uniform -t 140 -n 8 --ratio 0.8 --sink 0 --window 0 --quiet --dump-kept kept.jsonl
+expect 0 'serves both of its stages' eval tiny.gguf critical.safetensors calib.jsonl --metric critical+keydiff \
+    --metric h2o:half \
+    --metric streaming --metric streaming:kvpress -a uniform -t 140 -n 8 --ratio 0.8 --sink 0 --window 0 --quiet \
+    --dump-kept kept.jsonl
 says 'and is one of its allocators' '^ +80 %  kvbudget '
 "$PYTHON" - >kept.txt <<'PYTHON_END'
 import json
@@ -66,20 +72,26 @@ for m in h2o:half streaming:kvpress critical+keydiff; do
     misused "$m cannot be profiled" 'cannot be profiled, its order of tokens depends on the budget' \
         profile tiny.gguf calib.jsonl -o no.h5 --metric "$m"
 done
-misused 'a wrong choice lists the right ones' 'expects one of mean\|raw\|median' profile tiny.gguf calib.jsonl -o no.h5 --metric keydiff:anchor=mode
+misused 'a wrong choice lists the right ones' 'expects one of mean\|raw\|median' profile tiny.gguf calib.jsonl \
+    -o no.h5 --metric keydiff:anchor=mode
 misused 'CriticalKV needs a metric' 'critical\+METRIC' profile tiny.gguf calib.jsonl -o no.h5 --metric critical
-fails 'a context that is too short for LagKV' 'two partitions of 128' profile tiny.gguf calib.jsonl -o no.h5 --metric lagkv --max-tokens 100
+fails 'a context that is too short for LagKV' '100 tokens, expected at least 260' profile tiny.gguf calib.jsonl \
+    -o no.h5 --metric lagkv --max-tokens 100
 if [ -e no.h5 ]; then not_ok 'no record is left'; else ok 'no record is left'; fi
 # ---- stored query statistics
 "$PYTHON" -c 'print("\n".join(f"line {i} says {i * i % 97}" for i in range(120)), file=open("other.txt", "w"))'
 expect 0 'statistics' statistics tiny.gguf other.txt -o queries.safetensors -n 3 -c 400
 says 'what went into them' '3 texts, [0-9]+ queries' err
-expect 0 'statistics again, by one thread' statistics tiny.gguf other.txt -o again.safetensors -n 3 -c 400 --threads 1 --quiet
+expect 0 'statistics again, by one thread' statistics tiny.gguf other.txt -o again.safetensors -n 3 -c 400 --threads 1 \
+    --quiet
 same 'the same bytes' queries.safetensors again.safetensors
-fails 'a metric that needs them' '--query-statistics' profile tiny.gguf calib.jsonl -o stored.h5 --quiet --metric ea:stored=1
-expect 0 'profile with them' profile tiny.gguf calib.jsonl -o stored.h5 --quiet --force --metric ea --metric ea:stored=1 --query-statistics queries.safetensors
+fails 'a metric that needs them' '--query-statistics' profile tiny.gguf calib.jsonl -o stored.h5 --quiet \
+    --metric ea:stored=1
+expect 0 'profile with them' profile tiny.gguf calib.jsonl -o stored.h5 --quiet --force --metric ea \
+    --metric ea:stored=1 --query-statistics queries.safetensors
 expect 0 'a table' solve stored.h5 --metric ea:kvpress:stored=1 -o stored.safetensors --quiet
-expect 0 'and its worth' eval tiny.gguf stored.safetensors other.txt --query-statistics queries.safetensors -t 200 -n 8 -r 0.5 -m ea -m ea:stored=1 -a uniform --quiet
+expect 0 'and its worth' eval tiny.gguf stored.safetensors other.txt --query-statistics queries.safetensors -t 200 \
+    -n 8 -r 0.5 -m ea -m ea:stored=1 -a uniform --quiet
 says 'under its name' '^ea:kvpress:stored=1, 4 sinks'
 fails 'statistics of nothing' 'at least two' statistics tiny.gguf other.txt -o x.safetensors -n 1 -c 2
 misused 'no text' 'expected: kvbudget statistics' statistics tiny.gguf -o x.safetensors

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# One record, whoever makes it: the same bytes from one process, from any number of threads, batches and ranks, from shards that are
-# merged, and from runs in which a rank was killed. Ranks need MPI: without it those checks are skipped.
+# One record, whoever makes it: the same bytes from one process, from any number of threads, batches and ranks, from
+# shards that are merged, and from runs in which a rank was killed. Ranks need MPI: without it those checks are skipped.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
@@ -29,7 +29,8 @@ for n in 1 2 3 7; do # 5 questions: with 7 shards some are empty
 done
 says 'merge says what it made' '2 contexts, 5 questions from 7 shards' err
 for i in 1 2 3; do kvb "${PROFILE[@]}" -o "s$i.h5" --force --shard "$i/3"; done
-fails 'a missing shard is named' 'merged2.h5: cannot be put together, missing: .*shard 2/3 is not among the files' merge merged2.h5 s1.h5 s3.h5
+fails 'a missing shard is named' 'merged2.h5: cannot be put together, missing: .*shard 2/3 is not among the files' \
+    merge merged2.h5 s1.h5 s3.h5
 fails 'an existing record stays' 'exists; replace it with --force' merge merged.h5 s1.h5 s2.h5 s3.h5
 kvb profile other.gguf calib.jsonl --new-tokens 24 --ignore-eos --quiet -o o2.h5 --shard 2/3
 fails 'shards of two models' 's1.h5 and o2.h5 are not of one run: model_sha256 is' merge merged2.h5 s1.h5 o2.h5 s3.h5
@@ -54,11 +55,15 @@ says 'the plan tells how the work divides' '^shards ' out
 
 # ---- Ranks ----
 if ! command -v mpirun >/dev/null || ! ldd "$KVB" 2>/dev/null | grep -q libmpi; then
-    skip "$(command -v mpirun >/dev/null && echo 'ranks: this build has no MPI' || echo 'ranks: mpirun is not installed')"
+    skip \
+        "$(command -v mpirun >/dev/null && echo 'ranks: this build has no MPI' \
+        || echo 'ranks: mpirun is not installed')"
     end
 fi
-# No shared memory: a limit on the size of files, below, would stop MPI itself. Bare machines have no ssh, which is not needed here.
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,tcp PMIX_MCA_gds=hash OMPI_MCA_plm_rsh_agent=true
+# No shared memory: a limit on the size of files, below, would stop MPI itself. Bare machines have no ssh, which is not
+# needed here.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_btl=self,tcp PMIX_MCA_gds=hash \
+    OMPI_MCA_plm_rsh_agent=true
 export OMP_NUM_THREADS=1
 # launch N COMMAND...: mpirun; its exit status goes to CODE.
 launch() {
@@ -85,15 +90,18 @@ if [ -e r4.h5.parts ]; then not_ok 'ranks leave no parts'; else ok 'ranks leave 
 
 # An error of one rank: all end, the message comes from it, what the others did stays.
 # shellcheck disable=SC2016
-launch 3 sh -c 'm=tiny.gguf; if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then m=other.gguf; fi; exec "$0" profile $m calib.jsonl --new-tokens 24 --ignore-eos -o e.h5' "$KVB"
+launch 3 sh -c 'm=tiny.gguf; if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then m=other.gguf; fi
+    exec "$0" profile $m calib.jsonl --new-tokens 24 --ignore-eos -o e.h5' "$KVB"
 stopped 'another model on one rank ends all'
 says 'and that rank says why' 'rank 1: .*model_sha256' err
 says 'and rank 0 says which' 'rank 1 of 3 failed' err
 rm -rf e.h5.parts
 # shellcheck disable=SC2016
-launch 3 sh -c 'if [ "$OMPI_COMM_WORLD_RANK" = 2 ]; then ulimit -f 1; trap "" XFSZ; fi; exec "$@"' sh "$KVB" "${PROFILE[@]}" -o e.h5
+launch 3 sh -c 'if [ "$OMPI_COMM_WORLD_RANK" = 2 ]; then ulimit -f 1; trap "" XFSZ; fi; exec "$@"' sh "$KVB" \
+    "${PROFILE[@]}" -o e.h5
 stopped 'a rank that cannot write ends all'
-if [ -n "$(ls e.h5.parts/*.h5 2>/dev/null)" ] && [ ! -e e.h5 ]; then ok 'what the others did stays'; else not_ok 'what the others did stays'; fi
+if [ -n "$(ls e.h5.parts/*.h5 2>/dev/null)" ] && [ ! -e e.h5 ]; then ok 'what the others did stays'; else not_ok \
+    'what the others did stays'; fi
 launch 2 "$KVB" "${PROFILE[@]}" -o e.h5 --resume
 finished 'resumed by two ranks'
 same 'resumed by two ranks: the same bytes' one.h5 e.h5
@@ -113,7 +121,8 @@ for ranks in '3 1' '2 4'; do
     if kill -9 "$(cat pid.1)" 2>/dev/null; then ok "killed rank 1 of $first"; else not_ok "killed rank 1 of $first"; fi
     wait
     done_before=$(find k.h5.parts -name 'question-*.h5' 2>/dev/null | wc -l)
-    if [ ! -e k.h5 ] && [ "$done_before" -gt 0 ]; then ok "no record yet, $done_before questions stay"; else not_ok 'the killed run left questions and no record'; fi
+    if [ ! -e k.h5 ] && [ "$done_before" -gt 0 ]; then ok "no record yet, $done_before questions stay"; else not_ok \
+        'the killed run left questions and no record'; fi
     if [ "$second" = 1 ]; then expect 0 'one process goes on' "${LONG[@]}" -o k.h5 --resume; else
         launch "$second" "$KVB" "${LONG[@]}" -o k.h5 --resume
         finished "$second ranks go on"

@@ -2,7 +2,7 @@
 # The chain on the default model and on our own narrative, cut short: real tokens, real heads, real effects.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-if ! MODEL=$(cd "$KVB_ROOT" && tools/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
+if ! MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
     cat get-model.err
     skip 'THE DEFAULT MODEL COULD NOT BE FETCHED: nothing was tested with a real model'
     end
@@ -12,15 +12,18 @@ CALIB=$KVB_ROOT/calib-data/narrative-en.jsonl
 L=30 G=3
 
 # ---- text and forward pass
-"$PYTHON" -c 'import json, sys; print(json.loads(open(sys.argv[1], encoding="utf-8").readline())["context"][:300])' "$CALIB" >text
+"$PYTHON" -c 'import json, sys; print(json.loads(open(sys.argv[1], encoding="utf-8").readline())["context"][:300])' \
+    "$CALIB" >text
 expect 0 'tokenize' tokenize "$MODEL" text --json
 cp out ids.json
 json 'a few characters to a token' ids.json '50 < j["n_tokens"] < 150 and len(j["ids"]) == j["n_tokens"]'
-for backend in cpu ref; do expect 0 "logits, $backend" logits "$MODEL" text -o $backend.npy --max-tokens 24 --backend $backend; done
+for backend in cpu ref; do expect 0 "logits, $backend" logits "$MODEL" text -o $backend.npy --max-tokens 24 \
+    --backend $backend; done
 check 'both backends agree' close_npy cpu.npy ref.npy 1e-3
 
 # ---- profile, with a kill in the middle
-PROFILE=(profile "$MODEL" "$CALIB" --max-tokens 700 --questions 4 --new-tokens 17 --ignore-answers --ignore-eos --batch 2)
+PROFILE=(profile "$MODEL" "$CALIB" --max-tokens 700 --questions 4 --new-tokens 17 --ignore-answers --ignore-eos \
+    --batch 2)
 expect 0 'profile --plan' "${PROFILE[@]}" --plan
 start=$(date +%s%N)
 expect 0 'profile' "${PROFILE[@]}" -o run.h5

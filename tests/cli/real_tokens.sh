@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# The default model's tokenizer against the golden ids of the transformers tokenizer (tests/golden/make_tokens.py). A larger comparison, 1 MB
-# of mixed text with transformers itself: tools/peer/compare_tokens.py.
+# The default model's tokenizer against the golden ids of the transformers tokenizer (tests/golden/make_tokens.py). A
+# larger comparison, 1 MB of mixed text with transformers itself: tools/peer/compare_tokens.py.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-if ! MODEL=$(cd "$KVB_ROOT" && tools/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
+if ! MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
     cat get-model.err
     skip 'THE DEFAULT MODEL COULD NOT BE FETCHED: its tokenizer was not tested'
     end
@@ -36,8 +36,9 @@ expect 0 'as JSON' tokenize "$MODEL" text --json --special
 cp out ids.json
 # Written down, because records and tables hold it.
 json 'the ids and the hash' ids.json \
-    'j["ids"] == [504, 1112, 216, 2] and j["tokenizer_sha256"] == "43279c66b8b839ca43fe3aac4d57efd3c2698011aebe7c0bb9b143fdda25dfe6"'
-fails 'an unknown pre-tokenizer' 'expected one of smollm, llama-bpe, qwen2, gpt-2' tokenize "$MODEL" text --pre tekken
+    'j["ids"] == [504, 1112, 216, 2] and j["tokenizer_sha256"] ==
+    "43279c66b8b839ca43fe3aac4d57efd3c2698011aebe7c0bb9b143fdda25dfe6"'
+fails 'an unknown pre-tokenizer' 'expected one of smollm, llama-bpe, qwen2, gpt-2' tokenize "$MODEL" text --pre falcon
 misused 'a wrong --bos' "expected yes, no or auto" tokenize "$MODEL" text --bos maybe
 misused 'no text' 'expected a model and a text file' tokenize "$MODEL"
 fails 'a missing text' 'absent.txt: cannot be opened' tokenize "$MODEL" absent.txt
@@ -46,5 +47,6 @@ expect 0 'a plan with the model as trained' profile "$MODEL" "$KVB_ROOT/calib-da
 says 'tokens as trained' ' 3142 tokens'
 expect 0 'a plan with another pre-tokenizer' profile "$MODEL" "$KVB_ROOT/calib-data/code-c.jsonl" --plan --pre gpt-2
 says 'tokens as transformers loads the file' ' 3152 tokens'
-fails 'an unknown pre-tokenizer' 'expected one of smollm' profile "$MODEL" "$KVB_ROOT/calib-data/code-c.jsonl" --plan --pre none
+fails 'an unknown pre-tokenizer' 'expected one of smollm' profile "$MODEL" "$KVB_ROOT/calib-data/code-c.jsonl" --plan \
+    --pre none
 end

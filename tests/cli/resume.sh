@@ -32,7 +32,8 @@ if [ -e killed.h5.parts ]; then not_ok 'nothing else is left'; else ok 'nothing 
 
 # A stop by Ctrl-C is clean and says how to go on.
 code=0
-timeout --foreground -s INT "0.$(printf %03d $((took / 3 > 999 ? 999 : took / 3)))" "$KVB" "${PROFILE[@]}" -o stopped.h5 2>err >out </dev/null || code=$?
+timeout --foreground -s INT "0.$(printf %03d $((took / 3 > 999 ? 999 : took / 3)))" "$KVB" "${PROFILE[@]}" \
+    -o stopped.h5 2>err >out </dev/null || code=$?
 if [ -e stopped.h5 ]; then
     skip 'Ctrl-C: the run was over before'
 else

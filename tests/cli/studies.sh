@@ -4,19 +4,24 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
 tiny_calib calib.jsonl
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --metric snapkv:kvpress
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
+    --metric snapkv:kvpress
 
 # ---- holdout
 expect 0 'hold out texts' solve run.h5 --metric keydiff --holdout text --picture text.svg --json --quiet
 cp out text.json
-json 'every method at every ratio' text.json 'len(j) == 1 and len(j[0]["methods"]) == 9 and all(len(m["rows"]) == 99 for m in j[0]["methods"])'
+json 'every method at every ratio' text.json \
+    'len(j) == 1 and len(j[0]["methods"]) == 9 and all(len(m["rows"]) == 99 for m in j[0]["methods"])'
 json 'intervals hold the value' text.json 'all(r["loss"][1] - 1e-9 <= r["loss"][0] <= r["loss"][2] + 1e-9
     for m in j[0]["methods"] for r in m["rows"])'
 json 'no table passes the optimum of each question by more than its greedy gap' text.json 'all(
-    o["loss"][0] <= r["loss"][0] * 1.02 + 0.002 for m in j[0]["methods"] for r, o in zip(m["rows"][:80], j[0]["methods"][8]["rows"]))'
+    o["loss"][0] <= r["loss"][0] * 1.02 + 0.002 for m in j[0]["methods"]
+    for r, o in zip(m["rows"][:80], j[0]["methods"][8]["rows"]))'
 json 'the paper is the measure' text.json 'all(r["change"] == [0, 0, 0] for r in j[0]["methods"][1]["rows"])'
-json 'transfer: nothing does better on a text than its own table, but for rounding' text.json 'len(j[0]["texts"]) == 2 and all(
-    t["loss"][3] <= t["loss"][1] * 1.02 + 0.002 and t["loss"][0] <= t["loss"][2] * 1.02 + 0.002 for t in j[0]["transfer"])'
+json 'transfer: nothing does better on a text than its own table, but for rounding' text.json \
+    'len(j[0]["texts"]) == 2 and all(
+    t["loss"][3] <= t["loss"][1] * 1.02 + 0.002 and t["loss"][0] <= t["loss"][2] * 1.02 + 0.002
+    for t in j[0]["transfer"])'
 json 'with one text to learn from, the curve ends at the table itself' text.json 'abs(
     j[0]["learning_texts"][-1]["default"][49] - j[0]["methods"][3]["rows"][49]["loss"][0]) < 1e-9 and abs(
     j[0]["learning_questions"][-1]["mean_ratio"][49] - j[0]["methods"][1]["rows"][49]["loss"][0]) < 1e-9'
@@ -37,28 +42,35 @@ misused 'both studies' 'one after the other' solve run.h5 --metric keydiff --hol
 
 # ---- lengths
 for n in 60 100 150; do
-    expect 0 "profile of $n tokens" profile tiny.gguf calib.jsonl -o r$n.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --max-tokens $n
+    expect 0 "profile of $n tokens" profile tiny.gguf calib.jsonl -o r$n.h5 --quiet --new-tokens 8 --ignore-eos \
+        --metric keydiff --max-tokens $n
 done
-expect 0 'tables at other lengths' solve r60.h5 r100.h5 r150.h5 --metric keydiff --lengths --picture lengths.svg --json --quiet
+expect 0 'tables at other lengths' solve r60.h5 r100.h5 r150.h5 --metric keydiff --lengths --picture lengths.svg \
+    --json --quiet
 cp out l.json
-json 'every table on every length' l.json 'j[0]["lengths"] == [60, 100, 150] and [t["from"] for t in j[0]["tables"]] == [
-    "60", "100", "150", "all lengths", "all but this"] and all(len(row) == 99 for t in j[0]["tables"] for row in t["loss"])'
+json 'every table on every length' l.json \
+    'j[0]["lengths"] == [60, 100, 150] and [t["from"] for t in j[0]["tables"]] == [
+    "60", "100", "150", "all lengths", "all but this"] and all(len(row) == 99 for t in j[0]["tables"]
+    for row in t["loss"])'
 json 'on average nothing beats the table that has seen the text at its length' l.json 'len(j[0]["cuts"]) == 6 and all(
-    sum(t["loss"][7 * to] for to in range(6)) <= sum(t["loss"][6 * source + to] for to in range(6)) for t in j[0]["transfer"] for source in range(6))'
+    sum(t["loss"][7 * to] for to in range(6)) <= sum(t["loss"][6 * source + to] for to in range(6))
+    for t in j[0]["transfer"] for source in range(6))'
 kvb solve r150.h5 --metric keydiff --holdout text --json --quiet
 cp out t.json
 json 'on the longest record, its own tables lose what --holdout says' l.json 'all(abs(a - b["loss"][0]) < 1e-9
     for a, b in zip(j[0]["tables"][2]["loss"][2], json.load(open("t.json"))[0]["methods"][3]["rows"]))'
 expect 0 'as text' solve r60.h5 r150.h5 --metric keydiff --lengths --scope layer
 says 'with all of them' '^  all lengths '
-if [ "$(grep -c '<rect' lengths.svg)" -ge $((2 * 15 + 36)) ]; then ok 'the picture has all cells'; else not_ok 'the picture has all cells'; fi
+if [ "$(grep -c '<rect' lengths.svg)" -ge $((2 * 15 + 36)) ]; then ok 'the picture has all cells'; else not_ok \
+    'the picture has all cells'; fi
 fails 'a single length' 'one for each length, found 1' solve r60.h5 --metric keydiff --lengths
 sed 's/"short"/"other"/' calib.jsonl >other.jsonl
 kvb profile tiny.gguf other.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff
 fails 'a record of other texts' 'other.h5: has no context short' solve r60.h5 other.h5 --metric keydiff --lengths
 "$KVB_BUILD/tests/tiny_model" --seed 7 else.gguf >model.out
 kvb profile else.gguf calib.jsonl -o else.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --max-tokens 100
-fails 'a record from another model' 'else.h5 and r60.h5 are of different models' solve r60.h5 else.h5 --metric keydiff --lengths
+fails 'a record from another model' 'else.h5 and r60.h5 are of different models' solve r60.h5 else.h5 --metric keydiff \
+    --lengths
 misused '--lengths with another study' 'one after the other' solve r60.h5 r150.h5 --metric keydiff --lengths --ablation
 misused 'several records without it' 'expected one record' solve r60.h5 r150.h5 --metric keydiff
 
@@ -67,7 +79,8 @@ expect 0 'ablation' solve run.h5 --metric all --ablation --picture '{metric}.svg
 cp out ablation.json
 json 'every question is best off with its own optimum' ablation.json 'len(j) == 2 and all(
     best <= x * 1.02 + 0.002 for m in j for w in m["methods"] for x, best in zip(w["loss"], m["methods"][5]["loss"]))'
-json 'heads add up' ablation.json 'all(abs(sum(h) - x) < 1e-9 for m in j for w in m["methods"] for x, h in zip(w["loss"], w["head_loss"]))'
+json 'heads add up' ablation.json \
+    'all(abs(sum(h) - x) < 1e-9 for m in j for w in m["methods"] for x, h in zip(w["loss"], w["head_loss"]))'
 check 'a picture for each metric' charts snapkv_kvpress.svg 2
 expect 0 'ablation as text' solve run.h5 --metric keydiff --ablation --quiet
 says 'a line for each ratio' '^ +95 %'
@@ -83,17 +96,21 @@ done
 expect 0 'the same question as a study' solve run.h5 $one --paper --ablation --json --quiet
 cp out study.json
 json 'the table loses what the study says of budgets without the gap' oracle.json 'j[0]["order"] == "oracle" and all(
-    abs(j[0]["rows"][5 * i + 4]["table_loss"] - x) < 1e-9 for i, x in enumerate(json.load(open("study.json"))[0]["methods"][4]["loss"]))'
+    abs(j[0]["rows"][5 * i + 4]["table_loss"] - x) < 1e-9
+    for i, x in enumerate(json.load(open("study.json"))[0]["methods"][4]["loss"]))'
 json 'and with the metric, which ranks worse, what the optimum does' metric.json 'j[0]["order"] == "metric" and all(
-    abs(j[0]["rows"][5 * i + 4]["table_loss"] - x) < 1e-9 for i, x in enumerate(json.load(open("study.json"))[0]["methods"][5]["loss"]))'
+    abs(j[0]["rows"][5 * i + 4]["table_loss"] - x) < 1e-9
+    for i, x in enumerate(json.load(open("study.json"))[0]["methods"][5]["loss"]))'
 json 'a perfect metric would lose less, and this one more than it' oracle.json '(lambda pairs: all(
     o["loss"] <= m["loss"] + 1e-12 and o["loss"] <= o["table_loss"] + 1e-9 for o, m in pairs) and sum(
-    o["table_loss"] - m["table_loss"] for o, m in pairs) > 0.1)(list(zip(j[0]["rows"], json.load(open("metric.json"))[0]["rows"])))'
+    o["table_loss"] - m["table_loss"] for o, m in pairs) > 0.1)(
+    list(zip(j[0]["rows"], json.load(open("metric.json"))[0]["rows"])))'
 check 'the table says so' metadata oracle.safetensors order oracle
 check 'others do not' metadata metric.safetensors order None
 for how in '' '--exact' '--aggregate mean_ratio --shrink 0.2' '--aggregate worst' '--block 8 --ratios 0.3,0.5'; do
     # shellcheck disable=SC2086
-    expect 0 "solve --order oracle $how" solve run.h5 --metric snapkv:kvpress --order oracle $how -o t.safetensors --quiet
+    expect 0 "solve --order oracle $how" solve run.h5 --metric snapkv:kvpress --order oracle $how -o t.safetensors \
+        --quiet
     expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
     says 'in all rows' '(99 of 99|2 of 2) rows hold'
 done

@@ -14,7 +14,8 @@ same 'the same seed, the same bytes' a.jsonl b.jsonl
 expect 0 'task --output, another seed' task tiny.gguf "${TASKS[@]}" -t 900 -c 2 -s 6 --output c.jsonl
 if cmp -s a.jsonl c.jsonl; then not_ok 'another seed, other bytes'; else ok 'another seed, other bytes'; fi
 json 'a line has what scoring needs' <(head -n 1 a.jsonl) \
-    'j["task"] == "niah_single" and j["seed"] == 5 and j["n_tokens"] <= 900 and j["gold"][0][0] in j["context"] and j["gold"][0][0] in j["answers"][0]'
+    'j["task"] == "niah_single" and j["seed"] == 5 and j["n_tokens"] <= 900 and j["gold"][0][0] in j["context"]
+    and j["gold"][0][0] in j["answers"][0]'
 expect 0 'profile takes the tasks' profile tiny.gguf a.jsonl --metric keydiff -o run.h5 --quiet
 exists 'their record' run.h5
 if [ -s out ]; then not_ok '--output alone answers nothing'; else ok '--output alone answers nothing'; fi
@@ -22,51 +23,66 @@ expect 0 'a task alone is answered' task tiny.gguf -k niah_multikey:questions=2 
 says 'every answer with its score' 'niah_multikey-600-1-1 question 2, full: score [01].00, expected "[0-9]{7}", found'
 says 'and the mean' '^niah_multikey:questions=2, [0-9]+ tokens, 4 questions'
 POLICIES=()
-for p in full morphkv:window=8 morphkv:window=8:fusion=max tova h2o streaming keydiff keydiff:block=16:window=0.2 lagkv:lag=16:sink=4 topk quest sparq:channels=4 \
+for p in full morphkv:window=8 morphkv:window=8:fusion=max tova h2o streaming keydiff keydiff:block=16:window=0.2 \
+    lagkv:lag=16:sink=4 topk quest sparq:channels=4 \
     rocketkv rocketkv-mt; do POLICIES+=(--policy "$p"); done
-expect 0 'task with metrics and policies' task tiny.gguf -k niah_single -t 600 -c 1 --answer --metric snapkv --metric keydiff \
+expect 0 'task with metrics and policies' task tiny.gguf -k niah_single -t 600 -c 1 --answer --metric snapkv \
+    --metric keydiff \
     --allocator uniform --allocator ada "${POLICIES[@]}" --ratio 0.8 -o cells
 says 'what the full cache does not solve is said to tell little' '^niah_single: 0 of 100 with the full cache' err
 says 'a metric keeps its share' 'keydiff +ada +0.8 +(19\.[5-9]|20\.)'
 says 'a policy that evicts keeps its share' 'morphkv:window=8 +uniform +0.8 +(19\.[5-9]|20\.)'
 says 'one that looks keeps all' 'quest +uniform +0.8 +100.00 +(1[5-9]|2[0-2])\.'
 check_lines() { [ "$(wc -l <cells.csv)" = $((2 + 2 * 2 + 14)) ]; }
-if check_lines; then ok 'one line per cell, and one for the full cache'; else not_ok 'one line per cell, and one for the full cache' && cat cells.csv; fi
+if check_lines; then ok 'one line per cell, and one for the full cache'; else not_ok \
+    'one line per cell, and one for the full cache' && cat cells.csv; fi
 check 'the picture has a chart for each method' charts cells.svg 16
 says 'one column leaves room for the title' '<svg .* width="820"' cells.svg
-json 'JSON has every score with its interval, model, seed and allocators' cells.json '(len(j["tasks"][0]["results"]) == 19 and j["seed"] == 1 and
+json 'JSON has every score with its interval, model, seed and allocators' cells.json \
+    '(len(j["tasks"][0]["results"]) == 19 and j["seed"] == 1 and
     len(j["model"]["sha256"]) == 64 and j["allocators"][1]["label"] == "ada" and
-    all(r["score"]["low"] <= r["score"]["value"] <= r["score"]["high"] and len(r["samples"]) == 1 for r in j["tasks"][0]["results"]))'
+    all(r["score"]["low"] <= r["score"]["value"] <= r["score"]["high"] and len(r["samples"]) == 1
+    for r in j["tasks"][0]["results"]))'
 cp cells.json first.json
 head -n 9 cells.cells >some && printf '{"key": "cut sho' >>some && mv some cells.cells
-expect 0 'the same command after a kill' task tiny.gguf -k niah_single -t 600 -c 1 --answer --metric snapkv --metric keydiff \
+expect 0 'the same command after a kill' task tiny.gguf -k niah_single -t 600 -c 1 --answer --metric snapkv \
+    --metric keydiff \
     --allocator uniform --allocator ada "${POLICIES[@]}" --ratio 0.8 -o cells
 says 'takes what it had' '10 answered, 9 more from cells.cells' err
 same 'and writes the same' first.json cells.json
 expect 0 'a ratio alone' task tiny.gguf -k niah_single -t 600 -c 1 -r 0.5 --json --quiet --threads 1
 cp out bare.json
-json 'compares three metrics under three allocators, and prints JSON' bare.json '(len(j["tasks"][0]["results"]) == 10 and
+json 'compares three metrics under three allocators, and prints JSON' bare.json \
+    '(len(j["tasks"][0]["results"]) == 10 and
     {r["method"] for r in j["tasks"][0]["results"]} == {"full", "snapkv:kvpress", "keydiff", "ea:kvpress"})'
-expect 0 'a prompt in blocks, in other precision' task tiny.gguf -k niah_single -t 600 -c 1 -m none --allocator uniform -p keydiff:block=64:prefill=blocks \
+expect 0 'a prompt in blocks, in other precision' task tiny.gguf -k niah_single -t 600 -c 1 -m none \
+    --allocator uniform -p keydiff:block=64:prefill=blocks \
     -p lagkv:lag=32:prefill=blocks -r 0.8 --compute bf16x3
 says 'keeps its share' 'keydiff:block=64:prefill=blocks +uniform +0.8 +20\.'
 misused 'a precision that does not exist' "no 'f8'" task tiny.gguf -k vt -t 600 --compute f8
 expect 0 'head scores' task tiny.gguf -k niah_multikey:questions=2 -t 600 -c 2 --head-scores heads.tsv --quiet
-check_heads() { awk 'NF != 4 || $1 < 0 || $1 > 1 {bad = 1} {n += $1 + $2 + $3 + $4} END {exit bad || NR != 2 || n == 0}' heads.tsv; }
-if check_heads; then ok 'a share of attention for each query head'; else not_ok 'a share of attention for each query head' && cat heads.tsv; fi
-expect 0 'budgets from them' task tiny.gguf -k niah_single -t 600 -c 1 -m keydiff -a uniform -a headkv=heads.tsv -a duo=heads.tsv -r 0.5
+check_heads() { awk \
+    'NF != 4 || $1 < 0 || $1 > 1 {bad = 1} {n += $1 + $2 + $3 + $4} END {exit bad || NR != 2 || n == 0}' heads.tsv; }
+if check_heads; then ok 'a share of attention for each query head'; else not_ok \
+    'a share of attention for each query head' && cat heads.tsv; fi
+expect 0 'budgets from them' task tiny.gguf -k niah_single -t 600 -c 1 -m keydiff -a uniform -a headkv=heads.tsv \
+    -a duo=heads.tsv -r 0.5
 says 'HeadKV keeps its share' 'keydiff +headkv +0.5 +(49\.[5-9]|50\.)'
-printf '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": ["Oslo, in Anna."]}\n' >other.jsonl
-fails 'head scores of a task without needles' 'does not stand in its context' task tiny.gguf -k qa --texts other.jsonl --head-scores x.tsv
-fails 'a policy that does not exist' 'there are full, morphkv' task tiny.gguf -k vt -t 600 -p morph -r 0.5
+printf '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": ["Oslo, in Anna."]}\n' \
+    >other.jsonl
+fails 'head scores of a task without needles' 'does not stand in its context' task tiny.gguf -k qa --texts other.jsonl \
+    --head-scores x.tsv
+fails 'a policy that does not exist' 'expected one of full, morphkv' task tiny.gguf -k vt -t 600 -p morph -r 0.5
 misused 'a ratio beyond 1' 'below 1' task tiny.gguf -k vt -t 600 -p morphkv -r 80
-tiny_texts() { printf '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": [" Oslo."]}\n'; }
+tiny_texts() { printf \
+    '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": [" Oslo."]}\n'; }
 tiny_texts >texts.jsonl
 expect 0 'task qa' task tiny.gguf -k qa --texts texts.jsonl --answer
 says 'one text, one question' '^qa, .* 1 questions'
-fails 'a task that does not exist' 'there are niah_single' task tiny.gguf -k needle -t 100 --output x.jsonl
-fails 'a parameter that does not exist' 'there are chains=N, hops=N, example=N' task tiny.gguf -k vt:hop=2 -t 600
-expect 0 'nine allocators' task tiny.gguf -k niah_single -t 600 -c 1 -m keydiff -r 0.5 -o nine -a uniform -a pyramid -a pyramid:beta=5 -a pyramid:beta=10 \
+fails 'a task that does not exist' 'expected one of niah_single' task tiny.gguf -k needle -t 100 --output x.jsonl
+fails 'a parameter that does not exist' 'parameters of vt: chains, hops, example' task tiny.gguf -k vt:hop=2 -t 600
+expect 0 'nine allocators' task tiny.gguf -k niah_single -t 600 -c 1 -m keydiff -r 0.5 -o nine -a uniform -a pyramid \
+    -a pyramid:beta=5 -a pyramid:beta=10 \
     -a pyramid:beta=15 -a ada -a ada:alpha=0.4 -a ada-original -a ada-global
 says 'are more than a picture shows, and it says so' 'only the first eight allocators' nine.svg
 fails 'what no task knows' 'compare with it in kvbudget eval' task tiny.gguf -k vt -t 600 -a oracle

@@ -4,7 +4,8 @@
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
 tiny_calib calib.jsonl
-expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --metric snapkv:kvpress
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
+    --metric snapkv:kvpress
 
 # ---- validate
 expect 0 'validate' validate run.h5 --metric keydiff -o keydiff.svg
@@ -17,7 +18,8 @@ for o in '--scope layer' '--aggregate mean_loss' '--questions 1' '--contexts sho
     json 'bound <= optimum <= greedy, and what is nested loses no less than the optimum' v.json 'len(j) == 2 and all(
         len(m["rows"]) == 99 and all(r["proved"] and 0 <= r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
         and r["optimum"] <= r["nested_loss"] + 1e-12 and 0 <= r["surviving"] <= 1 for r in m["rows"]) for m in j)'
-    json 'greedy <= bound + certificate' v.json 'all(r["greedy"] <= r["lower_bound"] + r["certificate"] + 1e-12 for m in j for r in m["rows"])'
+    json 'greedy <= bound + certificate' v.json \
+        'all(r["greedy"] <= r["lower_bound"] + r["certificate"] + 1e-12 for m in j for r in m["rows"])'
     json 'exactness gains something here' v.json 'any(r["greedy"] > r["optimum"] * 1.001 for m in j for r in m["rows"])'
 done
 mkdir pictures
@@ -52,8 +54,10 @@ misused '--monotone alone' 'for --exact' solve run.h5 --metric keydiff --monoton
 misused '--exact with full hulls' 'no hulls' solve run.h5 --metric keydiff --exact --hull full
 
 # ---- certificates
-for o in '' --paper '--scope layer' '--paper --scope layer' '--aggregate mean_loss --shrink 0' '--paper --hull full' '--questions 1' \
-    '--aggregate mean_ratio --shrink 0.3' '--shrink 0.5 --min-keep 0.2' '--aggregate worst' '--aggregate cvar:0.6 --scope layer --min-keep 0.15' '--contexts short'; do
+for o in '' --paper '--scope layer' '--paper --scope layer' '--aggregate mean_loss --shrink 0' '--paper --hull full' \
+    '--questions 1' \
+    '--aggregate mean_ratio --shrink 0.3' '--shrink 0.5 --min-keep 0.2' '--aggregate worst' \
+    '--aggregate cvar:0.6 --scope layer --min-keep 0.15' '--contexts short'; do
     # shellcheck disable=SC2086
     expect 0 "solve $o" solve run.h5 --metric snapkv:kvpress $o -o t.safetensors
     case $o in --questions* | --contexts*) same_pairs=$o ;; *) same_pairs= ;; esac
@@ -61,7 +65,8 @@ for o in '' --paper '--scope layer' '--paper --scope layer' '--aggregate mean_lo
     expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet $same_pairs
 done
 if kvb solve run.h5 --metric keydiff --aggregate worst -o worst.safetensors --quiet &&
-    "$PYTHON" - worst.safetensors <<'EOF'; then ok 'a table of the worst text'; else not_ok 'a table of the worst text'; fi
+    "$PYTHON" - worst.safetensors <<'EOF'; then ok 'a table of the worst text'; else not_ok \
+        'a table of the worst text'; fi
 import json, struct, sys
 data = open(sys.argv[1], "rb").read()
 n = struct.unpack("<Q", data[:8])[0]
@@ -75,17 +80,20 @@ for name, row in (("none.safetensors", "[2,-1]"), ("other.safetensors", "[1,0]")
     text += b" " * (-len(text) % 8)
     open(name, "wb").write(struct.pack("<Q", len(text)) + text + data[8 + n:])
 EOF
-fails 'weights that are none' 'numbers from 0 to 1 with the sum 1' validate --certificate none.safetensors run.h5 --quiet
+fails 'weights that are none' 'numbers from 0 to 1 with the sum 1' validate --certificate none.safetensors run.h5 \
+    --quiet
 expect 1 'weights of another kind prove less' validate --certificate other.safetensors run.h5 --quiet
 says 'and it says so' 'no multiplier proves the bound'
 expect 0 'a table of pulled curves' solve run.h5 --metric keydiff
 says 'says which numbers are pulled' 'loss and bound with --shrink 0\.1, table without'
 expect 0 'a table pulled all the way' solve run.h5 --metric keydiff --shrink 1 --json --quiet
 cp out flat.json
-json 'is uniform, but for single tokens' flat.json 'all(abs(r["table_loss"] - r["uniform_loss"]) < 0.05 for r in j[0]["rows"])'
+json 'is uniform, but for single tokens' flat.json \
+    'all(abs(r["table_loss"] - r["uniform_loss"]) < 0.05 for r in j[0]["rows"])'
 expect 0 'a high floor' solve run.h5 --metric keydiff --min-keep 0.25 --json --quiet
 cp out high.json
-json 'caps what is pruned' high.json 'abs(j[0]["rows"][98]["effective_ratio"] - 0.75) < 0.02 and j[0]["rows"][90]["saturated"]'
+json 'caps what is pruned' high.json \
+    'abs(j[0]["rows"][98]["effective_ratio"] - 0.75) < 0.02 and j[0]["rows"][90]["saturated"]'
 misused '--paper with --shrink' 'the paper has none' solve run.h5 --metric keydiff --paper --shrink 0.1
 misused '--paper with --aggregate' 'give one of them' solve run.h5 --metric keydiff --paper --aggregate worst
 for a in median cvar: cvar:0 cvar:1.5 cvar:x; do
@@ -94,35 +102,43 @@ done
 misused '--shrink 2' 'expected 0 to 1' solve run.h5 --metric keydiff --shrink 2
 misused '--min-keep 1' 'less than 1' solve run.h5 --metric keydiff --min-keep 1
 misused 'the worst text exactly' 'found by solving many' solve run.h5 --metric keydiff --aggregate worst --exact
-fails 'other questions than it was solved with' 'give the --contexts' validate --certificate t.safetensors run.h5 --quiet
+fails 'other questions than it was solved with' 'give the --contexts' validate --certificate t.safetensors run.h5 \
+    --quiet
 expect 0 'solve' solve run.h5 --metric keydiff -o good.safetensors
 for tensor in lower_bound table_loss loss; do
-    if "$PYTHON" "$KVB_ROOT/tests/cli/check.py" damage good.safetensors bad.safetensors $tensor 49; then ok "damage $tensor"; else not_ok "damage $tensor"; fi
+    if "$PYTHON" "$KVB_ROOT/tests/cli/check.py" damage good.safetensors bad.safetensors $tensor 49; then ok \
+        "damage $tensor"; else not_ok "damage $tensor"; fi
     expect 1 "a wrong $tensor is found" validate --certificate bad.safetensors run.h5 --quiet
     says 'in its row' '^  50 %: '
     says 'and it fails' 'does not hold' err
 done
 expect 1 'as JSON too' validate --certificate bad.safetensors run.h5 --quiet --json
 json 'naming the row' out '[i for i, r in enumerate(j) if r["fault"]] == [49]'
-expect 0 'another record' profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff --seed 9
+expect 0 'another record' profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos \
+    --metric keydiff --seed 9
 fails 'a table of another record' 'another record' validate --certificate good.safetensors other.h5 --quiet
 # ---- a table against the best one
-for o in '' --paper '--aggregate worst' '--scope layer' '--order oracle' '--min-keep 0.2' '--ratios 0.3,0.8' '--block 8 --ranks 2'; do
+for o in '' --paper '--aggregate worst' '--scope layer' '--order oracle' '--min-keep 0.2' '--ratios 0.3,0.8' \
+    '--block 8 --ranks 2'; do
     # shellcheck disable=SC2086
     expect 0 "solve $o" solve run.h5 --metric keydiff $o -o t.safetensors --quiet
     expect 0 'against the optimum' validate run.h5 t.safetensors -o t.svg --json --quiet
     cp out v.json
-    json 'bound <= optimum <= greedy, and no table loses less' v.json 'len(j) == 1 and len(j[0]["rows"]) in (2, 99) and all(
+    json 'bound <= optimum <= greedy, and no table loses less' v.json \
+        'len(j) == 1 and len(j[0]["rows"]) in (2, 99) and all(
         r["proved"] and r["lower_bound"] <= r["optimum"] + 1e-12 and r["optimum"] <= r["greedy"] + 1e-12
         and r["optimum"] <= r["table_loss"] + 0.01 for r in j[0]["rows"]) and j[0]["aggregate"] == "mean_loss"'
-    case $o in --ratios*) ;; --block*) check 'the picture' charts t.svg 2 ;; *) check 'the picture' charts t.svg 3 ;; esac
+    case $o in --ratios*) ;; --block*) check 'the picture' charts t.svg 2 ;; *) check 'the picture' charts t.svg 3 ;; \
+        esac
 done
 expect 0 'as text' validate run.h5 t.safetensors
 says 'with the table beside' 'table %  table-optimum'
 expect 0 'against what is best for another record' validate other.h5 good.safetensors --json --quiet
 "$KVB_BUILD/tests/tiny_model" --seed 7 else.gguf >model.out
-expect 0 'a record from another model' profile else.gguf calib.jsonl -o else.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff
-fails 'a table for another model than the record' 'else.h5 and good.safetensors are of different models' validate else.h5 good.safetensors
+expect 0 'a record from another model' profile else.gguf calib.jsonl -o else.h5 --quiet --new-tokens 8 --ignore-eos \
+    --metric keydiff
+fails 'a table for another model than the record' 'else.h5 and good.safetensors are of different models' validate \
+    else.h5 good.safetensors
 fails 'its certificate against such a record' 'of different models' validate --certificate good.safetensors else.h5
 misused 'a metric beside a table' 'says itself' validate run.h5 good.safetensors --metric keydiff
 misused 'constraints beside a table' 'says itself' validate run.h5 good.safetensors --block 16
@@ -130,7 +146,8 @@ misused 'settings beside --certificate' 'from the table' validate --certificate 
 expect 0 'greedy under constraints' validate run.h5 --metric all --block 16 --layer-cap 0.8 --floor 0.1 --json --quiet
 cp out v.json
 json 'has rows as far as floors allow' v.json 'len(j) == 2 and all(m["constrained"] and len(m["rows"]) == 90 and all(
-    r["proved"] and r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12 and "nested" not in r for r in m["rows"]) for m in j)'
+    r["proved"] and r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12 and "nested" not in r for r in m["rows"])
+    for m in j)'
 fails 'floors above a ratio' 'but the budget is' validate run.h5 --metric keydiff --floor 0.3 --ratios 0.8
 fails 'no table at all' 'calib.jsonl' validate --certificate calib.jsonl run.h5 --quiet
 misused 'a metric beside --certificate' 'from the table' validate --certificate good.safetensors run.h5 --metric keydiff

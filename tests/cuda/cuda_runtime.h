@@ -1,8 +1,9 @@
-// An emulated CUDA device for tests: backend_cuda.cu is compiled as C++ with this header in the place of NVIDIA's, and the very lines of
-// its kernels and of its host code run on the CPU. Blocks run one after the other; the threads of a block are fibers that stop at
-// barriers and shuffles. It finds wrong indices (with AddressSanitizer: reads and writes outside of an allocation), missing barriers
-// (orders of threads), barriers that some threads do not reach, missing waits between streams, memory that nobody cleared. It cannot
-// find what hardware alone shows: speed, limits of registers and shared memory, rounding of the device's own exponentials.
+// An emulated CUDA device for tests: backend_cuda.cu is compiled as C++ with this header in the place of NVIDIA's, and
+// the very lines of its kernels and of its host code run on the CPU. Blocks run one after the other; the threads of a
+// block are fibers that stop at barriers and shuffles. It finds wrong indices (with AddressSanitizer: reads and writes
+// outside of an allocation), missing barriers (orders of threads), barriers that some threads do not reach, missing
+// waits between streams, memory that nobody cleared. It cannot find what hardware alone shows: speed, limits of
+// registers and shared memory, rounding of the device's own exponentials.
 #pragma once
 #include "tests/cuda/emulator.h"
 #include <algorithm>
@@ -37,9 +38,10 @@ struct dim3 {
     dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
 };
 
-// ---- Threads ------------------------------------------------------------------------------------------------------------------
-// A fiber is a stack of its own. Switching takes a few instructions here; the C library's swapcontext asks the kernel each time, and
-// there are millions of switches.
+// ---- Threads
+// ------------------------------------------------------------------------------------------------------------------ A
+// fiber is a stack of its own. Switching takes a few instructions here; the C library's swapcontext asks the kernel
+// each time, and there are millions of switches.
 #if defined(__x86_64__)
 struct fiber_context {
     void *stack_pointer;
@@ -57,7 +59,8 @@ asm(".text\n"
 
 static void context_make(fiber_context *c, char *stack, size_t size, void (*entry)(void))
 {
-    // As if `entry` had been called: its return address (never used) where the ABI wants the stack misaligned by 8, below it the six registers.
+    // As if `entry` had been called: its return address (never used) where the ABI wants the stack misaligned by 8,
+    // below it the six registers.
     void **top = (void **)(((uintptr_t)stack + size) / 16 * 16) - 1;
     *top = NULL;
     *--top = (void *)entry;
@@ -193,7 +196,8 @@ static unsigned count_fibers(unsigned first, unsigned n, fiber_state state)
     return count;
 }
 
-// Lets a warp go on whose threads have all reached a shuffle, and the block when all have reached a barrier. False when nothing changed.
+// Lets a warp go on whose threads have all reached a shuffle, and the block when all have reached a barrier. False when
+// nothing changed.
 static bool release(unsigned first, unsigned n, fiber_state from)
 {
     if (count_fibers(first, n, from) < n) return false;
@@ -271,7 +275,8 @@ static void run_kernel(dim3 blocks, dim3 threads, size_t shared, const std::func
             for (emulator.block.x = 0; emulator.block.x < blocks.x; emulator.block.x++) run_block();
 }
 
-// ---- Streams and events ---------------------------------------------------------------------------------------------------------
+// ---- Streams and events
+// ---------------------------------------------------------------------------------------------------------
 enum cudaError_t {
     cudaSuccess = 0,
     cudaErrorInvalidValue = 1,
@@ -463,7 +468,8 @@ static cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, u
     });
 }
 
-// ---- Memory: what is new is full of NaN, so that nobody counts on zeros -----------------------------------------------------------
+// ---- Memory: what is new is full of NaN, so that nobody counts on zeros
+// -----------------------------------------------------------
 static cudaError_t cudaMalloc(void **memory, size_t bytes)
 {
     *memory = NULL;
@@ -546,7 +552,8 @@ static cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, 
     return cudaSuccess;
 }
 
-// ---- cuBLAS: column-major products by their definition ------------------------------------------------------------------------------
+// ---- cuBLAS: column-major products by their definition
+// ------------------------------------------------------------------------------
 static cudaStream_t blas_stream;
 
 static float blas_value(const void *matrix, int type, size_t at)

@@ -8,13 +8,13 @@
 extern "C" {
 #endif
 
-// The order in which the threads of a block run between two barriers: right code gives the same bits in each. Unless they ascend, a warp runs
-// as far ahead of the others as barriers let it.
+// The order in which the threads of a block run between two barriers: right code gives the same bits in each. Unless
+// they ascend, a warp runs as far ahead of the others as barriers let it.
 typedef enum emulator_order { THREADS_ASCEND, THREADS_DESCEND, THREADS_SHUFFLED } emulator_order;
 void emulator_set_order(emulator_order order);
 
-// Which of the two streams (the first made: operations; the second: copies) runs only when somebody waits for it. A missing wait, or a
-// host array that is changed before the device has read it, shows as wrong numbers in one of these.
+// Which of the two streams (the first made: operations; the second: copies) runs only when somebody waits for it. A
+// missing wait, or a host array that is changed before the device has read it, shows as wrong numbers in one of these.
 typedef enum emulator_lazy { LAZY_NONE, LAZY_OPERATIONS, LAZY_COPIES } emulator_lazy;
 void emulator_set_lazy(emulator_lazy lazy);
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every libFuzzer target of a folder for some seconds each: tests/fuzz/fuzz.sh BUILD-fuzz/fuzz SECONDS
-# New inputs are kept in BUILD-fuzz/corpus (never in git), findings in BUILD-fuzz/findings; copy a finding that was fixed into
-# tests/fuzz/corpus/<name>, so that `make check` replays it from then on.
+# New inputs are kept in BUILD-fuzz/corpus (never in git), findings in BUILD-fuzz/findings; copy a finding that was
+# fixed into tests/fuzz/corpus/<name>, so that `make check` replays it from then on.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 folder=$1 seconds=$2
@@ -20,7 +20,8 @@ fuzz_one() {
     [ -f "tests/fuzz/$name.dict" ] && args+=(-dict="tests/fuzz/$name.dict")
     if "$target" "${args[@]}" >"$build/logs/$name" 2>&1; then
         printf '%-14s %9s runs  %6s inputs kept  no finding\n' "$name" \
-            "$(sed -n 's/^stat::number_of_executed_units: *//p' "$build/logs/$name")" "$(find "$build/corpus/$name" -type f | wc -l)"
+            "$(sed -n 's/^stat::number_of_executed_units: *//p' "$build/logs/$name")" \
+            "$(find "$build/corpus/$name" -type f | wc -l)"
     else
         printf '%-14s FINDING: see %s\n' "$name" "$build/logs/$name"
         grep -m 3 -E 'ERROR|SUMMARY|Test unit written' "$build/logs/$name" | sed 's/^/    /'

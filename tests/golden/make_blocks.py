@@ -12,7 +12,8 @@ from kvpress import BlockPress, KeyDiffPress
 
 
 def keys(T, d, seed):
-    """A linear congruential generator; every number is exact in float32. The first channel leans to one side, as real keys do."""
+    """A linear congruential generator; every number is exact in float32. The first channel leans to one side, as real
+    keys do."""
     out, state = np.empty((T, d), np.float32), seed
     for i in range(T * d):
         state = (state * 1664525 + 1013904223) & 0xFFFFFFFF

@@ -41,7 +41,8 @@ def main():
     w = writer("metadata.gguf")
     w.add_uint8("m.u8", 255), w.add_int8("m.i8", -1), w.add_uint16("m.u16", 65535), w.add_int16("m.i16", -2)
     w.add_uint32("m.u32", 2**32 - 1), w.add_int32("m.i32", -3), w.add_uint64("m.u64", 2**63), w.add_int64("m.i64", -4)
-    w.add_float32("m.f32", 0.5), w.add_float64("m.f64", 0.25), w.add_bool("m.bool", True), w.add_string("m.string", "text")
+    w.add_float32("m.f32", 0.5), w.add_float64("m.f64", 0.25), w.add_bool("m.bool",
+                                                                          True), w.add_string("m.string", "text")
     w.add_array("m.strings", ["a", "", "ccc"]), w.add_array("m.ints", [1, 2, 3]), w.add_array("m.floats", [0.5, 1.5])
     w.add_array("m.nested", [[1, 2], [3]])
     finish(w)
@@ -59,7 +60,8 @@ def main():
 
     for folder, pre in (("gguf", "smollm"), ("tokenizer", "llama-bpe"), ("tokenizer", "qwen2")):
         out = os.path.join(CORPUS, folder, f"tiny-{pre}.gguf")
-        subprocess.run([os.path.join(BUILD, "tests", "tiny_model"), "--vocab-only", "yes", "--pre", pre, out], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([os.path.join(BUILD, "tests", "tiny_model"), "--vocab-only", "yes", "--pre", pre, out],
+                       check=True, stdout=subprocess.DEVNULL)
     for name, text in TEXTS.items():
         with open(os.path.join(CORPUS, "tokenizer", name), "wb") as file:
             file.write(text)

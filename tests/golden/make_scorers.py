@@ -1,9 +1,11 @@
-"""Writes tests/golden/scorers.bin: one small attention layer and every metric's scores of it by other code (kvpress 0.5.5, or the
-published formula in PyTorch; tools/peer/scorer_peers.py says which). tests/unit/test_profiler_golden.c compares ours.
+"""Writes tests/golden/scorers.bin: one small attention layer and every metric's scores of it by other code (kvpress
+0.5.5, or the published formula in PyTorch; tools/peer/scorer_peers.py says which). tests/unit/test_profiler_golden.c
+compares ours.
 
-Little-endian. Header: 8 bytes "KVBSCO01", then u32: T, H, G, d, D, cases. Then f32: q_raw [T,H,d], q [T,H,d], k [G,T,d], v [G,T,d],
-wo [D,H*d], rope_frequency [d/2]. Then the cases: metric name (128 bytes, zero padded), u32 sinks, u32 tail, u32 kept per head (0: scores),
-u32 n, then n f32 (scores [G,T]) or n u32 (kept positions of head 0, head 1, ...).
+Little-endian. Header: 8 bytes "KVBSCO01", then u32: T, H, G, d, D, cases. Then f32: q_raw [T,H,d], q [T,H,d], k
+[G,T,d], v [G,T,d], wo [D,H*d], rope_frequency [d/2]. Then the cases: metric name (128 bytes, zero padded), u32 sinks,
+u32 tail, u32 kept per head (0: scores), u32 n, then n f32 (scores [G,T]) or n u32 (kept positions of head 0, head 1,
+...).
 """
 import os
 import struct
@@ -24,8 +26,8 @@ OUT = os.path.join(HERE, "scorers.bin")
 
 def make_layer():
     torch.manual_seed(20261121)
-    config = LlamaConfig(hidden_size=WIDTH, num_attention_heads=H, num_key_value_heads=G, head_dim=D_HEAD, num_hidden_layers=1,
-                         max_position_embeddings=4096, attn_implementation="sdpa")
+    config = LlamaConfig(hidden_size=WIDTH, num_attention_heads=H, num_key_value_heads=G, head_dim=D_HEAD,
+                         num_hidden_layers=1, max_position_embeddings=4096, attn_implementation="sdpa")
     module = LlamaAttention(config, 0).float().eval()
     for p in module.parameters():
         torch.nn.init.normal_(p, std=0.25)
@@ -49,12 +51,20 @@ def main():
     for metric, _, function, sinks, tail, ranked in scores:
         s = function(layer)
         assert s.shape == (G, T), metric
-        parts += [metric.encode().ljust(128, b"\0"), struct.pack("<4I", 0 if ranked else sinks, tail, 0, s.numel()), floats(s)]
+        parts += [
+            metric.encode().ljust(128, b"\0"),
+            struct.pack("<4I", 0 if ranked else sinks, tail, 0, s.numel()),
+            floats(s)
+        ]
     for metric, _, function, count, _ in kept:
         positions = function(layer)
         assert all(len(p) == count(T) for p in positions), metric
         flat = [j for head in positions for j in head]
-        parts += [metric.encode().ljust(128, b"\0"), struct.pack("<4I", 0, 0, count(T), len(flat)), struct.pack(f"<{len(flat)}I", *flat)]
+        parts += [
+            metric.encode().ljust(128, b"\0"),
+            struct.pack("<4I", 0, 0, count(T), len(flat)),
+            struct.pack(f"<{len(flat)}I", *flat)
+        ]
     with open(OUT, "wb") as out:
         out.write(b"".join(parts))
     print(f"{OUT}: {len(scores)} metrics, {len(kept)} kept sets")

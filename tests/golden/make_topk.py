@@ -82,8 +82,12 @@ def write(out):
     for divide in (1, 3):
         x = np.array(ADVERSARY) // divide
         for k in (38, 40, 42):
-            print("topk", len(x), k, *x, "=", *sorted(torch.topk(torch.tensor(x, dtype=torch.float32), k).indices.tolist()), file=out)
-    for c in [0.125, 0.135, 0.145, 0.575, 0.001, 0.005, 0.0149, 0.015, 0.0151, 0.025, 0.985, 0.986, 0.995, 0.9999, *(i / 1000 for i in range(3, 1000, 7))]:
+            print("topk", len(x), k, *x, "=",
+                  *sorted(torch.topk(torch.tensor(x, dtype=torch.float32), k).indices.tolist()), file=out)
+    for c in [
+            0.125, 0.135, 0.145, 0.575, 0.001, 0.005, 0.0149, 0.015, 0.0151, 0.025, 0.985, 0.986, 0.995, 0.9999,
+            *(i / 1000 for i in range(3, 1000, 7))
+    ]:
         print("row", float(c).hex(), row(LUKVPress(RandomPress(), compression_ratio=c)), file=out)
     for heads in (1, 2, 3, 4, 5, 8, 10, 16, 32, 64, 128):
         for tokens in (1, 4, 13, 101, 997, 1024, 4099, 32768, 131072):

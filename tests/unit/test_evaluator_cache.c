@@ -1,5 +1,6 @@
-// The ragged cache by itself, and decoding over it on the tiny model: against the profiler's forward pass, against itself cut into other
-// steps and batches, and with evicted entries against a full cache of which only the kept ones are looked at.
+// The ragged cache by itself, and decoding over it on the tiny model: against the profiler's forward pass, against
+// itself cut into other steps and batches, and with evicted entries against a full cache of which only the kept ones
+// are looked at.
 #include "evaluator/session.h"
 #include "test_profiler_cases.h"
 
@@ -85,7 +86,7 @@ typedef struct bed {
 
 static void bed_open(bed *b)
 {
-    help_ok(model_open(&b->m, help_path("tiny.gguf"), backend_find("cpu"), err));
+    help_ok(model_open(&b->m, help_path("tiny.gguf"), backend_find("cpu"), NULL, err));
     help_ok(metric_parse(&b->snapkv, "snapkv:kvpress:window=8", err));
     session_plan plan = {T, N, 3 * N, &b->snapkv, 1, true};
     help_ok(session_open(&b->s, b->m, &plan, err));
@@ -276,7 +277,7 @@ START_TEST(errors)
     help_fails(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next, NULL, LOGITS_LAST, logits, err), KVB_ARGUMENT,
                "position");
     kv_cache_close(c);
-    help_ok(session_end_prefill(b.s, err));
+    session_end_prefill(b.s);
     help_fails(session_cache(b.s, NULL, 1, &c, err), KVB_ARGUMENT, "no prefilled context");
     help_fails(session_prefill(b.s, b.context, T, NULL, NULL, err), KVB_ARGUMENT, "given back");
     bed_close(&b);

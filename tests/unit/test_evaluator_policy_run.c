@@ -1,5 +1,5 @@
-// Policies over the decoder on the tiny model: a budget for everything changes nothing, a constant cache stays constant, blocks never take more
-// than they say, and a restart forgets what a question did.
+// Policies over the decoder on the tiny model: a budget for everything changes nothing, a constant cache stays
+// constant, blocks never take more than they say, and a restart forgets what a question did.
 #include "evaluator/policy_run.h"
 #include "test_profiler_cases.h"
 
@@ -41,7 +41,7 @@ static void decode(bed *b, policy_run *run, const kv_cache *from, float *logits,
 
 static void bed_open(bed *b)
 {
-    help_ok(model_open(&b->m, help_path("tiny.gguf"), backend_find("cpu"), err));
+    help_ok(model_open(&b->m, help_path("tiny.gguf"), backend_find("cpu"), NULL, err));
     session_plan plan = {.max_tokens = T, .max_new = N, .max_rows = T};
     help_ok(session_open(&b->s, b->m, &plan, err));
     for (int i = 0; i < T; i++) b->context[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);

@@ -1,4 +1,5 @@
-// Studies of a task on the tiny model: what is answered together is what is answered alone, a stopped study goes on, and its numbers add up.
+// Studies of a task on the tiny model: what is answered together is what is answered alone, a stopped study goes on,
+// and its numbers add up.
 #include "evaluator/task_study.h"
 #include "test_profiler_cases.h"
 

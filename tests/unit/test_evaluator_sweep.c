@@ -1,8 +1,10 @@
-// What is measured about a compacted cache, on the tiny model: against plain sums over the logits, at ratio 0, in batches; the log of a
-// sweep that is stopped and goes on; and the intervals.
+// What is measured about a compacted cache, on the tiny model: against plain sums over the logits, at ratio 0, in
+// batches; the log of a sweep that is stopped and goes on; and the intervals.
 #include "evaluator/summary.h"
 #include "evaluator/sweep_log.h"
+#include "runtime/fail.h"
 #include "test_profiler_cases.h"
+#include <limits.h>
 
 enum { L = 2, G = 2, VOCABULARY = 300, T = 90, N = 16, TEXTS = 2, HEADS = L * G };
 
@@ -154,7 +156,7 @@ START_TEST(output_error_of_a_layer)
     double error = 0, norm = 0;
     for (int full = 0; full < 2; full++) {
         for (size_t i = 0; i < (size_t)N * H * d; i++) o[i] = full ? b.f->o[i] : o[i] - b.f->o[i];
-        decoder_project(b.s->decode, 0, o, N, y);
+        help_ok(decoder_project(b.s->decode, 0, o, N, y, err));
         for (size_t i = 0; i < (size_t)N * D; i++) *(full ? &norm : &error) += (double)y[i] * y[i];
     }
     ck_assert_msg(fabs(sqrt(error / norm) - cell.output_error[0]) < 1e-5, "%g, expected %g", cell.output_error[0],
@@ -169,7 +171,8 @@ END_TEST
 
 // ---- policies ----
 
-// A policy that evicts nothing is the full cache, and one that evicts changes what is predicted; stepped together or alone, the same.
+// A policy that evicts nothing is the full cache, and one that evicts changes what is predicted; stepped together or
+// alone, the same.
 START_TEST(policies_against_the_full_cache)
 {
     static bed b;
@@ -262,10 +265,10 @@ static void field_close(field *f)
     model_free(f->m);
 }
 
-// cJSON prints doubles to their last but one bit.
+// A result that was read from the log has the very bits of one that was measured.
 static bool same_number(double a, double b)
 {
-    return fabs(a - b) <= 1e-15 * fabs(a);
+    return memcmp(&a, &b, sizeof a) == 0;
 }
 
 static bool stop_after(void *context, double done, double total)
@@ -289,6 +292,10 @@ START_TEST(a_stopped_sweep_goes_on)
     ck_assert_ptr_nonnull(f);
     fputs("{\"key\":\"0123", f);
     fclose(f);
+    log_file *held, *second;
+    help_ok(log_open(&held, log, err));
+    help_fails(log_open(&second, log, err), KVB_IO, "another process");
+    help_ok(log_close(held, KVB_OK, err));
     field_open(&resumed, log);
     size_t n_resumed = 0;
     for (size_t i = 0; i < resumed.s.n_cells; i++) n_resumed += resumed.s.cells[i].resumed;
@@ -308,6 +315,79 @@ START_TEST(a_stopped_sweep_goes_on)
     field_open(&resumed, log); // a third time: all lines are whole
     for (size_t i = 0; i < resumed.s.n_cells; i++) ck_assert(resumed.s.cells[i].resumed);
     field_close(&resumed);
+    field_close(&whole);
+}
+END_TEST
+
+// A device that fails at one of its products, and says so when it is asked, as backend.h promises for all of them.
+static backend failing;
+static long products_left;
+
+static void count_products(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n)
+{
+    if (--products_left >= 0) backend_find("cpu")->project(on, to, count, x, n);
+}
+
+static void download_or_zeros(backend_device *on, float *to, dev from, size_t n)
+{
+    if (products_left < 0) memset(to, 0, n * sizeof *to);
+    else backend_find("cpu")->download(on, to, from, n);
+}
+
+static kvb_status check_device(backend_device *on, kvb_error *err)
+{
+    (void)on;
+    return products_left < 0 ? kvb_fail(err, KVB_IO, "the device has fallen off the bus") : KVB_OK;
+}
+
+static void field_open_failing(field *f, const char *log, long products)
+{
+    field_open(f, log);
+    failing = *backend_find("cpu");
+    failing.project = count_products;
+    failing.download = download_or_zeros;
+    failing.check = check_device;
+    f->m->device->b = &failing; // passes open theirs from it
+    products_left = products;
+}
+
+// Cells of a log are those of a sweep without failures, number for number; how many there are.
+static size_t check_log(const char *log, const field *whole)
+{
+    field f;
+    size_t n = 0;
+    field_open(&f, log);
+    for (size_t i = 0; i < f.s.n_cells; i++) {
+        const fidelity_cell *got = &f.s.cells[i].result, *want = &whole->s.cells[i].result;
+        if (!f.s.cells[i].resumed) continue;
+        for (int r = 0; r < N; r++) ck_assert(same_number(got->kl[r], want->kl[r]));
+        n++;
+    }
+    field_close(&f);
+    return n;
+}
+
+START_TEST(a_failed_device_gives_no_results)
+{
+    char log[512];
+    field whole, f;
+    snprintf(log, sizeof log, "%s", help_path("failing.cells")); // help_path's text lives for a few calls
+    field_open_failing(&whole, NULL, LONG_MAX);
+    help_ok(sweep_run(&whole.s, NULL, err));
+    long all = LONG_MAX - products_left;
+    size_t most = 0;
+    for (long at = 0; at < all; at += all / 8) {
+        remove(log);
+        field_open_failing(&f, log, at);
+        help_fails(sweep_run(&f.s, NULL, err), KVB_IO, "fallen off the bus");
+        products_left = 0;
+        field_close(&f);
+        size_t n = check_log(log, &whole);
+        ck_assert(n < whole.s.n_cells && n >= most);
+        most = n;
+    }
+    ck_assert_uint_gt(most, 0);
+    products_left = 0;
     field_close(&whole);
 }
 END_TEST
@@ -403,6 +483,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, output_error_of_a_layer);
     tcase_add_test(tc, policies_against_the_full_cache);
     tcase_add_test(tc, a_stopped_sweep_goes_on);
+    tcase_add_test(tc, a_failed_device_gives_no_results);
     tcase_add_test(tc, the_summary_adds_up);
     tcase_add_test(tc, damaged_logs);
     tcase_add_test(tc, intervals);

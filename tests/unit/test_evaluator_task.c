@@ -1,5 +1,5 @@
-// Tasks: as long as asked, repeatable, with answers that the context really gives (read back from its text, not from the generator), and
-// scored as RULER scores.
+// Tasks: as long as asked, repeatable, with answers that the context really gives (read back from its text, not from
+// the generator), and scored as RULER scores.
 #include "evaluator/task_parts.h"
 #include "test_profiler_cases.h"
 #include <cjson/cJSON.h>
@@ -43,7 +43,8 @@ START_TEST(lengths_and_seeds)
         for (size_t n = 3000; n <= 6000; n += 1500) {
             task_sample a = make(ALL[i], n, 7, 2), b = make(ALL[i], n, 7, 2), c = make(ALL[i], n, 8, 2),
                         d = make(ALL[i], n, 7, 3);
-            // The longest unit of filler is a pair of UUIDs, or a word that stands three times: under 120 tokens of this vocabulary.
+            // The longest unit of filler is a pair of UUIDs, or a word that stands three times: under 120 tokens of
+            // this vocabulary.
             ck_assert_msg(a.n_tokens <= n && a.n_tokens + 120 > n, "%s: %zu tokens, expected about %zu", ALL[i],
                           a.n_tokens, n);
             ck_assert_str_eq(a.context, b.context);
@@ -217,9 +218,9 @@ START_TEST(specs)
     task t;
     help_ok(task_parse(&t, "niah_multikey:keys=8:digits=7", err));
     ck_assert_str_eq(t.spec, "niah_multikey:keys=8");
-    help_fails(task_parse(&t, "niah", err), KVB_ARGUMENT, "there are niah_single");
-    help_fails(task_parse(&t, "vt:hops", err), KVB_ARGUMENT, "no parameter");
-    help_fails(task_parse(&t, "vt:leaps=1", err), KVB_ARGUMENT, "no parameter");
+    help_fails(task_parse(&t, "niah", err), KVB_ARGUMENT, "expected one of niah_single");
+    help_fails(task_parse(&t, "vt:hops", err), KVB_ARGUMENT, "'hops' is not parameter=value");
+    help_fails(task_parse(&t, "vt:leaps=1", err), KVB_ARGUMENT, "parameters of vt: chains, hops, example");
     help_fails(task_parse(&t, "vt:hops=0", err), KVB_ARGUMENT, "1 to 15");
     help_fails(task_parse(&t, "vt:hops=1x", err), KVB_ARGUMENT, "1 to 15");
     help_fails(task_parse(&t, "vt:hops=-1", err), KVB_ARGUMENT, "1 to 15");

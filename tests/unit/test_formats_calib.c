@@ -1,3 +1,4 @@
+// The reader of calibration lines: what each key means, and that a line which breaks a rule is refused with its number.
 #include "formats/calib.h"
 #include "formats_help.h"
 
@@ -179,9 +180,29 @@ START_TEST(own_data)
 }
 END_TEST
 
+START_TEST(test_is_there_any_text)
+{
+    static const struct {
+        const char *line;
+        bool text;
+    } cases[] = {{"{\"context_ids\":[1],\"question_ids\":[[2]]}", false},
+                 {"{\"context_ids\":[1],\"question_ids\":[[2]],\"answer_ids\":[[3,4]]}", false},
+                 {"{\"context\":\"a\",\"question_ids\":[[2]]}", true},
+                 {"{\"context_ids\":[1],\"questions\":[\"b\"]}", true},
+                 {"{\"context_ids\":[1],\"question_ids\":[[2]],\"answers\":[\"c\"]}", true}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        calib_file f;
+        help_ok(calib_parse(&f, cases[i].line, strlen(cases[i].line), "ids.jsonl", err));
+        ck_assert_int_eq(calib_has_text(&f), cases[i].text);
+        calib_free(&f);
+    }
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, test_is_there_any_text);
     tcase_add_test(tc, text_lines);
     tcase_add_test(tc, id_lines);
     tcase_add_test(tc, mistakes);

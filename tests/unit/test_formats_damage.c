@@ -143,7 +143,7 @@ static void edit_superblock(hostile *h)
 }
 static void edit_version(hostile *h)
 {
-    put_number(h->file, "format_version", 2);
+    put_number(h->file, "format_version", 3);
 }
 static void edit_layers(hostile *h)
 {
@@ -257,8 +257,37 @@ static void edit_attribute(hostile *h) // variable length
     H5Tclose(type);
     H5Sclose(space);
 }
+static void edit_no_sum(hostile *h)
+{
+    H5Adelete_by_name(h->context, "scores/keydiff", "sha256", H5P_DEFAULT);
+}
+// As records were before version 2: nothing but Fletcher-32.
+static void old_version(hostile *h, hid_t group, const char *name)
+{
+    put_number(h->file, "format_version", 1);
+    H5Adelete_by_name(group, name, "sha256", H5P_DEFAULT);
+}
+static void edit_old(hostile *h)
+{
+    old_version(h, h->context, "scores/keydiff");
+}
+static void edit_other_numbers(hostile *h) // whole, with right checksums of HDF5, but not what was written
+{
+    static const float zeros[42];
+    hid_t set = H5Dopen2(h->context, "scores/keydiff", H5P_DEFAULT);
+    H5Dwrite(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, zeros);
+    H5Dclose(set);
+}
+static void edit_other_ids(hostile *h)
+{
+    static const int zeros[7];
+    hid_t set = H5Dopen2(h->context, "token_ids", H5P_DEFAULT);
+    H5Dwrite(set, H5T_NATIVE_INT, H5S_ALL, H5S_ALL, H5P_DEFAULT, zeros);
+    H5Dclose(set);
+}
 static void edit_nan(hostile *h)
 {
+    old_version(h, h->context, "scores/keydiff");
     const float values[42] = {[41] = __builtin_nanf("")};
     hid_t set = H5Dopen2(h->context, "scores/keydiff", H5P_DEFAULT);
     H5Dwrite(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values);
@@ -266,6 +295,7 @@ static void edit_nan(hostile *h)
 }
 static void edit_negative(hostile *h)
 {
+    old_version(h, h->question, "oracle");
     const float values[42] = {[20] = -1e-9F};
     hid_t set = H5Dopen2(h->question, "oracle", H5P_DEFAULT);
     H5Dwrite(set, H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, values);
@@ -305,6 +335,10 @@ static const struct {
     {edit_question_name, KVB_FORMAT, "expected numbers"},
     {edit_question_text, KVB_FORMAT, "expected numbers"},
     {edit_attribute, KVB_FORMAT, "/note"},
+    {edit_no_sum, KVB_FORMAT, "/contexts/zeta/scores/keydiff: has no attribute sha256"},
+    {edit_old, KVB_OK, ""},
+    {edit_other_numbers, KVB_FORMAT, "/contexts/zeta/scores/keydiff: damaged: its SHA-256"},
+    {edit_other_ids, KVB_FORMAT, "/contexts/zeta/token_ids: damaged: its SHA-256"},
     {edit_nan, KVB_NUMERIC, "/contexts/zeta/scores/keydiff: layer 1, KV head 2, token 6: NaN"},
     {edit_negative, KVB_NUMERIC, "/contexts/zeta/questions/0/oracle: layer 0, KV head 2, token 6: a negative oracle"},
 };

@@ -1,10 +1,11 @@
-// atomic_file, file_read, sha256.
+// Files that appear whole or not at all, mapped files, and SHA-256 against the standard's examples.
 #include "formats/sha256.h"
 #include "formats_help.h"
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 static int count_files(void)
@@ -100,8 +101,8 @@ START_TEST(full_disk_keeps_the_old_file)
     ck_assert_int_eq(count_files(), 1);
     atomic_file f;
     help_ok(atomic_file_begin(&f, path, err));
-    ck_assert_int_eq(ftruncate(fileno(f.stream), 49990), 0);
-    fseek(f.stream, 0, SEEK_END);
+    ck_assert_int_eq(truncate(f.temp_path, 49990), 0);
+    ck_assert_int_eq(fseek(f.stream, 49990, SEEK_SET), 0);
     fputs("this is more than ten bytes", f.stream); // the error comes when the buffer is flushed
     help_fails(atomic_file_commit(&f, err), KVB_IO, "nothing was changed");
     assert_content(path, "old");
@@ -181,9 +182,38 @@ START_TEST(hashes)
 }
 END_TEST
 
+// A file that is cut short while it is mapped reads as zeros behind its end, on any thread, and file_check says so.
+START_TEST(test_mapped_files_that_change)
+{
+    enum { PAGES = 40, PAGE = 4096 };
+    char *bytes = malloc(PAGES * PAGE), path[512];
+    snprintf(path, sizeof path, "%s", help_path("mapped"));
+    for (int how = 0; how < 4; how++) {
+        file_view v;
+        memset(bytes, 'x', PAGES * PAGE);
+        help_spew(path, bytes, PAGES * PAGE);
+        help_ok(file_map(&v, path, err));
+        help_ok(file_check(&v, path, err));
+        if (how == 1) ck_assert_int_eq(truncate(path, 3 * PAGE + 10), 0);
+        if (how == 2) ck_assert_int_eq(truncate(path, 0), 0);
+        if (how == 3) ck_assert_int_eq(utimensat(AT_FDCWD, path, NULL, 0), 0);
+        size_t left = how == 1 ? 3 * PAGE + 10 : how == 2 ? 0 : PAGES * PAGE, n = 0;
+#pragma omp parallel for reduction(+ : n)
+        for (size_t i = 0; i < v.size; i++) n += v.data[i] == 'x';
+        ck_assert_uint_eq(n, left);
+        if (how == 0) help_ok(file_check(&v, path, err));
+        else help_fails(file_check(&v, path, err), KVB_IO, "another program");
+        file_unmap(&v);
+        help_ok(file_check(&v, path, err)); // nothing is mapped
+    }
+    free(bytes);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, test_mapped_files_that_change);
     tcase_add_test(tc, write_and_replace);
     tcase_add_test(tc, mode_follows_umask);
     tcase_add_test(tc, links_and_devices);

@@ -108,12 +108,65 @@ START_TEST(mistakes)
 }
 END_TEST
 
+// An import that stopped goes on only with the very arrays that it began with.
+START_TEST(arrays_that_change_after_a_stop)
+{
+    static const char *const changed[] = {"context_2/my_metric.npy", "context_2/question_0.npy", "context_2/ea.npy"};
+    static const uint64_t shape[3] = {2, 3, 5}, wrong[3] = {2, 3, 4};
+    float array[30];
+    size_t size;
+    for (int i = 0; i < 30; i++) array[i] = (float)(i + 1);
+    write_published();
+    unsigned char *good = help_slurp(help_path("pub/context_10/question_1.npy"), &size);
+    help_ok(npy_write(help_path("pub/context_10/question_1.npy"), NPY_F32, 3, wrong, array, err));
+    help_fails(lukv_steps_import(help_path("pub"), help_path("run.h5"), NULL, err), KVB_MISMATCH, "question_1");
+    help_spew(help_path("pub/context_10/question_1.npy"), good, size);
+    free(good);
+    lukv_steps_options o = {.start = RECORD_RESUME};
+    good = help_slurp(help_path("pub/%s", changed[_i]), &size);
+    help_ok(npy_write(help_path("pub/%s", changed[_i]), NPY_F32, 3, shape, array, err));
+    help_fails(lukv_steps_import(help_path("pub"), help_path("run.h5"), &o, err), KVB_MISMATCH, "has changed since");
+    ck_assert(!help_exists(help_path("run.h5")));
+    help_spew(help_path("pub/%s", changed[_i]), good, size);
+    help_ok(lukv_steps_import(help_path("pub"), help_path("run.h5"), &o, err));
+    help_ok(lukv_steps_import(help_path("pub"), help_path("whole.h5"), NULL, err));
+    unsigned char *a = help_slurp(help_path("run.h5"), &size), *b = help_slurp(help_path("whole.h5"), &size);
+    ck_assert(memcmp(a, b, size) == 0);
+    free(good);
+    free(a);
+    free(b);
+    help_ok(npy_write(help_path("pub/%s", changed[_i]), NPY_F32, 3, shape, array, err)); // of a finished record as well
+    help_fails(lukv_steps_import(help_path("pub"), help_path("run.h5"), &o, err), KVB_MISMATCH, "has changed since");
+}
+END_TEST
+
+// A folder that cannot be filled to its end is not there, and what a killed export left goes with the next one.
+START_TEST(exports_are_whole_or_not_there)
+{
+    record *r;
+    help_ok(small_write(help_path("run.h5"), false, 0, err));
+    help_ok(record_open(&r, help_path("run.h5"), err));
+    mkdir(help_path("steps.0123abcd.partial"), 0777);
+    mkdir(help_path("steps.0123abcd.partial/context_a"), 0777);
+    help_spew(help_path("steps.0123abcd.partial/context_a/x.npy"), "x", 1);
+    ck_assert_int_eq(truncate(help_path("run.h5"), 4000), 0); // reading fails
+    ck_assert_int_ne(lukv_steps_export(r, help_path("steps"), NULL), KVB_OK);
+    record_close(r);
+    ck_assert(!help_exists(help_path("steps")) && !help_exists(help_path("steps.0123abcd.partial")));
+    char command[300];
+    snprintf(command, sizeof command, "test $(ls %s | wc -l) = 1", help_folder);
+    ck_assert_int_eq(system(command), 0);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, there_and_back);
     tcase_add_test(tc, published);
     tcase_add_test(tc, mistakes);
+    tcase_add_loop_test(tc, arrays_that_change_after_a_stop, 0, 3);
+    tcase_add_test(tc, exports_are_whole_or_not_there);
 }
 
 UNIT_MAIN("formats_lukv", fill)

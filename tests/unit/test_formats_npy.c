@@ -1,3 +1,4 @@
+// The .npy reader and writer: headers as numpy makes them, every type converted, and each kind of damage refused.
 #include "formats/npy.h"
 #include "formats_help.h"
 #include <math.h>

@@ -1,4 +1,4 @@
-// table_write, table_export; the reader is the runtime's.
+// Tables as they are written and exported; the reader that judges them is the runtime's.
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "formats/table_export.h"
@@ -135,7 +135,11 @@ START_TEST(export_for_kvpress)
     cJSON *m = metadata(), *back;
     content(m);
     const char *path = help_path("curve.npy");
-    help_ok(table_export_npy(path, R, L, G, prune, m, err));
+    cJSON *press =
+        cJSON_Parse("{\"press\":\"SnapKVPress\",\"arguments\":{\"window_size\":64,\"share\":0.30000000000000004,"
+                    "\"use_vnorm\":true,\"mode\":\"mean\"},\"warning\":\"not quite\"}");
+    help_ok(table_export_npy(path, R, L, G, prune, m, press, err));
+    cJSON_Delete(press);
     size_t size, text_size;
     unsigned char *data = help_slurp(path, &size);
     npy_array a;
@@ -146,7 +150,10 @@ START_TEST(export_for_kvpress)
     ck_assert_str_eq(strrchr(side, '/'), "/curve.json");
     help_ok(sha256_hex(data, size, sha256, err));
     unsigned char *text = help_slurp(side, &text_size);
-    ck_assert(strstr((char *)text, "SnapKVPress(window_size=64, kernel_size=5)") != NULL);
+    ck_assert(strstr((char *)text,
+                     "SnapKVPress(window_size=64, share=0.30000000000000004, use_vnorm=True, mode=\\\"mean\\\")") !=
+              NULL);
+    ck_assert(strstr((char *)text, "\"not quite\"") != NULL);
     ck_assert(strstr((char *)text, "sink=4, window=64") != NULL && strstr((char *)text, "curve.npy") != NULL);
     help_ok(table_sidecar_parse(&back, text, text_size, side, sha256, err));
     ck_assert(cJSON_Compare(m, back, 1));
@@ -168,7 +175,7 @@ START_TEST(export_for_kvpress)
     ck_assert_str_eq(side, "npy.json");
     free(side);
     prune[1] = -0.1;
-    help_fails(table_export_npy(path, R, L, G, prune, m, err), KVB_NUMERIC, "element 1");
+    help_fails(table_export_npy(path, R, L, G, prune, m, NULL, err), KVB_NUMERIC, "element 1");
     cJSON_Delete(m);
 }
 END_TEST

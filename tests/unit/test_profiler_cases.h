@@ -1,4 +1,5 @@
-// What the tests of the profiler's upper half share: random numbers with a fixed seed, comparisons that say where, and the tiny model.
+// What the tests of the profiler's upper half share: random numbers with a fixed seed, comparisons that say where, and
+// the tiny model.
 #pragma once
 #include "formats_help.h"
 #include "profiler/model.h"
@@ -34,7 +35,8 @@ static inline void *case_alloc(size_t n, size_t size)
     return p;
 }
 
-// |got - want| <= tolerance, everywhere. The checks stand behind the loops: each one is a message to Check's parent process.
+// |got - want| <= tolerance, everywhere. The checks stand behind the loops: each one is a message to Check's parent
+// process.
 static inline void case_near(const char *what, const float *got, const float *want, size_t n, double tolerance)
 {
     size_t i = 0;
@@ -87,8 +89,16 @@ static inline void case_tiny_model(const char *path, const char *const *options)
 static inline model *case_open(const char *path, const backend *device)
 {
     model *m = NULL;
-    help_ok(model_open(&m, path, device, err));
+    help_ok(model_open(&m, path, device, NULL, err));
     return m;
+}
+
+// A device without scratch memory, or with it for these limits.
+static inline backend_device *case_device(const backend *b, const backend_limits *limits)
+{
+    backend_device *on = NULL;
+    help_ok(b->open(&on, b, limits, err));
+    return on;
 }
 
 static inline metric case_metric(const char *text)

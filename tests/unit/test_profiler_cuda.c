@@ -1,7 +1,8 @@
-// The cuda backend as a whole: the model against the reference, metrics from sums of the device. On the emulated device (tests/cuda,
-// -DEMULATED) also weights that do not fit, errors that stick, no device, and what comes to the host. The single operations are judged by
-// test_profiler_backend.c.
+// The cuda backend as a whole: the model against the reference, metrics from sums of the device. On the emulated device
+// (tests/cuda, -DEMULATED) also weights that do not fit, errors that stick, no device, and what comes to the host. The
+// single operations are judged by test_profiler_backend.c.
 #include "profiler/forward.h"
+#include "profiler/query_statistics.h"
 #include "test_profiler_cases.h"
 #include "unit.h"
 
@@ -38,7 +39,7 @@ static kvb_status try_model(outcome *out, const char *path, const backend *b)
     model *m = NULL;
     forward *f = NULL;
     forward_plan plan = {TOKENS, QUESTIONS, STEPS, true};
-    kvb_status status = model_open(&m, path, b, &error);
+    kvb_status status = model_open(&m, path, b, NULL, &error);
     if (status == KVB_OK) status = forward_open(&f, m, &plan, &error);
     if (status != KVB_OK) {
         ck_assert_msg(status == KVB_MEMORY, "%s", error.message);
@@ -66,8 +67,8 @@ static kvb_status try_model(outcome *out, const char *path, const backend *b)
         help_ok(forward_rows(f, rows, ids, QUESTIONS, wanted, QUESTIONS,
                              r.logits + (size_t)step * QUESTIONS * c->vocabulary, err));
     }
-    for (uint32_t q = 0; q < QUESTIONS; q++) forward_importance(f, q, r.importance + q * (r.n_importance / QUESTIONS));
-    help_ok(b->check(err));
+    for (uint32_t q = 0; q < QUESTIONS; q++)
+        help_ok(forward_importance(f, q, r.importance + q * (r.n_importance / QUESTIONS), err));
     forward_close(f);
     model_free(m);
     *out = r;
@@ -89,7 +90,7 @@ static void outcome_free(outcome *r)
 START_TEST(test_model_agrees_with_the_reference)
 {
     static const char *const options[][14] = {{"--type", "f32"}, {"--type", "f16", "--tied", "no"}};
-    help_ok(CUDA.open(err));
+    backend_device *on = case_device(&CUDA, NULL);
     size_t before = emulator_memory_taken();
     for (int i = 0; i < 2; i++) {
         case_tiny_model(help_path("tiny.gguf"), options[i]);
@@ -112,16 +113,18 @@ START_TEST(test_model_agrees_with_the_reference)
         outcome_free(&want), outcome_free(&got), outcome_free(&rounded), outcome_free(&allowed);
     }
     ck_assert_uint_eq(emulator_memory_taken(), before); // all memory is given back
+    CUDA.close(on);
 }
 END_TEST
 
 #ifdef EMULATED
-// With less and less memory, weights stream: the same bits, whichever stream is late, until not even two weights fit: then a clean error.
+// With less and less memory, weights stream: the same bits, whichever stream is late, until not even two weights fit:
+// then a clean error.
 START_TEST(test_weights_that_do_not_fit)
 {
     static const char *const options[14] = {"--type", "f32", "--tied", "no"};
     case_tiny_model(help_path("tiny.gguf"), options);
-    help_ok(CUDA.open(err));
+    backend_device *on = case_device(&CUDA, NULL);
     size_t taken = emulator_memory_taken();
     uint64_t copied = emulator_copied_to_device();
     outcome want = run_model(help_path("tiny.gguf"), &CUDA);
@@ -158,69 +161,79 @@ START_TEST(test_weights_that_do_not_fit)
     ck_assert_int_ge(streamed, 3);
     ck_assert_int_eq(too_small, 3); // at one size, whatever is late
     outcome_free(&want);
+    CUDA.close(on);
 }
 END_TEST
 
 START_TEST(test_out_of_memory)
 {
-    help_ok(CUDA.open(err));
+    backend_device *on = case_device(&CUDA, NULL);
     size_t taken = emulator_memory_taken();
     emulator_set_memory(taken + 1000);
-    ck_assert_ptr_null(CUDA.alloc(1001).address);
-    ck_assert_ptr_null(CUDA.alloc(SIZE_MAX / 2).address);
+    ck_assert_ptr_null(CUDA.alloc(on, 1001).address);
+    ck_assert_ptr_null(CUDA.alloc(on, SIZE_MAX / 2).address);
     float w[300] = {0};
-    dev_matrix m = CUDA.matrix_upload(w, 30, 10, false);
+    dev_matrix m = backend_matrix(on, w, 30, 10, false);
     ck_assert_ptr_null(m.address);
-    CUDA.matrix_release(&m);
-    dev small = CUDA.alloc(100); // what fits still works
+    CUDA.matrix_release(on, &m);
+    dev small = CUDA.alloc(on, 100); // what fits still works
     ck_assert_ptr_nonnull(small.address);
     float zeros[100] = {1};
-    CUDA.download(zeros, small, 100);
+    CUDA.download(on, zeros, small, 100);
     ck_assert_float_eq(zeros[0], 0);
-    CUDA.release(small);
-    help_ok(CUDA.check(err));
+    CUDA.release(on, small);
+    help_ok(CUDA.check(on, err));
     case_tiny_model(help_path("tiny.gguf"), NULL);
     model *opened = NULL;
     kvb_error failure = {0};
-    ck_assert_int_eq(model_open(&opened, help_path("tiny.gguf"), &CUDA, &failure), KVB_MEMORY);
+    ck_assert_int_eq(model_open(&opened, help_path("tiny.gguf"), &CUDA, NULL, &failure), KVB_MEMORY);
     ck_assert_ptr_nonnull(strstr(failure.message, "no memory for"));
     emulator_set_memory(SIZE_MAX);
     ck_assert_uint_eq(emulator_memory_taken(), taken);
+    CUDA.close(on);
 }
 END_TEST
 
 // In a process of its own each: a failure sticks until the program ends.
 START_TEST(test_a_failure_sticks)
 {
-    help_ok(CUDA.open(err));
+    backend_device *on = case_device(&CUDA, NULL);
     kvb_error failure = {0};
     float in[8] = {1, 2, 3, 4, 5, 6, 7, 8}, out[8];
-    dev x = CUDA.alloc(8), y = CUDA.alloc(8);
-    CUDA.upload(x, in, 8);
+    dev x = CUDA.alloc(on, 8), y = CUDA.alloc(on, 8);
+    CUDA.upload(on, x, in, 8);
     emulator_fail_launch(1);
-    CUDA.swiglu(x, x, 8);
-    CUDA.rms_norm(y, x, x, 1, 8, 1e-5f); // fails
-    CUDA.swiglu(y, x, 8);
+    CUDA.swiglu(on, x, x, 8);
+    CUDA.rms_norm(on, y, x, x, 1, 8, 1e-5f); // fails
+    CUDA.swiglu(on, y, x, 8);
     for (int i = 0; i < 2; i++) {
-        ck_assert_int_eq(CUDA.check(&failure), KVB_UNSUPPORTED);
+        ck_assert_int_eq(CUDA.check(on, &failure), KVB_UNSUPPORTED);
         ck_assert_ptr_nonnull(strstr(failure.message, "rms_norm failed: "));
     }
-    CUDA.download(out, x, 8);
+    CUDA.download(on, out, x, 8);
     for (int i = 0; i < 8; i++) ck_assert_float_eq(out[i], 0);
-    ck_assert_ptr_null(CUDA.alloc(8).address);
-    CUDA.release(x), CUDA.release(y); // memory is given back even then
+    ck_assert_ptr_null(CUDA.alloc(on, 8).address);
+    CUDA.release(on, x), CUDA.release(on, y); // memory is given back even then
+    CUDA.close(on);
 }
 END_TEST
 
 START_TEST(test_no_device)
 {
     kvb_error failure = {0};
+    backend_device *on, *other;
     emulator_set_devices(0);
-    ck_assert_int_eq(CUDA.open(&failure), KVB_UNSUPPORTED);
+    ck_assert_int_eq(CUDA.open(&on, &CUDA, NULL, &failure), KVB_UNSUPPORTED);
+    ck_assert_ptr_null(on);
     ck_assert_ptr_nonnull(strstr(failure.message, "no CUDA device: "));
     emulator_set_devices(2);
-    help_ok(CUDA.open(err));
-    help_ok(CUDA.open(err)); // once more does nothing
+    on = case_device(&CUDA, NULL);
+    other = case_device(&CUDA, NULL); // once more
+    size_t taken = emulator_memory_taken();
+    CUDA.close(on);
+    ck_assert_uint_eq(emulator_memory_taken(), taken);
+    CUDA.close(other);
+    ck_assert_uint_eq(emulator_memory_taken(), 0);
 }
 END_TEST
 
@@ -231,7 +244,6 @@ START_TEST(test_more_rows_than_a_pass)
 {
     enum { H = 4, G = 2, D = 16, T = 70, Q = 3, EACH = 50, N = Q * EACH };
     attention_shape s = {H, G, D};
-    help_ok(CUDA.open(err));
     decode_row rows[N];
     for (uint32_t i = 0; i < N; i++) rows[i] = (decode_row){i / EACH, i % EACH, i % 7 != 0};
     float *k = case_floats(G * T * D, 2, 0), *v = case_floats(G * T * D, 1, 0), *q = case_floats(N * H * D, 2, 0),
@@ -239,19 +251,22 @@ START_TEST(test_more_rows_than_a_pass)
     const backend *const both[] = {&backend_ref, &CUDA};
     for (int i = 0; i < 2; i++) {
         const backend *b = both[i];
-        dev o = b->alloc(N * H * D + Q * G * T), dq = b->alloc(N * H * D), dt = b->alloc(Q * G * EACH * D);
-        prefix_kv kv = {.k = b->alloc(G * T * D), .v = b->alloc(G * T * D), .n_tokens = T};
+        backend_device *on = case_device(b, &(backend_limits){T, EACH, N, H * D, s});
+        dev o = b->alloc(on, N * H * D + Q * G * T), dq = b->alloc(on, N * H * D), dt = b->alloc(on, Q * G * EACH * D);
+        prefix_kv kv = {.k = b->alloc(on, G * T * D), .v = b->alloc(on, G * T * D), .n_tokens = T};
         tail_kv tails = {dt, dt, EACH};
-        oracle_view oracle = {b->alloc(H * T), dev_at(o, N * H * D), G * T};
-        b->upload(dq, q, N * H * D), b->upload(dt, tail, Q * G * EACH * D), b->upload(oracle.weights, w, H * T);
-        b->upload(kv.k, k, G * T * D), b->upload(kv.v, v, G * T * D);
-        b->attend_rows(o, dq, &kv, &tails, rows, N, s, &oracle);
+        oracle_view oracle = {b->alloc(on, H * T), dev_at(o, N * H * D), G * T};
+        b->upload(on, dq, q, N * H * D), b->upload(on, dt, tail, Q * G * EACH * D),
+            b->upload(on, oracle.weights, w, H * T);
+        b->upload(on, kv.k, k, G * T * D), b->upload(on, kv.v, v, G * T * D);
+        b->attend_rows(on, o, dq, &kv, &tails, rows, N, s, &oracle);
         got[i] = case_alloc(N * H * D + Q * G * T, sizeof(float));
-        b->download(got[i], o, N * H * D + Q * G * T);
-        b->release(o), b->release(dq), b->release(dt), b->release(kv.k), b->release(kv.v), b->release(oracle.weights);
+        b->download(on, got[i], o, N * H * D + Q * G * T);
+        b->release(on, o), b->release(on, dq), b->release(on, dt), b->release(on, kv.k), b->release(on, kv.v),
+            b->release(on, oracle.weights);
+        b->close(on);
     }
     case_near("attend_rows", got[1], got[0], N * H * D + Q * G * T, 1e-5);
-    CUDA.reserve(&(backend_limits){0});
     free(k), free(v), free(q), free(tail), free(w), free(got[0]), free(got[1]);
 }
 END_TEST
@@ -268,6 +283,19 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
     return metric_score(&s->m, view, s->scores + (size_t)view->layer * view->n_kv_heads * view->n_tokens, err);
 }
 
+// Query statistics that no context has.
+static query_statistics *other_statistics(const model_config *c)
+{
+    size_t d = c->head_dim, lines = (size_t)c->n_layers * c->n_heads * d;
+    query_statistics *s = case_alloc(1, sizeof *s);
+    *s = (query_statistics){.n_layers = c->n_layers, .n_heads = c->n_heads, .head_dim = c->head_dim};
+    s->mean = case_alloc(lines, sizeof(float));
+    s->covariance = case_alloc(lines * d, sizeof(float));
+    for (size_t i = 0; i < lines; i++) s->mean[i] = (float)(i % 7) * 0.25f - 0.5f;
+    for (size_t i = 0; i < lines; i++) s->covariance[i * d + i % d] = 0.5f + (float)(i % 5) * 0.25f;
+    return s;
+}
+
 // Returns the bytes that came to the host.
 static uint64_t score_metric(scored *s, const char *spec, const char *path, const backend *b, uint32_t T)
 {
@@ -277,6 +305,7 @@ static uint64_t score_metric(scored *s, const char *spec, const char *path, cons
     forward_plan plan = {T, 1, 1, false};
     int32_t *ids = case_alloc(T, sizeof *ids);
     for (uint32_t i = 0; i < T; i++) ids[i] = (int32_t)(i * i % m->config.vocabulary);
+    m->statistics = other_statistics(&m->config);
     s->scores = case_alloc((size_t)m->config.n_layers * m->config.n_kv_heads * T, sizeof(float));
     layer_observer observer = {score_layer, s, metric_needs(&s->m), ~metric_needs_on_device(&s->m)};
     help_ok(forward_open(&f, m, &plan, err));
@@ -289,8 +318,8 @@ static uint64_t score_metric(scored *s, const char *spec, const char *path, cons
     return before;
 }
 
-// Scores from sums that the device makes, against those from tensors in host memory; and what comes to the host for it, in floats per layer:
-// a T + b d + c with the numbers of the table.
+// Scores from sums that the device makes, against those from tensors in host memory; and what comes to the host for it,
+// in floats per layer: a T + b d + c with the numbers of the table.
 START_TEST(test_metrics_on_the_device)
 {
     enum { T = 150, L = 2, H = 4, G = 2, D = 16 };
@@ -311,11 +340,12 @@ START_TEST(test_metrics_on_the_device)
         {"knorm", G * T, 1e-5},
         {"keydiff", 2 * G * T + G * D, 1e-5},
         {"keydiff:anchor=raw:similarity=dot", G * T + G * D, 1e-5},
-        {"keydiff:anchor=median", G * T * D, 1e-5},
-        {"keydiff:similarity=euclid", G * T * D, 1e-5},
+        {"keydiff:anchor=median", G * T * D + 2 * G * T, 1e-5},
+        {"keydiff:similarity=euclid", G * T * D + G * D, 1e-5},
         {"ea:kvpress", (H + G) * T + H * D * (1 + D), 1e-4},
         {"ea:lukv", (H + G) * T + H * D * (1 + D), 1e-4},
         {"ea:kvpress:covariance=0:value_norm=0", H * T + H * D, 1e-4},
+        {"ea:kvpress:stored=1", (H + G) * T, 1e-4}, // not the context's: those stayed unused on a device
         {"lagkv:lag=32:cross=1", 2 * G * T, 1e-4},
         {"lagkv:lag=32:mode=local:cross=1", 2 * G * T, 1e-4},
         {"lagkv:lag=32:mode=l2norm:cross=1", G * T, 1e-4},
@@ -348,7 +378,8 @@ static bool device_is_there(void)
     pid_t child = fork();
     if (child == 0) {
         kvb_error err = {0};
-        bool found = CUDA.open(&err) == KVB_OK;
+        backend_device *on;
+        bool found = CUDA.open(&on, &CUDA, NULL, &err) == KVB_OK;
         if (!found) printf("skip - the cuda backend as a whole: %s\n", err.message);
         fflush(stdout);
         _exit(found ? 0 : 1);
@@ -361,7 +392,9 @@ static bool device_is_there(void)
 START_TEST(test_a_device_is_there)
 {
     kvb_error failure = {0};
-    ck_assert(CUDA.open(&failure) == KVB_OK || strstr(failure.message, "cuda") || strstr(failure.message, "CUDA"));
+    backend_device *on;
+    ck_assert(CUDA.open(&on, &CUDA, NULL, &failure) == KVB_OK || strstr(failure.message, "cuda") ||
+              strstr(failure.message, "CUDA"));
 }
 END_TEST
 #endif

@@ -1,5 +1,5 @@
-// The forward pass on the tiny model: backends against each other, decoding over a shared context against the prefill of the joined
-// text, the oracle against dense attention in double; and model files that must be refused.
+// The forward pass on the tiny model: backends against each other, decoding over a shared context against the prefill
+// of the joined text, the oracle against dense attention in double; and model files that must be refused.
 #include "profiler/forward.h"
 #include "profiler/gguf.h"
 #include "test_profiler_cases.h"
@@ -99,7 +99,7 @@ static result run_at_once(const model *m, const batch *b)
     uint32_t all[MAX_ROWS];
     for (uint32_t i = 0; i < b->n_rows; i++) all[i] = i;
     help_ok(forward_rows(f, b->rows, b->ids, b->n_rows, all, b->n_rows, r.logits, err));
-    for (uint32_t q = 0; q < b->n_questions; q++) forward_importance(f, q, r.importance + q * r.heads);
+    for (uint32_t q = 0; q < b->n_questions; q++) help_ok(forward_importance(f, q, r.importance + q * r.heads, err));
     forward_close(f);
     return r;
 }
@@ -127,7 +127,7 @@ static result run_stepwise(const model *m, const batch *b)
         help_ok(forward_rows(f, rows, ids, n, wanted, n, logits, err));
         for (uint32_t i = 0; i < n; i++) memcpy(r.logits + from[i] * r.row, logits + i * r.row, r.row * sizeof *logits);
     }
-    for (uint32_t q = 0; q < b->n_questions; q++) forward_importance(f, q, r.importance + q * r.heads);
+    for (uint32_t q = 0; q < b->n_questions; q++) help_ok(forward_importance(f, q, r.importance + q * r.heads, err));
     free(logits);
     forward_close(f);
     omp_set_num_threads(threads);
@@ -232,14 +232,11 @@ START_TEST(test_contexts_leave_no_trace)
         result fresh = run_at_once(m, &b), again = result_make(m, &b);
         uint32_t all[MAX_ROWS];
         for (uint32_t r = 0; r < b.n_rows; r++) all[r] = r;
-        // The scratch of a backend belongs to the forward pass that was opened last.
-        forward_close(f);
-        f = open_forward(m, 200, 3, 64);
         for (int repeat = 0; repeat < 2; repeat++) {
             help_ok(forward_prefill(f, b.context, b.T, NULL, NULL, NULL, err));
             forward_begin_questions(f, 3);
             help_ok(forward_rows(f, b.rows, b.ids, b.n_rows, all, b.n_rows, again.logits, err));
-            for (uint32_t q = 0; q < 3; q++) forward_importance(f, q, again.importance + q * again.heads);
+            for (uint32_t q = 0; q < 3; q++) help_ok(forward_importance(f, q, again.importance + q * again.heads, err));
             case_same("logits", again.logits, fresh.logits, b.n_rows * fresh.row);
             case_same("importance", again.importance, fresh.importance, 3 * fresh.heads);
         }
@@ -343,7 +340,8 @@ static double worse(double a, double difference)
     return isnan(difference) ? INFINITY : fmax(a, fabs(difference));
 }
 
-// Queries, keys and values of the first layer straight from the file, where rotary pairs are neighbours; here they stand half a head apart.
+// Queries, keys and values of the first layer straight from the file, where rotary pairs are neighbours; here they
+// stand half a head apart.
 static double first_layer_error(const gguf_file *file, const seen *s, const model_config *c, const int32_t *ids,
                                 uint32_t T, uint32_t t, uint32_t h)
 {
@@ -368,6 +366,44 @@ static double first_layer_error(const gguf_file *file, const seen *s, const mode
     }
     return worst;
 }
+
+// Passes of other shapes, models and precisions that are open at the same time, each given work in turn: the bits of
+// each alone.
+START_TEST(test_passes_open_at_once)
+{
+    enum { PASSES = 4 };
+    static const char *const other[] = {"--type", "f16", "--tied", "no", NULL};
+    case_tiny_model(help_path("other.gguf"), other);
+    model *const models[PASSES] = {
+        case_open(help_path("tiny.gguf"), &backend_cpu), case_open(help_path("other.gguf"), &backend_cpu_bf16),
+        case_open(help_path("tiny.gguf"), &backend_ref), case_open(help_path("tiny.gguf"), &backend_cpu)};
+    batch b[PASSES] = {batch_make(300, 3, 8), batch_make(20, 5, 3), batch_make(17, 1, 2), batch_make(31, 2, 40)};
+    result alone[PASSES], together[PASSES];
+    forward *f[PASSES];
+    for (int i = 0; i < PASSES; i++) {
+        alone[i] = run_at_once(models[i], &b[i]);
+        together[i] = result_make(models[i], &b[i]);
+    }
+    for (int i = 0; i < PASSES; i++) f[i] = begin(models[i], &b[i]);
+    for (uint32_t row = 0; row < MAX_ROWS; row += 7) // in pieces, turn by turn
+        for (int i = 0; i < PASSES; i++) {
+            uint32_t n = b[i].n_rows > row ? b[i].n_rows - row : 0, wanted[7] = {0, 1, 2, 3, 4, 5, 6};
+            if (n > 7) n = 7;
+            help_ok(forward_rows(f[i], b[i].rows + row, b[i].ids + row, n, wanted, n,
+                                 together[i].logits + row * together[i].row, err));
+        }
+    for (int i = 0; i < PASSES; i++) {
+        for (uint32_t q = 0; q < b[i].n_questions; q++)
+            help_ok(forward_importance(f[i], q, together[i].importance + q * together[i].heads, err));
+        case_same("logits", together[i].logits, alone[i].logits, b[i].n_rows * alone[i].row);
+        case_same("importance", together[i].importance, alone[i].importance, b[i].n_questions * alone[i].heads);
+        forward_close(f[i]);
+        result_free(&alone[i]), result_free(&together[i]);
+        free(b[i].context);
+    }
+    for (int i = 0; i < PASSES; i++) model_free(models[i]);
+}
+END_TEST
 
 START_TEST(test_first_layer_against_the_file)
 {
@@ -534,7 +570,7 @@ START_TEST(test_importance_grows_from_zero)
         for (uint32_t i = 0; i < b.length[q]; i++) {
             uint32_t at = b.start[q] + i, grown = 0;
             help_ok(forward_rows(f, b.rows + at, b.ids + at, 1, NULL, 0, NULL, err));
-            forward_importance(f, q, now);
+            help_ok(forward_importance(f, q, now, err));
             for (size_t j = 0; j < n; j++) {
                 if (!(now[j] >= before[j] && now[j] < 1)) ck_abort_msg("importance %g after %g", now[j], before[j]);
                 grown += now[j] > before[j];
@@ -546,7 +582,7 @@ START_TEST(test_importance_grows_from_zero)
     }
     forward_begin_questions(f, b.n_questions); // forgets
     for (uint32_t q = 0; q < b.n_questions; q++) {
-        forward_importance(f, q, now);
+        help_ok(forward_importance(f, q, now, err));
         memset(before, 0, n * sizeof *before);
         case_same("importance", now, before, n);
     }
@@ -610,6 +646,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_one_pass_is_stepwise);
     tcase_add_test(tc, test_batch_changes_nothing);
     tcase_add_test(tc, test_contexts_leave_no_trace);
+    tcase_add_test(tc, test_passes_open_at_once);
     tcase_add_test(tc, test_first_layer_against_the_file);
     tcase_add_test(tc, test_extras_for_observers);
     tcase_add_test(tc, test_importance_against_dense_attention);

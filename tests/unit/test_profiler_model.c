@@ -1,6 +1,9 @@
 // Damaged and hostile model files: each is refused with a message that names file and place, or opens; none crashes.
 #include "profiler/gguf.h"
 #include "test_profiler_cases.h"
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static void setup(void)
 {
@@ -35,7 +38,7 @@ static void refused(const patient *p, size_t size, kvb_status status, const char
     model *m = NULL;
     kvb_error err = {0};
     help_spew(help_path("bad.gguf"), p->data, size);
-    kvb_status got = model_open(&m, help_path("bad.gguf"), &backend_cpu, &err);
+    kvb_status got = model_open(&m, help_path("bad.gguf"), &backend_cpu, NULL, &err);
     ck_assert_ptr_null(m);
     ck_assert_msg(got != KVB_OK && (got == status || status == KVB_OK), "%s: %s, expected %s: %s", text,
                   kvb_status_name(got), kvb_status_name(status), err.message);
@@ -109,7 +112,7 @@ START_TEST(test_wrong_config)
         const char *text;
     } cases[] = {
         {"llama.block_count", 3, KVB_FORMAT, "tensor blk.2.attn_q.weight is missing, expected [64, 64]"},
-        {"llama.block_count", 1, KVB_UNSUPPORTED, "tensor 'blk.1.attn_norm.weight' is not part of"},
+        {"llama.block_count", 1, KVB_UNSUPPORTED, "tensor 'blk.1.attn_k.weight' is not part of"},
         {"llama.block_count", 0, KVB_FORMAT, "llama.block_count is 0, expected 1 to"},
         {"llama.block_count", UINT32_MAX, KVB_FORMAT, "llama.block_count is 4294967295"},
         {"llama.attention.head_count", 3, KVB_FORMAT, "3 query heads cannot share 2 KV heads"},
@@ -150,12 +153,91 @@ START_TEST(test_flipped_bits)
         kvb_error err = {0};
         p.data[bit / 8] ^= (unsigned char)(1u << bit % 8);
         help_spew(help_path("bad.gguf"), p.data, p.size);
-        if (model_open(&m, help_path("bad.gguf"), &backend_cpu, &err) != KVB_OK)
+        if (model_open(&m, help_path("bad.gguf"), &backend_cpu, NULL, &err) != KVB_OK)
             ck_assert_msg(strstr(err.message, "bad.gguf") != NULL, "bit %zu: %s", bit, err.message);
         model_free(m);
         p.data[bit / 8] ^= (unsigned char)(1u << bit % 8);
     }
     patient_close(&p);
+}
+END_TEST
+
+// ---- a file that is cut short or written while it is read ----
+
+static char victim[512];
+static long cut_to; // 0: only touched
+static int loads_left;
+static backend cutting;
+
+static dev_matrix cut_then_load(backend_device *on, const stored_matrix *w, bool keep_rows)
+{
+    if (loads_left-- == 0) {
+        if (cut_to) ck_assert_int_eq(truncate(victim, cut_to), 0);
+        else ck_assert_int_eq(utimensat(AT_FDCWD, victim, NULL, 0), 0);
+    }
+    return backend_cpu.matrix_load(on, w, keep_rows);
+}
+
+START_TEST(test_file_that_is_cut_while_it_is_read)
+{
+    patient p = patient_open();
+    snprintf(victim, sizeof victim, "%s", help_path("victim.gguf"));
+    cutting = backend_cpu;
+    cutting.matrix_load = cut_then_load;
+    for (int when = 0; when < 15; when += 2)
+        for (int how = 0; how < 3; how++) {
+            model *m = NULL;
+            kvb_error err = {0};
+            help_spew(victim, p.data, p.size);
+            loads_left = when;
+            cut_to = how == 0 ? 4096 : how == 1 ? (long)p.size - 5000 : 0;
+            ck_assert_int_eq(model_open(&m, victim, &cutting, NULL, &err), KVB_IO);
+            ck_assert_ptr_null(m);
+            ck_assert_msg(strstr(err.message, "victim.gguf") && strstr(err.message, "another program"), "%s",
+                          err.message);
+        }
+    loads_left = 1000;
+    help_spew(victim, p.data, p.size);
+    model *m = NULL;
+    help_ok(model_open(&m, victim, &cutting, NULL, err));
+    model_free(m);
+    patient_close(&p);
+}
+END_TEST
+
+// ---- options ----
+
+START_TEST(test_no_tokenizer_where_all_ids_are_given)
+{
+    patient p = patient_open();
+    const gguf_value *kind = gguf_find(&p.file, "tokenizer.ggml.model");
+    memcpy(bytes_at(kind->data), "what", 4); // a kind that nobody knows
+    help_spew(help_path("odd.gguf"), p.data, p.size);
+    model *m = NULL, *with = case_open(help_path("tiny.gguf"), &backend_cpu);
+    const model_options options = {.without_tokenizer = true};
+    help_fails(model_open(&m, help_path("odd.gguf"), &backend_cpu, NULL, err), KVB_UNSUPPORTED, "what");
+    help_ok(model_open(&m, help_path("odd.gguf"), &backend_cpu, &options, err));
+    ck_assert(!m->tokens && m->special.bos == with->special.bos && m->special.eos == with->special.eos &&
+              m->special.eot == with->special.eot && m->special.add_bos == with->special.add_bos);
+    ck_assert(model_ends_answer(m, m->special.eos) && !model_ends_answer(m, m->special.bos) &&
+              !model_ends_answer(m, -1));
+    model_free(m), model_free(with);
+    patient_close(&p);
+}
+END_TEST
+
+START_TEST(test_options)
+{
+    model *m = NULL;
+    help_ok(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.n_layers = 1, .pre = "qwen2"}, err));
+    ck_assert(m->config.n_layers == 1 && strcmp(tokenizer_pre(m->tokens), "qwen2") == 0);
+    model_free(m);
+    help_fails(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.n_layers = 3}, err), KVB_ARGUMENT,
+               "has 2 layers, 3 were asked for");
+    help_fails(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.pre = "none"}, err),
+               KVB_UNSUPPORTED, "none");
+    help_fails(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.statistics = "/none"}, err),
+               KVB_IO, "/none");
 }
 END_TEST
 
@@ -167,6 +249,9 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_weights_that_are_no_numbers);
     tcase_add_test(tc, test_wrong_config);
     tcase_add_test(tc, test_flipped_bits);
+    tcase_add_test(tc, test_file_that_is_cut_while_it_is_read);
+    tcase_add_test(tc, test_no_tokenizer_where_all_ids_are_given);
+    tcase_add_test(tc, test_options);
 }
 
 UNIT_MAIN("profiler model", fill)

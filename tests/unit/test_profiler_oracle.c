@@ -1,4 +1,5 @@
-// The factor of W_O W_O^T against the norm ||v W_O|| computed straight from the weights, and the weights w of methods.md 2.1 from it.
+// The factor of W_O W_O^T against the norm ||v W_O|| computed straight from the weights, and the weights w of
+// methods.md 2.1 from it.
 #include "profiler/oracle.h"
 #include "test_profiler_cases.h"
 
@@ -42,7 +43,8 @@ static double frobenius(const float *wo, const root_case *c, uint32_t h)
     return sqrt(square);
 }
 
-// Random vectors and all unit vectors. `slack` (times ||W|| ||v||) is for vectors near the null space, where the float factor ends.
+// Random vectors and all unit vectors. `slack` (times ||W|| ||v||) is for vectors near the null space, where the float
+// factor ends.
 static void check_root(const char *what, const float *wo, root_case c, double relative, double slack)
 {
     enum { VECTORS = 30 };
@@ -152,16 +154,16 @@ START_TEST(test_weights_of_a_layer)
             sum += norms[h * T + j] = naive_norm(wo, &c, h, v + ((size_t)h / 3 * T + j) * c.head_dim);
     for (uint32_t i = 0; i < c.n_heads * T; i++) want[i] = (float)(norms[i] / (sum + 1e-9));
     const backend *b = &backend_ref;
-    ck_assert(b->reserve(&(backend_limits){T, 1, 16, 64, s}));
-    dev w = b->alloc((size_t)c.n_heads * T), dr = b->alloc(ld * c.head_dim), dv = b->alloc(kv);
-    b->upload(dr, root, ld * c.head_dim);
-    b->upload(dv, v, kv);
-    b->value_weights(w, &(prefix_kv){.k = dv, .v = dv, .n_tokens = T}, dr, s);
-    b->download(got, w, (size_t)c.n_heads * T);
+    backend_device *on = case_device(b, &(backend_limits){T, 1, 16, 64, s});
+    dev w = b->alloc(on, (size_t)c.n_heads * T), dr = b->alloc(on, ld * c.head_dim), dv = b->alloc(on, kv);
+    b->upload(on, dr, root, ld * c.head_dim);
+    b->upload(on, dv, v, kv);
+    b->value_weights(on, w, &(prefix_kv){.k = dv, .v = dv, .n_tokens = T}, dr, s);
+    b->download(on, got, w, (size_t)c.n_heads * T);
     case_near("w", got, want, (size_t)c.n_heads * T, 1e-5 / (c.n_heads * T));
     ck_assert_float_eq(got[3], 0);
-    b->release(w), b->release(dr), b->release(dv);
-    b->reserve(&(backend_limits){0});
+    b->release(on, w), b->release(on, dr), b->release(on, dv);
+    b->close(on);
     free(wo), free(v), free(root);
 }
 END_TEST

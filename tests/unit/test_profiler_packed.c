@@ -1,4 +1,5 @@
-// Products of packed.h against sums in double: each precision's error over awkward shapes, and that a row's bits are its own.
+// Products of packed.h against sums in double: each precision's error over awkward shapes, and that a row's bits are
+// its own.
 #include "profiler/linalg.h"
 #include "profiler/packed.h"
 #include "profiler/packed_steps.h"
@@ -137,7 +138,8 @@ START_TEST(test_any_rows)
 }
 END_TEST
 
-// There too: a product that is added to what c holds, within its rows and columns. More terms than are near at a time are added in turn.
+// There too: a product that is added to what c holds, within its rows and columns. More terms than are near at a time
+// are added in turn.
 START_TEST(test_added)
 {
     enum { M = 40, N = 72, APART = 80 };
@@ -162,8 +164,8 @@ START_TEST(test_added)
 }
 END_TEST
 
-// Weights kept as whole numbers: the values are those that went in, products are as good as with float32 weights, and a third part is left
-// out only where there is none.
+// Weights kept as whole numbers: the values are those that went in, products are as good as with float32 weights, and a
+// third part is left out only where there is none.
 START_TEST(test_steps)
 {
     enum { M = 40, N = 72, K = 192, BLOCKS = K / STEP_TERMS };
@@ -204,7 +206,8 @@ START_TEST(test_steps)
 }
 END_TEST
 
-// On the tile unit: some columns and terms of a product, whose parts of b are left for other rows, have the bits of all of it.
+// On the tile unit: some columns and terms of a product, whose parts of b are left for other rows, have the bits of all
+// of it.
 START_TEST(test_part_of_a_product)
 {
     enum { M = 32, N = 160, K = 96 };

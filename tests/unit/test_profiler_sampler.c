@@ -1,4 +1,5 @@
-// Philox against the published vectors, the uniform numbers and the draws against their distributions, and what a draw depends on.
+// Philox against the published vectors, the uniform numbers and the draws against their distributions, and what a draw
+// depends on.
 #include "profiler/sampler.h"
 #include "test_profiler_cases.h"
 #include <gsl/gsl_cdf.h>
@@ -26,8 +27,8 @@ START_TEST(test_philox_vectors) // kat_vectors of Random123, philox4x32 with 10 
 }
 END_TEST
 
-// Chi-square of observed counts against probabilities; cells with fewer than five expected go together. Fails above the 99.9 % quantile:
-// the seeds are fixed, so that it fails always or never.
+// Chi-square of observed counts against probabilities; cells with fewer than five expected go together. Fails above
+// the 99.9 % quantile: the seeds are fixed, so that it fails always or never.
 static void chi_square(const char *what, const uint64_t *seen, const double *probability, size_t n, double draws)
 {
     double sum = 0, rest_seen = 0, rest_expected = 0;

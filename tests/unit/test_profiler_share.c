@@ -1,5 +1,5 @@
-// The plan that shares a profile out: everything is done exactly once, evenly, and every process finds the same plan. And
-// the memory that a run takes: linear in T, and never more questions at a time than fit.
+// The plan that shares a profile out: everything is done exactly once, evenly, and every process finds the same plan.
+// And the memory that a run takes: linear in T, and never more questions at a time than fit.
 #include "profiler/profile.h"
 #include "test_profiler_cases.h"
 
@@ -23,7 +23,7 @@ static made_job *job_make(uint32_t seed, uint32_t n_contexts, uint32_t n_questio
 {
     made_job *j = case_alloc(1, sizeof *j);
     memset(j, 0, sizeof *j);
-    j->m.device = &backend_cpu;
+    j->m.device = case_device(&backend_cpu, NULL);
     j->m.config = (model_config){.n_layers = 30,
                                  .n_heads = 9,
                                  .n_kv_heads = 3,
@@ -48,7 +48,14 @@ static made_job *job_make(uint32_t seed, uint32_t n_contexts, uint32_t n_questio
     return j;
 }
 
-// Takes all shares and checks that they cover what `state` leaves exactly once. Returns the balance: heaviest / (total / n).
+static void job_free(made_job *j)
+{
+    backend_cpu.close(j->m.device);
+    free(j);
+}
+
+// Takes all shares and checks that they cover what `state` leaves exactly once. Returns the balance: heaviest / (total
+// / n).
 static double check_cover(const made_job *j, const uint8_t *state, uint32_t n)
 {
     size_t size = profile_state_size(&j->job);
@@ -103,7 +110,7 @@ START_TEST(test_every_question_once)
         ck_assert_uint_eq(share.n, 0);
         profile_share_free(&share);
         free(state);
-        free(j);
+        job_free(j);
     }
 }
 END_TEST
@@ -123,7 +130,7 @@ START_TEST(test_one_process_follows_the_calibration)
     profile_share_free(&share);
     help_fails(profile_share_out(&share, &j->m, &j->job, NULL, 4, 4, err), KVB_ARGUMENT, "share 5 of 4");
     help_fails(profile_share_out(&share, &j->m, &j->job, NULL, 0, 0, err), KVB_ARGUMENT, "share");
-    free(j);
+    job_free(j);
 }
 END_TEST
 
@@ -135,7 +142,7 @@ START_TEST(test_shares_are_even)
     ck_assert_double_lt(check_cover(j, NULL, 2), 1.02);
     ck_assert_double_lt(check_cover(j, NULL, 4), 1.05);
     ck_assert_double_lt(check_cover(j, NULL, 8), 1.15);
-    free(j);
+    job_free(j);
     j = job_make(4, 1, 1, 4000);
     j->contexts[0].n_questions = 30;
     j->job.n_pairs = 30;
@@ -147,7 +154,7 @@ START_TEST(test_shares_are_even)
         ck_assert_double_lt(share.heaviest, whole * (1.0 / n + 0.15));
         profile_share_free(&share);
     }
-    free(j);
+    job_free(j);
 }
 END_TEST
 
@@ -160,7 +167,7 @@ START_TEST(test_nothing_to_share)
     ck_assert_uint_eq(share.n, 1);
     ck_assert_double_eq_tol(share.total, profile_flops(&j->m, &j->job), 1e-9 * share.total);
     profile_share_free(&share);
-    free(j);
+    job_free(j);
 }
 END_TEST
 
@@ -173,11 +180,12 @@ START_TEST(test_memory_is_linear)
         j->job.max_tokens = 8192u << i;
         profile_memory m = profile_memory_of(&j->m, &j->job, &o, 1);
         bytes[i] = profile_memory_total(&m);
-        // Keys and values of 30 layers, kept once; where attention reads packed ones, one layer more while it is prefilled.
+        // Keys and values of 30 layers, kept once; where attention reads packed ones, one layer more while it is
+        // prefilled.
         uint64_t layer = 2ull * 3 * 64 * 4 * j->job.max_tokens;
         ck_assert_uint_ge(m.cache, 30 * layer);
         ck_assert_uint_le(m.cache, 31 * layer);
-        free(j);
+        job_free(j);
     }
     // Doubling T adds twice as much as the doubling before: f(4T) - f(2T) = 2 (f(2T) - f(T)).
     for (int i = 0; i < 2; i++)
@@ -216,7 +224,7 @@ START_TEST(test_batches_fit_into_memory)
     o.batch = 4;
     help_ok(profile_fit_batch(&j->job, &j->m, &o, err));
     ck_assert_uint_eq(j->job.max_questions, 4);
-    free(j);
+    job_free(j);
 }
 END_TEST
 

@@ -1,5 +1,5 @@
-// Stored query statistics: gathered as their definition says, whatever the cut into texts; written, read back and refused when damaged; and
-// Expected Attention with those of the context itself is Expected Attention.
+// Stored query statistics: gathered as their definition says, whatever the cut into texts; written, read back and
+// refused when damaged; and Expected Attention with those of the context itself is Expected Attention.
 #include "formats/file_read.h"
 #include "profiler/query_statistics.h"
 #include "test_profiler_cases.h"
@@ -83,11 +83,13 @@ START_TEST(files)
     uint32_t n;
     const char *path = help_path("queries.safetensors");
     query_statistics *s = gather_two(all, &n), *back;
+    memset(s->model_sha256, 'a', 64);
     help_ok(query_statistics_write(s, path, 2, n, err));
     help_ok(query_statistics_open(&back, path, L, H, D, err));
     case_same("mean", back->mean, s->mean, L * H * D);
     case_same("covariance", back->covariance, s->covariance, L * H * D * D);
     ck_assert_uint_eq(strlen(back->sha256), 64);
+    ck_assert_str_eq(back->model_sha256, s->model_sha256);
     query_statistics_free(back);
     help_fails(query_statistics_open(&back, path, L + 1, H, D, err), KVB_MISMATCH, "another shape");
     file_view view;

@@ -196,7 +196,8 @@ START_TEST(test_strict)
     kvb_budget_options strict = {.strict = 1};
     kvb_table *t = table_of(2, 2, 4, 1, (const double[]){0.9, 0.2, 0.97, 0.33});
     expect_counts(t, 20, NULL, (const uint32_t[]){2, 16, 1, 13}, 4);
-    // Missing 3 + 4 above a floor of 5: 11 and 8 above it, taken from the higher one until both are level, in turn after.
+    // Missing 3 + 4 above a floor of 5: 11 and 8 above it, taken from the higher one until both are level, in turn
+    // after.
     expect_counts(t, 20, &strict, (const uint32_t[]){5, 11, 5, 11}, 4);
     expect_counts(t, 4, &strict, (const uint32_t[]){4, 4, 4, 4}, 4); // T below the floor: keep all
     kvb_table_close(t);
@@ -211,8 +212,8 @@ START_TEST(test_blocks)
     kvb_budget_options block = {.block = 16}, strict = {.block = 4, .strict = 1};
     kvb_table *t = table_of(1, 4, 4, 1, (const double[]){0.99, 0.5, 0.25, 0.4});
     expect_counts(t, 100, NULL, (const uint32_t[]){1, 50, 75, 60}, 4);
-    // 186 tokens are 11.6 -> 12 blocks: whole ones 0 3 4 3, the two left to remainders 12 (head 3) and 11 (head 2); then
-    // head 0 needs one, from head 2 which has the most.
+    // 186 tokens are 11.6 -> 12 blocks: whole ones 0 3 4 3, the two left to remainders 12 (head 3) and 11 (head 2);
+    // then head 0 needs one, from head 2 which has the most.
     expect_counts(t, 100, &block, (const uint32_t[]){16, 48, 64, 64}, 4);
     expect_counts(t, 10, &block, (const uint32_t[]){10, 10, 10, 10}, 4); // one block reaches beyond T
     // 1 50 75 60 -> 46.5 -> 47 blocks of 4: 0 12 18 15 and the two left to heads 2 and 1; head 0 needs 2 for 5 tokens,

@@ -1,5 +1,6 @@
 // Reading tables: what a good one says, and that no damaged one gets through.
 #include "test_runtime_cases.h"
+#include <locale.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -94,7 +95,7 @@ static const struct {
     {"12,63", "63,12", KVB_FORMAT, "\"n_queries\""},
     {"12,63", "1,2,3", KVB_FORMAT, "\"n_queries\""},
     {"\"note\":", "\"sink\":", KVB_FORMAT, "\"sink\" is there twice"},
-    {"\"std\":", "\"ratio\":", KVB_FORMAT, "two tensors are named \"ratio\""},
+    {"\"std\":", "\"ratio\":", KVB_FORMAT, "header: \"ratio\" is there twice"},
     {"\"std\":", "\"stg\":", KVB_FORMAT, "tensor \"std\" is missing"},
     {"\"U8\"", "\"I8\"", KVB_FORMAT, "\"saturated\": expected dtype U8"},
     {"\"U8\"", "\"U4\"", KVB_UNSUPPORTED, "unknown dtype"},
@@ -116,6 +117,12 @@ static const struct {
     {"\"__metadata__\":{", "\"__metadata__\":[],\"x\":{", KVB_FORMAT, "__metadata__"},
     {",\"ratio\":{", ",\"__metadata__\":{}, \"ratio\":{", KVB_FORMAT, "twice"},
     {",\"ratio\":{", ",\"ratio\"={", KVB_FORMAT, "JSON object"},
+    {"unknown keys", "unknown\\u0000keys", KVB_FORMAT, "NUL"},
+    {"unknown keys", "unknown \xff keys", KVB_FORMAT, "expected UTF-8, found 0xff"},
+    {"\"dtype\":", "\"dtype\":\"F64\",\"dtype\":", KVB_FORMAT, "\"dtype\" is there twice"},
+    {"\\\"kernel\\\"", "\\\"window\\\"", KVB_FORMAT, "\"metric_parameters\": \"window\" is there twice"},
+    {"\\\"avg\\\"", "\\\"\\\\u0000\\\"", KVB_FORMAT, "\"metric_parameters\": byte 32: found a NUL"},
+    {"snapkv:", "snap\\u001b[2Jkv:", KVB_FORMAT, "\"metric\": expected printable characters"},
 };
 
 START_TEST(test_edited_headers)
@@ -305,6 +312,83 @@ START_TEST(test_files)
 }
 END_TEST
 
+// Escapes that only look like \u0000.
+START_TEST(test_backslashes)
+{
+    table_case c = case_default();
+    c.edit_from = "unknown keys";
+    c.edit_to = "\\\\u0000 \\u00001 \\u000a";
+    size_t size;
+    unsigned char *bytes = case_bytes(&c, &size, NULL);
+    kvb_table *t;
+    ck_assert_int_eq(kvb_table_open_memory(&t, bytes, size, "f", NULL, NULL), KVB_FORMAT); // \u00001 is a NUL and a 1
+    free(bytes);
+    c.edit_to = "\\\\u0000 \\u0001 \\u000a";
+    t = case_open(&c);
+    ck_assert_str_eq(kvb_table_metadata(t, "note"), "\\u0000 \1 \n are kept");
+    kvb_table_close(t);
+}
+END_TEST
+
+// A host program's locale may write 0,5, or 0\u066b5, whose point has two bytes. Where glibc's sources of locales are
+// there, they are made for this test.
+START_TEST(test_locales)
+{
+    static const char *const names[] = {"de_DE", "ps_AF"};
+    char folder[] = "/tmp/kvbudget-test-XXXXXX", command[256];
+    table_case c = case_default();
+    c.edit_from = "\"note\":\"unknown keys are kept\"";
+    c.edit_to = "\"constraints\":\"{\\\"least\\\":[0.25,0.5,0,0,1e-1,0],\\\"layer_cap\\\":[1,0.75,1]}\"";
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    setenv("LOCPATH", folder, 1);
+    uint32_t plain[6], keep[6];
+    kvb_table *t = case_open(&c);
+    ck_assert_int_eq(kvb_budgets(t, 0.9, 1000, NULL, plain, 6, NULL), KVB_OK);
+    ck_assert_uint_eq(plain[1], 500);
+    kvb_table_close(t);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        snprintf(command, sizeof command, "localedef -i %s -f UTF-8 %s/%s 2>/dev/null", names[i], folder, names[i]);
+        if (system(command) != 0 || !setlocale(LC_ALL, names[i])) {
+            printf("test_locales: %s cannot be made here\n", names[i]);
+            continue;
+        }
+        ck_assert_str_ne(localeconv()->decimal_point, ".");
+        t = case_open(&c);
+        ck_assert_int_eq(kvb_budgets(t, 0.9, 1000, NULL, keep, 6, NULL), KVB_OK);
+        ck_assert_mem_eq(keep, plain, sizeof keep);
+        ck_assert_str_eq(setlocale(LC_ALL, NULL), names[i]); // the host's stays as it was
+        kvb_table_close(t);
+    }
+    setlocale(LC_ALL, "C");
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    ck_assert_int_eq(system(command), 0);
+}
+END_TEST
+
+// A message is one line, without what a terminal would obey, and begins and ends as it should however long a path is.
+START_TEST(test_messages)
+{
+    char path[5000], *end;
+    kvb_table *t;
+    kvb_error err;
+    ck_assert_int_eq(kvb_table_open(&t, "no\n\033[2J\177\302\233\377 g\303\266ne.safetensors", NULL, &err), KVB_IO);
+    ck_assert_str_eq(err.message, "no??[2J???? g\303\266ne.safetensors: opening: No such file or directory");
+    for (size_t length = 300; length < 4090; length += 53) {
+        memset(path, 'a', length);
+        for (size_t i = 0; i + 1 < length; i += 2) memcpy(path + i, "\303\266", 2); // cut nowhere within a letter
+        memcpy(path, "begin", 5);
+        path[4] = 'n';
+        strcpy(path + length, "/end.safetensors");
+        ck_assert_int_eq(kvb_table_open(&t, path, NULL, &err), KVB_IO);
+        ck_assert_uint_lt(strlen(err.message), sizeof err.message);
+        ck_assert(strncmp(err.message, "begin", 4) == 0 && (end = strstr(err.message, "/end.safetensors: opening: ")));
+        ck_assert(strlen(end) > 30);
+        ck_assert_msg(length < 470 || strstr(err.message, " ... "), "%s", err.message);
+        ck_assert_ptr_null(strstr(err.message + 6, "?"));
+    }
+}
+END_TEST
+
 START_TEST(test_check)
 {
     table_case c = case_default();
@@ -350,6 +434,9 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_bit_flips);
     tcase_add_test(tc, test_hostile);
     tcase_add_test(tc, test_files);
+    tcase_add_test(tc, test_backslashes);
+    tcase_add_test(tc, test_locales);
+    tcase_add_test(tc, test_messages);
     tcase_add_test(tc, test_check);
 }
 

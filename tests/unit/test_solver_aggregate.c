@@ -290,7 +290,8 @@ START_TEST(shrinking_ends_at_uniform)
         loss_curves_shrink(&p.curves, 1);
         ck_assert_double_eq_tol(p.curves.total, total, 1e-9 * (1 + total));
         must(problem_solve(&p, &err), &err);
-        // Equal heads give up their blocks one after the other: they differ by one block of the common hull at the most.
+        // Equal heads give up their blocks one after the other: they differ by one block of the common hull at the
+        // most.
         for (int r = 0; r < TABLE_ROWS; r++) {
             const uint32_t *keep = p.allocation.keep + (size_t)r * 6;
             double of_head = certificate_loss(&p.curves, 0, 1, keep), all = certificate_loss(&p.curves, 0, 6, keep);

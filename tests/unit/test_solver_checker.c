@@ -39,7 +39,8 @@ START_TEST(agrees_with_the_certificate)
 }
 END_TEST
 
-// methods.md 2.5 by hand: at 3 tokens D is largest, 109 = 170 - 30 - 16 - 15, at the slope 15 of the block that greedy stops in.
+// methods.md 2.5 by hand: at 3 tokens D is largest, 109 = 170 - 30 - 16 - 15, at the slope 15 of the block that greedy
+// stops in.
 START_TEST(by_hand)
 {
     const double gains[16] = {30, 5, 25, 10, 2, 8, 12, 8, 16, 14, 12, 9, 9, 6, 2, 2};

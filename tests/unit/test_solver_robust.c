@@ -69,7 +69,8 @@ START_TEST(one_text_is_greedys_problem)
 }
 END_TEST
 
-// Losses are what they say, bounds hold for tables of every other kind, and the worst text is better off than with them.
+// Losses are what they say, bounds hold for tables of every other kind, and the worst text is better off than with
+// them.
 START_TEST(nothing_beats_the_bound)
 {
     kvb_error err = {0};

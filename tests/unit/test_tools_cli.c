@@ -1,6 +1,6 @@
 // Options, numbers and progress of the command line; the picture of the terminal.
 #include "tools/cli.h"
-#include "tools/heatmap.h"
+#include "tools/report/heatmap.h"
 #include "unit.h"
 #include <stdio.h>
 #include <string.h>

@@ -1,7 +1,8 @@
 """Next-token logits of every position of a text: kvbudget against transformers (float32, the same token ids).
 
 usage: compare_logits.py KVBUDGET MODEL.gguf TEXT [--tokens 1500] [--backend cpu]
-Prints the largest absolute difference and ends with PASS (<= 1e-3) or FAIL. Needs torch, transformers >= 4.56, < 5.3, gguf, numpy.
+Prints the largest absolute difference and ends with PASS (<= 1e-3) or FAIL. Needs torch, transformers >= 4.56, < 5.3,
+gguf, numpy.
 """
 import argparse
 import os
@@ -35,7 +36,9 @@ with torch.no_grad():
     theirs = model(ids).logits[0]
 difference = (ours - theirs).abs()
 same = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
-print(f"{ids.shape[1]} positions x {theirs.shape[1]} logits: largest difference {difference.max():.2e}, mean {difference.mean():.2e}, "
-      f"logits from {theirs.min():.1f} to {theirs.max():.1f}, same top token {same:.2%}")
+print(
+    f"{ids.shape[1]} positions x {theirs.shape[1]} logits: largest difference {difference.max():.2e}, mean "
+    f"{difference.mean():.2e}, "
+    f"logits from {theirs.min():.1f} to {theirs.max():.1f}, same top token {same:.2%}")
 print("PASS" if difference.max() <= a.tolerance else "FAIL")
 sys.exit(difference.max().item() > a.tolerance)

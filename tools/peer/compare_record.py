@@ -1,10 +1,11 @@
 """Scores and oracle of a kvbudget record against an f32 PyTorch port of the published protocol on the same tokens.
 
 usage: compare_record.py MODEL RECORD.h5 [--questions N]
-MODEL is the GGUF that was profiled, or a Hugging Face folder of the same weights. The token ids (context, suffix, answer) come from the
-record, so nothing depends on a sampler. Scores: SnapKV, KeyDiff and Expected Attention in each recorded variant, as LU-KV published
-them (:lukv) and by kvpress's own classes (:kvpress). Differences are relative to each head's maximum; ends with PASS (<= 1e-4) or FAIL.
-Needs torch, transformers >= 4.56, < 5.3, gguf, numpy, h5py, and kvpress 0.5.5 for the :kvpress variants.
+MODEL is the GGUF that was profiled, or a Hugging Face folder of the same weights. The token ids (context, suffix,
+answer) come from the record, so nothing depends on a sampler. Scores: SnapKV, KeyDiff and Expected Attention in each
+recorded variant, as LU-KV published them (:lukv) and by kvpress's own classes (:kvpress). Differences are relative to
+each head's maximum; ends with PASS (<= 1e-4) or FAIL. Needs torch, transformers >= 4.56, < 5.3, gguf, numpy, h5py, and
+kvpress 0.5.5 for the :kvpress variants.
 """
 import argparse
 import json
@@ -20,7 +21,8 @@ import hf_model
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("model")
 p.add_argument("record")
-p.add_argument("--questions", type=int, default=3, help="per context (the port prefills again for each, as the published code does)")
+p.add_argument("--questions", type=int, default=3,
+               help="per context (the port prefills again for each, as the published code does)")
 p.add_argument("--tolerance", type=float, default=1e-4)
 a = p.parse_args()
 
@@ -34,7 +36,7 @@ def value_norm(v, w_o):
     """||v W_O^(h)|| of every query head, over the layer's sum. v [G,T,d], w_o [D,H*d] -> [H,T]."""
     G, T, d = v.shape
     H = w_o.shape[1] // d
-    n = torch.stack([(v[h // (H // G)].double() @ w_o[:, h * d : (h + 1) * d].T.double()).norm(dim=-1) for h in range(H)])
+    n = torch.stack([(v[h // (H // G)].double() @ w_o[:, h * d:(h + 1) * d].T.double()).norm(dim=-1) for h in range(H)])
     return (n / (n.sum() + 1e-9)).float()
 
 
@@ -86,13 +88,15 @@ def score(name, mod, w, k, v):
     if name.startswith("snapkv:lukv"):
         return snapkv_lukv(w, k.shape[1], int(spec["window"]), int(spec["kernel"]))
     if name.startswith("ea:lukv"):
-        return expected_attention_lukv(mod, S["hidden"][0], k[0], v[0], m.model.rotary_emb, int(spec["sinks"]), int(spec["future"]), spec["epsilon"])
+        return expected_attention_lukv(mod, S["hidden"][0], k[0], v[0], m.model.rotary_emb, int(spec["sinks"]),
+                                       int(spec["future"]), spec["epsilon"])
     from kvpress import ExpectedAttentionPress, SnapKVPress
 
     if name.startswith("snapkv:kvpress"):
         press = SnapKVPress(window_size=int(spec["window"]), kernel_size=int(spec["kernel"]))
     elif name.startswith("ea:kvpress"):
-        press = ExpectedAttentionPress(n_future_positions=int(spec["future"]), n_sink=int(spec["sinks"]), epsilon=spec["epsilon"])
+        press = ExpectedAttentionPress(n_future_positions=int(spec["future"]), n_sink=int(spec["sinks"]),
+                                       epsilon=spec["epsilon"])
     else:
         return None
     mod.rotary_emb = m.model.rotary_emb
@@ -119,7 +123,10 @@ def report(what, ours, theirs):
     scale = theirs.abs().amax(-1, keepdim=True).clamp_min(1e-30)
     d = ((ours - theirs).abs() / scale).amax(-1)
     at = np.unravel_index(int(d.argmax()), d.shape)
-    print(f"  {what:28s} largest relative difference {d.max():.2e} (layer {at[0]}, head {at[1]}), mean over heads {d.mean():.2e}")
+    print(
+        f"  {what:28s} largest relative difference {d.max():.2e} (layer {at[0]}, head {at[1]}), mean over heads "
+        f"{d.mean():.2e}"
+    )
     worst = max(worst, d.max().item())
 
 
@@ -139,7 +146,8 @@ with torch.no_grad(), h5py.File(a.record) as f:
             ours, theirs = torch.from_numpy(c["scores"][n][:]), torch.stack([S["scores"][n][l] for l in range(L)])
             first = int(specs[n]["sinks"]) if n.startswith("ea:kvpress") else 0
             last = T - int(specs[n]["window"]) if n.startswith("snapkv") else T
-            report(n, ours[..., first:last], theirs[..., first:last])  # without the positions that get the maximum as a filler
+            # without the positions that get the maximum as a filler
+            report(n, ours[..., first:last], theirs[..., first:last])
         for q in sorted(c["questions"], key=int)[: a.questions]:
             g = c["questions"][q]
             if not g.attrs["n_queries"]:
@@ -150,6 +158,7 @@ with torch.no_grad(), h5py.File(a.record) as f:
             out = m(prompt, use_cache=True, logits_to_keep=1)
             for step in range(int(g.attrs["n_queries"])):
                 out = m(answer[:, step : step + 1], past_key_values=out.past_key_values, use_cache=True)
-            report(f"oracle, question {q}, {int(g.attrs['n_queries'])} queries", torch.from_numpy(g["oracle"][:]), S["best"])
+            report(f"oracle, question {q}, {int(g.attrs['n_queries'])} queries", torch.from_numpy(g["oracle"][:]),
+                   S["best"])
 print(f"worst {worst:.2e}: {'PASS' if worst <= a.tolerance else 'FAIL'}")
 sys.exit(worst > a.tolerance)

@@ -1,10 +1,12 @@
 """Every scorer against its peer on the same tensors of a real model (methods.md 6.40).
 
-usage: compare_scorers.py MODEL --text FILE [--tokens 2048] [--layers 0 9 29] [--lag 128] [--program build/tests/score_layer] [--fixture JSON]
-One float32 forward pass of transformers gives each layer's input; its projections are the queries, keys and values that both sides get.
-Prints, per metric, the largest difference as a share of the head's range over the positions that are really ranked, and for kept sets the
-tokens that differ. Ranks are judged by the scores that they rank, since equal keys of layer 0 differ by rounding alone.
-Exit status 1 when a difference exceeds 1e-4. Needs kvpress 0.5.5, torch, transformers >= 4.56, < 5.3.
+usage: compare_scorers.py MODEL --text FILE [--tokens 2048] [--layers 0 9 29] [--lag 128] [--program
+       build/tests/score_layer] [--fixture JSON]
+One float32 forward pass of transformers gives each layer's input; its projections are the queries, keys and values that
+both sides get. Prints, per metric, the largest difference as a share of the head's range over the positions that are
+really ranked, and for kept sets the tokens that differ. Ranks are judged by the scores that they rank, since equal keys
+of layer 0 differ by rounding alone. Exit status 1 when a difference exceeds 1e-4. Needs kvpress 0.5.5, torch,
+transformers >= 4.56, < 5.3.
 --fixture: pooled scores and kept positions of RocketKV's stage 1 from a published fixture (seed 1701).
 """
 import argparse
@@ -36,8 +38,9 @@ def difference(got, want, sinks, tail):
 
 
 def inversion(got, raw, sink):
-    """Of ranks within partitions: the most by which the peer's raw scores [G, partitions, lag] fail to ascend in our order, as a share of
-    their range. Tokens that the peer itself tells apart only by rounding may stand in either order: layer 0 has many equal keys."""
+    """Of ranks within partitions: the most by which the peer's raw scores [G, partitions, lag] fail to ascend in our
+    order, as a share of their range. Tokens that the peer itself tells apart only by rounding may stand in either
+    order: layer 0 has many equal keys."""
     ranks = got[:, sink:sink + raw.shape[1] * raw.shape[2]].reshape(raw.shape)
     ordered = raw.double().gather(-1, ranks.sort(dim=-1, stable=True).indices)
     return ((ordered.cummax(-1).values - ordered).amax() / (raw.max() - raw.min())).item()
@@ -62,7 +65,8 @@ def layers_of(path, text, tokens, wanted):
     inputs = {}
 
     def hook(i):
-        return lambda module, args, kw: inputs.__setitem__(i, kw.get("hidden_states", args[0] if args else None).detach())
+        return lambda module, args, kw: inputs.__setitem__(i,
+                                                           kw.get("hidden_states", args[0] if args else None).detach())
     for i in wanted:
         model.model.layers[i].self_attn.register_forward_pre_hook(hook(i), with_kwargs=True)
     with torch.no_grad():
@@ -78,14 +82,19 @@ def check_fixture(program, path):
     q = torch.randn(1, 4, 3, 8)[0]
     k = torch.randn(1, 2, 17, 8).half().float()[0]
     with tempfile.TemporaryDirectory() as folder:
-        for name, t in (("query_mean", torch.zeros(4, 8)), ("query_cov", torch.zeros(4, 8, 8)), ("q", q.transpose(0, 1)), ("q_raw", q.transpose(0, 1)), ("k", k), ("v", k), ("wo", torch.zeros(8, 32)),
-                        ("rope_frequency", torch.ones(4))):
+        for name, t in (("query_mean", torch.zeros(4, 8)), ("query_cov", torch.zeros(4, 8, 8)), ("q", q.transpose(0,
+                                                                                                                  1)),
+                        ("q_raw", q.transpose(0, 1)), ("k", k), ("v", k), ("wo", torch.zeros(8, 32)), ("rope_frequency",
+                                                                                                       torch.ones(4))):
             np.save(f"{folder}/{name}.npy", np.ascontiguousarray(t.numpy().astype("<f4")))
         s, = ours(program, folder, ["rocketkv:window=3:kernel=3"])
     want = torch.tensor(case["pooled"]).reshape(2, -1)
     error = ((s[:, :14] - want).abs() / (1 + want.abs())).max().item()
     same = sum(scorer_peers.top(s, case["capacity"]), []) == case["retained"]
-    print(f"{'rocketkv':52} published fixture, seed 1701: {error:.1e} of 1 + |score| (2e-5 allowed), kept positions {'equal' if same else 'DIFFER'}")
+    print(
+        f"{'rocketkv':52} published fixture, seed 1701: {error:.1e} of 1 + |score| (2e-5 allowed), kept positions "
+        f"{'equal' if same else 'DIFFER'}"
+    )
     return error <= 2e-5 and same
 
 
@@ -106,7 +115,8 @@ def main():
             cases = scorer_peers.scores(a.lag) + scorer_peers.stored_scores()
             start = time.time()
             got = ours(a.program, folder, [c[0] for c in cases])
-            print(f"# ours: {time.time() - start:.2f} s for {len(cases)} metrics, reading and writing included", file=sys.stderr)
+            print(f"# ours: {time.time() - start:.2f} s for {len(cases)} metrics, reading and writing included",
+                  file=sys.stderr)
             for (metric, who, function, sinks, tail, raw), s in zip(cases, got):
                 said[metric] = who
                 error = inversion(s, raw(layer), sinks) if raw else difference(s, function(layer), sinks, tail)
@@ -120,7 +130,8 @@ def main():
                     moved["kept: " + metric] = moved.get("kept: " + metric, 0) + differ
     for metric, error in worst.items():
         good &= error <= TOLERANCE
-        print(f"{metric:52} {said[metric]:56} {error:.1e}{'' if error <= TOLERANCE else '  MORE THAN ' + str(TOLERANCE)}")
+        print(
+            f"{metric:52} {said[metric]:56} {error:.1e}{'' if error <= TOLERANCE else '  MORE THAN ' + str(TOLERANCE)}")
     for metric, n in moved.items():
         good &= n == 0
         print(f"{metric:52} {said[metric]:56} {n} tokens differ{'' if n == 0 else '  EXPECTED NONE'}")

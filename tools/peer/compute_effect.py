@@ -1,11 +1,12 @@
 """What the precision of --compute does to a record and to the tables that are made from it.
 
-usage: compute_effect.py KVBUDGET MODEL CALIB.jsonl [--compute bf16x3 bf16] [--metric M] [--max-tokens N] [--questions N]
-Profiles in f32, then follows the same answers in f32 and in each precision, so that nothing but arithmetic differs. Prints, per precision: the
-largest and the mean difference of scores and oracle, relative to each head's largest value; then, for tables made from the first half of the
-questions, the largest change of a head's budget in tokens, and the loss of both tables on the second half (importance in f32 of what
-the metric's f32 ranking evicts, as a share of all; the protected tokens stay).
-Needs numpy and h5py.
+usage: compute_effect.py KVBUDGET MODEL CALIB.jsonl [--compute bf16x3 bf16] [--metric M] [--max-tokens N] [--questions
+       N]
+Profiles in f32, then follows the same answers in f32 and in each precision, so that nothing but arithmetic differs.
+Prints, per precision: the largest and the mean difference of scores and oracle, relative to each head's largest value;
+then, for tables made from the first half of the questions, the largest change of a head's budget in tokens, and the
+loss of both tables on the second half (importance in f32 of what the metric's f32 ranking evicts, as a share of all;
+the protected tokens stay). Needs numpy and h5py.
 """
 import argparse
 import json
@@ -37,7 +38,8 @@ def kvbudget(*arguments):
 
 
 def profile(calib, record, compute, *more):
-    kvbudget("profile", a.model, calib, "-o", record, "--ignore-eos", "--compute", compute, "-q", str(a.questions), *(["--max-tokens", str(a.max_tokens)] if a.max_tokens else []), *more)
+    kvbudget("profile", a.model, calib, "-o", record, "--ignore-eos", "--compute", compute, "-q", str(a.questions),
+             *(["--max-tokens", str(a.max_tokens)] if a.max_tokens else []), *more)
 
 
 def difference(ours, theirs):
@@ -64,14 +66,18 @@ with tempfile.TemporaryDirectory() as work:
     with h5py.File(at("drawn.h5")) as f, open(at("given.jsonl"), "w") as out:
         for cid, c in f["contexts"].items():
             questions = [c["questions"][q] for q in sorted(c["questions"], key=int)]
-            row = {"sample_id": cid, "context_ids": c["token_ids"][:].tolist(), "question_ids": [q["suffix_ids"][:].tolist() for q in questions],
-                   "answer_ids": [q["answer_ids"][:].tolist() for q in questions], "answer_prefix": ""}
+            row = {
+                "sample_id": cid, "context_ids": c["token_ids"][:].tolist(),
+                "question_ids": [q["suffix_ids"][:].tolist() for q in questions],
+                "answer_ids": [q["answer_ids"][:].tolist() for q in questions], "answer_prefix": ""
+            }
             out.write(json.dumps(row) + "\n")
     for compute in ["f32", *a.compute]:
         profile(at("given.jsonl"), at(f"{compute}.h5"), compute)
     for metric in a.metric:
         for compute in ["f32", *a.compute]:
-            kvbudget("solve", at(f"{compute}.h5"), "--metric", metric, "-q", str(max(a.questions // 2, 1)), "-o", at(f"{compute}-{metric}.safetensors"), "--quiet")
+            kvbudget("solve", at(f"{compute}.h5"), "--metric", metric, "-q", str(max(a.questions // 2, 1)), "-o",
+                     at(f"{compute}-{metric}.safetensors"), "--quiet")
     f32 = h5py.File(at("f32.h5"))
     for compute in a.compute:
         other = h5py.File(at(f"{compute}.h5"))
@@ -80,15 +86,29 @@ with tempfile.TemporaryDirectory() as work:
             for name in c["scores"]:
                 d = difference(other["contexts"][cid]["scores"][name][:], c["scores"][name][:])
                 print(f"  {cid} {name:20s} largest {d.max():.1e}, mean over heads {d.mean():.1e}")
-            d = np.concatenate([difference(other["contexts"][cid]["questions"][q]["oracle"][:], c["questions"][q]["oracle"][:]) for q in c["questions"]])
+            d = np.concatenate([
+                difference(other["contexts"][cid]["questions"][q]["oracle"][:], c["questions"][q]["oracle"][:])
+                for q in c["questions"]
+            ])
             print(f"  {cid} {'oracle':20s} largest {d.max():.1e}, mean over heads and questions {d.mean():.1e}")
         for metric in a.metric:
             for cid, c in f32["contexts"].items():
                 T, later = c["token_ids"].shape[0], sorted(c["questions"], key=int)[max(a.questions // 2, 1) :]
                 for ratio in a.ratios:
-                    both = [json.loads(kvbudget("budgets", at(f"{k}-{metric}.safetensors"), "--ratio", str(ratio), "--tokens", str(T), "--json")) for k in ("f32", compute)]
+                    both = [
+                        json.loads(
+                            kvbudget("budgets", at(f"{k}-{metric}.safetensors"), "--ratio", str(ratio), "--tokens",
+                                     str(T), "--json")) for k in ("f32", compute)
+                    ]
                     keep = [np.array(b["keep"]) for b in both]
-                    loss = [held_out_loss(c, metric, k, both[0]["sink"], both[0]["window"], later) if later else float("nan") for k in keep]
+                    loss = [
+                        held_out_loss(c, metric, k, both[0]["sink"], both[0]["window"], later)
+                        if later else float("nan") for k in keep
+                    ]
                     moved = np.abs(keep[0] - keep[1])
-                    print(f"  {metric:16s} {cid} {100 * ratio:.0f} % pruned: budgets differ by at most {moved.max()} of {T} tokens (mean {moved.mean():.1f}); "
-                          f"loss on {len(later)} other questions {100 * loss[0]:.3f} % with f32's table, {100 * loss[1]:.3f} % with {compute}'s")
+                    print(
+                        f"  {metric:16s} {cid} {100 * ratio:.0f} % pruned: budgets differ by at most {moved.max()} of "
+                        f"{T} tokens (mean {moved.mean():.1f}); "
+                        f"loss on {len(later)} other questions {100 * loss[0]:.3f} % with f32's table, "
+                        f"{100 * loss[1]:.3f} % with {compute}'s"
+                    )

@@ -1,12 +1,14 @@
-"""Holds `kvbudget eval` against PyTorch: the same kept positions by masked attention, and kvpress's LUKVPress on the same tables.
+"""Holds `kvbudget eval` against PyTorch: the same kept positions by masked attention, and kvpress's LUKVPress on the
+same tables.
 
 usage: eval_parity.py MODEL KEPT.jsonl [--tables TABLE.npy...] [--tolerance 1e-3] [--kvpress-tolerance 1e-2]
 
-KEPT.jsonl comes from `kvbudget eval ... --dump-kept KEPT.jsonl`: token ids, kept positions of every head, and the KL that eval found. For
-each line the context is prefilled with full attention by transformers in float32; then the continuation is teacher-forced once with every
-position visible, and once with those hidden, head by head, that eval evicted. The KL of both must be eval's within the tolerance.
-With --tables, lines of the allocator whose metric a table has are repeated in kvpress, which scores, selects and hides by itself. The .npy
-needs its JSON side-car, and must hold the table that eval was given. The last line is PASS or FAIL.
+KEPT.jsonl comes from `kvbudget eval ... --dump-kept KEPT.jsonl`: token ids, kept positions of every head, and the KL
+that eval found. For each line the context is prefilled with full attention by transformers in float32; then the
+continuation is teacher-forced once with every position visible, and once with those hidden, head by head, that eval
+evicted. The KL of both must be eval's within the tolerance. With --tables, lines of the allocator whose metric a table
+has are repeated in kvpress, which scores, selects and hides by itself. The .npy needs its JSON side-car, and must hold
+the table that eval was given. The last line is PASS or FAIL.
 """
 import argparse
 import json
@@ -38,7 +40,8 @@ def masked_attention(module, query, key, value, attention_mask, dropout=0.0, sca
     scores = scores.masked_fill(torch.ones(n, total, dtype=torch.bool).triu(total - n + 1), float("-inf"))
     hidden = getattr(module, "hidden", None)
     if hidden is not None:
-        scores[..., : hidden.shape[1]] = scores[..., : hidden.shape[1]].masked_fill(hidden.repeat_interleave(group, 0)[None, :, None], float("-inf"))
+        scores[..., :hidden.shape[1]] = scores[..., :hidden.shape[1]].masked_fill(
+            hidden.repeat_interleave(group, 0)[None, :, None], float("-inf"))
     return (scores.softmax(-1) @ v).transpose(1, 2).contiguous(), None
 
 
@@ -60,7 +63,8 @@ def log_p(context, following, hidden=None, press=None):
         model.config._attn_implementation = "kept"
         for layer, mask in zip(model.model.layers, hidden):
             layer.self_attn.hidden = mask
-    out = model(following, past_key_values=cache, position_ids=torch.arange(T, T + n)[None], cache_position=torch.arange(T, T + n))
+    out = model(following, past_key_values=cache, position_ids=torch.arange(T, T + n)[None],
+                cache_position=torch.arange(T, T + n))
     for layer in model.model.layers:
         layer.self_attn.hidden = layer.self_attn.masked_key_indices = None
     return out.logits[0].double().log_softmax(-1)
@@ -92,7 +96,9 @@ for line in open(a.kept, encoding="utf-8"):
         hidden[h, torch.tensor(positions, dtype=torch.long)] = False
     kl = divergence(full, log_p(context, following, hidden.view(layers, heads, T)))
     worst = max(worst, abs(kl - run["kl"]))
-    text = f"{run['text']:16s} {run['metric']:16s} {run['allocator']:10s} {run['ratio']:.2f}  eval {run['kl']:.6f}  masked {kl:.6f}  off {kl - run['kl']:+.1e}"
+    text = (
+        f"{run['text']:16s} {run['metric']:16s} {run['allocator']:10s} {run['ratio']:.2f}  eval {run['kl']:.6f}  "
+        f"masked {kl:.6f}  off {kl - run['kl']:+.1e}")
     if run["metric"] in tables and run["allocator"] == a.allocator and run["ratio"] > 0:
         curves, metadata = tables[run["metric"]]
         press = LUKVPress(scorer(metadata, 0.0), compression_ratio=run["ratio"], sink=run["sink"], window=run["window"])
@@ -103,7 +109,9 @@ for line in open(a.kept, encoding="utf-8"):
         worst_kvpress = max(worst_kvpress, abs(other - run["kl"]))
         text += f"  kvpress {other:.6f}  off {other - run['kl']:+.1e}"
     print(text, flush=True)
-print(f"largest difference: masked attention {worst:.2e} (allowed {a.tolerance:g})" + (f", kvpress {worst_kvpress:.2e} (allowed {a.kvpress_tolerance:g}), {np.mean(seconds):.2f} s a run" if seconds else ""))
+print(f"largest difference: masked attention {worst:.2e} (allowed {a.tolerance:g})" +
+      (f", kvpress {worst_kvpress:.2e} (allowed {a.kvpress_tolerance:g}), {np.mean(seconds):.2f} s a run"
+       if seconds else ""))
 good = references and worst <= a.tolerance and worst_kvpress <= a.kvpress_tolerance and (seconds or not tables)
 print("PASS" if good else "FAIL")
 raise SystemExit(0 if good else 1)

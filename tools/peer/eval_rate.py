@@ -1,12 +1,15 @@
-"""Runs per second of `kvbudget eval` against kvpress on the same work, measured one after the other, and their KLs side by side.
+"""Runs per second of `kvbudget eval` against kvpress on the same work, measured one after the other, and their KLs side
+by side.
 
-usage: eval_rate.py MODEL.gguf HF TABLE.npy... --ids IDS.npy... [--tokens 2048] [--ratios 0.5 0.8] [--program build/kvbudget] [--compute f32 ...]
+usage: eval_rate.py MODEL.gguf HF TABLE.npy... --ids IDS.npy... [--tokens 2048] [--ratios 0.5 0.8] [--program
+       build/kvbudget] [--compute f32 ...]
 Both sides get the same token ids (`kvbudget tokenize` writes them).
-HF is the same model as a Hugging Face folder (or the .gguf). Every TABLE.npy has its .json and .safetensors beside it. Both sides
-evict each text for every metric, ratio and allocator (uniform, AdaKV, the table) and teacher-force the next 64 tokens on the same number of
-threads. kvpress's time counts its compressed runs alone, each with its prefill, which a press needs; ours counts everything between the
-opened model and the last result: prefill, scores, the full cache's reference and the oracle, which kvpress's reference run is not charged for.
-Exit status 1 when a KL of uniform or table budgets differs by more than 1e-2 (relative 5 %). Needs the packages of kvpress_kl.py.
+HF is the same model as a Hugging Face folder (or the .gguf). Every TABLE.npy has its .json and .safetensors beside it.
+Both sides evict each text for every metric, ratio and allocator (uniform, AdaKV, the table) and teacher-force the next
+64 tokens on the same number of threads. kvpress's time counts its compressed runs alone, each with its prefill, which a
+press needs; ours counts everything between the opened model and the last result: prefill, scores, the full cache's
+reference and the oracle, which kvpress's reference run is not charged for. Exit status 1 when a KL of uniform or table
+budgets differs by more than 1e-2 (relative 5 %). Needs the packages of kvpress_kl.py.
 """
 import argparse
 import json
@@ -20,7 +23,11 @@ NEXT = 64  # as kvpress_kl.py has it
 
 def run_theirs(a):
     here = os.path.dirname(os.path.abspath(__file__))
-    command = [sys.executable, os.path.join(here, "kvpress_kl.py"), a.hf, *a.tables, "--texts", *a.ids, "--tokens", str(a.tokens), "--ratios", *map(str, a.ratios)]
+    command = [
+        sys.executable,
+        os.path.join(here, "kvpress_kl.py"), a.hf, *a.tables, "--texts", *a.ids, "--tokens",
+        str(a.tokens), "--ratios", *map(str, a.ratios)
+    ]
     out = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = {}
     for metric, ratio, kind, kl in re.findall(r"^(\S+)\s+([0-9.]+)\s+(\S+)\s+KL ([0-9.]+)", out, re.M):
@@ -31,8 +38,12 @@ def run_theirs(a):
 
 def run_ours(a, compute):
     tables = ["lukv=" + path.removesuffix(".npy") + ".safetensors" for path in a.tables]
-    command = [a.program, "eval", a.model, *tables, *a.ids, "--tokens", str(a.tokens), "--next", str(NEXT), "--ratio", ",".join(map(str, a.ratios)),
-               "-a", "uniform", "-a", "ada", "--compute", compute, "--bos", "no", "--json"]
+    command = [
+        a.program, "eval", a.model, *tables, *a.ids, "--tokens",
+        str(a.tokens), "--next",
+        str(NEXT), "--ratio", ",".join(map(str, a.ratios)), "-a", "uniform", "-a", "ada", "--compute", compute, "--bos",
+        "no", "--json"
+    ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found = {(r["metric"], r["ratio"], r["allocator"]): r["kl"]["value"] for r in json.loads(done.stdout)["results"]}
     n, seconds = re.search(r"^(\d+) runs in ([0-9.]+) s", done.stderr, re.M).groups()
@@ -56,13 +67,19 @@ def main():
     for compute in a.compute:
         ours, n, seconds = run_ours(a, compute)
         rate = n / seconds
-        print(f"kvbudget {compute:6} {n:4} runs  {seconds:7.1f} s  {rate:6.2f} a second  {rate / (n_theirs / seconds_theirs):5.1f} times as many")
+        print(
+            f"kvbudget {compute:6} {n:4} runs  {seconds:7.1f} s  {rate:6.2f} a second  "
+            f"{rate / (n_theirs / seconds_theirs):5.1f} times as many"
+        )
         for key in sorted(theirs):
             # kvpress's AdaKVPress protects no sinks and no window of its own, so its kept tokens are others.
             judged = key[2] != "ada"
             near = abs(ours[key] - theirs[key]) <= max(1e-2, 0.05 * theirs[key])
             good &= near or not judged
-            print(f"  {key[0]:16} {key[1]:.2f} {key[2]:8} KL {ours[key]:.4f}, kvpress {theirs[key]:.4f}{'' if near else '  differs' + ('' if judged else ' (not judged)')}")
+            print(
+                f"  {key[0]:16} {key[1]:.2f} {key[2]:8} KL {ours[key]:.4f}, kvpress "
+                f"{theirs[key]:.4f}{'' if near else '  differs' + ('' if judged else ' (not judged)')}"
+            )
     return 0 if good else 1
 
 

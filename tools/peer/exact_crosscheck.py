@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Compares the optimum of `kvbudget solve --exact` with two general solvers on small instances: HiGHS and OR-tools CP-SAT.
+"""Compares the optimum of `kvbudget solve --exact` with two general solvers on small instances: HiGHS and OR-tools
+CP-SAT.
 
   exact_crosscheck.py [--rounds N] [--constrained N] [--seed S] [--ratios 10,50,90] [-v]
 
@@ -8,9 +9,9 @@ by layer; then --constrained N times each kind with constraints drawn at random:
 floors, ceilings, pins. Importances are whole numbers, so that every loss is one too: the three optima must be equal,
 not close, and the program's budgets must reach them and keep to the constraints. Here loss curves and constraints are
 made again from the arrays in NumPy; nothing of kvbudget's is reused. Wishes that the program refuses must be
-contradictions, and rows that it calls saturated must be those whose lower limits exceed the budget. Exit status 1 at the
-first difference. Needs numpy, highspy and ortools (a virtual environment); the kinds: random, heavy-tailed, tied, all
-zero, constant, perfect metric, one head, T = protected + 1, saturated.
+contradictions, and rows that it calls saturated must be those whose lower limits exceed the budget. Exit status 1 at
+the first difference. Needs numpy, highspy and ortools (a virtual environment); the kinds: random, heavy-tailed, tied,
+all zero, constant, perfect metric, one head, T = protected + 1, saturated.
 """
 import argparse
 import json
@@ -128,7 +129,8 @@ def make_model(loss, shape, floor, scope, c):
 
 
 def contradicts(model):
-    """Whether no budgets at all keep to the limits (levels aside, which can always be had at one's lower limits or not)."""
+    """Whether no budgets at all keep to the limits (levels aside, which can always be had at one's lower limits or
+    not)."""
     low = [head[0] for head in model["heads"]]
     high = [head[0] + len(head[1]) - 1 for head in model["heads"]]
     if any(not head[1] for head in model["heads"]) or any(sum(low[h] for h in m) > cap for m, cap in model["caps"]):
@@ -142,7 +144,8 @@ def contradicts(model):
                 most += min(cap, sum(high[h] for h in members))
         span.append((sum(low[h] for h in group), most))
     ranks = model["ranks"]
-    return any(max(s[0] for s in span[g : g + ranks]) > min(s[1] for s in span[g : g + ranks]) for g in range(0, len(span), ranks))
+    return any(
+        max(s[0] for s in span[g:g + ranks]) > min(s[1] for s in span[g:g + ranks]) for g in range(0, len(span), ranks))
 
 
 def linear(model, budget, variable, at_most, exactly):
@@ -180,7 +183,8 @@ def highs(model, budget):
     for option in ("mip_rel_gap", "mip_abs_gap"):
         h.setOptionValue(option, 0.0)
     total = lambda x, k: sum(int(w) * v for v, w in zip(x, k))
-    cost = linear(model, budget, h.addBinary, lambda x, k, most: h.addConstr(total(x, k) <= most), lambda x, k, sum_: h.addConstr(total(x, k) == sum_))
+    cost = linear(model, budget, h.addBinary, lambda x, k, most: h.addConstr(total(x, k) <= most),
+                  lambda x, k, sum_: h.addConstr(total(x, k) == sum_))
     h.minimize(sum(c * v for c, v in cost))
     if h.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
         return None
@@ -195,7 +199,8 @@ def cp_sat(model, budget):
 
     m = cp_model.CpModel()
     total = lambda x, k: sum(int(w) * v for v, w in zip(x, k))
-    cost = linear(model, budget, lambda: m.new_bool_var(""), lambda x, k, most: m.add(total(x, k) <= most), lambda x, k, sum_: m.add(total(x, k) == sum_))
+    cost = linear(model, budget, lambda: m.new_bool_var(""), lambda x, k, most: m.add(total(x, k) <= most),
+                  lambda x, k, sum_: m.add(total(x, k) == sum_))
     m.minimize(sum(c * v for c, v in cost))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -210,7 +215,8 @@ class Server:
     """cp_sat() in a process of its own: both packages bring a HiGHS library, and one process cannot hold the two."""
 
     def __init__(self):
-        self.process = subprocess.Popen([sys.executable, __file__, "--serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen([sys.executable, __file__, "--serve"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True)
 
     def solve(self, model, budget):
         print(json.dumps([model, budget]), file=self.process.stdin, flush=True)
@@ -238,7 +244,8 @@ def budgets_of(model, shape, scope, ratio, constrained, block):
     layers, heads, tokens = shape
     size = (1 if scope == "layer" else layers) * heads * tokens
     # Without constraints the number of pruned tokens is rounded, as the paper does it; with them no budget is exceeded.
-    left = math.floor(size - ratio * size + 1e-6) if constrained else size - round(ratio * (size // tokens // heads) * heads * tokens)
+    left = math.floor(size - ratio * size +
+                      1e-6) if constrained else size - round(ratio * (size // tokens // heads) * heads * tokens)
     given = left // block // model["ranks"]
     low = [sum(model["heads"][h][0] for h in group) for group in model["groups"]]
     ranks = model["ranks"]
@@ -271,7 +278,8 @@ def compare(instance, scope, c, options, ratios, folder, server, verbose):
         if not contradicts(model) and not raised and not c["levels"] and highs(model, least) is not None:
             sys.exit(f"REFUSED: {kind} {shape} {protection} {options}: there are solutions")
         return 0, 0, 1
-    rows, keep = {round(100 * r["ratio"]): (i, r) for i, r in enumerate(json.loads(out)[0]["rows"])}, np.load(folder / "keep.npy")[0]
+    rows, keep = {round(100 * r["ratio"]): (i, r)
+                  for i, r in enumerate(json.loads(out)[0]["rows"])}, np.load(folder / "keep.npy")[0]
     done = better = 0
     for ratio in ratios:
         if ratio not in rows: # beyond what floors and pins allow
@@ -285,11 +293,16 @@ def compare(instance, scope, c, options, ratios, folder, server, verbose):
         mine = keep[at].reshape(-1)
         reached = sum(int(curve[b]) for curve, b in zip(loss, mine))
         if verbose:
-            print(f"{kind}, {scope}, {ratio} % {options[10:]}: {found:.6f}, budgets {reached}, HiGHS {expected}, CP-SAT {second}")
-        if (expected is None or abs(found - expected) > 1e-6 or reached != expected or expected != second or not row["proved"]
-                or bool(row["saturated"]) != raised or not keeps_to(mine, model, shape, c)):
-            sys.exit(f"DIFFERENT: {kind} {shape} {protection} {scope} {ratio} % {options[10:]} {chosen}: kvbudget {found}, its budgets {reached} "
-                     f"{mine}, saturated {row['saturated']}/{raised}, HiGHS {expected}, CP-SAT {second}")
+            print(
+                f"{kind}, {scope}, {ratio} % {options[10:]}: {found:.6f}, budgets {reached}, HiGHS {expected}, CP-SAT "
+                f"{second}"
+            )
+        if (expected is None or abs(found - expected) > 1e-6 or reached != expected or expected != second
+                or not row["proved"] or bool(row["saturated"]) != raised or not keeps_to(mine, model, shape, c)):
+            sys.exit(
+                f"DIFFERENT: {kind} {shape} {protection} {scope} {ratio} % {options[10:]} {chosen}: kvbudget {found}, "
+                f"its budgets {reached} "
+                f"{mine}, saturated {row['saturated']}/{raised}, HiGHS {expected}, CP-SAT {second}")
         done += 1
         better += row["greedy"] > row["optimum"] * (1 + 1e-9)
     return done, better, 0
@@ -304,8 +317,9 @@ def check(kind, rng, ratios, folder, server, draws, verbose):
     np.save(steps / "context_a" / "question_0.npy", importance)
     run("import", steps, "-o", folder / "run.h5", "--force")
     tokens = scores.shape[2]
-    instance = (kind, loss_curves(scores, importance, sink, window), scores.shape, max(round((1.0 - 0.99) * tokens), sink + window),
-                ("--sink", sink, "--window", window), total_mass(importance, sink, window))
+    instance = (kind, loss_curves(scores, importance, sink, window), scores.shape,
+                max(round((1.0 - 0.99) * tokens),
+                    sink + window), ("--sink", sink, "--window", window), total_mass(importance, sink, window))
     results = [np.zeros(3, int), np.zeros(3, int)]
     for scope in ("global", "layer"):
         results[0] += compare(instance, scope, NOTHING, (), ratios, folder, server, verbose)
@@ -338,10 +352,15 @@ def main():
         for kind in KINDS:
             sums = [np.zeros(3, int), np.zeros(3, int)]
             for _ in range(arguments.rounds):
-                for total, one in zip(sums, check(kind, rng, ratios, pathlib.Path(folder), server, arguments.constrained, arguments.verbose)):
+                for total, one in zip(
+                        sums,
+                        check(kind, rng, ratios, pathlib.Path(folder), server, arguments.constrained,
+                              arguments.verbose)):
                     total += one
-            print(f"{kind:15} {sums[0][0]:4d} optima equal, greedy above {sums[0][1]:3d} of them; constrained: {sums[1][0]:4d} equal, "
-                  f"greedy above {sums[1][1]:3d}, {sums[1][2]} contradictions refused", flush=True)
+            print(
+                f"{kind:15} {sums[0][0]:4d} optima equal, greedy above {sums[0][1]:3d} of them; constrained: "
+                f"{sums[1][0]:4d} equal, "
+                f"greedy above {sums[1][1]:3d}, {sums[1][2]} contradictions refused", flush=True)
     server.close()
     print("kvbudget = HiGHS = CP-SAT everywhere")
 

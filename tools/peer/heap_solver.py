@@ -1,10 +1,11 @@
-"""A plain heap in Python, as methods.md 2.5 describes the published solver: the stand-in that bench_solver is timed beside.
+"""A plain heap in Python, as methods.md 2.5 describes the published solver: the stand-in that bench_solver is timed
+beside.
 
-heap_solver.py PROBLEM [CSV]: PROBLEM is what `bench_solver greedy PROBLEM` writes: five little-endian u32 (layers, KV heads,
-tokens, sink, window), then for every head the oracle's importance in the metric's order, f32 [heads, tokens - sink -
-window]. The order is given, since all questions of a context share it. Prints seconds, and the tokens kept at 50 %; and, with what bench_solver printed about the same problem in CSV, how
-many times as fast that is.
-Standard library only: one token per pop, as described.
+heap_solver.py PROBLEM [CSV]: PROBLEM is what `bench_solver greedy PROBLEM` writes: five little-endian u32 (layers, KV
+heads, tokens, sink, window), then for every head the oracle's importance in the metric's order, f32 [heads, tokens -
+sink - window]. The order is given, since all questions of a context share it. Prints seconds, and the tokens kept at 50
+%; and, with what bench_solver printed about the same problem in CSV, how many times as fast that is. Standard library
+only: one token per pop, as described.
 """
 import array
 import heapq
@@ -14,7 +15,8 @@ import time
 
 
 def discard_slopes(gains):
-    """Cost of dropping the worst, second worst, .. token of one head, made convex: the lower hull of its running sum."""
+    """Cost of dropping the worst, second worst, .. token of one head, made convex: the lower hull of its running
+    sum."""
     points, sums, total = [], [0.0], 0.0
     for gain in reversed(gains):
         total += gain

@@ -19,5 +19,6 @@ def load(path, attention="sdpa", tokenizer=True):
         folder, kw = os.path.dirname(os.path.abspath(path)), {"gguf_file": os.path.basename(path)}
     else:
         folder, kw = path, {}
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention, **kw).eval()
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention,
+                                                 **kw).eval()
     return model, AutoTokenizer.from_pretrained(folder, **kw) if tokenizer else None

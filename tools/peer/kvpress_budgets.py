@@ -1,14 +1,16 @@
 """Compares kvbudget's budgets and kept positions with kvpress's, head by head.
 
-usage: kvpress_budgets.py TABLE.npy TABLE.safetensors KVBUDGET [LIBKVBUDGET.so]      a table that was solved and exported
+usage: kvpress_budgets.py TABLE.npy TABLE.safetensors KVBUDGET [LIBKVBUDGET.so]      a table that was solved and
+       exported
        kvpress_budgets.py --random KVBUDGET [LIBKVBUDGET.so]                         random tables of several shapes
 
 KVBUDGET is the program (build/kvbudget), LIBKVBUDGET.so the shared library, by default the one beside the program.
 Needs a virtual environment: pip install torch transformers==5.2.0 kvpress==0.5.5 safetensors
 
-A tiny random Llama with the table's layers and KV heads prefills T tokens under kvpress's LUKVPress, for 11 ratios and four
-lengths. Counts and kept positions are read back from masked_key_indices. They must equal `kvbudget budgets --json` in every
-head, and kvb_select on the same scores (random float32 with ties) in every position. The last line is PASS or FAIL.
+A tiny random Llama with the table's layers and KV heads prefills T tokens under kvpress's LUKVPress, for 11 ratios and
+four lengths. Counts and kept positions are read back from masked_key_indices. They must equal `kvbudget budgets --json`
+in every head, and kvb_select on the same scores (random float32 with ties) in every position. The last line is PASS or
+FAIL.
 """
 import ctypes
 import json
@@ -27,7 +29,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 RATIOS = [0.01, 0.1, 0.125, 0.25, 0.333, 0.5, 0.575, 0.8, 0.9, 0.965, 0.99]
 LENGTHS = [13, 101, 997, 4099]
-# (layers, KV heads, sink, window) of the random tables; 16 and 40 heads walk through other parts of torch's sum and topk
+# (layers, KV heads, sink, window) of the random tables; 16 and 40 heads walk through other parts of torch's sum and
+# topk
 SHAPES = [(3, 8, 4, 1), (4, 3, 4, 32), (2, 1, 0, 0), (2, 16, 4, 1), (2, 40, 0, 64)]
 
 
@@ -45,28 +48,32 @@ class Library:
     def __init__(self, path):
         self.lib = ctypes.CDLL(os.path.abspath(path))
         u32p = ctypes.POINTER(ctypes.c_uint32)
-        self.lib.kvb_select.argtypes = [ctypes.POINTER(ctypes.c_float)] + [ctypes.c_uint32] * 4 + [u32p, ctypes.c_size_t, ctypes.c_void_p]
+        self.lib.kvb_select.argtypes = [ctypes.POINTER(ctypes.c_float)
+                                        ] + [ctypes.c_uint32] * 4 + [u32p, ctypes.c_size_t, ctypes.c_void_p]
 
     def select(self, scores, keep, sink, window):
         scores = np.ascontiguousarray(scores, dtype=np.float32)
         positions = np.empty(keep, dtype=np.uint32)
-        status = self.lib.kvb_select(scores.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(scores), keep, sink, window,
-                                     positions.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32)), keep, None)
+        status = self.lib.kvb_select(scores.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(scores), keep, sink,
+                                     window, positions.ctypes.data_as(ctypes.POINTER(ctypes.c_uint32)), keep, None)
         if status != 0:
             raise RuntimeError(f"kvb_select: status {status}")
         return positions
 
 
 def tiny_llama(layers, heads):
-    config = LlamaConfig(vocab_size=64, hidden_size=8 * heads, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=heads,
-                         num_key_value_heads=heads, head_dim=8, max_position_embeddings=8192, attn_implementation="sdpa")
+    config = LlamaConfig(vocab_size=64, hidden_size=8 * heads, intermediate_size=16, num_hidden_layers=layers,
+                         num_attention_heads=heads, num_key_value_heads=heads, head_dim=8, max_position_embeddings=8192,
+                         attn_implementation="sdpa")
     torch.manual_seed(1)
     return LlamaForCausalLM(config).eval()
 
 
 def random_scores(rng, layers, heads, tokens):
     """Half of the layers all distinct, half in plateaus as a max-pooled metric gives them."""
-    scores = [rng.random((1, heads, tokens)) if i % 2 else rng.integers(0, 9, (1, heads, tokens)) / 8 for i in range(layers)]
+    scores = [
+        rng.random((1, heads, tokens)) if i % 2 else rng.integers(0, 9, (1, heads, tokens)) / 8 for i in range(layers)
+    ]
     return [torch.from_numpy(s.astype(np.float32)) for s in scores]
 
 
@@ -108,7 +115,10 @@ def compare(npy, table, program, library, sink, window):
                     count = int(kept[head].sum())
                     if count != keep[layer, head]:
                         wrong_counts += 1
-                        print(f"T={tokens} ratio={ratio} layer {layer} head {head}: kvpress keeps {count}, kvbudget {keep[layer, head]}")
+                        print(
+                            f"T={tokens} ratio={ratio} layer {layer} head {head}: kvpress keeps {count}, kvbudget "
+                            f"{keep[layer, head]}"
+                        )
                         continue
                     positions = library.select(scores[layer][0, head].numpy(), count, sink, window)
                     if not np.array_equal(positions, np.flatnonzero(kept[head])):
@@ -126,12 +136,18 @@ def write_random_table(folder, index, layers, heads, sink, window):
     prune = np.clip(ratio[:, None, None] + rng.normal(0, 0.2, (99, layers, heads)), 0, 0.99)
     prune[::3] = np.round(prune[::3] * 4) / 4
     prune[::7] = prune[::7].mean(axis=2, keepdims=True)
-    numbers = {"n_layers": layers, "n_heads": heads, "n_kv_heads": heads, "head_dim": 8, "sink": sink, "window": window, "n_contexts": 1,
-               "n_questions": 1, "format_version": 1}
-    texts = dict.fromkeys(["tool_version", "architecture", "model_id", "model_sha256", "tokenizer_sha256", "calibration_sha256",
-                           "record_sha256"], "")
-    texts.update(format="kvbudget-table", metric="random", metric_parameters="{}", scope="global", aggregate="mean_ratio", hull="feasible",
-                 max_prune="0.99", calibration_tokens="997", n_queries="1,1", **{k: str(v) for k, v in numbers.items()})
+    numbers = {
+        "n_layers": layers, "n_heads": heads, "n_kv_heads": heads, "head_dim": 8, "sink": sink, "window": window,
+        "n_contexts": 1, "n_questions": 1, "format_version": 1
+    }
+    texts = dict.fromkeys([
+        "tool_version", "architecture", "model_id", "model_sha256", "tokenizer_sha256", "calibration_sha256",
+        "record_sha256"
+    ], "")
+    texts.update(format="kvbudget-table", metric="random", metric_parameters="{}", scope="global",
+                 aggregate="mean_ratio", hull="feasible", max_prune="0.99", calibration_tokens="997", n_queries="1,1",
+                 **{k: str(v)
+                    for k, v in numbers.items()})
     tensors = {name: ratio for name in ("ratio", "loss", "lower_bound", "lambda", "table_loss", "effective_ratio")}
     tensors = {name: value.copy() for name, value in tensors.items()}
     tensors.update(prune_ratio=prune, std=np.zeros_like(prune), saturated=np.zeros(99, np.uint8))
@@ -155,7 +171,8 @@ def main(arguments):
         return 2
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     program = arguments[0 if random else 2]
-    library = Library(arguments[-1] if len(arguments) in (2, 4) else os.path.join(os.path.dirname(program), "libkvbudget.so"))
+    library = Library(arguments[-1] if len(arguments) in (
+        2, 4) else os.path.join(os.path.dirname(program), "libkvbudget.so"))
     good = True
     if random:
         with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,10 @@
 """What tables are worth in kvpress: KL and NLL against the full cache, beside uniform and AdaKV budgets.
 
 usage: kvpress_kl.py MODEL TABLE.npy... --texts FILE... [--tokens 2048] [--ratios 0.8] [--no-ada]
-Each TABLE.npy comes with its JSON side-car, which says what metric it is for. Every text (plain, the contexts of a .jsonl, or token ids as .npy) is cut
-to TOKENS tokens, prefilled, compressed, and teacher-forced on its next 64 tokens. Prints the means over the texts, for every table the
-ratio of its KL to the uniform table's, and the runs per second (`kvbudget eval` prints its own). Needs kvpress 0.5.5, torch, transformers >= 4.56, < 5.3, gguf.
+Each TABLE.npy comes with its JSON side-car, which says what metric it is for. Every text (plain, the contexts of a
+.jsonl, or token ids as .npy) is cut to TOKENS tokens, prefilled, compressed, and teacher-forced on its next 64 tokens.
+Prints the means over the texts, for every table the ratio of its KL to the uniform table's, and the runs per second
+(`kvbudget eval` prints its own). Needs kvpress 0.5.5, torch, transformers >= 4.56, < 5.3, gguf.
 """
 import argparse
 import json
@@ -55,7 +56,8 @@ def next_logp(context, following, press):
     else:
         with press(model):
             model(context, past_key_values=cache, logits_to_keep=1)
-    out = model(following, past_key_values=cache, position_ids=torch.arange(T, T + n)[None], cache_position=torch.arange(T, T + n))
+    out = model(following, past_key_values=cache, position_ids=torch.arange(T, T + n)[None],
+                cache_position=torch.arange(T, T + n))
     for layer in model.model.layers:
         layer.self_attn.masked_key_indices = None
     return out.logits[0].log_softmax(-1)
@@ -85,7 +87,8 @@ for name, ids in read_texts():
                 if budgets is None:
                     press = AdaKVPress(scorer(metadata, ratio))
                 else:
-                    press = LUKVPress(scorer(metadata, 0.0), compression_ratio=ratio, sink=int(metadata["sink"]), window=int(metadata["window"]))
+                    press = LUKVPress(scorer(metadata, 0.0), compression_ratio=ratio, sink=int(metadata["sink"]),
+                                      window=int(metadata["window"]))
                     press._budget_curves = budgets
                 start = time.perf_counter()
                 y = next_logp(context, following, press)
@@ -98,5 +101,7 @@ for (metric, ratio, kind), v in results.items():
     kl, nll = np.mean(list(v.values()), 0)
     base = np.mean([x[0] for x in results[metric, ratio, "uniform"].values()])
     each = " ".join(f"{x[0]:.3f}" for x in v.values())
-    print(f"{metric:18s} {ratio:.2f} {kind:40s} KL {kl:.4f} ({kl / base:4.0%} of uniform)  NLL {nll:.3f}   by text {each}")
+    print(
+        f"{metric:18s} {ratio:.2f} {kind:40s} KL {kl:.4f} ({kl / base:4.0%} of uniform)  NLL {nll:.3f}   by text {each}"
+    )
 print(f"{len(seconds)} compressed runs, {np.mean(seconds):.2f} s each, {1 / np.mean(seconds):.2f} a second")

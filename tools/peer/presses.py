@@ -11,4 +11,5 @@ def scorer(metadata, ratio):
         return SnapKVPress(ratio, window_size=int(par["window"]), kernel_size=int(par["kernel"]))
     if name.startswith("keydiff"):
         return KeyDiffPress(ratio)
-    return ExpectedAttentionPress(ratio, n_future_positions=int(par["future"]), n_sink=int(par["sinks"]), epsilon=par["epsilon"])
+    return ExpectedAttentionPress(ratio, n_future_positions=int(par["future"]), n_sink=int(par["sinks"]),
+                                  epsilon=par["epsilon"])

@@ -1,10 +1,11 @@
 """Logits of small random models of many shapes: kvbudget against transformers, in every precision.
 
 usage: random_models.py KVBUDGET MODEL.gguf [--tokens 300] [--seed 1]
-The models are made here by transformers (llama architecture: MHA, GQA and MQA, odd head sizes, tied and own output matrix, scaled
-RoPE, float32 and bfloat16 tensors) and written as GGUF; MODEL lends its tokenizer. The judge is transformers in float64: kvbudget's f32 may be
-off by 4 times what transformers is in float32, bf16x3 by 64 times that, bf16 by 1.5 times what transformers is in bfloat16. Ends with PASS or FAIL.
-Needs torch, transformers >= 4.56, < 5.3, gguf, numpy.
+The models are made here by transformers (llama architecture: MHA, GQA and MQA, odd head sizes, tied and own output
+matrix, scaled RoPE, float32 and bfloat16 tensors) and written as GGUF; MODEL lends its tokenizer. The judge is
+transformers in float64: kvbudget's f32 may be off by 4 times what transformers is in float32, bf16x3 by 64 times that,
+bf16 by 1.5 times what transformers is in bfloat16. Ends with PASS or FAIL. Needs torch, transformers >= 4.56, < 5.3,
+gguf, numpy.
 """
 import argparse
 import copy
@@ -18,21 +19,28 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128
+}
 SHAPES = {
     "gqa 3:1": dict(hidden_size=192, num_attention_heads=6, num_key_value_heads=2, intermediate_size=500),
     "mha, head size 80": dict(hidden_size=320, num_attention_heads=4, num_key_value_heads=4, intermediate_size=700),
     "mqa 8:1": dict(hidden_size=256, num_attention_heads=8, num_key_value_heads=1, intermediate_size=333),
-    "head size 128, not width / heads": dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=128, intermediate_size=512),
+    "head size 128, not width / heads": dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2,
+                                             head_dim=128, intermediate_size=512),
     "head size 6, five heads": dict(hidden_size=30, num_attention_heads=5, num_key_value_heads=5, intermediate_size=77),
-    "own output matrix, theta 500000": dict(hidden_size=128, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256,
-                                            tie_word_embeddings=False, rope_theta=500000.0),
-    "llama3 rope": dict(hidden_size=128, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256, rope_theta=500000.0, rope_scaling=LLAMA3),
+    "own output matrix, theta 500000": dict(hidden_size=128, num_attention_heads=4, num_key_value_heads=2,
+                                            intermediate_size=256, tie_word_embeddings=False, rope_theta=500000.0),
+    "llama3 rope": dict(hidden_size=128, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256,
+                        rope_theta=500000.0, rope_scaling=LLAMA3),
     "linear rope": dict(hidden_size=128, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256,
                         rope_scaling={"rope_type": "linear", "factor": 4.0}),
-    "one layer, wide": dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=4, intermediate_size=4096, num_hidden_layers=1),
+    "one layer, wide": dict(hidden_size=1536, num_attention_heads=12, num_key_value_heads=4, intermediate_size=4096,
+                            num_hidden_layers=1),
 }
-FACTORS = {"f32": (torch.float32, 4), "bf16x3": (torch.float32, 64), "bf16": (torch.bfloat16, 1.5)}  # of the error of transformers in that type
+# of the error of transformers in that type
+FACTORS = {"f32": (torch.float32, 4), "bf16x3": (torch.float32, 64), "bf16": (torch.bfloat16, 1.5)}
 
 
 def interleave(weight, heads):
@@ -61,7 +69,8 @@ def write_gguf(path, model, lender, vocabulary, bfloat16):
         w.add_rope_scaling_factor(rope["factor"])
     w.add_tokenizer_model("gpt2")
     w.add_tokenizer_pre("smollm")
-    words, kinds = lender.fields["tokenizer.ggml.tokens"].contents(), lender.fields["tokenizer.ggml.token_type"].contents()
+    words, kinds = lender.fields["tokenizer.ggml.tokens"].contents(
+    ), lender.fields["tokenizer.ggml.token_type"].contents()
     w.add_token_list(words[:vocabulary])
     w.add_token_types(kinds[:vocabulary])
     known = set(words[:vocabulary])
@@ -72,9 +81,11 @@ def write_gguf(path, model, lender, vocabulary, bfloat16):
         plain = rope["rope_theta"] ** -(torch.arange(0, c.head_dim, 2).double() / c.head_dim)
         w.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq.double()).float().numpy())
     names = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
-    parts = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-             "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
-             "mlp.down_proj": "ffn_down"}
+    parts = {
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"
+    }
     for name, value in model.state_dict().items():
         if name == "lm_head.weight" and c.tie_word_embeddings:
             continue
@@ -87,7 +98,9 @@ def write_gguf(path, model, lender, vocabulary, bfloat16):
             out = names[name] + ".weight"
         value = value.contiguous()
         if bfloat16 and value.dim() == 2:
-            w.add_tensor(out, value.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+            w.add_tensor(out,
+                         value.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint8),
+                         raw_dtype=gguf.GGMLQuantizationType.BF16)
         else:
             w.add_tensor(out, value.numpy())
     w.write_header_to_file()
@@ -129,12 +142,19 @@ with tempfile.TemporaryDirectory() as folder:
             ids = torch.randint(20, vocabulary, (1, a.tokens))
             np.save(f"{folder}/ids.npy", ids[0].numpy().astype("<i4"))
             exact = logits_in(model, ids, torch.float64)
-            error = {kind: np.abs(logits_in(model, ids, kind) - exact).max() for kind in (torch.float32, torch.bfloat16)}
+            error = {
+                kind: np.abs(logits_in(model, ids, kind) - exact).max()
+                for kind in (torch.float32, torch.bfloat16)
+            }
             for compute, (kind, factor) in FACTORS.items():
-                subprocess.run([a.program, "logits", path, f"{folder}/ids.npy", "-o", f"{folder}/logits.npy", "--compute", compute], check=True)
+                subprocess.run([
+                    a.program, "logits", path, f"{folder}/ids.npy", "-o", f"{folder}/logits.npy", "--compute", compute
+                ], check=True)
                 off = np.abs(np.load(f"{folder}/logits.npy") - exact).max()
                 fine = bool(off <= factor * error[kind])
                 good &= fine
-                print(f"{name:34} {'bf16' if bfloat16 else 'f32 '} weights, --compute {compute:6}: off by {off:.1e}, {off / error[kind]:5.2f} times "
-                      f"transformers in {str(kind)[6:]}{'' if fine else '   FAIL'}", flush=True)
+                print(
+                    f"{name:34} {'bf16' if bfloat16 else 'f32 '} weights, --compute {compute:6}: off by {off:.1e}, "
+                    f"{off / error[kind]:5.2f} times "
+                    f"transformers in {str(kind)[6:]}{'' if fine else '   FAIL'}", flush=True)
 print("PASS" if good else "FAIL")

@@ -1,5 +1,6 @@
-"""Eviction scores by other code, from one attention layer's tensors: kvpress where it has the metric, else the published formula
-written out in PyTorch. Used by compare_scorers.py (real model) and tests/golden/make_scorers.py (golden data).
+"""Eviction scores by other code, from one attention layer's tensors: kvpress where it has the metric, else the
+published formula written out in PyTorch. Used by compare_scorers.py (real model) and tests/golden/make_scorers.py
+(golden data).
 
 Every function takes a Layer and gives scores [G, T] in float32, higher = keep.
 """
@@ -11,8 +12,8 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from kvpress import (CriticalKVPress, ExpectedAttentionPress, ExpectedAttentionStatsPress, KeyDiffPress, KnormPress, LagKVPress, ObservedAttentionPress, SnapKVPress,
-                     StreamingLLMPress, TOVAPress)
+from kvpress import (CriticalKVPress, ExpectedAttentionPress, ExpectedAttentionStatsPress, KeyDiffPress, KnormPress,
+                     LagKVPress, ObservedAttentionPress, SnapKVPress, StreamingLLMPress, TOVAPress)
 
 
 def stable_topk(x, k, dim=-1, sorted=True):
@@ -50,10 +51,12 @@ class Layer:
         return x.reshape(self.k.shape[0], self.group, *x.shape[1:])
 
     def press(self, press):
-        """The press's score, with torch.topk made to prefer lower positions where scores tie (SnapKV's window is one tie)."""
+        """The press's score, with torch.topk made to prefer lower positions where scores tie (SnapKV's window is one
+        tie)."""
         full = self.attention(self.T)[None] if isinstance(press, ObservedAttentionPress) else None
         with mock.patch("torch.topk", stable_topk):
-            s = press.score(self.module, self.x, self.k[None], self.v[None], full, {"position_embeddings": self.position_embeddings})
+            s = press.score(self.module, self.x, self.k[None], self.v[None], full,
+                            {"position_embeddings": self.position_embeddings})
         return s[0].float()
 
 
@@ -157,11 +160,15 @@ def lagkv(layer, sink, lag, mode="lag", cross=False, mean=False):
         s = torch.empty_like(s).scatter(-1, order, torch.arange(lag, dtype=s.dtype).expand_as(s)) / lag
     top = 1.0 if mean else 2.0
     G = layer.k.shape[0]
-    return torch.cat([torch.full((G, sink), top), s.reshape(G, -1), torch.full((G, layer.T - sink - s.shape[1] * lag), top)], 1)
+    return torch.cat(
+        [torch.full((G, sink), top),
+         s.reshape(G, -1),
+         torch.full((G, layer.T - sink - s.shape[1] * lag), top)], 1)
 
 
 def lagkv_kept(layer, sink, lag, ratio):
-    """Kept positions [G][...] of the published one-shot compression: int(ratio * lag) of every partition but the last."""
+    """Kept positions [G][...] of the published one-shot compression: int(ratio * lag) of every partition but the
+    last."""
     tk, tv, _ = lagkv_raw(layer, sink, lag, "lag")
     best = (tk + tv).topk(int(ratio * lag), -1).indices
     best = best + sink + lag * torch.arange(best.shape[1])[None, :, None]
@@ -187,7 +194,8 @@ def ea_press(**kw):
 
 
 def stored_statistics(layer):
-    """Mean [H, d] and covariance [H, d, d] (divisor n - 1) of the first half's queries before RoPE, as ExpectedAttentionStats takes them."""
+    """Mean [H, d] and covariance [H, d, d] (divisor n - 1) of the first half's queries before RoPE, as
+    ExpectedAttentionStats takes them."""
     q = layer.q_raw[:, 4:layer.T // 2]
     mean = q.mean(1)
     centered = q - mean[:, None]
@@ -203,38 +211,50 @@ def ea_stored(layer, **kw):
 
 def stored_scores():
     """As scores(), of the metrics that need stored statistics."""
-    return [("ea:kvpress:stored=1", "kvpress 0.5.5 ExpectedAttentionStatsPress(epsilon=0.02)", lambda a: ea_stored(a, epsilon=0.02), 4, 0, None),
+    return [("ea:kvpress:stored=1", "kvpress 0.5.5 ExpectedAttentionStatsPress(epsilon=0.02)",
+             lambda a: ea_stored(a, epsilon=0.02), 4, 0, None),
             ("ea:kvpress:epsilon=0:stored=1", "kvpress 0.5.5 ExpectedAttentionStatsPress()", ea_stored, 4, 0, None)]
 
 
 def scores(lag):
-    """(our metric, who says so, function of a Layer, sinks and tail whose scores are only a fill, and for ranks the function of a Layer
-    that gives what they rank, [G, partitions, lag]). `lag`: LagKV's partition."""
+    """(our metric, who says so, function of a Layer, sinks and tail whose scores are only a fill, and for ranks the
+    function of a Layer that gives what they rank, [G, partitions, lag]). `lag`: LagKV's partition."""
     kvp = "kvpress 0.5.5 "
     cases = [
         ("snapkv:kvpress", kvp + "SnapKVPress", lambda a: a.press(SnapKVPress()), 0, 64),
-        ("snapkv:kvpress:window=32:kernel=7", kvp + "SnapKVPress(32, 7)", lambda a: a.press(SnapKVPress(window_size=32, kernel_size=7)), 0, 32),
-        ("snapkv:keydiff", kvp + "SnapKVPress(32, 7)", lambda a: a.press(SnapKVPress(window_size=32, kernel_size=7)), 0, 32),
+        ("snapkv:kvpress:window=32:kernel=7", kvp + "SnapKVPress(32, 7)",
+         lambda a: a.press(SnapKVPress(window_size=32, kernel_size=7)), 0, 32),
+        ("snapkv:keydiff", kvp + "SnapKVPress(32, 7)", lambda a: a.press(SnapKVPress(window_size=32, kernel_size=7)), 0,
+         32),
         ("snapkv:lukv", "formula (published LU-KV code)", lambda a: snapkv(a, 32, 7, True, above=0), 0, 32),
         ("snapkv:adakv", "formula (AdaKV)", lambda a: snapkv(a, 32, 7, True, group_first=True), 0, 32),
-        ("snapkv:adakv:group_max=1", "formula (AdaKV, max)", lambda a: snapkv(a, 32, 7, True, group_first=True, group_max=True), 0, 32),
+        ("snapkv:adakv:group_max=1", "formula (AdaKV, max)",
+         lambda a: snapkv(a, 32, 7, True, group_first=True, group_max=True), 0, 32),
         ("snapkv:factory", "formula (KVCache-Factory)", lambda a: snapkv(a, 8, 7, True), 0, 8),
-        ("rocketkv", "formula (RocketKV stage 1)", lambda a: snapkv(a, 32, 63, True, group_first=True, total=True), 0, 32),
-        ("rocketkv:window=128", "formula (RocketKV, multi-turn)", lambda a: snapkv(a, 128, 63, True, group_first=True, total=True), 0, 128),
+        ("rocketkv", "formula (RocketKV stage 1)", lambda a: snapkv(a, 32, 63, True, group_first=True, total=True), 0,
+         32),
+        ("rocketkv:window=128", "formula (RocketKV, multi-turn)",
+         lambda a: snapkv(a, 128, 63, True, group_first=True, total=True), 0, 128),
         ("keydiff", kvp + "KeyDiffPress", lambda a: a.press(KeyDiffPress()), 0, 0),
-        *[(f"keydiff:anchor={x}", f"formula ({x} anchor)", lambda a, x=x: keydiff(a, x, "cos"), 0, 0) for x in ("raw", "median")],
-        *[(f"keydiff:similarity={x}", f"formula ({x})", lambda a, x=x: keydiff(a, "mean", x), 0, 0) for x in ("dot", "euclid")],
+        *[(f"keydiff:anchor={x}", f"formula ({x} anchor)", lambda a, x=x: keydiff(a, x, "cos"), 0, 0)
+          for x in ("raw", "median")],
+        *[(f"keydiff:similarity={x}", f"formula ({x})", lambda a, x=x: keydiff(a, "mean", x), 0, 0)
+          for x in ("dot", "euclid")],
         ("ea:kvpress", kvp + "ExpectedAttentionPress(epsilon=0.02)", lambda a: a.press(ea_press(epsilon=0.02)), 4, 0),
         ("ea:kvpress:epsilon=0", kvp + "ExpectedAttentionPress()", lambda a: a.press(ea_press()), 4, 0),
-        ("ea:kvpress:future=1:epsilon=0:covariance=0:value_norm=0", kvp + "ExpectedAttentionPress(1, no covariance, no vnorm)",
+        ("ea:kvpress:future=1:epsilon=0:covariance=0:value_norm=0",
+         kvp + "ExpectedAttentionPress(1, no covariance, no vnorm)",
          lambda a: a.press(ea_press(n_future_positions=1, use_covariance=False, use_vnorm=False)), 4, 0),
         ("ea:lukv", "formula (published LU-KV code)", ea_lukv, 0, 0),
-        (f"lagkv:kvpress:lag={lag}", kvp + f"LagKVPress(lag_size={lag})", lambda a: a.press(LagKVPress(lag_size=lag)), 0, 0),
+        (f"lagkv:kvpress:lag={lag}", kvp + f"LagKVPress(lag_size={lag})", lambda a: a.press(LagKVPress(lag_size=lag)),
+         0, 0),
         (f"lagkv:kvpress:lag={lag}:cross=1", kvp + f"LagKVPress(lag_size={lag}, cross)",
          lambda a: a.press(LagKVPress(lag_size=lag, cross_scoring=True)), 4, lag),
         (f"lagkv:paper:lag={lag}", "formula (published LagKV code)", lambda a: lagkv(a, 16, lag), 0, 0),
-        (f"lagkv:paper:lag={lag}:cross=1", "formula (published LagKV code)", lambda a: lagkv(a, 16, lag, cross=True), 16, lag),
-        (f"lagkv:paper:lag={lag}:mode=local:cross=1", "formula (LocalKV)", lambda a: lagkv(a, 16, lag, "local", True), 16, lag),
+        (f"lagkv:paper:lag={lag}:cross=1", "formula (published LagKV code)", lambda a: lagkv(a, 16, lag, cross=True),
+         16, lag),
+        (f"lagkv:paper:lag={lag}:mode=local:cross=1", "formula (LocalKV)", lambda a: lagkv(a, 16, lag, "local", True),
+         16, lag),
         (f"lagkv:paper:lag={lag}:mode=l2norm", "formula (L2Norm)", lambda a: lagkv(a, 16, lag, "l2norm"), 0, 0),
         ("morphkv", "formula (MorphKV, sum)", lambda a: morphkv(a, 32, "sum"), 0, 32),
         ("morphkv:fusion=max", "formula (MorphKV, max)", lambda a: morphkv(a, 32, "max"), 0, 32),
@@ -268,8 +288,8 @@ def h2o_half_kept(layer, n):
 
 
 def kept(lag, ratio):
-    """(our metric, who says so, function of a Layer -> kept positions per head, tokens kept per head as a function of T, and where near ties
-    decide the function of a Layer that gives the peer's scores)."""
+    """(our metric, who says so, function of a Layer -> kept positions per head, tokens kept per head as a function of
+    T, and where near ties decide the function of a Layer that gives the peer's scores)."""
     def press(p):
         p.compression_ratio = ratio
         return lambda a: top(a.press(p), count(a.T))
@@ -284,7 +304,8 @@ def kept(lag, ratio):
         ("streaming:kvpress", kvp + "StreamingLLMPress", press(StreamingLLMPress()), count),
         ("streaming", kvp + "StreamingLLMPress", press(StreamingLLMPress()), count),
         ("h2o:half", "formula (H2O as published)", lambda a: h2o_half_kept(a, count(a.T)), count),
-        (f"lagkv:paper:lag={lag}", "formula (published LagKV code, one-shot)", lambda a: lagkv_kept(a, 16, lag, 1 - ratio),
-         lambda T: 16 + int((1 - ratio) * lag) * ((T - 16) // lag - 1) + lag + (T - 16) % lag),
+        (f"lagkv:paper:lag={lag}", "formula (published LagKV code, one-shot)",
+         lambda a: lagkv_kept(a, 16, lag, 1 - ratio), lambda T: 16 + int(
+             (1 - ratio) * lag) * ((T - 16) // lag - 1) + lag + (T - 16) % lag),
     ]
     return [(*c, (lambda a: a.press(KnormPress())) if c[0] == "critical:share=1+knorm" else None) for c in cases]

@@ -105,7 +105,8 @@ def compare(args, record_path, record, metric, work):
     off = np.abs(table - ratios).max() * oracle.shape[-1]
     passed = (real <= args.tokens or (tied and distinct <= args.tokens)) and off <= args.tokens
     # How much the order of tied tokens moves the loss is a property of the data: no limit holds for made-up scores.
-    # Below 5 % pruned the loss itself is next to nothing and one token of a plateau is a large share of it: shown, not judged.
+    # Below 5 % pruned the loss itself is next to nothing and one token of a plateau is a large share of it: shown, not
+    # judged.
     judged = own_order[FIRST_JUDGED - 1:]
     passed = passed and (args.synthetic or judged.max() <= 100 * args.loss)
     print(f"{metric}: {len(ours)} questions, sink {sink}, window {window}, scores {'tie' if tied else 'are distinct'}")
@@ -115,7 +116,10 @@ def compare(args, record_path, record, metric, work):
         shown = ", ".join(f"{value[r - 1]:.4f}" for r in (10, 30, 50, 80, 90))
         print(f"  mean loss differs, {name}: by {value.max():.4f} % at most, at ratio {value.argmax() + 1} %; "
               f"at 10, 30, 50, 80, 90 %: {shown} %")
-    print(f"  judged: ratios from {FIRST_JUDGED} % on, each in its own order: {judged.max():.4f} % at most, at ratio {judged.argmax() + FIRST_JUDGED} %")
+    print(
+        f"  judged: ratios from {FIRST_JUDGED} % on, each in its own order: {judged.max():.4f} % at most, at ratio "
+        f"{judged.argmax() + FIRST_JUDGED} %"
+    )
     ms = 1e3 * info["solve_seconds"] / len(ours)
     print(f"  per question: published algorithm {seconds / len(ours):.3f} s; kvbudget {ms:.2f} ms, with the "
           f"certificate, without sorting by score ({1e3 * seconds / len(ours) / ms:.0f} times)")

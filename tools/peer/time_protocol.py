@@ -1,12 +1,14 @@
 """Seconds of `kvbudget profile` beside those of the published protocol in PyTorch, in pairs on the same tokens.
 
-usage: time_protocol.py KVBUDGET MODEL CALIB.jsonl [--pairs N] [--compute f32 bf16x3 bf16] [--new-tokens N] [--questions N]
-MODEL is the GGUF. The protocol (LU-KV's released code): the context once with attention maps for the scores, then, for every question, context
-and question again and NEW_TOKENS sampled tokens, one question at a time, eager attention, float32. PyTorch runs ONE question of each pair and
-its seconds are multiplied by the number of questions, which flatters it: writing records is left out as well. kvbudget's seconds are
-those of the whole command, loading included. Beside it: the prefill of the context by PyTorch's SDPA in float32, without scores, against
-kvbudget's prefill; and a profile that follows given answers. Prints every pair, then the medians.
-Needs torch, transformers >= 4.56, < 5.3, gguf, numpy, h5py.
+usage: time_protocol.py KVBUDGET MODEL CALIB.jsonl [--pairs N] [--compute f32 bf16x3 bf16] [--new-tokens N] [--questions
+       N]
+MODEL is the GGUF. The protocol (LU-KV's released code): the context once with attention maps for the scores, then, for
+every question, context and question again and NEW_TOKENS sampled tokens, one question at a time, eager attention,
+float32. PyTorch runs ONE question of each pair and its seconds are multiplied by the number of questions, which
+flatters it: writing records is left out as well. kvbudget's seconds are those of the whole command, loading included.
+Beside it: the prefill of the context by PyTorch's SDPA in float32, without scores, against kvbudget's prefill; and a
+profile that follows given answers. Prints every pair, then the medians. Needs torch, transformers >= 4.56, < 5.3, gguf,
+numpy, h5py.
 """
 import argparse
 import json
@@ -43,7 +45,8 @@ S = {}
 
 
 def attend(mod, q, k, v, mask, dropout=0.0, scaling=None, **_):
-    """Eager attention that keeps what the protocol keeps of it: SnapKV and KeyDiff of the context, the maximum of the decoded rows."""
+    """Eager attention that keeps what the protocol keeps of it: SnapKV and KeyDiff of the context, the maximum of the
+    decoded rows."""
     l, T, n = mod.layer_idx, S["T"], q.shape[1] // k.shape[1]
     w = q @ k.repeat_interleave(n, 1).transpose(2, 3) * scaling
     if mask is not None:
@@ -65,9 +68,13 @@ def attend(mod, q, k, v, mask, dropout=0.0, scaling=None, **_):
 def run_kvbudget(compute, calib, record, *more):
     start = time.perf_counter()
     done = subprocess.run(
-        [a.kvbudget, "profile", a.model, calib, "-o", record, "--force", "--ignore-eos", "--compute", compute, "-n", str(a.new_tokens), "-q", str(a.questions)]
-        + (["--max-tokens", str(a.max_tokens)] if a.max_tokens else []) + list(more),
-        capture_output=True, text=True,
+        [
+            a.kvbudget, "profile", a.model, calib, "-o", record, "--force", "--ignore-eos", "--compute", compute, "-n",
+            str(a.new_tokens), "-q",
+            str(a.questions)
+        ] + (["--max-tokens", str(a.max_tokens)] if a.max_tokens else []) + list(more),
+        capture_output=True,
+        text=True,
     )
     took = time.perf_counter() - start
     if done.returncode:
@@ -105,8 +112,11 @@ def answers_of(record, path):
     with h5py.File(record) as f, open(path, "w") as out:
         for cid, c in f["contexts"].items():
             questions = [c["questions"][q] for q in sorted(c["questions"], key=int)]
-            row = {"sample_id": cid, "context_ids": c["token_ids"][:].tolist(), "question_ids": [q["suffix_ids"][:].tolist() for q in questions],
-                   "answer_ids": [q["answer_ids"][:].tolist() for q in questions], "answer_prefix": ""}
+            row = {
+                "sample_id": cid, "context_ids": c["token_ids"][:].tolist(),
+                "question_ids": [q["suffix_ids"][:].tolist() for q in questions],
+                "answer_ids": [q["answer_ids"][:].tolist() for q in questions], "answer_prefix": ""
+            }
             out.write(json.dumps(row) + "\n")
 
 
@@ -127,20 +137,33 @@ with tempfile.TemporaryDirectory() as work, torch.no_grad():
         questions = len(c["questions"])
     S.update(T=256, phase="context", norm={}, scores={})
     m(ids[:, :256], logits_to_keep=1)  # the first pass of a process is slower
-    print(f"{ids.shape[1]} tokens, {questions} questions, {a.new_tokens} new tokens; {torch.get_num_threads()} threads in PyTorch {torch.__version__}", flush=True)
+    print(
+        f"{ids.shape[1]} tokens, {questions} questions, {a.new_tokens} new tokens; {torch.get_num_threads()} threads "
+        f"in PyTorch {torch.__version__}",
+        flush=True)
     for pair in range(a.pairs):
         sdpa = time_sdpa(m, ids)
         context, question = run_torch(m, ids, suffix)
         theirs = context + questions * question
-        print(f"pair {pair + 1}: protocol {context:.1f} + {questions} x {question:.1f} = {theirs:.0f} s; SDPA prefill {sdpa:.2f} s", flush=True)
+        print(
+            f"pair {pair + 1}: protocol {context:.1f} + {questions} x {question:.1f} = {theirs:.0f} s; SDPA prefill "
+            f"{sdpa:.2f} s",
+            flush=True)
         for compute in a.compute:
             took, parts = run_kvbudget(compute, a.calib, record, "--ignore-answers")
             follow, follow_parts = run_kvbudget(compute, given, record)
             seen[compute]["ratio"].append(theirs / took)
             seen[compute]["prefill"].append(sdpa / parts["prefill"])
             seen[compute]["given"].append(theirs / follow)
-            print(f"  {compute:7s} {took:.2f} s: prefill {parts['prefill']:.2f}, scorers {parts['scorers']:.2f}, decoding {parts['decoding']:.2f}, writing {parts['writing']:.2f}; "
-                  f"given answers {follow:.2f} s, decoding {follow_parts['decoding']:.2f}; {theirs / took:.0f} times the protocol, prefill {sdpa / parts['prefill']:.2f} times SDPA", flush=True)
+            print(
+                f"  {compute:7s} {took:.2f} s: prefill {parts['prefill']:.2f}, scorers {parts['scorers']:.2f}, "
+                f"decoding {parts['decoding']:.2f}, writing {parts['writing']:.2f}; "
+                f"given answers {follow:.2f} s, decoding {follow_parts['decoding']:.2f}; {theirs / took:.0f} times the "
+                f"protocol, prefill {sdpa / parts['prefill']:.2f} times SDPA",
+                flush=True)
 for compute in a.compute:
     s = {n: statistics.median(v) for n, v in seen[compute].items()}
-    print(f"median of {a.pairs}: {compute:7s} {s['ratio']:.0f} times the protocol, {s['given']:.0f} times with given answers, prefill {s['prefill']:.2f} times SDPA in float32")
+    print(
+        f"median of {a.pairs}: {compute:7s} {s['ratio']:.0f} times the protocol, {s['given']:.0f} times with given "
+        f"answers, prefill {s['prefill']:.2f} times SDPA in float32"
+    )

@@ -1,0 +1,113 @@
+# What concerns CUDA: the compiler, the cuda backend, its judges on a real and on the emulated device.
+#
+# The cuda backend is built where nvcc of CUDA 12 or later is found: in CUDA_HOME, in PATH, or where
+# tools/scripts/get-cuda.sh has put it (`make check` asks for that). `make CUDA=0` builds without. CUDA's runtime is
+# linked statically and cuBLAS opened when it is used, so that the program runs on machines without either.
+# -fmad=false: sums fuse where the source says fmaf, and nowhere else.
+ifneq ($(CUDA),0)
+NVCC     ?= $(shell \
+            for n in "$${CUDA_HOME:-/nonexistent}/bin/nvcc" nvcc "$$(tools/scripts/get-cuda.sh --path)/bin/nvcc"; do \
+                r=$$("$$n" --version 2>/dev/null | sed -n 's/.*release \([0-9]*\).*/\1/p'); \
+                if [ "$${r:-0}" -ge 12 ]; then realpath "$$(command -v "$$n")"; break; fi; done)
+CUDA_LIB := $(addprefix $(patsubst %/bin/nvcc,%,$(NVCC))/,lib64 lib targets/x86_64-linux/lib)
+CUDART   := $(firstword $(wildcard $(addsuffix /libcudart_static.a,$(CUDA_LIB))))
+endif
+CUDA     ?= $(if $(and $(NVCC),$(CUDART),$(shell command -v $(firstword $(CXX)) 2>/dev/null)),1,0)
+
+# Device programs: the judge of all backends, device memory, and the speed of operations and of a model.
+JUDGED_CPU      := cpu_bf16x3 cpu_bf16
+# The sanitised build judges one precision of each emulator: they are slow there, and precisions share their memory.
+SANITISED        := $(findstring -fsanitize,$(CFLAGS))
+JUDGED_EMULATED  := $(if $(SANITISED),emulated_bf16x3,emulated emulated_bf16x3 emulated_bf16)
+JUDGED_CUDA     := cuda cuda_bf16x3 cuda_bf16
+CUDA_SHOWN      := not built in$(if $(NVCC),,: no nvcc of CUDA 12 or later, see tools/scripts/get-cuda.sh)
+judge_names      = $(addprefix $(BUILD)/tests/test_profiler_backend_,$(1))
+
+ifeq ($(CUDA),1)
+$(if $(and $(NVCC),$(CUDART)),,$(error CUDA=1: no nvcc of CUDA 12 or later with libcudart_static.a was found; \
+    set CUDA_HOME, or run tools/scripts/get-cuda.sh))
+# Real code for these, as far as the compiler knows them; sm_80's runs on 8.6 and 8.9 too, and its PTX is compiled by
+# the driver for what lies between and ahead.
+ifeq ($(origin CUDA_ARCHS),undefined)
+CUDA_KNOWN := $(shell $(NVCC) --list-gpu-code 2>/dev/null)
+CUDA_ARCHS := $(foreach a,80 90 100 120,$(if $(filter sm_$(a),$(CUDA_KNOWN)),$(a)))
+endif
+CUDA_PTX   := $(firstword $(CUDA_ARCHS))
+NVCC_FLAGS  = -O3 -lineinfo -std=c++20 -fmad=false -I. -Werror all-warnings -ccbin $(CXX) -MMD -MP \
+              $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
+              -gencode arch=compute_$(CUDA_PTX),code=compute_$(CUDA_PTX) \
+              -Xcompiler -Wall,-Wextra,-fPIC,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti
+FLAGS_profiler_backend := -DKVB_CUDA
+CUDA_OBJ   := $(BUILD)/profiler/backend_cuda.o
+CUDA_SHOWN := $(NVCC) for $(addprefix sm_,$(CUDA_ARCHS))
+LIBS       += $(CUDART) -ldl -lpthread -lrt
+CUDA_BENCH := $(addprefix $(BUILD)/tests/,bench_cuda bench_cuda_ops)
+CUDA_TESTS := $(call judge_names,$(JUDGED_CUDA)) $(BUILD)/tests/test_profiler_cuda_device
+endif
+
+.PHONY: cuda-compiler bench-cuda cuda-pack check-cuda-build
+UNIT_BIN      += $(call judge_names,$(JUDGED_CPU) $(JUDGED_EMULATED) $(if $(CUDA_TESTS),$(JUDGED_CUDA)))
+EMULATED      := $(BUILD)/tests/backend_cuda_emulated.o
+
+$(BUILD)/profiler/backend_cuda.o: profiler/backend_cuda.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(SAY) NVCC $<
+	$(Q)$(NVCC) $(NVCC_FLAGS) -c $< -o $@
+
+# The cuda backend, compiled as C++ for the emulated device of tests/cuda, beside the real one in the same program.
+FLAGS_EMULATED := -x c++ -std=c++20 -Itests/cuda -I. -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off \
+    $(foreach b,cuda cuda_bf16x3 cuda_bf16,-Dbackend_$(b)=backend_$(b)_emulated) \
+    -Dbackend_cuda_random_matrix=random_matrix_emulated
+$(EMULATED): profiler/backend_cuda.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(SAY) CXX $@
+	$(Q)$(CXX) $(FLAGS_EMULATED) $(WERROR) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
+
+JUDGE := tests/unit/test_profiler_backend.c $(sort $(wildcard tests/unit/judge*.c))
+
+# The judge of all backends for the cpu backend's other precisions, for the emulated device and, where nvcc was found,
+# for a real one.  judge NAME, BACKEND, OBJECTS
+judge = $(call add_program,tests/test_profiler_backend_$(1),$(JUDGE) $(3) \
+    $(call archives,profiler),$(CHECKED) -DJUDGED=backend_$(2) $(if $(3),-DEMULATED),$(CHECK_LIBS) $(if $(3),-lstdc++))
+$(call add_program,tests/test_profiler_backend,$(JUDGE) $(call archives,profiler),$(CHECKED),$(CHECK_LIBS))
+$(foreach t,$(JUDGED_CPU) $(if $(CUDA_TESTS),$(JUDGED_CUDA)),$(call judge,$(t),$(t)))
+$(foreach t,$(JUDGED_EMULATED),$(call judge,$(t),$(patsubst emulated%,cuda%_emulated,$(t)),$(EMULATED)))
+
+# Device memory, errors that stick, a model beside the reference; and the speed of operations and of a large model.
+CUDA_UNIT := tests/unit/test_profiler_cuda.c
+$(call add_program,tests/test_profiler_cuda,$(CUDA_UNIT) $(EMULATED) $(call archives,profiler),$(CHECKED) -DEMULATED, \
+    $(CHECK_LIBS) -lstdc++)
+$(call add_program,tests/test_profiler_cuda_device,$(CUDA_UNIT) $(call archives,profiler),$(CHECKED),$(CHECK_LIBS))
+$(foreach p,bench_cuda bench_cuda_ops,$(call add_program,tests/$(p),tests/$(p).c $(call archives,profiler)))
+
+check-cuda-build: $(CUDA_TESTS) $(CUDA_BENCH) $(HELPERS)
+
+# On a machine with a GPU: operations against the reference, compute-sanitizer, and the speed of a model of 8B shape.
+bench-cuda: deps cuda-compiler
+	@$(MAKE) $(PARALLEL) all check-cuda-build
+	@BUILD=$(BUILD) tools/scripts/check-cuda.sh
+
+cuda-pack: deps cuda-compiler
+	@$(MAKE) $(PARALLEL) all check-cuda-build
+	@BUILD=$(BUILD) tools/scripts/check-cuda.sh --pack $(BUILD)/check-cuda.tar.xz
+
+cuda-compiler: deps
+	@$(if $(or $(filter 1,$(CUDA)),$(findstring command,$(origin CUDA))),:,tools/scripts/get-cuda.sh --optional)
+
+# The cpu backend on the tile unit (AMX), whose instructions tests/tiles has in C: on any machine with AVX-512 and
+# bfloat16, and beside it products alone.
+JUDGED_TILES := $(if $(SANITISED),tiles_bf16x3,tiles tiles_bf16x3 tiles_bf16)
+TILES        := $(BUILD)/tests/packed_tiles_emulated.o
+UNIT_BIN     += $(call judge_names,$(JUDGED_TILES)) $(BUILD)/tests/test_profiler_packed_tiles
+$(TILES): profiler/packed_tiles.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(SAY) CC $@
+	$(Q)$(COMPILE) -DEMULATED_TILES -c $< -o $@
+tiles_program = $(call add_program,tests/$(1),$(2) $(TILES) $(call archives,profiler), \
+    $(CHECKED) -DEMULATED_TILES $(3),$(CHECK_LIBS))
+$(foreach t,$(JUDGED_TILES),$(call tiles_program,test_profiler_backend_$(t),$(JUDGE), \
+    -DJUDGED=backend_$(patsubst tiles%,cpu%,$(t))))
+$(call tiles_program,test_profiler_packed_tiles,tests/unit/test_profiler_packed.c)
+
+# Behind the last program that is added: prerequisites are read where they stand.
+check-build: $(UNIT_BIN)

@@ -1,0 +1,99 @@
+# The programs of the tests, and the passes over them: check, san, check-long, fuzz, bench.
+
+# The sanitised build: half the speed or less, finds what the tests alone cannot. -O1 keeps its stack traces readable.
+# Without CUDA: sanitisers do not see into its code; the emulated device, built with them, does (tests/cuda).
+SAN_BUILD  := $(BUILD)-san
+SAN_CFLAGS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=all
+SANITISED   = $(PARALLEL) BUILD=$(SAN_BUILD) CFLAGS='$(SAN_CFLAGS)' CUDA=0
+
+# Fuzzing needs clang and its libFuzzer; with gcc the same targets replay their corpus through tests/fuzz/driver.c.
+# clang without its runtimes (Debian: libclang-rt-14-dev, libomp-dev) compiles, but cannot link such a program: try it.
+FUZZ_CC      ?= $(firstword $(shell command -v clang clang-19 clang-18 clang-17 clang-16 clang-15 clang-14 2>/dev/null))
+FUZZ_SECONDS ?= 60
+FUZZ_MAIN    ?= tests/fuzz/driver.c
+FUZZ_CFLAGS  := -O1 -g -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all \
+                -Wno-pass-failed
+FUZZ_LINKS    = $(if $(FUZZ_CC),$(shell \
+                echo 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return d && n > 9; }' | \
+                $(FUZZ_CC) -fopenmp -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null && echo yes))
+
+UNIT     := $(notdir $(basename $(sort $(wildcard tests/unit/test_*.c))))
+FUZZ     := $(notdir $(basename $(sort $(wildcard tests/fuzz/fuzz_*.c))))
+UNIT_BIN := $(addprefix $(BUILD)/tests/,$(UNIT))
+FUZZ_BIN := $(addprefix $(BUILD)/fuzz/,$(FUZZ))
+CHECKED  := -Itests/unit $(CHECK_CFLAGS)
+
+# A unit test, tests/unit/test_<module>_<what>.c, links only its module and what that may use, and test_tools_<what>.c
+# the objects of tools/ as well: all but main and the commands. make/cuda.mk has those of backends.
+# A fuzz target may use any module; $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
+# UNIT_FLAGS_x: of one test; the memory test puts its own functions in the place of malloc and its like.
+EMULATED_UNIT := test_profiler_cuda test_profiler_backend
+UNIT_FLAGS_test_runtime_memory := -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc -Wl,--wrap=free
+TOOL_PART  := $(filter-out $(BUILD)/tools/kvbudget.o $(patsubst %.c,$(BUILD)/%.o, \
+              $(shell grep -lE '^const cli_command cmd_' $(addsuffix /*.c,$(TOOLS)))),$(TOOL_OBJ))
+module_of   = $(firstword $(foreach m,$(MODULES),$(if $(filter $(notdir $(m)),$(word 2,$(subst _, ,$(1)))),$(m))) tools)
+unit_inputs = tests/unit/$(1).c $(if $(filter test_tools_%,$(1)),$(TOOL_PART)) $(call archives,$(call module_of,$(1)))
+unit_libs   = $(CHECK_LIBS) $(if $(filter test_tools_%,$(1)),$(MPI_LIBS))
+$(foreach t,$(filter-out $(EMULATED_UNIT),$(UNIT)),$(call add_program,tests/$(t),$(call unit_inputs,$(t)), \
+    $(CHECKED) $(UNIT_FLAGS_$(t)),$(call unit_libs,$(t))))
+$(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(filter %.c,$(FUZZ_MAIN)) \
+    $(call archives,tools),$(filter-out %.c,$(FUZZ_MAIN))))
+
+DRAWING := $(addprefix $(BUILD)/tools/report/,svg.o viridis.o)
+$(call add_program,tests/bench_solver,tests/bench_solver.c $(DRAWING) $(call archives,solver))
+$(call add_program,tests/draw_memory,tests/draw_memory.c $(DRAWING))
+
+# One file call fails: what tests/faults/faults.py loads in front of the program.
+FAULT_SHIM := $(BUILD)/tests/fault_shim.so
+$(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	$(SAY) LD $@
+	$(Q)$(CC) -std=c11 -O2 $(WARN) $(WERROR) -fPIC -shared -o $@ $< -ldl
+
+# ----------------------------------------------------------------------------------------------------------------------
+.PHONY: check check-inner check-build check-long san fuzz fuzz-build fuzz-run fuzz-replay bench bench-memory
+
+# `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
+check: deps cuda-compiler
+	@$(MAKE) --no-print-directory check-inner
+
+check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(FAULT_SHIM) $(EXAMPLES) check-cuda-build
+
+check-inner:
+	@$(MAKE) $(PARALLEL) check-build
+	@$(MAKE) $(SANITISED) check-build
+	@tests/run.sh unit=$(BUILD) cli=$(BUILD) real=$(BUILD) \
+	    unit=$(SAN_BUILD) cli=$(SAN_BUILD) real=$(SAN_BUILD) fuzz=$(SAN_BUILD)
+
+san: deps
+	@$(MAKE) $(SANITISED) check-build
+	@tests/run.sh unit=$(SAN_BUILD) cli=$(SAN_BUILD) real=$(SAN_BUILD) fuzz=$(SAN_BUILD)
+
+check-long: deps
+	@$(MAKE) $(PARALLEL) check-build
+	@tests/run.sh long=$(BUILD)
+
+fuzz: deps
+	@$(MAKE) $(if $(FUZZ_LINKS),$(PARALLEL) BUILD=$(BUILD)-fuzz CC='$(FUZZ_CC)' CFLAGS='$(FUZZ_CFLAGS)' \
+	    FUZZ_MAIN='-fsanitize=fuzzer' fuzz-run,$(SANITISED) fuzz-replay)
+
+fuzz-build: $(FUZZ_BIN)
+
+fuzz-run: fuzz-build
+	@tests/fuzz/fuzz.sh $(BUILD)/fuzz $(FUZZ_SECONDS)
+
+fuzz-replay: fuzz-build
+	@echo "No clang that links libFuzzer (Debian: apt-get install clang libclang-rt-14-dev libomp-dev):" \
+	    "replaying the corpora only."
+	@tests/run.sh fuzz=$(BUILD)
+
+bench: deps
+	@$(MAKE) $(PARALLEL) all $(BUILD)/tests/bench_solver
+	@$(BUILD)/tests/bench_solver greedy $(BUILD)/greedy.problem | tee $(BUILD)/greedy.csv
+	@$(PYTHON) tools/peer/heap_solver.py $(BUILD)/greedy.problem $(BUILD)/greedy.csv
+	@$(BUILD)/tests/bench_solver sizes
+	@BUILD=$(BUILD) tools/scripts/bench.sh
+
+bench-memory: deps
+	@$(MAKE) $(PARALLEL) all $(BUILD)/tests/draw_memory
+	@BUILD=$(BUILD) tools/scripts/bench_memory.sh

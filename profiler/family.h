@@ -1,0 +1,28 @@
+// Families of models: one row of switches each (family.c). What no switch says is a short function, `read`.
+#pragma once
+#include "profiler/model_config.h"
+#include "profiler/weights.h"
+
+enum { FAMILY_NAMES = 6 };
+
+typedef struct family {
+    const char *gguf;       // general.architecture; NULL: not from GGUF
+    const char *model_type; // of config.json
+    unsigned switches;      // family_switch, or-ed
+    activation act;         // of the feed-forward
+    bool gguf_pairs;        // GGUF stores rows of Q and K as pairs (2i, 2i+1); here, as in transformers, (i, i + d/2)
+    bool hf_pairs;          // transformers itself rotates pairs (2i, 2i+1): the same rows are then moved
+    bool hf_norm_adds_one;  // transformers' norms multiply with 1 + w; GGUF has the 1 in w
+    struct {
+        tensor_role role;
+        const char *gguf, *hf;
+    } names[FAMILY_NAMES]; // tensors that are called otherwise than in tensor_list.h; NULL: as there
+    // After all else was read; NULL: there is nothing more.
+    kvb_status (*read)(model_config *c, const weights *w, kvb_error *err);
+} family;
+
+// The family of a source of weights; KVB_UNSUPPORTED, with the list of known ones, where there is none.
+kvb_status family_find(const family **out, const weights *w, kvb_error *err);
+
+// The name of a layer's tensor in this container.
+void family_tensor_name(const family *f, tensor_role role, bool gguf, uint32_t layer, char out[128]);

@@ -1,0 +1,219 @@
+#include "profiler/layer.h"
+#include "profiler/rope.h"
+#include "runtime/fail.h"
+#include <string.h>
+
+enum { LOGIT_ROWS = 64, N_BUFFERS = 8 };
+
+// One table for the estimate, the allocation and the release.
+typedef struct buffer {
+    dev *at;
+    uint64_t floats;
+} buffer;
+
+// Does what a layer adds to the stream go through anything before?
+static bool has_branch(const model_config *c)
+{
+    return c->switches & (POST_NORMS | O_BIAS | MLP_BIAS) || c->residual_scale != 1;
+}
+
+static void list_buffers(buffer out[N_BUFFERS], layer_pass *p, const model_config *c, uint64_t rows)
+{
+    uint64_t queries = (uint64_t)c->n_heads * c->head_dim, keys = (uint64_t)c->n_kv_heads * c->head_dim;
+    const buffer all[N_BUFFERS] = {{&p->normed, rows * c->width},
+                                   {&p->keys, rows * keys},
+                                   {&p->values, rows * keys},
+                                   {&p->attended, rows * queries},
+                                   {&p->gate, rows * c->ffn_width},
+                                   {&p->up, rows * c->ffn_width},
+                                   {&p->branch, has_branch(c) ? rows * c->width : 1},
+                                   {&p->logits, (uint64_t)LOGIT_ROWS * c->vocabulary}};
+    memcpy(out, all, sizeof all);
+}
+
+uint64_t layer_pass_bytes(const model *m, uint32_t max_rows, uint32_t positions)
+{
+    layer_pass none;
+    buffer buffers[N_BUFFERS];
+    uint64_t floats = (uint64_t)positions * m->config.rope_dim;
+    list_buffers(buffers, &none, &m->config, max_rows);
+    for (int i = 0; i < N_BUFFERS; i++) floats += buffers[i].floats;
+    return floats * sizeof(float);
+}
+
+backend_limits layer_limits(const model_config *c, uint32_t tokens, uint32_t tail, uint32_t max_rows)
+{
+    const uint32_t sides[] = {c->vocabulary, c->ffn_width, c->width, c->n_heads * c->head_dim};
+    uint32_t largest = 0;
+    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) largest = sides[i] > largest ? sides[i] : largest;
+    return (backend_limits){tokens, tail, max_rows, largest, {c->n_heads, c->n_kv_heads, c->head_dim}};
+}
+
+kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *limits, uint32_t positions,
+                           kvb_error *err)
+{
+    const model_config *c = &m->config;
+    buffer buffers[N_BUFFERS];
+    *p = (layer_pass){.m = m, .b = m->device->b, .positions = positions};
+    rope_frequencies(p->frequency, &c->rope, c->rope_dim, 0);
+    list_buffers(buffers, p, c, limits->rows);
+    bool good = true;
+    for (int i = 0; i < N_BUFFERS && good; i++)
+        good = (*buffers[i].at = m->device->b->alloc(m->device, buffers[i].floats)).address != NULL;
+    if (good) p->cos_sin = rope_table(m->device, p->frequency, c->rope_dim, positions, c->rope.attention);
+    good = good && p->cos_sin.address;
+    kvb_status status =
+        good ? p->b->open(&p->on, p->b, limits, err)
+             : kvb_fail(err, KVB_MEMORY, "activations: no memory on backend %s for %u rows at a time and %u positions",
+                        p->b->name, limits->rows, positions);
+    if (status != KVB_OK) layer_pass_close(p);
+    return status;
+}
+
+void layer_pass_close(layer_pass *p)
+{
+    buffer buffers[N_BUFFERS];
+    const model *m = p->m;
+    if (!m) return;
+    list_buffers(buffers, p, &m->config, 0);
+    for (int i = 0; i < N_BUFFERS; i++) p->b->release(m->device, *buffers[i].at);
+    p->b->release(m->device, p->cos_sin);
+    p->b->close(p->on);
+    *p = (layer_pass){0};
+}
+
+kvb_status layer_begin_context(layer_pass *p, uint32_t n_tokens, kvb_error *err)
+{
+    const model_config *c = &p->m->config;
+    float frequency[ROPE_MAX_PAIRS];
+    if (!rope_depends_on_length(&c->rope)) return KVB_OK;
+    rope_frequencies(frequency, &c->rope, c->rope_dim, n_tokens);
+    if (memcmp(frequency, p->frequency, c->rope_dim / 2 * sizeof *frequency) == 0) return KVB_OK;
+    memcpy(p->frequency, frequency, c->rope_dim / 2 * sizeof *frequency);
+    if (rope_fill(p->on, p->cos_sin, frequency, c->rope_dim, p->positions, c->rope.attention)) return KVB_OK;
+    return kvb_fail(err, KVB_MEMORY, "rotary table: no memory for %u positions", p->positions);
+}
+
+kvb_status layer_check_ids(const layer_pass *p, const int32_t *ids, uint32_t n, kvb_error *err)
+{
+    uint32_t vocabulary = p->m->config.vocabulary;
+    for (uint32_t i = 0; i < n; i++)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= vocabulary)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "token %u: id %d, expected 0 to %u; were the ids made with another model's tokenizer?", i,
+                            ids[i], vocabulary - 1);
+    return KVB_OK;
+}
+
+void layer_embed(const layer_pass *p, dev x, const int32_t *ids, uint32_t n)
+{
+    const model_config *c = &p->m->config;
+    p->b->gather(p->on, x, p->m->embedding, ids, n);
+    if (c->embedding_scale != 1) p->b->scale(p->on, x, c->embedding_scale, (size_t)n * c->width);
+}
+
+// Biases and norms of queries and keys, before they are rotated.
+static void prepare_queries_and_keys(const layer_pass *p, const model_layer *w, dev q_raw, uint32_t n)
+{
+    const backend *b = p->b;
+    const model_config *c = &p->m->config;
+    uint32_t queries = c->n_heads * c->head_dim, keys = c->n_kv_heads * c->head_dim;
+    if (c->switches & QKV_BIAS) {
+        b->add_row(p->on, q_raw, w->q_bias, n, queries);
+        b->add_row(p->on, p->keys, w->k_bias, n, keys);
+        b->add_row(p->on, p->values, w->v_bias, n, keys);
+    }
+    if (c->switches & QK_NORM) {
+        b->rms_norm(p->on, q_raw, q_raw, w->q_norm, n * c->n_heads, c->head_dim, c->norm_eps);
+        b->rms_norm(p->on, p->keys, p->keys, w->k_norm, n * c->n_kv_heads, c->head_dim, c->norm_eps);
+    }
+    if (c->switches & QK_ROW_NORM) {
+        b->rms_norm(p->on, q_raw, q_raw, w->q_row_norm, n, queries, c->norm_eps);
+        b->rms_norm(p->on, p->keys, p->keys, w->k_row_norm, n, keys, c->norm_eps);
+    }
+    if (c->query_scale != 1) b->scale(p->on, q_raw, c->query_scale, (size_t)n * queries);
+}
+
+void layer_project(const layer_pass *p, uint32_t layer, dev q_raw, dev q, dev x, const uint32_t *positions, uint32_t n)
+{
+    const backend *b = p->b;
+    const model_config *c = &p->m->config;
+    const model_layer *w = &p->m->layers[layer];
+    const projection to[] = {{q_raw, w->wq}, {p->keys, w->wk}, {p->values, w->wv}};
+    bool normed = !(c->switches & NO_PRE_NORMS);
+    if (normed) b->rms_norm(p->on, p->normed, x, w->attn_norm, n, c->width, c->norm_eps);
+    b->project(p->on, to, 3, normed ? p->normed : x, n);
+    prepare_queries_and_keys(p, w, q_raw, n);
+    if (!model_layer_rotates(c, layer)) {
+        b->copy(p->on, q, q_raw, (size_t)n * c->n_heads * c->head_dim);
+        return;
+    }
+    b->rope(p->on, q, q_raw, p->cos_sin, positions, n, c->n_heads, c->head_dim, c->rope_dim);
+    b->rope(p->on, p->keys, p->keys, p->cos_sin, positions, n, c->n_kv_heads, c->head_dim, c->rope_dim);
+}
+
+// x += from W^T, or, where the family says so, x += norm(from W^T + bias) * residual_scale.
+static void add_branch(const layer_pass *p, dev x, dev from, dev_matrix w, dev bias, dev norm, uint32_t n)
+{
+    const backend *b = p->b;
+    const model_config *c = &p->m->config;
+    if (!has_branch(c)) {
+        b->matmul(p->on, x, from, w, n, true);
+        return;
+    }
+    b->matmul(p->on, p->branch, from, w, n, false);
+    if (bias.address) b->add_row(p->on, p->branch, bias, n, c->width);
+    if (norm.address) b->rms_norm(p->on, p->branch, p->branch, norm, n, c->width, c->norm_eps);
+    b->add_scaled(p->on, x, p->branch, c->residual_scale, (size_t)n * c->width);
+}
+
+static void feed_forward(const layer_pass *p, const model_layer *w, dev x, uint32_t n)
+{
+    const backend *b = p->b;
+    const model_config *c = &p->m->config;
+    const projection to[] = {{p->gate, w->gate}, {p->up, w->up}};
+    bool normed = !(c->switches & NO_PRE_NORMS);
+    if (normed) b->rms_norm(p->on, p->normed, x, w->ffn_norm, n, c->width, c->norm_eps);
+    b->project(p->on, to, 2, normed ? p->normed : x, n);
+    if (c->switches & MLP_BIAS) {
+        b->add_row(p->on, p->gate, w->gate_bias, n, c->ffn_width);
+        b->add_row(p->on, p->up, w->up_bias, n, c->ffn_width);
+    }
+    b->swiglu(p->on, p->gate, p->up, (size_t)n * c->ffn_width);
+    add_branch(p, x, p->gate, w->down, w->down_bias, w->ffn_post, n);
+}
+
+void layer_finish(const layer_pass *p, uint32_t layer, dev x, uint32_t n, uint32_t piece)
+{
+    const model_layer *w = &p->m->layers[layer];
+    if (piece == 0) piece = n;
+    add_branch(p, x, p->attended, w->wo, w->o_bias, w->attn_post, n);
+    for (uint32_t first = 0; first < n; first += piece)
+        feed_forward(p, w, dev_at(x, (size_t)first * p->m->config.width), n - first < piece ? n - first : piece);
+}
+
+void layer_project_output(const layer_pass *p, uint32_t layer, dev y, uint32_t n)
+{
+    p->b->matmul(p->on, y, p->attended, p->m->layers[layer].wo, n, false);
+}
+
+void layer_logits(const layer_pass *p, dev x, uint32_t n, const logit_use *use, size_t at)
+{
+    const backend *b = p->b;
+    const model_config *c = &p->m->config;
+    for (uint32_t first = 0; first < n; first += LOGIT_ROWS) {
+        uint32_t rows = n - first < LOGIT_ROWS ? n - first : LOGIT_ROWS;
+        b->rms_norm(p->on, p->normed, dev_at(x, (size_t)first * c->width), p->m->final_norm, rows, c->width,
+                    c->norm_eps);
+        b->matmul(p->on, p->logits, p->normed, p->m->head, rows, false);
+        if (c->logit_scale != 1) b->scale(p->on, p->logits, c->logit_scale, (size_t)rows * c->vocabulary);
+        if (use->logits)
+            b->download(p->on, use->logits + (at + first) * c->vocabulary, p->logits, (size_t)rows * c->vocabulary);
+        else b->sample(p->on, use->drawn + at + first, p->logits, rows, c->vocabulary, use->s, use->keys + at + first);
+    }
+}
+
+kvb_status layer_end(const layer_pass *p, kvb_error *err)
+{
+    return p->b->check(p->on, err);
+}

@@ -1,0 +1,53 @@
+// The numbers of a model: how big everything is and what its layers do. Read from a source of weights and checked by
+// model_config.c; every shape that the forward pass relies on stands here.
+#pragma once
+#include "profiler/rope.h"
+
+enum { MODEL_MAX_LAYERS = 4096 };
+
+// What a family's layers have beside the plain block of Llama.
+typedef enum family_switch {
+    QKV_BIAS = 1,        // biases of queries, keys and values
+    O_BIAS = 2,          // bias of the output projection
+    MLP_BIAS = 4,        // biases of gate, up and down
+    QK_NORM = 8,         // queries and keys are normed head by head, before RoPE
+    QK_ROW_NORM = 16,    // queries and keys are normed over all heads together, before RoPE
+    POST_NORMS = 32,     // what attention and feed-forward add is normed first
+    NO_PRE_NORMS = 64,   // what goes into them is not
+    FUSED_QKV = 128,     // one matrix of queries, keys and values
+    FUSED_GATE_UP = 256, // one matrix of gate and up
+} family_switch;
+
+typedef enum activation { SILU, GELU_TANH } activation;
+
+typedef struct model_config {
+    char architecture[32];
+    char name[128];          // general.name, or the file's name
+    uint32_t n_layers;       // L
+    uint32_t n_heads;        // H query heads
+    uint32_t n_kv_heads;     // G, divides H
+    uint32_t head_dim;       // d
+    uint32_t width;          // D, of the residual stream
+    uint32_t ffn_width;      // F
+    uint32_t vocabulary;     // rows of the embedding
+    uint32_t context_length; // positions the model was trained for
+    uint32_t rope_dim;       // dimensions of a head that rotate, the first ones
+    float norm_eps;
+    unsigned switches; // family_switch
+    activation act;
+    rope_rule rope;
+    float embedding_scale, residual_scale, logit_scale; // of embeddings, of what is added to the stream, of logits; 1
+    float query_scale; // queries times this, after RoPE, so that q . k / sqrt(d) is the model's attention logit; 1
+    uint64_t unrotated[MODEL_MAX_LAYERS / 64]; // bit l: layer l has no rotary positions
+} model_config;
+
+static inline bool model_layer_rotates(const model_config *c, uint32_t layer)
+{
+    return !(c->unrotated[layer / 64] >> layer % 64 & 1);
+}
+
+struct family;
+struct weights;
+
+// Reads and checks all numbers; the embedding's rows are the vocabulary. Claims no tensor but those of rotary factors.
+kvb_status model_read_config(model_config *out, const struct family **family, struct weights *w, kvb_error *err);

@@ -1,0 +1,88 @@
+// One way to write metrics, policies, allocators and tasks: `name[:variant][:parameter=value]...`, such as
+// `snapkv:kvpress:window=32` or `keydiff:anchor=raw`.
+//
+// What can be written is declared in rows: a name, and parameters with type, default, range and the place of the value
+// in a settings struct, which is filled by the compiler's own offset. So code reads `settings->window`: a wrong name
+// does not compile, and what a user mistypes is an error that lists the known names.
+//
+// Every list has one canonical text per setting: the parameters that differ from their defaults, in the row's order,
+// with as few digits as read back as the same value. Records, tables and logs keep results by it.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { SPEC_MAX_PARAMETERS = 8, SPEC_NUMBER_MAX = 32 };
+
+typedef enum spec_type { SPEC_SWITCH, SPEC_UINT32, SPEC_UINT64, SPEC_DOUBLE } spec_type;
+
+typedef struct spec_parameter {
+    const char *name;
+    spec_type type; // of the field; SPEC_SWITCH is a bool
+    size_t offset;  // of the field in the settings
+    double value, low, high;
+    const char *meaning;
+    const char *choices; // "mean|raw|median": what the values 0, 1, 2 are called; NULL: a number
+} spec_parameter;
+
+// An enumeration without negative values is an unsigned int to the compilers that this is built with; any other type of
+// a field does not compile.
+#define SPEC_TYPE(settings, field)        \
+    _Generic(((settings *)0)->field, bool \
+             : SPEC_SWITCH, uint32_t      \
+             : SPEC_UINT32, uint64_t      \
+             : SPEC_UINT64, double        \
+             : SPEC_DOUBLE)
+// {SPEC(tova_settings, scope, 0, 0, 1, "what it means")}: the parameter is called as the field is.
+#define SPEC(settings, field, value, low, high, meaning)                                               \
+    {                                                                                                  \
+#field, SPEC_TYPE(settings, field), offsetof(settings, field), value, low, high, meaning, NULL \
+    }
+#define SPEC_ON_OFF(settings, field, value, meaning) SPEC(settings, field, value, 0, 1, meaning)
+// `last` is the number of the last choice.
+#define SPEC_CHOICE(settings, field, value, last, choices, meaning)                                     \
+    {                                                                                                   \
+#field, SPEC_TYPE(settings, field), offsetof(settings, field), value, 0, last, meaning, choices \
+    }
+
+typedef struct spec_row {
+    const char *name;                                   // "snapkv"
+    const char *variant;                                // "lukv"; NULL for the only or plain one
+    spec_parameter parameters[SPEC_MAX_PARAMETERS + 1]; // ended by a NULL name
+    const char *behind; // what else the known names show behind it, such as "=FILE"; NULL: nothing. Read by the caller
+} spec_row;
+
+// One list of rows: metrics, policies, ...
+typedef struct spec_list {
+    const char *what;                 // "metric", for messages
+    const spec_row *(*row)(size_t i); // NULL behind the last. A plain form comes before its variants
+    const char *usual;                // the variant that a bare name without a plain form means; NULL: none
+} spec_list;
+
+// Reads text [from, to), which is all of `text` or a part of it; settings receive all parameters of the row, by
+// default or as given, and nothing else in them changes. KVB_ARGUMENT says what is known, or what a parameter expects,
+// and which character of the text is meant; a parameter that is given twice is an error. *row may be written before an
+// error.
+kvb_status spec_read(const spec_list *list, const char *text, size_t from, size_t to, size_t *row, void *settings,
+                     kvb_error *err);
+
+// The first half of spec_read: the row that text [from, to) names, and where what follows its name begins.
+kvb_status spec_find(const spec_list *list, const char *text, size_t from, size_t to, size_t *row, size_t *rest,
+                     kvb_error *err);
+
+// Every parameter's default.
+void spec_set_defaults(const spec_row *row, void *settings);
+
+double spec_value(const spec_parameter *p, const void *settings);
+// The value as it is written: a choice's name, or a number. Returns its length.
+size_t spec_value_text(char *out, size_t size, const spec_parameter *p, const void *settings);
+// A number with as few digits as read back as the same one: 15, or 17. Returns its length.
+size_t spec_number(char *out, size_t size, double value);
+
+// "snapkv:lukv", "knorm": returns the length that it has, also where it does not fit.
+size_t spec_name(char *out, size_t size, const spec_row *row);
+// The canonical text. Returns the length that it has, also where it does not fit.
+size_t spec_write(char *out, size_t size, const spec_row *row, const void *settings);
+// The same for a text of its own, in a field of `size` bytes: KVB_ARGUMENT when it does not fit.
+kvb_status spec_write_all(char *out, size_t size, const spec_list *list, const spec_row *row, const void *settings,
+                          kvb_error *err);

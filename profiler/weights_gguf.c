@@ -1,0 +1,135 @@
+// Weights from a GGUF file.
+#include "formats/sha256.h"
+#include "profiler/dequant.h"
+#include "profiler/weights_internal.h"
+#include "runtime/fail.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const gguf_file *file_of(const weights *w)
+{
+    return w->source;
+}
+
+static const gguf_value *value_of(const weights *w, weight_key key, char name[96])
+{
+    return gguf_find(file_of(w), weights_key_name(w, key, name));
+}
+
+kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err)
+{
+    gguf_string architecture;
+    gguf_file *file = calloc(1, sizeof *file);
+    if (!file) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+    w->source = file;
+    w->kind = &weights_gguf;
+    kvb_status status = gguf_open(file, path, err);
+    if (status == KVB_OK) status = gguf_get_string(file, "general.architecture", &architecture, err);
+    if (status == KVB_OK)
+        snprintf(w->architecture, sizeof w->architecture, "%.*s",
+                 (int)(architecture.size < 60 ? architecture.size : 60), architecture.data);
+    for (size_t i = 0; status == KVB_OK && i < file->n_tensors; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "%.*s", (int)file->tensors[i].name.size, file->tensors[i].name.data);
+        status = weights_add_name(w, name, i, err);
+    }
+    return status == KVB_OK ? weights_sort_names(w, err) : status;
+}
+
+static void close_gguf(weights *w)
+{
+    gguf_close(w->source);
+    free(w->source);
+}
+
+static kvb_status number_gguf(const weights *w, weight_key key, double *out, bool *found, kvb_error *err)
+{
+    char name[96];
+    const gguf_value *v = value_of(w, key, name);
+    float f = 0;
+    bool truth = false;
+    if (!v) return KVB_OK;
+    kvb_status status = KVB_OK;
+    if (v->type == GGUF_VALUE_BOOL) {
+        status = gguf_get_bool(file_of(w), name, &truth, err);
+        *out = truth;
+    } else if (v->type == GGUF_VALUE_F32 || v->type == GGUF_VALUE_F64) {
+        status = gguf_get_f32(file_of(w), name, &f, err);
+        *out = f;
+    } else {
+        uint32_t n = 0;
+        status = gguf_get_u32(file_of(w), name, &n, err);
+        *out = n;
+    }
+    *found = status == KVB_OK;
+    return status;
+}
+
+static kvb_status text_gguf(const weights *w, weight_key key, char *out, size_t size, kvb_error *err)
+{
+    char name[96];
+    gguf_string text;
+    if (!value_of(w, key, name)) return KVB_OK;
+    kvb_status status = gguf_get_string(file_of(w), name, &text, err);
+    if (status == KVB_OK) snprintf(out, size, "%.*s", (int)(text.size < size ? text.size : size - 1), text.data);
+    return status;
+}
+
+static kvb_status list_gguf(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err)
+{
+    char name[96];
+    const gguf_value *v = value_of(w, key, name);
+    if (!v) return KVB_OK;
+    if (v->type != GGUF_VALUE_ARRAY || v->count > max)
+        return kvb_fail(err, KVB_FORMAT, "%s: %s: expected a list of at most %zu numbers", w->name, name, max);
+    const gguf_array list = {v->element, v->count, v->data, v->size};
+    for (*n = 0; *n < v->count; ++*n) out[*n] = (double)gguf_array_int(&list, *n);
+    return KVB_OK;
+}
+
+static bool tensor_gguf(const weights *w, const weight_name *name, weight_tensor *out)
+{
+    const gguf_tensor *t = &file_of(w)->tensors[name->file];
+    uint32_t values = 1, bytes = 0;
+    gguf_tensor_type_block(t->type, &values, &bytes);
+    out->type = t->type;
+    snprintf(out->type_name, sizeof out->type_name, "%s", gguf_tensor_type_name(t->type));
+    out->n_dims = t->n_dims;
+    out->columns = t->dims[0];
+    out->rows = t->n_values / t->dims[0];
+    out->data = t->data;
+    out->row_bytes = (size_t)(t->dims[0] / values * bytes);
+    return true;
+}
+
+static bool left_gguf(const char *name)
+{
+    (void)name;
+    return false;
+}
+
+static kvb_status sha256_gguf(const weights *w, char out[65], kvb_error *err)
+{
+    kvb_status status = sha256_hex(file_of(w)->map.data, file_of(w)->map.size, out, err);
+    file_forget(&file_of(w)->map);
+    return status;
+}
+
+static kvb_status check_gguf(const weights *w, kvb_error *err)
+{
+    return file_check(&file_of(w)->map, w->name, err);
+}
+
+static void forget_gguf(const weights *w)
+{
+    file_forget(&file_of(w)->map);
+}
+
+static kvb_status tokenizer_gguf(tokenizer **out, const weights *w, const char *pre, kvb_error *err)
+{
+    return tokenizer_from_gguf_as(out, file_of(w), pre, err);
+}
+
+const weights_kind weights_gguf = {close_gguf, number_gguf, text_gguf,  list_gguf,   tensor_gguf,
+                                   left_gguf,  sha256_gguf, check_gguf, forget_gguf, tokenizer_gguf};

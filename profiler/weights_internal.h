@@ -1,0 +1,39 @@
+// What the two kinds of sources share.
+#pragma once
+#include "profiler/weights.h"
+
+typedef struct weight_name {
+    char *name;
+    size_t file; // of the source: GGUF: index of the tensor; a folder: index of the file
+    bool claimed;
+} weight_name;
+
+typedef struct weights_kind {
+    void (*close)(weights *w);
+    kvb_status (*number)(const weights *w, weight_key key, double *out, bool *found, kvb_error *err);
+    kvb_status (*text)(const weights *w, weight_key key, char *out, size_t size, kvb_error *err);
+    kvb_status (*list)(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err);
+    bool (*tensor)(const weights *w, const weight_name *name, weight_tensor *out);
+    bool (*may_be_left)(const char *name); // by a text model
+    kvb_status (*sha256)(const weights *w, char out[65], kvb_error *err);
+    kvb_status (*check)(const weights *w, kvb_error *err);
+    void (*forget)(const weights *w);
+    kvb_status (*tokenizer)(tokenizer **out, const weights *w, const char *pre, kvb_error *err);
+} weights_kind;
+
+struct weights {
+    char name[512];
+    char architecture[64];
+    const weights_kind *kind;
+    void *source;       // the kind's own
+    weight_name *names; // of all tensors, sorted
+    size_t n_names, max_names;
+};
+
+extern const weights_kind weights_gguf, weights_folder;
+extern const char *const weight_names[N_WEIGHT_KEYS][2]; // GGUF, Hugging Face
+
+kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err);
+kvb_status weights_open_folder(weights *w, const char *folder, kvb_error *err);
+kvb_status weights_add_name(weights *w, const char *name, size_t file, kvb_error *err);
+kvb_status weights_sort_names(weights *w, kvb_error *err);

@@ -1,0 +1,26 @@
+// The roundings of kvb_budgets(). Not part of the public API. None allocates or can fail; all write counts of 1 .. T.
+#pragma once
+#include "kvbudget.h"
+
+// The prune ratios in use: (1 - weight) * below + weight * above. `below` is NULL for ratio 0, where all r are 0.
+typedef struct kvb_mix {
+    const double *below, *above;   // [L, G] rows of the table
+    uint32_t row_below, row_above; // their numbers from 1 on, which in most tables are per cents; 0: nothing is pruned
+    double weight;
+} kvb_mix;
+
+// What head h should keep before rounding: (1 - r) T, rounded to a double by itself. A kvb_ideal; mix is a kvb_mix.
+double kvb_mix_ideal(const void *mix, size_t head, uint32_t n_tokens);
+
+// KVB_ROUND_LAYER_LR for the n heads of one layer from first_head on; keep [n].
+void kvb_round_layer(const kvb_mix *mix, size_t first_head, uint32_t n, uint32_t n_tokens, uint32_t *keep);
+// KVB_ROUND_FLOOR and KVB_ROUND_GLOBAL_LR for all heads; keep [n_heads].
+void kvb_round_floor(const kvb_mix *mix, size_t n_heads, uint32_t n_tokens, uint32_t *keep);
+void kvb_round_global(const kvb_mix *mix, size_t n_heads, uint32_t n_tokens, uint32_t *keep);
+
+// Raises every count to `floor_count`. What is missing is taken one by one from the count that is highest above the
+// floor (tie: lower index).
+void kvb_raise_to_floor(uint32_t *count, size_t n, uint32_t floor_count);
+
+// keep [n_heads] tokens to whole blocks, at least least_blocks of them for each head; the last one ends at n_tokens.
+void kvb_round_blocks(uint32_t *keep, size_t n_heads, uint32_t n_tokens, uint32_t block, uint32_t least_blocks);

@@ -1,0 +1,29 @@
+#include "text.h"
+#include <string.h>
+
+size_t kvb_utf8_size(const char *at, size_t left)
+{
+    const unsigned char *s = (const unsigned char *)at;
+    size_t size = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : s[0] < 0xf5 ? 4 : 0;
+    if (size > left) return 0;
+    for (size_t i = 1; i < size; i++)
+        if ((s[i] & 0xc0) != 0x80) return 0;
+    // The second byte tells overlong forms, surrogates, and what is beyond U+10FFFF.
+    if ((s[0] == 0xe0 && s[1] < 0xa0) || (s[0] == 0xed && s[1] > 0x9f) || (s[0] == 0xf0 && s[1] < 0x90) ||
+        (s[0] == 0xf4 && s[1] > 0x8f))
+        return 0;
+    return size;
+}
+
+void kvb_clean_text(char *text)
+{
+    for (size_t left = strlen(text), size; left > 0; text += size, left -= size) {
+        const unsigned char *s = (const unsigned char *)text;
+        size = kvb_utf8_size(text, left);
+        // ASCII's control characters, and U+0080 to U+009F.
+        int keep =
+            size > 2 || (size == 2 && (s[0] != 0xc2 || s[1] > 0x9f)) || (size == 1 && s[0] >= ' ' && s[0] != 127);
+        if (size == 0) size = 1;
+        if (!keep) memset(text, '?', size);
+    }
+}

@@ -1,0 +1,24 @@
+// Aggregation: many pairs' curves on the way to one problem. The average of all pairs (mean_loss), or one of each text
+// (worst, cvar); mean_ratio solves every pair by itself and gathers nothing.
+#pragma once
+#include "study/pairs.h"
+
+typedef struct gathered {
+    aggregation how;
+    loss_mean all;    // with AGGREGATE_MEAN_LOSS: on the grid of the longest context
+    loss_mean *texts; // [n_texts] with AGGREGATE_TAIL: in the order of the selection, on a coarse grid
+    size_t n_texts;
+} gathered;
+
+// On failure *g is to be freed all the same.
+kvb_status gather_init(gathered *g, const pair_set *pairs, aggregation how, kvb_error *err);
+void gather_free(gathered *g);
+// Adds a pair of the k-th context.
+kvb_status gather_add(gathered *g, size_t k, const loss_curves *c, kvb_error *err);
+// After the last pair: averages, and pulls the curves together (loss_curves_shrink). Texts without a pair are left out.
+void gather_finish(gathered *g, double shrink);
+
+// Adds to sum [n_rows] what a table of prune ratios [n_rows, L, G] loses on a pair, as the runtime rounds it to whole
+// tokens; limits: NULL, or what it keeps to.
+kvb_status judge_table(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,
+                       const double *prune_ratio, kvb_error *err);

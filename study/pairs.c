@@ -1,0 +1,144 @@
+#include "study/pairs.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- What there is --------------------------------------------------------------------------------------------------
+
+static void count_context(pair_set *p, size_t k)
+{
+    const record_context_info *c = selection_context(p->from, k);
+    for (uint32_t q = 0; q < c->n_questions; q++) {
+        uint32_t queries = c->questions[q].n_queries;
+        p->n_skipped += queries == 0 && q < p->from->max_questions;
+        if (!selection_has(p->from, &c->questions[q], q)) continue;
+        p->n_pairs++;
+        if (queries < p->fewest_queries) p->fewest_queries = queries;
+        if (queries > p->most_queries) p->most_queries = queries;
+    }
+}
+
+// Counts the pairs and checks that each leaves something to choose.
+static kvb_status count_pairs(pair_set *p, kvb_error *err)
+{
+    p->fewest_queries = UINT32_MAX;
+    for (size_t k = 0; k < p->from->n_contexts; k++) {
+        const record_context_info *c = selection_context(p->from, k);
+        uint32_t before = p->n_pairs;
+        count_context(p, k);
+        if (p->n_pairs == before) continue;
+        p->n_contexts++;
+        if (c->n_tokens > p->longest.n_tokens) p->longest.n_tokens = c->n_tokens;
+        if ((uint64_t)p->about.sink + p->about.window >= c->n_tokens)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "%s: context %s: %s protects %u + %u of its %u tokens, so there is nothing to choose; "
+                            "leave it out with --contexts, or lower --sink and --window",
+                            p->from->path, c->id, p->metric, p->about.sink, p->about.window, c->n_tokens);
+    }
+    if (p->n_pairs == 0)
+        return kvb_fail(err, KVB_ARGUMENT, "%s: no question with recorded queries is selected; nothing to solve",
+                        p->from->path);
+    return KVB_OK;
+}
+
+kvb_status pairs_open(pair_set *p, const selection *from, const char *metric, const study_options *o, kvb_error *err)
+{
+    record_shape model = record_get_shape(from->r);
+    *p = (pair_set){.from = from, .metric = metric};
+    kvb_status status = record_metric_read(&p->about, from->r, metric, err);
+    if (status != KVB_OK) return status;
+    if (o->sink != AS_RECORDED) p->about.sink = (uint32_t)o->sink;
+    if (o->window != AS_RECORDED) p->about.window = (uint32_t)o->window;
+    p->longest = (cache_shape){model.n_layers, model.n_kv_heads, 0, p->about.sink, p->about.window};
+    status = count_pairs(p, err);
+    return status == KVB_OK ? cache_shape_check(&p->longest, err) : status;
+}
+
+void pairs_close(pair_set *p)
+{
+    record_metric_free(&p->about);
+    *p = (pair_set){0};
+}
+
+// ---- Reading --------------------------------------------------------------------------------------------------------
+
+kvb_status pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
+                          study_progress *progress, kvb_error *err)
+{
+    size_t numbers = (size_t)shape_heads(&pairs->longest) * pairs->longest.n_tokens;
+    *w = (pair_walk){.pairs = pairs, .solve = *solve, .min_keep = min_keep, .progress = progress};
+    w->scores = malloc(numbers * sizeof *w->scores);
+    w->oracle = malloc(numbers * sizeof *w->oracle);
+    if (w->scores && w->oracle) return KVB_OK;
+    return kvb_fail(err, KVB_MEMORY, "no memory for %u heads of %u tokens", shape_heads(&pairs->longest),
+                    pairs->longest.n_tokens);
+}
+
+static void leave_context(pair_walk *w)
+{
+    problem_free(&w->problem);
+    metric_order_free(&w->order);
+}
+
+void pair_walk_close(pair_walk *w)
+{
+    leave_context(w);
+    free(w->scores);
+    free(w->oracle);
+    *w = (pair_walk){0};
+}
+
+// Scores, their order, and a problem of the context's shape.
+static kvb_status enter_context(pair_walk *w, kvb_error *err)
+{
+    const selection *s = w->pairs->from;
+    cache_shape shape = w->pairs->longest;
+    shape.n_tokens = selection_context(s, w->context)->n_tokens;
+    kvb_status status = record_read_scores(s->r, s->contexts[w->context], w->pairs->metric, w->scores, err);
+    if (status == KVB_OK) status = metric_order_make(&w->order, &shape, w->scores, err);
+    if (status == KVB_OK) status = problem_init(&w->problem, &shape, &w->solve, err);
+    uint32_t least = (uint32_t)ceil(w->min_keep * shape.n_tokens);
+    if (status == KVB_OK && w->problem.curves.floor < least) w->problem.curves.floor = least;
+    return status;
+}
+
+// The first pair from the present place on. `ended` when there is none.
+static kvb_status find_pair(pair_walk *w, kvb_error *err)
+{
+    const selection *s = w->pairs->from;
+    for (; w->context < s->n_contexts; w->context++, w->question = 0) {
+        const record_context_info *c = selection_context(s, w->context);
+        bool entered = w->problem.loss != NULL;
+        while (w->question < c->n_questions && !selection_has(s, &c->questions[w->question], w->question))
+            w->question++;
+        if (w->question < c->n_questions) return entered ? KVB_OK : enter_context(w, err);
+        leave_context(w);
+    }
+    w->ended = true;
+    return KVB_OK;
+}
+
+kvb_status pair_walk_next(pair_walk *w, kvb_error *err)
+{
+    const selection *s = w->pairs->from;
+    if (w->begun && !study_progress_step(w->progress))
+        return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
+    w->question += w->begun;
+    w->pair += w->begun;
+    w->begun = true;
+    kvb_status status = find_pair(w, err);
+    if (status != KVB_OK || w->ended) return status;
+    status = record_read_oracle(s->r, s->contexts[w->context], w->question, w->oracle, err); // names file and question
+    if (status != KVB_OK) return status;
+    return pair_walk_name(w, loss_curves_fill(&w->problem.curves, &w->order, w->oracle, err), err);
+}
+
+kvb_status pair_walk_name(const pair_walk *w, kvb_status status, kvb_error *err)
+{
+    if (status == KVB_OK || !err) return status;
+    const record_context_info *c = selection_context(w->pairs->from, w->context);
+    kvb_error inner = *err;
+    return kvb_fail(err, status, "%s: context %s, question %u: %s", w->pairs->from->path, c->id,
+                    c->questions[w->question].number, inner.message);
+}

@@ -1,0 +1,50 @@
+// The pairs of a selection under one metric, and reading them one by one: scores and oracle in, loss curves out.
+#pragma once
+#include "study/options.h"
+#include "study/progress.h"
+#include "study/record_metric.h"
+#include "study/selection.h"
+
+typedef struct pair_set {
+    const selection *from;
+    const char *metric;
+    record_metric about;          // with the options' sink and window where these are given
+    cache_shape longest;          // shape of the longest context in use
+    uint32_t n_pairs, n_contexts; // in use
+    uint32_t n_skipped;           // questions without recorded queries
+    uint32_t fewest_queries, most_queries;
+} pair_set;
+
+// Counts the pairs, and checks that each leaves something to choose. `from` and `metric`, one of its metrics, must
+// outlive the set. Errors: KVB_ARGUMENT no pair, or a context that is protected as a whole (named); those of
+// cache_shape_check(). The caller closes it, also after a failure.
+kvb_status pairs_open(pair_set *p, const selection *from, const char *metric, const study_options *o, kvb_error *err);
+void pairs_close(pair_set *p);
+
+// One walk over all pairs, context by context. Between two calls of pair_walk_next() the fields describe a pair.
+typedef struct pair_walk {
+    const pair_set *pairs;
+    size_t context;         // index in the selection
+    uint32_t question;      // index in the context
+    float *scores, *oracle; // [L,G,T] of this context, of this pair
+    problem problem;        // made for this context; problem.curves is the pair's
+    bool ended;             // there was no pair left
+    uint32_t pair;          // how many came before it
+    // The walk's own:
+    solve_options solve;
+    double min_keep;
+    study_progress *progress;
+    metric_order order;
+    bool begun;
+} pair_walk;
+
+// solve: what the problem is made for; min_keep: of study_options; progress: NULL, or what is told of every pair, its
+// done and total being the caller's. Errors: KVB_MEMORY. The caller closes the walk, also after a failure.
+kvb_status pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
+                          study_progress *progress, kvb_error *err);
+void pair_walk_close(pair_walk *w);
+// Reads the next pair and fills the curves, or sets w->ended. Errors name record, context and question;
+// KVB_INTERRUPTED.
+kvb_status pair_walk_next(pair_walk *w, kvb_error *err);
+// Puts record, context and question in front of the message, where status is not KVB_OK. Returns status.
+kvb_status pair_walk_name(const pair_walk *w, kvb_status status, kvb_error *err);

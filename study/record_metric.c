@@ -1,0 +1,68 @@
+#include "study/record_metric.h"
+#include "runtime/fail.h"
+#include "runtime/json.h"
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static kvb_status parse_attribute(cJSON **out, const char *name, const cJSON *value, kvb_error *err)
+{
+    const char *text = value->valuestring;
+    return kvb_json_object(out, text, strlen(text), "record", name, err);
+}
+
+// In the root attribute `metrics`, one object by name, or in `metric_<name>`. *out: NULL when it is in neither.
+static kvb_status find_parameters(cJSON **out, const record *r, const char *metric, kvb_error *err)
+{
+    char name[160];
+    snprintf(name, sizeof name, "metric_%s", metric);
+    const cJSON *attributes = record_attributes(r), *own = cJSON_GetObjectItemCaseSensitive(attributes, name);
+    *out = NULL;
+    if (cJSON_IsString(own)) return parse_attribute(out, name, own, err);
+    const cJSON *text = cJSON_GetObjectItemCaseSensitive(attributes, "metrics");
+    if (!cJSON_IsString(text)) return KVB_OK;
+    cJSON *all;
+    kvb_status status = parse_attribute(&all, "metrics", text, err);
+    if (status == KVB_OK) *out = cJSON_DetachItemFromObjectCaseSensitive(all, metric);
+    cJSON_Delete(all);
+    return status;
+}
+
+// Leaves *out as it is where there is no such parameter.
+static kvb_status read_count(const cJSON *parameters, const char *metric, const char *key, uint32_t *out,
+                             kvb_error *err)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(parameters, key);
+    if (!item) return KVB_OK;
+    double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
+    if (!(value >= 0 && value <= UINT32_MAX / 4) || value != (double)(uint32_t)value)
+        return kvb_fail(err, KVB_FORMAT, "record: metric %s: %s: expected a whole number of tokens", metric, key);
+    *out = (uint32_t)value;
+    return KVB_OK;
+}
+
+kvb_status record_metric_read(record_metric *out, const record *r, const char *metric, kvb_error *err)
+{
+    cJSON *parameters;
+    uint32_t window = 32;
+    bool snapkv = strncmp(metric, "snapkv", 6) == 0;
+    kvb_status status = find_parameters(&parameters, r, metric, err);
+    if (status == KVB_OK && snapkv) status = read_count(parameters, metric, "window", &window, err);
+    *out = (record_metric){.sink = 4, .window = snapkv ? window : 1};
+    if (status == KVB_OK) status = read_count(parameters, metric, "protect_sink", &out->sink, err);
+    if (status == KVB_OK) status = read_count(parameters, metric, "protect_window", &out->window, err);
+    if (status == KVB_OK)
+        out->parameters = cJSON_IsObject(parameters) ? cJSON_PrintUnformatted(parameters) : strdup("{}");
+    if (status == KVB_OK && !out->parameters)
+        status = kvb_fail(err, KVB_MEMORY, "no memory for the parameters of %s", metric);
+    cJSON_Delete(parameters);
+    if (status != KVB_OK) *out = (record_metric){0};
+    return status;
+}
+
+void record_metric_free(record_metric *m)
+{
+    free(m->parameters);
+    *m = (record_metric){0};
+}

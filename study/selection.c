@@ -1,0 +1,152 @@
+#include "study/selection.h"
+#include "runtime/fail.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+// --contexts a,b,c in the given order; NULL: all, in calibration order.
+static kvb_status select_contexts(selection *s, const char *ids, kvb_error *err)
+{
+    size_t count = record_context_count(s->r);
+    s->contexts = calloc(count ? count : 1, sizeof *s->contexts);
+    if (!s->contexts) return kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", count);
+    if (!ids)
+        for (; s->n_contexts < count; s->n_contexts++) s->contexts[s->n_contexts] = s->n_contexts;
+    for (const char *text = ids; text;) {
+        size_t length = strcspn(text, ","), i = 0;
+        for (; i < count; i++) {
+            const char *id = record_context(s->r, i)->id;
+            if (strlen(id) == length && memcmp(id, text, length) == 0) break;
+        }
+        if (i == count)
+            return kvb_fail(err, KVB_ARGUMENT, "--contexts: %s has no context '%.*s'; `kvbudget inspect` lists them",
+                            s->path, (int)length, text);
+        for (size_t k = 0; k < s->n_contexts; k++)
+            if (s->contexts[k] == i)
+                return kvb_fail(err, KVB_ARGUMENT, "--contexts: '%.*s' is given twice", (int)length, text);
+        s->contexts[s->n_contexts++] = i;
+        text = text[length] ? text + length + 1 : NULL;
+    }
+    if (s->n_contexts == 0) return kvb_fail(err, KVB_FORMAT, "%s: the record holds no context", s->path);
+    return KVB_OK;
+}
+
+static void list_metrics(const record_context_info *c, char *out, size_t size)
+{
+    size_t used = 0;
+    out[0] = '\0';
+    for (uint32_t i = 0; i < c->n_metrics && used < size; i++)
+        used += (size_t)snprintf(out + used, size - used, "%s%s", i ? ", " : "", c->metrics[i]);
+}
+
+// A full name, or the beginning of exactly one up to a ':'.
+static kvb_status find_metric(const char **out, const record_context_info *c, const char *name, kvb_error *err)
+{
+    char known[256];
+    size_t length = strlen(name), found = 0;
+    for (uint32_t i = 0; i < c->n_metrics; i++) {
+        const char *metric = c->metrics[i];
+        if (strncmp(metric, name, length) != 0 || (metric[length] && metric[length] != ':')) continue;
+        *out = metric;
+        found++;
+        if (!metric[length]) return KVB_OK;
+    }
+    if (found == 1) return KVB_OK;
+    list_metrics(c, known, sizeof known);
+    return kvb_fail(err, KVB_ARGUMENT, "--metric %s: %s; the record has %s", name,
+                    found ? "several metrics begin like this" : "not in the record", known);
+}
+
+static bool has_metric(const record_context_info *c, const char *metric)
+{
+    for (uint32_t i = 0; i < c->n_metrics; i++)
+        if (strcmp(c->metrics[i], metric) == 0) return true;
+    return false;
+}
+
+static kvb_status add_metric(selection *s, const char *metric, kvb_error *err)
+{
+    for (size_t j = 0; j < s->n_metrics; j++)
+        if (s->metrics[j] == metric) return KVB_OK; // named twice, or by `all` too
+    for (size_t k = 0; k < s->n_contexts; k++) {
+        const record_context_info *c = selection_context(s, k);
+        if (!has_metric(c, metric))
+            return kvb_fail(err, KVB_MISMATCH, "%s: context %s has no scores of %s; leave it out with --contexts",
+                            s->path, c->id, metric);
+    }
+    if (s->n_metrics == METRICS_MAX) return kvb_fail(err, KVB_UNSUPPORTED, "at most %d metrics at once", METRICS_MAX);
+    s->metrics[s->n_metrics++] = metric;
+    return KVB_OK;
+}
+
+static kvb_status select_metrics(selection *s, const selection_request *wanted, kvb_error *err)
+{
+    const record_context_info *first = selection_context(s, 0);
+    kvb_status status = KVB_OK;
+    for (size_t k = 0; k < wanted->n_metrics && status == KVB_OK; k++) {
+        const char *name = wanted->metrics[k], *metric = NULL;
+        if (strcmp(name, "all") != 0) {
+            status = find_metric(&metric, first, name, err);
+            if (status == KVB_OK) status = add_metric(s, metric, err);
+            continue;
+        }
+        for (uint32_t i = 0; i < first->n_metrics && status == KVB_OK; i++)
+            status = add_metric(s, first->metrics[i], err);
+    }
+    if (status == KVB_OK && s->n_metrics == 0)
+        return kvb_fail(err, KVB_FORMAT, "%s: context %s has no scores of any metric", s->path, first->id);
+    return status;
+}
+
+kvb_status selection_open(selection *s, const char *path, const selection_request *wanted, kvb_error *err)
+{
+    *s = (selection){.path = path, .max_questions = wanted->max_questions};
+    kvb_status status = record_open(&s->r, path, err);
+    if (status == KVB_OK && record_shard(s->r))
+        status =
+            kvb_fail(err, KVB_MISMATCH, "%s: is shard %.20s of a run; put all shards together first (kvbudget merge)",
+                     path, record_shard(s->r));
+    if (status == KVB_OK) status = select_contexts(s, wanted->contexts, err);
+    return status == KVB_OK ? select_metrics(s, wanted, err) : status;
+}
+
+void selection_close(selection *s)
+{
+    record_close(s->r);
+    free(s->contexts);
+    *s = (selection){0};
+}
+
+const record_context_info *selection_context(const selection *s, size_t k)
+{
+    return record_context(s->r, s->contexts[k]);
+}
+
+bool selection_has(const selection *s, const record_question_info *q, uint32_t index)
+{
+    return q->n_queries > 0 && index < s->max_questions;
+}
+
+uint32_t selection_count(const selection *s, size_t k)
+{
+    const record_context_info *c = selection_context(s, k);
+    uint32_t n = 0;
+    for (uint32_t q = 0; q < c->n_questions; q++) n += selection_has(s, &c->questions[q], q);
+    return n;
+}
+
+const char *record_text(const record *r, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(record_attributes(r), name);
+    return cJSON_IsString(item) ? item->valuestring : "";
+}
+
+kvb_status selection_require_model(const selection *s, const char *sha256, const char *other, kvb_error *err)
+{
+    const char *own = record_text(s->r, "model_sha256");
+    if (!*own || !*sha256 || strcasecmp(own, sha256) == 0) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s and %s are of different models: the weights have SHA-256 %.16s... and %.16s...", s->path, other,
+                    own, sha256);
+}

@@ -1,0 +1,9 @@
+// From curves to budgets: the step of study_table_solve() between gathering and judging. Each fills prune_ratio, loss,
+// bound, lambda and saturated of the table.
+#pragma once
+#include "study/table.h"
+
+// The pair's own optimum: in p, in the spread of all, and, with AGGREGATE_MEAN_RATIO, in the table's sums.
+kvb_status allocate_pair(study_table *t, ratio_mean *spread, problem *p, kvb_error *err);
+// The table of all pairs together, from what was gathered.
+kvb_status allocate_table(study_table *t, const gathered *g, kvb_error *err);

@@ -1,0 +1,26 @@
+// How far greedy, and a table, are from the true optimum.
+#pragma once
+#include "study/gather.h"
+
+// Of one metric: shares of each problem's mass, means over the problems. Rows are those of the options; under limits
+// choices are not counted, and rows not nested.
+typedef struct validation {
+    study_options options;
+    pair_set pairs;
+    const double *table; // [R, L, G] prune ratios to compare, or NULL
+    double greedy[ROWS], optimum[ROWS], nested_loss[ROWS], bound[ROWS], surviving[ROWS];
+    double certificate[ROWS];              // how far greedy can be from the optimum: curves minus hulls at its budgets
+    double table_loss[ROWS];               // mean over the pairs
+    uint32_t nested[ROWS], unproved[ROWS]; // problems
+    uint32_t n_problems;
+    double greedy_seconds, exact_seconds;
+    uint64_t work; // relaxations
+} validation;
+
+// aggregate: AGGREGATE_MEAN_RATIO, every pair is a problem, or AGGREGATE_MEAN_LOSS, their average is. The table and
+// what the options point to must outlive the validation. Errors: those of pairs_open(). The caller frees, also after a
+// failure.
+kvb_status validation_open(validation *v, const selection *from, const char *metric, const study_options *o,
+                           const double *table, kvb_error *err);
+kvb_status validation_run(validation *v, study_progress *progress, kvb_error *err);
+void validation_free(validation *v);

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# File calls that fail: points drawn from all that long_faults.sh tries, and several processes that want one record.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+SHIM=$KVB_BUILD/tests/fault_shim.so
+if grep -q __asan_init "$KVB"; then
+    skip 'failing file calls: a sanitised program must come before what LD_PRELOAD names'
+    end
+fi
+
+# ---- One call fails
+"$PYTHON" "$KVB_ROOT/tests/faults/faults.py" --build "$KVB_BUILD" --points "${FAULT_POINTS:-2}" | tee faults.out
+[ "${PIPESTATUS[0]}" = 0 ] || not_ok 'no output is lost and no fault is silent'
+
+# ---- Several processes and one record: the lock must be that of the file under the name, however late it is taken
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+PROFILE=(profile tiny.gguf calib.jsonl --new-tokens 4 --ignore-eos -q 1 --quiet --threads 1)
+for seed in 1 2 3; do expect 0 "seed $seed alone" "${PROFILE[@]}" -o "alone$seed.h5" --seed $seed; done
+mixed=0 finished=0
+for round in 1 2 3 4 5 6; do
+    rm -rf shared.h5 shared.h5.parts
+    for seed in 1 2 3; do
+        (sleep "0.0$((round * seed % 7))"
+            LD_PRELOAD=$SHIM FAULT_LOCK_US=$((20000 * seed)) \
+                "$KVB" "${PROFILE[@]}" -o shared.h5 --seed $seed --resume) 2>>shared.err &
+    done
+    wait
+    [ -e shared.h5 ] || continue
+    finished=$((finished + 1))
+    cmp -s shared.h5 alone1.h5 || cmp -s shared.h5 alone2.h5 || cmp -s shared.h5 alone3.h5 || mixed=$((mixed + 1))
+done
+if [ "$mixed" = 0 ] && [ "$finished" -ge 4 ]; then
+    ok "three processes and one output, $finished rounds: never a mixture"
+else
+    not_ok "three processes and one output: $mixed mixtures in $finished rounds"
+    tail -n 5 shared.err | sed 's/^/    /'
+fi
+
+# ---- What cannot be written is said before the work, and nothing is left behind
+printf 'line %s of a text that is not long\n' $(seq 60) >text.txt
+expect 0 'a table' solve alone1.h5 --metric keydiff -o t.safetensors --quiet
+mkdir -p a.h5 worth.json s.safetensors
+ln -s loop.h5 loop.h5
+ln -s nowhere dangling.svg
+cp t.safetensors kept.safetensors
+chmod 444 kept.safetensors
+long=$(printf 'n%.0s' $(seq 240))
+EVAL=(eval tiny.gguf t.safetensors text.txt --tokens 64 --next 4 -r 0.5 -a none --quiet)
+fails 'a record that is a folder' 'a.h5: is a folder' "${PROFILE[@]}" -o a.h5
+fails 'a record that is a loop of links' 'loop.h5: .*leads nowhere' "${PROFILE[@]}" -o loop.h5
+fails 'a record that is a device' '/dev/full: is a device' "${PROFILE[@]}" -o /dev/full
+fails 'a name that is too long' 'at most|1 to 238 bytes' "${PROFILE[@]}" -o "$long.h5"
+fails 'a metric whose window is longer than a context' 'sample long.*230 tokens, expected at least 301' \
+    "${PROFILE[@]}" -o short.h5 --metric snapkv:kvpress:window=300
+fails '--plan says so too' 'expected at least 301' "${PROFILE[@]}" --metric snapkv:kvpress:window=300 --plan
+fails 'results that are a folder' 'worth.json: is a folder' "${EVAL[@]}" -o worth
+fails 'task: results that are a folder' 'worth.json: is a folder' task tiny.gguf --task niah_single -o worth --quiet
+fails 'statistics that are a folder' 's.safetensors: is a folder' statistics tiny.gguf text.txt -o s.safetensors --quiet
+fails 'a table that is read-only' 'kept.safetensors: is read-only' solve alone1.h5 --metric keydiff -o kept.safetensors
+fails 'a picture through a link to nothing' 'dangling.svg: .*leads nowhere' plot t.safetensors -o dangling.svg
+same 'the read-only table is as it was' t.safetensors kept.safetensors
+left=$(find . -name '*.parts' -o -name '*.partial' -o -name '*.cells' -o -name nowhere -o -name short.h5)
+if [ -z "$left" ]; then ok 'nothing is left behind'; else not_ok "left behind: $left"; fi
+
+# ---- Query statistics know their model
+"$KVB_BUILD/tests/tiny_model" --seed 7 other.gguf >/dev/null
+expect 0 'statistics of another model' statistics other.gguf text.txt -o other.safetensors --quiet
+fails 'are refused for this one' 'other.safetensors: query statistics of another model' "${PROFILE[@]}" -o q.h5 \
+    --metric ea:stored=1 --query-statistics other.safetensors
+end

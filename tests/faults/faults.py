@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Every command that writes, with every state-changing file call of it failing once.
+
+faults.py --build BUILD [--points N] [--seed S] [--case NAME]... [--jobs J]
+
+fault_shim.so counts the calls; each run lets one of them fail: EIO, ENOSPC, EINTR, a short write, or a kill. After it
+the old output is whole or the new one is, exit status 0 only with the very result of the undisturbed run, one error
+line that names a file of the command, nothing temporary is left behind, the parts of an unfinished record survive, and
+the same command then ends with the undisturbed result. --points N takes N points per case and mode, drawn with the
+seed; without it all of them. Prints one line per case and mode, as tests/cli does; the exit status is 1 when anything
+was lost or silent.
+"""
+import argparse
+import collections
+import concurrent.futures
+import hashlib
+import os
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+MODES = {  # the calls that can end so
+    "eio": "open write pwrite ftruncate fallocate fsync fdatasync close rename link unlink mkdir rmdir fchmod fflush "
+           "fclose",
+    "enospc": "open write pwrite ftruncate fallocate fsync fdatasync close rename link mkdir fflush fclose",
+    "eintr": "open write pwrite ftruncate fallocate fsync fdatasync close flock",
+    "short": "write pwrite",
+    "kill": "open write pwrite ftruncate fallocate fsync fdatasync close rename link unlink mkdir rmdir fchmod flock",
+}
+Case = collections.namedtuple("Case", "name args before again stdout")
+PROFILE = ("profile IN/tiny.gguf IN/calib.jsonl -o run.h5 --new-tokens 3 --ignore-eos -q 1 --quiet --threads 1 "
+           "--metric keydiff")
+EVAL = "eval IN/tiny.gguf IN/keydiff.safetensors IN/text.txt --tokens 64 --next 4 -r 0.5 -a none --threads 1 --quiet"
+TASK = ("task IN/tiny.gguf IN/keydiff.safetensors --task niah_single --tokens 150 -c 1 -r 0.5 -a none --threads 1 "
+        "--quiet --compute f32")
+
+
+def case(name, args, before="", again=None, stdout=None):
+    return Case(name, args.split(), before.split(), (again or args).split(), stdout)
+
+
+CASES = [
+    case("profile", PROFILE, again=PROFILE + " --resume"),
+    case("profile --force", PROFILE + " --force", before="other.h5:run.h5"),
+    case("profile --resume", PROFILE + " --resume", before="parts:run.h5.parts"),
+    case("merge", "merge merged.h5 IN/shard1.h5 IN/shard2.h5"),
+    case("merge --force", "merge merged.h5 IN/shard1.h5 IN/shard2.h5 --force", before="other.h5:merged.h5"),
+    case("import steps", "import IN/steps -o steps.h5", again="import IN/steps -o steps.h5 --resume"),
+    case("import steps --force", "import IN/steps -o steps.h5 --force", before="other.h5:steps.h5"),
+    case("import npy", "import IN/keydiff.npy -o t.safetensors", before="old.safetensors:t.safetensors"),
+    case("solve", "solve IN/run.h5 --metric keydiff -o t.safetensors --npy t.npy --budgets b.npy --quiet",
+         before="old.safetensors:t.safetensors old.npy:t.npy"),
+    case("solve --holdout", "solve IN/two.h5 --metric keydiff --holdout text --picture h.svg --quiet"),
+    case("validate", "validate IN/run.h5 --metric keydiff -o v.svg --quiet", before="old.svg:v.svg"),
+    case("export npy", "export IN/keydiff.safetensors --format npy -o t.npy", before="old.npy:t.npy"),
+    case("export csv", "export IN/keydiff.safetensors --format csv -o t.csv", before="old.svg:t.csv"),
+    case("export lukv-steps", "export IN/run.h5 --format lukv-steps -o steps"),
+    case("plot", "plot IN/keydiff.safetensors -o t.svg", before="old.svg:t.svg"),
+    case("statistics", "statistics IN/tiny.gguf IN/text.txt -o s.safetensors --quiet --threads 1",
+         before="old.safetensors:s.safetensors"),
+    case("tokenize", "tokenize IN/tiny.gguf IN/text.txt --npy ids.npy", before="old.npy:ids.npy"),
+    case("logits", "logits IN/tiny.gguf IN/ids.npy -o l.npy", before="old.npy:l.npy"),
+    case("eval", EVAL + " -o worth --dump-kept kept.jsonl", before="old.svg:worth.svg"),
+    case("task", TASK + " -o worth"),
+    case("task --output", "task IN/tiny.gguf --task niah_single --tokens 150 -c 2 --output s.jsonl --quiet --threads 1",
+         before="old.svg:s.jsonl"),
+    case("budgets >", "budgets IN/keydiff.safetensors --ratio 0.5 --tokens 1000", stdout="out.txt"),
+    case("inspect >", "inspect IN/run.h5 --json", stdout="out.txt"),
+]
+
+
+class Bench:
+    def __init__(self, build, shim, work):
+        self.kvb = str(pathlib.Path(build).resolve() / "kvbudget")
+        self.tiny = str(pathlib.Path(build).resolve() / "tests/tiny_model")
+        self.shim = str(pathlib.Path(shim).resolve())
+        self.work = pathlib.Path(work).resolve()
+        self.inputs = self.work / "in"
+        self.inputs.mkdir()
+        self.make_inputs()
+
+    def plain(self, args, cwd=None, ok=(0,)):
+        done = subprocess.run([self.kvb, *args.split()], cwd=cwd or self.inputs, capture_output=True,
+                              stdin=subprocess.DEVNULL)
+        if done.returncode not in ok:
+            sys.exit(f"{args}: exit status {done.returncode}: {done.stderr.decode(errors='replace')}")
+
+    def make_inputs(self):
+        subprocess.run([self.tiny, "tiny.gguf"], cwd=self.inputs, check=True, capture_output=True)
+        draw = random.Random(5)
+        ids = lambda n: [3 + draw.randrange(40) for _ in range(n)]
+        with open(self.inputs / "calib.jsonl", "w", encoding="ascii") as out:
+            for name, n in (("a", 40), ("b", 30)):
+                print(f'{{"sample_id": "{name}", "context_ids": {ids(n)}, "question_ids": {[ids(5), ids(4)]}}}',
+                      file=out)
+        (self.inputs / "text.txt").write_text("".join(f"line {i * 7 % 101} says {i * i % 97}\n" for i in range(60)))
+        (self.inputs / "old.svg").write_text("<svg>old</svg>\n")
+        run = PROFILE.replace("IN/", "")
+        self.plain(run)
+        self.plain(run.replace("run.h5", "two.h5").replace("-q 1", "-q 2"))
+        self.plain(run.replace("run.h5", "other.h5") + " --seed 9")
+        for k in (1, 2):
+            self.plain(run.replace("run.h5", f"shard{k}.h5") + f" --shard {k}/2")
+        self.plain("solve run.h5 --metric keydiff -o keydiff.safetensors --quiet")
+        self.plain("solve other.h5 --metric keydiff -o old.safetensors --quiet")
+        self.plain("export keydiff.safetensors --format npy -o keydiff.npy")
+        self.plain("export old.safetensors --format npy -o old.npy")
+        self.plain("export run.h5 --format lukv-steps -o steps")
+        self.plain("tokenize tiny.gguf text.txt --npy ids.npy")
+        # The parts of a run that was killed when all were there, before the record was assembled.
+        folder = self.work / "killed"
+        folder.mkdir()
+        calls = self.calls(PROFILE.split(), folder, None)
+        record = re.compile(r"/run\.h5\.[0-9a-f]{8}\.partial")
+        at = next(n for n, name, path in calls if name == "open" and record.fullmatch(path))
+        shutil.rmtree(folder)
+        folder.mkdir()
+        self.run(PROFILE.split(), folder, None, at, "kill")
+        shutil.copytree(folder / "run.h5.parts", self.inputs / "parts")
+
+    def expand(self, args):
+        return [self.kvb] + [a.replace("IN/", f"{self.inputs}/") for a in args]
+
+    def run(self, args, folder, stdout, at=0, mode="", log=None):
+        env = dict(os.environ, LD_PRELOAD=self.shim, FAULT_DIR=str(folder), OMP_NUM_THREADS="1",
+                   OMP_WAIT_POLICY="passive")
+        if at:
+            env.update(FAULT_AT=str(at), FAULT_MODE=mode)
+        if log:
+            env["FAULT_LOG"] = str(log)
+        out = open(folder / stdout, "wb") if stdout else subprocess.DEVNULL
+        try:
+            done = subprocess.run(self.expand(args), cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=out,
+                                  stderr=subprocess.PIPE, timeout=120)
+        finally:
+            if stdout:
+                out.close()
+        return done.returncode, done.stderr.decode(errors="replace")
+
+    def calls(self, args, folder, stdout):
+        log = folder.parent / (folder.name + ".log")
+        log.unlink(missing_ok=True)
+        code, err = self.run(args, folder, stdout, log=log)
+        if code != 0:
+            sys.exit(f"{' '.join(args)}: exit status {code} undisturbed: {err}")
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [(int(n), name, path) for n, name, path in (line.split(" ", 2) for line in lines)]
+
+    def prepare(self, case, folder):
+        folder.mkdir()
+        for pair in case.before:
+            source, target = pair.split(":")
+            if (self.inputs / source).is_dir():
+                shutil.copytree(self.inputs / source, folder / target)
+            else:
+                shutil.copyfile(self.inputs / source, folder / target)
+
+
+def digest(path):
+    data = path.read_bytes()
+    if path.suffix in (".json", ".cells", ".csv", ".svg", ".txt"):  # times and what malloc took are no results
+        data = re.sub(rb'"(\w*seconds|\w*allocated)":\s*[-+0-9.e]+', b'"time": 0', data)
+        if path.suffix == ".csv" and b"seconds" in data.split(b"\n")[0]:
+            data = re.sub(rb",\d+,[-+0-9.e]+(?=\n)", b"", data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def snapshot(folder):
+    return {str(p.relative_to(folder)): digest(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+class Tried:
+    def __init__(self):
+        self.points = self.failed = 0
+        self.lost, self.silent = [], []
+
+
+def judge(bench, case, folder, before, after, code, err, mode):
+    """What is wrong after a disturbed run: (kind, text) or None."""
+    now = snapshot(folder)
+    stdout = {case.stdout} if case.stdout else set()
+    if code == 0:
+        if now == after:
+            return None
+        return "silent", f"exit status 0 with another result: {sorted(set(now.items()) ^ set(after.items()))[:4]}"
+    if mode == "kill":
+        if code != -9:
+            return "silent", f"ended with {code}, not by the kill: {err[-300:]}"
+    elif code != 1:
+        return "lost", f"exit status {code}: {err[-300:]}"
+    for name in set(before) | set(after):
+        if name in stdout or ".parts/" in name or name.endswith(".cells"):
+            continue
+        if now.get(name) not in (before.get(name), after.get(name)):
+            return "lost", f"{name} is neither the old one nor the new one"
+    parts = [n for n in before if ".parts/" in n and n.endswith(".h5")]
+    for name in parts:
+        record = name.split(".parts/")[0]
+        if now.get(record) != after.get(record) and now.get(name) != before[name]:
+            return "lost", f"{name} is gone, and {record} is not the new one"
+    if mode == "kill":
+        return None
+    lines = [line for line in err.splitlines() if line.strip()]
+    names = {part for n in list(before) + list(after) for part in n.split("/")} | {"worth", "steps", "standard output"}
+    if not lines or not any(n in lines[-1] for n in names):
+        return "silent", f"no error line that names a file: {err[-300:]}"
+    return None
+
+
+def disturb(bench, case, before, after, number, call, mode):
+    folder = bench.work / f"{abs(hash((case.name, mode, number))):x}"
+    bench.prepare(case, folder)
+    try:
+        code, err = bench.run(case.args, folder, case.stdout, number, mode)
+        wrong = judge(bench, case, folder, before, after, code, err, mode)
+        left = [str(p.relative_to(folder)) for p in folder.rglob("*.partial")]
+        if not wrong and left and mode != "kill" and call[1] != "unlink":
+            wrong = "lost", f"left behind: {left}"
+        if not wrong and code != 0:
+            finished = snapshot(folder) == after  # a failure after the result was in place
+            again = case.args if finished and "--resume" not in case.again and "--force" in case.args else case.again
+            second, err2 = bench.run(again, folder, case.stdout)
+            refused = second == 1 and finished and ("exists" in err2 or "not empty" in err2)
+            if not refused and (second != 0 or snapshot(folder) != after):
+                wrong = "lost", (f"the same command again: exit status {second}: {err2[-300:]} "
+                                 f"{sorted(set(snapshot(folder).items()) ^ set(after.items()))[:4]}")
+        return code, wrong
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", default="build")
+    parser.add_argument("--points", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--case", action="append")
+    parser.add_argument("--jobs", type=int, default=1)
+    o = parser.parse_args()
+    seed = o.seed if o.seed is not None else random.SystemRandom().randrange(10**6)
+    draw = random.Random(seed)
+    wrong = total = 0
+    with tempfile.TemporaryDirectory(prefix="kvbudget-faults.") as work:
+        bench = Bench(o.build, pathlib.Path(o.build) / "tests/fault_shim.so", work)
+        print(f"seed {seed}")
+        for c in CASES:
+            if o.case and c.name not in o.case:
+                continue
+            folder = bench.work / "undisturbed"
+            bench.prepare(c, folder)
+            before = snapshot(folder)
+            calls = bench.calls(c.args, folder, c.stdout)
+            after = snapshot(folder)
+            shutil.rmtree(folder)
+            for mode, names in MODES.items():
+                points = [call for call in calls if call[1] in names.split()]
+                chosen = points if not o.points or len(points) <= o.points else draw.sample(points, o.points)
+                tried = Tried()
+                with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
+                    results = pool.map(
+                        lambda call: (call, disturb(bench, c, before, after, call[0], call, mode)), chosen)
+                    for call, (code, finding) in results:
+                        tried.points += 1
+                        tried.failed += code != 0
+                        if finding:
+                            getattr(tried, finding[0]).append((call, finding[1]))
+                total += tried.points
+                if not points:
+                    continue
+                good = "not ok" if tried.lost or tried.silent else "ok"
+                print(f"{good} - {c.name:24s} {mode:7s} {tried.points:4d} of {len(points):4d} points, "
+                      f"{tried.failed:4d} ended in an error, lost {len(tried.lost)}, silent {len(tried.silent)}",
+                      flush=True)
+                for call, text in (tried.lost + tried.silent)[:3]:
+                    print(f"    call {call[0]}, {call[1]} {call[2]}: {text}", flush=True)
+                wrong += len(tried.lost) + len(tried.silent)
+    print(f"{total} points, {wrong} lost or silent")
+    sys.exit(1 if wrong or not total else 0)
+
+
+if __name__ == "__main__":
+    main()

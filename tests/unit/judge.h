@@ -1,0 +1,92 @@
+// What the judge of backends is made of (test_profiler_backend.c): every operation on the backend that is judged and on
+// the plain-C reference, with the same inputs. The Makefile links these files once for each backend, with
+// JUDGED=backend_NAME; -DEMULATED is for the emulated CUDA device (tests/cuda), -DEMULATED_TILES for the emulated tile
+// unit (tests/tiles).
+#pragma once
+#include "profiler/backend.h"
+#include "unit.h"
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <string.h>
+
+#ifdef JUDGED
+#ifdef EMULATED
+#include "tests/cuda/emulator.h"
+#endif
+extern const backend JUDGED;
+#else
+#define JUDGED backend_cpu
+#endif
+
+enum { QUESTIONS = 5, TAIL = 9 };
+enum { N_SHAPES = 7, N_TOKENS = 4 };
+extern const attention_shape SHAPES[N_SHAPES];
+extern const uint32_t TOKENS[N_TOKENS];
+#if defined(EMULATED) || defined(EMULATED_TILES) // slowly
+enum { LONG = 290, LONGER = 300, LONGEST_SHAPE = 1, ROWS_STEP = 6 };
+#else
+enum { LONG = 530, LONGER = 700, LONGEST_SHAPE = 0, ROWS_STEP = 3 };
+#endif
+
+// The devices at work; `judged` has scratch memory for the limits of the last `reserve`.
+extern backend_device *judged, *reference;
+void reserve(uint32_t tokens, attention_shape s);
+void check_judged(void); // no operation may have failed
+
+// How far products may be off beside what float32 is allowed, relative to the sum of their terms' magnitudes.
+float product_error(const backend *b);
+
+float uniform(void);                         // in [-1, 1)
+void seed_uniform(uint64_t seed);            // every process starts from the same one
+float *random_floats(size_t n, float scale); // to be freed
+
+dev put(backend_device *on, const float *values, size_t n);
+float *fetch(dev from, size_t n); // n floats of the judged backend's memory, to be freed
+float *take(dev from, size_t n);  // the same, and releases it
+
+void close_to(const char *what, const float *got, const float *want, size_t n, float absolute, float relative);
+void same_bits(const char *what, const float *a, const float *b, size_t n);
+
+// Runs `...` on both backends with the same inputs and compares n floats of y. `terms` is how large a sum of products'
+// terms may get: what their precision is relative to.
+#define BOTH(what, y, n, absolute, relative, terms, ...)                                                    \
+    do {                                                                                                    \
+        float *results[2];                                                                                  \
+        backend_device *const pair[2] = {reference, judged};                                                \
+        for (int which = 0; which < 2; which++) {                                                           \
+            backend_device *on = pair[which];                                                               \
+            __VA_ARGS__;                                                                                    \
+            results[which] = malloc((n) * sizeof(float));                                                   \
+            on->b->download(on, results[which], y, n);                                                      \
+            on->b->release(on, y);                                                                          \
+        }                                                                                                   \
+        close_to(what, results[1], results[0], n, (absolute) + product_error(&JUDGED) * (terms), relative); \
+        free(results[0]), free(results[1]);                                                                 \
+    } while (0)
+
+// The keys and values of a context on a device, packed where the backend wants that.
+prefix_kv context_on(backend_device *on, const float *k, const float *v, uint32_t T, attention_shape s);
+void context_release(backend_device *on, prefix_kv *kv);
+
+// Rows of several questions at several tail positions, some observed; inputs shared by the tests below.
+typedef struct decode_case {
+    attention_shape s;
+    uint32_t T, n_rows;
+    decode_row rows[QUESTIONS * TAIL];
+    float *k, *v, *tail_k, *tail_v, *q, *weights, *best;
+    size_t kv_size, tail_size, q_size, weights_size, best_size;
+} decode_case;
+
+decode_case decode_case_make(attention_shape s, uint32_t T, uint32_t rows_each);
+void decode_case_free(decode_case *c);
+// Output of rows [first, first + n) and, behind it, the importance of all questions.
+dev run_rows(backend_device *on, const decode_case *c, uint32_t first, uint32_t n);
+
+// The tests of each file.
+void judge_rows(TCase *tc);
+void judge_weights(TCase *tc);
+void judge_attention(TCase *tc);
+void judge_sums(TCase *tc);
+void judge_bits(TCase *tc);
+void judge_shapes(TCase *tc);

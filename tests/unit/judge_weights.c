@@ -1,0 +1,159 @@
+// Products with weight matrices, from floats and as model files store them.
+#include "judge.h"
+#include "profiler/gguf.h"
+
+START_TEST(test_matmul)
+{
+    static const uint32_t rows[] = {1, 2, 15, 16, 30, 100};
+    dev y;
+    for (size_t r = 0; r < 6; r++)
+        for (int keep = 0; keep < 2; keep++)
+            for (int accumulate = 0; accumulate < 2; accumulate++) {
+                uint32_t n = rows[r], in = 200, out = 333;
+                float *x = random_floats((size_t)n * in, 1), *w = random_floats((size_t)out * in, 1),
+                      *before = random_floats((size_t)n * out, 1);
+                reserve(8, SHAPES[0]);
+                BOTH("matmul", y, (size_t)n * out, 2e-5f, 2e-5f, 16, { // the root of `in` terms below one
+                    y = put(on, before, (size_t)n * out);
+                    dev dx = put(on, x, (size_t)n * in);
+                    dev_matrix m = backend_matrix(on, w, out, in, keep);
+                    on->b->matmul(on, y, dx, m, n, accumulate);
+                    on->b->release(on, dx), on->b->matrix_release(on, &m);
+                });
+                free(x), free(w), free(before);
+            }
+    check_judged();
+}
+END_TEST
+
+// Several products of one input are bit by bit what they are one by one.
+START_TEST(test_project)
+{
+    enum { IN = 200 };
+    static const uint32_t rows[] = {1, 30, 100}, outs[BACKEND_PROJECTIONS] = {333, 64, 130};
+    reserve(8, SHAPES[0]);
+    backend_device *on = judged;
+    for (size_t r = 0; r < 3; r++) {
+        uint32_t n = rows[r];
+        float *x = random_floats((size_t)n * IN, 1);
+        dev dx = put(on, x, (size_t)n * IN);
+        projection to[BACKEND_PROJECTIONS];
+        for (int i = 0; i < BACKEND_PROJECTIONS; i++) {
+            float *w = random_floats((size_t)outs[i] * IN, 1);
+            to[i] = (projection){on->b->alloc(on, (size_t)n * outs[i]), backend_matrix(on, w, outs[i], IN, i == 1)};
+            free(w);
+        }
+        on->b->project(on, to, BACKEND_PROJECTIONS, dx, n);
+        for (int i = 0; i < BACKEND_PROJECTIONS; i++) {
+            size_t size = (size_t)n * outs[i];
+            dev alone = on->b->alloc(on, size);
+            on->b->matmul(on, alone, dx, to[i].w, n, false);
+            float *want = take(alone, size), *got = take(to[i].y, size);
+            ck_assert_mem_eq(got, want, size * sizeof *want);
+            free(want), free(got), on->b->matrix_release(on, &to[i].w);
+        }
+        on->b->release(on, dx), free(x);
+    }
+    check_judged();
+}
+END_TEST
+
+// A matrix of random bytes as a model file would store it; the halves among them are small numbers, with few digits
+// where `coarse`.
+static stored_matrix random_stored(uint32_t type, uint32_t out, uint32_t in, bool coarse)
+{
+    static const struct {
+        uint32_t type, halves, first; // of a block, and where they begin
+    } scales[] = {{GGUF_TENSOR_F16, 1, 0},   {GGUF_TENSOR_Q4_0, 1, 0},   {GGUF_TENSOR_Q4_1, 2, 0},
+                  {GGUF_TENSOR_Q5_0, 1, 0},  {GGUF_TENSOR_Q5_1, 2, 0},   {GGUF_TENSOR_Q8_0, 1, 0},
+                  {GGUF_TENSOR_Q4_K, 2, 0},  {GGUF_TENSOR_Q5_K, 2, 0},   {GGUF_TENSOR_Q6_K, 1, 208},
+                  {GGUF_TENSOR_Q2_K, 2, 80}, {GGUF_TENSOR_Q3_K, 1, 108}, {GGUF_TENSOR_IQ4_NL, 1, 0},
+                  {GGUF_TENSOR_IQ4_XS, 1, 0}};
+    uint32_t values, bytes;
+    ck_assert(gguf_tensor_type_block(type, &values, &bytes));
+    uint8_t *data = malloc((size_t)out * in / values * bytes);
+    ck_assert_ptr_nonnull(data);
+    for (size_t block = 0; block < (size_t)out * in / values; block++) {
+        uint8_t *b = data + block * bytes;
+        for (uint32_t i = 0; i < bytes; i++) b[i] = (uint8_t)(128 + 127 * uniform());
+        for (size_t k = 0; k < sizeof scales / sizeof *scales; k++)
+            for (uint32_t h = 0; scales[k].type == type && h < scales[k].halves; h++) {
+                uint16_t half = (uint16_t)(0x1c00 + 256 * uniform()) & (coarse ? 0xfc00 : 0xffff);
+                memcpy(b + scales[k].first + 2 * h, &half, sizeof half);
+            }
+        float value = uniform();
+        if (type == GGUF_TENSOR_F32) memcpy(b, &value, sizeof value);
+        if (type == GGUF_TENSOR_BF16) memcpy(b, (char *)&value + 2, 2);
+        if (type == GGUF_TENSOR_MXFP4) b[0] = (uint8_t)(118 + (coarse ? 0 : block % 5)); // the exponent of a block
+    }
+    return (stored_matrix){type, data, out, in, 16};
+}
+
+// Matrices as model files store them: every type, rows in RoPE pairs, as weights and as rows to be read.
+START_TEST(test_matrix_load)
+{
+    enum { IN = 256, OUT = 336, T = 17 };
+    static const uint32_t rows[] = {1, 30, 100};
+#define GGUF_TENSOR_NUMBER(name, number, values, bytes) number,
+    static const uint32_t types[] = {GGUF_TENSOR_LIST(GGUF_TENSOR_NUMBER)};
+    const attention_shape shape = {4, 4, IN / 4};
+    dev y;
+    reserve(T, shape);
+    for (size_t i = 0; i < 2 * sizeof types / sizeof *types; i++) {
+        stored_matrix w = random_stored(types[i / 2], OUT, IN, i % 2);
+        float *values = random_floats(OUT * IN, 0), largest = 0;
+        ck_assert(stored_rows(&w, 0, OUT, values));
+        for (size_t k = 0; k < OUT * IN; k++) largest = fmaxf(largest, fabsf(values[k]));
+        free(values);
+        int32_t ids[OUT];
+        for (int32_t r = 0; r < OUT; r++) ids[r] = OUT - 1 - r;
+        BOTH("gather of stored rows", y, OUT * IN, 0, 0, 0, {
+            y = on->b->alloc(on, OUT * IN);
+            dev_matrix m = on->b->matrix_load(on, &w, true);
+            on->b->gather(on, y, m, ids, OUT);
+            on->b->matrix_release(on, &m);
+        });
+        float *v = random_floats(IN * T, 1);
+        BOTH("output_norms of stored rows", y, 4 * T, 1e-5f, 2e-5f, 0, {
+            y = on->b->alloc(on, 4 * T);
+            dev_matrix m = on->b->matrix_load(on, &w, true);
+            prefix_kv kv = {{NULL}, put(on, v, IN * T), T, {NULL}};
+            on->b->output_norms(on, y, &kv, m, shape);
+            on->b->release(on, kv.v), on->b->matrix_release(on, &m);
+        });
+        for (size_t r = 0; r < 3; r++) {
+            float *x = random_floats((size_t)rows[r] * IN, 1);
+            BOTH("matmul of a stored matrix", y, rows[r] * OUT, 2e-5f * (1 + largest), 2e-5f, 24 * largest, {
+                y = on->b->alloc(on, (size_t)rows[r] * OUT);
+                dev dx = put(on, x, (size_t)rows[r] * IN);
+                dev_matrix m = on->b->matrix_load(on, &w, false);
+                on->b->matmul(on, y, dx, m, rows[r], false);
+                on->b->release(on, dx), on->b->matrix_release(on, &m);
+            });
+            free(x);
+        }
+        uint32_t type = types[i / 2], scale = type == GGUF_TENSOR_Q6_K   ? 208
+                                              : type == GGUF_TENSOR_Q2_K ? 80
+                                              : type == GGUF_TENSOR_Q3_K ? 108
+                                              : type == GGUF_TENSOR_F32  ? 2
+                                                                         : 0;
+        uint16_t infinite = type == GGUF_TENSOR_F32 || type == GGUF_TENSOR_BF16 ? 0x7f80 : 0x7c00;
+        if (type == GGUF_TENSOR_MXFP4) { // has no infinite scale
+            free(v), free((void *)(uintptr_t)w.data);
+            continue;
+        }
+        memcpy((char *)(uintptr_t)w.data + scale, &infinite, 2);
+        dev_matrix none = JUDGED.matrix_load(judged, &w, true);
+        ck_assert(!none.address && !none.packed);
+        free(v), free((void *)(uintptr_t)w.data);
+    }
+    check_judged();
+}
+END_TEST
+
+void judge_weights(TCase *tc)
+{
+    tcase_add_test(tc, test_matmul);
+    tcase_add_test(tc, test_project);
+    tcase_add_test(tc, test_matrix_load);
+}

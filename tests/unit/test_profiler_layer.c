@@ -1,0 +1,125 @@
+// The layer piece by piece: what its functions make of one token, put together by hand, is the forward pass; a device
+// that has failed is told at the end.
+#include "profiler/forward.h"
+#include "profiler/layer.h"
+#include "runtime/fail.h"
+#include "test_profiler_cases.h"
+
+enum { VOCABULARY = 300, H = 4, G = 2, D = 16 };
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+static layer_pass open_pass(const model *m, uint32_t rows)
+{
+    layer_pass p;
+    const backend_limits limits = layer_limits(&m->config, 8, 1, rows);
+    ck_assert(limits.rows == rows && limits.matrix_dim == VOCABULARY);
+    help_ok(layer_pass_open(&p, m, &limits, 8, err));
+    ck_assert_uint_gt(layer_pass_bytes(m, rows, 8), layer_pass_bytes(m, 1, 1));
+    return p;
+}
+
+// Of a single token every query head sees its KV head's value alone.
+static void attend_to_itself(const layer_pass *p)
+{
+    float values[G * D], attended[H * D];
+    p->b->download(p->on, values, p->values, G * D);
+    for (int h = 0; h < H; h++) memcpy(attended + h * D, values + h / (H / G) * D, D * sizeof *attended);
+    p->b->upload(p->on, p->attended, attended, H * D);
+}
+
+START_TEST(test_one_token_by_hand)
+{
+    const int32_t id = 123;
+    const uint32_t position = 0;
+    float want[VOCABULARY], got[VOCABULARY];
+    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    forward *f;
+    help_ok(forward_open(&f, m, &(forward_plan){1, 1, 1, false}, err));
+    help_ok(forward_prefill(f, &id, 1, NULL, NULL, want, err));
+    forward_close(f);
+    layer_pass p = open_pass(m, 1);
+    dev x = p.b->alloc(p.on, m->config.width), q_raw = p.b->alloc(p.on, H * D), q = p.b->alloc(p.on, H * D);
+    help_ok(layer_check_ids(&p, &id, 1, err));
+    help_ok(layer_begin_context(&p, 1, err));
+    layer_embed(&p, x, &id, 1);
+    for (uint32_t layer = 0; layer < m->config.n_layers; layer++) {
+        layer_project(&p, layer, q_raw, q, x, &position, 1);
+        attend_to_itself(&p);
+        layer_finish(&p, layer, x, 1, layer ? 1 : 0);
+    }
+    layer_logits(&p, x, 1, &(logit_use){.logits = got}, 0);
+    help_ok(layer_end(&p, err));
+    case_same("logits", got, want, VOCABULARY);
+    float a[H * D], b[H * D]; // position 0 does not turn
+    p.b->download(p.on, a, q_raw, H * D);
+    p.b->download(p.on, b, q, H * D);
+    case_same("queries", a, b, H * D);
+    p.b->release(p.on, x), p.b->release(p.on, q_raw), p.b->release(p.on, q);
+    layer_pass_close(&p);
+    layer_pass_close(&p); // a closed one is a zero one
+    model_free(m);
+}
+END_TEST
+
+START_TEST(test_output_projection_alone)
+{
+    model *m = case_open(help_path("tiny.gguf"), &backend_ref);
+    layer_pass p = open_pass(m, 2);
+    uint32_t width = m->config.width;
+    float *o = case_floats(2 * H * D, 1, 0), *y = case_alloc(2 * width, sizeof *y);
+    dev out = p.b->alloc(p.on, 2 * width);
+    p.b->upload(p.on, p.attended, o, 2 * H * D);
+    layer_project_output(&p, 1, out, 2);
+    p.b->download(p.on, y, out, 2 * width);
+    const float *w = m->layers[1].wo.address; // [D, H*d]
+    for (uint32_t i = 0; i < 2; i++)
+        for (uint32_t c = 0; c < width; c++) {
+            double sum = 0;
+            for (int k = 0; k < H * D; k++) sum += (double)o[i * H * D + k] * w[c * H * D + k];
+            ck_assert(fabs(y[i * width + c] - sum) < 1e-5);
+        }
+    p.b->release(p.on, out);
+    free(o), free(y);
+    layer_pass_close(&p);
+    model_free(m);
+}
+END_TEST
+
+START_TEST(test_what_goes_wrong)
+{
+    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    layer_pass p = open_pass(m, 1);
+    const int32_t ids[] = {0, VOCABULARY, -1};
+    help_fails(layer_check_ids(&p, ids, 2, err), KVB_ARGUMENT, "token 1: id 300, expected 0 to 299");
+    help_fails(layer_check_ids(&p, ids + 2, 1, err), KVB_ARGUMENT, "token 0: id -1");
+    p.on->failed = kvb_fail(&p.on->error, KVB_IO, "gone");
+    help_fails(layer_end(&p, err), KVB_IO, "gone");
+    layer_pass_close(&p);
+    model_free(m);
+}
+END_TEST
+
+START_TEST(test_scale_of_a_view)
+{
+    layer_view v = {.head_dim = 64};
+    ck_assert(view_scale(&v) == 0.125);
+    v.scale = 0.25f;
+    ck_assert(view_scale(&v) == 0.25);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_unchecked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, test_one_token_by_hand);
+    tcase_add_test(tc, test_output_projection_alone);
+    tcase_add_test(tc, test_what_goes_wrong);
+    tcase_add_test(tc, test_scale_of_a_view);
+}
+
+UNIT_MAIN("profiler layer", fill)

@@ -1,0 +1,190 @@
+// Tokenizers of Hugging Face folders: small ones of every kind against the ids of Hugging Face's tokenizers
+// (tests/golden/tokenizers.json), what their files say besides, and what is refused.
+#include "formats/file_read.h"
+#include "profiler/tokenizer_json.h"
+#include "tokenizer_help.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+static kvb_error err;
+
+static json_text text_of(const char *text)
+{
+    return (json_text){text, text ? strlen(text) : 0};
+}
+
+static tokenizer *make(const char *tokens, const char *config, const char *generation)
+{
+    tokenizer *t;
+    ck_assert_msg(tokenizer_from_json(&t, "folder", text_of(tokens), text_of(config), text_of(generation), &err) ==
+                      KVB_OK,
+                  "%s", err.message);
+    return t;
+}
+
+START_TEST(test_golden)
+{
+    file_view view;
+    ck_assert_msg(file_map(&view, "tests/golden/tokenizers.json", &err) == KVB_OK, "%s", err.message);
+    cJSON *all = cJSON_ParseWithLength((const char *)view.data, view.size);
+    file_unmap(&view);
+    ck_assert_ptr_nonnull(all);
+    const cJSON *kind, *c;
+    int kinds = 0, cases = 0;
+    cJSON_ArrayForEach(kind, all)
+    {
+        tokenizer *t = make(cJSON_GetObjectItem(kind, "tokenizer")->valuestring, NULL, NULL);
+        cJSON_ArrayForEach(c, cJSON_GetObjectItem(kind, "cases"))
+        {
+            check_case(cJSON_GetObjectItem(kind, "kind")->valuestring, t, c, true);
+            cases++;
+        }
+        tokenizer_free(t);
+        kinds++;
+    }
+    cJSON_Delete(all);
+    ck_assert_int_ge(kinds, 12);
+    ck_assert_int_gt(cases, 500);
+}
+END_TEST
+
+// ---- by hand: the tokens a, b, ab, <s>, </s>, <end>, and a pair of bytes ----
+
+#define STEPS(normalizer, pre) "\"normalizer\":" normalizer ",\"pre_tokenizer\":" pre ","
+#define ADDED                                                            \
+    "\"added_tokens\":[{\"id\":3,\"content\":\"<s>\",\"special\":true}," \
+    "{\"id\":4,\"content\":\"</s>\",\"special\":true},{\"id\":9,\"content\":\"<end>\",\"special\":true}],"
+#define VOCAB "\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"<s>\":3,\"</s>\":4,\"<0xC3>\":5,\"<0xA9>\":6,\"\\u2581\":7}"
+#define MODEL(more) "\"model\":{\"type\":\"BPE\"," more VOCAB ",\"merges\":[\"a b\"]}"
+#define WHOLE(steps, more) "{" steps ADDED MODEL(more) "}"
+#define PLAIN WHOLE(STEPS("null", "null"), "")
+
+static void expect_ids(const tokenizer *t, const char *text, const int32_t *expected, size_t n_expected)
+{
+    int32_t *ids;
+    size_t n;
+    ck_assert_msg(tokenizer_encode(t, text, strlen(text), true, &ids, &n, &err) == KVB_OK, "%s", err.message);
+    ck_assert_msg(n == n_expected, "%s: expected %zu ids, got %zu", text, n_expected, n);
+    for (size_t i = 0; i < n; i++) ck_assert_msg(ids[i] == expected[i], "%s: id %zu is %d", text, i, ids[i]);
+    free(ids);
+}
+#define EXPECT_IDS(t, text, ...) \
+    expect_ids(t, text, (const int32_t[]){__VA_ARGS__}, sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
+
+START_TEST(test_bytes_and_unknown)
+{
+    tokenizer *t = make(PLAIN, NULL, NULL);
+    EXPECT_IDS(t, "abxba", 2, 1, 0); // x has no token, and there is no unknown one
+    tokenizer_free(t);
+    t = make(WHOLE(STEPS("null", "null"), "\"unk_token\":\"<s>\",\"byte_fallback\":true,"), NULL, NULL);
+    EXPECT_IDS(t, "\xc3\xa9zzab", 5, 6, 3, 3, 2); // e with an acute has both bytes; z has none
+    tokenizer_free(t);
+    t = make(WHOLE(STEPS("null", "null"), "\"unk_token\":\"<s>\",\"fuse_unk\":true,"), NULL, NULL);
+    EXPECT_IDS(t, "zzabz", 3, 2, 3);
+    tokenizer_free(t);
+}
+END_TEST
+
+START_TEST(test_decode)
+{
+    tokenizer *t = make(
+        WHOLE(STEPS("{\"type\":\"Prepend\",\"prepend\":\"\\u2581\"}", "null"), "\"byte_fallback\":true,"), NULL, NULL);
+    const int32_t ids[] = {7, 0, 7, 2, 5, 6, 9};
+    char out[32];
+    size_t n = tokenizer_decode(t, ids, 7, out, sizeof out);
+    ck_assert_uint_eq(n, 11); // the space in front is not part of the text; "a ab", e with an acute, "<end>"
+    ck_assert_mem_eq(out, "a ab\xc3\xa9<end>", 11);
+    ck_assert_uint_eq(tokenizer_decode(t, ids, 7, NULL, 0), 11);
+    tokenizer_free(t);
+}
+END_TEST
+
+START_TEST(test_special_tokens)
+{
+    tokenizer *t = make(PLAIN, "{\"bos_token\":{\"content\":\"<s>\"},\"eos_token\":\"</s>\",\"chat_template\":\"T\"}",
+                        "{\"eos_token_id\":[4,9]}");
+    ck_assert_int_eq(tokenizer_bos(t), 3);
+    ck_assert_int_eq(tokenizer_eos(t), 4);
+    ck_assert(!tokenizer_add_bos(t)); // nothing puts it in front
+    ck_assert(tokenizer_is_end(t, 4) && tokenizer_is_end(t, 9) && !tokenizer_is_end(t, 3) && !tokenizer_is_end(t, -1));
+    ck_assert_str_eq(tokenizer_chat_template(t), "T");
+    ck_assert_uint_eq(tokenizer_size(t), 10);
+    tokenizer_free(t);
+    t = make("{\"post_processor\":{\"type\":\"Sequence\",\"processors\":[{\"type\":\"TemplateProcessing\",\"single\":["
+             "{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}}]}]}," ADDED MODEL("") "}",
+             "{\"chat_template\":[{\"name\":\"tool\",\"template\":\"X\"},{\"name\":\"default\",\"template\":\"Y\"}]}",
+             "{\"eos_token_id\":4}");
+    ck_assert(tokenizer_add_bos(t) && tokenizer_bos(t) == 3 && tokenizer_is_end(t, 4));
+    ck_assert_str_eq(tokenizer_chat_template(t), "Y");
+    tokenizer_free(t);
+}
+END_TEST
+
+static void expect_refused(kvb_status status, const char *part, const char *tokens)
+{
+    tokenizer *t = (tokenizer *)&err; // anything but NULL
+    kvb_status got = tokenizer_from_json(&t, "folder", text_of(tokens), text_of(NULL), text_of(NULL), &err);
+    ck_assert_msg(got == status && t == NULL, "'%s': expected %s, got %s: %s", part, kvb_status_name(status),
+                  kvb_status_name(got), err.message);
+    ck_assert_msg(strstr(err.message, part) && strstr(err.message, "folder"), "'%s' is not in: %s", part, err.message);
+}
+
+START_TEST(test_refusals)
+{
+    expect_refused(KVB_FORMAT, "not JSON", "{\"model\":");
+    expect_refused(KVB_FORMAT, "not JSON", "");
+    expect_refused(KVB_UNSUPPORTED, "expected BPE, found Unigram", "{\"model\":{\"type\":\"Unigram\"}}");
+    expect_refused(KVB_UNSUPPORTED, "found nothing", "[]");
+    expect_refused(KVB_UNSUPPORTED, "found Lowercase", WHOLE(STEPS("{\"type\":\"Lowercase\"}", "null"), ""));
+    expect_refused(KVB_UNSUPPORTED, "found Whitespace", WHOLE(STEPS("null", "{\"type\":\"Whitespace\"}"), ""));
+    expect_refused(
+        KVB_UNSUPPORTED, "a behavior of tokenizers",
+        WHOLE(STEPS("null", "{\"type\":\"Split\",\"pattern\":{\"String\":\" \"},\"behavior\":\"Odd\"}"), ""));
+    expect_refused(
+        KVB_UNSUPPORTED, "the expression '(a'",
+        WHOLE(STEPS("null", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(a\"},\"behavior\":\"Isolated\"}"), ""));
+    expect_refused(KVB_UNSUPPORTED, "end_of_word_suffix", WHOLE("", "\"end_of_word_suffix\":\"</w>\","));
+    expect_refused(KVB_FORMAT, "model.merges: expected two tokens that make a third in entry 0",
+                   "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[\"a b\"]}}");
+    expect_refused(KVB_FORMAT, "model.vocab: expected a token id for 'a'",
+                   "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":-1},\"merges\":[]}}");
+    expect_refused(KVB_FORMAT, "ids up to 2000000000",
+                   "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":2000000000},\"merges\":[]}}");
+    expect_refused(KVB_FORMAT, "added_tokens: expected an id",
+                   "{\"added_tokens\":[{\"id\":1}],\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]}}");
+}
+END_TEST
+
+START_TEST(test_folder)
+{
+    char folder[] = "/tmp/kvbudget-unit.XXXXXX", path[64];
+    tokenizer *t;
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    ck_assert_int_eq(tokenizer_from_folder(&t, folder, &err), KVB_IO);
+    ck_assert_ptr_nonnull(strstr(err.message, "tokenizer.json"));
+    snprintf(path, sizeof path, "%s/tokenizer.json", folder);
+    FILE *file = fopen(path, "w");
+    ck_assert(file && fputs(PLAIN, file) >= 0 && fclose(file) == 0);
+    char jinja[64];
+    snprintf(jinja, sizeof jinja, "%s/chat_template.jinja", folder);
+    file = fopen(jinja, "w");
+    ck_assert(file && fputs("{{ x }}", file) >= 0 && fclose(file) == 0);
+    ck_assert_msg(tokenizer_from_folder(&t, folder, &err) == KVB_OK, "%s", err.message);
+    ck_assert_str_eq(tokenizer_chat_template(t), "{{ x }}");
+    ck_assert_str_eq(tokenizer_pre(t), "tokenizer.json");
+    tokenizer_free(t);
+    remove(path), remove(jinja), remove(folder);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, test_golden);
+    tcase_add_test(tc, test_bytes_and_unknown);
+    tcase_add_test(tc, test_decode);
+    tcase_add_test(tc, test_special_tokens);
+    tcase_add_test(tc, test_refusals);
+    tcase_add_test(tc, test_folder);
+}
+
+UNIT_MAIN("profiler: tokenizer.json", fill)

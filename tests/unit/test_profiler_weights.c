@@ -1,0 +1,356 @@
+// Folders of Hugging Face: the tiny model's weights written as one gives the bits of its GGUF file; settings of rotary
+// positions in both forms; every fault of a folder is an error that names file and tensor.
+#include "profiler/forward.h"
+#include "profiler/gguf.h"
+#include "profiler/weights.h"
+#include "test_profiler_cases.h"
+#include <sys/stat.h>
+
+enum { T = 40, VOCABULARY = 300, MAX_TENSORS = 64 };
+
+// A tensor of a folder that is to be written.
+typedef struct written {
+    char name[128];
+    const char *dtype;
+    uint64_t rows, columns; // rows 0: a vector
+    float *values;
+} written;
+
+typedef struct folder {
+    char path[512];
+    gguf_file gguf;
+    written tensors[MAX_TENSORS];
+    size_t n;
+} folder;
+
+static const char CONFIG[] = "\"model_type\":\"llama\",\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+                             "\"num_key_value_heads\":2,\"hidden_size\":64,\"intermediate_size\":128,"
+                             "\"max_position_embeddings\":4096,\"rms_norm_eps\":1e-5,\"bos_token_id\":1,"
+                             "\"eos_token_id\":[2,0],\"head_dim\":null";
+
+// transformers keeps rows of Q and K with rotary pairs half a head apart.
+static void copy_rows(written *to, const gguf_tensor *from, uint32_t head)
+{
+    const float *values = from->data;
+    uint64_t rows = from->dims[1], columns = from->dims[0];
+    to->values = case_alloc(rows * columns, sizeof(float));
+    for (uint64_t r = 0; r < rows; r++) {
+        uint64_t in = head ? r % head : 0, source = r;
+        if (head) source = r - in + (in < head / 2 ? 2 * in : 2 * (in - head / 2) + 1);
+        memcpy(to->values + r * columns, values + source * columns, columns * sizeof(float));
+    }
+}
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+static folder folder_make(const char *name)
+{
+    static const struct {
+        const char *gguf, *hf;
+        uint32_t head;
+    } names[] = {
+        {"attn_q.weight", "self_attn.q_proj.weight", 16},         {"attn_k.weight", "self_attn.k_proj.weight", 16},
+        {"attn_v.weight", "self_attn.v_proj.weight", 0},          {"attn_output.weight", "self_attn.o_proj.weight", 0},
+        {"ffn_gate.weight", "mlp.gate_proj.weight", 0},           {"ffn_up.weight", "mlp.up_proj.weight", 0},
+        {"ffn_down.weight", "mlp.down_proj.weight", 0},           {"attn_norm.weight", "input_layernorm.weight", 0},
+        {"ffn_norm.weight", "post_attention_layernorm.weight", 0}};
+    folder f = {.n = 0};
+    snprintf(f.path, sizeof f.path, "%s", help_path(name));
+    mkdir(f.path, 0755);
+    help_ok(gguf_open(&f.gguf, help_path("tiny.gguf"), err));
+    for (size_t i = 0; i < f.gguf.n_tensors; i++) {
+        const gguf_tensor *t = &f.gguf.tensors[i];
+        written *to = &f.tensors[f.n++];
+        unsigned layer = 0;
+        int at = 0;
+        char full[128];
+        uint32_t head = 0;
+        snprintf(full, sizeof full, "%.*s", (int)t->name.size, t->name.data);
+        if (strcmp(full, "token_embd.weight") == 0) strcpy(to->name, "model.embed_tokens.weight");
+        else if (strcmp(full, "output_norm.weight") == 0) strcpy(to->name, "model.norm.weight");
+        else ck_assert(sscanf(full, "blk.%u.%n", &layer, &at) == 1 && at);
+        for (size_t k = 0; at && k < sizeof names / sizeof *names; k++)
+            if (strcmp(full + at, names[k].gguf) == 0) {
+                snprintf(to->name, sizeof to->name, "model.layers.%u.%s", layer, names[k].hf);
+                head = names[k].head;
+            }
+        to->dtype = "F32";
+        to->rows = t->n_dims == 1 ? 0 : t->dims[1];
+        to->columns = t->dims[0];
+        copy_rows(to, t, head);
+    }
+    return f;
+}
+
+static void folder_free(folder *f)
+{
+    for (size_t i = 0; i < f->n; i++) free(f->tensors[i].values);
+    gguf_close(&f->gguf);
+}
+
+static written *tensor_of(folder *f, const char *name)
+{
+    for (size_t i = 0; i < f->n; i++)
+        if (strcmp(f->tensors[i].name, name) == 0) return &f->tensors[i];
+    ck_abort_msg("no tensor %s", name);
+    return NULL;
+}
+
+// Tensors [first, end) as a safetensors file of the folder.
+static void write_shard(const folder *f, const char *file, size_t first, size_t end)
+{
+    char *header = case_alloc(1 << 16, 1), path[1024];
+    size_t size = 0, at = 0;
+    size += (size_t)sprintf(header, "{");
+    for (size_t i = first; i < end; i++) {
+        const written *t = &f->tensors[i];
+        size_t bytes = (t->rows ? t->rows : 1) * t->columns * (strcmp(t->dtype, "F32") == 0 ? 4 : 1);
+        size += (size_t)sprintf(header + size, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", i == first ? "" : ",", t->name,
+                                t->dtype);
+        if (t->rows) size += (size_t)sprintf(header + size, "%d,", (int)t->rows);
+        size += (size_t)sprintf(header + size, "%d],\"data_offsets\":[%zu,%zu]}", (int)t->columns, at, at + bytes);
+        at += bytes;
+    }
+    size += (size_t)sprintf(header + size, "}");
+    snprintf(path, sizeof path, "%s/%s", f->path, file);
+    FILE *out = fopen(path, "wb");
+    ck_assert_ptr_nonnull(out);
+    for (int b = 0; b < 8; b++) fputc((int)(size >> 8 * b & 255), out);
+    fwrite(header, 1, size, out);
+    for (size_t i = first; i < end; i++) {
+        const written *t = &f->tensors[i];
+        size_t values = (t->rows ? t->rows : 1) * t->columns;
+        fwrite(t->values, strcmp(t->dtype, "F32") == 0 ? 4 : 1, values, out);
+    }
+    ck_assert_int_eq(fclose(out), 0);
+    free(header);
+}
+
+static void write_text(const folder *f, const char *file, const char *text)
+{
+    char path[1024];
+    snprintf(path, sizeof path, "%s/%s", f->path, file);
+    help_spew(path, text, strlen(text));
+}
+
+// config.json with more members behind CONFIG's.
+static void write_config(const folder *f, const char *more)
+{
+    char text[4096];
+    snprintf(text, sizeof text, "{%s%s%s}", CONFIG, more[0] ? "," : "", more);
+    write_text(f, "config.json", text);
+}
+
+static void write_all(const folder *f)
+{
+    write_config(f, "");
+    write_shard(f, "model.safetensors", 0, f->n);
+}
+
+static const model_options ids_only = {.without_tokenizer = true};
+
+static model *open_path(const char *path)
+{
+    model *m = NULL;
+    help_ok(model_open(&m, path, &backend_cpu, &ids_only, err));
+    return m;
+}
+
+static float *logits_of(const model *m)
+{
+    int32_t ids[T];
+    forward *f;
+    float *logits = case_alloc((size_t)T * VOCABULARY, sizeof *logits);
+    for (int i = 0; i < T; i++) ids[i] = i * 37 % VOCABULARY;
+    help_ok(forward_open(&f, m, &(forward_plan){T, 1, 1, false}, err));
+    help_ok(forward_prefill(f, ids, T, NULL, NULL, logits, err));
+    forward_close(f);
+    return logits;
+}
+
+static void same_as_gguf(const char *path, bool same)
+{
+    model *gguf = open_path(help_path("tiny.gguf")), *other = open_path(path);
+    float *want = logits_of(gguf), *got = logits_of(other);
+    size_t n = (size_t)T * VOCABULARY;
+    if (same) case_same("logits", got, want, n);
+    else ck_assert(memcmp(got, want, n * sizeof *got) != 0);
+    ck_assert(other->special.bos == 1 && other->special.eos == 2 && other->special.eot == 0);
+    free(want), free(got);
+    model_free(gguf), model_free(other);
+}
+
+START_TEST(test_a_folder_is_its_gguf)
+{
+    folder f = folder_make("whole");
+    char path[1024];
+    write_all(&f);
+    same_as_gguf(f.path, true);
+    snprintf(path, sizeof path, "%s/config.json", f.path);
+    same_as_gguf(path, true);
+    model *a = open_path(f.path), *b = open_path(path);
+    ck_assert_str_eq(a->sha256, b->sha256);
+    model_free(a), model_free(b);
+    folder_free(&f);
+}
+END_TEST
+
+START_TEST(test_shards_and_other_prefixes)
+{
+    folder f = folder_make("shards");
+    char text[8192] = "{\"weight_map\":{", file[1024];
+    for (size_t i = 0; i < f.n; i++) {
+        char plain[128];
+        strcpy(plain, f.tensors[i].name);
+        snprintf(f.tensors[i].name, sizeof f.tensors[i].name, "model.language_model.%.90s", plain + strlen("model."));
+        sprintf(text + strlen(text), "%s\"%s\":\"%s.safetensors\"", i ? "," : "", f.tensors[i].name, i < 7 ? "a" : "b");
+    }
+    strcat(text, "}}");
+    write_config(&f, "");
+    write_text(&f, "model.safetensors.index.json", text);
+    write_shard(&f, "a.safetensors", 0, 7);
+    write_shard(&f, "b.safetensors", 7, f.n);
+    same_as_gguf(f.path, true);
+    write_shard(&f, "b.safetensors", 8, f.n);
+    model *m = NULL;
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "which model.safetensors.index.json");
+    snprintf(file, sizeof file, "%s/b.safetensors", f.path);
+    remove(file);
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_IO, "b.safetensors");
+    write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":\"../tiny.gguf\"}}");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "expected a file of the folder");
+    write_text(&f, "model.safetensors.index.json", "{\"weight_map\":[]}");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "expected an object weight_map");
+    write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":3}}");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "expected a file's name");
+    folder_free(&f);
+}
+END_TEST
+
+// transformers 5 writes rope_parameters; 4 rope_scaling and rope_theta. The GGUF has theta 10000 and no scaling.
+START_TEST(test_rotary_settings_in_both_forms)
+{
+    static const struct {
+        const char *old_form, *new_form;
+    } cases[] = {
+        {"\"rope_theta\":500000", "\"rope_parameters\":{\"rope_type\":\"default\",\"rope_theta\":500000}"},
+        {"\"rope_scaling\":{\"type\":\"linear\",\"factor\":2.0}",
+         "\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":2.0,\"rope_theta\":10000.0}"},
+        {"\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+         "\"original_max_position_embeddings\":16},\"rope_theta\":10000",
+         "\"rope_parameters\":{\"rope_type\":\"llama3\",\"factor\":8,\"low_freq_factor\":1,\"high_freq_factor\":4,"
+         "\"original_max_position_embeddings\":16,\"rope_theta\":10000}"},
+    };
+    folder f = folder_make("rotary");
+    write_all(&f);
+    write_config(&f, "\"rope_theta\":10000.0,\"rope_scaling\":null");
+    same_as_gguf(f.path, true);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_config(&f, cases[i].old_form);
+        same_as_gguf(f.path, false);
+        model *m = open_path(f.path);
+        float *want = logits_of(m);
+        model_free(m);
+        write_config(&f, cases[i].new_form);
+        m = open_path(f.path);
+        float *got = logits_of(m);
+        case_same("logits", got, want, (size_t)T * VOCABULARY);
+        free(want), free(got);
+        model_free(m);
+    }
+    folder_free(&f);
+}
+END_TEST
+
+START_TEST(test_wrong_configs)
+{
+    static const struct {
+        const char *more;
+        kvb_status status;
+        const char *text;
+    } cases[] = {
+        {"\"rope_scaling\":{\"type\":\"odd\"}", KVB_UNSUPPORTED, "rotary scaling is 'odd'"},
+        {"\"rope_scaling\":{\"type\":3}", KVB_FORMAT, "type: expected a text"},
+        {"\"rope_parameters\":{\"rope_type\":\"linear\",\"factor\":-1}", KVB_FORMAT, "factor is -1"},
+        {"\"rope_parameters\":{\"rope_type\":\"longrope\",\"short_factor\":[1],\"long_factor\":[1]}", KVB_FORMAT,
+         "short_factor: expected 8 positive numbers"},
+        {"\"rope_parameters\":{\"rope_theta\":0}", KVB_FORMAT, "rotary base 0"},
+        {"\"sliding_window\":128", KVB_UNSUPPORTED, "a sliding window of 128 positions"},
+        {"\"num_local_experts\":8", KVB_UNSUPPORTED, "has 8 experts"},
+        {"\"attention_bias\":true", KVB_FORMAT, "model.layers.0.self_attn.q_proj.bias is missing, expected [1, 64]"},
+        {"\"tie_word_embeddings\":false", KVB_FORMAT, "lm_head.weight is missing, expected [300, 64]"},
+        {"\"sliding_window\":\"wide\"", KVB_FORMAT, "sliding_window: expected a number"},
+        {"\"partial_rotary_factor\":3", KVB_UNSUPPORTED, "rotary size 48"},
+    };
+    folder f = folder_make("configs");
+    model *m = NULL;
+    write_all(&f);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        write_config(&f, cases[i].more);
+        help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), cases[i].status, cases[i].text);
+    }
+    write_text(&f, "config.json", "{\"model_type\":\"unheard_of\"}");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
+               "model_type is 'unheard_of', expected llama, mistral, qwen2");
+    write_text(&f, "config.json", "{\"model_type\":\"llama\"}");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "lacks num_hidden_layers");
+    write_text(&f, "config.json", "{\"architectures\":[]}");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "model_type is missing");
+    write_text(&f, "config.json", "{\"model_type\":");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "expected a JSON object");
+    write_config(&f, "");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_IO, "tokenizer.json");
+    folder_free(&f);
+}
+END_TEST
+
+START_TEST(test_wrong_tensors)
+{
+    folder f = folder_make("tensors");
+    model *m = NULL;
+    write_all(&f);
+    written *t = tensor_of(&f, "model.layers.1.mlp.up_proj.weight");
+    t->dtype = "F8_E4M3";
+    write_shard(&f, "model.safetensors", 0, f.n);
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
+               "model.layers.1.mlp.up_proj.weight: type F8_E4M3 cannot be read");
+    t->dtype = "F32";
+    strcpy(t->name, "model.layers.1.mlp.other.weight");
+    write_shard(&f, "model.safetensors", 0, f.n);
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT,
+               "model.layers.1.mlp.up_proj.weight is missing, expected [128, 64]");
+    strcpy(t->name, "model.layers.1.mlp.up_proj.weight");
+    t->values[5] = NAN;
+    write_shard(&f, "model.safetensors", 0, f.n);
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_NUMERIC,
+               "model.layers.1.mlp.up_proj.weight: value 5 of 8192 is not finite");
+    t->values[5] = 0;
+    t->rows /= 2, t->columns *= 2;
+    write_shard(&f, "model.safetensors", 0, f.n);
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT,
+               "has shape [64, 128], expected [128, 64]");
+    t->rows *= 2, t->columns /= 2;
+    f.tensors[f.n] = (written){"model.layers.0.self_attn.sinks", "F32", 0, 4, case_alloc(4, sizeof(float))};
+    f.n++;
+    write_shard(&f, "model.safetensors", 0, f.n);
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
+               "tensor 'model.layers.0.self_attn.sinks' is not part of the llama architecture with 2 layers");
+    folder_free(&f);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_unchecked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, test_a_folder_is_its_gguf);
+    tcase_add_test(tc, test_shards_and_other_prefixes);
+    tcase_add_test(tc, test_rotary_settings_in_both_forms);
+    tcase_add_test(tc, test_wrong_configs);
+    tcase_add_test(tc, test_wrong_tensors);
+}
+
+UNIT_MAIN("profiler weights", fill)

@@ -1,0 +1,118 @@
+// What stands between a file and kvb_table_open: the safetensors container by its specification, and an engine's limits
+// in whole units.
+#include "runtime/limits.h"
+#include "runtime/safetensors.h"
+#include "unit.h"
+#include <cJSON.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+static unsigned char bytes[4096];
+static kvb_error err;
+
+// A file with this header and so many bytes of data, which count up.
+static size_t make(const char *header, size_t n_data)
+{
+    size_t n = strlen(header);
+    for (int i = 0; i < 8; i++) bytes[i] = (unsigned char)((uint64_t)n >> 8 * i);
+    memcpy(bytes + 8, header, n);
+    for (size_t i = 0; i < n_data; i++) bytes[8 + n + i] = (unsigned char)i;
+    return 8 + n + n_data;
+}
+
+START_TEST(container)
+{
+    size_t size = make("{\"__metadata__\":{\"k\":\"v\",\"\":\"empty\"},"
+                       "\"z\":{\"dtype\":\"F64\",\"shape\":[2],\"data_offsets\":[6,22]},"
+                       "\"a\":{\"dtype\":\"U8\",\"shape\":[2,3],\"data_offsets\":[0,6]}}",
+                       22);
+    kvb_safetensors file;
+    ck_assert_msg(kvb_safetensors_parse(&file, bytes, size, "f", &err) == KVB_OK, "%s", err.message);
+    ck_assert_uint_eq(file.n_tensors, 2);
+    const kvb_tensor *a = kvb_safetensors_find(&file, "a"), *z = kvb_safetensors_find(&file, "z");
+    ck_assert(a && z && a < z); // sorted by name
+    ck_assert(a->n_dims == 2 && a->shape[0] == 2 && a->shape[1] == 3 && a->size == 6 && a->data[5] == 5);
+    ck_assert(z->n_dims == 1 && z->shape[0] == 2 && z->size == 16 && z->data == a->data + 6);
+    ck_assert_str_eq(z->dtype, "F64");
+    ck_assert_ptr_null(kvb_safetensors_find(&file, "b"));
+    ck_assert_ptr_null(kvb_safetensors_find(&file, ""));
+    ck_assert_str_eq(kvb_safetensors_metadata(file.header, "k"), "v");
+    ck_assert_str_eq(kvb_safetensors_metadata(file.header, ""), "empty");
+    ck_assert_ptr_null(kvb_safetensors_metadata(file.header, "no"));
+    kvb_safetensors_free(&file);
+    kvb_safetensors_free(&file); // freed already
+    ck_assert_ptr_null(file.header);
+}
+END_TEST
+
+START_TEST(damaged_containers)
+{
+    const struct {
+        const char *header;
+        size_t n_data;
+        kvb_status status;
+    } cases[] = {
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,3]}}", 3, KVB_FORMAT}, // not its size
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[1,3]}}", 3, KVB_FORMAT}, // a hole
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[0,2]}}", 3, KVB_FORMAT}, // bytes left
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]}}", 3, KVB_FORMAT}, // beyond the end
+        {"{\"a\":{\"dtype\":\"X9\",\"shape\":[2],\"data_offsets\":[0,2]}}", 2, KVB_UNSUPPORTED},
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[1,1,1,1,1,1,1,1,2],\"data_offsets\":[0,2]}}", 2, KVB_UNSUPPORTED},
+        {"{\"a\":{\"dtype\":\"F64\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]}}", 0,
+         KVB_FORMAT}, // wraps
+        {"{\"a\":{\"dtype\":\"U8\",\"shape\":[-1],\"data_offsets\":[0,2]}}", 2, KVB_FORMAT},
+        {"{\"__metadata__\":{\"k\":1}}", 0, KVB_FORMAT}, // metadata are strings
+        {"[]", 0, KVB_FORMAT},
+        {"{", 0, KVB_FORMAT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        size_t size = make(cases[i].header, cases[i].n_data);
+        kvb_safetensors file;
+        memset(&file, 1, sizeof file);
+        kvb_status status = kvb_safetensors_parse(&file, bytes, size, "name", &err);
+        ck_assert_msg(status == cases[i].status, "%s: %s", cases[i].header, kvb_status_name(status));
+        ck_assert_msg(strstr(err.message, "name") != NULL, "%s", err.message);
+        ck_assert_ptr_null(file.header);
+        ck_assert_uint_eq(file.n_tensors, 0);
+    }
+    kvb_safetensors file;
+    for (size_t size = 0; size < 8; size++)
+        ck_assert_int_eq(kvb_safetensors_parse(&file, bytes, size, "name", &err), KVB_FORMAT);
+    memset(bytes, 0xff, 8); // a header of 2^64 - 1 bytes
+    ck_assert_int_ne(kvb_safetensors_parse(&file, bytes, sizeof bytes, "name", &err), KVB_OK);
+}
+END_TEST
+
+START_TEST(limits_in_units)
+{
+    kvb_limits m;
+    ck_assert_msg(kvb_limits_init(&m, 2, 4, &err) == KVB_OK, "%s", err.message);
+    ck_assert(kvb_limits_units(&m, 1000) == 1000 && kvb_limits_least(&m, 3, 1000) == 1); // no head is left empty
+    ck_assert(kvb_limits_most(&m, 3, 1000) == 1000 && kvb_limits_cap(&m, 1, 1000) == 4000);
+
+    m.least[3] = 0.3, m.most[3] = 0.7, m.cap[1] = 0.1; // 0.3 * 1000 is 300 here, though not in doubles
+    ck_assert(kvb_limits_least(&m, 3, 1000) == 300 && kvb_limits_most(&m, 3, 1000) == 700);
+    ck_assert(kvb_limits_cap(&m, 1, 1000) == 400 && kvb_limits_cap(&m, 0, 1000) == 4000);
+
+    m.block = 16; // pages: the last one counts in full; a share rounds up as a lower limit, down as an upper one
+    ck_assert(kvb_limits_units(&m, 1000) == 63 && kvb_limits_units(&m, 16) == 1 && kvb_limits_units(&m, 17) == 2);
+    ck_assert(kvb_limits_least(&m, 3, 1000) == 19 && kvb_limits_most(&m, 3, 1000) == 43);
+    ck_assert_uint_eq(kvb_limits_cap(&m, 1, 1000), 25);
+
+    m.ranks = 2; // a cap is the layer's; each of two ranks holds half of its heads
+    ck_assert_uint_eq(kvb_limits_cap(&m, 1, 1000), 12);
+    kvb_limits_free(&m);
+    ck_assert_ptr_null(m.least);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, container);
+    tcase_add_test(tc, damaged_containers);
+    tcase_add_test(tc, limits_in_units);
+}
+
+UNIT_MAIN("runtime_parts", fill)

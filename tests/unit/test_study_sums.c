@@ -1,0 +1,155 @@
+// Tables from any part of the pairs, taking a pair out again, and what options are called.
+#include "study/pair_sums.h"
+#include "study/progress.h"
+#include "study/table_file.h"
+#include "test_solver_cases.h"
+#include <string.h>
+
+enum { TOKENS = 12, PARTS = 3 };
+static const cache_shape SHAPE = {1, 2, TOKENS, 1, 1};
+static double RATIOS[2] = {0.25, 0.5};
+static const solve_options OPTIONS = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, 2, NULL};
+static kvb_error err;
+
+// A pair whose heads have these importances at every token.
+static void make_pair(problem *p, double head_0, double head_1)
+{
+    must(problem_init(p, &SHAPE, &OPTIONS, &err), &err);
+    for (uint32_t i = 0; i < TOKENS - 2; i++) {
+        p->curves.gain[i] = head_0;
+        p->curves.gain[TOKENS - 2 + i] = head_1;
+    }
+    loss_curves_sum(&p->curves);
+    must(problem_solve(p, &err), &err);
+}
+
+static void make_sums(pair_sums *sums, const double (*heads)[2], uint32_t n)
+{
+    must(pair_sums_init(sums, &SHAPE, 1024, 2, &err), &err);
+    for (uint32_t i = 0; i < n; i++) {
+        problem p;
+        make_pair(&p, heads[i][0], heads[i][1]);
+        must(pair_sums_add(sums, &p, &err), &err);
+        problem_free(&p);
+    }
+}
+
+START_TEST(tables_of_one_part)
+{
+    pair_sums sums;
+    double table[4];
+    const pair_sums *parts[] = {&sums};
+    make_sums(&sums, (const double[][2]){{1, 0}, {1, 0}, {0, 1}}, 3);
+    must(pair_sums_mean_ratio(table, parts, 1, &err), &err);
+    // 25 %: each pair prunes 6 of 12 of the head that it does not need.
+    ck_assert_double_eq_tol(table[0], 0.5 / 3, 1e-12);
+    ck_assert_double_eq_tol(table[1], 1.0 / 3, 1e-12);
+    must(pair_sums_mean_loss(table, parts, 1, 0, &OPTIONS, &err), &err);
+    ck_assert_double_eq_tol(table[0], 0, 1e-12); // head 0 is twice as important
+    ck_assert_double_eq_tol(table[1], 0.5, 1e-12);
+    must(pair_sums_tail(table, parts, 1, 0, &OPTIONS, &err), &err);
+    ck_assert_double_eq_tol(table[1], 0.5, 1e-12); // the only text is the worst one
+    pair_sums_free(&sums);
+}
+END_TEST
+
+START_TEST(parts_count_by_their_pairs)
+{
+    pair_sums sums[PARTS];
+    double table[4];
+    const pair_sums *parts[] = {&sums[0], &sums[1], &sums[2]};
+    make_sums(&sums[0], (const double[][2]){{1, 0}}, 1);
+    make_sums(&sums[1], (const double[][2]){{0, 1}, {0, 2}, {0, 5}}, 3);
+    make_sums(&sums[2], NULL, 0);
+    must(pair_sums_mean_ratio(table, parts, PARTS, &err), &err);
+    ck_assert_double_eq_tol(table[0], 0.5 * 3 / 4, 1e-12);
+    ck_assert_double_eq_tol(table[1], 0.5 / 4, 1e-12);
+    must(pair_sums_tail(table, parts, PARTS, 0, &OPTIONS, &err), &err);
+    ck_assert_double_eq_tol(table[0], 0.25, 1e-3); // texts count alike there
+    ck_assert(pair_sums_mean_ratio(table, parts + 2, 1, &err) == KVB_ARGUMENT);
+    ck_assert(pair_sums_mean_loss(table, parts, 0, 0, &OPTIONS, &err) == KVB_ARGUMENT);
+    for (int i = 0; i < PARTS; i++) pair_sums_free(&sums[i]);
+}
+END_TEST
+
+START_TEST(a_pair_taken_out_again)
+{
+    pair_sums all, rest, expected;
+    problem last;
+    double table[2][4];
+    const pair_sums *parts[2] = {&rest, &expected};
+    make_sums(&all, (const double[][2]){{1, 0}, {3, 1}, {0, 1}}, 3);
+    make_sums(&expected, (const double[][2]){{1, 0}, {3, 1}}, 2);
+    make_sums(&rest, NULL, 0);
+    make_pair(&last, 0, 1);
+    must(pair_sums_without(&rest, &all, &last, &err), &err);
+    ck_assert_uint_eq(rest.mean.count, 2);
+    for (int i = 0; i < 2; i++) must(pair_sums_mean_ratio(table[i], &parts[i], 1, &err), &err);
+    for (int i = 0; i < 4; i++) ck_assert_double_eq_tol(table[0][i], table[1][i], 1e-12);
+    for (int i = 0; i < 2; i++) must(pair_sums_mean_loss(table[i], &parts[i], 1, 0.1, &OPTIONS, &err), &err);
+    for (int i = 0; i < 4; i++) ck_assert_double_eq_tol(table[0][i], table[1][i], 1e-12);
+    problem_free(&last);
+    pair_sums_free(&all);
+    pair_sums_free(&rest);
+    pair_sums_free(&expected);
+}
+END_TEST
+
+START_TEST(limits_as_text_come_back)
+{
+    kvb_limits m, again;
+    must(kvb_limits_init(&m, 2, 2, &err), &err);
+    m.block = 16;
+    m.levels = 2;
+    m.by_layer = true;
+    m.cap[1] = 0.7;
+    m.least[2] = 0.1;
+    m.most[3] = 0.9;
+    char *text = limits_text(&m);
+    ck_assert_ptr_nonnull(text);
+    must(kvb_limits_parse(&again, text, 2, 2, "text", &err), &err);
+    ck_assert(again.block == 16 && again.levels == 2 && again.ranks == m.ranks && again.by_layer);
+    for (int l = 0; l < 2; l++) ck_assert_double_eq(again.cap[l], m.cap[l]);
+    for (int h = 0; h < 4; h++) ck_assert(again.least[h] == m.least[h] && again.most[h] == m.most[h]);
+    cJSON_free(text);
+    kvb_limits_free(&again);
+    m.cap[1] = m.most[3] = 1;
+    m.least[2] = 0;
+    text = limits_text(&m); // lists that say nothing are left out
+    ck_assert(text && !strstr(text, "cap") && !strstr(text, "least") && !strstr(text, "most"));
+    cJSON_free(text);
+    kvb_limits_free(&m);
+}
+END_TEST
+
+START_TEST(names_and_progress)
+{
+    study_options o = study_options_make();
+    study_progress p = {.done = 7};
+    ck_assert_str_eq(scope_name(SCOPE_LAYER), "layer");
+    ck_assert_str_eq(scope_name(SCOPE_GLOBAL), "global");
+    ck_assert_str_eq(hull_name(HULL_FULL), "full");
+    ck_assert_str_eq(hull_name(HULL_FEASIBLE), "feasible");
+    ck_assert_str_eq(order_name(true), "oracle");
+    ck_assert_str_eq(order_name(false), "metric");
+    ck_assert(every_per_cent(&o));
+    o.n_rows = 98;
+    ck_assert(!every_per_cent(&o));
+    study_progress_begin(&p, 5);
+    ck_assert(p.done == 0 && p.total == 5);
+    study_progress_begin(NULL, 5);
+    ck_assert(study_progress_step(NULL) && study_progress_step(&p)); // nobody listens: it goes on
+    double before = study_seconds();
+    ck_assert_double_ge(study_seconds(), before);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, tables_of_one_part);
+    tcase_add_test(tc, parts_count_by_their_pairs);
+    tcase_add_test(tc, a_pair_taken_out_again);
+    tcase_add_test(tc, limits_as_text_come_back);
+    tcase_add_test(tc, names_and_progress);
+}
+UNIT_MAIN("study sums", fill)

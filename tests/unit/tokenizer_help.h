@@ -1,0 +1,40 @@
+// Cases of golden data for tokenizers: {"hex": text, "ids": [...]}.
+#pragma once
+#include "profiler/tokenizer.h"
+#include "unit.h"
+#include <cJSON.h>
+#include <stdlib.h>
+#include <string.h>
+
+// malloc'd bytes of hexadecimal digits; returns how many.
+static inline size_t from_hex(const char *hex, char **out)
+{
+    size_t n = strlen(hex) / 2;
+    *out = malloc(n + 1);
+    ck_assert_ptr_nonnull(*out);
+    for (size_t i = 0; i < n; i++) {
+        char digits[3] = {hex[2 * i], hex[2 * i + 1], 0};
+        (*out)[i] = (char)strtol(digits, NULL, 16);
+    }
+    return n;
+}
+
+// The text of the case becomes its ids; `kind` is for messages, `special`: control tokens are found in it.
+static inline void check_case(const char *kind, const tokenizer *t, const cJSON *c, bool special)
+{
+    const char *hex = cJSON_GetObjectItem(c, "hex")->valuestring;
+    const cJSON *expected = cJSON_GetObjectItem(c, "ids");
+    kvb_error err;
+    char *text;
+    int32_t *ids;
+    size_t size = from_hex(hex, &text), n;
+    ck_assert_msg(tokenizer_encode(t, text, size, special, &ids, &n, &err) == KVB_OK, "%s", err.message);
+    ck_assert_msg(n == (size_t)cJSON_GetArraySize(expected), "%s: %s: expected %d ids, got %zu", kind, hex,
+                  cJSON_GetArraySize(expected), n);
+    const cJSON *id = expected->child;
+    for (size_t i = 0; i < n; i++, id = id->next)
+        ck_assert_msg(ids[i] == id->valueint, "%s: %s: id %zu: expected %d, got %d", kind, hex, i, id->valueint,
+                      ids[i]);
+    free(ids);
+    free(text);
+}

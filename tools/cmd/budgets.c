@@ -1,0 +1,296 @@
+// kvbudget budgets: what an engine would get from a table, as text or JSON.
+#include "runtime/fail.h"
+#include "tools/cli.h"
+#include "tools/json_print.h"
+#include <cJSON.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_WARNINGS = 5, WARNING_SIZE = 240 };
+
+typedef struct budgets_command {
+    const cli_command *self;
+    const char *ratio_text, *rounding_text, *lookup_text, *metric, *model_sha256;
+    uint64_t tokens, block;
+    bool strict, json;
+
+    double ratio;
+    uint32_t n_tokens;
+    kvb_budget_options options;
+    const char *path;
+    kvb_table *table;
+    uint32_t *keep; // [n_layers, n_kv_heads]
+    size_t n_heads; // all KV heads of the model
+    kvb_budget_summary sum;
+    char warnings[MAX_WARNINGS][WARNING_SIZE];
+    size_t n_warnings;
+} budgets_command;
+
+static const char *const roundings[] = {"layer_lr", "floor", "global_lr"};
+static const char *const lookups[] = {"nearest", "linear"};
+
+// ---- options ----
+
+// 0.8 or 80%; false when it is neither or not below 1.
+static bool parse_ratio(const char *text, double *out)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text) return false;
+    if (*end == '%') {
+        value /= 100;
+        ++end;
+    }
+    *out = value;
+    return *end == 0 && value >= 0 && value < 1;
+}
+
+static bool parse_name(const char *text, const char *const *names, size_t n, int *out)
+{
+    for (size_t i = 0; i < n; ++i) {
+        if (strcmp(text, names[i]) == 0) {
+            *out = (int)i;
+            return true;
+        }
+    }
+    return false;
+}
+
+static int check_options(budgets_command *b, int n_operands)
+{
+    int rounding = 0, lookup = 0;
+    if (n_operands != 1) {
+        return cli_usage_error(b->self, "expected one table, found %d: kvbudget %s", n_operands, b->self->synopsis);
+    }
+    if (!b->ratio_text || b->tokens == 0) {
+        return cli_usage_error(b->self, "--ratio and --tokens are needed: kvbudget %s", b->self->synopsis);
+    }
+    if (!parse_ratio(b->ratio_text, &b->ratio)) {
+        return cli_usage_error(b->self, "--ratio: expected the share to prune, 0.8 or 80%%, below 1; found %s",
+                               b->ratio_text);
+    }
+    if (b->tokens > UINT32_MAX || b->block > UINT32_MAX) {
+        return cli_usage_error(b->self, "--tokens and --block: expected at most %u", UINT32_MAX);
+    }
+    if (!parse_name(b->rounding_text, roundings, 3, &rounding)) {
+        return cli_usage_error(b->self, "--rounding: expected layer_lr, floor or global_lr, found %s",
+                               b->rounding_text);
+    }
+    if (!parse_name(b->lookup_text, lookups, 2, &lookup)) {
+        return cli_usage_error(b->self, "--lookup: expected nearest or linear, found %s", b->lookup_text);
+    }
+    b->n_tokens = (uint32_t)b->tokens;
+    b->options = (kvb_budget_options){(kvb_rounding)rounding, (kvb_lookup)lookup, b->strict, (uint32_t)b->block};
+    return EXIT_DONE;
+}
+
+// ---- work ----
+
+// What row i, counted from 1 on, is for, in per cent; row 0 prunes nothing.
+static double percent_of(const budgets_command *b, uint32_t i)
+{
+    kvb_row row;
+    kvb_error err;
+    return i && kvb_table_row(b->table, i - 1, &row, &err) == KVB_OK ? 100 * row.ratio : 0;
+}
+
+static void __attribute__((format(printf, 2, 3))) warn(budgets_command *b, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(b->warnings[b->n_warnings++], WARNING_SIZE, format, args);
+    va_end(args);
+}
+
+static void word_warnings(budgets_command *b)
+{
+    const kvb_info *info = kvb_table_info(b->table);
+    if (b->sum.warnings & KVB_WARN_PROTECTED) {
+        warn(
+            b,
+            "%u of %zu heads keep fewer than the %u protected tokens (sink %u, window %u) and lose the newest of them; "
+            "--strict spares them",
+            b->sum.heads_below_protected, b->n_heads, info->sink + info->window, info->sink, info->window);
+    }
+    if (b->sum.warnings & KVB_WARN_SATURATED) {
+        warn(b, "row %g %% is saturated: heads stopped at the solver's floor, so less is pruned than asked for",
+             percent_of(b, b->sum.row_above));
+    }
+    if (b->sum.warnings & KVB_WARN_LENGTH) {
+        uint32_t shortest = UINT32_MAX, longest = 0;
+        for (uint32_t i = 0; i < info->n_calibration_tokens; ++i) {
+            uint32_t tokens = info->calibration_tokens[i];
+            shortest = tokens < shortest ? tokens : shortest;
+            longest = tokens > longest ? tokens : longest;
+        }
+        warn(b, "%u tokens are far from the table's calibration, %u to %u tokens", b->n_tokens, shortest, longest);
+    }
+    if (b->sum.warnings & KVB_WARN_CLAMPED) {
+        warn(b, "ratio %g lies outside of the table's rows, %g to %g %%; row %g %% was used", b->ratio,
+             percent_of(b, 1), percent_of(b, info->n_rows), percent_of(b, b->sum.row_above));
+    }
+    if (b->sum.warnings & KVB_WARN_EFFECTIVE) {
+        warn(b, "these counts prune %.4f, not the %g that was asked for", b->sum.effective_ratio, b->ratio);
+    }
+}
+
+static kvb_status compute(budgets_command *b, kvb_error *err)
+{
+    kvb_expectation expected = {0};
+    expected.metric = b->metric;
+    expected.model_sha256 = b->model_sha256;
+    kvb_status status = kvb_table_open(&b->table, b->path, NULL, err);
+    if (status == KVB_OK) status = kvb_table_check(b->table, &expected, err);
+    if (status != KVB_OK) return status;
+    const kvb_info *info = kvb_table_info(b->table);
+    b->n_heads = (size_t)info->n_layers * info->n_kv_heads;
+    b->keep = calloc(b->n_heads, sizeof *b->keep);
+    if (!b->keep) return kvb_fail(err, KVB_MEMORY, "no memory for %zu counts", b->n_heads);
+    status = kvb_budgets(b->table, b->ratio, b->n_tokens, &b->options, b->keep, b->n_heads, err);
+    if (status == KVB_OK) {
+        status = kvb_budgets_summarize(b->table, b->ratio, b->n_tokens, &b->options, b->keep, b->n_heads, &b->sum, err);
+    }
+    if (status == KVB_OK) word_warnings(b);
+    return status;
+}
+
+// ---- output ----
+
+static double row_percent(const budgets_command *b)
+{
+    double below = percent_of(b, b->sum.row_below), above = percent_of(b, b->sum.row_above);
+    return below + b->sum.weight * (above - below);
+}
+
+static void print_text(const budgets_command *b)
+{
+    const kvb_info *info = kvb_table_info(b->table);
+    const uint32_t *keep = b->keep;
+    int width = snprintf(NULL, 0, "%u", b->n_tokens);
+    width = width < 3 ? 3 : width;
+    printf("%s: %s, %u layers x %u KV heads\n", b->path, info->metric, info->n_layers, info->n_kv_heads);
+    printf("kept of %u tokens at ratio %g (row %.10g %%, %s%s)\n\nlayer", b->n_tokens, b->ratio, row_percent(b),
+           roundings[b->options.rounding], b->options.strict ? ", strict" : "");
+    for (uint32_t g = 0; g < info->n_kv_heads; ++g) {
+        printf("  %*s%u", width - snprintf(NULL, 0, "%u", g), "h", g);
+    }
+    printf("  pruned\n");
+    for (uint32_t l = 0; l < info->n_layers; ++l) {
+        uint64_t total = 0;
+        printf("%5u", l);
+        for (uint32_t g = 0; g < info->n_kv_heads; ++g, ++keep) {
+            printf("  %*u", width, *keep);
+            total += *keep;
+        }
+        printf("  %5.1f%%\n", 100 * (1 - (double)total / ((double)info->n_kv_heads * b->n_tokens)));
+    }
+    printf("\nkept        %llu of %llu tokens over all heads; %u to %u per head\n", (unsigned long long)b->sum.total,
+           (unsigned long long)b->n_heads * b->n_tokens, b->sum.keep_min, b->sum.keep_max);
+    printf("pruned      %.4f; asked for %g\n", b->sum.effective_ratio, b->ratio);
+    fflush(stdout);
+    for (size_t i = 0; i < b->n_warnings; ++i) {
+        fprintf(stderr, "warning: %s\n", b->warnings[i]);
+    }
+}
+
+static cJSON *keep_json(const budgets_command *b)
+{
+    const kvb_info *info = kvb_table_info(b->table);
+    const uint32_t *keep = b->keep;
+    cJSON *layers = cJSON_CreateArray();
+    for (uint32_t l = 0; l < info->n_layers; ++l) {
+        cJSON *heads = cJSON_CreateArray();
+        for (uint32_t g = 0; g < info->n_kv_heads; ++g) {
+            cJSON_AddItemToArray(heads, cJSON_CreateNumber(*keep++));
+        }
+        cJSON_AddItemToArray(layers, heads);
+    }
+    return layers;
+}
+
+static kvb_status print_json(const budgets_command *b, kvb_error *err)
+{
+    const kvb_info *info = kvb_table_info(b->table);
+    cJSON *root = cJSON_CreateObject(), *warnings = cJSON_CreateArray();
+    cJSON_AddStringToObject(root, "table", b->path);
+    cJSON_AddStringToObject(root, "metric", info->metric);
+    cJSON_AddNumberToObject(root, "n_layers", info->n_layers);
+    cJSON_AddNumberToObject(root, "n_kv_heads", info->n_kv_heads);
+    cJSON_AddNumberToObject(root, "sink", info->sink);
+    cJSON_AddNumberToObject(root, "window", info->window);
+    cJSON_AddNumberToObject(root, "ratio", b->ratio);
+    cJSON_AddNumberToObject(root, "row", row_percent(b));
+    cJSON_AddNumberToObject(root, "n_tokens", b->n_tokens);
+    cJSON_AddStringToObject(root, "rounding", roundings[b->options.rounding]);
+    cJSON_AddStringToObject(root, "lookup", lookups[b->options.lookup]);
+    cJSON_AddBoolToObject(root, "strict", b->options.strict);
+    cJSON_AddNumberToObject(root, "block", b->options.block ? b->options.block : 1);
+    cJSON_AddNumberToObject(root, "budgets_version", kvb_budgets_version());
+    cJSON_AddItemToObject(root, "keep", keep_json(b));
+    cJSON_AddNumberToObject(root, "keep_min", b->sum.keep_min);
+    cJSON_AddNumberToObject(root, "keep_max", b->sum.keep_max);
+    cJSON_AddNumberToObject(root, "total", (double)b->sum.total);
+    cJSON_AddNumberToObject(root, "effective_ratio", b->sum.effective_ratio);
+    for (size_t i = 0; i < b->n_warnings; ++i) {
+        cJSON_AddItemToArray(warnings, cJSON_CreateString(b->warnings[i]));
+    }
+    cJSON_AddItemToObject(root, "warnings", warnings);
+    kvb_status status = json_print_line(root, err);
+    cJSON_Delete(root);
+    return status;
+}
+
+static int run_budgets(const cli_command *self, int argc, char **argv)
+{
+    budgets_command b = {.self = self, .rounding_text = "layer_lr", .lookup_text = "nearest"};
+    const cli_option options[] = {
+        {"ratio", 'r', CLI_TEXT, &b.ratio_text, "RATIO", "share of all cached tokens to prune: 0.8 or 80%"},
+        {"tokens", 't', CLI_COUNT, &b.tokens, "N", "length of the context, sinks and window included"},
+        {"rounding", 0, CLI_TEXT, &b.rounding_text, "RULE",
+         "layer_lr: kvpress to the bit (default); floor: the paper's;\nglobal_lr: exact total over all heads"},
+        {"lookup", 0, CLI_TEXT, &b.lookup_text, "RULE",
+         "nearest: the row that kvpress takes (default); linear: between two rows"},
+        {"strict", 0, CLI_FLAG, &b.strict, NULL, "no head keeps fewer than the protected tokens; the total stays"},
+        {"block", 0, CLI_COUNT, &b.block, "N", "whole blocks of N tokens, for paged caches"},
+        {"metric", 'm', CLI_TEXT, &b.metric, "M", "fail unless the table was made for this metric"},
+        {"model-sha256", 0, CLI_TEXT, &b.model_sha256, "HASH", "fail unless the table was made for these weights"},
+        {"json", 0, CLI_FLAG, &b.json, NULL, "one JSON object instead of text"},
+        {0},
+    };
+    kvb_error err = {0};
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
+    code = check_options(&b, argc - first);
+    if (code == EXIT_DONE) {
+        b.path = argv[first];
+        if (compute(&b, &err) != KVB_OK || (b.json && print_json(&b, &err) != KVB_OK)) {
+            code = cli_failed(self, &err);
+        } else if (!b.json) {
+            print_text(&b);
+        }
+    }
+    free(b.keep);
+    kvb_table_close(b.table);
+    return code;
+}
+
+const cli_command cmd_budgets = {
+    "budgets",
+    "budgets TABLE --ratio R --tokens T [OPTION]...",
+    "show how many tokens each head keeps of a context, as an engine would get it",
+    "Prints a layers x heads grid of token counts, totals, and what is really pruned. Warnings go to stderr:\n"
+    "protected tokens (sink + window) that do not fit, a saturated row, a context much shorter or longer than\n"
+    "the calibration, a ratio outside of the table, a total that misses the ratio by more than one per cent.\n"
+    "\n"
+    "With --json: table, metric, n_layers, n_kv_heads, sink, window, ratio, row (of the table, in per cent),\n"
+    "n_tokens, rounding, lookup, strict, block, keep [layer][head], keep_min, keep_max, total,\n"
+    "effective_ratio, warnings.\n"
+    "\n"
+    "Examples:\n"
+    "  kvbudget budgets snapkv.safetensors --ratio 80% --tokens 4096\n"
+    "  kvbudget budgets snapkv.safetensors --ratio 0.8 --tokens 4096 --block 16 --strict --json\n",
+    run_budgets,
+};

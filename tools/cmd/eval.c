@@ -1,0 +1,183 @@
+// kvbudget eval: evicts for real, and says what it costs.
+#include "runtime/fail.h"
+#include "tools/cmd/eval_command.h"
+#include "tools/device.h"
+#include "tools/json_print.h"
+#include "tools/report/eval_report.h"
+#include "tools/report/output.h"
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool show_progress(void *bar, double done, double total)
+{
+    progress_update(bar, done, total, "runs");
+    return !cli_stop_requested;
+}
+
+static int check_options(eval_command *e)
+{
+    if (e->in.n_tokens < 1 || e->in.n_tokens > 1 << 24 || e->in.n_next < 2 || e->in.n_next > 65536)
+        return cli_usage_error(e->self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
+    if (e->batch > 64 || e->threads > 4096)
+        return cli_usage_error(e->self, "--batch: expected at most 64; --threads: at most 4096");
+    if ((e->with.sink != UINT64_MAX && e->with.sink > UINT32_MAX) ||
+        (e->with.window != UINT64_MAX && e->with.window > UINT32_MAX))
+        return cli_usage_error(e->self, "--sink or --window is out of range");
+    if (strcmp(e->in.bos, "auto") != 0 && strcmp(e->in.bos, "yes") != 0 && strcmp(e->in.bos, "no") != 0)
+        return cli_usage_error(e->self, "--bos: expected auto, yes or no, found '%s'", e->in.bos);
+    e->in.device = device_find(e->self, e->in.backend_name, e->in.compute);
+    return e->in.device ? EXIT_DONE : EXIT_USAGE;
+}
+
+static void print_rate(const sweep *s)
+{
+    size_t n_resumed = s->n_cells - s->n_measured;
+    double seconds = s->prefill_seconds + s->cell_seconds;
+    if (!s->n_measured) return;
+    fprintf(stderr,
+            "%zu runs in %.1f s (%.2f a second, %.3f s each behind the prefill); prefill, scores and full cache %.1f s "
+            "for all of them, scorers %.1f s of it",
+            s->n_measured, seconds, (double)s->n_measured / seconds, s->cell_seconds / (double)s->n_measured,
+            s->prefill_seconds, s->score_seconds);
+    if (n_resumed) fprintf(stderr, "; %zu more from %s", n_resumed, s->o.log);
+    fprintf(stderr, "\n");
+}
+
+// Prints and writes what is wanted.
+static kvb_status report(const eval_command *e, const eval_report *r, kvb_error *err)
+{
+    const char *name = e->out.name;
+    kvb_status status = KVB_OK;
+    if (e->out.json) {
+        cJSON *json = eval_report_json(r);
+        status = json_print(json, err);
+        cJSON_Delete(json);
+    } else eval_report_print(r);
+    if (status == KVB_OK && name) status = eval_report_write(r, name, err);
+    if (status == KVB_OK && name && !e->out.quiet)
+        fprintf(stderr, "%s.json, .csv and .svg are written; %s.cells lets the same command go on\n", name, name);
+    return status;
+}
+
+static kvb_status measure(const eval_command *e, sweep *s, kvb_error *err)
+{
+    progress bar;
+    sweep_watch watch = {show_progress, &bar};
+    kvb_status status = e->out.name ? output_check_results(e->out.name, err) : KVB_OK;
+    if (status == KVB_OK) status = sweep_open(s, e->with.ratios, e->with.n_ratios, e->no_protect, err);
+    if (status != KVB_OK) return status;
+    progress_begin(&bar, "eval", e->out.quiet);
+    status = sweep_run(s, &watch, err);
+    if (status == KVB_OK)
+        progress_end(&bar, "%zu runs: %zu texts, %zu allocators with their metrics and policies, %zu ratios",
+                     s->n_cells, e->in.n_texts, e->with.n_columns, e->with.n_ratios);
+    else progress_end(&bar, "%s", status == KVB_INTERRUPTED ? "stopped" : "failed");
+    if (status == KVB_OK && !e->out.quiet) print_rate(s);
+    return status;
+}
+
+static kvb_status run_sweep(const eval_command *e, kvb_error *err)
+{
+    size_t room = e->out.name ? strlen(e->out.name) + 8 : 1;
+    char *log = malloc(room);
+    if (!log) return kvb_fail(err, KVB_MEMORY, "no memory");
+    if (e->out.name) snprintf(log, room, "%s.cells", e->out.name);
+    sweep s = {.m = e->in.m,
+               .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4,
+                     e->out.name && !e->out.kept ? log : NULL, e->out.kept},
+               .texts = e->in.texts,
+               .n_texts = (uint32_t)e->in.n_texts,
+               .methods = methods_list(&e->with)};
+    sweep_summary *rows = NULL;
+    eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with), .seed = e->seed};
+    kvb_status status = e->out.name ? output_check_results(e->out.name, err) : KVB_OK;
+    if (status == KVB_OK) status = measure(e, &s, err);
+    if (status == KVB_OK) status = sweep_summarize(&s, e->seed, &rows, &r.n_rows, err);
+    r.rows = rows;
+    if (status == KVB_OK) status = report(e, &r, err);
+    free(rows);
+    sweep_close(&s);
+    free(log);
+    return status;
+}
+
+static int run_eval(const cli_command *self, int argc, char **argv)
+{
+    eval_command e = {.self = self,
+                      .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
+                      .in = {.backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64},
+                      .seed = 1};
+    const cli_option options[] = {
+        {"output", 'o', CLI_TEXT, &e.out.name, "NAME",
+         "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
+         "where it was stopped"},
+        METHODS_OPTIONS(e.with),
+        {"tokens", 't', CLI_COUNT, &e.in.n_tokens, "N", "context: the first N tokens of every text (2048)"},
+        {"next", 'n', CLI_COUNT, &e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
+        {"no-protect", 0, CLI_FLAG, &e.no_protect, NULL,
+         "run everything a second time without the sinks and the window that otherwise\nstay with every allocator"},
+        {"dump-kept", 0, CLI_TEXT, &e.out.kept, "FILE", "write the kept positions of every run, as JSON lines"},
+        {"speed", 0, CLI_FLAG, &e.speed, NULL,
+         "measure memory and decode speed at the first --ratio (0.8) instead: one metric,\n--next single steps, "
+         "--batch sequences at a time"},
+        {"bos", 0, CLI_TEXT, &e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
+        {"pre", 0, CLI_TEXT, &e.in.pre, "NAME", "split words as this pre-tokenizer does, not as the file says"},
+        QUERY_STATISTICS_OPTION(e.in.statistics),
+        {"backend", 'b', CLI_TEXT, &e.in.backend_name, "NAME",
+         "cpu or ref; attention over cut caches runs on the host"},
+        {"compute", 0, CLI_TEXT, &e.in.compute, "KIND", DEVICE_COMPUTE_HELP},
+        {"batch", 0, CLI_COUNT, &e.batch, "N", "runs that are decoded together (4)"},
+        {"threads", 0, CLI_COUNT, &e.threads, "N", "OpenMP threads (default: all cores)"},
+        {"seed", 's', CLI_COUNT, &e.seed, "N", "of the bootstrap (1)"},
+        {"json", 0, CLI_FLAG, &e.out.json, NULL, "print the results as JSON instead of the table"},
+        {"quiet", 'q', CLI_FLAG, &e.out.quiet, NULL, "no progress, no file names"},
+        {0},
+    };
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    if (code == EXIT_DONE && argc - first < 2)
+        code = cli_usage_error(self, "a model and at least one text are needed: kvbudget %s", self->synopsis);
+    if (code == EXIT_DONE) code = check_options(&e);
+    if (code == EXIT_DONE && e.threads) omp_set_num_threads((int)e.threads);
+    if (code == EXIT_DONE) code = eval_open_inputs(&e, argv + first, (size_t)(argc - first));
+    if (code == EXIT_DONE) {
+        kvb_error err = {0};
+        cli_catch_signals();
+        if ((e.speed ? eval_measure_speed(&e, &err) : run_sweep(&e, &err)) != KVB_OK) code = cli_failed(self, &err);
+    }
+    eval_free_inputs(&e);
+    return code < 0 ? EXIT_DONE : code;
+}
+
+const cli_command cmd_eval = {
+    "eval",
+    "eval MODEL.gguf [[NAME=]TABLE.safetensors]... TEXT... [-o NAME] [OPTION]...",
+    "evict for real and decode on: how far each way to split the cache moves the model",
+    "Every text is prefilled once with full attention. Then, for every metric, allocator and ratio, the tokens\n"
+    "that the allocator grants each KV head are picked by the metric, all others are thrown away, the cache is\n"
+    "compacted, and the tokens that follow in the text are teacher-forced over what is left. The compression\n"
+    "does not know what follows, as in kvpress.\n"
+    "\n"
+    "It prints, over all texts and positions:\n"
+    "  KL          divergence of the next-token distributions from those of the full cache, nats\n"
+    "  to uniform  that KL divided by the uniform allocator's, position by position\n"
+    "  top-1       share of positions where the likeliest token is still the same\n"
+    "  NLL         of the text's true next token\n"
+    "  lost        share of the oracle importance (of these very tokens) that was evicted\n"
+    "  out         how far the layers' attention outputs are off for the full cache's queries\n"
+    "  MiB         what the compacted cache takes, as the allocator counts it\n"
+    "Intervals are bootstrapped over texts and positions; with few texts they are too narrow for other texts.\n"
+    "\n"
+    "A table serves the metric that it was solved for, and is refused for another model. All allocators of a\n"
+    "metric keep the same sinks and window. With few tokens a table may grant a head less than these, as kvpress\n"
+    "does, and then the newest are lost; with TABLE.safetensors:strict other heads give up some for it. Texts:\n"
+    "any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has\n"
+    "seen.\n"
+    "\n"
+    "Examples:\n"
+    "  kvbudget eval model.gguf snapkv.safetensors keydiff.safetensors paper.txt manual.txt -o worth\n"
+    "  kvbudget eval model.gguf lukv=greedy.safetensors exact.safetensors book.txt --ratio 0.8,0.9 --no-protect\n"
+    "  kvbudget eval model.gguf snapkv.safetensors long.txt --speed --tokens 8000 --next 32\n",
+    run_eval,
+};

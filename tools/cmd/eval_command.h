@@ -1,0 +1,38 @@
+// The command line of `kvbudget eval` in three parts, and what was opened from it.
+#pragma once
+#include "evaluator/sweep.h"
+#include "tools/cmd/methods.h"
+
+// Who runs on which texts.
+typedef struct eval_inputs {
+    const char *backend_name, *compute, *bos, *pre, *statistics;
+    uint64_t n_tokens, n_next; // context and continuation of every text
+    // Opened:
+    const backend *device;
+    model *m;
+    sweep_text *texts;
+    size_t n_texts;
+} eval_inputs;
+
+typedef struct eval_outputs {
+    const char *name, *kept; // NULL: not wanted
+    bool quiet, json;
+} eval_outputs;
+
+typedef struct eval_command {
+    const cli_command *self;
+    eval_inputs in;
+    // What is compared, and how:
+    methods with;
+    uint64_t batch, threads, seed;
+    bool no_protect, speed;
+    eval_outputs out;
+} eval_command;
+
+// From operands and options to methods, ratios and texts. What is wrong with the command line is printed, and
+// EXIT_USAGE returned; what is wrong with a file, EXIT_FAILED.
+int eval_open_inputs(eval_command *e, char **operands, size_t n);
+void eval_free_inputs(eval_command *e);
+
+// `--speed`: memory and decode speed of compacted caches against the full one.
+kvb_status eval_measure_speed(const eval_command *e, kvb_error *err);

@@ -1,0 +1,138 @@
+// kvbudget eval, first half: the texts, and what is compared on them.
+#include "formats/calib.h"
+#include "formats/file_read.h"
+#include "formats/npy.h"
+#include "formats/sha256.h"
+#include "runtime/fail.h"
+#include "tools/cmd/eval_command.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+// ---- Texts ----
+
+static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_t n, kvb_error *err)
+{
+    bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && e->m->special.add_bos);
+    size_t most = e->n_tokens + e->n_next, shift = bos && e->m->special.bos >= 0;
+    sweep_text *all = realloc(e->texts, (e->n_texts + 1) * sizeof *all);
+    if (!all) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
+    e->texts = all;
+    sweep_text *t = &e->texts[e->n_texts];
+    *t = (sweep_text){.n_ids = (uint32_t)(n + shift < most ? n + shift : most)};
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->ids = malloc((t->n_ids + 1) * sizeof *t->ids);
+    if (!t->ids) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
+    e->n_texts++;
+    if (shift) t->ids[0] = e->m->special.bos;
+    if (t->n_ids > shift) memcpy(t->ids + shift, ids, (t->n_ids - shift) * sizeof *ids);
+    return sha256_hex(t->ids, t->n_ids * sizeof *t->ids, t->sha256, err);
+}
+
+static kvb_status encode_text(eval_inputs *e, const char *name, const char *text, size_t size, kvb_error *err)
+{
+    const char *nul = memchr(text, '\0', size);
+    if (nul)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: byte %zu is 0, expected text; of a record (.h5) `kvbudget solve` makes tables", name,
+                        (size_t)(nul - text));
+    int32_t *ids = NULL;
+    size_t n = 0;
+    kvb_status status = tokenizer_encode(e->m->tokens, text, size, false, &ids, &n, err);
+    if (status == KVB_OK) status = take_ids(e, name, ids, n, err);
+    free(ids);
+    return status;
+}
+
+static kvb_status read_npy_ids(eval_inputs *e, const char *path, const file_view *view, kvb_error *err)
+{
+    npy_array a;
+    kvb_status status = npy_parse(&a, view->data, view->size, path, err);
+    int32_t *ids = status == KVB_OK ? malloc((a.count + 1) * sizeof *ids) : NULL;
+    if (status == KVB_OK && !ids) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu ids", path, a.count);
+    if (status == KVB_OK) status = npy_to_i32(&a, ids, path, err);
+    if (status == KVB_OK) status = take_ids(e, path, ids, a.count, err);
+    free(ids);
+    return status;
+}
+
+static kvb_status read_text(eval_inputs *e, const char *path, kvb_error *err)
+{
+    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    kvb_status status;
+    if (ends_with(path, ".jsonl")) {
+        calib_file file;
+        status = calib_load(&file, path, err);
+        for (size_t i = 0; status == KVB_OK && i < file.count; i++) {
+            const calib_context *c = &file.contexts[i];
+            status = c->context ? encode_text(e, c->sample_id, c->context, strlen(c->context), err)
+                                : take_ids(e, c->sample_id, c->context_ids, c->n_context_ids, err);
+        }
+        calib_free(&file);
+        return status;
+    }
+    file_view view;
+    status = file_map(&view, path, err);
+    if (status != KVB_OK) return status;
+    status = ends_with(path, ".npy") ? read_npy_ids(e, path, &view, err)
+                                     : encode_text(e, name, (const char *)view.data, view.size, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
+    file_unmap(&view);
+    return status;
+}
+
+static kvb_status check_texts(const eval_inputs *e, kvb_error *err)
+{
+    const sweep_text *t = e->texts;
+    for (size_t i = 0; i < e->n_texts; i++) {
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(t[i].sha256, t[k].sha256) == 0)
+                return kvb_fail(err, KVB_ARGUMENT, "%s and %s begin with the same tokens: a text counts once",
+                                t[k].name, t[i].name);
+        for (uint32_t j = 0; j < t[i].n_ids; j++)
+            if (t[i].ids[j] < 0 || (uint32_t)t[i].ids[j] >= e->m->config.vocabulary)
+                return kvb_fail(err, KVB_ARGUMENT, "%s: token %u: id %d, expected 0 to %u", t[i].name, j, t[i].ids[j],
+                                e->m->config.vocabulary - 1);
+        if (t[i].n_ids < e->n_tokens + e->n_next)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "%s: %u tokens, expected at least %llu of context and %llu to go on with; use a longer "
+                            "text or a smaller --tokens",
+                            t[i].name, t[i].n_ids, (unsigned long long)e->n_tokens, (unsigned long long)e->n_next);
+    }
+    return KVB_OK;
+}
+
+int eval_open_inputs(eval_command *e, char **operands, size_t n)
+{
+    kvb_error err = {0};
+    int code = methods_read_ratios(&e->with);
+    if (code != EXIT_DONE) return code;
+    size_t n_texts = 0;
+    for (size_t i = 1; i < n; i++) n_texts += !methods_is_table(operands[i]);
+    if (!n_texts) return cli_usage_error(e->self, "no text is given: any text file, or .jsonl with contexts");
+    model_options wishes = {true, e->in.pre, e->in.statistics, 0};
+    for (size_t i = 1; i < n; i++)
+        wishes.without_tokenizer &= methods_is_table(operands[i]) || ends_with(operands[i], ".npy");
+    kvb_status status = model_open(&e->in.m, operands[0], e->in.device, &wishes, &err);
+    if (status == KVB_OK) status = methods_open(&e->with, e->in.m, operands + 1, n - 1, false, &err);
+    if (status == KVB_OK && !e->with.n_columns)
+        status = kvb_fail(&err, KVB_ARGUMENT, "there is nothing to compare: give a table, or --allocator");
+    for (size_t i = 1; i < n && status == KVB_OK; i++)
+        if (!methods_is_table(operands[i])) status = read_text(&e->in, operands[i], &err);
+    if (status == KVB_OK) status = check_texts(&e->in, &err);
+    return status == KVB_OK ? EXIT_DONE : cli_failed(e->self, &err);
+}
+
+void eval_free_inputs(eval_command *e)
+{
+    methods_free(&e->with);
+    for (size_t i = 0; i < e->in.n_texts; i++) free(e->in.texts[i].ids);
+    free(e->in.texts);
+    model_free(e->in.m);
+}

@@ -1,0 +1,375 @@
+// kvbudget inspect: any file of the project as text or as JSON. Each kind of file becomes a JSON document, and one
+// printer shows every document as text.
+#include "formats/calib.h"
+#include "formats/file_read.h"
+#include "formats/npy.h"
+#include "formats/record.h"
+#include "formats/table_export.h"
+#include "runtime/fail.h"
+#include "runtime/json.h"
+#include "runtime/text.h"
+#include "study/stats.h"
+#include "tools/cli.h"
+#include "tools/json_print.h"
+#include "tools/report/inspect_gguf.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- Kinds of files; memory that runs out shows as missing entries, which is checked once at the end ----
+
+static void add_question(cJSON *list, const record_question_info *q)
+{
+    cJSON *one = cJSON_CreateObject();
+    cJSON_AddItemToArray(list, one);
+    cJSON_AddNumberToObject(one, "number", q->number);
+    cJSON_AddNumberToObject(one, "n_queries", q->n_queries);
+    cJSON_AddNumberToObject(one, "n_suffix", q->n_suffix);
+    cJSON_AddNumberToObject(one, "n_answer", q->n_answer);
+}
+
+static kvb_status inspect_record(cJSON *doc, const char *path, kvb_error *err)
+{
+    record *r;
+    kvb_status status = record_open(&r, path, err);
+    if (status != KVB_OK) return status;
+    record_shape s = record_get_shape(r);
+    cJSON_AddNumberToObject(doc, "format_version", record_has_sums(r) ? RECORD_FORMAT_VERSION : 1);
+    cJSON_AddBoolToObject(doc, "checksums", record_has_sums(r)); // without: zeros in place of numbers are not noticed
+    cJSON_AddNumberToObject(doc, "n_layers", s.n_layers);
+    cJSON_AddNumberToObject(doc, "n_heads", s.n_heads);
+    cJSON_AddNumberToObject(doc, "n_kv_heads", s.n_kv_heads);
+    cJSON_AddNumberToObject(doc, "head_dim", s.head_dim);
+    cJSON_AddItemToObject(doc, "attributes", cJSON_Duplicate(record_attributes(r), 1));
+    cJSON *contexts = cJSON_AddArrayToObject(doc, "contexts");
+    for (size_t i = 0; i < record_context_count(r); i++) {
+        const record_context_info *c = record_context(r, i);
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddItemToArray(contexts, one);
+        cJSON_AddStringToObject(one, "id", c->id);
+        cJSON_AddNumberToObject(one, "n_tokens", c->n_tokens);
+        cJSON_AddItemToObject(one, "metrics", cJSON_CreateStringArray(c->metrics, (int)c->n_metrics));
+        cJSON *questions = cJSON_AddArrayToObject(one, "questions");
+        for (uint32_t q = 0; q < c->n_questions; q++) add_question(questions, &c->questions[q]);
+    }
+    record_close(r);
+    return KVB_OK;
+}
+
+static kvb_status add_row(cJSON *rows, const kvb_table *table, uint32_t index, kvb_error *err)
+{
+    kvb_row row;
+    kvb_status status = kvb_table_row(table, index, &row, err);
+    if (status != KVB_OK) return status;
+    const kvb_info *info = kvb_table_info(table);
+    const char *unknown = kvb_table_metadata(table, "unknown");
+    cJSON *one = cJSON_CreateObject();
+    cJSON_AddItemToArray(rows, one);
+    cJSON_AddNumberToObject(one, "ratio", row.ratio);
+    cJSON_AddNumberToObject(one, "effective_ratio", row.effective_ratio);
+    cJSON_AddNumberToObject(one, "loss", row.loss);
+    cJSON_AddNumberToObject(one, "lower_bound", row.lower_bound);
+    cJSON_AddNumberToObject(one, "table_loss", row.table_loss);
+    cJSON_AddNumberToObject(one, "lambda", row.lambda);
+    if (!unknown || !strstr(unknown, "std"))
+        cJSON_AddNumberToObject(one, "unsure_heads",
+                                flag_heads(row.prune_ratio, row.std, info->n_layers * info->n_kv_heads, NULL));
+    cJSON_AddBoolToObject(one, "saturated", row.saturated);
+    return KVB_OK;
+}
+
+static kvb_status inspect_table(cJSON *doc, const char *path, kvb_error *err)
+{
+    static const uint32_t per_cent[] = {50, 80, 90};
+    kvb_table *table;
+    cJSON *metadata = NULL;
+    kvb_status status = kvb_table_open(&table, path, NULL, err);
+    if (status != KVB_OK) return status;
+    status = table_metadata_read(&metadata, path, err);
+    cJSON_AddItemToObject(doc, "metadata", metadata);
+    uint32_t n_rows = kvb_table_info(table)->n_rows;
+    // A table that was solved for chosen ratios says how many; its rows are what was asked for.
+    bool chosen = kvb_table_metadata(table, "n_rows") != NULL;
+    uint32_t n_shown = chosen ? n_rows : sizeof per_cent / sizeof *per_cent;
+    cJSON_AddNumberToObject(doc, "n_rows", n_rows);
+    cJSON *rows = cJSON_AddArrayToObject(doc, "rows");
+    for (uint32_t i = 0; i < n_shown && status == KVB_OK; i++)
+        status = add_row(rows, table, chosen ? i : per_cent[i] - 1, err);
+    kvb_table_close(table);
+    return status;
+}
+
+static kvb_status add_statistics(cJSON *doc, const npy_array *a, const char *path, kvb_error *err)
+{
+    double *values = malloc(a->count * sizeof *values + 1); // a file's elements: at most twice its size
+    if (!values) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    kvb_status status = npy_to_f64(a, values, path, err);
+    double least = INFINITY, most = -INFINITY, sum = 0;
+    size_t finite = 0;
+    for (size_t i = 0; i < a->count && status == KVB_OK; i++) {
+        if (!isfinite(values[i])) continue;
+        finite++;
+        sum += values[i];
+        if (values[i] < least) least = values[i];
+        if (values[i] > most) most = values[i];
+    }
+    if (finite > 0) {
+        cJSON_AddNumberToObject(doc, "min", least);
+        cJSON_AddNumberToObject(doc, "max", most);
+        cJSON_AddNumberToObject(doc, "mean", sum / (double)finite);
+    }
+    cJSON_AddNumberToObject(doc, "not_finite", (double)(a->count - finite));
+    free(values);
+    return status;
+}
+
+static kvb_status inspect_npy(cJSON *doc, const file_view *view, const char *path, kvb_error *err)
+{
+    npy_array a;
+    kvb_status status = npy_parse(&a, view->data, view->size, path, err);
+    if (status != KVB_OK) return status;
+    cJSON_AddStringToObject(doc, "dtype", npy_type_descr(a.type));
+    cJSON *shape = cJSON_AddArrayToObject(doc, "shape");
+    for (uint32_t i = 0; i < a.n_dims; i++) cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)a.shape[i]));
+    return add_statistics(doc, &a, path, err);
+}
+
+static double count_characters(const char *text)
+{
+    size_t n = 0;
+    for (; *text; text++) n += ((unsigned char)*text & 0xc0) != 0x80; // all but continuation bytes of UTF-8
+    return (double)n;
+}
+
+static kvb_status inspect_calib(cJSON *doc, const file_view *view, const char *path, kvb_error *err)
+{
+    calib_file file;
+    kvb_status status = calib_parse(&file, view->data, view->size, path, err);
+    if (status != KVB_OK) return status;
+    cJSON_AddStringToObject(doc, "sha256", file.sha256);
+    cJSON *contexts = cJSON_AddArrayToObject(doc, "contexts");
+    for (size_t i = 0; i < file.count; i++) {
+        const calib_context *c = &file.contexts[i];
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddItemToArray(contexts, one);
+        cJSON_AddStringToObject(one, "id", c->sample_id);
+        if (c->context) cJSON_AddNumberToObject(one, "characters", count_characters(c->context));
+        else cJSON_AddNumberToObject(one, "tokens", (double)c->n_context_ids);
+        cJSON_AddNumberToObject(one, "questions", (double)c->n_questions);
+        cJSON_AddBoolToObject(one, "answers", c->questions[0].answer || c->questions[0].answer_ids);
+        cJSON_AddStringToObject(one, "answer_prefix", c->answer_prefix);
+    }
+    calib_free(&file);
+    return KVB_OK;
+}
+
+static kvb_status inspect_sidecar(cJSON *doc, const file_view *view, const char *path, kvb_error *err)
+{
+    cJSON *metadata;
+    kvb_status status = table_sidecar_parse(&metadata, view->data, view->size, path, NULL, err);
+    if (status != KVB_OK) return status;
+    cJSON_AddItemToObject(doc, "metadata", metadata);
+    bool no_memory;
+    cJSON *whole = kvb_json_parse((const char *)view->data, view->size, NULL, &no_memory);
+    cJSON *kvpress = cJSON_DetachItemFromObjectCaseSensitive(whole, "kvpress");
+    if (kvpress) cJSON_AddItemToObject(doc, "kvpress", kvpress);
+    cJSON_Delete(whole);
+    return KVB_OK;
+}
+
+// ---- Recognising ----
+
+static bool starts_with(const file_view *view, const char *bytes, size_t n)
+{
+    return view->size >= n && memcmp(view->data, bytes, n) == 0;
+}
+
+// Eight bytes of header length, then a JSON object.
+static bool is_safetensors(const file_view *view)
+{
+    uint64_t length = 0;
+    for (int i = 7; i >= 0 && view->size > 8; i--) length = length << 8 | view->data[i];
+    return view->size > 8 && view->data[8] == '{' && length <= view->size - 8;
+}
+
+static bool is_sidecar(const file_view *view, bool *no_memory)
+{
+    cJSON *whole = kvb_json_parse((const char *)view->data, view->size, NULL, no_memory);
+    bool found = cJSON_IsString(cJSON_GetObjectItemCaseSensitive(whole, "format"));
+    cJSON_Delete(whole);
+    return found;
+}
+
+// JSON lines begin with an object, perhaps after a mark of UTF-8 or blank lines.
+static bool is_json(const file_view *view)
+{
+    size_t i = starts_with(view, "\xef\xbb\xbf", 3) ? 3 : 0;
+    while (i < view->size && strchr(" \t\r\n", view->data[i]) && view->data[i]) i++;
+    return i < view->size && view->data[i] == '{';
+}
+
+static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *path, kvb_error *err)
+{
+    if (starts_with(view, "\x89HDF\r\n\x1a\n", 8)) {
+        cJSON_AddStringToObject(doc, "kind", "record");
+        return inspect_record(doc, path, err);
+    }
+    if (starts_with(view, "\x93NUMPY", 6)) {
+        cJSON_AddStringToObject(doc, "kind", "npy");
+        return inspect_npy(doc, view, path, err);
+    }
+    if (is_safetensors(view)) {
+        cJSON_AddStringToObject(doc, "kind", "table");
+        return inspect_table(doc, path, err);
+    }
+    if (is_json(view)) {
+        bool no_memory, sidecar = is_sidecar(view, &no_memory);
+        if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+        cJSON_AddStringToObject(doc, "kind", sidecar ? "sidecar" : "calibration");
+        return sidecar ? inspect_sidecar(doc, view, path, err) : inspect_calib(doc, view, path, err);
+    }
+    return kvb_fail(
+        err, KVB_FORMAT,
+        "%s: byte 0: expected a record (.h5), a table (.safetensors), a .npy, a side-car (.json), calibration "
+        "lines (.jsonl) or a model (.gguf), found none of these",
+        path);
+}
+
+// ---- Text ----
+
+static void print_number(double x)
+{
+    if (fabs(x) < 1e15 && x == floor(x)) printf("%.0f", x);
+    else printf("%.6g", x);
+}
+
+static void print_value(const cJSON *value)
+{
+    if (cJSON_IsNumber(value)) {
+        print_number(value->valuedouble);
+    } else if (cJSON_IsBool(value)) {
+        fputs(cJSON_IsTrue(value) ? "yes" : "no", stdout);
+    } else if (cJSON_IsString(value)) { // quoted and escaped: a file may hold anything, a terminal should not get it
+        char *text = cJSON_PrintUnformatted(value);
+        if (text) kvb_clean_text(text); // a line of ASCII as far as cJSON goes; not so DEL and U+0080 to U+009F
+        fputs(text ? text : "?", stdout);
+        free(text);
+    } else { // a list of plain values
+        const cJSON *item;
+        fputs("[", stdout);
+        cJSON_ArrayForEach(item, value)
+        {
+            print_value(item);
+            if (item->next) fputs(", ", stdout);
+        }
+        fputs("]", stdout);
+    }
+}
+
+static bool is_plain(const cJSON *value)
+{
+    return !cJSON_IsObject(value) && !(cJSON_IsArray(value) && cJSON_IsObject(value->child));
+}
+
+// An object as lines "name: value", a list of objects with one line for the plain values of each.
+static void print_document(const cJSON *object, int indent)
+{
+    const cJSON *item, *entry, *field;
+    cJSON_ArrayForEach(item, object)
+    {
+        kvb_clean_text(item->string);
+        printf("%*s%s:", indent, "", item->string);
+        if (is_plain(item)) {
+            putchar(' ');
+            print_value(item);
+            putchar('\n');
+            continue;
+        }
+        putchar('\n');
+        if (cJSON_IsObject(item)) {
+            print_document(item, indent + 2);
+            continue;
+        }
+        cJSON_ArrayForEach(entry, item)
+        {
+            printf("%*s-", indent + 2, "");
+            cJSON_ArrayForEach(field, entry)
+            {
+                if (!is_plain(field)) continue;
+                printf(" %s ", field->string);
+                print_value(field);
+            }
+            putchar('\n');
+            cJSON_ArrayForEach(field, entry)
+            {
+                if (is_plain(field)) continue;
+                cJSON *inner = cJSON_CreateObject();
+                cJSON_AddItemReferenceToObject(inner, field->string,
+                                               cJSON_GetObjectItemCaseSensitive(entry, field->string));
+                print_document(inner, indent + 4);
+                cJSON_Delete(inner);
+            }
+        }
+    }
+}
+
+static kvb_status print_all(const cJSON *doc, bool json, kvb_error *err)
+{
+    if (!json) {
+        print_document(doc, 0);
+        return json_ran_out() ? kvb_fail(err, KVB_MEMORY, "not enough memory; some lines are missing") : KVB_OK;
+    }
+    return json_print(doc, err);
+}
+
+// ---- The command ----
+
+static kvb_status inspect(const char *path, bool json, kvb_error *err)
+{
+    file_view view;
+    kvb_status status = file_map(&view, path, err);
+    if (status != KVB_OK) return status;
+    if (starts_with(&view, "GGUF", 4)) {
+        file_unmap(&view);
+        return (kvb_status)inspect_gguf(path, json, err);
+    }
+    cJSON *doc = cJSON_CreateObject();
+    cJSON_AddStringToObject(doc, "path", path);
+    status = doc ? inspect_view(doc, &view, path, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    if (status == KVB_OK) status = file_check(&view, path, err);
+    if (status == KVB_OK) status = print_all(doc, json, err);
+    cJSON_Delete(doc);
+    file_unmap(&view);
+    return status;
+}
+
+static int run(const cli_command *self, int argc, char **argv)
+{
+    bool json = false;
+    const cli_option options[] = {{"json", 0, CLI_FLAG, &json, NULL, "Print one JSON object instead of text."}, {0}};
+    int first = 0;
+    int code = cli_parse(self, options, argc, argv, &first);
+    if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
+    if (argc - first != 1) return cli_usage_error(self, "expected one file");
+    kvb_error err;
+    return inspect(argv[first], json, &err) == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
+}
+
+const cli_command cmd_inspect = {
+    .name = "inspect",
+    .synopsis = "inspect FILE [--json]",
+    .summary = "show what is in a record, a table, a model or a calibration file",
+    .details =
+        "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
+        "contexts,\n"
+        "metrics and questions; for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
+        "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
+        "keeps); for a .npy its type, shape and range; for a model its metadata and tensors; for calibration lines\n"
+        "the contexts and questions.\n"
+        "\n"
+        "Examples:\n"
+        "  kvbudget inspect run.h5\n"
+        "  kvbudget inspect --json keydiff.safetensors\n",
+    .run = run,
+};

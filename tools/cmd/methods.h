@@ -1,0 +1,64 @@
+// What `eval` and `task` share of a command line: metrics, policies, allocators, tables and ratios, and which of them
+// go together.
+#pragma once
+#include "evaluator/method.h"
+#include "tools/cli.h"
+#include "tools/report/compared.h"
+
+typedef struct methods {
+    const cli_command *self;
+    // As the options say:
+    cli_list metric_names, policy_names, allocator_names, ratio_names;
+    uint64_t sink, window; // UINT64_MAX: as the table or the metric says
+    // Opened:
+    const model *m;
+    allocator *allocators;
+    size_t n_allocators;
+    method *items; // metrics before policies
+    size_t n_items;
+    method_column *columns;
+    size_t n_columns;
+    double *ratios; // ascending
+    size_t n_ratios;
+} methods;
+
+// Their options, for a command's list.
+#define METHODS_OPTIONS(e)                                                                                           \
+    {"ratio",          'r',     CLI_LIST,                                                                            \
+     &(e).ratio_names, "R,...", "pruned shares of the cache, such as 0.8 or 80% (0.5,0.8,0.9,0.95)"},                \
+        {"metric",                                                                                                   \
+         'm',                                                                                                        \
+         CLI_LIST,                                                                                                   \
+         &(e).metric_names,                                                                                          \
+         "M",                                                                                                        \
+         "eviction metric, repeatable; default: those of the tables, else snapkv:kvpress,\nkeydiff and ea:kvpress; " \
+         "none: policies alone"},                                                                                    \
+        {"policy",                                                                                                   \
+         'p',                                                                                                        \
+         CLI_LIST,                                                                                                   \
+         &(e).policy_names,                                                                                          \
+         "P",                                                                                                        \
+         "policy that acts at every step, repeatable, with capacities per head from every\nallocator that needs no " \
+         "scores and from every table (task --list shows all)"},                                                     \
+        {"allocator",                                                                                                \
+         'a',                                                                                                        \
+         CLI_LIST,                                                                                                   \
+         &(e).allocator_names,                                                                                       \
+         "A",                                                                                                        \
+         "to compare with, repeatable: uniform, pyramid, ada (these three by default),\nada-original, ada-global, "  \
+         "headkv=FILE, duo=FILE, and in eval oracle; with :parameter=value\nbehind it; none: the tables only"},      \
+        {"sink", 0, CLI_COUNT, &(e).sink, "N", "first tokens that stay (default: as the table or the metric says)"}, \
+    {                                                                                                                \
+        "window", 0, CLI_COUNT, &(e).window, "N", "last tokens that stay (default: as the table or the metric says)" \
+    }
+
+bool methods_is_table(const char *operand); // by its name
+
+// Reads the ratios. What is wrong with the command line is printed, and EXIT_USAGE returned.
+int methods_read_ratios(methods *e);
+// Opens everything for a model; tables are those of the n operands that are called so. Without tables, --metric and
+// --policy there are the three metrics that `profile` records, or none at all when `bare`.
+kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, bool bare, kvb_error *err);
+method_list methods_list(const methods *e);
+compared methods_compared(const methods *e);
+void methods_free(methods *e);

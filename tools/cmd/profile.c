@@ -1,0 +1,291 @@
+// kvbudget profile: calibration texts and a model in, a record out.
+#include "runtime/fail.h"
+#include "tools/cmd/profile_command.h"
+#include "tools/device.h"
+#include "tools/memory.h"
+#include "tools/report/roofline.h"
+#include <inttypes.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char *const DEFAULT_METRICS[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
+enum { DEFAULT_METRIC_COUNT = sizeof DEFAULT_METRICS / sizeof *DEFAULT_METRICS };
+
+static int read_metrics(profile_command *p)
+{
+    size_t n = p->metric_names.count ? p->metric_names.count : DEFAULT_METRIC_COUNT;
+    kvb_error err = {0};
+    p->metrics = calloc(n, sizeof *p->metrics);
+    if (!p->metrics) return cli_failed(p->self, &(kvb_error){KVB_MEMORY, "no memory for the metrics"});
+    for (size_t i = 0; i < n; i++) {
+        if (metric_parse(&p->metrics[i], p->metric_names.count ? p->metric_names.items[i] : DEFAULT_METRICS[i], &err) !=
+            KVB_OK)
+            return cli_usage_error(p->self, "%s", err.message);
+        if (metric_check_nested(&p->metrics[i], &err) != KVB_OK) return cli_usage_error(p->self, "%s", err.message);
+        for (size_t k = 0; k < i; k++)
+            if (strcmp(p->metrics[k].spec, p->metrics[i].spec) == 0)
+                return cli_usage_error(p->self, "metric %s is asked for twice", p->metrics[i].spec);
+    }
+    p->options.metrics = p->metrics;
+    p->options.n_metrics = n;
+    return EXIT_DONE;
+}
+
+static bool parse_shard(profile_command *p)
+{
+    char rest;
+    if (sscanf(p->shard, "%7" SCNu32 "/%7" SCNu32 "%c", &p->shard_index, &p->n_shards, &rest) != 2) return false;
+    return p->shard_index-- >= 1 && p->shard_index < p->n_shards && p->n_shards <= 1000000;
+}
+
+// Ranks of one machine share its cores, unless the launcher gave each its own.
+static void share_cores(const profile_command *p)
+{
+    long cores = sysconf(_SC_NPROCESSORS_ONLN) / p->ranks.local_size, mine = omp_get_num_procs();
+    if (p->threads) omp_set_num_threads((int)p->threads);
+    else if (p->ranks.local_size > 1 && !getenv("OMP_NUM_THREADS"))
+        omp_set_num_threads((int)(cores < 1 ? 1 : cores < mine ? cores : mine));
+}
+
+static int check_options(profile_command *p)
+{
+    profile_options *o = &p->options;
+    if (!p->output && !p->plan) return cli_usage_error(p->self, "-o RUN.h5 is missing: where should the record go?");
+    if (p->new_tokens + p->include_first < 2 || p->new_tokens > 1 << 20)
+        return cli_usage_error(p->self,
+                               "--new-tokens: expected 2 to 1048576 (the first token comes out of the prefill and is "
+                               "no query), found %llu",
+                               (unsigned long long)p->new_tokens);
+    if (!p->greedy && !(p->temperature > 0))
+        return cli_usage_error(p->self, "--temperature: expected a number above 0, or --greedy");
+    if (p->max_tokens > UINT32_MAX || p->max_questions > UINT32_MAX || p->batch > 65536 || p->threads > 4096 ||
+        p->layers > UINT32_MAX)
+        return cli_usage_error(p->self, "--max-tokens, --questions, --batch, --threads or --layers is out of range");
+    if (p->memory && !memory_parse(p->memory, &p->memory_bytes))
+        return cli_usage_error(p->self, "--memory: expected a size such as 4GiB or 800MB, found '%s'", p->memory);
+    if (strcmp(p->bos, "auto") != 0 && strcmp(p->bos, "yes") != 0 && strcmp(p->bos, "no") != 0)
+        return cli_usage_error(p->self, "--bos: expected auto, yes or no, found '%s'", p->bos);
+    p->device = device_find(p->self, p->backend_name, p->compute);
+    if (!p->device) return EXIT_USAGE;
+    if (p->shard && !parse_shard(p))
+        return cli_usage_error(p->self, "--shard: expected I/N, 1 <= I <= N <= 1000000, such as 3/8; found '%s'",
+                               p->shard);
+    o->draw = (sampler){p->greedy, p->temperature, p->seed};
+    o->new_tokens = (uint32_t)p->new_tokens;
+    o->ignore_eos = p->ignore_eos;
+    o->ignore_answers = p->ignore_answers;
+    o->include_first = p->include_first;
+    o->bos = strcmp(p->bos, "yes") == 0 ? BOS_YES : strcmp(p->bos, "no") == 0 ? BOS_NO : BOS_AS_MODEL;
+    o->max_tokens = (uint32_t)p->max_tokens;
+    o->max_questions = (uint32_t)p->max_questions;
+    o->batch = (uint32_t)p->batch;
+    o->beyond_trained = p->beyond_trained;
+    return read_metrics(p);
+}
+
+// What the run may take beside the model: of what was asked for, or of what is free, this process's part.
+static kvb_status allot_memory(profile_command *p, kvb_error *err)
+{
+    p->loaded = memory_resident();
+    p->load_peak = memory_peak();
+    p->writing = profile_writing_memory(p);
+    p->options.memory_is_asked = p->memory_bytes != 0;
+    if (p->memory_bytes) {
+        if (p->memory_bytes <= p->loaded + p->writing)
+            return kvb_fail(err, KVB_MEMORY, "--memory %s: the model alone takes %.2f GiB, the record's index %.3f",
+                            p->memory, (double)p->loaded / 0x1p30, (double)p->writing / 0x1p30);
+        p->options.memory = p->memory_bytes - p->loaded - p->writing;
+    } else {
+        p->options.memory = p->plan ? 0 : memory_free() / (uint64_t)p->ranks.local_size;
+    }
+    return KVB_OK;
+}
+
+static void warn_beyond(const profile_command *p)
+{
+    if (p->job.n_beyond && p->ranks.rank == 0)
+        fprintf(
+            stderr,
+            "warning: %u of %zu contexts reach beyond the %u positions that the model was trained for, with what is "
+            "decoded after them; what is recorded there is not what the model can do\n",
+            p->job.n_beyond, p->job.n_contexts, p->m->config.context_length);
+    if (p->layers && p->ranks.rank == 0)
+        fprintf(stderr, "warning: --layers %llu: what these layers record is good for measuring time and memory only\n",
+                (unsigned long long)p->layers);
+}
+
+static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb_error *err)
+{
+    p->files = calloc(n, sizeof *p->files);
+    if (!p->files) return kvb_fail(err, KVB_MEMORY, "no memory for %zu calibration files", n);
+    for (; p->n_files + 1 < n; p->n_files++) { // the cheap checks first: the texts, then the model
+        kvb_status status = calib_load(&p->files[p->n_files], operands[p->n_files + 1], err);
+        if (status != KVB_OK) return status;
+    }
+    model_options wishes = {true, p->pre, p->statistics, (uint32_t)p->layers};
+    for (size_t i = 0; i < p->n_files; i++) wishes.without_tokenizer &= !calib_has_text(&p->files[i]);
+    kvb_status status = model_open(&p->m, operands[0], p->device, &wishes, err);
+    if (status == KVB_OK) status = allot_memory(p, err);
+    if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
+    return status;
+}
+
+// What each metric cost; the column sums of H2O and the output norms of CriticalKV are made once for all that need
+// them.
+static void print_scorers(const profile_command *p, const profile_times *times)
+{
+    fprintf(stderr, "scorers:");
+    for (size_t i = 0; i < p->options.n_metrics; i++)
+        fprintf(stderr, " %s %.2f s,", p->metrics[i].spec, times->each[i]);
+    fprintf(stderr, " shared %.2f s\n", times->extras);
+}
+
+// A rank that failed says why; of the others rank 0 says that one did.
+static int report_failure(const profile_command *p, const kvb_error *err)
+{
+    if (p->peer_failed && p->ranks.rank > 0) return EXIT_FAILED;
+    if (p->ranks.size == 1 || p->peer_failed) return cli_failed(p->self, err);
+    kvb_error named = {.status = err->status};
+    snprintf(named.message, sizeof named.message, "rank %d: %.480s", p->ranks.rank, err->message);
+    return cli_failed(p->self, &named);
+}
+
+static int run_command(profile_command *p, char **operands, size_t n)
+{
+    kvb_error err = {0};
+    profile_times times = {0};
+    kvb_status status = profile_agree(p, load_inputs(p, operands, n, &err), &err);
+    if (status == KVB_OK) warn_beyond(p);
+    if (status == KVB_OK && p->plan) {
+        if (p->ranks.rank == 0) status = profile_print_plan(p, &err);
+        return status == KVB_OK ? EXIT_DONE : report_failure(p, &err);
+    }
+    double start = seconds_now();
+    if (status == KVB_OK) status = profile_make_record(p, &times, &err);
+    if (status != KVB_OK) return report_failure(p, &err);
+    double peak = (double)memory_peak();
+    ranks_largest(&p->ranks, &peak, 1);
+    double wall = seconds_now() - start;
+    if (!p->quiet && p->ranks.rank == 0) {
+        fprintf(stderr,
+                "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, writing %.2f; peak memory %.3f GiB "
+                "(planned %.3f)\n",
+                wall, times.prefill, times.scorers + times.extras, times.decode, times.writing, peak / 0x1p30,
+                (double)profile_expected_peak(p) / 0x1p30);
+        print_scorers(p, &times);
+    }
+    if (p->roofline && p->ranks.rank == 0) roofline_print(p->device, wall);
+    return EXIT_DONE;
+}
+
+static int run_profile(const cli_command *self, int argc, char **argv)
+{
+    profile_command p = {.self = self,
+                         .backend_name = "cpu",
+                         .compute = "f32",
+                         .bos = "auto",
+                         .new_tokens = 64,
+                         .temperature = 0.7,
+                         .seed = 1};
+    const cli_option options[] = {
+        {"output", 'o', CLI_TEXT, &p.output, "FILE", "the record to write (.h5)"},
+        {"metric", 'm', CLI_LIST, &p.metric_names, "M",
+         "eviction metric to record, repeatable: `kvbudget help metrics` lists them;\ndefault snapkv:kvpress, keydiff "
+         "and ea:kvpress"},
+        {"new-tokens", 'n', CLI_COUNT, &p.new_tokens, "N",
+         "tokens to generate per question (64); N - 1 queries are recorded"},
+        {"temperature", 't', CLI_REAL, &p.temperature, "T", "of the seeded sampling (0.7)"},
+        {"seed", 's', CLI_COUNT, &p.seed, "N", "of the sampling (1)"},
+        {"greedy", 0, CLI_FLAG, &p.greedy, NULL, "take the likeliest token instead of sampling"},
+        {"ignore-eos", 0, CLI_FLAG, &p.ignore_eos, NULL,
+         "go on after an end token, so that every question records N - 1 queries"},
+        {"ignore-answers", 0, CLI_FLAG, &p.ignore_answers, NULL,
+         "generate even where the calibration data gives answers"},
+        {"include-first", 0, CLI_FLAG, &p.include_first, NULL,
+         "also record the last prompt token's query, which emits the first token"},
+        {"bos", 0, CLI_TEXT, &p.bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
+        {"pre", 0, CLI_TEXT, &p.pre, "NAME",
+         "split words as this pre-tokenizer does, not as the file says: smollm, llama-bpe,\nqwen2, gpt-2 (what "
+         "transformers makes of SmolLM2's GGUF)"},
+        {"max-tokens", 0, CLI_COUNT, &p.max_tokens, "N", "cut contexts to their first N tokens"},
+        {"questions", 'q', CLI_COUNT, &p.max_questions, "N", "use only the first N questions of every context"},
+        {"beyond-trained", 0, CLI_FLAG, &p.beyond_trained, NULL,
+         "allow contexts longer than the model was trained for"},
+        {"batch", 0, CLI_COUNT, &p.batch, "N", "decode N questions at a time (default: by memory); changes no number"},
+        {"memory", 0, CLI_TEXT, &p.memory, "SIZE",
+         "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
+        {"layers", 0, CLI_COUNT, &p.layers, "N",
+         "run the first N layers only, to measure time and memory on a shorter model"},
+        {"backend", 'b', CLI_TEXT, &p.backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
+        {"compute", 0, CLI_TEXT, &p.compute, "KIND", DEVICE_COMPUTE_HELP},
+        QUERY_STATISTICS_OPTION(p.statistics),
+        {"threads", 0, CLI_COUNT, &p.threads, "N", "OpenMP threads (default: all cores); changes no number"},
+        {"shard", 0, CLI_TEXT, &p.shard, "I/N",
+         "run only the I-th of N shares of the work, as an element of a job array; `kvbudget\nmerge` puts the shards "
+         "together"},
+        {"resume", 0, CLI_FLAG, &p.resume, NULL, "go on with a run that was stopped; same bytes as one that was not"},
+        {"force", 0, CLI_FLAG, &p.force, NULL,
+         "start again although the record exists; the old one stays until the new one is complete"},
+        {"plan", 0, CLI_FLAG, &p.plan, NULL, "print the work, memory and time that it would take, and stop"},
+        {"roofline", 0, CLI_FLAG, &p.roofline, NULL,
+         "say at the end where the time went, beside this machine's measured peaks"},
+        {"quiet", 0, CLI_FLAG, &p.quiet, NULL, "no progress, no summary"},
+        {0},
+    };
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
+    kvb_error err = {0};
+    // Shards do not know each other, whoever started them: srun sets a launcher's variables for elements of a job
+    // array.
+    p.ranks = (ranks){0, 1, 0, 1};
+    if (!p.shard && ranks_begin(&p.ranks, &err) != KVB_OK) return cli_failed(self, &err);
+    if (argc - first < 2)
+        code =
+            cli_usage_error(self, "a model and at least one calibration file are needed: kvbudget %s", self->synopsis);
+    if (code == EXIT_DONE) code = check_options(&p);
+    if (code == EXIT_DONE && p.force && p.resume)
+        code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
+    if (code == EXIT_DONE) {
+        share_cores(&p);
+        cli_catch_signals();
+        code = run_command(&p, argv + first, (size_t)(argc - first));
+    }
+    profile_job_free(&p.job);
+    model_free(p.m);
+    for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);
+    free(p.files);
+    free(p.metrics);
+    cli_list_free(&p.metric_names);
+    ranks_end();
+    return code;
+}
+
+const cli_command cmd_profile = {
+    "profile",
+    "profile MODEL.gguf CALIB.jsonl... -o RUN.h5 [OPTION]...",
+    "watch the model decode with its full cache; record what every head needed",
+    "Prefills each context once, decodes all its questions over the shared keys and values, and records\n"
+    "for every KV head the oracle importance of each context token (how much any decoded query would lose\n"
+    "without it) and each metric's score of it. `kvbudget solve` turns the record into tables.\n"
+    "\n"
+    "Calibration files have one JSON object per line:\n"
+    "  {\"sample_id\": \"story\", \"context\": \"...\", \"questions\": [\"...\"], \"answers\": [\"...\"], "
+    "\"answer_prefix\": \"\\nAnswer:\"}\n"
+    "With answers, decoding follows them (all steps in one pass); without, answers are sampled with a seed.\n"
+    "context_ids, question_ids and answer_ids give tokens instead of text.\n"
+    "\n"
+    "Results lie in RUN.h5.parts/ until the end; a run that was stopped goes on with --resume.\n"
+    "Under `mpirun -n N` the ranks share out contexts and questions, all writing to one RUN.h5.parts/ on a common\n"
+    "file system; the record has the same bytes as that of one process. Without MPI or a common file system,\n"
+    "--shard I/N runs one share, and `kvbudget merge` does the rest.\n"
+    "\n"
+    "Examples:\n"
+    "  kvbudget profile model.gguf calib-data/narrative-en.jsonl -o run.h5\n"
+    "  kvbudget profile model.gguf logs.jsonl -o run.h5 --metric snapkv:kvpress:window=32 --metric keydiff\n"
+    "  kvbudget profile model.gguf long.jsonl -o run.h5 --plan\n"
+    "  mpirun -n 8 kvbudget profile model.gguf calib.jsonl -o run.h5\n",
+    run_profile,
+};

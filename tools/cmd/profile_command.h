@@ -1,0 +1,46 @@
+// What the parts of `kvbudget profile` share: the command line, the job, and the processes that run it.
+#pragma once
+#include "profiler/profile.h"
+#include "tools/cli.h"
+#include "tools/ranks.h"
+
+// The command line as given, and what is opened from it.
+typedef struct profile_command {
+    const cli_command *self;
+    cli_list metric_names;
+    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics;
+    uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers;
+    double temperature;
+    bool beyond_trained;
+    bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet, roofline;
+    uint64_t memory_bytes;          // --memory: of the whole process; 0: not given
+    uint64_t loaded, load_peak;     // memory with the model loaded: now, and at most while it was
+    uint64_t writing;               // memory for the record's index while it is put together
+    uint32_t shard_index, n_shards; // 0-based; n_shards 0: not a shard
+    profile_options options;
+    const backend *device;
+    metric *metrics;
+    calib_file *files;
+    size_t n_files;
+    model *m;
+    profile_job job;
+    ranks ranks;
+    bool peer_failed; // another rank has failed, and says why itself
+    progress bar;
+} profile_command;
+
+// Prints work, memory, time and, for a shard, how well the work divides (profile_plan.c). KVB_MEMORY.
+kvb_status profile_print_plan(const profile_command *p, kvb_error *err);
+
+// A step that all ranks have ended: where one failed, all fail, and the others' `err` says which one it was.
+kvb_status profile_agree(profile_command *p, kvb_status mine, kvb_error *err);
+
+// Bytes that HDF5 takes for the index of the record of p->files.
+uint64_t profile_writing_memory(const profile_command *p);
+
+// Bytes that the process is expected to have at its peak.
+uint64_t profile_expected_peak(const profile_command *p);
+
+// Runs the job, alone, as a shard, or as one of several ranks, and finishes the record (profile_record.c). *times are
+// those of the slowest rank, its counts those of all. Every rank returns; all fail when one fails.
+kvb_status profile_make_record(profile_command *p, profile_times *times, kvb_error *err);

@@ -1,0 +1,101 @@
+// kvbudget profile --plan: what a run would take.
+#include "runtime/fail.h"
+#include "tools/cmd/profile_command.h"
+#include "tools/report/roofline.h"
+#include <stdio.h>
+#include <string.h>
+
+// The share of a large product's speed that those of a profile reach, having few rows or terms: the less, the faster
+// the unit (measured).
+static double share_of_peak(const char *compute)
+{
+    return strcmp(compute, "bf16") == 0 ? 0.35 : strcmp(compute, "bf16x3") == 0 ? 0.47 : 0.66;
+}
+
+// Seconds on backend cpu, from what its products and the float32 units reach now. A score costs its softmax, oracle and
+// conversions about as much as 150 operations of SGEMM; a fifth more is all else.
+static kvb_status print_time(const profile_command *p, kvb_error *err)
+{
+    double flops = profile_flops(p->m, &p->job), scores = profile_scores(p->m, &p->job),
+           products = roofline_products(p->device), vectors = roofline_sgemm(),
+           share = share_of_peak(p->device->compute);
+    if (products <= 0 || vectors <= 0) return kvb_fail(err, KVB_MEMORY, "not enough memory to measure the speed");
+    printf(
+        "time       about %.0f s on backend cpu: %.2f TFLOP at %.0f %% of %.0f GFLOP/s (%s products, measured), %.2f G "
+        "attention\n           scores, a fifth added for all else\n",
+        1.2 * (flops / (share * products) + 150 * scores / vectors), flops / 1e12, 100 * share, products / 1e9,
+        p->device->compute, scores / 1e9);
+    return KVB_OK;
+}
+
+// HDF5 keeps what describes a group or a dataset, about 5 KiB, in a cache that grows to 32 MiB, and 4 more (measured
+// with 10 to 1,000 contexts).
+uint64_t profile_writing_memory(const profile_command *p)
+{
+    const uint64_t most = 36u << 20;
+    uint64_t objects = 0;
+    for (size_t f = 0; f < p->n_files; f++) {
+        for (size_t i = 0; i < p->files[f].count; i++) {
+            uint64_t questions = p->files[f].contexts[i].n_questions;
+            if (p->max_questions && p->max_questions < questions) questions = p->max_questions;
+            objects += 4 + p->options.n_metrics + 3 * questions;
+        }
+    }
+    return objects < most / 5120 ? objects * 5120 : most;
+}
+
+uint64_t profile_expected_peak(const profile_command *p)
+{
+    profile_memory run = profile_memory_of(p->m, &p->job, &p->options, p->job.max_questions);
+    uint64_t peak = p->loaded + p->writing + profile_memory_total(&run);
+    return peak > p->load_peak ? peak : p->load_peak;
+}
+
+static void print_memory(const profile_command *p)
+{
+    profile_memory run = profile_memory_of(p->m, &p->job, &p->options, p->job.max_questions);
+    printf(
+        "memory     %.3f GiB at its peak: the model and this program %.3f (measured), keys and values %.3f, questions "
+        "%.3f,\n           activations %.3f, scratch %.3f, scores and logits %.3f, the record's index %.3f\n",
+        (double)profile_expected_peak(p) / 0x1p30, (double)p->loaded / 0x1p30, (double)run.cache / 0x1p30,
+        (double)run.questions / 0x1p30, (double)run.activations / 0x1p30, (double)run.scratch / 0x1p30,
+        (double)run.host / 0x1p30, (double)p->writing / 0x1p30);
+}
+
+// How evenly the work divides, and what the prefills cost that several processes make of one context.
+static kvb_status print_shares(const profile_command *p, kvb_error *err)
+{
+    uint32_t n = p->n_shards ? p->n_shards : (uint32_t)p->ranks.size;
+    profile_share share;
+    kvb_status status = profile_share_out(&share, p->m, &p->job, NULL, n, p->n_shards ? p->shard_index : 0, err);
+    if (status != KVB_OK) return status;
+    double whole = profile_flops(p->m, &p->job);
+    printf("shards     %u: this one %.2f TFLOP in %zu pieces, the largest %.2f, all %.2f (repeated prefills %.1f %%); "
+           "speed-up %.1f at most\n",
+           n, share.cost / 1e12, share.n, share.heaviest / 1e12, share.total / 1e12,
+           100 * (share.total - whole) / whole, share.heaviest > 0 ? whole / share.heaviest : 1);
+    profile_share_free(&share);
+    return KVB_OK;
+}
+
+kvb_status profile_print_plan(const profile_command *p, kvb_error *err)
+{
+    const model_config *c = &p->m->config;
+    const profile_job *job = &p->job;
+    double heads = (double)c->n_layers * c->n_kv_heads;
+    double record_bytes = 0;
+    for (size_t i = 0; i < job->n_contexts; i++)
+        record_bytes +=
+            heads * job->contexts[i].n_tokens * (p->options.n_metrics + job->contexts[i].n_questions) * sizeof(float);
+    printf("model      %s: %u layers, %u query heads, %u KV heads, head size %u\n", c->name, c->n_layers, c->n_heads,
+           c->n_kv_heads, c->head_dim);
+    printf("work       %zu contexts, %llu tokens (longest %u), %llu questions, at most %llu decoded rows\n",
+           job->n_contexts, (unsigned long long)job->n_context_tokens, job->max_tokens,
+           (unsigned long long)job->n_pairs, (unsigned long long)job->n_rows);
+    kvb_status status = p->n_shards || p->ranks.size > 1 ? print_shares(p, err) : KVB_OK;
+    if (status != KVB_OK) return status;
+    printf("batch      %u questions at a time\n", job->max_questions);
+    print_memory(p);
+    printf("record     %.1f MB\n", record_bytes / 1e6);
+    return print_time(p, err);
+}

@@ -1,0 +1,260 @@
+// kvbudget solve: a record in, a table of budgets out; or what study/ measures on the record.
+#include "runtime/fail.h"
+#include "study/table_file.h"
+#include "tools/cmd/solve_line.h"
+#include "tools/cmd/solve_studies.h"
+#include "tools/json_print.h"
+#include "tools/report/output.h"
+#include "tools/report/study_report.h"
+#include "tools/report/table_npy.h"
+#include <stdlib.h>
+
+// ---- Writing --------------------------------------------------------------------------------------------------------
+
+static void say_written(const solve_outputs *out, const char *path, const char *more)
+{
+    if (!out->quiet) fprintf(stderr, "wrote %s%s\n", path, more);
+}
+
+static kvb_status write_tables(const study_table *t, const solve_outputs *out, kvb_error *err)
+{
+    cJSON *about = NULL;
+    char path[PATH_SIZE];
+    const char *metric = t->pairs.metric;
+    bool several = t->pairs.from->n_metrics > 1;
+    kvb_status status = study_table_describe(t, &about, err);
+    if (status == KVB_OK && out->table) {
+        status = output_path(path, out->table, metric, ".safetensors", several, err);
+        if (status == KVB_OK) status = study_table_write(t, about, path, err);
+        if (status == KVB_OK) say_written(out, path, "");
+    }
+    if (status == KVB_OK && out->npy) {
+        const cache_shape *shape = &t->pairs.longest;
+        status = output_path(path, out->npy, metric, ".npy", several, err);
+        if (status == KVB_OK)
+            status = write_table_npy(path, ROWS, shape->n_layers, shape->n_kv_heads, t->prune_ratio, about, err);
+        if (status == KVB_OK) say_written(out, path, " and its side-car");
+    }
+    cJSON_Delete(about);
+    return status;
+}
+
+// All files that the command line asks for.
+static kvb_status write_outputs(const study_table *t, const solve_outputs *out, kvb_error *err)
+{
+    char path[PATH_SIZE];
+    kvb_status status = out->table || out->npy ? write_tables(t, out, err) : KVB_OK;
+    if (status != KVB_OK || !out->budgets) return status;
+    status = output_path(path, out->budgets, t->pairs.metric, ".npy", t->pairs.from->n_metrics > 1, err);
+    if (status == KVB_OK) status = study_table_write_budgets(t, path, err);
+    if (status == KVB_OK) say_written(out, path, "");
+    return status;
+}
+
+// ---- Solving --------------------------------------------------------------------------------------------------------
+
+static kvb_status solve_table(study_table *t, bool quiet, kvb_error *err)
+{
+    progress bar;
+    study_progress told = progress_on(&bar);
+    progress_begin(&bar, t->pairs.metric, quiet);
+    kvb_status status = study_table_solve(t, &told, err);
+    if (status == KVB_OK)
+        progress_end(&bar, "%u problems solved for %u ratios and certified, %.2f ms each", t->pairs.n_pairs,
+                     t->options.n_rows, 1e3 * t->solve_seconds / t->pairs.n_pairs);
+    else progress_end(&bar, status == KVB_INTERRUPTED ? "stopped" : "failed");
+    return status;
+}
+
+static kvb_status solve_metric(const solve_line *l, const selection *from, const char *metric, cJSON *list,
+                               kvb_error *err)
+{
+    const solve_outputs *out = &l->outputs;
+    study_table *t = calloc(1, sizeof *t);
+    if (!t) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
+    kvb_status status = study_table_open(t, from, metric, &l->options, out->budgets != NULL, err);
+    if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
+    if (status == KVB_OK) status = solve_table(t, out->quiet, err);
+    if (status == KVB_OK) status = write_outputs(t, out, err);
+    if (status == KVB_OK && list) status = add_table(list, t, err);
+    else if (status == KVB_OK) print_table(t);
+    study_table_free(t);
+    free(t);
+    return status;
+}
+
+// ---- The command ----------------------------------------------------------------------------------------------------
+
+// Everything that can be refused before any work is done.
+static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_error *err)
+{
+    kvb_status status = selection_open(from, path, &l->wanted, err);
+    if (status != KVB_OK) return status;
+    record_shape shape = record_get_shape(from->r);
+    status = wishes_apply(&l->wishes, &shape, &l->options, &l->limits, err);
+    if (status != KVB_OK) return status;
+    warn_of_rows(&l->options);
+    if (l->outputs.table && (shape.n_heads == 0 || shape.head_dim == 0))
+        return kvb_fail(err, KVB_MISMATCH,
+                        "%s: the record does not say how many query heads of what size the model has, which a table "
+                        "must; import it again with --model-heads and --head-dim, or write --npy only",
+                        path);
+    const solve_outputs *out = &l->outputs;
+    const char *const patterns[] = {out->table, out->npy, out->budgets, out->picture};
+    const char *const endings[] = {".safetensors", ".npy", ".npy", ".svg"};
+    for (int i = 0; i < 4 && status == KVB_OK; i++)
+        if (patterns[i]) status = output_check(patterns[i], endings[i], from->metrics, from->n_metrics, err);
+    return status;
+}
+
+static kvb_status solve_all(solve_line *l, const study_words *study, kvb_error *err)
+{
+    selection from = {0};
+    const solve_outputs *out = &l->outputs;
+    cJSON *list = out->json ? cJSON_CreateArray() : NULL;
+    kvb_status status = out->json && !list ? kvb_fail(err, KVB_MEMORY, "no memory for the JSON text") : KVB_OK;
+    if (status == KVB_OK) status = prepare(l, &from, study->records[0], err);
+    for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
+        status = study_given(study) ? run_study(l, study, &from, from.metrics[i], list, err)
+                                    : solve_metric(l, &from, from.metrics[i], list, err);
+    if (status == KVB_OK && list) status = json_print(list, err);
+    cJSON_Delete(list);
+    selection_close(&from);
+    if (status == KVB_OK && !out->table && !out->npy && !out->budgets && !study_given(study) && !out->quiet)
+        fprintf(stderr, "no file was written; -o FILE.safetensors writes the table\n");
+    return status;
+}
+
+// An exit code, or -1 when the manual was printed.
+static int parse(solve_line *line, study_words *w, int argc, char **argv, int *first)
+{
+    const cli_option options[] = {
+        {"metric", 'm', CLI_LIST, &line->metrics, "M",
+         "eviction metric that the table is for, repeatable; 'all': every one of the\nrecord; 'snapkv' is enough when "
+         "only one begins like this"},
+        {"output", 'o', CLI_TEXT, &line->outputs.table, "FILE",
+         "the table to write (.safetensors); for several metrics a folder, or a name\nwith {metric} in it"},
+        {"npy", 0, CLI_TEXT, &line->outputs.npy, "FILE",
+         "also write the prune ratios for kvpress, with a JSON side-car"},
+        {"aggregate", 'a', CLI_TEXT, &line->words.aggregate, "HOW",
+         "mean_loss (default): the budgets with the least average loss; mean_ratio: the\naverage of every question's "
+         "best "
+         "budgets; worst: the least loss of the text that\nloses most; cvar:0.2: of the fifth of the texts that lose "
+         "most"},
+        {"paper", 0, CLI_FLAG, &line->words.paper, NULL, "as the paper does: --aggregate mean_ratio --shrink 0"},
+        {"shrink", 0, CLI_REAL, &line->options.shrink, "A",
+         "pull every row towards uniform, 0 to 1: each head's curve becomes 1 - A of its\nown and A of the average "
+         "head's (default: 0.1 with mean_loss, else 0)"},
+        {"min-keep", 0, CLI_REAL, &line->options.min_keep, "F",
+         "no head keeps less than this share of its tokens (default: 1 %, or sinks and\nwindow where that is more)"},
+        {"scope", 0, CLI_TEXT, &line->words.scope, "SCOPE",
+         "global (default): layers share one budget; layer: each meets the ratio"},
+        {"hull", 0, CLI_TEXT, &line->words.hull, "RANGE",
+         "feasible (default), or full: as the published code, to compare"},
+        {"order", 0, CLI_TEXT, &line->words.order, "ORDER",
+         "which token goes first when budgets are made: metric (default), as it will be; or\noracle, as if the metric "
+         "ranked perfectly, to compare"},
+        {"exact", 0, CLI_FLAG, &line->options.exact, NULL,
+         "the true optimum at token resolution in place of greedy's budgets"},
+        {"monotone", 0, CLI_FLAG, &line->options.monotone, NULL,
+         "with --exact: no head may keep more when more is pruned; says what it costs"},
+        SELECTION_OPTIONS(*line),
+        {"budgets", 0, CLI_TEXT, &line->outputs.budgets, "FILE",
+         "also write every question's own optimum: tokens kept, an int32 .npy\n[questions, 99, layers, KV heads]"},
+        CONSTRAINT_OPTIONS(line->wishes),
+        {"holdout", 0, CLI_TEXT, &w->holdout, "WHAT",
+         "write no table, but measure every aggregation on what it has not seen: leave out\neach text, or each "
+         "question, in "
+         "turn"},
+        {"ablation", 0, CLI_FLAG, &w->ablation, NULL,
+         "write no table, but compare every question's optimum with uniform, PyramidKV and\nAdaKV budgets, and with "
+         "budgets "
+         "that ignore how well the metric ranks"},
+        {"lengths", 0, CLI_FLAG, &w->lengths, NULL,
+         "write no table, but compare tables from several records of the same contexts, cut\nto different lengths "
+         "(profile --max-tokens), on each other's"},
+        {"picture", 0, CLI_TEXT, &line->outputs.picture, "FILE.svg",
+         "with --holdout, --ablation or --lengths: also draw it"},
+        {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: of the draws behind its intervals (1)"},
+        {"json", 0, CLI_FLAG, &line->outputs.json, NULL, "print all 99 rows as JSON instead of the short table"},
+        {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress, no file names"},
+        {0},
+    };
+    return cli_parse(line->self, options, argc, argv, first);
+}
+
+static int run_solve(const cli_command *self, int argc, char **argv)
+{
+    solve_line l = solve_line_make(self);
+    study_words study = {.seed = 1};
+    int first, code = parse(&l, &study, argc, argv, &first);
+    if (code == EXIT_DONE && (argc == first || (argc - first != 1 && !study.lengths)))
+        code = cli_usage_error(self, "expected one record (several with --lengths), found %d operands: kvbudget %s",
+                               argc - first, self->synopsis);
+    if (code == EXIT_DONE) code = solve_line_check(&l, "mean_loss");
+    if (code == EXIT_DONE) code = study_check(&l, &study);
+    if (code == EXIT_DONE) {
+        kvb_error err = {0};
+        study.records = argv + first;
+        study.n_records = (size_t)(argc - first);
+        cli_catch_signals();
+        if (solve_all(&l, &study, &err) != KVB_OK) code = cli_failed(self, &err);
+    }
+    solve_line_free(&l);
+    return code < 0 ? EXIT_DONE : code;
+}
+
+const cli_command cmd_solve = {
+    "solve",
+    "solve RUN.h5 --metric M -o M.safetensors [OPTION]...",
+    "turn a record into a table: the best split of the cache over all heads",
+    "For every question and every ratio from 1 % to 99 % pruned it finds how many tokens each KV head should\n"
+    "keep so that, with this metric choosing which, the least oracle importance is lost, on average over the\n"
+    "questions, each loss taken as a share of what that question could lose.\n"
+    "\n"
+    "It prints, each as a share of all importance that can be lost, averaged over the questions:\n"
+    "  loss     of the common budgets (mean_loss), of every question's own best ones (mean_ratio), or the mean\n"
+    "           of the texts that lose most (worst, cvar); with --shrink of the curves after pulling\n"
+    "  bound    no budgets of this size can lose less there: proved by multipliers\n"
+    "  gap      how much of the loss the best possible budgets could save at most\n"
+    "  table    loss of the table itself, rounded to whole tokens, on these questions\n"
+    "  uniform  the same when all heads keep equally many\n"
+    "Rows at which all heads have reached their floor, 1 % or sinks and window, are saturated: they prune less\n"
+    "than they say.\n"
+    "\n"
+    "Budgets come from a greedy sweep, which is optimal for the convex hulls of the loss curves; its budgets are\n"
+    "nested: no head gets more when more is pruned. --exact finds the optimum for the curves themselves (of every\n"
+    "question with mean_ratio, of the average with mean_loss), which need not be nested. With --monotone rows are\n"
+    "solved one after the other from several starting rows, each within its neighbour; the best set is taken and\n"
+    "improved row by row. It never loses more than greedy, summed over the rows as a share of the optimum.\n"
+    "\n"
+    "--holdout says what tables are worth: their loss on texts (or questions) that they were not made from, with\n"
+    "intervals; and by text also learning curves, and what every text's table loses on the others. --ablation\n"
+    "compares within each question, as figures 2 to 4 of the paper do.\n"
+    "\n"
+    "--lengths takes several records of the same contexts and says what tables from one length, from all, and from\n"
+    "all others lose on each length, the text that is judged being held out; --json and --picture also have the\n"
+    "transfer matrix between single texts at single lengths.\n"
+    "\n"
+    "--order oracle makes LU-KV's table \"without the optimality gap\": budgets that would be best if the metric\n"
+    "ranked tokens as the oracle does. `loss` and `bound` are of that order, `table` is what the table loses when the\n"
+    "metric ranks.\n"
+    "\n"
+    "Constraints hold in the table and in what the runtime makes of it, at any length: whole pages (--block),\n"
+    "few budgets per layer (--levels), equal totals of tensor-parallel ranks (--ranks), caps of layers, floors and\n"
+    "ceilings of heads, heads that keep everything (--pin). They go together, but --levels with --ranks. Wishes\n"
+    "that contradict each other, and ratios from --ratios or --bytes that limits do not allow, are refused with the\n"
+    "numbers; a table for every per cent ends at the last one that floors and pins allow.\n"
+    "\n"
+    "Examples:\n"
+    "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
+    "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
+    "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
+    "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
+    "  kvbudget solve r1000.h5 r4000.h5 --metric keydiff --lengths\n"
+    "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 3 --pin 0 -o paged.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --bytes 256MiB --dtype f16 --tokens 32768 -o 256m.safetensors\n",
+    run_solve,
+};

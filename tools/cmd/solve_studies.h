@@ -1,0 +1,20 @@
+// What solve measures in place of a table: --holdout, --ablation, --lengths.
+#pragma once
+#include "tools/cmd/solve_line.h"
+#include <cjson/cJSON.h>
+
+typedef struct study_words {
+    const char *holdout; // text or question; NULL: not given
+    bool ablation, lengths;
+    uint64_t seed;        // of draws of texts and questions
+    char *const *records; // [n_records] operands, for lengths
+    size_t n_records;
+} study_words;
+
+bool study_given(const study_words *w);
+// What the studies go together with. An exit code.
+int study_check(const solve_line *l, const study_words *w);
+
+// Each prints, adds to the JSON list (NULL: no JSON), draws; as the command line asks for.
+kvb_status run_study(const solve_line *l, const study_words *w, const selection *from, const char *metric, cJSON *list,
+                     kvb_error *err);

@@ -1,0 +1,301 @@
+// kvbudget task: makes tasks with known answers, and finds out which of them the model solves with its full cache.
+#include "evaluator/retrieval.h"
+#include "formats/atomic_file.h"
+#include "formats/file_read.h"
+#include "runtime/fail.h"
+#include "tools/cmd/methods.h"
+#include "tools/device.h"
+#include "tools/json_print.h"
+#include "tools/report/output.h"
+#include "tools/report/task_report.h"
+#include <inttypes.h>
+#include <omp.h>
+#include <stdlib.h>
+#include <string.h>
+
+// The command line in three parts, and what was opened from it.
+typedef struct task_command {
+    // What is asked, and who answers:
+    cli_list tasks;
+    methods with;
+    const char *haystack_path, *texts_path, *backend_name, *compute, *statistics;
+    uint64_t tokens, count, seed;
+    // How:
+    uint64_t threads;
+    bool answer;
+    // What to write:
+    struct {
+        const char *samples, *results, *head_scores;
+        bool verbose, quiet, json;
+    } out;
+    // Opened:
+    const backend *device;
+    model *m;
+    char *haystack;
+    calib_file texts;
+    task_report report;
+    char *log_path; // NULL: none
+    retrieval heads;
+} task_command;
+
+static kvb_status read_haystack(task_command *c, kvb_error *err)
+{
+    file_view view;
+    if (!c->haystack_path) return KVB_OK;
+    kvb_status status = file_map(&view, c->haystack_path, err);
+    if (status != KVB_OK) return status;
+    if (memchr(view.data, '\0', view.size))
+        status = kvb_fail(err, KVB_FORMAT, "%s: holds NUL bytes, expected text", c->haystack_path);
+    else if (!(c->haystack = strndup((const char *)view.data, view.size)))
+        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for its %zu bytes", c->haystack_path, view.size);
+    if (status == KVB_OK) status = file_check(&view, c->haystack_path, err);
+    file_unmap(&view);
+    return status;
+}
+
+// ---- Samples ----
+
+static void show_answer(void *context, const task_cell *cell, const task_sample *s, size_t question,
+                        const task_turn *turn)
+{
+    task_report_answer(context, cell, s, question, turn);
+}
+
+// Makes, writes and answers every sample of a task; `tokens` receives their mean length.
+static kvb_status run_samples(task_command *c, const task *t, task_study *study, FILE *to, double *tokens,
+                              kvb_error *err)
+{
+    const task_source source = {c->m->tokens, c->seed, c->haystack,
+                                task_needs_texts(t->kind) && c->texts_path ? &c->texts : NULL};
+    task_listener listener = {show_answer, &c->report};
+    kvb_status status = KVB_OK;
+    progress bar;
+    progress_begin(&bar, t->spec, c->out.quiet || !(c->answer || c->out.head_scores));
+    for (uint32_t i = 0; status == KVB_OK && i < study->n_samples; i++) {
+        task_sample s;
+        status = task_make(&s, t, &source, c->tokens, i, err);
+        if (status != KVB_OK) break;
+        *tokens += (double)s.n_tokens / study->n_samples;
+        if (to) status = task_write_jsonl(to, t, &s, c->seed, err);
+        if (status == KVB_OK && c->answer)
+            status = task_study_answer(study, i, &s, c->out.verbose ? &listener : NULL, err);
+        if (status == KVB_OK && c->out.head_scores) status = retrieval_add(&c->heads, t, &s, err);
+        task_sample_free(&s);
+        progress_update(&bar, (double)(i + 1), (double)study->n_samples, "samples");
+        if (status == KVB_OK && cli_stop_requested && i + 1 < study->n_samples)
+            status = kvb_fail(err, KVB_INTERRUPTED, "stopped after %u samples%s", i + 1,
+                              study->log ? "; the same command goes on" : "");
+    }
+    if (status != KVB_OK) progress_end(&bar, "%s", status == KVB_INTERRUPTED ? "stopped" : "failed");
+    else if (study->n_resumed)
+        progress_end(&bar, "%zu answered, %zu more from %s", study->n_answered, study->n_resumed, study->log);
+    else progress_end(&bar, "%u samples", study->n_samples);
+    return status;
+}
+
+static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_error *err)
+{
+    task t;
+    kvb_status status = task_parse(&t, spec, err);
+    if (status != KVB_OK) return status;
+    bool texts = task_needs_texts(t.kind) && c->texts_path;
+    uint64_t count = texts && c->texts.count < c->count ? c->texts.count : c->count;
+    task_study study = {.m = c->m,
+                        .t = &t,
+                        .seed = c->seed,
+                        .n_samples = (uint32_t)count,
+                        .methods = methods_list(&c->with),
+                        .log = c->log_path};
+    double tokens = 0;
+    status = task_study_open(&study, c->with.ratios, c->with.n_ratios, err);
+    if (status == KVB_OK) status = run_samples(c, &t, &study, to, &tokens, err);
+    if (status == KVB_OK && c->answer) status = task_report_add(&c->report, &study, tokens, err);
+    task_study_close(&study);
+    return status;
+}
+
+static void close_command(task_command *c)
+{
+    cJSON_Delete(c->report.document);
+    retrieval_close(&c->heads);
+    cli_list_free(&c->tasks);
+    methods_free(&c->with);
+    calib_free(&c->texts);
+    free(c->haystack);
+    free(c->log_path);
+    model_free(c->m);
+}
+
+static kvb_status refuse_oracle(const task_command *c, kvb_error *err)
+{
+    for (size_t i = 0; i < c->with.n_allocators; i++)
+        if (c->with.allocators[i].kind == ALLOCATOR_ORACLE)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "allocator oracle needs the importance of what follows, which a task does not record; "
+                            "compare with it in kvbudget eval");
+    return KVB_OK;
+}
+
+static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_error *err)
+{
+    // Only the full cache answers, unless somebody asks for less.
+    bool bare = !c->with.allocator_names.count && !c->with.ratio_names.count;
+    atomic_file samples = {0};
+    const model_options wishes = {.statistics = c->statistics};
+    kvb_status status = c->out.results ? output_check_results(c->out.results, err) : KVB_OK;
+    if (status == KVB_OK && c->out.head_scores) status = atomic_file_check(c->out.head_scores, err);
+    if (status == KVB_OK) status = model_open(&c->m, operands[0], c->device, &wishes, err);
+    if (status == KVB_OK) status = read_haystack(c, err);
+    if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
+    if (status == KVB_OK) status = methods_open(&c->with, c->m, operands + 1, n - 1, bare, err);
+    if (status == KVB_OK) status = refuse_oracle(c, err);
+    c->report = (task_report){.m = c->m,
+                              .device = c->device,
+                              .with = methods_compared(&c->with),
+                              .seed = c->seed,
+                              .tokens = c->tokens,
+                              .print = !c->out.json,
+                              .quiet = c->out.quiet};
+    if (status == KVB_OK && c->out.results && asprintf(&c->log_path, "%s.cells", c->out.results) < 0) {
+        c->log_path = NULL;
+        status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->out.results);
+    }
+    if (status == KVB_OK && c->out.results) status = output_check_results(c->out.results, err);
+    if (status == KVB_OK && c->out.head_scores) status = retrieval_open(&c->heads, c->m, err);
+    if (status == KVB_OK && c->out.samples) status = atomic_file_begin(&samples, c->out.samples, err);
+    for (size_t i = 0; status == KVB_OK && i < c->tasks.count; i++)
+        status = run_task(c, c->tasks.items[i], samples.stream, err);
+    if (status == KVB_OK && samples.stream) status = atomic_file_commit(&samples, err);
+    atomic_file_abandon(&samples);
+    if (status == KVB_OK && c->out.head_scores) status = retrieval_write(&c->heads, c->out.head_scores, err);
+    if (status == KVB_OK && c->out.json) status = json_print(c->report.document, err);
+    if (status == KVB_OK && c->out.results) status = task_report_write(&c->report, c->out.results, err);
+    if (status == KVB_OK && c->out.results && !c->out.quiet)
+        fprintf(stderr, "%s.json, .csv%s are written; %s.cells lets the same command go on\n", c->out.results,
+                c->with.n_columns ? " and .svg" : "", c->out.results);
+    return status;
+}
+
+static void list_tasks(void)
+{
+    for (size_t i = 0; i < task_kind_count; i++) {
+        printf("%-16s %s\n", task_spec(task_kinds[i])->name, task_summary(task_kinds[i]));
+        for (const spec_parameter *p = task_spec(task_kinds[i])->parameters; p->name; p++)
+            printf("  :%s=%.0f (%.0f to %.0f) %s\n", p->name, p->value, p->low, p->high, p->meaning);
+    }
+}
+
+static void list_policies(void)
+{
+    printf("\nPolicies:\n");
+    for (size_t i = 0; i < policy_kind_count; i++) {
+        printf("%-16s %s\n", policy_spec(policy_kinds[i])->name, policy_summary(policy_kinds[i]));
+        for (const spec_parameter *p = policy_spec(policy_kinds[i])->parameters; p->name; p++)
+            printf("  :%s=%g (%g to %g%s%s) %s\n", p->name, p->value, p->low, p->high, p->choices ? ", or " : "",
+                   p->choices ? p->choices : "", p->meaning);
+    }
+}
+
+static int check_usage(const cli_command *self, task_command *c, char **operands, int n_operands)
+{
+    const methods *w = &c->with;
+    bool compares = n_operands > 1 || w->metric_names.count || w->policy_names.count || w->allocator_names.count ||
+                    w->ratio_names.count;
+    if (n_operands < 1) return cli_usage_error(self, "a model is needed: kvbudget %s", self->synopsis);
+    for (int i = 1; i < n_operands; i++)
+        if (!methods_is_table(operands[i]))
+            return cli_usage_error(self, "'%s' is no table (.safetensors); tasks are named by --task", operands[i]);
+    if (c->tasks.count == 0)
+        return cli_usage_error(self, "no task is given: --task TASK; `kvbudget task --list` shows them");
+    if (c->count == 0 || c->count > 1 << 20) return cli_usage_error(self, "--count: expected 1 to 1048576 samples");
+    if (c->threads > 4096) return cli_usage_error(self, "--threads: expected at most 4096");
+    if (c->out.verbose && c->out.json)
+        return cli_usage_error(self, "--verbose prints answers, --json nothing but JSON: give one");
+    if (compares || c->out.results || c->out.verbose || c->out.json || (!c->out.samples && !c->out.head_scores))
+        c->answer = true;
+    c->device = device_find(self, c->backend_name, c->compute);
+    return c->device ? EXIT_DONE : EXIT_USAGE;
+}
+
+static int run(const cli_command *self, int argc, char **argv)
+{
+    task_command c = {.with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
+                      .backend_name = "cpu",
+                      .compute = "f32",
+                      .count = 20,
+                      .seed = 1};
+    bool list = false;
+    const cli_option options[] = {
+        {"task", 'k', CLI_LIST, &c.tasks, "TASK",
+         "a task, name[:parameter=value...]; may be repeated. --list shows all"},
+        {"tokens", 't', CLI_COUNT, &c.tokens, "N", "length of the contexts; for qa, 0 (the default) takes whole texts"},
+        {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task, default 20"},
+        {"seed", 's', CLI_COUNT, &c.seed, "N", "of all draws, default 1"},
+        METHODS_OPTIONS(c.with),
+        {"results", 'o', CLI_TEXT, &c.out.results, "NAME",
+         "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
+         "where it was stopped"},
+        {"output", 0, CLI_TEXT, &c.out.samples, "FILE.jsonl",
+         "write the samples as calibration data, and answer them only if there is\n--answer or something to compare"},
+        {"answer", 0, CLI_FLAG, &c.answer, NULL, "let the model answer also with --output or --head-scores"},
+        {"head-scores", 0, CLI_TEXT, &c.out.head_scores, "FILE.tsv",
+         "write how much each query head looks at what the right answers repeat, for the\nallocators headkv=FILE.tsv "
+         "and duo=FILE.tsv; needles or pairs only"},
+        {"verbose", 'v', CLI_FLAG, &c.out.verbose, NULL, "print every answer"},
+        {"haystack", 0, CLI_TEXT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
+        {"texts", 0, CLI_TEXT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
+        QUERY_STATISTICS_OPTION(c.statistics),
+        {"backend", 'b', CLI_TEXT, &c.backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
+        {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},
+        {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores)"},
+        {"json", 0, CLI_FLAG, &c.out.json, NULL, "print the results as JSON instead of the table"},
+        {"quiet", 'q', CLI_FLAG, &c.out.quiet, NULL, "no progress, no file names"},
+        {"list", 'l', CLI_FLAG, &list, NULL, "list the tasks and their parameters"},
+        {0},
+    };
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    kvb_error err = {0};
+    if (code == EXIT_DONE && list) {
+        list_tasks();
+        list_policies();
+    } else if (code == EXIT_DONE) {
+        code = check_usage(self, &c, argv + first, argc - first);
+        if (code == EXIT_DONE) code = methods_read_ratios(&c.with);
+        if (code == EXIT_DONE && c.threads) omp_set_num_threads((int)c.threads);
+        if (code == EXIT_DONE) cli_catch_signals();
+        if (code == EXIT_DONE && run_tasks(&c, argv + first, (size_t)(argc - first), &err) != KVB_OK)
+            code = cli_failed(self, &err);
+    }
+    close_command(&c);
+    return code < 0 ? EXIT_DONE : code;
+}
+
+const cli_command cmd_task = {
+    .name = "task",
+    .synopsis = "task MODEL.gguf [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
+    .summary = "ask for what stands in long contexts: needles, variables, word counts, key-value pairs, questions",
+    .details =
+        "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from a\n"
+        "seed: the same seed gives the same bytes. The model answers them with its full cache, greedily, and the\n"
+        "score (0 to 100, as RULER scores) says whether a task is worth measuring eviction with. With --output they\n"
+        "are written as calibration data that `profile` takes.\n"
+        "\n"
+        "With tables, --metric, --policy, --allocator or --ratio it also answers with less: the context is evicted\n"
+        "before any question is seen, by every metric and allocator (tables serve their own metric), or under\n"
+        "policies that act at every step, whose capacity per head an allocator or any table gives. A policy's\n"
+        "questions go token by token. Scores come with 95 % intervals, by bootstrap over samples and their\n"
+        "questions, and with the difference to the uniform allocator, of which both are drawn together.\n"
+        "`kept` is the share of the context's entries in the cache, `looked` what a policy attends to per step.\n"
+        "\n"
+        "Examples:\n"
+        "  kvbudget task --list\n"
+        "  kvbudget task model.gguf --task niah_single --task vt:hops=1 --tokens 1000\n"
+        "  kvbudget task model.gguf snapkv.safetensors --task niah_single --tokens 1000 --allocator uniform \\\n"
+        "    --allocator ada --ratio 0.5,0.8 -o scores\n"
+        "  kvbudget task model.gguf --task niah_single --tokens 1000 --metric none --policy morphkv --policy quest \\\n"
+        "    --allocator uniform --ratio 0.8\n"
+        "  kvbudget task model.gguf --task niah_multikey:keys=8:questions=4 --tokens 4000 --output needles.jsonl\n"
+        "  kvbudget task model.gguf --task niah_single --tokens 1000 --head-scores heads.tsv\n"
+        "  kvbudget task model.gguf --task qa --texts calib-data/narrative-en.jsonl --verbose\n",
+    .run = run,
+};

@@ -1,0 +1,174 @@
+// kvbudget tokenize: what ids a text becomes, to compare with other tokenizers and to prepare files of ids.
+#include "formats/npy.h"
+#include "profiler/gguf.h"
+#include "profiler/tokenizer.h"
+#include "profiler/tokenizer_json.h"
+#include "runtime/fail.h"
+#include "tools/cli.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+typedef struct settings {
+    const char *bos, *pre, *npy;
+    bool special, json, text;
+} settings;
+
+// The whole of a file or of standard input; unlike a mapping it may be empty or a pipe. *out is malloc'd.
+static kvb_status read_text(const char *path, char **out, size_t *size, kvb_error *err)
+{
+    bool standard = strcmp(path, "-") == 0;
+    FILE *file = standard ? stdin : fopen(path, "rb");
+    if (!file) return kvb_fail(err, KVB_IO, "%s: cannot be opened: %s", path, strerror(errno));
+    size_t room = 1 << 16, n = 0;
+    char *text = malloc(room);
+    while (text && !feof(file) && !ferror(file)) {
+        n += fread(text + n, 1, room - n, file);
+        if (n < room) continue;
+        char *grown = realloc(text, room *= 2);
+        if (!grown) free(text);
+        text = grown;
+    }
+    kvb_status status = KVB_OK;
+    if (!text) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory to read it", path);
+    else if (ferror(file)) status = kvb_fail(err, KVB_IO, "%s: cannot be read: %s", path, strerror(errno));
+    if (!standard) (void)fclose(file); // only read
+    if (status != KVB_OK) {
+        free(text);
+        text = NULL;
+    }
+    *out = text;
+    *size = text ? n : 0;
+    return status;
+}
+
+// A token as a C-like literal: printable ASCII and whole UTF-8 as they are, other bytes as escapes.
+static void print_token(const tokenizer *t, int32_t id)
+{
+    char small[256], *text = small;
+    size_t size = tokenizer_decode(t, &id, 1, small, sizeof small);
+    if (size > sizeof small) size = sizeof small; // tokens that long are rare and need not be seen in full
+    for (size_t i = 0; i < size; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '\n') printf("\\n");
+        else if (c == '\t') printf("\\t");
+        else if (c == '\r') printf("\\r");
+        else if (c == '\\' || c == '"') printf("\\%c", c);
+        else if (c < 0x20 || c == 0x7f || c >= 0x80) printf("\\x%02x", c);
+        else putchar(c);
+    }
+}
+
+static void print_ids(const tokenizer *t, const int32_t *ids, size_t n, const settings *s)
+{
+    if (s->text) {
+        for (size_t i = 0; i < n; i++) {
+            printf("%d\t\"", ids[i]);
+            print_token(t, ids[i]);
+            printf("\"\n");
+        }
+        return;
+    }
+    if (s->json) {
+        // Names of pre-tokenizers and hexadecimal digits need no escapes.
+        printf("{\"pre\": \"%s\", \"tokenizer_sha256\": \"%s\", \"n_tokens\": %zu, \"ids\": [", tokenizer_pre(t),
+               tokenizer_sha256(t), n);
+    }
+    for (size_t i = 0; i < n; i++) printf("%s%d", i == 0 ? "" : s->json ? ", " : " ", ids[i]);
+    printf(s->json ? "]}\n" : "\n");
+}
+
+// ids[0] is room for BOS; the text's ids follow.
+static kvb_status encode_file(const tokenizer *t, const char *path, const settings *s, int32_t **ids, size_t *n,
+                              kvb_error *err)
+{
+    char *text = NULL;
+    size_t size = 0, n_text = 0;
+    int32_t *text_ids = NULL;
+    bool bos = strcmp(s->bos, "auto") == 0 ? tokenizer_add_bos(t) : strcmp(s->bos, "yes") == 0;
+    if (bos && tokenizer_bos(t) < 0)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "the model file has no BOS token (tokenizer.ggml.bos_token_id); use --bos no");
+    kvb_status status = read_text(path, &text, &size, err);
+    if (status == KVB_OK) status = tokenizer_encode(t, text, size, s->special, &text_ids, &n_text, err);
+    if (status == KVB_OK && !(*ids = malloc((n_text + 1) * sizeof **ids)))
+        status = kvb_fail(err, KVB_MEMORY, "not enough memory for %zu ids", n_text);
+    if (status == KVB_OK) {
+        *n = 0;
+        if (bos) (*ids)[(*n)++] = tokenizer_bos(t);
+        memcpy(*ids + *n, text_ids, n_text * sizeof **ids);
+        *n += n_text;
+    }
+    free(text);
+    free(text_ids);
+    return status;
+}
+
+// Of a GGUF file, or of a Hugging Face folder.
+static kvb_status open_tokenizer(tokenizer **out, const char *path, const char *pre, kvb_error *err)
+{
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        if (pre) return kvb_fail(err, KVB_ARGUMENT, "--pre: %s says itself how words are cut", path);
+        return tokenizer_from_folder(out, path, err);
+    }
+    gguf_file file = {0};
+    kvb_status status = gguf_open(&file, path, err);
+    if (status == KVB_OK) status = tokenizer_from_gguf_as(out, &file, pre, err);
+    gguf_close(&file);
+    return status;
+}
+
+static int run(const cli_command *self, int argc, char **argv)
+{
+    settings s = {.bos = "auto"};
+    const cli_option options[] = {
+        {"bos", 0, CLI_TEXT, &s.bos, "yes|no|auto",
+         "Put the model's BOS token in front; auto (the default) as the file says."},
+        {"special", 0, CLI_FLAG, &s.special, NULL,
+         "Take \"<|im_start|>\" and the like in the text as the tokens that they name."},
+        {"pre", 0, CLI_TEXT, &s.pre, "NAME",
+         "Use this pre-tokenizer instead of the file's: smollm, llama-bpe, qwen2, gpt-2."},
+        {"npy", 0, CLI_TEXT, &s.npy, "FILE", "Write the ids to FILE as NumPy int32 instead of printing them."},
+        {"json", 0, CLI_FLAG, &s.json, NULL, "Print one JSON object with the ids and the tokenizer's hash."},
+        {"text", 0, CLI_FLAG, &s.text, NULL, "Print one token a line: id, tab, text."},
+        {0}};
+    int first = 0;
+    int code = cli_parse(self, options, argc, argv, &first);
+    if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
+    if (argc - first != 2) return cli_usage_error(self, "expected a model and a text file (or - for standard input)");
+    if (strcmp(s.bos, "yes") != 0 && strcmp(s.bos, "no") != 0 && strcmp(s.bos, "auto") != 0)
+        return cli_usage_error(self, "--bos: expected yes, no or auto, found '%s'", s.bos);
+    if ((s.npy != NULL) + s.json + s.text > 1)
+        return cli_usage_error(self, "--npy, --json and --text exclude each other");
+
+    kvb_error err;
+    tokenizer *t = NULL;
+    int32_t *ids = NULL;
+    size_t n = 0;
+    kvb_status status = open_tokenizer(&t, argv[first], s.pre, &err);
+    if (status == KVB_OK) status = encode_file(t, argv[first + 1], &s, &ids, &n, &err);
+    if (status == KVB_OK && s.npy) status = npy_write(s.npy, NPY_I32, 1, &(uint64_t){n}, ids, &err);
+    else if (status == KVB_OK) print_ids(t, ids, n, &s);
+    free(ids);
+    tokenizer_free(t);
+    return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
+}
+
+const cli_command cmd_tokenize = {
+    .name = "tokenize",
+    .synopsis = "tokenize MODEL TEXT",
+    .summary = "print the token ids that a text becomes",
+    .details =
+        "Encodes the file TEXT (or standard input, -) with the tokenizer of the model, a GGUF file or a Hugging Face\n"
+        "folder with a tokenizer.json, and prints the ids on one line. Text that is not UTF-8 is read as Python's "
+        "errors='replace' reads it.\n"
+        "\n"
+        "Examples:\n"
+        "  kvbudget tokenize model.gguf text.txt\n"
+        "  echo 'Hello' | kvbudget tokenize model.gguf - --bos yes --text\n"
+        "  kvbudget tokenize model.gguf text.txt --npy context_ids.npy\n",
+    .run = run,
+};

@@ -1,0 +1,116 @@
+// What solve --ablation prints, as text and as JSON, and draws.
+#include "runtime/fail.h"
+#include "tools/report/study_report.h"
+#include "tools/report/svg.h"
+#include <math.h>
+#include <stdlib.h>
+
+void print_ablation(const ablation *x)
+{
+    printf("%s: %u questions on %u contexts, sink %u, window %u, %s\n", x->pairs.metric, x->pairs.n_pairs,
+           x->pairs.n_contexts, x->pairs.about.sink, x->pairs.about.window, scope_words(x->options.scope));
+    printf("  Loss %% of each question's own budgets, equally many tokens kept:\n  pruned");
+    for (int w = 0; w < N_WAYS; w++) printf(" %18s", ablation_ways[w]);
+    printf("   optimum / AdaKV\n");
+    for (int r = 0; r < ABLATION_RATIOS; r++) {
+        printf("  %4.0f %%", 100 * x->ratios[r]);
+        for (int w = 0; w < N_WAYS; w++) printf(" %18.4f", 100 * x->loss[w][r]);
+        printf("   %.3f\n", x->loss[WAY_ADA][r] > 0 ? x->loss[WAY_OPTIMUM][r] / x->loss[WAY_ADA][r] : 1);
+    }
+}
+
+kvb_status add_ablation(cJSON *list, const ablation *x, kvb_error *err)
+{
+    cJSON *item = cJSON_CreateObject(), *ways = NULL;
+    bool ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", x->pairs.metric) &&
+              cJSON_AddNumberToObject(item, "n_questions", x->pairs.n_pairs) &&
+              cJSON_AddItemToObject(item, "ratios", cJSON_CreateDoubleArray(x->ratios, ABLATION_RATIOS)) &&
+              (ways = cJSON_AddArrayToObject(item, "methods"));
+    for (int w = 0; w < N_WAYS && ok; w++) {
+        cJSON *way = cJSON_CreateObject(), *heads = NULL;
+        ok = way && cJSON_AddItemToArray(ways, way) && cJSON_AddStringToObject(way, "name", ablation_ways[w]) &&
+             cJSON_AddItemToObject(way, "loss", cJSON_CreateDoubleArray(x->loss[w], ABLATION_RATIOS)) &&
+             (heads = cJSON_AddArrayToObject(way, "head_loss"));
+        for (size_t r = 0; r < ABLATION_RATIOS && ok; r++) {
+            cJSON *row = cJSON_CreateDoubleArray(x->head_loss[w] + r * x->n_heads, (int)x->n_heads);
+            ok = row && cJSON_AddItemToArray(heads, row);
+        }
+    }
+    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+}
+
+enum { WIDTH = 820, HEIGHT = 270, STEP = HEIGHT + 16, TOP = 78, AT = 15 }; // AT: row of 80 % pruned
+
+static void draw_layers(const ablation *x, FILE *out)
+{
+    record_shape shape = record_get_shape(x->pairs.from->r);
+    double *values = calloc((size_t)(N_WAYS + 1) * shape.n_layers, sizeof *values);
+    if (!values) return;
+    svg_series series[N_WAYS];
+    double *layer = values + (size_t)N_WAYS * shape.n_layers;
+    for (uint32_t l = 0; l < shape.n_layers; l++) layer[l] = l;
+    for (int w = 0; w < N_WAYS; w++) {
+        double *y = values + (size_t)w * shape.n_layers;
+        for (uint32_t h = 0; h < x->n_heads; h++)
+            y[h / shape.n_kv_heads] += x->head_loss[w][(size_t)AT * x->n_heads + h];
+        series[w] = (svg_series){ablation_ways[w], y, NULL, NULL};
+    }
+    svg_chart chart = {.title = "Loss of each layer at 80 % pruned, share of the question's mass",
+                       .x_label = "layer",
+                       .x = layer,
+                       .n = shape.n_layers,
+                       .n_series = N_WAYS,
+                       .series = series,
+                       .x_unit = SVG_NUMBERS};
+    svg_chart_put(out, &chart, SVG_MARGIN, TOP + STEP, WIDTH, HEIGHT);
+    free(values);
+}
+
+static void draw_heads(const ablation *x, FILE *out)
+{
+    static const int drawn[] = {WAY_UNIFORM, WAY_PYRAMID, WAY_ADA, WAY_NO_GAP, WAY_OPTIMUM};
+    enum { N_DRAWN = sizeof drawn / sizeof *drawn };
+    record_shape shape = record_get_shape(x->pairs.from->r);
+    double most = 0;
+    for (int i = 0; i < N_DRAWN; i++)
+        for (uint32_t h = 0; h < x->n_heads; h++)
+            most = fmax(most, x->head_loss[drawn[i]][(size_t)AT * x->n_heads + h]);
+    for (int i = 0; i < N_DRAWN; i++) {
+        svg_matrix m = {.title = ablation_ways[drawn[i]],
+                        .n_rows = shape.n_layers,
+                        .n_columns = shape.n_kv_heads,
+                        .values = x->head_loss[drawn[i]] + (size_t)AT * x->n_heads,
+                        .most = most,
+                        .decimals = -1};
+        svg_matrix_put(out, &m, SVG_MARGIN + i * (WIDTH / N_DRAWN), TOP + 2 * STEP + 20, WIDTH / N_DRAWN - 16,
+                       38 + 11 * (int)shape.n_layers);
+    }
+    svg_text(out, SVG_MARGIN, TOP + 2 * STEP + 8, "sub",
+             "Loss of each head at 80 % pruned: layers go down, KV heads right; "
+             "light is much, the same scale for all");
+}
+
+void draw_ablation(const ablation *x, FILE *out)
+{
+    char title[160], subtitle[160];
+    svg_series series[N_WAYS];
+    snprintf(title, sizeof title, "Budgets of one question, by different methods: %.100s", x->pairs.metric);
+    snprintf(subtitle, sizeof subtitle,
+             "%u questions on %u contexts; equally many tokens kept, the same ones protected", x->pairs.n_pairs,
+             x->pairs.n_contexts);
+    svg_begin(out, 2 * SVG_MARGIN + WIDTH,
+              TOP + 2 * STEP + 20 + 38 + 11 * (int)record_get_shape(x->pairs.from->r).n_layers + 2 * SVG_MARGIN, title,
+              subtitle);
+    for (int w = 0; w < N_WAYS; w++) series[w] = (svg_series){ablation_ways[w], x->loss[w], NULL, NULL};
+    svg_chart chart = {.title = "Loss, share of all importance that can be lost",
+                       .x_label = "per cent pruned",
+                       .x = x->ratios,
+                       .n = ABLATION_RATIOS,
+                       .n_series = N_WAYS,
+                       .series = series,
+                       .logarithmic = true};
+    svg_chart_put(out, &chart, SVG_MARGIN, TOP, WIDTH, HEIGHT);
+    draw_layers(x, out);
+    draw_heads(x, out);
+    svg_end(out);
+}

@@ -1,0 +1,253 @@
+// kvbudget eval: results as a table, JSON, CSV and curves.
+#include "tools/report/eval_report.h"
+#include "formats/atomic_file.h"
+#include "formats/json_file.h"
+#include "runtime/fail.h"
+#include "tools/report/curves.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- Terminal ----
+
+static const char *number(char out[16], double value)
+{
+    if (isnan(value)) snprintf(out, 16, "-");
+    else snprintf(out, 16, "%.2f", value);
+    return out;
+}
+
+static void print_row(const eval_report *e, const sweep_summary *r)
+{
+    char uniform[16], low[16], high[16], out[16];
+    // Of a policy, what it looks at stands in the place of the error that evicting once makes.
+    double error = isnan(r->looked) ? r->output_error : r->looked;
+    printf("  %4.0f %%  %-18s %7.4f  %7.4f..%-7.4f  %6s  %6s..%-6s  %5.1f  %6.3f  %6.2f  %6s  %7.2f  %6.2f\n",
+           100 * r->ratio, e->with.methods.columns[r->column].how->label, r->kl.value, r->kl.low, r->kl.high,
+           number(uniform, r->to_uniform.value), number(low, r->to_uniform.low), number(high, r->to_uniform.high),
+           100 * r->agree.value, r->nll.value, 100 * r->loss, number(out, 100 * error), r->allocated / 0x1p20,
+           100 * r->effective);
+}
+
+static void print_head(const method *m, bool bare, double full_nll)
+{
+    if (m->p.kind) printf("%s, at every step; full cache: NLL %.3f\n", m->p.spec, full_nll);
+    else
+        printf("%s, %s%u sinks and %u last tokens %s; full cache: NLL %.3f\n", m->m.spec, bare ? "without " : "",
+               m->sink, m->window, bare ? "protected" : "stay", full_nll);
+    printf("  pruned  allocator               KL  95 %% interval     to uniform  95 %%      top-1 %%     NLL  lost %%  "
+           "%s      MiB  really %%\n",
+           m->p.kind ? "looks %" : "  out %");
+}
+
+// One method, with its protection or without.
+static void print_block(const eval_report *e, size_t which, bool bare)
+{
+    bool any = false;
+    for (size_t k = 0; k < e->with.n_ratios; k++)
+        for (size_t i = 0; i < e->n_rows; i++) {
+            const sweep_summary *r = &e->rows[i];
+            if (e->with.methods.columns[r->column].method != which || r->protect == bare ||
+                r->ratio != e->with.ratios[k])
+                continue;
+            if (!any) print_head(&e->with.methods.methods[which], bare, r->full_nll);
+            any = true;
+            print_row(e, r);
+        }
+    if (any) printf("\n");
+}
+
+void eval_report_print(const eval_report *e)
+{
+    for (size_t m = 0; m < e->with.methods.n; m++)
+        for (int bare = 0; bare < 2; bare++) print_block(e, m, bare);
+}
+
+// ---- JSON ----
+
+static bool add_interval(cJSON *to, const char *name, interval x)
+{
+    cJSON *o = cJSON_AddObjectToObject(to, name);
+    if (isnan(x.value)) return o && cJSON_AddNullToObject(o, "value");
+    if (!o || !cJSON_AddNumberToObject(o, "value", x.value)) return false;
+    return isnan(x.low) || (cJSON_AddNumberToObject(o, "low", x.low) && cJSON_AddNumberToObject(o, "high", x.high));
+}
+
+// Per text: mean KL, agreement and NLL; per layer: the output error, as a mean over the texts.
+static bool add_details(const eval_report *e, cJSON *to, size_t cell)
+{
+    const sweep *s = e->s;
+    size_t per_text = s->n_cells / s->n_texts;
+    cJSON *texts = cJSON_AddArrayToObject(to, "texts"), *layers = cJSON_AddArrayToObject(to, "layer_output_error");
+    bool good = texts && layers;
+    for (uint32_t t = 0; good && t < s->n_texts; t++) {
+        const fidelity_cell *c = &s->cells[cell + t * per_text].result;
+        double kl = 0, nll = 0, agree = 0;
+        for (uint32_t i = 0; i < s->o.n_next; i++) {
+            kl += c->kl[i] / s->o.n_next;
+            agree += (double)c->agree[i] / s->o.n_next;
+            nll += i + 1 < s->o.n_next ? c->nll[i] / (s->o.n_next - 1) : 0;
+        }
+        cJSON *o = cJSON_CreateObject();
+        good = o && cJSON_AddItemToArray(texts, o) && cJSON_AddStringToObject(o, "text", s->texts[t].name) &&
+               cJSON_AddNumberToObject(o, "kl", kl) && cJSON_AddNumberToObject(o, "top1", agree) &&
+               cJSON_AddNumberToObject(o, "nll", nll) && cJSON_AddNumberToObject(o, "full_nll", c->full_nll) &&
+               cJSON_AddNumberToObject(o, "loss", c->loss) && cJSON_AddNumberToObject(o, "kept", (double)c->kept);
+    }
+    for (uint32_t l = 0; good && l < s->m->config.n_layers; l++) {
+        double sum = 0;
+        for (uint32_t t = 0; t < s->n_texts; t++)
+            sum += s->cells[cell + t * per_text].result.output_error[l] / s->n_texts;
+        cJSON *item = cJSON_CreateNumber(sum);
+        good = item && cJSON_AddItemToArray(layers, item);
+    }
+    return good;
+}
+
+static bool add_row(const eval_report *e, cJSON *list, const sweep_summary *r, size_t cell)
+{
+    const method_column *column = &e->with.methods.columns[r->column];
+    const method *m = &e->with.methods.methods[column->method];
+    cJSON *o = cJSON_CreateObject();
+    return o && cJSON_AddItemToArray(list, o) &&
+           cJSON_AddStringToObject(o, m->p.kind ? "policy" : "metric", method_name(m)) &&
+           cJSON_AddStringToObject(o, "allocator", column->how->label) &&
+           cJSON_AddNumberToObject(o, "ratio", r->ratio) &&
+           cJSON_AddNumberToObject(o, "sink", r->protect ? m->sink : 0) &&
+           cJSON_AddNumberToObject(o, "window", r->protect ? m->window : 0) &&
+           cJSON_AddNumberToObject(o, "effective_ratio", r->effective) && add_interval(o, "kl", r->kl) &&
+           add_interval(o, "kl_over_texts", r->kl_texts) && add_interval(o, "kl_to_uniform", r->to_uniform) &&
+           add_interval(o, "top1", r->agree) && add_interval(o, "nll", r->nll) &&
+           cJSON_AddNumberToObject(o, "full_nll", r->full_nll) && cJSON_AddNumberToObject(o, "loss", r->loss) &&
+           cJSON_AddNumberToObject(o, "output_error", r->output_error) && // NaN becomes null
+           cJSON_AddNumberToObject(o, "looked", r->looked) && cJSON_AddNumberToObject(o, "cache_bytes", r->bytes) &&
+           cJSON_AddNumberToObject(o, "cache_allocated", r->allocated) &&
+           cJSON_AddNumberToObject(o, "seconds", r->seconds) && add_details(e, o, cell);
+}
+
+static bool add_inputs(const eval_report *e, cJSON *root)
+{
+    cJSON *about = cJSON_AddObjectToObject(root, "model"), *texts = cJSON_AddArrayToObject(root, "texts");
+    bool good = about && texts && cJSON_AddStringToObject(about, "name", e->s->m->config.name) &&
+                cJSON_AddStringToObject(about, "sha256", e->s->m->sha256);
+    for (size_t i = 0; good && i < e->s->n_texts; i++) {
+        cJSON *o = cJSON_CreateObject();
+        good = o && cJSON_AddItemToArray(texts, o) && cJSON_AddStringToObject(o, "name", e->s->texts[i].name) &&
+               cJSON_AddStringToObject(o, "ids_sha256", e->s->texts[i].sha256);
+    }
+    return good && add_allocators(root, &e->with);
+}
+
+cJSON *eval_report_json(const eval_report *e)
+{
+    cJSON *root = cJSON_CreateObject(), *list;
+    bool good = root && cJSON_AddStringToObject(root, "format", "kvbudget-eval") &&
+                cJSON_AddNumberToObject(root, "format_version", 1) &&
+                cJSON_AddStringToObject(root, "tool_version", kvb_version()) &&
+                cJSON_AddNumberToObject(root, "budgets_version", kvb_budgets_version()) &&
+                cJSON_AddStringToObject(root, "backend", e->device->name) &&
+                cJSON_AddStringToObject(root, "compute", e->device->compute) &&
+                cJSON_AddNumberToObject(root, "n_tokens", (double)e->s->o.n_tokens) &&
+                cJSON_AddNumberToObject(root, "n_next", (double)e->s->o.n_next) &&
+                cJSON_AddNumberToObject(root, "seed", (double)e->seed) &&
+                cJSON_AddNumberToObject(root, "resamples", INTERVAL_RESAMPLES) && add_inputs(e, root) &&
+                (list = cJSON_AddArrayToObject(root, "results"));
+    for (size_t i = 0; good && i < e->n_rows; i++) good = add_row(e, list, &e->rows[i], i);
+    if (good) return root;
+    cJSON_Delete(root);
+    return NULL;
+}
+
+// ---- CSV ----
+
+static void put_value(FILE *out, double value)
+{
+    if (isnan(value)) fprintf(out, ",");
+    else fprintf(out, ",%.9g", value);
+}
+
+static kvb_status write_csv(const eval_report *e, const char *path, kvb_error *err)
+{
+    atomic_file file;
+    kvb_status status = atomic_file_begin(&file, path, err);
+    if (status != KVB_OK) return status;
+    fprintf(file.stream, "metric,allocator,ratio,sink,window,effective_ratio,kl,kl_low,kl_high,kl_texts_low,"
+                         "kl_texts_high,to_uniform,to_uniform_low,to_uniform_high,top1,top1_low,top1_high,nll,nll_low,"
+                         "nll_high,full_nll,loss,output_error,looked,cache_bytes,cache_allocated,seconds\n");
+    for (size_t i = 0; i < e->n_rows; i++) {
+        const sweep_summary *r = &e->rows[i];
+        const method_column *column = &e->with.methods.columns[r->column];
+        const method *m = &e->with.methods.methods[column->method];
+        fprintf(file.stream, "%s,%s,%.9g,%u,%u", method_name(m), column->how->label, r->ratio, r->protect ? m->sink : 0,
+                r->protect ? m->window : 0);
+        const double values[] = {r->effective,        r->kl.value,       r->kl.low,
+                                 r->kl.high,          r->kl_texts.low,   r->kl_texts.high,
+                                 r->to_uniform.value, r->to_uniform.low, r->to_uniform.high,
+                                 r->agree.value,      r->agree.low,      r->agree.high,
+                                 r->nll.value,        r->nll.low,        r->nll.high,
+                                 r->full_nll,         r->loss,           r->output_error,
+                                 r->looked,           r->bytes,          r->allocated,
+                                 r->seconds};
+        for (size_t v = 0; v < sizeof values / sizeof *values; v++) put_value(file.stream, values[v]);
+        fprintf(file.stream, "\n");
+    }
+    return atomic_file_commit(&file, err);
+}
+
+// ---- Curves ----
+
+// Values [kinds, columns, ratios] of both charts, of what is protected.
+static void fill_values(const eval_report *e, interval *values)
+{
+    size_t n = 2 * e->with.methods.n_columns * e->with.n_ratios;
+    for (size_t i = 0; i < n; i++) values[i] = (interval){NAN, NAN, NAN};
+    for (size_t i = 0; i < e->n_rows; i++) {
+        const sweep_summary *r = &e->rows[i];
+        for (size_t k = 0; k < e->with.n_ratios && r->protect; k++) {
+            if (r->ratio != e->with.ratios[k]) continue;
+            values[curve_place(&e->with, 0, r->column, k)] = r->kl;
+            values[curve_place(&e->with, 1, r->column, k)] = r->agree;
+        }
+    }
+}
+
+static kvb_status write_curves(const eval_report *e, const char *path, kvb_error *err)
+{
+    static const curve_kind KINDS[] = {{"KL to the full cache, nats per token", true, SVG_NUMBERS},
+                                       {"likeliest token as with the full cache", false, SVG_SHARES}};
+    interval *values = malloc((2 * e->with.methods.n_columns * e->with.n_ratios + 1) * sizeof *values);
+    if (!values) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu rows", path, e->n_rows);
+    fill_values(e, values);
+    char subtitle[256];
+    snprintf(subtitle, sizeof subtitle,
+             "%.80s, %u texts of %u tokens, the next %u teacher-forced; bands: 95 %% by bootstrap over texts and "
+             "positions",
+             e->s->m->config.name, e->s->n_texts, e->s->o.n_tokens, e->s->o.n_next);
+    const curve_view view = {.with = &e->with,
+                             .title = "What evicting costs, by who splits the cache over the heads",
+                             .subtitle = subtitle,
+                             .kinds = KINDS,
+                             .n_kinds = 2,
+                             .values = values};
+    kvb_status status = curves_write(path, &view, err);
+    free(values);
+    return status;
+}
+
+kvb_status eval_report_write(const eval_report *e, const char *name, kvb_error *err)
+{
+    size_t room = strlen(name) + 8;
+    char *path = malloc(room);
+    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", name);
+    cJSON *json = eval_report_json(e);
+    snprintf(path, room, "%s.json", name);
+    kvb_status status = json_write(path, json, err);
+    cJSON_Delete(json);
+    snprintf(path, room, "%s.csv", name);
+    if (status == KVB_OK) status = write_csv(e, path, err);
+    snprintf(path, room, "%s.svg", name);
+    if (status == KVB_OK) status = write_curves(e, path, err);
+    free(path);
+    return status;
+}

@@ -1,0 +1,92 @@
+// kvbudget help metrics: what every eviction metric computes, needs and protects, from the scorers' own tables.
+#include "profiler/scorer.h"
+#include "tools/cli.h"
+#include <stdio.h>
+#include <string.h>
+
+static const char INTRODUCTION[] =
+    "An eviction metric gives every cached token of a KV head a score; the engine keeps the tokens with the highest\n"
+    "ones. A budget table is made for one metric: profile and solve with the one that your engine evicts by.\n"
+    "\n"
+    "A metric is written  name[:variant][:parameter=value]...  as in  snapkv:kvpress:window=32  or  "
+    "keydiff:anchor=raw;\n"
+    "parameters that are not given have their defaults. A bare name means the plain form, or :kvpress where there is\n"
+    "none. CriticalKV wraps another metric, behind a plus sign: critical:share=0+snapkv:kvpress. Quote it in a shell.\n"
+    "\n"
+    "Symbols: T tokens; query head h belongs to the group of KV head g; A[h,i,j] softmax attention of query i on key "
+    "j;\n"
+    "k_j keys after RoPE, v_j values, as cached; W_O^(h) the part of the output projection that reads head h.\n"
+    "Protected: so many first tokens (sinks) and last ones (window) are kept whatever their score, unless\n"
+    "`kvbudget solve --sink N --window N` says otherwise.\n";
+
+static const char FOOTER[] = "\n"
+                             "All profiled metrics can be recorded in one pass: kvbudget profile ... --metric A "
+                             "--metric B; it prints the seconds\n"
+                             "of each. Column sums and output norms are made once for all that need them.\n";
+
+static void print_needs(const scorer *s)
+{
+    static const struct {
+        view_item item;
+        const char *name;
+    } items[] = {
+        {VIEW_Q_RAW, "queries before RoPE"},
+        {VIEW_Q, "queries"},
+        {VIEW_K, "keys"},
+        {VIEW_V, "values"},
+        {VIEW_COLUMN_SUMS, "column sums of the attention of all queries (as much work as the attention itself)"},
+        {VIEW_OUTPUT_NORMS, "norms of v_j W_O^(h) (T H d D products)"}};
+    const char *separator = "";
+    printf("    needs      ");
+    for (size_t i = 0; i < sizeof items / sizeof *items; i++)
+        if (s->needs & items[i].item) {
+            printf("%s%s", separator, items[i].name);
+            separator = ", ";
+        }
+    printf("%s%s\n", s->needs ? "" : "nothing", s->wraps ? ", and what the wrapped metric needs" : "");
+}
+
+static void print_parameter(const spec_parameter *p)
+{
+    if (p->choices)
+        printf("    %-16s %-8.*s %s: %s\n", p->name, (int)strcspn(p->choices, "|"), p->choices, p->choices, p->meaning);
+    else printf("    %-16s %-8g %g to %g: %s\n", p->name, p->value, p->low, p->high, p->meaning);
+}
+
+// The text with each further line indented as the first one is.
+static void print_indented(const char *label, const char *text)
+{
+    printf("    %-10s ", label);
+    for (; *text; text++) {
+        putchar(*text);
+        if (*text == '\n') printf("    %-10s ", "");
+    }
+    putchar('\n');
+}
+
+static void print_scorer(const scorer *s)
+{
+    char name[METRIC_MAX];
+    metric defaults = {.kind = s};
+    spec_set_defaults(&s->spec, &defaults.set);
+    spec_name(name, sizeof name, &s->spec);
+    const char *why = s->why_not_nested ? s->why_not_nested(&defaults) : NULL;
+    printf("\n%s%s\n", name, s->spec.behind ? s->spec.behind : "");
+    print_indented("", s->summary);
+    print_indented("score", s->formula);
+    print_indented("source", s->source);
+    print_needs(s);
+    if (s->wraps) print_indented("protected", "as the wrapped metric");
+    else if (s->window) printf("    %-10s %u sinks, the window\n", "protected", s->protect_sink);
+    else printf("    %-10s %u sinks, the last %u\n", "protected", s->protect_sink, s->protect_window);
+    if (why) print_indented("profile", "no, its order of tokens depends on the budget:");
+    if (why) print_indented("", why);
+    for (int i = 0; s->spec.parameters[i].name; i++) print_parameter(&s->spec.parameters[i]);
+}
+
+void print_metrics_help(void)
+{
+    printf("%s", INTRODUCTION);
+    for (size_t i = 0; i < scorer_count; i++) print_scorer(scorer_list[i]);
+    printf("%s", FOOTER);
+}

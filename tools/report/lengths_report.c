@@ -1,0 +1,120 @@
+// What solve --lengths prints, as text and as JSON, and draws.
+#include "runtime/fail.h"
+#include "tools/report/study_report.h"
+#include "tools/report/svg.h"
+#include <math.h>
+
+void print_lengths(const lengths *x)
+{
+    static const uint32_t shown[] = {50, 80, 90};
+    const pair_set *p = &x->cuts[0].pairs;
+    printf("%s: %u questions on %u texts at %u lengths, each text held out, sink %u, window %u, %s\n", p->metric,
+           x->n_pairs, x->n_texts, x->n_cuts, p->about.sink, p->about.window, scope_words(x->options.scope));
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
+        uint32_t row = shown[i] - 1;
+        printf("  %u %% pruned: loss %% with tables from the same length, and how many per cent more with others:\n",
+               shown[i]);
+        printf("  %-22s", "table from \\ used on");
+        for (uint32_t on = 0; on < x->n_cuts; on++) printf(" %9s", x->cuts[on].name);
+        printf("\n  %-22s", "the same length");
+        for (uint32_t on = 0; on < x->n_cuts; on++) printf(" %9.4f", 100 * x->loss[on][on][row]);
+        printf("\n");
+        for (uint32_t from = 0; from < x->n_cuts + 2; from++) {
+            printf("  %-22s", lengths_source(x, from));
+            for (uint32_t on = 0; on < x->n_cuts; on++) printf(" %+9.2f", 100 * lengths_change(x, from, on, row));
+            printf("\n");
+        }
+    }
+}
+
+kvb_status add_lengths(cJSON *list, const lengths *x, kvb_error *err)
+{
+    cJSON *item = cJSON_CreateObject(), *tokens, *names, *from_list, *transfer;
+    uint32_t side = x->n_cuts * x->n_texts;
+    bool ok =
+        item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", x->cuts[0].pairs.metric) &&
+        cJSON_AddNumberToObject(item, "n_texts", x->n_texts) &&
+        cJSON_AddNumberToObject(item, "n_questions", x->n_pairs) &&
+        (tokens = cJSON_AddArrayToObject(item, "lengths")) && (names = cJSON_AddArrayToObject(item, "cuts")) &&
+        (from_list = cJSON_AddArrayToObject(item, "tables")) && (transfer = cJSON_AddArrayToObject(item, "transfer"));
+    for (uint32_t k = 0; k < x->n_cuts && ok; k++)
+        ok = cJSON_AddItemToArray(tokens, cJSON_CreateNumber(x->cuts[k].tokens));
+    for (uint32_t i = 0; i < side && ok; i++) ok = cJSON_AddItemToArray(names, cJSON_CreateString(x->names[i]));
+    for (uint32_t from = 0; from < x->n_cuts + 2 && ok; from++) {
+        cJSON *one = cJSON_CreateObject(), *losses;
+        ok = one && cJSON_AddItemToArray(from_list, one) &&
+             cJSON_AddStringToObject(one, "from", lengths_source(x, from)) &&
+             (losses = cJSON_AddArrayToObject(one, "loss"));
+        for (uint32_t on = 0; on < x->n_cuts && ok; on++)
+            ok = cJSON_AddItemToArray(losses, cJSON_CreateDoubleArray(x->loss[from][on], ROWS));
+    }
+    for (uint32_t row = 9; row < ROWS && ok; row += 10) {
+        cJSON *one = cJSON_CreateObject(),
+              *loss = cJSON_CreateDoubleArray(x->transfer + (size_t)row * side * side, (int)(side * side));
+        ok = one && cJSON_AddItemToArray(transfer, one) && cJSON_AddNumberToObject(one, "ratio", (row + 1) / 100.0) &&
+             loss && cJSON_AddItemToObject(one, "loss", loss);
+    }
+    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+}
+
+static int draw_changes(const lengths *x, uint32_t row, int top, FILE *out)
+{
+    enum { WIDTH = 820 };
+    double values[(LENGTHS_MAX + 2) * LENGTHS_MAX], most = 1;
+    const char *rows[LENGTHS_MAX + 2], *columns[LENGTHS_MAX];
+    char title[120];
+    int height = 40 + 24 * (int)(x->n_cuts + 2);
+    for (uint32_t from = 0; from < x->n_cuts + 2; from++) {
+        rows[from] = lengths_source(x, from);
+        for (uint32_t on = 0; on < x->n_cuts; on++) {
+            columns[on] = x->cuts[on].name;
+            most = fmax(most, values[from * x->n_cuts + on] = 100 * lengths_change(x, from, on, row));
+        }
+    }
+    snprintf(title, sizeof title,
+             "Held-out loss at %u %% pruned: per cent more than with tables from the column's own length", row + 1);
+    svg_matrix_put(out,
+                   &(svg_matrix){.title = title,
+                                 .n_rows = x->n_cuts + 2,
+                                 .n_columns = x->n_cuts,
+                                 .row_names = rows,
+                                 .column_names = columns,
+                                 .values = values,
+                                 .most = most,
+                                 .decimals = 1},
+                   SVG_MARGIN, top, WIDTH, height);
+    return top + height + 30;
+}
+
+void draw_lengths(const lengths *x, FILE *out)
+{
+    enum { WIDTH = 820, TOP = 78 };
+    uint32_t side = x->n_cuts * x->n_texts;
+    int top = TOP, blocks = 40 + 24 * (int)(x->n_cuts + 2) + 30, last = 40 + 20 * (int)side;
+    char title[160], subtitle[160];
+    static double values[CUTS_MAX * CUTS_MAX];
+    const char *names[CUTS_MAX];
+    double most = 1;
+    snprintf(title, sizeof title, "Tables at other lengths: %.110s", x->cuts[0].pairs.metric);
+    snprintf(subtitle, sizeof subtitle, "%u questions on %u texts at %u lengths; each text left out in turn",
+             x->n_pairs, x->n_texts, x->n_cuts);
+    svg_begin(out, 2 * SVG_MARGIN + WIDTH, TOP + 2 * blocks + last + SVG_MARGIN, title, subtitle);
+    top = draw_changes(x, 49, top, out);
+    top = draw_changes(x, 79, top, out);
+    for (uint32_t from = 0; from < side; from++) {
+        names[from] = x->names[from];
+        for (uint32_t to = 0; to < side; to++)
+            most = fmax(most, values[from * side + to] = 100 * lengths_regret(x, from, to, 79));
+    }
+    svg_matrix_put(out,
+                   &(svg_matrix){.title = "Regret in per cent at 80 % pruned: the table of a row's text and length, "
+                                          "used on a column's (same order)",
+                                 .n_rows = side,
+                                 .n_columns = side,
+                                 .row_names = names,
+                                 .values = values,
+                                 .most = most,
+                                 .decimals = side <= 16 ? 0 : -1},
+                   SVG_MARGIN, top, WIDTH, last);
+    svg_end(out);
+}

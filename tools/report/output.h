@@ -1,0 +1,27 @@
+// Where a metric's files go, and writing a picture there.
+#pragma once
+#include "formats/atomic_file.h"
+#include <stdbool.h>
+
+enum { PATH_SIZE = 4096 };
+
+// `pattern` with {metric} replaced, or in the folder `pattern`, or, unless there are several metrics, just so.
+// KVB_ARGUMENT: a pattern that does not tell metrics apart, or a path that is too long.
+kvb_status output_path(char out[PATH_SIZE], const char *pattern, const char *metric, const char *extension,
+                       bool several, kvb_error *err);
+// Whether every one of the metrics gets a file of its own, before any work is done. Names of files have no ':' and '=',
+// so two metrics may ask for the same one, and the later would replace the earlier: KVB_ARGUMENT.
+// Errors also: those of atomic_file_check().
+kvb_status output_check(const char *pattern, const char *extension, const char *const *metrics, size_t n,
+                        kvb_error *err);
+// Whether NAME.json, NAME.csv, NAME.svg and NAME.cells can be written, before the work that goes into them.
+kvb_status output_check_results(const char *name, kvb_error *err);
+
+typedef struct picture {
+    atomic_file file; // draw to file.stream
+    char path[PATH_SIZE];
+} picture;
+
+// Begins the .svg that output_path() makes of the pattern; picture_end() puts it in place, and says so.
+kvb_status picture_begin(picture *p, const char *pattern, const char *metric, bool several, kvb_error *err);
+kvb_status picture_end(picture *p, bool quiet, kvb_error *err);

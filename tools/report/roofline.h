@@ -1,0 +1,13 @@
+// Where a run's time went, against what this machine can do.
+#pragma once
+#include "profiler/backend.h"
+
+// FLOP/s now, on all threads: of products of cached operands as the cpu backend computes them in `device`'s precision,
+// and of SGEMM.
+double roofline_products(const backend *device);
+double roofline_sgemm(void);
+
+// Prints to stderr, for each kind of work of the run that has just ended: seconds (of all threads together, divided by
+// their number), share of the wall clock, rate, and share of the peak that is measured now, on all threads, in
+// `device`'s precision. Takes about a second.
+void roofline_print(const backend *device, double wall);

@@ -1,0 +1,150 @@
+// A solved table as text and as JSON, and the warnings about its pairs.
+#include "runtime/fail.h"
+#include "tools/report/study_report.h"
+#include <math.h>
+#include <stdlib.h>
+
+const char *scope_words(solve_scope scope)
+{
+    return scope == SCOPE_LAYER ? "layer by layer" : "over all layers";
+}
+
+void warn_of_pairs(const pair_set *p)
+{
+    if (p->n_skipped)
+        fprintf(stderr, "warning: %u questions without recorded queries are left out (decoding ended at once)\n",
+                p->n_skipped);
+    if (p->fewest_queries != p->most_queries)
+        fprintf(stderr,
+                "warning: questions with %u to %u recorded queries are mixed; importance is a maximum over queries, so "
+                "longer answers look more demanding (profile --ignore-eos makes them equal)\n",
+                p->fewest_queries, p->most_queries);
+}
+
+// What exactness brought, and what nesting took, where it was most.
+static void print_exact(const study_table *t)
+{
+    const study_options *o = &t->options;
+    uint32_t saved = 0, cost = 0, unproved = 0;
+    double most_saved = 0, most_cost = 0, sum_saved = 0, sum_cost = 0;
+    for (uint32_t r = 0; r < o->n_rows; r++) {
+        double save = t->greedy[r] > 0 ? 100 * (1 - t->optimum[r] / t->greedy[r]) : 0;
+        double more = t->optimum[r] > 0 ? 100 * (t->loss[r] / t->optimum[r] - 1) : 0;
+        sum_saved += save / o->n_rows;
+        sum_cost += more / o->n_rows;
+        unproved += t->unproved[r];
+        if (save > most_saved) saved = r;
+        if (more > most_cost) cost = r;
+        most_saved = fmax(most_saved, save);
+        most_cost = fmax(most_cost, more);
+    }
+    printf("  Exact: the optimum loses %.4f %% less than greedy on average over the ratios, %.4f %% at the most (%g %% "
+           "pruned).\n",
+           sum_saved, most_saved, 100 * o->ratios[saved]);
+    if (o->monotone)
+        printf("  Nested: these budgets lose %.4f %% more than the optimum on average, %.4f %% at the most (%g %% "
+               "pruned).\n",
+               sum_cost, most_cost, 100 * o->ratios[cost]);
+    if (unproved)
+        printf(
+            "  %u of %u rows are not proved to be optimal: a problem was too large, and greedy's budgets were kept.\n",
+            unproved, o->n_rows);
+}
+
+// Heads on whose budgets the questions disagree by more than the head keeps.
+static uint32_t count_unsure(const study_table *t, int row, uint8_t *flags)
+{
+    uint32_t n = t->n_heads;
+    return flag_heads(t->prune_ratio + (size_t)row * n, t->std + (size_t)row * n, n, flags);
+}
+
+static void print_unsure(const study_table *t)
+{
+    enum { ROW = 79, SHOWN = 12 };
+    uint32_t n = t->n_heads, heads = record_get_shape(t->pairs.from->r).n_kv_heads, shown = 0;
+    uint8_t *flags = every_per_cent(&t->options) && n ? calloc(n, 1) : NULL;
+    if (!flags) return;
+    uint32_t count = count_unsure(t, ROW, flags);
+    if (count) {
+        printf(
+            "  Not to be trusted at 80 %%, since the questions disagree by more than the head keeps: %u of %u heads,",
+            count, n);
+        for (uint32_t h = 0; h < n && shown < SHOWN; h++)
+            if (flags[h]) printf("%s %u.%u", shown++ ? "," : "", h / heads, h % heads);
+        printf("%s (layer.head)\n", count > SHOWN ? " ..." : "");
+    }
+    free(flags);
+}
+
+void print_table(const study_table *t)
+{
+    const study_options *o = &t->options;
+    static const uint32_t shown[] = {10, 30, 50, 70, 80, 90, 95};
+    size_t all = sizeof shown / sizeof *shown, n_shown = o->n_rows;
+    if (!o->own_ratios) // those that there are, and the last one
+        for (n_shown = 0; n_shown < all && shown[n_shown] < o->n_rows;) n_shown++;
+    bool last = !o->own_ratios && o->n_rows < ROWS;
+    printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s", t->pairs.metric, t->pairs.n_pairs,
+           t->pairs.n_contexts, t->pairs.about.sink, t->pairs.about.window, scope_words(o->scope), o->aggregate_name);
+    if (o->shrink > 0) printf("; loss and bound with --shrink %g, table without", o->shrink);
+    printf("%s\n", o->oracle_order ? "; loss and bound as if the metric ranked perfectly" : "");
+    printf("  pruned    loss %%   bound %%     gap %%   table %%  uniform %%\n");
+    for (size_t i = 0; i < n_shown + last; i++) {
+        size_t r = i == n_shown ? o->n_rows - 1 : o->own_ratios ? i : shown[i] - 1;
+        double gap = t->loss[r] > 0 ? 100 * (1 - t->bound[r] / t->loss[r]) : 0;
+        printf("  %4.4g %%  %8.4f  %8.4f  %8.4f  %8.4f   %8.4f%s\n", 100 * o->ratios[r], 100 * t->loss[r],
+               100 * t->bound[r], gap, 100 * t->table_loss[r], 100 * t->uniform_loss[r],
+               t->saturated[r] ? "  saturated" : "");
+    }
+    if (o->exact) print_exact(t);
+    print_unsure(t);
+    uint32_t first = o->n_rows;
+    while (first > 0 && t->saturated[first - 1]) first--;
+    if (first < o->n_rows)
+        printf("  From %g %% on, heads are at their floor: the table prunes %.2f %% at the most.\n",
+               100 * o->ratios[first], 100 * t->effective[o->n_rows - 1]);
+}
+
+static bool add_rows(cJSON *to, const study_table *t)
+{
+    const study_options *o = &t->options;
+    cJSON *rows = cJSON_AddArrayToObject(to, "rows");
+    bool ok = rows != NULL;
+    for (uint32_t r = 0; ok && r < o->n_rows; r++) {
+        cJSON *row = cJSON_CreateObject();
+        ok = row && cJSON_AddItemToArray(rows, row) && cJSON_AddNumberToObject(row, "ratio", o->ratios[r]) &&
+             cJSON_AddNumberToObject(row, "loss", t->loss[r]) &&
+             cJSON_AddNumberToObject(row, "lower_bound", t->bound[r]) &&
+             cJSON_AddNumberToObject(row, "lambda", t->lambda[r]) &&
+             cJSON_AddNumberToObject(row, "table_loss", t->table_loss[r]) &&
+             cJSON_AddNumberToObject(row, "uniform_loss", t->uniform_loss[r]) &&
+             cJSON_AddNumberToObject(row, "effective_ratio", t->effective[r]) &&
+             cJSON_AddNumberToObject(row, "unsure_heads", count_unsure(t, r, NULL)) &&
+             cJSON_AddBoolToObject(row, "saturated", t->saturated[r]) &&
+             (!o->exact || (cJSON_AddNumberToObject(row, "greedy", t->greedy[r]) &&
+                            cJSON_AddNumberToObject(row, "optimum", t->optimum[r]) &&
+                            cJSON_AddBoolToObject(row, "proved", !t->unproved[r])));
+    }
+    return ok;
+}
+
+kvb_status add_table(cJSON *list, const study_table *t, kvb_error *err)
+{
+    const study_options *o = &t->options;
+    cJSON *item = cJSON_CreateObject();
+    bool ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", t->pairs.metric) &&
+              cJSON_AddNumberToObject(item, "sink", t->pairs.about.sink) &&
+              cJSON_AddNumberToObject(item, "window", t->pairs.about.window) &&
+              cJSON_AddStringToObject(item, "scope", scope_name(o->scope)) &&
+              cJSON_AddStringToObject(item, "aggregate", o->aggregate_name) &&
+              cJSON_AddNumberToObject(item, "shrink", o->shrink) &&
+              cJSON_AddNumberToObject(item, "min_keep", o->min_keep) &&
+              cJSON_AddStringToObject(item, "hull", hull_name(o->hull)) &&
+              cJSON_AddStringToObject(item, "order", order_name(o->oracle_order)) &&
+              (!o->exact || cJSON_AddStringToObject(item, "solver", o->monotone ? "exact_nested" : "exact")) &&
+              cJSON_AddNumberToObject(item, "n_contexts", t->pairs.n_contexts) &&
+              cJSON_AddNumberToObject(item, "n_questions", t->pairs.n_pairs) &&
+              cJSON_AddNumberToObject(item, "n_skipped", t->pairs.n_skipped) &&
+              cJSON_AddNumberToObject(item, "solve_seconds", t->solve_seconds) && add_rows(item, t);
+    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+}

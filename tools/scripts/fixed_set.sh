@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# Hashes of a fixed set of results, to prove that a change of the code changed no number: run it with the program of
+# before and with that of after, on one machine, and compare.
+#   tools/scripts/fixed_set.sh BUILD [--tiny] >after.txt; diff before.txt after.txt
+# BUILD holds kvbudget and tests/tiny_model. --tiny leaves out the default model. Contents are hashed, as exported, not
+# files, whose attributes may name versions.
+set -euo pipefail
+BUILD=$(cd "${1:?BUILD}" && pwd)
+only=${2:-}
+cd "$(dirname "$0")/../.."
+root=$PWD
+work=$(mktemp -d "${TMPDIR:-/tmp}/kvbudget-fixed.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+kvbudget() { "$BUILD/kvbudget" "$@" --quiet >>"$work/log" 2>&1 \
+    || { tail -n 3 "$work/log" >&2; echo "failed: kvbudget $*" >&2; exit 1; }; }
+plain() { "$BUILD/kvbudget" "$@" 2>>"$work/log" || { tail -n 3 "$work/log" >&2; echo "failed: kvbudget $*" >&2; exit \
+    1; }; }
+hash_file() { printf '%s  %s\n' "$(sha256sum <"$1" | cut -c1-24)" "$2"; }
+# hash_worth NAME: of an evaluation's numbers, but those of one run: bytes as malloc gave them, seconds.
+hash_worth() { cut -d, -f1-25 "$work/worth.csv" >"$work/out"; hash_file "$work/out" "$1"; }
+# hash_folder FOLDER NAME: of all files in it, by name.
+hash_folder() { printf '%s  %s\n' \
+    "$(cd "$1" && find . -type f | LC_ALL=C sort | while read -r f; do echo "$f"; cat "$f"; done | sha256sum \
+    | cut -c1-24)" "$2"; }
+
+# from_record RECORD NAME: what is made of a record.
+from_record() {
+    local record=$1 name=$2 how metric table
+    plain export "$record" --format lukv-steps -o "$work/steps" >/dev/null
+    find "$work/steps" -type f ! -name '*.npy' -delete # arrays alone: attributes name versions and parameters
+    hash_folder "$work/steps" "$name record"
+    rm -r "$work/steps"
+    for how in '' --paper '--aggregate worst' '--scope layer' '--order oracle' '--block 16 --pin 0' \
+        '--ratios 0.3,0.8 --exact'; do
+        mkdir -p "$work/tables"
+        # shellcheck disable=SC2086 # options
+        kvbudget solve "$record" -m all $how -o "$work/tables"
+        for table in "$work"/tables/*.safetensors; do
+            plain export "$table" --format csv -o "${table%.safetensors}.csv" >/dev/null
+            rm "$table"
+        done
+        hash_folder "$work/tables" "$name solve $how"
+        rm -r "$work/tables"
+    done
+    metric=keydiff
+    plain solve "$record" -m $metric --holdout text --json >"$work/out"
+    hash_file "$work/out" "$name holdout"
+    plain solve "$record" -m $metric --ablation --json >"$work/out"
+    hash_file "$work/out" "$name ablation"
+    kvbudget solve "$record" -m $metric -o "$work/$metric.safetensors"
+    plain budgets "$work/$metric.safetensors" --ratio 0.8 --tokens 3000 --json | sed 's/"table":"[^"]*",//' >"$work/out"
+    hash_file "$work/out" "$name budgets"
+    plain plot "$work/$metric.safetensors" -o "$work/plot.svg" >/dev/null
+    hash_file "$work/plot.svg" "$name plot"
+}
+
+python3 - "$work" <<'PY'
+import json, sys
+words = ("the clerk wrote seven letters about old rivers and new bridges "
+         "while nobody in town could count further than").split()
+def text(k, n):
+    return " ".join(words[(i * i * (k + 3) + i // 7) % len(words)] + ("." if i % 11 == 10 else "") for i in range(n))
+with open(sys.argv[1] + "/calib.jsonl", "w") as f:
+    for k in range(3):
+        print(json.dumps({"sample_id": f"s{k}", "context": text(k, 120),
+                          "questions": ["Who wrote?", "How many letters?"]}), file=f)
+for k in range(2): open(f"{sys.argv[1]}/text{k}.txt", "w").write(text(k + 5, 400))
+PY
+
+metrics='-m snapkv:kvpress:window=16 -m snapkv:lukv:window=16 -m keydiff -m ea:kvpress -m ea:lukv -m knorm -m h2o'
+metrics+=' -m tova -m lagkv -m morphkv:window=16'
+"$BUILD/tests/tiny_model" "$work/tiny.gguf" >/dev/null
+for kind in 'ref f32' 'cpu f32' 'cpu bf16x3' 'cpu bf16'; do
+    read -r backend compute <<<"$kind"
+    # shellcheck disable=SC2086 # options
+    kvbudget profile "$work/tiny.gguf" "$work/calib.jsonl" -o "$work/run.h5" --force -n 8 --ignore-eos $metrics \
+        -b "$backend" --compute "$compute"
+    from_record "$work/run.h5" "tiny $kind"
+    kvbudget eval "$work/tiny.gguf" "$work/keydiff.safetensors" "$work/text0.txt" "$work/text1.txt" -t 160 -n 12 \
+        -r 0.5,0.8 -a uniform -a pyramid -a ada \
+        -a oracle -b "$backend" --compute "$compute" -o "$work/worth"
+    hash_worth "tiny $kind eval"
+    rm -f "$work"/worth.*
+    plain logits "$work/tiny.gguf" "$work/text0.txt" -b "$backend" --compute "$compute" -o "$work/logits.npy" >/dev/null
+    hash_file "$work/logits.npy" "tiny $kind logits"
+done
+[ "$only" = --tiny ] && exit
+
+model=$(cd "$root" && { tools/scripts/get-model.sh || tools/get-model.sh; } 2>/dev/null)
+for compute in f32 bf16x3 bf16; do
+    kvbudget profile "$model" "$root/calib-data/narrative-en.jsonl" "$root/calib-data/code-c.jsonl" -o "$work/real.h5" \
+        --force --max-tokens 700 -q 3 -n 12 \
+        --ignore-answers --compute "$compute" -m snapkv:kvpress -m keydiff -m ea:kvpress -m h2o -m lagkv
+    from_record "$work/real.h5" "SmolLM2 $compute"
+    kvbudget eval "$model" "$work/keydiff.safetensors" "$root/LICENSE" -t 500 -n 16 -r 0.5,0.8 -a uniform -a ada \
+        --compute "$compute" -o "$work/worth"
+    hash_worth "SmolLM2 $compute eval"
+    rm -f "$work"/worth.*
+done
