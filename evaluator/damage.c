@@ -21,8 +21,7 @@ static session_plan session_plan_of(const damage_plan *p)
 kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kvb_error *err)
 {
     *out = NULL;
-    if (plan->n_tokens == 0 || plan->n_next < 2 || plan->batch == 0 ||
-        (uint64_t)plan->batch * plan->n_next > INT32_MAX)
+    if (plan->n_tokens == 0 || plan->n_next < 2 || plan->batch == 0 || (uint64_t)plan->batch * plan->n_next > INT32_MAX)
         return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens behind %u in batches of %u, expected 2 or more",
                         plan->n_next, plan->n_tokens, plan->batch);
     damage *d = calloc(1, sizeof *d);
@@ -35,10 +34,10 @@ kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kv
                   .n_rows = calloc(plan->batch, sizeof(uint32_t)),
                   .ids = calloc(rows, sizeof(int32_t)),
                   .rows = calloc(rows, sizeof(row_damage))};
-    kvb_status status = d->logits && d->caches && d->n_rows && d->ids && d->rows
-                            ? session_open(&d->s, m, &needs, err)
-                            : kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %zu rows of %u logits", rows,
-                                       m->config.vocabulary);
+    kvb_status status =
+        d->logits && d->caches && d->n_rows && d->ids && d->rows
+            ? session_open(&d->s, m, &needs, err)
+            : kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %zu rows of %u logits", rows, m->config.vocabulary);
     if (status == KVB_OK) *out = d;
     else damage_close(d);
     return status;
@@ -82,8 +81,8 @@ static kvb_status predict(damage *d, damage_text *t, kvb_error *err)
     kv_cache *full;
     kvb_status status = session_cache(d->s, NULL, d->plan.n_next, &full, err);
     if (status == KVB_OK)
-        status = decoder_run(d->s->decode, &full, 1, &d->plan.n_next, t->full.next, NULL, LOGITS_ALL, t->full.logits,
-                             err);
+        status =
+            decoder_run(d->s->decode, &full, 1, &d->plan.n_next, t->full.next, NULL, LOGITS_ALL, t->full.logits, err);
     kv_cache_close(full);
     if (status == KVB_OK) predictions_finish(&t->full);
     return status;
@@ -141,8 +140,7 @@ static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep,
     if (status != KVB_OK) return status;
 #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < n * next; row++)
-        d->rows[row] =
-            predictions_row(&t->full, (uint32_t)(row % next), d->logits + row * t->full.vocabulary);
+        d->rows[row] = predictions_row(&t->full, (uint32_t)(row % next), d->logits + row * t->full.vocabulary);
     for (uint32_t i = 0; i < n; i++) out[i] = mean_of(&t->full, d->rows + i * next);
     return KVB_OK;
 }

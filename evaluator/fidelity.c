@@ -22,15 +22,20 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
     kvb_status status = predictions_open(&f->full, n_next, c->vocabulary, err);
     f->o_norm = calloc(c->n_layers, sizeof *f->o_norm);
     float **const arrays[] = {&f->importance, &f->q, &f->o, &f->k, &f->v, &f->cell_logits, &f->cell_o, &f->projected};
-    const size_t sizes[] = {heads * s->plan.max_tokens, c->n_layers * queries,   c->n_layers * queries,
-                            heads * n * c->head_dim,    heads * n * c->head_dim, logits * vocabulary,
-                            queries,                    2 * n * c->width};
+    const size_t sizes[] = {heads * s->plan.max_tokens,
+                            c->n_layers * queries,
+                            c->n_layers * queries,
+                            heads * n * c->head_dim,
+                            heads * n * c->head_dim,
+                            logits * vocabulary,
+                            queries,
+                            2 * n * c->width};
     bool good = f->o_norm;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         good = (*arrays[i] = malloc(sizes[i] * sizeof(float) + 1)) && good;
     if (status == KVB_OK && !good)
-        status = kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u rows of %u logits", batch * n_next,
-                          c->vocabulary);
+        status =
+            kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u rows of %u logits", batch * n_next, c->vocabulary);
     if (status == KVB_OK) *out = f;
     else fidelity_close(f);
     return status;

@@ -93,6 +93,32 @@ START_TEST(damage_is_what_fidelity_measures)
 }
 END_TEST
 
+START_TEST(contexts_are_put_aside_and_taken_back)
+{
+    metric by;
+    session *s;
+    session_context aside;
+    int32_t ids[TEXTS][T + N];
+    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    draw_ids(ids);
+    help_ok(metric_parse(&by, "keydiff", err));
+    session_plan plan = {T, N, N, &by, 1, false};
+    help_ok(session_open(&s, m, &plan, err));
+    help_ok(session_context_open(&aside, s, err));
+    help_ok(session_prefill(s, ids[0], T, NULL, NULL, err));
+    float *keys = s->k, *first = s->scores[0], score = first[T / 2];
+    help_ok(session_exchange(s, &aside, err));
+    ck_assert(aside.k == keys && aside.scores[0] == first && aside.n_tokens == T && s->n_tokens == 0);
+    help_ok(session_prefill(s, ids[1], T, NULL, NULL, err)); // into the other memory
+    help_ok(session_exchange(s, &aside, err));
+    ck_assert(s->k == keys && s->scores[0][T / 2] == score && s->ids[3] == ids[0][3] && aside.ids[3] == ids[1][3]);
+    ck_assert_uint_eq(session_context_bytes(m, T, 1), HEADS * T * (2 * 16 + 1) * sizeof(float) + T * sizeof(int32_t));
+    session_context_free(&aside);
+    session_close(s);
+    model_free(m);
+}
+END_TEST
+
 START_TEST(rows_are_judged_by_the_definition)
 {
     predictions full;
@@ -120,8 +146,8 @@ START_TEST(impossible_plans_are_refused)
     kvb_error err = {0};
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     ck_assert(metric_parse(&by, "keydiff", &err) == KVB_OK);
-    const damage_plan plans[] = {{T, 1, 3, &by, 4, 1}, {0, N, 3, &by, 4, 1}, {T, N, 0, &by, 4, 1},
-                                 {m->config.context_length, N, 3, &by, 4, 1}};
+    const damage_plan plans[] = {
+        {T, 1, 3, &by, 4, 1}, {0, N, 3, &by, 4, 1}, {T, N, 0, &by, 4, 1}, {m->config.context_length, N, 3, &by, 4, 1}};
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
         ck_assert(damage_open(&d, m, &plans[i], &err) == KVB_ARGUMENT);
         ck_assert_ptr_null(d);
@@ -134,6 +160,7 @@ static void fill(TCase *tc)
 {
     tcase_add_unchecked_fixture(tc, setup, help_teardown);
     tcase_add_test(tc, damage_is_what_fidelity_measures);
+    tcase_add_test(tc, contexts_are_put_aside_and_taken_back);
     tcase_add_test(tc, rows_are_judged_by_the_definition);
     tcase_add_test(tc, impossible_plans_are_refused);
 }
