@@ -1,5 +1,6 @@
-// Budgets of one length and ratio in the files of other programs: one function per format. None of these formats can say
-// all that a table says (other ratios and lengths, the metric, what is protected), so a table stays the thing to keep.
+// Budgets of one length and ratio in the files of other programs: one function per format. None of these formats can
+// say all that a table says (other ratios and lengths, the metric, what is protected), so a table stays the thing to
+// keep.
 #pragma once
 #include "runtime/kvbudget.h"
 
@@ -23,7 +24,8 @@ typedef struct budget_export {
 kvb_status export_duo(const budget_export *b, const char *path, kvb_error *err);
 
 // One number of tokens per layer, the heads' rounded mean, for kvpress's PerLayerCompressionPress and mlx-lm's
-// RotatingKVCache: JSON with "tokens" [L], "compression_ratios" [L], which kvpress turns into just these tokens, "sink".
+// RotatingKVCache: JSON with "tokens" [L], "compression_ratios" [L], which kvpress turns into just these tokens,
+// "sink".
 kvb_status export_per_layer(const budget_export *b, const char *path, kvb_error *err);
 
 // The same numbers as TensorRT-LLM's kv_cache_config: YAML with max_attention_window [L] and sink_token_length. With

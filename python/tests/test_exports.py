@@ -1,4 +1,4 @@
-"""Files of `kvbudget export` in the hands of those that they are for: kvpress, mlx-lm; else held against their schema."""
+"""Files of `kvbudget export` in the hands of those they are for: kvpress, mlx-lm; else held against their schema."""
 
 import json
 import os
@@ -29,7 +29,8 @@ def path(make_table: Any) -> Path:
 
 def export(path: Path, kind: str, name: str, ratio: float = 0.7, tokens: int = T, *more: str) -> Path:
     out = path.with_name(name)
-    subprocess.run([PROGRAM, "export", path, "-f", kind, "-r", str(ratio), "-t", str(tokens), "-o", out, *more], check=True)
+    words = ["export", path, "-f", kind, "-r", str(ratio), "-t", str(tokens), "-o", out, *more]
+    subprocess.run([str(PROGRAM), *map(str, words)], check=True)
     return out
 
 
@@ -122,7 +123,7 @@ def test_headkv_makes_the_tables_capacities(path: Path) -> None:
 
 
 def test_pages_hold_what_is_written_through_the_block_table(path: Path) -> None:
-    """A paged cache as vLLM lays it out, [pages, page, d] with a block table per sequence, against the rows themselves."""
+    """A paged cache as vLLM lays it out, [pages, page, d] and a block table per sequence, against the rows."""
     folder, page, rng = export(path, "varlen", "arrays", 0.7, T, "--block", "4"), 4, np.random.default_rng(0)
     lengths, cu, indptr, blocks = (
         np.load(folder / f"{name}.npy") for name in ("lengths", "cu_seqlens", "page_indptr", "block_table")

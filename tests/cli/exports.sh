@@ -15,7 +15,8 @@ for pair in varlen:arrays per-layer:layers.json tensorrt-llm:t.yaml duo:duo head
     expect 0 "export ${pair%%:*}" export $(ask "${pair%%:*}" "${pair#*:}") && cp out "${pair%%:*}.out"
 done
 check 'all of them hold the budgets' exports
-says 'headkv tells how to run it' '^run with --head_path heads.json --head_beta 1 --max_capacity_prompts [0-9]+' headkv.out
+says 'headkv tells how to run it' '^run with --head_path heads.json --head_beta 1 --max_capacity_prompts [0-9]+' \
+    headkv.out
 expect 0 'the ending names the format' export t.safetensors -r 0.7 -t 500 -o again.yaml
 same 'and gives the same' again.yaml t.yaml
 expect 0 'pages' export t.safetensors -r 0.7 -t 500 --block 16 -f varlen -o pages
