@@ -76,6 +76,7 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
     memcpy(s->v + view->layer * floats, view->v, floats * sizeof(float));
     double start = meter_now();
     for (size_t i = 0; i < s->plan.n_metrics; i++) {
+        if (view->window) break; // nothing of the layer is evicted, whatever its scores
         const metric *m = &s->plan.metrics[i];
         metric base;
         kvb_status status = metric_score(m, view, s->scores[i] + view->layer * scores, err);
@@ -107,6 +108,18 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
     return KVB_OK;
 }
 
+// From layers that are budgeted, side by side, to their places among all; the others get zeros.
+static void spread_importance(const session *s, float *importance)
+{
+    const model_config *c = &s->m->config;
+    size_t layer = (size_t)c->n_kv_heads * s->n_tokens;
+    uint32_t from = model_budgeted(c, c->n_layers);
+    for (uint32_t l = c->n_layers; from < l && l-- > 0;) {
+        if (model_layer_bounded(c, l)) memset(importance + l * layer, 0, layer * sizeof *importance);
+        else memmove(importance + l * layer, importance + --from * layer, layer * sizeof *importance);
+    }
+}
+
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
                              kvb_error *err)
 {
@@ -125,6 +138,7 @@ kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *
         status = forward_rows(s->prefill, rows, ids, n, wanted, logits ? n : 0, logits, err);
     }
     if (status == KVB_OK && importance) status = forward_importance(s->prefill, 0, importance, err);
+    if (status == KVB_OK && importance) spread_importance(s, importance);
     free(rows);
     free(wanted);
     return status;
@@ -177,6 +191,57 @@ kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra,
     *out = NULL;
     if (!s->k || !s->n_tokens) return kvb_fail(err, KVB_ARGUMENT, "evaluation: there is no prefilled context");
     return kv_cache_gather(out, c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra, err);
+}
+
+// ---- Many contexts ----
+
+kvb_status session_context_open(session_context *out, const session *s, kvb_error *err)
+{
+    const session_plan *plan = &s->plan;
+    size_t scores = heads_of(s) * plan->max_tokens, floats = scores * s->m->config.head_dim;
+    *out = (session_context){.ids = malloc(plan->max_tokens * sizeof(int32_t) + 1),
+                             .k = malloc(floats * sizeof(float) + 1),
+                             .v = malloc(floats * sizeof(float) + 1),
+                             .scores = calloc(plan->n_metrics + 1, sizeof(float *)),
+                             .first = calloc(plan->n_metrics + 1, sizeof(float *)),
+                             .n_metrics = plan->n_metrics};
+    bool good = out->ids && out->k && out->v && out->scores && out->first;
+    for (size_t i = 0; good && i < plan->n_metrics; i++)
+        good = (out->scores[i] = malloc(scores * sizeof(float) + 1)) &&
+               (!s->first[i] || (out->first[i] = malloc(scores * sizeof(float) + 1)));
+    if (good) return KVB_OK;
+    return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for another context of %u tokens", plan->max_tokens);
+}
+
+void session_context_free(session_context *c)
+{
+    for (size_t i = 0; c->scores && i < c->n_metrics; i++) free(c->scores[i]);
+    for (size_t i = 0; c->first && i < c->n_metrics; i++) free(c->first[i]);
+    free(c->scores);
+    free(c->first);
+    free(c->ids);
+    free(c->k);
+    free(c->v);
+    *c = (session_context){0};
+}
+
+uint64_t session_context_bytes(const model *m, uint32_t max_tokens, size_t n_metrics)
+{
+    uint64_t entries = (uint64_t)m->config.n_layers * m->config.n_kv_heads * max_tokens;
+    return entries * (2 * m->config.head_dim + n_metrics) * sizeof(float) + max_tokens * sizeof(int32_t);
+}
+
+kvb_status session_exchange(session *s, session_context *c, kvb_error *err)
+{
+    session_context mine = {s->n_tokens, s->ids, s->k, s->v, s->scores, s->first, s->plan.n_metrics};
+    s->n_tokens = c->n_tokens;
+    s->ids = c->ids;
+    s->k = c->k;
+    s->v = c->v;
+    s->scores = c->scores;
+    s->first = c->first;
+    *c = mine;
+    return s->n_tokens ? decoder_begin_context(s->decode, s->n_tokens, err) : KVB_OK;
 }
 
 void session_end_prefill(session *s)
