@@ -150,8 +150,9 @@ def check_budgets_add_up(path, expected_total):
 
 def check_exports():
     """What exports.sh has written holds the budgets of budgets.json, format by format."""
-    b = json.load(open("budgets.json"))
-    keep, T = b["keep"], b["n_tokens"]
+    found = json.load(open("budgets.json"))
+    b, keep = found["settings"], found["details"][0]["keep"]
+    T = b["n_tokens"]
     flat, L, G = [k for layer in keep for k in layer], b["n_layers"], b["n_kv_heads"]
     assert npy("arrays/lengths.npy") == ("<i4", (L, G), flat)
     ends = [sum(layer[:g]) for layer in keep for g in range(G + 1)]
