@@ -3,6 +3,7 @@
 #include "runtime/fail.h"
 #include "tools/cli.h"
 #include "tools/report/heatmap.h"
+#include "tools/report/weights_picture.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -166,6 +167,19 @@ static kvb_status write_svg(const heatmap *map, const char *path, kvb_error *err
     return atomic_file_commit(&file, err);
 }
 
+// --weights: of a ranking's file, or of the table that carries one.
+static kvb_status draw_weights(const char *path, const char *output, kvb_error *err)
+{
+    kvb_ranking *ranking = NULL;
+    atomic_file file;
+    kvb_status status = kvb_ranking_open(&ranking, path, err);
+    if (status == KVB_OK) status = atomic_file_begin(&file, output, err);
+    if (status == KVB_OK && (status = weights_svg(ranking, file.stream, err)) != KVB_OK) atomic_file_abandon(&file);
+    else if (status == KVB_OK) status = atomic_file_commit(&file, err);
+    kvb_ranking_close(ranking);
+    return status;
+}
+
 static kvb_status draw(plot *p, char **paths, size_t count, const char *output, bool terminal, kvb_error *err)
 {
     kvb_status status = open_tables(p, paths, count, err);
@@ -194,7 +208,7 @@ static kvb_status draw(plot *p, char **paths, size_t count, const char *output, 
 static int run(const cli_command *self, int argc, char **argv)
 {
     const char *output = NULL, *ratios = NULL;
-    bool terminal = false;
+    bool terminal = false, weights = false;
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &output, "FILE.svg", "write an SVG picture"},
         {"ratios", 'r', CLI_TEXT, &ratios, "LIST",
@@ -202,12 +216,17 @@ static int run(const cli_command *self, int argc, char **argv)
          "few "
          "ratios)"},
         {"terminal", 't', CLI_FLAG, &terminal, NULL, "print the picture (the default without --output)"},
+        {"weights", 'w', CLI_FLAG, &weights, NULL,
+         "draw which head uses which feature of a learned ranking: of the file that 'learn'\nwrote, or of a table made "
+         "with it"},
         {0}};
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     size_t count = (size_t)(argc - first);
     if (count == 0) return cli_usage_error(self, "expected a table (written by 'kvbudget solve')");
     if (count > MAX_TABLES) return cli_usage_error(self, "expected at most %d tables, found %zu", MAX_TABLES, count);
+    if (weights && (count != 1 || !output || ratios || terminal))
+        return cli_usage_error(self, "--weights draws one ranking to --output FILE.svg, and takes no other option");
     plot p = {0};
     if (ratios && !parse_ratios(&p, ratios))
         return cli_usage_error(self,
@@ -216,14 +235,15 @@ static int run(const cli_command *self, int argc, char **argv)
                                MAX_RATIOS, ratios);
 
     kvb_error err = {0};
-    kvb_status status = draw(&p, argv + first, count, output, terminal || !output, &err);
+    kvb_status status = weights ? draw_weights(argv[first], output, &err)
+                                : draw(&p, argv + first, count, output, terminal || !output, &err);
     for (size_t i = 0; i < p.n_tables; i++) kvb_table_close(p.tables[i]);
     free(p.kept);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 const cli_command cmd_plot = {
-    "plot", "plot TABLE... [-o FILE.svg] [--ratios LIST] [--terminal]",
+    "plot", "plot TABLE... [-o FILE.svg] [--ratios LIST] [--terminal] [--weights]",
     "draw budgets as a heat map, in the terminal or as SVG",
     "One panel per table and ratio: rows are layers, columns are KV heads, the colour is the share of its tokens that "
     "the\n"
@@ -235,5 +255,6 @@ const cli_command cmd_plot = {
     "\n"
     "Examples:\n"
     "  kvbudget plot snapkv.safetensors\n"
-    "  kvbudget plot snapkv.safetensors keydiff.safetensors -o both.svg --ratios 20,50,80,95\n",
+    "  kvbudget plot snapkv.safetensors keydiff.safetensors -o both.svg --ratios 20,50,80,95\n"
+    "  kvbudget plot rank.safetensors --weights -o weights.svg\n",
     run};
