@@ -1,7 +1,7 @@
 // Ranks tokens by a learned ranking: a table that was solved with --metric learned=RANK.safetensors says which scores
 // the engine has to compute, and turns them into one order per head.
-//     cc 03_rank.c $(pkg-config --cflags --libs kvbudget) -lm -o 03_rank
-//     ./03_rank learned.safetensors 0.8 4096
+//     cc 05_rank.c $(pkg-config --cflags --libs kvbudget) -lm -o 05_rank
+//     ./05_rank learned.safetensors 0.8 4096
 //
 // The scores here are made up; a real engine computes those metrics of a layer after its prefill.
 #include <kvbudget.h>
