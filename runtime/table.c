@@ -171,6 +171,7 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     status = kvb_table_read_metadata(t, err);
     if (!status) status = read_tensors(t, &file, err);
     // Only now are numbers of layers and heads known to be as large as what the file holds.
+    if (!status) status = kvb_table_read_bounded(t, err);
     if (!status) status = kvb_table_read_constraints(t, err);
     if (!status && kvb_safetensors_metadata(t->header, "ranking")) status = read_ranking(t, &file, err);
     file.header = NULL; // the table's now
@@ -256,6 +257,8 @@ void kvb_table_close(kvb_table *table)
     if (table) {
         cJSON_Delete(table->header);
         free(table->calibration_tokens);
+        free(table->budgeted_memory);
+        free(table->bounded);
         kvb_limits_free(&table->limits);
         kvb_ranking_close(table->ranking);
         free(table->numbers);

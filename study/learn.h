@@ -49,7 +49,8 @@ typedef struct learned {
     char (*contexts)[65];                    // [from->n_contexts] SHA-256 of token ids
 } learned;
 
-// Two texts at least. Errors: KVB_ARGUMENT too few texts, too many metrics, or nothing to fit; those of reading;
+// Two texts at least. Errors: KVB_ARGUMENT too few texts, too many metrics, or nothing to fit;
+// KVB_UNSUPPORTED a model with layers that have a sliding window; those of reading;
 // KVB_NUMERIC a system that cannot be solved; KVB_INTERRUPTED. The caller frees, also after a failure; `from` must
 // outlive the result.
 kvb_status learn_fit(learned *out, const selection *from, const learn_options *o, study_progress *progress,

@@ -42,7 +42,7 @@ expect 0 'profile by it' profile tiny.gguf calib.jsonl -o scores.h5 --quiet --ne
     --metric learned=rank.safetensors
 head -c 400 "$KVB_ROOT/README.md" >text.txt
 expect 0 'evaluate the table' eval tiny.gguf learned.safetensors text.txt -t 100 -n 8 -r 0.5 -o worth --quiet
-json 'its metric is the ranking' worth.json 'all(r["metric"].startswith("learned:") for r in j["results"])'
+json 'its metric is the ranking' worth.json 'all(r["metric"].startswith("learned:") for r in j["rows"])'
 expect 0 'evaluate the metric' eval tiny.gguf text.txt --metric learned=rank.safetensors -t 100 -n 8 -r 0.5 -o bare \
     --quiet
 expect 0 'a task' task tiny.gguf learned.safetensors -k niah_single -t 600 -c 1 -r 0.5 --quiet
