@@ -86,7 +86,8 @@ $(BUILD)/$(1): $(2) $(BUILD)/flags
 endef
 add_program = $(eval $(call program,$(1),$(2),$(3),$(4)))
 
-TOOL_OBJ  := $(foreach d,$(TOOLS),$(call objects,$(d)))
+PAGE_PARTS := $(BUILD)/tools/report/page_parts
+TOOL_OBJ  := $(foreach d,$(TOOLS),$(call objects,$(d))) $(PAGE_PARTS).o
 SONAME    := libkvbudget.so.$(SOVERSION)
 EXAMPLES  := $(patsubst runtime/examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard runtime/examples/*.c)))
 HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
@@ -154,6 +155,19 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(SAY) CC $<
 	$(Q)$(COMPILE) $(FLAGS_$(subst /,_,$*)) -c $< -o $@
 endif
+
+# The style and the script of `kvbudget report`, as lines of C: the program holds both, and they stay files of their kind.
+$(PAGE_PARTS).c: tools/report/page.css tools/report/page.js
+	@mkdir -p $(@D)
+	$(SAY) GEN $@
+	$(Q){ printf '#include "tools/report/page_parts.h"\n#include <stddef.h>\n'; for kind in css js; do \
+	    printf 'const char *const page_%s[] = {\n' $$kind; \
+	    sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' tools/report/page.$$kind; \
+	    printf 'NULL};\n'; done; } > $@
+
+$(PAGE_PARTS).o: $(PAGE_PARTS).c $(BUILD)/flags
+	$(SAY) CC $<
+	$(Q)$(COMPILE) -c $< -o $@
 
 define module
 $(call archive,$(1)): $(call objects,$(1))
