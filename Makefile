@@ -236,6 +236,10 @@ showconfig:
 	    command -v $$t >/dev/null && printf '%s ' $$t || printf '(no %s) ' $$t; done)"
 
 # ----------------------------------------------------------------------------------------------------------------------
+# What the program writes about itself: `kvbudget help WORD`, and where it goes.
+MANUALS := man:man/man1/kvbudget.1 bash:bash-completion/completions/kvbudget zsh:zsh/site-functions/_kvbudget
+shared   = $(foreach m,$(1),$(DESTDIR)$(PREFIX)/share/$(lastword $(subst :, ,$(m))))
+
 install: all
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
 	install -m 755 $(BUILD)/kvbudget $(DESTDIR)$(PREFIX)/bin/kvbudget
@@ -243,11 +247,13 @@ install: all
 	install -m 644 $(BUILD)/libkvbudget.a $(DESTDIR)$(LIBDIR)/libkvbudget.a
 	install -m 755 $(BUILD)/$(SONAME) $(DESTDIR)$(LIBDIR)/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libkvbudget.so
+	install -d $(dir $(call shared,$(MANUALS)))
+	$(foreach m,$(MANUALS),$(BUILD)/kvbudget help $(firstword $(subst :, ,$m)) > $(call shared,$m) &&) :
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|' \
 	    -e 's|@VERSION@|$(VERSION)|' runtime/kvbudget.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/kvbudget.pc
 
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/kvbudget $(DESTDIR)$(PREFIX)/include/kvbudget.h \
+	rm -f $(call shared,$(MANUALS)) $(DESTDIR)$(PREFIX)/bin/kvbudget $(DESTDIR)$(PREFIX)/include/kvbudget.h \
 	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc)
 
 clean:
