@@ -2,6 +2,7 @@
 #include "tools/cli.h"
 #include "tools/json_print.h"
 #include "tools/manual.h"
+#include "tools/report/results.h"
 #include <cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -16,9 +17,10 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_merge,    &cmd_solve,  &cmd_validate, &cmd_eval,
-                                              &cmd_budgets, &cmd_report,   &cmd_plot,   &cmd_export,   &cmd_import,
-                                              &cmd_inspect, &cmd_tokenize, &cmd_logits, &cmd_task,     &cmd_statistics};
+static const cli_command *const COMMANDS[] = {
+    &cmd_profile, &cmd_merge, &cmd_solve,  &cmd_validate, &cmd_recommend, &cmd_eval,       &cmd_task,     &cmd_budgets,
+    &cmd_report,  &cmd_plot,  &cmd_export, &cmd_import,   &cmd_inspect,   &cmd_statistics, &cmd_tokenize, &cmd_logits,
+};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 
 static const char INTRODUCTION[] =
@@ -213,6 +215,7 @@ int main(int argc, char **argv)
     take_standard_streams();
     atexit(explain_exit);
     json_watch_memory();
+    if (argc > 2) results_remember(argc - 2, argv + 2);
     int code = run(argc, argv);
     if (code == EXIT_DONE && json_ran_out()) {
         fprintf(stderr, "kvbudget: not enough memory; what was printed or written may lack something\n");

@@ -54,12 +54,12 @@ def test_budgets_are_those_of_the_program(path: Path) -> None:
             text=True,
         )
         wanted, found = json.loads(shown.stdout), table.budgets(ratio, tokens, **options)
-        assert found.keep.tolist() == wanted["keep"]
+        assert found.keep.tolist() == wanted["details"][0]["keep"]
         assert np.array_equal(found.keep, table.keep(ratio, tokens, **options))
         for name in ("total", "keep_min", "keep_max", "effective_ratio", "row"):
-            assert getattr(found, name) == pytest.approx(wanted[name], abs=1e-12), name
-        assert len(found.warnings) == len(wanted["warnings"])
-        for ours, theirs in zip(found.warnings, wanted["warnings"]):  # the same words, but for the name of an option
+            assert getattr(found, name) == pytest.approx(wanted["settings"][name], abs=1e-12), name
+        assert len(found.warnings) == len(wanted["settings"]["warnings"])
+        for ours, theirs in zip(found.warnings, wanted["settings"]["warnings"]):  # the same words, but for the name of an option
             assert ours.replace("strict=True", "--strict") == theirs
 
 
