@@ -2,7 +2,7 @@
 # The frame of the program: help, version, unknown words, full disks.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-COMMANDS='profile merge solve validate eval task budgets report plot export import inspect statistics tokenize logits'
+COMMANDS='profile merge solve validate recommend eval task budgets report plot export import inspect statistics tokenize logits'
 
 expect 0 'help' help
 for c in $COMMANDS; do says "help lists $c" "^  $c +[A-Za-z]"; done

@@ -41,7 +41,8 @@
 
   function startSlider() {
     const ratios = [...new Set(data.tables.flatMap((t) => t.ratios))].sort((a, b) => a - b);
-    const box = document.getElementById("slider"), input = box.querySelector("input"), out = box.querySelector("output");
+    const box = document.getElementById("slider");
+    const input = box.querySelector("input"), out = box.querySelector("output");
     if (ratios.length < 2) return;
     const show = () => {
       const ratio = ratios[+input.value];
@@ -93,7 +94,8 @@
     const r = 3.4, full = series.mark !== "ring" && series.mark !== "cross";
     const shapes = { square: `M${x - r} ${y - r}h${2 * r}v${2 * r}h${-2 * r}Z`,
       diamond: `M${x} ${y - r - 1}l${r + 1} ${r + 1}l${-r - 1} ${r + 1}l${-r - 1} ${-r - 1}Z`,
-      up: `M${x} ${y - r - 1}l${r + 1} ${2 * r}h${-2 * r - 2}Z`, down: `M${x} ${y + r + 1}l${r + 1} ${-2 * r}h${-2 * r - 2}Z`,
+      up: `M${x} ${y - r - 1}l${r + 1} ${2 * r}h${-2 * r - 2}Z`,
+      down: `M${x} ${y + r + 1}l${r + 1} ${-2 * r}h${-2 * r - 2}Z`,
       cross: `M${x - r} ${y - r}l${2 * r} ${2 * r}M${x - r} ${y + r}l${2 * r} ${-2 * r}` };
     const attributes = { class: full ? "mark full" : "mark", style: `--c:${series.colour}` };
     if (shapes[series.mark]) svg(parent, "path", { ...attributes, d: shapes[series.mark] });
@@ -122,7 +124,9 @@
       svg(root, "path", { class: "line", style, d: `M${run.map(point(s.y)).join("L")}`,
         "stroke-dasharray": s.dash ? `${s.dash} ${s.dash}` : "none" });
     const every = Math.ceil(chart.x.length / 20);
-    chart.x.forEach((x, i) => { if (drawn(s.y[i]) && i % every === every >> 1) putMark(root, s, at.x(x), at.y(s.y[i])); });
+    chart.x.forEach((x, i) => {
+      if (drawn(s.y[i]) && i % every === every >> 1) putMark(root, s, at.x(x), at.y(s.y[i]));
+    });
   }
 
   function putAxes(root, chart, at, width, height) {
@@ -138,9 +142,11 @@
       svg(root, "path", { class: "grid", d: `M${at.x(v)} ${TOP}V${height - FOOT + 4}` });
       if (at.x(v) - end < 24) continue; // labels that would touch
       end = at.x(v);
-      svg(root, "text", { class: "axis", x: end, y: height - FOOT + 17, "text-anchor": "middle" }, +(100 * v).toPrecision(4));
+      const text = +(100 * v).toPrecision(4);
+      svg(root, "text", { class: "axis", x: end, y: height - FOOT + 17, "text-anchor": "middle" }, text);
     }
-    svg(root, "text", { class: "axis", x: (LEFT + width - RIGHT) / 2, y: height - 4, "text-anchor": "middle" }, chart.x_label);
+    const middle = (LEFT + width - RIGHT) / 2;
+    svg(root, "text", { class: "axis", x: middle, y: height - 4, "text-anchor": "middle" }, chart.x_label);
   }
 
   function followPointer(box, root, chart, at, width) {

@@ -86,3 +86,19 @@ size_t page_find_worth(const page *p, const page_table *t, worth *out, size_t ro
     qsort(out, n, sizeof *out, by_ratio);
     return n;
 }
+
+double page_find_uniform_loss(const page *p, const page_table *t, double ratio)
+{
+    const char *metric = kvb_table_info(t->file)->metric;
+    for (size_t i = 0; i < p->n_results; i++) {
+        const cJSON *row;
+        cJSON_ArrayForEach(row, p->results[i].rows)
+        {
+            if (strcmp(results_text(row, "metric"), metric) != 0 || fabs(results_number(row, "ratio") - ratio) > 1e-9)
+                continue;
+            double loss = results_number(row, "uniform_loss");
+            if (!isnan(loss)) return loss;
+        }
+    }
+    return NAN;
+}

@@ -40,5 +40,7 @@ typedef struct worth {
 
 // The rows of all results about a table, by ratio. Returns how many there are, at most `room`.
 size_t page_find_worth(const page *p, const page_table *t, worth *out, size_t room);
+// Loss of the even split at a ratio on the texts of a table, as `solve --json` tells it; NaN where nothing does.
+double page_find_uniform_loss(const page *p, const page_table *t, double ratio);
 // The row of a table nearest to a ratio.
 kvb_row page_row_near(const kvb_table *t, double ratio);

@@ -95,12 +95,15 @@ static void put_untried(page_writer *w, const page_table *t)
 {
     kvb_row row = page_row_near(t->file, HEADLINE);
     fputs("<p class=\"badge\">not tried yet</p>\n", w->out);
-    if (t->knows_losses)
+    double even = page_find_uniform_loss(w->p, t, row.ratio);
+    if (t->knows_losses) {
         fprintf(w->out,
                 "<p>On the texts that it was made from, %.4g&nbsp;%% pruned loses <b>%.3g&nbsp;%%</b> of what later "
-                "tokens looked at. What that means for the model's answers nobody has measured.</p>\n",
+                "tokens looked at",
                 100 * row.ratio, 100 * row.table_loss);
-    else fputs("<p>It was imported without its losses, and nobody has measured what it does.</p>\n", w->out);
+        if (!isnan(even)) fprintf(w->out, ", an even split %.3g&nbsp;%%", 100 * even);
+        fputs(". What that means for the model's answers nobody has measured.</p>\n", w->out);
+    } else fputs("<p>Nothing is known about its losses, and nobody has measured what it does.</p>\n", w->out);
     fputs(
         "<p>To see what it is worth on texts that it has not seen, and then again this report:</p>\n<pre>kvbudget eval "
         "MODEL ",

@@ -66,7 +66,7 @@ static void fill_losses(const page_writer *w, const page_table *t, losses *x)
 static void put_losses(page_writer *w, const page_table *t)
 {
     losses x;
-    char title[TITLE_SIZE], note[600];
+    char title[TITLE_SIZE], note[300];
     fill_losses(w, t, &x);
     svg_series series[5] = {{.name = "this table", .y = x.table},
                             {.name = "as solved", .y = x.solved},
@@ -75,16 +75,13 @@ static void put_losses(page_writer *w, const page_table *t)
     if (x.has_optimum) series[n++] = (svg_series){.name = "optimum", .y = x.optimum};
     if (x.has_uniform) series[n++] = (svg_series){.name = "even split", .y = x.uniform};
     snprintf(title, sizeof title, "%.150s: what is lost", kvb_table_info(t->file)->metric);
-    snprintf(note, sizeof note, "%s%s%s%s",
-             x.bound_above ? "The bound and the loss as solved are of the objective that was solved, with what guards "
-                             "heads (--shrink); the table's own loss is without it, and so may lie below. "
+    snprintf(note, sizeof note, "%s%s",
+             x.bound_above ? "Bound and loss as solved hold for the objective with --shrink; the table's own loss is "
+                             "without, and may lie below. "
                            : "",
-             x.has_optimum && strcmp(x.optimum_of, "mean_ratio") == 0
-                 ? "The optimum is each question's own, which no table for all of them can reach. "
-             : x.has_optimum ? "The optimum is of the averaged losses. "
-                             : "For the true optimum: kvbudget validate RUN.h5 --metric M --json. ",
-             x.has_uniform ? "" : "For the even split: kvbudget solve --json. ",
-             "Losses are of the texts that the table was made from.");
+             !x.has_optimum                            ? ""
+             : strcmp(x.optimum_of, "mean_ratio") == 0 ? "The optimum is each question's own; no one table reaches it."
+                                                       : "The optimum is that of the averaged losses.");
     const svg_chart chart = {.title = title,
                              .x_label = "per cent pruned",
                              .x = x.ratio,
@@ -92,7 +89,7 @@ static void put_losses(page_writer *w, const page_table *t)
                              .n_series = n,
                              .series = series,
                              .y_unit = SVG_SHARES};
-    page_put_chart(w, &chart, note);
+    page_put_chart(w, &chart, *note ? note : NULL);
 }
 
 void page_put_losses(page_writer *w)
@@ -100,11 +97,13 @@ void page_put_losses(page_writer *w)
     bool any = false;
     for (size_t i = 0; i < w->p->n_tables; i++) any = any || w->p->tables[i].knows_losses;
     if (!any) return;
-    fputs("<section id=\"losses\"><h2>Loss, and how near it is to the best</h2>\n"
-          "<p>How much of what later tokens looked at is thrown away, as a share of all that can be lost. Nothing of "
-          "this size can lose less than the lower bound, whoever finds it: the distance to it is all that a better "
-          "solver could still gain.</p>\n<div class=\"charts\">\n",
-          w->out);
+    fputs(
+        "<section id=\"losses\"><h2>Loss, and how near it is to the best</h2>\n"
+        "<p>How much of what later tokens looked at is thrown away, as a share of all that can be lost, on the texts "
+        "that the table was made from. Nothing of this size can lose less than the lower bound, whoever finds it: the "
+        "distance to it is all that a better solver could still gain. The even split comes from <code>solve "
+        "--json</code>, the true optimum from <code>validate --json</code>.</p>\n<div class=\"charts\">\n",
+        w->out);
     for (size_t i = 0; i < w->p->n_tables; i++)
         if (w->p->tables[i].knows_losses) put_losses(w, &w->p->tables[i]);
     fputs("</div></section>\n", w->out);
