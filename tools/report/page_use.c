@@ -188,12 +188,13 @@ static void put_commands(page_writer *w)
     }
     for (size_t i = 0; i < p->n_tables; i++) put_solve(w, &p->tables[i]);
     for (size_t i = 0; i < p->n_results; i++) {
-        const cJSON *words = p->results[i].arguments, *word;
-        cJSON_ArrayForEach(word, words)
+        const cJSON *word;
+        fputs("kvbudget ", w->out);
+        html_shell_word(w->out, p->results[i].command);
+        cJSON_ArrayForEach(word, p->results[i].arguments)
         {
-            const char *text = cJSON_IsString(word) ? word->valuestring : "";
-            if (word != words->child) fputs(" ", w->out);
-            html_shell_word(w->out, word == words->child ? "kvbudget" : text); // wherever it lay
+            fputs(" ", w->out);
+            html_shell_word(w->out, cJSON_IsString(word) ? word->valuestring : "");
         }
         fputs("   # gave ", w->out);
         html_put(w->out, p->results[i].name);
