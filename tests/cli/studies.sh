@@ -24,8 +24,10 @@ json 'transfer: nothing does better on a text than its own table, but for roundi
     t["loss"][3] <= t["loss"][1] * 1.02 + 0.002 and t["loss"][0] <= t["loss"][2] * 1.02 + 0.002
     for t in j["details"][0]["transfer"])'
 json 'with one text to learn from, the curve ends at the table itself' text.json 'abs(
-    j["details"][0]["learning_texts"][-1]["default"][49] - rows(allocator="mean_loss, shrink 0.1")[49]["loss"]) < 1e-9 and abs(
-    j["details"][0]["learning_questions"][-1]["mean_ratio"][49] - rows(allocator="mean_ratio (paper)")[49]["loss"]) < 1e-9'
+    j["details"][0]["learning_texts"][-1]["default"][49] -
+    rows(allocator="mean_loss, shrink 0.1")[49]["loss"]) < 1e-9 and abs(
+    j["details"][0]["learning_questions"][-1]["mean_ratio"][49] -
+    rows(allocator="mean_ratio (paper)")[49]["loss"]) < 1e-9'
 check 'the picture is whole' charts text.svg 4
 # A text that is held out is judged by the table of the other alone.
 kvb solve run.h5 --metric keydiff --contexts short --paper -o short.safetensors --quiet
@@ -53,7 +55,8 @@ json 'every table on every length' l.json \
     'j["details"][0]["lengths"] == [60, 100, 150] and list(dict.fromkeys(r["table_from"] for r in j["rows"])) == [
     "60", "100", "150", "all lengths", "all but this"] and len(j["rows"]) == 5 * 3 * 99 and [
     i["kind"] for i in j["inputs"]] == 3 * ["record"]'
-json 'on average nothing beats the table that has seen the text at its length' l.json 'len(j["details"][0]["cuts"]) == 6 and all(
+json 'on average nothing beats the table that has seen the text at its length' l.json '
+    len(j["details"][0]["cuts"]) == 6 and all(
     sum(t["loss"][7 * to] for to in range(6)) <= sum(t["loss"][6 * source + to] for to in range(6))
     for t in j["details"][0]["transfer"] for source in range(6))'
 kvb solve r150.h5 --metric keydiff --holdout text --json --quiet
@@ -99,10 +102,12 @@ done
 # shellcheck disable=SC2086
 expect 0 'the same question as a study' solve run.h5 $one --paper --ablation --json --quiet
 cp out study.json
-json 'the table loses what the study says of budgets without the gap' oracle.json 'j["details"][0]["order"] == "oracle" and all(
+json 'the table loses what the study says of budgets without the gap' oracle.json '
+    j["details"][0]["order"] == "oracle" and all(
     abs(j["rows"][5 * i + 4]["table_loss"] - x["loss"]) < 1e-9
     for i, x in enumerate([r for r in json.load(open("study.json"))["rows"] if r["allocator"] == "without gap"]))'
-json 'and with the metric, which ranks worse, what the optimum does' metric.json 'j["details"][0]["order"] == "metric" and all(
+json 'and with the metric, which ranks worse, what the optimum does' metric.json '
+    j["details"][0]["order"] == "metric" and all(
     abs(j["rows"][5 * i + 4]["table_loss"] - x["loss"]) < 1e-9
     for i, x in enumerate([r for r in json.load(open("study.json"))["rows"] if r["allocator"] == "optimum"]))'
 json 'a perfect metric would lose less, and this one more than it' oracle.json '(lambda pairs: all(

@@ -15,7 +15,8 @@ for o in '--scope layer' '--aggregate mean_loss' '--questions 1' '--contexts sho
     # shellcheck disable=SC2086
     expect 0 "validate $o" validate run.h5 --metric all --json --quiet $o
     cp out v.json
-    json 'bound <= optimum <= greedy, and what is nested loses no less than the optimum' v.json 'len(j["rows"]) == 2 * 99 and all(
+    json 'bound <= optimum <= greedy, and what is nested loses no less than the optimum' v.json '
+        len(j["rows"]) == 2 * 99 and all(
         r["proved"] and 0 <= r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
         and r["optimum"] <= r["nested_loss"] + 1e-12 and 0 <= r["surviving"] <= 1 for r in j["rows"])'
     json 'greedy <= bound + certificate' v.json \
@@ -146,7 +147,8 @@ misused 'settings beside --certificate' 'from the table' validate --certificate 
 expect 0 'greedy under constraints' validate run.h5 --metric all --block 16 --layer-cap 0.8 --floor 0.1 --json --quiet
 cp out v.json
 json 'has rows as far as floors allow' v.json 'len(j["rows"]) == 2 * 90 and all(
-    d["constrained"] for d in j["details"]) and all(r["proved"] and r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
+    d["constrained"] for d in j["details"]) and all(
+    r["proved"] and r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
     and "nested" not in r for r in j["rows"])'
 fails 'floors above a ratio' 'but the budget is' validate run.h5 --metric keydiff --floor 0.3 --ratios 0.8
 fails 'no table at all' 'calib.jsonl' validate --certificate calib.jsonl run.h5 --quiet
