@@ -5,31 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { TABLES_MAX = 64, PANEL_WIDTH = 560, PANEL_HEIGHT = 300, HEADER = 72, SIZE_LEAST = 200, SIZE_MOST = 10000 };
-
-plot_sheet plot_layout(const plot_command *c, size_t n_wide, size_t n_high)
-{
-    int wide = (int)n_wide, high = (int)n_high;
-    plot_sheet s = {n_wide, n_high, c->width, c->height, PANEL_WIDTH, PANEL_HEIGHT};
-    if (s.width) s.panel_width = (s.width - SVG_MARGIN) / wide - SVG_MARGIN;
-    else s.width = SVG_MARGIN + wide * (PANEL_WIDTH + SVG_MARGIN);
-    if (s.height) s.panel_height = (s.height - HEADER) / high - SVG_MARGIN;
-    else s.height = HEADER + high * (PANEL_HEIGHT + SVG_MARGIN);
-    return s;
-}
-
-void plot_panel(FILE *out, const plot_sheet *s, size_t i, const svg_chart *chart)
-{
-    svg_chart_put(out, chart, SVG_MARGIN + (int)(i % s->n_wide) * (s->panel_width + SVG_MARGIN),
-                  HEADER + (int)(i / s->n_wide) * (s->panel_height + SVG_MARGIN), s->panel_width, s->panel_height);
-}
-
-bool plot_wants(const plot_command *c, const char *name)
-{
-    for (size_t i = 0; i < c->series.count; i++)
-        if (strcmp(c->series.items[i], name) == 0) return true;
-    return c->series.count == 0;
-}
+enum { TABLES_MAX = 64, SIZE_LEAST = 200, SIZE_MOST = 10000 };
 
 // "50,80,90" or "0.5,0.8,0.9": a number below 1 is a share, others are per cents.
 static bool parse_ratios(plot_command *c, const char *text)
@@ -132,20 +108,20 @@ static int run(const cli_command *self, int argc, char **argv)
         {"terminal", 't', CLI_FLAG, &c.terminal, NULL, "print the maps (the default without --output)"},
         {0}};
     int first, code = cli_parse(self, options, argc, argv, &first);
-    if (code == EXIT_DONE) {
+    bool parsed = code == EXIT_DONE;
+    if (parsed) {
         c.paths = argv + first;
         c.n_paths = (size_t)(argc - first);
         code = check(&c, ratios, axis, size);
-    } else if (code < 0) code = EXIT_DONE;
-    else c.n_paths = 0;
-    if (code == EXIT_DONE && c.n_paths > 0) {
+    }
+    if (parsed && code == EXIT_DONE) {
         kvb_error err = {0};
         kvb_status status = strcmp(c.kind, "results") == 0 ? plot_results(&c, &err) : plot_tables(&c, &err);
         if (status != KVB_OK) code = cli_failed(self, &err);
     }
     cli_list_free(&c.columns);
     cli_list_free(&c.series);
-    return code;
+    return code < 0 ? EXIT_DONE : code; // -1: the manual was printed
 }
 
 const cli_command cmd_plot = {
