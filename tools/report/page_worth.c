@@ -137,8 +137,7 @@ static bool put_comparison(page_writer *w, const grid_rows *from, const picture_
                                  .n_series = g->n_names,
                                  .series = series,
                                  .logarithmic = kind->logarithmic,
-                                 .y_unit = kind->unit,
-                                 .marks = g->n_ratios <= 20};
+                                 .y_unit = kind->unit};
         page_put_chart(w, &chart, note);
     }
     free(g);

@@ -1,4 +1,5 @@
 #include "tools/report/series_style.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -68,4 +69,20 @@ series_style series_style_of(const char *name)
     series_style style = {others[h % 4], marks[(h >> 8) % 5], 2 + 2 * ((h >> 16) % 4)};
     if (best < N_KNOWN) style.colour = KNOWN[best].style.colour;
     return style;
+}
+
+static bool is_taken(const series_style *styles, size_t n, series_style s)
+{
+    for (size_t i = 0; i < n; i++)
+        if (styles[i].mark == s.mark && styles[i].dash == s.dash) return true;
+    return false;
+}
+
+void series_styles(const char *const *names, size_t n, series_style *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        out[i] = series_style_of(names[i]);
+        for (int tries = 0; tries < N_MARKS && is_taken(out, i, out[i]); tries++)
+            out[i].mark = (series_mark)((out[i].mark + 1) % N_MARKS);
+    }
 }
