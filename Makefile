@@ -1,4 +1,5 @@
-# kvbudget: everything built lands in $(BUILD). make/tests.mk has the tests' programs and passes, make/cuda.mk CUDA.
+# kvbudget: everything built lands in $(BUILD). make/ has the rest: tests.mk the tests' programs and passes, cuda.mk
+# CUDA, python.mk the wheel, install.mk what goes where.
 # The two commands that matter on a fresh machine: `make quickstart` and `make check`; `make help` lists the rest.
 
 VERSION   := 0.1.0
@@ -136,7 +137,7 @@ $(foreach p,tiny_model score_layer,$(call add_program,tests/$(p),tests/$(p).c $(
 help:
 	@sed -n 's/^##: \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
-include make/tests.mk make/cuda.mk make/python.mk
+include make/tests.mk make/cuda.mk make/python.mk make/install.mk
 
 # ----------------------------------------------------------------------------------------------------------------------
 # Objects and archives. $(BUILD)/flags is written again when any flag changes, of one file too, so a build
@@ -249,38 +250,6 @@ showconfig:
 	    '$(if $(FUZZ_CC),$(FUZZ_CC) if it links libFuzzer,clang not found: corpora are replayed with $(CC))'
 	@printf '%-12s %s\n' lint "$$(for t in clang-format shellcheck cppcheck nm; do \
 	    command -v $$t >/dev/null && printf '%s ' $$t || printf '(no %s) ' $$t; done)"
-
-# ----------------------------------------------------------------------------------------------------------------------
-# What the program writes about itself: `kvbudget help WORD`, and where it goes.
-MANUALS := man:man/man1/kvbudget.1 bash:bash-completion/completions/kvbudget zsh:zsh/site-functions/_kvbudget
-shared   = $(foreach m,$(1),$(DESTDIR)$(PREFIX)/share/$(lastword $(subst :, ,$(m))))
-
-# The runtime library alone needs cJSON and nothing else that `make deps` installs.
-CMAKEDIR   := $(LIBDIR)/cmake/kvbudget
-FILL_IN     = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|' \
-              -e 's|@VERSION@|$(VERSION)|' -e 's|@SONAME@|$(SONAME)|' \
-              -e "s|@INCLUDE@|$$(realpath -m --relative-to='$(CMAKEDIR)' '$(PREFIX)/include')|"
-
-install: all install-runtime
-	install -d $(DESTDIR)$(PREFIX)/bin
-	install -m 755 $(BUILD)/kvbudget $(DESTDIR)$(PREFIX)/bin/kvbudget
-	install -d $(dir $(call shared,$(MANUALS)))
-	$(foreach m,$(MANUALS),$(BUILD)/kvbudget help $(firstword $(subst :, ,$m)) > $(call shared,$m) &&) :
-
-install-runtime: $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
-	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(CMAKEDIR)
-	install -m 644 runtime/kvbudget.h $(DESTDIR)$(PREFIX)/include/kvbudget.h
-	install -m 644 $(BUILD)/libkvbudget.a $(DESTDIR)$(LIBDIR)/libkvbudget.a
-	install -m 755 $(BUILD)/$(SONAME) $(DESTDIR)$(LIBDIR)/$(SONAME)
-	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libkvbudget.so
-	$(FILL_IN) runtime/kvbudget.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/kvbudget.pc
-	$(FILL_IN) runtime/kvbudgetConfig.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfig.cmake
-	$(FILL_IN) runtime/kvbudgetConfigVersion.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfigVersion.cmake
-
-uninstall:
-	rm -f $(call shared,$(MANUALS)) $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
-	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \
-	    $(addprefix $(DESTDIR)$(CMAKEDIR)/,kvbudgetConfig.cmake kvbudgetConfigVersion.cmake)
 
 clean:
 	rm -rf $(BUILD) $(SAN_BUILD) $(BUILD)-fuzz
