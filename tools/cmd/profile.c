@@ -42,12 +42,16 @@ static bool parse_shard(profile_command *p)
 }
 
 // Ranks of one machine share its cores, unless the launcher gave each its own.
-static void share_cores(const profile_command *p)
+static int share_cores(const profile_command *p)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN) / p->ranks.local_size, mine = omp_get_num_procs();
-    if (p->threads) omp_set_num_threads((int)p->threads);
-    else if (p->ranks.local_size > 1 && !getenv("OMP_NUM_THREADS"))
-        omp_set_num_threads((int)(cores < 1 ? 1 : cores < mine ? cores : mine));
+    bool shares = !p->threads && p->ranks.local_size > 1 && !getenv("OMP_NUM_THREADS");
+    int code = device_take_threads(p->self, shares ? (uint64_t)(cores < 1      ? 1
+                                                                : cores < mine ? cores
+                                                                               : mine)
+                                                   : p->threads);
+    bool all = ranks_agree(&p->ranks, code == EXIT_DONE ? KVB_OK : KVB_MEMORY, NULL) == KVB_OK;
+    return code == EXIT_DONE && !all ? EXIT_FAILED : code;
 }
 
 static int check_options(profile_command *p)
@@ -61,9 +65,8 @@ static int check_options(profile_command *p)
                                (unsigned long long)p->new_tokens);
     if (!p->greedy && !(p->temperature > 0))
         return cli_usage_error(p->self, "--temperature: expected a number above 0, or --greedy");
-    if (p->max_tokens > UINT32_MAX || p->max_questions > UINT32_MAX || p->batch > 65536 || p->threads > 4096 ||
-        p->layers > UINT32_MAX)
-        return cli_usage_error(p->self, "--max-tokens, --questions, --batch, --threads or --layers is out of range");
+    if (p->max_tokens > UINT32_MAX || p->max_questions > UINT32_MAX || p->batch > 65536 || p->layers > UINT32_MAX)
+        return cli_usage_error(p->self, "--max-tokens, --questions, --batch or --layers is out of range");
     if (p->memory && !memory_parse(p->memory, &p->memory_bytes))
         return cli_usage_error(p->self, "--memory: expected a size such as 4GiB or 800MB, found '%s'", p->memory);
     if (strcmp(p->bos, "auto") != 0 && strcmp(p->bos, "yes") != 0 && strcmp(p->bos, "no") != 0)
@@ -248,8 +251,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE) code = check_options(&p);
     if (code == EXIT_DONE && p.force && p.resume)
         code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
+    if (code == EXIT_DONE) code = share_cores(&p);
     if (code == EXIT_DONE) {
-        share_cores(&p);
         cli_catch_signals();
         code = run_command(&p, argv + first, (size_t)(argc - first));
     }

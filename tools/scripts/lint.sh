@@ -99,6 +99,15 @@ mapfile -t sources_c < <(find runtime formats solver study profiler evaluator to
 grep -nE '^ *(if \([^()]*\) |else )?(f?close|closedir|pclose|H5[A-Z]{1,2}close)\(' "${sources_c[@]}" |
     check 'every close is looked at, or is (void) where the file was only read'
 
+# A mapped file that another program writes meanwhile reads as zeros or as a mixture: whoever maps one asks afterwards.
+# gguf.c hands its mapping on (gguf_file.map).
+grep -lE '\bfile_map\(' "${sources_c[@]}" | grep -vxF -e formats/file_read.c -e profiler/gguf.c |
+    while IFS= read -r f; do grep -qE '\bfile_check\(' "$f" || echo "$f: no file_check"; done |
+    check 'who maps a file asks whether it changed meanwhile'
+grep -lE '\bgguf_open\(' "${sources_c[@]}" | grep -vxF profiler/gguf.c |
+    while IFS= read -r f; do grep -qE '\bfile_check\(' "$f" || echo "$f: no file_check"; done |
+    check 'who opens a GGUF file asks whether it changed meanwhile'
+
 # ---- Headers ---------------------------------------------------------------------------------------------------------
 read -r -a flags <<<"${LINT_FLAGS:--std=c11 -D_GNU_SOURCE -I.}"
 check_cflags=$(pkg-config --cflags check 2>/dev/null)
