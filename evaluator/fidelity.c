@@ -19,56 +19,36 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
     fidelity *f = calloc(1, sizeof *f);
     if (!f) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory");
     *f = (fidelity){.s = s, .n_next = n_next, .batch = batch};
-    f->next = calloc(n, sizeof *f->next);
-    f->log_sum = calloc(n, sizeof *f->log_sum);
-    f->nll = calloc(n, sizeof *f->nll);
+    kvb_status status = predictions_open(&f->full, n_next, c->vocabulary, err);
     f->o_norm = calloc(c->n_layers, sizeof *f->o_norm);
-    float **const arrays[] = {&f->importance, &f->logits,      &f->q,      &f->o,         &f->k,
-                              &f->v,          &f->cell_logits, &f->cell_o, &f->projected, &f->p};
-    const size_t sizes[] = {
-        heads * s->plan.max_tokens, n * vocabulary,          c->n_layers * queries, c->n_layers * queries,
-        heads * n * c->head_dim,    heads * n * c->head_dim, logits * vocabulary,   queries,
-        2 * n * c->width,           n * vocabulary};
-    bool good = f->next && f->log_sum && f->nll && f->o_norm;
+    float **const arrays[] = {&f->importance, &f->q, &f->o, &f->k, &f->v, &f->cell_logits, &f->cell_o, &f->projected};
+    const size_t sizes[] = {heads * s->plan.max_tokens,
+                            c->n_layers * queries,
+                            c->n_layers * queries,
+                            heads * n * c->head_dim,
+                            heads * n * c->head_dim,
+                            logits * vocabulary,
+                            queries,
+                            2 * n * c->width};
+    bool good = f->o_norm;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         good = (*arrays[i] = malloc(sizes[i] * sizeof(float) + 1)) && good;
-    if (!good) {
-        fidelity_close(f);
-        return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u rows of %u logits", batch * n_next,
-                        c->vocabulary);
-    }
-    *out = f;
-    return KVB_OK;
+    if (status == KVB_OK && !good)
+        status =
+            kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u rows of %u logits", batch * n_next, c->vocabulary);
+    if (status == KVB_OK) *out = f;
+    else fidelity_close(f);
+    return status;
 }
 
 void fidelity_close(fidelity *f)
 {
     if (!f) return;
-    float *const arrays[] = {f->p, f->importance, f->logits,      f->q,      f->o,
-                             f->k, f->v,          f->cell_logits, f->cell_o, f->projected};
+    float *const arrays[] = {f->importance, f->q, f->o, f->k, f->v, f->cell_logits, f->cell_o, f->projected};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) free(arrays[i]);
-    free(f->next);
-    free(f->log_sum);
-    free(f->nll);
+    predictions_close(&f->full);
     free(f->o_norm);
     free(f);
-}
-
-// log of the sum of exp(x), in double.
-static double log_sum_exp(const float *x, size_t n)
-{
-    float top = x[0];
-    for (size_t i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
-    double sum = exp((double)x[0] - top);
-    for (size_t i = 1; i < n; i++) sum += exp((double)x[i] - top);
-    return top + log(sum);
-}
-
-static size_t largest(const float *x, size_t n)
-{
-    size_t best = 0;
-    for (size_t i = 1; i < n; i++) best = x[i] > x[best] ? i : best;
-    return best;
 }
 
 // ---- The full cache ----
@@ -101,14 +81,7 @@ static kvb_status finish_reference(fidelity *f, kvb_error *err)
 {
     const model_config *c = &f->s->m->config;
     size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim;
-#pragma omp parallel for schedule(static)
-    for (uint32_t i = 0; i < f->n_next; i++) {
-        const float *row = f->logits + (size_t)i * c->vocabulary;
-        f->log_sum[i] = log_sum_exp(row, c->vocabulary);
-        for (size_t t = 0; t < c->vocabulary; t++)
-            f->p[(size_t)i * c->vocabulary + t] = (float)exp(row[t] - f->log_sum[i]);
-        if (i + 1 < f->n_next) f->nll[i] = f->log_sum[i] - row[f->next[i + 1]];
-    }
+    predictions_finish(&f->full);
     kvb_status status = KVB_OK;
     for (uint32_t layer = 0; layer < c->n_layers && status == KVB_OK; layer++) {
         status = decoder_project(f->s->decode, layer, f->o + layer * queries, f->n_next, f->projected, err);
@@ -122,12 +95,12 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
 {
     kv_cache *full = NULL;
     decode_hooks hooks = {.context = f, .layer_done = keep_layer};
-    memcpy(f->next, ids + n_tokens, f->n_next * sizeof *ids);
+    memcpy(f->full.next, ids + n_tokens, f->n_next * sizeof *ids);
     kvb_status status = session_prefill(f->s, ids, n_tokens, also, progress, err);
-    if (status == KVB_OK) status = session_reference(f->s, f->next, f->n_next, f->importance, NULL, err);
+    if (status == KVB_OK) status = session_reference(f->s, f->full.next, f->n_next, f->importance, NULL, err);
     if (status == KVB_OK) status = session_cache(f->s, NULL, f->n_next, &full, err);
     if (status == KVB_OK)
-        status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->next, &hooks, LOGITS_ALL, f->logits, err);
+        status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->full.next, &hooks, LOGITS_ALL, f->full.logits, err);
     kv_cache_close(full);
     if (status == KVB_OK) status = finish_reference(f, err);
     return status;
@@ -195,13 +168,10 @@ static kvb_status measure_outputs(fidelity *f, kv_cache *cache, double *error, k
 // Row i of the continuation.
 static void measure_row(const fidelity *f, uint32_t i, const float *got, fidelity_cell *out)
 {
-    size_t vocabulary = f->s->m->config.vocabulary;
-    const float *full = f->logits + i * vocabulary, *p = f->p + i * vocabulary;
-    double log_sum = log_sum_exp(got, vocabulary), shift = log_sum - f->log_sum[i], kl = 0;
-    for (size_t t = 0; t < vocabulary; t++) kl += p[t] * ((double)full[t] - got[t] + shift);
-    out->kl[i] = kl;
-    out->agree[i] = largest(got, vocabulary) == largest(full, vocabulary);
-    if (i + 1 < f->n_next) out->nll[i] = log_sum - got[f->next[i + 1]];
+    row_damage row = predictions_row(&f->full, i, got);
+    out->kl[i] = row.kl;
+    out->agree[i] = row.agree;
+    if (i + 1 < f->n_next) out->nll[i] = row.nll;
 }
 
 static void measure_logits(const fidelity *f, const float *logits, fidelity_cell *out)
@@ -218,7 +188,7 @@ static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cel
     out->ratio = 1 - (double)out->kept / ((double)c->n_layers * c->n_kv_heads * f->s->n_tokens);
     out->bytes = kv_cache_bytes(cache);
     out->allocated = kv_cache_allocated(cache);
-    for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->nll[i] / (f->n_next - 1);
+    for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->full.nll[i] / (f->n_next - 1);
 }
 
 static kvb_status measure_cell(fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out, kvb_error *err)
@@ -245,7 +215,7 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
         caches && n_rows && ids ? KVB_OK : kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u cells", n);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         n_rows[i] = f->n_next;
-        memcpy(ids + (size_t)i * f->n_next, f->next, f->n_next * sizeof *ids);
+        memcpy(ids + (size_t)i * f->n_next, f->full.next, f->n_next * sizeof *ids);
         status = measure_cell(f, &kept[i], &caches[i], &out[i], err);
     }
     if (status == KVB_OK)
@@ -292,7 +262,7 @@ static kvb_status follow(fidelity *f, follower *w, uint32_t n, fidelity_cell *ou
     for (uint32_t row = 0; row < f->n_next; row++) {
         for (uint32_t i = 0; i < n; i++) {
             w->ones[i] = 1;
-            w->ids[i] = f->next[row];
+            w->ids[i] = f->full.next[row];
         }
         kvb_status status =
             decoder_run(f->s->decode, w->caches, n, w->ones, w->ids, w->hooks, LOGITS_LAST, f->cell_logits, err);

@@ -5,22 +5,19 @@
 // what follows.
 #pragma once
 #include "evaluator/policy_run.h"
+#include "evaluator/predictions.h"
 
 // One text: its context, prefilled, and what the full cache says about its continuation.
 typedef struct fidelity {
     session *s;        // borrowed
     uint32_t n_next;   // n, teacher-forced rows
     uint32_t batch;    // cells that are decoded together
-    int32_t *next;     // [n]
     float *importance; // I [L, G, T] over the continuation: the oracle in hindsight
     // Of the full cache:
-    float *logits;   // [n, vocabulary]
-    float *p;        // [n, vocabulary] probabilities
-    double *log_sum; // [n] log of the sum of exp(logits)
-    float *q, *o;    // [L, n, H*d] queries, and attention outputs before W_O
-    float *k, *v;    // [L, G, n, d] what the continuation added to the cache
-    double *o_norm;  // [L] sum over rows of ||o W_O||^2
-    double *nll;     // [n - 1] of the true next token
+    predictions full;
+    float *q, *o;   // [L, n, H*d] queries, and attention outputs before W_O
+    float *k, *v;   // [L, G, n, d] what the continuation added to the cache
+    double *o_norm; // [L] sum over rows of ||o W_O||^2
     // Scratch:
     float *cell_logits; // [batch, n, vocabulary]; of policies a step's [FIDELITY_POLICIES, vocabulary]
     float *cell_o;      // [n, H*d]

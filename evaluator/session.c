@@ -179,6 +179,57 @@ kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra,
     return kv_cache_gather(out, c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra, err);
 }
 
+// ---- Many contexts ----
+
+kvb_status session_context_open(session_context *out, const session *s, kvb_error *err)
+{
+    const session_plan *plan = &s->plan;
+    size_t scores = heads_of(s) * plan->max_tokens, floats = scores * s->m->config.head_dim;
+    *out = (session_context){.ids = malloc(plan->max_tokens * sizeof(int32_t) + 1),
+                             .k = malloc(floats * sizeof(float) + 1),
+                             .v = malloc(floats * sizeof(float) + 1),
+                             .scores = calloc(plan->n_metrics + 1, sizeof(float *)),
+                             .first = calloc(plan->n_metrics + 1, sizeof(float *)),
+                             .n_metrics = plan->n_metrics};
+    bool good = out->ids && out->k && out->v && out->scores && out->first;
+    for (size_t i = 0; good && i < plan->n_metrics; i++)
+        good = (out->scores[i] = malloc(scores * sizeof(float) + 1)) &&
+               (!s->first[i] || (out->first[i] = malloc(scores * sizeof(float) + 1)));
+    if (good) return KVB_OK;
+    return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for another context of %u tokens", plan->max_tokens);
+}
+
+void session_context_free(session_context *c)
+{
+    for (size_t i = 0; c->scores && i < c->n_metrics; i++) free(c->scores[i]);
+    for (size_t i = 0; c->first && i < c->n_metrics; i++) free(c->first[i]);
+    free(c->scores);
+    free(c->first);
+    free(c->ids);
+    free(c->k);
+    free(c->v);
+    *c = (session_context){0};
+}
+
+uint64_t session_context_bytes(const model *m, uint32_t max_tokens, size_t n_metrics)
+{
+    uint64_t entries = (uint64_t)m->config.n_layers * m->config.n_kv_heads * max_tokens;
+    return entries * (2 * m->config.head_dim + n_metrics) * sizeof(float) + max_tokens * sizeof(int32_t);
+}
+
+kvb_status session_exchange(session *s, session_context *c, kvb_error *err)
+{
+    session_context mine = {s->n_tokens, s->ids, s->k, s->v, s->scores, s->first, s->plan.n_metrics};
+    s->n_tokens = c->n_tokens;
+    s->ids = c->ids;
+    s->k = c->k;
+    s->v = c->v;
+    s->scores = c->scores;
+    s->first = c->first;
+    *c = mine;
+    return s->n_tokens ? decoder_begin_context(s->decode, s->n_tokens, err) : KVB_OK;
+}
+
 void session_end_prefill(session *s)
 {
     forward_close(s->prefill);

@@ -65,6 +65,24 @@ kvb_status session_select_each(const session *s, const float *scores, const uint
 // A cache of what `kept` lists (NULL: the whole context), with room for `extra` tokens. The caller closes it.
 kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra, kv_cache **out, kvb_error *err);
 
+// All that a prefill leaves, away from its session, so that one session serves many contexts in turn.
+typedef struct session_context {
+    uint32_t n_tokens;
+    int32_t *ids;
+    float *k, *v;
+    float **scores, **first;
+    size_t n_metrics;
+} session_context;
+
+// Memory for a context of the session's longest length, for the same metrics. The caller frees with
+// session_context_free, also after a failure; a zero struct is allowed there.
+kvb_status session_context_open(session_context *out, const session *s, kvb_error *err);
+void session_context_free(session_context *c);
+// Bytes that one takes.
+uint64_t session_context_bytes(const model *m, uint32_t max_tokens, size_t n_metrics);
+// Swaps it with what the session holds; nothing is copied. The session's next calls are about that context.
+kvb_status session_exchange(session *s, session_context *c, kvb_error *err);
+
 // Frees the prefill's memory and the host copy of the full context, so that only caches are left. No further prefill is
 // possible; decoding is.
 void session_end_prefill(session *s);

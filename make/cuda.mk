@@ -17,8 +17,8 @@ CUDA     ?= $(if $(and $(NVCC),$(CUDART),$(shell command -v $(firstword $(CXX)) 
 # Device programs: the judge of all backends, device memory, and the speed of operations and of a model.
 JUDGED_CPU      := cpu_bf16x3 cpu_bf16
 # The sanitised build judges one precision of each emulator: they are slow there, and precisions share their memory.
-SANITISED        := $(findstring -fsanitize,$(CFLAGS))
-JUDGED_EMULATED  := $(if $(SANITISED),emulated_bf16x3,emulated emulated_bf16x3 emulated_bf16)
+WITH_SANITISERS  := $(findstring -fsanitize,$(CFLAGS))
+JUDGED_EMULATED  := $(if $(WITH_SANITISERS),emulated_bf16x3,emulated emulated_bf16x3 emulated_bf16)
 JUDGED_CUDA     := cuda cuda_bf16x3 cuda_bf16
 CUDA_SHOWN      := not built in$(if $(NVCC),,: no nvcc of CUDA 12 or later, see tools/scripts/get-cuda.sh)
 judge_names      = $(addprefix $(BUILD)/tests/test_profiler_backend_,$(1))
@@ -96,7 +96,7 @@ cuda-compiler: deps
 
 # The cpu backend on the tile unit (AMX), whose instructions tests/tiles has in C: on any machine with AVX-512 and
 # bfloat16, and beside it products alone.
-JUDGED_TILES := $(if $(SANITISED),tiles_bf16x3,tiles tiles_bf16x3 tiles_bf16)
+JUDGED_TILES := $(if $(WITH_SANITISERS),tiles_bf16x3,tiles tiles_bf16x3 tiles_bf16)
 TILES        := $(BUILD)/tests/packed_tiles_emulated.o
 UNIT_BIN     += $(call judge_names,$(JUDGED_TILES)) $(BUILD)/tests/test_profiler_packed_tiles
 $(TILES): profiler/packed_tiles.c $(BUILD)/flags

@@ -12,6 +12,8 @@ typedef struct eval_inputs {
     model *m;
     sweep_text *texts;
     size_t n_texts;
+    size_t *origin; // [n_texts] which operand each came from, the model being 0
+    size_t reading; // that operand, while texts are read
 } eval_inputs;
 
 typedef struct eval_outputs {
@@ -32,6 +34,8 @@ typedef struct eval_command {
 // From operands and options to methods, ratios and texts. What is wrong with the command line is printed, and
 // EXIT_USAGE returned; what is wrong with a file, EXIT_FAILED.
 int eval_open_inputs(eval_command *e, char **operands, size_t n);
+// The same for commands that are about one table and nothing else: e->with has one column.
+int eval_open_table(eval_command *e, char **operands, size_t n);
 void eval_free_inputs(eval_command *e);
 
 // `--speed`: memory and decode speed of compacted caches against the full one.

@@ -24,6 +24,10 @@ static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_
     sweep_text *all = realloc(e->texts, (e->n_texts + 1) * sizeof *all);
     if (!all) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
     e->texts = all;
+    size_t *origin = realloc(e->origin, (e->n_texts + 1) * sizeof *origin);
+    if (!origin) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
+    e->origin = origin;
+    origin[e->n_texts] = e->reading;
     sweep_text *t = &e->texts[e->n_texts];
     *t = (sweep_text){.n_ids = (uint32_t)(n + shift < most ? n + shift : most)};
     snprintf(t->name, sizeof t->name, "%s", name);
@@ -123,10 +127,24 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     if (status == KVB_OK) status = methods_open(&e->with, e->in.m, operands + 1, n - 1, false, &err);
     if (status == KVB_OK && !e->with.n_columns)
         status = kvb_fail(&err, KVB_ARGUMENT, "there is nothing to compare: give a table, or --allocator");
-    for (size_t i = 1; i < n && status == KVB_OK; i++)
+    for (size_t i = 1; i < n && status == KVB_OK; i++) {
+        e->in.reading = i;
         if (!methods_is_table(operands[i])) status = read_text(&e->in, operands[i], &err);
+    }
     if (status == KVB_OK) status = check_texts(&e->in, &err);
     return status == KVB_OK ? EXIT_DONE : cli_failed(e->self, &err);
+}
+
+int eval_open_table(eval_command *e, char **operands, size_t n)
+{
+    size_t n_tables = 0;
+    for (size_t i = 1; i < n; i++) n_tables += methods_is_table(operands[i]);
+    if (n_tables != 1) return cli_usage_error(e->self, "%zu tables (.safetensors) are given, expected one", n_tables);
+    const char **none = malloc(sizeof *none);
+    if (!none) return cli_failed(e->self, &(kvb_error){KVB_MEMORY, "no memory"});
+    *none = "none";
+    e->with.allocator_names = (cli_list){none, 1};
+    return eval_open_inputs(e, operands, n);
 }
 
 void eval_free_inputs(eval_command *e)
@@ -134,5 +152,6 @@ void eval_free_inputs(eval_command *e)
     methods_free(&e->with);
     for (size_t i = 0; i < e->in.n_texts; i++) free(e->in.texts[i].ids);
     free(e->in.texts);
+    free(e->in.origin);
     model_free(e->in.m);
 }

@@ -1,0 +1,158 @@
+#include "evaluator/damage.h"
+#include "runtime/fail.h"
+#include <stdlib.h>
+#include <string.h>
+
+struct damage {
+    damage_plan plan;
+    session *s;
+    float *logits;     // [batch, n_next, vocabulary]
+    kv_cache **caches; // [batch]
+    uint32_t *n_rows;  // [batch]
+    int32_t *ids;      // [batch, n_next]
+    row_damage *rows;  // [batch, n_next]
+};
+
+static session_plan session_plan_of(const damage_plan *p)
+{
+    return (session_plan){p->n_tokens, p->n_next, p->batch * p->n_next, p->by, 1, false};
+}
+
+kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kvb_error *err)
+{
+    *out = NULL;
+    if (plan->n_tokens == 0 || plan->n_next < 2 || plan->batch == 0 || (uint64_t)plan->batch * plan->n_next > INT32_MAX)
+        return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens behind %u in batches of %u, expected 2 or more",
+                        plan->n_next, plan->n_tokens, plan->batch);
+    damage *d = calloc(1, sizeof *d);
+    if (!d) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory");
+    size_t rows = (size_t)plan->batch * plan->n_next;
+    session_plan needs = session_plan_of(plan);
+    *d = (damage){.plan = *plan,
+                  .logits = malloc(rows * m->config.vocabulary * sizeof(float)),
+                  .caches = calloc(plan->batch, sizeof(kv_cache *)),
+                  .n_rows = calloc(plan->batch, sizeof(uint32_t)),
+                  .ids = calloc(rows, sizeof(int32_t)),
+                  .rows = calloc(rows, sizeof(row_damage))};
+    kvb_status status =
+        d->logits && d->caches && d->n_rows && d->ids && d->rows
+            ? session_open(&d->s, m, &needs, err)
+            : kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %zu rows of %u logits", rows, m->config.vocabulary);
+    if (status == KVB_OK) *out = d;
+    else damage_close(d);
+    return status;
+}
+
+void damage_close(damage *d)
+{
+    if (!d) return;
+    session_close(d->s);
+    free(d->logits);
+    free(d->caches);
+    free(d->n_rows);
+    free(d->ids);
+    free(d->rows);
+    free(d);
+}
+
+// ---- Texts ----
+
+uint64_t damage_text_bytes(const model *m, const damage_plan *plan)
+{
+    uint64_t logits = (uint64_t)plan->n_next * m->config.vocabulary * 2 * sizeof(float);
+    return session_context_bytes(m, plan->n_tokens, 1) + logits;
+}
+
+kvb_status damage_text_open(damage *d, damage_text *t, kvb_error *err)
+{
+    *t = (damage_text){0};
+    kvb_status status = session_context_open(&t->context, d->s, err);
+    return status == KVB_OK ? predictions_open(&t->full, d->plan.n_next, d->s->m->config.vocabulary, err) : status;
+}
+
+void damage_text_close(damage_text *t)
+{
+    session_context_free(&t->context);
+    predictions_close(&t->full);
+}
+
+static kvb_status predict(damage *d, damage_text *t, kvb_error *err)
+{
+    kv_cache *full;
+    kvb_status status = session_cache(d->s, NULL, d->plan.n_next, &full, err);
+    if (status == KVB_OK)
+        status =
+            decoder_run(d->s->decode, &full, 1, &d->plan.n_next, t->full.next, NULL, LOGITS_ALL, t->full.logits, err);
+    kv_cache_close(full);
+    if (status == KVB_OK) predictions_finish(&t->full);
+    return status;
+}
+
+kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const forward_progress *progress,
+                            kvb_error *err)
+{
+    memcpy(t->full.next, ids + d->plan.n_tokens, d->plan.n_next * sizeof *ids);
+    kvb_status status = session_prefill(d->s, ids, d->plan.n_tokens, NULL, progress, err);
+    if (status == KVB_OK) status = predict(d, t, err);
+    return status == KVB_OK ? session_exchange(d->s, &t->context, err) : status;
+}
+
+// ---- Cuts ----
+
+static kvb_status cut(damage *d, const uint32_t *keep, kv_cache **out, kvb_error *err)
+{
+    kept_set kept;
+    const float *scores;
+    kvb_status status = session_rank(d->s, 0, keep, &scores, err);
+    if (status == KVB_OK) status = session_select(d->s, scores, keep, d->plan.sink, d->plan.window, &kept, err);
+    if (status != KVB_OK) return status;
+    status = session_cache(d->s, &kept, d->plan.n_next, out, err);
+    kept_set_free(&kept);
+    return status;
+}
+
+static damage_value mean_of(const predictions *full, const row_damage *rows)
+{
+    damage_value sum = {0};
+    uint32_t n = full->n;
+    for (uint32_t i = 0; i < n; i++) {
+        sum.kl += rows[i].kl / n;
+        sum.flips += !rows[i].agree / (double)n;
+        if (i + 1 < n) sum.nll += (rows[i].nll - full->nll[i]) / (n - 1);
+    }
+    return sum;
+}
+
+static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep, uint32_t n, damage_value *out,
+                                kvb_error *err)
+{
+    size_t heads = (size_t)d->s->m->config.n_layers * d->s->m->config.n_kv_heads, next = d->plan.n_next;
+    kvb_status status = KVB_OK;
+    memset(d->caches, 0, n * sizeof *d->caches);
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+        d->n_rows[i] = d->plan.n_next;
+        memcpy(d->ids + i * next, t->full.next, next * sizeof *d->ids);
+        status = cut(d, keep + i * heads, &d->caches[i], err);
+    }
+    if (status == KVB_OK)
+        status = decoder_run(d->s->decode, d->caches, n, d->n_rows, d->ids, NULL, LOGITS_ALL, d->logits, err);
+    for (uint32_t i = 0; i < n; i++) kv_cache_close(d->caches[i]);
+    if (status != KVB_OK) return status;
+#pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < n * next; row++)
+        d->rows[row] = predictions_row(&t->full, (uint32_t)(row % next), d->logits + row * t->full.vocabulary);
+    for (uint32_t i = 0; i < n; i++) out[i] = mean_of(&t->full, d->rows + i * next);
+    return KVB_OK;
+}
+
+kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_t n, damage_value *out, kvb_error *err)
+{
+    size_t heads = (size_t)d->s->m->config.n_layers * d->s->m->config.n_kv_heads;
+    kvb_status status = session_exchange(d->s, &t->context, err);
+    for (size_t i = 0; i < n && status == KVB_OK; i += d->plan.batch) {
+        uint32_t some = n - i < d->plan.batch ? (uint32_t)(n - i) : d->plan.batch;
+        status = measure_batch(d, t, keep + i * heads, some, out + i, err);
+    }
+    kvb_status back = session_exchange(d->s, &t->context, status == KVB_OK ? err : NULL);
+    return status == KVB_OK ? back : status;
+}

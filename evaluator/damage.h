@@ -1,0 +1,46 @@
+// What cutting a context's cache costs, for many cuts of the same contexts: keys, values, scores and the full cache's
+// predictions of each text are computed once; a cut then costs one continuation over a compacted cache, many in one
+// batch. Nothing is measured but the predictions (fidelity.h also has oracle importance and the layers' outputs).
+#pragma once
+#include "evaluator/predictions.h"
+#include "evaluator/session.h"
+
+typedef struct damage_plan {
+    uint32_t n_tokens, n_next; // context and continuation of every text, tokens; n_next at least 2
+    uint32_t batch;            // cuts that are decoded together, at least 1
+    const metric *by;          // ranks the tokens; lives as long as the damage
+    uint32_t sink, window;     // first and last tokens that stay before all others
+} damage_plan;
+
+typedef struct damage damage;
+
+// One text, opened by itself so that any number can be held at a time.
+typedef struct damage_text {
+    session_context context;
+    predictions full;
+} damage_text;
+
+// Means over the continuation's rows, all against the full cache.
+typedef struct damage_value {
+    double kl;    // nats
+    double flips; // share of rows whose likeliest token is another
+    double nll;   // what the true next tokens cost more, nats; may be negative
+} damage_value;
+
+// On failure *out is NULL.
+kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kvb_error *err);
+void damage_close(damage *d); // NULL is allowed
+// Bytes that one text takes while it is open.
+uint64_t damage_text_bytes(const model *m, const damage_plan *plan);
+
+// Memory for a text. The caller frees with damage_text_close, also after a failure; a zero struct is allowed there.
+kvb_status damage_text_open(damage *d, damage_text *t, kvb_error *err);
+void damage_text_close(damage_text *t);
+// Prefills ids[0 .. n_tokens-1], scores them, and runs the next n_next ids over the full cache. A text may be filled
+// again with other ids.
+kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const forward_progress *progress,
+                            kvb_error *err);
+
+// Measures n cuts of a filled text, head h of cut i keeping keep[i * L*G + h] tokens. The same cut has the same bits
+// whatever else is in the batch and however many threads there are; a cut that keeps everything costs exactly 0.
+kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_t n, damage_value *out, kvb_error *err);

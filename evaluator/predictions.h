@@ -1,0 +1,31 @@
+// What the full cache predicts of a text that goes on, and how far the predictions of a cut cache are from it.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <stdbool.h>
+
+// n >= 2 teacher-forced rows of the full cache.
+typedef struct predictions {
+    uint32_t n, vocabulary;
+    int32_t *next;   // [n] the continuation's tokens; row i is what follows token i
+    float *logits;   // [n, vocabulary]
+    float *p;        // [n, vocabulary] probabilities
+    double *log_sum; // [n] log of the sum of exp(logits)
+    double *nll;     // [n - 1] -log p(true next token)
+} predictions;
+
+// Memory for n rows. The caller frees with predictions_close, also after a failure.
+kvb_status predictions_open(predictions *out, uint32_t n, uint32_t vocabulary, kvb_error *err);
+void predictions_close(predictions *a); // a zero struct is allowed
+
+// From next and logits to all the others.
+void predictions_finish(predictions *a);
+
+// Other logits beside those of a row.
+typedef struct row_damage {
+    double kl;  // sum p log(p / q), p from the full cache, nats, in double
+    double nll; // -log q(true next token); NaN in the last row, whose next token is not known
+    bool agree; // the likeliest token is the same
+} row_damage;
+
+// `got` [vocabulary] logits of row i over a cut cache.
+row_damage predictions_row(const predictions *a, uint32_t i, const float *got);

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# kvbudget recommend on the tiny model: the promise, what it saves, refusals with the number of texts, and the check.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff
+expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
+"$PYTHON" -c '
+import json
+for name, n in (("many", 60), ("few", 5)):
+    with open(name + ".jsonl", "w") as f:
+        for k in range(n):
+            text = "\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(40))
+            print(json.dumps({"sample_id": f"{name}{k}", "context": text, "questions": ["?"]}), file=f)'
+SIZE='--tokens 120 --next 8'
+
+# The tiny model is random: what it loses is tiny too, so the limit is found first.
+# shellcheck disable=SC2086
+expect 0 'measure' recommend tiny.gguf table.safetensors many.jsonl $SIZE --json --quiet --max-kl 1e6
+cp out all.json
+json 'ratios are promised up to the end where nothing is above the limit' all.json \
+    'j["ratio"] == 0.95 and all(r["promised"] for r in j["ratios"]) and len(j["ratios"]) == 19'
+LIMIT=$("$PYTHON" -c '
+import json
+rows = json.load(open("all.json"))["ratios"]
+print(next(r["limits"][0]["mean"] for r in rows if abs(r["ratio"] - 0.6) < 1e-9))')
+# shellcheck disable=SC2086
+expect 0 'a promise' recommend tiny.gguf table.safetensors many.jsonl $SIZE --max-kl "$LIMIT" --confidence 0.9 \
+    --length 1000 --check 50
+says 'the ratio and the method' 'Learn then Test'
+says 'what it saves' 'At 1000 tokens that saves .* of .* MiB'
+says 'the check' 'Check: of 50 promises'
+# shellcheck disable=SC2086
+expect 0 'the same as JSON' recommend tiny.gguf table.safetensors many.jsonl $SIZE --max-kl "$LIMIT" --confidence 0.9 \
+    --check 200 --json --quiet --threads 1
+cp out one.json
+json 'it is below the ratio whose mean is the limit' one.json '0 < j["ratio"] < 0.6'
+json 'promises are kept' one.json 'j["check"]["broken"] <= 20 and j["check"]["refused"] < 200'
+json 'the sequence ends at the first p above the error' one.json \
+    'all(r["promised"] == (r["limits"][0]["p"] <= 0.1) for r in j["ratios"] if r["ratio"] <= j["ratio"] + 0.051)'
+json 'memory is counted' one.json '0 < j["bytes_saved"] < j["bytes"] == 2 * 2 * 120 * 4 * 16'
+# shellcheck disable=SC2086
+expect 0 'again with other batches and threads' recommend tiny.gguf table.safetensors many.jsonl $SIZE \
+    --max-kl "$LIMIT" --confidence 0.9 --check 200 --json --quiet --batch 7
+if cmp -s out one.json; then ok 'gives the same bytes'; else not_ok 'gives the same bytes'; fi
+# shellcheck disable=SC2086
+expect 0 'two limits, and p-values from the mean' recommend tiny.gguf table.safetensors many.jsonl $SIZE --json --quiet \
+    --max-kl 1e3 --max-flips 0.9 --p-value bentkus -r 30%,60%
+cp out two.json
+json 'both limits are shown' two.json \
+    '[l["name"] for l in j["ratios"][0]["limits"]] == ["KL", "changed tokens"] and j["p_value"] == "bentkus"'
+# shellcheck disable=SC2086
+fails 'too few texts are refused before any work, with the number that it takes' '5 texts promise nothing.*at least [0-9]+ texts' \
+    recommend tiny.gguf table.safetensors few.jsonl $SIZE
+# shellcheck disable=SC2086
+expect 1 'a limit that nothing meets' recommend tiny.gguf table.safetensors many.jsonl $SIZE --max-kl 1e-12
+says 'is refused with the reason' 'nothing can be promised|promise nothing' err
+# shellcheck disable=SC2086
+misused 'a wrong confidence' 'confidence' recommend tiny.gguf table.safetensors many.jsonl $SIZE --confidence 2
+misused 'two tables' 'expected one' recommend tiny.gguf table.safetensors table.safetensors many.jsonl
+misused 'a wrong p-value' 'betting or bentkus' recommend tiny.gguf table.safetensors many.jsonl --p-value t
+end

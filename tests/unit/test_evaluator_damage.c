@@ -1,0 +1,168 @@
+// Damage of many cuts of the same texts: the same numbers as a text's fidelity, in any order and batch, and nothing for
+// a whole cache.
+#include "evaluator/damage.h"
+#include "evaluator/fidelity.h"
+#include "test_profiler_cases.h"
+
+enum { L = 2, G = 2, VOCABULARY = 300, T = 90, N = 16, TEXTS = 2, HEADS = L * G, CUTS = 5 };
+
+static const uint32_t CUT[CUTS][HEADS] = {
+    {30, 15, 30, 30}, {T, T, T, T}, {12, 12, 12, 12}, {60, 20, 7, 33}, {1, 90, 45, 2}};
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+static void draw_ids(int32_t ids[TEXTS][T + N])
+{
+    for (int t = 0; t < TEXTS; t++)
+        for (int i = 0; i < T + N; i++) ids[t][i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+}
+
+// The mean of what fidelity.h tells of each row.
+static damage_value mean_of(const fidelity_cell *c)
+{
+    damage_value mean = {0};
+    for (int i = 0; i < N; i++) {
+        mean.kl += c->kl[i] / N;
+        mean.flips += !c->agree[i] / (double)N;
+        if (i + 1 < N) mean.nll += c->nll[i] / (N - 1);
+    }
+    mean.nll -= c->full_nll;
+    return mean;
+}
+
+static void judge(const model *m, const metric *by, const int32_t *ids, damage_value *out)
+{
+    session *s;
+    fidelity *f;
+    session_plan plan = {T, N, CUTS * N, by, 1, true};
+    help_ok(session_open(&s, m, &plan, err));
+    help_ok(fidelity_open(&f, s, N, CUTS, err));
+    help_ok(fidelity_begin(f, ids, T, NULL, NULL, err));
+    for (int i = 0; i < CUTS; i++) {
+        kept_set kept;
+        fidelity_cell cell;
+        help_ok(session_select(s, s->scores[0], CUT[i], 4, 1, &kept, err));
+        help_ok(fidelity_measure(f, &kept, 1, &cell, err));
+        out[i] = mean_of(&cell);
+        fidelity_cell_free(&cell);
+        kept_set_free(&kept);
+    }
+    fidelity_close(f);
+    session_close(s);
+}
+
+START_TEST(damage_is_what_fidelity_measures)
+{
+    metric by;
+    int32_t ids[TEXTS][T + N];
+    damage_value want[TEXTS][CUTS], got[CUTS], alone;
+    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    draw_ids(ids);
+    help_ok(metric_parse(&by, "keydiff", err));
+    for (int t = 0; t < TEXTS; t++) judge(m, &by, ids[t], want[t]);
+    damage *d;
+    damage_text texts[TEXTS];
+    damage_plan plan = {T, N, 3, &by, 4, 1};
+    help_ok(damage_open(&d, m, &plan, err));
+    for (int t = 0; t < TEXTS; t++) help_ok(damage_text_open(d, &texts[t], err));
+    for (int t = 0; t < TEXTS; t++) help_ok(damage_text_fill(d, &texts[t], ids[t], NULL, err));
+    for (int round = 0; round < 2; round++) // the second time with another text in between
+        for (int t = 0; t < TEXTS; t++) {
+            help_ok(damage_measure(d, &texts[t], &CUT[0][0], CUTS, got, err));
+            for (int i = 0; i < CUTS; i++) {
+                ck_assert_msg(fabs(got[i].kl - want[t][i].kl) < 1e-12, "text %d, cut %d: KL %.9g, expected %.9g", t, i,
+                              got[i].kl, want[t][i].kl);
+                ck_assert(fabs(got[i].flips - want[t][i].flips) < 1e-12);
+                ck_assert(fabs(got[i].nll - want[t][i].nll) < 1e-9);
+                ck_assert(i == 1 ? got[i].kl == 0 && got[i].flips == 0 : got[i].kl > 0);
+            }
+            help_ok(damage_measure(d, &texts[t], CUT[3], 1, &alone, err));
+            ck_assert(memcmp(&alone, &got[3], sizeof alone) == 0);
+        }
+    help_ok(damage_text_fill(d, &texts[0], ids[1], NULL, err)); // a text is filled again
+    help_ok(damage_measure(d, &texts[0], CUT[0], 1, &alone, err));
+    ck_assert(fabs(alone.kl - want[1][0].kl) < 1e-12);
+    ck_assert_uint_gt(damage_text_bytes(m, &plan), 2 * HEADS * T * 16 * sizeof(float));
+    for (int t = 0; t < TEXTS; t++) damage_text_close(&texts[t]);
+    damage_close(d);
+    model_free(m);
+}
+END_TEST
+
+START_TEST(contexts_are_put_aside_and_taken_back)
+{
+    metric by;
+    session *s;
+    session_context aside;
+    int32_t ids[TEXTS][T + N];
+    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    draw_ids(ids);
+    help_ok(metric_parse(&by, "keydiff", err));
+    session_plan plan = {T, N, N, &by, 1, false};
+    help_ok(session_open(&s, m, &plan, err));
+    help_ok(session_context_open(&aside, s, err));
+    help_ok(session_prefill(s, ids[0], T, NULL, NULL, err));
+    float *keys = s->k, *first = s->scores[0], score = first[T / 2];
+    help_ok(session_exchange(s, &aside, err));
+    ck_assert(aside.k == keys && aside.scores[0] == first && aside.n_tokens == T && s->n_tokens == 0);
+    help_ok(session_prefill(s, ids[1], T, NULL, NULL, err)); // into the other memory
+    help_ok(session_exchange(s, &aside, err));
+    ck_assert(s->k == keys && s->scores[0][T / 2] == score && s->ids[3] == ids[0][3] && aside.ids[3] == ids[1][3]);
+    ck_assert_uint_eq(session_context_bytes(m, T, 1), HEADS * T * (2 * 16 + 1) * sizeof(float) + T * sizeof(int32_t));
+    session_context_free(&aside);
+    session_close(s);
+    model_free(m);
+}
+END_TEST
+
+START_TEST(rows_are_judged_by_the_definition)
+{
+    predictions full;
+    kvb_error err = {0};
+    const float logits[2][3] = {{0, 1, 2}, {3, 0, 0}}, other[3] = {2, 1, 0};
+    ck_assert(predictions_open(&full, 2, 3, &err) == KVB_OK);
+    memcpy(full.logits, logits, sizeof logits);
+    full.next[1] = 2;
+    predictions_finish(&full);
+    double sum = exp(0) + exp(1) + exp(2), kl = 0;
+    for (int t = 0; t < 3; t++) kl += exp(logits[0][t]) / sum * (logits[0][t] - other[t]);
+    row_damage row = predictions_row(&full, 0, other), same = predictions_row(&full, 1, logits[1]);
+    ck_assert(fabs(row.kl - kl) < 1e-6 && !row.agree);
+    ck_assert(fabs(row.nll - (log(sum) - 0)) < 1e-6);
+    ck_assert(fabs(full.nll[0] - (log(sum) - 2)) < 1e-6);
+    ck_assert(same.kl == 0 && same.agree && isnan(same.nll));
+    predictions_close(&full);
+}
+END_TEST
+
+START_TEST(impossible_plans_are_refused)
+{
+    metric by;
+    damage *d;
+    kvb_error err = {0};
+    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    ck_assert(metric_parse(&by, "keydiff", &err) == KVB_OK);
+    const damage_plan plans[] = {
+        {T, 1, 3, &by, 4, 1}, {0, N, 3, &by, 4, 1}, {T, N, 0, &by, 4, 1}, {m->config.context_length, N, 3, &by, 4, 1}};
+    for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
+        ck_assert(damage_open(&d, m, &plans[i], &err) == KVB_ARGUMENT);
+        ck_assert_ptr_null(d);
+    }
+    model_free(m);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_unchecked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, damage_is_what_fidelity_measures);
+    tcase_add_test(tc, contexts_are_put_aside_and_taken_back);
+    tcase_add_test(tc, rows_are_judged_by_the_definition);
+    tcase_add_test(tc, impossible_plans_are_refused);
+}
+
+UNIT_MAIN("evaluator/damage", fill)

@@ -1,0 +1,266 @@
+// kvbudget recommend: the highest ratio of a table whose damage can be promised to stay below a limit.
+#include "evaluator/damage.h"
+#include "runtime/fail.h"
+#include "study/promise.h"
+#include "tools/cmd/eval_command.h"
+#include "tools/device.h"
+#include "tools/report/promise_report.h"
+#include <math.h>
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct recommend_command {
+    eval_command e;
+    double max_kl, max_flips, max_nll, cap, confidence; // NAN: not asked for
+    const char *test_name;
+    uint64_t length, draws;
+    // Measured:
+    promise_criterion criteria[PROMISE_LIMITS];
+    const char *names[PROMISE_LIMITS];
+    double *values; // [PROMISE_LIMITS, n_ratios, n_texts]
+    promise_task task;
+} recommend_command;
+
+// ---- Limits ----
+
+static void add_limit(recommend_command *c, const char *name, double limit, double cap, size_t kind)
+{
+    size_t cells = c->e.with.n_ratios * c->e.in.n_texts;
+    if (isnan(limit)) return;
+    c->names[c->task.n_criteria] = name;
+    c->criteria[c->task.n_criteria++] = (promise_criterion){limit, cap, c->values + kind * cells};
+}
+
+// Which limits hold, and whether so few texts can promise anything: known before any work is done.
+static kvb_status open_task(recommend_command *c, kvb_error *err)
+{
+    size_t cells = c->e.with.n_ratios * c->e.in.n_texts;
+    c->values = calloc(PROMISE_LIMITS * cells + 1, sizeof *c->values);
+    if (!c->values) return kvb_fail(err, KVB_MEMORY, "no memory for %zu results", cells);
+    c->task.criteria = c->criteria;
+    c->task.n_ratios = (uint32_t)c->e.with.n_ratios;
+    c->task.n_texts = (uint32_t)c->e.in.n_texts;
+    c->task.error = 1 - c->confidence;
+    add_limit(c, "KL", c->max_kl, c->cap > 0 ? c->cap : 5 * c->max_kl, 0);
+    add_limit(c, "changed tokens", c->max_flips, 1, 1);
+    add_limit(c, "NLL", c->max_nll, c->cap > 0 ? c->cap : 5 * c->max_nll, 2);
+    for (uint32_t i = 0; i < c->task.n_criteria; i++) {
+        double share = c->criteria[i].limit / c->criteria[i].cap;
+        uint32_t least = promise_least_texts(c->task.how, share, c->task.error);
+        if (c->task.n_texts >= least) continue;
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "%u texts promise nothing: with a limit of %g on %s, clipped at %g, %g %% confidence takes at "
+                        "least %u texts even if nothing were lost; give more texts%s, or ask for less --confidence",
+                        c->task.n_texts, c->criteria[i].limit, c->names[i], c->criteria[i].cap, 100 * c->confidence,
+                        least, c->criteria[i].cap < 1 ? ", a smaller --cap" : "");
+    }
+    return KVB_OK;
+}
+
+// ---- Measuring ----
+
+typedef struct step_watch {
+    progress bar;
+    double done, total; // texts, a prefill being most of one
+} step_watch;
+
+static bool show_prefill(void *context, double done, double total)
+{
+    step_watch *w = context;
+    progress_update(&w->bar, w->done + 0.5 * done / total, w->total, "texts");
+    return !cli_stop_requested;
+}
+
+// The budgets of every ratio, [n_ratios, heads].
+static kvb_status list_budgets(const recommend_command *c, uint32_t *keep, size_t heads, kvb_error *err)
+{
+    const allocator *table = c->e.with.columns[0].how;
+    kvb_status status = KVB_OK;
+    for (size_t r = 0; r < c->e.with.n_ratios && status == KVB_OK; r++)
+        status = kvb_budgets(table->table, c->e.with.ratios[r], (uint32_t)c->e.in.n_tokens,
+                             &(kvb_budget_options){.strict = table->strict}, keep + r * heads, heads, err);
+    return status;
+}
+
+static kvb_status measure_text(recommend_command *c, damage *d, damage_text *text, size_t t, const uint32_t *keep,
+                               damage_value *found, step_watch *w, kvb_error *err)
+{
+    size_t n = c->e.with.n_ratios, n_texts = c->e.in.n_texts, cells = n * n_texts;
+    const forward_progress prefill = {show_prefill, w};
+    kvb_status status = damage_text_fill(d, text, c->e.in.texts[t].ids, &prefill, err);
+    if (status == KVB_OK) status = damage_measure(d, text, keep, n, found, err);
+    for (size_t r = 0; r < n && status == KVB_OK; r++) {
+        c->values[r * n_texts + t] = found[r].kl;
+        c->values[cells + r * n_texts + t] = found[r].flips;
+        c->values[2 * cells + r * n_texts + t] = found[r].nll;
+    }
+    w->done++;
+    if (status == KVB_OK && !show_prefill(w, 0, 1))
+        status = kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu texts", t + 1, n_texts);
+    return status;
+}
+
+static kvb_status measure(recommend_command *c, kvb_error *err)
+{
+    const model *m = c->e.in.m;
+    const method *by = &c->e.with.items[c->e.with.columns[0].method];
+    size_t heads = (size_t)m->config.n_layers * m->config.n_kv_heads, n = c->e.with.n_ratios;
+    const damage_plan plan = {
+        (uint32_t)c->e.in.n_tokens, (uint32_t)c->e.in.n_next, (uint32_t)c->e.batch, &by->m, by->sink, by->window};
+    damage *d = NULL;
+    damage_text text = {0};
+    uint32_t *keep = malloc(n * heads * sizeof *keep + 1);
+    damage_value *found = malloc(n * sizeof *found + 1);
+    step_watch w = {.total = (double)c->e.in.n_texts};
+    kvb_status status = keep && found ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu ratios", n);
+    if (status == KVB_OK) status = list_budgets(c, keep, heads, err);
+    if (status == KVB_OK) status = damage_open(&d, m, &plan, err);
+    if (status == KVB_OK) status = damage_text_open(d, &text, err);
+    progress_begin(&w.bar, "recommend", c->e.out.quiet);
+    for (size_t t = 0; t < c->e.in.n_texts && status == KVB_OK; t++)
+        status = measure_text(c, d, &text, t, keep, found, &w, err);
+    progress_end(&w.bar, "%.0f texts, %zu ratios", w.done, n);
+    damage_text_close(&text);
+    damage_close(d);
+    free(keep);
+    free(found);
+    return status;
+}
+
+// ---- The command ----
+
+static kvb_status recommend(recommend_command *c, kvb_error *err)
+{
+    promise_report r = {.task = &c->task,
+                        .names = c->names,
+                        .ratios = c->e.with.ratios,
+                        .confidence = c->confidence,
+                        .table = c->e.with.columns[0].how->table,
+                        .strict = c->e.with.columns[0].how->strict,
+                        .n_tokens = (uint32_t)c->e.in.n_tokens,
+                        .n_next = (uint32_t)c->e.in.n_next,
+                        .length = c->length ? (uint32_t)c->length : (uint32_t)c->e.in.n_tokens};
+    kvb_status status = open_task(c, err);
+    if (status == KVB_OK) status = measure(c, err);
+    r.rows = calloc((size_t)PROMISE_LIMITS * c->task.n_ratios + 1, sizeof *r.rows);
+    if (status == KVB_OK && !r.rows) status = kvb_fail(err, KVB_MEMORY, "no memory for the results");
+    if (status == KVB_OK) status = promise_find(&c->task, r.rows, &r.n_passed, err);
+    if (status == KVB_OK && c->draws) status = promise_try(&c->task, (uint32_t)c->draws, c->e.seed, &r.trial, err);
+    if (status == KVB_OK) status = c->e.out.json ? promise_report_json(&r, err) : promise_report_print(&r, err);
+    if (status == KVB_OK && r.n_passed == 0) status = promise_report_refusal(&r, err);
+    free(r.rows);
+    return status;
+}
+
+static int check_options(recommend_command *c)
+{
+    const cli_command *self = c->e.self;
+    eval_inputs *in = &c->e.in;
+    if (!c->test_name) c->test_name = "betting";
+    if (isnan(c->max_kl) && isnan(c->max_flips) && isnan(c->max_nll)) c->max_kl = 0.05;
+    const double limits[] = {c->max_kl, c->max_flips, c->max_nll};
+    for (int i = 0; i < PROMISE_LIMITS; i++) {
+        double most = i != 1 && c->cap > 0 ? c->cap : i == 1 ? 1 : INFINITY;
+        if (!isnan(limits[i]) && !(limits[i] > 0 && limits[i] < most))
+            return cli_usage_error(self, "a limit of %g: expected above 0 and below the cap (%g)", limits[i], most);
+    }
+    if (!(c->confidence > 0 && c->confidence < 1) || c->cap < 0)
+        return cli_usage_error(self, "--confidence: expected between 0 and 1, such as 0.95; --cap: above 0");
+    if (!promise_test_parse(&c->task.how, c->test_name))
+        return cli_usage_error(self, "--p-value: expected betting or bentkus, found '%s'", c->test_name);
+    if (in->n_tokens < 1 || in->n_tokens > 1 << 24 || in->n_next < 2 || in->n_next > 65536 || c->length > UINT32_MAX)
+        return cli_usage_error(self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
+    if (c->e.batch < 1 || c->e.batch > 64 || c->e.threads > 4096 || c->draws > 1000000)
+        return cli_usage_error(self, "--batch: expected 1 to 64; --threads: at most 4096; --check: at most 1000000");
+    in->device = device_find(self, in->backend_name, in->compute);
+    return in->device ? EXIT_DONE : EXIT_USAGE;
+}
+
+// Without --ratio: every five per cent.
+static int default_ratios(recommend_command *c)
+{
+    static const char FIVES[] = "5%,10%,15%,20%,25%,30%,35%,40%,45%,50%,55%,60%,65%,70%,75%,80%,85%,90%,95%";
+    if (c->e.with.ratio_names.count) return EXIT_DONE;
+    const char **one = malloc(sizeof *one);
+    if (!one) return cli_failed(c->e.self, &(kvb_error){KVB_MEMORY, "no memory"});
+    *one = FIVES;
+    c->e.with.ratio_names = (cli_list){one, 1};
+    return EXIT_DONE;
+}
+
+static int run_recommend(const cli_command *self, int argc, char **argv)
+{
+    recommend_command c = {
+        .e = {.self = self,
+              .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
+              .in = {.backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64},
+              .batch = 4,
+              .seed = 1},
+        .max_kl = NAN,
+        .max_flips = NAN,
+        .max_nll = NAN,
+        .confidence = 0.95};
+    const cli_option options[] = {
+        {"max-kl", 0, CLI_REAL, &c.max_kl, "NATS", "mean KL to the full cache (0.05, if no limit is given)"},
+        {"max-flips", 0, CLI_REAL, &c.max_flips, "SHARE", "mean share of tokens whose likeliest successor changes"},
+        {"max-nll", 0, CLI_REAL, &c.max_nll, "NATS", "what true next tokens may cost more than with the full cache"},
+        {"confidence", 0, CLI_REAL, &c.confidence, "P", "of the promise, over the draw of the texts (0.95)"},
+        {"cap", 0, CLI_REAL, &c.cap, "NATS", "a text's KL or NLL counts as at most this (5 times the limit)"},
+        {"p-value", 0, CLI_TEXT, &c.test_name, "KIND", "betting (the default), or bentkus: from the mean alone"},
+        {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to try (5%, 10%, ... 95%)"},
+        {"length", 0, CLI_COUNT, &c.length, "N", "tell the memory saved at N tokens (default: --tokens)"},
+        {"check", 0, CLI_COUNT, &c.draws, "N", "N times, let half of the texts promise and the other half judge"},
+        {"tokens", 't', CLI_COUNT, &c.e.in.n_tokens, "N", "context: the first N tokens of every text (2048)"},
+        {"next", 'n', CLI_COUNT, &c.e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
+        {"bos", 0, CLI_TEXT, &c.e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
+        QUERY_STATISTICS_OPTION(c.e.in.statistics),
+        {"backend", 'b', CLI_TEXT, &c.e.in.backend_name, "NAME", "cpu or ref"},
+        {"compute", 0, CLI_TEXT, &c.e.in.compute, "KIND", DEVICE_COMPUTE_HELP},
+        {"batch", 0, CLI_COUNT, &c.e.batch, "N", "ratios that are decoded together (4)"},
+        {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
+        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "of --check (1)"},
+        {"json", 0, CLI_FLAG, &c.e.out.json, NULL, "print the results as JSON instead of the table"},
+        {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
+        {0},
+    };
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    if (code == EXIT_DONE && argc - first < 3)
+        code = cli_usage_error(self, "a model, a table and texts are needed: kvbudget %s", self->synopsis);
+    if (code == EXIT_DONE) code = check_options(&c);
+    if (code == EXIT_DONE) code = default_ratios(&c);
+    if (code == EXIT_DONE && c.e.threads) omp_set_num_threads((int)c.e.threads);
+    if (code == EXIT_DONE) code = eval_open_table(&c.e, argv + first, (size_t)(argc - first));
+    if (code == EXIT_DONE) {
+        kvb_error err = {0};
+        cli_catch_signals();
+        if (recommend(&c, &err) != KVB_OK) code = cli_failed(self, &err);
+    }
+    free(c.values);
+    eval_free_inputs(&c.e);
+    return code < 0 ? EXIT_DONE : code;
+}
+
+const cli_command cmd_recommend = {
+    "recommend",
+    "recommend MODEL.gguf TABLE.safetensors TEXT... [--max-kl 0.05] [--confidence 0.95] [OPTION]...",
+    "the highest ratio whose damage stays below a limit, with a guarantee",
+    "Measures the table's damage on every text at every ratio, as `eval` does, and prints the highest ratio that\n"
+    "can be promised: with probability P over the draw of these texts, the mean damage on texts like them is\n"
+    "below the limit at that ratio. Nothing is assumed about distributions, only that the texts given and those\n"
+    "to come are drawn alike (Learn then Test, arXiv 2110.01052: fixed-sequence testing from low to high ratios).\n"
+    "\n"
+    "KL and NLL have no upper end, so the promise is about a text's damage clipped at --cap. A smaller cap needs\n"
+    "fewer texts and promises less. A text counts once, however long it is. With several limits all hold at once.\n"
+    "When the texts are too few to promise anything, that is said with how many it takes, and the exit status is 1.\n"
+    "\n"
+    "Texts: any text file, .jsonl with contexts (each is a text), or .npy with token ids; use texts that no table\n"
+    "has seen.\n"
+    "\n"
+    "Examples:\n"
+    "  kvbudget recommend model.gguf keydiff.safetensors logs.jsonl --max-kl 0.05\n"
+    "  kvbudget recommend model.gguf keydiff.safetensors logs.jsonl --max-flips 0.1 --confidence 0.9 --length 32768\n"
+    "  kvbudget recommend model.gguf keydiff.safetensors logs.jsonl --check 200\n",
+    run_recommend,
+};

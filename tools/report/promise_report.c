@@ -1,0 +1,194 @@
+#include "tools/report/promise_report.h"
+#include "runtime/fail.h"
+#include "tools/json_print.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const promise_row *row_of(const promise_report *r, uint32_t criterion, uint32_t ratio)
+{
+    return &r->rows[(size_t)criterion * r->task->n_ratios + ratio];
+}
+
+// Texts with the losses of these that it takes to promise a ratio under all limits; 0: more would not help.
+static kvb_status texts_needed(const promise_report *r, uint32_t ratio, uint32_t *out, kvb_error *err)
+{
+    const promise_task *t = r->task;
+    double *loss = malloc(t->n_texts * sizeof *loss);
+    if (!loss) return kvb_fail(err, KVB_MEMORY, "no memory for the losses of %u texts", t->n_texts);
+    *out = 1;
+    for (uint32_t c = 0; c < t->n_criteria; c++) {
+        const promise_criterion *one = &t->criteria[c];
+        for (uint32_t i = 0; i < t->n_texts; i++)
+            loss[i] = fmin(fmax(one->values[(size_t)ratio * t->n_texts + i], 0), one->cap) / one->cap;
+        uint32_t n = promise_texts_needed(t->how, loss, t->n_texts, one->limit / one->cap, t->error);
+        *out = n == 0 || *out == 0 ? 0 : n > *out ? n : *out;
+    }
+    free(loss);
+    return KVB_OK;
+}
+
+// Bytes of keys and values of two bytes an element, of `length` tokens: all, and what stays at the ratio.
+static kvb_status count_bytes(const promise_report *r, double ratio, double *all, double *stays, kvb_error *err)
+{
+    const kvb_info *info = kvb_table_info(r->table);
+    size_t heads = (size_t)info->n_layers * info->n_kv_heads;
+    double entry = 2.0 * 2.0 * info->head_dim, kept = 0;
+    uint32_t *keep = malloc(heads * sizeof *keep);
+    if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", heads);
+    kvb_status status =
+        kvb_budgets(r->table, ratio, r->length, &(kvb_budget_options){.strict = r->strict}, keep, heads, err);
+    for (size_t h = 0; h < heads && status == KVB_OK; h++) kept += keep[h];
+    free(keep);
+    *all = entry * (double)heads * r->length;
+    *stays = entry * kept;
+    return status;
+}
+
+// ---- Text ----
+
+static void print_rows(const promise_report *r)
+{
+    const promise_task *t = r->task;
+    printf("%u texts of %u + %u tokens\n\npruned", t->n_texts, r->n_tokens, r->n_next);
+    for (uint32_t c = 0; c < t->n_criteria; c++) printf("  %14s     clipped         p", r->names[c]);
+    printf("\n");
+    for (uint32_t i = 0; i < t->n_ratios; i++) {
+        printf("%4.3g %%", 100 * r->ratios[i]);
+        for (uint32_t c = 0; c < t->n_criteria; c++)
+            printf("  %14.4f  %10.4f  %8.2g", row_of(r, c, i)->mean, row_of(r, c, i)->clipped, row_of(r, c, i)->p);
+        printf("  %s\n", i < r->n_passed ? "promised" : i == r->n_passed ? "not" : "");
+    }
+}
+
+static kvb_status print_promise(const promise_report *r, kvb_error *err)
+{
+    const promise_task *t = r->task;
+    double all, stays, ratio = r->ratios[r->n_passed - 1];
+    kvb_status status = count_bytes(r, ratio, &all, &stays, err);
+    if (status != KVB_OK) return status;
+    printf(
+        "\nPrune %.4g %%. With probability %.4g over the draw of these texts, on texts drawn like them the mean of\n",
+        100 * ratio, r->confidence);
+    for (uint32_t c = 0; c < t->n_criteria; c++)
+        printf("  %s is below %g (a text counts as at most %g)\n", r->names[c], t->criteria[c].limit,
+               t->criteria[c].cap);
+    printf("(Learn then Test with fixed-sequence testing, arXiv 2110.01052; p-values: %s).\n",
+           promise_test_name(t->how));
+    printf("At %u tokens that saves %.1f of %.1f MiB (two bytes an element).\n", r->length, (all - stays) / 0x1p20,
+           all / 0x1p20);
+    return KVB_OK;
+}
+
+static kvb_status print_next(const promise_report *r, kvb_error *err)
+{
+    uint32_t needed;
+    if (r->n_passed == r->task->n_ratios) {
+        printf("That is the highest ratio that was tried.\n");
+        return KVB_OK;
+    }
+    kvb_status status = texts_needed(r, r->n_passed, &needed, err);
+    if (status != KVB_OK) return status;
+    if (needed) printf("%.4g %% would take about %u texts like these.\n", 100 * r->ratios[r->n_passed], needed);
+    else
+        printf("%.4g %% is not to be had with more texts: their mean is above the limit.\n",
+               100 * r->ratios[r->n_passed]);
+    return KVB_OK;
+}
+
+kvb_status promise_report_print(const promise_report *r, kvb_error *err)
+{
+    print_rows(r);
+    kvb_status status = KVB_OK;
+    if (r->n_passed) status = print_promise(r, err);
+    if (r->n_passed && status == KVB_OK) status = print_next(r, err);
+    if (r->trial.draws)
+        printf("Check: of %u promises made from one half of the texts, the other half broke %u (%.3g %%, allowed %.3g "
+               "%%); %u halves promised nothing.\n",
+               r->trial.draws, r->trial.broken, 100.0 * r->trial.broken / r->trial.draws, 100 * r->task->error,
+               r->trial.refused);
+    return status;
+}
+
+kvb_status promise_report_refusal(const promise_report *r, kvb_error *err)
+{
+    uint32_t needed;
+    kvb_status status = texts_needed(r, 0, &needed, err);
+    if (status != KVB_OK) return status;
+    if (needed)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "%u texts promise nothing: even %.4g %% pruned takes about %u texts like these; give more "
+                        "texts, begin at a lower --ratio, or ask for less",
+                        r->task->n_texts, 100 * r->ratios[0], needed);
+    return kvb_fail(err, KVB_UNSUPPORTED,
+                    "nothing can be promised: at %.4g %% pruned the mean damage is above the limit already; begin at a "
+                    "lower --ratio, or allow more",
+                    100 * r->ratios[0]);
+}
+
+// ---- JSON ----
+
+static cJSON *describe_ratio(const promise_report *r, uint32_t ratio)
+{
+    cJSON *one = cJSON_CreateObject(), *limits = cJSON_AddArrayToObject(one, "limits");
+    cJSON_AddNumberToObject(one, "ratio", r->ratios[ratio]);
+    cJSON_AddBoolToObject(one, "promised", ratio < r->n_passed);
+    for (uint32_t c = 0; c < r->task->n_criteria; c++) {
+        const promise_criterion *criterion = &r->task->criteria[c];
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(limits, item);
+        cJSON_AddStringToObject(item, "name", r->names[c]);
+        cJSON_AddNumberToObject(item, "limit", criterion->limit);
+        cJSON_AddNumberToObject(item, "cap", criterion->cap);
+        cJSON_AddNumberToObject(item, "mean", row_of(r, c, ratio)->mean);
+        cJSON_AddNumberToObject(item, "clipped", row_of(r, c, ratio)->clipped);
+        cJSON_AddNumberToObject(item, "p", row_of(r, c, ratio)->p);
+        cJSON_AddItemToObject(
+            item, "texts",
+            cJSON_CreateDoubleArray(criterion->values + (size_t)ratio * r->task->n_texts, (int)r->task->n_texts));
+    }
+    return one;
+}
+
+static kvb_status add_promise(const promise_report *r, cJSON *to, kvb_error *err)
+{
+    double all, stays;
+    uint32_t needed = 0;
+    kvb_status status = KVB_OK;
+    if (r->n_passed) status = count_bytes(r, r->ratios[r->n_passed - 1], &all, &stays, err);
+    if (status == KVB_OK && r->n_passed < r->task->n_ratios) status = texts_needed(r, r->n_passed, &needed, err);
+    if (status != KVB_OK) return status;
+    if (r->n_passed) {
+        cJSON_AddNumberToObject(to, "ratio", r->ratios[r->n_passed - 1]);
+        cJSON_AddNumberToObject(to, "bytes", all);
+        cJSON_AddNumberToObject(to, "bytes_saved", all - stays);
+    } else cJSON_AddNullToObject(to, "ratio");
+    if (needed) cJSON_AddNumberToObject(to, "texts_for_next_ratio", needed);
+    return KVB_OK;
+}
+
+kvb_status promise_report_json(const promise_report *r, kvb_error *err)
+{
+    cJSON *all = cJSON_CreateObject();
+    cJSON_AddStringToObject(all, "format", "kvbudget-recommend");
+    cJSON_AddStringToObject(all, "method", "learn then test, fixed sequence (arXiv 2110.01052)");
+    cJSON_AddStringToObject(all, "p_value", promise_test_name(r->task->how));
+    cJSON_AddNumberToObject(all, "confidence", r->confidence);
+    cJSON_AddNumberToObject(all, "n_texts", r->task->n_texts);
+    cJSON_AddNumberToObject(all, "n_tokens", r->n_tokens);
+    cJSON_AddNumberToObject(all, "n_next", r->n_next);
+    cJSON_AddNumberToObject(all, "length", r->length);
+    kvb_status status = add_promise(r, all, err);
+    cJSON *ratios = cJSON_AddArrayToObject(all, "ratios");
+    for (uint32_t i = 0; i < r->task->n_ratios; i++) cJSON_AddItemToArray(ratios, describe_ratio(r, i));
+    if (r->trial.draws) {
+        cJSON *check = cJSON_AddObjectToObject(all, "check");
+        cJSON_AddNumberToObject(check, "draws", r->trial.draws);
+        cJSON_AddNumberToObject(check, "broken", r->trial.broken);
+        cJSON_AddNumberToObject(check, "refused", r->trial.refused);
+        cJSON_AddNumberToObject(check, "mean_ratios_promised", r->trial.mean_passed);
+    }
+    if (status == KVB_OK) status = json_print(all, err);
+    cJSON_Delete(all);
+    return status;
+}

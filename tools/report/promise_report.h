@@ -1,0 +1,23 @@
+// What `recommend` prints: every ratio's damage, the promise, what it saves, and what more texts would allow.
+#pragma once
+#include "study/promise.h"
+
+enum { PROMISE_LIMITS = 3 };
+
+typedef struct promise_report {
+    const promise_task *task;
+    const char *const *names; // [n_criteria] what is limited
+    const double *ratios;     // [n_ratios]
+    double confidence;
+    const kvb_table *table;
+    bool strict;
+    uint32_t n_tokens, n_next, length; // of the texts; for which the memory is told
+    promise_row *rows;                 // [n_criteria, n_ratios]
+    uint32_t n_passed;
+    promise_trial trial; // draws 0: not wanted
+} promise_report;
+
+kvb_status promise_report_print(const promise_report *r, kvb_error *err);
+kvb_status promise_report_json(const promise_report *r, kvb_error *err);
+// Why nothing can be promised, as an error: KVB_UNSUPPORTED.
+kvb_status promise_report_refusal(const promise_report *r, kvb_error *err);
