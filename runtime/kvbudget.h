@@ -302,6 +302,45 @@ KVB_API kvb_status kvb_select_all(const float *scores, size_t n_heads, uint32_t 
                                   uint32_t sink, uint32_t window, size_t *offsets, uint32_t *positions, size_t cap,
                                   kvb_error *err);
 
+// ---- Growing caches, and batches ----------------------------------------------------------------
+
+// kvb_select() for a head that was cut before and has grown since: picks again among the rows that it still has.
+// Tokens that are gone stay gone. runtime/SERVING.md says when to call it and what for.
+//   scores    [n_rows], higher = keep, of the head's rows
+//   places    [n_rows], the position in the text of each row's token: strictly ascending, all below n_tokens
+//   n_tokens  tokens seen so far, those that are gone included; the window is the last `window` of them
+//   keep      rows to keep, e.g. from kvb_budgets() for n_tokens, or for a fixed length as a cap; n_rows or more keeps
+//             all
+//   rows      receives min(keep, n_rows) row numbers 0 .. n_rows - 1, ascending: what to gather into the new cache
+//   cap       elements of `rows`; fewer than that is KVB_CAPACITY
+// With all tokens still there (places 0 .. n_tokens - 1) it is kvb_select(). KVB_ARGUMENT when places do not ascend;
+// else fails as kvb_select() does. Does not allocate. On failure `rows` is untouched.
+KVB_API kvb_status kvb_reselect(const float *scores, const uint32_t *places, uint32_t n_rows, uint32_t n_tokens,
+                                uint32_t keep, uint32_t sink, uint32_t window, uint32_t *rows, size_t cap,
+                                kvb_error *err);
+
+// kvb_reselect() for n_heads heads at once. What head h has now are elements old_offsets[h] .. old_offsets[h + 1] - 1
+// of scores and places, as kvb_select_all() has laid them out; what it keeps are rows[offsets[h]] ..
+// rows[offsets[h + 1] - 1], counted from the head's own first row.
+//   keep         [n_heads]
+//   old_offsets  [n_heads + 1], read; offsets [n_heads + 1], written; they must not be the same array
+//   cap          elements of `rows`, at least the sum of min(keep[h], rows of h)
+// Fails as kvb_reselect() does, the message names the head; the contents of both outputs are then undefined.
+KVB_API kvb_status kvb_reselect_all(const float *scores, const uint32_t *places, size_t n_heads,
+                                    const size_t *old_offsets, uint32_t n_tokens, const uint32_t *keep, uint32_t sink,
+                                    uint32_t window, size_t *offsets, uint32_t *rows, size_t cap, kvb_error *err);
+
+// Where n sequences begin and end that lie behind one another, as attention kernels for sequences of many lengths want
+// it (cu_seqlens, indptr): sequence i has rows cu[i] .. cu[i + 1] - 1. Here a sequence is one KV head of one request:
+// n = heads of a layer times requests.
+//   lengths  [n] rows in use, e.g. what kvb_budgets() gave
+//   slack    free rows behind each, for tokens to come; kernels are then told `lengths` too (seqused)
+//   block    0 or 1: cu counts rows. Else it counts pages of `block` rows, each sequence beginning on a new one
+//   cu       [n + 1], written by this call; cap: its elements, fewer is KVB_CAPACITY
+// KVB_UNSUPPORTED when the end is beyond 2^31 - 1; `cu` is then undefined. Does not allocate.
+KVB_API kvb_status kvb_cu_seqlens(const uint32_t *lengths, size_t n, uint32_t slack, uint32_t block, int32_t *cu,
+                                  size_t cap, kvb_error *err);
+
 #ifdef __cplusplus
 }
 #endif

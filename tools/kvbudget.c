@@ -2,6 +2,7 @@
 #include "tools/cli.h"
 #include "tools/device.h"
 #include "tools/json_print.h"
+#include "tools/report/results.h"
 #include <cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -218,6 +219,7 @@ int main(int argc, char **argv)
     atexit(explain_exit);
     json_watch_memory();
     bound_threads();
+    if (argc > 2) results_remember(argc - 2, argv + 2);
     int code = run(argc, argv);
     if (code == EXIT_DONE && json_ran_out()) {
         fprintf(stderr, "kvbudget: not enough memory; what was printed or written may lack something\n");
