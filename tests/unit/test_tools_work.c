@@ -1,7 +1,8 @@
 // What commands ask of the machine and of others: a backend by name, threads, ranks; and the files that they write for
 // people and for kvpress.
 #include "formats/npy.h"
-#include "formats_help.h"
+#include "formats/sha256.h"
+#include "study_help.h"
 #include "tools/device.h"
 #include "tools/json_print.h"
 #include "tools/memory.h"
@@ -122,17 +123,56 @@ START_TEST(pictures)
 }
 END_TEST
 
+// Allocators are a setting of the results, and tables among them inputs.
 START_TEST(allocators_are_named)
 {
-    allocator all[2] = {{.label = "uniform", .identity = "uniform"}, {.label = "mine", .identity = "table 12ab"}};
+    allocator all[2] = {{.label = "uniform", .identity = "uniform"},
+                        {.label = "mine", .identity = "table 12ab", .kind = ALLOCATOR_TABLE}};
     const compared with = {.allocators = all, .n_allocators = 2};
-    cJSON *report = cJSON_CreateObject();
-    ck_assert(add_allocators(report, &with));
-    char *text = cJSON_PrintUnformatted(report);
-    ck_assert_str_eq(text, "{\"allocators\":[{\"label\":\"uniform\",\"identity\":\"uniform\"},"
-                           "{\"label\":\"mine\",\"identity\":\"table 12ab\"}]}");
+    results r;
+    help_ok(results_begin(&r, "eval", err));
+    add_allocators(&r, &with);
+    const cJSON *list = cJSON_GetObjectItem(r.settings, "allocators"), *mine = cJSON_GetArrayItem(list, 1);
+    ck_assert_int_eq(cJSON_GetArraySize(list), 2);
+    ck_assert_str_eq(cJSON_GetObjectItem(mine, "label")->valuestring, "mine");
+    ck_assert_str_eq(cJSON_GetObjectItem(mine, "identity")->valuestring, "table 12ab");
+    ck_assert_int_eq(cJSON_GetArraySize(r.inputs), 1);
+    char *text = cJSON_PrintUnformatted(r.inputs);
+    ck_assert_msg(strstr(text, "\"12ab\"") && strstr(text, "\"mine\""), "%s", text);
     free(text);
-    cJSON_Delete(report);
+    results_free(&r);
+}
+END_TEST
+
+// A record that was read is an input with the hash of its bytes, and the document is printed as it stands.
+START_TEST(results_of_a_record)
+{
+    const case_context one = {.id = "a", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
+    selection from;
+    results r;
+    char sha256[65], text[4000];
+    case_select(&from, case_record("one.h5", &one, 1));
+    help_ok(sha256_file_hex(from.path, sha256, err));
+    help_ok(results_begin(&r, "solve", err));
+    help_ok(results_record(&r, &from, err));
+    fflush(stdout);
+    int shown = dup(STDOUT_FILENO);
+    FILE *file = tmpfile();
+    dup2(fileno(file), STDOUT_FILENO);
+    kvb_status status = results_print(&r, err);
+    fflush(stdout);
+    dup2(shown, STDOUT_FILENO);
+    close(shown);
+    help_ok(status);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    cJSON *back = cJSON_Parse(text);
+    ck_assert_msg(cJSON_Compare(back, r.document, 1), "%s", text);
+    ck_assert(strstr(text, sha256) && strstr(text, "one.h5") && strstr(text, RESULTS_SCHEMA));
+    cJSON_Delete(back);
+    results_free(&r);
+    selection_close(&from);
 }
 END_TEST
 
@@ -201,6 +241,7 @@ static void fill(TCase *tc)
 #endif
     tcase_add_test(tc, pictures);
     tcase_add_test(tc, allocators_are_named);
+    tcase_add_test(tc, results_of_a_record);
     tcase_add_test(tc, curves_for_kvpress);
     tcase_add_test(tc, peaks_of_this_machine);
     tcase_add_test(tc, no_model_to_inspect);
