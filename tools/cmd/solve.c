@@ -28,10 +28,12 @@ static kvb_status write_tables(const study_table *t, const solve_outputs *out, k
         if (status == KVB_OK) say_written(out, path, "");
     }
     if (status == KVB_OK && out->npy) {
-        const cache_shape *shape = &t->pairs.longest;
+        uint32_t heads = t->pairs.longest.n_kv_heads;
+        double *prune_ratio = NULL;
         status = output_path(path, out->npy, metric, ".npy", several, err);
-        if (status == KVB_OK)
-            status = write_table_npy(path, ROWS, shape->n_layers, shape->n_kv_heads, t->prune_ratio, about, err);
+        if (status == KVB_OK) status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, ROWS, heads, err);
+        if (status == KVB_OK) status = write_table_npy(path, ROWS, t->layers.n_layers, heads, prune_ratio, about, err);
+        free(prune_ratio);
         if (status == KVB_OK) say_written(out, path, " and its side-car");
     }
     cJSON_Delete(about);
@@ -93,7 +95,10 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
         fprintf(stderr, "note: %s is of format version 1, without checksums: damaged numbers in it are not noticed\n",
                 path);
     record_shape shape = record_get_shape(from->r);
-    status = wishes_apply(&l->wishes, &shape, &l->options, &l->limits, err);
+    layer_map layers;
+    status = layer_map_read(&layers, from->r, err);
+    if (status == KVB_OK) status = wishes_apply(&l->wishes, &shape, &layers, &l->options, &l->limits, err);
+    layer_map_free(&layers);
     if (status != KVB_OK) return status;
     warn_of_rows(&l->options);
     if (l->outputs.table && (shape.n_heads == 0 || shape.head_dim == 0))

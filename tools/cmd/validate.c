@@ -39,7 +39,7 @@ static kvb_status validate_metric(const solve_line *l, const selection *from, co
 {
     validation *v = calloc(1, sizeof *v);
     if (!v) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
-    const double *prune_ratio = table ? kvb_table_prune_ratios(table) : NULL;
+    const double *prune_ratio = table ? kvb_table_budgeted_ratios(table) : NULL;
     kvb_status status = validation_open(v, from, metric, &l->options, prune_ratio, err);
     if (status == KVB_OK) status = run_metric(v, l->outputs.quiet, err);
     if (status == KVB_OK && l->outputs.picture) status = draw_metric(v, &l->outputs, err);
@@ -66,7 +66,10 @@ static kvb_status open_record(solve_line *l, selection *from, const char *path, 
     kvb_status status = selection_open(from, path, &l->wanted, err);
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(from->r);
-    status = wishes_apply(&l->wishes, &shape, &l->options, &l->limits, err);
+    layer_map layers;
+    status = layer_map_read(&layers, from->r, err);
+    if (status == KVB_OK) status = wishes_apply(&l->wishes, &shape, &layers, &l->options, &l->limits, err);
+    layer_map_free(&layers);
     if (status == KVB_OK) warn_of_rows(&l->options);
     return status;
 }
