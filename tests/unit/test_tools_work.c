@@ -159,11 +159,12 @@ START_TEST(results_of_a_record)
     int shown = dup(STDOUT_FILENO);
     FILE *file = tmpfile();
     dup2(fileno(file), STDOUT_FILENO);
-    kvb_status status = results_print(&r, err);
+    kvb_error failure = {0};
+    kvb_status status = results_print(&r, &failure);
     fflush(stdout);
     dup2(shown, STDOUT_FILENO);
     close(shown);
-    help_ok(status);
+    ck_assert_msg(status == KVB_OK, "%s", failure.message);
     rewind(file);
     text[fread(text, 1, sizeof text - 1, file)] = '\0';
     fclose(file);
