@@ -25,7 +25,7 @@ typedef struct bed {
 
 static void bed_open(bed *b)
 {
-    const allocator_shape shape = {L, H, G};
+    const allocator_shape shape = {.n_layers = L, .n_heads = H, .n_kv_heads = G};
     int32_t ids[T];
     memset(b, 0, sizeof *b);
     b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
