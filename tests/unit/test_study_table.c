@@ -288,7 +288,7 @@ START_TEST(a_table_opens_with_its_record)
     study_options o = case_options("worst"), again;
     kvb_limits limits = {0};
     selection opened = {0};
-    const selection_request all = {NULL, 0, NULL, UINT64_MAX};
+    const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL};
     open_record("one.h5", &HEAD_0, 1);
     solve(&t, &o);
     save(&t, help_path("t.safetensors"));
