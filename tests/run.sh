@@ -5,8 +5,8 @@
 #   real=BUILD  tests/cli/real_*.sh: the default model, downloaded once
 #   long=BUILD  tests/cli/long_*.sh
 #   fuzz=BUILD  replays the corpora of tests/fuzz with BUILD/fuzz/fuzz_*
-# All passes share one queue, what takes long first, so that no core waits at the end for a single program; those of long=
-# run one after the other, since they use all cores by themselves.
+# All passes share one queue, what takes long first, so that no core waits at the end for a single program; those of
+# long= run one after the other, since they use all cores by themselves.
 # ONLY=PATTERN runs only the tests whose name contains PATTERN. The last line is "N passed, N failed"; the exit status
 # is 1 when anything failed or nothing ran.
 set -u
@@ -73,8 +73,8 @@ seconds_of() { # KIND BUILD NAME
     case $3 in
     *backend_emulated* | *backend_tiles*) seconds=60 ;;
     test_profiler_backend* | real_model | constraints | errors) seconds=30 ;;
-    test_profiler_cuda | *packed_tiles | test_formats_damage | test_solver_curve | faults | malloc_faults | metrics | ranks)
-        seconds=20 ;;
+    test_profiler_cuda | *packed_tiles | test_formats_damage | test_solver_curve | faults | malloc_faults | metrics | \
+        ranks) seconds=20 ;;
     memory | chain | eval | studies | validate | compute | real_* | test_profiler_spec | test_solver_* | test_formats_*)
         seconds=8 ;;
     esac

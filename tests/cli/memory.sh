@@ -93,8 +93,8 @@ if ! grep -q __asan_init "$KVB"; then
             "$KVB" logits tiny.gguf text.txt --max-tokens 40 -o limited.npy >out 2>err
         ) 2>/dev/null
         CODE=$?
-        if [ "$CODE" = 0 ]; then went=$((went + 1)); elif [ "$CODE" = 1 ] && grep -q 'address space is limited' err; then
-            refused=$((refused + 1))
+        if [ "$CODE" = 0 ]; then went=$((went + 1))
+        elif [ "$CODE" = 1 ] && grep -q 'address space is limited' err; then refused=$((refused + 1))
         elif [ "$CODE" != 127 ]; then wrong="$wrong $limit:$CODE"; fi # 127: the loader found no room for libraries
     done
     if [ -z "$wrong" ] && [ $refused -gt 0 ] && [ $went -gt 0 ]; then ok 'limits of the address space: done or refused'
