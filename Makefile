@@ -42,6 +42,7 @@ FLAGS_evaluator_attend           := -ffp-contract=fast
 PKGS         := libcjson hdf5 gsl libpcre2-8 libutf8proc libcrypto
 PKG_CFLAGS   := $(shell pkg-config --cflags $(PKGS) 2>/dev/null)
 PKG_LIBS     := $(shell pkg-config --libs $(PKGS) 2>/dev/null)
+CJSON_CFLAGS := $(shell pkg-config --cflags libcjson 2>/dev/null)
 CJSON_LIBS   := $(shell pkg-config --libs libcjson 2>/dev/null)
 CHECK_CFLAGS := $(shell pkg-config --cflags check 2>/dev/null)
 CHECK_LIBS   := $(shell pkg-config --libs check 2>/dev/null)
@@ -93,7 +94,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all help deps deps-base quickstart lint format golden showconfig install uninstall clean FORCE
+.PHONY: all help deps deps-base quickstart lint format golden showconfig install install-runtime uninstall clean FORCE
 
 ##: make quickstart   install what is missing, build, get the default model, profile, solve, write tables, show budgets
 ##: make check        install what is missing, build, run all tests: unit, command line, real model, sanitised, fuzz
@@ -114,6 +115,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make deps         install the packages that are missing (root or sudo; else lists them)
 ##: make showconfig   what was detected and which flags are used
 ##: make install      to PREFIX=/usr/local, below DESTDIR; `make uninstall` removes the same files
+##: make install-runtime  the library alone (needs cJSON only), for pkg-config and CMake
 ##: make clean        remove the build folders (never downloads or results)
 ##:
 ##: Variables: CC CXX CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON; WERROR=-Werror; V=1 (show
@@ -148,6 +150,11 @@ ifeq ($(PKG_LIBS),)
 $(BUILD)/%.o: %.c
 	@echo "kvbudget: pkg-config does not find all of: $(PKGS)." \
 	    "Run 'make deps' first (or 'make check', 'make quickstart')." >&2; exit 1
+
+$(BUILD)/runtime/%.o: runtime/%.c $(BUILD)/flags # needs none of them but cJSON
+	@mkdir -p $(@D)
+	$(SAY) CC $<
+	$(Q)$(COMPILE) $(CJSON_CFLAGS) -c $< -o $@
 else
 $(BUILD)/%.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)
@@ -222,19 +229,30 @@ showconfig:
 	    command -v $$t >/dev/null && printf '%s ' $$t || printf '(no %s) ' $$t; done)"
 
 # ----------------------------------------------------------------------------------------------------------------------
-install: all
-	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig
+# The runtime library alone needs cJSON and nothing else that `make deps` installs.
+CMAKEDIR   := $(LIBDIR)/cmake/kvbudget
+FILL_IN     = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|' \
+              -e 's|@VERSION@|$(VERSION)|' -e 's|@SONAME@|$(SONAME)|' \
+              -e "s|@INCLUDE@|$$(realpath -m --relative-to='$(CMAKEDIR)' '$(PREFIX)/include')|"
+
+install: all install-runtime
+	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(BUILD)/kvbudget $(DESTDIR)$(PREFIX)/bin/kvbudget
+
+install-runtime: $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
+	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(CMAKEDIR)
 	install -m 644 runtime/kvbudget.h $(DESTDIR)$(PREFIX)/include/kvbudget.h
 	install -m 644 $(BUILD)/libkvbudget.a $(DESTDIR)$(LIBDIR)/libkvbudget.a
 	install -m 755 $(BUILD)/$(SONAME) $(DESTDIR)$(LIBDIR)/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(LIBDIR)/libkvbudget.so
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|' \
-	    -e 's|@VERSION@|$(VERSION)|' runtime/kvbudget.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/kvbudget.pc
+	$(FILL_IN) runtime/kvbudget.pc.in > $(DESTDIR)$(LIBDIR)/pkgconfig/kvbudget.pc
+	$(FILL_IN) runtime/kvbudgetConfig.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfig.cmake
+	$(FILL_IN) runtime/kvbudgetConfigVersion.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfigVersion.cmake
 
 uninstall:
-	rm -f $(DESTDIR)$(PREFIX)/bin/kvbudget $(DESTDIR)$(PREFIX)/include/kvbudget.h \
-	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc)
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
+	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \
+	    $(addprefix $(DESTDIR)$(CMAKEDIR)/,kvbudgetConfig.cmake kvbudgetConfigVersion.cmake)
 
 clean:
 	rm -rf $(BUILD) $(SAN_BUILD) $(BUILD)-fuzz

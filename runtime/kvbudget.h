@@ -65,7 +65,8 @@ KVB_API const char *kvb_version(void);
 // kvb_budgets() for the same table, ratio, n_tokens and options; so an engine that caches budgets, or splits one
 // model over several machines, compares this number and nothing else. It is the KVB_BUDGETS_VERSION that the library
 // was built with.
-#define KVB_BUDGETS_VERSION 2 // 2: tables with constraints, and with ratios of the user's choice
+#define KVB_BUDGETS_VERSION \
+    3 // 2: tables with constraints, and with ratios of the user's choice; 3: with bounded layers
 KVB_API uint32_t kvb_budgets_version(void);
 
 // ---- Tables -------------------------------------------------------------------------------------
@@ -138,6 +139,12 @@ typedef struct kvb_info {
     const char *calibration_sha256; // of the calibration text
     const char *record_sha256;      // of the record that was solved
     const char *tool_version;       // of the program that wrote the table
+
+    // Layers whose cache does not grow with the text, such as those with a sliding window, are not budgeted: their
+    // prune ratios are 0, kvb_budgets() leaves them all tokens (the engine's own window bounds them), and no total
+    // counts them.
+    const uint8_t *bounded; // [n_layers] 1: such a layer; NULL: there is none
+    uint32_t n_budgeted;    // B, how many layers are not bounded
 } kvb_info;
 
 // Never NULL for a table that was opened; NULL for NULL. Valid until kvb_table_close().
@@ -150,11 +157,16 @@ KVB_API const char *kvb_table_metadata(const kvb_table *table, const char *key);
 // All prune ratios, [n_rows, n_layers, n_kv_heads], each in [0, 1]. Owned by the table; NULL for NULL.
 KVB_API const double *kvb_table_prune_ratios(const kvb_table *table);
 
+// Those of the layers that are budgeted, side by side: [n_rows, n_budgeted, n_kv_heads]. Owned by the table; NULL for
+// NULL.
+KVB_API const double *kvb_table_budgeted_ratios(const kvb_table *table);
+
 // One row of the table: what the solver found for one global ratio. Losses are shares of each problem's total oracle
 // mass, averaged over the solved problems.
 typedef struct kvb_row {
     double ratio;              // global prune ratio asked for, ascending from row to row
-    double effective_ratio;    // mean of the row's prune ratios over all heads; below `ratio` when saturated
+    double effective_ratio;    // mean of the row's prune ratios over the heads of layers that are budgeted; below
+                               // `ratio` when saturated
     double loss;               // loss of the greedy allocation
     double lower_bound;        // certified: no allocation of this size loses less than this
     double lambda;             // multiplier of that certificate: what one more token would save
@@ -230,7 +242,8 @@ typedef struct kvb_budget_options {
 //             1 or more are refused
 //   n_tokens  T, at least 1
 //   opt       NULL = kvpress's numbers
-//   keep      [n_layers, n_kv_heads], written by this call; each count is in 1 .. T
+//   keep      [n_layers, n_kv_heads], written by this call; each count is in 1 .. T, and T in a layer that is bounded
+//             (kvb_info). Everything below is about the other layers.
 //   cap       elements of `keep`; fewer than n_layers * n_kv_heads is KVB_CAPACITY
 // Does not allocate and takes microseconds. On failure `keep` is untouched.
 //
@@ -255,8 +268,8 @@ enum {
 
 typedef struct kvb_budget_summary {
     double requested_ratio;
-    double effective_ratio; // 1 - total / (n_layers * n_kv_heads * n_tokens): what these integers really prune
-    uint64_t total;         // sum of all counts
+    double effective_ratio; // 1 - total / (n_budgeted * n_kv_heads * n_tokens): what these integers really prune
+    uint64_t total;         // sum of all counts of layers that are budgeted; the rest is about them too
     uint32_t keep_min, keep_max;
     uint32_t heads_below_protected; // heads that keep fewer than min(T, sink + window) tokens
 
@@ -301,6 +314,45 @@ KVB_API kvb_status kvb_select(const float *scores, uint32_t n_tokens, uint32_t k
 KVB_API kvb_status kvb_select_all(const float *scores, size_t n_heads, uint32_t n_tokens, const uint32_t *keep,
                                   uint32_t sink, uint32_t window, size_t *offsets, uint32_t *positions, size_t cap,
                                   kvb_error *err);
+
+// ---- Growing caches, and batches ----------------------------------------------------------------
+
+// kvb_select() for a head that was cut before and has grown since: picks again among the rows that it still has.
+// Tokens that are gone stay gone. runtime/SERVING.md says when to call it and what for.
+//   scores    [n_rows], higher = keep, of the head's rows
+//   places    [n_rows], the position in the text of each row's token: strictly ascending, all below n_tokens
+//   n_tokens  tokens seen so far, those that are gone included; the window is the last `window` of them
+//   keep      rows to keep, e.g. from kvb_budgets() for n_tokens, or for a fixed length as a cap; n_rows or more keeps
+//             all
+//   rows      receives min(keep, n_rows) row numbers 0 .. n_rows - 1, ascending: what to gather into the new cache
+//   cap       elements of `rows`; fewer than that is KVB_CAPACITY
+// With all tokens still there (places 0 .. n_tokens - 1) it is kvb_select(). KVB_ARGUMENT when places do not ascend;
+// else fails as kvb_select() does. Does not allocate. On failure `rows` is untouched.
+KVB_API kvb_status kvb_reselect(const float *scores, const uint32_t *places, uint32_t n_rows, uint32_t n_tokens,
+                                uint32_t keep, uint32_t sink, uint32_t window, uint32_t *rows, size_t cap,
+                                kvb_error *err);
+
+// kvb_reselect() for n_heads heads at once. What head h has now are elements old_offsets[h] .. old_offsets[h + 1] - 1
+// of scores and places, as kvb_select_all() has laid them out; what it keeps are rows[offsets[h]] ..
+// rows[offsets[h + 1] - 1], counted from the head's own first row.
+//   keep         [n_heads]
+//   old_offsets  [n_heads + 1], read; offsets [n_heads + 1], written; they must not be the same array
+//   cap          elements of `rows`, at least the sum of min(keep[h], rows of h)
+// Fails as kvb_reselect() does, the message names the head; the contents of both outputs are then undefined.
+KVB_API kvb_status kvb_reselect_all(const float *scores, const uint32_t *places, size_t n_heads,
+                                    const size_t *old_offsets, uint32_t n_tokens, const uint32_t *keep, uint32_t sink,
+                                    uint32_t window, size_t *offsets, uint32_t *rows, size_t cap, kvb_error *err);
+
+// Where n sequences begin and end that lie behind one another, as attention kernels for sequences of many lengths want
+// it (cu_seqlens, indptr): sequence i has rows cu[i] .. cu[i + 1] - 1. Here a sequence is one KV head of one request:
+// n = heads of a layer times requests.
+//   lengths  [n] rows in use, e.g. what kvb_budgets() gave
+//   slack    free rows behind each, for tokens to come; kernels are then told `lengths` too (seqused)
+//   block    0 or 1: cu counts rows. Else it counts pages of `block` rows, each sequence beginning on a new one
+//   cu       [n + 1], written by this call; cap: its elements, fewer is KVB_CAPACITY
+// KVB_UNSUPPORTED when the end is beyond 2^31 - 1; `cu` is then undefined. Does not allocate.
+KVB_API kvb_status kvb_cu_seqlens(const uint32_t *lengths, size_t n, uint32_t slack, uint32_t block, int32_t *cu,
+                                  size_t cap, kvb_error *err);
 
 #ifdef __cplusplus
 }

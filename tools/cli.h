@@ -35,6 +35,13 @@ typedef struct cli_command {
     int (*run)(const struct cli_command *self, int argc, char **argv);
 } cli_command;
 
+// Of every command that prints numbers: JSON and CSV of the same rows.
+#define RESULTS_OPTIONS(o)                                                                                  \
+    {"json", 0, CLI_FLAG, &(o).json, NULL, "print all rows as JSON instead of the table (docs/output.md)"}, \
+    {                                                                                                       \
+        "csv", 0, CLI_TEXT, &(o).csv, "FILE", "also write all rows as CSV"                                  \
+    }
+
 // Parses argv with getopt_long. `options` ends with a {0} entry. On success returns EXIT_DONE and the operands are
 // argv[*first .. argc-1]; --help prints the manual of the command and returns -1 (the caller returns EXIT_DONE);
 // a wrong option prints what is wrong and where to look and returns EXIT_USAGE.

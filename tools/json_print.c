@@ -35,25 +35,23 @@ static void make_utf8(char *text)
     }
 }
 
-// Takes the text.
-static kvb_status print_text(char *text, kvb_error *err)
+char *json_text(const cJSON *document, kvb_error *err)
 {
-    if (!text || ran_out) {
-        cJSON_free(text);
-        return kvb_fail(err, KVB_MEMORY, "not enough memory for the JSON text");
+    char *text = document ? cJSON_Print(document) : NULL;
+    if (text && !ran_out) {
+        make_utf8(text);
+        return text;
     }
-    make_utf8(text);
-    puts(text);
     cJSON_free(text);
-    return KVB_OK;
+    (void)kvb_fail(err, KVB_MEMORY, "not enough memory for the JSON text");
+    return NULL;
 }
 
 kvb_status json_print(const cJSON *document, kvb_error *err)
 {
-    return print_text(document ? cJSON_Print(document) : NULL, err);
-}
-
-kvb_status json_print_line(const cJSON *document, kvb_error *err)
-{
-    return print_text(document ? cJSON_PrintUnformatted(document) : NULL, err);
+    char *text = json_text(document, err);
+    if (!text) return KVB_MEMORY;
+    puts(text);
+    cJSON_free(text);
+    return KVB_OK;
 }

@@ -9,8 +9,9 @@
 void json_watch_memory(void);
 bool json_ran_out(void);
 
-// Prints the document and a line end: indented, or all on one line. Bytes that are not UTF-8, as names of files may
-// have, become '?'. KVB_MEMORY: nothing was printed; also for NULL,
-// which is what making the document gives when memory is short.
+// The document as indented text, for cJSON_free(). Bytes that are not UTF-8, as names of files may have, become '?'.
+// NULL, with KVB_MEMORY in *err, when memory is or was short; also for NULL, which is what making the document then
+// gives.
+char *json_text(const cJSON *document, kvb_error *err);
+// Prints that text and a line end. KVB_MEMORY: nothing was printed.
 kvb_status json_print(const cJSON *document, kvb_error *err);
-kvb_status json_print_line(const cJSON *document, kvb_error *err);

@@ -1,6 +1,7 @@
 // The program: finds the subcommand and runs it.
 #include "tools/cli.h"
 #include "tools/json_print.h"
+#include "tools/report/results.h"
 #include <cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -207,6 +208,7 @@ int main(int argc, char **argv)
     take_standard_streams();
     atexit(explain_exit);
     json_watch_memory();
+    if (argc > 2) results_remember(argc - 2, argv + 2);
     int code = run(argc, argv);
     if (code == EXIT_DONE && json_ran_out()) {
         fprintf(stderr, "kvbudget: not enough memory; what was printed or written may lack something\n");

@@ -7,16 +7,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._library import KVBudgetError, MismatchError, library
-from .table import Budgets, ModelShape, Row, Table, TableInfo, select
+from .table import Budgets, ModelShape, Row, Table, TableInfo, cu_seqlens, reselect, select
 
 if TYPE_CHECKING:
-    from .eviction import Run, cache_bytes, compress
+    from .eviction import Run, compress
     from .presses import BudgetPress
     from .recorder import record
+    from .report import Report, cache_bytes
 
 _LATER = {
+    "Report": "report",
     "Run": "eviction",
-    "cache_bytes": "eviction",
+    "cache_bytes": "report",
     "compress": "eviction",
     "BudgetPress": "presses",
     "record": "recorder",
@@ -28,13 +30,16 @@ __all__ = [
     "KVBudgetError",
     "MismatchError",
     "ModelShape",
+    "Report",
     "Row",
     "Run",
     "Table",
     "TableInfo",
     "cache_bytes",
     "compress",
+    "cu_seqlens",
     "record",
+    "reselect",
     "select",
     "version",
 ]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SONAME = "libkvbudget.so.0"
-BUDGETS_VERSION = 2  # of the arithmetic that this package was written for
+BUDGETS_VERSION = 3  # of the arithmetic that this package was written for
 
 
 class KVBudgetError(ValueError):
@@ -100,15 +100,17 @@ class Summary(c.Structure):
 
 _TABLE, _ERROR, _COUNTS = c.c_void_p, c.POINTER(Error), c.POINTER(c.c_uint32)
 _BUDGET = [_TABLE, c.c_double, c.c_uint32, c.POINTER(Options), _COUNTS, c.c_size_t]
-_STATUS = {  # functions that return a kvb_status and take a kvb_error last
+_STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take a kvb_error last
     "kvb_table_open": [c.POINTER(_TABLE), c.c_char_p, c.c_void_p, _ERROR],
     "kvb_table_row": [_TABLE, c.c_uint32, c.POINTER(Row), _ERROR],
     "kvb_table_check": [_TABLE, c.POINTER(Expectation), _ERROR],
     "kvb_budgets": [*_BUDGET, _ERROR],
     "kvb_budgets_summarize": [*_BUDGET, c.POINTER(Summary), _ERROR],
-    "kvb_select": [c.c_void_p, c.c_uint32, c.c_uint32, c.c_uint32, c.c_uint32, c.c_void_p, c.c_size_t, _ERROR],
+    "kvb_select": [c.c_void_p, *[c.c_uint32] * 4, c.c_void_p, c.c_size_t, _ERROR],
+    "kvb_reselect": [c.c_void_p, c.c_void_p, *[c.c_uint32] * 5, c.c_void_p, c.c_size_t, _ERROR],
+    "kvb_cu_seqlens": [c.c_void_p, c.c_size_t, c.c_uint32, c.c_uint32, c.c_void_p, c.c_size_t, _ERROR],
 }
-_OTHER = {
+_OTHER: dict[str, tuple[list[Any], Any]] = {
     "kvb_status_name": ([c.c_int], c.c_char_p),
     "kvb_version": ([], c.c_char_p),
     "kvb_budgets_version": ([], c.c_uint32),
@@ -144,9 +146,9 @@ def library() -> c.CDLL:
     for name, arguments in _STATUS.items():
         function = getattr(found, name)
         function.argtypes, function.restype = arguments, c.c_int
-    for name, (arguments, result) in _OTHER.items():
+    for name, (taken, result) in _OTHER.items():
         function = getattr(found, name)
-        function.argtypes, function.restype = arguments, result
+        function.argtypes, function.restype = taken, result
     if found.kvb_budgets_version() != BUDGETS_VERSION:
         raise ImportError(
             f"{found._name}: computes budgets of version {found.kvb_budgets_version()}, this package expects "

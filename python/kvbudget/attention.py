@@ -9,7 +9,7 @@ flex      flex_attention over the flat tensors with a mask of segments: elsewher
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -179,61 +179,37 @@ def ragged_attention(
     return _kernel(layer, query, visible)(layer, query, visible, scaling)
 
 
-def _forward(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """In the place of sdpa, which knows no softcap and no sinks either. kvpress wraps it and gives dropout by place."""
-    layer = getattr(key, "kvb_layer", None)
-    _watch(module, query, key, value, attention_mask, scaling, kwargs)
-    if layer is None:
-        base: Callable[..., Any] = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        return base(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    return ragged_attention(layer, query, attention_mask, scaling), None
+def _stand_in(find_base: Callable[[nn.Module], Any], may_have: Sequence[str]) -> Callable[..., Any]:
+    """An attention function that knows cut layers and leaves all others to what find_base names. ``may_have``: the
+    arguments softcap and sinks, where the base knows them. kvpress wraps it and gives dropout by place."""
+
+    def forward(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        watch = module.__dict__.get("kvb_watch")  # who looks on while the model runs: scorers, or the recorder
+        if watch is not None:
+            watch(query, key, value, attention_mask, scaling, kwargs)
+        layer = getattr(key, "kvb_layer", None)
+        if layer is None:
+            base = find_base(module)
+            return base(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
+        return ragged_attention(layer, query, attention_mask, scaling, *(kwargs.get(name) for name in may_have)), None
+
+    return forward
 
 
-def _forward_eager(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """In the place of eager attention, which every family brings itself: for softcaps and sinks."""
-    layer = getattr(key, "kvb_layer", None)
-    _watch(module, query, key, value, attention_mask, scaling, kwargs)
-    if layer is None:
-        base: Callable[..., Any] = sys.modules[type(module).__module__].eager_attention_forward
-        return base(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-    return ragged_attention(layer, query, attention_mask, scaling, kwargs.get("softcap"), kwargs.get("s_aux")), None
-
-
-def _watch(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    scaling: float | None,
-    more: dict[str, Any],
-) -> None:
-    """Shows the tensors to whoever watches this module while the model runs: scorers, or the recorder."""
-    watch = module.__dict__.get("kvb_watch")
-    if watch is not None:
-        watch(query, key, value, mask, scaling, more)
-
-
-AttentionInterface.register(SDPA, _forward)
-AttentionInterface.register(EAGER, _forward_eager)
+AttentionInterface.register(SDPA, _stand_in(lambda _: ALL_ATTENTION_FUNCTIONS["sdpa"], ()))
+# Eager attention is what every family brings itself, and the one that has Gemma's softcap and GPT-OSS's sinks.
+AttentionInterface.register(
+    EAGER, _stand_in(lambda m: sys.modules[type(m).__module__].eager_attention_forward, ("softcap", "s_aux"))
+)
 # Without these a custom implementation gets no mask at all.
 AttentionMaskInterface.register(SDPA, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 AttentionMaskInterface.register(EAGER, ALL_MASK_ATTENTION_FUNCTIONS["eager"])

@@ -4,7 +4,6 @@ import contextlib
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -17,41 +16,8 @@ from ._library import KVBudgetError
 from .hooks import attached, padding_of
 from .models import AttentionLayer, attention_layers, check_model, has_window
 from .ragged import RaggedLayer
-from .table import Table, select
-
-
-@dataclass(frozen=True)
-class Report:
-    """What became of a cache. Bytes are those of the layers that were cut, in all sequences."""
-
-    bytes_full: int  # before, when each layer was cut
-    bytes_promised: int  # the kept tokens alone
-    bytes_now: int  # with free rows, positions, and all tokens since; when the cache is gone, as it was last seen
-    saved: float  # 1 - now / full
-    requested_ratio: float
-    effective_ratio: float  # share of the tokens that went
-    tokens: tuple[int, ...]  # length of each sequence when it was cut
-    layers_cut: int
-    layers_left: int  # without a budget: sliding windows
-    warnings: tuple[str, ...]
-
-
-@dataclass
-class _State:
-    """One cache while it is watched."""
-
-    observed: dict[int, list[metrics.Seen]] = field(default_factory=dict)  # by layer, then sequence
-    keep: dict[int, Any] = field(default_factory=dict)  # by tokens: [L, G]
-    cut: set[int] = field(default_factory=set)
-    left: set[int] = field(default_factory=set)
-    tokens: tuple[int, ...] = ()
-    short: bool = False  # nothing but protected tokens
-    bytes_full: int = 0
-    bytes_promised: int = 0
-    bytes_now: dict[int, int] = field(default_factory=dict)  # by layer, as it was last seen
-    kept: int = 0
-    of: int = 0
-    warnings: dict[str, None] = field(default_factory=dict)  # an ordered set
+from .report import Report, State, cache_bytes
+from .table import Table, reselect, select
 
 
 class Run:
@@ -77,12 +43,11 @@ class Run:
         self._when, self._slack, self._kernel, self._options = when, slack, kernel, options
         self._recut_every, self._recut_cap = recut_every, recut_cap
         self._track = (track or recut_every is not None) and metric.needs_queries
-        self._states: weakref.WeakKeyDictionary[Cache, _State] = weakref.WeakKeyDictionary()
+        self._states: weakref.WeakKeyDictionary[Cache, State] = weakref.WeakKeyDictionary()
         self._latest: weakref.ref[Cache] | None = None
-        self._last = _State()
-        self._seen: dict[
-            int, tuple[Tensor, Tensor | None]
-        ] = {}  # by layer, between attention and the end of its module
+        self._last = State()
+        # By layer, between attention and the end of its module: queries and mask.
+        self._seen: dict[int, tuple[Tensor, Tensor | None]] = {}
 
     # ---- For the user ----
 
@@ -108,18 +73,7 @@ class Run:
         """What became of the cache that was cut last."""
         state, cache = self._last, self._latest() if self._latest else None
         now = sum(state.bytes_now.values()) if cache is None else cache_bytes(cache, sorted(state.cut))
-        return Report(
-            bytes_full=state.bytes_full,
-            bytes_promised=state.bytes_promised,
-            bytes_now=now,
-            saved=1 - now / state.bytes_full if state.bytes_full else 0.0,
-            requested_ratio=self.ratio,
-            effective_ratio=1 - state.kept / state.of if state.of else 0.0,
-            tokens=state.tokens,
-            layers_cut=len(state.cut),
-            layers_left=len(state.left),
-            warnings=tuple(state.warnings),
-        )
+        return state.report(self.ratio, now)
 
     # ---- Hooks ----
 
@@ -179,7 +133,7 @@ class Run:
         raise KVBudgetError(f"{layer.name}: a {type(place).__name__} cannot be cut; use DynamicCache()", "UNSUPPORTED")
 
     def _leave(self, cache: Cache, layer: AttentionLayer) -> None:
-        state = self._states.setdefault(cache, _State())
+        state = self._states.setdefault(cache, State())
         state.left.add(layer.index)
         if len(state.left) == len(self.layers):
             raise KVBudgetError(
@@ -191,9 +145,9 @@ class Run:
 
     # ---- Cutting ----
 
-    def _begin(self, cache: Cache, layer: AttentionLayer, mask: Tensor | None, hidden: Tensor) -> _State:
+    def _begin(self, cache: Cache, layer: AttentionLayer, mask: Tensor | None, hidden: Tensor) -> State:
         """A prefill of a fresh cache: how long is each sequence?"""
-        state = self._states.setdefault(cache, _State())
+        state = self._states.setdefault(cache, State())
         n = hidden.shape[1]
         padding = padding_of(mask, hidden.shape[0], n)
         if self._when == "call" and any(padding):
@@ -205,7 +159,7 @@ class Run:
         return state
 
     def _observe(
-        self, state: _State, place: Any, layer: AttentionLayer, query: Tensor, hidden: Tensor, rope: Any
+        self, state: State, place: Any, layer: AttentionLayer, query: Tensor, hidden: Tensor, rope: Any
     ) -> None:
         cut = isinstance(place, RaggedLayer)
         if cut and not self._track:
@@ -223,15 +177,15 @@ class Run:
         """Is every token of a context so short protected?"""
         return n <= max(self.table.info.sink + self.table.info.window, self.metric.least)
 
-    def _keep(self, state: _State, n: int) -> Any:
+    def _keep(self, state: State, n: int) -> Any:
         if n not in state.keep:
             budgets = self.table.budgets(self.ratio, n, **self._options)
             state.keep[n] = budgets.keep
             state.warnings.update(dict.fromkeys(budgets.warnings))
         return state.keep[n]
 
-    def _cut(self, cache: Cache, layer: AttentionLayer, state: _State) -> None:
-        full = cache.layers[layer.index]
+    def _cut(self, cache: Cache, layer: AttentionLayer, state: State) -> None:
+        full: Any = cache.layers[layer.index]
         keys, values, seen = full.keys, full.values, state.observed.pop(layer.index)
         n_heads, total = keys.shape[1], keys.shape[2]
         state.tokens = tuple(total - s.padding for s in seen)
@@ -258,13 +212,13 @@ class Run:
             state.warnings[said] = None
 
     def _put(self, cache: Cache, layer: AttentionLayer, kept: list[Tensor], seen: list[metrics.Seen]) -> None:
-        full = cache.layers[layer.index]
+        full: Any = cache.layers[layer.index]
         new = RaggedLayer(full.keys, full.values, kept, self._slack, self._kernel)
         new.observed = seen if self._track else []
         cache.layers[layer.index] = new
 
     def _choose(
-        self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: metrics.Seen, state: _State
+        self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: metrics.Seen, state: State
     ) -> list[Tensor]:
         """Positions, padding counted, that each head of one sequence keeps; keys [G, n, d] without padding."""
         n_heads, n, _ = keys.shape
@@ -300,9 +254,8 @@ class Run:
         seen = all_seen[b]
         seen.n_tokens = n
         scores = self.metric.score(layer, keys[None], values[None], seen, places, slice(h, h + 1))[0]
-        sink = int((places < self.table.info.sink).sum())
-        window = int((places >= n - self.table.info.window).sum())
-        rows = select(scores.float().cpu().numpy(), keep, sink, window)
+        info = self.table.info
+        rows = reselect(scores.float().cpu().numpy(), places.cpu().numpy(), n, keep, info.sink, info.window)
         return torch.from_numpy(rows.astype("int64"))
 
     def _finish(self) -> None:
@@ -311,8 +264,7 @@ class Run:
             return
         raise KVBudgetError(
             "nothing was cut inside of the block: expected a forward pass over a fresh DynamicCache (a cache that held "
-            "tokens "
-            'before cannot be cut; with when="call", call run.cut(cache))'
+            'tokens before cannot be cut; with when="call", call run.cut(cache))'
         )
 
 
@@ -420,16 +372,3 @@ def prepare(
         kernel=kernel,
         options=options,
     )
-
-
-def cache_bytes(cache: Cache, layers: Sequence[int] | None = None) -> int:
-    """Bytes that a cache's keys and values really take, cut or not; storages that are shared count once."""
-    seen: dict[int, int] = {}
-    for i in range(len(cache.layers)) if layers is None else layers:
-        layer = cache.layers[i]
-        ragged = isinstance(layer, RaggedLayer)
-        tensors = (layer.flat_keys, layer.flat_values, layer.places) if ragged else (layer.keys, layer.values)
-        for tensor in filter(lambda t: isinstance(t, Tensor), tensors):
-            storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = storage.nbytes()
-    return sum(seen.values())

@@ -105,7 +105,8 @@ class KNorm(Metric):
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
-        return -torch.linalg.vector_norm(keys, dim=-1, dtype=torch.promote_types(keys.dtype, torch.float32))
+        norms: Tensor = torch.linalg.vector_norm(keys, dim=-1, dtype=torch.promote_types(keys.dtype, torch.float32))
+        return -norms
 
 
 class SnapKV(Metric):
@@ -230,7 +231,7 @@ class Press(Metric):
         step = seen.step
         if step is None:
             raise KVBudgetError(f"{layer.name}: {self.name} scores whole contexts only, in one pass", "UNSUPPORTED")
-        kwargs = {"hidden_states": step.hidden[None], "past_key_values": None}
+        kwargs: dict[str, Any] = {"hidden_states": step.hidden[None], "past_key_values": None}
         if step.rope is not None:
             kwargs["position_embeddings"] = tuple(x[None] for x in step.rope)
         own = layer.module.__dict__.get("rotary_emb")

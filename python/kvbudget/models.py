@@ -17,7 +17,7 @@ class AttentionLayer:
     """One attention module of the decoder. ``index`` is its place in the cache and its row of the table."""
 
     index: int
-    module: nn.Module
+    module: Any  # an nn.Module; which projections and norms it has differs by family
     rotary: nn.Module | None  # the model's rotary embedding; None: positions are not rotated
 
     @property
@@ -36,7 +36,7 @@ class AttentionLayer:
         """Queries before rotation, [B, Hq, n, d], from what goes into the module, [B, n, D]."""
         module, (batch, n, _) = self.module, hidden.shape
         if hasattr(module, "q_proj"):
-            q = module.q_proj(hidden)
+            q: Tensor = module.q_proj(hidden)
         elif hasattr(module, "qkv_proj"):  # Phi-3: the queries stand first
             q = module.qkv_proj(hidden)[..., : self.n_heads * module.head_dim]
         else:
@@ -53,7 +53,7 @@ class AttentionLayer:
             )
         norm = getattr(module, "q_norm", None)
         over_heads = norm is not None and norm.weight.numel() == q.shape[-1] and norm.weight.dim() == 1
-        if over_heads:  # OLMo 2 normalises all heads as one
+        if norm is not None and over_heads:  # OLMo 2 normalises all heads as one
             q = norm(q)
         q = q.view(batch, n, self.n_heads, module.head_dim)
         if norm is not None and not over_heads:
@@ -92,10 +92,11 @@ class AttentionLayer:
                 f"{self.n_heads} heads",
                 "UNSUPPORTED",
             )
-        return weight.detach().reshape(self.n_heads, -1, weight.shape[1])
+        found: Tensor = weight.detach().reshape(self.n_heads, -1, weight.shape[1])
+        return found
 
 
-def _layer_type(rotary: nn.Module, module: nn.Module) -> dict[str, str]:
+def _layer_type(rotary: nn.Module, module: Any) -> dict[str, str]:
     """Some families keep one rotary embedding for several kinds of layers."""
     if "layer_type" not in inspect.signature(rotary.forward).parameters:
         return {}
@@ -114,7 +115,8 @@ def has_window(layer: AttentionLayer) -> bool:
 
 def decoder_of(model: nn.Module) -> nn.Module:
     """The text decoder of a model that may also have a head or eyes."""
-    found = model.get_decoder() if hasattr(model, "get_decoder") else None
+    get: Any = getattr(model, "get_decoder", None)
+    found = get() if get is not None else None
     for name in ("language_model", "text_model"):
         found = getattr(found, name, found)
     return found if isinstance(found, nn.Module) else getattr(model, "base_model", model)
@@ -136,7 +138,7 @@ def attention_layers(model: nn.Module) -> list[AttentionLayer]:
     return [found[i] for i in sorted(found)]
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: Any) -> None:
     """Refuses what would silently give wrong numbers."""
     meta = next((name for name, p in model.named_parameters() if p.device.type == "meta"), None)
     if meta is not None:

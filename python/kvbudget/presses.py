@@ -55,7 +55,7 @@ class _MaskingRun(Run):
     """Leaves the cache as it is, and tells kvpress's patched attention which keys to hide."""
 
     def _put(self, cache: Cache, layer: AttentionLayer, kept: list[Tensor], seen: list[metrics.Seen]) -> None:
-        keys = cache.layers[layer.index].keys
+        keys: Any = cache.layers[layer.index].keys
         hidden = torch.ones(keys.shape[:3], dtype=torch.bool)
         for s, places in enumerate(kept):
             b, h = divmod(s, keys.shape[1])

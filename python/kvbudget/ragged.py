@@ -34,7 +34,7 @@ class RaggedLayer(DynamicLayer):
     """
 
     def __init__(self, keys: Tensor, values: Tensor, kept: Sequence[Tensor], slack: int, kernel: str = "auto"):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.n_sequences, self.n_heads, n_tokens, _ = keys.shape
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
         self.kernel, self.slack = kernel, slack
@@ -45,8 +45,8 @@ class RaggedLayer(DynamicLayer):
         lengths = [len(k) for k in kept]
         first = torch.arange(len(kept), device=self.device) * n_tokens
         take = place + torch.repeat_interleave(first, torch.tensor(lengths, device=self.device))
-        flat = [x.reshape(-1, x.shape[-1]).index_select(0, take) for x in (keys, values)]
-        self._lay_out(*flat, place.to(torch.int32), lengths, slack)
+        k, v = (x.reshape(-1, x.shape[-1]).index_select(0, take) for x in (keys, values))
+        self._lay_out(k, v, place.to(torch.int32), lengths, slack)
 
     def _lay_out(self, k: Tensor, v: Tensor, place: Tensor, lengths: list[int], slack: int) -> None:
         """New storage from the rows of all segments without gaps. Free rows hold NaN: nobody reads them unseen."""
@@ -72,8 +72,8 @@ class RaggedLayer(DynamicLayer):
         else:
             parts = [part(s).to(self.device) + self.starts[s] for s in segments]
             lengths, take = [len(p) for p in parts], torch.cat(parts)
-        rows = (x.index_select(0, take) for x in (self.flat_keys, self.flat_values, self.places))
-        self._lay_out(*rows, lengths, slack)
+        k, v, place = (x.index_select(0, take) for x in (self.flat_keys, self.flat_values, self.places))
+        self._lay_out(k, v, place, lengths, slack)
 
     # ---- What transformers calls ----
 

@@ -111,7 +111,8 @@ class _Recorder:
                 f"{layer.name}: does not compute attention through transformers' attention interface", "UNSUPPORTED"
             )
         cache = next(x for x in (*args, *kwargs.values()) if isinstance(x, Cache))
-        keys, values = (x[0] for x in (cache.layers[layer.index].keys, cache.layers[layer.index].values))
+        place: Any = cache.layers[layer.index]
+        keys, values = place.keys[0], place.values[0]
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         rope = kwargs.get("position_embeddings")
         step = metrics.Step(
@@ -169,7 +170,8 @@ class _Recorder:
 def _value_roots(layer: AttentionLayer) -> Tensor:
     """R [Hq, dv, dv] with ||R v|| = ||v W_O||: dv^2 operations per value instead of dv D, and no digits lost."""
     weights = layer.output_weights().double()  # [Hq, dv, D]
-    return torch.linalg.qr(weights.transpose(1, 2), mode="r").R.float()
+    roots: Tensor = torch.linalg.qr(weights.transpose(1, 2), mode="r").R.float()
+    return roots
 
 
 def _value_norms(values: Tensor, roots: Tensor) -> Tensor:

@@ -36,7 +36,11 @@ class ModelShape:
             return config
         if hasattr(config, "get_text_config"):
             config = config.get_text_config(decoder=True)
-        get = config.get if isinstance(config, Mapping) else lambda name: getattr(config, name, None)
+        given = config if isinstance(config, Mapping) else None
+
+        def get(name: str) -> Any:
+            return getattr(config, name, None) if given is None else given.get(name)
+
         layers, heads = get("num_hidden_layers"), get("num_attention_heads")
         if not layers or not heads:
             raise lib.KVBudgetError(
@@ -147,8 +151,9 @@ class Table:
         lib.call("kvb_table_row", self._handle, index, c.byref(row))
         shape = (self.info.n_layers, self.info.n_kv_heads)
         names = ("ratio", "effective_ratio", "loss", "lower_bound", "multiplier", "table_loss")
-        arrays = [np.ctypeslib.as_array(a, shape).copy() for a in (row.prune_ratio, row.std)]
-        return Row(*(getattr(row, name) for name in names), bool(row.saturated), *arrays)
+        numbers = {name: getattr(row, name) for name in names}
+        prune_ratio, std = (np.ctypeslib.as_array(a, shape).copy() for a in (row.prune_ratio, row.std))
+        return Row(**numbers, saturated=bool(row.saturated), prune_ratio=prune_ratio, std=std)
 
     def check(
         self,
@@ -262,11 +267,40 @@ def select(scores: NDArray[np.float32], keep: int, sink: int, window: int) -> ND
     return out
 
 
+def reselect(
+    scores: NDArray[np.float32], places: NDArray[np.uint32], tokens: int, keep: int, sink: int, window: int
+) -> NDArray[np.uint32]:
+    """The rows, ascending, that a head keeps which was cut before and has grown (kvb_reselect of the library).
+
+    scores  float32 [rows]; places: the positions of the rows' tokens, ascending; tokens: how many were seen in all
+    """
+    scores, places = np.ascontiguousarray(scores, np.float32), np.ascontiguousarray(places, np.uint32)
+    if scores.shape != places.shape:
+        raise lib.KVBudgetError(f"reselect: {scores.shape} scores for {places.shape} places")
+    out = np.empty(min(keep, scores.size), np.uint32)
+    lib.call(
+        "kvb_reselect",
+        *(scores.ctypes.data, places.ctypes.data, scores.size, tokens, keep, sink, window, out.ctypes.data, out.size),
+    )
+    return out
+
+
+def cu_seqlens(lengths: NDArray[np.uint32], slack: int = 0, block: int = 1) -> NDArray[np.int32]:
+    """Where sequences of these lengths begin and end that lie behind one another, int32 [n + 1], each with ``slack``
+    free rows; with ``block`` counted in pages (kvb_cu_seqlens of the library)."""
+    lengths = np.ascontiguousarray(lengths, np.uint32).ravel()
+    out = np.empty(lengths.size + 1, np.int32)
+    lib.call(
+        "kvb_cu_seqlens", lengths.ctypes.data, lengths.size, _count(slack), _count(block), out.ctypes.data, out.size
+    )
+    return out
+
+
 def _info(i: lib.Info) -> TableInfo:
     values: dict[str, Any] = {}
-    for name, kind in lib.Info._fields_:
+    for name, *_ in lib.Info._fields_:
         value = getattr(i, name)
-        values[name] = value.decode() if kind is c.c_char_p else value
+        values[name] = value.decode() if isinstance(value, bytes) else value
     values["calibration_tokens"] = tuple(i.calibration_tokens[: values.pop("n_calibration_tokens")])
     try:
         values["metric_parameters"] = json.loads(values["metric_parameters"] or "{}")
@@ -293,4 +327,4 @@ def _pointer(counts: NDArray[np.uint32]) -> Any:
     return counts.ctypes.data_as(c.POINTER(c.c_uint32))
 
 
-__all__ = ["Budgets", "MismatchError", "ModelShape", "Row", "Table", "TableInfo", "select"]
+__all__ = ["Budgets", "MismatchError", "ModelShape", "Row", "Table", "TableInfo", "cu_seqlens", "reselect", "select"]

@@ -54,12 +54,12 @@ def test_budgets_are_those_of_the_program(path: Path) -> None:
             text=True,
         )
         wanted, found = json.loads(shown.stdout), table.budgets(ratio, tokens, **options)
-        assert found.keep.tolist() == wanted["keep"]
+        assert found.keep.tolist() == wanted["details"][0]["keep"]
         assert np.array_equal(found.keep, table.keep(ratio, tokens, **options))
         for name in ("total", "keep_min", "keep_max", "effective_ratio", "row"):
-            assert getattr(found, name) == pytest.approx(wanted[name], abs=1e-12), name
-        assert len(found.warnings) == len(wanted["warnings"])
-        for ours, theirs in zip(found.warnings, wanted["warnings"]):  # the same words, but for the name of an option
+            assert getattr(found, name) == pytest.approx(wanted["settings"][name], abs=1e-12), name
+        assert len(found.warnings) == len(wanted["settings"]["warnings"])
+        for ours, theirs in zip(found.warnings, wanted["settings"]["warnings"]):  # the same words, but for the name of an option
             assert ours.replace("strict=True", "--strict") == theirs
 
 
@@ -151,3 +151,41 @@ def test_import_is_light() -> None:
 
     code = "import kvbudget, sys; assert not {'torch', 'transformers', 'kvpress'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_reselect_takes_protected_rows_then_the_best() -> None:
+    places = np.array([0, 1, 5, 6, 8, 9], np.uint32)
+    scores = np.array([0, 0, 2, 1, 0, 0], np.float32)
+    assert kvbudget.reselect(scores, places, 10, 5, 2, 2).tolist() == [0, 1, 2, 4, 5]
+    assert kvbudget.reselect(scores, places, 10, 9, 2, 2).tolist() == [0, 1, 2, 3, 4, 5]
+    everything = np.arange(6, dtype=np.uint32)
+    assert np.array_equal(kvbudget.reselect(scores, everything, 6, 3, 1, 1), kvbudget.select(scores, 3, 1, 1))
+    with pytest.raises(kvbudget.KVBudgetError, match=r"places\[2\]"):
+        kvbudget.reselect(scores, places[[0, 2, 1, 3, 4, 5]], 10, 5, 2, 2)
+    with pytest.raises(kvbudget.KVBudgetError, match="scores for"):
+        kvbudget.reselect(scores, places[:5], 10, 5, 2, 2)
+
+
+def test_cu_seqlens_counts_rows_or_pages() -> None:
+    lengths = np.array([[3, 0], [16, 17]], np.uint32)
+    assert kvbudget.cu_seqlens(lengths).tolist() == [0, 3, 3, 19, 36]
+    assert kvbudget.cu_seqlens(lengths, slack=1, block=16).tolist() == [0, 1, 2, 4, 6]
+    assert kvbudget.cu_seqlens(lengths).dtype == np.int32
+    with pytest.raises(kvbudget.KVBudgetError, match="batch smaller"):
+        kvbudget.cu_seqlens(np.array([2**31], np.uint32))
+
+
+def test_the_serving_guides_selection_on_a_device_is_the_librarys() -> None:
+    torch = pytest.importorskip("torch")
+    guide = (Path(__file__).parents[2] / "runtime" / "SERVING.md").read_text()
+    code = next(block for block in guide.split("```python\n")[1:] if "def select_on_device" in block).split("```")[0]
+    names: dict[str, Any] = {"torch": torch}
+    exec(code, names)
+    rng = np.random.default_rng(3)
+    for n_tokens, sink, window in ((50, 4, 8), (50, 0, 0), (9, 4, 8), (300, 4, 64)):
+        scores = rng.integers(-3, 4, (5, n_tokens)).astype(np.float32)  # many ties
+        scores[0, 0] = np.inf
+        keep = [1, n_tokens, n_tokens // 2, 3, n_tokens // 3]
+        found = names["select_on_device"](torch.from_numpy(scores), keep, sink, window)
+        for row, k, positions in zip(scores, keep, found):
+            assert positions.tolist() == kvbudget.select(row, k, sink, window).tolist()

@@ -141,9 +141,10 @@ def check_damage(source, target, tensor, row):
 def check_budgets_add_up(path, expected_total):
     """`budgets --json`: every list of counts inside adds up to the total that is printed."""
     j = json.load(open(path, encoding="utf-8"))
-    keep = j["keep"]
+    keep = j["details"][0]["keep"]
     total = sum(sum(row) for row in keep)
-    assert total == j["total"], (total, j["total"])
+    assert total == j["settings"]["total"], (total, j["settings"])
+    assert sum(keep, []) == [r["kept"] for r in j["rows"]], "rows"
     assert expected_total == "-" or total == int(expected_total), total
 
 

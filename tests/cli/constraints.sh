@@ -25,7 +25,7 @@ lines = open(sys.argv[2]).read().splitlines()
 assert len(lines) == 32, len(lines)
 for name, line in zip(lines[::2], lines[1::2]):
     doc = json.loads(line)
-    keep = doc and doc["keep"]
+    keep = doc and doc["details"][0]["keep"]
     known = {"keep": keep, "flat": sum(keep or [], []), "T": int(name.split(":")[0]), "math": math, "e": 1e-6}
     if not doc or not eval(sys.argv[1], known):
         print(name)
@@ -73,13 +73,13 @@ for limit in '--floor 0.3|70' '--floor 0.3 --aggregate mean_ratio --exact|70' \
     # shellcheck disable=SC2086
     expect 0 "solve $options" solve run.h5 --metric keydiff $options -o t.safetensors --json --quiet
     cp out j.json
-    json "ends at $rows %" j.json "[r['ratio'] for r in j[0]['rows']] == [i / 100 for i in range(1, $rows + 1)]"
+    json "ends at $rows %" j.json "[r['ratio'] for r in j['rows']] == [i / 100 for i in range(1, $rows + 1)]"
     says 'and says why' 'floors and pins demand at least .*ends at' err
     expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
     says 'in its rows' " $rows of $rows rows hold"
     expect 0 'it can be compared with the optimum' validate run.h5 t.safetensors --json --quiet
-    json 'which it does not pass' out "len(j[0]['rows']) == $rows and all(
-        r['lower_bound'] <= r['optimum'] <= r['table_loss'] + 0.02 for r in j[0]['rows'])"
+    json 'which it does not pass' out "len(j['rows']) == $rows and all(
+        r['lower_bound'] <= r['optimum'] <= r['table_loss'] + 0.02 for r in j['rows'])"
     expect 0 'the runtime serves the last row beyond' budgets t.safetensors --ratio 0.95 --tokens 1000
     says 'and warns' "outside of the table's rows, 1 to $rows %" err
 done
@@ -101,12 +101,12 @@ fails 'protected tokens that are all' 'nothing to choose' solve run.h5 --metric 
 # ---- chosen ratios
 expect 0 'three ratios' solve run.h5 --metric keydiff --ratios 0.3,0.375,0.8 -o t.safetensors --json --quiet
 cp out j.json
-json 'three rows' j.json '[r["ratio"] for r in j[0]["rows"]] == [0.3, 0.375, 0.8]'
+json 'three rows' j.json '[r["ratio"] for r in j["rows"]] == [0.3, 0.375, 0.8]'
 expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
 says 'in its rows' '3 of 3 rows hold'
 expect 0 'the nearest row serves' budgets t.safetensors --ratio 0.36 --tokens 1000 --json
 cp out b.json
-json 'which is 0.375' b.json 'abs(sum(map(sum, j["keep"])) / 4000 - 0.625) < 0.01'
+json 'which is 0.375' b.json 'abs(sum(map(sum, j["details"][0]["keep"])) / 4000 - 0.625) < 0.01'
 expect 0 'inspect shows the rows that there are' inspect --json t.safetensors
 cp out i.json
 json 'those three' i.json 'j["n_rows"] == 3 and [r["ratio"] for r in j["rows"]] == [0.3, 0.375, 0.8] and all(
@@ -136,7 +136,7 @@ cp out i.json
 json 'all 99' i.json '[round(1000 * r["ratio"]) for r in j["rows"]] == list(range(5, 500, 5))'
 expect 0 'a range' solve run.h5 --metric keydiff --ratios 0.5:0.9:0.05 --json --quiet
 cp out j.json
-json 'has nine rows' j.json '[r["ratio"] for r in j[0]["rows"]] == [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9]'
+json 'has nine rows' j.json '[r["ratio"] for r in j["rows"]] == [0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9]'
 for bad in 0.5,0.3 0,0.5 0.5,1 nonsense 0.5: 0.1:0.2:0 0.1:0.9:0.001 ''; do
     fails "--ratios '$bad'" 'ratios' solve run.h5 --metric keydiff --ratios "$bad" -o no.safetensors
 done
@@ -147,10 +147,10 @@ size=$((4 * dim * 1024 * 4 / 3))
 expect 0 'a budget in bytes' solve run.h5 --metric keydiff --bytes $size --dtype f16 --tokens 1024 -o t.safetensors \
     --json --quiet
 cp out j.json
-ratio=$("$PYTHON" -c 'import json; print(repr(json.load(open("j.json"))[0]["rows"][0]["ratio"]))')
+ratio=$("$PYTHON" -c 'import json; print(repr(json.load(open("j.json"))["rows"][0]["ratio"]))')
 expect 0 'its budgets' budgets t.safetensors --ratio "$ratio" --tokens 1024 --json
 cp out b.json
-json 'fit, and are used' b.json "0.97 * $size < sum(map(sum, j['keep'])) * 4 * $dim <= $size"
+json 'fit, and are used' b.json "0.97 * $size < sum(map(sum, j['details'][0]['keep'])) * 4 * $dim <= $size"
 expect 0 'a budget in tokens' solve run.h5 --metric keydiff --keep-tokens 1000 --tokens 1024 --json --quiet
 fails 'more bytes than the cache has' 'nothing has to be pruned' solve run.h5 --metric keydiff --bytes 2GiB \
     --tokens 1024

@@ -31,19 +31,19 @@ says 'the table is called lukv' '^ +80 %  lukv '
 says 'runs per second' 'runs in .* a second' err
 exists 'CSV' worth.csv
 json 'JSON: every metric, allocator and ratio' worth.json \
-    '(len(j["results"]) == 2 * 4 * 3 and j["format"] == "kvbudget-eval" and
-    all(len(r["texts"]) == 2 and len(r["layer_output_error"]) == 2 for r in j["results"]))'
+    '(len(j["rows"]) == 2 * 4 * 3 and j["schema"] == "kvbudget-results" and j["command"] == "eval" and
+    all(len(d["texts"]) == 2 and len(d["layer_output_error"]) == 2 for d in j["details"]))'
 json 'ratio 0 is the full cache to the bit' worth.json \
-    'all(r["kl"] == {"value": 0, "low": 0, "high": 0} and r["top1"]["value"] == 1
-    and r["output_error"] == 0 and abs(r["nll"]["value"] - r["full_nll"]) < 1e-12
-    for r in j["results"] if r["ratio"] == 0)'
+    'all(r["kl"] == r["kl_low"] == r["kl_high"] == 0 and r["top1"] == 1
+    and r["output_error"] == 0 and abs(r["nll"] - r["full_nll"]) < 1e-12
+    for r in j["rows"] if r["ratio"] == 0)'
 json 'what is evicted costs something, and the intervals hold it' worth.json \
-    'all(r["kl"]["low"] <= r["kl"]["value"] <= r["kl"]["high"]
-    and r["kl"]["value"] > 0 and 0 < r["loss"] < 1 for r in j["results"] if r["ratio"] > 0)'
+    'all(r["kl_low"] <= r["kl"] <= r["kl_high"]
+    and r["kl"] > 0 and 0 < r["loss"] < 1 for r in j["rows"] if r["ratio"] > 0)'
 json 'the cache is as small as promised' worth.json 'all(abs(r["effective_ratio"] - r["ratio"]) < 0.02 and
-    r["cache_bytes"] == round((1 - r["effective_ratio"]) * 160 * 4) * 2 * 16 * 4 for r in j["results"])'
+    r["cache_bytes"] == round((1 - r["effective_ratio"]) * 160 * 4) * 2 * 16 * 4 for r in j["rows"])'
 json 'no method loses less than the oracle' worth.json \
-    'all(o["loss"] <= r["loss"] + 1e-9 for o in j["results"] for r in j["results"]
+    'all(o["loss"] <= r["loss"] + 1e-9 for o in j["rows"] for r in j["rows"]
     if o["allocator"] == "oracle" and all(o[k] == r[k] for k in ("metric", "ratio"))
     and r["effective_ratio"] > o["effective_ratio"] - 1e-3)'
 check 'the picture has a chart of KL and one of agreement for each metric' charts worth.svg 4
@@ -60,22 +60,22 @@ says 'takes what it had' '; 20 more from worth.cells' err
 if [ "$(wc -l <worth.cells)" = 48 ]; then ok 'and measures the rest once'; else not_ok 'and measures the rest once'; fi
 holds 'with the same numbers' <<'PYTHON_END'
 import json
-a, b = (json.load(open(n))["results"] for n in ("first.json", "worth.json"))
-assert len(a) == len(b) and all(abs(x["kl"]["value"] - y["kl"]["value"]) < 1e-12 and abs(x["loss"] - y["loss"]) < 1e-12
+a, b = (json.load(open(n))["rows"] for n in ("first.json", "worth.json"))
+assert len(a) == len(b) and all(abs(x["kl"] - y["kl"]) < 1e-12 and abs(x["loss"] - y["loss"]) < 1e-12
     for x, y in zip(a, b))
 PYTHON_END
 # shellcheck disable=SC2086
 expect 0 'without protection as well' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --no-protect --json \
     --quiet
 cp out bare.json
-json 'both kinds' bare.json '(sorted((r["sink"], r["window"]) for r in j["results"]) == [(0, 0), (4, 1)] and
-    j["results"][0]["kl"] != j["results"][1]["kl"])'
+json 'both kinds' bare.json '(sorted((r["sink"], r["window"]) for r in j["rows"]) == [(0, 0), (4, 1)] and
+    j["rows"][0]["kl"] != j["rows"][1]["kl"])'
 # shellcheck disable=SC2086
 expect 0 'other batches and threads' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --no-protect --json \
     --quiet --batch 1 --threads 1
 holds 'change no number' <<'PYTHON_END'
 import json
-a, b = (json.load(open(n))["results"] for n in ("bare.json", "out"))
+a, b = (json.load(open(n))["rows"] for n in ("bare.json", "out"))
 assert [r["kl"] for r in a] == [r["kl"] for r in b]
 PYTHON_END
 expect 0 'the table without the gap' solve run.h5 --metric keydiff -o nogap.safetensors --paper --order oracle --quiet
@@ -88,8 +88,8 @@ expect 0 'the reference backend' eval tiny.gguf text0.txt -m keydiff -a uniform 
     --backend ref
 holds 'finds the same' <<'PYTHON_END'
 import json
-a, b = (json.load(open(n))["results"][0] for n in ("bare.json", "out"))
-assert abs(a["kl"]["value"] - b["kl"]["value"]) < 1e-4 * a["kl"]["value"], (a["kl"], b["kl"])
+a, b = (json.load(open(n))["rows"][0] for n in ("bare.json", "out"))
+assert abs(a["kl"] - b["kl"]) < 1e-4 * a["kl"], (a["kl"], b["kl"])
 PYTHON_END
 
 # ---- kept positions
@@ -111,25 +111,25 @@ expect 0 'policies, with and without a table' eval tiny.gguf keydiff.safetensors
     -p morphkv:window=8 -p quest -a uniform -a ada $SIZE -r 0.8 -o steps
 says 'a block for each' '^morphkv:window=8, at every step'
 json 'each with uniform capacities and with the table, and nothing that needs scores' steps.json \
-    '([(r["policy"], r["allocator"]) for r in j["results"] if "policy" in r] ==
+    '([(r["metric"], r["allocator"]) for r in j["rows"] if r["acts"] == "every step"] ==
     [(p, a) for p in ("full", "morphkv:window=8", "quest") for a in ("uniform", "lukv")])'
 json 'the full cache loses nothing; others do; only those that evict have evicted' steps.json \
-    'all((r["kl"]["value"] < 1e-9) == (r["policy"] == "full") and
-    (r["loss"] > 0) == r["policy"].startswith("morph") and r["output_error"] is None
-    and (r["policy"] == "full") == (r["looked"] > 0.9)
-    for r in j["results"] if "policy" in r)'
+    'all((r["kl"] < 1e-9) == (r["metric"] == "full") and
+    (r["loss"] > 0) == r["metric"].startswith("morph") and r["output_error"] is None
+    and (r["metric"] == "full") == (r["looked"] > 0.9)
+    for r in j["rows"] if r["acts"] == "every step")'
 check 'and a row of charts' charts steps.svg 8
 # shellcheck disable=SC2086
 expect 0 'the same command again' eval tiny.gguf keydiff.safetensors text0.txt text1.txt -p full -p morphkv:window=8 \
     -p quest -a uniform -a ada $SIZE -r 0.8 -o steps --json --quiet
-if cmp -s out steps.json; then ok 'takes all from its log'; else not_ok 'takes all from its log'; fi
+same_results 'takes all from its log' out steps.json
 # shellcheck disable=SC2086
 expect 0 'another precision' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --json --quiet --compute bf16x3
 holds 'says so, and finds nearly the same' <<'PYTHON_END'
 import json
 a, b = (json.load(open(n)) for n in ("bare.json", "out"))
-x, y = a["results"][0]["kl"]["value"], b["results"][0]["kl"]["value"]
-assert (a["compute"], b["compute"]) == ("f32", "bf16x3") and 0 < abs(x - y) < 1e-2 * x, (x, y)
+x, y = a["rows"][0]["kl"], b["rows"][0]["kl"]
+assert (a["settings"]["compute"], b["settings"]["compute"]) == ("f32", "bf16x3") and 0 < abs(x - y) < 1e-2 * x, (x, y)
 PYTHON_END
 
 # shellcheck disable=SC2086
@@ -175,8 +175,8 @@ expect 0 'deploy both stages' eval tiny.gguf critical.safetensors text0.txt \
     -m h2o:half $SIZE -r 0.5 -a uniform --json --quiet
 cp out two.json
 json 'each with its own kept tokens' two.json \
-    '(len({r["kl"]["value"] for r in j["results"] if r["allocator"] == "uniform"}) == 3 and
-    [r["metric"] for r in j["results"] if r["allocator"] != "uniform"] == [
+    '(len({r["kl"] for r in j["rows"] if r["allocator"] == "uniform"}) == 3 and
+    [r["metric"] for r in j["rows"] if r["allocator"] != "uniform"] == [
         "critical:epsilon=0.1+snapkv:kvpress:window=16", "critical:share=0:epsilon=0.1+snapkv:kvpress:window=16"])'
 
 # ---- what is refused

@@ -12,11 +12,12 @@ if make_it install; then ok 'make install'; else
     not_ok 'make install'
     tail -n 20 make.out
 fi
-for f in bin/kvbudget include/kvbudget.h lib/libkvbudget.a lib/libkvbudget.so.0 lib/pkgconfig/kvbudget.pc; do exists \
+for f in bin/kvbudget include/kvbudget.h lib/libkvbudget.a lib/libkvbudget.so.0 lib/pkgconfig/kvbudget.pc \
+    lib/cmake/kvbudget/kvbudgetConfig.cmake lib/cmake/kvbudget/kvbudgetConfigVersion.cmake; do exists \
     "installs $f" "$prefix/$f"; done
 if [ "$(readlink "$prefix/lib/libkvbudget.so")" = libkvbudget.so.0 ]; then ok 'the link for linking'; else not_ok \
     'the link for linking'; fi
-if [ "$(find "$T/root" ! -type d | wc -l)" = 6 ]; then ok 'and nothing else'; else
+if [ "$(find "$T/root" ! -type d | wc -l)" = 8 ]; then ok 'and nothing else'; else
     not_ok 'and nothing else'
     find "$T/root" ! -type d
 fi
@@ -84,12 +85,32 @@ tiny_calib calib.jsonl
 same 'shared and static say the same' shared.out static.out
 same 'and so does the copy' shared.out copied.out
 says 'the soname is versioned' 'SONAME.*libkvbudget\.so\.0' <(objdump -p "$prefix/lib/libkvbudget.so.0")
-for example in 01_budgets 02_evict; do
-    if "$KVB_BUILD/examples/$example" t.safetensors 0.8 4096 >example.out 2>&1; then ok "example $example"; else
-        not_ok "example $example"
+# example PROGRAM ARGUMENT...
+example() {
+    local program=$1
+    shift
+    if "$KVB_BUILD/examples/$program" t.safetensors 0.8 "$@" >example.out 2>&1; then ok "example $program"; else
+        not_ok "example $program"
         head example.out
     fi
-done
+}
+example 01_budgets 4096
+example 02_evict 4096
+example 04_batch 4096 100
+if awk '/^cu_seqlens  / { rows = $NF } /^pages/ { pages = $NF } END { exit !(rows && 16 * pages >= rows + 8 * (NF - 7)) }' \
+    example.out; then ok 'pages hold all rows'; else
+    not_ok 'pages hold all rows'
+    cat example.out
+fi
+example 03_grow 1000 512
+cp example.out grows.out
+example 03_grow 1000 512 1000
+# $NF: rows after each cut. Without a cap they grow with the text; with one they stay.
+if awk '{ if ($NF <= last) exit 1; last = $NF }' grows.out && awk 'NR > 1 && $NF != last { exit 1 } { last = $NF }' \
+    example.out && [ "$(wc -l <example.out)" = 5 ]; then ok 'a cap keeps the cache as large as it is'; else
+    not_ok 'a cap keeps the cache as large as it is'
+    cat grows.out example.out
+fi
 
 if make_it uninstall && [ -z "$(find "$T/root" ! -type d)" ]; then ok 'make uninstall leaves nothing'; else
     not_ok 'make uninstall leaves nothing'

@@ -87,13 +87,22 @@ says() {
 
 # same NAME FILE FILE: equal bytes.
 same() { if cmp -s "$2" "$3"; then ok "$1"; else not_ok "$1 ($(cmp "$2" "$3" 2>&1 | head -n 1))"; fi; }
+# same_results NAME FILE FILE: equal JSON results, however they were asked for.
+same_results() {
+    if "$PYTHON" -c '
+import json, sys
+a, b = (json.load(open(n, encoding="utf-8")) for n in sys.argv[1:])
+sys.exit(not (a.pop("arguments") and b.pop("arguments") and a == b))' "$2" "$3"; then ok "$1"; else not_ok "$1"; fi
+}
 exists() { if [ -s "$2" ]; then ok "$1"; else not_ok "$1 ($2 is missing or empty)"; fi; }
 
-# json NAME FILE [EXPRESSION]: FILE is JSON, and the Python expression over its content `j` is true.
+# json NAME FILE [EXPRESSION]: FILE is JSON, and the Python expression over its content `j` is true. `rows` gives the
+# rows of results that have these values: rows(allocator="uniform").
 json() {
     if "$PYTHON" -c '
 import json, sys
 j = json.load(open(sys.argv[1], encoding="utf-8"))
+def rows(**cells): return [r for r in j["rows"] if all(r.get(k) == v for k, v in cells.items())]
 sys.exit(0 if eval("(" + sys.argv[2] + ")") else 1)' "$2" "${3:-True}" 2>json.err; then ok "$1"; else
         not_ok "$1 ($2, ${3:-valid JSON})"
         tail -n 3 json.err | sed 's/^/    /'

@@ -11,25 +11,28 @@ expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 
 expect 0 'hold out texts' solve run.h5 --metric keydiff --holdout text --picture text.svg --json --quiet
 cp out text.json
 json 'every method at every ratio' text.json \
-    'len(j) == 1 and len(j[0]["methods"]) == 9 and all(len(m["rows"]) == 99 for m in j[0]["methods"])'
-json 'intervals hold the value' text.json 'all(r["loss"][1] - 1e-9 <= r["loss"][0] <= r["loss"][2] + 1e-9
-    for m in j[0]["methods"] for r in m["rows"])'
+    'len(j["details"]) == 1 and len(j["rows"]) == 9 * 99 and len({r["allocator"] for r in j["rows"]}) == 9'
+json 'intervals hold the value' text.json 'all(r["loss_low"] - 1e-9 <= r["loss"] <= r["loss_high"] + 1e-9
+    for r in j["rows"])'
 json 'no table passes the optimum of each question by more than its greedy gap' text.json 'all(
-    o["loss"][0] <= r["loss"][0] * 1.02 + 0.002 for m in j[0]["methods"]
-    for r, o in zip(m["rows"][:80], j[0]["methods"][8]["rows"]))'
-json 'the paper is the measure' text.json 'all(r["change"] == [0, 0, 0] for r in j[0]["methods"][1]["rows"])'
+    o["loss"] <= r["loss"] * 1.02 + 0.002 for o in rows(allocator="question'"'"'s optimum")
+    for r in rows(ratio=o["ratio"]) if r["ratio"] <= 0.8)'
+json 'the paper is the measure' text.json 'all(
+    r["change"] == r["change_low"] == r["change_high"] == 0 for r in rows(allocator="mean_ratio (paper)"))'
 json 'transfer: nothing does better on a text than its own table, but for rounding' text.json \
-    'len(j[0]["texts"]) == 2 and all(
+    'len(j["details"][0]["texts"]) == 2 and all(
     t["loss"][3] <= t["loss"][1] * 1.02 + 0.002 and t["loss"][0] <= t["loss"][2] * 1.02 + 0.002
-    for t in j[0]["transfer"])'
+    for t in j["details"][0]["transfer"])'
 json 'with one text to learn from, the curve ends at the table itself' text.json 'abs(
-    j[0]["learning_texts"][-1]["default"][49] - j[0]["methods"][3]["rows"][49]["loss"][0]) < 1e-9 and abs(
-    j[0]["learning_questions"][-1]["mean_ratio"][49] - j[0]["methods"][1]["rows"][49]["loss"][0]) < 1e-9'
+    j["details"][0]["learning_texts"][-1]["default"][49] -
+    rows(allocator="mean_loss, shrink 0.1")[49]["loss"]) < 1e-9 and abs(
+    j["details"][0]["learning_questions"][-1]["mean_ratio"][49] -
+    rows(allocator="mean_ratio (paper)")[49]["loss"]) < 1e-9'
 check 'the picture is whole' charts text.svg 4
 # A text that is held out is judged by the table of the other alone.
 kvb solve run.h5 --metric keydiff --contexts short --paper -o short.safetensors --quiet
 kvb solve run.h5 --metric keydiff --holdout text --json --quiet --seed 1
-same 'the same again' out text.json
+same_results 'the same again' out text.json
 expect 0 'hold out questions' solve run.h5 --metric all --holdout question
 says 'it says what is held out' 'each question held out'
 expect 0 'layer by layer' solve run.h5 --metric keydiff --holdout text --scope layer --quiet
@@ -49,16 +52,18 @@ expect 0 'tables at other lengths' solve r60.h5 r100.h5 r150.h5 --metric keydiff
     --json --quiet
 cp out l.json
 json 'every table on every length' l.json \
-    'j[0]["lengths"] == [60, 100, 150] and [t["from"] for t in j[0]["tables"]] == [
-    "60", "100", "150", "all lengths", "all but this"] and all(len(row) == 99 for t in j[0]["tables"]
-    for row in t["loss"])'
-json 'on average nothing beats the table that has seen the text at its length' l.json 'len(j[0]["cuts"]) == 6 and all(
+    'j["details"][0]["lengths"] == [60, 100, 150] and list(dict.fromkeys(r["table_from"] for r in j["rows"])) == [
+    "60", "100", "150", "all lengths", "all but this"] and len(j["rows"]) == 5 * 3 * 99 and [
+    i["kind"] for i in j["inputs"]] == 3 * ["record"]'
+json 'on average nothing beats the table that has seen the text at its length' l.json '
+    len(j["details"][0]["cuts"]) == 6 and all(
     sum(t["loss"][7 * to] for to in range(6)) <= sum(t["loss"][6 * source + to] for to in range(6))
-    for t in j[0]["transfer"] for source in range(6))'
+    for t in j["details"][0]["transfer"] for source in range(6))'
 kvb solve r150.h5 --metric keydiff --holdout text --json --quiet
 cp out t.json
-json 'on the longest record, its own tables lose what --holdout says' l.json 'all(abs(a - b["loss"][0]) < 1e-9
-    for a, b in zip(j[0]["tables"][2]["loss"][2], json.load(open("t.json"))[0]["methods"][3]["rows"]))'
+json 'on the longest record, its own tables lose what --holdout says' l.json 'all(abs(a["loss"] - b["loss"]) < 1e-9
+    for a, b in zip(rows(table_from="150", n_tokens=150),
+    [r for r in json.load(open("t.json"))["rows"] if r["allocator"] == "mean_loss, shrink 0.1"]))'
 expect 0 'as text' solve r60.h5 r150.h5 --metric keydiff --lengths --scope layer
 says 'with all of them' '^  all lengths '
 if [ "$(grep -c '<rect' lengths.svg)" -ge $((2 * 15 + 36)) ]; then ok 'the picture has all cells'; else not_ok \
@@ -77,10 +82,12 @@ misused 'several records without it' 'expected one record' solve r60.h5 r150.h5 
 # ---- ablation
 expect 0 'ablation' solve run.h5 --metric all --ablation --picture '{metric}.svg' --json --quiet
 cp out ablation.json
-json 'every question is best off with its own optimum' ablation.json 'len(j) == 2 and all(
-    best <= x * 1.02 + 0.002 for m in j for w in m["methods"] for x, best in zip(w["loss"], m["methods"][5]["loss"]))'
+json 'every question is best off with its own optimum' ablation.json 'len(j["details"]) == 2 and all(
+    best["loss"] <= r["loss"] * 1.02 + 0.002 for best in rows(allocator="optimum")
+    for r in rows(metric=best["metric"], ratio=best["ratio"]))'
 json 'heads add up' ablation.json \
-    'all(abs(sum(h) - x) < 1e-9 for m in j for w in m["methods"] for x, h in zip(w["loss"], w["head_loss"]))'
+    'all(abs(sum(heads) - r["loss"]) < 1e-9 for d in j["details"] for a in d["head_loss"]
+    for r, heads in zip(rows(metric=d["metric"], allocator=a), d["head_loss"][a]))'
 check 'a picture for each metric' charts snapkv_kvpress.svg 2
 expect 0 'ablation as text' solve run.h5 --metric keydiff --ablation --quiet
 says 'a line for each ratio' '^ +95 %'
@@ -95,16 +102,18 @@ done
 # shellcheck disable=SC2086
 expect 0 'the same question as a study' solve run.h5 $one --paper --ablation --json --quiet
 cp out study.json
-json 'the table loses what the study says of budgets without the gap' oracle.json 'j[0]["order"] == "oracle" and all(
-    abs(j[0]["rows"][5 * i + 4]["table_loss"] - x) < 1e-9
-    for i, x in enumerate(json.load(open("study.json"))[0]["methods"][4]["loss"]))'
-json 'and with the metric, which ranks worse, what the optimum does' metric.json 'j[0]["order"] == "metric" and all(
-    abs(j[0]["rows"][5 * i + 4]["table_loss"] - x) < 1e-9
-    for i, x in enumerate(json.load(open("study.json"))[0]["methods"][5]["loss"]))'
+json 'the table loses what the study says of budgets without the gap' oracle.json '
+    j["details"][0]["order"] == "oracle" and all(
+    abs(j["rows"][5 * i + 4]["table_loss"] - x["loss"]) < 1e-9
+    for i, x in enumerate([r for r in json.load(open("study.json"))["rows"] if r["allocator"] == "without gap"]))'
+json 'and with the metric, which ranks worse, what the optimum does' metric.json '
+    j["details"][0]["order"] == "metric" and all(
+    abs(j["rows"][5 * i + 4]["table_loss"] - x["loss"]) < 1e-9
+    for i, x in enumerate([r for r in json.load(open("study.json"))["rows"] if r["allocator"] == "optimum"]))'
 json 'a perfect metric would lose less, and this one more than it' oracle.json '(lambda pairs: all(
     o["loss"] <= m["loss"] + 1e-12 and o["loss"] <= o["table_loss"] + 1e-9 for o, m in pairs) and sum(
     o["table_loss"] - m["table_loss"] for o, m in pairs) > 0.1)(
-    list(zip(j[0]["rows"], json.load(open("metric.json"))[0]["rows"])))'
+    list(zip(j["rows"], json.load(open("metric.json"))["rows"])))'
 check 'the table says so' metadata oracle.safetensors order oracle
 check 'others do not' metadata metric.safetensors order None
 for how in '' '--exact' '--aggregate mean_ratio --shrink 0.2' '--aggregate worst' '--block 8 --ratios 0.3,0.5'; do

@@ -39,10 +39,10 @@ if check_lines; then ok 'one line per cell, and one for the full cache'; else no
 check 'the picture has a chart for each method' charts cells.svg 16
 says 'one column leaves room for the title' '<svg .* width="820"' cells.svg
 json 'JSON has every score with its interval, model, seed and allocators' cells.json \
-    '(len(j["tasks"][0]["results"]) == 19 and j["seed"] == 1 and
-    len(j["model"]["sha256"]) == 64 and j["allocators"][1]["label"] == "ada" and
-    all(r["score"]["low"] <= r["score"]["value"] <= r["score"]["high"] and len(r["samples"]) == 1
-    for r in j["tasks"][0]["results"]))'
+    '(len(j["rows"]) == 19 and j["settings"]["seed"] == 1 and j["command"] == "task" and
+    len(j["inputs"][0]["sha256"]) == 64 and j["settings"]["allocators"][1]["label"] == "ada" and
+    all(r["score_low"] <= r["score"] <= r["score_high"] and len(d["samples"]) == 1
+    for r, d in zip(j["rows"], j["details"])))'
 cp cells.json first.json
 head -n 9 cells.cells >some && printf '{"key": "cut sho' >>some && mv some cells.cells
 expect 0 'the same command after a kill' task tiny.gguf -k niah_single -t 600 -c 1 --answer --metric snapkv \
@@ -53,8 +53,8 @@ same 'and writes the same' first.json cells.json
 expect 0 'a ratio alone' task tiny.gguf -k niah_single -t 600 -c 1 -r 0.5 --json --quiet --threads 1
 cp out bare.json
 json 'compares three metrics under three allocators, and prints JSON' bare.json \
-    '(len(j["tasks"][0]["results"]) == 10 and
-    {r["method"] for r in j["tasks"][0]["results"]} == {"full", "snapkv:kvpress", "keydiff", "ea:kvpress"})'
+    '(len(j["rows"]) == 10 and
+    {r["metric"] for r in j["rows"]} == {"full", "snapkv:kvpress", "keydiff", "ea:kvpress"})'
 expect 0 'a prompt in blocks, in other precision' task tiny.gguf -k niah_single -t 600 -c 1 -m none \
     --allocator uniform -p keydiff:block=64:prefill=blocks \
     -p lagkv:lag=32:prefill=blocks -r 0.8 --compute bf16x3

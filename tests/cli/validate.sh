@@ -15,12 +15,13 @@ for o in '--scope layer' '--aggregate mean_loss' '--questions 1' '--contexts sho
     # shellcheck disable=SC2086
     expect 0 "validate $o" validate run.h5 --metric all --json --quiet $o
     cp out v.json
-    json 'bound <= optimum <= greedy, and what is nested loses no less than the optimum' v.json 'len(j) == 2 and all(
-        len(m["rows"]) == 99 and all(r["proved"] and 0 <= r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
-        and r["optimum"] <= r["nested_loss"] + 1e-12 and 0 <= r["surviving"] <= 1 for r in m["rows"]) for m in j)'
+    json 'bound <= optimum <= greedy, and what is nested loses no less than the optimum' v.json '
+        len(j["rows"]) == 2 * 99 and all(
+        r["proved"] and 0 <= r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
+        and r["optimum"] <= r["nested_loss"] + 1e-12 and 0 <= r["surviving"] <= 1 for r in j["rows"])'
     json 'greedy <= bound + certificate' v.json \
-        'all(r["greedy"] <= r["lower_bound"] + r["certificate"] + 1e-12 for m in j for r in m["rows"])'
-    json 'exactness gains something here' v.json 'any(r["greedy"] > r["optimum"] * 1.001 for m in j for r in m["rows"])'
+        'all(r["greedy"] <= r["lower_bound"] + r["certificate"] + 1e-12 for r in j["rows"])'
+    json 'exactness gains something here' v.json 'any(r["greedy"] > r["optimum"] * 1.001 for r in j["rows"])'
 done
 mkdir pictures
 expect 0 'a picture for each metric' validate run.h5 --metric all -o pictures --quiet
@@ -42,9 +43,9 @@ for a in mean_ratio mean_loss; do
     done
     expect 0 "solve --exact --json, $a" solve run.h5 --metric keydiff --aggregate $a --exact --json --quiet
     cp out exact.json
-    json 'the loss is the optimum, between bound and greedy' exact.json 'j[0]["solver"] == "exact" and all(
+    json 'the loss is the optimum, between bound and greedy' exact.json 'j["details"][0]["solver"] == "exact" and all(
         r["proved"] and r["lower_bound"] <= r["loss"] + 1e-12 and abs(r["loss"] - r["optimum"]) < 1e-12
-        and r["optimum"] <= r["greedy"] + 1e-12 for r in j[0]["rows"])'
+        and r["optimum"] <= r["greedy"] + 1e-12 for r in j["rows"])'
 done
 expect 0 'solve --exact --monotone' solve run.h5 --metric keydiff --exact --monotone
 says 'it says what nesting costs' '^  Nested: these budgets lose [0-9.]+ % more'
@@ -89,11 +90,11 @@ says 'says which numbers are pulled' 'loss and bound with --shrink 0\.1, table w
 expect 0 'a table pulled all the way' solve run.h5 --metric keydiff --shrink 1 --json --quiet
 cp out flat.json
 json 'is uniform, but for single tokens' flat.json \
-    'all(abs(r["table_loss"] - r["uniform_loss"]) < 0.05 for r in j[0]["rows"])'
+    'all(abs(r["table_loss"] - r["uniform_loss"]) < 0.05 for r in j["rows"])'
 expect 0 'a high floor' solve run.h5 --metric keydiff --min-keep 0.25 --json --quiet
 cp out high.json
 json 'caps what is pruned' high.json \
-    'abs(j[0]["rows"][98]["effective_ratio"] - 0.75) < 0.02 and j[0]["rows"][90]["saturated"]'
+    'abs(j["rows"][98]["effective_ratio"] - 0.75) < 0.02 and j["rows"][90]["saturated"]'
 misused '--paper with --shrink' 'the paper has none' solve run.h5 --metric keydiff --paper --shrink 0.1
 misused '--paper with --aggregate' 'give one of them' solve run.h5 --metric keydiff --paper --aggregate worst
 for a in median cvar: cvar:0 cvar:1.5 cvar:x; do
@@ -113,7 +114,7 @@ for tensor in lower_bound table_loss loss; do
     says 'and it fails' 'does not hold' err
 done
 expect 1 'as JSON too' validate --certificate bad.safetensors run.h5 --quiet --json
-json 'naming the row' out '[i for i, r in enumerate(j) if r["fault"]] == [49]'
+json 'naming the row' out '[i for i, r in enumerate(j["rows"]) if r["fault"]] == [49]'
 expect 0 'another record' profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 8 --ignore-eos \
     --metric keydiff --seed 9
 fails 'a table of another record' 'another record' validate --certificate good.safetensors other.h5 --quiet
@@ -125,9 +126,9 @@ for o in '' --paper '--aggregate worst' '--scope layer' '--order oracle' '--min-
     expect 0 'against the optimum' validate run.h5 t.safetensors -o t.svg --json --quiet
     cp out v.json
     json 'bound <= optimum <= greedy, and no table loses less' v.json \
-        'len(j) == 1 and len(j[0]["rows"]) in (2, 99) and all(
+        'len(j["details"]) == 1 and len(j["rows"]) in (2, 99) and all(
         r["proved"] and r["lower_bound"] <= r["optimum"] + 1e-12 and r["optimum"] <= r["greedy"] + 1e-12
-        and r["optimum"] <= r["table_loss"] + 0.01 for r in j[0]["rows"]) and j[0]["aggregate"] == "mean_loss"'
+        and r["optimum"] <= r["table_loss"] + 0.01 for r in j["rows"]) and j["details"][0]["aggregate"] == "mean_loss"'
     case $o in --ratios*) ;; --block*) check 'the picture' charts t.svg 2 ;; *) check 'the picture' charts t.svg 3 ;; \
         esac
 done
@@ -145,9 +146,10 @@ misused 'constraints beside a table' 'says itself' validate run.h5 good.safetens
 misused 'settings beside --certificate' 'from the table' validate --certificate good.safetensors run.h5 --shrink 0.5
 expect 0 'greedy under constraints' validate run.h5 --metric all --block 16 --layer-cap 0.8 --floor 0.1 --json --quiet
 cp out v.json
-json 'has rows as far as floors allow' v.json 'len(j) == 2 and all(m["constrained"] and len(m["rows"]) == 90 and all(
-    r["proved"] and r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12 and "nested" not in r for r in m["rows"])
-    for m in j)'
+json 'has rows as far as floors allow' v.json 'len(j["rows"]) == 2 * 90 and all(
+    d["constrained"] for d in j["details"]) and all(
+    r["proved"] and r["lower_bound"] <= r["optimum"] <= r["greedy"] + 1e-12
+    and "nested" not in r for r in j["rows"])'
 fails 'floors above a ratio' 'but the budget is' validate run.h5 --metric keydiff --floor 0.3 --ratios 0.8
 fails 'no table at all' 'calib.jsonl' validate --certificate calib.jsonl run.h5 --quiet
 misused 'a metric beside --certificate' 'from the table' validate --certificate good.safetensors run.h5 --metric keydiff

@@ -70,7 +70,6 @@ static const char *printed(kvb_status (*print)(const cJSON *, kvb_error *), cons
 START_TEST(json_to_stdout)
 {
     cJSON *document = cJSON_Parse("{\"a\": [1, true], \"b\": \"x\"}");
-    ck_assert_str_eq(printed(json_print_line, document, KVB_OK), "{\"a\":[1,true],\"b\":\"x\"}\n");
     const char *text = printed(json_print, document, KVB_OK);
     ck_assert(strchr(text, '\n') != strrchr(text, '\n') && text[strlen(text) - 1] == '\n');
     cJSON *again = cJSON_Parse(text);
@@ -78,7 +77,6 @@ START_TEST(json_to_stdout)
     cJSON_Delete(again);
     cJSON_Delete(document);
     ck_assert_str_eq(printed(json_print, NULL, KVB_MEMORY), "");
-    ck_assert_str_eq(printed(json_print_line, NULL, KVB_MEMORY), "");
 }
 END_TEST
 

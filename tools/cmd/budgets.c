@@ -1,8 +1,8 @@
 // kvbudget budgets: what an engine would get from a table, as text or JSON.
 #include "runtime/fail.h"
+#include "runtime/limits.h"
 #include "tools/cli.h"
-#include "tools/json_print.h"
-#include <cJSON.h>
+#include "tools/report/results.h"
 #include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@ enum { MAX_WARNINGS = 5, WARNING_SIZE = 240 };
 
 typedef struct budgets_command {
     const cli_command *self;
-    const char *ratio_text, *rounding_text, *lookup_text, *metric, *model_sha256;
+    const char *ratio_text, *rounding_text, *lookup_text, *metric, *model_sha256, *csv;
     uint64_t tokens, block;
     bool strict, json;
 
@@ -22,6 +22,7 @@ typedef struct budgets_command {
     kvb_budget_options options;
     const char *path;
     kvb_table *table;
+    uint32_t page;  // tokens that are granted together: the table's pages, else --block, else 1
     uint32_t *keep; // [n_layers, n_kv_heads]
     size_t n_heads; // all KV heads of the model
     kvb_budget_summary sum;
@@ -137,6 +138,19 @@ static void word_warnings(budgets_command *b)
     }
 }
 
+// The table's own pages win; --block is used when it has none, or refused when it does not divide them.
+static kvb_status find_page(budgets_command *b, kvb_error *err)
+{
+    const kvb_info *info = kvb_table_info(b->table);
+    const char *constraints = kvb_table_metadata(b->table, "constraints");
+    kvb_limits limits = {.block = 1};
+    kvb_status status = KVB_OK;
+    if (constraints) status = kvb_limits_parse(&limits, constraints, info->n_layers, info->n_kv_heads, b->path, err);
+    b->page = limits.block > 1 ? limits.block : b->options.block > 1 ? b->options.block : 1;
+    if (constraints) kvb_limits_free(&limits);
+    return status;
+}
+
 static kvb_status compute(budgets_command *b, kvb_error *err)
 {
     kvb_expectation expected = {0};
@@ -153,6 +167,7 @@ static kvb_status compute(budgets_command *b, kvb_error *err)
     if (status == KVB_OK) {
         status = kvb_budgets_summarize(b->table, b->ratio, b->n_tokens, &b->options, b->keep, b->n_heads, &b->sum, err);
     }
+    if (status == KVB_OK) status = find_page(b, err);
     if (status == KVB_OK) word_warnings(b);
     return status;
 }
@@ -172,8 +187,10 @@ static void print_text(const budgets_command *b)
     int width = snprintf(NULL, 0, "%u", b->n_tokens);
     width = width < 3 ? 3 : width;
     printf("%s: %s, %u layers x %u KV heads\n", b->path, info->metric, info->n_layers, info->n_kv_heads);
-    printf("kept of %u tokens at ratio %g (row %.10g %%, %s%s)\n\nlayer", b->n_tokens, b->ratio, row_percent(b),
+    printf("kept of %u tokens at ratio %g (row %.10g %%, %s%s", b->n_tokens, b->ratio, row_percent(b),
            roundings[b->options.rounding], b->options.strict ? ", strict" : "");
+    if (b->page > 1) printf(", pages of %u", b->page);
+    printf(")\n\nlayer");
     for (uint32_t g = 0; g < info->n_kv_heads; ++g) {
         printf("  %*s%u", width - snprintf(NULL, 0, "%u", g), "h", g);
     }
@@ -187,8 +204,10 @@ static void print_text(const budgets_command *b)
         }
         printf("  %5.1f%%\n", 100 * (1 - (double)total / ((double)info->n_kv_heads * b->n_tokens)));
     }
-    printf("\nkept        %llu of %llu tokens over all heads; %u to %u per head\n", (unsigned long long)b->sum.total,
-           (unsigned long long)b->n_heads * b->n_tokens, b->sum.keep_min, b->sum.keep_max);
+    uint64_t all = (uint64_t)info->n_budgeted * info->n_kv_heads * b->n_tokens;
+    printf("\nkept        %llu of %llu tokens over all heads%s; %u to %u per head\n", (unsigned long long)b->sum.total,
+           (unsigned long long)all, info->bounded ? " of layers without a window" : "", b->sum.keep_min,
+           b->sum.keep_max);
     printf("pruned      %.4f; asked for %g\n", b->sum.effective_ratio, b->ratio);
     fflush(stdout);
     for (size_t i = 0; i < b->n_warnings; ++i) {
@@ -196,50 +215,66 @@ static void print_text(const budgets_command *b)
     }
 }
 
-static cJSON *keep_json(const budgets_command *b)
+static void add_heads(results *to, const budgets_command *b)
 {
     const kvb_info *info = kvb_table_info(b->table);
     const uint32_t *keep = b->keep;
-    cJSON *layers = cJSON_CreateArray();
+    cJSON *layers = cJSON_AddArrayToObject(results_detail(to), "keep");
     for (uint32_t l = 0; l < info->n_layers; ++l) {
         cJSON *heads = cJSON_CreateArray();
-        for (uint32_t g = 0; g < info->n_kv_heads; ++g) {
-            cJSON_AddItemToArray(heads, cJSON_CreateNumber(*keep++));
-        }
         cJSON_AddItemToArray(layers, heads);
+        for (uint32_t g = 0; g < info->n_kv_heads; ++g, ++keep) {
+            cJSON *row = results_row(to);
+            cJSON_AddStringToObject(row, "metric", info->metric);
+            cJSON_AddNumberToObject(row, "ratio", b->ratio);
+            cJSON_AddNumberToObject(row, "n_tokens", b->n_tokens);
+            cJSON_AddNumberToObject(row, "layer", l);
+            cJSON_AddNumberToObject(row, "kv_head", g);
+            cJSON_AddNumberToObject(row, "kept", *keep);
+            cJSON_AddItemToArray(heads, cJSON_CreateNumber(*keep));
+        }
     }
-    return layers;
 }
 
-static kvb_status print_json(const budgets_command *b, kvb_error *err)
+static void add_settings(cJSON *to, const budgets_command *b)
 {
     const kvb_info *info = kvb_table_info(b->table);
-    cJSON *root = cJSON_CreateObject(), *warnings = cJSON_CreateArray();
-    cJSON_AddStringToObject(root, "table", b->path);
-    cJSON_AddStringToObject(root, "metric", info->metric);
-    cJSON_AddNumberToObject(root, "n_layers", info->n_layers);
-    cJSON_AddNumberToObject(root, "n_kv_heads", info->n_kv_heads);
-    cJSON_AddNumberToObject(root, "sink", info->sink);
-    cJSON_AddNumberToObject(root, "window", info->window);
-    cJSON_AddNumberToObject(root, "ratio", b->ratio);
-    cJSON_AddNumberToObject(root, "row", row_percent(b));
-    cJSON_AddNumberToObject(root, "n_tokens", b->n_tokens);
-    cJSON_AddStringToObject(root, "rounding", roundings[b->options.rounding]);
-    cJSON_AddStringToObject(root, "lookup", lookups[b->options.lookup]);
-    cJSON_AddBoolToObject(root, "strict", b->options.strict);
-    cJSON_AddNumberToObject(root, "block", b->options.block ? b->options.block : 1);
-    cJSON_AddNumberToObject(root, "budgets_version", kvb_budgets_version());
-    cJSON_AddItemToObject(root, "keep", keep_json(b));
-    cJSON_AddNumberToObject(root, "keep_min", b->sum.keep_min);
-    cJSON_AddNumberToObject(root, "keep_max", b->sum.keep_max);
-    cJSON_AddNumberToObject(root, "total", (double)b->sum.total);
-    cJSON_AddNumberToObject(root, "effective_ratio", b->sum.effective_ratio);
+    cJSON *warnings = cJSON_AddArrayToObject(to, "warnings");
+    cJSON_AddStringToObject(to, "metric", info->metric);
+    cJSON_AddNumberToObject(to, "n_layers", info->n_layers);
+    cJSON_AddNumberToObject(to, "n_kv_heads", info->n_kv_heads);
+    cJSON_AddNumberToObject(to, "sink", info->sink);
+    cJSON_AddNumberToObject(to, "window", info->window);
+    cJSON_AddNumberToObject(to, "ratio", b->ratio);
+    cJSON_AddNumberToObject(to, "row", row_percent(b));
+    cJSON_AddNumberToObject(to, "n_tokens", b->n_tokens);
+    cJSON_AddStringToObject(to, "rounding", roundings[b->options.rounding]);
+    cJSON_AddStringToObject(to, "lookup", lookups[b->options.lookup]);
+    cJSON_AddBoolToObject(to, "strict", b->options.strict);
+    cJSON_AddNumberToObject(to, "block", b->page);
+    cJSON_AddNumberToObject(to, "budgets_version", kvb_budgets_version());
+    cJSON_AddNumberToObject(to, "keep_min", b->sum.keep_min);
+    cJSON_AddNumberToObject(to, "keep_max", b->sum.keep_max);
+    cJSON_AddNumberToObject(to, "total", (double)b->sum.total);
+    cJSON_AddNumberToObject(to, "effective_ratio", b->sum.effective_ratio);
     for (size_t i = 0; i < b->n_warnings; ++i) {
         cJSON_AddItemToArray(warnings, cJSON_CreateString(b->warnings[i]));
     }
-    cJSON_AddItemToObject(root, "warnings", warnings);
-    kvb_status status = json_print_line(root, err);
-    cJSON_Delete(root);
+}
+
+static kvb_status report(const budgets_command *b, kvb_error *err)
+{
+    results found;
+    if (!b->json) print_text(b);
+    if (!b->json && !b->csv) return KVB_OK;
+    kvb_status status = results_begin(&found, "budgets", err);
+    if (status == KVB_OK) status = results_file(&found, "table", b->path, err);
+    if (status == KVB_OK) {
+        add_settings(found.settings, b);
+        add_heads(&found, b);
+        status = results_give(&found, b->json, b->csv, err);
+    }
+    results_free(&found);
     return status;
 }
 
@@ -257,7 +292,7 @@ static int run_budgets(const cli_command *self, int argc, char **argv)
         {"block", 0, CLI_COUNT, &b.block, "N", "whole blocks of N tokens, for paged caches"},
         {"metric", 'm', CLI_TEXT, &b.metric, "M", "fail unless the table was made for this metric"},
         {"model-sha256", 0, CLI_TEXT, &b.model_sha256, "HASH", "fail unless the table was made for these weights"},
-        {"json", 0, CLI_FLAG, &b.json, NULL, "one JSON object instead of text"},
+        RESULTS_OPTIONS(b),
         {0},
     };
     kvb_error err = {0};
@@ -266,11 +301,7 @@ static int run_budgets(const cli_command *self, int argc, char **argv)
     code = check_options(&b, argc - first);
     if (code == EXIT_DONE) {
         b.path = argv[first];
-        if (compute(&b, &err) != KVB_OK || (b.json && print_json(&b, &err) != KVB_OK)) {
-            code = cli_failed(self, &err);
-        } else if (!b.json) {
-            print_text(&b);
-        }
+        if (compute(&b, &err) != KVB_OK || report(&b, &err) != KVB_OK) code = cli_failed(self, &err);
     }
     free(b.keep);
     kvb_table_close(b.table);
@@ -285,9 +316,8 @@ const cli_command cmd_budgets = {
     "protected tokens (sink + window) that do not fit, a saturated row, a context much shorter or longer than\n"
     "the calibration, a ratio outside of the table, a total that misses the ratio by more than one per cent.\n"
     "\n"
-    "With --json: table, metric, n_layers, n_kv_heads, sink, window, ratio, row (of the table, in per cent),\n"
-    "n_tokens, rounding, lookup, strict, block, keep [layer][head], keep_min, keep_max, total,\n"
-    "effective_ratio, warnings.\n"
+    "With --json, and as CSV with --csv, one row per head: layer, kv_head, kept. The JSON has the counts also as\n"
+    "details[0].keep [layer][head], and what was asked for and is really pruned as `settings`.\n"
     "\n"
     "Examples:\n"
     "  kvbudget budgets snapkv.safetensors --ratio 80% --tokens 4096\n"

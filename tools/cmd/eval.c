@@ -2,7 +2,6 @@
 #include "runtime/fail.h"
 #include "tools/cmd/eval_command.h"
 #include "tools/device.h"
-#include "tools/json_print.h"
 #include "tools/report/eval_report.h"
 #include "tools/report/output.h"
 #include <omp.h>
@@ -49,13 +48,14 @@ static void print_rate(const sweep *s)
 static kvb_status report(const eval_command *e, const eval_report *r, kvb_error *err)
 {
     const char *name = e->out.name;
-    kvb_status status = KVB_OK;
-    if (e->out.json) {
-        cJSON *json = eval_report_json(r);
-        status = json_print(json, err);
-        cJSON_Delete(json);
-    } else eval_report_print(r);
-    if (status == KVB_OK && name) status = eval_report_write(r, name, err);
+    kvb_status status;
+    results found;
+    if (!e->out.json) eval_report_print(r);
+    if (!e->out.json && !e->out.csv && !name) return KVB_OK;
+    status = eval_report_results(r, &found, err);
+    if (status == KVB_OK) status = results_give(&found, e->out.json, e->out.csv, err);
+    if (status == KVB_OK && name) status = eval_report_write(r, &found, name, err);
+    results_free(&found);
     if (status == KVB_OK && name && !e->out.quiet)
         fprintf(stderr, "%s.json, .csv and .svg are written; %s.cells lets the same command go on\n", name, name);
     return status;
@@ -93,6 +93,7 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
     sweep_summary *rows = NULL;
     eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with), .seed = e->seed};
     kvb_status status = e->out.name ? output_check_results(e->out.name, err) : KVB_OK;
+    if (status == KVB_OK && e->out.csv) status = atomic_file_check(e->out.csv, err);
     if (status == KVB_OK) status = measure(e, &s, err);
     if (status == KVB_OK) status = sweep_summarize(&s, e->seed, &rows, &r.n_rows, err);
     r.rows = rows;
@@ -131,7 +132,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         {"batch", 0, CLI_COUNT, &e.batch, "N", "runs that are decoded together (4)"},
         {"threads", 0, CLI_COUNT, &e.threads, "N", "OpenMP threads (default: all cores)"},
         {"seed", 's', CLI_COUNT, &e.seed, "N", "of the bootstrap (1)"},
-        {"json", 0, CLI_FLAG, &e.out.json, NULL, "print the results as JSON instead of the table"},
+        RESULTS_OPTIONS(e.out),
         {"quiet", 'q', CLI_FLAG, &e.out.quiet, NULL, "no progress, no file names"},
         {0},
     };

@@ -17,7 +17,7 @@ typedef struct eval_inputs {
 } eval_inputs;
 
 typedef struct eval_outputs {
-    const char *name, *kept; // NULL: not wanted
+    const char *name, *kept, *csv; // NULL: not wanted
     bool quiet, json;
 } eval_outputs;
 

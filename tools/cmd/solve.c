@@ -3,7 +3,6 @@
 #include "study/table_file.h"
 #include "tools/cmd/solve_line.h"
 #include "tools/cmd/solve_studies.h"
-#include "tools/json_print.h"
 #include "tools/report/output.h"
 #include "tools/report/study_report.h"
 #include "tools/report/table_npy.h"
@@ -29,10 +28,12 @@ static kvb_status write_tables(const study_table *t, const solve_outputs *out, k
         if (status == KVB_OK) say_written(out, path, "");
     }
     if (status == KVB_OK && out->npy) {
-        const cache_shape *shape = &t->pairs.longest;
+        uint32_t heads = t->pairs.longest.n_kv_heads;
+        double *prune_ratio = NULL;
         status = output_path(path, out->npy, metric, ".npy", several, err);
-        if (status == KVB_OK)
-            status = write_table_npy(path, ROWS, shape->n_layers, shape->n_kv_heads, t->prune_ratio, about, err);
+        if (status == KVB_OK) status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, ROWS, heads, err);
+        if (status == KVB_OK) status = write_table_npy(path, ROWS, t->layers.n_layers, heads, prune_ratio, about, err);
+        free(prune_ratio);
         if (status == KVB_OK) say_written(out, path, " and its side-car");
     }
     cJSON_Delete(about);
@@ -66,7 +67,7 @@ static kvb_status solve_table(study_table *t, bool quiet, kvb_error *err)
     return status;
 }
 
-static kvb_status solve_metric(const solve_line *l, const selection *from, const char *metric, cJSON *list,
+static kvb_status solve_metric(const solve_line *l, const selection *from, const char *metric, results *to,
                                kvb_error *err)
 {
     const solve_outputs *out = &l->outputs;
@@ -76,8 +77,8 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
     if (status == KVB_OK) status = write_outputs(t, out, err);
-    if (status == KVB_OK && list) status = add_table(list, t, err);
-    else if (status == KVB_OK) print_table(t);
+    if (status == KVB_OK) add_table(to, t);
+    if (status == KVB_OK && !out->json) print_table(t);
     study_table_free(t);
     free(t);
     return status;
@@ -91,7 +92,10 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
     kvb_status status = selection_open(from, path, &l->wanted, err);
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(from->r);
-    status = wishes_apply(&l->wishes, &shape, &l->options, &l->limits, err);
+    layer_map layers;
+    status = layer_map_read(&layers, from->r, err);
+    if (status == KVB_OK) status = wishes_apply(&l->wishes, &shape, &layers, &l->options, &l->limits, err);
+    layer_map_free(&layers);
     if (status != KVB_OK) return status;
     warn_of_rows(&l->options);
     if (l->outputs.table && (shape.n_heads == 0 || shape.head_dim == 0))
@@ -102,23 +106,38 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
     const solve_outputs *out = &l->outputs;
     const char *const patterns[] = {out->table, out->npy, out->budgets, out->picture};
     const char *const endings[] = {".safetensors", ".npy", ".npy", ".svg"};
+    if (out->csv) status = atomic_file_check(out->csv, err);
     for (int i = 0; i < 4 && status == KVB_OK; i++)
         if (patterns[i]) status = output_check(patterns[i], endings[i], from->metrics, from->n_metrics, err);
     return status;
+}
+
+// The record that is open has its hash from what was read; the others of --lengths from their files.
+static kvb_status give_results(const solve_line *l, const study_words *study, const selection *from, results *found,
+                               kvb_error *err)
+{
+    static const char *const studies[] = {"", "holdout", "ablation", "lengths"};
+    const char *study_name = studies[study->holdout ? 1 : study->ablation ? 2 : study->lengths ? 3 : 0];
+    if (!l->outputs.json && !l->outputs.csv) return KVB_OK;
+    if (*study_name) cJSON_AddStringToObject(found->settings, "study", study_name);
+    kvb_status status = results_record(found, from, err);
+    for (size_t i = 1; i < study->n_records && status == KVB_OK; i++)
+        status = results_file(found, "record", study->records[i], err);
+    return status == KVB_OK ? results_give(found, l->outputs.json, l->outputs.csv, err) : status;
 }
 
 static kvb_status solve_all(solve_line *l, const study_words *study, kvb_error *err)
 {
     selection from = {0};
     const solve_outputs *out = &l->outputs;
-    cJSON *list = out->json ? cJSON_CreateArray() : NULL;
-    kvb_status status = out->json && !list ? kvb_fail(err, KVB_MEMORY, "no memory for the JSON text") : KVB_OK;
+    results found;
+    kvb_status status = results_begin(&found, "solve", err);
     if (status == KVB_OK) status = prepare(l, &from, study->records[0], err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
-        status = study_given(study) ? run_study(l, study, &from, from.metrics[i], list, err)
-                                    : solve_metric(l, &from, from.metrics[i], list, err);
-    if (status == KVB_OK && list) status = json_print(list, err);
-    cJSON_Delete(list);
+        status = study_given(study) ? run_study(l, study, &from, from.metrics[i], &found, err)
+                                    : solve_metric(l, &from, from.metrics[i], &found, err);
+    if (status == KVB_OK) status = give_results(l, study, &from, &found, err);
+    results_free(&found);
     selection_close(&from);
     if (status == KVB_OK && !out->table && !out->npy && !out->budgets && !study_given(study) && !out->quiet)
         fprintf(stderr, "no file was written; -o FILE.safetensors writes the table\n");
@@ -176,7 +195,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"picture", 0, CLI_TEXT, &line->outputs.picture, "FILE.svg",
          "with --holdout, --ablation or --lengths: also draw it"},
         {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: of the draws behind its intervals (1)"},
-        {"json", 0, CLI_FLAG, &line->outputs.json, NULL, "print all 99 rows as JSON instead of the short table"},
+        RESULTS_OPTIONS(line->outputs),
         {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress, no file names"},
         {0},
     };

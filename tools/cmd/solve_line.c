@@ -104,8 +104,8 @@ int solve_line_check(solve_line *l, const char *aggregate)
     if (code == EXIT_DONE && o->exact && o->hull == HULL_FULL)
         code = cli_usage_error(l->self, "--hull full is a form of greedy; the exact solution uses no hulls");
     if (code == EXIT_DONE) code = check_selection(l);
-    const char *const paths[] = {l->outputs.table, l->outputs.npy, l->outputs.budgets};
-    for (int i = 0; i < 3 && code == EXIT_DONE; i++)
+    const char *const paths[] = {l->outputs.table, l->outputs.npy, l->outputs.budgets, l->outputs.csv};
+    for (int i = 0; i < 4 && code == EXIT_DONE; i++)
         if (paths[i] && !*paths[i]) code = cli_usage_error(l->self, "a file name is empty");
     return code == EXIT_DONE ? check_limits(l) : code;
 }

@@ -40,7 +40,7 @@ int study_check(const solve_line *l, const study_words *w)
 // ---- The three ------------------------------------------------------------------------------------------------------
 
 static kvb_status run_holdout(const solve_line *l, const study_words *w, const selection *from, const char *metric,
-                              cJSON *list, kvb_error *err)
+                              results *to, kvb_error *err)
 {
     holdout *h = calloc(1, sizeof *h);
     if (!h) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
@@ -59,14 +59,14 @@ static kvb_status run_holdout(const solve_line *l, const study_words *w, const s
         if (status == KVB_OK) draw_holdout(h, p.file.stream);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
-    if (status == KVB_OK && list) status = add_holdout(list, h, err);
-    else if (status == KVB_OK) print_holdout(h);
+    if (status == KVB_OK) add_holdout(to, h);
+    if (status == KVB_OK && !l->outputs.json) print_holdout(h);
     holdout_free(h);
     free(h);
     return status;
 }
 
-static kvb_status run_ablation(const solve_line *l, const selection *from, const char *metric, cJSON *list,
+static kvb_status run_ablation(const solve_line *l, const selection *from, const char *metric, results *to,
                                kvb_error *err)
 {
     ablation x;
@@ -84,8 +84,8 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
         if (status == KVB_OK) draw_ablation(&x, p.file.stream);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
-    if (status == KVB_OK && list) status = add_ablation(list, &x, err);
-    else if (status == KVB_OK) print_ablation(&x);
+    if (status == KVB_OK) add_ablation(to, &x);
+    if (status == KVB_OK && !l->outputs.json) print_ablation(&x);
     ablation_free(&x);
     return status;
 }
@@ -111,7 +111,7 @@ static kvb_status walk_lengths(lengths *x, bool quiet, kvb_error *err)
 }
 
 static kvb_status run_lengths(const solve_line *l, const study_words *w, const selection *from, const char *metric,
-                              cJSON *list, kvb_error *err)
+                              results *to, kvb_error *err)
 {
     lengths *x = calloc(1, sizeof *x);
     if (!x) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
@@ -124,17 +124,17 @@ static kvb_status run_lengths(const solve_line *l, const study_words *w, const s
         if (status == KVB_OK) draw_lengths(x, p.file.stream);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
-    if (status == KVB_OK && list) status = add_lengths(list, x, err);
-    else if (status == KVB_OK) print_lengths(x);
+    if (status == KVB_OK) add_lengths(to, x);
+    if (status == KVB_OK && !l->outputs.json) print_lengths(x);
     lengths_free(x);
     free(x);
     return status;
 }
 
-kvb_status run_study(const solve_line *l, const study_words *w, const selection *from, const char *metric, cJSON *list,
+kvb_status run_study(const solve_line *l, const study_words *w, const selection *from, const char *metric, results *to,
                      kvb_error *err)
 {
-    if (w->holdout) return run_holdout(l, w, from, metric, list, err);
-    if (w->ablation) return run_ablation(l, from, metric, list, err);
-    return run_lengths(l, w, from, metric, list, err);
+    if (w->holdout) return run_holdout(l, w, from, metric, to, err);
+    if (w->ablation) return run_ablation(l, from, metric, to, err);
+    return run_lengths(l, w, from, metric, to, err);
 }

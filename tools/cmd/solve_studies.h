@@ -1,7 +1,7 @@
 // What solve measures in place of a table: --holdout, --ablation, --lengths.
 #pragma once
 #include "tools/cmd/solve_line.h"
-#include <cjson/cJSON.h>
+#include "tools/report/results.h"
 
 typedef struct study_words {
     const char *holdout; // text or question; NULL: not given
@@ -15,6 +15,6 @@ bool study_given(const study_words *w);
 // What the studies go together with. An exit code.
 int study_check(const solve_line *l, const study_words *w);
 
-// Each prints, adds to the JSON list (NULL: no JSON), draws; as the command line asks for.
-kvb_status run_study(const solve_line *l, const study_words *w, const selection *from, const char *metric, cJSON *list,
+// Each adds to the results, prints where no JSON is wanted, draws; as the command line asks for.
+kvb_status run_study(const solve_line *l, const study_words *w, const selection *from, const char *metric, results *to,
                      kvb_error *err);

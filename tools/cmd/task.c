@@ -5,7 +5,6 @@
 #include "runtime/fail.h"
 #include "tools/cmd/methods.h"
 #include "tools/device.h"
-#include "tools/json_print.h"
 #include "tools/report/output.h"
 #include "tools/report/task_report.h"
 #include <inttypes.h>
@@ -25,7 +24,7 @@ typedef struct task_command {
     bool answer;
     // What to write:
     struct {
-        const char *samples, *results, *head_scores;
+        const char *samples, *results, *head_scores, *csv;
         bool verbose, quiet, json;
     } out;
     // Opened:
@@ -116,7 +115,7 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
 
 static void close_command(task_command *c)
 {
-    cJSON_Delete(c->report.document);
+    results_free(&c->report.found);
     retrieval_close(&c->heads);
     cli_list_free(&c->tasks);
     methods_free(&c->with);
@@ -143,6 +142,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     atomic_file samples = {0};
     const model_options wishes = {.statistics = c->statistics};
     kvb_status status = c->out.results ? output_check_results(c->out.results, err) : KVB_OK;
+    if (status == KVB_OK && c->out.csv) status = atomic_file_check(c->out.csv, err);
     if (status == KVB_OK && c->out.head_scores) status = atomic_file_check(c->out.head_scores, err);
     if (status == KVB_OK) status = model_open(&c->m, operands[0], c->device, &wishes, err);
     if (status == KVB_OK) status = read_haystack(c, err);
@@ -156,6 +156,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
                               .tokens = c->tokens,
                               .print = !c->out.json,
                               .quiet = c->out.quiet};
+    if (status == KVB_OK) status = task_report_open(&c->report, err);
     if (status == KVB_OK && c->out.results && asprintf(&c->log_path, "%s.cells", c->out.results) < 0) {
         c->log_path = NULL;
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->out.results);
@@ -168,7 +169,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     if (status == KVB_OK && samples.stream) status = atomic_file_commit(&samples, err);
     atomic_file_abandon(&samples);
     if (status == KVB_OK && c->out.head_scores) status = retrieval_write(&c->heads, c->out.head_scores, err);
-    if (status == KVB_OK && c->out.json) status = json_print(c->report.document, err);
+    if (status == KVB_OK) status = results_give(&c->report.found, c->out.json, c->out.csv, err);
     if (status == KVB_OK && c->out.results) status = task_report_write(&c->report, c->out.results, err);
     if (status == KVB_OK && c->out.results && !c->out.quiet)
         fprintf(stderr, "%s.json, .csv%s are written; %s.cells lets the same command go on\n", c->out.results,
@@ -211,7 +212,8 @@ static int check_usage(const cli_command *self, task_command *c, char **operands
     if (c->threads > 4096) return cli_usage_error(self, "--threads: expected at most 4096");
     if (c->out.verbose && c->out.json)
         return cli_usage_error(self, "--verbose prints answers, --json nothing but JSON: give one");
-    if (compares || c->out.results || c->out.verbose || c->out.json || (!c->out.samples && !c->out.head_scores))
+    if (compares || c->out.results || c->out.verbose || c->out.json || c->out.csv ||
+        (!c->out.samples && !c->out.head_scores))
         c->answer = true;
     c->device = device_find(self, c->backend_name, c->compute);
     return c->device ? EXIT_DONE : EXIT_USAGE;
@@ -248,7 +250,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"backend", 'b', CLI_TEXT, &c.backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
         {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores)"},
-        {"json", 0, CLI_FLAG, &c.out.json, NULL, "print the results as JSON instead of the table"},
+        RESULTS_OPTIONS(c.out),
         {"quiet", 'q', CLI_FLAG, &c.out.quiet, NULL, "no progress, no file names"},
         {"list", 'l', CLI_FLAG, &list, NULL, "list the tasks and their parameters"},
         {0},

@@ -1,7 +1,6 @@
 // kvbudget validate: how far greedy, or a table, is from the true optimum, and whether a table's bounds hold.
 #include "runtime/fail.h"
 #include "tools/cmd/solve_line.h"
-#include "tools/json_print.h"
 #include "tools/report/output.h"
 #include "tools/report/study_report.h"
 #include <math.h>
@@ -36,16 +35,16 @@ static kvb_status draw_metric(const validation *v, const solve_outputs *out, kvb
 }
 
 static kvb_status validate_metric(const solve_line *l, const selection *from, const char *metric,
-                                  const kvb_table *table, cJSON *list, kvb_error *err)
+                                  const kvb_table *table, results *to, kvb_error *err)
 {
     validation *v = calloc(1, sizeof *v);
     if (!v) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
-    const double *prune_ratio = table ? kvb_table_prune_ratios(table) : NULL;
+    const double *prune_ratio = table ? kvb_table_budgeted_ratios(table) : NULL;
     kvb_status status = validation_open(v, from, metric, &l->options, prune_ratio, err);
     if (status == KVB_OK) status = run_metric(v, l->outputs.quiet, err);
     if (status == KVB_OK && l->outputs.picture) status = draw_metric(v, &l->outputs, err);
-    if (status == KVB_OK && list) status = add_validation(list, v, err);
-    else if (status == KVB_OK) print_validation(v);
+    if (status == KVB_OK) add_validation(to, v);
+    if (status == KVB_OK && !l->outputs.json) print_validation(v);
     validation_free(v);
     free(v);
     return status;
@@ -67,9 +66,22 @@ static kvb_status open_record(solve_line *l, selection *from, const char *path, 
     kvb_status status = selection_open(from, path, &l->wanted, err);
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(from->r);
-    status = wishes_apply(&l->wishes, &shape, &l->options, &l->limits, err);
+    layer_map layers;
+    status = layer_map_read(&layers, from->r, err);
+    if (status == KVB_OK) status = wishes_apply(&l->wishes, &shape, &layers, &l->options, &l->limits, err);
+    layer_map_free(&layers);
     if (status == KVB_OK) warn_of_rows(&l->options);
     return status;
+}
+
+// table_path: NULL, or the table that was compared.
+static kvb_status give_results(const solve_line *l, const selection *from, const char *table_path, results *found,
+                               kvb_error *err)
+{
+    if (!l->outputs.json && !l->outputs.csv) return KVB_OK;
+    kvb_status status = results_record(found, from, err);
+    if (status == KVB_OK && table_path) status = results_file(found, "table", table_path, err);
+    return status == KVB_OK ? results_give(found, l->outputs.json, l->outputs.csv, err) : status;
 }
 
 // table_path: NULL, or the table to compare.
@@ -78,16 +90,17 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     kvb_table *table = NULL;
     selection from = {0};
     const solve_outputs *out = &l->outputs;
-    cJSON *list = out->json ? cJSON_CreateArray() : NULL;
-    kvb_status status = out->json && !list ? kvb_fail(err, KVB_MEMORY, "no memory for the JSON text") : KVB_OK;
+    results found;
+    kvb_status status = results_begin(&found, "validate", err);
+    if (status == KVB_OK && out->csv) status = atomic_file_check(out->csv, err);
     if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
     else if (status == KVB_OK) status = open_record(l, &from, path, err);
     if (status == KVB_OK && out->picture)
         status = output_check(out->picture, ".svg", from.metrics, from.n_metrics, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
-        status = validate_metric(l, &from, from.metrics[i], table, list, err);
-    if (status == KVB_OK && list) status = json_print(list, err);
-    cJSON_Delete(list);
+        status = validate_metric(l, &from, from.metrics[i], table, &found, err);
+    if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
+    results_free(&found);
     selection_close(&from);
     kvb_table_close(table);
     return status;
@@ -109,11 +122,16 @@ static kvb_status run_check(table_check *k, bool quiet, kvb_error *err)
 static kvb_status check_certificate(const solve_line *l, const char *table, const char *path, kvb_error *err)
 {
     uint32_t faults = 0;
+    results found = {0};
+    bool wanted = l->outputs.json || l->outputs.csv;
     table_check *k = calloc(1, sizeof *k);
     if (!k) return kvb_fail(err, KVB_MEMORY, "no memory to check a table");
-    kvb_status status = table_check_open(k, table, path, &l->wanted, err);
+    kvb_status status = results_begin(&found, "validate", err);
+    if (status == KVB_OK) status = table_check_open(k, table, path, &l->wanted, err);
     if (status == KVB_OK) status = run_check(k, l->outputs.quiet, err);
-    if (status == KVB_OK) status = report_table_check(k, l->outputs.json, &faults, err);
+    if (status == KVB_OK) status = report_table_check(k, wanted ? &found : NULL, &faults, err);
+    if (status == KVB_OK) status = give_results(l, &k->from, table, &found, err);
+    results_free(&found);
     if (status == KVB_OK && faults)
         status = kvb_fail(err, KVB_MISMATCH, "%s: the certificate does not hold; solve the record again", table);
     table_check_free(k);
@@ -154,7 +172,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
         {"scope", 0, CLI_TEXT, &l.words.scope, "SCOPE", "global (default), or layer"},
         SELECTION_OPTIONS(l),
         CONSTRAINT_OPTIONS(l.wishes),
-        {"json", 0, CLI_FLAG, &l.outputs.json, NULL, "print JSON"},
+        RESULTS_OPTIONS(l.outputs),
         {"quiet", 0, CLI_FLAG, &l.outputs.quiet, NULL, "no progress, no file names"},
         {0},
     };

@@ -100,9 +100,9 @@ with tempfile.TemporaryDirectory() as work:
                             kvbudget("budgets", at(f"{k}-{metric}.safetensors"), "--ratio", str(ratio), "--tokens",
                                      str(T), "--json")) for k in ("f32", compute)
                     ]
-                    keep = [np.array(b["keep"]) for b in both]
+                    keep = [np.array(b["details"][0]["keep"]) for b in both]
                     loss = [
-                        held_out_loss(c, metric, k, both[0]["sink"], both[0]["window"], later)
+                        held_out_loss(c, metric, k, both[0]["settings"]["sink"], both[0]["settings"]["window"], later)
                         if later else float("nan") for k in keep
                     ]
                     moved = np.abs(keep[0] - keep[1])

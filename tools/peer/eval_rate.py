@@ -45,7 +45,7 @@ def run_ours(a, compute):
         "no", "--json"
     ]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    found = {(r["metric"], r["ratio"], r["allocator"]): r["kl"]["value"] for r in json.loads(done.stdout)["results"]}
+    found = {(r["metric"], r["ratio"], r["allocator"]): r["kl"] for r in json.loads(done.stdout)["rows"]}
     n, seconds = re.search(r"^(\d+) runs in ([0-9.]+) s", done.stderr, re.M).groups()
     return found, int(n), float(seconds)
 

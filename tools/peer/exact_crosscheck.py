@@ -279,7 +279,7 @@ def compare(instance, scope, c, options, ratios, folder, server, verbose):
             sys.exit(f"REFUSED: {kind} {shape} {protection} {options}: there are solutions")
         return 0, 0, 1
     rows, keep = {round(100 * r["ratio"]): (i, r)
-                  for i, r in enumerate(json.loads(out)[0]["rows"])}, np.load(folder / "keep.npy")[0]
+                  for i, r in enumerate(json.loads(out)["rows"])}, np.load(folder / "keep.npy")[0]
     done = better = 0
     for ratio in ratios:
         if ratio not in rows: # beyond what floors and pins allow

@@ -76,7 +76,7 @@ def solve_with_kvbudget(args, record_path, metric, work):
     options = ["--questions", args.questions] if args.questions else []
     text = run(args.kvbudget, "solve", record_path, "--metric", metric, "--hull", "full", "--aggregate", "mean_ratio",
                "--budgets", budgets, "--npy", table, "--json", "--quiet", *options)
-    return json.loads(text)[0], np.load(budgets), np.load(table)
+    return json.loads(text)["details"][0], np.load(budgets), np.load(table)
 
 
 def compare(args, record_path, record, metric, work):

@@ -1,5 +1,4 @@
 // What solve --ablation prints, as text and as JSON, and draws.
-#include "runtime/fail.h"
 #include "tools/report/study_report.h"
 #include "tools/report/svg.h"
 #include <math.h>
@@ -19,24 +18,25 @@ void print_ablation(const ablation *x)
     }
 }
 
-kvb_status add_ablation(cJSON *list, const ablation *x, kvb_error *err)
+void add_ablation(results *to, const ablation *x)
 {
-    cJSON *item = cJSON_CreateObject(), *ways = NULL;
-    bool ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", x->pairs.metric) &&
-              cJSON_AddNumberToObject(item, "n_questions", x->pairs.n_pairs) &&
-              cJSON_AddItemToObject(item, "ratios", cJSON_CreateDoubleArray(x->ratios, ABLATION_RATIOS)) &&
-              (ways = cJSON_AddArrayToObject(item, "methods"));
-    for (int w = 0; w < N_WAYS && ok; w++) {
-        cJSON *way = cJSON_CreateObject(), *heads = NULL;
-        ok = way && cJSON_AddItemToArray(ways, way) && cJSON_AddStringToObject(way, "name", ablation_ways[w]) &&
-             cJSON_AddItemToObject(way, "loss", cJSON_CreateDoubleArray(x->loss[w], ABLATION_RATIOS)) &&
-             (heads = cJSON_AddArrayToObject(way, "head_loss"));
-        for (size_t r = 0; r < ABLATION_RATIOS && ok; r++) {
-            cJSON *row = cJSON_CreateDoubleArray(x->head_loss[w] + r * x->n_heads, (int)x->n_heads);
-            ok = row && cJSON_AddItemToArray(heads, row);
+    cJSON *about = results_detail(to), *ways;
+    cJSON_AddStringToObject(about, "metric", x->pairs.metric);
+    cJSON_AddNumberToObject(about, "n_questions", x->pairs.n_pairs);
+    cJSON_AddItemToObject(about, "ratios", cJSON_CreateDoubleArray(x->ratios, ABLATION_RATIOS));
+    ways = cJSON_AddObjectToObject(about, "head_loss"); // per allocator [ratio][layer * KV heads + head]
+    for (int w = 0; w < N_WAYS; w++) {
+        cJSON *heads = cJSON_AddArrayToObject(ways, ablation_ways[w]);
+        for (size_t r = 0; r < ABLATION_RATIOS; r++) {
+            const double *loss = x->head_loss[w] + r * x->n_heads;
+            cJSON *row = results_row(to);
+            cJSON_AddStringToObject(row, "metric", x->pairs.metric);
+            cJSON_AddStringToObject(row, "allocator", ablation_ways[w]);
+            cJSON_AddNumberToObject(row, "ratio", x->ratios[r]);
+            cJSON_AddNumberToObject(row, "loss", x->loss[w][r]);
+            cJSON_AddItemToArray(heads, cJSON_CreateDoubleArray(loss, (int)x->n_heads));
         }
     }
-    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
 }
 
 enum { WIDTH = 820, HEIGHT = 270, STEP = HEIGHT + 16, TOP = 78, AT = 15 }; // AT: row of 80 % pruned

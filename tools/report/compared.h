@@ -1,8 +1,7 @@
 // What a run of `eval` or `task` compares, as its reports see it.
 #pragma once
 #include "evaluator/method.h"
-#include <cjson/cJSON.h>
-#include <stdbool.h>
+#include "tools/report/results.h"
 
 typedef struct compared {
     method_list methods; // with their columns: a method under an allocator
@@ -12,5 +11,5 @@ typedef struct compared {
     size_t n_ratios;
 } compared;
 
-// Adds the list "allocators" to a report: how each is called, and what it is. False: no memory.
-bool add_allocators(cJSON *report, const compared *with);
+// Adds the setting "allocators", how each is called and what it is, and the tables among them as inputs.
+void add_allocators(results *to, const compared *with);

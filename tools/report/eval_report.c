@@ -1,7 +1,5 @@
 // kvbudget eval: results as a table, JSON, CSV and curves.
 #include "tools/report/eval_report.h"
-#include "formats/atomic_file.h"
-#include "formats/json_file.h"
 #include "runtime/fail.h"
 #include "tools/report/curves.h"
 #include <math.h>
@@ -64,24 +62,20 @@ void eval_report_print(const eval_report *e)
         for (int bare = 0; bare < 2; bare++) print_block(e, m, bare);
 }
 
-// ---- JSON ----
+// ---- JSON and CSV ----
 
-static bool add_interval(cJSON *to, const char *name, interval x)
+static void add_interval(cJSON *to, const char *name, interval x)
 {
-    cJSON *o = cJSON_AddObjectToObject(to, name);
-    if (isnan(x.value)) return o && cJSON_AddNullToObject(o, "value");
-    if (!o || !cJSON_AddNumberToObject(o, "value", x.value)) return false;
-    return isnan(x.low) || (cJSON_AddNumberToObject(o, "low", x.low) && cJSON_AddNumberToObject(o, "high", x.high));
+    results_interval(to, name, x.value, x.low, x.high);
 }
 
-// Per text: mean KL, agreement and NLL; per layer: the output error, as a mean over the texts.
-static bool add_details(const eval_report *e, cJSON *to, size_t cell)
+// Per text: mean KL, agreement and NLL.
+static void add_texts(const eval_report *e, cJSON *to, size_t cell)
 {
     const sweep *s = e->s;
     size_t per_text = s->n_cells / s->n_texts;
-    cJSON *texts = cJSON_AddArrayToObject(to, "texts"), *layers = cJSON_AddArrayToObject(to, "layer_output_error");
-    bool good = texts && layers;
-    for (uint32_t t = 0; good && t < s->n_texts; t++) {
+    cJSON *texts = cJSON_AddArrayToObject(to, "texts");
+    for (uint32_t t = 0; t < s->n_texts; t++) {
         const fidelity_cell *c = &s->cells[cell + t * per_text].result;
         double kl = 0, nll = 0, agree = 0;
         for (uint32_t i = 0; i < s->o.n_next; i++) {
@@ -90,109 +84,76 @@ static bool add_details(const eval_report *e, cJSON *to, size_t cell)
             nll += i + 1 < s->o.n_next ? c->nll[i] / (s->o.n_next - 1) : 0;
         }
         cJSON *o = cJSON_CreateObject();
-        good = o && cJSON_AddItemToArray(texts, o) && cJSON_AddStringToObject(o, "text", s->texts[t].name) &&
-               cJSON_AddNumberToObject(o, "kl", kl) && cJSON_AddNumberToObject(o, "top1", agree) &&
-               cJSON_AddNumberToObject(o, "nll", nll) && cJSON_AddNumberToObject(o, "full_nll", c->full_nll) &&
-               cJSON_AddNumberToObject(o, "loss", c->loss) && cJSON_AddNumberToObject(o, "kept", (double)c->kept);
+        cJSON_AddItemToArray(texts, o);
+        cJSON_AddStringToObject(o, "text", s->texts[t].name);
+        cJSON_AddNumberToObject(o, "kl", kl);
+        cJSON_AddNumberToObject(o, "top1", agree);
+        cJSON_AddNumberToObject(o, "nll", nll);
+        cJSON_AddNumberToObject(o, "full_nll", c->full_nll);
+        cJSON_AddNumberToObject(o, "loss", c->loss);
+        cJSON_AddNumberToObject(o, "kept", (double)c->kept);
     }
-    for (uint32_t l = 0; good && l < s->m->config.n_layers; l++) {
+}
+
+// Per layer: the output error, as a mean over the texts.
+static void add_layers(const eval_report *e, cJSON *to, size_t cell)
+{
+    const sweep *s = e->s;
+    size_t per_text = s->n_cells / s->n_texts;
+    cJSON *layers = cJSON_AddArrayToObject(to, "layer_output_error");
+    for (uint32_t l = 0; l < s->m->config.n_layers; l++) {
         double sum = 0;
         for (uint32_t t = 0; t < s->n_texts; t++)
             sum += s->cells[cell + t * per_text].result.output_error[l] / s->n_texts;
-        cJSON *item = cJSON_CreateNumber(sum);
-        good = item && cJSON_AddItemToArray(layers, item);
+        cJSON_AddItemToArray(layers, cJSON_CreateNumber(sum));
     }
-    return good;
 }
 
-static bool add_row(const eval_report *e, cJSON *list, const sweep_summary *r, size_t cell)
+static void add_row(const eval_report *e, results *to, const sweep_summary *r, size_t cell)
 {
     const method_column *column = &e->with.methods.columns[r->column];
     const method *m = &e->with.methods.methods[column->method];
-    cJSON *o = cJSON_CreateObject();
-    return o && cJSON_AddItemToArray(list, o) &&
-           cJSON_AddStringToObject(o, m->p.kind ? "policy" : "metric", method_name(m)) &&
-           cJSON_AddStringToObject(o, "allocator", column->how->label) &&
-           cJSON_AddNumberToObject(o, "ratio", r->ratio) &&
-           cJSON_AddNumberToObject(o, "sink", r->protect ? m->sink : 0) &&
-           cJSON_AddNumberToObject(o, "window", r->protect ? m->window : 0) &&
-           cJSON_AddNumberToObject(o, "effective_ratio", r->effective) && add_interval(o, "kl", r->kl) &&
-           add_interval(o, "kl_over_texts", r->kl_texts) && add_interval(o, "kl_to_uniform", r->to_uniform) &&
-           add_interval(o, "top1", r->agree) && add_interval(o, "nll", r->nll) &&
-           cJSON_AddNumberToObject(o, "full_nll", r->full_nll) && cJSON_AddNumberToObject(o, "loss", r->loss) &&
-           cJSON_AddNumberToObject(o, "output_error", r->output_error) && // NaN becomes null
-           cJSON_AddNumberToObject(o, "looked", r->looked) && cJSON_AddNumberToObject(o, "cache_bytes", r->bytes) &&
-           cJSON_AddNumberToObject(o, "cache_allocated", r->allocated) &&
-           cJSON_AddNumberToObject(o, "seconds", r->seconds) && add_details(e, o, cell);
+    cJSON *o = results_row(to), *about = results_detail(to);
+    cJSON_AddStringToObject(o, "metric", method_name(m));
+    cJSON_AddStringToObject(o, "acts", m->p.kind ? "every step" : "once");
+    cJSON_AddStringToObject(o, "allocator", column->how->label);
+    cJSON_AddNumberToObject(o, "ratio", r->ratio);
+    cJSON_AddNumberToObject(o, "sink", r->protect ? m->sink : 0);
+    cJSON_AddNumberToObject(o, "window", r->protect ? m->window : 0);
+    cJSON_AddNumberToObject(o, "effective_ratio", r->effective);
+    add_interval(o, "kl", r->kl);
+    add_interval(o, "kl_texts", r->kl_texts);
+    add_interval(o, "kl_to_uniform", r->to_uniform);
+    add_interval(o, "top1", r->agree);
+    add_interval(o, "nll", r->nll);
+    cJSON_AddNumberToObject(o, "full_nll", r->full_nll);
+    cJSON_AddNumberToObject(o, "loss", r->loss);
+    cJSON_AddNumberToObject(o, "output_error", r->output_error); // NaN becomes null
+    cJSON_AddNumberToObject(o, "looked", r->looked);
+    cJSON_AddNumberToObject(o, "cache_bytes", r->bytes);
+    cJSON_AddNumberToObject(o, "cache_allocated", r->allocated);
+    cJSON_AddNumberToObject(o, "seconds", r->seconds);
+    cJSON_AddNumberToObject(about, "row", (double)cell);
+    add_texts(e, about, cell);
+    add_layers(e, about, cell);
 }
 
-static bool add_inputs(const eval_report *e, cJSON *root)
+kvb_status eval_report_results(const eval_report *e, results *to, kvb_error *err)
 {
-    cJSON *about = cJSON_AddObjectToObject(root, "model"), *texts = cJSON_AddArrayToObject(root, "texts");
-    bool good = about && texts && cJSON_AddStringToObject(about, "name", e->s->m->config.name) &&
-                cJSON_AddStringToObject(about, "sha256", e->s->m->sha256);
-    for (size_t i = 0; good && i < e->s->n_texts; i++) {
-        cJSON *o = cJSON_CreateObject();
-        good = o && cJSON_AddItemToArray(texts, o) && cJSON_AddStringToObject(o, "name", e->s->texts[i].name) &&
-               cJSON_AddStringToObject(o, "ids_sha256", e->s->texts[i].sha256);
-    }
-    return good && add_allocators(root, &e->with);
-}
-
-cJSON *eval_report_json(const eval_report *e)
-{
-    cJSON *root = cJSON_CreateObject(), *list;
-    bool good = root && cJSON_AddStringToObject(root, "format", "kvbudget-eval") &&
-                cJSON_AddNumberToObject(root, "format_version", 1) &&
-                cJSON_AddStringToObject(root, "tool_version", kvb_version()) &&
-                cJSON_AddNumberToObject(root, "budgets_version", kvb_budgets_version()) &&
-                cJSON_AddStringToObject(root, "backend", e->device->name) &&
-                cJSON_AddStringToObject(root, "compute", e->device->compute) &&
-                cJSON_AddNumberToObject(root, "n_tokens", (double)e->s->o.n_tokens) &&
-                cJSON_AddNumberToObject(root, "n_next", (double)e->s->o.n_next) &&
-                cJSON_AddNumberToObject(root, "seed", (double)e->seed) &&
-                cJSON_AddNumberToObject(root, "resamples", INTERVAL_RESAMPLES) && add_inputs(e, root) &&
-                (list = cJSON_AddArrayToObject(root, "results"));
-    for (size_t i = 0; good && i < e->n_rows; i++) good = add_row(e, list, &e->rows[i], i);
-    if (good) return root;
-    cJSON_Delete(root);
-    return NULL;
-}
-
-// ---- CSV ----
-
-static void put_value(FILE *out, double value)
-{
-    if (isnan(value)) fprintf(out, ",");
-    else fprintf(out, ",%.9g", value);
-}
-
-static kvb_status write_csv(const eval_report *e, const char *path, kvb_error *err)
-{
-    atomic_file file;
-    kvb_status status = atomic_file_begin(&file, path, err);
-    if (status != KVB_OK) return status;
-    fprintf(file.stream, "metric,allocator,ratio,sink,window,effective_ratio,kl,kl_low,kl_high,kl_texts_low,"
-                         "kl_texts_high,to_uniform,to_uniform_low,to_uniform_high,top1,top1_low,top1_high,nll,nll_low,"
-                         "nll_high,full_nll,loss,output_error,looked,cache_bytes,cache_allocated,seconds\n");
-    for (size_t i = 0; i < e->n_rows; i++) {
-        const sweep_summary *r = &e->rows[i];
-        const method_column *column = &e->with.methods.columns[r->column];
-        const method *m = &e->with.methods.methods[column->method];
-        fprintf(file.stream, "%s,%s,%.9g,%u,%u", method_name(m), column->how->label, r->ratio, r->protect ? m->sink : 0,
-                r->protect ? m->window : 0);
-        const double values[] = {r->effective,        r->kl.value,       r->kl.low,
-                                 r->kl.high,          r->kl_texts.low,   r->kl_texts.high,
-                                 r->to_uniform.value, r->to_uniform.low, r->to_uniform.high,
-                                 r->agree.value,      r->agree.low,      r->agree.high,
-                                 r->nll.value,        r->nll.low,        r->nll.high,
-                                 r->full_nll,         r->loss,           r->output_error,
-                                 r->looked,           r->bytes,          r->allocated,
-                                 r->seconds};
-        for (size_t v = 0; v < sizeof values / sizeof *values; v++) put_value(file.stream, values[v]);
-        fprintf(file.stream, "\n");
-    }
-    return atomic_file_commit(&file, err);
+    kvb_status status = results_begin(to, "eval", err);
+    const model *m = e->s->m;
+    results_input(to, "model", m->config.name, m->sha256);
+    for (size_t i = 0; i < e->s->n_texts; i++) results_input(to, "text", e->s->texts[i].name, e->s->texts[i].sha256);
+    add_allocators(to, &e->with);
+    cJSON_AddNumberToObject(to->settings, "budgets_version", kvb_budgets_version());
+    cJSON_AddStringToObject(to->settings, "backend", e->device->name);
+    cJSON_AddStringToObject(to->settings, "compute", e->device->compute);
+    cJSON_AddNumberToObject(to->settings, "n_tokens", (double)e->s->o.n_tokens);
+    cJSON_AddNumberToObject(to->settings, "n_next", (double)e->s->o.n_next);
+    cJSON_AddNumberToObject(to->settings, "seed", (double)e->seed);
+    cJSON_AddNumberToObject(to->settings, "resamples", INTERVAL_RESAMPLES);
+    for (size_t i = 0; i < e->n_rows && status == KVB_OK; i++) add_row(e, to, &e->rows[i], i);
+    return status;
 }
 
 // ---- Curves ----
@@ -235,18 +196,13 @@ static kvb_status write_curves(const eval_report *e, const char *path, kvb_error
     return status;
 }
 
-kvb_status eval_report_write(const eval_report *e, const char *name, kvb_error *err)
+kvb_status eval_report_write(const eval_report *e, const results *found, const char *name, kvb_error *err)
 {
     size_t room = strlen(name) + 8;
     char *path = malloc(room);
     if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", name);
-    cJSON *json = eval_report_json(e);
-    snprintf(path, room, "%s.json", name);
-    kvb_status status = json_write(path, json, err);
-    cJSON_Delete(json);
-    snprintf(path, room, "%s.csv", name);
-    if (status == KVB_OK) status = write_csv(e, path, err);
     snprintf(path, room, "%s.svg", name);
+    kvb_status status = results_write_pair(found, name, err);
     if (status == KVB_OK) status = write_curves(e, path, err);
     free(path);
     return status;

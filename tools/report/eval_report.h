@@ -2,7 +2,7 @@
 #pragma once
 #include "evaluator/summary.h"
 #include "tools/report/compared.h"
-#include <cjson/cJSON.h>
+#include "tools/report/results.h"
 
 typedef struct eval_report {
     const sweep *s; // with its model, texts and options
@@ -14,6 +14,7 @@ typedef struct eval_report {
 } eval_report;
 
 void eval_report_print(const eval_report *r);
-cJSON *eval_report_json(const eval_report *r); // NULL when memory is short
+// The caller frees *to, also after a failure. Errors: KVB_MEMORY, and those of reading the tables.
+kvb_status eval_report_results(const eval_report *r, results *to, kvb_error *err);
 // NAME.json, NAME.csv and NAME.svg, each whole or not at all.
-kvb_status eval_report_write(const eval_report *r, const char *name, kvb_error *err);
+kvb_status eval_report_write(const eval_report *r, const results *found, const char *name, kvb_error *err);

@@ -1,5 +1,4 @@
 // What solve --holdout prints, as text and as JSON, and draws.
-#include "runtime/fail.h"
 #include "tools/report/study_report.h"
 #include "tools/report/svg.h"
 #include <math.h>
@@ -72,75 +71,61 @@ void print_holdout(const holdout *h)
 
 // ---- JSON -----------------------------------------------------------------------------------------------------------
 
-static bool add_interval(cJSON *to, const char *name, const loss_interval *i)
+static void add_interval(cJSON *row, const char *name, const loss_interval *i)
 {
-    const double values[3] = {i->value, i->low, i->high};
-    cJSON *list = cJSON_CreateDoubleArray(values, 3);
-    return list && cJSON_AddItemToObject(to, name, list);
+    results_interval(row, name, i->value, i->low, i->high);
 }
 
-static bool add_methods(cJSON *to, const holdout *h)
-{
-    cJSON *list = cJSON_AddArrayToObject(to, "methods");
-    bool ok = list != NULL;
-    for (int m = 0; m < N_METHODS && ok; m++) {
-        int at = 0;
-        cJSON *item = cJSON_CreateObject(), *rows;
-        ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "name", holdout_methods[m]) &&
-             cJSON_AddNumberToObject(item, "worst_change", holdout_worst_change(h, m, &at)) &&
-             (rows = cJSON_AddArrayToObject(item, "rows"));
-        for (uint32_t r = 0; r < h->n_rows && ok; r++) {
-            cJSON *row = cJSON_CreateObject();
-            ok = row && cJSON_AddItemToArray(rows, row) && cJSON_AddNumberToObject(row, "ratio", h->ratios[r]) &&
-                 add_interval(row, "loss", &h->mean[r][m]) && add_interval(row, "change", &h->ratio[r][m]);
-        }
-    }
-    return ok;
-}
-
-static bool add_curve(cJSON *to, const char *name, const holdout *h, const learning_curve *c)
+static void add_curve(cJSON *to, const char *name, const holdout *h, const learning_curve *c)
 {
     cJSON *list = cJSON_AddArrayToObject(to, name);
-    bool ok = list != NULL;
-    for (uint32_t l = 0; l < c->n_levels && ok; l++) {
-        cJSON *item = cJSON_CreateObject(), *paper = cJSON_CreateDoubleArray(c->loss[l][0], (int)h->n_rows),
-              *own = cJSON_CreateDoubleArray(c->loss[l][1], (int)h->n_rows);
-        ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddNumberToObject(item, "level", c->level[l]) && paper &&
-             cJSON_AddItemToObject(item, "mean_ratio", paper) && own && cJSON_AddItemToObject(item, "default", own);
+    for (uint32_t l = 0; l < c->n_levels; l++) {
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, item);
+        cJSON_AddNumberToObject(item, "level", c->level[l]);
+        cJSON_AddItemToObject(item, "mean_ratio", cJSON_CreateDoubleArray(c->loss[l][0], (int)h->n_rows));
+        cJSON_AddItemToObject(item, "default", cJSON_CreateDoubleArray(c->loss[l][1], (int)h->n_rows));
     }
-    return ok;
 }
 
-static bool add_transfer(cJSON *to, const holdout *h)
+static void add_transfer(cJSON *to, const holdout *h)
 {
     cJSON *texts = cJSON_AddArrayToObject(to, "texts"), *list = cJSON_AddArrayToObject(to, "transfer");
-    bool ok = texts && list;
-    for (uint32_t t = 0; t < h->n_texts && ok; t++) {
+    int cells = (int)(h->n_texts * h->n_texts);
+    for (uint32_t t = 0; t < h->n_texts; t++) {
         cJSON *item = cJSON_CreateObject();
-        ok = item && cJSON_AddItemToArray(texts, item) && cJSON_AddStringToObject(item, "id", holdout_text(h, t)->id) &&
-             cJSON_AddNumberToObject(item, "n_tokens", holdout_text(h, t)->n_tokens);
+        cJSON_AddItemToArray(texts, item);
+        cJSON_AddStringToObject(item, "id", holdout_text(h, t)->id);
+        cJSON_AddNumberToObject(item, "n_tokens", holdout_text(h, t)->n_tokens);
     }
-    for (uint32_t r = 9; r < h->n_rows && ok && h->transfer; r += 10) {
-        cJSON *item = cJSON_CreateObject(),
-              *loss = cJSON_CreateDoubleArray(h->transfer + (size_t)r * h->n_texts * h->n_texts,
-                                              (int)(h->n_texts * h->n_texts));
-        ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddNumberToObject(item, "ratio", h->ratios[r]) && loss &&
-             cJSON_AddItemToObject(item, "loss", loss);
+    for (uint32_t r = 9; r < h->n_rows && h->transfer; r += 10) {
+        cJSON *item = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, item);
+        cJSON_AddNumberToObject(item, "ratio", h->ratios[r]);
+        cJSON_AddItemToObject(item, "loss", cJSON_CreateDoubleArray(h->transfer + (size_t)r * (size_t)cells, cells));
     }
-    return ok;
 }
 
-kvb_status add_holdout(cJSON *list, const holdout *h, kvb_error *err)
+void add_holdout(results *to, const holdout *h)
 {
-    cJSON *item = cJSON_CreateObject();
-    bool ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", h->pairs.metric) &&
-              cJSON_AddStringToObject(item, "held_out", h->by_question ? "question" : "text") &&
-              cJSON_AddNumberToObject(item, "n_texts", h->n_texts) &&
-              cJSON_AddNumberToObject(item, "n_questions", h->n_pairs) &&
-              cJSON_AddNumberToObject(item, "seed", (double)h->seed) && add_methods(item, h) &&
-              add_curve(item, "learning_questions", h, &h->questions) &&
-              add_curve(item, "learning_texts", h, &h->texts) && add_transfer(item, h);
-    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+    cJSON *about = results_detail(to);
+    cJSON_AddStringToObject(about, "metric", h->pairs.metric);
+    cJSON_AddStringToObject(about, "held_out", h->by_question ? "question" : "text");
+    cJSON_AddNumberToObject(about, "n_texts", h->n_texts);
+    cJSON_AddNumberToObject(about, "n_questions", h->n_pairs);
+    cJSON_AddNumberToObject(about, "seed", (double)h->seed);
+    add_curve(about, "learning_questions", h, &h->questions);
+    add_curve(about, "learning_texts", h, &h->texts);
+    add_transfer(about, h);
+    for (int m = 0; m < N_METHODS; m++)
+        for (uint32_t r = 0; r < h->n_rows; r++) {
+            cJSON *row = results_row(to);
+            cJSON_AddStringToObject(row, "metric", h->pairs.metric);
+            cJSON_AddStringToObject(row, "allocator", holdout_methods[m]);
+            cJSON_AddNumberToObject(row, "ratio", h->ratios[r]);
+            add_interval(row, "loss", &h->mean[r][m]);
+            add_interval(row, "change", &h->ratio[r][m]);
+        }
 }
 
 // ---- Picture --------------------------------------------------------------------------------------------------------

@@ -1,5 +1,4 @@
 // What solve --lengths prints, as text and as JSON, and draws.
-#include "runtime/fail.h"
 #include "tools/report/study_report.h"
 #include "tools/report/svg.h"
 #include <math.h>
@@ -27,34 +26,39 @@ void print_lengths(const lengths *x)
     }
 }
 
-kvb_status add_lengths(cJSON *list, const lengths *x, kvb_error *err)
+static void add_length_rows(results *to, const lengths *x, uint32_t from, uint32_t on)
 {
-    cJSON *item = cJSON_CreateObject(), *tokens, *names, *from_list, *transfer;
+    for (uint32_t r = 0; r < ROWS; r++) {
+        cJSON *row = results_row(to);
+        cJSON_AddStringToObject(row, "metric", x->cuts[0].pairs.metric);
+        cJSON_AddStringToObject(row, "table_from", lengths_source(x, from));
+        cJSON_AddNumberToObject(row, "n_tokens", x->cuts[on].tokens);
+        cJSON_AddNumberToObject(row, "ratio", (r + 1) / 100.0);
+        cJSON_AddNumberToObject(row, "loss", x->loss[from][on][r]);
+    }
+}
+
+void add_lengths(results *to, const lengths *x)
+{
     uint32_t side = x->n_cuts * x->n_texts;
-    bool ok =
-        item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", x->cuts[0].pairs.metric) &&
-        cJSON_AddNumberToObject(item, "n_texts", x->n_texts) &&
-        cJSON_AddNumberToObject(item, "n_questions", x->n_pairs) &&
-        (tokens = cJSON_AddArrayToObject(item, "lengths")) && (names = cJSON_AddArrayToObject(item, "cuts")) &&
-        (from_list = cJSON_AddArrayToObject(item, "tables")) && (transfer = cJSON_AddArrayToObject(item, "transfer"));
-    for (uint32_t k = 0; k < x->n_cuts && ok; k++)
-        ok = cJSON_AddItemToArray(tokens, cJSON_CreateNumber(x->cuts[k].tokens));
-    for (uint32_t i = 0; i < side && ok; i++) ok = cJSON_AddItemToArray(names, cJSON_CreateString(x->names[i]));
-    for (uint32_t from = 0; from < x->n_cuts + 2 && ok; from++) {
-        cJSON *one = cJSON_CreateObject(), *losses;
-        ok = one && cJSON_AddItemToArray(from_list, one) &&
-             cJSON_AddStringToObject(one, "from", lengths_source(x, from)) &&
-             (losses = cJSON_AddArrayToObject(one, "loss"));
-        for (uint32_t on = 0; on < x->n_cuts && ok; on++)
-            ok = cJSON_AddItemToArray(losses, cJSON_CreateDoubleArray(x->loss[from][on], ROWS));
+    cJSON *about = results_detail(to), *tokens, *names, *transfer;
+    cJSON_AddStringToObject(about, "metric", x->cuts[0].pairs.metric);
+    cJSON_AddNumberToObject(about, "n_texts", x->n_texts);
+    cJSON_AddNumberToObject(about, "n_questions", x->n_pairs);
+    tokens = cJSON_AddArrayToObject(about, "lengths");
+    names = cJSON_AddArrayToObject(about, "cuts");
+    transfer = cJSON_AddArrayToObject(about, "transfer");
+    for (uint32_t k = 0; k < x->n_cuts; k++) cJSON_AddItemToArray(tokens, cJSON_CreateNumber(x->cuts[k].tokens));
+    for (uint32_t i = 0; i < side; i++) cJSON_AddItemToArray(names, cJSON_CreateString(x->names[i]));
+    for (uint32_t from = 0; from < x->n_cuts + 2; from++)
+        for (uint32_t on = 0; on < x->n_cuts; on++) add_length_rows(to, x, from, on);
+    for (uint32_t row = 9; row < ROWS; row += 10) {
+        const double *loss = x->transfer + (size_t)row * side * side;
+        cJSON *one = cJSON_CreateObject();
+        cJSON_AddItemToArray(transfer, one);
+        cJSON_AddNumberToObject(one, "ratio", (row + 1) / 100.0);
+        cJSON_AddItemToObject(one, "loss", cJSON_CreateDoubleArray(loss, (int)(side * side)));
     }
-    for (uint32_t row = 9; row < ROWS && ok; row += 10) {
-        cJSON *one = cJSON_CreateObject(),
-              *loss = cJSON_CreateDoubleArray(x->transfer + (size_t)row * side * side, (int)(side * side));
-        ok = one && cJSON_AddItemToArray(transfer, one) && cJSON_AddNumberToObject(one, "ratio", (row + 1) / 100.0) &&
-             loss && cJSON_AddItemToObject(one, "loss", loss);
-    }
-    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
 }
 
 static int draw_changes(const lengths *x, uint32_t row, int top, FILE *out)

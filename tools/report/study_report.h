@@ -1,4 +1,4 @@
-// What the commands on records print as text, add to a JSON list, and draw. Drawing writes a whole SVG.
+// What the commands on records print as text, add to their results, and draw. Drawing writes a whole SVG.
 #pragma once
 #include "study/ablation.h"
 #include "study/holdout.h"
@@ -6,7 +6,7 @@
 #include "study/table.h"
 #include "study/table_check.h"
 #include "study/validation.h"
-#include <cjson/cJSON.h>
+#include "tools/report/results.h"
 #include <stdio.h>
 
 // "layer by layer" or "over all layers".
@@ -20,17 +20,17 @@ void print_ablation(const ablation *x);
 void print_lengths(const lengths *x);
 void print_validation(const validation *v);
 
-// KVB_MEMORY: the list is to be dropped.
-kvb_status add_table(cJSON *list, const study_table *t, kvb_error *err);
-kvb_status add_holdout(cJSON *list, const holdout *h, kvb_error *err);
-kvb_status add_ablation(cJSON *list, const ablation *x, kvb_error *err);
-kvb_status add_lengths(cJSON *list, const lengths *x, kvb_error *err);
-kvb_status add_validation(cJSON *list, const validation *v, kvb_error *err);
+// Rows of a metric, and beside them what has more dimensions.
+void add_table(results *to, const study_table *t);
+void add_holdout(results *to, const holdout *h);
+void add_ablation(results *to, const ablation *x);
+void add_lengths(results *to, const lengths *x);
+void add_validation(results *to, const validation *v);
 
 void draw_holdout(const holdout *h, FILE *out);
 void draw_ablation(const ablation *x, FILE *out);
 void draw_lengths(const lengths *x, FILE *out);
 void draw_validation(const validation *v, FILE *out);
 
-// Prints all rows that do not hold, or, with json, all rows, and how many hold. *faults: how many do not.
-kvb_status report_table_check(const table_check *k, bool json, uint32_t *faults, kvb_error *err);
+// Prints all rows that do not hold, or, with results, adds all rows, and how many hold. *faults: how many do not.
+kvb_status report_table_check(const table_check *k, results *to, uint32_t *faults, kvb_error *err);

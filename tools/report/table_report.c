@@ -105,46 +105,43 @@ void print_table(const study_table *t)
                100 * o->ratios[first], 100 * t->effective[o->n_rows - 1]);
 }
 
-static bool add_rows(cJSON *to, const study_table *t)
+static void add_row(results *to, const study_table *t, uint32_t r)
 {
     const study_options *o = &t->options;
-    cJSON *rows = cJSON_AddArrayToObject(to, "rows");
-    bool ok = rows != NULL;
-    for (uint32_t r = 0; ok && r < o->n_rows; r++) {
-        cJSON *row = cJSON_CreateObject();
-        ok = row && cJSON_AddItemToArray(rows, row) && cJSON_AddNumberToObject(row, "ratio", o->ratios[r]) &&
-             cJSON_AddNumberToObject(row, "loss", t->loss[r]) &&
-             cJSON_AddNumberToObject(row, "lower_bound", t->bound[r]) &&
-             cJSON_AddNumberToObject(row, "lambda", t->lambda[r]) &&
-             cJSON_AddNumberToObject(row, "table_loss", t->table_loss[r]) &&
-             cJSON_AddNumberToObject(row, "uniform_loss", t->uniform_loss[r]) &&
-             cJSON_AddNumberToObject(row, "effective_ratio", t->effective[r]) &&
-             cJSON_AddNumberToObject(row, "unsure_heads", count_unsure(t, r, NULL)) &&
-             cJSON_AddBoolToObject(row, "saturated", t->saturated[r]) &&
-             (!o->exact || (cJSON_AddNumberToObject(row, "greedy", t->greedy[r]) &&
-                            cJSON_AddNumberToObject(row, "optimum", t->optimum[r]) &&
-                            cJSON_AddBoolToObject(row, "proved", !t->unproved[r])));
-    }
-    return ok;
+    cJSON *row = results_row(to);
+    cJSON_AddStringToObject(row, "metric", t->pairs.metric);
+    cJSON_AddNumberToObject(row, "ratio", o->ratios[r]);
+    cJSON_AddNumberToObject(row, "loss", t->loss[r]);
+    cJSON_AddNumberToObject(row, "lower_bound", t->bound[r]);
+    cJSON_AddNumberToObject(row, "lambda", t->lambda[r]);
+    cJSON_AddNumberToObject(row, "table_loss", t->table_loss[r]);
+    cJSON_AddNumberToObject(row, "uniform_loss", t->uniform_loss[r]);
+    cJSON_AddNumberToObject(row, "effective_ratio", t->effective[r]);
+    cJSON_AddNumberToObject(row, "unsure_heads", count_unsure(t, r, NULL));
+    cJSON_AddBoolToObject(row, "saturated", t->saturated[r]);
+    if (!o->exact) return;
+    cJSON_AddNumberToObject(row, "greedy", t->greedy[r]);
+    cJSON_AddNumberToObject(row, "optimum", t->optimum[r]);
+    cJSON_AddBoolToObject(row, "proved", !t->unproved[r]);
 }
 
-kvb_status add_table(cJSON *list, const study_table *t, kvb_error *err)
+void add_table(results *to, const study_table *t)
 {
     const study_options *o = &t->options;
-    cJSON *item = cJSON_CreateObject();
-    bool ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", t->pairs.metric) &&
-              cJSON_AddNumberToObject(item, "sink", t->pairs.about.sink) &&
-              cJSON_AddNumberToObject(item, "window", t->pairs.about.window) &&
-              cJSON_AddStringToObject(item, "scope", scope_name(o->scope)) &&
-              cJSON_AddStringToObject(item, "aggregate", o->aggregate_name) &&
-              cJSON_AddNumberToObject(item, "shrink", o->shrink) &&
-              cJSON_AddNumberToObject(item, "min_keep", o->min_keep) &&
-              cJSON_AddStringToObject(item, "hull", hull_name(o->hull)) &&
-              cJSON_AddStringToObject(item, "order", order_name(o->oracle_order)) &&
-              (!o->exact || cJSON_AddStringToObject(item, "solver", o->monotone ? "exact_nested" : "exact")) &&
-              cJSON_AddNumberToObject(item, "n_contexts", t->pairs.n_contexts) &&
-              cJSON_AddNumberToObject(item, "n_questions", t->pairs.n_pairs) &&
-              cJSON_AddNumberToObject(item, "n_skipped", t->pairs.n_skipped) &&
-              cJSON_AddNumberToObject(item, "solve_seconds", t->solve_seconds) && add_rows(item, t);
-    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+    cJSON *about = results_detail(to);
+    cJSON_AddStringToObject(about, "metric", t->pairs.metric);
+    cJSON_AddNumberToObject(about, "sink", t->pairs.about.sink);
+    cJSON_AddNumberToObject(about, "window", t->pairs.about.window);
+    cJSON_AddStringToObject(about, "scope", scope_name(o->scope));
+    cJSON_AddStringToObject(about, "aggregate", o->aggregate_name);
+    cJSON_AddNumberToObject(about, "shrink", o->shrink);
+    cJSON_AddNumberToObject(about, "min_keep", o->min_keep);
+    cJSON_AddStringToObject(about, "hull", hull_name(o->hull));
+    cJSON_AddStringToObject(about, "order", order_name(o->oracle_order));
+    if (o->exact) cJSON_AddStringToObject(about, "solver", o->monotone ? "exact_nested" : "exact");
+    cJSON_AddNumberToObject(about, "n_contexts", t->pairs.n_contexts);
+    cJSON_AddNumberToObject(about, "n_questions", t->pairs.n_pairs);
+    cJSON_AddNumberToObject(about, "n_skipped", t->pairs.n_skipped);
+    cJSON_AddNumberToObject(about, "solve_seconds", t->solve_seconds);
+    for (uint32_t r = 0; r < o->n_rows; r++) add_row(to, t, r);
 }

@@ -1,7 +1,5 @@
 // kvbudget task: results as a table, JSON, CSV and curves.
 #include "tools/report/task_report.h"
-#include "formats/atomic_file.h"
-#include "formats/json_file.h"
 #include "runtime/fail.h"
 #include "tools/report/curves.h"
 #include <inttypes.h>
@@ -60,54 +58,43 @@ static void print_cell(const task_report *r, const task_cell *cell, const task_o
 
 // ---- The report ----
 
-static bool add_interval(cJSON *to, const char *name, interval x)
+static void add_interval(cJSON *to, const char *name, interval x)
 {
-    cJSON *o = cJSON_AddObjectToObject(to, name);
-    return o && cJSON_AddNumberToObject(o, "value", x.value) && cJSON_AddNumberToObject(o, "low", x.low) &&
-           cJSON_AddNumberToObject(o, "high", x.high);
+    results_interval(to, name, x.value, x.low, x.high);
 }
 
-static bool add_cell(const task_report *r, cJSON *list, const task_study *s, const task_cell *cell,
-                     const task_outcome *o)
+static void add_cell(task_report *r, const task_study *s, double tokens, const task_cell *cell, const task_outcome *o)
 {
-    cJSON *row = cJSON_CreateObject(), *samples;
-    bool good = row && cJSON_AddItemToArray(list, row) && cJSON_AddStringToObject(row, "method", method_of(r, cell)) &&
-                cJSON_AddStringToObject(row, "allocator", cell->column ? cell->column->how->label : "") &&
-                cJSON_AddNumberToObject(row, "ratio", cell->ratio) && cJSON_AddNumberToObject(row, "kept", o->kept) &&
-                cJSON_AddNumberToObject(row, "looked", o->looked) && add_interval(row, "score", o->score) &&
-                add_interval(row, "minus_uniform", o->to_uniform) && (samples = cJSON_AddArrayToObject(row, "samples"));
-    for (uint32_t i = 0; good && i < s->n_samples; i++) {
-        cJSON *scores = cJSON_CreateDoubleArray(cell->samples[i].scores, (int)cell->samples[i].n_questions);
-        good = scores && cJSON_AddItemToArray(samples, scores);
-    }
-    return good;
+    cJSON *row = results_row(&r->found), *about = results_detail(&r->found), *samples;
+    cJSON_AddStringToObject(row, "task", s->t->spec);
+    cJSON_AddNumberToObject(row, "n_tokens", tokens);
+    cJSON_AddNumberToObject(row, "samples", s->n_samples);
+    cJSON_AddNumberToObject(row, "questions", (double)o->n_questions);
+    cJSON_AddStringToObject(row, "metric", method_of(r, cell));
+    cJSON_AddStringToObject(row, "allocator", cell->column ? cell->column->how->label : "");
+    cJSON_AddNumberToObject(row, "ratio", cell->ratio);
+    cJSON_AddNumberToObject(row, "kept", o->kept);
+    cJSON_AddNumberToObject(row, "looked", o->looked);
+    add_interval(row, "score", o->score);
+    add_interval(row, "minus_uniform", o->to_uniform);
+    cJSON_AddNumberToObject(about, "row", cJSON_GetArraySize(r->found.rows) - 1);
+    samples = cJSON_AddArrayToObject(about, "samples");
+    for (uint32_t i = 0; i < s->n_samples; i++)
+        cJSON_AddItemToArray(samples,
+                             cJSON_CreateDoubleArray(cell->samples[i].scores, (int)cell->samples[i].n_questions));
 }
 
-static cJSON *begin_task(task_report *r, const task_study *s, double tokens, size_t n_questions)
+kvb_status task_report_open(task_report *r, kvb_error *err)
 {
-    cJSON *tasks = cJSON_GetObjectItemCaseSensitive(r->document, "tasks"), *o = cJSON_CreateObject();
-    bool good = o && cJSON_AddItemToArray(tasks, o) && cJSON_AddStringToObject(o, "task", s->t->spec) &&
-                cJSON_AddNumberToObject(o, "n_tokens", tokens) && cJSON_AddNumberToObject(o, "samples", s->n_samples) &&
-                cJSON_AddNumberToObject(o, "questions", (double)n_questions);
-    return good ? cJSON_AddArrayToObject(o, "results") : NULL;
-}
-
-static cJSON *begin_report(const task_report *r)
-{
-    cJSON *root = cJSON_CreateObject(), *about;
-    bool good = root && cJSON_AddStringToObject(root, "format", "kvbudget-task") &&
-                cJSON_AddNumberToObject(root, "format_version", 1) &&
-                cJSON_AddStringToObject(root, "tool_version", kvb_version()) &&
-                cJSON_AddStringToObject(root, "backend", r->device->name) &&
-                cJSON_AddStringToObject(root, "compute", r->device->compute) &&
-                cJSON_AddNumberToObject(root, "seed", (double)r->seed) &&
-                cJSON_AddNumberToObject(root, "resamples", INTERVAL_RESAMPLES) &&
-                (about = cJSON_AddObjectToObject(root, "model")) &&
-                cJSON_AddStringToObject(about, "name", r->m->config.name) &&
-                cJSON_AddStringToObject(about, "sha256", r->m->sha256) && add_allocators(root, &r->with);
-    if (good && cJSON_AddArrayToObject(root, "tasks")) return root;
-    cJSON_Delete(root);
-    return NULL;
+    kvb_status status = results_begin(&r->found, "task", err);
+    cJSON *settings = r->found.settings;
+    results_input(&r->found, "model", r->m->config.name, r->m->sha256);
+    cJSON_AddStringToObject(settings, "backend", r->device->name);
+    cJSON_AddStringToObject(settings, "compute", r->device->compute);
+    cJSON_AddNumberToObject(settings, "seed", (double)r->seed);
+    cJSON_AddNumberToObject(settings, "resamples", INTERVAL_RESAMPLES);
+    add_allocators(&r->found, &r->with);
+    return status;
 }
 
 kvb_status task_report_add(task_report *r, const task_study *s, double tokens, kvb_error *err)
@@ -115,17 +102,13 @@ kvb_status task_report_add(task_report *r, const task_study *s, double tokens, k
     task_outcome full;
     kvb_status status = task_summarize(s, 0, r->seed, &full, err);
     if (status != KVB_OK) return status;
-    if (!r->document) r->document = begin_report(r);
-    cJSON *list = r->document ? begin_task(r, s, tokens, full.n_questions) : NULL;
-    if (!list) return kvb_fail(err, KVB_MEMORY, "no memory for the results of %s", s->t->spec);
     if (r->print) print_task(r, s, tokens, full.n_questions);
     for (size_t i = 0; i < s->n_cells && status == KVB_OK; i++) {
         task_outcome o;
         status = task_summarize(s, i, r->seed, &o, err);
         if (status != KVB_OK) break;
         if (r->print) print_cell(r, &s->cells[i], &o);
-        if (!add_cell(r, list, s, &s->cells[i], &o))
-            status = kvb_fail(err, KVB_MEMORY, "no memory for the results of %s", s->t->spec);
+        add_cell(r, s, tokens, &s->cells[i], &o);
     }
     fflush(stdout);
     if (status == KVB_OK && s->n_cells > 1 && full.score.value < 0.5 && !r->quiet)
@@ -139,10 +122,9 @@ kvb_status task_report_add(task_report *r, const task_study *s, double tokens, k
 
 // ---- Files, from the report ----
 
-static double number_in(const cJSON *row, const char *object, const char *name)
+static double number_in(const cJSON *row, const char *name)
 {
-    const cJSON *from = object ? cJSON_GetObjectItemCaseSensitive(row, object) : row,
-                *item = cJSON_GetObjectItemCaseSensitive(from, name);
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(row, name);
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
@@ -152,70 +134,45 @@ static const char *text_in(const cJSON *row, const char *name)
     return text ? text : "";
 }
 
-static void put_row(FILE *out, const task_report *r, const cJSON *one, const cJSON *row)
-{
-    const double values[] = {number_in(row, NULL, "kept"),           number_in(row, NULL, "looked"),
-                             number_in(row, "score", "value"),       number_in(row, "score", "low"),
-                             number_in(row, "score", "high"),        number_in(row, "minus_uniform", "value"),
-                             number_in(row, "minus_uniform", "low"), number_in(row, "minus_uniform", "high")};
-    fprintf(out, "\"%s\",%.0f,%" PRIu64 ",%.0f,%.0f,\"%s\",%s,%g", text_in(one, "task"),
-            number_in(one, NULL, "n_tokens"), r->seed, number_in(one, NULL, "samples"),
-            number_in(one, NULL, "questions"), text_in(row, "method"), text_in(row, "allocator"),
-            number_in(row, NULL, "ratio"));
-    for (size_t i = 0; i < sizeof values / sizeof *values; i++)
-        if (isnan(values[i])) fprintf(out, ",");
-        else fprintf(out, ",%.6f", values[i]);
-    fprintf(out, "\n");
-}
-
-static kvb_status write_csv(const task_report *r, const char *path, kvb_error *err)
-{
-    atomic_file file;
-    const cJSON *one, *row;
-    kvb_status status = atomic_file_begin(&file, path, err);
-    if (status != KVB_OK) return status;
-    fprintf(file.stream,
-            "task,tokens,seed,samples,questions,method,allocator,ratio,kept,looked,score,score_low,score_high,"
-            "minus_uniform,minus_uniform_low,minus_uniform_high\n");
-    cJSON_ArrayForEach(one, cJSON_GetObjectItemCaseSensitive(r->document, "tasks"))
-    {
-        cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(one, "results"))
-        {
-            put_row(file.stream, r, one, row);
-        }
-    }
-    return atomic_file_commit(&file, err);
-}
-
 // A column's score at a ratio, of one task.
-static interval score_of(const task_report *r, const cJSON *from, uint32_t column, double ratio)
+static interval score_of(const task_report *r, const char *name, uint32_t column, double ratio)
 {
     const cJSON *row;
     const method_column *wanted = &r->with.methods.columns[column];
-    cJSON_ArrayForEach(row, cJSON_GetObjectItemCaseSensitive(from, "results"))
+    cJSON_ArrayForEach(row, r->found.rows)
     {
-        if (strcmp(text_in(row, "method"), method_name(&r->with.methods.methods[wanted->method])) == 0 &&
-            strcmp(text_in(row, "allocator"), wanted->how->label) == 0 && number_in(row, NULL, "ratio") == ratio)
-            return (interval){number_in(row, "score", "value"), number_in(row, "score", "low"),
-                              number_in(row, "score", "high")};
+        if (strcmp(text_in(row, "task"), name) == 0 &&
+            strcmp(text_in(row, "metric"), method_name(&r->with.methods.methods[wanted->method])) == 0 &&
+            strcmp(text_in(row, "allocator"), wanted->how->label) == 0 && number_in(row, "ratio") == ratio)
+            return (interval){number_in(row, "score"), number_in(row, "score_low"), number_in(row, "score_high")};
     }
     return (interval){NAN, NAN, NAN};
 }
 
+// One chart per task: each begins with the row of the full cache.
+static size_t list_tasks(const task_report *r, curve_kind *kinds)
+{
+    const cJSON *row;
+    size_t n = 0;
+    cJSON_ArrayForEach(row, r->found.rows)
+    {
+        if (*text_in(row, "allocator")) continue;
+        if (kinds) kinds[n] = (curve_kind){text_in(row, "task"), false, SVG_SHARES};
+        n++;
+    }
+    return n;
+}
+
 static kvb_status write_curves(const task_report *r, const char *path, kvb_error *err)
 {
-    const cJSON *tasks = cJSON_GetObjectItemCaseSensitive(r->document, "tasks"), *one;
-    size_t n = (size_t)cJSON_GetArraySize(tasks), i = 0;
+    size_t n = list_tasks(r, NULL);
     curve_kind *kinds = calloc(n + 1, sizeof *kinds);
     interval *values = calloc(n * r->with.methods.n_columns * r->with.n_ratios + 1, sizeof *values);
-    cJSON_ArrayForEach(one, tasks)
-    {
-        if (!kinds || !values) break;
+    if (kinds) list_tasks(r, kinds);
+    for (size_t i = 0; i < n && kinds && values; i++)
         for (uint32_t c = 0; c < r->with.methods.n_columns; c++)
             for (size_t k = 0; k < r->with.n_ratios; k++)
-                values[curve_place(&r->with, i, c, k)] = score_of(r, one, c, r->with.ratios[k]);
-        kinds[i++] = (curve_kind){text_in(one, "task"), false, SVG_SHARES};
-    }
+                values[curve_place(&r->with, i, c, k)] = score_of(r, kinds[i].title, c, r->with.ratios[k]);
     char subtitle[256];
     snprintf(subtitle, sizeof subtitle,
              "%.80s, %llu tokens asked for; bands: 95 %% by bootstrap over samples and questions", r->m->config.name,
@@ -238,11 +195,8 @@ kvb_status task_report_write(const task_report *r, const char *name, kvb_error *
     size_t room = strlen(name) + 8;
     char *path = malloc(room);
     if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", name);
-    snprintf(path, room, "%s.json", name);
-    kvb_status status = json_write(path, r->document, err);
-    snprintf(path, room, "%s.csv", name);
-    if (status == KVB_OK) status = write_csv(r, path, err);
     snprintf(path, room, "%s.svg", name);
+    kvb_status status = results_write_pair(&r->found, name, err);
     if (status == KVB_OK && r->with.methods.n_columns) status = write_curves(r, path, err);
     free(path);
     return status;

@@ -1,5 +1,4 @@
 // What validate prints, as text and as JSON, and draws.
-#include "runtime/fail.h"
 #include "tools/report/study_report.h"
 #include "tools/report/svg.h"
 #include <math.h>
@@ -48,39 +47,41 @@ void print_validation(const validation *v)
                unproved);
 }
 
-kvb_status add_validation(cJSON *list, const validation *v, kvb_error *err)
+static void add_row(results *to, const validation *v, uint32_t r)
 {
-    cJSON *item = cJSON_CreateObject(), *rows;
-    bool ok = item && cJSON_AddItemToArray(list, item) && cJSON_AddStringToObject(item, "metric", v->pairs.metric) &&
-              cJSON_AddNumberToObject(item, "sink", v->pairs.about.sink) &&
-              cJSON_AddNumberToObject(item, "window", v->pairs.about.window) &&
-              cJSON_AddStringToObject(item, "scope", scope_name(v->options.scope)) &&
-              cJSON_AddStringToObject(item, "aggregate", v->options.aggregate_name) &&
-              cJSON_AddNumberToObject(item, "n_contexts", v->pairs.n_contexts) &&
-              cJSON_AddNumberToObject(item, "n_questions", v->pairs.n_pairs) &&
-              cJSON_AddNumberToObject(item, "n_problems", v->n_problems) &&
-              cJSON_AddNumberToObject(item, "greedy_seconds", v->greedy_seconds) &&
-              cJSON_AddNumberToObject(item, "exact_seconds", v->exact_seconds) &&
-              cJSON_AddNumberToObject(item, "relaxations", (double)v->work) &&
-              cJSON_AddBoolToObject(item, "constrained", v->options.limits != NULL);
-    rows = ok ? cJSON_AddArrayToObject(item, "rows") : NULL;
-    ok = rows != NULL;
-    for (uint32_t r = 0; ok && r < v->options.n_rows; r++) {
-        cJSON *row = cJSON_CreateObject();
-        ok = row && cJSON_AddItemToArray(rows, row) && cJSON_AddNumberToObject(row, "ratio", v->options.ratios[r]) &&
-             cJSON_AddNumberToObject(row, "greedy", v->greedy[r]) &&
-             cJSON_AddNumberToObject(row, "optimum", v->optimum[r]) &&
-             cJSON_AddNumberToObject(row, "lower_bound", v->bound[r]) &&
-             cJSON_AddNumberToObject(row, "greedy_gap", v->greedy[r] - v->optimum[r]) &&
-             cJSON_AddNumberToObject(row, "bound_gap", v->optimum[r] - v->bound[r]) &&
-             cJSON_AddBoolToObject(row, "proved", v->unproved[r] == 0) &&
-             (!v->table || cJSON_AddNumberToObject(row, "table_loss", v->table_loss[r])) &&
-             (v->options.limits || (cJSON_AddNumberToObject(row, "certificate", v->certificate[r]) &&
-                                    cJSON_AddNumberToObject(row, "nested_loss", v->nested_loss[r]) &&
-                                    cJSON_AddNumberToObject(row, "surviving", v->surviving[r] / v->n_problems) &&
-                                    cJSON_AddNumberToObject(row, "nested", v->nested[r])));
-    }
-    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+    cJSON *row = results_row(to);
+    cJSON_AddStringToObject(row, "metric", v->pairs.metric);
+    cJSON_AddNumberToObject(row, "ratio", v->options.ratios[r]);
+    cJSON_AddNumberToObject(row, "greedy", v->greedy[r]);
+    cJSON_AddNumberToObject(row, "optimum", v->optimum[r]);
+    cJSON_AddNumberToObject(row, "lower_bound", v->bound[r]);
+    cJSON_AddNumberToObject(row, "greedy_gap", v->greedy[r] - v->optimum[r]);
+    cJSON_AddNumberToObject(row, "bound_gap", v->optimum[r] - v->bound[r]);
+    cJSON_AddBoolToObject(row, "proved", v->unproved[r] == 0);
+    if (v->table) cJSON_AddNumberToObject(row, "table_loss", v->table_loss[r]);
+    if (v->options.limits) return;
+    cJSON_AddNumberToObject(row, "certificate", v->certificate[r]);
+    cJSON_AddNumberToObject(row, "nested_loss", v->nested_loss[r]);
+    cJSON_AddNumberToObject(row, "surviving", v->surviving[r] / v->n_problems);
+    cJSON_AddNumberToObject(row, "nested", v->nested[r]);
+}
+
+void add_validation(results *to, const validation *v)
+{
+    cJSON *about = results_detail(to);
+    cJSON_AddStringToObject(about, "metric", v->pairs.metric);
+    cJSON_AddNumberToObject(about, "sink", v->pairs.about.sink);
+    cJSON_AddNumberToObject(about, "window", v->pairs.about.window);
+    cJSON_AddStringToObject(about, "scope", scope_name(v->options.scope));
+    cJSON_AddStringToObject(about, "aggregate", v->options.aggregate_name);
+    cJSON_AddNumberToObject(about, "n_contexts", v->pairs.n_contexts);
+    cJSON_AddNumberToObject(about, "n_questions", v->pairs.n_pairs);
+    cJSON_AddNumberToObject(about, "n_problems", v->n_problems);
+    cJSON_AddNumberToObject(about, "greedy_seconds", v->greedy_seconds);
+    cJSON_AddNumberToObject(about, "exact_seconds", v->exact_seconds);
+    cJSON_AddNumberToObject(about, "relaxations", (double)v->work);
+    cJSON_AddBoolToObject(about, "constrained", v->options.limits != NULL);
+    for (uint32_t r = 0; r < v->options.n_rows; r++) add_row(to, v, r);
 }
 
 void draw_validation(const validation *v, FILE *out)

@@ -17,7 +17,7 @@ plain() { "$BUILD/kvbudget" "$@" 2>>"$work/log" || { tail -n 3 "$work/log" >&2; 
     1; }; }
 hash_file() { printf '%s  %s\n' "$(sha256sum <"$1" | cut -c1-24)" "$2"; }
 # hash_worth NAME: of an evaluation's numbers, but those of one run: bytes as malloc gave them, seconds.
-hash_worth() { cut -d, -f1-25 "$work/worth.csv" >"$work/out"; hash_file "$work/out" "$1"; }
+hash_worth() { cut -d, -f1-27 "$work/worth.csv" >"$work/out"; hash_file "$work/out" "$1"; }
 # hash_folder FOLDER NAME: of all files in it, by name.
 hash_folder() { printf '%s  %s\n' \
     "$(cd "$1" && find . -type f | LC_ALL=C sort | while read -r f; do echo "$f"; cat "$f"; done | sha256sum \
@@ -43,12 +43,12 @@ from_record() {
         rm -r "$work/tables"
     done
     metric=keydiff
-    plain solve "$record" -m $metric --holdout text --json >"$work/out"
+    plain solve "$record" -m $metric --holdout text --csv "$work/out" >/dev/null
     hash_file "$work/out" "$name holdout"
-    plain solve "$record" -m $metric --ablation --json >"$work/out"
+    plain solve "$record" -m $metric --ablation --csv "$work/out" >/dev/null
     hash_file "$work/out" "$name ablation"
     kvbudget solve "$record" -m $metric -o "$work/$metric.safetensors"
-    plain budgets "$work/$metric.safetensors" --ratio 0.8 --tokens 3000 --json | sed 's/"table":"[^"]*",//' >"$work/out"
+    plain budgets "$work/$metric.safetensors" --ratio 0.8 --tokens 3000 --csv "$work/out" >/dev/null
     hash_file "$work/out" "$name budgets"
     plain plot "$work/$metric.safetensors" -o "$work/plot.svg" >/dev/null
     hash_file "$work/plot.svg" "$name plot"

@@ -1,0 +1,129 @@
+// The form that all results have: rows that are the same numbers in JSON and CSV, intervals, texts that need quotes.
+#include "tools/json_print.h"
+#include "tools/report/results.h"
+#include "unit.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static char folder[] = "/tmp/kvb_results_XXXXXX";
+
+static void enter_folder(void)
+{
+    ck_assert(mkdtemp(folder) && chdir(folder) == 0);
+}
+
+static void leave_folder(void)
+{
+    ck_assert(chdir("/") == 0 && rmdir(folder) == 0);
+}
+
+// The content of a file in the working folder, which is removed; valid until the next call.
+static const char *content(const char *path)
+{
+    static char text[8000];
+    FILE *f = fopen(path, "rb");
+    ck_assert_ptr_nonnull(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    unlink(path);
+    text[n] = '\0';
+    return text;
+}
+
+static results two_rows(void)
+{
+    static char *words[] = {"run.h5", "--csv"};
+    kvb_error err;
+    results r;
+    results_remember(2, words);
+    ck_assert_int_eq(results_begin(&r, "solve", &err), KVB_OK);
+    results_input(&r, "record", "run.h5", "ab");
+    cJSON *row = results_row(&r);
+    cJSON_AddStringToObject(row, "metric", "a,\"b\"\n");
+    cJSON_AddNumberToObject(row, "loss", 0.1);
+    cJSON_AddBoolToObject(row, "saturated", true);
+    row = results_row(&r);
+    cJSON_AddStringToObject(row, "metric", "plain");
+    results_interval(row, "kl", 0.25, NAN, 1.0 / 3);
+    cJSON_AddNumberToObject(results_detail(&r), "row", 1);
+    return r;
+}
+
+START_TEST(csv_has_every_column_once_and_quotes_what_needs_it)
+{
+    kvb_error err;
+    results r = two_rows();
+    ck_assert_int_eq(results_write_csv(&r, "results.csv", &err), KVB_OK);
+    ck_assert_str_eq(content("results.csv"), "metric,loss,saturated,kl,kl_low,kl_high\n"
+                                             "\"a,\"\"b\"\"\n\",0.1,true,,,\n"
+                                             "plain,,,0.25,,0.33333333333333331\n");
+    results_free(&r);
+    ck_assert_ptr_null(r.document);
+}
+END_TEST
+
+START_TEST(json_has_schema_command_inputs_and_the_same_rows)
+{
+    kvb_error err;
+    results r = two_rows();
+    ck_assert_int_eq(results_write_pair(&r, "pair", &err), KVB_OK);
+    cJSON *read = cJSON_Parse(content("pair.json"));
+    unlink("pair.csv");
+    ck_assert_ptr_nonnull(read);
+    ck_assert(cJSON_Compare(read, r.document, true) == 0); // NaN is null in the file
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(read, "schema")), RESULTS_SCHEMA);
+    ck_assert_int_eq((int)cJSON_GetNumberValue(cJSON_GetObjectItem(read, "schema_version")), RESULTS_VERSION);
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(read, "command")), "solve");
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetArrayItem(cJSON_GetObjectItem(read, "arguments"), 1)), "--csv");
+    const cJSON *input = cJSON_GetArrayItem(cJSON_GetObjectItem(read, "inputs"), 0),
+                *second = cJSON_GetArrayItem(cJSON_GetObjectItem(read, "rows"), 1);
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(input, "sha256")), "ab");
+    ck_assert(cJSON_IsNull(cJSON_GetObjectItem(second, "kl_low")));
+    ck_assert_double_eq(cJSON_GetNumberValue(cJSON_GetObjectItem(second, "kl")), 0.25);
+    cJSON_Delete(read);
+    results_free(&r);
+}
+END_TEST
+
+START_TEST(files_have_the_hash_of_their_bytes)
+{
+    kvb_error err;
+    results r;
+    ck_assert_int_eq(results_begin(&r, "validate", &err), KVB_OK);
+    FILE *f = fopen("input", "wb");
+    ck_assert(f && fputs("abc", f) >= 0 && fclose(f) == 0);
+    ck_assert_int_eq(results_file(&r, "table", "input", &err), KVB_OK);
+    const cJSON *input = cJSON_GetArrayItem(r.inputs, 0);
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(input, "sha256")),
+                     "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    unlink("input");
+    ck_assert_int_eq(results_file(&r, "table", "input", &err), KVB_IO);
+    ck_assert_int_eq(cJSON_GetArraySize(r.inputs), 1);
+    results_free(&r);
+}
+END_TEST
+
+START_TEST(a_file_that_cannot_be_written_is_an_error)
+{
+    kvb_error err;
+    results r = two_rows();
+    ck_assert_int_eq(results_write(&r, "no/such/folder.json", &err), KVB_IO);
+    ck_assert_int_eq(results_give(&r, false, "no/such/folder.csv", &err), KVB_IO);
+    ck_assert_int_eq(results_give(&r, false, NULL, &err), KVB_OK);
+    results_free(&r);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, enter_folder, leave_folder);
+    tcase_add_test(tc, csv_has_every_column_once_and_quotes_what_needs_it);
+    tcase_add_test(tc, json_has_schema_command_inputs_and_the_same_rows);
+    tcase_add_test(tc, files_have_the_hash_of_their_bytes);
+    tcase_add_test(tc, a_file_that_cannot_be_written_is_an_error);
+}
+
+UNIT_MAIN("tools_results", fill)
