@@ -4,32 +4,12 @@
 #include "runtime/fail.h"
 #include "tools/cmd/refine_command.h"
 #include "tools/device.h"
-#include "tools/json_print.h"
 #include "tools/memory.h"
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct refine_command {
-    eval_command e;
-    cli_list select, test;
-    const char *objective, *search;
-    bool worst;
-    uint64_t evaluations, patience;
-    char **operands; // model, table and the texts of all sets
-    size_t n_operands, n_calibration, n_select;
-    char *table_path;
-    char table_sha256[65];
-    refine_table table;
-    refine_bench bench;
-    refine_task task;
-    refine_result best;
-    double *kl[SET_COUNT][2]; // [n_knots] mean KL of each set, before and after; NULL: not measured
-} refine_command;
-
-static const char *const SET_NAMES[SET_COUNT] = {"calibration", "selection", "test"};
 
 // ---- Sets of texts ----
 
@@ -171,83 +151,7 @@ static kvb_status judge_set(refine_command *c, refine_set set, kvb_error *err)
     return status;
 }
 
-// ---- What is written ----
-
-static bool describe_set(const refine_command *c, refine_set set, cJSON *to)
-{
-    const refine_bench *b = &c->bench;
-    cJSON *one = cJSON_AddObjectToObject(to, SET_NAMES[set]), *texts = cJSON_AddArrayToObject(one, "texts");
-    bool ok = texts != NULL;
-    for (uint32_t t = 0; t < b->n_members[set] && ok; t++)
-        ok = cJSON_AddItemToArray(texts, cJSON_CreateString(b->texts[b->members[set][t]].sha256));
-    if (!ok || !c->kl[set][1]) return ok;
-    return cJSON_AddItemToObject(one, "kl_before", cJSON_CreateDoubleArray(c->kl[set][0], (int)b->n_knots)) &&
-           cJSON_AddItemToObject(one, "kl", cJSON_CreateDoubleArray(c->kl[set][1], (int)b->n_knots));
-}
-
-static cJSON *describe(const refine_command *c, bool stopped)
-{
-    const refine_bench *b = &c->bench;
-    cJSON *all = cJSON_CreateObject();
-    bool ok =
-        all && cJSON_AddStringToObject(all, "from", c->table_sha256) &&
-        cJSON_AddStringToObject(all, "search", refine_search_name(c->task.search)) &&
-        cJSON_AddStringToObject(all, "objective", c->objective) && cJSON_AddBoolToObject(all, "worst", c->worst) &&
-        cJSON_AddNumberToObject(all, "seed", (double)c->e.seed) &&
-        cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations) &&
-        cJSON_AddNumberToObject(all, "rounds", c->best.rounds) && cJSON_AddBoolToObject(all, "stopped", stopped) &&
-        cJSON_AddNumberToObject(all, "n_tokens", b->plan.n_tokens) &&
-        cJSON_AddNumberToObject(all, "n_next", b->plan.n_next) &&
-        cJSON_AddStringToObject(all, "compute", b->m->device->b->compute) &&
-        cJSON_AddItemToObject(all, "ratios", cJSON_CreateDoubleArray(b->knots, (int)b->n_knots));
-    for (int s = 0; s < SET_COUNT && ok; s++) ok = describe_set(c, (refine_set)s, all);
-    if (ok) return all;
-    cJSON_Delete(all);
-    return NULL;
-}
-
-static void print_result(const refine_command *c)
-{
-    printf("%4s ", "");
-    for (int s = 0; s < SET_COUNT; s++)
-        if (c->kl[s][1]) printf("  %-28s", SET_NAMES[s]);
-    printf("\npruned");
-    for (int s = 0; s < SET_COUNT; s++)
-        if (c->kl[s][1]) printf("  KL before    after    ratio ");
-    printf("\n");
-    for (uint32_t k = 0; k < c->bench.n_knots; k++) {
-        printf("%4.3g %%", 100 * c->bench.knots[k]);
-        for (int s = 0; s < SET_COUNT; s++)
-            if (c->kl[s][1])
-                printf("  %9.4f %8.4f %8.3f ", c->kl[s][0][k], c->kl[s][1][k],
-                       c->kl[s][0][k] > 0 ? c->kl[s][1][k] / c->kl[s][0][k] : 1);
-        printf("\n");
-    }
-}
-
-static kvb_status write_result(const refine_command *c, bool stopped, kvb_error *err)
-{
-    const refine_bench *b = &c->bench;
-    cJSON *about = describe(c, stopped);
-    char *text = about ? cJSON_PrintUnformatted(about) : NULL;
-    kvb_status status =
-        text ? refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, text, c->e.out.name, err)
-             : kvb_fail(err, KVB_MEMORY, "%s: no memory for the result", c->e.out.name);
-    if (status == KVB_OK && c->e.out.json) status = json_print(about, err);
-    else if (status == KVB_OK) print_result(c);
-    cJSON_free(text);
-    cJSON_Delete(about);
-    if (status == KVB_OK && !c->e.out.quiet)
-        fprintf(stderr,
-                "wrote %s after %.0f evaluations (%s); %llu cuts measured, %.2f a second, %llu known from %s.cells\n",
-                c->e.out.name, c->best.evaluations,
-                stopped           ? "stopped"
-                : c->best.settled ? "the selection texts gained nothing more"
-                                  : "all that were wanted",
-                (unsigned long long)b->n_measured, b->seconds > 0 ? (double)b->n_measured / b->seconds : 0,
-                (unsigned long long)b->n_known, c->e.out.name);
-    return status;
-}
+// ---- The whole ----
 
 static kvb_status refine(refine_command *c, kvb_error *err)
 {
@@ -263,7 +167,7 @@ static kvb_status refine(refine_command *c, kvb_error *err)
             if (err) *err = inner;
         }
     }
-    if (status == KVB_OK) status = write_result(c, searched == KVB_INTERRUPTED, err);
+    if (status == KVB_OK) status = refine_write_result(c, searched == KVB_INTERRUPTED, err);
     if (status == KVB_OK && searched == KVB_INTERRUPTED)
         status = kvb_fail(err, KVB_INTERRUPTED, "stopped; %s is the best so far, and the same command goes on",
                           c->e.out.name);

@@ -163,7 +163,7 @@ kvb_status refine_bench_measure(refine_bench *b, refine_set set, const double *s
     return status;
 }
 
-kvb_status refine_bench_losses(void *context, bool selection, const double *shift, uint32_t n, const uint32_t *texts,
+kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
                                uint32_t n_texts, double *loss, kvb_error *err)
 {
     refine_bench *b = context;
@@ -171,7 +171,7 @@ kvb_status refine_bench_losses(void *context, bool selection, const double *shif
     damage_value *out = malloc(cells * sizeof *out + 1);
     if (!out) return kvb_fail(err, KVB_MEMORY, "no memory for %zu results", cells);
     kvb_status status =
-        refine_bench_measure(b, selection ? SET_SELECTION : SET_CALIBRATION, shift, n, texts, n_texts, out, err);
+        refine_bench_measure(b, selecting ? SET_SELECTION : SET_CALIBRATION, shift, n, texts, n_texts, out, err);
     for (size_t i = 0; i < cells && status == KVB_OK; i++)
         loss[i] = b->objective == OBJECTIVE_NLL ? out[i].nll : out[i].kl;
     free(out);

@@ -1,4 +1,4 @@
-// kvbudget refine in two parts: the command line and the result, and what a candidate of the search loses.
+// kvbudget refine in three parts: the command line, what a candidate of the search loses, and the result.
 #pragma once
 #include "evaluator/damage_log.h"
 #include "study/refine.h"
@@ -37,7 +37,27 @@ kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err)
 kvb_status refine_bench_measure(refine_bench *b, refine_set set, const double *shift, uint32_t n, const uint32_t *texts,
                                 uint32_t n_texts, damage_value *out, kvb_error *err);
 // The same for a search (refine_measure): `context` is the bench, and losses are what the objective says.
-kvb_status refine_bench_losses(void *context, bool selection, const double *shift, uint32_t n, const uint32_t *texts,
+kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
                                uint32_t n_texts, double *loss, kvb_error *err);
 // Gives back the memory of a set's texts.
 void refine_bench_close_set(refine_bench *b, refine_set set);
+
+typedef struct refine_command {
+    eval_command e;
+    cli_list select, test;
+    const char *objective, *search;
+    bool worst;
+    uint64_t evaluations, patience;
+    char **operands; // model, table and the texts of all sets
+    size_t n_operands, n_calibration, n_select;
+    char *table_path;
+    char table_sha256[65];
+    refine_table table;
+    refine_bench bench;
+    refine_task task;
+    refine_result best;
+    double *kl[SET_COUNT][2]; // [n_knots] mean KL of each set, before and after; NULL: not measured
+} refine_command;
+
+// Writes the best table so far with an account of how it was found, and prints what it gains.
+kvb_status refine_write_result(const refine_command *c, bool stopped, kvb_error *err);
