@@ -47,6 +47,8 @@ kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char
                                  .effective_ratio = at + EFFECTIVE * R,
                                  .saturated = saturated};
     cJSON *metadata = NULL;
+    if (kvb_table_ranking(table)) t->ranking = rank_content_of(kvb_table_ranking(table));
+    if (kvb_table_ranking(table)) t->content.ranking = &t->ranking;
     kvb_status status = copy_rows(t, table, saturated, err);
     if (status == KVB_OK) status = table_metadata_read(&metadata, path, err);
     t->content.metadata = metadata;

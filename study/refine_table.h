@@ -7,6 +7,7 @@
 typedef struct refine_table {
     table_content content; // the table's own numbers; arrays and metadata owned
     double *numbers;       // all of them
+    rank_content ranking;  // of a learned metric; the table's
     study_options options;
     kvb_limits limits;
     shift_base base;

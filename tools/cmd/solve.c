@@ -104,11 +104,13 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
                         "must; import it again with --model-heads and --head-dim, or write --npy only",
                         path);
     const solve_outputs *out = &l->outputs;
-    const char *const patterns[] = {out->table, out->npy, out->budgets, out->picture};
-    const char *const endings[] = {".safetensors", ".npy", ".npy", ".svg"};
+    const char *const patterns[] = {out->table, out->npy, out->budgets};
+    const char *const endings[] = {".safetensors", ".npy", ".npy"};
     if (out->csv) status = atomic_file_check(out->csv, err);
-    for (int i = 0; i < 4 && status == KVB_OK; i++)
+    for (int i = 0; i < 3 && status == KVB_OK; i++)
         if (patterns[i]) status = output_check(patterns[i], endings[i], from->metrics, from->n_metrics, err);
+    if (status == KVB_OK && out->picture)
+        status = output_check_pictures(out->picture, from->metrics, from->n_metrics, err);
     return status;
 }
 
@@ -192,7 +194,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"lengths", 0, CLI_FLAG, &w->lengths, NULL,
          "write no table, but compare tables from several records of the same contexts, cut\nto different lengths "
          "(profile --max-tokens), on each other's"},
-        {"picture", 0, CLI_TEXT, &line->outputs.picture, "FILE.svg",
+        {"picture", 0, CLI_TEXT, &line->outputs.picture, "FILE.svg|.pdf|.png",
          "with --holdout, --ablation or --lengths: also draw it"},
         {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),

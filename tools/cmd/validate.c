@@ -30,7 +30,7 @@ static kvb_status draw_metric(const validation *v, const solve_outputs *out, kvb
     picture p;
     kvb_status status = picture_begin(&p, out->picture, v->pairs.metric, v->pairs.from->n_metrics > 1, err);
     if (status != KVB_OK) return status;
-    draw_validation(v, p.file.stream);
+    draw_validation(v, p.svg);
     return picture_end(&p, out->quiet, err);
 }
 
@@ -96,7 +96,7 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
     else if (status == KVB_OK) status = open_record(l, &from, path, err);
     if (status == KVB_OK && out->picture)
-        status = output_check(out->picture, ".svg", from.metrics, from.n_metrics, err);
+        status = output_check_pictures(out->picture, from.metrics, from.n_metrics, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
     if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
