@@ -90,7 +90,7 @@ START_TEST(its_bounds_are_still_true)
     help_ok(refine_table_open(&t, table, path, err));
     help_ok(refine_table_write(&t, KNOTS, 2, shift, "{}", path, err));
     table_check k;
-    const selection_request all = {NULL, 0, NULL, UINT64_MAX};
+    const selection_request all = {.max_questions = UINT64_MAX};
     help_ok(table_check_open(&k, path, run, &all, err));
     help_ok(table_check_run(&k, NULL, err));
     for (uint32_t r = 0; r < k.options.n_rows; r++) {
