@@ -24,17 +24,18 @@ refine() {
 refine 'refine' one.safetensors
 cp out one.json
 json 'texts are dealt: two to search on, two to choose, three to judge' one.json \
-    '[len(j[s]["texts"]) for s in ("calibration", "selection", "test")] == [2, 2, 3]'
+    '[len(j["settings"]["refined"][s]["texts"]) for s in ("calibration", "selection", "test")] == [2, 2, 3]'
 json 'no ratio is worse on the texts that choose' one.json \
-    'all(a <= b for a, b in zip(j["selection"]["kl"], j["selection"]["kl_before"]))'
+    'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
 json 'and something is gained' one.json \
-    'sum(j["selection"]["kl"]) < sum(j["selection"]["kl_before"]) and len(j["test"]["kl"]) == 2'
+    'any(r["kl"] < r["kl_before"] for r in j["rows"] if r["set"] == "selection") and len(j["rows"]) == 3 * 2'
 expect 0 'eval the result' eval tiny.gguf table.safetensors one.safetensors text1.txt text3.txt text5.txt -a none \
     --tokens 150 --next 12 -r 0.5,0.8 --quiet --json
 cp out worth.json
 if "$PYTHON" - <<'PYTHON_END'; then ok 'eval finds the same damage'; else not_ok 'eval finds the same damage'; fi
 import json
-told, found = json.load(open("one.json")), json.load(open("worth.json"))["rows"]
+told = json.load(open("one.json"))["settings"]["refined"]
+found = json.load(open("worth.json"))["rows"]
 for label, name in (("kvbudget", "kl_before"), ("kvbudget-refined", "kl")):
     for i, ratio in enumerate((0.5, 0.8)):
         row, = [r for r in found if r["allocator"] == label and abs(r["ratio"] - ratio) < 1e-9]
@@ -83,7 +84,8 @@ layers = [x for x in lists(json.load(open("p.json"))) if len(x) == 2 and all(isi
 assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layers
 PYTHON_END
 # shellcheck disable=SC2086
-fails 'two texts are too few' 'at least 3 texts' refine tiny.gguf table.safetensors text0.txt text1.txt $SIZE -o x.safetensors
+fails 'two texts are too few' 'at least 3 texts' refine tiny.gguf table.safetensors text0.txt text1.txt $SIZE \
+    -o x.safetensors
 # shellcheck disable=SC2086
 fails 'a text in two sets' 'same tokens' refine tiny.gguf table.safetensors text0.txt --select text0.txt $SIZE \
     -o x.safetensors
@@ -91,6 +93,7 @@ echo '{"key": 1}' >y.safetensors.cells
 # shellcheck disable=SC2086
 fails 'a log of something else' 'not a result of kvbudget refine' refine tiny.gguf table.safetensors text?.txt $SIZE \
     -o y.safetensors
-misused 'a wrong search' 'model, evolve or swap' refine tiny.gguf table.safetensors text0.txt -o x.safetensors --search x
+misused 'a wrong search' 'model, evolve or swap' refine tiny.gguf table.safetensors text0.txt --search x \
+    -o x.safetensors
 misused 'without -o' 'where the refined table goes' refine tiny.gguf table.safetensors text0.txt
 end

@@ -267,7 +267,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts that are decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
         {"seed", 's', CLI_COUNT, &c.e.seed, "N", "of the search (1)"},
-        {"json", 0, CLI_FLAG, &c.e.out.json, NULL, "print the result as JSON instead of the table"},
+        RESULTS_OPTIONS(c.e.out),
         {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
         {0},
     };

@@ -1,7 +1,8 @@
 // kvbudget refine, the last part: what is written and printed.
 #include "runtime/fail.h"
 #include "tools/cmd/refine_command.h"
-#include "tools/json_print.h"
+#include "tools/report/results.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -69,6 +70,37 @@ static void print_result(const refine_command *c)
     }
 }
 
+// One row per set and ratio.
+static void add_rows(const refine_command *c, results *to)
+{
+    for (int s = 0; s < SET_COUNT; s++)
+        for (uint32_t k = 0; k < c->bench.n_knots; k++) {
+            const double *before = c->kl[s][0], *after = c->kl[s][1];
+            cJSON *o = results_row(to);
+            cJSON_AddStringToObject(o, "set", SET_NAMES[s]);
+            cJSON_AddNumberToObject(o, "ratio", c->bench.knots[k]);
+            cJSON_AddNumberToObject(o, "kl_before", before ? before[k] : NAN); // NaN becomes null: not measured
+            cJSON_AddNumberToObject(o, "kl", after ? after[k] : NAN);
+        }
+}
+
+static kvb_status give_results(const refine_command *c, const cJSON *about, kvb_error *err)
+{
+    results found;
+    const eval_inputs *in = &c->e.in;
+    kvb_status status = results_begin(&found, "refine", err);
+    if (status == KVB_OK) {
+        results_input(&found, "model", in->m->config.name, in->m->sha256);
+        results_input(&found, "table", c->table_path, c->table_sha256);
+        for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
+        cJSON_AddItemToObject(found.settings, "refined", cJSON_Duplicate(about, true));
+        add_rows(c, &found);
+        status = results_give(&found, c->e.out.json, c->e.out.csv, err);
+    }
+    results_free(&found);
+    return status;
+}
+
 kvb_status refine_write_result(const refine_command *c, bool stopped, kvb_error *err)
 {
     const refine_bench *b = &c->bench;
@@ -77,8 +109,8 @@ kvb_status refine_write_result(const refine_command *c, bool stopped, kvb_error 
     kvb_status status =
         text ? refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, text, c->e.out.name, err)
              : kvb_fail(err, KVB_MEMORY, "%s: no memory for the result", c->e.out.name);
-    if (status == KVB_OK && c->e.out.json) status = json_print(about, err);
-    else if (status == KVB_OK) print_result(c);
+    if (status == KVB_OK) status = give_results(c, about, err);
+    if (status == KVB_OK && !c->e.out.json) print_result(c);
     cJSON_free(text);
     cJSON_Delete(about);
     if (status == KVB_OK && !c->e.out.quiet)
