@@ -103,9 +103,9 @@ UNIT_BIN     += $(call judge_names,$(JUDGED_TILES)) $(BUILD)/tests/test_profiler
 $(TILES): profiler/packed_tiles.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) CC $@
-	$(Q)$(COMPILE) -DEMULATED_TILES -c $< -o $@
+	$(Q)$(COMPILE) -DEMULATED_TILES -Itests/tiles -c $< -o $@
 tiles_program = $(call add_program,tests/$(1),$(2) $(TILES) $(call archives,profiler), \
-    $(CHECKED) -DEMULATED_TILES $(3),$(CHECK_LIBS))
+    $(CHECKED) -DEMULATED_TILES -Itests/tiles $(3),$(CHECK_LIBS))
 $(foreach t,$(JUDGED_TILES),$(call tiles_program,test_profiler_backend_$(t),$(JUDGE), \
     -DJUDGED=backend_$(patsubst tiles%,cpu%,$(t))))
 $(call tiles_program,test_profiler_packed_tiles,tests/unit/test_profiler_packed.c)

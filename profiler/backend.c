@@ -33,7 +33,7 @@ const char *backend_absence(const char *name)
 dev_matrix backend_matrix(backend_device *on, const float *w, uint32_t out, uint32_t in, bool keep_rows)
 {
     stored_matrix floats = stored_floats(w, out, in);
-    return on->b->matrix_load(on, &floats, keep_rows);
+    return on->b->matrix_load(on, &floats, keep_rows); // cppcheck-suppress returnDanglingLifetime ; it copies
 }
 
 void backend_fail(backend_device *on, kvb_status status, const char *format, ...)

@@ -138,7 +138,7 @@ static kvb_status read_rope_numbers(rope_rule *r, const model_config *c, const w
 // transformers' rules for what cosines and sines are multiplied with.
 static kvb_status read_rope_attention(rope_rule *r, const model_config *c, const weights *w, kvb_error *err)
 {
-    double given, mscale, mscale_all, log_factor = r->factor > 1 ? log(r->factor) : 0;
+    double given = 0, mscale = 0, mscale_all = 0, log_factor = r->factor > 1 ? log(r->factor) : 0;
     kvb_status status = read_number(w, WEIGHT_ROPE_ATTENTION, 0, &given, err);
     if (status == KVB_OK) status = read_number(w, WEIGHT_ROPE_MSCALE, 0, &mscale, err);
     if (status == KVB_OK) status = read_number(w, WEIGHT_ROPE_MSCALE_ALL, 0, &mscale_all, err);

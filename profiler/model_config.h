@@ -79,5 +79,6 @@ double model_kept_share(const model_config *c, uint64_t entries, uint32_t n_toke
 struct family;
 struct weights;
 
-// Reads and checks all numbers; the embedding's rows are the vocabulary. Claims no tensor but those of rotary factors.
-kvb_status model_read_config(model_config *out, const struct family **family, struct weights *w, kvb_error *err);
+// Reads and checks all numbers; *out is its family. The embedding's rows are the vocabulary. Claims no tensor but those
+// of rotary factors.
+kvb_status model_read_config(model_config *c, const struct family **out, struct weights *w, kvb_error *err);

@@ -11,7 +11,7 @@ typedef struct tile_setting { // what the processor reads: palette 1, rows and b
 } tile_setting;
 
 #ifdef EMULATED_TILES
-#include "tests/tiles/tile_unit_emulated.h"
+#include "tile_unit_emulated.h" // tests/tiles
 #else
 #include <dnnl.h>
 #include <immintrin.h>

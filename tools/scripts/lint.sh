@@ -122,7 +122,7 @@ echo '#include "runtime/kvbudget.h"' | $CC -std=c99 $strict -I. -x c - 2>&1 | ch
 cxx=${CXX:-$(command -v g++ c++ clang++ | head -n 1)}
 if [ -n "$cxx" ]; then
     # shellcheck disable=SC2086
-    echo '#include "runtime/kvbudget.h"' | "$cxx" -std=c++11 $strict -I. -x c++ - 2>&1 |
+    echo '#include "runtime/kvbudget.h"' | $cxx -std=c++11 $strict -I. -x c++ - 2>&1 |
         check 'runtime/kvbudget.h is C++'
 else
     echo 'skip - no C++ compiler'
@@ -184,7 +184,7 @@ if have cppcheck; then
     # One malloc'd block holding doubles and floats, and a pointer that travels through memcpy, are beyond it.
     cppcheck --quiet --std=c11 --enable=warning,portability --inline-suppr --error-exitcode=0 -D_GNU_SOURCE \
         -DKVBUDGET_VERSION='"0"' -I. --suppress=missingIncludeSystem --suppress=invalidPointerCast \
-        --suppress=memleak:formats/lukv_import.c "${modules[@]}" tools 2>&1 | check 'cppcheck'
+        --suppress=memleak:formats/lukv_scan.c "${modules[@]}" tools 2>&1 | check 'cppcheck'
 fi
 version=$(sed -n 's/^VERSION *:= *//p' Makefile)
 {
