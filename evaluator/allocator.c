@@ -187,8 +187,9 @@ static void protect_streams(const allocate_shape *s, duo_split split, grant *out
         }
 }
 
-kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
-                             const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err)
+// All layers count.
+static kvb_status allocate_all(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
+                               const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err)
 {
     allocate_shape s = {shape->n_layers, shape->n_kv_heads, n_tokens};
     size_t heads = (size_t)s.n_layers * s.n_kv_heads;
@@ -232,5 +233,51 @@ kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, d
     }
     // Rounding costs the methods up to a token per head; compared is what they do with equally many.
     if (level) allocate_level(&s, (uint64_t)rint((1 - ratio) * (double)heads * n_tokens), 1, out->keep);
+    return KVB_OK;
+}
+
+// The layers of values [L, row] that are not bounded, side by side; to be freed.
+static float *budgeted_layers(const allocator_shape *shape, const float *values, size_t row)
+{
+    float *out = malloc(shape->n_layers * row * sizeof *out + 1), *to = out;
+    for (uint32_t l = 0; out && l < shape->n_layers; l++) {
+        if (layer_set_has(shape->bounded, l)) continue;
+        memcpy(to, values + l * row, row * sizeof *to);
+        to += row;
+    }
+    return out;
+}
+
+// From the front of a grant's array to the layers' places; bounded ones get `bounded`.
+static void spread_layers(const allocator_shape *shape, uint32_t from, uint32_t bounded, uint32_t *values)
+{
+    size_t heads = shape->n_kv_heads;
+    for (uint32_t l = shape->n_layers; l-- > 0;) {
+        bool out = layer_set_has(shape->bounded, l);
+        if (!out) memmove(values + l * heads, values + --from * heads, heads * sizeof *values);
+        for (size_t g = 0; out && g < heads; g++) values[l * heads + g] = bounded;
+    }
+}
+
+kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
+                             const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err)
+{
+    allocator_shape part = {.n_heads = shape->n_heads, .n_kv_heads = shape->n_kv_heads};
+    for (uint32_t l = 0; shape->bounded && l < shape->n_layers; l++) part.n_layers += !layer_set_has(shape->bounded, l);
+    if (!shape->bounded || part.n_layers == shape->n_layers || a->kind == ALLOCATOR_TABLE) // tables know the layers
+        return allocate_all(a, shape, ratio, n_tokens, scores, sink, window, out, err);
+    allocator own = *a;
+    float *some = NULL;
+    bool good = true;
+    if (scores) good = (some = budgeted_layers(shape, scores, (size_t)shape->n_kv_heads * n_tokens)) != NULL;
+    if (a->scores) good = good && (own.scores = budgeted_layers(shape, a->scores, a->n_scores / shape->n_layers));
+    kvb_status status = good ? allocate_all(&own, &part, ratio, n_tokens, some, sink, window, out, err)
+                             : kvb_fail(err, KVB_MEMORY, "no memory for the scores of %u layers", part.n_layers);
+    free(some);
+    if (own.scores != a->scores) free(own.scores);
+    if (status != KVB_OK) return status;
+    spread_layers(shape, part.n_layers, n_tokens, out->keep);
+    spread_layers(shape, part.n_layers, sink, out->sink);
+    spread_layers(shape, part.n_layers, window, out->window);
     return KVB_OK;
 }

@@ -1,6 +1,7 @@
 // Who decides how many tokens each KV head keeps: the baselines, tables, given head scores, and the oracle in
 // hindsight.
 #pragma once
+#include "profiler/model_config.h"
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
 #include <stddef.h>
@@ -31,6 +32,7 @@ typedef struct allocator {
 
 typedef struct allocator_shape {
     uint32_t n_layers, n_heads, n_kv_heads; // L, H, G
+    const layer_set *bounded;               // layers that keep all and count in no total; NULL: none
 } allocator_shape;
 
 // Reads `name[:parameter=value...]`: uniform, pyramid (beta 20, window 8), ada (alpha 0.2), ada-original, ada-global,
@@ -59,6 +61,7 @@ void grant_free(grant *a); // a zero struct is allowed; leaves it zero
 
 // The budgets for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] of the metric in use (AdaKV) or
 // the oracle importance (ALLOCATOR_ORACLE). Totals are rint((1 - ratio) L G T) for all but tables (which round per
-// layer, as kvpress does), AdaKV and DuoAttention. Ratio 0 keeps everything.
+// layer, as kvpress does), AdaKV and DuoAttention. Ratio 0 keeps everything. Of a model
+// with bounded layers, L counts the others, and they alone are pruned.
 kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, double ratio, uint32_t n_tokens,
                              const float *scores, uint32_t sink, uint32_t window, grant *out, kvb_error *err);

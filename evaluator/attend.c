@@ -41,12 +41,13 @@ SIMD_CLONES static void add_scaled(float *o, const float *v, float factor, size_
     for (size_t i = 0; i < n; i++) o[i] += factor * v[i];
 }
 
-// x = softmax(x)
-SIMD_CLONES static void softmax(float *x, size_t n)
+// x = softmax(x), beside one more score that is no entry's; sink NULL: none
+SIMD_CLONES static void softmax(float *x, size_t n, const float *sink)
 {
-    float top = -INFINITY, sum = 0;
+    float top = sink ? *sink : -INFINITY, sum = 0;
 #pragma omp simd reduction(max : top)
     for (size_t i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
+    if (sink) sum = softmax_exp(*sink - top);
 #pragma omp simd reduction(+ : sum)
     for (size_t i = 0; i < n; i++) {
         float e = softmax_exp(x[i] - top);
@@ -84,16 +85,32 @@ SIMD_CLONES static void mix_few(float *o, const float *p, size_t ld, uint32_t li
         }
 }
 
+static void cap_scores(float *line, size_t n, float cap)
+{
+    for (size_t i = 0; cap > 0 && i < n; i++) line[i] = cap * tanhf(line[i] / cap);
+}
+
+// Entries, from the first on, that stand before position `first`.
+static size_t entries_before(kv_span before, kv_span span, uint32_t first)
+{
+    size_t n = 0;
+    while (n < before.count && before.positions[n] < first) n++;
+    if (n < before.count) return n;
+    while (n - before.count < span.count && span.positions[n - before.count] < first) n++;
+    return n;
+}
+
 // One row that looks at chosen entries only; all others get probability 0.
 static void attend_chosen(attend_scratch *s, uint32_t group, kv_span span, uint32_t d, const uint32_t *chosen,
-                          uint32_t n_chosen)
+                          uint32_t n_chosen, const attend_rule *rule)
 {
     float scale = 1.0f / sqrtf((float)d);
     for (uint32_t r = 0; r < group; r++) {
         float *line = s->scores + (size_t)r * span.count, *out = s->outputs + (size_t)r * d;
         for (uint32_t i = 0; i < n_chosen; i++)
             line[i] = dot(s->queries + (size_t)r * d, span.k + (size_t)chosen[i] * d, d) * scale;
-        softmax(line, n_chosen);
+        cap_scores(line, n_chosen, rule->softcap);
+        softmax(line, n_chosen, rule->sinks ? rule->sinks + r : NULL);
         memset(out, 0, d * sizeof(float));
         for (uint32_t i = 0; i < n_chosen; i++) add_scaled(out, span.v + (size_t)chosen[i] * d, line[i], d);
         uint32_t i = n_chosen; // spread the probabilities out, from the back, since chosen[i] >= i
@@ -121,7 +138,8 @@ static void mix_part(float *o, const float *p, size_t ld, uint32_t lines, kv_spa
     else gemm(false, false, lines, d, part.count, 1.0f, p, ld, part.v, d, 1.0f, o, d);
 }
 
-static void attend_all(attend_scratch *s, uint32_t n, uint32_t group, kv_span before, kv_span span, uint32_t d)
+static void attend_all(attend_scratch *s, uint32_t n, uint32_t group, kv_span before, kv_span span, uint32_t d,
+                       const attend_rule *rule)
 {
     uint32_t lines = n * group;
     size_t ld = (size_t)before.count + span.count;
@@ -129,8 +147,12 @@ static void attend_all(attend_scratch *s, uint32_t n, uint32_t group, kv_span be
     score_part(s->scores + before.count, ld, s->queries, lines, span, d);
     for (uint32_t r = 0; r < lines; r++) {
         float *line = s->scores + r * ld;
-        size_t seen = ld - (n - 1 - r / group);
-        softmax(line, seen);
+        uint32_t position = rule->position + r / group, window = rule->window;
+        size_t seen = ld - (n - 1 - r / group),
+               from = window && position >= window ? entries_before(before, span, position + 1 - window) : 0;
+        memset(line, 0, from * sizeof(float));
+        cap_scores(line + from, seen - from, rule->softcap);
+        softmax(line + from, seen - from, rule->sinks ? rule->sinks + r % group : NULL);
         memset(line + seen, 0, (ld - seen) * sizeof(float));
     }
     memset(s->outputs, 0, (size_t)lines * d * sizeof(float));
@@ -139,11 +161,13 @@ static void attend_all(attend_scratch *s, uint32_t n, uint32_t group, kv_span be
 }
 
 void attend_head(attend_scratch *s, float *o, const float *q, size_t q_step, uint32_t n, uint32_t group, kv_span before,
-                 kv_span span, uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen)
+                 kv_span span, uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen, const attend_rule *rule)
 {
+    static const attend_rule plain = {0};
+    if (!rule) rule = &plain;
     size_t row = (size_t)group * head_dim;
     for (uint32_t i = 0; i < n; i++) memcpy(s->queries + i * row, q + i * q_step, row * sizeof(float));
-    if (chosen) attend_chosen(s, group, span, head_dim, chosen, n_chosen);
-    else attend_all(s, n, group, before, span, head_dim);
+    if (chosen) attend_chosen(s, group, span, head_dim, chosen, n_chosen, rule);
+    else attend_all(s, n, group, before, span, head_dim, rule);
     for (uint32_t i = 0; i < n; i++) memcpy(o + i * q_step, s->outputs + i * row, row * sizeof(float));
 }

@@ -16,13 +16,22 @@ typedef struct attend_scratch {
 kvb_status attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim, kvb_error *err);
 void attend_release(attend_scratch *s);
 
+// What a layer has beside plain attention (attention_shape in profiler/backend.h), for one KV head.
+typedef struct attend_rule {
+    uint32_t window;    // 0: none
+    uint32_t position;  // of row 0, which the window needs
+    float softcap;      // 0: none
+    const float *sinks; // [group]; NULL: none
+} attend_rule;
+
 // n rows times `group` query heads attend to a head's entries: all of `before` (count 0: none), and of `span` row i to
 // the first span.count - (n - 1 - i), since the last n entries are those of the rows themselves. n * group <=
 // ATTEND_LINES.
 //   q       row i's queries [group, d] at q + i * q_step; o likewise
 //   chosen  NULL, or the n_chosen entries of `span` (ascending indices) that row 0 attends to; then n must be 1 and
-//   nothing stand before
+//   nothing stand before, and the layer has no window
+//   rule    NULL: plain attention
 // Afterwards s->scores holds the probabilities [n * group, before.count + span.count]; entries that a row does not see
 // have 0.
 void attend_head(attend_scratch *s, float *o, const float *q, size_t q_step, uint32_t n, uint32_t group, kv_span before,
-                 kv_span span, uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen);
+                 kv_span span, uint32_t head_dim, const uint32_t *chosen, uint32_t n_chosen, const attend_rule *rule);

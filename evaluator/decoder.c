@@ -14,6 +14,7 @@ struct decoder {
     dev x, picked;          // [max_rows, D] residual stream; rows of it whose logits are wanted
     dev q_raw, q;           // [max_rows, H*d]
     layer_pass pass;        // for max_rows rows at positions below max_positions
+    float *sinks;           // [L, H] on the host; NULL: the model has none
     uint32_t *positions;    // [max_rows]
     float *host_q, *host_o; // [max_rows, H*d]
     float *host_k, *host_v; // [max_rows, G*d]
@@ -79,6 +80,7 @@ void decoder_close(decoder *d)
     for (int t = 0; d->scratch && t < d->n_threads; t++) attend_release(&d->scratch[t]);
     free(d->scratch);
     free(d->chosen);
+    free(d->sinks);
     free(d->positions);
     free(d->host_q);
     free(d->host_o);
@@ -133,6 +135,9 @@ static void attend_sequence(decoder *d, const decode_batch *batch, const decode_
     size_t step = (size_t)c->n_heads * c->head_dim;
     const uint32_t *chosen = NULL;
     uint32_t n_chosen = 0;
+    attention_shape shape = model_attention(d->m, view->layer);
+    attend_rule rule = {.window = shape.window, .softcap = shape.softcap};
+    if (d->sinks) rule.sinks = d->sinks + (size_t)view->layer * c->n_heads + (size_t)g * group;
     if (hooks && hooks->choose && n == 1) {
         uint32_t *indices = d->chosen + (size_t)omp_get_thread_num() * d->chosen_entries;
         const float *q = d->host_q + first * step + (size_t)g * group * c->head_dim;
@@ -144,8 +149,9 @@ static void attend_sequence(decoder *d, const decode_batch *batch, const decode_
         size_t at = (first + row) * step + (size_t)g * group * c->head_dim;
         kv_span seen = span;
         seen.count = span.count - (n - row - rows);
+        rule.position = span.positions[span.count - n + row];
         attend_head(scratch, d->host_o + at, d->host_q + at, step, rows, group, before, seen, c->head_dim, chosen,
-                    n_chosen);
+                    n_chosen, &rule);
         if (hooks && hooks->attended) {
             decode_view part = *view;
             part.n_rows = rows;

@@ -185,7 +185,7 @@ static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cel
 {
     const model_config *c = &f->s->m->config;
     out->kept = kv_cache_entries(cache);
-    out->ratio = 1 - (double)out->kept / ((double)c->n_layers * c->n_kv_heads * f->s->n_tokens);
+    out->ratio = 1 - model_kept_share(c, out->kept, f->s->n_tokens);
     out->bytes = kv_cache_bytes(cache);
     out->allocated = kv_cache_allocated(cache);
     for (uint32_t i = 0; i + 1 < f->n_next; i++) out->full_nll += f->full.nll[i] / (f->n_next - 1);

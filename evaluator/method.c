@@ -19,7 +19,7 @@ kvb_status method_metrics(metric **out, size_t *n, const method_list *list, kvb_
 
 static allocator_shape shape_of(const model *m)
 {
-    return (allocator_shape){m->config.n_layers, m->config.n_heads, m->config.n_kv_heads};
+    return (allocator_shape){m->config.n_layers, m->config.n_heads, m->config.n_kv_heads, &m->config.bounded};
 }
 
 kvb_status method_select(session *s, const method_list *list, const method_column *column, double ratio, bool protect,

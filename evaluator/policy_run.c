@@ -60,6 +60,11 @@ kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, co
     size_t n_heads = (size_t)m->config.n_layers * m->config.n_kv_heads, room = (size_t)n_tokens + extra;
     *out = NULL;
     if (room > UINT32_MAX) return kvb_fail(err, KVB_ARGUMENT, "policy %s: %zu tokens are too many", p->spec, room);
+    if (model_budgeted(&m->config, m->config.n_layers) < m->config.n_layers)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "policy %s: %s has layers whose cache is bounded by a window of %u positions; policies that "
+                        "evict during decoding do not know them, metrics do",
+                        p->spec, m->config.name, m->config.window);
     policy_run *r = calloc(1, sizeof *r);
     if (!r) return kvb_fail(err, KVB_MEMORY, "policy %s: no memory", p->spec);
     *r = (policy_run){

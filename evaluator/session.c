@@ -76,6 +76,7 @@ static kvb_status see_layer(void *context, const layer_view *view, kvb_error *er
     memcpy(s->v + view->layer * floats, view->v, floats * sizeof(float));
     double start = meter_now();
     for (size_t i = 0; i < s->plan.n_metrics; i++) {
+        if (view->window) break; // nothing of the layer is evicted, whatever its scores
         const metric *m = &s->plan.metrics[i];
         metric base;
         kvb_status status = metric_score(m, view, s->scores[i] + view->layer * scores, err);
@@ -107,6 +108,18 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
     return KVB_OK;
 }
 
+// From layers that are budgeted, side by side, to their places among all; the others get zeros.
+static void spread_importance(const session *s, float *importance)
+{
+    const model_config *c = &s->m->config;
+    size_t layer = (size_t)c->n_kv_heads * s->n_tokens;
+    uint32_t from = model_budgeted(c, c->n_layers);
+    for (uint32_t l = c->n_layers; from < l && l-- > 0;) {
+        if (model_layer_bounded(c, l)) memset(importance + l * layer, 0, layer * sizeof *importance);
+        else memmove(importance + l * layer, importance + --from * layer, layer * sizeof *importance);
+    }
+}
+
 kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *importance, float *logits,
                              kvb_error *err)
 {
@@ -125,6 +138,7 @@ kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *
         status = forward_rows(s->prefill, rows, ids, n, wanted, logits ? n : 0, logits, err);
     }
     if (status == KVB_OK && importance) status = forward_importance(s->prefill, 0, importance, err);
+    if (status == KVB_OK && importance) spread_importance(s, importance);
     free(rows);
     free(wanted);
     return status;

@@ -152,7 +152,7 @@ static kvb_status prefill(bench *b, const int32_t *ids, kvb_error *err)
 static double kept_share(const bench *b, const kv_cache *cache)
 {
     const model_config *c = &b->s->m->config;
-    return (double)kv_cache_entries(cache) / ((double)c->n_layers * c->n_kv_heads * b->n_tokens);
+    return model_kept_share(c, kv_cache_entries(cache), b->n_tokens);
 }
 
 // The cache that all questions of a cell share.

@@ -67,9 +67,18 @@ typedef struct oracle_view {
     size_t best_stride; // floats from one question to the next
 } oracle_view;
 
+// How a layer attends. What stands behind the sizes is 0 or {NULL} in most layers.
 typedef struct attention_shape {
     uint32_t n_heads, n_kv_heads, head_dim;
+    uint32_t window; // a row sees this many positions, the last of them its own; 0: all up to its own
+    float softcap;   // a score s = q . k / sqrt(d) becomes softcap * tanh(s / softcap); 0: it stays
+    dev sinks;       // [H] one more score of each query head, in the softmax but of no position; {NULL}: none
 } attention_shape;
+
+static inline attention_shape attention_heads(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
+{
+    return (attention_shape){n_heads, n_kv_heads, head_dim, 0, 0, {NULL}};
+}
 
 // `count` partitions of `size` tokens, one after the other from token `first` on; unless `own`, one more follows them.
 typedef struct partition_row {
@@ -170,6 +179,7 @@ typedef struct backend {
     void (*attend_prefix)(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
                           attention_shape s);
     // Attention of decoded rows over the shared context and their own tails; observed rows update the oracle's maximum.
+    // Of a layer with a window nothing is observed.
     void (*attend_rows)(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
                         const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
     // w[h,j] = ||root_h v_j|| / (sum over h', j' + 1e-9); root [H,d,d] with root^T root = W_O W_O^T (oracle.h). w
@@ -184,7 +194,7 @@ typedef struct backend {
     // --- what some scorers need; called only when one asks (observe.h) ---
     // sums [H,T]: sums[h,j] = sum over i >= max(j, first) of A[h,i,j], A the causal softmax attention of the context
     // rows, q [T, H*d]; first < T. Never holds T x T; the attention is computed anew. `row_log` [H,T] is scratch (log
-    // of the softmax denominators).
+    // of the softmax denominators). s.window is 0.
     void (*column_sums)(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
                         attention_shape s);
     // norms [H,T]: norms[h,j] = ||v_j W_O^(h)||_1, W_O^(h) the columns h*d..(h+1)*d of wo [D, H*d]

@@ -84,6 +84,7 @@ float loop_dot(const float *a, const float *b, size_t n);
 void loop_scale(float *x, size_t n, float factor);
 void loop_add_exp2_minus(float *columns, const float *x, size_t n, float top); // columns += 2^(x - top)
 float loop_absolute_sum(const float *x, size_t n);
+void loop_softcap(float *x, size_t n, float cap); // x = cap * tanh(x / cap)
 void loop_rms_norm(float *y, const float *x, const float *weight, uint32_t width, float eps);
 // RoPE of one row [heads,d] by its angles [rope_dim/2, 2]; y may be x.
 void loop_rope(float *y, const float *x, const float *angles, uint32_t heads, uint32_t d, uint32_t rope_dim);
@@ -117,6 +118,12 @@ void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, cons
                      const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
 // What queries are multiplied with before they meet keys. Scores are logarithms to base 2 of what the softmax takes.
 float cpu_score_scale(uint32_t d);
+// Turns n scores that a line has of the keys from `key` on into those of a layer of this shape: capped, and hidden
+// where the keys stand before the window of the row at `position`. What is hidden weighs nothing beside a key that is
+// seen; a line always sees one in its last tile.
+void cpu_bend_scores(attention_shape s, float *line, uint32_t n, uint64_t position, uint32_t key);
+// 1 / the sum of a line's exponentials relative to `top`; the sink of head h is among them.
+float cpu_inverse_sum(attention_shape s, uint32_t h, float top, float sum);
 // Lines of a task at most, a line being a row of one query head: of attention, or QUERY_TILE in column_sums and
 // output_norms; and of `lines`, how many meet a tile of keys together.
 uint32_t cpu_max_lines(attention_shape s);

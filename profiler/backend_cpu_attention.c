@@ -87,9 +87,32 @@ void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s)
         }
 }
 
+static const float LOG2_E = 1.44269504f, HIDDEN = -1e30f; // the latter: of keys that a row does not see
+
 float cpu_score_scale(uint32_t d)
 {
-    return 1.44269504f / sqrtf((float)d);
+    return LOG2_E / sqrtf((float)d);
+}
+
+void cpu_bend_scores(attention_shape s, float *line, uint32_t n, uint64_t position, uint32_t key)
+{
+    if (s.softcap > 0) loop_softcap(line, n, s.softcap * LOG2_E);
+    if (!s.window || position < (uint64_t)key + s.window) return;
+    uint64_t hidden = position + 1 - s.window - key;
+    for (uint32_t j = 0; j < n && j < hidden; j++) line[j] = HIDDEN;
+}
+
+float cpu_inverse_sum(attention_shape s, uint32_t h, float top, float sum)
+{
+    if (!s.sinks.address) return 1.0f / sum;
+    float sink = s.sinks.address[h] * LOG2_E, most = fmaxf(top, sink), scale = softmax_exp2(top - most);
+    return scale / (sum * scale + softmax_exp2(sink - most));
+}
+
+// The first key that a row at `position` sees.
+static uint32_t first_key(attention_shape s, uint32_t position)
+{
+    return s.window && position >= s.window ? position + 1 - s.window : 0;
 }
 
 uint32_t cpu_block_lines(uint32_t lines)
@@ -138,16 +161,22 @@ static key_tile find_tile(const tile_plan *plan, const prefix_kv *kv, uint32_t g
 // What blocks of lines have in common.
 typedef struct block_plan {
     precision p;
+    attention_shape shape;
     uint32_t d, lines; // of a block
     bool gather;       // values are added to what the outputs hold
     tile_plan tiles;
     const product *scores, *last_scores, *values, *last_values; // oneDNN's
 } block_plan;
 
-static bool plan_blocks(block_plan *b, precision p, uint32_t n_tokens, uint32_t d, uint32_t lines, bool gather)
+static bool plan_blocks(block_plan *b, precision p, uint32_t n_tokens, attention_shape s, uint32_t lines, bool gather)
 {
-    *b = (block_plan){
-        .p = p, .d = d, .lines = cpu_block_lines(lines), .gather = gather, .tiles = plan_tiles(p, n_tokens, d)};
+    uint32_t d = s.head_dim;
+    *b = (block_plan){.p = p,
+                      .shape = s,
+                      .d = d,
+                      .lines = cpu_block_lines(lines),
+                      .gather = gather,
+                      .tiles = plan_tiles(p, n_tokens, d)};
     if (tiles_available()) return true;
     if (b->tiles.n_tiles > 1) {
         b->scores = product_find(p, lines, KEY_TILE, d, false);
@@ -309,7 +338,7 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
         q = s->queries;
         ld = d;
     }
-    for (uint32_t key = 0; key < end; key += KEY_TILE) {
+    for (uint32_t key = first_key(job->shape, row) / KEY_TILE * KEY_TILE; key < end; key += KEY_TILE) {
         uint32_t keys = end - key < KEY_TILE ? end - key : KEY_TILE;
         double start = meter_now();
         cpu_gemm(s, false, true, padded, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores,
@@ -319,6 +348,7 @@ static void prefix_tile_f32(scratch *s, const prefix_job *job, const float *q, u
         for (uint32_t r = 0; r < rows; r++) {
             uint32_t seen = keys_seen(row + r, key, keys);
             float *line = s->scores + (size_t)r * keys;
+            cpu_bend_scores(job->shape, line, seen, row + r, key);
             cpu_softmax_line(s, line, r, seen, d);
             memset(line + seen, 0, (keys - seen) * sizeof *line);
         }
@@ -341,6 +371,7 @@ static void prefix_block(scratch *s, const block_plan *b, const key_tile *t, uin
     for (uint32_t r = 0; r < rows; r++) { // line by line, while it is in the first-level cache
         uint32_t seen = keys_seen(row + r, key, keys), to = line + r;
         float *scores = s->scores + (size_t)r * t->width;
+        cpu_bend_scores(b->shape, scores, seen, row + r, key);
         if (seen) raise_max(s, to, line_max(scores, seen), d);
         s->row_sum[to] += line_weights(s, b, t, r, scores, seen, most, s->row_max[to], NULL);
     }
@@ -360,7 +391,7 @@ static void prefix_tile_packed(scratch *s, const prefix_job *job, const row_tile
                           job->q.address + (tile->at + r) * ld + (size_t)(tile->head + h) * d, ld, b->lines, 0,
                           tile->rows - r < b->lines ? tile->rows - r : b->lines, d, cpu_score_scale(d));
     tiles_hold();
-    for (uint32_t i = 0; i * KEY_TILE < end; i++) {
+    for (uint32_t i = first_key(job->shape, row) / KEY_TILE; i * KEY_TILE < end; i++) {
         key_tile t = find_tile(&b->tiles, job->kv, tile->head / (job->shape.n_heads / job->shape.n_kv_heads), i);
         uint32_t key = i * KEY_TILE, keys = T - key < t.width ? T - key : t.width;
         // The last rows go first: no block that follows sees more keys than those whose parts they leave.
@@ -386,7 +417,8 @@ static void attend_tile(scratch *s, const prefix_job *job, const row_tile *tile)
     for (uint32_t h = 0; h < tile->heads; h++)
         for (uint32_t r = 0; r < tile->rows; r++) {
             uint32_t line = h * tile->padded + r;
-            float inverse = 1.0f / s->row_sum[line], *o = job->o.address + offset + r * ld + (size_t)h * d;
+            float inverse = cpu_inverse_sum(job->shape, tile->head + h, s->row_max[line], s->row_sum[line]),
+                  *o = job->o.address + offset + r * ld + (size_t)h * d;
             for (uint32_t c = 0; c < d; c++) o[c] = s->outputs[(size_t)line * d + c] * inverse;
         }
 }
@@ -399,8 +431,8 @@ void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, ui
     if (!n || !cpu_fits(on, kv->n_tokens, s)) return;
     prefix_job job = {.on = cpu_of(on), .p = p, .o = o, .q = q, .kv = kv, .first = first, .shape = s};
     if (!operand_is_plain(p) &&
-        (!plan_blocks(&job.full, p, kv->n_tokens, s.head_dim, each, true) ||
-         !plan_blocks(&job.last, p, kv->n_tokens, s.head_dim, padded_rows(p, n - (tiles - 1) * each), true))) {
+        (!plan_blocks(&job.full, p, kv->n_tokens, s, each, true) ||
+         !plan_blocks(&job.last, p, kv->n_tokens, s, padded_rows(p, n - (tiles - 1) * each), true))) {
         cpu_product_failed(job.on);
         return;
     }
@@ -481,6 +513,12 @@ static const float *query_of(const rows_job *job, uint32_t g, uint32_t r)
            ((size_t)(job->first + r / group) * H + (size_t)g * group + r % group) * job->shape.head_dim;
 }
 
+// Of line r's row.
+static uint64_t position_of(const rows_job *job, uint32_t r)
+{
+    return (uint64_t)job->kv->n_tokens + job->rows[job->first + r / group_of(job)].tail;
+}
+
 // Where nothing is packed: all lines at once.
 static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g, uint32_t i)
 {
@@ -494,7 +532,9 @@ static void attend_context_tile_f32(scratch *s, const rows_job *job, uint32_t g,
              d, 0.0f, line_of(job, g, i, 0), count);
     start = meter_add(METER_ATTENTION, start, flops, 0);
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
-        float *line = line_of(job, g, i, r), top = loop_max(line, count);
+        float *line = line_of(job, g, i, r);
+        cpu_bend_scores(job->shape, line, count, position_of(job, r), i * KEY_TILE);
+        float top = loop_max(line, count);
         job->on->part_scale[part + r] = top;
         job->on->part_sum[part + r] = loop_exp2_minus(line, line, count, top);
     }
@@ -525,7 +565,9 @@ static void context_block(scratch *s, const rows_job *job, const key_tile *t, ui
     block_scores(s, b, t, line, lines, count);
     start = meter_add(METER_ATTENTION, start, flops, 0);
     for (uint32_t r = 0; r < lines; r++) { // line by line, while it is in the first-level cache
-        float *scores = s->scores + (size_t)r * t->width, top = line_max(scores, count);
+        float *scores = s->scores + (size_t)r * t->width;
+        cpu_bend_scores(job->shape, scores, count, position_of(job, line + r), t->number * KEY_TILE);
+        float top = line_max(scores, count);
         ask_for_piece(ask, r, lines);
         job->on->part_scale[part + r] = top;
         job->on->part_sum[part + r] =
@@ -573,6 +615,7 @@ static void finish_line(scratch *s, const rows_job *job, uint32_t g, uint32_t r)
     bool begins = r % group == 0;
     if (begins) ask_for_tail(job, job->tails->v, row, g);
     loop_tail_scores(tail, query_of(job, g, r), tail_of(job, job->tails->k, row, g), n, d, cpu_score_scale(d));
+    cpu_bend_scores(job->shape, tail, n, position_of(job, r), job->kv->n_tokens);
     float top = loop_max(tail, n);
     for (uint32_t i = 0; i < tiles; i++) top = fmaxf(top, job->on->part_scale[part_of(job, g, i, r)]);
     float sum = loop_exp2_minus(tail, tail, n, top);
@@ -588,7 +631,8 @@ static void finish_line(scratch *s, const rows_job *job, uint32_t g, uint32_t r)
     size_t first = part_of(job, g, 0, r);
     loop_weighted_sum(out, job->on->part_scale + first, job->max_lines, job->on->part_values + first * d,
                       (size_t)job->max_lines * d, tiles, d);
-    float inverse = 1.0f / sum, *o = job->o.address + (query_of(job, g, r) - job->q.address);
+    float inverse = cpu_inverse_sum(job->shape, g * group + r % group, top, sum),
+          *o = job->o.address + (query_of(job, g, r) - job->q.address);
     for (uint32_t i = 0; i < tiles; i++) job->on->part_scale[part_of(job, g, i, r)] *= inverse;
     for (uint32_t c = 0; c < d; c++) o[c] = out[c] * inverse;
 }
@@ -714,7 +758,7 @@ void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, cons
         .on = cpu_of(on), .p = p, .o = o, .q = q, .kv = kv, .tails = tails, .rows = rows, .oracle = oracle, .shape = s};
     if (!cpu_fits(on, kv->n_tokens, s) || !tails_fit(&job, n)) return;
     job.max_lines = cpu_row_group() * (s.n_heads / s.n_kv_heads);
-    if (!operand_is_plain(p) && !plan_blocks(&job.blocks, p, kv->n_tokens, s.head_dim, job.max_lines, false)) {
+    if (!operand_is_plain(p) && !plan_blocks(&job.blocks, p, kv->n_tokens, s, job.max_lines, false)) {
         cpu_product_failed(job.on);
         return;
     }

@@ -86,6 +86,24 @@ SIMD_CLONES float loop_absolute_sum(const float *x, size_t n)
     return sum;
 }
 
+// tanh(y) is (1 - e) / (1 + e) with e = exp(-2 y), of the magnitude, so that it cannot overflow; for small y, where
+// that loses digits, it is Cephes' polynomial.
+SIMD_CLONES void loop_softcap(float *x, size_t n, float cap)
+{
+    float inverse = 1.0f / cap;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float y = x[i] * inverse, z = y * y, e = softmax_exp(-2 * fabsf(y)), magnitude = (1 - e) / (1 + e);
+        float small = -5.70498872745e-3f;
+        small = small * z + 2.06390887954e-2f;
+        small = small * z - 5.37397155531e-2f;
+        small = small * z + 1.33314422036e-1f;
+        small = small * z - 3.33332819422e-1f;
+        small = small * z * y + y;
+        x[i] = cap * (z < 0.390625f ? small : y < 0 ? -magnitude : magnitude);
+    }
+}
+
 SIMD_CLONES void loop_store_tile(float *y, size_t ldy, const float *tile, uint32_t rows, uint32_t width,
                                  bool accumulate)
 {

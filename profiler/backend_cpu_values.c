@@ -33,9 +33,11 @@ void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root,
 }
 
 // The softmax denominators of context rows [row, row + rows) of one query head, as logarithms to base 2.
-static void row_log_tile(scratch *s, float *row_log, const float *q, size_t ld, const float *k, uint32_t row,
-                         uint32_t rows, uint32_t d)
+static void row_log_tile(scratch *s, attention_shape shape, uint32_t h, float *row_log, const float *q, const float *k,
+                         uint32_t row, uint32_t rows)
 {
+    uint32_t d = shape.head_dim;
+    size_t ld = (size_t)shape.n_heads * d;
     for (uint32_t r = 0; r < rows; r++) s->row_max[r] = -INFINITY, s->row_sum[r] = 0;
     uint32_t end = row + rows;
     for (uint32_t key = 0; key < end; key += KEY_TILE) {
@@ -43,18 +45,25 @@ static void row_log_tile(scratch *s, float *row_log, const float *q, size_t ld, 
         cpu_gemm(s, false, true, rows, keys, d, cpu_score_scale(d), q, ld, k + (size_t)key * d, d, 0.0f, s->scores,
                  keys);
         for (uint32_t r = 0; r < rows; r++) { // no outputs to rescale
-            uint32_t seen = row + r + 1 > key ? row + r + 1 - key : 0;
-            cpu_softmax_line(s, s->scores + (size_t)r * keys, r, seen < keys ? seen : keys, 0);
+            uint32_t below = row + r + 1 > key ? row + r + 1 - key : 0, seen = below < keys ? below : keys;
+            float *line = s->scores + (size_t)r * keys;
+            cpu_bend_scores(shape, line, seen, row + r, key);
+            cpu_softmax_line(s, line, r, seen, 0);
         }
     }
-    for (uint32_t r = 0; r < rows; r++) row_log[row + r] = s->row_max[r] + log2f(s->row_sum[r]);
+    for (uint32_t r = 0; r < rows; r++)
+        row_log[row + r] = shape.sinks.address
+                               ? s->row_max[r] - log2f(cpu_inverse_sum(shape, h, s->row_max[r], s->row_sum[r]))
+                               : s->row_max[r] + log2f(s->row_sum[r]);
 }
 
 // Column sums of keys [key, key + keys) of one query head over the rows from `first` on. Each tile of rows is summed on
 // its own first: with 100,000 rows one running float would lose digits.
-static void column_tile(scratch *s, float *sums, const float *row_log, const float *q, size_t ld, const float *k,
-                        uint32_t key, uint32_t keys, uint32_t first, uint32_t T, uint32_t d)
+static void column_tile(scratch *s, attention_shape shape, float *sums, const float *row_log, const float *q,
+                        const float *k, uint32_t key, uint32_t keys, uint32_t first, uint32_t T)
 {
+    uint32_t d = shape.head_dim;
+    size_t ld = (size_t)shape.n_heads * d;
     float *part = s->outputs; // KEY_TILE
     memset(sums + key, 0, keys * sizeof(float));
     for (uint32_t row = (key > first ? key : first) / QUERY_TILE * QUERY_TILE; row < T; row += QUERY_TILE) {
@@ -63,8 +72,10 @@ static void column_tile(scratch *s, float *sums, const float *row_log, const flo
                  s->scores, keys);
         memset(part, 0, keys * sizeof(float));
         for (uint32_t r = first > row ? first - row : 0; r < rows; r++) {
-            uint32_t seen = row + r + 1 > key ? row + r + 1 - key : 0;
-            loop_add_exp2_minus(part, s->scores + (size_t)r * keys, seen < keys ? seen : keys, row_log[row + r]);
+            uint32_t below = row + r + 1 > key ? row + r + 1 - key : 0, seen = below < keys ? below : keys;
+            float *line = s->scores + (size_t)r * keys;
+            cpu_bend_scores(shape, line, seen, row + r, key);
+            loop_add_exp2_minus(part, line, seen, row_log[row + r]);
         }
         for (uint32_t j = 0; j < keys; j++) sums[key + j] += part[j];
     }
@@ -85,16 +96,16 @@ void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const pre
         for (uint32_t t = 0; t < query_tiles - first / QUERY_TILE; t++)
             for (uint32_t h = 0; h < s.n_heads; h++) {
                 uint32_t row = (query_tiles - 1 - t) * QUERY_TILE, rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
-                row_log_tile(mine, row_log.address + (size_t)h * T, q.address + row * ld + (size_t)h * d, ld,
-                             kv->k.address + (size_t)(h / group) * T * d, row, rows, d);
+                row_log_tile(mine, s, h, row_log.address + (size_t)h * T, q.address + row * ld + (size_t)h * d,
+                             kv->k.address + (size_t)(h / group) * T * d, row, rows);
             }
 #pragma omp for collapse(2) schedule(dynamic, 1)
         for (uint32_t t = 0; t < key_tiles; t++)
             for (uint32_t h = 0; h < s.n_heads; h++) {
                 uint32_t key = t * KEY_TILE, keys = T - key < KEY_TILE ? T - key : KEY_TILE;
-                column_tile(mine, sums.address + (size_t)h * T, row_log.address + (size_t)h * T,
-                            q.address + (size_t)h * d, ld, kv->k.address + (size_t)(h / group) * T * d, key, keys,
-                            first, T, d);
+                column_tile(mine, s, sums.address + (size_t)h * T, row_log.address + (size_t)h * T,
+                            q.address + (size_t)h * d, kv->k.address + (size_t)(h / group) * T * d, key, keys, first,
+                            T);
             }
     }
 }

@@ -32,20 +32,21 @@ static __global__ void __launch_bounds__(TILE_THREADS)
     tile_rows rows = {q + (size_t)h * d, row0, n_rows, 1, line};
     softmax_state<CHUNKS> state;
     softmax_begin(&state);
-    for (uint32_t key0 = 0; key0 < end; key0 += TILE) {
+    for (uint32_t key0 = first_seen(shape, first + row0) / TILE * TILE; key0 < end; key0 += TILE) {
         uint32_t n_keys = at_most(end - key0, TILE);
         float s[4][4];
         clear_scores(s);
         tile_product(s, &shared, rows, k + head + (size_t)key0 * d, n_keys, d);
         for (uint32_t i = 0; i < 4; i++)
             for (uint32_t j = 0; j < 4; j++) {
-                bool seen = 4 * ty + i < n_rows && key0 + 4 * tx + j <= first + row0 + 4 * ty + i;
-                s[i][j] = seen ? s[i][j] * scale : -INFINITY;
+                uint32_t key = key0 + 4 * tx + j, row = first + row0 + 4 * ty + i;
+                bool seen = 4 * ty + i < n_rows && key <= row && key >= first_seen(shape, row);
+                s[i][j] = seen ? bend_score(shape, s[i][j] * scale) : -INFINITY;
             }
         softmax_step(&state, s, &shared, v + head + (size_t)key0 * d, n_keys, d);
     }
     for (uint32_t i = 0; i < 4; i++) {
-        float inverse = 1.0f / row_sum16(state.sum[i]);
+        float inverse = inverse_sum(shape, h, state.top[i], row_sum16(state.sum[i]));
         for (uint32_t c = 0; c < CHUNKS; c++)
             for (uint32_t j = 0; j < 4; j++) {
                 uint32_t column = c * TILE + 4 * tx + j;
@@ -86,6 +87,14 @@ static __device__ inline size_t line_place(const row_pass &pass, uint32_t g, uin
     return (size_t)(line / group) * pass.shape.n_heads + (size_t)g * group + line % group;
 }
 
+// The first position that line l sees.
+static __device__ inline uint32_t line_begins(const row_pass &pass, uint32_t line)
+{
+    if (!pass.shape.window) return 0;
+    uint32_t row = line / (pass.shape.n_heads / pass.shape.n_kv_heads);
+    return first_seen(pass.shape, pass.n_tokens + pass.rows[row].tail);
+}
+
 // Block (x, y, z): 64 lines of KV head y against stretch z of the context.
 template <int CHUNKS> static __global__ void __launch_bounds__(TILE_THREADS) attend_stretch_kernel(row_pass pass)
 {
@@ -103,7 +112,11 @@ template <int CHUNKS> static __global__ void __launch_bounds__(TILE_THREADS) att
         clear_scores(s);
         tile_product(s, &shared, lines, pass.k + head + (size_t)key0 * d, n_keys, d);
         for (uint32_t i = 0; i < 4; i++)
-            for (uint32_t j = 0; j < 4; j++) s[i][j] = 4 * tx + j < n_keys ? s[i][j] * scale : -INFINITY;
+            for (uint32_t j = 0; j < 4; j++) {
+                bool seen = 4 * tx + j < n_keys && 4 * ty + i < lines.count &&
+                            key0 + 4 * tx + j >= line_begins(pass, lines.first + 4 * ty + i);
+                s[i][j] = seen ? bend_score(pass.shape, s[i][j] * scale) : -INFINITY;
+            }
         softmax_step(&state, s, &shared, pass.v + head + (size_t)key0 * d, n_keys, d);
     }
     for (uint32_t i = 0; i < 4; i++) {
@@ -135,14 +148,16 @@ static __global__ void __launch_bounds__(LINE_WARPS *WARP) attend_tail_kernel(ro
         q[i] = i * WARP + lane < d ? pass.q[line * d + i * WARP + lane] : 0.0f;
         values[i] = 0.0f;
     }
-    for (uint32_t key = 0; key <= row.tail; key++) {
+    uint32_t begins = first_seen(pass.shape, pass.n_tokens + row.tail), from = begins - at_most(begins, pass.n_tokens);
+    for (uint32_t key = from; key <= row.tail; key++) {
         const float *k = pass.tail_k + tail + (size_t)key * d, *v = pass.tail_v + tail + (size_t)key * d;
         float score = 0.0f;
 #pragma unroll
         for (uint32_t i = 0; i < LANE_VALUES; i++)
             if (i * WARP + lane < d) score = fmaf(q[i], k[i * WARP + lane], score);
-        score = warp_sum(score) * scale;
-        float higher = fmaxf(top, score), shrink = key ? expf(top - higher) : 0.0f, weight = expf(score - higher);
+        score = bend_score(pass.shape, warp_sum(score) * scale);
+        float higher = fmaxf(top, score), shrink = key > from ? expf(top - higher) : 0.0f,
+              weight = expf(score - higher);
         top = higher;
         sum = fmaf(sum, shrink, weight);
 #pragma unroll
@@ -166,14 +181,15 @@ static __global__ void __launch_bounds__(LINE_WARPS *WARP) merge_rows_kernel(flo
     for (uint32_t part = 0; part < pass.n_parts; part++) top = fmaxf(top, pass.top[part * heads + line]);
     for (uint32_t part = 0; part < pass.n_parts; part++)
         sum = fmaf(pass.sum[part * heads + line], expf(pass.top[part * heads + line] - top), sum);
+    float inverse = inverse_sum(pass.shape, (uint32_t)(line % pass.shape.n_heads), top, sum);
     for (uint32_t c = lane; c < d; c += WARP) {
         float value = 0.0f;
         for (uint32_t part = 0; part < pass.n_parts; part++)
             value = fmaf(pass.values[(part * heads + line) * d + c], expf(pass.top[part * heads + line] - top), value);
-        o[line * d + c] = value / sum;
+        o[line * d + c] = value * inverse;
     }
     __syncwarp();
-    if (lane == 0) pass.top[line] = top, pass.sum[line] = 1.0f / sum;
+    if (lane == 0) pass.top[line] = top, pass.sum[line] = inverse;
 }
 
 // *best = max(*best, importance). Importance is never negative, so its bits order as integers do, and a maximum of
@@ -206,7 +222,8 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         const float *w = weights + (size_t)(g * group + line % group) * pass.n_tokens + key0;
         float *to = best + row.question * best_stride + (size_t)g * pass.n_tokens + key0;
         for (uint32_t j = 4 * tx; j < 4 * tx + 4 && j < n_keys; j++) {
-            raise_importance(to + j, expf(s[i][j - 4 * tx] * scale - pass.top[place]) * pass.sum[place] * w[j]);
+            float score = bend_score(pass.shape, s[i][j - 4 * tx] * scale);
+            raise_importance(to + j, expf(score - pass.top[place]) * pass.sum[place] * w[j]);
         }
     }
 }
@@ -264,15 +281,15 @@ static __global__ void __launch_bounds__(TILE_THREADS)
         for (uint32_t i = 0; i < 4; i++)
             for (uint32_t j = 0; j < 4; j++)
                 if (key0 + 4 * tx + j <= row0 + 4 * ty + i) {
-                    float higher = fmaxf(top[i], s[i][j] * scale);
-                    sum[i] =
-                        (top[i] == -INFINITY ? 0.0f : sum[i] * expf(top[i] - higher)) + expf(s[i][j] * scale - higher);
+                    float score = bend_score(shape, s[i][j] * scale), higher = fmaxf(top[i], score);
+                    sum[i] = (top[i] == -INFINITY ? 0.0f : sum[i] * expf(top[i] - higher)) + expf(score - higher);
                     top[i] = higher;
                 }
     }
     for (uint32_t i = 0; i < 4; i++) { // a thread whose columns the row does not see has gathered nothing
         float higher = row_max16(top[i]), all = row_sum16(top[i] == -INFINITY ? 0.0f : sum[i] * expf(top[i] - higher));
-        if (tx == 0 && 4 * ty + i < n_rows) row_log[(size_t)h * n_tokens + row0 + 4 * ty + i] = higher + logf(all);
+        if (tx == 0 && 4 * ty + i < n_rows)
+            row_log[(size_t)h * n_tokens + row0 + 4 * ty + i] = higher - logf(inverse_sum(shape, h, higher, all));
     }
 }
 
@@ -296,7 +313,7 @@ static __global__ void __launch_bounds__(TILE_THREADS)
             uint32_t row = row0 + 4 * ty + i;
             float log_sum = row_log[(size_t)h * n_tokens + row];
             for (uint32_t j = 0; j < 4; j++)
-                if (key0 + 4 * tx + j <= row) column[j] += expf(s[i][j] * scale - log_sum);
+                if (key0 + 4 * tx + j <= row) column[j] += expf(bend_score(shape, s[i][j] * scale) - log_sum);
         }
     }
     float sum = column_sum(column, &shared);

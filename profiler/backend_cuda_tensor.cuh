@@ -46,6 +46,43 @@ static __device__ inline void mma_each_step(uint4 (*keys)[MMA_KEYS<CHUNKS> * 8 *
     }
 }
 
+// log2(e) / sqrt(d)
+static __device__ inline float mma_scale(uint32_t d)
+{
+    return LOG2_E / sqrtf((float)d);
+}
+
+// Softcapped scores in the place of q . k; what follows multiplies with log2(e) / sqrt(d) as ever.
+template <int TILES, int N> static __device__ inline void mma_bend(float s[TILES][N][4], const attention_shape &shape)
+{
+    if (!(shape.softcap > 0.0f)) return;
+    float root = sqrtf((float)shape.head_dim);
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s[m][n][i] = bend_score(shape, s[m][n][i] / root) * root;
+}
+
+// Hides the keys of a step that starts at key0 and stand before what begins(r) says of row r of the block.
+template <int TILES, int N, typename BEGINS>
+static __device__ inline void mma_hide_before(float s[TILES][N][4], uint32_t key0, BEGINS begins)
+{
+    uint32_t lane = threadIdx.x % WARP, row = threadIdx.x / WARP * 16 * TILES + lane / 4, key = key0 + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t from = begins(row + 16 * m + 8 * half);
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++)
+                    if (key + 8 * n + i < from) s[m][n][2 * half + i] = -INFINITY;
+        }
+}
+
 // Row r of the block sees the keys below seen + r * more: hides the others of a step that starts at key0.
 template <int TILES, int N>
 static __device__ inline void mma_hide(float s[TILES][N][4], uint32_t key0, uint32_t seen, uint32_t more)
@@ -62,11 +99,13 @@ static __device__ inline void mma_hide(float s[TILES][N][4], uint32_t key0, uint
 }
 
 // Attention of the block's rows, which lie in shared memory, over the keys from .. end - 1.
-template <int CHUNKS, int TILES>
+template <int CHUNKS, int TILES, typename BEGINS>
 static __device__ inline void mma_attend(mma_sums<TILES> *state, float values[TILES][8 * CHUNKS][4],
                                          mma_keys_and_values<CHUNKS, TILES> *shared, packed_kv kv, uint32_t from,
-                                         uint32_t end, uint32_t seen, uint32_t more, float scale)
+                                         uint32_t end, uint32_t seen, uint32_t more, const attention_shape &shape,
+                                         BEGINS begins)
 {
+    float scale = mma_scale(shape.head_dim);
     mma_sums_begin(state);
 #pragma unroll
     for (int m = 0; m < TILES; m++)
@@ -77,16 +116,12 @@ static __device__ inline void mma_attend(mma_sums<TILES> *state, float values[TI
     mma_each_step<CHUNKS>(shared->of.keys, shared->values, kv, from, end, [&](uint32_t key0, uint32_t turn) {
         float s[TILES][MMA_KEYS<CHUNKS> / 8][4], shrink[TILES][2];
         mma_scores<CHUNKS, TILES>(s, shared->of.rows, shared->of.keys[turn]);
+        mma_bend<TILES>(s, shape);
+        if (shape.window) mma_hide_before<TILES>(s, key0, begins);
         mma_hide<TILES>(s, key0, seen, more);
         mma_softmax(state, s, shrink, scale);
         mma_values<CHUNKS, TILES>(values, s, shrink, shared->values[turn]);
     });
-}
-
-// log2(e) / sqrt(d)
-static __device__ inline float mma_scale(uint32_t d)
-{
-    return LOG2_E / sqrtf((float)d);
 }
 
 // Block (x, y): 64 TILES context rows of query head y, as attend_prefix_kernel.
@@ -105,14 +140,17 @@ static __global__ void __launch_bounds__(MMA_THREADS)
     mma_sums<TILES> state;
     float values[TILES][8 * CHUNKS][4];
     mma_load_rows<CHUNKS>(shared->of.rows, ROWS, {q + (size_t)h * d, row0, n_rows, 1, line}, d);
-    mma_attend<CHUNKS, TILES>(&state, values, shared, {kv.k + head, kv.v + head}, 0, first + row0 + n_rows,
-                              first + row0 + 1, 1, mma_scale(d));
+    mma_attend<CHUNKS, TILES>(&state, values, shared, {kv.k + head, kv.v + head},
+                              first_seen(shape, first + row0) / MMA_KEYS<CHUNKS> * MMA_KEYS<CHUNKS>,
+                              first + row0 + n_rows, first + row0 + 1, 1, shape,
+                              [&](uint32_t r) { return first_seen(shape, first + row0 + r); });
 #pragma unroll
     for (int m = 0; m < TILES; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             uint32_t r = threadIdx.x / WARP * 16 * TILES + 16 * m + lane / 4 + 8 * half;
-            float inverse = 1.0f / quad_sum(state.sum[m][half]), *to = o + (row0 + r) * line + (size_t)h * d;
+            float inverse = inverse_sum(shape, h, state.top[m][half] * LN_2, quad_sum(state.sum[m][half])),
+                  *to = o + (row0 + r) * line + (size_t)h * d;
 #pragma unroll
             for (int n_block = 0; n_block < 8 * CHUNKS; n_block++)
 #pragma unroll
@@ -136,7 +174,8 @@ static __global__ void __launch_bounds__(MMA_THREADS) attend_stretch_mma_kernel(
     mma_sums<1> state;
     float values[1][8 * CHUNKS][4];
     mma_load_rows<CHUNKS>(shared->of.rows, TILE, lines, d);
-    mma_attend<CHUNKS, 1>(&state, values, shared, {kv.k + head, kv.v + head}, from, end, end, 0, mma_scale(d));
+    mma_attend<CHUNKS, 1>(&state, values, shared, {kv.k + head, kv.v + head}, from, end, end, 0, pass.shape,
+                          [&](uint32_t r) { return r < lines.count ? line_begins(pass, lines.first + r) : 0; });
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         uint32_t r = threadIdx.x / WARP * 16 + lane / 4 + 8 * half;
@@ -184,6 +223,7 @@ static __global__ void __launch_bounds__(MMA_THREADS)
                           [&](uint32_t key0, uint32_t turn) {
                               float s[1][MMA_KEYS<CHUNKS> / 8][4];
                               mma_scores<CHUNKS, 1>(s, shared->rows, shared->keys[turn]);
+                              mma_bend<1>(s, pass.shape);
 #pragma unroll
                               for (int n = 0; n < MMA_KEYS<CHUNKS> / 8; n++)
 #pragma unroll
@@ -213,6 +253,7 @@ static __global__ void __launch_bounds__(MMA_THREADS)
     mma_each_step<CHUNKS>(shared->keys, NULL, {keys, NULL}, 0, row0 + n_rows, [&](uint32_t key0, uint32_t turn) {
         float s[1][MMA_KEYS<CHUNKS> / 8][4], shrink[1][2];
         mma_scores<CHUNKS, 1>(s, shared->rows, shared->keys[turn]);
+        mma_bend<1>(s, shape);
         mma_hide<1>(s, key0, row0 + 1, 1);
         mma_softmax(&state, s, shrink, mma_scale(d));
     });
@@ -221,7 +262,8 @@ static __global__ void __launch_bounds__(MMA_THREADS)
         uint32_t r = threadIdx.x / WARP * 16 + lane / 4 + 8 * half;
         float sum = quad_sum(state.sum[0][half]);
         if (lane % 4 == 0 && r < n_rows)
-            row_log[(size_t)h * n_tokens + row0 + r] = fmaf(state.top[0][half], LN_2, logf(sum));
+            row_log[(size_t)h * n_tokens + row0 + r] =
+                state.top[0][half] * LN_2 - logf(inverse_sum(shape, h, state.top[0][half] * LN_2, sum));
     }
 }
 
@@ -247,6 +289,7 @@ static __global__ void __launch_bounds__(MMA_THREADS)
         mma_load_rows<CHUNKS>(shared->rows, TILE, {q + (size_t)h * d, row0, n_rows, 1, (size_t)shape.n_heads * d}, d);
         __syncthreads();
         mma_scores<CHUNKS, 1>(s, shared->rows, shared->keys[0]);
+        mma_bend<1>(s, shape);
         __syncthreads();
 #pragma unroll
         for (int half = 0; half < 2; half++) {

@@ -89,6 +89,26 @@ static __device__ inline void tile_product(float s[4][4], tile_memory *shared, t
     }
 }
 
+// The score of a layer of this shape, from q . k / sqrt(d).
+static __device__ inline float bend_score(const attention_shape &shape, float score)
+{
+    return shape.softcap > 0.0f ? shape.softcap * tanhf(score / shape.softcap) : score;
+}
+
+// The first position that a row at `position` sees.
+static __device__ inline uint32_t first_seen(const attention_shape &shape, uint32_t position)
+{
+    return shape.window && position >= shape.window ? position + 1 - shape.window : 0;
+}
+
+// 1 / the sum of a row's exponentials relative to `top`; the sink of head h is among them.
+static __device__ inline float inverse_sum(const attention_shape &shape, uint32_t h, float top, float sum)
+{
+    if (!shape.sinks.address) return 1.0f / sum;
+    float sink = shape.sinks.address[h], most = fmaxf(top, sink), scale = expf(top - most);
+    return scale / (sum * scale + expf(sink - most));
+}
+
 // What a thread's four rows have gathered so far: the running maximum of their scores, this thread's share of the sum
 // of exponentials, and its columns 64 chunk + 4 tx + j of the weighted values. Heads have at most 64 CHUNKS dimensions.
 template <int CHUNKS> struct softmax_state {

@@ -136,16 +136,38 @@ typedef struct stretch {
     uint32_t n;
 } stretch;
 
-// Softmax attention of one query over the stretches. Returns through max and sum what a later pass needs for
-// probabilities.
-static void attend_one(float *o, const float *q, const stretch *seen, int n_seen, uint32_t d, double *max, double *sum)
+static double score(attention_shape s, const float *q, const float *k)
 {
-    double scale = 1.0 / sqrt((double)d), top = -INFINITY, total = 0, acc[MODEL_MAX_HEAD_DIM] = {0};
+    double x = dot(q, k, s.head_dim) / sqrt((double)s.head_dim);
+    return s.softcap > 0 ? s.softcap * tanh(x / s.softcap) : x;
+}
+
+// The first position that a row at `position` sees.
+static uint32_t first_seen(attention_shape s, uint32_t position)
+{
+    return s.window && position >= s.window ? position + 1 - s.window : 0;
+}
+
+// The stretch without its first rows, `n` at most.
+static stretch without(stretch all, uint32_t n, uint32_t d)
+{
+    if (n > all.n) n = all.n;
+    return (stretch){all.k + (size_t)n * d, all.v + (size_t)n * d, all.n - n};
+}
+
+// Softmax attention of one query of head h over the stretches. Returns through max and sum what a later pass needs for
+// probabilities.
+static void attend_one(float *o, const float *q, const stretch *seen, int n_seen, attention_shape shape, uint32_t h,
+                       double *max, double *sum)
+{
+    uint32_t d = shape.head_dim;
+    double top = shape.sinks.address ? shape.sinks.address[h] : -INFINITY, acc[MODEL_MAX_HEAD_DIM] = {0};
     for (int s = 0; s < n_seen; s++)
-        for (uint32_t j = 0; j < seen[s].n; j++) top = fmax(top, dot(q, seen[s].k + (size_t)j * d, d) * scale);
+        for (uint32_t j = 0; j < seen[s].n; j++) top = fmax(top, score(shape, q, seen[s].k + (size_t)j * d));
+    double total = shape.sinks.address ? exp(shape.sinks.address[h] - top) : 0;
     for (int s = 0; s < n_seen; s++)
         for (uint32_t j = 0; j < seen[s].n; j++) {
-            double e = exp(dot(q, seen[s].k + (size_t)j * d, d) * scale - top);
+            double e = exp(score(shape, q, seen[s].k + (size_t)j * d) - top);
             total += e;
             for (uint32_t c = 0; c < d; c++) acc[c] += e * seen[s].v[(size_t)j * d + c];
         }
@@ -163,9 +185,10 @@ static void ref_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv 
         for (uint32_t h = 0; h < s.n_heads; h++) {
             size_t head = (size_t)(h / group) * kv->n_tokens * s.head_dim,
                    at = ((size_t)i * s.n_heads + h) * s.head_dim;
-            stretch seen = {kv->k.address + head, kv->v.address + head, first + i + 1};
+            stretch all = {kv->k.address + head, kv->v.address + head, first + i + 1},
+                    seen = without(all, first_seen(s, first + i), s.head_dim);
             double max, sum;
-            attend_one(o.address + at, q.address + at, &seen, 1, s.head_dim, &max, &sum);
+            attend_one(o.address + at, q.address + at, &seen, 1, s, h, &max, &sum);
         }
 }
 
@@ -174,20 +197,20 @@ static void ref_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *k
 {
     (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
-    double scale = 1.0 / sqrt((double)d);
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t h = 0; h < s.n_heads; h++) {
-            uint32_t g = h / group;
+            uint32_t g = h / group, hidden = first_seen(s, T + rows[i].tail);
             size_t head = (size_t)g * kv->n_tokens * d, at = ((size_t)i * s.n_heads + h) * d;
             size_t tail = ((size_t)rows[i].question * s.n_kv_heads + g) * tails->capacity * d;
-            stretch seen[2] = {{kv->k.address + head, kv->v.address + head, T},
-                               {tails->k.address + tail, tails->v.address + tail, rows[i].tail + 1}};
+            stretch context = {kv->k.address + head, kv->v.address + head, T},
+                    own = {tails->k.address + tail, tails->v.address + tail, rows[i].tail + 1};
+            stretch seen[2] = {without(context, hidden, d), without(own, hidden > T ? hidden - T : 0, d)};
             double max, sum;
-            attend_one(o.address + at, q.address + at, seen, 2, d, &max, &sum);
+            attend_one(o.address + at, q.address + at, seen, 2, s, h, &max, &sum);
             if (!rows[i].observed || !oracle->weights.address) continue;
             float *best = oracle->best.address + rows[i].question * oracle->best_stride + (size_t)g * T;
             for (uint32_t j = 0; j < T; j++) {
-                double a = exp(dot(q.address + at, seen[0].k + (size_t)j * d, d) * scale - max) / sum;
+                double a = exp(score(s, q.address + at, context.k + (size_t)j * d) - max) / sum;
                 float importance = (float)(a * oracle->weights.address[(size_t)h * T + j]);
                 if (importance > best[j]) best[j] = importance;
             }
@@ -218,20 +241,20 @@ static void ref_column_sums(backend_device *on, dev sums, dev row_log, dev q, co
 {
     (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
-    double scale = 1.0 / sqrt((double)d);
     for (uint32_t h = 0; h < s.n_heads; h++) {
         const float *k = kv->k.address + (size_t)(h / group) * T * d;
         for (uint32_t i = first; i < T; i++) {
             const float *query = q.address + ((size_t)i * s.n_heads + h) * d;
-            double top = -INFINITY, total = 0;
-            for (uint32_t j = 0; j <= i; j++) top = fmax(top, dot(query, k + (size_t)j * d, d) * scale);
-            for (uint32_t j = 0; j <= i; j++) total += exp(dot(query, k + (size_t)j * d, d) * scale - top);
+            double top = s.sinks.address ? s.sinks.address[h] : -INFINITY;
+            for (uint32_t j = 0; j <= i; j++) top = fmax(top, score(s, query, k + (size_t)j * d));
+            double total = s.sinks.address ? exp(s.sinks.address[h] - top) : 0;
+            for (uint32_t j = 0; j <= i; j++) total += exp(score(s, query, k + (size_t)j * d) - top);
             row_log.address[(size_t)h * T + i] = (float)(top + log(total));
         }
         for (uint32_t j = 0; j < T; j++) {
             double sum = 0;
             for (uint32_t i = j > first ? j : first; i < T; i++)
-                sum += exp(dot(q.address + ((size_t)i * s.n_heads + h) * d, k + (size_t)j * d, d) * scale -
+                sum += exp(score(s, q.address + ((size_t)i * s.n_heads + h) * d, k + (size_t)j * d) -
                            row_log.address[(size_t)h * T + i]);
             sums.address[(size_t)h * T + j] = (float)sum;
         }

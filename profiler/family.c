@@ -29,7 +29,7 @@ static kvb_status read_smollm3(model_config *c, const weights *w, kvb_error *err
         return kvb_fail(err, KVB_FORMAT, "%s: no_rope_layers has %zu numbers, expected one for each of %u layers",
                         weights_name(w), n, c->n_layers);
     for (uint32_t l = 0; l < c->n_layers; l++) // GGUF does not say it: every fourth
-        if (n ? rotates[l] == 0 : l % 4 == 3) c->unrotated[l / 64] |= 1ull << l % 64;
+        if (n ? rotates[l] == 0 : l % 4 == 3) layer_set_add(&c->unrotated, l);
     return read_biases(c, w, err);
 }
 
@@ -61,10 +61,10 @@ static kvb_status read_granite(model_config *c, const weights *w, kvb_error *err
 
 static const family families[] = {
     {"llama", "llama", 0, SILU, .gguf_pairs = true, .read = read_biases},
-    {NULL, "mistral", 0, SILU, .read = read_biases}, // its GGUF files are llama's
-    {"qwen2", "qwen2", QKV_BIAS, SILU, .read = NULL},
-    {"qwen3", "qwen3", QK_NORM, SILU, .read = read_biases},
-    {"phi3", "phi3", FUSED_QKV | FUSED_GATE_UP, SILU, .read = NULL},
+    {NULL, "mistral", 0, SILU, .has_window = true, .read = read_biases}, // its GGUF files are llama's
+    {"qwen2", "qwen2", QKV_BIAS, SILU, .has_window = true},
+    {"qwen3", "qwen3", QK_NORM, SILU, .has_window = true, .read = read_biases},
+    {"phi3", "phi3", FUSED_QKV | FUSED_GATE_UP, SILU, .has_window = true},
     {"granite", "granite", 0, SILU, .gguf_pairs = true, .read = read_granite},
     {"smollm3", "smollm3", 0, SILU, .gguf_pairs = true, .read = read_smollm3},
     {"olmo2", "olmo2", QK_ROW_NORM | POST_NORMS | NO_PRE_NORMS, SILU, .read = read_biases},

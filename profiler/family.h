@@ -13,6 +13,8 @@ typedef struct family {
     bool gguf_pairs;        // GGUF stores rows of Q and K as pairs (2i, 2i+1); here, as in transformers, (i, i + d/2)
     bool hf_pairs;          // transformers itself rotates pairs (2i, 2i+1): the same rows are then moved
     bool hf_norm_adds_one;  // transformers' norms multiply with 1 + w; GGUF has the 1 in w
+    bool has_window;        // the model obeys a sliding window; of others one is refused
+    unsigned window_period; // where there is no list of its layers: the last of so many has none; 0: all have it
     struct {
         tensor_role role;
         const char *gguf, *hf;

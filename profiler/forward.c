@@ -17,10 +17,10 @@ struct forward {
     // Context, packed for the present T.
     dev k, v;    // [L, G, T, d]; [G, T, d] of the layer that is prefilled where `packed` is there
     dev packed;  // [L] of what the backend made of them; {NULL} where it needs nothing of the kind
-    dev weights; // oracle's w [L, H, T]
+    dev weights; // oracle's w [B, H, T], of the layers that are budgeted (model_budgeted)
     // Questions.
     dev tail_k, tail_v; // [L, max_questions, G, max_tail, d]
-    dev best;           // I [questions, L, G, T], packed for the present T
+    dev best;           // I [questions, B, G, T], packed for the present T
     // Activations.
     dev x;               // [max(T, CHUNK_ROWS), D] residual stream
     dev q_raw, q;        // [max(T, CHUNK_ROWS), H*d]
@@ -43,12 +43,16 @@ typedef struct piece {
 
 enum { N_PIECES = 11 };
 
+static uint32_t budgeted(const model *m)
+{
+    return model_budgeted(&m->config, m->config.n_layers);
+}
+
 static uint64_t packed_floats(const model *m, const forward_plan *plan)
 {
     const model_config *c = &m->config;
-    return (uint64_t)c->n_layers *
-           m->device->b->packed_floats(m->device, plan->max_tokens,
-                                       (attention_shape){c->n_heads, c->n_kv_heads, c->head_dim});
+    return (uint64_t)c->n_layers * m->device->b->packed_floats(m->device, plan->max_tokens,
+                                                               attention_heads(c->n_heads, c->n_kv_heads, c->head_dim));
 }
 
 // Layers whose keys and values are kept as they are: one, for as long as the layer is prefilled, where attention reads
@@ -61,17 +65,17 @@ static uint32_t plain_layers(const model *m, const forward_plan *plan)
 static void list_pieces(piece out[N_PIECES], const model *m, const forward_plan *p)
 {
     const model_config *c = &m->config;
-    uint64_t L = c->n_layers, G = c->n_kv_heads, H = c->n_heads, d = c->head_dim,
+    uint64_t L = c->n_layers, B = budgeted(m), G = c->n_kv_heads, H = c->n_heads, d = c->head_dim,
              rows = larger(p->max_tokens, CHUNK_ROWS);
     uint64_t tails = L * p->max_questions * G * p->max_tail * d, context = plain_layers(m, p) * G * p->max_tokens * d;
     const piece all[N_PIECES] = {
         {offsetof(forward, k), context},
         {offsetof(forward, v), context},
         {offsetof(forward, packed), packed_floats(m, p)},
-        {offsetof(forward, weights), p->oracle ? L * H * p->max_tokens : 0},
+        {offsetof(forward, weights), p->oracle ? B * H * p->max_tokens : 0},
         {offsetof(forward, tail_k), tails},
         {offsetof(forward, tail_v), tails},
-        {offsetof(forward, best), p->oracle ? p->max_questions * L * G * p->max_tokens : 0},
+        {offsetof(forward, best), p->oracle ? p->max_questions * B * G * p->max_tokens : 0},
         {offsetof(forward, x), rows * c->width},
         {offsetof(forward, q_raw), rows * H * d},
         {offsetof(forward, q), rows * H * d},
@@ -155,17 +159,13 @@ void forward_close(forward *f)
     free(f);
 }
 
-static attention_shape shape_of(const forward *f)
-{
-    return (attention_shape){f->m->config.n_heads, f->m->config.n_kv_heads, f->m->config.head_dim};
-}
-
 static prefix_kv prefix_of(const forward *f, uint32_t layer)
 {
     size_t at = f->packed.address ? 0 : (size_t)layer * f->m->config.n_kv_heads * f->n_tokens * f->m->config.head_dim;
     prefix_kv kv = {dev_at(f->k, at), dev_at(f->v, at), f->n_tokens, {NULL}};
     if (f->packed.address)
-        kv.packed = dev_at(f->packed, layer * f->b->packed_floats(f->pass.on, f->n_tokens, shape_of(f)));
+        kv.packed =
+            dev_at(f->packed, layer * f->b->packed_floats(f->pass.on, f->n_tokens, model_attention(f->m, layer)));
     return kv;
 }
 
@@ -189,7 +189,7 @@ static void project_context(forward *f, uint32_t layer)
         f->b->store_prefix(f->pass.on, kv.k, f->n_tokens, first, f->pass.keys, n, c->n_kv_heads, c->head_dim);
         f->b->store_prefix(f->pass.on, kv.v, f->n_tokens, first, f->pass.values, n, c->n_kv_heads, c->head_dim);
     }
-    if (f->packed.address) f->b->pack_prefix(f->pass.on, &kv, shape_of(f));
+    if (f->packed.address) f->b->pack_prefix(f->pass.on, &kv, model_attention(f->m, layer));
 }
 
 // Attention and feed-forward of the whole context for one layer.
@@ -200,22 +200,34 @@ static void mix_context(forward *f, uint32_t layer)
     for (uint32_t first = 0; first < f->n_tokens; first += CHUNK_ROWS) {
         uint32_t n = f->n_tokens - first < CHUNK_ROWS ? f->n_tokens - first : CHUNK_ROWS;
         f->b->attend_prefix(f->pass.on, f->pass.attended, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), &kv,
-                            first, n, shape_of(f));
+                            first, n, model_attention(f->m, layer));
         layer_finish(&f->pass, layer, dev_at(f->x, (size_t)first * c->width), n, f->b->context_rows);
     }
 }
 
-static kvb_status prefill_layer(forward *f, uint32_t layer, const layer_observer *observer, bool mix, kvb_error *err)
+// Nothing of a bounded layer enters the oracle.
+static oracle_view oracle_of(const forward *f, uint32_t layer)
 {
     const model_config *c = &f->m->config;
+    size_t per_layer = (size_t)c->n_kv_heads * f->n_tokens, at = model_budgeted(c, layer);
+    oracle_view oracle = {{NULL}, {NULL}, budgeted(f->m) * per_layer};
+    if (!f->plan.oracle || model_layer_bounded(c, layer)) return oracle;
+    oracle.weights = dev_at(f->weights, at * c->n_heads * f->n_tokens);
+    oracle.best = dev_at(f->best, at * per_layer);
+    return oracle;
+}
+
+static kvb_status prefill_layer(forward *f, uint32_t layer, const layer_observer *observer, bool mix, kvb_error *err)
+{
     prefix_kv kv = prefix_of(f, layer);
+    oracle_view oracle = oracle_of(f, layer);
     project_context(f, layer);
     kvb_status status =
         observer ? layer_views_show(&f->views, layer, &kv, f->q_raw, f->q, f->pass.frequency, observer, err) : KVB_OK;
     if (status != KVB_OK) return status;
-    if (f->plan.oracle)
-        f->b->value_weights(f->pass.on, dev_at(f->weights, (size_t)layer * c->n_heads * f->n_tokens), &kv,
-                            f->m->layers[layer].value_root, shape_of(f));
+    if (oracle.weights.address)
+        f->b->value_weights(f->pass.on, oracle.weights, &kv, f->m->layers[layer].value_root,
+                            model_attention(f->m, layer));
     if (mix) mix_context(f, layer);
     return KVB_OK;
 }
@@ -244,20 +256,8 @@ kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, co
 
 void forward_begin_questions(forward *f, uint32_t n_questions)
 {
-    const model_config *c = &f->m->config;
-    size_t n = (size_t)n_questions * c->n_layers * c->n_kv_heads * f->n_tokens;
+    size_t n = (size_t)n_questions * budgeted(f->m) * f->m->config.n_kv_heads * f->n_tokens;
     if (f->plan.oracle) f->b->clear(f->pass.on, f->best, n);
-}
-
-static oracle_view oracle_of(const forward *f, uint32_t layer)
-{
-    const model_config *c = &f->m->config;
-    size_t per_layer = (size_t)c->n_kv_heads * f->n_tokens;
-    oracle_view oracle = {{NULL}, {NULL}, c->n_layers * per_layer};
-    if (!f->plan.oracle) return oracle;
-    oracle.weights = dev_at(f->weights, (size_t)layer * c->n_heads * f->n_tokens);
-    oracle.best = dev_at(f->best, layer * per_layer);
-    return oracle;
 }
 
 // One chunk of rows through all layers; leaves the residual stream in x.
@@ -273,7 +273,8 @@ static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uin
         layer_project(&f->pass, layer, f->q_raw, f->q, f->x, f->positions, n);
         f->b->store_tail(f->pass.on, tails.k, tails.capacity, rows, f->pass.keys, n, c->n_kv_heads, c->head_dim);
         f->b->store_tail(f->pass.on, tails.v, tails.capacity, rows, f->pass.values, n, c->n_kv_heads, c->head_dim);
-        f->b->attend_rows(f->pass.on, f->pass.attended, f->q, &kv, &tails, rows, n, shape_of(f), &oracle);
+        f->b->attend_rows(f->pass.on, f->pass.attended, f->q, &kv, &tails, rows, n, model_attention(f->m, layer),
+                          &oracle);
         layer_finish(&f->pass, layer, f->x, n, 0);
     }
 }
@@ -323,7 +324,7 @@ kvb_status forward_draw(forward *f, const decode_row *rows, const int32_t *ids, 
 
 kvb_status forward_importance(const forward *f, uint32_t question, float *out, kvb_error *err)
 {
-    size_t n = (size_t)f->m->config.n_layers * f->m->config.n_kv_heads * f->n_tokens;
+    size_t n = (size_t)budgeted(f->m) * f->m->config.n_kv_heads * f->n_tokens;
     f->b->download(f->pass.on, out, dev_at(f->best, question * n), n);
     return layer_end(&f->pass, err);
 }

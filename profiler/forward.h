@@ -11,7 +11,7 @@ typedef struct forward_plan {
     uint32_t max_tokens;    // longest context, T
     uint32_t max_questions; // questions in one batch
     uint32_t max_tail;      // suffix and generated tokens per question
-    bool oracle;            // keep importance accumulators [questions, L, G, T]
+    bool oracle;            // keep importance accumulators [questions, B, G, T]
 } forward_plan;
 
 // Bytes of device memory that forward_open will take, scratch of the backend aside.
@@ -51,5 +51,6 @@ kvb_status forward_draw(forward *f, const decode_row *rows, const int32_t *ids, 
                         const uint32_t *logit_rows, uint32_t n_drawn, const sampler *s, const draw_key *keys,
                         int32_t *drawn, kvb_error *err);
 
-// Copies the importance I [L, G, T] of one question to the host. Fails with what the device has failed with.
+// Copies the importance I [B, G, T] of one question, of the layers that are budgeted (model_budgeted), to the host.
+// Fails with what the device has failed with.
 kvb_status forward_importance(const forward *f, uint32_t question, float *out, kvb_error *err);

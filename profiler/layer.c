@@ -46,7 +46,7 @@ backend_limits layer_limits(const model_config *c, uint32_t tokens, uint32_t tai
     const uint32_t sides[] = {c->vocabulary, c->ffn_width, c->width, c->n_heads * c->head_dim};
     uint32_t largest = 0;
     for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) largest = sides[i] > largest ? sides[i] : largest;
-    return (backend_limits){tokens, tail, max_rows, largest, {c->n_heads, c->n_kv_heads, c->head_dim}};
+    return (backend_limits){tokens, tail, max_rows, largest, attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)};
 }
 
 kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *limits, uint32_t positions,

@@ -86,7 +86,7 @@ kvb_status device_quadratic(const layer_device *at, uint32_t n_heads, const floa
     at->on->b->upload(at->on, weights, linear, lines);
     if (square) at->on->b->upload(at->on, matrices, square, squares);
     at->on->b->quadratic(at->on, memory, &at->kv, weights, matrices,
-                         (attention_shape){n_heads, at->shape.n_kv_heads, at->shape.head_dim});
+                         attention_heads(n_heads, at->shape.n_kv_heads, at->shape.head_dim));
     at->on->b->download(at->on, out, memory, n);
     return KVB_OK;
 }

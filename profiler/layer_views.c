@@ -13,16 +13,12 @@ void layer_views_close(layer_views *v)
     *v = (layer_views){0};
 }
 
-static attention_shape shape_of(const layer_views *v)
-{
-    return (attention_shape){v->m->config.n_heads, v->m->config.n_kv_heads, v->m->config.head_dim};
-}
-
 // What an observer may ask for beside the activations: made only then.
 static kvb_status make_extras(layer_views *v, uint32_t layer, const prefix_kv *kv, dev q, unsigned needs,
                               kvb_error *err)
 {
     const backend *b = v->on->b;
+    attention_shape s = model_attention(v->m, layer);
     dev *const buffers[3] = {&v->column_sums, &v->row_log, &v->output_norms};
     const bool wanted[3] = {needs & VIEW_COLUMN_SUMS, needs & VIEW_COLUMN_SUMS, needs & VIEW_OUTPUT_NORMS};
     for (int i = 0; i < 3; i++)
@@ -31,8 +27,8 @@ static kvb_status make_extras(layer_views *v, uint32_t layer, const prefix_kv *k
             if (!buffers[i]->address)
                 return kvb_fail(err, KVB_MEMORY, "observer: no memory for the column sums of %u tokens", v->max_tokens);
         }
-    if (needs & VIEW_COLUMN_SUMS) b->column_sums(v->on, v->column_sums, v->row_log, q, kv, 0, shape_of(v));
-    if (needs & VIEW_OUTPUT_NORMS) b->output_norms(v->on, v->output_norms, kv, v->m->layers[layer].wo, shape_of(v));
+    if (needs & VIEW_COLUMN_SUMS) b->column_sums(v->on, v->column_sums, v->row_log, q, kv, 0, s);
+    if (needs & VIEW_OUTPUT_NORMS) b->output_norms(v->on, v->output_norms, kv, v->m->layers[layer].wo, s);
     return KVB_OK;
 }
 
@@ -76,14 +72,15 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
                        .head_dim = c->head_dim,
                        .rope_dim = model_layer_rotates(c, layer) ? c->rope_dim : 0,
                        .rope_frequency = rope_frequency,
+                       .window = model_attention(v->m, layer).window,
                        .n_queries = kv->n_tokens};
     const query_statistics *stored = v->m->statistics;
     if (stored) {
         view.query_mean = stored->mean + layer * queries;
         view.query_covariance = stored->covariance + layer * queries * c->head_dim;
     }
-    const layer_device device = {v->on, shape_of(v), *kv, q_raw, q, &v->reduced};
-    unsigned needs = observer->needs;
+    const layer_device device = {v->on, model_attention(v->m, layer), *kv, q_raw, q, &v->reduced};
+    unsigned needs = view.window ? observer->needs & ~(unsigned)VIEW_COLUMN_SUMS : observer->needs;
     if (!v->on->b->host_view(v->on, kv->k)) {
         view.device = &device;
         needs &= ~observer->spared;

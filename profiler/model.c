@@ -59,6 +59,15 @@ static kvb_status check_statistics(const model *m, const char *path, kvb_error *
         path, said, m->sha256);
 }
 
+attention_shape model_attention(const model *m, uint32_t layer)
+{
+    const model_config *c = &m->config;
+    attention_shape s = attention_heads(c->n_heads, c->n_kv_heads, c->head_dim);
+    if (model_layer_bounded(c, layer)) s.window = c->window;
+    s.softcap = c->score_cap;
+    return s;
+}
+
 // The config and all shapes, then the tokenizer, then the hash, then all weights: what is cheap to refuse comes first.
 static kvb_status load_model(model *m, weights *w, const model_options *o, kvb_error *err)
 {

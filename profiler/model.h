@@ -56,5 +56,8 @@ typedef struct model {
 kvb_status model_open(model **out, const char *path, const backend *b, const model_options *options, kvb_error *err);
 void model_free(model *m);
 
+// How a layer attends.
+attention_shape model_attention(const model *m, uint32_t layer);
+
 // Does this token end an answer?
 bool model_ends_answer(const model *m, int32_t id);

@@ -218,23 +218,67 @@ static kvb_status read_rope(model_config *c, weights *w, kvb_error *err)
 
 // ---- The rest ----
 
-// Windows are refused until attention knows them: leaving them out would change the numbers.
-static kvb_status refuse_features(const model_config *c, const weights *w, kvb_error *err)
+uint32_t model_budgeted(const model_config *c, uint32_t end)
 {
-    double window, use, experts, local;
+    uint32_t n = 0;
+    for (uint32_t l = 0; l < end; l++) n += !model_layer_bounded(c, l);
+    return n;
+}
+
+double model_kept_share(const model_config *c, uint64_t entries, uint32_t n_tokens)
+{
+    double budgeted = model_budgeted(c, c->n_layers), each = (double)c->n_kv_heads * n_tokens;
+    return ((double)entries - (c->n_layers - budgeted) * each) / (budgeted * each);
+}
+
+// Which layers have the window: those that the list names, else all but the last of every `period` (0: all), from
+// `first` on.
+static kvb_status read_bounded_layers(model_config *c, const weights *w, const family *f, kvb_error *err)
+{
+    double types[MODEL_MAX_LAYERS], first, period;
+    size_t n = 0;
+    char name[96];
+    kvb_status status = weights_list(w, WEIGHT_LAYER_TYPES, types, MODEL_MAX_LAYERS, &n, err);
+    if (status == KVB_OK) status = read_number(w, WEIGHT_MAX_WINDOW_LAYERS, 0, &first, err);
+    if (status == KVB_OK && !n) status = read_number(w, WEIGHT_WINDOW_PERIOD, f->window_period, &period, err);
+    if (status != KVB_OK) return status;
+    if (n && n != c->n_layers)
+        return kvb_fail(err, KVB_FORMAT, "%s: %s has %zu entries, expected one for each of %u layers", weights_name(w),
+                        weights_key_name(w, WEIGHT_LAYER_TYPES, name), n, c->n_layers);
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        if (n ? types[l] != 0 : l >= first && !(period >= 1 && fmod(l + 1, period) == 0)) layer_set_add(&c->bounded, l);
+    return KVB_OK;
+}
+
+// A window as long as all that the model was trained for hides nothing.
+static kvb_status read_window(model_config *c, const weights *w, const family *f, kvb_error *err)
+{
+    double window, use;
+    char name[96];
     kvb_status status = read_number(w, WEIGHT_WINDOW, 0, &window, err);
     if (status == KVB_OK) status = read_number(w, WEIGHT_USE_WINDOW, 1, &use, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_EXPERTS, 0, &experts, err);
+    if (status != KVB_OK || use == 0 || window >= c->context_length || window == 0) return status;
+    if (!(window >= 1) || window != floor(window))
+        return kvb_fail(err, KVB_FORMAT, "%s: %s is %.10g, expected a whole number of positions", weights_name(w),
+                        weights_key_name(w, WEIGHT_WINDOW, name), window);
+    if (!f->has_window)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "%s: a sliding window of %.10g positions, which models of the %s family do "
+                        "not have",
+                        weights_name(w), window, c->architecture);
+    c->window = (uint32_t)window;
+    return read_bounded_layers(c, w, f, err);
+}
+
+static kvb_status refuse_experts(const weights *w, kvb_error *err)
+{
+    double experts, local;
+    kvb_status status = read_number(w, WEIGHT_EXPERTS, 0, &experts, err);
     if (status == KVB_OK) status = read_number(w, WEIGHT_LOCAL_EXPERTS, 0, &local, err);
-    if (status != KVB_OK) return status;
-    if (experts + local > 0)
+    if (status == KVB_OK && experts + local > 0)
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: has %.10g experts; experts are not supported", weights_name(w),
                         experts + local);
-    if (window > 0 && use != 0 && window < c->context_length)
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "%s: a sliding window of %.10g positions; sliding windows are not supported", weights_name(w),
-                        window);
-    return KVB_OK;
+    return status;
 }
 
 static kvb_status read_vocabulary(model_config *c, weights *w, kvb_error *err)
@@ -272,7 +316,8 @@ kvb_status model_read_config(model_config *c, const struct family **out, struct 
     if (!(c->norm_eps >= 0) || !(c->rope.theta > 0))
         return kvb_fail(err, KVB_FORMAT, "%s: norm epsilon %g and rotary base %g, expected positive numbers",
                         weights_name(w), c->norm_eps, c->rope.theta);
-    status = refuse_features(c, w, err);
+    status = read_window(c, w, f, err);
+    if (status == KVB_OK) status = refuse_experts(w, err);
     if (status == KVB_OK) status = read_vocabulary(c, w, err);
     if (status == KVB_OK) status = weights_text(w, WEIGHT_NAME, c->name, sizeof c->name, err);
     if (status == KVB_OK && !c->name[0]) snprintf(c->name, sizeof c->name, "%.127s", weights_name(w));

@@ -20,6 +20,20 @@ typedef enum family_switch {
 
 typedef enum activation { SILU, GELU_TANH } activation;
 
+typedef struct layer_set {
+    uint64_t bits[MODEL_MAX_LAYERS / 64];
+} layer_set;
+
+static inline bool layer_set_has(const layer_set *s, uint32_t layer)
+{
+    return s->bits[layer / 64] >> layer % 64 & 1;
+}
+
+static inline void layer_set_add(layer_set *s, uint32_t layer)
+{
+    s->bits[layer / 64] |= 1ull << layer % 64;
+}
+
 typedef struct model_config {
     char architecture[32];
     char name[128];          // general.name, or the file's name
@@ -37,14 +51,30 @@ typedef struct model_config {
     activation act;
     rope_rule rope;
     float embedding_scale, residual_scale, logit_scale; // of embeddings, of what is added to the stream, of logits; 1
-    float query_scale; // queries times this, after RoPE, so that q . k / sqrt(d) is the model's attention logit; 1
-    uint64_t unrotated[MODEL_MAX_LAYERS / 64]; // bit l: layer l has no rotary positions
+    float query_scale;   // queries times this, after RoPE, so that q . k / sqrt(d) is the model's attention logit; 1
+    float score_cap;     // attention_shape.softcap; 0: none
+    uint32_t window;     // attention_shape.window of the layers that are bounded
+    layer_set unrotated; // layers without rotary positions
+    layer_set bounded;   // layers with a window: their cache does not grow, so there is nothing to budget
 } model_config;
 
 static inline bool model_layer_rotates(const model_config *c, uint32_t layer)
 {
-    return !(c->unrotated[layer / 64] >> layer % 64 & 1);
+    return !layer_set_has(&c->unrotated, layer);
 }
+
+static inline bool model_layer_bounded(const model_config *c, uint32_t layer)
+{
+    return layer_set_has(&c->bounded, layer);
+}
+
+// Layers below `end` whose cache grows with the context. Oracle, scores and budgets are theirs alone, and arrays
+// [B, G, T] hold them one after the other: layer l's place is model_budgeted(c, l), their number model_budgeted(c, L).
+uint32_t model_budgeted(const model_config *c, uint32_t end);
+
+// What `entries` cached tokens of n_tokens, over all heads of all layers, are of those of the layers that are budgeted;
+// bounded layers hold n_tokens in every head.
+double model_kept_share(const model_config *c, uint64_t entries, uint32_t n_tokens);
 
 struct family;
 struct weights;

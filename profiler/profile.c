@@ -19,8 +19,8 @@ typedef struct run {
     forward *f;
     double done, total; // rows of work, for the progress
     // Buffers for the largest context and batch.
-    float **scores;       // [n_metrics] of [L, G, T]
-    float *importance;    // [L, G, T]
+    float **scores;       // [n_metrics] of [B, G, T], of the layers that are budgeted (model_budgeted)
+    float *importance;    // [B, G, T]
     draw_key *keys;       // [batch] of the tokens that are drawn
     int32_t *drawn;       // [batch]
     decode_row *rows;     // [batch * tail]
@@ -48,8 +48,8 @@ static bool advance(run *r, double rows)
 static kvb_status open_buffers(run *r, kvb_error *err)
 {
     const model_config *c = &r->m->config;
-    size_t heads = (size_t)c->n_layers * c->n_kv_heads, T = r->job->max_tokens, batch = r->job->max_questions,
-           rows = batch * r->job->max_tail;
+    size_t heads = (size_t)model_budgeted(c, c->n_layers) * c->n_kv_heads, T = r->job->max_tokens,
+           batch = r->job->max_questions, rows = batch * r->job->max_tail;
     r->scores = calloc(r->o->n_metrics + 1, sizeof *r->scores);
     bool ok = r->scores != NULL;
     for (size_t i = 0; ok && i < r->o->n_metrics; i++) ok = (r->scores[i] = malloc(heads * T * sizeof(float))) != NULL;
@@ -83,7 +83,8 @@ static void close_buffers(run *r)
 static kvb_status score_layer(void *context, const layer_view *view, kvb_error *err)
 {
     run *r = context;
-    size_t at = (size_t)view->layer * view->n_kv_heads * view->n_tokens;
+    if (view->window) return KVB_OK; // not budgeted
+    size_t at = (size_t)model_budgeted(&r->m->config, view->layer) * view->n_kv_heads * view->n_tokens;
     r->times->extras += view->extra_seconds;
     for (size_t i = 0; i < r->o->n_metrics; i++) {
         double start = meter_now();
@@ -208,7 +209,8 @@ static kvb_status decode_batch(run *r, const profile_context *c, active *batch, 
 
 static kvb_status write_question(run *r, const profile_context *c, const active *a, uint32_t slot, kvb_error *err)
 {
-    size_t n = (size_t)r->m->config.n_layers * r->m->config.n_kv_heads * c->n_tokens;
+    const model_config *m = &r->m->config;
+    size_t n = (size_t)model_budgeted(m, m->n_layers) * m->n_kv_heads * c->n_tokens;
     if (a->n_queries == 0) {
         char text[200];
         snprintf(

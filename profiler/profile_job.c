@@ -181,6 +181,12 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
 {
     memset(out, 0, sizeof *out);
     size_t n = 0;
+    if (model_budgeted(&m->config, m->config.n_layers) == 0)
+        return kvb_fail(
+            err, KVB_UNSUPPORTED,
+            "%s: every layer has a window of %u positions, so no cache grows beyond it and there is nothing "
+            "to budget",
+            m->config.name, m->config.window);
     if (o->n_metrics > PROFILE_MAX_METRICS)
         return kvb_fail(err, KVB_ARGUMENT, "%zu metrics in one pass, at most %d; profile the others in a second one",
                         o->n_metrics, PROFILE_MAX_METRICS);
@@ -241,11 +247,21 @@ static bool add_metrics(cJSON *to, const profile_options *o)
     return ok;
 }
 
+// The layers that the record leaves out, commas between; "" where there is none.
+static void list_bounded(char *text, size_t size, const model_config *c)
+{
+    size_t used = 0;
+    text[0] = '\0';
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        if (model_layer_bounded(c, l)) used += (size_t)snprintf(text + used, size - used, "%s%u", used ? "," : "", l);
+}
+
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o)
 {
     static const char *const bos_names[] = {"auto", "yes", "no"};
-    char seed[24];
+    char seed[24], bounded[6 * MODEL_MAX_LAYERS];
     uint64_t given = 0;
+    list_bounded(bounded, sizeof bounded, &m->config);
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)o->draw.seed);
     for (size_t i = 0; i < job->n_contexts; i++) given += job->contexts[i].n_given;
     cJSON *a = cJSON_CreateObject();
@@ -270,6 +286,8 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddStringToObject(a, "bos", bos_names[o->bos]) &&
               cJSON_AddNumberToObject(a, "max_tokens", o->max_tokens) &&
               cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o);
+    if (bounded[0]) ok = ok && cJSON_AddStringToObject(a, "bounded_layers", bounded);
+    if (bounded[0]) ok = ok && cJSON_AddNumberToObject(a, "layer_window", m->config.window);
     if (m->statistics) ok = ok && cJSON_AddStringToObject(a, "query_statistics_sha256", m->statistics->sha256);
     if (!ok) {
         cJSON_Delete(a);

@@ -38,11 +38,12 @@ profile_memory profile_memory_of(const model *m, const profile_job *job, const p
 {
     const model_config *c = &m->config;
     forward_plan plan = plan_of(job, batch);
-    uint64_t heads = (uint64_t)c->n_layers * c->n_kv_heads, T = job->max_tokens;
+    uint64_t layers = c->n_layers, heads = (uint64_t)model_budgeted(c, c->n_layers) * c->n_kv_heads,
+             T = job->max_tokens;
     uint64_t rows = (uint64_t)batch * job->max_tail;
     profile_memory out = {
         .cache = forward_cache_bytes(m, &plan),
-        .questions = batch * heads * (T + 2ull * job->max_tail * c->head_dim) * sizeof(float),
+        .questions = batch * (heads * T + 2 * layers * c->n_kv_heads * job->max_tail * c->head_dim) * sizeof(float),
         .scratch =
             forward_scratch_bytes(m, &plan) + metric_bytes(m, job, o) + (uint64_t)omp_get_max_threads() * THREAD_BYTES,
         .host = (o->n_metrics + 1) * heads * T * sizeof(float) +

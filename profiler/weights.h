@@ -35,6 +35,7 @@
     X(WINDOW, "attention.sliding_window", "sliding_window")                                       \
     X(USE_WINDOW, "", "use_sliding_window")                                                       \
     X(MAX_WINDOW_LAYERS, "", "max_window_layers")                                                 \
+    X(WINDOW_PERIOD, "attention.sliding_window_pattern", "sliding_window_pattern")                \
     X(EXPERTS, "expert_count", "num_experts")                                                     \
     X(LOCAL_EXPERTS, "", "num_local_experts")                                                     \
     X(ATTENTION_BIAS, "", "attention_bias")                                                       \

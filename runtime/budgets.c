@@ -7,6 +7,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdbool.h>
+#include <string.h>
 
 // Rows are per cents.
 static void look_up_per_cent(double ratio, kvb_lookup kind, kvb_mix *at)
@@ -42,12 +43,12 @@ static void look_up_ratio(const kvb_table *t, double ratio, kvb_lookup kind, kvb
 
 static kvb_mix look_up(const kvb_table *t, double ratio, kvb_lookup kind)
 {
-    size_t n_heads = (size_t)t->info.n_layers * t->info.n_kv_heads;
+    size_t n_heads = (size_t)t->info.n_budgeted * t->info.n_kv_heads;
     kvb_mix at = {NULL, NULL, 0, 0, 0};
     if (t->per_cent) look_up_per_cent(ratio, kind, &at);
     else look_up_ratio(t, ratio, kind, &at);
-    at.below = at.row_below ? t->prune_ratio + (at.row_below - 1) * n_heads : NULL;
-    at.above = t->prune_ratio + (at.row_above - 1) * n_heads;
+    at.below = at.row_below ? t->budgeted + (at.row_below - 1) * n_heads : NULL;
+    at.above = t->budgeted + (at.row_above - 1) * n_heads;
     return at;
 }
 
@@ -98,14 +99,24 @@ static kvb_status check_arguments(const char *function, const kvb_table *t, doub
     return KVB_OK;
 }
 
-kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, const kvb_budget_options *opt,
-                       uint32_t *keep, size_t cap, kvb_error *err)
+// Layers that are budgeted stand side by side at the front of `keep`: moves them to their places. The others keep
+// everything.
+static void spread_layers(const kvb_info *info, uint32_t n_tokens, uint32_t *keep)
 {
-    const kvb_budget_options defaults = {KVB_ROUND_LAYER_LR, KVB_LOOKUP_NEAREST, 0, 0};
-    kvb_status status = check_arguments("kvb_budgets", table, ratio, n_tokens, opt, keep, cap, err);
-    if (status) return status;
-    opt = opt ? opt : &defaults;
-    uint32_t n_layers = table->info.n_layers, n_kv_heads = table->info.n_kv_heads;
+    size_t heads = info->n_kv_heads;
+    uint32_t from = info->n_budgeted;
+    if (!info->bounded) return;
+    for (uint32_t l = info->n_layers; l-- > 0;) {
+        if (!info->bounded[l]) memmove(keep + l * heads, keep + --from * heads, heads * sizeof *keep);
+        for (size_t g = 0; info->bounded[l] && g < heads; g++) keep[l * heads + g] = n_tokens;
+    }
+}
+
+// kvb_budgets() of the layers that are budgeted, side by side.
+static kvb_status round_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, const kvb_budget_options *opt,
+                                uint32_t *keep, kvb_error *err)
+{
+    uint32_t n_layers = table->info.n_budgeted, n_kv_heads = table->info.n_kv_heads;
     size_t n_heads = (size_t)n_layers * n_kv_heads;
     if (ratio <= 0) {
         for (size_t h = 0; h < n_heads; h++) keep[h] = n_tokens;
@@ -131,6 +142,17 @@ kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, 
         kvb_round_blocks(keep, n_heads, n_tokens, opt->block, least / opt->block + (least % opt->block != 0));
     else if (opt->strict) kvb_raise_to_floor(keep, n_heads, least);
     return KVB_OK;
+}
+
+kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, const kvb_budget_options *opt,
+                       uint32_t *keep, size_t cap, kvb_error *err)
+{
+    const kvb_budget_options defaults = {KVB_ROUND_LAYER_LR, KVB_LOOKUP_NEAREST, 0, 0};
+    kvb_status status = check_arguments("kvb_budgets", table, ratio, n_tokens, opt, keep, cap, err);
+    if (status) return status;
+    status = round_budgets(table, ratio, n_tokens, opt ? opt : &defaults, keep, err);
+    if (!status) spread_layers(&table->info, n_tokens, keep);
+    return status;
 }
 
 static unsigned table_warnings(const kvb_table *t, double ratio, uint32_t n_tokens, kvb_lookup kind, const kvb_mix *at)
@@ -160,18 +182,21 @@ kvb_status kvb_budgets_summarize(const kvb_table *table, double ratio, uint32_t 
     kvb_status status = check_arguments("kvb_budgets_summarize", table, ratio, n_tokens, opt, keep, cap, err);
     if (status || !out)
         return status ? status : kvb_fail(err, KVB_ARGUMENT, "kvb_budgets_summarize: out must not be NULL");
-    size_t n_heads = (size_t)table->info.n_layers * table->info.n_kv_heads;
-    uint32_t protection = protected_tokens(&table->info, n_tokens);
+    const kvb_info *info = &table->info;
+    size_t n_heads = (size_t)info->n_layers * info->n_kv_heads,
+           n_budgeted = (size_t)info->n_budgeted * info->n_kv_heads;
+    uint32_t protection = protected_tokens(info, n_tokens);
     kvb_budget_summary sum = {0};
     sum.requested_ratio = ratio;
     sum.keep_min = UINT32_MAX;
     for (size_t h = 0; h < n_heads; h++) {
+        if (info->bounded && info->bounded[h / info->n_kv_heads]) continue;
         sum.total += keep[h];
         sum.keep_min = keep[h] < sum.keep_min ? keep[h] : sum.keep_min;
         sum.keep_max = keep[h] > sum.keep_max ? keep[h] : sum.keep_max;
         sum.heads_below_protected += keep[h] < protection;
     }
-    sum.effective_ratio = 1 - (double)sum.total / ((double)n_heads * n_tokens);
+    sum.effective_ratio = 1 - (double)sum.total / ((double)n_budgeted * n_tokens);
     if (ratio > 0) {
         kvb_lookup kind = opt ? opt->lookup : KVB_LOOKUP_NEAREST;
         kvb_mix at = look_up(table, ratio, kind);

@@ -34,6 +34,11 @@ const double *kvb_table_prune_ratios(const kvb_table *table)
     return table ? table->prune_ratio : NULL;
 }
 
+const double *kvb_table_budgeted_ratios(const kvb_table *table)
+{
+    return table ? table->budgeted : NULL;
+}
+
 kvb_status kvb_table_row(const kvb_table *table, uint32_t row, kvb_row *out, kvb_error *err)
 {
     if (!table || !out) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_row: table and out must not be NULL");

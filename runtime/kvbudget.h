@@ -65,7 +65,8 @@ KVB_API const char *kvb_version(void);
 // kvb_budgets() for the same table, ratio, n_tokens and options; so an engine that caches budgets, or splits one
 // model over several machines, compares this number and nothing else. It is the KVB_BUDGETS_VERSION that the library
 // was built with.
-#define KVB_BUDGETS_VERSION 2 // 2: tables with constraints, and with ratios of the user's choice
+#define KVB_BUDGETS_VERSION \
+    3 // 2: tables with constraints, and with ratios of the user's choice; 3: with bounded layers
 KVB_API uint32_t kvb_budgets_version(void);
 
 // ---- Tables -------------------------------------------------------------------------------------
@@ -138,6 +139,12 @@ typedef struct kvb_info {
     const char *calibration_sha256; // of the calibration text
     const char *record_sha256;      // of the record that was solved
     const char *tool_version;       // of the program that wrote the table
+
+    // Layers whose cache does not grow with the text, such as those with a sliding window, are not budgeted: their
+    // prune ratios are 0, kvb_budgets() leaves them all tokens (the engine's own window bounds them), and no total
+    // counts them.
+    const uint8_t *bounded; // [n_layers] 1: such a layer; NULL: there is none
+    uint32_t n_budgeted;    // B, how many layers are not bounded
 } kvb_info;
 
 // Never NULL for a table that was opened; NULL for NULL. Valid until kvb_table_close().
@@ -150,11 +157,16 @@ KVB_API const char *kvb_table_metadata(const kvb_table *table, const char *key);
 // All prune ratios, [n_rows, n_layers, n_kv_heads], each in [0, 1]. Owned by the table; NULL for NULL.
 KVB_API const double *kvb_table_prune_ratios(const kvb_table *table);
 
+// Those of the layers that are budgeted, side by side: [n_rows, n_budgeted, n_kv_heads]. Owned by the table; NULL for
+// NULL.
+KVB_API const double *kvb_table_budgeted_ratios(const kvb_table *table);
+
 // One row of the table: what the solver found for one global ratio. Losses are shares of each problem's total oracle
 // mass, averaged over the solved problems.
 typedef struct kvb_row {
     double ratio;              // global prune ratio asked for, ascending from row to row
-    double effective_ratio;    // mean of the row's prune ratios over all heads; below `ratio` when saturated
+    double effective_ratio;    // mean of the row's prune ratios over the heads of layers that are budgeted; below
+                               // `ratio` when saturated
     double loss;               // loss of the greedy allocation
     double lower_bound;        // certified: no allocation of this size loses less than this
     double lambda;             // multiplier of that certificate: what one more token would save
@@ -230,7 +242,8 @@ typedef struct kvb_budget_options {
 //             1 or more are refused
 //   n_tokens  T, at least 1
 //   opt       NULL = kvpress's numbers
-//   keep      [n_layers, n_kv_heads], written by this call; each count is in 1 .. T
+//   keep      [n_layers, n_kv_heads], written by this call; each count is in 1 .. T, and T in a layer that is bounded
+//             (kvb_info). Everything below is about the other layers.
 //   cap       elements of `keep`; fewer than n_layers * n_kv_heads is KVB_CAPACITY
 // Does not allocate and takes microseconds. On failure `keep` is untouched.
 //
@@ -255,8 +268,8 @@ enum {
 
 typedef struct kvb_budget_summary {
     double requested_ratio;
-    double effective_ratio; // 1 - total / (n_layers * n_kv_heads * n_tokens): what these integers really prune
-    uint64_t total;         // sum of all counts
+    double effective_ratio; // 1 - total / (n_budgeted * n_kv_heads * n_tokens): what these integers really prune
+    uint64_t total;         // sum of all counts of layers that are budgeted; the rest is about them too
     uint32_t keep_min, keep_max;
     uint32_t heads_below_protected; // heads that keep fewer than min(T, sink + window) tokens
 

@@ -155,6 +155,7 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     status = kvb_table_read_metadata(t, err);
     if (!status) status = read_tensors(t, &file, err);
     // Only now are numbers of layers and heads known to be as large as what the file holds.
+    if (!status) status = kvb_table_read_bounded(t, err);
     if (!status) status = kvb_table_read_constraints(t, err);
     file.header = NULL; // the table's now
     kvb_safetensors_free(&file);
@@ -232,6 +233,8 @@ void kvb_table_close(kvb_table *table)
     if (table) {
         cJSON_Delete(table->header);
         free(table->calibration_tokens);
+        free(table->budgeted_memory);
+        free(table->bounded);
         kvb_limits_free(&table->limits);
         free(table->numbers);
         free(table);

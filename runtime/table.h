@@ -12,14 +12,19 @@ struct kvb_table {
     unsigned char saturated[KVB_TABLE_ROWS];                                    // 0 or 1
     double *numbers;                                                            // all f64 tensors, one allocation
     uint32_t *calibration_tokens;                                               // info.calibration_tokens
-    kvb_limits limits;    // what the metadata "constraints" demand
-    bool limited;         // there are any
-    bool per_cent;        // row i is ratio (i + 1) / 100
-    struct cJSON *header; // owns every string of info
-    char name[168];       // the file, for messages
+    const double *budgeted;  // [R, B, G] prune ratios of the layers that are budgeted; prune_ratio itself if all are
+    double *budgeted_memory; // of it; NULL if all are
+    uint8_t *bounded;        // info.bounded
+    kvb_limits limits;       // what the metadata "constraints" demand of the layers that are budgeted
+    bool limited;            // there are any
+    bool per_cent;           // row i is ratio (i + 1) / 100
+    struct cJSON *header;    // owns every string of info
+    char name[168];          // the file, for messages
 };
 
-// Fills info from t->header, and checks it; then the constraints, which take memory for n_layers * n_kv_heads heads: so
-// compare these with the tensors between the two. KVB_FORMAT, KVB_VERSION, KVB_UNSUPPORTED, KVB_MEMORY.
+// Fills info from t->header, and checks it; then which layers are bounded, and the constraints, which take memory for
+// n_layers * n_kv_heads heads: so compare these with the tensors between the two. KVB_FORMAT, KVB_VERSION,
+// KVB_UNSUPPORTED, KVB_MEMORY.
 kvb_status kvb_table_read_metadata(kvb_table *t, kvb_error *err);
+kvb_status kvb_table_read_bounded(kvb_table *t, kvb_error *err);
 kvb_status kvb_table_read_constraints(kvb_table *t, kvb_error *err);

@@ -241,11 +241,78 @@ kvb_status kvb_table_read_metadata(kvb_table *t, kvb_error *err)
     return KVB_OK;
 }
 
+// The list of bounded layers: ascending, below n_layers, not all of them.
+static kvb_status read_bounded_list(kvb_table *t, const char *text, kvb_error *err)
+{
+    const char *end = text;
+    uint64_t layer, least = 0;
+    do {
+        end += end > text && *end == ',';
+        if (!read_digits(&end, UINT32_MAX, &layer) || (*end && *end != ',') || layer < least ||
+            layer >= t->info.n_layers) {
+            return kvb_fail(
+                err, KVB_FORMAT,
+                "%s: metadata \"bounded_layers\": expected ascending layers below %u, commas between, found "
+                "\"%.40s\"",
+                t->name, (unsigned)t->info.n_layers, text);
+        }
+        t->bounded[layer] = 1;
+        t->info.n_budgeted--;
+        least = layer + 1;
+    } while (*end);
+    if (!t->info.n_budgeted) {
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: metadata \"bounded_layers\": expected a layer that is not bounded, found "
+                        "all %u",
+                        t->name, (unsigned)t->info.n_layers);
+    }
+    return KVB_OK;
+}
+
+// Prune ratios of the other layers, side by side.
+static kvb_status copy_budgeted(kvb_table *t, kvb_error *err)
+{
+    size_t heads = t->info.n_kv_heads, rows = t->info.n_rows;
+    double *to = t->budgeted_memory = malloc(rows * t->info.n_budgeted * heads * sizeof *to);
+    if (!to) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for its budgeted layers", t->name);
+    for (size_t l = 0; l < rows * t->info.n_layers; l++) {
+        const double *layer = t->prune_ratio + l * heads;
+        if (!t->bounded[l % t->info.n_layers]) {
+            memcpy(to, layer, heads * sizeof *to);
+            to += heads;
+            continue;
+        }
+        for (size_t g = 0; g < heads; g++)
+            if (layer[g] != 0) {
+                return kvb_fail(err, KVB_FORMAT,
+                                "%s: tensor \"prune_ratio\": expected 0 in layer %u, which is bounded, found %g",
+                                t->name, (unsigned)(l % t->info.n_layers), layer[g]);
+            }
+    }
+    return KVB_OK;
+}
+
+kvb_status kvb_table_read_bounded(kvb_table *t, kvb_error *err)
+{
+    const char *text = kvb_safetensors_metadata(t->header, "bounded_layers");
+    kvb_status status;
+    t->info.n_budgeted = t->info.n_layers;
+    t->budgeted = t->prune_ratio;
+    if (!text) return KVB_OK;
+    t->bounded = calloc(t->info.n_layers, 1);
+    if (!t->bounded) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the metadata", t->name);
+    status = read_bounded_list(t, text, err);
+    if (!status) status = copy_budgeted(t, err);
+    t->budgeted = t->budgeted_memory;
+    t->info.bounded = t->bounded;
+    return status;
+}
+
 kvb_status kvb_table_read_constraints(kvb_table *t, kvb_error *err)
 {
     const char *constraints = kvb_safetensors_metadata(t->header, "constraints");
     const kvb_info *info = &t->info;
     t->limited = constraints != NULL;
-    return t->limited ? kvb_limits_parse(&t->limits, constraints, info->n_layers, info->n_kv_heads, t->name, err)
+    return t->limited ? kvb_limits_parse(&t->limits, constraints, info->n_budgeted, info->n_kv_heads, t->name, err)
                       : KVB_OK;
 }

@@ -58,7 +58,7 @@ kvb_status study_options_from_table(study_options *o, kvb_limits *limits, const 
     const char *constraints = kvb_table_metadata(table, "constraints"), *order = kvb_table_metadata(table, "order");
     *o = study_options_make();
     if (constraints) {
-        kvb_status status = kvb_limits_parse(limits, constraints, info->n_layers, info->n_kv_heads, path, err);
+        kvb_status status = kvb_limits_parse(limits, constraints, info->n_budgeted, info->n_kv_heads, path, err);
         if (status != KVB_OK) return status;
         o->limits = limits;
     }

@@ -10,6 +10,7 @@ kvb_status study_table_open(study_table *t, const selection *from, const char *m
 {
     *t = (study_table){.options = *o};
     kvb_status status = pairs_open(&t->pairs, from, metric, o, err);
+    if (status == KVB_OK) status = layer_map_read(&t->layers, from->r, err);
     if (status != KVB_OK) return status;
     size_t heads = shape_heads(&t->pairs.longest), cells = ROWS * heads, bytes = 0;
     if (__builtin_mul_overflow(cells, (size_t)t->pairs.n_pairs, &bytes) ||
@@ -27,6 +28,7 @@ kvb_status study_table_open(study_table *t, const selection *from, const char *m
 void study_table_free(study_table *t)
 {
     pairs_close(&t->pairs);
+    layer_map_free(&t->layers);
     free(t->prune_ratio);
     free(t->std);
     free(t->pair_budgets);

@@ -1,12 +1,14 @@
 // A table of budgets from the pairs of a record.
 #pragma once
 #include "study/gather.h"
+#include "study/layer_map.h"
 
 // R = ROWS ratios, of which options.n_rows count; N heads. Losses are shares of what a pair can lose, means over the
 // pairs or, with AGGREGATE_TAIL, over the texts that lose most.
 typedef struct study_table {
     study_options options;
     pair_set pairs;
+    layer_map layers; // of the model; the heads below are those of layers that are budgeted
     uint32_t n_heads;
     double *prune_ratio, *std; // [R, N] the table; how far the pairs' own optima spread
     double loss[ROWS], bound[ROWS], lambda[ROWS];

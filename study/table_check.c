@@ -22,9 +22,13 @@ kvb_status open_table_and_record(kvb_table **table, study_options *o, kvb_limits
     status = selection_open(from, record_path, &one, err);
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(from->r);
-    if (info->n_layers != shape.n_layers || info->n_kv_heads != shape.n_kv_heads)
+    if (info->n_budgeted != shape.n_layers || info->n_kv_heads != shape.n_kv_heads)
         return kvb_fail(err, KVB_MISMATCH, "%s: expected %u layers x %u KV heads as in %s, found %u x %u", table_path,
-                        shape.n_layers, shape.n_kv_heads, record_path, info->n_layers, info->n_kv_heads);
+                        shape.n_layers, shape.n_kv_heads, record_path, info->n_budgeted, info->n_kv_heads);
+    const char *bounded = kvb_table_metadata(*table, "bounded_layers");
+    if (strcmp(bounded ? bounded : "", record_text(from->r, "bounded_layers")) != 0)
+        return kvb_fail(err, KVB_MISMATCH, "%s: expected the bounded layers '%.60s' as in %s, found '%.60s'",
+                        table_path, record_text(from->r, "bounded_layers"), record_path, bounded ? bounded : "");
     return selection_require_model(from, info->model_sha256, table_path, err);
 }
 
@@ -141,7 +145,7 @@ static kvb_status take_pair(table_check *k, gathered *g, pair_walk *w, kvb_error
 {
     const study_options *o = &k->options;
     loss_curves *c = &w->problem.curves;
-    kvb_status status = judge_table(k->table_loss, c, o->limits, o->n_rows, kvb_table_prune_ratios(k->table), err);
+    kvb_status status = judge_table(k->table_loss, c, o->limits, o->n_rows, kvb_table_budgeted_ratios(k->table), err);
     if (status == KVB_OK && o->oracle_order) status = loss_curves_fill_perfect(c, w->oracle, err);
     if (status != KVB_OK) return status;
     if (g->how != AGGREGATE_MEAN_RATIO) return gather_add(g, w->context, c, err);
@@ -173,12 +177,12 @@ kvb_status table_check_run(table_check *k, study_progress *progress, kvb_error *
 kvb_status table_check_limits(const table_check *k, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(k->table);
-    size_t n = (size_t)info->n_layers * info->n_kv_heads;
+    size_t n = (size_t)info->n_budgeted * info->n_kv_heads;
     uint32_t *keep = malloc(n * sizeof *keep), n_tokens = k->pairs.longest.n_tokens;
     kvb_status status = keep ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", n);
     for (uint32_t r = 0; r < k->options.n_rows && status == KVB_OK && k->options.limits; r++) {
         kvb_error inner;
-        const double *prune = kvb_table_prune_ratios(k->table) + r * n;
+        const double *prune = kvb_table_budgeted_ratios(k->table) + r * n;
         for (size_t h = 0; h < n; h++) keep[h] = (uint32_t)rint((1 - prune[h]) * n_tokens);
         status = constrained_check(k->options.limits, n_tokens, keep, &inner);
         if (status != KVB_OK) kvb_fail(err, status, "%s: row %u: %s", k->path, r + 1, inner.message);

@@ -82,11 +82,13 @@ static bool add_origin(cJSON *m, const study_table *t)
                                          "calibration_sha256"};
     const record *r = t->pairs.from->r;
     record_shape shape = record_get_shape(r);
+    const char *bounded = record_text(r, "bounded_layers");
     bool ok = add_text(m, "format", "kvbudget-table") && add_text(m, "format_version", "1") &&
               add_text(m, "tool_version", KVBUDGET_VERSION);
     for (size_t i = 0; ok && i < sizeof copied / sizeof *copied; i++)
         ok = add_text(m, copied[i], record_text(r, copied[i]));
-    return ok && add_number(m, "n_layers", shape.n_layers) && add_number(m, "n_heads", shape.n_heads) &&
+    if (*bounded) ok = ok && add_text(m, "bounded_layers", bounded);
+    return ok && add_number(m, "n_layers", t->layers.n_layers) && add_number(m, "n_heads", shape.n_heads) &&
            add_number(m, "n_kv_heads", shape.n_kv_heads) && add_number(m, "head_dim", shape.head_dim);
 }
 
@@ -143,13 +145,16 @@ kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_erro
 
 kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err)
 {
-    record_shape shape = record_get_shape(t->pairs.from->r);
-    const table_content content = {.n_rows = t->options.n_rows,
-                                   .n_layers = shape.n_layers,
-                                   .n_kv_heads = shape.n_kv_heads,
-                                   .prune_ratio = t->prune_ratio,
+    uint32_t heads = record_get_shape(t->pairs.from->r).n_kv_heads, rows = t->options.n_rows;
+    double *prune_ratio = NULL, *std = NULL;
+    kvb_status status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, rows, heads, err);
+    if (status == KVB_OK) status = layer_map_spread(&std, &t->layers, t->std, rows, heads, err);
+    const table_content content = {.n_rows = rows,
+                                   .n_layers = t->layers.n_layers,
+                                   .n_kv_heads = heads,
+                                   .prune_ratio = prune_ratio,
                                    .ratio = t->options.ratios,
-                                   .std = t->std,
+                                   .std = std,
                                    .loss = t->loss,
                                    .lower_bound = t->bound,
                                    .lambda = t->lambda,
@@ -157,7 +162,10 @@ kvb_status study_table_write(const study_table *t, const cJSON *metadata, const 
                                    .effective_ratio = t->effective,
                                    .saturated = t->saturated,
                                    .metadata = metadata};
-    return table_write(path, &content, err);
+    if (status == KVB_OK) status = table_write(path, &content, err);
+    free(prune_ratio);
+    free(std);
+    return status;
 }
 
 kvb_status study_table_write_budgets(const study_table *t, const char *path, kvb_error *err)

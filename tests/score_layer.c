@@ -49,7 +49,7 @@ static dev on_device(backend_device *on, const float *values, size_t n)
 // Column sums and output norms as the forward pass makes them.
 static kvb_status make_extras(layer_view *view, const tensor *wo, kvb_error *err)
 {
-    attention_shape s = {view->n_heads, view->n_kv_heads, view->head_dim};
+    attention_shape s = attention_heads(view->n_heads, view->n_kv_heads, view->head_dim);
     size_t keys = (size_t)view->n_kv_heads * view->n_tokens * view->head_dim,
            n = (size_t)view->n_heads * view->n_tokens;
     backend_device *on;

@@ -1,6 +1,7 @@
 // The program: finds the subcommand and runs it.
 #include "tools/cli.h"
 #include "tools/json_print.h"
+#include "tools/manual.h"
 #include "tools/report/results.h"
 #include <cJSON.h>
 #include <errno.h>
@@ -16,9 +17,10 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-static const cli_command *const COMMANDS[] = {&cmd_profile,  &cmd_merge,  &cmd_solve,  &cmd_validate,   &cmd_eval,
-                                              &cmd_budgets,  &cmd_plot,   &cmd_export, &cmd_import,     &cmd_inspect,
-                                              &cmd_tokenize, &cmd_logits, &cmd_task,   &cmd_statistics, &cmd_recommend};
+static const cli_command *const COMMANDS[] = {
+    &cmd_profile, &cmd_merge, &cmd_solve,  &cmd_validate, &cmd_recommend, &cmd_eval,       &cmd_task,     &cmd_budgets,
+    &cmd_report,  &cmd_plot,  &cmd_export, &cmd_import,   &cmd_inspect,   &cmd_statistics, &cmd_tokenize, &cmd_logits,
+};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 
 static const char INTRODUCTION[] =
@@ -28,9 +30,8 @@ static const char INTRODUCTION[] =
     "Usage: kvbudget COMMAND [OPTION]... [FILE]...\n"
     "       kvbudget help COMMAND\n"
     "       kvbudget help metrics         the eviction metrics, their parameters and sources\n"
-    "       kvbudget --version\n"
-    "\n"
-    "Commands:\n";
+    "       kvbudget help man|bash|zsh    a manual page, completion for a shell (`make install` puts them in place)\n"
+    "       kvbudget --version\n";
 
 static const char WORKFLOW[] =
     "\n"
@@ -53,7 +54,7 @@ static const char WORKFLOW[] =
 
 static void print_help(void)
 {
-    printf("%s", INTRODUCTION);
+    printf("%s\nCommands:\n", INTRODUCTION);
     for (int i = 0; i < COMMAND_COUNT; i++) printf("  %-10s %s\n", COMMANDS[i]->name, COMMANDS[i]->summary);
     printf("%s", WORKFLOW);
 }
@@ -154,6 +155,27 @@ static void take_standard_streams(void)
             _exit(EXIT_FAILED); // nothing can be said
 }
 
+// `kvbudget help WORD`
+static int explain(int argc, char **argv)
+{
+    const manual all = {INTRODUCTION, WORKFLOW, COMMANDS, COMMAND_COUNT};
+    if (argc > 3) return cli_usage_error(NULL, "help: expected one command, found %d words", argc - 2);
+    if (strcmp(argv[2], "help") == 0) {
+        print_help();
+        return EXIT_DONE;
+    }
+    if (strcmp(argv[2], "metrics") == 0) {
+        print_metrics_help();
+        return EXIT_DONE;
+    }
+    if (manual_print(&all, argv[2])) return EXIT_DONE;
+    const cli_command *command = find_command(argv[2]);
+    if (!command) return unknown_command(argv[2]);
+    // The options are known inside the command only, so that they stand beside the variables that they fill.
+    char option[] = "--help", *words[] = {argv[2], option, NULL};
+    return command->run(command, 2, words);
+}
+
 static int run(int argc, char **argv)
 {
     if (argc < 2) {
@@ -166,22 +188,7 @@ static int run(int argc, char **argv)
         print_help();
         return EXIT_DONE;
     }
-    if (help) {
-        if (argc > 3) return cli_usage_error(NULL, "help: expected one command, found %d words", argc - 2);
-        if (strcmp(argv[2], "help") == 0) {
-            print_help();
-            return EXIT_DONE;
-        }
-        if (strcmp(argv[2], "metrics") == 0) {
-            print_metrics_help();
-            return EXIT_DONE;
-        }
-        const cli_command *command = find_command(argv[2]);
-        if (!command) return unknown_command(argv[2]);
-        // The options are known inside the command only, so that they stand beside the variables that they fill.
-        char option[] = "--help", *words[] = {argv[2], option, NULL};
-        return command->run(command, 2, words);
-    }
+    if (help) return explain(argc, argv);
     if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) {
         print_version();
         return EXIT_DONE;

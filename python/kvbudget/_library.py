@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 SONAME = "libkvbudget.so.0"
-BUDGETS_VERSION = 2  # of the arithmetic that this package was written for
+BUDGETS_VERSION = 3  # of the arithmetic that this package was written for
 
 
 class KVBudgetError(ValueError):

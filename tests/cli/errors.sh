@@ -19,14 +19,15 @@ commands_for() {
         "logits FILE calib.jsonl -o x.npy" ;;
     jsonl) printf '%s\n' "profile tiny.gguf FILE -o x.h5 --quiet" ;;
     h5) printf '%s\n' "inspect FILE" "solve FILE --metric keydiff -o x.safetensors" \
-        "export FILE --format lukv-steps -o x.steps" ;;
+        "export FILE --format lukv-steps -o x.steps" "report table.safetensors --record FILE -o x.html" ;;
     safetensors) printf '%s\n' "inspect FILE" "budgets FILE --ratio 0.5 --tokens 100" "plot FILE -o x.svg" \
-        "export FILE --format npy -o x.npy" ;;
+        "export FILE --format npy -o x.npy" "report FILE -o x.html" ;;
+    json) printf '%s\n' "report table.safetensors --results FILE -o x.html" ;;
     npy) printf '%s\n' "inspect FILE" ;;
     esac
 }
 
-for kind in gguf jsonl h5 safetensors npy; do
+for kind in gguf jsonl h5 safetensors json npy; do
     while read -r line; do
         for file in missing.$kind empty zeros folder; do
             # shellcheck disable=SC2086 # words of a command

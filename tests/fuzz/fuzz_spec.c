@@ -24,7 +24,7 @@ static void try_others(const char *text)
     policy p, p_again;
     task t, t_again;
     allocator a, a_again;
-    const allocator_shape shape = {2, 4, 2};
+    const allocator_shape shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2};
     kvb_error err;
     if (policy_parse(&p, text, &err) == KVB_OK &&
         (policy_parse(&p_again, p.spec, &err) != KVB_OK || strcmp(p.spec, p_again.spec) != 0))

@@ -3,8 +3,12 @@
 
 backend_device *judged, *reference;
 
-const attention_shape SHAPES[N_SHAPES] = {{9, 3, 64},  {4, 4, 16},  {8, 1, 32}, {1, 1, 8},
-                                          {6, 2, 128}, {2, 1, 200}, {1, 1, 320}};
+#define SHAPE(H, G, D)                               \
+    {                                                \
+        .n_heads = H, .n_kv_heads = G, .head_dim = D \
+    }
+const attention_shape SHAPES[N_SHAPES] = {SHAPE(9, 3, 64),  SHAPE(4, 4, 16),  SHAPE(8, 1, 32), SHAPE(1, 1, 8),
+                                          SHAPE(6, 2, 128), SHAPE(2, 1, 200), SHAPE(1, 1, 320)};
 const uint32_t TOKENS[N_TOKENS] = {1, 15, 17, LONG};
 
 // How far products may be off beside what float32 is allowed, relative to the sum of their terms' magnitudes.

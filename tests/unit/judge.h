@@ -90,3 +90,4 @@ void judge_attention(TCase *tc);
 void judge_sums(TCase *tc);
 void judge_bits(TCase *tc);
 void judge_shapes(TCase *tc);
+void judge_rules(TCase *tc);

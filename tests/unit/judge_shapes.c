@@ -146,7 +146,7 @@ START_TEST(test_groups_and_head_sizes)
     for (int i = 0; i < N_GROUPS; i++)
         for (int j = 0; j < N_DIMS; j++, at++) {
             uint32_t G = kv_heads[at % 3];
-            attention_shape s = {GROUPS[i] * G, G, DIMS[j]};
+            attention_shape s = attention_heads(GROUPS[i] * G, G, DIMS[j]);
             if (at % EVERY != 0 && GROUPS[i] != 7) continue;
             uint32_t length = at * 11 % N_LENGTHS;
             while (length && cost_of(s, LENGTHS[length]) > MOST) length--;
@@ -160,7 +160,7 @@ START_TEST(test_lengths)
 {
     for (uint32_t i = 0, at = 0; i < N_LENGTHS; i++)
         for (uint32_t j = 0; j < 2; j++, at++) {
-            attention_shape s = {GROUPS[(i + 5 * j) % N_GROUPS], 1, 16};
+            attention_shape s = attention_heads(GROUPS[(i + 5 * j) % N_GROUPS], 1, 16);
             if (cost_of(s, LENGTHS[i]) > 8.0 * MOST) s.n_heads = 7;
             if (cost_of(s, LENGTHS[i]) <= 8.0 * MOST && at % EVERY == 0) judge_shape(s, LENGTHS[i], at);
         }
@@ -173,7 +173,7 @@ START_TEST(test_last_tiles)
     static const uint32_t tokens[] = {50, 100, 190, 250, 356};
     for (uint32_t i = 0; i < N_DIMS; i++)
         for (uint32_t j = 0; j < 5; j++) {
-            attention_shape s = {j == 1 ? 8 : 2, 1, DIMS[i]};
+            attention_shape s = attention_heads(j == 1 ? 8 : 2, 1, DIMS[i]);
             if (cost_of(s, tokens[j]) <= 4.0 * MOST) judge_shape(s, tokens[j], 10 * i + j);
         }
 }
@@ -198,7 +198,7 @@ START_TEST(test_random_shapes)
     for (uint64_t i = 0; i < draws; i++) {
         seed_uniform(seed + i);
         for (int k = 0; k < 8; k++) uniform(); // seeds that are near
-        attention_shape s = {0, draw(1, 5), 8 * draw(1, 40)};
+        attention_shape s = attention_heads(0, draw(1, 5), 8 * draw(1, 40));
         s.n_heads = s.n_kv_heads * draw(1, 30);
         uint32_t T = draw(1, 1100);
         while (T > 1 && cost_of(s, T) > MOST) T = T * 2 / 3;

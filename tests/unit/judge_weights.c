@@ -96,7 +96,7 @@ START_TEST(test_matrix_load)
     static const uint32_t rows[] = {1, 30, 100};
 #define GGUF_TENSOR_NUMBER(name, number, values, bytes) number,
     static const uint32_t types[] = {GGUF_TENSOR_LIST(GGUF_TENSOR_NUMBER)};
-    const attention_shape shape = {4, 4, IN / 4};
+    const attention_shape shape = attention_heads(4, 4, IN / 4);
     dev y;
     reserve(T, shape);
     for (size_t i = 0; i < 2 * sizeof types / sizeof *types; i++) {

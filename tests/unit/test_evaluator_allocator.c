@@ -6,7 +6,7 @@
 #include <math.h>
 
 enum { L = 3, H = 4, G = 2, T = 200, HEADS = L * G };
-static const allocator_shape SHAPE = {L, H, G};
+static const allocator_shape SHAPE = {.n_layers = L, .n_heads = H, .n_kv_heads = G};
 
 static uint32_t keep[HEADS], sink[HEADS], window[HEADS];
 static grant budgets = {keep, sink, window};
@@ -167,8 +167,34 @@ START_TEST(methods_with_head_scores)
 }
 END_TEST
 
+// A bounded layer keeps all, and the others' budgets are those of a model without it.
+START_TEST(bounded_layers)
+{
+    static const char *const names[] = {"uniform", "pyramid", "ada", "oracle"};
+    layer_set middle = {{0}};
+    layer_set_add(&middle, 1);
+    const allocator_shape with = {L, H, G, &middle}, without = {L - 1, H, G, NULL};
+    const float *scores = some_scores();
+    float *two = malloc((L - 1) * G * T * sizeof *two);
+    memcpy(two, scores, G * T * sizeof *two);
+    memcpy(two + G * T, scores + 2 * G * T, G * T * sizeof *two);
+    for (size_t n = 0; n < sizeof names / sizeof *names; n++) {
+        allocator a;
+        uint32_t want[3 * HEADS];
+        grant expected = {want, want + HEADS, want + 2 * HEADS};
+        help_ok(allocator_parse(&a, names[n], &with, err));
+        help_ok(allocator_budgets(&a, &with, 0.7, T, scores, 4, 8, &budgets, err));
+        help_ok(allocator_budgets(&a, &without, 0.7, T, two, 4, 8, &expected, err));
+        for (int h = 0; h < HEADS; h++) ck_assert_uint_eq(keep[h], h / G == 1 ? T : want[h < G ? h : h - G]);
+        allocator_free(&a);
+    }
+    free(two);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
+    tcase_add_test(tc, bounded_layers);
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, totals);
     tcase_add_test(tc, who_gets_more);

@@ -25,7 +25,7 @@ static const double ratios[RATIOS] = {0.4, 0.9};
 
 static void bed_open(bed *b, uint32_t n_columns, const char *log)
 {
-    const allocator_shape shape = {2, 4, 2};
+    const allocator_shape shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2};
     memset(b, 0, sizeof *b);
     b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     help_ok(task_parse(&b->t, "niah_multikey:keys=2:questions=2", err));

@@ -225,7 +225,7 @@ typedef struct field {
 
 static void field_open(field *f, const char *log)
 {
-    const allocator_shape shape = {L, 4, G};
+    const allocator_shape shape = {.n_layers = L, .n_heads = 4, .n_kv_heads = G};
     memset(f, 0, sizeof *f);
     f->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     for (int t = 0; t < TEXTS; t++) {

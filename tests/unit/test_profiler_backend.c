@@ -69,6 +69,7 @@ static void fill(TCase *tc)
     if (strcmp(JUDGED.compute, "bf16x3") == 0) return;
 #endif
     judge_attention(tc);
+    judge_rules(tc);
     judge_bits(tc);
     judge_shapes(tc);
 }

@@ -243,7 +243,7 @@ END_TEST
 START_TEST(test_more_rows_than_a_pass)
 {
     enum { H = 4, G = 2, D = 16, T = 70, Q = 3, EACH = 50, N = Q * EACH };
-    attention_shape s = {H, G, D};
+    attention_shape s = attention_heads(H, G, D);
     decode_row rows[N];
     for (uint32_t i = 0; i < N; i++) rows[i] = (decode_row){i / EACH, i % EACH, i % 7 != 0};
     float *k = case_floats(G * T * D, 2, 0), *v = case_floats(G * T * D, 1, 0), *q = case_floats(N * H * D, 2, 0),

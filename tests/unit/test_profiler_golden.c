@@ -50,7 +50,7 @@ static golden golden_open(void)
         dq = b->alloc(on, (size_t)T * H * d);
     prefix_kv kv = {b->alloc(on, (size_t)G * T * d), b->alloc(on, (size_t)G * T * d), T, {NULL}};
     dev_matrix w = backend_matrix(on, wo, width, H * d, false);
-    attention_shape s = {H, G, d};
+    attention_shape s = attention_heads(H, G, d);
     b->upload(on, dq, q, (size_t)T * H * d);
     b->upload(on, kv.k, k, (size_t)G * T * d);
     b->upload(on, kv.v, v, (size_t)G * T * d);

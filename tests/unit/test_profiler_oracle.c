@@ -142,7 +142,7 @@ START_TEST(test_weights_of_a_layer)
 {
     enum { T = 50 };
     root_case c = {40, 6, 8};
-    attention_shape s = {c.n_heads, 2, c.head_dim};
+    attention_shape s = attention_heads(c.n_heads, 2, c.head_dim);
     size_t ld = (size_t)c.n_heads * c.head_dim, kv = (size_t)s.n_kv_heads * T * c.head_dim;
     float *wo = case_floats(c.width * ld, 1, 0), *v = case_floats(kv, 1, 0), got[6 * T], want[6 * T];
     float *root = case_alloc(ld * c.head_dim, sizeof *root);

@@ -490,8 +490,68 @@ START_TEST(test_arguments)
 }
 END_TEST
 
+// A layer that is bounded keeps all and takes part in nothing: the others' budgets are those of a table without it.
+START_TEST(test_bounded_layers)
+{
+    enum { L = 3, G = 2, T = 777 };
+    static double all[CASE_ROWS * L * G], counted[CASE_ROWS * (L - 1) * G];
+    for (size_t r = 0, i = 0; r < CASE_ROWS; r++)
+        for (size_t h = 0; h < L * G; h++) {
+            double ratio = (double)(r + 1) / 100 * (0.8 + 0.08 * (double)h);
+            all[r * L * G + h] = h / G == 1 ? 0 : ratio < 1 ? ratio : 1;
+            if (h / G != 1) counted[i++] = all[r * L * G + h];
+        }
+    table_case with = case_default(), without = case_default();
+    with.prune_ratio = all, without.prune_ratio = counted, without.n_layers = L - 1;
+    with.edit_from = "\"note\"", with.edit_to = "\"bounded_layers\":\"1\",\"note\"";
+    kvb_table *tables[2] = {case_open(&with), case_open(&without)};
+    const kvb_info *info = kvb_table_info(tables[0]);
+    ck_assert(info->n_layers == L && info->n_budgeted == L - 1 && info->bounded[1] && !info->bounded[0]);
+    ck_assert_mem_eq(kvb_table_budgeted_ratios(tables[0]), counted, sizeof counted);
+    for (int i = 0; i < 24; i++) {
+        kvb_budget_options opt = {(kvb_rounding)(i % 3), (kvb_lookup)(i / 3 % 2), i / 6 % 2, i / 12 ? 16 : 0};
+        uint32_t keep[L * G], want[(L - 1) * G];
+        kvb_budget_summary sums[2];
+        double ratio = 0.03 + 0.04 * i;
+        ck_assert_int_eq(kvb_budgets(tables[0], ratio, T, &opt, keep, L * G, NULL), KVB_OK);
+        ck_assert_int_eq(kvb_budgets(tables[1], ratio, T, &opt, want, (L - 1) * G, NULL), KVB_OK);
+        for (size_t h = 0; h < L * G; h++) {
+            uint32_t expected = h / G == 1 ? T : want[h < G ? h : h - G];
+            ck_assert_msg(keep[h] == expected, "head %zu: %u, expected %u", h, keep[h], expected);
+        }
+        ck_assert_int_eq(kvb_budgets_summarize(tables[0], ratio, T, &opt, keep, L * G, &sums[0], NULL), KVB_OK);
+        ck_assert_int_eq(kvb_budgets_summarize(tables[1], ratio, T, &opt, want, (L - 1) * G, &sums[1], NULL), KVB_OK);
+        ck_assert_uint_eq(sums[0].total, sums[1].total);
+        ck_assert_double_eq(sums[0].effective_ratio, sums[1].effective_ratio);
+    }
+    for (int i = 0; i < 2; i++) kvb_table_close(tables[i]);
+}
+END_TEST
+
+START_TEST(test_bad_bounded_layers)
+{
+    static const char *const lists[] = {"3",  "1,1", "2,0", "0,1,2",
+                                        "1,", "",    "x",   "0"}; // the last: its ratios are not 0
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) {
+        char to[64];
+        size_t size;
+        kvb_table *t;
+        kvb_error err;
+        snprintf(to, sizeof to, "\"bounded_layers\":\"%s\",\"note\"", lists[i]);
+        table_case c = case_default();
+        c.edit_from = "\"note\"", c.edit_to = to;
+        unsigned char *bytes = case_bytes(&c, &size, NULL);
+        ck_assert_int_eq(kvb_table_open_memory(&t, bytes, size, "t", NULL, &err), KVB_FORMAT);
+        ck_assert_msg(strstr(err.message, "bounded"), "%s", err.message);
+        free(bytes);
+    }
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
+    tcase_add_test(tc, test_bounded_layers);
+    tcase_add_test(tc, test_bad_bounded_layers);
     tcase_add_test(tc, test_kvpress);
     tcase_add_test(tc, test_roundings);
     tcase_add_test(tc, test_strict);

@@ -101,7 +101,15 @@ static char *picture(uint32_t layers, uint32_t heads, const heatmap_terminal *te
     double *kept = calloc(2 * 3 * (size_t)layers * heads, sizeof *kept);
     ck_assert_ptr_nonnull(kept);
     for (size_t i = 0; i < 2 * 3 * (size_t)layers * heads; i++) kept[i] = (double)(i % 101) / 100;
-    heatmap map = {layers, heads, 2, 3, "Title", "Subtitle", names, ratios, kept};
+    heatmap map = {.n_layers = layers,
+                   .n_heads = heads,
+                   .n_tables = 2,
+                   .n_ratios = 3,
+                   .title = "Title",
+                   .subtitle = "Subtitle",
+                   .table_names = names,
+                   .ratios = ratios,
+                   .kept = kept};
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);

@@ -5,12 +5,13 @@
 #include <math.h>
 
 static const record_shape SHAPE = {3, 9, 2, 64}; // 3 layers of 2 KV heads
+static layer_map layers = {3, 3, NULL};          // all of the model's
 
 static kvb_status apply(const constraint_wishes *w, study_options *o, kvb_limits *limits, kvb_error *err)
 {
     *o = study_options_make();
     *limits = (kvb_limits){0};
-    return wishes_apply(w, &SHAPE, o, limits, err);
+    return wishes_apply(w, &SHAPE, &layers, o, limits, err);
 }
 
 // One entry in a list of the command line.

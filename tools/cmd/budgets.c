@@ -204,8 +204,10 @@ static void print_text(const budgets_command *b)
         }
         printf("  %5.1f%%\n", 100 * (1 - (double)total / ((double)info->n_kv_heads * b->n_tokens)));
     }
-    printf("\nkept        %llu of %llu tokens over all heads; %u to %u per head\n", (unsigned long long)b->sum.total,
-           (unsigned long long)b->n_heads * b->n_tokens, b->sum.keep_min, b->sum.keep_max);
+    uint64_t all = (uint64_t)info->n_budgeted * info->n_kv_heads * b->n_tokens;
+    printf("\nkept        %llu of %llu tokens over all heads%s; %u to %u per head\n", (unsigned long long)b->sum.total,
+           (unsigned long long)all, info->bounded ? " of layers without a window" : "", b->sum.keep_min,
+           b->sum.keep_max);
     printf("pruned      %.4f; asked for %g\n", b->sum.effective_ratio, b->ratio);
     fflush(stdout);
     for (size_t i = 0; i < b->n_warnings; ++i) {

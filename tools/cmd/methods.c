@@ -72,7 +72,7 @@ static kvb_status open_allocators(methods *e, char **operands, size_t n, kvb_err
     size_t n_default = sizeof DEFAULT_ALLOCATORS / sizeof *DEFAULT_ALLOCATORS,
            n_named = e->allocator_names.count ? e->allocator_names.count : n_default;
     const model_config *c = &e->m->config;
-    const allocator_shape shape = {c->n_layers, c->n_heads, c->n_kv_heads};
+    const allocator_shape shape = {c->n_layers, c->n_heads, c->n_kv_heads, &c->bounded};
     e->allocators = calloc(n_named + n, sizeof *e->allocators);
     if (!e->allocators) return kvb_fail(err, KVB_MEMORY, "no memory for the allocators");
     kvb_status status = KVB_OK;

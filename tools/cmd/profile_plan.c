@@ -82,7 +82,7 @@ kvb_status profile_print_plan(const profile_command *p, kvb_error *err)
 {
     const model_config *c = &p->m->config;
     const profile_job *job = &p->job;
-    double heads = (double)c->n_layers * c->n_kv_heads;
+    double heads = (double)model_budgeted(c, c->n_layers) * c->n_kv_heads; // of the record
     double record_bytes = 0;
     for (size_t i = 0; i < job->n_contexts; i++)
         record_bytes +=

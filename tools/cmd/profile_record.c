@@ -59,7 +59,7 @@ static cJSON *make_attributes(const profile_command *p, kvb_error *err)
 static kvb_status begin_record(record_writer **writer, profile_command *p, kvb_error *err)
 {
     const model_config *c = &p->m->config;
-    record_shape shape = {c->n_layers, c->n_heads, c->n_kv_heads, c->head_dim};
+    record_shape shape = {model_budgeted(c, c->n_layers), c->n_heads, c->n_kv_heads, c->head_dim};
     record_start start = p->resume ? RECORD_RESUME : p->force ? RECORD_REPLACE : RECORD_NEW;
     cJSON *attributes = make_attributes(p, err);
     kvb_status status = attributes ? KVB_OK : KVB_MEMORY;

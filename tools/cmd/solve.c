@@ -29,10 +29,12 @@ static kvb_status write_tables(const study_table *t, const solve_outputs *out, k
         if (status == KVB_OK) say_written(out, path, "");
     }
     if (status == KVB_OK && out->npy) {
-        const cache_shape *shape = &t->pairs.longest;
+        uint32_t heads = t->pairs.longest.n_kv_heads;
+        double *prune_ratio = NULL;
         status = output_path(path, out->npy, metric, ".npy", several, err);
-        if (status == KVB_OK)
-            status = write_table_npy(path, ROWS, shape->n_layers, shape->n_kv_heads, t->prune_ratio, about, err);
+        if (status == KVB_OK) status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, ROWS, heads, err);
+        if (status == KVB_OK) status = write_table_npy(path, ROWS, t->layers.n_layers, heads, prune_ratio, about, err);
+        free(prune_ratio);
         if (status == KVB_OK) say_written(out, path, " and its side-car");
     }
     cJSON_Delete(about);
@@ -92,7 +94,10 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
     kvb_status status = selection_open(from, path, &l->wanted, err);
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(from->r);
-    status = wishes_apply(&l->wishes, &shape, &l->options, &l->limits, err);
+    layer_map layers;
+    status = layer_map_read(&layers, from->r, err);
+    if (status == KVB_OK) status = wishes_apply(&l->wishes, &shape, &layers, &l->options, &l->limits, err);
+    layer_map_free(&layers);
     if (status != KVB_OK) return status;
     warn_of_rows(&l->options);
     if (l->outputs.table && (shape.n_heads == 0 || shape.head_dim == 0))
@@ -101,11 +106,13 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
                         "must; import it again with --model-heads and --head-dim, or write --npy only",
                         path);
     const solve_outputs *out = &l->outputs;
-    const char *const patterns[] = {out->table, out->npy, out->budgets, out->picture};
-    const char *const endings[] = {".safetensors", ".npy", ".npy", ".svg"};
+    const char *const patterns[] = {out->table, out->npy, out->budgets};
+    const char *const endings[] = {".safetensors", ".npy", ".npy"};
     if (out->csv) status = atomic_file_check(out->csv, err);
-    for (int i = 0; i < 4 && status == KVB_OK; i++)
+    for (int i = 0; i < 3 && status == KVB_OK; i++)
         if (patterns[i]) status = output_check(patterns[i], endings[i], from->metrics, from->n_metrics, err);
+    if (status == KVB_OK && out->picture)
+        status = output_check_pictures(out->picture, from->metrics, from->n_metrics, err);
     return status;
 }
 
@@ -189,7 +196,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"lengths", 0, CLI_FLAG, &w->lengths, NULL,
          "write no table, but compare tables from several records of the same contexts, cut\nto different lengths "
          "(profile --max-tokens), on each other's"},
-        {"picture", 0, CLI_TEXT, &line->outputs.picture, "FILE.svg",
+        {"picture", 0, CLI_TEXT, &line->outputs.picture, "FILE.svg|.pdf|.png",
          "with --holdout, --ablation or --lengths: also draw it"},
         {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),

@@ -27,10 +27,17 @@ void wishes_free(constraint_wishes *w)
 
 // ---- Limits ---------------------------------------------------------------------------------------------------------
 
+// Limits stand for the layers that are budgeted, command lines count all of the model's.
+typedef struct limit_target {
+    kvb_limits *limits;
+    const layer_map *layers;
+} limit_target;
+
 // LAYER or LAYER.HEAD: the heads first .. end - 1.
-static kvb_status read_place(const char *option, const char *entry, const char *text, const kvb_limits *m,
+static kvb_status read_place(const char *option, const char *entry, const char *text, const limit_target *m,
                              size_t *first, size_t *end, kvb_error *err)
 {
+    uint32_t heads = m->limits->n_kv_heads;
     char *rest;
     unsigned long layer = strtoul(text, &rest, 10), head = 0;
     bool ok = rest != text && strchr("0123456789", *text), one = false;
@@ -43,29 +50,35 @@ static kvb_status read_place(const char *option, const char *entry, const char *
     if (!ok || *rest)
         return kvb_fail(err, KVB_ARGUMENT, "--%s %s: expected LAYER or LAYER.HEAD, such as 3 or 3.1, found '%s'",
                         option, entry, text);
-    if (layer >= m->n_layers || head >= m->n_kv_heads)
+    if (layer >= m->layers->n_layers || head >= heads)
         return kvb_fail(err, KVB_ARGUMENT, "--%s %s: the model has layers 0..%u with KV heads 0..%u", option, entry,
-                        m->n_layers - 1, m->n_kv_heads - 1);
-    *first = layer * m->n_kv_heads + head;
-    *end = one ? *first + 1 : *first + m->n_kv_heads;
+                        m->layers->n_layers - 1, heads - 1);
+    uint32_t place = layer_map_place(m->layers, (uint32_t)layer);
+    if (place == UINT32_MAX)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "--%s %s: the cache of layer %lu is bounded by its window, so nothing of it is budgeted",
+                        option, entry, layer);
+    *first = (size_t)place * heads + head;
+    *end = one ? *first + 1 : *first + heads;
     return KVB_OK;
 }
 
 // SHARE or SHARE@PLACE.
-static kvb_status read_share(const char *option, const char *entry, const kvb_limits *m, double *share, size_t *first,
+static kvb_status read_share(const char *option, const char *entry, const limit_target *m, double *share, size_t *first,
                              size_t *end, kvb_error *err)
 {
     char *rest;
     *share = strtod(entry, &rest);
     *first = 0;
-    *end = (size_t)m->n_layers * m->n_kv_heads;
+    *end = (size_t)m->limits->n_layers * m->limits->n_kv_heads;
     if (rest == entry || (*rest && *rest != '@') || !(*share >= 0 && *share <= 1))
         return kvb_fail(err, KVB_ARGUMENT, "--%s %s: expected a share from 0 to 1, with @LAYER or @LAYER.HEAD or alone",
                         option, entry);
     return *rest ? read_place(option, entry, rest + 1, m, first, end, err) : KVB_OK;
 }
 
-static kvb_status apply_shares(const char *option, const cli_list *list, kvb_limits *m, double *shares, kvb_error *err)
+static kvb_status apply_shares(const char *option, const cli_list *list, const limit_target *m, double *shares,
+                               kvb_error *err)
 {
     for (size_t i = 0; i < list->count; i++) {
         double share;
@@ -77,37 +90,39 @@ static kvb_status apply_shares(const char *option, const cli_list *list, kvb_lim
     return KVB_OK;
 }
 
-static kvb_status apply_caps(const cli_list *list, kvb_limits *m, kvb_error *err)
+static kvb_status apply_caps(const cli_list *list, const limit_target *m, kvb_error *err)
 {
+    uint32_t heads = m->limits->n_kv_heads;
     for (size_t i = 0; i < list->count; i++) {
         double share;
         size_t first, end;
         kvb_status status = read_share("layer-cap", list->items[i], m, &share, &first, &end, err);
         if (status != KVB_OK) return status;
-        if ((end - first) % m->n_kv_heads)
+        if ((end - first) % heads)
             return kvb_fail(err, KVB_ARGUMENT, "--layer-cap %s: a cap is for a whole layer; --ceiling is for heads",
                             list->items[i]);
-        for (size_t l = first / m->n_kv_heads; l < end / m->n_kv_heads; l++) m->cap[l] = share;
+        for (size_t l = first / heads; l < end / heads; l++) m->limits->cap[l] = share;
     }
     return KVB_OK;
 }
 
-static kvb_status apply_pins(const cli_list *list, kvb_limits *m, kvb_error *err)
+static kvb_status apply_pins(const cli_list *list, const limit_target *m, kvb_error *err)
 {
     for (size_t i = 0; i < list->count; i++) {
         size_t first, end;
         kvb_status status = read_place("pin", list->items[i], list->items[i], m, &first, &end, err);
         if (status != KVB_OK) return status;
-        for (size_t h = first; h < end; h++) m->least[h] = m->most[h] = 1;
+        for (size_t h = first; h < end; h++) m->limits->least[h] = m->limits->most[h] = 1;
     }
     return KVB_OK;
 }
 
 // The limits for L x G heads; SHARE counts for everything that later entries do not name. On failure *out is zero.
-static kvb_status wishes_to_limits(const constraint_wishes *w, uint32_t n_layers, uint32_t n_kv_heads,
+static kvb_status wishes_to_limits(const constraint_wishes *w, const layer_map *layers, uint32_t n_kv_heads,
                                    solve_scope scope, kvb_limits *out, kvb_error *err)
 {
-    kvb_status status = kvb_limits_init(out, n_layers, n_kv_heads, err);
+    const limit_target to = {out, layers};
+    kvb_status status = kvb_limits_init(out, layers->n_budgeted, n_kv_heads, err);
     if (status != KVB_OK) return status;
     const struct {
         const char *option;
@@ -122,10 +137,10 @@ static kvb_status wishes_to_limits(const constraint_wishes *w, uint32_t n_layers
         else if (counts[i].value > 0) *counts[i].out = (uint32_t)counts[i].value;
     }
     out->by_layer = scope == SCOPE_LAYER;
-    if (status == KVB_OK) status = apply_caps(&w->caps, out, err);
-    if (status == KVB_OK) status = apply_shares("floor", &w->floors, out, out->least, err);
-    if (status == KVB_OK) status = apply_shares("ceiling", &w->ceilings, out, out->most, err);
-    if (status == KVB_OK) status = apply_pins(&w->pins, out, err);
+    if (status == KVB_OK) status = apply_caps(&w->caps, &to, err);
+    if (status == KVB_OK) status = apply_shares("floor", &w->floors, &to, out->least, err);
+    if (status == KVB_OK) status = apply_shares("ceiling", &w->ceilings, &to, out->most, err);
+    if (status == KVB_OK) status = apply_pins(&w->pins, &to, err);
     if (status == KVB_OK) status = kvb_limits_check(out, err);
     if (status != KVB_OK) kvb_limits_free(out);
     return status;
@@ -268,14 +283,14 @@ static kvb_status cut_rows(study_options *o, kvb_error *err)
     return KVB_OK;
 }
 
-kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, study_options *o, kvb_limits *limits,
-                        kvb_error *err)
+kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, const layer_map *layers,
+                        study_options *o, kvb_limits *limits, kvb_error *err)
 {
     kvb_status status =
         wishes_to_ratios(w, shape->n_layers * shape->n_kv_heads, shape->head_dim, o->ratios, &o->n_rows, err);
     o->own_ratios = wishes_ratios(w);
     if (status != KVB_OK || !wishes_limit(w)) return status;
-    status = wishes_to_limits(w, shape->n_layers, shape->n_kv_heads, o->scope, limits, err);
+    status = wishes_to_limits(w, layers, shape->n_kv_heads, o->scope, limits, err);
     if (status != KVB_OK) return status;
     o->limits = limits;
     return o->own_ratios ? KVB_OK : cut_rows(o, err);

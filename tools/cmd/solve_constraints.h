@@ -1,6 +1,7 @@
 // What solve's options demand of budgets beyond their sum, and the ratios that it solves for: solve_constraints.c.
 #pragma once
 #include "formats/record.h"
+#include "study/layer_map.h"
 #include "study/options.h"
 #include "tools/cli.h"
 
@@ -46,10 +47,10 @@ bool wishes_limit(const constraint_wishes *w);
 bool wishes_ratios(const constraint_wishes *w);
 void wishes_free(constraint_wishes *w);
 
-// What the wishes mean for a record: fills ratios, n_rows, own_ratios and, where anything but ratios is wished for,
-// limits of the options, which then point to *limits (to be freed by the caller, also after a failure). o->scope is
-// set. Errors: KVB_ARGUMENT, naming the option.
-kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, study_options *o, kvb_limits *limits,
-                        kvb_error *err);
+// What the wishes mean for a record and the layers that it has of its model: fills ratios, n_rows, own_ratios and,
+// where anything but ratios is wished for, limits of the options, which then point to *limits (to be freed by the
+// caller, also after a failure). o->scope is set. Errors: KVB_ARGUMENT, naming the option.
+kvb_status wishes_apply(const constraint_wishes *w, const record_shape *shape, const layer_map *layers,
+                        study_options *o, kvb_limits *limits, kvb_error *err);
 // Tells where a table for every per cent ends before 99 %.
 void warn_of_rows(const study_options *o);

@@ -56,7 +56,7 @@ static kvb_status run_holdout(const solve_line *l, const study_words *w, const s
     picture p;
     if (status == KVB_OK && l->outputs.picture) {
         status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_holdout(h, p.file.stream);
+        if (status == KVB_OK) draw_holdout(h, p.svg);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_holdout(to, h);
@@ -81,7 +81,7 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
     }
     if (status == KVB_OK && l->outputs.picture) {
         status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_ablation(&x, p.file.stream);
+        if (status == KVB_OK) draw_ablation(&x, p.svg);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_ablation(to, &x);
@@ -121,7 +121,7 @@ static kvb_status run_lengths(const solve_line *l, const study_words *w, const s
     if (status == KVB_OK) status = walk_lengths(x, l->outputs.quiet, err);
     if (status == KVB_OK && l->outputs.picture) {
         status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_lengths(x, p.file.stream);
+        if (status == KVB_OK) draw_lengths(x, p.svg);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_lengths(to, x);

@@ -33,7 +33,7 @@ static kvb_status draw_metric(const validation *v, const solve_outputs *out, kvb
     picture p;
     kvb_status status = picture_begin(&p, out->picture, v->pairs.metric, v->pairs.from->n_metrics > 1, err);
     if (status != KVB_OK) return status;
-    draw_validation(v, p.file.stream);
+    draw_validation(v, p.svg);
     return picture_end(&p, out->quiet, err);
 }
 
@@ -42,7 +42,7 @@ static kvb_status validate_metric(const solve_line *l, const selection *from, co
 {
     validation *v = calloc(1, sizeof *v);
     if (!v) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
-    const double *prune_ratio = table ? kvb_table_prune_ratios(table) : NULL;
+    const double *prune_ratio = table ? kvb_table_budgeted_ratios(table) : NULL;
     kvb_status status = validation_open(v, from, metric, &l->options, prune_ratio, err);
     if (status == KVB_OK) status = run_metric(v, l->outputs.quiet, err);
     if (status == KVB_OK && l->outputs.picture) status = draw_metric(v, &l->outputs, err);
@@ -69,7 +69,10 @@ static kvb_status open_record(solve_line *l, selection *from, const char *path, 
     kvb_status status = selection_open(from, path, &l->wanted, err);
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(from->r);
-    status = wishes_apply(&l->wishes, &shape, &l->options, &l->limits, err);
+    layer_map layers;
+    status = layer_map_read(&layers, from->r, err);
+    if (status == KVB_OK) status = wishes_apply(&l->wishes, &shape, &layers, &l->options, &l->limits, err);
+    layer_map_free(&layers);
     if (status == KVB_OK) warn_of_rows(&l->options);
     return status;
 }
@@ -96,7 +99,7 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
     else if (status == KVB_OK) status = open_record(l, &from, path, err);
     if (status == KVB_OK && out->picture)
-        status = output_check(out->picture, ".svg", from.metrics, from.n_metrics, err);
+        status = output_check_pictures(out->picture, from.metrics, from.n_metrics, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
     if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
