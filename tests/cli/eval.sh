@@ -48,6 +48,13 @@ json 'no method loses less than the oracle' worth.json \
     and r["effective_ratio"] > o["effective_ratio"] - 1e-3)'
 check 'the picture has a chart of KL and one of agreement for each metric' charts worth.svg 4
 cp worth.json first.json
+for end in json csv cells svg; do
+    expect 0 "inspect knows worth.$end" inspect worth.$end --json
+    json 'and counts what is in it' out 'j["kind"] and (
+        j.get("n_rows", 24) == 24 and j.get("n_results", 48) == 48 and "kl_to_ada" in j.get("columns", ["kl_to_ada"]))'
+done
+printf '{"key":"a"}\nnonsense\n' >wrong.cells
+fails 'a log with a line that is none' 'line 1|line 2: expected a JSON object' inspect wrong.cells
 
 # ---- going on
 cp worth.cells all

@@ -79,6 +79,7 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
     if (status == KVB_OK) status = write_outputs(t, out, err);
+    if (status == KVB_OK) warn_of_table(t);
     if (status == KVB_OK) add_table(to, t);
     if (status == KVB_OK && !out->json) print_table(t);
     study_table_free(t);

@@ -14,6 +14,9 @@ const char *scope_words(solve_scope scope);
 // Tells of questions that are left out or hard to compare; on standard error.
 void warn_of_pairs(const pair_set *p);
 
+// Tells where the table loses to uniform budgets; on standard error.
+void warn_of_table(const study_table *t);
+
 void print_table(const study_table *t);
 void print_holdout(const holdout *h);
 void print_ablation(const ablation *x);

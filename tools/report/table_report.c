@@ -101,6 +101,22 @@ static void print_what_is_proved(const study_options *o)
                o->shrink > 0 ? ", curves pulled together" : "");
 }
 
+void warn_of_table(const study_table *t)
+{
+    const study_options *o = &t->options;
+    uint32_t n = 0, first = 0, last = 0;
+    for (uint32_t r = 0; r < o->n_rows; r++) {
+        if (!(t->table_loss[r] > t->uniform_loss[r] * (1 + 1e-9))) continue;
+        if (n++ == 0) first = r;
+        last = r;
+    }
+    if (n == 0) return;
+    fprintf(stderr, "warning: %s: at %u of %u ratios, %g to %g %%, this table loses more than uniform budgets%s\n",
+            t->pairs.metric, n, o->n_rows, 100 * o->ratios[first], 100 * o->ratios[last],
+            o->limits ? ", because of its constraints: what they pin or raise, other heads must give"
+                      : "; take uniform budgets there, or calibrate on longer contexts");
+}
+
 void print_table(const study_table *t)
 {
     const study_options *o = &t->options;
