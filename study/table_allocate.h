@@ -10,3 +10,6 @@ kvb_status allocate_pair(study_table *t, ratio_mean *spread, problem *p, kvb_err
 // fills table_bound with AGGREGATE_MEAN_LOSS.
 kvb_status bound_table(study_table *t, const gathered *g, kvb_error *err);
 kvb_status allocate_table(study_table *t, const gathered *g, kvb_error *err);
+
+// Refuses ratios that were chosen one by one where limits do not allow them.
+kvb_status require_ratios(const study_options *o, const loss_curves *c, kvb_error *err);
