@@ -75,10 +75,14 @@
     const x = (v) => LEFT + (width - LEFT - RIGHT) * (x1 > x0 ? (v - x0) / (x1 - x0) : 0.5);
     let place;
     if (chart.logarithmic) {
-      const low = Math.max(Math.floor(Math.log10(least)), Math.ceil(Math.log10(most)) - 8);
-      const high = Math.max(low + 1, Math.ceil(Math.log10(most)));
-      for (let k = low; k <= high; k++) ticks.push(10 ** k);
-      place = (v) => (Math.log10(Math.max(v, 10 ** low)) - low) / (high - low);
+      // From a 1, 2 or 5 times a power of ten to another; these are ticks where they are few.
+      const steps = [];
+      for (let k = -12; k < 12; k++) for (const m of [1, 2, 5]) steps.push(m * 10 ** k);
+      const high = steps.find((v) => v >= most * (1 - 1e-9));
+      const low = Math.max(steps.findLast((v) => v <= least * (1 + 1e-9)), high * 1e-8);
+      const all = high / low < 300;
+      ticks = steps.filter((v) => v >= low && v <= high && (all || Math.abs(Math.log10(v) % 1) < 1e-9));
+      place = (v) => Math.log10(Math.max(v, low) / low) / (Math.log10(high / low) || 1);
     } else {
       // Shares begin at 0; other numbers where they begin, unless that is near 0.
       const from = chart.shares || least < 0.5 * most ? Math.min(0, least) : least - 0.08 * (most - least);
