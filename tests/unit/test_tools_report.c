@@ -165,6 +165,12 @@ START_TEST(styles_are_fixed_and_differ)
     series_style mine = series_style_of("mine"), again = series_style_of("mine");
     ck_assert(mine.colour == again.colour && mine.mark == again.mark && mine.dash == again.dash);
     ck_assert_ptr_nonnull(series_mark_names[exact.mark]);
+    static const char *const held_out[] = {"mean_loss", "mean_loss, shrink 0.1", "mean_loss, shrink 0.2", "worst"};
+    series_style styles[4];
+    series_styles(held_out, 4, styles);
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < i; k++) ck_assert(styles[i].mark != styles[k].mark || styles[i].dash != styles[k].dash);
+    ck_assert(styles[1].colour == own.colour && styles[1].mark == own.mark); // solve's default
 }
 END_TEST
 

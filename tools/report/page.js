@@ -127,10 +127,10 @@
     for (const run of stretches(chart.x.length, (i) => drawn(s.y[i])))
       svg(root, "path", { class: "line", style, d: `M${run.map(point(s.y)).join("L")}`,
         "stroke-dasharray": s.dash ? `${s.dash} ${s.dash}` : "none" });
-    const every = Math.ceil(chart.x.length / 20);
-    chart.x.forEach((x, i) => {
-      if (drawn(s.y[i]) && i % every === every >> 1) putMark(root, s, at.x(x), at.y(s.y[i]));
-    });
+    // Lines of many points are marked at different places, so that marks of lines that run together stay apart.
+    const every = Math.ceil(chart.x.length / 20), n = chart.series.length;
+    const first = Math.floor(every * (2 * chart.series.indexOf(s) + 1) / (2 * n)) % every;
+    chart.x.forEach((x, i) => { if (drawn(s.y[i]) && i % every === first) putMark(root, s, at.x(x), at.y(s.y[i])); });
   }
 
   function putAxes(root, chart, at, width, height) {
