@@ -172,9 +172,9 @@
     root.addEventListener("pointerleave", () => { tip.hidden = true; rule.setAttribute("d", ""); });
   }
 
-  function draw(box) {
+  function draw(box, room = box.clientWidth) {
     const chart = data.charts[+box.dataset.chart];
-    const width = Math.max(260, box.clientWidth), height = Math.round(Math.min(340, Math.max(220, 0.6 * width)));
+    const width = Math.max(260, room), height = Math.round(Math.min(340, Math.max(220, 0.6 * width)));
     box.textContent = "";
     box.dataset.width = box.clientWidth;
     const root = svg(box, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
@@ -194,7 +194,11 @@
 
   startSlider();
   const boxes = document.querySelectorAll(".plot");
-  boxes.forEach(draw);
+  const drawAll = (room) => boxes.forEach((box) => draw(box, room));
+  const PRINTED = 340; // half a sheet of paper
+  drawAll();
+  addEventListener("beforeprint", () => drawAll(PRINTED));
+  addEventListener("afterprint", () => drawAll());
   // A chart is drawn for its width, so that its letters keep their size.
   const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => {
     if (Math.abs(target.clientWidth - target.dataset.width) > 8) draw(target);
