@@ -102,7 +102,8 @@ bool metric_base(const metric *m, metric *base)
 
 unsigned metric_needs(const metric *m)
 {
-    return m->kind->needs | (m->base ? m->base->needs : 0);
+    unsigned own = m->kind->needs_of ? m->kind->needs_of(m) : m->kind->needs;
+    return own | (m->base ? m->base->needs : 0);
 }
 
 unsigned metric_needs_on_device(const metric *m)

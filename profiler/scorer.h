@@ -33,6 +33,8 @@ typedef struct scorer {
     const char *source;  // the paper, and where this form of it comes from
     const char *formula; // s[g,j] = ..., for the help; '\n' starts another line
     unsigned needs;      // view_items that score() reads
+    // What score() reads where that differs from metric to metric; NULL: `needs`.
+    unsigned (*needs_of)(const metric *m);
     // Those that it reads even where the view has a device; NULL: all of them.
     unsigned (*needs_on_device)(const metric *m);
     // Of the last tokens, how many it looks at or keeps in any case; they are protected. NULL: protect_window.

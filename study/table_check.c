@@ -18,7 +18,7 @@ kvb_status open_table_and_record(kvb_table **table, study_options *o, kvb_limits
     if (status != KVB_OK) return status;
     const kvb_info *info = kvb_table_info(*table);
     const char *metric = info->metric;
-    const selection_request one = {&metric, 1, wanted->contexts, wanted->max_questions};
+    const selection_request one = {&metric, 1, wanted->contexts, wanted->max_questions, kvb_table_ranking(*table)};
     status = selection_open(from, record_path, &one, err);
     if (status != KVB_OK) return status;
     record_shape shape = record_get_shape(from->r);

@@ -72,7 +72,7 @@ START_TEST(nothing_to_solve)
 {
     pair_set other;
     selection skipped;
-    const selection_request wanted = {CASE_METRIC, 1, "skipped", UINT64_MAX};
+    const selection_request wanted = {CASE_METRIC, 1, "skipped", UINT64_MAX, NULL};
     study_options o = case_options("mean_loss");
     help_ok(selection_open(&skipped, from.path, &wanted, err));
     help_fails(pairs_open(&other, &skipped, "keydiff", &o, err), KVB_ARGUMENT, "nothing to solve");

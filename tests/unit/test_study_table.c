@@ -217,7 +217,7 @@ static uint32_t count_faults(const char *path, const char *fault)
 {
     uint32_t n = 0;
     table_check *k = calloc(1, sizeof *k);
-    const selection_request all = {NULL, 0, NULL, UINT64_MAX};
+    const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL};
     help_ok(table_check_open(k, path, from.path, &all, err));
     help_ok(table_check_run(k, NULL, err));
     help_ok(table_check_limits(k, err));
@@ -263,7 +263,7 @@ START_TEST(a_table_of_another_record_is_refused)
 {
     study_table t;
     table_check *k = calloc(1, sizeof *k);
-    const selection_request all = {NULL, 0, NULL, UINT64_MAX}, one = {NULL, 0, "b", UINT64_MAX};
+    const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL}, one = {NULL, 0, "b", UINT64_MAX, NULL};
     const case_context both[] = {HEAD_0, HEAD_1};
     study_options o = case_options("mean_loss");
     open_record("two.h5", both, 2);

@@ -223,7 +223,7 @@ static void write_table(const char *path)
             deviation[r * L * G + h] = h == 3 ? 0.5 : 0;
         }
     }
-    const table_content t = {R, L, G, prune, ratio, deviation, loss, loss, loss, loss, ratio, saturated, m};
+    const table_content t = {R, L, G, prune, ratio, deviation, loss, loss, loss, loss, ratio, saturated, NULL, m};
     help_ok(table_write(path, &t, err));
     cJSON_Delete(m);
 }

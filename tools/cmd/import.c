@@ -125,6 +125,7 @@ static kvb_status write_table(const settings *s, const npy_array *a, const doubl
                              unknown,
                              effective,
                              saturated,
+                             NULL,
                              metadata};
     if (status == KVB_OK) status = table_write(s->output, &content, err);
     free(std);

@@ -1,6 +1,7 @@
 // kvbudget plot: tables as head maps and lines, results as lines, in the terminal and as SVG, PDF and PNG.
 #include "tools/cmd/plot_command.h"
 #include "tools/report/picture.h"
+#include "tools/report/weights_picture.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,6 +52,29 @@ static bool is_document(const char *path)
     return n > 5 && strcmp(path + n - 5, ".json") == 0;
 }
 
+// Of tables and rankings.
+static bool is_kind(const char *word)
+{
+    static const char *const kinds[] = {"maps", "heads", "losses", "weights"};
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(word, kinds[i]) == 0) return true;
+    return false;
+}
+
+// Which head uses which feature of a learned ranking.
+static kvb_status plot_weights(const plot_command *c, kvb_error *err)
+{
+    kvb_ranking *ranking = NULL;
+    picture p = {0};
+    kvb_status status = kvb_ranking_open(&ranking, c->paths[0], err);
+    if (status == KVB_OK) status = picture_open(&p, c->output, err);
+    if (status == KVB_OK) status = weights_svg(ranking, p.svg, err);
+    if (status == KVB_OK) status = picture_close(&p, err);
+    picture_abandon(&p);
+    kvb_ranking_close(ranking);
+    return status;
+}
+
 // What the words of the command line say together. Returns an exit code.
 static int check(plot_command *c, const char *ratios, const char *axis, const char *size)
 {
@@ -63,8 +87,10 @@ static int check(plot_command *c, const char *ratios, const char *axis, const ch
     if (documents > 0 && documents < c->n_paths)
         return cli_usage_error(c->self, "tables and results do not fit into one picture; plot them one by one");
     if (documents > 0) c->kind = "results";
-    else if (strcmp(c->kind, "maps") != 0 && strcmp(c->kind, "heads") != 0 && strcmp(c->kind, "losses") != 0)
-        return cli_usage_error(c->self, "--kind: expected maps, heads or losses, found '%s'", c->kind);
+    else if (!is_kind(c->kind))
+        return cli_usage_error(c->self, "--kind: expected maps, heads, losses or weights, found '%s'", c->kind);
+    if (strcmp(c->kind, "weights") == 0 && (c->n_paths > 1 || ratios))
+        return cli_usage_error(c->self, "--kind weights draws one ranking, or one table that carries it");
     if (strcmp(c->kind, "maps") != 0 && !c->output)
         return cli_usage_error(c->self, "--output is needed: only head maps are drawn in the terminal");
     if (strcmp(c->kind, "maps") != 0 && c->terminal) return cli_usage_error(c->self, "--terminal shows head maps only");
@@ -92,9 +118,10 @@ static int run(const cli_command *self, int argc, char **argv)
     const char *ratios = NULL, *axis = NULL, *size = NULL;
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &c.output, "FILE.svg|.pdf|.png", "the picture to write"},
-        {"kind", 'k', CLI_TEXT, &c.kind, "maps|heads|losses",
+        {"kind", 'k', CLI_TEXT, &c.kind, "maps|heads|losses|weights",
          "of tables: what every head keeps, as maps (default); what every head gives\nup, a line per table (the "
-         "paper's figure 2b); or loss against the ratio"},
+         "paper's figure 2b); or loss against the ratio; of a\nlearned ranking or a table with one: what every head "
+         "looks at"},
         {"ratios", 'r', CLI_TEXT, &ratios, "LIST",
          "prune ratios, one panel each; per cents or shares (default: 50,80,90, or all of a\ntable that was solved for "
          "few ratios)"},
@@ -116,7 +143,9 @@ static int run(const cli_command *self, int argc, char **argv)
     }
     if (parsed && code == EXIT_DONE) {
         kvb_error err = {0};
-        kvb_status status = strcmp(c.kind, "results") == 0 ? plot_results(&c, &err) : plot_tables(&c, &err);
+        kvb_status status = strcmp(c.kind, "results") == 0   ? plot_results(&c, &err)
+                            : strcmp(c.kind, "weights") == 0 ? plot_weights(&c, &err)
+                                                             : plot_tables(&c, &err);
         if (status != KVB_OK) code = cli_failed(self, &err);
     }
     cli_list_free(&c.columns);
@@ -144,5 +173,6 @@ const cli_command cmd_plot = {
     "  kvbudget plot snapkv.safetensors keydiff.safetensors -o both.svg --ratios 20,50,80,95\n"
     "  kvbudget plot story.safetensors code.safetensors -o figure2b.pdf --kind heads --ratios 80\n"
     "  kvbudget plot keydiff.safetensors -o loss.pdf --kind losses --axis log --size 640x400\n"
+    "  kvbudget plot rank.safetensors --kind weights -o weights.svg\n"
     "  kvbudget plot worth.json -o worth.pdf --axis relative --series kvbudget --series ada --column kl\n",
     run};

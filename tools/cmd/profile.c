@@ -21,8 +21,8 @@ static int read_metrics(profile_command *p)
     p->metrics = calloc(n, sizeof *p->metrics);
     if (!p->metrics) return cli_failed(p->self, &(kvb_error){KVB_MEMORY, "no memory for the metrics"});
     for (size_t i = 0; i < n; i++) {
-        if (metric_parse(&p->metrics[i], p->metric_names.count ? p->metric_names.items[i] : DEFAULT_METRICS[i], &err) !=
-            KVB_OK)
+        const char *name = p->metric_names.count ? p->metric_names.items[i] : DEFAULT_METRICS[i];
+        if (learned_parse(&p->metrics[i], name, &p->learned, &err) != KVB_OK)
             return cli_usage_error(p->self, "%s", err.message);
         if (metric_check_nested(&p->metrics[i], &err) != KVB_OK) return cli_usage_error(p->self, "%s", err.message);
         for (size_t k = 0; k < i; k++)
@@ -128,6 +128,10 @@ static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb
     model_options wishes = {true, p->pre, p->statistics, (uint32_t)p->layers};
     for (size_t i = 0; i < p->n_files; i++) wishes.without_tokenizer &= !calib_has_text(&p->files[i]);
     kvb_status status = model_open(&p->m, operands[0], p->device, &wishes, err);
+    for (size_t i = 0; i < p->options.n_metrics && status == KVB_OK; i++) {
+        const model_config *c = &p->m->config;
+        status = learned_check_model(&p->metrics[i], c->n_layers, c->n_kv_heads, p->m->sha256, err);
+    }
     if (status == KVB_OK) status = allot_memory(p, err);
     if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
     return status;
@@ -258,6 +262,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);
     free(p.files);
     free(p.metrics);
+    learned_list_close(&p.learned);
     cli_list_free(&p.metric_names);
     ranks_end();
     return code;

@@ -116,7 +116,7 @@ static kvb_status run_lengths(const solve_line *l, const study_words *w, const s
     lengths *x = calloc(1, sizeof *x);
     if (!x) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
     picture p;
-    const selection_request wanted = {&metric, 1, l->wanted.contexts, l->wanted.max_questions};
+    const selection_request wanted = {&metric, 1, l->wanted.contexts, l->wanted.max_questions, NULL};
     kvb_status status = lengths_open(x, w->records, w->n_records, &wanted, &l->options, err);
     if (status == KVB_OK) status = walk_lengths(x, l->outputs.quiet, err);
     if (status == KVB_OK && l->outputs.picture) {
