@@ -199,3 +199,16 @@ int cli_terminal_width(int fd, int otherwise)
     if (ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return otherwise;
     return size.ws_col;
 }
+
+bool cli_ratio(double *out, const char *text)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text) return false;
+    if (*end == '%') {
+        value /= 100;
+        ++end;
+    }
+    *out = value;
+    return *end == 0 && value >= 0 && value < 1;
+}

@@ -51,6 +51,8 @@ void cli_print_manual(const cli_command *command, const cli_option *options);
 typedef void cli_manual_printer(const cli_command *command, const cli_option *options);
 void cli_print_manuals_by(cli_manual_printer *printer);
 void cli_list_free(cli_list *list);
+// A share to prune, 0.8 or 80%: at least 0, below 1. False for anything else.
+bool cli_ratio(double *out, const char *text);
 
 // `kvbudget help metrics`
 void print_metrics_help(void);

@@ -128,6 +128,17 @@ static size_t occurrences(const char *text, const char *what)
     return n;
 }
 
+START_TEST(ratios_are_shares_or_per_cent)
+{
+    double r = 0;
+    ck_assert(cli_ratio(&r, "0.8") && r == 0.8);
+    ck_assert(cli_ratio(&r, "80%") && r == 0.8);
+    ck_assert(cli_ratio(&r, "0") && r == 0);
+    const char *const wrong[] = {"1", "-0.1", "100%", "80", "0.8x", "80%%", "", "nan"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_msg(!cli_ratio(&r, wrong[i]), "%s", wrong[i]);
+}
+END_TEST
+
 START_TEST(plain_picture_has_numbers_only)
 {
     char *text = picture(2, 3, &(heatmap_terminal){HEATMAP_PLAIN, true, 100}, false);
@@ -186,6 +197,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, wrong_options);
     tcase_add_test(tc, counts_are_strict);
     tcase_add_test(tc, reals_are_strict);
+    tcase_add_test(tc, ratios_are_shares_or_per_cent);
     tcase_add_test(tc, plain_picture_has_numbers_only);
     tcase_add_test(tc, coloured_picture_has_every_layer);
     tcase_add_test(tc, any_shape_and_width);
