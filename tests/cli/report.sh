@@ -95,6 +95,19 @@ expect 0 'the same again' report keydiff.safetensors snapkv.safetensors --record
     --results needles.json "${given[@]}" -o all.html --quiet
 same 'gives the same bytes' first.html all.html
 
+# ---- Other kinds of tables
+expect 0 'a table of three ratios in pages' solve run.h5 -m keydiff --ratios 0.3,0.5,0.8 --block 16 -o few.safetensors --quiet
+expect 0 'its report' report few.safetensors -o few.html --quiet
+page 'stands alone' few.html
+says 'has its ratios' '3, from 30 to 80&nbsp;% pruned' few.html
+says 'and its constraints' '<dt>constraints</dt><dd>.*block' few.html
+says 'and does not offer kvpress what it cannot read' 'it cannot be used there' few.html
+expect 0 'export' export keydiff.safetensors -o keydiff.npy
+expect 0 'import' import keydiff.npy -o imported.safetensors
+expect 0 'its report' report imported.safetensors -o imported.html --quiet
+page 'stands alone too' imported.html
+says 'says what it does not know' 'Nothing is known about its losses' imported.html
+
 # ---- Hostile texts
 evil='a"><script>alert(1)<'
 cp keydiff.safetensors "$evil.safetensors"

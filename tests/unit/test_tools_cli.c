@@ -1,5 +1,6 @@
 // Options, numbers and progress of the command line; the picture of the terminal.
 #include "tools/cli.h"
+#include "tools/manual.h"
 #include "tools/report/heatmap.h"
 #include "unit.h"
 #include <stdio.h>
@@ -69,6 +70,32 @@ START_TEST(wrong_options)
     ck_assert_int_eq(PARSE(&v, "-t"), EXIT_USAGE);
     ck_assert_int_eq(PARSE(&v, "--flag=1"), EXIT_USAGE);
     ck_assert_int_eq(PARSE(&v, "--help=1"), EXIT_USAGE);
+}
+END_TEST
+
+static const char *shown; // name of the first option that the last manual had
+
+static void note_manual(const cli_command *command, const cli_option *options)
+{
+    ck_assert_ptr_eq(command, &COMMAND);
+    shown = options[0].name;
+}
+
+START_TEST(manuals_in_other_forms)
+{
+    values v;
+    cli_print_manuals_by(note_manual);
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_ptr_nonnull(shown);
+    ck_assert_str_eq(shown, "flag");
+    cli_print_manuals_by(NULL);
+    shown = NULL;
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_ptr_null(shown);
+    const cli_command *const commands[] = {&COMMAND};
+    const manual m = {"Introduction.\n", "Way.\n", commands, 1};
+    ck_assert(manual_print(&m, "man") && manual_print(&m, "bash") && manual_print(&m, "zsh"));
+    ck_assert(!manual_print(&m, "fish"));
 }
 END_TEST
 
@@ -195,6 +222,7 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, options_of_every_kind);
     tcase_add_test(tc, wrong_options);
+    tcase_add_test(tc, manuals_in_other_forms);
     tcase_add_test(tc, counts_are_strict);
     tcase_add_test(tc, reals_are_strict);
     tcase_add_test(tc, ratios_are_shares_or_per_cent);
