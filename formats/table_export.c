@@ -36,6 +36,7 @@ kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err)
         if (!*out) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
         kvb_safetensors_free(&file);
     }
+    if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;
 }

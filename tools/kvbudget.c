@@ -1,5 +1,6 @@
 // The program: finds the subcommand and runs it.
 #include "tools/cli.h"
+#include "tools/device.h"
 #include "tools/json_print.h"
 #include "tools/manual.h"
 #include "tools/report/results.h"
@@ -8,6 +9,7 @@
 #include <fcntl.h>
 #include <gsl/gsl_version.h>
 #include <hdf5.h>
+#include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <openssl/crypto.h>
 #include <stdio.h>
@@ -17,10 +19,10 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_merge,     &cmd_learn,   &cmd_solve,    &cmd_validate,
-                                              &cmd_eval,    &cmd_recommend, &cmd_report,  &cmd_budgets,  &cmd_plot,
-                                              &cmd_export,  &cmd_import,    &cmd_inspect, &cmd_tokenize, &cmd_logits,
-                                              &cmd_task,    &cmd_statistics};
+static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_merge,  &cmd_learn,     &cmd_solve,   &cmd_validate,
+                                              &cmd_eval,    &cmd_refine, &cmd_recommend, &cmd_report,  &cmd_budgets,
+                                              &cmd_plot,    &cmd_export, &cmd_import,    &cmd_inspect, &cmd_tokenize,
+                                              &cmd_logits,  &cmd_task,   &cmd_statistics};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 
 static const char INTRODUCTION[] =
@@ -155,6 +157,14 @@ static void take_standard_streams(void)
             _exit(EXIT_FAILED); // nothing can be said
 }
 
+// OMP_NUM_THREADS may say anything; OpenMP's library believes it.
+static void bound_threads(void)
+{
+    if (omp_get_max_threads() <= DEVICE_THREADS_MAX) return;
+    fprintf(stderr, "warning: OMP_NUM_THREADS: %d threads; %d are taken\n", omp_get_max_threads(), DEVICE_THREADS_MAX);
+    omp_set_num_threads(DEVICE_THREADS_MAX);
+}
+
 // `kvbudget help WORD`
 static int explain(int argc, char **argv)
 {
@@ -215,6 +225,7 @@ int main(int argc, char **argv)
     take_standard_streams();
     atexit(explain_exit);
     json_watch_memory();
+    bound_threads();
     if (argc > 2) results_remember(argc - 2, argv + 2);
     int code = run(argc, argv);
     if (code == EXIT_DONE && json_ran_out()) {

@@ -8,6 +8,7 @@
 #include "unit.h"
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 START_TEST(sizes)
@@ -46,6 +47,32 @@ START_TEST(memory_of_this_process)
     free(block);
     ck_assert(memory_peak() + SIZE / 10 >= with); // Linux counts pages in batches
     ck_assert(memory_free() > 0);
+}
+END_TEST
+
+// A limit of the address space is seen, and memory_free never promises more than it leaves.
+START_TEST(room_of_the_address_space)
+{
+    ck_assert(memory_address_room() == UINT64_MAX);
+    struct rlimit was, less;
+    ck_assert_int_eq(getrlimit(RLIMIT_AS, &was), 0);
+    FILE *f = fopen("/proc/self/statm", "r");
+    unsigned long pages = 0;
+    ck_assert(f && fscanf(f, "%lu", &pages) == 1);
+    fclose(f);
+    uint64_t used = (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE), spare = (uint64_t)128 << 20;
+    less = was;
+    less.rlim_cur = used + spare;
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &less), 0);
+    uint64_t room = memory_address_room(), available = memory_free();
+    less.rlim_cur = used / 2;
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &less), 0);
+    uint64_t none = memory_address_room();
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
+    ck_assert_msg(room <= spare && room >= spare / 2, "%llu left of %llu", (unsigned long long)room,
+                  (unsigned long long)spare);
+    ck_assert(available <= spare);
+    ck_assert(none == 0);
 }
 END_TEST
 
@@ -198,6 +225,7 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, sizes);
     tcase_add_test(tc, memory_of_this_process);
+    tcase_add_test(tc, room_of_the_address_space);
     tcase_add_test(tc, json_to_stdout);
     tcase_add_test(tc, parts_of_pictures);
     tcase_add_test(tc, colours);

@@ -29,6 +29,8 @@ int study_check(const solve_line *l, const study_words *w)
     if (study && l->options.oracle_order)
         return cli_usage_error(l->self, "--ablation compares both orders by itself, and other studies know only "
                                         "the metric's; leave out --order");
+    if (study && l->choose_window)
+        return cli_usage_error(l->self, "studies take one window; find it with solve --window auto first");
     if (study && l->options.exact) return cli_usage_error(l->self, "studies solve greedily; leave out --exact");
     if (out->picture && !study)
         return cli_usage_error(l->self,

@@ -178,8 +178,8 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     };
     int first, code = cli_parse(self, options, argc, argv, &first), n = argc - first;
     bool own = l.words.aggregate || !isnan(l.options.shrink) || !isnan(l.options.min_keep) ||
-               l.options.sink != AS_RECORDED || l.options.window != AS_RECORDED || wishes_limit(&l.wishes) ||
-               wishes_ratios(&l.wishes) || (l.words.scope && strcmp(l.words.scope, "global") != 0);
+               l.options.sink != AS_RECORDED || l.words.window || wishes_limit(&l.wishes) || wishes_ratios(&l.wishes) ||
+               (l.words.scope && strcmp(l.words.scope, "global") != 0);
     if (code == EXIT_DONE && (n < 1 || n > (certificate ? 1 : 2)))
         code = cli_usage_error(self, "expected one record%s, found %d operands: kvbudget %s",
                                certificate ? "" : ", and a table or none", n, self->synopsis);
@@ -190,6 +190,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && table && (l.metrics.count || own))
         code = cli_usage_error(self, "%s says itself which metric, aggregation and constraints it is for", table);
     if (code == EXIT_DONE) code = check_settings(&l, certificate || table);
+    if (code == EXIT_DONE && l.choose_window) code = cli_usage_error(self, "--window auto is for solve");
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         cli_catch_signals();
