@@ -54,7 +54,7 @@ for tag, name, value in reader.attributes:
     assert name not in ("src", "href") or value.startswith("#"), (name, value)
 assert text.count("<script") == 2
 data = json.loads(reader.data)
-assert len(data["charts"]) == reader.figures > 0
+assert len(data["charts"]) == reader.figures
 for chart in data["charts"]:
     for s in chart["series"]: assert len(s["y"]) == len(chart["x"])
 for table in data["tables"]: assert all(len(row) == len(table["kept"][0]) for row in table["kept"])
@@ -77,6 +77,7 @@ expect 0 'a report of everything' report keydiff.safetensors snapkv.safetensors 
     --results needles.json "${given[@]}" -o all.html --quiet
 page 'the page of everything stands alone' all.html
 for s in verdict worth maps losses holdout unsure bytes origin use repeat; do says "section $s" "\\b$s\\b" page.out; done
+says 'the loss is in every page' '<div class="plot" data-chart="0">' alone.html
 says 'a chart of KL' 'keydiff: KL to the full cache' page.out
 says 'a chart of the task' 'niah_single' page.out
 says 'a chart of what was left out' 'loss on what was left out' page.out
