@@ -77,12 +77,12 @@ START_TEST(wrong_options)
 }
 END_TEST
 
-static const char *shown; // name of the first option that the last manual had
+static const char *first_option; // name of the first option that the last manual had
 
 static void note_manual(const cli_command *command, const cli_option *options)
 {
     ck_assert_ptr_eq(command, &COMMAND);
-    shown = options[0].name;
+    first_option = options[0].name;
 }
 
 START_TEST(manuals_in_other_forms)
@@ -90,12 +90,12 @@ START_TEST(manuals_in_other_forms)
     values v;
     cli_print_manuals_by(note_manual);
     ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_ptr_nonnull(shown);
-    ck_assert_str_eq(shown, "flag");
+    ck_assert_ptr_nonnull(first_option);
+    ck_assert_str_eq(first_option, "flag");
     cli_print_manuals_by(NULL);
-    shown = NULL;
+    first_option = NULL;
     ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_ptr_null(shown);
+    ck_assert_ptr_null(first_option);
     const cli_command *const commands[] = {&COMMAND};
     const manual m = {"Introduction.\n", "Way.\n", commands, 1};
     ck_assert(manual_print(&m, "man") && manual_print(&m, "bash") && manual_print(&m, "zsh"));
@@ -263,12 +263,12 @@ START_TEST(messages)
 {
     ck_assert_str_eq(said(STDERR_FILENO, say_usage), "kvbudget try: 3 is odd\nTry 'kvbudget help try'.\n");
     ck_assert_str_eq(said(STDERR_FILENO, say_failure), "kvbudget try: f: cannot open\nkvbudget try: MEMORY\n");
-    const char *manual = said(STDOUT_FILENO, say_manual);
+    const char *printed = said(STDOUT_FILENO, say_manual);
     static const char *const parts[] = {
         "kvbudget try: Tries options", "Usage: kvbudget try [OPTION]...",
         "  -l, --list ITEM             An item\n                              of two lines.", "  -h, --help ",
         "Details."};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ck_assert_msg(strstr(manual, parts[i]), "%s", manual);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ck_assert_msg(strstr(printed, parts[i]), "%s", printed);
     const char *metrics = said(STDOUT_FILENO, print_metrics_help);
     ck_assert(strstr(metrics, "snapkv:lukv") && strstr(metrics, "arXiv 2510.00636"));
 }
