@@ -213,6 +213,50 @@ START_TEST(any_shape_and_width)
 }
 END_TEST
 
+// What progress writes to standard error; valid until the next call.
+static const char *told(void (*tell)(progress *))
+{
+    static char text[2000];
+    fflush(stderr);
+    int shown = dup(STDERR_FILENO);
+    FILE *file = tmpfile();
+    dup2(fileno(file), STDERR_FILENO);
+    progress p;
+    progress_begin(&p, "work", false);
+    tell(&p);
+    fflush(stderr);
+    dup2(shown, STDERR_FILENO);
+    close(shown);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    return text;
+}
+
+// Work that is fast at first and then stands: what is left was told as 9 s and must not grow.
+static void slow_down(progress *p)
+{
+    p->start -= 1.5;
+    progress_update(p, 0, 100, "steps"); // from here on it counts
+    p->start = seconds_now() - 2;
+    p->last_shown = -1e9;
+    progress_update(p, 20, 100, "steps");
+    p->start -= 100;
+    p->last_shown = -1e9;
+    progress_update(p, 21, 100, NULL);
+    progress_end(p, "%d steps", 21);
+}
+
+START_TEST(what_is_left_never_grows)
+{
+    const char *text = told(slow_down);
+    ck_assert_msg(strstr(text, "work:  20 %  20/100 steps  8 s left\n") || strstr(text, "20/100 steps  9 s left\n"),
+                  "%s", text);
+    ck_assert_msg(strstr(text, "work:  21 %  8 s left\n") || strstr(text, "work:  21 %  9 s left\n"), "%s", text);
+    ck_assert_msg(strstr(text, "work: 21 steps (10") != NULL, "%s", text);
+}
+END_TEST
+
 START_TEST(no_colour_is_respected)
 {
     setenv("TERM", "xterm-256color", 1);
@@ -320,6 +364,26 @@ START_TEST(signals)
 }
 END_TEST
 
+static int manuals;
+
+static void count_manual(const cli_command *command, const cli_option *options)
+{
+    manuals += strcmp(command->name, "try") == 0 && strcmp(options[0].name, "flag") == 0;
+}
+
+// Completion and manual pages are made of the same tables that --help prints.
+START_TEST(other_manuals)
+{
+    values v;
+    cli_print_manuals_by(count_manual);
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_int_eq(manuals, 1);
+    cli_print_manuals_by(NULL);
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_int_eq(manuals, 1);
+}
+END_TEST
+
 START_TEST(terminals)
 {
     int no_terminal = open("/dev/null", O_RDWR);
@@ -333,6 +397,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, messages);
     tcase_add_test(tc, progress_in_a_log);
     tcase_add_test(tc, signals);
+    tcase_add_test(tc, other_manuals);
     tcase_add_test(tc, terminals);
     tcase_add_test(tc, options_of_every_kind);
     tcase_add_test(tc, wrong_options);
@@ -343,6 +408,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, plain_picture_has_numbers_only);
     tcase_add_test(tc, coloured_picture_has_every_layer);
     tcase_add_test(tc, any_shape_and_width);
+    tcase_add_test(tc, what_is_left_never_grows);
     tcase_add_test(tc, no_colour_is_respected);
 }
 
