@@ -1,5 +1,6 @@
 // Options, numbers and progress of the command line; the picture of the terminal.
 #include "tools/cli.h"
+#include "tools/manual.h"
 #include "tools/report/heatmap.h"
 #include "unit.h"
 #include <fcntl.h>
@@ -73,6 +74,32 @@ START_TEST(wrong_options)
     ck_assert_int_eq(PARSE(&v, "-t"), EXIT_USAGE);
     ck_assert_int_eq(PARSE(&v, "--flag=1"), EXIT_USAGE);
     ck_assert_int_eq(PARSE(&v, "--help=1"), EXIT_USAGE);
+}
+END_TEST
+
+static const char *first_option; // name of the first option that the last manual had
+
+static void note_manual(const cli_command *command, const cli_option *options)
+{
+    ck_assert_ptr_eq(command, &COMMAND);
+    first_option = options[0].name;
+}
+
+START_TEST(manuals_in_other_forms)
+{
+    values v;
+    cli_print_manuals_by(note_manual);
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_ptr_nonnull(first_option);
+    ck_assert_str_eq(first_option, "flag");
+    cli_print_manuals_by(NULL);
+    first_option = NULL;
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_ptr_null(first_option);
+    const cli_command *const commands[] = {&COMMAND};
+    const manual m = {"Introduction.\n", "Way.\n", commands, 1};
+    ck_assert(manual_print(&m, "man") && manual_print(&m, "bash") && manual_print(&m, "zsh"));
+    ck_assert(!manual_print(&m, "fish"));
 }
 END_TEST
 
@@ -186,6 +213,50 @@ START_TEST(any_shape_and_width)
 }
 END_TEST
 
+// What progress writes to standard error; valid until the next call.
+static const char *told(void (*tell)(progress *))
+{
+    static char text[2000];
+    fflush(stderr);
+    int shown = dup(STDERR_FILENO);
+    FILE *file = tmpfile();
+    dup2(fileno(file), STDERR_FILENO);
+    progress p;
+    progress_begin(&p, "work", false);
+    tell(&p);
+    fflush(stderr);
+    dup2(shown, STDERR_FILENO);
+    close(shown);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    return text;
+}
+
+// Work that is fast at first and then stands: what is left was told as 9 s and must not grow.
+static void slow_down(progress *p)
+{
+    p->start -= 1.5;
+    progress_update(p, 0, 100, "steps"); // from here on it counts
+    p->start = seconds_now() - 2;
+    p->last_shown = -1e9;
+    progress_update(p, 20, 100, "steps");
+    p->start -= 100;
+    p->last_shown = -1e9;
+    progress_update(p, 21, 100, NULL);
+    progress_end(p, "%d steps", 21);
+}
+
+START_TEST(what_is_left_never_grows)
+{
+    const char *text = told(slow_down);
+    ck_assert_msg(strstr(text, "work:  20 %  20/100 steps  8 s left\n") || strstr(text, "20/100 steps  9 s left\n"),
+                  "%s", text);
+    ck_assert_msg(strstr(text, "work:  21 %  8 s left\n") || strstr(text, "work:  21 %  9 s left\n"), "%s", text);
+    ck_assert_msg(strstr(text, "work: 21 steps (10") != NULL, "%s", text);
+}
+END_TEST
+
 START_TEST(no_colour_is_respected)
 {
     setenv("TERM", "xterm-256color", 1);
@@ -236,12 +307,12 @@ START_TEST(messages)
 {
     ck_assert_str_eq(said(STDERR_FILENO, say_usage), "kvbudget try: 3 is odd\nTry 'kvbudget help try'.\n");
     ck_assert_str_eq(said(STDERR_FILENO, say_failure), "kvbudget try: f: cannot open\nkvbudget try: MEMORY\n");
-    const char *manual = said(STDOUT_FILENO, say_manual);
+    const char *printed = said(STDOUT_FILENO, say_manual);
     static const char *const parts[] = {
         "kvbudget try: Tries options", "Usage: kvbudget try [OPTION]...",
         "  -l, --list ITEM             An item\n                              of two lines.", "  -h, --help ",
         "Details."};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ck_assert_msg(strstr(manual, parts[i]), "%s", manual);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ck_assert_msg(strstr(printed, parts[i]), "%s", printed);
     const char *metrics = said(STDOUT_FILENO, print_metrics_help);
     ck_assert(strstr(metrics, "snapkv:lukv") && strstr(metrics, "arXiv 2510.00636"));
 }
@@ -330,12 +401,14 @@ static void fill(TCase *tc)
     tcase_add_test(tc, terminals);
     tcase_add_test(tc, options_of_every_kind);
     tcase_add_test(tc, wrong_options);
+    tcase_add_test(tc, manuals_in_other_forms);
     tcase_add_test(tc, counts_are_strict);
     tcase_add_test(tc, reals_are_strict);
     tcase_add_test(tc, ratios_are_shares_or_per_cent);
     tcase_add_test(tc, plain_picture_has_numbers_only);
     tcase_add_test(tc, coloured_picture_has_every_layer);
     tcase_add_test(tc, any_shape_and_width);
+    tcase_add_test(tc, what_is_left_never_grows);
     tcase_add_test(tc, no_colour_is_respected);
 }
 

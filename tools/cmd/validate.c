@@ -3,6 +3,7 @@
 #include "tools/cmd/solve_line.h"
 #include "tools/report/output.h"
 #include "tools/report/study_report.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +18,13 @@ static kvb_status run_metric(validation *v, bool quiet, kvb_error *err)
     kvb_status status = validation_run(v, &told, err);
     if (status != KVB_OK) progress_end(&bar, status == KVB_INTERRUPTED ? "stopped" : "failed");
     else if (v->options.limits)
-        progress_end(&bar, "%u problems, %u ratios each: greedy and exact %.2f s", v->n_problems, v->options.n_rows,
-                     v->exact_seconds);
+        progress_end(&bar, "%u %s, %u %s each: greedy and exact %.2f s", v->n_problems,
+                     plural(v->n_problems, "problem", "problems"), v->options.n_rows,
+                     plural(v->options.n_rows, "ratio", "ratios"), v->exact_seconds);
     else
-        progress_end(&bar, "%u problems, %u ratios each: greedy %.2f s, exact %.2f s", v->n_problems, v->options.n_rows,
-                     v->greedy_seconds, v->exact_seconds);
+        progress_end(&bar, "%u %s, %u %s each: greedy %.2f s, exact %.2f s", v->n_problems,
+                     plural(v->n_problems, "problem", "problems"), v->options.n_rows,
+                     plural(v->options.n_rows, "ratio", "ratios"), v->greedy_seconds, v->exact_seconds);
     return status;
 }
 
@@ -162,7 +165,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     solve_line l = solve_line_make(self);
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &l.metrics, "M", "as for solve: eviction metric, repeatable, or 'all'"},
-        {"output", 'o', CLI_TEXT, &l.outputs.picture, "FILE.svg",
+        {"output", 'o', CLI_TEXT, &l.outputs.picture, "FILE.svg|.pdf|.png",
          "also draw it; for several metrics a folder, or a name with {metric} in it"},
         {"certificate", 0, CLI_TEXT, &certificate, "TABLE", "check the bounds of this table instead"},
         {"aggregate", 'a', CLI_TEXT, &l.words.aggregate, "HOW",
