@@ -59,6 +59,12 @@ else
 NO_MPI_SRC := tools/ranks_mpi.c
 endif
 
+# PDF and PNG of pictures: librsvg's headers while building; the library itself is loaded only where one is written.
+RSVG ?= $(if $(shell pkg-config --exists librsvg-2.0 2>/dev/null && echo yes),1,0)
+ifeq ($(RSVG),1)
+FLAGS_tools_report_picture := -DKVB_RSVG $(patsubst -I%,-isystem %,$(shell pkg-config --cflags librsvg-2.0 2>/dev/null))
+endif
+
 # -MMD -MP: headers are dependencies, found by the compiler.
 COMPILE = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 
@@ -87,7 +93,8 @@ $(BUILD)/$(1): $(2) $(BUILD)/flags
 endef
 add_program = $(eval $(call program,$(1),$(2),$(3),$(4)))
 
-TOOL_OBJ  := $(foreach d,$(TOOLS),$(call objects,$(d)))
+PAGE_PARTS := $(BUILD)/tools/report/page_parts
+TOOL_OBJ  := $(foreach d,$(TOOLS),$(call objects,$(d))) $(PAGE_PARTS).o
 SONAME    := libkvbudget.so.$(SOVERSION)
 EXAMPLES  := $(patsubst runtime/examples/%.c,$(BUILD)/examples/%,$(sort $(wildcard runtime/examples/*.c)))
 HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
@@ -119,7 +126,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make clean        remove the build folders (never downloads or results)
 ##:
 ##: Variables: CC CXX CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON; WERROR=-Werror; V=1 (show
-##: commands); MPI=0, CUDA=0 (without); NVCC CUDA_HOME CUDA_ARCHS; FUZZ_CC
+##: commands); MPI=0, CUDA=0, RSVG=0 (without); NVCC CUDA_HOME CUDA_ARCHS; FUZZ_CC
 
 all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(HELPERS)
 
@@ -161,6 +168,19 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(SAY) CC $<
 	$(Q)$(COMPILE) $(FLAGS_$(subst /,_,$*)) -c $< -o $@
 endif
+
+# The style and the script of `kvbudget report`, as lines of C: the program holds both, and they stay files of their kind.
+$(PAGE_PARTS).c: tools/report/page.css tools/report/page.js
+	@mkdir -p $(@D)
+	$(SAY) GEN $@
+	$(Q){ printf '#include "tools/report/page_parts.h"\n#include <stddef.h>\n'; for kind in css js; do \
+	    printf 'const char *const page_%s[] = {\n' $$kind; \
+	    sed -e 's/[\\"?]/\\&/g' -e 's/.*/"&\\n",/' tools/report/page.$$kind; \
+	    printf 'NULL};\n'; done; } > $@
+
+$(PAGE_PARTS).o: $(PAGE_PARTS).c $(BUILD)/flags
+	$(SAY) CC $<
+	$(Q)$(COMPILE) -c $< -o $@
 
 define module
 $(call archive,$(1)): $(call objects,$(1))
@@ -222,6 +242,8 @@ showconfig:
 	    tr ' ' . | grep '[0-9]' || echo 'missing: run make deps')"
 	@printf '%-12s %s\n' MPI \
 	    '$(if $(filter 1,$(MPI)),$(shell pkg-config --modversion ompi-c 2>/dev/null) (OpenMPI),not built in)'
+	@printf '%-12s %s\n' librsvg \
+	    '$(if $(filter 1,$(RSVG)),$(shell pkg-config --modversion librsvg-2.0 2>/dev/null),not built in: pictures as SVG only)'
 	@printf '%-12s %s\n' CUDA '$(CUDA_SHOWN)'
 	@printf '%-12s %s\n' fuzzing \
 	    '$(if $(FUZZ_CC),$(FUZZ_CC) if it links libFuzzer,clang not found: corpora are replayed with $(CC))'
@@ -229,6 +251,10 @@ showconfig:
 	    command -v $$t >/dev/null && printf '%s ' $$t || printf '(no %s) ' $$t; done)"
 
 # ----------------------------------------------------------------------------------------------------------------------
+# What the program writes about itself: `kvbudget help WORD`, and where it goes.
+MANUALS := man:man/man1/kvbudget.1 bash:bash-completion/completions/kvbudget zsh:zsh/site-functions/_kvbudget
+shared   = $(foreach m,$(1),$(DESTDIR)$(PREFIX)/share/$(lastword $(subst :, ,$(m))))
+
 # The runtime library alone needs cJSON and nothing else that `make deps` installs.
 CMAKEDIR   := $(LIBDIR)/cmake/kvbudget
 FILL_IN     = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(patsubst $(PREFIX)/%,$${prefix}/%,$(LIBDIR))|' \
@@ -238,6 +264,8 @@ FILL_IN     = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(patsubst $(PREFIX)
 install: all install-runtime
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(BUILD)/kvbudget $(DESTDIR)$(PREFIX)/bin/kvbudget
+	install -d $(dir $(call shared,$(MANUALS)))
+	$(foreach m,$(MANUALS),$(BUILD)/kvbudget help $(firstword $(subst :, ,$m)) > $(call shared,$m) &&) :
 
 install-runtime: $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(CMAKEDIR)
@@ -250,7 +278,7 @@ install-runtime: $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	$(FILL_IN) runtime/kvbudgetConfigVersion.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfigVersion.cmake
 
 uninstall:
-	rm -f $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
+	rm -f $(call shared,$(MANUALS)) $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
 	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \
 	    $(addprefix $(DESTDIR)$(CMAKEDIR)/,kvbudgetConfig.cmake kvbudgetConfigVersion.cmake)
 

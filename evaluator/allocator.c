@@ -105,6 +105,7 @@ static void name_table(allocator *a)
     if (strcmp(info->hull, "feasible") != 0) append(a, "-", info->hull);
     if (solver) append(a, "-", solver);
     if (order && strcmp(order, "metric") != 0) append(a, "-", "no_gap");
+    if (kvb_table_metadata(a->table, "refined")) append(a, "-", "refined");
 }
 
 // The path in `LABEL=FILE:strict`, malloc'd (NULL: no memory); *label is the length of the label, 0 for none.

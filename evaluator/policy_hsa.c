@@ -3,6 +3,7 @@
 // Quest: pages, all channels.
 #include "evaluator/policy_parts.h"
 #include "profiler/model.h"
+#include "profiler/observe.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdio.h>
@@ -86,11 +87,12 @@ void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *sc
     enum { MAX_GROUP = 256 }; // query heads per KV head; more are read as if the rest were not there
     uint32_t picked[MODEL_MAX_HEAD_DIM], pages = (h->n + h->page - 1) / h->page,
                                          group = h->group < MAX_GROUP ? h->group : MAX_GROUP;
+    double unit = view_scale(&(layer_view){.head_dim = h->head_dim});
     float share[MAX_GROUP];
     hsa_channels(h, q, k1, picked, share);
     memset(out, 0, h->n * sizeof *out);
     for (uint32_t r = 0; r < group; r++) {
-        float scale = sqrtf((float)h->head_dim * share[r]), top = -INFINITY;
+        float scale = (float)(sqrt((double)share[r]) / unit), top = -INFINITY;
         double sum = 0;
         for (uint32_t p = 0; p < pages; p++) {
             scratch[p] = scale > 0 ? hsa_estimate(h, q, r, p, picked, k1) / scale : 0;

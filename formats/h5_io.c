@@ -236,6 +236,7 @@ kvb_status h5_open(h5_file *out, const char *path, kvb_error *err)
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     status = check_superblock(view.data, view.size, path, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
     out->size = view.size;
     file_unmap(&view);
     if (status != KVB_OK) return status;

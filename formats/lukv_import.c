@@ -44,6 +44,24 @@ static kvb_status load_npy(step_array *a, const char *path, npy_type type, kvb_e
     return type == NPY_F32 ? npy_to_f32(&a->npy, a->copy, path, err) : npy_to_i32(&a->npy, a->copy, path, err);
 }
 
+// What was read is what the file holds: asked after the last use of an array, with the name that it has in its context.
+static kvb_status check_array(const importer *in, const step_array *a, const step_context *c, const char *file,
+                              kvb_error *err)
+{
+    char *path = lukv_path(in->dir, c->id, "%s", file);
+    kvb_status status = path ? file_check(&a->view, path, err) : lukv_no_memory(in, err);
+    free(path);
+    return status;
+}
+
+static kvb_status check_numbered(const importer *in, const step_array *a, const step_context *c, const char *what,
+                                 uint32_t number, kvb_error *err)
+{
+    char file[64];
+    snprintf(file, sizeof file, "%s_%u.npy", what, number);
+    return check_array(in, a, c, file, err);
+}
+
 // A float array [L,G,T]. The first of all fixes L and G, the first of a context T (given as 0).
 static kvb_status load_array(importer *in, step_array *a, const char *path, uint32_t *n_tokens, kvb_error *err)
 {
@@ -133,6 +151,8 @@ static kvb_status put_scores(importer *in, record_writer *w, const step_context 
         status = record_writer_has_context(w, c->id)
                      ? record_same_context(w, c->id, ids, *n_tokens, s.name_list, s.scores, c->n_metrics, err)
                      : record_put_context(w, c->id, ids, *n_tokens, s.name_list, s.scores, c->n_metrics, err);
+    for (size_t m = 0; m < c->n_metrics && status == KVB_OK; m++)
+        status = check_array(in, &s.arrays[m], c, c->metric_files[m], err);
     release_scores(&s, c->n_metrics);
     free(unknown);
     return status;
@@ -181,6 +201,9 @@ static kvb_status put_question(importer *in, record_writer *w, const step_contex
         status = record_writer_has_question(w, c->id, q->number) ? record_same_question(w, c->id, q->number, &one, err)
                                                                  : record_put_question(w, c->id, q->number, &one, err);
     }
+    if (status == KVB_OK) status = check_numbered(in, &oracle, c, "question", q->number, err);
+    if (status == KVB_OK) status = check_numbered(in, &suffix, c, "suffix_ids", q->number, err);
+    if (status == KVB_OK) status = check_numbered(in, &answer, c, "answer_ids", q->number, err);
     release_array(&oracle);
     release_array(&suffix);
     release_array(&answer);
@@ -203,6 +226,7 @@ static kvb_status put_context(importer *in, record_writer *w, const step_context
     if (status == KVB_OK) status = put_scores(in, w, c, ids.values, n_ids, &n_tokens, err);
     for (size_t i = 0; i < c->n_questions && status == KVB_OK; i++)
         status = put_question(in, w, c, &c->questions[i], &n_tokens, err);
+    if (status == KVB_OK) status = check_array(in, &ids, c, "context_ids.npy", err);
     release_array(&ids);
     return status;
 }
@@ -242,6 +266,31 @@ static bool set_attribute(cJSON *into, const char *name, cJSON *value)
     return value && cJSON_AddItemToObject(into, name, value);
 }
 
+// What the arrays do not tell: which tokens each metric's solver keeps in any case. The attribute `metrics` as a
+// profile writes it, {"snapkv:lukv": {"protect_sink": 4, "protect_window": 32}, ...} as text.
+static bool add_protected(cJSON *into, const importer *in)
+{
+    char metric[METRIC_NAME_MAX + 1];
+    uint32_t sink, window;
+    cJSON *all = cJSON_CreateObject();
+    bool ok = all != NULL;
+    for (size_t i = 0; i < in->n && ok; i++) {
+        for (size_t m = 0; m < in->contexts[i].n_metrics && ok; m++) {
+            lukv_metric_name(metric, sizeof metric, in->contexts[i].metric_files[m]);
+            if (cJSON_HasObjectItem(all, metric)) continue;
+            cJSON *one = cJSON_AddObjectToObject(all, metric);
+            lukv_metric_protected(metric, &sink, &window);
+            ok = one && cJSON_AddNumberToObject(one, "protect_sink", sink) &&
+                 cJSON_AddNumberToObject(one, "protect_window", window);
+        }
+    }
+    char *text = ok ? cJSON_PrintUnformatted(all) : NULL;
+    ok = text && set_attribute(into, "metrics", cJSON_CreateString(text));
+    cJSON_free(text);
+    cJSON_Delete(all);
+    return ok;
+}
+
 // Those of the side file, or a word on where the numbers come from; then what the caller adds.
 static cJSON *make_attributes(const importer *in)
 {
@@ -254,6 +303,7 @@ static cJSON *make_attributes(const importer *in)
     }
     if (ok && !in->side) ok = set_attribute(made, "imported_from", cJSON_CreateString("lukv-steps"));
     if (ok && !in->side) ok = set_attribute(made, "n_queries_assumed", cJSON_CreateBool(assumed));
+    if (ok && !in->side) ok = add_protected(made, in);
     cJSON_ArrayForEach(a, in->options->attributes)
     {
         if (ok) ok = set_attribute(made, a->string, cJSON_Duplicate(a, 1));

@@ -14,6 +14,9 @@ void lukv_metric_file(char *out, size_t size, const char *metric);
 // "snapkv.npy" -> "snapkv:lukv"; what lukv_metric_file changes beyond the two published names cannot be undone.
 void lukv_metric_name(char *out, size_t size, const char *file);
 
+// The tokens that the published solver keeps whatever their score: 4 sinks, and for SnapKV the 32 queries that vote.
+void lukv_metric_protected(const char *metric, uint32_t *sink, uint32_t *window);
+
 typedef enum lukv_kind { LUKV_OTHER, LUKV_METRIC, LUKV_TOKENS, LUKV_ORACLE, LUKV_SUFFIX, LUKV_ANSWER } lukv_kind;
 
 // What a file of a context's folder is, by its name; *question receives the number of the last three kinds.

@@ -158,10 +158,13 @@ static kvb_status load_side_file(importer *in, kvb_error *err)
     bool found, no_memory;
     kvb_status status = lukv_find_optional(&found, path, err);
     if (status == KVB_OK && found) status = file_map(&view, path, err);
+    if (status == KVB_OK && found) {
+        in->side = kvb_json_parse((const char *)view.data, view.size, NULL, &no_memory);
+        status = file_check(&view, path, err);
+        file_unmap(&view);
+    }
     free(path);
     if (!found || status != KVB_OK) return status;
-    in->side = kvb_json_parse((const char *)view.data, view.size, NULL, &no_memory);
-    file_unmap(&view);
     if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s/" LUKV_SIDE_FILE ": not enough memory", in->dir);
     const cJSON *format = cJSON_GetObjectItemCaseSensitive(in->side, "format");
     const cJSON *version = cJSON_GetObjectItemCaseSensitive(in->side, "format_version");

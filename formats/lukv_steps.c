@@ -41,6 +41,12 @@ void lukv_metric_name(char *out, size_t size, const char *file)
     }
 }
 
+void lukv_metric_protected(const char *metric, uint32_t *sink, uint32_t *window)
+{
+    *sink = 4;
+    *window = strncmp(metric, "snapkv", 6) == 0 ? 32 : 1;
+}
+
 static bool numbered(const char *file, const char *prefix, uint32_t *number)
 {
     size_t n = strlen(prefix), digits;

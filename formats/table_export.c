@@ -36,6 +36,7 @@ kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err)
         if (!*out) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
         kvb_safetensors_free(&file);
     }
+    if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;
 }
@@ -102,27 +103,34 @@ static char *call_text(const cJSON *press)
     return NULL;
 }
 
-static bool add_kvpress(cJSON *sidecar, const cJSON *metadata, const cJSON *press, const char *npy_path)
+char *table_kvpress_code(const char *npy_name, const cJSON *metadata, const cJSON *press)
 {
-    const char *slash = strrchr(npy_path, '/'), *file = slash ? slash + 1 : npy_path;
-    const char *sink = text_of(metadata, "sink"), *window = text_of(metadata, "window"),
-               *warning = text_of(press, "press")[0] ? text_of(press, "warning")
-                                                     : "choose the kvpress scorer that ranks tokens as the metric does";
-    char *call = call_text(press), *path = quoted(file), *load = NULL;
-    if (!call || !path ||
+    const char *sink = text_of(metadata, "sink"), *window = text_of(metadata, "window");
+    char *call = call_text(press), *name = quoted(npy_name), *load = NULL;
+    if (!call || !name ||
         asprintf(&load,
                  "import numpy, kvpress\n"
                  "press = kvpress.LUKVPress(kvpress.%s, compression_ratio=0.8, sink=%s, window=%s)\n"
                  "press._budget_curves = numpy.load(%s)  # [99, layers, KV heads], share of tokens pruned",
-                 call, *sink ? sink : "4", *window ? window : "1", path) < 0)
+                 call, *sink ? sink : "4", *window ? window : "1", name) < 0)
         load = NULL;
-    cJSON *kvpress = load ? cJSON_AddObjectToObject(sidecar, "kvpress") : NULL;
+    free(call);
+    cJSON_free(name);
+    return load;
+}
+
+static bool add_kvpress(cJSON *sidecar, const cJSON *metadata, const cJSON *press, const char *npy_path)
+{
+    const char *slash = strrchr(npy_path, '/');
+    const char *warning = text_of(press, "press")[0] ? text_of(press, "warning")
+                                                     : "choose the kvpress scorer that ranks tokens as the metric does";
+    char *call = call_text(press), *load = table_kvpress_code(slash ? slash + 1 : npy_path, metadata, press);
+    cJSON *kvpress = call && load ? cJSON_AddObjectToObject(sidecar, "kvpress") : NULL;
     bool ok = kvpress && cJSON_AddStringToObject(kvpress, "version", "0.5.5") &&
               cJSON_AddStringToObject(kvpress, "press", call) && cJSON_AddStringToObject(kvpress, "load", load) &&
               (!*warning || cJSON_AddStringToObject(kvpress, "warning", warning));
     free(call);
     free(load);
-    cJSON_free(path);
     return ok;
 }
 

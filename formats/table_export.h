@@ -19,6 +19,10 @@ char *table_sidecar_path(const char *npy_path);
 kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
                             const double *prune_ratio, const cJSON *metadata, const cJSON *press, kvb_error *err);
 
+// The Python lines that load such an .npy into kvpress: what the side-car's "load" is. malloc'd; NULL when memory is
+// short.
+char *table_kvpress_code(const char *npy_name, const cJSON *metadata, const cJSON *press);
+
 // Reads a side-car, or a file that holds nothing but such metadata: *metadata receives the flat object of strings (the
 // caller's, cJSON_Delete). When npy_sha256 is not NULL and the side-car names a hash, the two must be equal
 // (KVB_MISMATCH).

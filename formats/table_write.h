@@ -1,7 +1,7 @@
 // The table file: a safetensors container that Python, Rust and C++ read with the library that they already have.
 // The reader is runtime/ (kvb_table_open); formats/README.md lists every byte.
 #pragma once
-#include "runtime/kvbudget.h"
+#include "formats/rank_write.h"
 #include <cjson/cJSON.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -18,6 +18,7 @@ typedef struct table_content {
     const double *table_loss;      // [R] mean relative loss of this table, rounded, on the calibration pairs
     const double *effective_ratio; // [R] mean over heads of prune_ratio
     const uint8_t *saturated;      // [R] 1: the floor was reached, the row evicts less than asked
+    const rank_content *ranking;   // NULL: the metric is a plain one
     const cJSON *metadata;         // flat object of strings; must hold format = "kvbudget-table", format_version = "1"
 } table_content;
 

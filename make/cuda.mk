@@ -15,9 +15,10 @@ endif
 CUDA     ?= $(if $(and $(NVCC),$(CUDART),$(shell command -v $(firstword $(CXX)) 2>/dev/null)),1,0)
 
 # Device programs: the judge of all backends, device memory, and the speed of operations and of a model.
-JUDGED_CPU      := cpu_bf16x3 cpu_bf16
-# The sanitised build judges one precision of each emulator: they are slow there, and precisions share their memory.
+# The sanitised build judges float32 and bf16x3, and of each emulator one precision: it is slow, and precisions share
+# their memory.
 WITH_SANITISERS  := $(findstring -fsanitize,$(CFLAGS))
+JUDGED_CPU       := cpu_bf16x3 $(if $(WITH_SANITISERS),,cpu_bf16)
 JUDGED_EMULATED  := $(if $(WITH_SANITISERS),emulated_bf16x3,emulated emulated_bf16x3 emulated_bf16)
 JUDGED_CUDA     := cuda cuda_bf16x3 cuda_bf16
 CUDA_SHOWN      := not built in$(if $(NVCC),,: no nvcc of CUDA 12 or later, see tools/scripts/get-cuda.sh)

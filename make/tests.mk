@@ -25,7 +25,7 @@ CHECKED  := -Itests/unit $(CHECK_CFLAGS)
 
 # A unit test, tests/unit/test_<module>_<what>.c, links only its module and what that may use, and test_tools_<what>.c
 # the objects of tools/ as well: all but main and the commands. make/cuda.mk has those of backends.
-# A fuzz target may use any module; $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
+# A fuzz target may use any module, and of tools/ what FUZZ_PARTS_x names; $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
 # UNIT_FLAGS_x: of one test; the memory test puts its own functions in the place of malloc and its like.
 EMULATED_UNIT := test_profiler_cuda test_profiler_backend
 UNIT_FLAGS_test_runtime_memory := -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc -Wl,--wrap=free
@@ -36,10 +36,11 @@ unit_inputs = tests/unit/$(1).c $(if $(filter test_tools_%,$(1)),$(TOOL_PART)) $
 unit_libs   = $(CHECK_LIBS) $(if $(filter test_tools_%,$(1)),$(MPI_LIBS))
 $(foreach t,$(filter-out $(EMULATED_UNIT),$(UNIT)),$(call add_program,tests/$(t),$(call unit_inputs,$(t)), \
     $(CHECKED) $(UNIT_FLAGS_$(t)),$(call unit_libs,$(t))))
-$(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(filter %.c,$(FUZZ_MAIN)) \
+FUZZ_PARTS_fuzz_results := $(BUILD)/tools/report/results_read.o
+$(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(FUZZ_PARTS_$(t)) $(filter %.c,$(FUZZ_MAIN)) \
     $(call archives,tools),$(filter-out %.c,$(FUZZ_MAIN))))
 
-DRAWING := $(addprefix $(BUILD)/tools/report/,svg.o viridis.o)
+DRAWING := $(addprefix $(BUILD)/tools/report/,svg.o svg_chart.o series_style.o viridis.o)
 $(call add_program,tests/bench_solver,tests/bench_solver.c $(DRAWING) $(call archives,solver))
 $(call add_program,tests/draw_memory,tests/draw_memory.c $(DRAWING))
 

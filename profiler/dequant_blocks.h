@@ -53,10 +53,11 @@ static inline int e2m1_doubled(unsigned nibble)
     return values[nibble];
 }
 
-// Half of 2^(e - 127), for doubled values.
+// Half of 2^(e - 127), for doubled values. NaN, which the model's reader refuses, for 255, which is NaN in the standard
+// (OCP MX 1.0, 5.4.1), and for 254: no weight is a multiple of 2^126, and most of its values are beyond float32.
 static inline float e8m0_half(uint8_t e)
 {
-    uint32_t bits = e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23;
+    uint32_t bits = e >= 254 ? 0x7fc00000u : e < 2 ? 0x00200000u << e : (uint32_t)(e - 1) << 23;
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;

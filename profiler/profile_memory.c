@@ -18,20 +18,24 @@ static forward_plan plan_of(const profile_job *job, uint32_t batch)
     return (forward_plan){job->max_tokens, batch, job->max_tail, true};
 }
 
-// Metrics take scratch per KV head, one head per thread: [window + 1, T] for those that look at a window of queries, a
-// few lines of T for the others; and [H, T] for what observers may ask of the forward pass.
+// Metrics are scored one after the other, so the largest counts; beside it [H, T] thrice for what observers may ask of
+// the forward pass.
 static uint64_t metric_bytes(const model *m, const profile_job *job, const profile_options *o)
 {
     const model_config *c = &m->config;
-    uint64_t threads = (uint64_t)omp_get_max_threads(), lines = 4, needs = 0;
+    layer_view shape = {.n_tokens = job->max_tokens,
+                        .n_heads = c->n_heads,
+                        .n_kv_heads = c->n_kv_heads,
+                        .head_dim = c->head_dim,
+                        .rope_dim = c->rope_dim};
+    uint64_t needs = 0, most = 0;
     for (size_t i = 0; i < o->n_metrics; i++) {
-        const metric *one = &o->metrics[i];
-        needs |= metric_needs(one);
-        if (metric_window(one) + 1ull > lines) lines = metric_window(one) + 1ull;
+        uint64_t bytes = metric_score_bytes(&o->metrics[i], &shape, (uint32_t)omp_get_max_threads());
+        needs |= metric_needs(&o->metrics[i]);
+        if (bytes > most) most = bytes;
     }
-    uint64_t heads = threads < c->n_kv_heads ? threads : c->n_kv_heads;
     uint64_t extras = needs & (VIEW_COLUMN_SUMS | VIEW_OUTPUT_NORMS) ? 3ull * c->n_heads : 0;
-    return (heads * lines + extras) * job->max_tokens * sizeof(float);
+    return most + extras * job->max_tokens * sizeof(float);
 }
 
 profile_memory profile_memory_of(const model *m, const profile_job *job, const profile_options *o, uint32_t batch)

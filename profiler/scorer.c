@@ -102,7 +102,8 @@ bool metric_base(const metric *m, metric *base)
 
 unsigned metric_needs(const metric *m)
 {
-    return m->kind->needs | (m->base ? m->base->needs : 0);
+    unsigned own = m->kind->needs_of ? m->kind->needs_of(m) : m->kind->needs;
+    return own | (m->base ? m->base->needs : 0);
 }
 
 unsigned metric_needs_on_device(const metric *m)
@@ -201,6 +202,18 @@ uint32_t metric_least_tokens(const metric *m)
     uint32_t own = m->kind->least_tokens ? m->kind->least_tokens(m) : 1;
     uint32_t wrapped = metric_base(m, &base) ? metric_least_tokens(&base) : 1;
     return own > wrapped ? own : wrapped;
+}
+
+uint64_t metric_score_bytes(const metric *m, const layer_view *shape, uint32_t n_threads)
+{
+    enum { LINES = 4 }; // of a head that a thread works on: at least so many, or its window's
+    metric base;
+    uint64_t window = metric_window(m), lines = window + 1 > LINES ? window + 1 : LINES;
+    uint64_t heads = n_threads < shape->n_kv_heads ? n_threads : shape->n_kv_heads;
+    uint64_t line = shape->n_tokens * sizeof(float), all = 4ull * shape->n_kv_heads + shape->n_heads;
+    uint64_t own = m->kind->bytes ? m->kind->bytes(shape) : 0;
+    uint64_t wrapped = metric_base(m, &base) ? metric_score_bytes(&base, shape, n_threads) : 0;
+    return (heads * lines + all) * line + own + wrapped;
 }
 
 kvb_status metric_check_tokens(const metric *m, uint64_t n_tokens, kvb_error *err)

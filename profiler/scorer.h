@@ -33,6 +33,8 @@ typedef struct scorer {
     const char *source;  // the paper, and where this form of it comes from
     const char *formula; // s[g,j] = ..., for the help; '\n' starts another line
     unsigned needs;      // view_items that score() reads
+    // What score() reads where that differs from metric to metric; NULL: `needs`.
+    unsigned (*needs_of)(const metric *m);
     // Those that it reads even where the view has a device; NULL: all of them.
     unsigned (*needs_on_device)(const metric *m);
     // Of the last tokens, how many it looks at or keeps in any case; they are protected. NULL: protect_window.
@@ -42,6 +44,9 @@ typedef struct scorer {
     uint32_t (*least_tokens)(const metric *m);
     // Writes s [G,T].
     kvb_status (*score)(const metric *m, const layer_view *view, float *s, kvb_error *err);
+    // Bytes that score() takes for a view of that shape beside a line of T doubles or two per KV head and those of its
+    // window. NULL: none.
+    uint64_t (*bytes)(const layer_view *shape);
     // NULL: every value within its limits is fine.
     kvb_status (*check)(const metric *m, kvb_error *err);
     // Why this metric's ranking depends on the budget, or NULL where it does not. NULL: it never does.
@@ -76,6 +81,9 @@ unsigned metric_needs(const metric *m);           // view_items, for layer_obser
 unsigned metric_needs_on_device(const metric *m); // those of them that an observer of this metric does not spare
 uint32_t metric_window(const metric *m);          // last tokens that it looks at, 0 without; those of what it wraps too
 uint32_t metric_least_tokens(const metric *m);    // of a context that it can score; of what it wraps too
+// Memory of metric_score() for a view of this shape, of which tensors are not looked at, beside its result: what a plan
+// of a run's memory counts.
+uint64_t metric_score_bytes(const metric *m, const layer_view *shape, uint32_t n_threads);
 // KVB_ARGUMENT when a context of so many tokens is too short for this metric.
 kvb_status metric_check_tokens(const metric *m, uint64_t n_tokens, kvb_error *err);
 // The protected set is what an engine keeps for the metric that ranks: for CriticalKV, the wrapped one.

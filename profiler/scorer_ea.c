@@ -23,10 +23,16 @@ typedef struct ea_sums {
     double *cos_sin;    // [rope_dim]
 } ea_sums;
 
+static uint64_t sums_bytes(const layer_view *view)
+{
+    size_t T = view->n_tokens, H = view->n_heads, d = view->head_dim;
+    return (H * (d + d * d + T) + view->n_kv_heads * T + view->rope_dim) * sizeof(double);
+}
+
 static bool sums_alloc(ea_sums *out, const layer_view *view)
 {
     size_t T = view->n_tokens, H = view->n_heads, d = view->head_dim;
-    out->mean = malloc((H * (d + d * d + T) + view->n_kv_heads * T + view->rope_dim) * sizeof(double) + 1);
+    out->mean = malloc(sums_bytes(view) + 1);
     if (!out->mean) return false;
     out->covariance = out->mean + H * d;
     out->z = out->covariance + H * d * d;
@@ -181,22 +187,23 @@ static bool press_fits(const metric *m, const char **warning)
             SPEC_ON_OFF(ea_settings, sinks_in_softmax, sinks_in_softmax_, "1 = the softmax runs over the sinks too"), \
             SPEC_ON_OFF(ea_settings, stored, 0, "1 = query statistics of other texts (--query-statistics)")           \
     }
-#define VARIANT(label, text, origin, sinks_in_softmax)                                                           \
-    {                                                                                                            \
-        .spec = {"ea", label, PARAMETERS(sinks_in_softmax), NULL},                                               \
-        .summary = "expected attention of future queries, " text,                                                \
-        .source = "Expected Attention, arXiv 2510.00636; " origin,                                               \
-        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                                \
-                   "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n"    \
-                   "of the queries, turned by the mean rotation of the next `future` positions",                 \
-        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .needs_on_device = need_no_tensors, .protect_sink = 4,            \
-        .protect_window = 1, .least_tokens = least_tokens, .score = score_ea, .press = "ExpectedAttentionPress", \
-        .press_arguments = {PRESS_ARGUMENT("n_future_positions", ea_settings, future),                           \
-                            PRESS_ARGUMENT("n_sink", ea_settings, sinks),                                        \
-                            PRESS_ARGUMENT("use_covariance", ea_settings, covariance),                           \
-                            PRESS_ARGUMENT("use_vnorm", ea_settings, value_norm),                                \
-                            PRESS_ARGUMENT("epsilon", ea_settings, epsilon)},                                    \
-        .press_fits = press_fits,                                                                                \
+#define VARIANT(label, text, origin, sinks_in_softmax)                                                        \
+    {                                                                                                         \
+        .spec = {"ea", label, PARAMETERS(sinks_in_softmax), NULL},                                            \
+        .summary = "expected attention of future queries, " text,                                             \
+        .source = "Expected Attention, arXiv 2510.00636; " origin,                                            \
+        .formula = "s[g,j] = (mean over h in g of p[h,j] + epsilon) * ||v_j||,\n"                             \
+                   "p = softmax of mu'.k_j / sqrt(d) + k_j C' k_j / 2d, mu' and C' the mean and covariance\n" \
+                   "of the queries, turned by the mean rotation of the next `future` positions",              \
+        .needs = VIEW_Q_RAW | VIEW_K | VIEW_V, .needs_on_device = need_no_tensors, .protect_sink = 4,         \
+        .protect_window = 1, .least_tokens = least_tokens, .score = score_ea, .bytes = sums_bytes,            \
+        .press = "ExpectedAttentionPress",                                                                    \
+        .press_arguments = {PRESS_ARGUMENT("n_future_positions", ea_settings, future),                        \
+                            PRESS_ARGUMENT("n_sink", ea_settings, sinks),                                     \
+                            PRESS_ARGUMENT("use_covariance", ea_settings, covariance),                        \
+                            PRESS_ARGUMENT("use_vnorm", ea_settings, value_norm),                             \
+                            PRESS_ARGUMENT("epsilon", ea_settings, epsilon)},                                 \
+        .press_fits = press_fits,                                                                             \
     }
 
 const scorer scorer_ea_kvpress = VARIANT("kvpress", "sinks outside the softmax", "as kvpress deploys it", 0);

@@ -61,6 +61,11 @@ typedef struct critical_settings {
     double share, epsilon;
 } critical_settings;
 
+// Not a parameter: the ranking that the metric is (learned.h).
+typedef struct learned_settings {
+    const struct learned_ranking *ranking;
+} learned_settings;
+
 // Those of one metric; which member is meant, its scorer knows.
 typedef union scorer_settings {
     snapkv_settings snapkv;
@@ -74,4 +79,5 @@ typedef union scorer_settings {
     streaming_settings streaming;
     random_settings random;
     critical_settings critical;
+    learned_settings learned;
 } scorer_settings;

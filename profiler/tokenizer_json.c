@@ -170,6 +170,7 @@ static kvb_status read_jinja(tokenizer *t, const char *folder, kvb_error *err)
         t->chat_template = strndup((const char *)view.data, view.size);
         if (!t->chat_template) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for a chat template", folder);
     }
+    if (status == KVB_OK) status = file_check(&view, folder, err);
     file_unmap(&view);
     return status;
 }
@@ -193,6 +194,8 @@ kvb_status tokenizer_from_folder(tokenizer **out, const char *folder, kvb_error 
     if (status == KVB_OK) status = map_if_there(&generation, folder, "generation_config.json", err);
     if (status == KVB_OK)
         status = tokenizer_from_json(out, folder, as_text(tokens), as_text(config), as_text(generation), err);
+    const file_view *const read[] = {&tokens, &config, &generation};
+    for (int i = 0; i < 3 && status == KVB_OK; i++) status = file_check(read[i], folder, err);
     if (status == KVB_OK) status = read_jinja(*out, folder, err);
     if (status != KVB_OK) {
         tokenizer_free(*out);

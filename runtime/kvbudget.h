@@ -2,8 +2,8 @@
 //
 // This folder is made to be copied: it needs libc, libm and cJSON only, compiles as C99 or later, and its header is
 // usable from C++. No function prints, keeps global state, or allocates memory outside
-// kvb_table_open*/kvb_table_close. A kvb_table is immutable once opened: any number of threads may use one table at
-// the same time without locks.
+// kvb_table_open*, kvb_ranking_open* and their close. A kvb_table is immutable once opened: any number of threads may
+// use one table at the same time without locks.
 //
 // Words: T = n_tokens is the length of the prefilled context, sinks and window included. A *prune ratio* r is the
 // share of a head's T tokens that is evicted; `keep` counts are the tokens that stay. Heads are KV heads, counted
@@ -353,6 +353,51 @@ KVB_API kvb_status kvb_reselect_all(const float *scores, const uint32_t *places,
 // KVB_UNSUPPORTED when the end is beyond 2^31 - 1; `cu` is then undefined. Does not allocate.
 KVB_API kvb_status kvb_cu_seqlens(const uint32_t *lengths, size_t n, uint32_t slack, uint32_t block, int32_t *cu,
                                   size_t cap, kvb_error *err);
+
+// ---- Learned rankings ----------------------------------------------------------------------------
+
+// What `kvbudget learn` fits: per KV head a linear form of features that is the higher the more a token is worth. A
+// file of its own, or part of a table that was made with it. Opaque, immutable.
+typedef struct kvb_ranking kvb_ranking;
+
+#define KVB_RANK_FEATURES_MAX 16
+
+// Strings and arrays are owned by the ranking.
+typedef struct kvb_ranking_info {
+    const char *name; // "learned:" and the first 12 digits of its hash: the metric of tables made with it
+    uint32_t n_layers, n_kv_heads;
+    uint32_t n_features; // F, 1 .. KVB_RANK_FEATURES_MAX
+    uint32_t n_columns;  // P = 2 F + 2 weights of a head: of every feature's z and z|z|, of recency, and a constant
+    const char *const *metrics; // [F] canonical names of the metrics whose scores kvb_rank() takes, in this order
+    const int *logarithm;       // [F] not 0: the score's logarithm is the feature
+    uint32_t sink;              // first tokens that take no part in means and deviations; hand it to kvb_select() too
+    const char *model_sha256;   // of the weights that it was fitted for, or ""
+    const char *about;          // how it was fitted, text of a JSON object
+    const double *weights;      // [n_layers, n_kv_heads, P]
+} kvb_ranking_info;
+
+// Reads the file that `kvbudget learn` wrote, or the ranking inside of a table. Fails as kvb_table_open() does.
+KVB_API kvb_status kvb_ranking_open(kvb_ranking **out, const char *path, kvb_error *err);
+// The same from memory, which is copied; `name` stands for the file name in messages, NULL gives "<memory>".
+KVB_API kvb_status kvb_ranking_open_memory(kvb_ranking **out, const void *data, size_t size, const char *name,
+                                           kvb_error *err);
+// NULL is allowed. Not for what kvb_table_ranking() returns.
+KVB_API void kvb_ranking_close(kvb_ranking *ranking);
+// NULL for NULL.
+KVB_API const kvb_ranking_info *kvb_ranking_about(const kvb_ranking *ranking);
+
+// The ranking that the table was made with, owned by the table; NULL when it is for a plain metric.
+KVB_API const kvb_ranking *kvb_table_ranking(const kvb_table *table);
+
+// Scores of one head's tokens for kvb_select(), by the table's ranking. With x the score of feature f (or its
+// logarithm, not below 1e-12), z = (x - mean) / deviation over tokens sink .. T - 1, 0 for the sinks:
+//     out[j] = sum over f of w_f z + w'_f z |z|  -  w_r log(T - j)  +  w_1
+//   features  [F] pointers to [n_tokens] scores as the metrics of the ranking give them, in its order
+//   out       [n_tokens]; may be none of the features
+// Does not allocate; O(F n_tokens). Fails with KVB_ARGUMENT (a NULL, a head out of range, a table without a ranking)
+// and KVB_NUMERIC for a score that is not finite, naming feature and token; `out` is then undefined.
+KVB_API kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const float *const *features,
+                            uint32_t n_tokens, float *out, kvb_error *err);
 
 #ifdef __cplusplus
 }

@@ -137,6 +137,22 @@ static kvb_status read_tensors(kvb_table *t, const kvb_safetensors *file, kvb_er
     return status ? status : read_saturated(t, file, err);
 }
 
+// A table that was made with a learned ranking carries it.
+static kvb_status read_ranking(kvb_table *t, const kvb_safetensors *file, kvb_error *err)
+{
+    kvb_status status = kvb_ranking_read(&t->ranking, file, err);
+    if (status) return status;
+    const kvb_ranking_info *r = kvb_ranking_about(t->ranking);
+    if (r->n_layers != t->info.n_layers || r->n_kv_heads != t->info.n_kv_heads ||
+        strcmp(r->name, t->info.metric) != 0) {
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: the ranking %s of %u x %u heads is not that of the table, %s of %u x %u; solve it again",
+                        t->name, r->name, (unsigned)r->n_layers, (unsigned)r->n_kv_heads, t->info.metric,
+                        (unsigned)t->info.n_layers, (unsigned)t->info.n_kv_heads);
+    }
+    return KVB_OK;
+}
+
 // ---- opening ----
 
 static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, const char *name, kvb_error *err)
@@ -157,6 +173,7 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     // Only now are numbers of layers and heads known to be as large as what the file holds.
     if (!status) status = kvb_table_read_bounded(t, err);
     if (!status) status = kvb_table_read_constraints(t, err);
+    if (!status && kvb_safetensors_metadata(t->header, "ranking")) status = read_ranking(t, &file, err);
     file.header = NULL; // the table's now
     kvb_safetensors_free(&file);
     if (status) kvb_table_close(t);
@@ -210,19 +227,26 @@ static kvb_status read_stream(FILE *stream, const char *path, size_t limit, unsi
     return KVB_OK;
 }
 
+kvb_status kvb_file_read(unsigned char **data, size_t *size, const char *path, size_t limit, kvb_error *err)
+{
+    FILE *stream = fopen(path, "rb");
+    *data = NULL;
+    *size = 0;
+    if (!stream) return kvb_fail(err, KVB_IO, "%s: opening: %s", path, strerror(errno));
+    kvb_status status = read_stream(stream, path, limit, data, size, err);
+    (void)fclose(stream); // only read
+    return status;
+}
+
 kvb_status kvb_table_open(kvb_table **out, const char *path, const kvb_table_options *opt, kvb_error *err)
 {
     unsigned char *data = NULL;
     size_t size = 0;
-    FILE *stream;
     kvb_status status;
 
     if (out) *out = NULL;
     if (!out || !path) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_open: out and path must not be NULL");
-    stream = fopen(path, "rb");
-    if (!stream) return kvb_fail(err, KVB_IO, "%s: opening: %s", path, strerror(errno));
-    status = read_stream(stream, path, limit_of(opt), &data, &size, err);
-    (void)fclose(stream); // only read
+    status = kvb_file_read(&data, &size, path, limit_of(opt), err);
     if (!status) status = open_bytes(out, data, size, path, err);
     free(data);
     return status;
@@ -236,6 +260,7 @@ void kvb_table_close(kvb_table *table)
         free(table->budgeted_memory);
         free(table->bounded);
         kvb_limits_free(&table->limits);
+        kvb_ranking_close(table->ranking);
         free(table->numbers);
         free(table);
     }

@@ -2,6 +2,7 @@
 #pragma once
 #include "kvbudget.h"
 #include "limits.h"
+#include "rank.h"
 
 #define KVB_TABLE_ROWS 99 // of a table with a row for every per cent, and the most that any table has
 
@@ -17,6 +18,7 @@ struct kvb_table {
     uint8_t *bounded;        // info.bounded
     kvb_limits limits;       // what the metadata "constraints" demand of the layers that are budgeted
     bool limited;            // there are any
+    kvb_ranking *ranking;    // NULL: the metric is a plain one
     bool per_cent;           // row i is ratio (i + 1) / 100
     struct cJSON *header;    // owns every string of info
     char name[168];          // the file, for messages
@@ -28,3 +30,6 @@ struct kvb_table {
 kvb_status kvb_table_read_metadata(kvb_table *t, kvb_error *err);
 kvb_status kvb_table_read_bounded(kvb_table *t, kvb_error *err);
 kvb_status kvb_table_read_constraints(kvb_table *t, kvb_error *err);
+
+// Reads the file at `path`, malloc'd, also what was read before a failure. Of more than `limit` bytes: KVB_UNSUPPORTED.
+kvb_status kvb_file_read(unsigned char **data, size_t *size, const char *path, size_t limit, kvb_error *err);

@@ -1,5 +1,6 @@
 #include "study/pairs.h"
 #include "runtime/fail.h"
+#include "study/learned_scores.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,9 @@ kvb_status pairs_open(pair_set *p, const selection *from, const char *metric, co
 {
     record_shape model = record_get_shape(from->r);
     *p = (pair_set){.from = from, .metric = metric};
-    kvb_status status = record_metric_read(&p->about, from->r, metric, err);
+    const kvb_ranking *ranking = selection_ranking(from, metric);
+    kvb_status status =
+        ranking ? record_metric_learned(&p->about, ranking, err) : record_metric_read(&p->about, from->r, metric, err);
     if (status != KVB_OK) return status;
     if (o->sink != AS_RECORDED) p->about.sink = (uint32_t)o->sink;
     if (o->window != AS_RECORDED) p->about.window = (uint32_t)o->window;
@@ -95,7 +98,9 @@ static kvb_status enter_context(pair_walk *w, kvb_error *err)
     const selection *s = w->pairs->from;
     cache_shape shape = w->pairs->longest;
     shape.n_tokens = selection_context(s, w->context)->n_tokens;
-    kvb_status status = record_read_scores(s->r, s->contexts[w->context], w->pairs->metric, w->scores, err);
+    const kvb_ranking *ranking = selection_ranking(s, w->pairs->metric);
+    kvb_status status = ranking ? learned_scores_read(s, w->context, ranking, w->scores, err)
+                                : record_read_scores(s->r, s->contexts[w->context], w->pairs->metric, w->scores, err);
     if (status == KVB_OK) status = metric_order_make(&w->order, &shape, w->scores, err);
     if (status == KVB_OK) status = problem_init(&w->problem, &shape, &w->solve, err);
     uint32_t least = (uint32_t)ceil(w->min_keep * shape.n_tokens);

@@ -61,6 +61,21 @@ kvb_status record_metric_read(record_metric *out, const record *r, const char *m
     return status;
 }
 
+kvb_status record_metric_learned(record_metric *out, const kvb_ranking *ranking, kvb_error *err)
+{
+    const kvb_ranking_info *r = kvb_ranking_about(ranking);
+    cJSON *o = cJSON_CreateObject(), *features = cJSON_AddArrayToObject(o, "features");
+    bool ok = features && cJSON_AddNumberToObject(o, "protect_sink", r->sink) &&
+              cJSON_AddNumberToObject(o, "protect_window", 1);
+    for (uint32_t f = 0; f < r->n_features && ok; f++)
+        ok = cJSON_AddItemToArray(features, cJSON_CreateString(r->metrics[f]));
+    *out = (record_metric){.sink = r->sink, .window = 1, .parameters = ok ? cJSON_PrintUnformatted(o) : NULL};
+    cJSON_Delete(o);
+    if (out->parameters) return KVB_OK;
+    *out = (record_metric){0};
+    return kvb_fail(err, KVB_MEMORY, "no memory for the parameters of %s", r->name);
+}
+
 void record_metric_free(record_metric *m)
 {
     free(m->parameters);

@@ -12,4 +12,6 @@ typedef struct record_metric {
 // `protect_window` of that object; else methods.md 2.8: 4 sinks, and the last token or SnapKV's observation window.
 // Errors: KVB_MEMORY; then *out is zero.
 kvb_status record_metric_read(record_metric *out, const record *r, const char *metric, kvb_error *err);
+// The same for a learned ranking: its features, its sinks, and the last token. KVB_MEMORY; then *out is zero.
+kvb_status record_metric_learned(record_metric *out, const kvb_ranking *ranking, kvb_error *err);
 void record_metric_free(record_metric *m);

@@ -1,9 +1,12 @@
 #include "study/selection.h"
 #include "runtime/fail.h"
+#include "study/learned_scores.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#define FROM_FILE "learned=" // a ranking that `kvbudget learn` wrote
 
 // --contexts a,b,c in the given order; NULL: all, in calibration order.
 static kvb_status select_contexts(selection *s, const char *ids, kvb_error *err)
@@ -65,19 +68,40 @@ static bool has_metric(const record_context_info *c, const char *metric)
     return false;
 }
 
-static kvb_status add_metric(selection *s, const char *metric, kvb_error *err)
+// In the place after the last one; named twice, or by `all` too, it stays where it is.
+static kvb_status append(selection *s, const char *metric, const kvb_ranking *ranking, kvb_error *err)
 {
     for (size_t j = 0; j < s->n_metrics; j++)
-        if (s->metrics[j] == metric) return KVB_OK; // named twice, or by `all` too
+        if (strcmp(s->metrics[j], metric) == 0) return KVB_OK;
+    if (s->n_metrics == METRICS_MAX) return kvb_fail(err, KVB_UNSUPPORTED, "at most %d metrics at once", METRICS_MAX);
+    s->rankings[s->n_metrics] = ranking;
+    s->metrics[s->n_metrics++] = metric;
+    return KVB_OK;
+}
+
+static kvb_status add_ranking(selection *s, const kvb_ranking *ranking, kvb_error *err)
+{
+    kvb_status status = learned_scores_check(s, ranking, err);
+    return status == KVB_OK ? append(s, ranking->info.name, ranking, err) : status;
+}
+
+// learned=FILE
+static kvb_status open_ranking(selection *s, const char *path, kvb_error *err)
+{
+    if (s->n_opened == METRICS_MAX) return kvb_fail(err, KVB_UNSUPPORTED, "at most %d metrics at once", METRICS_MAX);
+    kvb_status status = kvb_ranking_open(&s->opened[s->n_opened], path, err);
+    return status == KVB_OK ? add_ranking(s, s->opened[s->n_opened++], err) : status;
+}
+
+static kvb_status add_metric(selection *s, const char *metric, kvb_error *err)
+{
     for (size_t k = 0; k < s->n_contexts; k++) {
         const record_context_info *c = selection_context(s, k);
         if (!has_metric(c, metric))
             return kvb_fail(err, KVB_MISMATCH, "%s: context %s has no scores of %s; leave it out with --contexts",
                             s->path, c->id, metric);
     }
-    if (s->n_metrics == METRICS_MAX) return kvb_fail(err, KVB_UNSUPPORTED, "at most %d metrics at once", METRICS_MAX);
-    s->metrics[s->n_metrics++] = metric;
-    return KVB_OK;
+    return append(s, metric, NULL, err);
 }
 
 static kvb_status select_metrics(selection *s, const selection_request *wanted, kvb_error *err)
@@ -86,6 +110,14 @@ static kvb_status select_metrics(selection *s, const selection_request *wanted, 
     kvb_status status = KVB_OK;
     for (size_t k = 0; k < wanted->n_metrics && status == KVB_OK; k++) {
         const char *name = wanted->metrics[k], *metric = NULL;
+        if (strncmp(name, FROM_FILE, strlen(FROM_FILE)) == 0) {
+            status = open_ranking(s, name + strlen(FROM_FILE), err);
+            continue;
+        }
+        if (wanted->carried && strcmp(name, wanted->carried->info.name) == 0) {
+            status = add_ranking(s, wanted->carried, err);
+            continue;
+        }
         if (strcmp(name, "all") != 0) {
             status = find_metric(&metric, first, name, err);
             if (status == KVB_OK) status = add_metric(s, metric, err);
@@ -113,9 +145,17 @@ kvb_status selection_open(selection *s, const char *path, const selection_reques
 
 void selection_close(selection *s)
 {
+    for (size_t i = 0; i < s->n_opened; i++) kvb_ranking_close(s->opened[i]);
     record_close(s->r);
     free(s->contexts);
     *s = (selection){0};
+}
+
+const kvb_ranking *selection_ranking(const selection *s, const char *metric)
+{
+    for (size_t i = 0; i < s->n_metrics; i++)
+        if (s->metrics[i] == metric) return s->rankings[i];
+    return NULL;
 }
 
 const record_context_info *selection_context(const selection *s, size_t k)

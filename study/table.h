@@ -31,6 +31,3 @@ kvb_status study_table_open(study_table *t, const selection *from, const char *m
 // Read, curves, aggregate, allocate; then a second reading that judges the table on every pair. progress may be NULL.
 kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error *err);
 void study_table_free(study_table *t);
-
-// Refuses ratios that were chosen one by one where limits do not allow them.
-kvb_status require_ratios(const study_options *o, const loss_curves *c, kvb_error *err);

@@ -7,3 +7,6 @@
 kvb_status allocate_pair(study_table *t, ratio_mean *spread, problem *p, kvb_error *err);
 // The table of all pairs together, from what was gathered.
 kvb_status allocate_table(study_table *t, const gathered *g, kvb_error *err);
+
+// Refuses ratios that were chosen one by one where limits do not allow them.
+kvb_status require_ratios(const study_options *o, const loss_curves *c, kvb_error *err);

@@ -118,12 +118,14 @@ static bool add_settings(cJSON *m, const study_table *t)
 static bool add_special(cJSON *m, const study_table *t)
 {
     const study_options *o = &t->options;
+    const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
     return (!o->exact || add_text(m, "solver", o->monotone ? "exact_nested" : "exact")) &&
            (!o->oracle_order || add_text(m, "order", order_name(true))) &&
            (o->aggregate != AGGREGATE_TAIL ||
             add_made(m, "text_weights", table_weights_print(t->text_weights, ROWS, (uint32_t)t->n_texts))) &&
            (every_per_cent(o) || add_number(m, "n_rows", o->n_rows)) &&
-           (!o->limits || add_made(m, "constraints", limits_text(o->limits)));
+           (!o->limits || add_made(m, "constraints", limits_text(o->limits))) &&
+           (!ranking || add_text(m, "ranking", kvb_ranking_about(ranking)->about));
 }
 
 kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_error *err)
@@ -149,6 +151,8 @@ kvb_status study_table_write(const study_table *t, const cJSON *metadata, const 
     double *prune_ratio = NULL, *std = NULL;
     kvb_status status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, rows, heads, err);
     if (status == KVB_OK) status = layer_map_spread(&std, &t->layers, t->std, rows, heads, err);
+    const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
+    const rank_content carried = ranking ? rank_content_of(ranking) : (rank_content){0};
     const table_content content = {.n_rows = rows,
                                    .n_layers = t->layers.n_layers,
                                    .n_kv_heads = heads,
@@ -161,6 +165,7 @@ kvb_status study_table_write(const study_table *t, const cJSON *metadata, const 
                                    .table_loss = t->table_loss,
                                    .effective_ratio = t->effective,
                                    .saturated = t->saturated,
+                                   .ranking = ranking ? &carried : NULL,
                                    .metadata = metadata};
     if (status == KVB_OK) status = table_write(path, &content, err);
     free(prune_ratio);

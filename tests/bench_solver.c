@@ -198,8 +198,7 @@ static void draw_growth(const growth *g, size_t n, const char *path)
                                  .series = lines,
                                  .logarithmic = true,
                                  .x_unit = SVG_NUMBERS,
-                                 .y_unit = SVG_NUMBERS,
-                                 .marks = true};
+                                 .y_unit = SVG_NUMBERS};
         svg_chart_put(out, &chart, SVG_MARGIN, TOP + (int)i * (HEIGHT + 16), WIDTH, HEIGHT);
     }
     svg_end(out);

@@ -30,8 +30,7 @@ int main(int argc, char **argv)
                        .n_series = 2,
                        .series = series,
                        .x_unit = SVG_NUMBERS,
-                       .y_unit = SVG_NUMBERS,
-                       .marks = true};
+                       .y_unit = SVG_NUMBERS};
     svg_begin(out, WIDTH, HEIGHT, "Peak memory of a profile", subtitle);
     svg_chart_put(out, &chart, SVG_MARGIN, 70, WIDTH - 2 * SVG_MARGIN, HEIGHT - 90);
     svg_end(out);

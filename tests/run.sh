@@ -5,6 +5,8 @@
 #   real=BUILD  tests/cli/real_*.sh: the default model, downloaded once
 #   long=BUILD  tests/cli/long_*.sh
 #   fuzz=BUILD  replays the corpora of tests/fuzz with BUILD/fuzz/fuzz_*
+# All passes share one queue, what takes long first, so that no core waits at the end for a single program; those of
+# long= run one after the other, since they use all cores by themselves.
 # ONLY=PATTERN runs only the tests whose name contains PATTERN. The last line is "N passed, N failed"; the exit status
 # is 1 when anything failed or nothing ran.
 set -u
@@ -65,23 +67,32 @@ run_test() {
     cat "$work/$number.out"
 }
 
-number=0
-start_test() { # WORKERS KIND BUILD NAME COMMAND...
-    local workers=$1
-    shift
-    case "$2/$3" in *"$ONLY"*) ;; *) return ;; esac
-    while [ "$(jobs -rp | wc -l)" -ge "$workers" ]; do wait -n; done
-    number=$((number + 1))
-    run_test "$number" "$@" &
+# Roughly the seconds that a test takes on two cores; a sanitised one takes about three times as long.
+seconds_of() { # KIND BUILD NAME
+    local seconds=2
+    case $3 in
+    *backend_emulated* | *backend_tiles*) seconds=60 ;;
+    test_profiler_backend* | real_model | constraints | errors) seconds=30 ;;
+    test_profiler_cuda | *packed_tiles | test_formats_damage | test_solver_curve | faults | malloc_faults | metrics | \
+        ranks) seconds=20 ;;
+    memory | chain | eval | studies | validate | compute | real_* | test_profiler_spec | test_solver_* | test_formats_*)
+        seconds=8 ;;
+    esac
+    case $2 in *-san) seconds=$((3 * seconds)) ;; esac
+    echo $seconds
+}
+
+queue=()
+queue_test() { # KIND BUILD NAME COMMAND...
+    case "$2/$3" in *"$ONLY"*) queue+=("$(seconds_of "$1" "$2" "$3") $*") ;; esac
 }
 
 for pass in "$@"; do
     kind=${pass%%=*} build=${pass#*=}
-    # The heavy passes use all cores by themselves.
     case $kind in
     unit)
         for t in "$build"/tests/test_*; do
-            [ -x "$t" ] && [ -f "$t" ] && start_test "$JOBS" unit "$build" "$(basename "$t")" "$t"
+            [ -x "$t" ] && [ -f "$t" ] && queue_test unit "$build" "$(basename "$t")" "$t"
         done
         ;;
     cli | real | long)
@@ -89,15 +100,14 @@ for pass in "$@"; do
             name=$(basename "$t" .sh)
             case $name in lib) continue ;; real_*) own=real ;; long_*) own=long ;; *) own=cli ;; esac
             [ "$own" = "$kind" ] || continue
-            if [ "$kind" = cli ]; then workers=$JOBS; else workers=1; fi
-            start_test "$workers" "$kind" "$build" "$name" bash "$t"
+            queue_test "$kind" "$build" "$name" bash "$t"
         done
         ;;
     fuzz)
         for t in "$build"/fuzz/fuzz_*; do
             if [ ! -x "$t" ] || [ ! -f "$t" ]; then continue; fi
             name=$(basename "$t")
-            start_test "$JOBS" fuzz "$build" "$name" "$t" "tests/fuzz/corpus/${name#fuzz_}"
+            queue_test fuzz "$build" "$name" "$t" "tests/fuzz/corpus/${name#fuzz_}"
         done
         ;;
     *)
@@ -105,8 +115,17 @@ for pass in "$@"; do
         exit 2
         ;;
     esac
-    wait # one pass after the other: its lines stay together
 done
+
+number=0
+while read -r _ kind words; do
+    case $kind in '') continue ;; long) workers=1 ;; *) workers=$JOBS ;; esac
+    while [ "$(jobs -rp | wc -l)" -ge "$workers" ]; do wait -n; done
+    number=$((number + 1))
+    # shellcheck disable=SC2086 # words of a command; paths of builds and tests have no blanks
+    run_test "$number" "$kind" $words &
+done < <(printf '%s\n' "${queue[@]}" | sort -s -n -r -k 1,1)
+wait
 
 cat "$work"/*.sum 2>/dev/null | awk -v seconds="$SECONDS" '
     { passed += $1; failed += $2; skipped += $3 }

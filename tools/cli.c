@@ -115,6 +115,13 @@ static int refuse_option(const cli_command *command, const cli_option *options, 
     return cli_usage_error(command, isprint(optopt) ? "unknown option '-%c'" : "unknown option (byte %d)", optopt);
 }
 
+static cli_manual_printer *manual_printer = cli_print_manual;
+
+void cli_print_manuals_by(cli_manual_printer *printer)
+{
+    manual_printer = printer ? printer : cli_print_manual;
+}
+
 int cli_parse(const cli_command *command, const cli_option *options, int argc, char **argv, int *first)
 {
     struct option longs[OPTIONS_MAX + 2] = {{"help", no_argument, NULL, OPTION_HELP}};
@@ -132,7 +139,7 @@ int cli_parse(const cli_command *command, const cli_option *options, int argc, c
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
         if (c == 'h' || c == OPTION_HELP) {
-            cli_print_manual(command, options);
+            manual_printer(command, options);
             return -1;
         }
         const cli_option *option = NULL;
@@ -191,4 +198,17 @@ int cli_terminal_width(int fd, int otherwise)
     struct winsize size;
     if (ioctl(fd, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return otherwise;
     return size.ws_col;
+}
+
+bool cli_ratio(double *out, const char *text)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text) return false;
+    if (*end == '%') {
+        value /= 100;
+        ++end;
+    }
+    *out = value;
+    return *end == 0 && value >= 0 && value < 1;
 }

@@ -47,7 +47,12 @@ typedef struct cli_command {
 // a wrong option prints what is wrong and where to look and returns EXIT_USAGE.
 int cli_parse(const cli_command *command, const cli_option *options, int argc, char **argv, int *first);
 void cli_print_manual(const cli_command *command, const cli_option *options);
+// What --help prints with from here on; NULL: cli_print_manual again.
+typedef void cli_manual_printer(const cli_command *command, const cli_option *options);
+void cli_print_manuals_by(cli_manual_printer *printer);
 void cli_list_free(cli_list *list);
+// A share to prune, 0.8 or 80%: at least 0, below 1. False for anything else.
+bool cli_ratio(double *out, const char *text);
 
 // `kvbudget help metrics`
 void print_metrics_help(void);
@@ -83,4 +88,5 @@ bool cli_colour_wanted(int fd);
 int cli_terminal_width(int fd, int otherwise);
 
 extern const cli_command cmd_profile, cmd_solve, cmd_budgets, cmd_plot, cmd_export, cmd_import, cmd_inspect,
-    cmd_tokenize, cmd_logits, cmd_validate, cmd_merge, cmd_eval, cmd_task, cmd_statistics, cmd_recommend;
+    cmd_tokenize, cmd_logits, cmd_validate, cmd_merge, cmd_eval, cmd_task, cmd_statistics, cmd_recommend, cmd_report,
+    cmd_learn, cmd_refine;

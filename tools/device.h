@@ -19,3 +19,11 @@
 // The backend of that name and precision; NULL after a message about how the command is used (then return EXIT_USAGE).
 // Says so on stderr when this machine has no unit for the precision.
 const backend *device_find(const cli_command *self, const char *name, const char *compute);
+
+// More threads than this would overflow the stack on which OpenMP's library keeps what it tells each of them.
+enum { DEVICE_THREADS_MAX = 1024 };
+
+// Sets the number of OpenMP threads (0: as it is; it changes no number). A limit of the address space (ulimit -v) must
+// leave room for them and for what the math library makes at run time, since that library ends the program where it
+// finds none. Returns EXIT_DONE, or EXIT_USAGE or EXIT_FAILED after a message.
+int device_take_threads(const cli_command *self, uint64_t threads);

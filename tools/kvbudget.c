@@ -1,12 +1,15 @@
 // The program: finds the subcommand and runs it.
 #include "tools/cli.h"
+#include "tools/device.h"
 #include "tools/json_print.h"
+#include "tools/manual.h"
 #include "tools/report/results.h"
 #include <cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <gsl/gsl_version.h>
 #include <hdf5.h>
+#include <omp.h>
 #include <oneapi/dnnl/dnnl.h>
 #include <openssl/crypto.h>
 #include <stdio.h>
@@ -16,9 +19,10 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-static const cli_command *const COMMANDS[] = {&cmd_profile,  &cmd_merge,  &cmd_solve,  &cmd_validate,   &cmd_eval,
-                                              &cmd_budgets,  &cmd_plot,   &cmd_export, &cmd_import,     &cmd_inspect,
-                                              &cmd_tokenize, &cmd_logits, &cmd_task,   &cmd_statistics, &cmd_recommend};
+static const cli_command *const COMMANDS[] = {&cmd_profile, &cmd_merge,  &cmd_learn,     &cmd_solve,   &cmd_validate,
+                                              &cmd_eval,    &cmd_refine, &cmd_recommend, &cmd_report,  &cmd_budgets,
+                                              &cmd_plot,    &cmd_export, &cmd_import,    &cmd_inspect, &cmd_tokenize,
+                                              &cmd_logits,  &cmd_task,   &cmd_statistics};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 
 static const char INTRODUCTION[] =
@@ -28,9 +32,8 @@ static const char INTRODUCTION[] =
     "Usage: kvbudget COMMAND [OPTION]... [FILE]...\n"
     "       kvbudget help COMMAND\n"
     "       kvbudget help metrics         the eviction metrics, their parameters and sources\n"
-    "       kvbudget --version\n"
-    "\n"
-    "Commands:\n";
+    "       kvbudget help man|bash|zsh    a manual page, completion for a shell (`make install` puts them in place)\n"
+    "       kvbudget --version\n";
 
 static const char WORKFLOW[] =
     "\n"
@@ -53,7 +56,7 @@ static const char WORKFLOW[] =
 
 static void print_help(void)
 {
-    printf("%s", INTRODUCTION);
+    printf("%s\nCommands:\n", INTRODUCTION);
     for (int i = 0; i < COMMAND_COUNT; i++) printf("  %-10s %s\n", COMMANDS[i]->name, COMMANDS[i]->summary);
     printf("%s", WORKFLOW);
 }
@@ -154,6 +157,35 @@ static void take_standard_streams(void)
             _exit(EXIT_FAILED); // nothing can be said
 }
 
+// OMP_NUM_THREADS may say anything; OpenMP's library believes it.
+static void bound_threads(void)
+{
+    if (omp_get_max_threads() <= DEVICE_THREADS_MAX) return;
+    fprintf(stderr, "warning: OMP_NUM_THREADS: %d threads; %d are taken\n", omp_get_max_threads(), DEVICE_THREADS_MAX);
+    omp_set_num_threads(DEVICE_THREADS_MAX);
+}
+
+// `kvbudget help WORD`
+static int explain(int argc, char **argv)
+{
+    const manual all = {INTRODUCTION, WORKFLOW, COMMANDS, COMMAND_COUNT};
+    if (argc > 3) return cli_usage_error(NULL, "help: expected one command, found %d words", argc - 2);
+    if (strcmp(argv[2], "help") == 0) {
+        print_help();
+        return EXIT_DONE;
+    }
+    if (strcmp(argv[2], "metrics") == 0) {
+        print_metrics_help();
+        return EXIT_DONE;
+    }
+    if (manual_print(&all, argv[2])) return EXIT_DONE;
+    const cli_command *command = find_command(argv[2]);
+    if (!command) return unknown_command(argv[2]);
+    // The options are known inside the command only, so that they stand beside the variables that they fill.
+    char option[] = "--help", *words[] = {argv[2], option, NULL};
+    return command->run(command, 2, words);
+}
+
 static int run(int argc, char **argv)
 {
     if (argc < 2) {
@@ -166,22 +198,7 @@ static int run(int argc, char **argv)
         print_help();
         return EXIT_DONE;
     }
-    if (help) {
-        if (argc > 3) return cli_usage_error(NULL, "help: expected one command, found %d words", argc - 2);
-        if (strcmp(argv[2], "help") == 0) {
-            print_help();
-            return EXIT_DONE;
-        }
-        if (strcmp(argv[2], "metrics") == 0) {
-            print_metrics_help();
-            return EXIT_DONE;
-        }
-        const cli_command *command = find_command(argv[2]);
-        if (!command) return unknown_command(argv[2]);
-        // The options are known inside the command only, so that they stand beside the variables that they fill.
-        char option[] = "--help", *words[] = {argv[2], option, NULL};
-        return command->run(command, 2, words);
-    }
+    if (help) return explain(argc, argv);
     if (strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) {
         print_version();
         return EXIT_DONE;
@@ -208,6 +225,7 @@ int main(int argc, char **argv)
     take_standard_streams();
     atexit(explain_exit);
     json_watch_memory();
+    bound_threads();
     if (argc > 2) results_remember(argc - 2, argv + 2);
     int code = run(argc, argv);
     if (code == EXIT_DONE && json_ran_out()) {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/resource.h>
 
 bool memory_parse(const char *text, uint64_t *bytes)
 {
@@ -47,6 +48,14 @@ static bool read_number(const char *path, uint64_t *out)
     return good;
 }
 
+uint64_t memory_address_room(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return UINT64_MAX;
+    uint64_t used = read_field("/proc/self/status", "VmSize:");
+    return used < limit.rlim_cur ? limit.rlim_cur - used : 0;
+}
+
 uint64_t memory_free(void)
 {
     static const char *const limits[][2] = {
@@ -59,7 +68,8 @@ uint64_t memory_free(void)
         uint64_t left = used < limit ? limit - used : 1;
         if (!bytes || left < bytes) bytes = left;
     }
-    return bytes;
+    uint64_t room = memory_address_room();
+    return room < bytes ? room : bytes;
 }
 
 uint64_t memory_resident(void)

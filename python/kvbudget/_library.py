@@ -57,6 +57,8 @@ class Info(c.Structure):
             for name in ("n_calibration_tokens", "n_contexts", "n_questions", "n_queries_min", "n_queries_max")
         ),
         *((name, c.c_char_p) for name in ("calibration_sha256", "record_sha256", "tool_version")),
+        ("bounded", c.POINTER(c.c_uint8)),
+        ("n_budgeted", c.c_uint32),
     ]
 
 

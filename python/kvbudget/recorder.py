@@ -14,9 +14,8 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -32,25 +31,10 @@ from .models import AttentionLayer, attention_layers, check_model, has_window
 from .sampling import draw
 from .steps import assemble, metric_file, steps, tokenizer_sha256, weights_sha256, write, write_array
 from .table import ModelShape
+from .work import Options, Work, prepare
 
 ORACLE = "max over queries of attention times layer-normalised |v W_O|, max over the group"
 MOST_NUMBERS = 1 << 24  # of attention that are held at a time: 64 MiB
-
-
-@dataclass(frozen=True)
-class Options:
-    """How answers are made and what is left out; as in `kvbudget help profile`."""
-
-    new_tokens: int = 64
-    temperature: float = 0.7
-    seed: int = 1
-    greedy: bool = False
-    ignore_eos: bool = False
-    ignore_answers: bool = False
-    include_first: bool = False
-    bos: Literal["auto", "yes", "no"] = "auto"
-    max_tokens: int = 0
-    max_questions: int = 0
 
 
 class _Recorder:
@@ -183,53 +167,6 @@ def _value_norms(values: Tensor, roots: Tensor) -> Tensor:
     return norms / (norms.sum(dtype=torch.float64) + 1e-9).float()
 
 
-# ---- Texts to tokens ----
-
-
-@dataclass
-class _Work:
-    sample_id: str
-    ids: list[int]
-    questions: list[tuple[list[int], list[int] | None]]  # question with answer prefix; answer
-
-
-def _tokens(tokenizer: Any, text: str) -> list[int]:
-    ids: list[int] = tokenizer(text, add_special_tokens=False).input_ids
-    return ids
-
-
-def _prepare(tokenizer: Any, c: calibration.Context, o: Options, vocabulary: int) -> _Work:
-    if c.ids is not None:
-        ids = c.ids
-    elif o.bos == "auto":
-        ids = tokenizer(c.text).input_ids
-    else:
-        if o.bos == "yes" and tokenizer.bos_token_id is None:
-            raise KVBudgetError('the tokenizer has no BOS token, but bos="yes" asks for it')
-        ids = [tokenizer.bos_token_id] * (o.bos == "yes") + _tokens(tokenizer, c.text or "")
-    ids = ids[: o.max_tokens] if o.max_tokens else ids
-    questions = []
-    for number, q in enumerate(c.questions[: o.max_questions or None], 1):
-        suffix = q.ids if q.ids is not None else _tokens(tokenizer, (q.text or "") + c.answer_prefix)
-        answer = None
-        if not o.ignore_answers and (q.answer_ids is not None or q.answer is not None):
-            answer = q.answer_ids if q.answer_ids is not None else _tokens(tokenizer, q.answer or "")
-            if len(answer) + o.include_first < 2:
-                raise KVBudgetError(
-                    f"{c.where}: question {number}: the answer has {len(answer)} tokens, expected at least 2 (the last "
-                    "one is never a query); leave it out to sample one"
-                )
-        if not suffix:
-            raise KVBudgetError(f"{c.where}: question {number} has no tokens")
-        questions.append((suffix, answer))
-    for given in (ids, *(x for pair in questions for x in pair if x)):
-        if not given or max(given) >= vocabulary:
-            raise KVBudgetError(
-                f"{c.where}: expected token ids from 0 to {vocabulary - 1}, found {max(given, default=None)}"
-            )
-    return _Work(c.sample_id, ids, questions)
-
-
 def _attributes(
     model: Any,
     tokenizer: Any,
@@ -246,7 +183,7 @@ def _attributes(
         for m in chosen
     }
     config = model.config.get_text_config(decoder=True)
-    windows = [layer.index for layer in attention_layers(model) if has_window(layer)]
+    bounded = ",".join(str(layer.index) for layer in attention_layers(model) if has_window(layer))
     return {
         "tool_version": f"python, transformers {transformers.__version__}",
         "architecture": config.model_type,
@@ -272,7 +209,7 @@ def _attributes(
         "max_tokens": o.max_tokens,
         "max_questions": o.max_questions,
         "metrics": json.dumps(described, separators=(",", ":")),
-    } | ({"layers_with_window": ",".join(map(str, windows))} if windows else {})
+    } | ({"bounded_layers": bounded, "layer_window": config.sliding_window} if bounded else {})
 
 
 # ---- The run ----
@@ -288,7 +225,7 @@ def _end_ids(model: Any, tokenizer: Any) -> set[int]:
 
 
 def _answer(
-    recorder: _Recorder, cache: Cache, work: _Work, number: int, o: Options, ends: set[int]
+    recorder: _Recorder, cache: Cache, work: Work, number: int, o: Options, ends: set[int]
 ) -> tuple[list[int], int]:
     """Decodes one question; its answer, given or drawn, and how many queries were recorded."""
     suffix, answer = work.questions[number]
@@ -308,7 +245,7 @@ def _answer(
 
 
 def _record_context(
-    recorder: _Recorder, work: _Work, folder: Path, o: Options, ends: set[int], progress: Callable[[str], None]
+    recorder: _Recorder, work: Work, folder: Path, o: Options, ends: set[int], progress: Callable[[str], None]
 ) -> None:
     """Prefill, scores and all questions that are not there yet."""
     folder.mkdir(exist_ok=True)
@@ -377,9 +314,17 @@ def record(
             f"{type(model).__name__}: {len(layers)} of {shape.n_layers} layers have attention, a record needs all",
             "UNSUPPORTED",
         )
+    layers = [layer for layer in layers if not has_window(layer)]  # the others' cache does not grow with the text
+    if not layers:
+        raise KVBudgetError(
+            f"every layer of {type(model).__name__} has a sliding window (config.sliding_window = "
+            f"{getattr(model.config, 'sliding_window', None)}), so there is nothing to share out; set it to None if "
+            "the contexts are shorter than the window",
+            "UNSUPPORTED",
+        )
     contexts, calib_sha256 = calibration.read(calib)
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    todo = [_prepare(tokenizer, c, o, vocabulary) for c in contexts]
+    todo = [prepare(tokenizer, c, o, vocabulary) for c in contexts]
     given = sum(answer is not None for work in todo for _, answer in work.questions)
     attributes = _attributes(model, tokenizer, chosen, o, calib_sha256, given, model_id, model_sha256)
     recorder, ends = _Recorder(model, layers, chosen), _end_ids(model, tokenizer)

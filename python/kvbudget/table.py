@@ -79,6 +79,8 @@ class TableInfo:
     calibration_sha256: str
     record_sha256: str
     tool_version: str
+    bounded: tuple[int, ...]  # layers without a budget, whose cache does not grow with the text: they keep all tokens
+    n_budgeted: int  # how many layers have one
 
 
 @dataclass(frozen=True)
@@ -301,6 +303,7 @@ def _info(i: lib.Info) -> TableInfo:
     for name, *_ in lib.Info._fields_:
         value = getattr(i, name)
         values[name] = value.decode() if isinstance(value, bytes) else value
+    values["bounded"] = tuple(layer for layer in range(i.n_layers) if i.bounded and i.bounded[layer])
     values["calibration_tokens"] = tuple(i.calibration_tokens[: values.pop("n_calibration_tokens")])
     try:
         values["metric_parameters"] = json.loads(values["metric_parameters"] or "{}")

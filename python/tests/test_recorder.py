@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from families import build
-from test_eviction import prompt
+from test_eviction import prefill, prompt
 
 import kvbudget
 from kvbudget import calibration, recorder, sampling
@@ -195,7 +195,7 @@ def test_contexts_that_are_too_short_for_a_metric(tmp_path: Path) -> None:
 
 
 def test_texts_and_windows(tmp_path: Path) -> None:
-    """Texts go through the tokenizer; a layer with a window is named, and pays nothing beyond it."""
+    """Texts go through the tokenizer; a layer with a window is named and not recorded, and the table leaves it whole."""
     from test_press import tokenizer
 
     words = " ".join(f"w{i}" for i in prompt(1, 40)[0].tolist())
@@ -205,7 +205,8 @@ def test_texts_and_windows(tmp_path: Path) -> None:
     )
     path = kvbudget.record(build("gemma3"), tokenizer(), calib, ["keydiff"], output=tmp_path / "run.h5", bos="yes")
     with h5py.File(path) as f:
-        assert f.attrs["layers_with_window"] in (b"0,2", "0,2")
+        assert f.attrs["bounded_layers"] in (b"0,2", "0,2") and f.attrs["layer_window"] == 8
+        assert f.attrs["n_layers"] == 2
         c = f["contexts/text-1"]
         assert c["token_ids"][:3].tolist() == [1, *prompt(1, 40)[0, :2].tolist()] and c["token_ids"].shape == (41,)
         assert c["questions/0/suffix_ids"][:].tolist() == [3, 4, 8] and c["questions/0/answer_ids"][:].tolist() == [
@@ -214,4 +215,21 @@ def test_texts_and_windows(tmp_path: Path) -> None:
             7,
         ]
         best = c["questions/0/oracle"][:]
-        assert (best[[0, 2], :, : 41 - 8] == 0).all() and (best[[1, 3]] > 0).all()
+        assert best.shape == (2, 2, 41) and (best > 0).all()
+    out = tmp_path / "t.safetensors"
+    subprocess.run([PROGRAM, "solve", path, "-m", "keydiff", "-o", out, "--quiet"], check=True)
+    table = kvbudget.Table(out)
+    assert table.info.n_layers == 4 and table.info.bounded == (0, 2) and table.info.n_budgeted == 2
+    assert (table.keep(0.5, 41)[[0, 2]] == 41).all() and table.keep(0.5, 41)[[1, 3]].sum() == 2 * 41
+    with kvbudget.compress(build("gemma3"), table, 0.5) as run:
+        prefill(run.model, prompt(1, 60))
+    assert run.report().layers_cut == 2 and run.report().layers_left == 2
+
+
+def test_a_model_of_windows_alone_is_refused(tmp_path: Path) -> None:
+    model = build("mistral")
+    model.config.sliding_window = 8
+    for layer in attention_layers(model):
+        layer.module.sliding_window = 8
+    with pytest.raises(kvbudget.KVBudgetError, match="every layer"):
+        kvbudget.record(model, None, lines(tmp_path), ["keydiff"], output=tmp_path / "run.h5")

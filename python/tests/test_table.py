@@ -27,6 +27,7 @@ def test_info_and_rows(path: Path) -> None:
     assert (table.info.n_rows, table.info.n_layers, table.info.n_heads, table.info.n_kv_heads) == (99, 4, 8, 2)
     assert (table.info.sink, table.info.window, table.info.metric) == (4, 3, "keydiff")
     assert table.info.calibration_tokens == (48,) and table.info.metric_parameters == {}
+    assert table.info.bounded == () and table.info.n_budgeted == 4
     row = table.row(79)
     assert row.ratio == 0.8 and row.prune_ratio.shape == (4, 2) and not row.saturated
     assert np.array_equal(row.prune_ratio, table.prune_ratios[79])
@@ -59,7 +60,7 @@ def test_budgets_are_those_of_the_program(path: Path) -> None:
         for name in ("total", "keep_min", "keep_max", "effective_ratio", "row"):
             assert getattr(found, name) == pytest.approx(wanted["settings"][name], abs=1e-12), name
         assert len(found.warnings) == len(wanted["settings"]["warnings"])
-        for ours, theirs in zip(found.warnings, wanted["settings"]["warnings"]):  # the same words, but for the name of an option
+        for ours, theirs in zip(found.warnings, wanted["settings"]["warnings"]):  # but for the name of an option
             assert ours.replace("strict=True", "--strict") == theirs
 
 

@@ -148,6 +148,39 @@ def check_budgets_add_up(path, expected_total):
     assert expected_total == "-" or total == int(expected_total), total
 
 
+def check_exports():
+    """What exports.sh has written holds the budgets of budgets.json, format by format."""
+    found = json.load(open("budgets.json"))
+    b, keep = found["settings"], found["details"][0]["keep"]
+    T = b["n_tokens"]
+    flat, L, G = [k for layer in keep for k in layer], b["n_layers"], b["n_kv_heads"]
+    assert npy("arrays/lengths.npy") == ("<i4", (L, G), flat)
+    ends = [sum(layer[:g]) for layer in keep for g in range(G + 1)]
+    assert npy("arrays/cu_seqlens.npy") == ("<i4", (L, G + 1), ends)
+    layers = json.load(open("layers.json"))
+    assert layers["tokens"] == [(2 * sum(layer) + G) // (2 * G) for layer in keep]
+    assert [int(T * (1 - r)) for r in layers["compression_ratios"]] == layers["tokens"] and layers["sink"] == b["sink"]
+    lines = open("t.yaml").read().splitlines()
+    assert lines[1:] == ["kv_cache_config:", "  max_attention_window: %s" % layers["tokens"],
+                         "  sink_token_length: %d" % b["sink"]], lines
+    shares = [[float(x) for x in line.split("\t")] for line in open("duo/full_attention_heads.tsv")]
+    assert all(abs(s - k / T) < 1e-8 for row, layer in zip(shares, keep) for s, k in zip(row, layer))
+    few = [k for k in flat if 2 * k < T]
+    config = json.load(open("duo/config.json"))
+    assert abs(config["head_compression_ratio"] - len(few) / len(flat)) < 1e-12 and config["sink_size"] == b["sink"]
+    assert config["recent_size"] == max(b["window"], 1, round(sum(few) / len(few)) - b["sink"])
+    heads = json.loads(open("heads.json").readline())
+    group = len(heads) // len(flat)
+    assert [v for v in heads.values()] == [[max(0, k - b["window"])] for k in flat for _ in range(group)]
+
+
+def check_curves(path):
+    descr, (L, G, points), loss = npy(path)
+    heads = [loss[i * points : (i + 1) * points] for i in range(L * G)]
+    assert descr == "<f8" and abs(sum(h[0] for h in heads) - 1) < 1e-9, sum(h[0] for h in heads)
+    assert all(h[-1] == 0 and all(a >= b for a, b in zip(h, h[1:])) for h in heads)
+
+
 if __name__ == "__main__":
     try:
         globals()["check_" + sys.argv[1]](*sys.argv[2:])

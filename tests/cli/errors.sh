@@ -19,14 +19,15 @@ commands_for() {
         "logits FILE calib.jsonl -o x.npy" ;;
     jsonl) printf '%s\n' "profile tiny.gguf FILE -o x.h5 --quiet" ;;
     h5) printf '%s\n' "inspect FILE" "solve FILE --metric keydiff -o x.safetensors" \
-        "export FILE --format lukv-steps -o x.steps" ;;
+        "export FILE --format lukv-steps -o x.steps" "report table.safetensors --record FILE -o x.html" ;;
     safetensors) printf '%s\n' "inspect FILE" "budgets FILE --ratio 0.5 --tokens 100" "plot FILE -o x.svg" \
-        "export FILE --format npy -o x.npy" ;;
+        "export FILE --format npy -o x.npy" "report FILE -o x.html" ;;
+    json) printf '%s\n' "report table.safetensors --results FILE -o x.html" ;;
     npy) printf '%s\n' "inspect FILE" ;;
     esac
 }
 
-for kind in gguf jsonl h5 safetensors npy; do
+for kind in gguf jsonl h5 safetensors json npy; do
     while read -r line; do
         for file in missing.$kind empty zeros folder; do
             # shellcheck disable=SC2086 # words of a command
@@ -74,6 +75,10 @@ expect 0 'export into a name with quotes' export 'tables/it"s.safetensors' --for
 json 'the line that loads it is Python' 'it"s a \ name.json' \
     '[n.value for n in __import__("ast").walk(__import__("ast").parse(j["kvpress"]["load"]))
     if getattr(n, "value", 0) == j["npy"]]'
+
+# A record of the first format has no checksums, and solve says so.
+expect 1 'a record of format version 1' solve "$KVB_ROOT/tests/fuzz/corpus/record/one.h5" -m keydiff
+says 'its numbers are read unchecked' '^note: .*/one.h5 is of format version 1, without checksums' err
 
 # Bytes that a terminal would obey, or that are no UTF-8, stay out of messages and JSON.
 odd=$(printf 'x\033[2J\377.h5')

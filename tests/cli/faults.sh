@@ -9,7 +9,7 @@ if grep -q __asan_init "$KVB"; then
 fi
 
 # ---- One call fails
-"$PYTHON" "$KVB_ROOT/tests/faults/faults.py" --build "$KVB_BUILD" --points "${FAULT_POINTS:-2}" | tee faults.out
+"$PYTHON" "$KVB_ROOT/tests/faults/faults.py" --build "$KVB_BUILD" --points "${FAULT_POINTS:-1}" | tee faults.out
 [ "${PIPESTATUS[0]}" = 0 ] || not_ok 'no output is lost and no fault is silent'
 
 # ---- Several processes and one record: the lock must be that of the file under the name, however late it is taken

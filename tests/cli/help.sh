@@ -2,7 +2,7 @@
 # The frame of the program: help, version, unknown words, full disks.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
-COMMANDS='profile merge solve validate eval task budgets plot export import inspect statistics tokenize logits'
+COMMANDS='profile merge solve validate recommend eval task budgets report plot export import inspect statistics tokenize logits'
 
 expect 0 'help' help
 for c in $COMMANDS; do says "help lists $c" "^  $c +[A-Za-z]"; done
@@ -50,6 +50,53 @@ says 'help metrics gives parameters' '^    window +64 +1 to 65536: '
 says 'help metrics says what cannot be profiled' 'half of every budget'
 if awk 'length > 132 { exit 1 }' out; then ok 'help metrics fits the screen'; else not_ok \
     'help metrics fits the screen'; fi
+
+# The same texts as a manual page, and as completion for two shells.
+expect 0 'help man' help man
+cp out kvbudget.1
+for c in $COMMANDS; do says "the manual page has $c" "^\\.SS kvbudget $c\$" kvbudget.1; done
+for c in $COMMANDS; do "$KVB" help "$c" | sed -n 's/^ .*--\([a-z-]*\) .*/\1/p'; done | sort -u | grep -v '^help$' >options
+sed -n 's/\\-/-/g; s/^\(\\fB-.\\fR, \)*\\fB--\([a-z-]*\)\\fR.*/\2/p' kvbudget.1 | sort -u >described
+if [ -s options ] && [ -z "$(comm -23 options described)" ]; then ok 'the manual page has every option'; else
+    not_ok 'the manual page has every option'
+    comm -23 options described
+fi
+if command -v groff >/dev/null; then
+    groff -man -ww -z -Tutf8 kvbudget.1 2>roff.err
+    if [ ! -s roff.err ]; then ok 'roff has nothing to say about it'; else
+        not_ok 'roff has nothing to say about it'
+        head roff.err
+    fi
+else
+    skip 'the manual page in roff: groff is not installed'
+fi
+
+expect 0 'help bash' help bash
+cp out kvbudget.bash
+# complete WORD...: what bash offers for the last word.
+complete_with() {
+    bash -c '. ./kvbudget.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _kvbudget; printf "%s\n" "${COMPREPLY[@]}"' \
+        bash kvbudget "$@" >offered 2>&1
+}
+complete_with ''
+for c in $COMMANDS; do says "bash offers $c" "^$c\$" offered; done
+complete_with solve --ag
+says 'bash completes an option' '^--aggregate$' offered
+complete_with export --format ''
+says 'bash offers the words of an option' '^lukv-steps$' offered
+complete_with inspect kvbudget.b
+says 'bash completes names of files' '^kvbudget\.bash$' offered
+expect 0 'help zsh' help zsh
+cp out _kvbudget
+says 'zsh describes options' "--aggregate=\[.*\]" _kvbudget
+if command -v zsh >/dev/null; then
+    if zsh -n _kvbudget 2>zsh.err; then ok 'zsh reads it'; else
+        not_ok 'zsh reads it'
+        head zsh.err
+    fi
+else
+    skip 'completion in zsh: zsh is not installed'
+fi
 
 misused 'no command' 'a command is missing'
 misused 'a slip of the finger' "did you mean 'solve'" slove

@@ -32,7 +32,7 @@ cd .. || exit 1
 # Runs are short, and the files small: not on a disk that waits for each fsync.
 [ -w /dev/shm ] && TMPDIR=$(mktemp -d /dev/shm/kvbudget-faults.XXXXXX) && export TMPDIR
 # shellcheck disable=SC2086
-"$PYTHON" "$KVB_ROOT/tests/faults/malloc_walk.py" "$KVB" fail_malloc.so inputs ${WALK:-} >walk.out 2>&1
+"$PYTHON" "$KVB_ROOT/tests/faults/malloc_walk.py" "$KVB" fail_malloc.so inputs ${WALK:---scale 0.5} >walk.out 2>&1
 code=$?
 case $TMPDIR in /dev/shm/kvbudget-faults.*) rm -rf "$TMPDIR" ;; esac
 cat walk.out

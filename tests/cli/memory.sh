@@ -77,4 +77,27 @@ else
 fi
 
 fails 'more layers than there are' 'has 2 layers, 3 were asked for' "${PROFILE[@]}" -o x.h5 --layers 3 --force
+# OpenMP's library believes any number of threads, until its stack overflows.
+if OMP_NUM_THREADS=100000 "$KVB" inspect missing.safetensors >out 2>err; then CODE=0; else CODE=$?; fi
+says 'a hundred thousand threads: said and bounded' 'OMP_NUM_THREADS: 100000 threads; 1024 are taken' err
+if [ "$CODE" = 1 ]; then ok 'and the command goes on'; else not_ok "and the command goes on (exit status $CODE)"; fi
+
+# The math library ends the program where it finds no address space: too little of it is refused before the work.
+# A sanitised program takes terabytes of it for itself.
+if ! grep -q __asan_init "$KVB"; then
+    head -c 2000 "$KVB_ROOT/LICENSE" >text.txt
+    wrong='' refused=0 went=0
+    for limit in $(seq 70 7 210); do
+        (
+            ulimit -v $((limit * 1024))
+            "$KVB" logits tiny.gguf text.txt --max-tokens 40 -o limited.npy >out 2>err
+        ) 2>/dev/null
+        CODE=$?
+        if [ "$CODE" = 0 ]; then went=$((went + 1))
+        elif [ "$CODE" = 1 ] && grep -q 'address space is limited' err; then refused=$((refused + 1))
+        elif [ "$CODE" != 127 ]; then wrong="$wrong $limit:$CODE"; fi # 127: the loader found no room for libraries
+    done
+    if [ -z "$wrong" ] && [ $refused -gt 0 ] && [ $went -gt 0 ]; then ok 'limits of the address space: done or refused'
+    else not_ok "limits of the address space ($refused refused, $went done): exit statuses$wrong"; fi
+fi
 end

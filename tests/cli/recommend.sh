@@ -20,11 +20,11 @@ SIZE='--tokens 120 --next 8'
 expect 0 'measure' recommend tiny.gguf table.safetensors many.jsonl $SIZE --json --quiet --max-kl 1e6
 cp out all.json
 json 'ratios are promised up to the end where nothing is above the limit' all.json \
-    'j["ratio"] == 0.95 and all(r["promised"] for r in j["ratios"]) and len(j["ratios"]) == 19'
+    'j["settings"]["promised_ratio"] == 0.95 and all(r["promised"] for r in j["rows"]) and len(j["rows"]) == 19'
 LIMIT=$("$PYTHON" -c '
 import json
-rows = json.load(open("all.json"))["ratios"]
-print(next(r["limits"][0]["mean"] for r in rows if abs(r["ratio"] - 0.6) < 1e-9))')
+rows = json.load(open("all.json"))["rows"]
+print(next(r["mean"] for r in rows if abs(r["ratio"] - 0.6) < 1e-9))')
 # shellcheck disable=SC2086
 expect 0 'a promise' recommend tiny.gguf table.safetensors many.jsonl $SIZE --max-kl "$LIMIT" --confidence 0.9 \
     --length 1000 --check 50
@@ -35,24 +35,27 @@ says 'the check' 'Check: of 50 promises'
 expect 0 'the same as JSON' recommend tiny.gguf table.safetensors many.jsonl $SIZE --max-kl "$LIMIT" --confidence 0.9 \
     --check 200 --json --quiet --threads 1
 cp out one.json
-json 'it is below the ratio whose mean is the limit' one.json '0 < j["ratio"] < 0.6'
-json 'promises are kept' one.json 'j["check"]["broken"] <= 20 and j["check"]["refused"] < 200'
+json 'it is below the ratio whose mean is the limit' one.json '0 < j["settings"]["promised_ratio"] < 0.6'
+json 'promises are kept' one.json 'j["settings"]["check"]["broken"] <= 20 and j["settings"]["check"]["refused"] < 200'
 json 'the sequence ends at the first p above the error' one.json \
-    'all(r["promised"] == (r["limits"][0]["p"] <= 0.1) for r in j["ratios"] if r["ratio"] <= j["ratio"] + 0.051)'
-json 'memory is counted' one.json '0 < j["bytes_saved"] < j["bytes"] == 2 * 2 * 120 * 4 * 16'
+    'all(r["promised"] == (r["p"] <= 0.1) for r in j["rows"] if r["ratio"] <= j["settings"]["promised_ratio"] + 0.051)'
+json 'memory is counted' one.json '0 < j["settings"]["bytes_saved"] < j["settings"]["bytes"] == 2 * 2 * 120 * 4 * 16'
 # shellcheck disable=SC2086
 expect 0 'again with other batches and threads' recommend tiny.gguf table.safetensors many.jsonl $SIZE \
-    --max-kl "$LIMIT" --confidence 0.9 --check 200 --json --quiet --batch 7
-if cmp -s out one.json; then ok 'gives the same bytes'; else not_ok 'gives the same bytes'; fi
+    --max-kl "$LIMIT" --confidence 0.9 --check 200 --json --quiet --batch 7 --csv rows.csv
+cp out two.json
+json 'gives the same rows' one.json '(j["rows"], j["details"]) == (lambda k: (k["rows"], k["details"]))(
+    json.load(open("two.json")))'
+exists 'rows as CSV' rows.csv
 # shellcheck disable=SC2086
 expect 0 'two limits, and p-values from the mean' recommend tiny.gguf table.safetensors many.jsonl $SIZE --json --quiet \
     --max-kl 1e3 --max-flips 0.9 --p-value bentkus -r 30%,60%
 cp out two.json
 json 'both limits are shown' two.json \
-    '[l["name"] for l in j["ratios"][0]["limits"]] == ["KL", "changed tokens"] and j["p_value"] == "bentkus"'
+    '[r["measure"] for r in j["rows"]] == 2 * ["kl", "flips"] and j["settings"]["p_value"] == "bentkus"'
 # shellcheck disable=SC2086
-fails 'too few texts are refused before any work, with the number that it takes' '5 texts promise nothing.*at least [0-9]+ texts' \
-    recommend tiny.gguf table.safetensors few.jsonl $SIZE
+fails 'too few texts are refused before any work, with the number that it takes' \
+    '5 texts promise nothing.*at least [0-9]+ texts' recommend tiny.gguf table.safetensors few.jsonl $SIZE
 # shellcheck disable=SC2086
 expect 1 'a limit that nothing meets' recommend tiny.gguf table.safetensors many.jsonl $SIZE --max-kl 1e-12
 says 'is refused with the reason' 'nothing can be promised|promise nothing' err

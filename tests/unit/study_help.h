@@ -88,7 +88,7 @@ static inline const char *case_record(const char *name, const case_context *cont
 // Opens all of it.
 static inline void case_select(selection *s, const char *path)
 {
-    const selection_request all = {CASE_METRIC, 1, NULL, UINT64_MAX};
+    const selection_request all = {CASE_METRIC, 1, NULL, UINT64_MAX, NULL};
     help_ok(selection_open(s, path, &all, err));
 }
 

@@ -1,6 +1,6 @@
 // Damage of many cuts of the same texts: the same numbers as a text's fidelity, in any order and batch, and nothing for
-// a whole cache.
-#include "evaluator/damage.h"
+// a whole cache; and the log that keeps what was measured.
+#include "evaluator/damage_log.h"
 #include "evaluator/fidelity.h"
 #include "test_profiler_cases.h"
 
@@ -139,6 +139,31 @@ START_TEST(rows_are_judged_by_the_definition)
 }
 END_TEST
 
+START_TEST(what_was_measured_is_remembered)
+{
+    damage_log *log;
+    kvb_error err = {0};
+    char keys[3][DAMAGE_KEY], line[400];
+    const damage_value values[3] = {{0.1, 0.25, -0.5}, {1.0 / 3, 0, 0}, {2, 1, NAN}};
+    const char *path = help_path("damage.cells");
+    for (int i = 0; i < 3; i++) memset(keys[i], '0' + i, DAMAGE_KEY - 1), keys[i][DAMAGE_KEY - 1] = '\0';
+    ck_assert(damage_log_open(&log, path, &err) == KVB_OK);
+    ck_assert_ptr_null(damage_log_find(log, keys[0]));
+    ck_assert(damage_log_add(log, (const char(*)[DAMAGE_KEY])keys, values, 2, &err) == KVB_OK);
+    ck_assert(damage_log_add(log, (const char(*)[DAMAGE_KEY]) & keys[2], &values[2], 1, &err) == KVB_NUMERIC);
+    ck_assert(memcmp(damage_log_find(log, keys[1]), &values[1], sizeof *values) == 0);
+    ck_assert(damage_log_close(log, KVB_OK, &err) == KVB_OK);
+    ck_assert(damage_log_open(&log, path, &err) == KVB_OK); // from disk, to the bit
+    for (int i = 0; i < 2; i++) ck_assert(memcmp(damage_log_find(log, keys[i]), &values[i], sizeof *values) == 0);
+    ck_assert_ptr_null(damage_log_find(log, keys[2]));
+    snprintf(line, sizeof line, "{\"keys\":[\"%s\"],\"kl\":[1],\"flips\":[1],\"nll\":[null]}\n", keys[2]);
+    ck_assert(damage_log_parse(log, line, strlen(line), "lines", &err) == KVB_FORMAT);
+    ck_assert(damage_log_parse(log, "{\"key\":1}\n", 10, "lines", &err) == KVB_FORMAT);
+    ck_assert(strstr(err.message, "not a result of kvbudget refine"));
+    ck_assert(damage_log_close(log, KVB_NUMERIC, &err) == KVB_NUMERIC);
+}
+END_TEST
+
 START_TEST(impossible_plans_are_refused)
 {
     metric by;
@@ -162,6 +187,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, damage_is_what_fidelity_measures);
     tcase_add_test(tc, contexts_are_put_aside_and_taken_back);
     tcase_add_test(tc, rows_are_judged_by_the_definition);
+    tcase_add_test(tc, what_was_measured_is_remembered);
     tcase_add_test(tc, impossible_plans_are_refused);
 }
 

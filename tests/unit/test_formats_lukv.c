@@ -1,4 +1,5 @@
 // The published directory layout: out of a record and back, and as others write it.
+#include "formats/lukv_layout.h"
 #include "formats/lukv_steps.h"
 #include "formats/npy.h"
 #include "formats_record_help.h"
@@ -63,6 +64,12 @@ START_TEST(published)
     ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "model_id")->valuestring, "tiny");
     ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "imported_from")->valuestring, "lukv-steps");
     ck_assert(cJSON_IsTrue(cJSON_GetObjectItem(record_attributes(r), "n_queries_assumed")));
+    ck_assert_str_eq(cJSON_GetObjectItem(record_attributes(r), "metrics")->valuestring,
+                     "{\"ea:lukv\":{\"protect_sink\":4,\"protect_window\":1},"
+                     "\"my_metric\":{\"protect_sink\":4,\"protect_window\":1}}");
+    uint32_t sink, window;
+    lukv_metric_protected("snapkv:lukv", &sink, &window);
+    ck_assert(sink == 4 && window == 32);
     const record_context_info *c = record_context(r, 0);
     ck_assert_str_eq(c->id, "2"); // before "10"
     ck_assert_str_eq(c->metrics[0], "ea:lukv");

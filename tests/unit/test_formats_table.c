@@ -55,7 +55,7 @@ static table_content content(const cJSON *m)
         saturated[i] = i > 95;
     }
     return (table_content){R,       L,       G,       prune,   rows[0],   deviation, rows[1],
-                           rows[2], rows[3], rows[4], rows[5], saturated, m};
+                           rows[2], rows[3], rows[4], rows[5], saturated, NULL,      m};
 }
 
 START_TEST(written_tables_open)

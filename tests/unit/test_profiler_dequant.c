@@ -95,11 +95,28 @@ START_TEST(test_refusals)
 }
 END_TEST
 
+// The exponents of MXFP4 that are no numbers come out as NaN, whatever the values, in rows and in steps.
+START_TEST(test_exponents_that_are_no_numbers)
+{
+    kvb_error err;
+    for (int e = 252; e < 256; e++) {
+        unsigned char block[17] = {(unsigned char)e, 0x10, 0x21}; // 0, 0.5, 1
+        float y[32], step, base;
+        int8_t wholes[32];
+        ck_assert_int_eq(dequant_rows(GGUF_TENSOR_MXFP4, block, 32, y, &err), KVB_OK);
+        dequant_steps(GGUF_TENSOR_MXFP4, block, 32, wholes, &step, &base);
+        for (int i = 0; i < 32; i++) ck_assert_msg(isnan(y[i]) == (e >= 254), "%d: %g", e, (double)y[i]);
+        ck_assert_msg(isnan(step) == (e >= 254), "%d: %g", e, (double)step);
+    }
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, test_golden);
     tcase_add_test(tc, test_half);
     tcase_add_test(tc, test_refusals);
+    tcase_add_test(tc, test_exponents_that_are_no_numbers);
 }
 
 UNIT_MAIN("profiler: dequant", fill)

@@ -3,6 +3,7 @@
 // leaves numbers that look like results.
 #include "profiler/backend.h"
 #include "profiler/forward.h"
+#include "profiler/linalg.h"
 #include "profiler/query_statistics.h"
 #include "test_profiler_cases.h"
 #include <dlfcn.h>
@@ -127,9 +128,26 @@ START_TEST(test_bf16)
 }
 END_TEST
 
+// Products that fail are counted, and others are not.
+START_TEST(test_failures_are_counted)
+{
+    float a[4] = {1, 2, 3, 4}, c[4];
+    uint64_t before = gemm_failures();
+    ck_assert(gemm(false, false, 2, 2, 2, 1, a, 2, a, 2, 0, c, 2));
+    ck_assert(c[0] == 7 && c[3] == 22);
+    ck_assert(gemm_failures() == before);
+    atomic_store(&calls, 0);
+    atomic_store(&failing, 0);
+    ck_assert(!gemm(false, false, 2, 2, 2, 1, a, 2, a, 2, 0, c, 2));
+    atomic_store(&failing, -1);
+    ck_assert(gemm_failures() == before + 1);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, test_failures_are_counted);
     tcase_add_test(tc, test_float32);
     tcase_add_test(tc, test_bf16x3);
     tcase_add_test(tc, test_bf16);

@@ -387,6 +387,43 @@ START_TEST(test_same_bytes_after_a_stop)
 }
 END_TEST
 
+// Two shares of the work, run one after the other on one record: what is done is known before and after, the record
+// cannot be finished before both are there, and then has the bytes of a run in one go.
+START_TEST(test_shares_of_one_record)
+{
+    profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
+    profile_times times;
+    run_whole(&c, help_path("whole.h5"), &times);
+    const model_config *k = &c.m->config;
+    cJSON *attributes = profile_attributes(c.m, &c.job, &c.o);
+    record_writer *writer;
+    help_ok(record_begin(&writer, help_path("shared.h5"),
+                         &(record_shape){k->n_layers, k->n_heads, k->n_kv_heads, k->head_dim}, attributes, RECORD_NEW,
+                         err));
+    size_t size = profile_state_size(&c.job), done[3] = {0};
+    ck_assert_uint_eq(size, 2 + 5);
+    uint8_t *state = case_alloc(size, 1);
+    for (uint32_t i = 0; i < 2; i++) {
+        profile_share share;
+        help_ok(profile_share_out(&share, c.m, &c.job, NULL, 2, i, err));
+        ck_assert_uint_gt(share.n, 0);
+        help_ok(profile_run_share(c.m, &c.job, &c.o, &share, writer, NULL, &times, err));
+        profile_read_state(state, &c.job, writer);
+        for (size_t j = 0; j < size; j++) done[i + 1] += state[j];
+        ck_assert_uint_gt(done[i + 1], done[i]);
+        if (i == 0) help_fails(profile_finish(&c.job, NULL, writer, err), KVB_MISMATCH, "");
+        profile_share_free(&share);
+    }
+    ck_assert_uint_eq(done[2], size);
+    help_ok(profile_finish(&c.job, NULL, writer, err));
+    record_writer_free(writer);
+    cJSON_Delete(attributes);
+    free(state);
+    same_file("two shares", help_path("whole.h5"), help_path("shared.h5"));
+    case_free(&c);
+}
+END_TEST
+
 // Writes the record's contexts and sampled answers as calibration lines of ids.
 static void lines_of_record(char *out, size_t size, const char *path, const profile_job *job)
 {
@@ -647,6 +684,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_job_errors_of_length_and_names);
     tcase_add_test(tc, test_same_bytes_for_threads_and_batches);
     tcase_add_test(tc, test_same_bytes_after_a_stop);
+    tcase_add_test(tc, test_shares_of_one_record);
     tcase_add_test(tc, test_given_answers_repeat_a_sampled_run);
     tcase_add_test(tc, test_include_first);
     tcase_add_test(tc, test_end_tokens);

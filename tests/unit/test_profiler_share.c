@@ -195,6 +195,33 @@ START_TEST(test_memory_is_linear)
 }
 END_TEST
 
+// Expected Attention's sums are counted: [H,T] and [G,T] doubles, and a covariance per query head. Metrics are scored
+// one after the other, so only the largest counts; a metric that wraps another has both.
+START_TEST(test_metrics_are_counted)
+{
+    metric m[3];
+    help_ok(metric_parse(&m[0], "knorm", err));
+    help_ok(metric_parse(&m[1], "ea:kvpress", err));
+    help_ok(metric_parse(&m[2], "critical+ea:kvpress:value_norm=0", err));
+    made_job *j = job_make(1, 1, 1, 4000);
+    const model_config *c = &j->m.config;
+    uint64_t T = j->job.max_tokens, H = c->n_heads, G = c->n_kv_heads, d = c->head_dim;
+    profile_options none = {.new_tokens = 64}, one = {.new_tokens = 64, .metrics = m, .n_metrics = 1};
+    profile_options ea = {.new_tokens = 64, .metrics = m + 1, .n_metrics = 1};
+    profile_options both = {.new_tokens = 64, .metrics = m, .n_metrics = 2};
+    uint64_t without = profile_memory_of(&j->m, &j->job, &none, 1).scratch,
+             knorm = profile_memory_of(&j->m, &j->job, &one, 1).scratch - without,
+             own = profile_memory_of(&j->m, &j->job, &ea, 1).scratch - without;
+    ck_assert_uint_ge(own, knorm + ((H + G) * T + H * d * d) * sizeof(double));
+    ck_assert_uint_le(own, knorm + ((H + G) * T + H * (d * d + d) + c->rope_dim) * sizeof(double));
+    ck_assert_uint_eq(profile_memory_of(&j->m, &j->job, &both, 1).scratch - without, own);
+    layer_view shape = {.n_tokens = 4000, .n_heads = (uint32_t)H, .n_kv_heads = (uint32_t)G, .head_dim = (uint32_t)d};
+    ck_assert_uint_gt(metric_score_bytes(&m[2], &shape, 1), metric_score_bytes(&m[1], &shape, 1));
+    ck_assert_uint_gt(metric_score_bytes(&m[0], &shape, 2), metric_score_bytes(&m[0], &shape, 1));
+    job_free(j);
+}
+END_TEST
+
 START_TEST(test_batches_fit_into_memory)
 {
     made_job *j = job_make(1, 3, 1, 3000);
@@ -235,6 +262,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_shares_are_even);
     tcase_add_test(tc, test_nothing_to_share);
     tcase_add_test(tc, test_memory_is_linear);
+    tcase_add_test(tc, test_metrics_are_counted);
     tcase_add_test(tc, test_batches_fit_into_memory);
 }
 

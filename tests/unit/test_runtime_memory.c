@@ -108,6 +108,33 @@ static kvb_status open_file(const task *it, kvb_error *err)
     return right ? status : KVB_ARGUMENT;
 }
 
+static kvb_status open_ranking(const task *it, kvb_error *err)
+{
+    kvb_ranking *r = NULL;
+    kvb_status status = kvb_ranking_open_memory(&r, it->bytes, it->size, "some/table", err);
+    bool right = (r != NULL) == (status == KVB_OK);
+    kvb_ranking_close(r);
+    return right ? status : KVB_ARGUMENT;
+}
+
+// A ranking of one feature and one head, 4 weights.
+static unsigned char *ranking_bytes(size_t *size)
+{
+    static const char header[] =
+        "{\"__metadata__\":{\"format\":\"kvbudget-rank\",\"format_version\":\"1\",\"ranking\":\"{\\\"name\\\":"
+        "\\\"learned:0123456789ab\\\",\\\"features\\\":[{\\\"metric\\\":\\\"knorm\\\",\\\"log\\\":false}],"
+        "\\\"sink\\\":4,\\\"folds\\\":[]}\"},"
+        "\"rank_weights\":{\"dtype\":\"F64\",\"shape\":[1,1,1,4],\"data_offsets\":[0,32]}}";
+    size_t n = sizeof header - 1;
+    unsigned char *bytes = calloc(8 + n + 32, 1);
+    ck_assert_ptr_nonnull(bytes);
+    bytes[0] = (unsigned char)n;
+    bytes[1] = (unsigned char)(n >> 8);
+    memcpy(bytes + 8, header, n);
+    *size = 8 + n + 32;
+    return bytes;
+}
+
 static kvb_status parse_limits(const task *it, kvb_error *err)
 {
     (void)it;
@@ -171,6 +198,11 @@ START_TEST(test_every_allocation)
     size_t points = walk(open_bytes, &it) + walk(parse_limits, &it) + walk(parse_json, &it);
     it.path = path;
     points += walk(open_file, &it);
+    task ranking = {0};
+    unsigned char *of_ranking = ranking_bytes(&ranking.size);
+    ranking.bytes = of_ranking;
+    points += walk(open_ranking, &ranking);
+    free(of_ranking);
     printf("test_every_allocation: %zu allocations failed\n", points);
     ck_assert_uint_gt(points, 500);
     unlink(path);

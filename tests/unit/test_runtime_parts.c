@@ -1,7 +1,9 @@
 // What stands between a file and kvb_table_open: the safetensors container by its specification, and an engine's limits
 // in whole units.
+#include "runtime/json.h"
 #include "runtime/limits.h"
 #include "runtime/safetensors.h"
+#include "runtime/text.h"
 #include "unit.h"
 #include <cJSON.h>
 #include <math.h>
@@ -85,6 +87,51 @@ START_TEST(damaged_containers)
 }
 END_TEST
 
+// Every sequence of UTF-8 by its definition, all two-byte beginnings, and the edges of the longer ones.
+START_TEST(sequences_of_utf8)
+{
+    for (int a = 0; a < 256; a++)
+        for (int b = 0; b < 256; b++) {
+            const char at[2] = {(char)a, (char)b};
+            size_t want = a < 0x80 ? 1 : a >= 0xc2 && a <= 0xdf && (b & 0xc0) == 0x80 ? 2 : 0;
+            ck_assert_msg(kvb_utf8_size(at, 2) == want, "%02x %02x: %zu", a, b, kvb_utf8_size(at, 2));
+        }
+    static const struct {
+        const char *text;
+        size_t size;
+    } longer[] = {{"\xe0\xa0\x80", 3},     {"\xe0\x9f\xbf", 0},     {"\xed\x9f\xbf", 3},     {"\xed\xa0\x80", 0},
+                  {"\xef\xbf\xbf", 3},     {"\xf0\x90\x80\x80", 4}, {"\xf0\x8f\xbf\xbf", 0}, {"\xf4\x8f\xbf\xbf", 4},
+                  {"\xf4\x90\x80\x80", 0}, {"\xf5\x80\x80\x80", 0}, {"\xe2\x82", 0},         {"\x80", 0}};
+    for (size_t i = 0; i < sizeof longer / sizeof *longer; i++)
+        ck_assert_msg(kvb_utf8_size(longer[i].text, strlen(longer[i].text)) == longer[i].size, "case %zu", i);
+    ck_assert_uint_eq(kvb_utf8_size("\xe2\x82\xac", 2), 0); // what may not be read is not there
+}
+END_TEST
+
+START_TEST(cleaned_texts)
+{
+    char text[] = "a\tb\033[2J\x7f \xc3\xa9 \xff\xc3 \xc2\x9b end";
+    kvb_clean_text(text);
+    ck_assert_str_eq(text, "a?b?[2J? \xc3\xa9 ?? ?? end");
+}
+END_TEST
+
+// JSON, what is none with its place, and numbers in a locale that writes them with a comma.
+START_TEST(parsed_json)
+{
+    bool no_memory;
+    const char *end;
+    cJSON *json = kvb_json_parse("{\"a\": 1.5} rest", 10, &end, &no_memory);
+    ck_assert(json && !no_memory && cJSON_GetObjectItem(json, "a")->valuedouble == 1.5);
+    cJSON_Delete(json);
+    ck_assert_ptr_null(kvb_json_parse("[1, x]", 6, &end, &no_memory));
+    ck_assert(!no_memory);
+    ck_assert_str_eq(end, "x]");
+    ck_assert_ptr_null(kvb_json_parse("{\"a\": 1.5}", 9, NULL, &no_memory)); // only what may be read
+    ck_assert(!no_memory);
+}
+END_TEST
+
 START_TEST(limits_in_units)
 {
     kvb_limits m;
@@ -112,6 +159,9 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, container);
     tcase_add_test(tc, damaged_containers);
+    tcase_add_test(tc, sequences_of_utf8);
+    tcase_add_test(tc, cleaned_texts);
+    tcase_add_test(tc, parsed_json);
     tcase_add_test(tc, limits_in_units);
 }
 

@@ -23,7 +23,7 @@ static void setup(void)
 
 static kvb_status take(selection *s, const char *contexts, const char *const *names, size_t n, kvb_error *err)
 {
-    const selection_request wanted = {names, n, contexts, UINT64_MAX};
+    const selection_request wanted = {names, n, contexts, UINT64_MAX, NULL};
     return selection_open(s, path, &wanted, err);
 }
 
@@ -70,7 +70,7 @@ END_TEST
 START_TEST(questions_without_queries_and_later_ones_are_left_out)
 {
     selection s;
-    const selection_request two = {CASE_METRIC, 1, NULL, 2};
+    const selection_request two = {CASE_METRIC, 1, NULL, 2, NULL};
     case_select(&s, path);
     ck_assert_uint_eq(selection_count(&s, 0), 2);
     ck_assert_uint_eq(selection_count(&s, 1), 1);

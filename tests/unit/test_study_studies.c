@@ -88,7 +88,7 @@ START_TEST(one_text_cannot_be_held_out)
 {
     holdout *h = calloc(1, sizeof *h);
     selection one;
-    const selection_request a = {CASE_METRIC, 1, "a,none", UINT64_MAX};
+    const selection_request a = {CASE_METRIC, 1, "a,none", UINT64_MAX, NULL};
     help_ok(selection_open(&one, from.path, &a, err));
     help_fails(holdout_open(h, &one, "keydiff", &o, false, 1, err), KVB_ARGUMENT, "at least 2 texts with questions");
     holdout_free(h);
@@ -105,7 +105,7 @@ static kvb_status open_lengths(lengths *x, const char *second, const char *ids, 
 {
     static char paths[2][256];
     char *const all[] = {strcpy(paths[0], from.path), strcpy(paths[1], second)};
-    const selection_request wanted = {CASE_METRIC, 1, ids, UINT64_MAX};
+    const selection_request wanted = {CASE_METRIC, 1, ids, UINT64_MAX, NULL};
     return lengths_open(x, all, 2, &wanted, &o, err);
 }
 
@@ -144,7 +144,7 @@ START_TEST(records_that_do_not_belong_together)
     const case_context other[] = {LONGER[0],
                                   {.id = "c", .n_tokens = 24, .n_questions = 1, .questions = {{9, {1, 0}, 0}}}};
     char *const single[] = {NULL};
-    const selection_request wanted = {CASE_METRIC, 1, NULL, UINT64_MAX};
+    const selection_request wanted = {CASE_METRIC, 1, NULL, UINT64_MAX, NULL};
     help_fails(lengths_open(x, single, 1, &wanted, &o, err), KVB_ARGUMENT, "one for each length, found 1");
     lengths_free(x);
     help_fails(open_lengths(x, case_record("other.h5", other, 2), NULL, err), KVB_MISMATCH,
@@ -175,7 +175,7 @@ static const case_context RANKED[] = {
 static void ablate(ablation *x, const char *id)
 {
     selection one;
-    const selection_request wanted = {CASE_METRIC, 1, id, UINT64_MAX};
+    const selection_request wanted = {CASE_METRIC, 1, id, UINT64_MAX, NULL};
     help_ok(selection_open(&one, case_record("ranked.h5", RANKED, 2), &wanted, err));
     help_ok(ablation_open(x, &one, "keydiff", &o, err));
     help_ok(ablation_run(x, NULL, err));

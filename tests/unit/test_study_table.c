@@ -217,7 +217,7 @@ static uint32_t count_faults(const char *path, const char *fault)
 {
     uint32_t n = 0;
     table_check *k = calloc(1, sizeof *k);
-    const selection_request all = {NULL, 0, NULL, UINT64_MAX};
+    const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL};
     help_ok(table_check_open(k, path, from.path, &all, err));
     help_ok(table_check_run(k, NULL, err));
     help_ok(table_check_limits(k, err));
@@ -263,7 +263,7 @@ START_TEST(a_table_of_another_record_is_refused)
 {
     study_table t;
     table_check *k = calloc(1, sizeof *k);
-    const selection_request all = {NULL, 0, NULL, UINT64_MAX}, one = {NULL, 0, "b", UINT64_MAX};
+    const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL}, one = {NULL, 0, "b", UINT64_MAX, NULL};
     const case_context both[] = {HEAD_0, HEAD_1};
     study_options o = case_options("mean_loss");
     open_record("two.h5", both, 2);
@@ -280,10 +280,46 @@ START_TEST(a_table_of_another_record_is_refused)
 }
 END_TEST
 
+// What a table was solved for comes out of its file, and a record of another model or shape is not its own.
+START_TEST(a_table_opens_with_its_record)
+{
+    study_table t;
+    kvb_table *table = NULL;
+    study_options o = case_options("worst"), again;
+    kvb_limits limits = {0};
+    selection opened = {0};
+    const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL};
+    open_record("one.h5", &HEAD_0, 1);
+    solve(&t, &o);
+    save(&t, help_path("t.safetensors"));
+    help_ok(open_table_and_record(&table, &again, &limits, &opened, help_path("t.safetensors"), from.path, &all, err));
+    ck_assert_int_eq(again.aggregate, o.aggregate);
+    ck_assert_uint_eq(again.n_rows, ROWS);
+    ck_assert_uint_eq(opened.n_metrics, 1);
+    ck_assert_str_eq(opened.metrics[0], "keydiff");
+    kvb_table_close(table);
+    kvb_limits_free(&limits);
+    selection_close(&opened);
+    table = NULL, limits = (kvb_limits){0}, opened = (selection){0};
+    const char *strange = help_path("strange.h5"), *const metrics[] = {"keydiff"};
+    cJSON *attributes = case_attributes(NULL);
+    cJSON_ReplaceItemInObject(attributes, "model_sha256", cJSON_CreateString(CASE_MODEL("CD34")));
+    case_write(strange, attributes, &HEAD_0, 1, metrics, 1);
+    help_fails(
+        open_table_and_record(&table, &again, &limits, &opened, help_path("t.safetensors"), strange, &all, err),
+        KVB_MISMATCH, "model");
+    kvb_table_close(table);
+    kvb_limits_free(&limits);
+    selection_close(&opened);
+    study_table_free(&t);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, teardown);
     tcase_add_test(tc, one_pair_with_a_useless_head);
+    tcase_add_test(tc, a_table_opens_with_its_record);
     tcase_add_test(tc, aggregations_of_two_opposite_pairs);
     tcase_add_test(tc, pairs_that_cannot_lose_anything_count);
     tcase_add_test(tc, exact_budgets_lose_no_more_than_greedy);

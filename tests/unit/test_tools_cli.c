@@ -2,8 +2,12 @@
 #include "tools/cli.h"
 #include "tools/report/heatmap.h"
 #include "unit.h"
+#include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 static int run_nothing(const cli_command *self, int argc, char **argv)
@@ -101,7 +105,15 @@ static char *picture(uint32_t layers, uint32_t heads, const heatmap_terminal *te
     double *kept = calloc(2 * 3 * (size_t)layers * heads, sizeof *kept);
     ck_assert_ptr_nonnull(kept);
     for (size_t i = 0; i < 2 * 3 * (size_t)layers * heads; i++) kept[i] = (double)(i % 101) / 100;
-    heatmap map = {layers, heads, 2, 3, "Title", "Subtitle", names, ratios, kept};
+    heatmap map = {.n_layers = layers,
+                   .n_heads = heads,
+                   .n_tables = 2,
+                   .n_ratios = 3,
+                   .title = "Title",
+                   .subtitle = "Subtitle",
+                   .table_names = names,
+                   .ratios = ratios,
+                   .kept = kept};
     char *text = NULL;
     size_t size = 0;
     FILE *out = open_memstream(&text, &size);
@@ -119,6 +131,17 @@ static size_t occurrences(const char *text, const char *what)
     for (const char *at = text; (at = strstr(at, what)); at += strlen(what)) n++;
     return n;
 }
+
+START_TEST(ratios_are_shares_or_per_cent)
+{
+    double r = 0;
+    ck_assert(cli_ratio(&r, "0.8") && r == 0.8);
+    ck_assert(cli_ratio(&r, "80%") && r == 0.8);
+    ck_assert(cli_ratio(&r, "0") && r == 0);
+    const char *const wrong[] = {"1", "-0.1", "100%", "80", "0.8x", "80%%", "", "nan"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) ck_assert_msg(!cli_ratio(&r, wrong[i]), "%s", wrong[i]);
+}
+END_TEST
 
 START_TEST(plain_picture_has_numbers_only)
 {
@@ -172,12 +195,123 @@ START_TEST(no_colour_is_respected)
 }
 END_TEST
 
+// What `say` puts on standard error, or on standard output; valid until the next call.
+static const char *said(int stream, void (*say)(void))
+{
+    static char text[16384];
+    fflush(NULL);
+    int shown = dup(stream);
+    FILE *file = tmpfile();
+    dup2(fileno(file), stream);
+    say();
+    fflush(NULL);
+    dup2(shown, stream);
+    close(shown);
+    rewind(file);
+    size_t n = fread(text, 1, sizeof text - 1, file);
+    text[n] = '\0';
+    fclose(file);
+    return text;
+}
+
+static void say_usage(void)
+{
+    ck_assert_int_eq(cli_usage_error(&COMMAND, "%d is odd", 3), EXIT_USAGE);
+}
+
+static void say_failure(void)
+{
+    kvb_error error = {.status = KVB_IO, .message = "f: cannot open"}, silent = {.status = KVB_MEMORY};
+    ck_assert_int_eq(cli_failed(&COMMAND, &error), EXIT_FAILED);
+    ck_assert_int_eq(cli_failed(&COMMAND, &silent), EXIT_FAILED);
+}
+
+static void say_manual(void)
+{
+    const cli_option options[] = {{"list", 'l', CLI_LIST, NULL, "ITEM", "An item\nof two lines."}, {0}};
+    cli_print_manual(&COMMAND, options);
+}
+
+START_TEST(messages)
+{
+    ck_assert_str_eq(said(STDERR_FILENO, say_usage), "kvbudget try: 3 is odd\nTry 'kvbudget help try'.\n");
+    ck_assert_str_eq(said(STDERR_FILENO, say_failure), "kvbudget try: f: cannot open\nkvbudget try: MEMORY\n");
+    const char *manual = said(STDOUT_FILENO, say_manual);
+    static const char *const parts[] = {
+        "kvbudget try: Tries options", "Usage: kvbudget try [OPTION]...",
+        "  -l, --list ITEM             An item\n                              of two lines.", "  -h, --help ",
+        "Details."};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ck_assert_msg(strstr(manual, parts[i]), "%s", manual);
+    const char *metrics = said(STDOUT_FILENO, print_metrics_help);
+    ck_assert(strstr(metrics, "snapkv:lukv") && strstr(metrics, "arXiv 2510.00636"));
+}
+END_TEST
+
+static progress bar;
+
+static void say_progress(void)
+{
+    double before = seconds_now();
+    progress_begin(&bar, "work", false);
+    progress_update(&bar, 1, 4, "tokens"); // too early for a line
+    bar.last_shown = bar.start -= 20;
+    progress_update(&bar, 2, 4, "tokens");
+    progress_end(&bar, "%d done", 4);
+    ck_assert(seconds_now() >= before);
+    progress_begin(&bar, "quiet", true);
+    bar.last_shown -= 20;
+    progress_update(&bar, 2, 4, "tokens");
+    progress_end(&bar, "done");
+}
+
+// In a log: a line after its interval, with share, rate and the time that is left, then a closing one; none when quiet.
+START_TEST(progress_in_a_log)
+{
+    setenv("TERM", "dumb", 1);
+    const char *text = said(STDERR_FILENO, say_progress);
+    ck_assert_msg(strstr(text, "work: ") == text && strstr(text, "2/4 tokens") && strstr(text, " left"), "%s", text);
+    ck_assert_msg(!strstr(text, "1/4") && strstr(text, "work: 4 done (2") && !strstr(text, "quiet"), "%s", text);
+}
+END_TEST
+
+// The first signal asks to stop, and the program then ends by it; without one nothing happens.
+START_TEST(signals)
+{
+    cli_end_by_signal();
+    cli_catch_signals();
+    ck_assert_int_eq(cli_stop_requested, 0);
+    raise(SIGTERM);
+    ck_assert_int_eq(cli_stop_requested, SIGTERM);
+    pid_t child = fork();
+    if (child == 0) {
+        cli_end_by_signal();
+        _exit(0);
+    }
+    int status;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM);
+}
+END_TEST
+
+START_TEST(terminals)
+{
+    int no_terminal = open("/dev/null", O_RDWR);
+    ck_assert_int_eq(cli_terminal_width(no_terminal, 77), 77);
+    close(no_terminal);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
+    tcase_add_test(tc, messages);
+    tcase_add_test(tc, progress_in_a_log);
+    tcase_add_test(tc, signals);
+    tcase_add_test(tc, terminals);
     tcase_add_test(tc, options_of_every_kind);
     tcase_add_test(tc, wrong_options);
     tcase_add_test(tc, counts_are_strict);
     tcase_add_test(tc, reals_are_strict);
+    tcase_add_test(tc, ratios_are_shares_or_per_cent);
     tcase_add_test(tc, plain_picture_has_numbers_only);
     tcase_add_test(tc, coloured_picture_has_every_layer);
     tcase_add_test(tc, any_shape_and_width);

@@ -1,11 +1,14 @@
 // Sizes on the command line, memory as Linux tells it, JSON on standard output, and the parts of pictures.
 #include "tools/json_print.h"
 #include "tools/memory.h"
+#include "tools/report/output.h"
+#include "tools/report/series_style.h"
 #include "tools/report/svg.h"
 #include "tools/report/viridis.h"
 #include "unit.h"
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 START_TEST(sizes)
@@ -44,6 +47,32 @@ START_TEST(memory_of_this_process)
     free(block);
     ck_assert(memory_peak() + SIZE / 10 >= with); // Linux counts pages in batches
     ck_assert(memory_free() > 0);
+}
+END_TEST
+
+// A limit of the address space is seen, and memory_free never promises more than it leaves.
+START_TEST(room_of_the_address_space)
+{
+    ck_assert(memory_address_room() == UINT64_MAX);
+    struct rlimit was, less;
+    ck_assert_int_eq(getrlimit(RLIMIT_AS, &was), 0);
+    FILE *f = fopen("/proc/self/statm", "r");
+    unsigned long pages = 0;
+    ck_assert(f && fscanf(f, "%lu", &pages) == 1);
+    fclose(f);
+    uint64_t used = (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE), spare = (uint64_t)128 << 20;
+    less = was;
+    less.rlim_cur = used + spare;
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &less), 0);
+    uint64_t room = memory_address_room(), available = memory_free();
+    less.rlim_cur = used / 2;
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &less), 0);
+    uint64_t none = memory_address_room();
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
+    ck_assert_msg(room <= spare && room >= spare / 2, "%llu left of %llu", (unsigned long long)room,
+                  (unsigned long long)spare);
+    ck_assert(available <= spare);
+    ck_assert(none == 0);
 }
 END_TEST
 
@@ -111,13 +140,98 @@ START_TEST(colours)
 }
 END_TEST
 
+// A chart of two lines as text; valid until the next call.
+static const char *chart_of(const double *x, size_t n, bool logarithmic)
+{
+    static char text[20000];
+    static const double rising[40] = {0.1, 0.2, 0.4, 0.8, 0.9}, falling[40] = {0.9, 0.8, 0.4, 0.2, 0.1};
+    const svg_series series[] = {{.name = "uniform", .y = rising, .low = falling, .high = rising},
+                                 {.name = "kvbudget", .y = falling}};
+    const svg_chart chart = {
+        .title = "T", .x_label = "x", .x = x, .n = n, .n_series = 2, .series = series, .logarithmic = logarithmic};
+    memset(text, 0, sizeof text);
+    FILE *file = fmemopen(text, sizeof text - 1, "w");
+    svg_begin_sized(file, 600, 400, 300, 200, "T", NULL);
+    svg_chart_put(file, &chart, 0, 0, 600, 400);
+    svg_end(file);
+    fclose(file);
+    return text;
+}
+
+START_TEST(charts_have_ticks_where_measured)
+{
+    const double few[] = {0.5, 0.65, 0.8, 0.9, 0.95};
+    double many[40];
+    for (int i = 0; i < 40; i++) many[i] = (i + 1) / 50.0;
+    const char *text = chart_of(few, 5, false);
+    ck_assert(strstr(text, ">65</text>") && strstr(text, ">95</text>") && !strstr(text, ">70</text>"));
+    ck_assert_ptr_nonnull(strstr(text, "viewBox=\"0 0 600 400\" width=\"300\" height=\"200\""));
+    ck_assert(strstr(text, "stroke=\"#0072b2\"") && strstr(text, "stroke=\"#d55e00\"")); // their own, in any order
+    text = chart_of(many, 40, false);
+    ck_assert(strstr(text, ">10</text>") && !strstr(text, ">65</text>"));
+    text = chart_of(few, 5, true);
+    ck_assert(strstr(text, ">10 %</text>") && strstr(text, ">100 %</text>")); // whole powers of ten
+}
+END_TEST
+
+START_TEST(lines_of_a_picture_differ)
+{
+    static const char *const names[] = {"a", "b", "c", "d", "e", "uniform", "kvbudget", "f"};
+    series_style styles[SVG_SERIES_MAX];
+    series_styles(names, SVG_SERIES_MAX, styles);
+    for (int i = 0; i < SVG_SERIES_MAX; i++)
+        for (int k = 0; k < i; k++)
+            ck_assert_msg(styles[i].mark != styles[k].mark || styles[i].dash != styles[k].dash, "%s and %s", names[i],
+                          names[k]);
+    ck_assert_uint_eq(styles[5].colour, series_style_of("uniform").colour);
+}
+END_TEST
+
+START_TEST(pictures_by_their_ending)
+{
+    static const char *const wrong[] = {"x", "x.jpg", ".svg", "x.svg2", "x.SVG", "x.pdf.gz"};
+    kvb_error err;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        ck_assert_msg(picture_check(wrong[i], &err) == KVB_ARGUMENT, "%s", wrong[i]);
+        ck_assert(strstr(err.message, ".svg, .pdf or .png"));
+    }
+    ck_assert_int_eq(picture_check("x.svg", &err), KVB_OK);
+    const char *metrics[] = {"m"};
+    ck_assert_int_eq(output_check_pictures("/tmp/x.gif", metrics, 1, &err), KVB_ARGUMENT);
+
+    char folder[] = "/tmp/kvb-picture-XXXXXX", path[64];
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/x.svg", folder);
+    picture p;
+    ck_assert_int_eq(picture_open(&p, path, &err), KVB_OK);
+    fputs("<svg/>", p.svg);
+    picture_abandon(&p);
+    picture_abandon(&p);
+    ck_assert_int_ne(access(path, F_OK), 0);
+    ck_assert_int_eq(picture_begin(&p, path, "m", false, &err), KVB_OK);
+    fputs("<svg/>", p.svg);
+    ck_assert_int_eq(picture_end(&p, true, &err), KVB_OK);
+    ck_assert_int_eq(picture_open(&p, path, &err), KVB_OK);
+    ck_assert_int_eq(picture_close(&p, &err), KVB_OK); // replaced by an empty one
+    FILE *file = fopen(path, "r");
+    ck_assert_int_eq(fgetc(file), EOF);
+    fclose(file);
+    ck_assert_int_eq(remove(path), 0);
+    ck_assert_int_eq(rmdir(folder), 0); // nothing else was left
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, sizes);
     tcase_add_test(tc, memory_of_this_process);
+    tcase_add_test(tc, room_of_the_address_space);
     tcase_add_test(tc, json_to_stdout);
     tcase_add_test(tc, parts_of_pictures);
     tcase_add_test(tc, colours);
+    tcase_add_test(tc, charts_have_ticks_where_measured);
+    tcase_add_test(tc, lines_of_a_picture_differ);
+    tcase_add_test(tc, pictures_by_their_ending);
 }
 
 UNIT_MAIN("tools_pieces", fill)

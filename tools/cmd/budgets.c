@@ -35,20 +35,6 @@ static const char *const lookups[] = {"nearest", "linear"};
 
 // ---- options ----
 
-// 0.8 or 80%; false when it is neither or not below 1.
-static bool parse_ratio(const char *text, double *out)
-{
-    char *end;
-    double value = strtod(text, &end);
-    if (end == text) return false;
-    if (*end == '%') {
-        value /= 100;
-        ++end;
-    }
-    *out = value;
-    return *end == 0 && value >= 0 && value < 1;
-}
-
 static bool parse_name(const char *text, const char *const *names, size_t n, int *out)
 {
     for (size_t i = 0; i < n; ++i) {
@@ -69,7 +55,7 @@ static int check_options(budgets_command *b, int n_operands)
     if (!b->ratio_text || b->tokens == 0) {
         return cli_usage_error(b->self, "--ratio and --tokens are needed: kvbudget %s", b->self->synopsis);
     }
-    if (!parse_ratio(b->ratio_text, &b->ratio)) {
+    if (!cli_ratio(&b->ratio, b->ratio_text)) {
         return cli_usage_error(b->self, "--ratio: expected the share to prune, 0.8 or 80%%, below 1; found %s",
                                b->ratio_text);
     }

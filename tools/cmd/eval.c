@@ -4,7 +4,6 @@
 #include "tools/device.h"
 #include "tools/report/eval_report.h"
 #include "tools/report/output.h"
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,8 +18,7 @@ static int check_options(eval_command *e)
 {
     if (e->in.n_tokens < 1 || e->in.n_tokens > 1 << 24 || e->in.n_next < 2 || e->in.n_next > 65536)
         return cli_usage_error(e->self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
-    if (e->batch > 64 || e->threads > 4096)
-        return cli_usage_error(e->self, "--batch: expected at most 64; --threads: at most 4096");
+    if (e->batch > 64) return cli_usage_error(e->self, "--batch: expected at most 64");
     if ((e->with.sink != UINT64_MAX && e->with.sink > UINT32_MAX) ||
         (e->with.window != UINT64_MAX && e->with.window > UINT32_MAX))
         return cli_usage_error(e->self, "--sink or --window is out of range");
@@ -140,7 +138,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && argc - first < 2)
         code = cli_usage_error(self, "a model and at least one text are needed: kvbudget %s", self->synopsis);
     if (code == EXIT_DONE) code = check_options(&e);
-    if (code == EXIT_DONE && e.threads) omp_set_num_threads((int)e.threads);
+    if (code == EXIT_DONE) code = device_take_threads(self, e.threads);
     if (code == EXIT_DONE) code = eval_open_inputs(&e, argv + first, (size_t)(argc - first));
     if (code == EXIT_DONE) {
         kvb_error err = {0};

@@ -1,31 +1,38 @@
-// kvbudget export: tables and records in the formats of others.
+// kvbudget export: tables and records in the formats of others. A format is a row of `formats` and a function.
 #include "formats/atomic_file.h"
+#include "formats/budget_export.h"
 #include "formats/lukv_steps.h"
 #include "formats/record.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
+#include "study/mean_curves.h"
 #include "tools/cli.h"
 #include "tools/report/table_npy.h"
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n > m && strcmp(text + n - m, end) == 0;
-}
+typedef struct export_command {
+    const char *input, *output, *format, *ratio_text, *metric;
+    double ratio;
+    uint64_t n_tokens, block;
+    bool strict;
+    uint32_t capacity; // of HeadKV; what is printed
+} export_command;
 
-static kvb_status export_npy(const char *path, const char *output, kvb_error *err)
+// ---- A table as a whole ---------------------------------------------------------------------------------------------
+
+static kvb_status export_npy(export_command *x, kvb_error *err)
 {
     kvb_table *table = NULL;
     cJSON *metadata = NULL;
-    kvb_status status = kvb_table_open(&table, path, NULL, err);
-    if (status == KVB_OK) status = table_metadata_read(&metadata, path, err);
+    kvb_status status = kvb_table_open(&table, x->input, NULL, err);
+    if (status == KVB_OK) status = table_metadata_read(&metadata, x->input, err);
     if (status == KVB_OK) {
         const kvb_info *info = kvb_table_info(table);
-        status = write_table_npy(output, info->n_rows, info->n_layers, info->n_kv_heads, kvb_table_prune_ratios(table),
-                                 metadata, err);
+        status = write_table_npy(x->output, info->n_rows, info->n_layers, info->n_kv_heads,
+                                 kvb_table_prune_ratios(table), metadata, err);
     }
     cJSON_Delete(metadata);
     kvb_table_close(table);
@@ -53,66 +60,221 @@ static kvb_status write_csv(const kvb_table *table, const char *output, kvb_erro
     return status;
 }
 
-static kvb_status export_csv(const char *path, const char *output, kvb_error *err)
+static kvb_status export_csv(export_command *x, kvb_error *err)
 {
     kvb_table *table = NULL;
-    kvb_status status = kvb_table_open(&table, path, NULL, err);
-    if (status == KVB_OK) status = write_csv(table, output, err);
+    kvb_status status = kvb_table_open(&table, x->input, NULL, err);
+    if (status == KVB_OK) status = write_csv(table, x->output, err);
     kvb_table_close(table);
     return status;
 }
 
-static kvb_status export_steps(const char *path, const char *output, kvb_error *err)
+// ---- A record -------------------------------------------------------------------------------------------------------
+
+static kvb_status export_steps(export_command *x, kvb_error *err)
 {
     record *r = NULL;
-    kvb_status status = record_open(&r, path, err);
-    if (status == KVB_OK) status = lukv_steps_export(r, output, err);
+    kvb_status status = record_open(&r, x->input, err);
+    if (status == KVB_OK) status = lukv_steps_export(r, x->output, err);
     record_close(r);
     return status;
 }
 
+static kvb_status export_curves(export_command *x, kvb_error *err)
+{
+    selection from;
+    const study_options options = study_options_make();
+    const selection_request wanted = {.metrics = &x->metric, .n_metrics = 1, .max_questions = UINT64_MAX};
+    kvb_status status = selection_open(&from, x->input, &wanted, err);
+    if (status == KVB_OK && from.n_metrics > 1)
+        status = kvb_fail(err, KVB_ARGUMENT, "%s: --metric %s names %zu metrics, expected one", x->input, x->metric,
+                          from.n_metrics);
+    if (status == KVB_OK) status = mean_curves_write(&from, from.metrics[0], &options, x->output, NULL, err);
+    selection_close(&from);
+    return status;
+}
+
+// ---- Budgets of one ratio and length --------------------------------------------------------------------------------
+
+static kvb_status with_budgets(export_command *x,
+                               kvb_status (*write)(export_command *, const budget_export *, kvb_error *),
+                               kvb_error *err)
+{
+    kvb_table *table = NULL;
+    uint32_t *keep = NULL;
+    const kvb_budget_options options = {.strict = x->strict, .block = (uint32_t)x->block};
+    kvb_status status = kvb_table_open(&table, x->input, NULL, err);
+    if (status == KVB_OK) {
+        const kvb_info *info = kvb_table_info(table);
+        size_t n = (size_t)info->n_layers * info->n_kv_heads;
+        keep = malloc(n * sizeof *keep);
+        if (!keep) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu counts", x->input, n);
+        if (status == KVB_OK) status = kvb_budgets(table, x->ratio, (uint32_t)x->n_tokens, &options, keep, n, err);
+    }
+    const budget_export b = {table, x->input, x->ratio, (uint32_t)x->n_tokens, (uint32_t)x->block, keep};
+    if (status == KVB_OK) status = write(x, &b, err);
+    free(keep);
+    kvb_table_close(table);
+    return status;
+}
+
+static kvb_status write_duo(export_command *x, const budget_export *b, kvb_error *err)
+{
+    return export_duo(b, x->output, err);
+}
+
+static kvb_status write_per_layer(export_command *x, const budget_export *b, kvb_error *err)
+{
+    return export_per_layer(b, x->output, err);
+}
+
+static kvb_status write_tensorrt_llm(export_command *x, const budget_export *b, kvb_error *err)
+{
+    return export_tensorrt_llm(b, x->output, err);
+}
+
+static kvb_status write_varlen(export_command *x, const budget_export *b, kvb_error *err)
+{
+    return export_varlen(b, x->output, err);
+}
+
+static kvb_status write_headkv(export_command *x, const budget_export *b, kvb_error *err)
+{
+    kvb_status status = export_headkv(b, x->output, &x->capacity, err);
+    if (status == KVB_OK)
+        printf("run with --head_path %s --head_beta 1 --max_capacity_prompts %u, and a window of %u\n", x->output,
+               x->capacity, kvb_table_info(b->table)->window);
+    return status;
+}
+
+// ---- The command ----------------------------------------------------------------------------------------------------
+
+enum { NEEDS_METRIC = 1, NEEDS_BUDGETS = 2 };
+
 static const struct {
-    const char *name;
-    kvb_status (*run)(const char *path, const char *output, kvb_error *err);
-} formats[] = {{"npy", export_npy}, {"lukv-steps", export_steps}, {"csv", export_csv}};
+    const char *name, *ending; // of outputs that tell their format; NULL: none
+    unsigned needs;
+    kvb_status (*run)(export_command *x, kvb_error *err);
+    kvb_status (*write)(export_command *x, const budget_export *b, kvb_error *err); // with NEEDS_BUDGETS
+} formats[] = {
+    {"npy", ".npy", 0, export_npy, NULL},
+    {"csv", ".csv", 0, export_csv, NULL},
+    {"lukv-steps", NULL, 0, export_steps, NULL},
+    {"curves", NULL, NEEDS_METRIC, export_curves, NULL},
+    {"varlen", NULL, NEEDS_BUDGETS, NULL, write_varlen},
+    {"per-layer", NULL, NEEDS_BUDGETS, NULL, write_per_layer},
+    {"tensorrt-llm", ".yaml", NEEDS_BUDGETS, NULL, write_tensorrt_llm},
+    {"duo", NULL, NEEDS_BUDGETS, NULL, write_duo},
+    {"headkv", NULL, NEEDS_BUDGETS, NULL, write_headkv},
+};
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
+#define FORMAT_NAMES "npy|csv|lukv-steps|curves|varlen|per-layer|tensorrt-llm|duo|headkv"
+
+static bool ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = end ? strlen(end) : 0;
+    return m && n > m && strcmp(text + n - m, end) == 0;
+}
+
+// The row that is asked for, by name or by the output's ending; N_FORMATS when there is none.
+static int find_format(const export_command *x)
+{
+    int i = 0;
+    while (i < N_FORMATS &&
+           !(x->format ? strcmp(formats[i].name, x->format) == 0 : ends_with(x->output, formats[i].ending)))
+        i++;
+    return i;
+}
+
+static int check_needs(const cli_command *self, export_command *x, unsigned needs, const char *format)
+{
+    bool budgets = x->ratio_text || x->n_tokens || x->block || x->strict;
+    if (!(needs & NEEDS_METRIC) != !x->metric)
+        return cli_usage_error(self, "--metric: %s with --format %s",
+                               needs & NEEDS_METRIC ? "expected" : "has no meaning", format);
+    if (!(needs & NEEDS_BUDGETS))
+        return budgets ? cli_usage_error(
+                             self, "--ratio, --tokens, --block and --strict have no meaning with --format %s", format)
+                       : EXIT_DONE;
+    if (!x->ratio_text || x->n_tokens == 0)
+        return cli_usage_error(self, "--format %s: expected --ratio R and --tokens T: it holds one set of budgets",
+                               format);
+    if (!cli_ratio(&x->ratio, x->ratio_text))
+        return cli_usage_error(self, "--ratio: expected a share such as 0.8 or 80%%, below 1; found %s", x->ratio_text);
+    if (x->n_tokens > UINT32_MAX || x->block > UINT32_MAX)
+        return cli_usage_error(self, "--tokens and --block: expected at most %u", UINT32_MAX);
+    return EXIT_DONE;
+}
 
 static int run(const cli_command *self, int argc, char **argv)
 {
-    const char *format = NULL, *output = NULL;
+    export_command x = {0};
     const cli_option options[] = {
-        {"format", 'f', CLI_TEXT, &format, "npy|lukv-steps|csv",
-         "What to write; may be left out when OUT ends with .npy or .csv."},
-        {"output", 'o', CLI_TEXT, &output, "OUT", "The file, or for lukv-steps the new or empty folder, to write."},
+        {"format", 'f', CLI_TEXT, &x.format, FORMAT_NAMES,
+         "what to write, see below; may be left out when OUT ends with\n.npy, .csv or .yaml"},
+        {"output", 'o', CLI_TEXT, &x.output, "OUT", "the file or new folder to write"},
+        {"ratio", 'r', CLI_TEXT, &x.ratio_text, "RATIO", "share of all cached tokens to prune: 0.8 or 80%"},
+        {"tokens", 't', CLI_COUNT, &x.n_tokens, "N", "length of the context, sinks and window included"},
+        {"block", 0, CLI_COUNT, &x.block, "N", "whole pages of N tokens"},
+        {"strict", 0, CLI_FLAG, &x.strict, NULL, "no head keeps fewer than the protected tokens; the total stays"},
+        {"metric", 'm', CLI_TEXT, &x.metric, "M", "curves: of which metric in the record"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first != 1) return cli_usage_error(self, "expected one table or record");
-    if (!output) return cli_usage_error(self, "expected -o OUT");
-    if (!format) format = ends_with(output, ".npy") ? "npy" : ends_with(output, ".csv") ? "csv" : "";
-    for (int i = 0; i < N_FORMATS; i++) {
-        if (strcmp(formats[i].name, format) != 0) continue;
-        kvb_error err;
-        return formats[i].run(argv[first], output, &err) == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
-    }
-    return cli_usage_error(self, "--format: expected npy, lukv-steps or csv, found '%s'", format);
+    if (!x.output) return cli_usage_error(self, "expected -o OUT");
+    x.input = argv[first];
+    int i = find_format(&x);
+    if (i == N_FORMATS)
+        return cli_usage_error(self, "--format: expected one of " FORMAT_NAMES ", found '%s'",
+                               x.format ? x.format : "");
+    code = check_needs(self, &x, formats[i].needs, formats[i].name);
+    if (code != EXIT_DONE) return code;
+    kvb_error err;
+    kvb_status status = formats[i].write ? with_budgets(&x, formats[i].write, &err) : formats[i].run(&x, &err);
+    return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 const cli_command cmd_export = {
     .name = "export",
-    .synopsis = "export FILE [--format npy|lukv-steps|csv] -o OUT",
+    .synopsis = "export FILE [--format FORMAT] -o OUT [OPTION]...",
     .summary = "write a table or a record in a format that others read",
     .details =
-        "npy         A table for kvpress: OUT.npy holds the prune ratios, float64 [99, layers, KV heads], and "
-        "OUT.json\n"
-        "            beside it everything that the array cannot say, with the lines of Python that load it.\n"
-        "csv         A table as text: ratio,layer,head,prune_ratio, one line per number.\n"
-        "lukv-steps  A record as the folder of .npy files of the published LU-KV pipeline: context_<id>/<metric>.npy\n"
-        "            and question_<i>.npy, each float32 [layers, KV heads, tokens]. `kvbudget import` reads it back.\n"
+        "Of a table, all ratios:\n"
+        "npy           For kvpress: OUT.npy holds the prune ratios, float64 [99, layers, KV heads], and OUT.json\n"
+        "              beside it everything that the array cannot say, with the lines of Python that load it.\n"
+        "csv           For spreadsheets: ratio,layer,head,prune_ratio, one line per number.\n"
+        "\n"
+        "Of a table, one --ratio and --tokens (with --block: pages):\n"
+        "varlen        For kernels of flash-attn, FlashInfer and PyTorch, and paged engines: a folder of int32 "
+        "arrays,\n"
+        "              lengths.npy [layers, KV heads], cu_seqlens.npy [layers, KV heads + 1] and, with --block,\n"
+        "              page_indptr.npy and block_table.npy [layers, KV heads, pages], -1 behind a head's last page.\n"
+        "per-layer     For kvpress's PerLayerCompressionPress (\"compression_ratios\") and mlx-lm (\"tokens\":\n"
+        "              [RotatingKVCache(max_size=n, keep=sink) for n in tokens]): JSON, a layer's heads averaged.\n"
+        "tensorrt-llm  For trtllm-serve and KvCacheConfig: YAML with max_attention_window and sink_token_length.\n"
+        "              It keeps a layer's latest tokens, as mlx-lm does: export a table for the metric streaming.\n"
+        "duo           For DuoAttention and kvpress's DuoAttentionPress: a folder with full_attention_heads.tsv, the\n"
+        "              shares that heads keep, and config.json with sink_size, recent_size and the ratio of heads "
+        "that\n"
+        "              stream. Such heads keep all or little, so it is the table's order of heads more than its "
+        "budgets.\n"
+        "headkv        For HeadKV in KVCache-Factory (--method headkv --head_path OUT): one line of JSON, a score per\n"
+        "              query head; prints the options that make its capacities the table's.\n"
+        "\n"
+        "Of a record:\n"
+        "lukv-steps    For the published LU-KV pipeline: a folder of .npy files, context_<id>/<metric>.npy and\n"
+        "              question_<i>.npy, each float32 [layers, KV heads, tokens]. `kvbudget import` reads it back.\n"
+        "curves        For solvers and pictures of your own: float64 [layers, KV heads, T + 1], the share of "
+        "importance\n"
+        "              that a head loses when it keeps its best b of T tokens under --metric, averaged over "
+        "questions.\n"
         "\n"
         "Examples:\n"
         "  kvbudget export keydiff.safetensors -o keydiff.npy\n"
+        "  kvbudget export keydiff.safetensors --format varlen --ratio 80% --tokens 4096 --block 16 -o arrays\n"
+        "  kvbudget export run.h5 --format curves --metric keydiff -o curves.npy\n"
         "  kvbudget export run.h5 --format lukv-steps -o steps\n",
     .run = run,
 };

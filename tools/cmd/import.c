@@ -78,6 +78,7 @@ static kvb_status load_metadata(cJSON **out, const settings *s, const file_view 
                              : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", s->input);
     if (status == KVB_OK) status = file_map(&view, path, err);
     if (status == KVB_OK) status = table_sidecar_parse(out, view.data, view.size, path, sha256, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     free(beside);
     return status;
@@ -125,6 +126,7 @@ static kvb_status write_table(const settings *s, const npy_array *a, const doubl
                              unknown,
                              effective,
                              saturated,
+                             NULL,
                              metadata};
     if (status == KVB_OK) status = table_write(s->output, &content, err);
     free(std);
@@ -146,6 +148,7 @@ static kvb_status import_npy(const settings *s, kvb_error *err)
         status = prune_ratio ? npy_to_f64(&a, prune_ratio, s->input, err)
                              : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", s->input);
     }
+    if (status == KVB_OK) status = file_check(&view, s->input, err);
     if (status == KVB_OK) status = write_table(s, &a, prune_ratio, metadata, err);
     free(prune_ratio);
     cJSON_Delete(metadata);

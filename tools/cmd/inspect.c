@@ -12,6 +12,7 @@
 #include "tools/cli.h"
 #include "tools/json_print.h"
 #include "tools/report/inspect_gguf.h"
+#include "tools/report/inspect_rank.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -193,6 +194,13 @@ static bool is_safetensors(const file_view *view)
     return view->size > 8 && view->data[8] == '{' && length <= view->size - 8;
 }
 
+// A learned ranking says so in its header.
+static bool is_ranking(const file_view *view)
+{
+    static const char format[] = "\"format\":\"kvbudget-rank\"";
+    return memmem(view->data, view->size, format, sizeof format - 1) != NULL;
+}
+
 static bool is_sidecar(const file_view *view, bool *no_memory)
 {
     cJSON *whole = kvb_json_parse((const char *)view->data, view->size, NULL, no_memory);
@@ -218,6 +226,10 @@ static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *pa
     if (starts_with(view, "\x93NUMPY", 6)) {
         cJSON_AddStringToObject(doc, "kind", "npy");
         return inspect_npy(doc, view, path, err);
+    }
+    if (is_safetensors(view) && is_ranking(view)) {
+        cJSON_AddStringToObject(doc, "kind", "ranking");
+        return inspect_ranking(doc, path, err);
     }
     if (is_safetensors(view)) {
         cJSON_AddStringToObject(doc, "kind", "table");
@@ -359,13 +371,14 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_inspect = {
     .name = "inspect",
     .synopsis = "inspect FILE [--json]",
-    .summary = "show what is in a record, a table, a model or a calibration file",
+    .summary = "show what is in a record, a table, a ranking, a model or a calibration file",
     .details =
         "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
         "contexts,\n"
         "metrics and questions; for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
         "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
-        "keeps); for a .npy its type, shape and range; for a model its metadata and tensors; for calibration lines\n"
+        "keeps); for a learned ranking its features and how much they weigh; for a .npy its type, shape and range; for "
+        "a model its metadata and tensors; for calibration lines\n"
         "the contexts and questions.\n"
         "\n"
         "Examples:\n"

@@ -102,6 +102,7 @@ static int run_logits(const cli_command *self, int argc, char **argv)
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first != 2 || !o.output) return cli_usage_error(self, "expected: kvbudget %s", self->synopsis);
     if (!(o.device = device_find(self, backend_name, compute))) return EXIT_USAGE;
+    if ((code = device_take_threads(self, 0)) != EXIT_DONE) return code;
     kvb_error err = {0};
     return write_logits(&o, argv[first], argv[first + 1], &err) == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }

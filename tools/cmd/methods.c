@@ -97,16 +97,23 @@ static method *find_metric(methods *e, const char *spec)
     return NULL;
 }
 
-static kvb_status add_metric(methods *e, const char *text, kvb_error *err)
+static void add_metric(methods *e, const metric *m)
 {
-    metric m;
-    kvb_status status = metric_parse(&m, text, err);
-    if (status != KVB_OK || find_metric(e, m.spec)) return status;
+    if (find_metric(e, m->spec)) return;
     method *to = &e->items[e->n_items++];
-    *to = (method){.m = m, .sink = metric_protect_sink(&m), .window = metric_protect_window(&m)};
+    *to = (method){.m = *m, .sink = metric_protect_sink(m), .window = metric_protect_window(m)};
     if (e->sink != UINT64_MAX) to->sink = (uint32_t)e->sink;
     if (e->window != UINT64_MAX) to->window = (uint32_t)e->window;
-    return KVB_OK;
+}
+
+static kvb_status add_named(methods *e, const char *text, kvb_error *err)
+{
+    metric m;
+    const model_config *c = &e->m->config;
+    kvb_status status = learned_parse(&m, text, &e->learned, err);
+    if (status == KVB_OK) status = learned_check_model(&m, c->n_layers, c->n_kv_heads, e->m->sha256, err);
+    if (status == KVB_OK) add_metric(e, &m);
+    return status;
 }
 
 // A table of critical:share=0+METRIC has the budgets for both stages as well.
@@ -139,9 +146,10 @@ static kvb_status follow_table(methods *e, const allocator *a, bool *seen, kvb_e
     const kvb_info *info = kvb_table_info(a->table);
     metric m;
     kvb_error inner = {0};
-    if (metric_parse(&m, info->metric, &inner) != KVB_OK)
+    kvb_status status = KVB_OK;
+    if (learned_of_table(&m, a->table, &e->learned, &inner) != KVB_OK)
         return kvb_fail(err, KVB_MISMATCH, "table %s: %s", a->label, inner.message);
-    kvb_status status = e->metric_names.count ? KVB_OK : add_metric(e, info->metric, err);
+    if (!e->metric_names.count) add_metric(e, &m);
     size_t served = e->policy_names.count;
     for (size_t i = 0; i < e->n_items && status == KVB_OK; i++) {
         if (!table_serves(&m, &e->items[i])) continue;
@@ -168,26 +176,26 @@ static kvb_status choose_metrics(methods *e, bool bare, kvb_error *err)
     e->items = calloc(room, sizeof *e->items);
     kvb_status status = seen && e->items ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the metrics");
     for (size_t i = 0; i < e->metric_names.count && !is_none(&e->metric_names) && status == KVB_OK; i++)
-        status = add_metric(e, e->metric_names.items[i], err);
+        status = add_named(e, e->metric_names.items[i], err);
     for (size_t i = 0; i < e->n_allocators && status == KVB_OK; i++) {
         if (e->allocators[i].kind != ALLOCATOR_TABLE) continue;
         tables = true;
         status = follow_table(e, &e->allocators[i], seen, err);
     }
     if (e->metric_names.count || e->policy_names.count || tables) n_defaults = 0;
-    for (size_t i = 0; i < n_defaults && status == KVB_OK; i++) status = add_metric(e, DEFAULT_METRICS[i], err);
+    for (size_t i = 0; i < n_defaults && status == KVB_OK; i++) status = add_named(e, DEFAULT_METRICS[i], err);
     for (size_t i = 0; i < e->policy_names.count && status == KVB_OK; i++)
         status = policy_parse(&e->items[e->n_items++].p, e->policy_names.items[i], err);
     free(seen);
     return status;
 }
 
-static bool serves(const allocator *a, const method *to)
+static bool serves(methods *e, const allocator *a, const method *to)
 {
     metric m;
     if (to->p.kind) return !allocator_needs_scores(a);
     if (a->kind != ALLOCATOR_TABLE) return true;
-    return metric_parse(&m, kvb_table_info(a->table)->metric, NULL) == KVB_OK && table_serves(&m, to);
+    return learned_of_table(&m, a->table, &e->learned, NULL) == KVB_OK && table_serves(&m, to);
 }
 
 static kvb_status join_columns(methods *e, kvb_error *err)
@@ -196,7 +204,7 @@ static kvb_status join_columns(methods *e, kvb_error *err)
     if (!e->columns) return kvb_fail(err, KVB_MEMORY, "no memory for the columns");
     for (size_t m = 0; m < e->n_items; m++)
         for (size_t a = 0; a < e->n_allocators; a++) {
-            if (!serves(&e->allocators[a], &e->items[m])) continue;
+            if (!serves(e, &e->allocators[a], &e->items[m])) continue;
             for (size_t i = 0; i < e->n_columns; i++)
                 if (e->columns[i].method == m && strcmp(e->columns[i].how->label, e->allocators[a].label) == 0)
                     return kvb_fail(err, KVB_ARGUMENT,
@@ -232,6 +240,7 @@ void methods_free(methods *e)
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++) cli_list_free(lists[i]);
     free(e->allocators);
     free(e->items);
+    learned_list_close(&e->learned);
     free(e->columns);
     free(e->ratios);
 }

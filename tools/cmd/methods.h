@@ -2,6 +2,7 @@
 // go together.
 #pragma once
 #include "evaluator/method.h"
+#include "profiler/learned.h"
 #include "tools/cli.h"
 #include "tools/report/compared.h"
 
@@ -14,7 +15,8 @@ typedef struct methods {
     const model *m;
     allocator *allocators;
     size_t n_allocators;
-    method *items; // metrics before policies
+    learned_list learned; // rankings that metrics are, of files and of tables
+    method *items;        // metrics before policies
     size_t n_items;
     method_column *columns;
     size_t n_columns;

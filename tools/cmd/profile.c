@@ -21,8 +21,8 @@ static int read_metrics(profile_command *p)
     p->metrics = calloc(n, sizeof *p->metrics);
     if (!p->metrics) return cli_failed(p->self, &(kvb_error){KVB_MEMORY, "no memory for the metrics"});
     for (size_t i = 0; i < n; i++) {
-        if (metric_parse(&p->metrics[i], p->metric_names.count ? p->metric_names.items[i] : DEFAULT_METRICS[i], &err) !=
-            KVB_OK)
+        const char *name = p->metric_names.count ? p->metric_names.items[i] : DEFAULT_METRICS[i];
+        if (learned_parse(&p->metrics[i], name, &p->learned, &err) != KVB_OK)
             return cli_usage_error(p->self, "%s", err.message);
         if (metric_check_nested(&p->metrics[i], &err) != KVB_OK) return cli_usage_error(p->self, "%s", err.message);
         for (size_t k = 0; k < i; k++)
@@ -42,12 +42,16 @@ static bool parse_shard(profile_command *p)
 }
 
 // Ranks of one machine share its cores, unless the launcher gave each its own.
-static void share_cores(const profile_command *p)
+static int share_cores(const profile_command *p)
 {
     long cores = sysconf(_SC_NPROCESSORS_ONLN) / p->ranks.local_size, mine = omp_get_num_procs();
-    if (p->threads) omp_set_num_threads((int)p->threads);
-    else if (p->ranks.local_size > 1 && !getenv("OMP_NUM_THREADS"))
-        omp_set_num_threads((int)(cores < 1 ? 1 : cores < mine ? cores : mine));
+    bool shares = !p->threads && p->ranks.local_size > 1 && !getenv("OMP_NUM_THREADS");
+    int code = device_take_threads(p->self, shares ? (uint64_t)(cores < 1      ? 1
+                                                                : cores < mine ? cores
+                                                                               : mine)
+                                                   : p->threads);
+    bool all = ranks_agree(&p->ranks, code == EXIT_DONE ? KVB_OK : KVB_MEMORY, NULL) == KVB_OK;
+    return code == EXIT_DONE && !all ? EXIT_FAILED : code;
 }
 
 static int check_options(profile_command *p)
@@ -61,9 +65,8 @@ static int check_options(profile_command *p)
                                (unsigned long long)p->new_tokens);
     if (!p->greedy && !(p->temperature > 0))
         return cli_usage_error(p->self, "--temperature: expected a number above 0, or --greedy");
-    if (p->max_tokens > UINT32_MAX || p->max_questions > UINT32_MAX || p->batch > 65536 || p->threads > 4096 ||
-        p->layers > UINT32_MAX)
-        return cli_usage_error(p->self, "--max-tokens, --questions, --batch, --threads or --layers is out of range");
+    if (p->max_tokens > UINT32_MAX || p->max_questions > UINT32_MAX || p->batch > 65536 || p->layers > UINT32_MAX)
+        return cli_usage_error(p->self, "--max-tokens, --questions, --batch or --layers is out of range");
     if (p->memory && !memory_parse(p->memory, &p->memory_bytes))
         return cli_usage_error(p->self, "--memory: expected a size such as 4GiB or 800MB, found '%s'", p->memory);
     if (strcmp(p->bos, "auto") != 0 && strcmp(p->bos, "yes") != 0 && strcmp(p->bos, "no") != 0)
@@ -128,6 +131,10 @@ static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb
     model_options wishes = {true, p->pre, p->statistics, (uint32_t)p->layers};
     for (size_t i = 0; i < p->n_files; i++) wishes.without_tokenizer &= !calib_has_text(&p->files[i]);
     kvb_status status = model_open(&p->m, operands[0], p->device, &wishes, err);
+    for (size_t i = 0; i < p->options.n_metrics && status == KVB_OK; i++) {
+        const model_config *c = &p->m->config;
+        status = learned_check_model(&p->metrics[i], c->n_layers, c->n_kv_heads, p->m->sha256, err);
+    }
     if (status == KVB_OK) status = allot_memory(p, err);
     if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
     return status;
@@ -181,6 +188,57 @@ static int run_command(profile_command *p, char **operands, size_t n)
     return EXIT_DONE;
 }
 
+// An exit code, or -1 when the manual was printed.
+static int parse_profile(profile_command *p, int argc, char **argv, int *first)
+{
+    const cli_option options[] = {
+        {"output", 'o', CLI_TEXT, &p->output, "FILE", "the record to write (.h5)"},
+        {"metric", 'm', CLI_LIST, &p->metric_names, "M",
+         "eviction metric to record, repeatable: `kvbudget help metrics` lists them;\ndefault snapkv:kvpress, keydiff "
+         "and ea:kvpress"},
+        {"new-tokens", 'n', CLI_COUNT, &p->new_tokens, "N",
+         "tokens to generate per question (64); N - 1 queries are recorded"},
+        {"temperature", 't', CLI_REAL, &p->temperature, "T", "of the seeded sampling (0.7)"},
+        {"seed", 's', CLI_COUNT, &p->seed, "N", "of the sampling (1)"},
+        {"greedy", 0, CLI_FLAG, &p->greedy, NULL, "take the likeliest token instead of sampling"},
+        {"ignore-eos", 0, CLI_FLAG, &p->ignore_eos, NULL,
+         "go on after an end token, so that every question records N - 1 queries"},
+        {"ignore-answers", 0, CLI_FLAG, &p->ignore_answers, NULL,
+         "generate even where the calibration data gives answers"},
+        {"include-first", 0, CLI_FLAG, &p->include_first, NULL,
+         "also record the last prompt token's query, which emits the first token"},
+        {"bos", 0, CLI_TEXT, &p->bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
+        {"pre", 0, CLI_TEXT, &p->pre, "NAME",
+         "split words as this pre-tokenizer does, not as the file says: smollm, llama-bpe,\nqwen2, gpt-2 (what "
+         "transformers makes of SmolLM2's GGUF)"},
+        {"max-tokens", 0, CLI_COUNT, &p->max_tokens, "N", "cut contexts to their first N tokens"},
+        {"questions", 'q', CLI_COUNT, &p->max_questions, "N", "use only the first N questions of every context"},
+        {"beyond-trained", 0, CLI_FLAG, &p->beyond_trained, NULL,
+         "allow contexts longer than the model was trained for"},
+        {"batch", 0, CLI_COUNT, &p->batch, "N", "decode N questions at a time (default: by memory); changes no number"},
+        {"memory", 0, CLI_TEXT, &p->memory, "SIZE",
+         "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
+        {"layers", 0, CLI_COUNT, &p->layers, "N",
+         "run the first N layers only, to measure time and memory on a shorter model"},
+        {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
+        {"compute", 0, CLI_TEXT, &p->compute, "KIND", DEVICE_COMPUTE_HELP},
+        QUERY_STATISTICS_OPTION(p->statistics),
+        {"threads", 0, CLI_COUNT, &p->threads, "N", "OpenMP threads (default: all cores); changes no number"},
+        {"shard", 0, CLI_TEXT, &p->shard, "I/N",
+         "run only the I-th of N shares of the work, as an element of a job array; `kvbudget\nmerge` puts the shards "
+         "together"},
+        {"resume", 0, CLI_FLAG, &p->resume, NULL, "go on with a run that was stopped; same bytes as one that was not"},
+        {"force", 0, CLI_FLAG, &p->force, NULL,
+         "start again although the record exists; the old one stays until the new one is complete"},
+        {"plan", 0, CLI_FLAG, &p->plan, NULL, "print the work, memory and time that it would take, and stop"},
+        {"roofline", 0, CLI_FLAG, &p->roofline, NULL,
+         "say at the end where the time went, beside this machine's measured peaks"},
+        {"quiet", 0, CLI_FLAG, &p->quiet, NULL, "no progress, no summary"},
+        {0},
+    };
+    return cli_parse(p->self, options, argc, argv, first);
+}
+
 static int run_profile(const cli_command *self, int argc, char **argv)
 {
     profile_command p = {.self = self,
@@ -190,52 +248,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .new_tokens = 64,
                          .temperature = 0.7,
                          .seed = 1};
-    const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &p.output, "FILE", "the record to write (.h5)"},
-        {"metric", 'm', CLI_LIST, &p.metric_names, "M",
-         "eviction metric to record, repeatable: `kvbudget help metrics` lists them;\ndefault snapkv:kvpress, keydiff "
-         "and ea:kvpress"},
-        {"new-tokens", 'n', CLI_COUNT, &p.new_tokens, "N",
-         "tokens to generate per question (64); N - 1 queries are recorded"},
-        {"temperature", 't', CLI_REAL, &p.temperature, "T", "of the seeded sampling (0.7)"},
-        {"seed", 's', CLI_COUNT, &p.seed, "N", "of the sampling (1)"},
-        {"greedy", 0, CLI_FLAG, &p.greedy, NULL, "take the likeliest token instead of sampling"},
-        {"ignore-eos", 0, CLI_FLAG, &p.ignore_eos, NULL,
-         "go on after an end token, so that every question records N - 1 queries"},
-        {"ignore-answers", 0, CLI_FLAG, &p.ignore_answers, NULL,
-         "generate even where the calibration data gives answers"},
-        {"include-first", 0, CLI_FLAG, &p.include_first, NULL,
-         "also record the last prompt token's query, which emits the first token"},
-        {"bos", 0, CLI_TEXT, &p.bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
-        {"pre", 0, CLI_TEXT, &p.pre, "NAME",
-         "split words as this pre-tokenizer does, not as the file says: smollm, llama-bpe,\nqwen2, gpt-2 (what "
-         "transformers makes of SmolLM2's GGUF)"},
-        {"max-tokens", 0, CLI_COUNT, &p.max_tokens, "N", "cut contexts to their first N tokens"},
-        {"questions", 'q', CLI_COUNT, &p.max_questions, "N", "use only the first N questions of every context"},
-        {"beyond-trained", 0, CLI_FLAG, &p.beyond_trained, NULL,
-         "allow contexts longer than the model was trained for"},
-        {"batch", 0, CLI_COUNT, &p.batch, "N", "decode N questions at a time (default: by memory); changes no number"},
-        {"memory", 0, CLI_TEXT, &p.memory, "SIZE",
-         "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
-        {"layers", 0, CLI_COUNT, &p.layers, "N",
-         "run the first N layers only, to measure time and memory on a shorter model"},
-        {"backend", 'b', CLI_TEXT, &p.backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
-        {"compute", 0, CLI_TEXT, &p.compute, "KIND", DEVICE_COMPUTE_HELP},
-        QUERY_STATISTICS_OPTION(p.statistics),
-        {"threads", 0, CLI_COUNT, &p.threads, "N", "OpenMP threads (default: all cores); changes no number"},
-        {"shard", 0, CLI_TEXT, &p.shard, "I/N",
-         "run only the I-th of N shares of the work, as an element of a job array; `kvbudget\nmerge` puts the shards "
-         "together"},
-        {"resume", 0, CLI_FLAG, &p.resume, NULL, "go on with a run that was stopped; same bytes as one that was not"},
-        {"force", 0, CLI_FLAG, &p.force, NULL,
-         "start again although the record exists; the old one stays until the new one is complete"},
-        {"plan", 0, CLI_FLAG, &p.plan, NULL, "print the work, memory and time that it would take, and stop"},
-        {"roofline", 0, CLI_FLAG, &p.roofline, NULL,
-         "say at the end where the time went, beside this machine's measured peaks"},
-        {"quiet", 0, CLI_FLAG, &p.quiet, NULL, "no progress, no summary"},
-        {0},
-    };
-    int first, code = cli_parse(self, options, argc, argv, &first);
+    int first, code = parse_profile(&p, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     kvb_error err = {0};
     // Shards do not know each other, whoever started them: srun sets a launcher's variables for elements of a job
@@ -248,8 +261,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE) code = check_options(&p);
     if (code == EXIT_DONE && p.force && p.resume)
         code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
+    if (code == EXIT_DONE) code = share_cores(&p);
     if (code == EXIT_DONE) {
-        share_cores(&p);
         cli_catch_signals();
         code = run_command(&p, argv + first, (size_t)(argc - first));
     }
@@ -258,6 +271,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);
     free(p.files);
     free(p.metrics);
+    learned_list_close(&p.learned);
     cli_list_free(&p.metric_names);
     ranks_end();
     return code;

@@ -1,5 +1,6 @@
 // What the parts of `kvbudget profile` share: the command line, the job, and the processes that run it.
 #pragma once
+#include "profiler/learned.h"
 #include "profiler/profile.h"
 #include "tools/cli.h"
 #include "tools/ranks.h"
@@ -20,6 +21,7 @@ typedef struct profile_command {
     profile_options options;
     const backend *device;
     metric *metrics;
+    learned_list learned; // rankings that metrics are
     calib_file *files;
     size_t n_files;
     model *m;

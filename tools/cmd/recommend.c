@@ -18,7 +18,7 @@ typedef struct recommend_command {
     uint64_t length, draws;
     // Measured:
     promise_criterion criteria[PROMISE_LIMITS];
-    const char *names[PROMISE_LIMITS];
+    const char *names[PROMISE_LIMITS], *measures[PROMISE_LIMITS];
     double *values; // [PROMISE_LIMITS, n_ratios, n_texts]
     promise_task task;
 } recommend_command;
@@ -29,6 +29,8 @@ static void add_limit(recommend_command *c, const char *name, double limit, doub
 {
     size_t cells = c->e.with.n_ratios * c->e.in.n_texts;
     if (isnan(limit)) return;
+    static const char *const MEASURES[PROMISE_LIMITS] = {"kl", "flips", "nll"};
+    c->measures[c->task.n_criteria] = MEASURES[kind];
     c->names[c->task.n_criteria] = name;
     c->criteria[c->task.n_criteria++] = (promise_criterion){limit, cap, c->values + kind * cells};
 }
@@ -131,10 +133,30 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
 
 // ---- The command ----
 
+// The document of --json and --csv.
+static kvb_status give_results(const recommend_command *c, const promise_report *r, kvb_error *err)
+{
+    results found;
+    const eval_inputs *in = &c->e.in;
+    kvb_status status = results_begin(&found, "recommend", err);
+    if (status == KVB_OK) {
+        results_input(&found, "model", in->m->config.name, in->m->sha256);
+        for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
+        cJSON_AddStringToObject(found.settings, "table", c->e.with.columns[0].how->identity);
+        cJSON_AddStringToObject(found.settings, "backend", in->device->name);
+        cJSON_AddStringToObject(found.settings, "compute", in->device->compute);
+        status = promise_report_fill(r, &found, err);
+    }
+    if (status == KVB_OK) status = results_give(&found, c->e.out.json, c->e.out.csv, err);
+    results_free(&found);
+    return status;
+}
+
 static kvb_status recommend(recommend_command *c, kvb_error *err)
 {
     promise_report r = {.task = &c->task,
                         .names = c->names,
+                        .measures = c->measures,
                         .ratios = c->e.with.ratios,
                         .confidence = c->confidence,
                         .table = c->e.with.columns[0].how->table,
@@ -148,7 +170,8 @@ static kvb_status recommend(recommend_command *c, kvb_error *err)
     if (status == KVB_OK && !r.rows) status = kvb_fail(err, KVB_MEMORY, "no memory for the results");
     if (status == KVB_OK) status = promise_find(&c->task, r.rows, &r.n_passed, err);
     if (status == KVB_OK && c->draws) status = promise_try(&c->task, (uint32_t)c->draws, c->e.seed, &r.trial, err);
-    if (status == KVB_OK) status = c->e.out.json ? promise_report_json(&r, err) : promise_report_print(&r, err);
+    if (status == KVB_OK) status = give_results(c, &r, err);
+    if (status == KVB_OK && !c->e.out.json) status = promise_report_print(&r, err);
     if (status == KVB_OK && r.n_passed == 0) status = promise_report_refusal(&r, err);
     free(r.rows);
     return status;
@@ -221,7 +244,7 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "ratios that are decoded together (4)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
         {"seed", 's', CLI_COUNT, &c.e.seed, "N", "of --check (1)"},
-        {"json", 0, CLI_FLAG, &c.e.out.json, NULL, "print the results as JSON instead of the table"},
+        RESULTS_OPTIONS(c.e.out),
         {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
         {0},
     };

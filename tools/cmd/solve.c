@@ -67,13 +67,31 @@ static kvb_status solve_table(study_table *t, bool quiet, kvb_error *err)
     return status;
 }
 
+// --window auto: fills o->window.
+static kvb_status find_window(const solve_line *l, const selection *from, const char *metric, study_options *o,
+                              kvb_error *err)
+{
+    progress bar;
+    window_choice found;
+    study_progress told = progress_on(&bar);
+    progress_begin(&bar, "windows", l->outputs.quiet);
+    kvb_status status = window_choose(&found, from, metric, o, &told, err);
+    progress_end(&bar, status == KVB_OK ? "%u windows compared" : "failed", found.n);
+    if (status != KVB_OK) return status;
+    o->window = found.window[found.chosen];
+    if (!l->outputs.json) print_windows(&found, metric);
+    return KVB_OK;
+}
+
 static kvb_status solve_metric(const solve_line *l, const selection *from, const char *metric, results *to,
                                kvb_error *err)
 {
     const solve_outputs *out = &l->outputs;
+    study_options options = l->options;
     study_table *t = calloc(1, sizeof *t);
     if (!t) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
-    kvb_status status = study_table_open(t, from, metric, &l->options, out->budgets != NULL, err);
+    kvb_status status = l->choose_window ? find_window(l, from, metric, &options, err) : KVB_OK;
+    if (status == KVB_OK) status = study_table_open(t, from, metric, &options, out->budgets != NULL, err);
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
     if (status == KVB_OK) status = write_outputs(t, out, err);
@@ -91,6 +109,9 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
 {
     kvb_status status = selection_open(from, path, &l->wanted, err);
     if (status != KVB_OK) return status;
+    if (!record_has_sums(from->r) && !l->outputs.quiet)
+        fprintf(stderr, "note: %s is of format version 1, without checksums: damaged numbers in it are not noticed\n",
+                path);
     record_shape shape = record_get_shape(from->r);
     layer_map layers;
     status = layer_map_read(&layers, from->r, err);
@@ -104,11 +125,13 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
                         "must; import it again with --model-heads and --head-dim, or write --npy only",
                         path);
     const solve_outputs *out = &l->outputs;
-    const char *const patterns[] = {out->table, out->npy, out->budgets, out->picture};
-    const char *const endings[] = {".safetensors", ".npy", ".npy", ".svg"};
+    const char *const patterns[] = {out->table, out->npy, out->budgets};
+    const char *const endings[] = {".safetensors", ".npy", ".npy"};
     if (out->csv) status = atomic_file_check(out->csv, err);
-    for (int i = 0; i < 4 && status == KVB_OK; i++)
+    for (int i = 0; i < 3 && status == KVB_OK; i++)
         if (patterns[i]) status = output_check(patterns[i], endings[i], from->metrics, from->n_metrics, err);
+    if (status == KVB_OK && out->picture)
+        status = output_check_pictures(out->picture, from->metrics, from->n_metrics, err);
     return status;
 }
 
@@ -192,7 +215,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"lengths", 0, CLI_FLAG, &w->lengths, NULL,
          "write no table, but compare tables from several records of the same contexts, cut\nto different lengths "
          "(profile --max-tokens), on each other's"},
-        {"picture", 0, CLI_TEXT, &line->outputs.picture, "FILE.svg",
+        {"picture", 0, CLI_TEXT, &line->outputs.picture, "FILE.svg|.pdf|.png",
          "with --holdout, --ablation or --lengths: also draw it"},
         {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),
@@ -241,6 +264,10 @@ const cli_command cmd_solve = {
     "Rows at which all heads have reached their floor, 1 % or sinks and window, are saturated: they prune less\n"
     "than they say.\n"
     "\n"
+    "--window auto compares windows of 1 to 256 last tokens, and the metric's own, by what is lost at 50, 80 and 90 %\n"
+    "of all importance, protected tokens included, so at equal memory; the table takes the best one. KeyDiff and\n"
+    "Expected Attention, of which kvpress protects one token, lose much less with more.\n"
+    "\n"
     "Budgets come from a greedy sweep, which is optimal for the convex hulls of the loss curves; its budgets are\n"
     "nested: no head gets more when more is pruned. --exact finds the optimum for the curves themselves (of every\n"
     "question with mean_ratio, of the average with mean_loss), which need not be nested. With --monotone rows are\n"
@@ -268,6 +295,7 @@ const cli_command cmd_solve = {
     "Examples:\n"
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
+    "  kvbudget solve run.h5 --metric keydiff --window auto -o keydiff.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
     "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
     "  kvbudget solve r1000.h5 r4000.h5 --metric keydiff --lengths\n"

@@ -61,14 +61,25 @@ static int check_aggregation(solve_line *l, const char *otherwise)
     return EXIT_DONE;
 }
 
+// A number of tokens, or auto.
+static int check_window(solve_line *l)
+{
+    const char *text = l->words.window;
+    char *end;
+    if (!text) return EXIT_DONE;
+    l->choose_window = strcmp(text, "auto") == 0;
+    if (l->choose_window) return EXIT_DONE;
+    l->options.window = strtoull(text, &end, 10);
+    if (*text && strspn(text, "0123456789") == strlen(text) && l->options.window <= UINT32_MAX / 4) return EXIT_DONE;
+    return cli_usage_error(l->self, "--window: expected a number of tokens or auto, found '%s'", text);
+}
+
 static int check_selection(solve_line *l)
 {
     const study_options *o = &l->options;
     if (l->metrics.count == 0)
         return cli_usage_error(l->self, "--metric M is missing: for which eviction metric (or all)?");
-    if ((o->sink != AS_RECORDED && o->sink > UINT32_MAX / 4) ||
-        (o->window != AS_RECORDED && o->window > UINT32_MAX / 4))
-        return cli_usage_error(l->self, "--sink or --window is out of range");
+    if (o->sink != AS_RECORDED && o->sink > UINT32_MAX / 4) return cli_usage_error(l->self, "--sink is out of range");
     if (l->wanted.max_questions == 0) return cli_usage_error(l->self, "--questions: expected at least 1");
     l->wanted.metrics = l->metrics.items;
     l->wanted.n_metrics = l->metrics.count;
@@ -103,6 +114,7 @@ int solve_line_check(solve_line *l, const char *aggregate)
         code = cli_usage_error(l->self, "--monotone is for --exact: greedy's budgets are nested anyway");
     if (code == EXIT_DONE && o->exact && o->hull == HULL_FULL)
         code = cli_usage_error(l->self, "--hull full is a form of greedy; the exact solution uses no hulls");
+    if (code == EXIT_DONE) code = check_window(l);
     if (code == EXIT_DONE) code = check_selection(l);
     const char *const paths[] = {l->outputs.table, l->outputs.npy, l->outputs.budgets, l->outputs.csv};
     for (int i = 0; i < 4 && code == EXIT_DONE; i++)

@@ -10,9 +10,13 @@
     {"sink",    0,                                                                                                     \
      CLI_COUNT, &(l).options.sink,                                                                                     \
      "N",       "first tokens that always stay (default: as recorded with the metric)"},                               \
-        {"window",  0,                                                                                                 \
-         CLI_COUNT, &(l).options.window,                                                                               \
-         "N",       "last tokens that always stay (default: as recorded with the metric)"},                            \
+        {"window",                                                                                                     \
+         0,                                                                                                            \
+         CLI_TEXT,                                                                                                     \
+         &(l).words.window,                                                                                            \
+         "N|auto",                                                                                                     \
+         "last tokens that always stay (default: as recorded with the metric); in solve\nalso auto: the "              \
+         "number that loses least"},                                                                                   \
         {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"},           \
     {                                                                                                                  \
         "questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N", "use only the first N questions of every context" \
@@ -20,7 +24,7 @@
 
 // The names among the options, as given; NULL: not given.
 typedef struct option_words {
-    const char *aggregate, *scope, *hull, *order;
+    const char *aggregate, *scope, *hull, *order, *window;
     bool paper;
 } option_words;
 
@@ -39,7 +43,8 @@ typedef struct solve_line {
     option_words words;
     constraint_wishes wishes;
     study_options options;
-    kvb_limits limits; // that options.limits points to
+    bool choose_window; // --window auto
+    kvb_limits limits;  // that options.limits points to
     // What to write:
     solve_outputs outputs;
 } solve_line;

@@ -29,6 +29,8 @@ int study_check(const solve_line *l, const study_words *w)
     if (study && l->options.oracle_order)
         return cli_usage_error(l->self, "--ablation compares both orders by itself, and other studies know only "
                                         "the metric's; leave out --order");
+    if (study && l->choose_window)
+        return cli_usage_error(l->self, "studies take one window; find it with solve --window auto first");
     if (study && l->options.exact) return cli_usage_error(l->self, "studies solve greedily; leave out --exact");
     if (out->picture && !study)
         return cli_usage_error(l->self,
@@ -56,7 +58,7 @@ static kvb_status run_holdout(const solve_line *l, const study_words *w, const s
     picture p;
     if (status == KVB_OK && l->outputs.picture) {
         status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_holdout(h, p.file.stream);
+        if (status == KVB_OK) draw_holdout(h, p.svg);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_holdout(to, h);
@@ -81,7 +83,7 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
     }
     if (status == KVB_OK && l->outputs.picture) {
         status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_ablation(&x, p.file.stream);
+        if (status == KVB_OK) draw_ablation(&x, p.svg);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_ablation(to, &x);
@@ -116,12 +118,12 @@ static kvb_status run_lengths(const solve_line *l, const study_words *w, const s
     lengths *x = calloc(1, sizeof *x);
     if (!x) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
     picture p;
-    const selection_request wanted = {&metric, 1, l->wanted.contexts, l->wanted.max_questions};
+    const selection_request wanted = {&metric, 1, l->wanted.contexts, l->wanted.max_questions, NULL};
     kvb_status status = lengths_open(x, w->records, w->n_records, &wanted, &l->options, err);
     if (status == KVB_OK) status = walk_lengths(x, l->outputs.quiet, err);
     if (status == KVB_OK && l->outputs.picture) {
         status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_lengths(x, p.file.stream);
+        if (status == KVB_OK) draw_lengths(x, p.svg);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_lengths(to, x);

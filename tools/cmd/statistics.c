@@ -8,7 +8,6 @@
 #include "runtime/fail.h"
 #include "tools/device.h"
 #include <inttypes.h>
-#include <omp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -136,13 +135,12 @@ static int run(const cli_command *self, int argc, char **argv)
     kvb_error err = {0};
     if (code == EXIT_DONE && (argc - first < 2 || !c.output))
         code = cli_usage_error(self, "expected: kvbudget %s", self->synopsis);
-    if (code == EXIT_DONE &&
-        (c.n_texts < 1 || c.characters < 1 || c.characters > 1 << 24 || c.skip > 1 << 20 || c.threads > 4096))
+    if (code == EXIT_DONE && (c.n_texts < 1 || c.characters < 1 || c.characters > 1 << 24 || c.skip > 1 << 20))
         code =
             cli_usage_error(self, "--texts: expected 1 or more; --characters: 1 to 16777216; --sinks: at most 1048576");
     const backend *device = code == EXIT_DONE ? device_find(self, backend_name, compute) : NULL;
     if (code == EXIT_DONE && !device) code = EXIT_USAGE;
-    if (code == EXIT_DONE && c.threads) omp_set_num_threads((int)c.threads);
+    if (code == EXIT_DONE) code = device_take_threads(self, c.threads);
     if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE && run_statistics(&c, device, argv + first, (size_t)(argc - first), quiet, &err) != KVB_OK)
         code = cli_failed(self, &err);

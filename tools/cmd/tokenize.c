@@ -117,6 +117,11 @@ static kvb_status open_tokenizer(tokenizer **out, const char *path, const char *
     gguf_file file = {0};
     kvb_status status = gguf_open(&file, path, err);
     if (status == KVB_OK) status = tokenizer_from_gguf_as(out, &file, pre, err);
+    if (status == KVB_OK) status = file_check(&file.map, path, err);
+    if (status != KVB_OK) {
+        tokenizer_free(*out);
+        *out = NULL;
+    }
     gguf_close(&file);
     return status;
 }

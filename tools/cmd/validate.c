@@ -30,7 +30,7 @@ static kvb_status draw_metric(const validation *v, const solve_outputs *out, kvb
     picture p;
     kvb_status status = picture_begin(&p, out->picture, v->pairs.metric, v->pairs.from->n_metrics > 1, err);
     if (status != KVB_OK) return status;
-    draw_validation(v, p.file.stream);
+    draw_validation(v, p.svg);
     return picture_end(&p, out->quiet, err);
 }
 
@@ -96,7 +96,7 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
     else if (status == KVB_OK) status = open_record(l, &from, path, err);
     if (status == KVB_OK && out->picture)
-        status = output_check(out->picture, ".svg", from.metrics, from.n_metrics, err);
+        status = output_check_pictures(out->picture, from.metrics, from.n_metrics, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
     if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
@@ -178,8 +178,8 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     };
     int first, code = cli_parse(self, options, argc, argv, &first), n = argc - first;
     bool own = l.words.aggregate || !isnan(l.options.shrink) || !isnan(l.options.min_keep) ||
-               l.options.sink != AS_RECORDED || l.options.window != AS_RECORDED || wishes_limit(&l.wishes) ||
-               wishes_ratios(&l.wishes) || (l.words.scope && strcmp(l.words.scope, "global") != 0);
+               l.options.sink != AS_RECORDED || l.words.window || wishes_limit(&l.wishes) || wishes_ratios(&l.wishes) ||
+               (l.words.scope && strcmp(l.words.scope, "global") != 0);
     if (code == EXIT_DONE && (n < 1 || n > (certificate ? 1 : 2)))
         code = cli_usage_error(self, "expected one record%s, found %d operands: kvbudget %s",
                                certificate ? "" : ", and a table or none", n, self->synopsis);
@@ -190,6 +190,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && table && (l.metrics.count || own))
         code = cli_usage_error(self, "%s says itself which metric, aggregation and constraints it is for", table);
     if (code == EXIT_DONE) code = check_settings(&l, certificate || table);
+    if (code == EXIT_DONE && l.choose_window) code = cli_usage_error(self, "--window auto is for solve");
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         cli_catch_signals();

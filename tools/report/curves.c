@@ -36,8 +36,7 @@ static void put_chart(FILE *out, const curve_view *v, uint32_t which, size_t kin
                        .n_series = used,
                        .series = series,
                        .logarithmic = v->kinds[kind].logarithmic,
-                       .y_unit = v->kinds[kind].unit,
-                       .marks = true};
+                       .y_unit = v->kinds[kind].unit};
     svg_chart_put(out, &chart, left, top, CHART_WIDTH, CHART_HEIGHT);
 }
 

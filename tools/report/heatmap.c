@@ -324,7 +324,8 @@ static void put_colour_bar(const heatmap *map, const svg_layout *l, FILE *out)
 void heatmap_svg(const heatmap *map, FILE *out)
 {
     svg_layout l = layout_svg(map);
-    svg_begin(out, l.width, l.height, map->title, map->subtitle);
+    svg_begin_sized(out, l.width, l.height, map->shown_width ? map->shown_width : l.width,
+                    map->shown_height ? map->shown_height : l.height, map->title, map->subtitle);
     svg_text(out, MARGIN, MARGIN + 51, "sub", "Colour and number: percent of its tokens that a KV head keeps.");
     for (size_t table = 0; table < map->n_tables; table++)
         for (size_t ratio = 0; ratio < map->n_ratios; ratio++) put_panel(map, &l, table, ratio, out);

@@ -12,6 +12,7 @@ typedef struct heatmap {
     const char *title, *subtitle;
     const char *const *table_names; // [n_tables]
     const double *ratios;           // [n_ratios], the prune ratio asked for, 0 to 1
+    int shown_width, shown_height;  // of the SVG, pixels; 0: as large as it is drawn
     const double *kept; // [n_tables, n_ratios, n_layers, n_heads], share of its tokens that a head keeps, 0 to 1
 } heatmap;
 

@@ -12,6 +12,7 @@ static const char INTRODUCTION[] =
     "keydiff:anchor=raw;\n"
     "parameters that are not given have their defaults. A bare name means the plain form, or :kvpress where there is\n"
     "none. CriticalKV wraps another metric, behind a plus sign: critical:share=0+snapkv:kvpress. Quote it in a shell.\n"
+    "learned=RANK.safetensors is a ranking that `kvbudget learn` has fitted to such metrics, per KV head.\n"
     "\n"
     "Symbols: T tokens; query head h belongs to the group of KV head g; A[h,i,j] softmax attention of query i on key "
     "j;\n"

@@ -205,7 +205,6 @@ static void draw_learning(const holdout *h, const learning_curve *c, const char 
                        .n_series = 4,
                        .series = series,
                        .x_unit = SVG_NUMBERS,
-                       .marks = true,
                        .from_low = true};
     svg_chart_put(out, &chart, SVG_MARGIN, top, WIDTH, HEIGHT);
 }

@@ -238,6 +238,7 @@ int inspect_gguf(const char *path, bool json, kvb_error *err)
     if (status != KVB_OK) return status;
     if (json) status = print_json(&f, err);
     else print_all(&f);
+    if (status == KVB_OK) status = file_check(&f.map, path, err);
     gguf_close(&f);
     return status;
 }

@@ -57,15 +57,27 @@ kvb_status output_check_results(const char *name, kvb_error *err)
     return status;
 }
 
+kvb_status output_check_pictures(const char *pattern, const char *const *metrics, size_t n, kvb_error *err)
+{
+    char path[PATH_SIZE];
+    kvb_status status = output_check(pattern, ".svg", metrics, n, err);
+    for (size_t i = 0; i < n && status == KVB_OK; i++) {
+        status = output_path(path, pattern, metrics[i], ".svg", n > 1, err);
+        if (status == KVB_OK) status = picture_check(path, err);
+    }
+    return status;
+}
+
 kvb_status picture_begin(picture *p, const char *pattern, const char *metric, bool several, kvb_error *err)
 {
-    kvb_status status = output_path(p->path, pattern, metric, ".svg", several, err);
-    return status == KVB_OK ? atomic_file_begin(&p->file, p->path, err) : status;
+    char path[PATH_SIZE];
+    kvb_status status = output_path(path, pattern, metric, ".svg", several, err);
+    return status == KVB_OK ? picture_open(p, path, err) : status;
 }
 
 kvb_status picture_end(picture *p, bool quiet, kvb_error *err)
 {
-    kvb_status status = atomic_file_commit(&p->file, err);
+    kvb_status status = picture_close(p, err);
     if (status == KVB_OK && !quiet) fprintf(stderr, "wrote %s\n", p->path);
     return status;
 }

@@ -1,9 +1,9 @@
 // Where a metric's files go, and writing a picture there.
 #pragma once
-#include "formats/atomic_file.h"
+#include "tools/report/picture.h"
 #include <stdbool.h>
 
-enum { PATH_SIZE = 4096 };
+enum { PATH_SIZE = PICTURE_PATH_SIZE };
 
 // `pattern` with {metric} replaced, or in the folder `pattern`, or, unless there are several metrics, just so.
 // KVB_ARGUMENT: a pattern that does not tell metrics apart, or a path that is too long.
@@ -17,11 +17,8 @@ kvb_status output_check(const char *pattern, const char *extension, const char *
 // Whether NAME.json, NAME.csv, NAME.svg and NAME.cells can be written, before the work that goes into them.
 kvb_status output_check_results(const char *name, kvb_error *err);
 
-typedef struct picture {
-    atomic_file file; // draw to file.stream
-    char path[PATH_SIZE];
-} picture;
-
-// Begins the .svg that output_path() makes of the pattern; picture_end() puts it in place, and says so.
+// Whether every metric's picture can be written, and in that form (picture.h).
+kvb_status output_check_pictures(const char *pattern, const char *const *metrics, size_t n, kvb_error *err);
+// Begins the picture of a metric, an .svg where the pattern is a folder; picture_end() puts it in place, and says so.
 kvb_status picture_begin(picture *p, const char *pattern, const char *metric, bool several, kvb_error *err);
 kvb_status picture_end(picture *p, bool quiet, kvb_error *err);

@@ -1,6 +1,5 @@
 #include "tools/report/promise_report.h"
 #include "runtime/fail.h"
-#include "tools/json_print.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -126,28 +125,25 @@ kvb_status promise_report_refusal(const promise_report *r, kvb_error *err)
                     100 * r->ratios[0]);
 }
 
-// ---- JSON ----
+// ---- For programs ----
 
-static cJSON *describe_ratio(const promise_report *r, uint32_t ratio)
+static void add_row(const promise_report *r, results *to, uint32_t criterion, uint32_t ratio)
 {
-    cJSON *one = cJSON_CreateObject(), *limits = cJSON_AddArrayToObject(one, "limits");
-    cJSON_AddNumberToObject(one, "ratio", r->ratios[ratio]);
-    cJSON_AddBoolToObject(one, "promised", ratio < r->n_passed);
-    for (uint32_t c = 0; c < r->task->n_criteria; c++) {
-        const promise_criterion *criterion = &r->task->criteria[c];
-        cJSON *item = cJSON_CreateObject();
-        cJSON_AddItemToArray(limits, item);
-        cJSON_AddStringToObject(item, "name", r->names[c]);
-        cJSON_AddNumberToObject(item, "limit", criterion->limit);
-        cJSON_AddNumberToObject(item, "cap", criterion->cap);
-        cJSON_AddNumberToObject(item, "mean", row_of(r, c, ratio)->mean);
-        cJSON_AddNumberToObject(item, "clipped", row_of(r, c, ratio)->clipped);
-        cJSON_AddNumberToObject(item, "p", row_of(r, c, ratio)->p);
-        cJSON_AddItemToObject(
-            item, "texts",
-            cJSON_CreateDoubleArray(criterion->values + (size_t)ratio * r->task->n_texts, (int)r->task->n_texts));
-    }
-    return one;
+    const promise_task *t = r->task;
+    const promise_criterion *limit = &t->criteria[criterion];
+    const promise_row *found = row_of(r, criterion, ratio);
+    cJSON *o = results_row(to), *about = results_detail(to);
+    cJSON_AddNumberToObject(o, "ratio", r->ratios[ratio]);
+    cJSON_AddStringToObject(o, "measure", r->measures[criterion]);
+    cJSON_AddNumberToObject(o, "limit", limit->limit);
+    cJSON_AddNumberToObject(o, "cap", limit->cap);
+    cJSON_AddNumberToObject(o, "mean", found->mean);
+    cJSON_AddNumberToObject(o, "clipped", found->clipped);
+    cJSON_AddNumberToObject(o, "p", found->p);
+    cJSON_AddBoolToObject(o, "promised", ratio < r->n_passed);
+    cJSON_AddNumberToObject(about, "row", (double)ratio * t->n_criteria + criterion);
+    cJSON_AddItemToObject(about, "texts",
+                          cJSON_CreateDoubleArray(limit->values + (size_t)ratio * t->n_texts, (int)t->n_texts));
 }
 
 static kvb_status add_promise(const promise_report *r, cJSON *to, kvb_error *err)
@@ -158,19 +154,16 @@ static kvb_status add_promise(const promise_report *r, cJSON *to, kvb_error *err
     if (r->n_passed) status = count_bytes(r, r->ratios[r->n_passed - 1], &all, &stays, err);
     if (status == KVB_OK && r->n_passed < r->task->n_ratios) status = texts_needed(r, r->n_passed, &needed, err);
     if (status != KVB_OK) return status;
-    if (r->n_passed) {
-        cJSON_AddNumberToObject(to, "ratio", r->ratios[r->n_passed - 1]);
-        cJSON_AddNumberToObject(to, "bytes", all);
-        cJSON_AddNumberToObject(to, "bytes_saved", all - stays);
-    } else cJSON_AddNullToObject(to, "ratio");
-    if (needed) cJSON_AddNumberToObject(to, "texts_for_next_ratio", needed);
+    cJSON_AddNumberToObject(to, "promised_ratio", r->n_passed ? r->ratios[r->n_passed - 1] : NAN); // NaN becomes null
+    cJSON_AddNumberToObject(to, "bytes", r->n_passed ? all : NAN);
+    cJSON_AddNumberToObject(to, "bytes_saved", r->n_passed ? all - stays : NAN);
+    cJSON_AddNumberToObject(to, "texts_for_next_ratio", needed ? needed : NAN);
     return KVB_OK;
 }
 
-kvb_status promise_report_json(const promise_report *r, kvb_error *err)
+kvb_status promise_report_fill(const promise_report *r, results *to, kvb_error *err)
 {
-    cJSON *all = cJSON_CreateObject();
-    cJSON_AddStringToObject(all, "format", "kvbudget-recommend");
+    cJSON *all = to->settings;
     cJSON_AddStringToObject(all, "method", "learn then test, fixed sequence (arXiv 2110.01052)");
     cJSON_AddStringToObject(all, "p_value", promise_test_name(r->task->how));
     cJSON_AddNumberToObject(all, "confidence", r->confidence);
@@ -179,8 +172,8 @@ kvb_status promise_report_json(const promise_report *r, kvb_error *err)
     cJSON_AddNumberToObject(all, "n_next", r->n_next);
     cJSON_AddNumberToObject(all, "length", r->length);
     kvb_status status = add_promise(r, all, err);
-    cJSON *ratios = cJSON_AddArrayToObject(all, "ratios");
-    for (uint32_t i = 0; i < r->task->n_ratios; i++) cJSON_AddItemToArray(ratios, describe_ratio(r, i));
+    for (uint32_t i = 0; i < r->task->n_ratios; i++)
+        for (uint32_t c = 0; c < r->task->n_criteria; c++) add_row(r, to, c, i);
     if (r->trial.draws) {
         cJSON *check = cJSON_AddObjectToObject(all, "check");
         cJSON_AddNumberToObject(check, "draws", r->trial.draws);
@@ -188,7 +181,5 @@ kvb_status promise_report_json(const promise_report *r, kvb_error *err)
         cJSON_AddNumberToObject(check, "refused", r->trial.refused);
         cJSON_AddNumberToObject(check, "mean_ratios_promised", r->trial.mean_passed);
     }
-    if (status == KVB_OK) status = json_print(all, err);
-    cJSON_Delete(all);
     return status;
 }

@@ -1,13 +1,14 @@
 // What `recommend` prints: every ratio's damage, the promise, what it saves, and what more texts would allow.
 #pragma once
 #include "study/promise.h"
+#include "tools/report/results.h"
 
 enum { PROMISE_LIMITS = 3 };
 
 typedef struct promise_report {
     const promise_task *task;
-    const char *const *names; // [n_criteria] what is limited
-    const double *ratios;     // [n_ratios]
+    const char *const *names, *const *measures; // [n_criteria] what is limited, for people and as a column
+    const double *ratios;                       // [n_ratios]
     double confidence;
     const kvb_table *table;
     bool strict;
@@ -18,6 +19,7 @@ typedef struct promise_report {
 } promise_report;
 
 kvb_status promise_report_print(const promise_report *r, kvb_error *err);
-kvb_status promise_report_json(const promise_report *r, kvb_error *err);
+// Settings, rows and details of a document that its caller has begun.
+kvb_status promise_report_fill(const promise_report *r, results *to, kvb_error *err);
 // Why nothing can be promised, as an error: KVB_UNSUPPORTED.
 kvb_status promise_report_refusal(const promise_report *r, kvb_error *err);

@@ -6,6 +6,7 @@
 #include "study/table.h"
 #include "study/table_check.h"
 #include "study/validation.h"
+#include "study/window.h"
 #include "tools/report/results.h"
 #include <stdio.h>
 
@@ -15,6 +16,8 @@ const char *scope_words(solve_scope scope);
 void warn_of_pairs(const pair_set *p);
 
 void print_table(const study_table *t);
+// What the windows lose that --window auto has compared.
+void print_windows(const window_choice *c, const char *metric);
 void print_holdout(const holdout *h);
 void print_ablation(const ablation *x);
 void print_lengths(const lengths *x);

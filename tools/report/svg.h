@@ -6,6 +6,9 @@
 
 // Head of the document with title, subtitle (NULL: none) and style; its background follows the reader's dark mode.
 void svg_begin(FILE *out, int width, int height, const char *title, const char *subtitle);
+// The same, shown in another size: all of it grows or shrinks, letters too.
+void svg_begin_sized(FILE *out, int width, int height, int shown_width, int shown_height, const char *title,
+                     const char *subtitle);
 void svg_end(FILE *out);
 
 enum { SVG_MARGIN = 24 }; // left of the title
@@ -23,8 +26,10 @@ typedef struct svg_series {
 
 typedef enum svg_unit { SVG_SHARES, SVG_NUMBERS } svg_unit; // SVG_SHARES: labelled in per cents
 
-// Lines over a common x. On a logarithmic axis values of 0 leave a gap, and so do those more than eight decades below
-// the largest. Name the fields: what is left out is zero, and zero is the usual thing.
+// Lines over a common x, each in the style of its name (series_style.h), with marks at the points, or at twenty of
+// many. Up to twelve shares on the x axis have a tick each. On a logarithmic axis values of 0 leave a gap, and so do
+// those more than eight decades below the largest. Name the fields: what is left out is zero, and zero is the usual
+// thing.
 typedef struct svg_chart {
     const char *title, *x_label;
     const double *x; // [n], ascending
@@ -32,11 +37,10 @@ typedef struct svg_chart {
     const svg_series *series;
     bool logarithmic; // the y axis
     svg_unit x_unit, y_unit;
-    bool marks;    // a dot at every point: few of them, or not evenly spread
     bool from_low; // the linear y axis begins at the least value, not at 0
 } svg_chart;
 
-enum { SVG_SERIES_MAX = 8 }; // colours that can be told apart
+enum { SVG_SERIES_MAX = 8 }; // lines that can be told apart; more are not drawn
 
 // The chart with its labels in a box of this size.
 void svg_chart_put(FILE *out, const svg_chart *chart, int left, int top, int width, int height);

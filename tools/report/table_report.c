@@ -76,6 +76,18 @@ static void print_unsure(const study_table *t)
     free(flags);
 }
 
+void print_windows(const window_choice *c, const char *metric)
+{
+    printf("%s, windows of last tokens: importance lost in %% of all, at 50, 80 and 90 %% pruned\n", metric);
+    for (uint32_t i = 0; i < c->n; i++) {
+        printf("  %6u", c->window[i]);
+        for (int r = 0; r < WINDOW_RATIOS; r++)
+            if (isnan(c->loss[i][r])) printf("        -");
+            else printf(" %8.3f", 100 * c->loss[i][r]);
+        printf("%s%s\n", i == 0 ? "  the metric's own" : "", i == c->chosen ? "  <- chosen" : "");
+    }
+}
+
 void print_table(const study_table *t)
 {
     const study_options *o = &t->options;

@@ -1,0 +1,145 @@
+"""Files of `kvbudget export` in the hands of those they are for: kvpress, mlx-lm; else held against their schema."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from families import build
+from test_eviction import T, prefill, prompt
+
+import kvbudget
+
+PROGRAM = os.environ.get("KVBUDGET_PROGRAM") or shutil.which("kvbudget")
+pytestmark = pytest.mark.skipif(not PROGRAM, reason="no program kvbudget")
+WITH_KVPRESS = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 3)
+
+
+@pytest.fixture
+def path(make_table: Any) -> Path:
+    found: Path = make_table(4, 4, 2, 16)
+    return found
+
+
+def export(path: Path, kind: str, name: str, ratio: float = 0.7, tokens: int = T, *more: str) -> Path:
+    out = path.with_name(name)
+    words = ["export", path, "-f", kind, "-r", str(ratio), "-t", str(tokens), "-o", out, *more]
+    subprocess.run([str(PROGRAM), *map(str, words)], check=True)
+    return out
+
+
+def test_duo_attention_of_kvpress_streams_the_heads_that_keep_least(path: Path, monkeypatch: Any) -> None:
+    if not WITH_KVPRESS:
+        pytest.skip("kvpress is for transformers below 5.3")
+    module = pytest.importorskip("kvpress.presses.duo_attention_press")
+    folder = export(path, "duo", "duo")
+    config = json.loads((folder / "config.json").read_text())
+
+    class Answer:  # kvpress downloads both files from a fixed address
+        def __init__(self, url: str):
+            self.text = (folder / url.rsplit("/", 1)[1]).read_text()
+
+        def json(self) -> Any:
+            return json.loads(self.text)
+
+    monkeypatch.setattr(module.requests, "get", Answer)
+    monkeypatch.setitem(module.PATTERNS_DICT, "", "pattern")
+    module.cache.clear()
+    model = build("llama")
+    press = module.DuoAttentionPress(head_compression_ratio=config["head_compression_ratio"])
+    with press(model):
+        prefill(model, prompt(1))
+    keep = kvbudget.Table(path).keep(0.7, T)
+    assert 0 < (2 * keep < T).sum() < keep.size
+    assert np.array_equal(press.streaming_mask.numpy(), 2 * keep < T)
+    assert (press.sink_size, press.recent_size) == (config["sink_size"], config["recent_size"])
+    assert press.compression_ratio == pytest.approx(config["effective_ratio"])
+
+
+def test_per_layer_compression_of_kvpress_keeps_these_tokens(path: Path) -> None:
+    if not WITH_KVPRESS:
+        pytest.skip("kvpress is for transformers below 5.3")
+    kvpress = pytest.importorskip("kvpress")
+    layers = json.loads(export(path, "per-layer", "layers.json").read_text())
+    press = kvpress.PerLayerCompressionPress(kvpress.KeyDiffPress(), layers["compression_ratios"])
+    model = build("llama")
+    with press(model):
+        cache = prefill(model, prompt(1))
+    assert [layer.keys.shape[2] for layer in cache.layers] == layers["tokens"]
+    means = kvbudget.Table(path).keep(0.7, T).mean(1)
+    assert np.abs(np.array(layers["tokens"]) - means).max() <= 0.5
+
+
+def test_rotating_caches_of_mlx_lm_hold_these_tokens(path: Path) -> None:
+    mx = pytest.importorskip("mlx.core")
+    rotating = pytest.importorskip("mlx_lm.models.cache").RotatingKVCache
+    layers = json.loads(export(path, "per-layer", "layers.json").read_text())
+    for n in layers["tokens"]:
+        cache = rotating(max_size=n, keep=layers["sink"])
+        for step in range(T):  # a value tells its token
+            held, _ = cache.update_and_fetch(*[mx.full((1, 2, 1, 4), step)] * 2)
+        sinks, latest = list(range(layers["sink"])), list(range(T - n + layers["sink"], T))
+        assert sorted(np.array(held)[0, 0, :, 0].tolist()) == sinks + latest
+
+
+def test_tensorrt_llm_takes_the_yaml(path: Path) -> None:
+    """Its KvCacheConfig (llmapi/llm_args.py, commit 0004396) refuses unknown entries; it cannot be installed here."""
+    yaml = pytest.importorskip("yaml")
+    read = yaml.safe_load(export(path, "tensorrt-llm", "t.yaml").read_text())
+    assert set(read) == {"kv_cache_config"}
+    config = read["kv_cache_config"]
+    assert set(config) == {"max_attention_window", "sink_token_length"}
+    windows = config["max_attention_window"]
+    assert len(windows) == 4 and all(type(n) is int and n > 0 for n in windows)
+    assert type(config["sink_token_length"]) is int and config["sink_token_length"] >= 0
+
+
+def test_headkv_makes_the_tables_capacities(path: Path) -> None:
+    """The arithmetic of run_longbench.py in KVCache-Factory (commit c97f9d7) with the options that export prints."""
+    out = path.with_name("heads.json")
+    said = subprocess.run(
+        [PROGRAM, "export", path, "-f", "headkv", "-r", "0.7", "-t", str(T), "-o", out],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    capacity = int(said.split("--max_capacity_prompts ")[1].split(",")[0])
+    with open(out) as file:
+        heads = json.loads(file.readline())
+    scores = [np.mean(entry[1]) for entry in heads.items()]
+    share = torch.tensor(scores / sum(scores)).reshape(4, 4)
+    pool = (capacity // 1) * 4 * 4
+    found = torch.round(share * pool).int()
+    table = kvbudget.Table(path)
+    wanted = np.repeat(table.keep(0.7, T).astype(int) - table.info.window, 2, axis=1)
+    exact = wanted.sum() / capacity / 16  # the mean is rounded to whole tokens
+    assert np.abs(found.numpy() * exact - wanted).max() <= 1
+
+
+def test_pages_hold_what_is_written_through_the_block_table(path: Path) -> None:
+    """A paged cache as vLLM lays it out, [pages, page, d] and a block table per sequence, against the rows."""
+    folder, page, rng = export(path, "varlen", "arrays", 0.7, T, "--block", "4"), 4, np.random.default_rng(0)
+    lengths, cu, indptr, blocks = (
+        np.load(folder / f"{name}.npy") for name in ("lengths", "cu_seqlens", "page_indptr", "block_table")
+    )
+    assert np.array_equal(lengths, kvbudget.Table(path).keep(0.7, T, block=4))
+    for layer in range(4):
+        rows = rng.normal(size=(cu[layer, -1], 8))
+        pool = np.zeros((indptr[layer, -1], page, 8))
+        taken: list[int] = []
+        for head, n in enumerate(lengths[layer]):
+            own = [p for p in blocks[layer, head] if p >= 0]
+            assert own == list(range(indptr[layer, head], indptr[layer, head + 1])) and len(own) == -(-n // page)
+            taken += own
+            for i, row in enumerate(rows[cu[layer, head] : cu[layer, head + 1]]):
+                pool[own[i // page], i % page] = row
+        assert taken == list(range(len(pool)))
+        for head, n in enumerate(lengths[layer]):
+            read = pool[blocks[layer, head][: -(-n // page)]].reshape(-1, 8)[:n]
+            assert np.array_equal(read, rows[cu[layer, head] : cu[layer, head + 1]])

@@ -1,0 +1,65 @@
+// Fitting a ranking to a record: which tokens are worth keeping, told by what cheap metrics say of them.
+//
+// Per KV head, over the tokens j of all texts that are not sinks, a ridge regression with weights:
+//     target     y_j = log(I_j / mean I + 0.001), I_j the oracle importance over the text's questions (their mean, or
+//                their maximum), mean I over all heads and tokens of the text
+//     weight     (I_j / mean I + 0.001)^exponent, with a sum of 1 for each text
+//     features   z and z |z| of every metric, standardised over the head's tokens; recency -log(T - j); 1
+// (the form that KVzap, arXiv 2601.07891, fits to hidden states, on features that an engine has anyway.) Which metrics,
+// which lambda and which exponent: what loses least oracle importance on texts that were left out.
+#pragma once
+#include "formats/rank_write.h"
+#include "runtime/rank.h"
+#include "study/progress.h"
+#include "study/selection.h"
+
+enum { LEARN_SEARCH_MAX = 8, LEARN_RATIOS = 3, LEARN_FOLDS_MAX = 8, LEARN_TRIALS_MAX = 320 };
+extern const double LEARN_RATIO[LEARN_RATIOS]; // 0.5, 0.8, 0.9: where losses are compared
+
+typedef enum learn_target { TARGET_MEAN, TARGET_MAX } learn_target;
+
+typedef struct learn_options {
+    learn_target target;
+    double lambda, exponent; // NAN: chosen by held-out loss
+    double slack;            // the cheapest set of metrics whose loss is at most so much above the best one's
+    bool all_features;       // take all metrics, search no set
+    uint32_t sink;           // first tokens that take no part
+} learn_options;
+
+// One attempt and what it loses on texts left out: shares of the importance that can be lost, mean over the texts,
+// budgets being those that are best for the text itself.
+typedef struct learn_trial {
+    uint32_t set; // bit f: metric f of the selection
+    bool plain;   // the metric's own order, nothing fitted
+    double lambda, exponent;
+    double loss[LEARN_RATIOS];
+    double score; // geometric mean of the losses
+    double cost;  // of computing the metrics in an engine: 1 for one that reads keys only
+} learn_trial;
+
+typedef struct learned {
+    const selection *from;                   // whose metrics are the features to choose among
+    learn_options options;                   // lambda and exponent chosen
+    uint32_t n_folds, n_features;            // F: chosen
+    uint32_t feature[KVB_RANK_FEATURES_MAX]; // [F] indices into the selection's metrics
+    int logarithm[METRICS_MAX];              // of the selection's metrics
+    double *weights;                         // [1 + n_folds, L, G, 2 F + 2]
+    learn_trial trials[LEARN_TRIALS_MAX];    // all that were made: plain metrics, sets, then settings of the chosen set
+    uint32_t n_trials, chosen, best;         // chosen: of the settings; best: the set with the least loss
+    char (*contexts)[65];                    // [from->n_contexts] SHA-256 of token ids
+} learned;
+
+// Two texts at least. Errors: KVB_ARGUMENT too few texts, too many metrics, or nothing to fit;
+// KVB_UNSUPPORTED a model with layers that have a sliding window; those of reading;
+// KVB_NUMERIC a system that cannot be solved; KVB_INTERRUPTED. The caller frees, also after a failure; `from` must
+// outlive the result.
+kvb_status learn_fit(learned *out, const selection *from, const learn_options *o, study_progress *progress,
+                     kvb_error *err);
+void learn_free(learned *l);
+
+// Writes the ranking; name[24] receives its metric's name. Errors: those of rank_write(); KVB_MEMORY.
+kvb_status learn_write(const learned *l, const char *path, char name[24], kvb_error *err);
+
+// What an engine pays for a metric, by its name: 1 reads keys, 2 reads statistics of queries too, 4 recomputes
+// attention of some queries, 16 of all.
+double learn_metric_cost(const char *metric);

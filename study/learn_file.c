@@ -1,0 +1,92 @@
+// What a fitted ranking says of itself, and its file.
+#include "runtime/fail.h"
+#include "study/learn.h"
+#include <stdio.h>
+#include <string.h>
+
+static bool add_features(cJSON *about, const learned *l)
+{
+    cJSON *list = cJSON_AddArrayToObject(about, "features");
+    bool ok = list != NULL;
+    for (uint32_t f = 0; f < l->n_features && ok; f++) {
+        cJSON *one = cJSON_CreateObject();
+        ok = cJSON_AddItemToArray(list, one) &&
+             cJSON_AddStringToObject(one, "metric", l->from->metrics[l->feature[f]]) &&
+             cJSON_AddBoolToObject(one, "log", l->logarithm[l->feature[f]]);
+    }
+    return ok;
+}
+
+// Which texts each fold has left out.
+static bool add_folds(cJSON *about, const learned *l)
+{
+    cJSON *list = cJSON_AddArrayToObject(about, "folds");
+    bool ok = list != NULL;
+    for (uint32_t fold = 0; fold < l->n_folds && ok; fold++) {
+        cJSON *one = cJSON_CreateArray();
+        ok = cJSON_AddItemToArray(list, one);
+        for (size_t k = fold; k < l->from->n_contexts && ok; k += l->n_folds)
+            ok = cJSON_AddItemToArray(one, cJSON_CreateString(l->contexts[k]));
+    }
+    return ok;
+}
+
+static bool add_fit(cJSON *about, const learned *l)
+{
+    const learn_trial *t = &l->trials[l->chosen];
+    cJSON *losses = cJSON_AddObjectToObject(about, "held_out_loss");
+    bool ok = losses && cJSON_AddNumberToObject(about, "sink", l->options.sink) &&
+              cJSON_AddStringToObject(about, "target", l->options.target == TARGET_MAX ? "max" : "mean") &&
+              cJSON_AddNumberToObject(about, "lambda", t->lambda) &&
+              cJSON_AddNumberToObject(about, "exponent", t->exponent);
+    for (int r = 0; r < LEARN_RATIOS && ok; r++) {
+        char key[16];
+        snprintf(key, sizeof key, "%g", LEARN_RATIO[r]);
+        ok = cJSON_AddNumberToObject(losses, key, t->loss[r]) != NULL;
+    }
+    return ok;
+}
+
+static bool add_origin(cJSON *m, const learned *l, const char *record_sha256)
+{
+    static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
+                                         "calibration_sha256"};
+    bool ok = cJSON_AddStringToObject(m, "tool_version", KVBUDGET_VERSION) &&
+              cJSON_AddStringToObject(m, "record_sha256", record_sha256);
+    for (size_t i = 0; i < sizeof copied / sizeof *copied && ok; i++)
+        ok = cJSON_AddStringToObject(m, copied[i], record_text(l->from->r, copied[i])) != NULL;
+    return ok;
+}
+
+// The name is the hash of the text without it.
+static kvb_status write_named(const learned *l, const char *path, cJSON *about, const cJSON *origin, char name[24],
+                              kvb_error *err)
+{
+    record_shape model = record_get_shape(l->from->r);
+    char *text = cJSON_PrintUnformatted(about);
+    rank_content content = {l->n_folds, model.n_layers, model.n_kv_heads, 2 * l->n_features + 2, l->weights, text};
+    kvb_status status =
+        text ? rank_name(name, &content, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
+    cJSON_free(text);
+    if (status != KVB_OK) return status;
+    char *named = cJSON_AddStringToObject(about, "name", name) ? cJSON_PrintUnformatted(about) : NULL;
+    content.about = named;
+    status = named ? rank_write(path, &content, origin, err)
+                   : kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
+    cJSON_free(named);
+    return status;
+}
+
+kvb_status learn_write(const learned *l, const char *path, char name[24], kvb_error *err)
+{
+    char sha256[65];
+    cJSON *about = cJSON_CreateObject(), *origin = cJSON_CreateObject();
+    kvb_status status = record_file_sha256(l->from->r, sha256, err);
+    if (status == KVB_OK && !(about && origin && add_features(about, l) && add_folds(about, l) && add_fit(about, l) &&
+                              add_origin(origin, l, sha256)))
+        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
+    if (status == KVB_OK) status = write_named(l, path, about, origin, name, err);
+    cJSON_Delete(about);
+    cJSON_Delete(origin);
+    return status;
+}

@@ -1,0 +1,80 @@
+// What a ranking loses on a text that it was not fitted on, under the budgets that are best for that text.
+#include "runtime/fail.h"
+#include "solver/problem.h"
+#include "study/learn_parts.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+const double LEARN_RATIO[LEARN_RATIOS] = {0.5, 0.8, 0.9};
+
+// scores [N, T]: the linear form, as kvb_rank() has it, of features that are standardised already.
+static void rank_text(float *scores, const learn_text *t, uint32_t n_features, uint32_t set, const double *weights)
+{
+    size_t T = t->shape.n_tokens, heads = shape_heads(&t->shape), n = 0;
+    size_t metric[KVB_RANK_FEATURES_MAX];
+    for (uint32_t f = 0; f < n_features; f++)
+        if (set >> f & 1) metric[n++] = f;
+#pragma omp parallel for schedule(static)
+    for (size_t h = 0; h < heads; h++) {
+        const double *w = weights + h * (2 * n + 2);
+        for (size_t j = 0; j < T; j++) {
+            double sum = w[2 * n + 1] - w[2 * n] * log((double)(T - j));
+            for (size_t i = 0; i < n; i++) {
+                double z = t->z[(metric[i] * heads + h) * T + j];
+                sum += z * (w[2 * i] + w[2 * i + 1] * fabs(z));
+            }
+            scores[h * T + j] = (float)sum;
+        }
+    }
+}
+
+static kvb_status add_losses(learn_trial *trial, const learn_text *t, const float *scores, kvb_error *err)
+{
+    const solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, LEARN_RATIO, LEARN_RATIOS, NULL};
+    metric_order order = {0};
+    problem p = {0};
+    kvb_status status = metric_order_make(&order, &t->shape, scores, err);
+    if (status == KVB_OK) status = problem_init(&p, &t->shape, &options, err);
+    if (status == KVB_OK) status = loss_curves_fill(&p.curves, &order, t->mean, err);
+    if (status == KVB_OK) status = problem_solve(&p, err);
+    for (int i = 0; i < LEARN_RATIOS && status == KVB_OK; i++) trial->loss[i] += p.loss[i];
+    problem_free(&p);
+    metric_order_free(&order);
+    return status;
+}
+
+kvb_status learn_try(learn_trial *trial, const learn_systems *s, const learn_text *t, uint32_t fold, kvb_error *err)
+{
+    size_t heads = shape_heads(&t->shape), T = t->shape.n_tokens;
+    if (trial->plain) {
+        const float *own = t->plain + (size_t)__builtin_ctz(trial->set) * heads * T;
+        return add_losses(trial, t, own, err);
+    }
+    size_t columns = 2 * (size_t)__builtin_popcount(trial->set) + 2;
+    float *scores = malloc(heads * T * sizeof *scores);
+    double *weights = malloc(heads * columns * sizeof *weights);
+    kvb_status status =
+        scores && weights ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to rank %zu x %zu tokens", heads, T);
+    if (status == KVB_OK) status = learn_systems_solve(s, trial->set, trial->lambda, fold, weights, err);
+    if (status == KVB_OK) {
+        rank_text(scores, t, s->n_features, trial->set, weights);
+        status = add_losses(trial, t, scores, err);
+    }
+    free(scores);
+    free(weights);
+    return status;
+}
+
+double learn_metric_cost(const char *metric)
+{
+    static const struct {
+        const char *name;
+        double cost;
+    } costs[] = {{"keydiff", 1}, {"knorm", 1},    {"lagkv", 1},   {"streaming", 0}, {"random", 0}, {"ea", 2},
+                 {"snapkv", 4},  {"rocketkv", 4}, {"morphkv", 4}, {"tova", 4},      {"h2o", 16}};
+    size_t n = strcspn(metric, ":+");
+    for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
+        if (strlen(costs[i].name) == n && strncmp(metric, costs[i].name, n) == 0) return costs[i].cost;
+    return 16;
+}

@@ -1,0 +1,255 @@
+#include "study/refine.h"
+#include "runtime/fail.h"
+#include "study/refine_parts.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const refine_method *const METHODS[] = {&refine_by_model, &refine_by_evolution, &refine_by_swaps};
+enum { METHOD_COUNT = sizeof METHODS / sizeof *METHODS };
+
+// A loss that is nearly nothing: smaller ones are not told apart.
+static const double LEAST_SCALE = 1e-6;
+
+bool refine_search_parse(refine_search *out, const char *name)
+{
+    for (int i = 0; i < METHOD_COUNT; i++)
+        if (strcmp(name, METHODS[i]->name) == 0) {
+            *out = (refine_search)i;
+            return true;
+        }
+    return false;
+}
+
+const char *refine_search_name(refine_search kind)
+{
+    return METHODS[kind]->name;
+}
+
+// ---- Candidates ----
+
+void refine_expand(const refine_state *s, const double *point, double *shift)
+{
+    size_t n = s->task->n_heads;
+    for (uint32_t k = 0; k < s->n_knots; k++)
+        for (size_t h = 0; h < n; h++)
+            shift[k * n + h] = s->origin[k * n + h] + point[(size_t)k * s->n_groups + s->group[h]];
+}
+
+static double over_texts(const refine_task *t, const double *loss, uint32_t n)
+{
+    double sum = 0, most = loss[0];
+    for (uint32_t i = 0; i < n; i++) {
+        sum += loss[i] / n;
+        most = fmax(most, loss[i]);
+    }
+    return t->worst ? most : sum;
+}
+
+// Candidates [n, K, heads] on some texts of a set (NULL: all), as one loss per knot, [n, K].
+static kvb_status measure_shifts(const refine_task *t, bool selection, const double *shift, uint32_t n,
+                                 const uint32_t *texts, uint32_t n_texts, double *loss, kvb_error *err)
+{
+    uint32_t whole = selection ? t->n_selection : t->n_texts, *all = NULL;
+    if (!texts) n_texts = whole;
+    double *each = malloc((size_t)n * t->n_knots * n_texts * sizeof *each + 1);
+    if (!texts && (all = malloc(whole * sizeof *all)))
+        for (uint32_t i = 0; i < whole; i++) all[i] = i;
+    kvb_status status = each && (texts || all) ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %u candidates", n);
+    if (status == KVB_OK) status = t->measure(t->context, selection, shift, n, texts ? texts : all, n_texts, each, err);
+    for (size_t i = 0; i < (size_t)n * t->n_knots && status == KVB_OK; i++)
+        loss[i] = over_texts(t, each + i * n_texts, n_texts);
+    free(each);
+    free(all);
+    return status;
+}
+
+kvb_status refine_points(refine_state *s, const double *points, uint32_t n, const uint32_t *texts, uint32_t n_texts,
+                         double *loss, kvb_error *err)
+{
+    size_t heads = (size_t)s->n_knots * s->task->n_heads, groups = (size_t)s->n_knots * s->n_groups;
+    double *shift = calloc(n * heads + 1, sizeof *shift);
+    if (!shift) return kvb_fail(err, KVB_MEMORY, "no memory for %u candidates", n);
+    for (uint32_t i = 0; i < n; i++) refine_expand(s, points + i * groups, shift + i * heads);
+    kvb_status status = measure_shifts(s->task, false, shift, n, texts, n_texts, loss, err);
+    for (size_t i = 0; i < (size_t)n * s->n_knots && status == KVB_OK; i++) loss[i] /= s->scale[i % s->n_knots];
+    s->spent += texts ? (double)n * n_texts / s->task->n_texts : n;
+    free(shift);
+    return status;
+}
+
+kvb_status refine_value(refine_state *s, kvb_error *err)
+{
+    return refine_points(s, s->centre, 1, NULL, 0, s->value, err);
+}
+
+// ---- One search ----
+
+typedef struct refine_job {
+    const refine_task *task;
+    refine_result *best;
+    double *scale, *selection_scale; // [K] the table's losses, at least LEAST_SCALE
+    double *shift;                   // [K, n_heads] the centre's
+    double *selection;               // [K] its losses there
+    double *relative;                // [2, K] for the report
+} refine_job;
+
+static void report(const refine_job *j, const refine_state *s)
+{
+    const refine_task *t = j->task;
+    if (!t->report) return;
+    for (uint32_t k = 0; k < t->n_knots; k++) {
+        j->relative[k] = s->value[k];
+        j->relative[t->n_knots + k] = j->selection[k] / j->selection_scale[k];
+    }
+    t->report(t->context,
+              &(refine_progress){s->spent, t->evaluations, s->round, j->relative, j->relative + t->n_knots});
+}
+
+// Measures the centre on the selection set and takes over what is better there. Whether anything is.
+static kvb_status judge_centre(refine_job *j, refine_state *s, bool *better, kvb_error *err)
+{
+    const refine_task *t = j->task;
+    size_t n = t->n_heads;
+    refine_expand(s, s->centre, j->shift);
+    kvb_status status = measure_shifts(t, true, j->shift, 1, NULL, 0, j->selection, err);
+    if (status != KVB_OK) return status;
+    s->spent += (double)t->n_selection / t->n_texts;
+    *better = false;
+    for (uint32_t k = 0; k < t->n_knots; k++) {
+        if (!(j->selection[k] < j->best->selection[k])) continue;
+        *better = true;
+        j->best->selection[k] = j->selection[k];
+        j->best->calibration[k] = s->value[k] * j->scale[k];
+        memcpy(j->best->shift + k * n, j->shift + k * n, n * sizeof *j->shift);
+    }
+    j->best->evaluations = s->spent;
+    j->best->rounds = s->round;
+    report(j, s);
+    return KVB_OK;
+}
+
+// Rounds until the evaluations are spent or the selection set has gained nothing for so long.
+static kvb_status run_stage(refine_job *j, refine_state *s, double until, kvb_error *err)
+{
+    const refine_method *how = METHODS[j->task->search];
+    void *memory;
+    uint32_t idle = 0;
+    kvb_status status = how->open(&memory, s, err);
+    while (status == KVB_OK && s->spent < until && idle < j->task->patience) {
+        bool better = false;
+        s->round++;
+        status = how->round(memory, s, err);
+        if (status == KVB_OK) status = judge_centre(j, s, &better, err);
+        idle = better ? 0 : idle + 1;
+    }
+    j->best->settled = idle >= j->task->patience;
+    how->close(memory);
+    return status;
+}
+
+// Layers together, or every head by itself, from the best so far.
+static kvb_status search_groups(refine_job *j, refine_state *s, bool heads, double until, kvb_error *err)
+{
+    const refine_task *t = j->task;
+    size_t n = (size_t)t->n_knots * t->n_heads;
+    uint32_t per_layer = t->n_heads / t->n_layers, *group = malloc(t->n_heads * sizeof *group);
+    double *origin = malloc(n * sizeof *origin);
+    s->n_groups = heads ? t->n_heads : t->n_layers;
+    s->centre = calloc((size_t)t->n_knots * s->n_groups, sizeof *s->centre);
+    kvb_status status = group && origin && s->centre ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to refine");
+    for (uint32_t h = 0; group && h < t->n_heads; h++) group[h] = heads ? h : h / per_layer;
+    if (origin) memcpy(origin, j->best->shift, n * sizeof *origin);
+    for (uint32_t k = 0; k < t->n_knots; k++) s->value[k] = j->best->calibration[k] / j->scale[k];
+    s->group = group;
+    s->origin = origin;
+    if (status == KVB_OK) status = run_stage(j, s, until, err);
+    free(group);
+    free(origin);
+    free(s->centre);
+    s->centre = NULL;
+    return status;
+}
+
+// The table itself on both sets.
+static kvb_status measure_table(refine_job *j, refine_state *s, kvb_error *err)
+{
+    const refine_task *t = j->task;
+    refine_result *best = j->best;
+    size_t knots = t->n_knots * sizeof(double);
+    kvb_status status = measure_shifts(t, false, best->shift, 1, NULL, 0, best->calibration_before, err);
+    if (status == KVB_OK) status = measure_shifts(t, true, best->shift, 1, NULL, 0, best->selection_before, err);
+    if (status != KVB_OK) return status;
+    memcpy(best->calibration, best->calibration_before, knots);
+    memcpy(best->selection, best->selection_before, knots);
+    memcpy(j->selection, best->selection_before, knots);
+    for (uint32_t k = 0; k < t->n_knots; k++) {
+        j->scale[k] = fmax(fabs(best->calibration_before[k]), LEAST_SCALE);
+        j->selection_scale[k] = fmax(fabs(best->selection_before[k]), LEAST_SCALE);
+        s->value[k] = best->calibration[k] / j->scale[k];
+    }
+    s->spent = 1 + (double)t->n_selection / t->n_texts;
+    best->evaluations = s->spent;
+    report(j, s);
+    return KVB_OK;
+}
+
+static kvb_status check_task(const refine_task *t, kvb_error *err)
+{
+    if (t->n_layers && t->n_heads && t->n_heads % t->n_layers == 0 && t->n_knots && t->n_texts && t->n_selection &&
+        t->evaluations && t->patience && t->measure)
+        return KVB_OK;
+    return kvb_fail(err, KVB_ARGUMENT,
+                    "refine: %u heads in %u layers, %u ratios, %u and %u texts, %u evaluations, patience %u: expected "
+                    "some of each",
+                    t->n_heads, t->n_layers, t->n_knots, t->n_texts, t->n_selection, t->evaluations, t->patience);
+}
+
+static kvb_status open_result(refine_result *out, const refine_task *t, kvb_error *err)
+{
+    size_t K = t->n_knots;
+    *out = (refine_result){.shift = calloc(K * t->n_heads, sizeof(double)),
+                           .calibration_before = calloc(K, sizeof(double)),
+                           .calibration = calloc(K, sizeof(double)),
+                           .selection_before = calloc(K, sizeof(double)),
+                           .selection = calloc(K, sizeof(double))};
+    if (out->shift && out->calibration_before && out->calibration && out->selection_before && out->selection)
+        return KVB_OK;
+    refine_free(out);
+    return kvb_fail(err, KVB_MEMORY, "no memory to refine %u heads", t->n_heads);
+}
+
+kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *err)
+{
+    *out = (refine_result){0};
+    kvb_status status = check_task(task, err);
+    if (status == KVB_OK) status = open_result(out, task, err);
+    if (status != KVB_OK) return status;
+    size_t K = task->n_knots;
+    double *memory = calloc(6 * K + K * task->n_heads, sizeof *memory);
+    refine_job j = {task, out, memory, memory + K, memory + 6 * K, memory + 2 * K, memory + 3 * K};
+    refine_state s = {.task = task,
+                      .n_knots = task->n_knots,
+                      .scale = memory,
+                      .value = memory + 5 * K,
+                      .rng = gsl_rng_alloc(gsl_rng_mt19937)};
+    if (!memory || !s.rng) status = kvb_fail(err, KVB_MEMORY, "no memory to refine %u heads", task->n_heads);
+    if (s.rng) gsl_rng_set(s.rng, (unsigned long)task->seed);
+    double wanted = task->evaluations;
+    if (status == KVB_OK) status = measure_table(&j, &s, err);
+    if (status == KVB_OK) status = search_groups(&j, &s, false, task->heads ? wanted / 2 : wanted, err);
+    if (status == KVB_OK && task->heads) status = search_groups(&j, &s, true, wanted, err);
+    if (s.rng) gsl_rng_free(s.rng);
+    free(memory);
+    return status;
+}
+
+void refine_free(refine_result *r)
+{
+    free(r->shift);
+    free(r->calibration_before);
+    free(r->calibration);
+    free(r->selection_before);
+    free(r->selection);
+    *r = (refine_result){0};
+}

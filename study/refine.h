@@ -1,0 +1,66 @@
+// Searching for better budgets on measured damage: shifts of heads (shift.h) that make the loss of cut caches small.
+//
+// Nothing here runs a model: what a candidate loses is asked of the caller. Every ratio that counts, a knot, is a
+// search of its own, but candidates of all knots are measured together as one table, so that rows between stay nested.
+// First all heads of a layer move together, then, from the best of that, each by itself. After every round the centre
+// of the search is measured on texts of a second set, and the best there is what comes out; a search that gains nothing
+// there for `patience` rounds is over.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <stdbool.h>
+
+typedef enum refine_search {
+    // A linear model of the loss in the shifts, fitted by ridge regression on pairs of candidates that move all groups
+    // up or down at random, each pair on one text; the knots share a common part. Then steps against its gradient:
+    // successive halving over texts, and a trust region for each knot.
+    REFINE_MODEL,
+    // Separable CMA-ES (Ros and Hansen 2008): an evolution strategy with a step size for every group.
+    REFINE_EVOLVE,
+    // Two groups at random, one up and one down; what is better stays.
+    REFINE_SWAP
+} refine_search;
+
+// "model", "evolve", "swap"; false for anything else.
+bool refine_search_parse(refine_search *out, const char *name);
+const char *refine_search_name(refine_search kind);
+
+// Losses of n candidates, shift [n, n_knots, n_heads], on n_texts texts of the calibration or the selection set, listed
+// by number: loss [n, n_knots, n_texts]. Equal candidates must have equal losses. A failure, or KVB_INTERRUPTED, ends
+// the search.
+typedef kvb_status refine_measure(void *context, bool selection, const double *shift, uint32_t n, const uint32_t *texts,
+                                  uint32_t n_texts, double *loss, kvb_error *err);
+
+typedef struct refine_progress {
+    double evaluations, wanted;            // of candidates, in units of one candidate on all calibration texts
+    uint32_t round;                        // 0: before the first
+    const double *calibration, *selection; // [n_knots] loss of the centre, relative to that of the table
+} refine_progress;
+
+typedef struct refine_task {
+    uint32_t n_layers, n_heads; // heads of the whole model, layer-major
+    uint32_t n_knots;
+    uint32_t n_texts, n_selection; // of both sets, at least 1
+    bool heads;                    // single heads move as well; else only whole layers
+    bool worst;                    // the loss of the text that loses most counts, not the mean over texts
+    refine_search search;
+    uint32_t evaluations, patience; // most of both, at least 1; those on the selection set count too
+    uint64_t seed;
+    refine_measure *measure;
+    void (*report)(void *context, const refine_progress *p); // NULL: nobody is told
+    void *context;                                           // of both
+} refine_task;
+
+typedef struct refine_result {
+    double *shift;                            // [n_knots, n_heads] the best on the selection set; 0: the table itself
+    double *calibration_before, *calibration; // [n_knots] losses of the table and of this
+    double *selection_before, *selection;     // [n_knots]
+    double evaluations;                       // spent
+    uint32_t rounds;
+    bool settled; // the selection set gained nothing for `patience` rounds
+} refine_result;
+
+// The same seed and losses give the same result. Whatever is returned, also KVB_INTERRUPTED, *out holds the best so far
+// (without any: the table itself) and is freed by refine_free, except after KVB_ARGUMENT and KVB_MEMORY, when its shift
+// may be NULL.
+kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *err);
+void refine_free(refine_result *r); // a zero struct is allowed

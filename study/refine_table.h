@@ -1,0 +1,27 @@
+// A table and its refined forms: other prune ratios under the same constraints, everything else as it was.
+#pragma once
+#include "formats/table_write.h"
+#include "study/options.h"
+#include "study/shift.h"
+
+typedef struct refine_table {
+    table_content content; // the table's own numbers; arrays and metadata owned
+    double *numbers;       // all of them
+    rank_content ranking;  // of a learned metric; the table's
+    study_options options;
+    kvb_limits limits;
+    shift_base base;
+} refine_table;
+
+// Copies the open table's numbers; its metadata is read from the file at `path`. The caller frees, also after a
+// failure; the table must live as long. Errors: those of study_options_from_table(), KVB_IO, KVB_MEMORY.
+kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char *path, kvb_error *err);
+void refine_table_free(refine_table *t); // a zero struct is allowed
+
+// The table with the shifts [n_knots, L*G] of shift.h, as an engine would open it; the caller closes it.
+kvb_status refine_table_apply(const refine_table *t, const double *knots, uint32_t n_knots, const double *shift,
+                              kvb_table **out, kvb_error *err);
+// Writes that table, with `refined` (JSON text of how it was found) as metadata. Bounds and multipliers stay: they hold
+// for any budgets of these totals; the loss of the table itself on the record is marked as unknown.
+kvb_status refine_table_write(const refine_table *t, const double *knots, uint32_t n_knots, const double *shift,
+                              const char *refined, const char *path, kvb_error *err);

@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Rankings learned from a record: fitted, solved for, profiled by, evaluated by, shown and drawn, on the tiny model.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
+    --metric knorm --metric snapkv:kvpress:window=8
+
+# ---- learn
+expect 0 'learn' learn run.h5 -o rank.safetensors
+says 'it says which set was chosen' '<- chosen'
+says 'it shows every metric alone' '^ .*   knorm$'
+expect 0 'the same again' learn run.h5 -o again.safetensors --quiet
+same 'the same bytes' rank.safetensors again.safetensors
+OMP_NUM_THREADS=3 expect 0 'with three threads' learn run.h5 -o again.safetensors --quiet
+same 'the same bytes with three threads' rank.safetensors again.safetensors
+expect 0 'as JSON' learn run.h5 -o again.safetensors --quiet --json
+json 'the chosen set is within 5 % of the best, and none that is cheaper' out '(lambda score, t, b: all(
+    score(x) > 1.05 * score(t[b]) or x["cost"] >= c["cost"] for c in [t[j["chosen"]]] for x in t[3:10]))(
+    lambda x: (x["loss"][0] * x["loss"][1] * x["loss"][2]) ** (1 / 3), j["trials"], j["best_set"])'
+json 'every set of three metrics was tried' out 'len(j["trials"]) == 3 + 7 + 12'
+expect 0 'a chosen form' learn run.h5 -o two.safetensors --feature keydiff --feature snapkv --all-features \
+    --target mean --lambda 0.01 --exponent 0.25 --quiet --json
+json 'two features, one fit' out 'j["trials"][-1]["metrics"] == ["keydiff", "snapkv:kvpress:window=8"]'
+
+# ---- solve and validate
+expect 0 'solve' solve run.h5 --metric learned=rank.safetensors -o learned.safetensors --quiet
+says 'the table is for the ranking' '^learned:[0-9a-f]{12}: '
+expect 0 'the certificate holds' validate --certificate learned.safetensors run.h5 --quiet
+expect 0 'beside the best table' validate run.h5 learned.safetensors --quiet
+expect 0 'a study' solve run.h5 --metric learned=rank.safetensors --holdout text --quiet
+expect 0 'budgets' budgets learned.safetensors --ratio 50% --tokens 100
+says 'an engine reads which metric' 'learned:'
+expect 0 'solve for two rankings' solve run.h5 --metric learned=rank.safetensors --metric learned=two.safetensors \
+    --metric keydiff -o '{metric}.safetensors' --quiet
+n=$(find . -name 'learned_*.safetensors' | wc -l)
+if [ "$n" = 2 ] && [ -e keydiff.safetensors ]; then ok 'three tables'; else not_ok "three tables ($n)"; fi
+
+# ---- window
+expect 0 'a window that is found' solve run.h5 --metric keydiff --window auto -o auto.safetensors --quiet
+says 'it shows what was compared' '<- chosen'
+chosen=$(awk '/<- chosen/ { print $1 }' out)
+kvb inspect auto.safetensors
+says 'the table has it' "window: \"$chosen\""
+expect 0 'of a ranking' solve run.h5 --metric learned=rank.safetensors --window auto --quiet
+misused 'a window of words' 'tokens or auto' solve run.h5 --metric keydiff --window some
+misused 'validate finds none' 'is for solve' validate run.h5 --metric keydiff --window auto
+misused 'nor do studies' 'one window' solve run.h5 --metric keydiff --window auto --holdout text
+
+# ---- profile, eval, task
+expect 0 'profile by it' profile tiny.gguf calib.jsonl -o scores.h5 --quiet --new-tokens 8 --ignore-eos \
+    --metric learned=rank.safetensors
+head -c 400 "$KVB_ROOT/README.md" >text.txt
+expect 0 'evaluate the table' eval tiny.gguf learned.safetensors text.txt -t 100 -n 8 -r 0.5 -o worth --quiet
+json 'its metric is the ranking' worth.json 'all(r["metric"].startswith("learned:") for r in j["rows"])'
+expect 0 'evaluate the metric' eval tiny.gguf text.txt --metric learned=rank.safetensors -t 100 -n 8 -r 0.5 -o bare \
+    --quiet
+expect 0 'a task' task tiny.gguf learned.safetensors -k niah_single -t 600 -c 1 -r 0.5 --quiet
+
+# ---- inspect and plot
+expect 0 'inspect the ranking' inspect rank.safetensors
+says 'what they weigh' 'recency: '
+expect 0 'inspect the table' inspect learned.safetensors
+expect 0 'plot the weights' plot rank.safetensors --kind weights -o weights.svg
+if grep -q '>recency<' weights.svg; then ok 'recency has a panel'; else not_ok 'recency has a panel'; fi
+expect 0 'plot those of the table' plot learned.safetensors --kind weights -o carried.svg
+same 'the table carries the same ranking' weights.svg carried.svg
+misused 'weights in the terminal' 'is needed' plot rank.safetensors --kind weights
+
+# ---- refusals
+fails 'one text' 'at least two' learn run.h5 -o x.safetensors --contexts short
+fails 'no such feature' 'the record has' learn run.h5 -o x.safetensors --feature h2o
+fails 'a ranking as a feature' 'cannot be a feature' learn run.h5 -o x.safetensors --feature learned=rank.safetensors
+misused 'no output' 'expected one record' learn run.h5
+misused 'an unknown target' 'mean or max' learn run.h5 -o x.safetensors --target median
+misused 'a lambda of nothing' 'above 0' learn run.h5 -o x.safetensors --lambda 0
+fails 'a table is not a ranking' 'make one with' solve run.h5 --metric learned=keydiff.safetensors
+head -c 500 rank.safetensors >cut.safetensors
+fails 'a ranking that is cut short' 'cut.safetensors' solve run.h5 --metric learned=cut.safetensors
+misused 'profile by its name alone' 'RANK.safetensors' profile tiny.gguf calib.jsonl -o y.h5 \
+    --metric learned:0123456789ab
+end

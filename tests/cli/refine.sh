@@ -1,0 +1,99 @@
+#!/usr/bin/env bash
+# kvbudget refine on the tiny model: less damage than the table, the same bytes again, stops, and tables with limits.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff
+expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --quiet
+expect 0 'solve with pages, levels and a floor' solve run.h5 --metric keydiff --block 8 --levels 1 --floor 0.05 \
+    -o paged.safetensors --quiet
+"$PYTHON" -c '
+for k in range(7):
+    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(50)),
+        file=open(f"text{k}.txt", "w"))'
+SIZE='--tokens 150 --next 12 --evaluations 40 -r 50%,80% --quiet --json'
+# refine NAME OUT ARGUMENT...: on the seven texts.
+refine() {
+    local name=$1 to=$2
+    shift 2
+    # shellcheck disable=SC2086
+    expect 0 "$name" refine tiny.gguf table.safetensors text?.txt $SIZE -o "$to" "$@"
+}
+
+refine 'refine' one.safetensors
+cp out one.json
+json 'texts are dealt: two to search on, two to choose, three to judge' one.json \
+    '[len(j["settings"]["refined"][s]["texts"]) for s in ("calibration", "selection", "test")] == [2, 2, 3]'
+json 'no ratio is worse on the texts that choose' one.json \
+    'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
+json 'and something is gained' one.json \
+    'any(r["kl"] < r["kl_before"] for r in j["rows"] if r["set"] == "selection") and len(j["rows"]) == 3 * 2'
+expect 0 'eval the result' eval tiny.gguf table.safetensors one.safetensors text1.txt text3.txt text5.txt -a none \
+    --tokens 150 --next 12 -r 0.5,0.8 --quiet --json
+cp out worth.json
+if "$PYTHON" - <<'PYTHON_END'; then ok 'eval finds the same damage'; else not_ok 'eval finds the same damage'; fi
+import json
+told = json.load(open("one.json"))["settings"]["refined"]
+found = json.load(open("worth.json"))["rows"]
+for label, name in (("kvbudget", "kl_before"), ("kvbudget-refined", "kl")):
+    for i, ratio in enumerate((0.5, 0.8)):
+        row, = [r for r in found if r["allocator"] == label and abs(r["ratio"] - ratio) < 1e-9]
+        assert abs(row["kl"] - told["test"][name][i]) < 1e-9 * max(1, row["kl"]), (label, ratio, row["kl"])
+PYTHON_END
+expect 0 'the table says how it was found' inspect one.safetensors --json
+says 'with the sets and the seed' 'refined.*selection.*kl_before' out
+
+refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
+same 'gives the same table' one.safetensors two.safetensors
+head -n 5 one.safetensors.cells >three.safetensors.cells
+printf '{"keys": ["cut sho' >>three.safetensors.cells
+refine 'after a stop' three.safetensors
+same 'the same again' one.safetensors three.safetensors
+# Stopped as soon as something is measured: the best so far is a table.
+# shellcheck disable=SC2086
+"$KVB" refine tiny.gguf table.safetensors text?.txt $SIZE --evaluations 100000 --patience 100000 -o four.safetensors \
+    >out 2>err &
+for _ in $(seq 300); do
+    [ -e four.safetensors.cells ] && [ "$(wc -l <four.safetensors.cells)" -gt 30 ] && break
+    sleep 0.1
+done
+kill -TERM $!
+wait $!
+if [ $? = 143 ]; then ok 'a signal ends it'; else not_ok 'a signal ends it'; fi
+says 'and says what is left' 'four.safetensors is the best so far' err
+expect 0 'and its account' inspect four.safetensors --json
+says 'has what the search saw' 'stopped.*true.*loss_before' out
+expect 0 'what is left is a table' budgets four.safetensors --ratio 0.8 --tokens 1000
+
+for kind in evolve swap; do refine "--search $kind" $kind.safetensors --search $kind; done
+refine '--objective nll --worst' nll.safetensors --objective nll --worst
+# shellcheck disable=SC2086
+expect 0 'a table with limits' refine tiny.gguf paged.safetensors text?.txt $SIZE -o p.safetensors
+expect 0 'its budgets' budgets p.safetensors --ratio 0.5 --tokens 160 --json
+cp out p.json
+if "$PYTHON" - <<'PYTHON_END'; then ok 'pages and levels hold'; else not_ok 'pages and levels hold'; fi
+import json
+def lists(x):
+    if isinstance(x, list):
+        yield x
+        for y in x: yield from lists(y)
+    elif isinstance(x, dict):
+        for y in x.values(): yield from lists(y)
+layers = [x for x in lists(json.load(open("p.json"))) if len(x) == 2 and all(isinstance(k, int) for k in x)]
+assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layers
+PYTHON_END
+# shellcheck disable=SC2086
+fails 'two texts are too few' 'at least 3 texts' refine tiny.gguf table.safetensors text0.txt text1.txt $SIZE \
+    -o x.safetensors
+# shellcheck disable=SC2086
+fails 'a text in two sets' 'same tokens' refine tiny.gguf table.safetensors text0.txt --select text0.txt $SIZE \
+    -o x.safetensors
+echo '{"key": 1}' >y.safetensors.cells
+# shellcheck disable=SC2086
+fails 'a log of something else' 'not a result of kvbudget refine' refine tiny.gguf table.safetensors text?.txt $SIZE \
+    -o y.safetensors
+misused 'a wrong search' 'model, evolve or swap' refine tiny.gguf table.safetensors text0.txt --search x \
+    -o x.safetensors
+misused 'without -o' 'where the refined table goes' refine tiny.gguf table.safetensors text0.txt
+end

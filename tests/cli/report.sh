@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# kvbudget report: one page that stands alone, with everything in it that was given, and safe against hostile texts.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 8 --ignore-eos --metric keydiff \
+    --metric snapkv:kvpress:window=16
+for m in keydiff snapkv; do expect 0 "solve $m" solve run.h5 --metric $m -o $m.safetensors --quiet; done
+"$PYTHON" -c '
+for k in range(2):
+    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % 97}"
+    for i in range(60)), file=open(f"text{k}.txt", "w"))'
+expect 0 'eval' eval tiny.gguf keydiff.safetensors text0.txt text1.txt --tokens 160 --next 12 -r 0.5,0.8 -o worth --quiet
+expect 0 'task' task tiny.gguf keydiff.safetensors -k niah_single -t 600 -c 2 -a uniform -r 0.5 \
+    --quiet --results needles
+for c in 'solve run.h5 -m keydiff -o again.safetensors' 'solve run.h5 -m keydiff --holdout text' \
+    'validate run.h5 -m keydiff --aggregate mean_loss'; do
+    name=$(tr -cd '[:lower:]' <<<"$c")
+    # shellcheck disable=SC2086
+    expect 0 "${c%% *} --json" $c --json --quiet
+    mv out "$name.json"
+    given+=(--results "$name.json")
+done
+
+# page NAME FILE: a program that shares nothing with ours finds every element closed, no address of a network, and the
+# data of the charts.
+page() {
+    if "$PYTHON" - "$2" >page.out 2>&1 <<'PYTHON_END'
+import html.parser, json, re, sys
+text = open(sys.argv[1], encoding="utf-8").read()
+assert len(text.encode()) < 2_000_000
+VOID = {"meta", "input", "br", "link", "img"}
+class Reader(html.parser.HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.data, self.sections, self.figures, self.attributes = [], "", [], 0, []
+    def handle_starttag(self, tag, attrs):
+        self.attributes += [(tag, *a) for a in attrs]
+        if tag not in VOID: self.open.append(tag)
+        if tag == "section": self.sections.append(dict(attrs)["id"])
+        self.figures += ("class", "plot") in attrs
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+    def handle_data(self, data):
+        if self.open[-1:] == ["script"] and data.lstrip().startswith("{"): self.data += data
+reader = Reader()
+reader.feed(text)
+reader.close()
+assert not reader.open, reader.open
+for tag, name, value in reader.attributes:
+    assert tag not in ("img", "link", "iframe", "object"), tag
+    assert not name.startswith("on"), name
+    assert name not in ("src", "href") or value.startswith("#"), (name, value)
+assert text.count("<script") == 2
+data = json.loads(reader.data)
+assert len(data["charts"]) == reader.figures > 0
+for chart in data["charts"]:
+    for s in chart["series"]: assert len(s["y"]) == len(chart["x"])
+for table in data["tables"]: assert all(len(row) == len(table["kept"][0]) for row in table["kept"])
+print(" ".join(reader.sections))
+print([c["title"] for c in data["charts"]])
+PYTHON_END
+    then ok "$1"; else
+        not_ok "$1"
+        tail -n 3 page.out | sed 's/^/    /'
+    fi
+}
+
+expect 0 'a report of a table alone' report keydiff.safetensors -o alone.html
+says 'says what it wrote' '^wrote alone.html' err
+page 'the page stands alone' alone.html
+says 'a table that nobody tried is called so' 'not tried yet' alone.html
+says 'and how to try it' 'kvbudget eval MODEL keydiff.safetensors' alone.html
+
+expect 0 'a report of everything' report keydiff.safetensors snapkv.safetensors --record run.h5 --results worth.json \
+    --results needles.json "${given[@]}" -o all.html --quiet
+page 'the page of everything stands alone' all.html
+for s in verdict worth maps losses holdout unsure bytes origin use repeat; do says "section $s" "\\b$s\\b" page.out; done
+says 'a chart of KL' 'keydiff: KL to the full cache' page.out
+says 'a chart of the task' 'niah_single' page.out
+says 'a chart of what was left out' 'loss on what was left out' page.out
+says 'the optimum is in' '"optimum"' all.html
+says 'the even split is in' '"even split"' all.html
+says 'the verdict is on this very table' 'class="badge">(better|worse|not certain)' all.html
+says 'few texts are called few' 'Measured on 2 texts. <b>So few' all.html
+says 'the other table is untried' 'not tried yet' all.html
+says 'the texts of the record' '<th>long</th><td>230</td><td>3</td>' all.html
+says 'the model it is for' 'Tiny test model' all.html
+says 'how kvpress loads it' 'LUKVPress' all.html
+says 'the command that gave the results' '^kvbudget eval .*tiny.gguf keydiff.safetensors text0.txt' all.html
+says 'the hash of the table' "$(sha256sum keydiff.safetensors | cut -d ' ' -f 1)" all.html
+cp all.html first.html
+expect 0 'the same again' report keydiff.safetensors snapkv.safetensors --record run.h5 --results worth.json \
+    --results needles.json "${given[@]}" -o all.html --quiet
+same 'gives the same bytes' first.html all.html
+
+# ---- Hostile texts
+evil='a"><script>alert(1)<'
+cp keydiff.safetensors "$evil.safetensors"
+"$PYTHON" - <<'PYTHON_END'
+import json
+j = json.load(open("worth.json"))
+for row in j["rows"]: row["allocator"] += "<img src=x onerror=alert(1)>"
+j["inputs"][0]["name"] = "</td></table><script>alert(2)</script>\u202e"
+j["arguments"] += ["$(rm -rf /)", "</pre>"]
+json.dump(j, open("evil.json", "w"))
+PYTHON_END
+expect 0 'a report with hostile names' report "$evil.safetensors" --results evil.json -o evil.html
+page 'is still one page' evil.html
+if grep -q -e '<img' -e '<script>alert' evil.html; then not_ok 'no text became markup'; else ok 'no text became markup'; fi
+says 'words of a shell are quoted' '&#39;\$\(rm -rf /\)&#39;' evil.html
+
+# ---- What is refused
+expect 0 'another profile' profile tiny.gguf calib.jsonl -o other.h5 --quiet --new-tokens 5 --ignore-eos -m keydiff
+fails 'a record of another run' 'no table of the report was made from this record' report keydiff.safetensors \
+    --record other.h5 -o x.html
+echo '{"a": 1}' >plain.json
+fails 'JSON of another kind' 'plain.json: schema: expected "kvbudget-results"' report keydiff.safetensors \
+    --results plain.json -o x.html
+fails 'a table that there is not' 'nothing.safetensors' report nothing.safetensors -o x.html
+fails 'a page into a folder that there is not' 'nowhere/x.html' report keydiff.safetensors -o nowhere/x.html
+misused 'no table' 'expected a table' report -o x.html
+misused 'no output' '--output is needed' report keydiff.safetensors
+if [ -e x.html ]; then not_ok 'nothing is left'; else ok 'nothing is left'; fi
+
+# ---- In a browser, where there is one: the script draws all charts and complains of nothing.
+browser=$(command -v chromium chromium-browser google-chrome | head -n 1)
+if [ -n "$browser" ]; then
+    timeout 120 "$browser" --headless=new --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=3000 \
+        --dump-dom "file://$T/all.html" >dom.html 2>browser.err
+    charts=$(grep -o 'class="plot"' all.html | wc -l)
+    if [ "$(grep -o 'role="img"' dom.html | wc -l)" = "$charts" ]; then ok 'the browser draws every chart'; else
+        not_ok 'the browser draws every chart'
+        grep -i console browser.err | head -n 5
+    fi
+    says 'the slider is there' '<p id="slider"><label>' dom.html
+    if grep -q 'CONSOLE' browser.err; then
+        not_ok 'nothing to complain of'
+        grep CONSOLE browser.err | head -n 5
+    else ok 'nothing to complain of'; fi
+else
+    skip 'the page in a browser: chromium is not installed'
+fi
+end

@@ -1,0 +1,198 @@
+// What a run compares: names, metrics and columns of methods, what they select; and scores of retrieval heads, from the
+// attention to an answer to the file and back.
+#include "evaluator/head_scores.h"
+#include "evaluator/method.h"
+#include "evaluator/retrieval.h"
+#include "test_profiler_cases.h"
+
+enum { L = 2, H = 4, G = 2, T = 60, HEADS = L * G, KEEP = 20 };
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+// A metric and a policy, under uniform, AdaKV and the oracle.
+typedef struct bed {
+    model *m;
+    session *s;
+    method methods[2];
+    allocator uniform, ada, oracle;
+    method_column columns[4];
+    method_list list;
+} bed;
+
+static void bed_open(bed *b)
+{
+    const allocator_shape shape = {.n_layers = L, .n_heads = H, .n_kv_heads = G};
+    int32_t ids[T];
+    memset(b, 0, sizeof *b);
+    b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    help_ok(metric_parse(&b->methods[0].m, "keydiff", err));
+    b->methods[0].sink = 4, b->methods[0].window = 2;
+    help_ok(policy_parse(&b->methods[1].p, "morphkv:window=8", err));
+    help_ok(allocator_parse(&b->uniform, "uniform", &shape, err));
+    help_ok(allocator_parse(&b->ada, "ada", &shape, err));
+    help_ok(allocator_parse(&b->oracle, "oracle", &shape, err));
+    const method_column columns[4] = {{0, &b->uniform}, {0, &b->oracle}, {1, &b->uniform}, {1, &b->ada}};
+    memcpy(b->columns, columns, sizeof columns);
+    b->list = (method_list){b->methods, 2, b->columns, 4};
+    const session_plan plan = {
+        .max_tokens = T, .max_new = 4, .max_rows = 4, .metrics = &b->methods[0].m, .n_metrics = 1};
+    help_ok(session_open(&b->s, b->m, &plan, err));
+    for (int i = 0; i < T; i++) ids[i] = (int32_t)((case_uniform() + 1) * 0.5 * 300);
+    help_ok(session_prefill(b->s, ids, T, NULL, NULL, err));
+}
+
+static void bed_close(bed *b)
+{
+    allocator_free(&b->uniform), allocator_free(&b->ada), allocator_free(&b->oracle);
+    session_close(b->s);
+    model_free(b->m);
+}
+
+START_TEST(names_and_metrics)
+{
+    bed b;
+    bed_open(&b);
+    ck_assert_str_eq(method_name(&b.methods[0]), "keydiff");
+    ck_assert_str_eq(method_name(&b.methods[1]), "morphkv:window=8");
+    metric *metrics;
+    size_t n;
+    help_ok(method_metrics(&metrics, &n, &b.list, err));
+    ck_assert_uint_eq(n, 1); // the policy is none
+    ck_assert_str_eq(metrics[0].spec, "keydiff");
+    free(metrics);
+    bed_close(&b);
+}
+END_TEST
+
+static bool keeps(const kept_set *kept, uint32_t head, uint32_t position)
+{
+    for (size_t i = kept->offsets[head]; i < kept->offsets[head + 1]; i++)
+        if (kept->positions[i] == position) return true;
+    return false;
+}
+
+// Uniform budgets are the same for all heads and pick what session_select picks; sinks and window count when asked for.
+START_TEST(a_metric_selects)
+{
+    bed b;
+    bed_open(&b);
+    const double ratio = 1 - (double)KEEP / T;
+    const uint32_t each[HEADS] = {KEEP, KEEP, KEEP, KEEP};
+    for (int protect = 0; protect < 2; protect++) {
+        kept_set got, want;
+        help_ok(method_select(b.s, &b.list, &b.columns[0], ratio, protect, NULL, &got, err));
+        help_ok(session_select(b.s, b.s->scores[0], each, protect ? 4 : 0, protect ? 2 : 0, &want, err));
+        ck_assert_uint_eq(got.offsets[HEADS], HEADS * KEEP);
+        ck_assert_mem_eq(got.offsets, want.offsets, (HEADS + 1) * sizeof *got.offsets);
+        ck_assert_mem_eq(got.positions, want.positions, HEADS * KEEP * sizeof *got.positions);
+        for (uint32_t h = 0; h < HEADS && protect; h++)
+            ck_assert(keeps(&got, h, 0) && keeps(&got, h, 3) && keeps(&got, h, T - 2) && keeps(&got, h, T - 1));
+        kept_set_free(&got);
+        kept_set_free(&want);
+    }
+    bed_close(&b);
+}
+END_TEST
+
+// The oracle picks the tokens of the largest importance, wherever they are, and needs it.
+START_TEST(the_oracle_selects)
+{
+    bed b;
+    bed_open(&b);
+    float importance[HEADS * T] = {0};
+    for (uint32_t i = 0; i < KEEP; i++) importance[3 * T + 2 * i + 10] = 1; // all in the last head
+    kept_set kept;
+    help_fails(method_select(b.s, &b.list, &b.columns[1], 0.9, false, NULL, &kept, err), KVB_ARGUMENT, "importance");
+    help_ok(method_select(b.s, &b.list, &b.columns[1], 1 - (double)KEEP / (HEADS * T), false, importance, &kept, err));
+    ck_assert_uint_eq(kept.offsets[HEADS], KEEP);
+    ck_assert_uint_eq(kept.offsets[3], 3); // the others keep one token each
+    for (uint32_t i = 3; i < KEEP; i++) ck_assert_uint_eq(kept.positions[i], 2 * (i - 3) + 10);
+    kept_set_free(&kept);
+    bed_close(&b);
+}
+END_TEST
+
+START_TEST(a_policy_runs)
+{
+    bed b;
+    bed_open(&b);
+    policy_run *run = NULL;
+    help_ok(method_policy(&run, b.m, &b.list, &b.columns[2], 0.5, T, 4, err));
+    ck_assert_ptr_nonnull(run);
+    policy_run_close(run);
+    help_fails(method_policy(&run, b.m, &b.list, &b.columns[3], 0.5, T, 4, err), KVB_ARGUMENT, "needs scores");
+    ck_assert_ptr_null(run);
+    bed_close(&b);
+}
+END_TEST
+
+// ---- Retrieval heads ----
+
+// A sample of one question over `context`; texts live as long as the sample.
+static task_sample sample_of(char *context, char *question, char *gold)
+{
+    task_sample s = {.id = "s", .context = context, .n_questions = 1};
+    s.questions[0] = (task_question){.text = question, .gold = {gold}, .n_gold = 1};
+    return s;
+}
+
+// Scores are mean attention: within 0 and 1, the same when a sample is added twice, and what the file gives back. A
+// longer passage that holds the answer twice gets at least the attention of both.
+START_TEST(retrieval_scores)
+{
+    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    task t;
+    help_ok(task_parse(&t, "niah_single", err));
+    retrieval r;
+    char context[] = "the number of the clerk is 4711 and that is all there is to know about it",
+         question[] = "What is the number of the clerk?", gold[] = "4711", absent[] = "0815";
+    const task_sample good = sample_of(context, question, gold), bad = sample_of(context, question, absent);
+    help_ok(retrieval_open(&r, m, err));
+    help_fails(retrieval_add(&r, &t, &bad, err), KVB_ARGUMENT, "does not stand in its context");
+    ck_assert_uint_eq(r.n, 0);
+    help_ok(retrieval_add(&r, &t, &good, err));
+    ck_assert_uint_eq(r.n, 1);
+    double once[L * H], all = 0;
+    memcpy(once, r.sums, sizeof once);
+    for (int i = 0; i < L * H; i++) {
+        ck_assert_msg(once[i] > 0 && once[i] < 1, "head %d: %g", i, once[i]);
+        all += once[i];
+    }
+    help_ok(retrieval_add(&r, &t, &good, err));
+    float read[L * H];
+    help_ok(retrieval_write(&r, help_path("heads.tsv"), err));
+    help_ok(head_scores_read(help_path("heads.tsv"), L, H, G, true, read, err));
+    for (int i = 0; i < L * H; i++) ck_assert_double_eq_tol((double)read[i], once[i], 1e-6);
+    ck_assert_uint_eq(r.n, 2);
+    retrieval_close(&r);
+    ck_assert_ptr_null(r.sums);
+    // The whole context as the answer: every head looks at it more than at four of its letters.
+    const task_sample whole = sample_of(context, question, context);
+    double most = 0;
+    help_ok(retrieval_open(&r, m, err));
+    help_ok(retrieval_add(&r, &t, &whole, err));
+    for (int i = 0; i < L * H; i++) {
+        ck_assert_msg(r.sums[i] > 0 && r.sums[i] < 1, "head %d: %g", i, r.sums[i]);
+        most += r.sums[i];
+    }
+    ck_assert(most > all);
+    retrieval_close(&r);
+    model_free(m);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, names_and_metrics);
+    tcase_add_test(tc, a_metric_selects);
+    tcase_add_test(tc, the_oracle_selects);
+    tcase_add_test(tc, a_policy_runs);
+    tcase_add_test(tc, retrieval_scores);
+}
+
+UNIT_MAIN("evaluator: methods", fill)

@@ -1,0 +1,199 @@
+// Budgets in the files of other programs: every number of every format against counts that are chosen by hand.
+#include "formats/budget_export.h"
+#include "formats/json_file.h"
+#include "formats/npy.h"
+#include "formats_help.h"
+#include "test_runtime_cases.h"
+
+enum { TOKENS = 100 };
+static const uint32_t KEEP[6] = {100, 20, 50, 31, 6, 7}; // three layers of two KV heads, six query heads
+static kvb_table *table;
+static budget_export b;
+
+static void setup(void)
+{
+    help_setup();
+    const table_case c = case_default(); // sink 4, window 1
+    table = case_open(&c);
+    b = (budget_export){table, "t.safetensors", 0.65, TOKENS, 0, KEEP};
+}
+
+static void teardown(void)
+{
+    kvb_table_close(table);
+    help_teardown();
+}
+
+static cJSON *read_json(const char *path)
+{
+    size_t size;
+    char *text = (char *)help_slurp(path, &size);
+    cJSON *o = cJSON_ParseWithLength(text, size);
+    ck_assert_msg(o != NULL, "%s: %s", path, text);
+    free(text);
+    return o;
+}
+
+static double number(const cJSON *o, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(o, name);
+    ck_assert_msg(cJSON_IsNumber(item), "%s", name);
+    return item->valuedouble;
+}
+
+static double element(const cJSON *o, const char *name, int i)
+{
+    return cJSON_GetArrayItem(cJSON_GetObjectItemCaseSensitive(o, name), i)->valuedouble;
+}
+
+START_TEST(duo)
+{
+    size_t size;
+    help_ok(export_duo(&b, help_path("duo"), err));
+    char *tsv = (char *)help_slurp(help_path("duo/full_attention_heads.tsv"), &size);
+    ck_assert_str_eq(tsv, "1\t0.2\n0.5\t0.31\n0.06\t0.07\n");
+    free(tsv);
+    cJSON *config = read_json(help_path("duo/config.json"));
+    // Four heads keep under half, 16 on the mean: 4 sinks and the latest 12.
+    ck_assert_double_eq(number(config, "sink_size"), 4);
+    ck_assert_double_eq(number(config, "recent_size"), 12);
+    ck_assert_double_eq_tol(number(config, "head_compression_ratio"), 4 / 6.0, 1e-15);
+    ck_assert_double_eq_tol(number(config, "effective_ratio"), 1 - (200 + 4 * 16) / 600.0, 1e-15);
+    cJSON_Delete(config);
+    help_fails(export_duo(&b, help_path("duo"), err), KVB_ARGUMENT, "duo");
+}
+END_TEST
+
+START_TEST(duo_without_streaming_heads)
+{
+    const uint32_t all[6] = {100, 100, 100, 100, 100, 100};
+    b.keep = all;
+    help_ok(export_duo(&b, help_path("duo"), err));
+    cJSON *config = read_json(help_path("duo/config.json"));
+    ck_assert_double_eq(number(config, "recent_size"), 1); // the table's window
+    ck_assert_double_eq(number(config, "head_compression_ratio"), 0);
+    ck_assert_double_eq(number(config, "effective_ratio"), 0);
+    cJSON_Delete(config);
+}
+END_TEST
+
+START_TEST(per_layer)
+{
+    const double tokens[3] = {60, 41, 7}; // halves go up
+    help_ok(export_per_layer(&b, help_path("layers.json"), err));
+    cJSON *o = read_json(help_path("layers.json"));
+    for (int l = 0; l < 3; l++) {
+        ck_assert_double_eq(element(o, "tokens", l), tokens[l]);
+        // What kvpress does with it.
+        ck_assert_double_eq(floor(TOKENS * (1 - element(o, "compression_ratios", l))), tokens[l]);
+    }
+    ck_assert_double_eq(number(o, "sink"), 4);
+    ck_assert_double_eq(number(cJSON_GetObjectItem(o, "kvbudget"), "n_tokens"), TOKENS);
+    cJSON_Delete(o);
+    const uint32_t all[6] = {100, 100, 100, 100, 1, 1};
+    b.keep = all;
+    help_ok(export_per_layer(&b, help_path("layers.json"), err));
+    o = read_json(help_path("layers.json"));
+    ck_assert_double_eq(element(o, "compression_ratios", 0), 0); // never below
+    ck_assert_double_eq(element(o, "tokens", 2), 1);
+    cJSON_Delete(o);
+}
+END_TEST
+
+START_TEST(tensorrt_llm)
+{
+    size_t size;
+    b.block = 16;
+    help_ok(export_tensorrt_llm(&b, help_path("t.yaml"), err));
+    char *text = (char *)help_slurp(help_path("t.yaml"), &size);
+    ck_assert_ptr_nonnull(strstr(text, "\nkv_cache_config:\n  max_attention_window: [64, 48, 16]\n  "
+                                       "sink_token_length: 4\n"));
+    ck_assert_int_eq(text[0], '#');
+    free(text);
+}
+END_TEST
+
+START_TEST(headkv)
+{
+    size_t size;
+    uint32_t capacity;
+    help_ok(export_headkv(&b, help_path("heads.json"), &capacity, err));
+    ck_assert_uint_eq(capacity, 35); // (214 - 6 windows of 1) / 6, rounded
+    char *text = (char *)help_slurp(help_path("heads.json"), &size);
+    ck_assert_ptr_eq(strchr(text, '\n'), text + size - 1); // it is read with readline()
+    free(text);
+    cJSON *o = read_json(help_path("heads.json")), *item = o->child;
+    for (int h = 0; h < 18; h++, item = item->next) { // in the order of query heads: keys are not looked at
+        char key[16];
+        snprintf(key, sizeof key, "%d-%d", h / 6, h % 6);
+        ck_assert_str_eq(item->string, key);
+        ck_assert_double_eq(cJSON_GetArrayItem(item, 0)->valuedouble, KEEP[h / 3] - 1);
+    }
+    ck_assert_ptr_null(item);
+    cJSON_Delete(o);
+}
+END_TEST
+
+static void expect_array(const char *name, const int32_t *expected, size_t count)
+{
+    size_t size;
+    npy_array a;
+    int32_t values[64];
+    unsigned char *bytes = help_slurp(help_path("arrays/%s", name), &size);
+    help_ok(npy_parse(&a, bytes, size, name, err));
+    ck_assert_uint_eq(a.count, count);
+    ck_assert_int_eq(a.type, NPY_I32);
+    help_ok(npy_to_i32(&a, values, name, err));
+    for (size_t i = 0; i < count; i++)
+        ck_assert_msg(values[i] == expected[i], "%s[%zu]: %d, expected %d", name, i, values[i], expected[i]);
+    free(bytes);
+}
+
+START_TEST(varlen)
+{
+    const uint32_t pages[6] = {100, 16, 48, 32, 16, 16};
+    b.keep = pages;
+    b.block = 48;
+    help_ok(export_varlen(&b, help_path("arrays"), err));
+    expect_array("lengths.npy", (const int32_t *)pages, 6);
+    expect_array("cu_seqlens.npy", (const int32_t[]){0, 100, 116, 0, 48, 80, 0, 16, 32}, 9);
+    expect_array("page_indptr.npy", (const int32_t[]){0, 3, 4, 0, 1, 2, 0, 1, 2}, 9);
+    expect_array("block_table.npy",
+                 (const int32_t[]){0, 1, 2, 3, -1, -1, /**/ 0, -1, -1, 1, -1, -1, /**/ 0, -1, -1, 1, -1, -1}, 18);
+    cJSON *about = read_json(help_path("arrays/kvbudget.json"));
+    ck_assert_double_eq(number(about, "block"), 48);
+    cJSON_Delete(about);
+}
+END_TEST
+
+START_TEST(varlen_without_pages)
+{
+    help_ok(export_varlen(&b, help_path("arrays"), err));
+    expect_array("lengths.npy", (const int32_t *)KEEP, 6);
+    ck_assert_int_ne(access(help_path("arrays/block_table.npy"), F_OK), 0);
+}
+END_TEST
+
+START_TEST(varlen_counts_in_32_bits)
+{
+    const uint32_t many[6] = {INT32_MAX, 1, 1, 1, 1, 1};
+    b.keep = many;
+    help_fails(export_varlen(&b, help_path("arrays"), err), KVB_UNSUPPORTED, "int32");
+    ck_assert_int_ne(access(help_path("arrays"), F_OK), 0); // nothing is left
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, duo);
+    tcase_add_test(tc, duo_without_streaming_heads);
+    tcase_add_test(tc, per_layer);
+    tcase_add_test(tc, tensorrt_llm);
+    tcase_add_test(tc, headkv);
+    tcase_add_test(tc, varlen);
+    tcase_add_test(tc, varlen_without_pages);
+    tcase_add_test(tc, varlen_counts_in_32_bits);
+}
+
+UNIT_MAIN("formats_export", fill)

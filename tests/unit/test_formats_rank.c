@@ -1,0 +1,160 @@
+// Rankings as they are written, in a file of their own and inside of a table; the runtime that reads them also ranks.
+#include "formats/table_write.h"
+#include "formats_help.h"
+#include "runtime/rank.h"
+#include <math.h>
+
+enum { L = 2, G = 1, P = 4, R = 99 };
+
+#define ABOUT(name) \
+    "{" name "\"features\":[{\"metric\":\"knorm\",\"log\":false}],\"sink\":1,\"folds\":[],\"target\":\"mean\"}"
+
+static double weights[L * G * P] = {1, 0, 0, 0, -2, 0.5, 0.25, 3};
+
+static rank_content content(const char *about)
+{
+    return (rank_content){0, L, G, P, weights, about};
+}
+
+static cJSON *table_metadata(const char *metric, const char *about)
+{
+    const char *pairs[][2] = {{"format", "kvbudget-table"},
+                              {"format_version", "1"},
+                              {"tool_version", "0.1.0"},
+                              {"architecture", "llama"},
+                              {"model_id", ""},
+                              {"model_sha256", ""},
+                              {"tokenizer_sha256", ""},
+                              {"n_layers", "2"},
+                              {"n_heads", "3"},
+                              {"n_kv_heads", "1"},
+                              {"head_dim", "8"},
+                              {"metric", metric},
+                              {"metric_parameters", "{}"},
+                              {"sink", "1"},
+                              {"window", "1"},
+                              {"scope", "global"},
+                              {"aggregate", "mean_loss"},
+                              {"hull", "feasible"},
+                              {"max_prune", "0.99"},
+                              {"calibration_tokens", "100"},
+                              {"n_contexts", "1"},
+                              {"n_questions", "1"},
+                              {"n_queries", "1,1"},
+                              {"calibration_sha256", ""},
+                              {"record_sha256", ""},
+                              {"ranking", about}};
+    cJSON *m = cJSON_CreateObject();
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        if (pairs[i][1]) cJSON_AddStringToObject(m, pairs[i][0], pairs[i][1]);
+    return m;
+}
+
+static kvb_status write_table(const char *path, const rank_content *ranking, cJSON *metadata, kvb_error *err)
+{
+    static double prune[R * L * G], row[R];
+    static uint8_t saturated[R];
+    for (int i = 0; i < R; i++) row[i] = prune[i * L * G] = prune[i * L * G + 1] = (i + 1) / 100.0;
+    const table_content t = {R, L, G, prune, row, prune, row, row, row, row, row, saturated, ranking, metadata};
+    kvb_status status = table_write(path, &t, err);
+    cJSON_Delete(metadata);
+    return status;
+}
+
+START_TEST(written_rankings_open)
+{
+    char name[24], other[24];
+    const rank_content plain = content(ABOUT(""));
+    help_ok(rank_name(name, &plain, err));
+    weights[3] += 1;
+    help_ok(rank_name(other, &plain, err));
+    weights[3] -= 1;
+    ck_assert_str_ne(name, other);
+    const rank_content named = content(ABOUT("\"name\":\"learned:0123456789ab\","));
+    const char *path = help_path("rank.safetensors");
+    cJSON *m = cJSON_CreateObject();
+    cJSON_AddStringToObject(m, "model_sha256", "abc");
+    help_ok(rank_write(path, &named, m, err));
+    kvb_ranking *r;
+    help_ok(kvb_ranking_open(&r, path, err));
+    const kvb_ranking_info *info = kvb_ranking_about(r);
+    ck_assert(memcmp(info->weights, weights, sizeof weights) == 0);
+    ck_assert_str_eq(info->model_sha256, "abc");
+    ck_assert_str_eq(info->about, named.about);
+    rank_content back = rank_content_of(r);
+    tensor_entry a = rank_tensor(&back), b = rank_tensor(&named);
+    ck_assert(tensor_count(&a) == tensor_count(&b) && memcmp(a.f64, b.f64, sizeof weights) == 0);
+    kvb_ranking_close(r);
+    help_fails(rank_write(help_path("no.safetensors"), &plain, m, err), KVB_FORMAT, "12 digits");
+    ck_assert(!help_exists(help_path("no.safetensors")));
+    cJSON_Delete(m);
+}
+END_TEST
+
+START_TEST(tables_carry_them)
+{
+    const char *about = ABOUT("\"name\":\"learned:0123456789ab\",");
+    const rank_content named = content(about);
+    const char *path = help_path("table.safetensors");
+    help_ok(write_table(path, &named, table_metadata("learned:0123456789ab", about), err));
+    kvb_table *table;
+    help_ok(kvb_table_open(&table, path, NULL, err));
+    const kvb_ranking *carried = kvb_table_ranking(table);
+    ck_assert_ptr_nonnull(carried);
+    kvb_ranking *alone; // the table is a file of a ranking too
+    help_ok(kvb_ranking_open(&alone, path, err));
+    const float knorm[4] = {0, 1, 2, 3};
+    const float *features[1] = {knorm};
+    float out[4], same[4];
+    help_ok(kvb_rank(table, 1, 0, features, 4, out, err));
+    help_ok(kvb_rank_fold(alone, 0, 1, features, 4, same, err));
+    ck_assert(memcmp(out, same, sizeof out) == 0);
+    ck_assert_double_eq_tol(out[2], 3 - 0.25 * log(2), 1e-6); // the mean token: z = 0
+    help_fails(kvb_rank(table, 2, 0, features, 4, out, err), KVB_ARGUMENT, "found 2 and 0");
+    help_fails(kvb_rank(table, 0, 0, NULL, 4, out, err), KVB_ARGUMENT, "NULL");
+    const float *missing[1] = {NULL};
+    help_fails(kvb_rank(table, 0, 0, missing, 4, out, err), KVB_ARGUMENT, "knorm");
+    kvb_ranking_close(alone);
+    kvb_table_close(table);
+    help_fails(write_table(path, &named, table_metadata("knorm", about), err), KVB_FORMAT, "not that of the table");
+    help_fails(write_table(path, NULL, table_metadata("learned:0123456789ab", about), err), KVB_FORMAT, "rank_weights");
+    help_ok(write_table(path, NULL, table_metadata("knorm", NULL), err));
+    help_ok(kvb_table_open(&table, path, NULL, err));
+    ck_assert_ptr_null(kvb_table_ranking(table));
+    help_fails(kvb_rank(table, 0, 0, features, 4, out, err), KVB_ARGUMENT, "learned ranking");
+    kvb_table_close(table);
+}
+END_TEST
+
+START_TEST(bytes_of_a_file)
+{
+    const double numbers[2] = {1, 2};
+    const uint8_t flags[3] = {1, 0, 1};
+    const tensor_entry tensors[] = {{"n", numbers, NULL, 2, {1, 2}}, {"f", NULL, flags, 1, {3}}};
+    unsigned char *bytes;
+    size_t size;
+    kvb_safetensors file;
+    cJSON *m = cJSON_CreateObject();
+    cJSON_AddStringToObject(m, "k", "v");
+    help_ok(tensor_file_make(&bytes, &size, tensors, 2, m, err));
+    help_ok(kvb_safetensors_parse(&file, bytes, size, "f", err));
+    const kvb_tensor *n = kvb_safetensors_find(&file, "n"), *f = kvb_safetensors_find(&file, "f");
+    ck_assert(n && n->n_dims == 2 && n->size == 16 && memcmp(n->data, numbers, 16) == 0 &&
+              n->data == bytes + size - 19);
+    ck_assert(f && f->n_dims == 1 && f->size == 3 && memcmp(f->data, flags, 3) == 0);
+    ck_assert_str_eq(kvb_safetensors_metadata(file.header, "k"), "v");
+    kvb_safetensors_free(&file);
+    free(bytes);
+    cJSON_Delete(m);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, written_rankings_open);
+    tcase_add_test(tc, tables_carry_them);
+    tcase_add_test(tc, bytes_of_a_file);
+}
+
+UNIT_MAIN("formats_rank", fill)

@@ -1,0 +1,355 @@
+// What several metrics compute alike, against plain sums; and what other folders ask of metrics, passes, products,
+// plans and devices.
+#include "profiler/forward.h"
+#include "profiler/packed.h"
+#include "profiler/profile.h"
+#include "profiler/scorer_parts.h"
+#include "test_profiler_views.h"
+
+enum { T = 37, QUERIES = 12 };
+
+// ---- What scorers share ----
+
+START_TEST(test_attention_rows)
+{
+    for (int i = 0; i < N_SHAPES; i++) {
+        shape s = SHAPES[i];
+        layer_view whole = view_make(s, T, 1), v = whole;
+        v.n_queries = QUERIES; // the last ones
+        v.q = whole.q + (size_t)(T - QUERIES) * s.H * s.d;
+        float got[4 * T];
+        for (uint32_t h = 0; h < s.H; h++) {
+            attention_rows(got, &v, h, 5, 4);
+            for (uint32_t w = 0; w < 4; w++) {
+                double want[T] = {0}, sum = 0;
+                uint32_t seen = T - QUERIES + 5 + w + 1;
+                for (uint32_t j = 0; j < seen; j++) {
+                    want[j] = exp(dot(v.q + ((size_t)(5 + w) * s.H + h) * s.d, key_of(&v, h / (s.H / s.G), j), s.d) /
+                                  sqrt((double)s.d));
+                    sum += want[j];
+                }
+                double worst = 0;
+                for (uint32_t j = 0; j < T; j++) worst = fmax(worst, fabs(got[w * T + j] - want[j] / sum));
+                ck_assert_msg(worst < 2e-6, "shape %d, head %u, row %u: %g", i, h, w, worst);
+                for (uint32_t j = seen; j < T; j++) ck_assert(got[w * T + j] == 0);
+            }
+        }
+        view_free(&whole);
+    }
+}
+END_TEST
+
+START_TEST(test_pool_row)
+{
+    float *x = case_floats(T, 1, 0), out[T], scratch[T];
+    for (uint32_t kernel = 1; kernel <= 2 * T + 1; kernel += 2)
+        for (int top = 0; top < 2; top++) {
+            pool_row(out, x, scratch, T, kernel, top);
+            for (int j = 0; j < T; j++) {
+                double sum = 0, most = -INFINITY;
+                for (int k = j - (int)kernel / 2; k <= j + (int)kernel / 2; k++) {
+                    if (k < 0 || k >= T) continue;
+                    sum += x[k];
+                    most = fmax(most, x[k]);
+                }
+                ck_assert_msg(fabs(out[j] - (top ? most : sum / kernel)) < 1e-6, "kernel %u, position %d", kernel, j);
+            }
+        }
+    free(x);
+}
+END_TEST
+
+START_TEST(test_tails_and_checks)
+{
+    metric m;
+    help_ok(metric_parse(&m, "snapkv:kvpress:window=20", err));
+    layer_view v = {.n_tokens = 5, .n_kv_heads = 2, .n_heads = 2, .n_queries = 19};
+    float s[10] = {1, 4, 2, 9, 9, 3, 3, 3, 9, 9};
+    fill_tail(s, &v, 2, 0.5f);
+    const float want[10] = {1, 4, 2, 4.5f, 4.5f, 3, 3, 3, 4.5f, 4.5f};
+    case_same("tail", s, want, 10);
+    help_fails(check_window(&m, &v, 20, err), KVB_ARGUMENT, "last 19 queries, expected at least 20");
+    v.n_queries = 20;
+    help_ok(check_window(&m, &v, 20, err));
+    help_ok(check_kernel(&m, 7, err));
+    help_fails(check_kernel(&m, 8, err), KVB_ARGUMENT, "kernel must be odd");
+    help_fails(metric_no_memory(&m, &v, err), KVB_MEMORY, "snapkv:kvpress:window=20: no memory for 5 tokens");
+    ck_assert_uint_eq(need_no_tensors(&m), 0);
+}
+END_TEST
+
+// LagKV's partition by its formula, weights added to what is there; a channel whose reference is constant counts as 0.
+START_TEST(test_lagkv_partition)
+{
+    enum { N = 6, REF = 4, D = 5 };
+    float *z = case_floats((size_t)N * D, 1, 0), *ref = case_floats((size_t)REF * D, 1, 0), out[N], scratch[3 * D + N];
+    for (int r = 0; r < REF; r++) ref[r * D + 2] = 0.25f;
+    double spread[N], sum = 0;
+    for (int j = 0; j < N; j++) {
+        double x[D], mean = 0, square = 0;
+        for (int c = 0; c < D; c++) {
+            double low = INFINITY, high = -INFINITY;
+            for (int r = 0; r < REF; r++) low = fmin(low, ref[r * D + c]), high = fmax(high, ref[r * D + c]);
+            x[c] = high > low ? (z[j * D + c] - low) / (high - low) : 0;
+            mean += x[c] / D;
+        }
+        for (int c = 0; c < D; c++) square += (x[c] - mean) * (x[c] - mean);
+        spread[j] = sqrt(square / D); // of a population or of a sample: told apart below
+        sum += exp(spread[j]);
+        out[j] = 10;
+    }
+    lagkv_partition(out, 0.5f, z, N, ref, REF, D, scratch);
+    double sample = 0, other = 0, rest = 0;
+    for (int j = 0; j < N; j++) rest += exp(spread[j] * sqrt(D / (D - 1.0)));
+    for (int j = 0; j < N; j++) {
+        sample = fmax(sample, fabs(out[j] - 10 - 0.5 * exp(spread[j] * sqrt(D / (D - 1.0))) / rest));
+        other = fmax(other, fabs(out[j] - 10 - 0.5 * exp(spread[j]) / sum));
+    }
+    ck_assert_msg(sample < 2e-6 && other > 1e-4, "sample's deviation: %g, population's: %g", sample, other);
+    free(z), free(ref);
+}
+END_TEST
+
+START_TEST(test_snapkv_scores)
+{
+    shape s = SHAPES[4];
+    layer_view v = view_make(s, T, 1);
+    metric m;
+    float *want = case_alloc((size_t)s.G * T, sizeof *want), *got = case_alloc((size_t)s.G * T, sizeof *got);
+    const snapkv_form form = {.window = 8, .kernel = 5, .tail_above = 1};
+    help_ok(metric_parse(&m, "snapkv:kvpress:window=8:kernel=5", err));
+    help_ok(metric_score(&m, &v, want, err));
+    help_ok(snapkv_scores(&m, &v, &form, got, err));
+    case_same("the form of kvpress", got, want, (size_t)s.G * T);
+    const snapkv_form wide = {.window = 8, .kernel = 5, .max_pool = true, .tail_above = 1};
+    help_ok(snapkv_scores(&m, &v, &wide, got, err));
+    size_t differ = 0;
+    for (size_t j = 0; j < (size_t)s.G * T; j++) differ += got[j] > want[j];
+    ck_assert_uint_gt(differ, T);
+    free(want), free(got);
+    view_free(&v);
+}
+END_TEST
+
+// ---- What is asked of metrics ----
+
+START_TEST(test_metrics_answer)
+{
+    metric m;
+    help_ok(metric_parse(&m, "snapkv:kvpress:window=20", err));
+    ck_assert_uint_eq(metric_window(&m), 20);
+    ck_assert_uint_eq(metric_least_tokens(&m), 21);
+    help_ok(metric_check_tokens(&m, 21, err));
+    help_fails(metric_check_tokens(&m, 20, err), KVB_ARGUMENT, "has 20 tokens, expected at least 21");
+    help_ok(metric_parse(&m, "critical+snapkv:kvpress:window=30", err)); // of what it wraps
+    ck_assert_uint_eq(metric_window(&m), 30);
+    ck_assert_uint_eq(metric_least_tokens(&m), 31);
+    help_ok(metric_parse(&m, "knorm", err));
+    ck_assert_uint_eq(metric_window(&m), 0);
+    ck_assert_uint_eq(metric_least_tokens(&m), 1);
+}
+END_TEST
+
+// What a record says of a metric goes before what its scorer says; names that nobody knows have no press.
+START_TEST(test_presses)
+{
+    cJSON *said = cJSON_Parse("{\"kvpress\":{\"press\":\"Another\"}}");
+    const struct {
+        const char *name, *press;
+        const cJSON *parameters;
+    } cases[] = {{"knorm", "KnormPress", NULL}, {"knorm", "Another", said}, {"nobody", NULL, NULL}};
+    for (int i = 0; i < 3; i++) {
+        cJSON *press = metric_press_of(cases[i].name, cases[i].parameters);
+        const char *name = cJSON_GetStringValue(cJSON_GetObjectItem(press, "press"));
+        ck_assert_ptr_nonnull(press);
+        if (cases[i].press) ck_assert_str_eq(name, cases[i].press);
+        else ck_assert_ptr_null(name);
+        cJSON_Delete(press);
+    }
+    cJSON_Delete(said);
+}
+END_TEST
+
+typedef struct words {
+    bool on;
+    uint32_t count;
+    double share;
+    uint32_t how;
+} words;
+
+START_TEST(test_values_of_specs)
+{
+    const spec_row row = {"try",
+                          NULL,
+                          {SPEC_ON_OFF(words, on, 1, "a switch"), SPEC(words, count, 7, 0, 99, "a count"),
+                           SPEC(words, share, 0.1, 0, 1, "a share"), SPEC_CHOICE(words, how, 1, 1, "mean|raw", "how")},
+                          NULL};
+    static const char *const texts[] = {"1", "7", "0.1", "raw"};
+    const double values[] = {1, 7, 0.1, 1};
+    words w = {0};
+    char text[32];
+    spec_set_defaults(&row, &w);
+    for (int i = 0; i < 4; i++) {
+        ck_assert(spec_value(&row.parameters[i], &w) == values[i]);
+        ck_assert_uint_eq(spec_value_text(text, sizeof text, &row.parameters[i], &w), strlen(texts[i]));
+        ck_assert_str_eq(text, texts[i]);
+    }
+    const double numbers[] = {0.1, 1.0 / 3, 1e22, 5e-324, 123456789, 0.1 + 0.2};
+    for (int i = 0; i < 6; i++) {
+        ck_assert_uint_eq(spec_number(text, sizeof text, numbers[i]), strlen(text));
+        ck_assert_msg(strtod(text, NULL) == numbers[i], "%s", text);
+    }
+    ck_assert_uint_eq(spec_number(text, sizeof text, 0.1), 3); // no digit more than it takes
+}
+END_TEST
+
+// ---- Passes and products ----
+
+static size_t taken; // floats that the counting device gave
+
+static dev count_alloc(backend_device *on, size_t n_floats)
+{
+    taken += n_floats;
+    return backend_ref.alloc(on, n_floats);
+}
+
+// What a pass says that it takes is what it takes: memory linear in the context, keys and values among it, scratch of
+// the device beside it.
+START_TEST(test_memory_of_a_pass)
+{
+    backend counting = backend_ref;
+    counting.alloc = count_alloc;
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+    model *m = case_open(help_path("tiny.gguf"), &counting);
+    uint64_t bytes[3];
+    for (uint32_t i = 0; i < 3; i++) {
+        const forward_plan plan = {100 << i, 2, 5, true};
+        forward *f;
+        taken = 0;
+        help_ok(forward_open(&f, m, &plan, err));
+        bytes[i] = forward_bytes(m, &plan);
+        ck_assert_msg(bytes[i] <= taken * sizeof(float) && (double)taken * sizeof(float) < 1.2 * (double)bytes[i] + 4e6,
+                      "%llu planned, %zu taken", (unsigned long long)bytes[i], taken * sizeof(float));
+        ck_assert_uint_lt(forward_cache_bytes(m, &plan), bytes[i]);
+        ck_assert_uint_ge(forward_cache_bytes(m, &plan), 2ull * 2 * 2 * 16 * plan.max_tokens * sizeof(float));
+        forward_close(f);
+    }
+    ck_assert_uint_le(bytes[2] - bytes[1], 2 * (bytes[1] - bytes[0]) + 4096);
+    const forward_plan small = {100, 2, 5, true}, large = {4000, 2, 5, true};
+    model *on_cpu = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    ck_assert_uint_gt(forward_scratch_bytes(on_cpu, &large), forward_scratch_bytes(on_cpu, &small));
+    model_free(on_cpu);
+    model_free(m);
+}
+END_TEST
+
+// A token that is drawn on the device is the one that the sampler draws from the same logits.
+START_TEST(test_draws)
+{
+    enum { N = 20, VOCABULARY = 300 };
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+    model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    const forward_plan plan = {N, 2, 4, false};
+    const decode_row rows[2] = {{0, 0, false}, {1, 0, false}};
+    const uint32_t both[2] = {0, 1};
+    const draw_key keys[2] = {{.context = 1, .question = 0, .step = 0}, {.context = 1, .question = 1, .step = 0}};
+    int32_t ids[N], next[2] = {5, 9}, drawn[2];
+    for (int i = 0; i < N; i++) ids[i] = i * 7 % VOCABULARY;
+    float *logits = case_alloc((size_t)2 * VOCABULARY, sizeof *logits);
+    for (int greedy = 0; greedy < 2; greedy++) {
+        const sampler s = {greedy, 1.5, 3};
+        forward *f;
+        help_ok(forward_open(&f, m, &plan, err));
+        help_ok(forward_prefill(f, ids, N, NULL, NULL, NULL, err));
+        forward_begin_questions(f, 2);
+        help_ok(forward_rows(f, rows, next, 2, both, 2, logits, err));
+        forward_begin_questions(f, 2);
+        help_ok(forward_draw(f, rows, next, 2, both, 2, &s, keys, drawn, err));
+        for (int i = 0; i < 2; i++)
+            ck_assert_int_eq(drawn[i], sampler_draw(&s, logits + (size_t)i * VOCABULARY, VOCABULARY, &keys[i]));
+        forward_close(f);
+    }
+    free(logits);
+    model_free(m);
+}
+END_TEST
+
+// Rows go into a product as they stand, where operand_is_plain() says so, or split: c = x w' either way. Kernels can be
+// made ready for any number of threads.
+START_TEST(test_products)
+{
+    enum { M = 32, N = 16, K = 64 };
+    float *x = case_floats(M * K, 1, 0), *w = case_floats(N * K, 1, 0), *c = aligned_alloc(64, M * N * sizeof *c);
+    for (precision p = PRECISION_F32; p <= PRECISION_BF16; p++) {
+        void *a = aligned_alloc(64, operand_bytes(p, M, K)), *b = aligned_alloc(64, packed_bytes(p, K, N));
+        float *temp = case_alloc(packed_temp_floats(K, N), sizeof *temp);
+        const product *one = product_find(p, M, N, K, false);
+        ck_assert(a && b && one);
+        ck_assert_ptr_eq(product_find(p, M, N, K, false), one);
+        for (int threads = 1; threads <= 9; threads += 4) ck_assert(product_prepare(threads));
+        ck_assert(packed_store(p, b, w, K, true, K, N, temp));
+        ck_assert(p == PRECISION_F32 || !operand_is_plain(p));
+        if (!operand_is_plain(p)) operand_split(p, a, x, K, M, 0, M, K, 1.0f);
+        ck_assert(product_run(one, operand_is_plain(p) ? (const void *)x : a, b, c));
+        double worst = 0;
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++)
+                worst = fmax(worst, fabs(c[i * N + j] - dot(x + (size_t)i * K, w + (size_t)j * K, K)));
+        const double allowed[] = {2e-5, 2e-4, 0.08};
+        ck_assert_msg(worst < allowed[p], "%s: %g", precision_name(p), worst);
+        ck_assert_msg(p != PRECISION_BF16 || worst > 1e-4, "bfloat16 is not float32: %g", worst);
+        free(a), free(b), free(temp);
+    }
+    // Operands of bfloat16 take half the room where the library multiplies such.
+    size_t half = operand_bytes(PRECISION_BF16, M, K), whole = operand_bytes(PRECISION_F32, M, K);
+    ck_assert_msg(packed_is_native() ? 2 * half <= whole : half == whole, "%zu and %zu", half, whole);
+    free(x), free(w), free(c);
+}
+END_TEST
+
+// ---- Failures of a device, and plans ----
+
+// The first failure counts, whatever follows.
+START_TEST(test_first_failure_stays)
+{
+    backend_device *on;
+    help_ok(backend_ref.open(&on, &backend_ref, NULL, err));
+    help_ok(backend_ref.check(on, err));
+    backend_fail(on, KVB_MEMORY, "the %dst", 1);
+    backend_fail(on, KVB_IO, "the %dnd", 2);
+    help_fails(backend_ref.check(on, err), KVB_MEMORY, "the 1st");
+    help_fails(backend_ref.check(on, err), KVB_MEMORY, "the 1st");
+    backend_ref.close(on);
+}
+END_TEST
+
+// Pairs of query and key: half of T x T of a context, and T for every row that a question may decode.
+START_TEST(test_pairs_of_attention)
+{
+    profile_question questions[2] = {{.tail = 3}, {.tail = 5}};
+    profile_context contexts[2] = {{.n_tokens = 100, .n_questions = 2, .questions = questions}, {.n_tokens = 30}};
+    const profile_job job = {.contexts = contexts, .n_contexts = 2, .max_tokens = 100};
+    const model m = {.config = {.n_layers = 3, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16}};
+    ck_assert(profile_scores(&m, &job) == 3 * 4 * (100 * 100 / 2 + (3 + 5) * 100 + 30 * 30 / 2));
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, test_attention_rows);
+    tcase_add_test(tc, test_pool_row);
+    tcase_add_test(tc, test_tails_and_checks);
+    tcase_add_test(tc, test_lagkv_partition);
+    tcase_add_test(tc, test_snapkv_scores);
+    tcase_add_test(tc, test_metrics_answer);
+    tcase_add_test(tc, test_presses);
+    tcase_add_test(tc, test_values_of_specs);
+    tcase_add_test(tc, test_memory_of_a_pass);
+    tcase_add_test(tc, test_draws);
+    tcase_add_test(tc, test_products);
+    tcase_add_test(tc, test_first_failure_stays);
+    tcase_add_test(tc, test_pairs_of_attention);
+}
+
+UNIT_MAIN("profiler: parts", fill)

@@ -1,0 +1,203 @@
+// Learned rankings: files made byte by byte here, damaged ones among them, and scores against the formula in
+// kvbudget.h.
+#include "runtime/rank.h"
+#include "unit.h"
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { L = 2, G = 2, F = 2, P = 2 * F + 2, FOLDS = 1, N_WEIGHTS = (1 + FOLDS) * L * G * P };
+
+#define HASH "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
+#define RANKING                                                                                                 \
+    "{\\\"name\\\":\\\"learned:0123456789ab\\\",\\\"features\\\":[{\\\"metric\\\":\\\"keydiff\\\",\\\"log\\\":" \
+    "false},{\\\"metric\\\":\\\"snapkv:kvpress\\\",\\\"log\\\":true}],\\\"sink\\\":2,\\\"folds\\\":[[\\\"" HASH \
+    "\\\"]]}"
+
+static unsigned char bytes[8192];
+
+static double weight(size_t i)
+{
+    return 0.25 * (double)((i * 7) % 11) - 1;
+}
+
+// Replaces the first `from` of the header by `to`, where they are not NULL.
+static size_t make(const char *from, const char *to)
+{
+    char header[2048], more[2048];
+    snprintf(header, sizeof header,
+             "{\"__metadata__\":{\"format\":\"kvbudget-rank\",\"format_version\":\"1\",\"model_sha256\":\"\","
+             "\"ranking\":\"" RANKING "\"},\"rank_weights\":{\"dtype\":\"F64\",\"shape\":[%d,%d,%d,%d],"
+             "\"data_offsets\":[0,%d]}}",
+             1 + FOLDS, L, G, P, N_WEIGHTS * 8);
+    char *at = from ? strstr(header, from) : NULL;
+    ck_assert(!from || at);
+    if (at) {
+        snprintf(more, sizeof more, "%s", at + strlen(from));
+        snprintf(at, sizeof header - (size_t)(at - header), "%s%s", to, more);
+    }
+    size_t n = strlen(header);
+    memset(bytes, 0, 8);
+    bytes[0] = (unsigned char)n;
+    bytes[1] = (unsigned char)(n >> 8);
+    memcpy(bytes + 8, header, n);
+    for (size_t i = 0; i < N_WEIGHTS; i++) {
+        double value = weight(i);
+        memcpy(bytes + 8 + n + 8 * i, &value, 8); // the tests run on little-endian machines
+    }
+    return 8 + n + N_WEIGHTS * 8;
+}
+
+static kvb_ranking *open_made(void)
+{
+    kvb_error err = {0};
+    kvb_ranking *r = NULL;
+    size_t size = make(NULL, NULL);
+    kvb_status status = kvb_ranking_open_memory(&r, bytes, size, "case", &err);
+    ck_assert_msg(status == KVB_OK, "%s", err.message);
+    return r;
+}
+
+START_TEST(what_the_file_says)
+{
+    kvb_ranking *r = open_made();
+    const kvb_ranking_info *info = kvb_ranking_about(r);
+    ck_assert(info->n_layers == L && info->n_kv_heads == G && info->n_features == F && info->n_columns == P);
+    ck_assert_str_eq(info->name, "learned:0123456789ab");
+    ck_assert_str_eq(info->metrics[1], "snapkv:kvpress");
+    ck_assert(info->logarithm[0] == 0 && info->logarithm[1] == 1 && info->sink == 2);
+    ck_assert(info->weights[P] == weight(P));
+    ck_assert_uint_eq(kvb_ranking_fold(r, HASH), 1);
+    ck_assert_uint_eq(kvb_ranking_fold(r, "f" HASH), 0);
+    ck_assert_ptr_null(kvb_ranking_about(NULL));
+    ck_assert_ptr_null(kvb_table_ranking(NULL));
+    kvb_ranking_close(r);
+    kvb_ranking_close(NULL);
+}
+END_TEST
+
+START_TEST(damaged_files)
+{
+    static const struct {
+        const char *from, *to, *says;
+        kvb_status status;
+    } cases[] = {
+        {"kvbudget-rank", "kvbudget-roll", "expected a ranking", KVB_FORMAT},
+        {"\"ranking\"", "\"rankink\"", "without a ranking", KVB_FORMAT},
+        {"version\":\"1\"", "version\":\"2\"", "newer kvbudget", KVB_VERSION},
+        {"learned:0123", "learned:012", "12 digits", KVB_FORMAT},
+        {"learned:0123", "learned:XYZW", "12 digits", KVB_FORMAT},
+        {"\\\"log\\\":true", "\\\"log\\\":1", "feature 1", KVB_FORMAT},
+        {"\\\"features\\\"", "\\\"futures\\\"", "1 to 16 features", KVB_FORMAT},
+        {"\\\"sink\\\":2", "\\\"sink\\\":2.5", "sink", KVB_FORMAT},
+        {"\\\"sink\\\":2", "\\\"sink\\\":-1", "sink", KVB_FORMAT},
+        {"[[\\\"0011", "[[\\\"00", "folds", KVB_FORMAT},
+        {"[[\\\"0011", "[[\\\"0Z11", "folds", KVB_FORMAT},
+        {"rank_weights", "rank_wEights", "rank_weights", KVB_FORMAT},
+        {"[2,2,2,6]", "[1,4,2,6]", "F64 [2, layers, heads, 6]", KVB_FORMAT},
+        {"[2,2,2,6]", "[2,2,1,12]", "F64 [2, layers, heads, 6]", KVB_FORMAT},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kvb_error err = {0};
+        kvb_ranking *r = (kvb_ranking *)bytes;
+        size_t size = make(cases[i].from, cases[i].to);
+        kvb_status status = kvb_ranking_open_memory(&r, bytes, size, "case", &err);
+        ck_assert_msg(status == cases[i].status && !r, "%s: %s", cases[i].to, kvb_status_name(status));
+        ck_assert_msg(strstr(err.message, cases[i].says) && strstr(err.message, "case"), "%s", err.message);
+    }
+    kvb_error err = {0};
+    kvb_ranking *r;
+    size_t size = make(NULL, NULL);
+    memset(bytes + size - 8, 0xff, 8); // NaN
+    ck_assert_int_eq(kvb_ranking_open_memory(&r, bytes, size, "case", &err), KVB_NUMERIC);
+    ck_assert_ptr_nonnull(strstr(err.message, "not finite"));
+    ck_assert_int_eq(kvb_ranking_open_memory(&r, bytes, size - 1, "case", &err), KVB_FORMAT);
+    ck_assert_int_eq(kvb_ranking_open(&r, "/no/such/file", &err), KVB_IO);
+    ck_assert_int_eq(kvb_ranking_open(NULL, "x", &err), KVB_ARGUMENT);
+    ck_assert_int_eq(kvb_ranking_open_memory(&r, NULL, 1, NULL, &err), KVB_ARGUMENT);
+}
+END_TEST
+
+// The formula, in its own words.
+static double expected(const double *w, const float *const *features, const int *logarithm, uint32_t sink, uint32_t T,
+                       uint32_t j)
+{
+    double sum = w[2 * F + 1] - w[2 * F] * log(T - j);
+    for (int f = 0; f < F; f++) {
+        double mean = 0, square = 0, value = 0;
+        for (uint32_t i = sink; i < T; i++) {
+            double x = logarithm[f] ? log(fmax((double)features[f][i], 1e-12)) : (double)features[f][i];
+            mean += x / (T - sink);
+            if (i == j) value = x;
+        }
+        for (uint32_t i = sink; i < T; i++) {
+            double x = logarithm[f] ? log(fmax((double)features[f][i], 1e-12)) : (double)features[f][i];
+            square += (x - mean) * (x - mean) / (T - sink);
+        }
+        double z = j < sink || square < 1e-20 ? 0 : (value - mean) / sqrt(square);
+        sum += w[2 * f] * z + w[2 * f + 1] * z * fabs(z);
+    }
+    return sum;
+}
+
+START_TEST(scores_are_the_formula)
+{
+    enum { T = 40 };
+    kvb_ranking *r = open_made();
+    float a[T], b[T], out[T];
+    const float *features[F] = {a, b};
+    for (uint32_t j = 0; j < T; j++) {
+        a[j] = 1000 + sinf((float)j); // a large offset, whose squares would cancel
+        b[j] = j % 7 ? expf(-(float)(j % 13)) : 0;
+    }
+    for (uint32_t fold = 0; fold <= FOLDS; fold++)
+        for (size_t head = 0; head < L * G; head++) {
+            kvb_error err = {0};
+            ck_assert_int_eq(kvb_rank_fold(r, fold, head, features, T, out, &err), KVB_OK);
+            const double *w = r->weights + (fold * L * G + head) * P;
+            for (uint32_t j = 0; j < T; j++)
+                ck_assert_double_eq_tol(out[j], expected(w, features, r->logarithm, 2, T, j), 2e-5);
+        }
+    for (uint32_t j = 0; j < T; j++) a[j] = 3; // a feature that does not vary says nothing
+    ck_assert_int_eq(kvb_rank_fold(r, 0, 1, features, T, out, NULL), KVB_OK);
+    ck_assert_double_eq_tol(out[20], expected(r->weights + P, features, r->logarithm, 2, T, 20), 2e-5);
+    ck_assert_int_eq(kvb_rank_fold(r, 0, 1, features, 2, out, NULL), KVB_OK); // sinks alone
+    ck_assert_double_eq_tol(out[1], r->weights[P + 5] - 0 * r->weights[P + 4], 1e-6);
+    kvb_ranking_close(r);
+}
+END_TEST
+
+START_TEST(values_and_moments)
+{
+    const float x[5] = {100, 1, 3, 5, 7};
+    double mean, scale;
+    uint32_t bad = 0;
+    ck_assert_int_eq(kvb_rank_moments(x, 0, 1, 5, &mean, &scale, &bad), KVB_OK);
+    ck_assert_double_eq_tol(mean, 4, 1e-12);
+    ck_assert_double_eq_tol(scale, 1 / sqrt(5), 1e-12);
+    ck_assert_int_eq(kvb_rank_moments(x, 0, 5, 5, &mean, &scale, &bad), KVB_OK);
+    ck_assert(mean == 0 && scale == 0);
+    ck_assert_double_eq_tol(kvb_rank_value(0, 1), log(1e-12), 1e-9);
+    ck_assert_double_eq(kvb_rank_value(-2, 0), -2);
+    const float damaged[3] = {1, 2, INFINITY};
+    const int plain[1] = {0};
+    const double w[4] = {1, 1, 1, 1};
+    const float *features[1] = {damaged};
+    float out[3];
+    kvb_error err = {0};
+    ck_assert_int_eq(kvb_rank_moments(damaged, 0, 0, 3, &mean, &scale, &bad), KVB_NUMERIC);
+    ck_assert_uint_eq(bad, 2);
+    ck_assert_int_eq(kvb_rank_weights(w, 1, plain, 0, features, 3, out, "case", &err), KVB_NUMERIC);
+    ck_assert_ptr_nonnull(strstr(err.message, "case: feature 0, token 2"));
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, what_the_file_says);
+    tcase_add_test(tc, damaged_files);
+    tcase_add_test(tc, scores_are_the_formula);
+    tcase_add_test(tc, values_and_moments);
+}
+
+UNIT_MAIN("runtime_rank", fill)

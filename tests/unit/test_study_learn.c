@@ -1,0 +1,232 @@
+// Rankings fitted to records whose importance is a known function of a metric: which metric is found, what its weights
+// are, and which texts they have not seen.
+#include "study/learn.h"
+#include "study/learned_scores.h"
+#include "study/table.h"
+#include "study/table_check.h"
+#include "study/table_file.h"
+#include "study_help.h"
+
+enum { TEXTS = 3, TOKENS = 60, NUMBERS = CASE_HEADS * TOKENS };
+
+static const char *const METRICS[] = {"keydiff", "knorm", "random"};
+static selection from;
+
+// In [-1, 1]: of a text, a metric and a place.
+static float noise(uint32_t text, uint32_t metric, uint32_t i)
+{
+    uint32_t x = (text * 31 + metric) * 7919 + i;
+    x = (x ^ x >> 16) * 0x45d9f3bu;
+    x = (x ^ x >> 16) * 0x45d9f3bu;
+    return (float)((x ^ x >> 16) % 20001) / 10000 - 1;
+}
+
+// Head 0 needs what keydiff says, head 1 what knorm says; random is noise, never negative.
+static void make_record(const char *path, uint32_t texts)
+{
+    record_writer *w;
+    const record_shape shape = {1, 4, CASE_HEADS, 8};
+    const char *ids[TEXTS] = {"a", "b", "c"};
+    cJSON *attributes = case_attributes(NULL);
+    help_ok(record_begin(&w, path, &shape, attributes, RECORD_NEW, err));
+    for (uint32_t k = 0; k < texts; k++) {
+        float scores[3][NUMBERS], oracle[NUMBERS];
+        const float *all[3] = {scores[0], scores[1], scores[2]};
+        int32_t tokens[TOKENS];
+        const int32_t one[1] = {1};
+        for (int j = 0; j < TOKENS; j++) tokens[j] = 100 * (int32_t)k + j;
+        for (uint32_t i = 0; i < NUMBERS; i++) {
+            for (uint32_t m = 0; m < 3; m++) scores[m][i] = noise(k, m, i);
+            scores[2][i] += 1.001f;
+            oracle[i] = expf(2 * scores[i / TOKENS][i]);
+        }
+        help_ok(record_put_context(w, ids[k], tokens, TOKENS, METRICS, all, 3, err));
+        const record_question put = {oracle, one, 1, one, 1, 5};
+        help_ok(record_put_question(w, ids[k], 0, &put, err));
+    }
+    help_ok(record_finish(w, ids, texts, err));
+    record_writer_free(w);
+    cJSON_Delete(attributes);
+}
+
+static const char *open_all(uint32_t texts)
+{
+    static const char *const all[] = {"all"};
+    const char *path = help_path("learn.h5");
+    const selection_request wanted = {all, 1, NULL, UINT64_MAX, NULL};
+    make_record(path, texts);
+    help_ok(selection_open(&from, path, &wanted, err));
+    return path;
+}
+
+static void teardown(void)
+{
+    selection_close(&from);
+    help_teardown();
+}
+
+static const learn_options CHOOSE = {TARGET_MAX, NAN, NAN, 0.05, false, 2};
+
+START_TEST(finds_the_metrics_that_count)
+{
+    learned *l = calloc(1, sizeof *l);
+    open_all(TEXTS);
+    help_ok(learn_fit(l, &from, &CHOOSE, NULL, err));
+    ck_assert_uint_eq(l->n_folds, TEXTS);
+    ck_assert_uint_eq(l->n_features, 2); // random says nothing
+    ck_assert_str_eq(from.metrics[l->feature[0]], "keydiff");
+    ck_assert_str_eq(from.metrics[l->feature[1]], "knorm");
+    ck_assert(l->logarithm[0] == 0 && l->logarithm[1] == 0 && l->logarithm[2] == 1);
+    const learn_trial *chosen = &l->trials[l->chosen];
+    for (int m = 0; m < 3; m++) // better than each metric's own order, at every ratio
+        for (int r = 0; r < LEARN_RATIOS; r++) ck_assert_double_lt(chosen->loss[r], l->trials[m].loss[r]);
+    // The importance is exp(2 x): log I grows by 2 times the deviation of x, 0.58, per z; ridge shares that between z
+    // and z |z|, which are alike, so the sum is judged.
+    ck_assert_double_eq_tol(l->weights[0] + l->weights[1], 1.15, 0.25);
+    ck_assert_double_lt(fabs(l->weights[2] + l->weights[3]), 0.2);              // head 0 does not look at knorm
+    ck_assert_double_eq_tol(l->weights[6 + 2] + l->weights[6 + 3], 1.15, 0.25); // head 1 does
+    ck_assert_double_lt(fabs(l->weights[6 + 0] + l->weights[6 + 1]), 0.2);
+    learn_free(l);
+    free(l);
+}
+END_TEST
+
+START_TEST(settings_that_are_given_stay)
+{
+    learned *l = calloc(1, sizeof *l);
+    learn_options o = {TARGET_MEAN, 0.5, 0.3, 0, true, 2};
+    open_all(TEXTS);
+    help_ok(learn_fit(l, &from, &o, NULL, err));
+    ck_assert_uint_eq(l->n_features, 3);
+    ck_assert_uint_eq(l->n_trials, 3 + 1 + 1); // plain metrics, the set, its settings
+    ck_assert(l->options.lambda == 0.5 && l->options.exponent == 0.3);
+    ck_assert_double_eq(learn_metric_cost("keydiff:anchor=raw"), 1);
+    ck_assert_double_gt(learn_metric_cost("h2o"), learn_metric_cost("snapkv:kvpress"));
+    learn_free(l);
+    free(l);
+}
+END_TEST
+
+START_TEST(one_text_is_too_few)
+{
+    learned *l = calloc(1, sizeof *l);
+    open_all(1);
+    help_fails(learn_fit(l, &from, &CHOOSE, NULL, err), KVB_ARGUMENT, "at least two");
+    learn_free(l);
+    free(l);
+}
+END_TEST
+
+static const char *fit_file(kvb_ranking **r)
+{
+    learned *l = calloc(1, sizeof *l);
+    char name[24];
+    const char *path = help_path("rank.safetensors");
+    help_ok(learn_fit(l, &from, &CHOOSE, NULL, err));
+    help_ok(learn_write(l, path, name, err));
+    help_ok(kvb_ranking_open(r, path, err));
+    ck_assert_str_eq(kvb_ranking_about(*r)->name, name);
+    size_t numbers = (size_t)CASE_HEADS * (2 * l->n_features + 2);
+    ck_assert(memcmp((*r)->weights, l->weights, (1 + TEXTS) * numbers * sizeof(double)) == 0);
+    learn_free(l);
+    free(l);
+    return path;
+}
+
+START_TEST(texts_that_were_fitted_on_are_ranked_by_others)
+{
+    kvb_ranking *r;
+    char sha256[65];
+    float scores[NUMBERS], features[2][NUMBERS], expected[TOKENS];
+    open_all(TEXTS);
+    fit_file(&r);
+    for (size_t k = 0; k < TEXTS; k++) {
+        help_ok(context_sha256(&from, k, sha256, err));
+        ck_assert_uint_eq(kvb_ranking_fold(r, sha256), k + 1);
+        help_ok(learned_scores_read(&from, k, r, scores, err));
+        for (int f = 0; f < 2; f++) help_ok(record_read_scores(from.r, k, METRICS[f], features[f], err));
+        for (size_t h = 0; h < CASE_HEADS; h++) {
+            const float *of_head[] = {features[0] + h * TOKENS, features[1] + h * TOKENS};
+            help_ok(kvb_rank_fold(r, (uint32_t)k + 1, h, of_head, TOKENS, expected, err));
+            ck_assert(memcmp(scores + h * TOKENS, expected, sizeof expected) == 0);
+        }
+    }
+    kvb_ranking_close(r);
+}
+END_TEST
+
+// solve --metric learned=FILE; the table carries the ranking, and its bounds are checked with that alone.
+START_TEST(tables_of_a_ranking)
+{
+    kvb_ranking *r;
+    cJSON *about;
+    char named[300];
+    study_table *t = calloc(1, sizeof *t);
+    char source[256], table[256];
+    strcpy(source, open_all(TEXTS));
+    snprintf(named, sizeof named, "learned=%s", fit_file(&r));
+    selection_close(&from);
+    const char *metrics[] = {named, "keydiff"};
+    const selection_request wanted = {metrics, 2, NULL, UINT64_MAX, NULL};
+    help_ok(selection_open(&from, source, &wanted, err));
+    ck_assert_uint_eq(from.n_metrics, 2);
+    ck_assert_str_eq(from.metrics[0], kvb_ranking_about(r)->name);
+    ck_assert_ptr_nonnull(selection_ranking(&from, from.metrics[0]));
+    ck_assert_ptr_null(selection_ranking(&from, from.metrics[1]));
+    study_options o = case_options("mean_loss");
+    help_ok(study_table_open(t, &from, from.metrics[0], &o, false, err));
+    help_ok(study_table_solve(t, NULL, err));
+    help_ok(study_table_describe(t, &about, err));
+    strcpy(table, help_path("table.safetensors"));
+    help_ok(study_table_write(t, about, table, err));
+    cJSON_Delete(about);
+    study_table_free(t);
+    free(t);
+    table_check *k = calloc(1, sizeof *k);
+    const selection_request all = {NULL, 0, NULL, UINT64_MAX, NULL};
+    help_ok(table_check_open(k, table, source, &all, err));
+    help_ok(table_check_run(k, NULL, err));
+    ck_assert_uint_eq(kvb_ranking_about(kvb_table_ranking(k->table))->n_features, 2);
+    table_check_free(k);
+    free(k);
+    record_metric m;
+    help_ok(record_metric_learned(&m, r, err));
+    ck_assert(m.sink == 2 && m.window == 1 && strstr(m.parameters, "\"knorm\""));
+    record_metric_free(&m);
+    kvb_ranking_close(r);
+}
+END_TEST
+
+START_TEST(rankings_of_other_records)
+{
+    kvb_ranking *r;
+    open_all(TEXTS);
+    const char *file = fit_file(&r);
+    char named[300];
+    snprintf(named, sizeof named, "learned=%s", file);
+    const case_context other = {.id = "z", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
+    const char *metrics[] = {named};
+    const selection_request wanted = {metrics, 1, NULL, UINT64_MAX, NULL};
+    selection s;
+    help_fails(selection_open(&s, case_record("other.h5", &other, 1), &wanted, err), KVB_MISMATCH,
+               "no scores of knorm");
+    selection_close(&s);
+    r->info.n_layers = 7;
+    help_fails(learned_scores_check(&from, r, err), KVB_MISMATCH, "another model");
+    r->info.n_layers = 1;
+    kvb_ranking_close(r);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, teardown);
+    tcase_add_test(tc, finds_the_metrics_that_count);
+    tcase_add_test(tc, settings_that_are_given_stay);
+    tcase_add_test(tc, one_text_is_too_few);
+    tcase_add_test(tc, texts_that_were_fitted_on_are_ranked_by_others);
+    tcase_add_test(tc, tables_of_a_ranking);
+    tcase_add_test(tc, rankings_of_other_records);
+}
+
+UNIT_MAIN("study_learn", fill)

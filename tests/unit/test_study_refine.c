@@ -1,0 +1,182 @@
+// Searches for better budgets on losses with a known best: every kind finds its way, on equal numbers of evaluations;
+// the selection set stops what overfits, any stop leaves the best so far, and a seed repeats everything.
+#include "study/refine.h"
+#include "test_solver_cases.h"
+
+enum { LAYERS = 6, HEADS = 12, KNOTS = 2, TEXTS = 4, SELECTION = 2 };
+
+// Text t loses base * (1 + sum of curvature * ((shift - goal)^2 - goal^2)): at shift 0 exactly base.
+typedef struct bowl {
+    double goal[KNOTS][HEADS], drift[TEXTS + SELECTION][HEADS];
+    uint32_t stop_after, calls, reports;
+    double spent, last;
+} bowl;
+
+static double loss_of(const bowl *b, const double *shift, uint32_t k, uint32_t t)
+{
+    double sum = 0, mean = 0;
+    for (int h = 0; h < HEADS; h++) mean += shift[k * HEADS + h] / HEADS; // a common shift has no effect
+    for (int h = 0; h < HEADS; h++) {
+        double goal = b->goal[k][h] + b->drift[t][h], x = shift[k * HEADS + h] - mean;
+        sum += (x - goal) * (x - goal) - goal * goal;
+    }
+    return (1 + t) * 0.01 * (1 + 0.05 * sum);
+}
+
+static kvb_status measure(void *context, bool selection, const double *shift, uint32_t n, const uint32_t *texts,
+                          uint32_t n_texts, double *loss, kvb_error *err)
+{
+    bowl *b = context;
+    (void)err;
+    if (b->stop_after && ++b->calls > b->stop_after) return KVB_INTERRUPTED;
+    for (uint32_t i = 0; i < n * KNOTS; i++)
+        for (uint32_t t = 0; t < n_texts; t++)
+            loss[i * n_texts + t] =
+                loss_of(b, shift + i / KNOTS * KNOTS * HEADS, i % KNOTS, texts[t] + (selection ? TEXTS : 0));
+    return KVB_OK;
+}
+
+static void listen(void *context, const refine_progress *p)
+{
+    bowl *b = context;
+    b->reports++;
+    ck_assert(p->evaluations >= b->spent && p->wanted > 0);
+    b->spent = p->evaluations;
+    b->last = p->calibration[0];
+}
+
+static void bowl_make(bowl *b, double drift)
+{
+    *b = (bowl){0};
+    for (int k = 0; k < KNOTS; k++)
+        for (int h = 0; h < HEADS; h++) // layers differ, heads differ less, knots hardly
+            b->goal[k][h] = (h / 2 % 2 ? 0.5 : -0.5) + (h % 2 ? 0.2 : -0.2) + 0.05 * k;
+    for (int t = 0; t < TEXTS + SELECTION; t++)
+        for (int h = 0; h < HEADS; h++) b->drift[t][h] = drift * (2 * case_uniform() - 1);
+}
+
+static refine_task task_of(bowl *b, refine_search kind, uint32_t evaluations)
+{
+    return (refine_task){LAYERS, HEADS,       KNOTS, TEXTS, SELECTION, true,   false,
+                         kind,   evaluations, 50,    7,     measure,   listen, b};
+}
+
+static double gain(const refine_result *r)
+{
+    double sum = 0;
+    for (int k = 0; k < KNOTS; k++) sum += r->selection[k] / r->selection_before[k] / KNOTS;
+    return sum;
+}
+
+START_TEST(every_search_finds_its_way)
+{
+    double left[3];
+    kvb_error err = {0};
+    case_seed("refine");
+    for (int kind = 0; kind < 3; kind++) {
+        bowl b;
+        refine_result r, again;
+        bowl_make(&b, 0.1);
+        refine_task task = task_of(&b, (refine_search)kind, 200);
+        must(refine_run(&r, &task, &err), &err);
+        left[kind] = gain(&r);
+        printf("%s: %.3f of the loss is left after %.0f evaluations\n", refine_search_name(task.search), left[kind],
+               r.evaluations);
+        ck_assert_msg(left[kind] < 0.95, "%s", refine_search_name(task.search));
+        ck_assert(r.rounds > 1 && b.reports == r.rounds + 1 && r.evaluations < 200 + 40 && b.last < 1);
+        for (int k = 0; k < KNOTS; k++) {
+            double sum = 0;
+            for (int t = 0; t < SELECTION; t++)
+                sum += loss_of(&b, r.shift, (uint32_t)k, TEXTS + (uint32_t)t) / SELECTION;
+            ck_assert_double_eq_tol(sum, r.selection[k], 1e-12); // what is told of the shifts is true of them
+            ck_assert(r.calibration[k] < r.calibration_before[k]);
+        }
+        b.spent = 0;
+        must(refine_run(&again, &task, &err), &err);
+        ck_assert(memcmp(r.shift, again.shift, sizeof(double) * KNOTS * HEADS) == 0);
+        refine_free(&r);
+        refine_free(&again);
+    }
+    ck_assert_msg(left[REFINE_MODEL] < left[REFINE_SWAP], "model %.3f, swap %.3f", left[0], left[2]);
+}
+END_TEST
+
+START_TEST(the_selection_set_ends_what_overfits)
+{
+    kvb_error err = {0};
+    case_seed("refine, overfitting");
+    for (int kind = 0; kind < 3; kind++) {
+        bowl b;
+        refine_result r;
+        bowl_make(&b, 0);
+        for (int h = 0; h < HEADS; h++) // the selection texts want the contrary
+            for (int t = TEXTS; t < TEXTS + SELECTION; t++) b.drift[t][h] = -2 * b.goal[0][h];
+        refine_task task = task_of(&b, (refine_search)kind, 1000);
+        task.patience = 3;
+        must(refine_run(&r, &task, &err), &err);
+        ck_assert_msg(r.settled && r.evaluations < 300, "%s: %.0f evaluations", refine_search_name(task.search),
+                      r.evaluations);
+        for (int k = 0; k < KNOTS; k++) ck_assert(r.selection[k] <= r.selection_before[k]);
+        refine_free(&r);
+    }
+}
+END_TEST
+
+START_TEST(a_stop_leaves_the_best_so_far)
+{
+    kvb_error err = {0};
+    case_seed("refine, stops");
+    for (uint32_t stop = 1; stop < 60; stop += 7) {
+        bowl b;
+        refine_result r;
+        bowl_make(&b, 0.1);
+        b.stop_after = stop;
+        refine_task task = task_of(&b, REFINE_MODEL, 1000);
+        ck_assert(refine_run(&r, &task, &err) == KVB_INTERRUPTED);
+        ck_assert_ptr_nonnull(r.shift);
+        if (stop >= 2)
+            for (int k = 0; k < KNOTS; k++) {
+                double sum = 0;
+                for (uint32_t t = 0; t < SELECTION; t++)
+                    sum += loss_of(&b, r.shift, (uint32_t)k, TEXTS + t) / SELECTION;
+                ck_assert_double_eq_tol(sum, r.selection[k], 1e-12);
+            }
+        if (stop > 50) ck_assert(gain(&r) < 1);
+        refine_free(&r);
+    }
+}
+END_TEST
+
+START_TEST(layers_alone_move_together)
+{
+    bowl b;
+    refine_result r;
+    kvb_error err = {0};
+    refine_search kind;
+    case_seed("refine, layers");
+    bowl_make(&b, 0.1);
+    refine_task task = task_of(&b, REFINE_MODEL, 60);
+    task.heads = false;
+    task.worst = true;
+    must(refine_run(&r, &task, &err), &err);
+    for (int i = 0; i < KNOTS * HEADS; i += 2) ck_assert(r.shift[i] == r.shift[i + 1]);
+    for (int k = 0; k < KNOTS; k++) { // the worst text's loss, not the mean
+        double most = fmax(loss_of(&b, r.shift, (uint32_t)k, TEXTS), loss_of(&b, r.shift, (uint32_t)k, TEXTS + 1));
+        ck_assert_double_eq_tol(most, r.selection[k], 1e-12);
+    }
+    refine_free(&r);
+    task.n_selection = 0;
+    ck_assert(refine_run(&r, &task, &err) == KVB_ARGUMENT);
+    ck_assert(refine_search_parse(&kind, "evolve") && kind == REFINE_EVOLVE && !refine_search_parse(&kind, "x"));
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, every_search_finds_its_way);
+    tcase_add_test(tc, the_selection_set_ends_what_overfits);
+    tcase_add_test(tc, a_stop_leaves_the_best_so_far);
+    tcase_add_test(tc, layers_alone_move_together);
+}
+
+UNIT_MAIN("study/refine", fill)

@@ -1,0 +1,158 @@
+// Tables near a table: totals, nesting, caps and ranks stay, shift 0 is the table, and a shifted head moves its way.
+#include "study/shift.h"
+#include "test_solver_cases.h"
+
+enum { R = 99, LAYERS = 3, HEADS = 4, N = LAYERS * HEADS, KNOTS = 3 };
+
+static const double KNOT[KNOTS] = {0.5, 0.8, 0.9};
+
+typedef struct bed {
+    double ratio[R], prune[R * N], shift[KNOTS * N], out[R * N];
+    shift_base base;
+} bed;
+
+// Columns like a solved table's: heads that fall early and late, sums those of the ratio.
+static void bed_make(bed *b)
+{
+    memset(b, 0, sizeof *b);
+    double slow[N];
+    for (int h = 0; h < N; h++) slow[h] = exp(2 * case_uniform() - 1);
+    for (int r = 0; r < R; r++) {
+        double low = 0, high = 1e6;
+        b->ratio[r] = (r + 1) / 100.0;
+        for (int i = 0; i < 200; i++) {
+            double middle = (low + high) / 2, sum = 0;
+            for (int h = 0; h < N; h++) sum += 1 / (1 + middle * slow[h]);
+            if (sum > N * (1 - b->ratio[r])) low = middle;
+            else high = middle;
+        }
+        for (int h = 0; h < N; h++) b->prune[r * N + h] = 1 - 1 / (1 + low * slow[h]);
+    }
+    b->base = (shift_base){R, LAYERS, HEADS, b->ratio, b->prune, NULL, false};
+}
+
+static void draw_shifts(bed *b, double size)
+{
+    for (int i = 0; i < KNOTS * N; i++) b->shift[i] = size * (2 * case_uniform() - 1);
+}
+
+static double sum_of(const double *prune, int first, int n)
+{
+    double sum = 0;
+    for (int h = first; h < first + n; h++) sum += prune[h];
+    return sum;
+}
+
+static void check_nested(const bed *b)
+{
+    for (int i = N; i < R * N; i++) ck_assert_msg(b->out[i] >= b->out[i - N] - 1e-12, "row %d, head %d", i / N, i % N);
+}
+
+START_TEST(no_shift_is_the_table)
+{
+    bed b;
+    kvb_error err = {0};
+    case_seed("shift");
+    bed_make(&b);
+    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    ck_assert(memcmp(b.out, b.prune, sizeof b.out) == 0);
+    for (int i = 0; i < KNOTS * N; i++) b.shift[i] = 0.7; // common to all heads: the total takes it back
+    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    for (int i = 0; i < R * N; i++) ck_assert_double_eq_tol(b.out[i], b.prune[i], 1e-9);
+}
+END_TEST
+
+START_TEST(totals_stay_and_rows_are_nested)
+{
+    bed b;
+    kvb_error err = {0};
+    case_seed("shift, totals");
+    for (int round = 0; round < 20; round++) {
+        bed_make(&b);
+        draw_shifts(&b, 2);
+        b.base.by_layer = round % 2;
+        must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+        check_nested(&b);
+        for (int r = 0; r < R; r++)
+            for (int l = 0; l < LAYERS; l++) {
+                int first = b.base.by_layer ? l * HEADS : 0, n = b.base.by_layer ? HEADS : N;
+                ck_assert_double_eq_tol(sum_of(b.out + r * N, first, n), sum_of(b.prune + r * N, first, n), 1e-6);
+            }
+    }
+}
+END_TEST
+
+START_TEST(a_head_with_a_negative_shift_keeps_more)
+{
+    bed b;
+    kvb_error err = {0};
+    case_seed("shift, direction");
+    bed_make(&b);
+    for (int k = 0; k < KNOTS; k++) b.shift[k * N + 5] = -1;
+    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    for (int r = 10; r < 90; r++) // further on, no column has anything left to give
+        for (int h = 0; h < N; h++)
+            ck_assert(h == 5 ? b.out[r * N + h] < b.prune[r * N + h] : b.out[r * N + h] > b.prune[r * N + h]);
+}
+END_TEST
+
+START_TEST(limits_hold)
+{
+    bed b;
+    kvb_error err = {0};
+    kvb_limits limits;
+    case_seed("shift, limits");
+    bed_make(&b);
+    must(kvb_limits_init(&limits, LAYERS, HEADS, &err), &err);
+    limits.ranks = 2;
+    b.base.limits = &limits;
+    draw_shifts(&b, 1.5);
+    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    check_nested(&b);
+    for (int r = 0; r < R; r++)
+        for (int rank = 0; rank < 2; rank++) {
+            double got = 0, want = 0;
+            for (int l = 0; l < LAYERS; l++) {
+                got += sum_of(b.out + r * N, l * HEADS + 2 * rank, 2);
+                want += sum_of(b.prune + r * N, l * HEADS + 2 * rank, 2);
+            }
+            ck_assert_double_eq_tol(got, want, 1e-6);
+        }
+    // A cap: layer 0 never keeps more than its share in the table's row for 40 %.
+    limits.ranks = 1;
+    double cap = (HEADS - sum_of(b.prune + 39 * N, 0, HEADS)) / HEADS;
+    limits.cap[0] = cap;
+    for (int h = 0; h < HEADS; h++) b.shift[N + h] = -3;
+    must(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err), &err);
+    for (int r = 45; r < R; r++) {
+        ck_assert(HEADS - sum_of(b.out + r * N, 0, HEADS) <= HEADS * cap + 1e-9);
+        ck_assert_double_eq_tol(sum_of(b.out + r * N, 0, N), sum_of(b.prune + r * N, 0, N), 1e-6);
+    }
+    kvb_limits_free(&limits);
+}
+END_TEST
+
+START_TEST(what_makes_no_sense_is_refused)
+{
+    bed b;
+    kvb_error err = {0};
+    case_seed("shift, refusals");
+    bed_make(&b);
+    const double twice[2] = {0.5, 0.5};
+    ck_assert(shift_table(&b.base, twice, 2, b.shift, b.out, &err) == KVB_ARGUMENT);
+    ck_assert(shift_table(&b.base, KNOT, 0, b.shift, b.out, &err) == KVB_ARGUMENT);
+    b.shift[3] = NAN;
+    ck_assert(shift_table(&b.base, KNOT, KNOTS, b.shift, b.out, &err) == KVB_NUMERIC);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, no_shift_is_the_table);
+    tcase_add_test(tc, totals_stay_and_rows_are_nested);
+    tcase_add_test(tc, a_head_with_a_negative_shift_keeps_more);
+    tcase_add_test(tc, limits_hold);
+    tcase_add_test(tc, what_makes_no_sense_is_refused);
+}
+
+UNIT_MAIN("study/shift", fill)

@@ -1,0 +1,347 @@
+// The page of `kvbudget report`: texts that would be markup, documents of results, lines over the ratio, styles, and a
+// whole page of a table whose every text is hostile.
+#include "formats/table_export.h"
+#include "formats/table_write.h"
+#include "formats_help.h"
+#include "tools/report/html.h"
+#include "tools/report/page_parts.h"
+#include "tools/report/page_sections.h"
+#include "tools/report/results_grid.h"
+#include "tools/report/series_style.h"
+#include "tools/report/table_npy.h"
+#include <math.h>
+
+static char text[4096];
+
+static FILE *begin(void)
+{
+    memset(text, 0, sizeof text);
+    return fmemopen(text, sizeof text - 1, "w");
+}
+
+START_TEST(texts_are_escaped)
+{
+    const struct {
+        const char *from, *to;
+    } cases[] = {{"a<b>&\"'", "a&lt;b&gt;&amp;&quot;&#39;"},
+                 {"gr\xc3\xbc\xc3\x9f", "gr\xc3\xbc\xc3\x9f"},
+                 {"a\x01\x7f\nb", "a??\nb"},
+                 {"\xff\xc0\xaf", "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD"}, // not UTF-8; an overlong form
+                 {"a\xe2\x80\xae"
+                  "b",
+                  "a\xEF\xBF\xBD"
+                  "b"}}; // turns the direction of writing
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        FILE *out = begin();
+        html_put(out, cases[i].from);
+        fclose(out);
+        ck_assert_str_eq(text, cases[i].to);
+    }
+    FILE *out = begin();
+    html_putf(out, "%s %d", "<", 7);
+    fclose(out);
+    ck_assert_str_eq(text, "&lt; 7");
+}
+END_TEST
+
+START_TEST(data_cannot_leave_their_element)
+{
+    cJSON *value = cJSON_CreateObject();
+    cJSON_AddStringToObject(value, "a", "</script><!-- \xff");
+    FILE *out = begin();
+    ck_assert(html_json(out, value));
+    fclose(out);
+    ck_assert_ptr_null(strchr(text, '<'));
+    cJSON *again = cJSON_Parse(text);
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(again, "a")), "</script><!-- ?");
+    cJSON_Delete(again);
+    cJSON_Delete(value);
+}
+END_TEST
+
+START_TEST(words_of_a_shell)
+{
+    const struct {
+        const char *from, *to;
+    } cases[] = {{"a-b_1.safetensors", "a-b_1.safetensors"},
+                 {"", "&#39;&#39;"},
+                 {"a b", "&#39;a b&#39;"},
+                 {"it's", "&#39;it&#39;\\&#39;&#39;s&#39;"},
+                 {"$(x)`", "&#39;$(x)`&#39;"}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        FILE *out = begin();
+        html_shell_word(out, cases[i].from);
+        fclose(out);
+        ck_assert_str_eq(text, cases[i].to);
+    }
+}
+END_TEST
+
+// ---- Documents of results -------------------------------------------------------------------------------------------
+
+#define HEAD "{\"schema\":\"kvbudget-results\",\"schema_version\":1,\"command\":\"eval\",\"rows\":"
+
+START_TEST(documents_are_checked)
+{
+    const struct {
+        const char *from;
+        kvb_status want;
+        const char *says;
+    } cases[] = {{HEAD "[]}", KVB_OK, ""},
+                 {"[]", KVB_FORMAT, "r.json: "},
+                 {"{}", KVB_FORMAT, "schema: expected \"kvbudget-results\""},
+                 {"{\"schema\":\"kvbudget-results\",\"schema_version\":9}", KVB_VERSION, "schema_version 9"},
+                 {"{\"schema\":\"kvbudget-results\",\"schema_version\":1}", KVB_FORMAT, "command"},
+                 {HEAD "{}}", KVB_FORMAT, "rows: expected a list"},
+                 {HEAD "[{},3]}", KVB_FORMAT, "rows[1]: expected an object"},
+                 {HEAD "[{\"kl\":[1]}]}", KVB_FORMAT, "rows[0].kl"},
+                 {HEAD "[{\"kl\":1,\"kl\":2}]}", KVB_FORMAT, "r.json: "}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        results_document r;
+        kvb_error err = {0};
+        ck_assert_int_eq(results_parse(&r, cases[i].from, strlen(cases[i].from), "r.json", &err), cases[i].want);
+        ck_assert_msg(strstr(err.message, cases[i].says) != NULL, "%zu: %s", i, err.message);
+        ck_assert(!r.document == (cases[i].want != KVB_OK));
+        results_close(&r);
+    }
+    results_document r;
+    kvb_error err;
+    ck_assert_int_eq(results_open(&r, "/nonexistent/r.json", &err), KVB_IO);
+    ck_assert_ptr_null(r.document);
+}
+END_TEST
+
+static const char ROWS[] =
+    HEAD "[{\"metric\":\"m\",\"allocator\":\"uniform\",\"ratio\":0.8,\"kl\":0.4,\"kl_low\":0.3,\"kl_high\":0.5},"
+         "{\"metric\":\"m\",\"allocator\":\"uniform\",\"ratio\":0.5,\"kl\":0.2},"
+         "{\"metric\":\"m\",\"allocator\":\"kvbudget\",\"ratio\":0.8,\"kl\":0.1,\"sink\":4,\"window\":1},"
+         "{\"metric\":\"m\",\"allocator\":\"kvbudget\",\"ratio\":0.8,\"kl\":9,\"sink\":0,\"window\":0},"
+         "{\"metric\":\"other\",\"allocator\":\"ada\",\"ratio\":0.9,\"kl\":7},"
+         "{\"task\":\"t\",\"method\":\"m\",\"allocator\":\"ada\",\"ratio\":0.9,\"kl\":7}]}";
+
+START_TEST(rows_become_lines)
+{
+    results_document r;
+    kvb_error err;
+    ck_assert_int_eq(results_parse(&r, ROWS, sizeof ROWS - 1, "r.json", &err), KVB_OK);
+    grid_rows from = {.rows = r.rows, .method = "m"};
+    results_grid *g = results_grid_make(&from, "kl");
+    ck_assert_uint_eq(g->n_names, 2);
+    ck_assert_uint_eq(g->n_ratios, 2);
+    ck_assert_double_eq(g->ratios[0], 0.5); // ascending, though the rows are not
+    size_t uniform = grid_find_name(g, "uniform"), own = grid_find_name(g, "kvbudget");
+    ck_assert_double_eq(g->value[uniform][1], 0.4);
+    ck_assert_double_eq(g->low[uniform][1], 0.3);
+    ck_assert_double_eq(g->value[own][1], 0.1); // not that of the row without protection
+    ck_assert(isnan(g->value[own][0]) && isnan(g->low[uniform][0]) && g->has_intervals);
+    ck_assert_uint_eq(grid_find_name(g, "ada"), 2);
+    ck_assert_uint_eq(grid_find_ratio(g, 0.7), 2);
+    free(g);
+    from.bare = true;
+    g = results_grid_make(&from, "kl");
+    ck_assert(g->n_names == 1 && g->value[0][0] == 9);
+    free(g);
+    const cJSON *task = cJSON_GetArrayItem(r.rows, 5);
+    ck_assert_str_eq(results_method(task), "m");
+    ck_assert(!grid_has_row(&from, task));
+    ck_assert(isnan(results_number(task, "nothing")) && !*results_text(task, "kl"));
+    ck_assert(isnan(results_interval_at(task, "kl").low) && results_interval_at(task, "kl").value == 7);
+    results_close(&r);
+}
+END_TEST
+
+START_TEST(styles_are_fixed_and_differ)
+{
+    static const char *const names[] = {"kvbudget", "uniform", "pyramid", "ada", "lukv", "headkv", "duo", "oracle"};
+    enum { N = sizeof names / sizeof *names };
+    for (int i = 0; i < N; i++)
+        for (int k = 0; k < i; k++) {
+            series_style a = series_style_of(names[i]), b = series_style_of(names[k]);
+            ck_assert_msg(a.mark != b.mark || a.dash != b.dash, "%s and %s look alike in grey", names[i], names[k]);
+            ck_assert_msg(a.colour != b.colour, "%s and %s have one colour", names[i], names[k]);
+        }
+    series_style own = series_style_of("kvbudget"), exact = series_style_of("kvbudget-exact");
+    ck_assert(own.colour == exact.colour && (own.mark != exact.mark || own.dash != exact.dash));
+    series_style mine = series_style_of("mine"), again = series_style_of("mine");
+    ck_assert(mine.colour == again.colour && mine.mark == again.mark && mine.dash == again.dash);
+    ck_assert_ptr_nonnull(series_mark_names[exact.mark]);
+}
+END_TEST
+
+// ---- A page ---------------------------------------------------------------------------------------------------------
+
+enum { L = 2, G = 2, R = 99 };
+#define EVIL "\"><script>alert(1)</script>\xe2\x80\xae'&"
+#define SHA "00000000000000000000000000000000000000000000000000000000000000aa"
+
+// A table whose every text would be markup, where a text may be anything.
+static void write_table(const char *path)
+{
+    static double prune[R * L * G], deviation[R * L * G], ratio[R], loss[R];
+    static uint8_t saturated[R];
+    static const struct {
+        const char *key, *value;
+    } metadata[] = {{"format", "kvbudget-table"},
+                    {"format_version", "1"},
+                    {"tool_version", EVIL},
+                    {"architecture", EVIL},
+                    {"model_id", EVIL},
+                    {"model_sha256", ""},
+                    {"tokenizer_sha256", ""},
+                    {"calibration_sha256", ""},
+                    {"record_sha256", SHA},
+                    {"n_layers", "2"},
+                    {"n_heads", "2"},
+                    {"n_kv_heads", "2"},
+                    {"head_dim", "16"},
+                    {"metric", "<b>&\"'"},
+                    {"metric_parameters", "{\"<i>\":\"</pre>\"}"},
+                    {"sink", "4"},
+                    {"window", "1"},
+                    {"scope", "global"},
+                    {"aggregate", "mean_loss"},
+                    {"hull", "feasible"},
+                    {"max_prune", "0.99"},
+                    {"calibration_tokens", "100,200"},
+                    {"n_contexts", "2"},
+                    {"n_questions", "4"},
+                    {"n_queries", "5,9"},
+                    {EVIL, EVIL}};
+    cJSON *m = cJSON_CreateObject();
+    for (size_t i = 0; i < sizeof metadata / sizeof *metadata; i++)
+        cJSON_AddStringToObject(m, metadata[i].key, metadata[i].value);
+    for (int r = 0; r < R; r++) {
+        ratio[r] = loss[r] = (r + 1) / 100.0;
+        for (int h = 0; h < L * G; h++) {
+            prune[r * L * G + h] = ratio[r];
+            deviation[r * L * G + h] = h == 3 ? 0.5 : 0;
+        }
+    }
+    const table_content t = {R, L, G, prune, ratio, deviation, loss, loss, loss, loss, ratio, saturated, NULL, m};
+    help_ok(table_write(path, &t, err));
+    cJSON_Delete(m);
+}
+
+// The whole page; the caller frees it.
+static char *page_of(const page_paths *paths, const char *name)
+{
+    page p;
+    help_ok(page_open(&p, paths, err));
+    help_ok(page_write(&p, name, err));
+    page_free(&p);
+    file_view view;
+    help_ok(file_map(&view, name, err));
+    char *whole = strndup((const char *)view.data, view.size);
+    file_unmap(&view);
+    return whole;
+}
+
+START_TEST(hostile_texts_stay_texts)
+{
+    const char *table = help_path("a'<img src=x>.safetensors"), *out = help_path("page.html");
+    write_table(table);
+    const char *tables[] = {table};
+    char *whole = page_of(&(page_paths){.tables = tables, .n_tables = 1}, out);
+    ck_assert_ptr_null(strstr(whole, "alert(1)</script>"));
+    ck_assert_ptr_null(strstr(whole, "<img"));
+    ck_assert_ptr_null(strstr(whole, "<i>"));
+    ck_assert_ptr_null(strstr(whole, "\xe2\x80\xae"));
+    ck_assert_ptr_nonnull(strstr(whole, "&lt;b&gt;&amp;&quot;&#39;")); // the metric's name
+    ck_assert_ptr_nonnull(strstr(whole, "not tried yet"));
+    // Half a deviation is more than the 20 % that the head keeps at 80 %.
+    ck_assert_ptr_nonnull(strstr(whole, "1 of 4 heads are not certain at 80&nbsp;%"));
+    ck_assert_ptr_nonnull(strstr(whole, "default-src 'none'"));
+    ck_assert(strstr(whole, page_css[0]) && strstr(whole, page_js[0]));
+    free(whole);
+}
+END_TEST
+
+START_TEST(verdicts_follow_the_intervals)
+{
+    static const struct {
+        double low, high;
+        const char *says;
+    } cases[] = {{0.3, 0.7, "better than an even split at 80&nbsp;% pruned"},
+                 {0.7, 1.3, "not certain at 80&nbsp;% pruned"},
+                 {1.2, 1.6, "worse than an even split at 80&nbsp;% pruned"}};
+    char document[1200];
+    const char *table = help_path("t.safetensors"), *found = help_path("r.json"), *out = help_path("page.html");
+    write_table(table);
+    const char *tables[] = {table}, *documents[] = {found};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        page p;
+        help_ok(page_open(&p, &(page_paths){.tables = tables, .n_tables = 1}, err));
+        int size =
+            snprintf(document, sizeof document,
+                     "{\"schema\":\"kvbudget-results\",\"schema_version\":1,\"command\":\"eval\",\"inputs\":[{\"kind\":"
+                     "\"text\"}],"
+                     "\"settings\":{\"allocators\":[{\"label\":\"x\",\"identity\":\"table %s\"}]},\"rows\":["
+                     "{\"metric\":\"<b>&\\\"'\",\"allocator\":\"uniform\",\"ratio\":0.8,\"kl\":0.2,\"top1\":0.8},"
+                     "{\"metric\":\"<b>&\\\"'\",\"allocator\":\"x\",\"ratio\":0.8,\"kl\":0.1,\"top1\":0.97,"
+                     "\"kl_to_uniform\":0.5,\"kl_to_uniform_low\":%g,\"kl_to_uniform_high\":%g}]}",
+                     p.tables[0].sha256, cases[i].low, cases[i].high);
+        page_free(&p);
+        help_ok(atomic_write(found, document, (size_t)size, err));
+        char *whole =
+            page_of(&(page_paths){.tables = tables, .n_tables = 1, .results = documents, .n_results = 1}, out);
+        ck_assert_ptr_nonnull(strstr(whole, cases[i].says));
+        ck_assert_ptr_nonnull(strstr(whole, "<b>97 of 100</b>"));
+        ck_assert_ptr_nonnull(strstr(whole, "Up to 80&nbsp;% can go"));
+        ck_assert_ptr_nonnull(strstr(whole, "Measured on 1 text."));
+        free(whole);
+    }
+}
+END_TEST
+
+START_TEST(what_does_not_belong_is_refused)
+{
+    const char *table = help_path("t.safetensors"), *none = help_path("none.h5");
+    write_table(table);
+    const char *tables[] = {table}, *records[] = {none};
+    page p;
+    kvb_error problem = {0};
+    ck_assert_int_eq(page_open(&p, &(page_paths){0}, &problem), KVB_ARGUMENT);
+    page_free(&p);
+    ck_assert_int_eq(
+        page_open(&p, &(page_paths){.tables = tables, .n_tables = 1, .records = records, .n_records = 1}, &problem),
+        KVB_IO);
+    page_free(&p);
+    help_ok(page_open(&p, &(page_paths){.tables = tables, .n_tables = 1}, err));
+    ck_assert_int_eq(page_write(&p, "/nonexistent/x.html", &problem), KVB_IO);
+    ck_assert_double_eq(page_row_near(p.tables[0].file, 0.804).ratio, 0.8);
+    worth rows[2];
+    ck_assert_uint_eq(page_find_worth(&p, &p.tables[0], rows, 2), 0);
+    page_free(&p);
+}
+END_TEST
+
+START_TEST(lines_for_kvpress)
+{
+    cJSON *metadata = cJSON_Parse("{\"metric\": \"keydiff\", \"sink\": \"4\", \"window\": \"1\"}");
+    cJSON *press = press_of_table(metadata);
+    char *code = table_kvpress_code("a\"b.npy", metadata, press);
+    ck_assert_ptr_nonnull(
+        strstr(code, "kvpress.LUKVPress(kvpress.KeyDiffPress(), compression_ratio=0.8, sink=4, window=1"));
+    ck_assert_ptr_nonnull(strstr(code, "numpy.load(\"a\\\"b.npy\")"));
+    free(code);
+    cJSON_Delete(press);
+    cJSON_Delete(metadata);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, texts_are_escaped);
+    tcase_add_test(tc, data_cannot_leave_their_element);
+    tcase_add_test(tc, words_of_a_shell);
+    tcase_add_test(tc, documents_are_checked);
+    tcase_add_test(tc, rows_become_lines);
+    tcase_add_test(tc, styles_are_fixed_and_differ);
+    tcase_add_test(tc, hostile_texts_stay_texts);
+    tcase_add_test(tc, verdicts_follow_the_intervals);
+    tcase_add_test(tc, what_does_not_belong_is_refused);
+    tcase_add_test(tc, lines_for_kvpress);
+}
+
+UNIT_MAIN("tools_report", fill)

@@ -1,0 +1,251 @@
+// What commands ask of the machine and of others: a backend by name, threads, ranks; and the files that they write for
+// people and for kvpress.
+#include "formats/npy.h"
+#include "formats/sha256.h"
+#include "study_help.h"
+#include "tools/device.h"
+#include "tools/json_print.h"
+#include "tools/memory.h"
+#include "tools/ranks.h"
+#include "tools/report/compared.h"
+#include "tools/report/inspect_gguf.h"
+#include "tools/report/output.h"
+#include "tools/report/roofline.h"
+#include "tools/report/table_npy.h"
+#include <omp.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static int run_nothing(const cli_command *self, int argc, char **argv)
+{
+    (void)self, (void)argc, (void)argv;
+    return EXIT_DONE;
+}
+
+static const cli_command COMMAND = {"try", "try", "Tries", NULL, run_nothing};
+
+START_TEST(backends_by_name)
+{
+    ck_assert_ptr_eq(device_find(&COMMAND, "ref", "f32"), backend_find("ref"));
+    ck_assert_ptr_eq(device_find(&COMMAND, "cpu", "bf16"), backend_find_compute("cpu", "bf16"));
+    ck_assert_ptr_null(device_find(&COMMAND, "ref", "bf16"));
+    ck_assert_ptr_null(device_find(&COMMAND, "abacus", "f32"));
+}
+END_TEST
+
+START_TEST(threads)
+{
+    ck_assert_int_eq(device_take_threads(&COMMAND, 3), EXIT_DONE);
+    ck_assert_int_eq(omp_get_max_threads(), 3);
+    ck_assert_int_eq(device_take_threads(&COMMAND, 0), EXIT_DONE);
+    ck_assert_int_eq(omp_get_max_threads(), 3);
+    ck_assert_int_eq(device_take_threads(&COMMAND, DEVICE_THREADS_MAX + 1), EXIT_USAGE);
+    ck_assert_int_eq(omp_get_max_threads(), 3);
+    struct rlimit was, less; // too little address space for 200 threads is said, not found out
+    ck_assert_int_eq(getrlimit(RLIMIT_AS, &was), 0);
+    less = was;
+    FILE *f = fopen("/proc/self/statm", "r");
+    unsigned long pages = 0;
+    ck_assert(f && fscanf(f, "%lu", &pages) == 1);
+    fclose(f);
+    less.rlim_cur = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE) + ((rlim_t)256 << 20);
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &less), 0);
+    int few = device_take_threads(&COMMAND, 2), many = device_take_threads(&COMMAND, 200);
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
+    ck_assert_int_eq(few, EXIT_DONE);
+    ck_assert_int_eq(many, EXIT_FAILED);
+}
+END_TEST
+
+// A process that no launcher started is one rank of one, and what all ranks agree on is what it says itself.
+START_TEST(one_rank)
+{
+    static const char *const launchers[] = {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"};
+    for (int i = 0; i < 3; i++) unsetenv(launchers[i]);
+    ck_assert(!ranks_launched());
+    setenv("PMI_RANK", "1", 1);
+    ck_assert(ranks_launched());
+    unsetenv("PMI_RANK");
+    ranks r;
+    int who = 7;
+    double values[2] = {1.5, -2};
+    char text[] = "mine";
+    help_ok(ranks_begin(&r, err));
+    ck_assert(r.rank == 0 && r.size == 1 && r.local_rank == 0 && r.local_size == 1);
+    ck_assert_int_eq(ranks_agree(&r, KVB_IO, &who), KVB_IO);
+    ck_assert_int_eq(who, 0);
+    ck_assert_int_eq(ranks_agree(&r, KVB_OK, NULL), KVB_OK);
+    ranks_sum(&r, values, 2);
+    ranks_largest(&r, values, 2);
+    ranks_broadcast(&r, text, sizeof text);
+    ck_assert(values[0] == 1.5 && values[1] == -2);
+    ck_assert_str_eq(text, "mine");
+    ranks_end();
+}
+END_TEST
+
+// cJSON's failed allocations are counted once that is asked for, and then a document is not printed.
+START_TEST(json_without_memory)
+{
+    json_watch_memory();
+    ck_assert(!json_ran_out());
+    cJSON *small = cJSON_CreateString("x");
+    ck_assert_ptr_nonnull(small);
+    cJSON_Delete(small);
+    struct rlimit was, none;
+    char *large = malloc(64 << 20);
+    memset(large, 'x', (64 << 20) - 1);
+    large[(64 << 20) - 1] = '\0';
+    ck_assert_int_eq(getrlimit(RLIMIT_AS, &was), 0);
+    none = was;
+    none.rlim_cur = 1 << 20;
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &none), 0);
+    cJSON *lost = cJSON_CreateString(large);
+    ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
+    ck_assert_ptr_null(lost);
+    ck_assert(json_ran_out());
+    free(large);
+}
+END_TEST
+
+START_TEST(pictures)
+{
+    picture p;
+    size_t n;
+    mkdir(help_path("pictures"), 0777);
+    help_ok(picture_begin(&p, help_path("pictures"), "snapkv:kvpress", true, err));
+    fprintf(p.file.stream, "<svg/>");
+    help_ok(picture_end(&p, true, err));
+    char *text = (char *)help_slurp(help_path("pictures/snapkv_kvpress.svg"), &n);
+    ck_assert(n == 6 && memcmp(text, "<svg/>", 6) == 0);
+    free(text);
+    help_fails(picture_begin(&p, help_path("none/{metric}.svg"), "m", true, err), KVB_IO, "none");
+}
+END_TEST
+
+// Allocators are a setting of the results, and tables among them inputs.
+START_TEST(allocators_are_named)
+{
+    allocator all[2] = {{.label = "uniform", .identity = "uniform"},
+                        {.label = "mine", .identity = "table 12ab", .kind = ALLOCATOR_TABLE}};
+    const compared with = {.allocators = all, .n_allocators = 2};
+    results r;
+    help_ok(results_begin(&r, "eval", err));
+    add_allocators(&r, &with);
+    const cJSON *list = cJSON_GetObjectItem(r.settings, "allocators"), *mine = cJSON_GetArrayItem(list, 1);
+    ck_assert_int_eq(cJSON_GetArraySize(list), 2);
+    ck_assert_str_eq(cJSON_GetObjectItem(mine, "label")->valuestring, "mine");
+    ck_assert_str_eq(cJSON_GetObjectItem(mine, "identity")->valuestring, "table 12ab");
+    ck_assert_int_eq(cJSON_GetArraySize(r.inputs), 1);
+    char *text = cJSON_PrintUnformatted(r.inputs);
+    ck_assert_msg(strstr(text, "\"12ab\"") && strstr(text, "\"mine\""), "%s", text);
+    free(text);
+    results_free(&r);
+}
+END_TEST
+
+// A record that was read is an input with the hash of its bytes, and the document is printed as it stands.
+START_TEST(results_of_a_record)
+{
+    const case_context one = {.id = "a", .n_tokens = 12, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
+    selection from;
+    results r;
+    char sha256[65], text[4000];
+    case_select(&from, case_record("one.h5", &one, 1));
+    help_ok(sha256_file_hex(from.path, sha256, err));
+    help_ok(results_begin(&r, "solve", err));
+    help_ok(results_record(&r, &from, err));
+    fflush(stdout);
+    int shown = dup(STDOUT_FILENO);
+    FILE *file = tmpfile();
+    dup2(fileno(file), STDOUT_FILENO);
+    kvb_error failure = {0};
+    kvb_status status = results_print(&r, &failure);
+    fflush(stdout);
+    dup2(shown, STDOUT_FILENO);
+    close(shown);
+    ck_assert_msg(status == KVB_OK, "%s", failure.message);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    cJSON *back = cJSON_Parse(text);
+    ck_assert_msg(cJSON_Compare(back, r.document, 1), "%s", text);
+    ck_assert(strstr(text, sha256) && strstr(text, "one.h5") && strstr(text, RESULTS_SCHEMA));
+    cJSON_Delete(back);
+    results_free(&r);
+    selection_close(&from);
+}
+END_TEST
+
+// The array and its side-car: the ratios, and the press that the metric is.
+START_TEST(curves_for_kvpress)
+{
+    static double ratios[99 * 2 * 3];
+    for (int i = 0; i < 99 * 6; i++) ratios[i] = i / 600.0;
+    cJSON *metadata = cJSON_Parse("{\"metric\":\"keydiff\",\"metric_parameters\":\"{}\"}");
+    size_t n;
+    help_ok(write_table_npy(help_path("curve.npy"), 99, 2, 3, ratios, metadata, err));
+    unsigned char *bytes = help_slurp(help_path("curve.npy"), &n);
+    npy_array a;
+    double back[99 * 6];
+    help_ok(npy_parse(&a, bytes, n, "curve.npy", err));
+    ck_assert(a.n_dims == 3 && a.shape[0] == 99 && a.shape[1] == 2 && a.shape[2] == 3);
+    help_ok(npy_to_f64(&a, back, "curve.npy", err));
+    ck_assert_mem_eq(back, ratios, sizeof back);
+    free(bytes);
+    char *side = (char *)help_slurp(help_path("curve.json"), &n);
+    ck_assert_ptr_nonnull(memmem(side, n, "KeyDiffPress", 12));
+    free(side);
+    cJSON_Delete(metadata);
+}
+END_TEST
+
+// Speeds are measured, so only their order is known: something, and not a thousand times the fastest machine.
+START_TEST(peaks_of_this_machine)
+{
+    omp_set_num_threads(1);
+    double sgemm = roofline_sgemm(), products = roofline_products(backend_find_compute("cpu", "bf16"));
+    ck_assert_msg(sgemm > 1e8 && sgemm < 1e16, "%g", sgemm);
+    ck_assert_msg(products > 1e8 && products < 1e16, "%g", products);
+    fflush(stderr);
+    int shown = dup(STDERR_FILENO);
+    FILE *file = tmpfile();
+    dup2(fileno(file), STDERR_FILENO);
+    roofline_print(backend_find("ref"), 1);
+    fflush(stderr);
+    dup2(shown, STDERR_FILENO);
+    close(shown);
+    char text[200] = "";
+    rewind(file);
+    ck_assert_uint_gt(fread(text, 1, sizeof text - 1, file), 0);
+    ck_assert_str_eq(text, "the roofline table is of backend cpu\n");
+    fclose(file);
+}
+END_TEST
+
+START_TEST(no_model_to_inspect)
+{
+    help_spew(help_path("short.gguf"), "GGUF\3\0\0\0", 8);
+    help_fails((kvb_status)inspect_gguf(help_path("short.gguf"), false, err), KVB_FORMAT, "short.gguf");
+    help_fails((kvb_status)inspect_gguf(help_path("none.gguf"), true, err), KVB_IO, "none.gguf");
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, backends_by_name);
+    tcase_add_test(tc, threads);
+    tcase_add_test(tc, one_rank);
+#ifndef __SANITIZE_ADDRESS__ // a sanitiser's own allocator ends the program where there is no address space
+    tcase_add_test(tc, json_without_memory);
+#endif
+    tcase_add_test(tc, pictures);
+    tcase_add_test(tc, allocators_are_named);
+    tcase_add_test(tc, results_of_a_record);
+    tcase_add_test(tc, curves_for_kvpress);
+    tcase_add_test(tc, peaks_of_this_machine);
+    tcase_add_test(tc, no_model_to_inspect);
+}
+
+UNIT_MAIN("tools: work", fill)

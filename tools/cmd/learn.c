@@ -1,0 +1,145 @@
+// kvbudget learn: a record in, a ranking of tokens out.
+#include "formats/atomic_file.h"
+#include "runtime/fail.h"
+#include "tools/cmd/solve_line.h"
+#include "tools/json_print.h"
+#include "tools/report/learn_report.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct learn_command {
+    const cli_command *self;
+    cli_list features;
+    const char *output, *target;
+    selection_request wanted;
+    learn_options options;
+    uint64_t sink;
+    bool json, quiet;
+} learn_command;
+
+static kvb_status fit_and_write(learn_command *c, const selection *from, kvb_error *err)
+{
+    progress bar;
+    char name[24] = "";
+    study_progress told = progress_on(&bar);
+    learned *l = calloc(1, sizeof *l);
+    if (!l) return kvb_fail(err, KVB_MEMORY, "no memory for a ranking");
+    progress_begin(&bar, "learn", c->quiet);
+    kvb_status status = learn_fit(l, from, &c->options, &told, err);
+    if (status == KVB_OK) progress_end(&bar, "%u fits judged on %zu texts left out", l->n_trials, from->n_contexts);
+    else progress_end(&bar, status == KVB_INTERRUPTED ? "stopped" : "failed");
+    if (status == KVB_OK) status = learn_write(l, c->output, name, err);
+    if (status == KVB_OK && !c->quiet) fprintf(stderr, "wrote %s\n", c->output);
+    if (status == KVB_OK && c->json) {
+        cJSON *o = learned_to_json(l, name);
+        status = o ? json_print(o, err) : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+        cJSON_Delete(o);
+    } else if (status == KVB_OK) {
+        print_learned(l, name);
+    }
+    learn_free(l);
+    free(l);
+    return status;
+}
+
+static kvb_status run_learn(learn_command *c, const char *path, kvb_error *err)
+{
+    selection from = {0};
+    const char *any = "all";
+    c->wanted.metrics = c->features.count ? c->features.items : &any;
+    c->wanted.n_metrics = c->features.count ? c->features.count : 1;
+    kvb_status status = atomic_file_check(c->output, err);
+    if (status == KVB_OK) status = selection_open(&from, path, &c->wanted, err);
+    if (status == KVB_OK) status = fit_and_write(c, &from, err);
+    selection_close(&from);
+    return status;
+}
+
+static int check(learn_command *c, int n_operands)
+{
+    learn_options *o = &c->options;
+    if (n_operands != 1 || !c->output || !*c->output)
+        return cli_usage_error(c->self, "expected one record and -o FILE: kvbudget %s", c->self->synopsis);
+    if (strcmp(c->target, "mean") != 0 && strcmp(c->target, "max") != 0)
+        return cli_usage_error(c->self, "--target: expected mean or max, found '%s'", c->target);
+    if (!isnan(o->lambda) && !(o->lambda > 0 && o->lambda <= 1e6))
+        return cli_usage_error(c->self, "--lambda: expected a number above 0");
+    if (!isnan(o->exponent) && !(o->exponent >= 0 && o->exponent <= 2))
+        return cli_usage_error(c->self, "--exponent: expected 0 to 2");
+    if (!(o->slack >= 0 && o->slack <= 10)) return cli_usage_error(c->self, "--within: expected 0 to 10");
+    if (c->sink > 65536) return cli_usage_error(c->self, "--sink: expected at most 65536");
+    if (c->wanted.max_questions == 0) return cli_usage_error(c->self, "--questions: expected at least 1");
+    o->target = strcmp(c->target, "max") == 0 ? TARGET_MAX : TARGET_MEAN;
+    o->sink = (uint32_t)c->sink;
+    return EXIT_DONE;
+}
+
+static int run(const cli_command *self, int argc, char **argv)
+{
+    learn_command c = {.self = self,
+                       .target = "max",
+                       .wanted = {.max_questions = UINT64_MAX},
+                       .options = {.lambda = NAN, .exponent = NAN, .slack = 0.05},
+                       .sink = 4};
+    const cli_option options[] = {
+        {"output", 'o', CLI_TEXT, &c.output, "FILE", "the ranking to write (.safetensors)"},
+        {"feature", 'f', CLI_LIST, &c.features, "M",
+         "recorded metric that may be a feature, repeatable (default: all of the record)"},
+        {"all-features", 0, CLI_FLAG, &c.options.all_features, NULL, "take them all; no set is searched"},
+        {"within", 0, CLI_REAL, &c.options.slack, "S",
+         "take the cheapest set whose loss is at most this share above the best one's (0.05)"},
+        {"target", 0, CLI_TEXT, &c.target, "T",
+         "what a token is worth: its importance to the question that needs it most, max\n(default), or the mean over "
+         "questions, mean"},
+        {"lambda", 0, CLI_REAL, &c.options.lambda, "L", "of the ridge regression (default: by held-out loss)"},
+        {"exponent", 0, CLI_REAL, &c.options.exponent, "E",
+         "tokens weigh in by their importance to this power (default: by held-out loss)"},
+        {"sink", 0, CLI_COUNT, &c.sink, "N", "first tokens that always stay and are not fitted (4)"},
+        {"contexts", 'c', CLI_TEXT, &c.wanted.contexts, "IDS", "use only these contexts, commas between"},
+        {"questions", 'q', CLI_COUNT, &c.wanted.max_questions, "N", "use only the first N questions of every context"},
+        {"json", 0, CLI_FLAG, &c.json, NULL, "print all trials as JSON instead of the short table"},
+        {"quiet", 0, CLI_FLAG, &c.quiet, NULL, "no progress, no file names"},
+        {0},
+    };
+    int first, code = cli_parse(self, options, argc, argv, &first);
+    if (code == EXIT_DONE) code = check(&c, argc - first);
+    if (code == EXIT_DONE) {
+        kvb_error err = {0};
+        cli_catch_signals();
+        if (run_learn(&c, argv[first], &err) != KVB_OK) code = cli_failed(self, &err);
+    }
+    cli_list_free(&c.features);
+    return code < 0 ? EXIT_DONE : code;
+}
+
+const cli_command cmd_learn = {
+    .name = "learn",
+    .synopsis = "learn RUN.h5 -o RANK.safetensors [OPTION]...",
+    .summary = "fit a ranking of tokens to a record: per head a linear form of recorded metrics",
+    .details =
+        "Budgets say how many tokens a head keeps; which ones, the metric says, and most of what is lost is lost "
+        "there.\n"
+        "This fits, for every KV head, a ridge regression of the oracle importance on what the recorded metrics say of "
+        "a\n"
+        "token, each as z and z|z| over the head's tokens, and on recency. It takes seconds.\n"
+        "\n"
+        "Every set of metrics is judged on texts that were left out in turn, and the cheapest one that is within 5 % "
+        "of\n"
+        "the best is taken: cheap are metrics that read keys only, dear those that recompute attention. To have a "
+        "ranking\n"
+        "that needs no query, name such metrics alone with --feature. lambda and exponent are chosen in the same way.\n"
+        "\n"
+        "The ranking is a metric: --metric learned=RANK.safetensors in solve, profile, eval and task. Budgets for it "
+        "are\n"
+        "made from the record that it was fitted on, every text ranked by weights that have not seen it. The table\n"
+        "carries the ranking, so that an engine needs no other file (kvb_rank). docs/ranking.md has figures.\n"
+        "\n"
+        "Examples:\n"
+        "  kvbudget profile model.gguf calib.jsonl -o run.h5 --metric keydiff --metric ea --metric knorm\n"
+        "  kvbudget learn run.h5 -o rank.safetensors\n"
+        "  kvbudget solve run.h5 --metric learned=rank.safetensors -o learned.safetensors\n"
+        "  kvbudget eval model.gguf learned.safetensors text.txt -o worth\n"
+        "  kvbudget plot rank.safetensors --kind weights -o weights.svg\n",
+    .run = run,
+};

@@ -1,0 +1,179 @@
+// kvbudget refine, the measuring half: shifts become a table, the table budgets, budgets cuts, and cuts damage.
+#include "formats/sha256.h"
+#include "profiler/query_statistics.h"
+#include "runtime/fail.h"
+#include "tools/cmd/refine_command.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t heads_of(const refine_bench *b)
+{
+    return (size_t)b->m->config.n_layers * b->m->config.n_kv_heads;
+}
+
+kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
+{
+    char text[1024];
+    const char *statistics = b->m->statistics ? b->m->statistics->sha256 : "";
+    int n = snprintf(text, sizeof text, "kvbudget-refine 1\n%s\n%s %s\n%u %u\n%s\n%u %u%s", b->m->sha256,
+                     b->m->device->b->name, b->m->device->b->compute, b->plan.n_tokens, b->plan.n_next,
+                     b->plan.by->spec, b->plan.sink, b->plan.window, statistics);
+    b->open = calloc(b->n_texts + 1, sizeof *b->open);
+    if (!b->open) return kvb_fail(err, KVB_MEMORY, "no memory for %u texts", b->n_texts);
+    kvb_status status = sha256_hex(text, (size_t)n, b->origin, err);
+    if (status == KVB_OK) status = damage_log_open(&b->log, log, err);
+    return status == KVB_OK ? damage_open(&b->d, b->m, &b->plan, err) : status;
+}
+
+kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err)
+{
+    for (uint32_t t = 0; b->open && t < b->n_texts; t++) damage_text_close(&b->open[t]);
+    free(b->open);
+    damage_close(b->d);
+    for (int s = 0; s < SET_COUNT; s++) free(b->members[s]);
+    return damage_log_close(b->log, status, err);
+}
+
+void refine_bench_close_set(refine_bench *b, refine_set set)
+{
+    for (uint32_t i = 0; i < b->n_members[set]; i++) {
+        damage_text *t = &b->open[b->members[set][i]];
+        damage_text_close(t);
+        *t = (damage_text){0};
+    }
+}
+
+// ---- One text ----
+
+static bool go_on(void *context, double done, double total)
+{
+    (void)context, (void)done, (void)total;
+    return !cli_stop_requested;
+}
+
+static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
+{
+    const forward_progress watch = {go_on, NULL};
+    damage_text *t = &b->open[text];
+    if (t->full.next) return KVB_OK;
+    kvb_status status = damage_text_open(b->d, t, err);
+    if (status == KVB_OK) status = damage_text_fill(b->d, t, b->texts[text].ids, &watch, err);
+    if (status == KVB_OK) return KVB_OK;
+    damage_text_close(t);
+    *t = (damage_text){0};
+    return status;
+}
+
+static kvb_status name_cut(const refine_bench *b, uint32_t text, const uint32_t *keep, char *key, kvb_error *err)
+{
+    size_t n = heads_of(b), prefix = 2 * 64;
+    unsigned char *bytes = malloc(prefix + n * sizeof *keep);
+    if (!bytes) return kvb_fail(err, KVB_MEMORY, "no memory for a name");
+    memcpy(bytes, b->origin, 64);
+    memcpy(bytes + 64, b->texts[text].sha256, 64);
+    memcpy(bytes + prefix, keep, n * sizeof *keep);
+    kvb_status status = sha256_hex(bytes, prefix + n * sizeof *keep, key, err);
+    free(bytes);
+    return status;
+}
+
+// What the log does not know of n cuts is gathered at the front of `cuts`, a copy, with its keys; *n_new of them. Equal
+// cuts, as different shifts may make, are measured once.
+static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, uint32_t *cuts,
+                           char (*keys)[DAMAGE_KEY], uint32_t *n_new, kvb_error *err)
+{
+    size_t heads = heads_of(b);
+    *n_new = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        bool known = false;
+        kvb_status status = name_cut(b, text, keep + i * heads, keys[*n_new], err);
+        if (status != KVB_OK) return status;
+        for (uint32_t j = 0; j < *n_new && !known; j++) known = strcmp(keys[j], keys[*n_new]) == 0;
+        if (known || damage_log_find(b->log, keys[*n_new])) continue;
+        memcpy(cuts + (*n_new)++ * heads, keep + i * heads, heads * sizeof *cuts);
+    }
+    return KVB_OK;
+}
+
+static kvb_status measure_new(refine_bench *b, uint32_t text, const uint32_t *cuts, char (*keys)[DAMAGE_KEY],
+                              uint32_t n, kvb_error *err)
+{
+    double start = seconds_now();
+    damage_value *found = malloc(n * sizeof *found + 1);
+    kvb_status status = found ? fill_text(b, text, err) : kvb_fail(err, KVB_MEMORY, "no memory for %u results", n);
+    if (status == KVB_OK) status = damage_measure(b->d, &b->open[text], cuts, n, found, err);
+    if (status == KVB_OK) status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])keys, found, n, err);
+    if (status == KVB_OK) b->n_measured += n;
+    b->seconds += seconds_now() - start;
+    free(found);
+    return status;
+}
+
+// n cuts of one text into out[i * step].
+static kvb_status measure_text(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
+                               size_t step, kvb_error *err)
+{
+    size_t heads = heads_of(b);
+    uint32_t *cuts = malloc(n * heads * sizeof *cuts + 1), n_new = 0;
+    char(*keys)[DAMAGE_KEY] = calloc(n + 1, sizeof *keys), key[DAMAGE_KEY];
+    kvb_status status = cuts && keys ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %u cuts", n);
+    if (status == KVB_OK) status = find_new(b, text, keep, n, cuts, keys, &n_new, err);
+    if (status == KVB_OK && n_new) status = measure_new(b, text, cuts, keys, n_new, err);
+    b->n_known += n - n_new;
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+        status = name_cut(b, text, keep + i * heads, key, err);
+        if (status == KVB_OK) out[i * step] = *damage_log_find(b->log, key);
+    }
+    free(cuts);
+    free(keys);
+    if (status == KVB_OK && cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped");
+    return status;
+}
+
+// ---- Candidates ----
+
+// Budgets of the candidates at the knots, [n, n_knots, heads]: those that an engine would get from their tables.
+static kvb_status list_budgets(const refine_bench *b, const double *shift, uint32_t n, uint32_t *keep, kvb_error *err)
+{
+    size_t heads = heads_of(b);
+    kvb_status status = KVB_OK;
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+        kvb_table *table;
+        status = refine_table_apply(b->table, b->knots, b->n_knots, shift + i * b->n_knots * heads, &table, err);
+        for (uint32_t k = 0; k < b->n_knots && status == KVB_OK; k++)
+            status = kvb_budgets(table, b->knots[k], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
+                                 keep + (i * b->n_knots + k) * heads, heads, err);
+        kvb_table_close(table);
+    }
+    return status;
+}
+
+kvb_status refine_bench_measure(refine_bench *b, refine_set set, const double *shift, uint32_t n, const uint32_t *texts,
+                                uint32_t n_texts, damage_value *out, kvb_error *err)
+{
+    uint32_t cuts = n * b->n_knots;
+    if (!texts) n_texts = b->n_members[set];
+    uint32_t *keep = malloc(cuts * heads_of(b) * sizeof *keep + 1);
+    kvb_status status = keep ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the budgets of %u candidates", n);
+    if (status == KVB_OK) status = list_budgets(b, shift, n, keep, err);
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
+        status = measure_text(b, b->members[set][texts ? texts[t] : t], keep, cuts, out + t, n_texts, err);
+    free(keep);
+    return status;
+}
+
+kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
+                               uint32_t n_texts, double *loss, kvb_error *err)
+{
+    refine_bench *b = context;
+    size_t cells = (size_t)n * b->n_knots * n_texts;
+    damage_value *out = malloc(cells * sizeof *out + 1);
+    if (!out) return kvb_fail(err, KVB_MEMORY, "no memory for %zu results", cells);
+    kvb_status status =
+        refine_bench_measure(b, selecting ? SET_SELECTION : SET_CALIBRATION, shift, n, texts, n_texts, out, err);
+    for (size_t i = 0; i < cells && status == KVB_OK; i++)
+        loss[i] = b->objective == OBJECTIVE_NLL ? out[i].nll : out[i].kl;
+    free(out);
+    return status;
+}

@@ -1,0 +1,126 @@
+// kvbudget refine, the last part: what is written and printed.
+#include "runtime/fail.h"
+#include "tools/cmd/refine_command.h"
+#include "tools/report/results.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static const char *const SET_NAMES[SET_COUNT] = {"calibration", "selection", "test"};
+
+static bool add_numbers(cJSON *to, const char *name, const double *values, uint32_t n)
+{
+    return !values || cJSON_AddItemToObject(to, name, cJSON_CreateDoubleArray(values, (int)n));
+}
+
+// Its texts, what the search saw of it (losses by the objective), and mean KL before and after.
+static bool describe_set(const refine_command *c, refine_set set, cJSON *to)
+{
+    const refine_bench *b = &c->bench;
+    cJSON *one = cJSON_AddObjectToObject(to, SET_NAMES[set]), *texts = cJSON_AddArrayToObject(one, "texts");
+    bool ok = texts != NULL;
+    for (uint32_t t = 0; t < b->n_members[set] && ok; t++)
+        ok = cJSON_AddItemToArray(texts, cJSON_CreateString(b->texts[b->members[set][t]].sha256));
+    const double *const losses[SET_COUNT][2] = {{c->best.calibration_before, c->best.calibration},
+                                                {c->best.selection_before, c->best.selection}};
+    uint32_t n = b->n_knots;
+    return ok && add_numbers(one, "loss_before", losses[set][0], n) && add_numbers(one, "loss", losses[set][1], n) &&
+           add_numbers(one, "kl_before", c->kl[set][0], n) && add_numbers(one, "kl", c->kl[set][1], n);
+}
+
+static cJSON *describe(const refine_command *c, bool stopped)
+{
+    const refine_bench *b = &c->bench;
+    cJSON *all = cJSON_CreateObject();
+    bool ok =
+        all && cJSON_AddStringToObject(all, "from", c->table_sha256) &&
+        cJSON_AddStringToObject(all, "search", refine_search_name(c->task.search)) &&
+        cJSON_AddStringToObject(all, "objective", c->objective) && cJSON_AddBoolToObject(all, "worst", c->worst) &&
+        cJSON_AddNumberToObject(all, "seed", (double)c->e.seed) &&
+        cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations) &&
+        cJSON_AddNumberToObject(all, "rounds", c->best.rounds) && cJSON_AddBoolToObject(all, "stopped", stopped) &&
+        cJSON_AddNumberToObject(all, "n_tokens", b->plan.n_tokens) &&
+        cJSON_AddNumberToObject(all, "n_next", b->plan.n_next) &&
+        cJSON_AddStringToObject(all, "compute", b->m->device->b->compute) &&
+        cJSON_AddItemToObject(all, "ratios", cJSON_CreateDoubleArray(b->knots, (int)b->n_knots));
+    for (int s = 0; s < SET_COUNT && ok; s++) ok = describe_set(c, (refine_set)s, all);
+    if (ok) return all;
+    cJSON_Delete(all);
+    return NULL;
+}
+
+static void print_result(const refine_command *c)
+{
+    if (!c->kl[SET_CALIBRATION][1]) return; // stopped before it was judged
+    printf("mean KL to the full cache\n%8s", "");
+    for (int s = 0; s < SET_COUNT; s++)
+        if (c->kl[s][1]) printf("  %-26s", SET_NAMES[s]);
+    printf("\npruned  ");
+    for (int s = 0; s < SET_COUNT; s++)
+        if (c->kl[s][1]) printf("  before    after     ratio ");
+    printf("\n");
+    for (uint32_t k = 0; k < c->bench.n_knots; k++) {
+        printf("%6.4g %%", 100 * c->bench.knots[k]);
+        for (int s = 0; s < SET_COUNT; s++) {
+            const double *before = c->kl[s][0], *after = c->kl[s][1];
+            if (after)
+                printf("  %-8.4f  %-8.4f  %-6.3f", before[k], after[k], before[k] > 0 ? after[k] / before[k] : 1);
+        }
+        printf("\n");
+    }
+}
+
+// One row per set and ratio.
+static void add_rows(const refine_command *c, results *to)
+{
+    for (int s = 0; s < SET_COUNT; s++)
+        for (uint32_t k = 0; k < c->bench.n_knots; k++) {
+            const double *before = c->kl[s][0], *after = c->kl[s][1];
+            cJSON *o = results_row(to);
+            cJSON_AddStringToObject(o, "set", SET_NAMES[s]);
+            cJSON_AddNumberToObject(o, "ratio", c->bench.knots[k]);
+            cJSON_AddNumberToObject(o, "kl_before", before ? before[k] : NAN); // NaN becomes null: not measured
+            cJSON_AddNumberToObject(o, "kl", after ? after[k] : NAN);
+        }
+}
+
+static kvb_status give_results(const refine_command *c, const cJSON *about, kvb_error *err)
+{
+    results found;
+    const eval_inputs *in = &c->e.in;
+    kvb_status status = results_begin(&found, "refine", err);
+    if (status == KVB_OK) {
+        results_input(&found, "model", in->m->config.name, in->m->sha256);
+        results_input(&found, "table", c->table_path, c->table_sha256);
+        for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
+        cJSON_AddItemToObject(found.settings, "refined", cJSON_Duplicate(about, true));
+        add_rows(c, &found);
+        status = results_give(&found, c->e.out.json, c->e.out.csv, err);
+    }
+    results_free(&found);
+    return status;
+}
+
+kvb_status refine_write_result(const refine_command *c, bool stopped, kvb_error *err)
+{
+    const refine_bench *b = &c->bench;
+    cJSON *about = describe(c, stopped);
+    char *text = about ? cJSON_PrintUnformatted(about) : NULL;
+    kvb_status status =
+        text ? refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, text, c->e.out.name, err)
+             : kvb_fail(err, KVB_MEMORY, "%s: no memory for the result", c->e.out.name);
+    if (status == KVB_OK) status = give_results(c, about, err);
+    if (status == KVB_OK && !c->e.out.json) print_result(c);
+    cJSON_free(text);
+    cJSON_Delete(about);
+    if (status == KVB_OK && !c->e.out.quiet)
+        fprintf(stderr,
+                "wrote %s after %.0f evaluations (%s); %llu cuts measured, %.2f a second, %llu known from %s.cells\n",
+                c->e.out.name, c->best.evaluations,
+                stopped           ? "stopped"
+                : c->best.settled ? "the selection texts gained nothing more"
+                                  : "all that were wanted",
+                (unsigned long long)b->n_measured, b->seconds > 0 ? (double)b->n_measured / b->seconds : 0,
+                (unsigned long long)b->n_known, c->e.out.name);
+    return status;
+}

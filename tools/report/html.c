@@ -1,0 +1,93 @@
+#include "tools/report/html.h"
+#include "runtime/text.h"
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char REPLACEMENT[] = "\xEF\xBF\xBD"; // U+FFFD
+
+// U+202A to U+202E and U+2066 to U+2069 turn the direction; U+200E and U+200F do in a weaker way.
+static bool turns_direction(const unsigned char *p, size_t size)
+{
+    if (size != 3 || p[0] != 0xE2) return false;
+    if (p[1] == 0x80) return p[2] == 0x8E || p[2] == 0x8F || (p[2] >= 0xAA && p[2] <= 0xAE);
+    return p[1] == 0x81 && p[2] >= 0xA6 && p[2] <= 0xA9;
+}
+
+static void put_byte(FILE *out, unsigned char c)
+{
+    switch (c) {
+    case '&':
+        fputs("&amp;", out);
+        break;
+    case '<':
+        fputs("&lt;", out);
+        break;
+    case '>':
+        fputs("&gt;", out);
+        break;
+    case '"':
+        fputs("&quot;", out);
+        break;
+    case '\'':
+        fputs("&#39;", out);
+        break;
+    default:
+        fputc((c < 0x20 && c != '\n') || c == 0x7f ? '?' : c, out);
+    }
+}
+
+void html_put(FILE *out, const char *text)
+{
+    const unsigned char *p = (const unsigned char *)text;
+    for (size_t left = strlen(text); left > 0;) {
+        size_t size = kvb_utf8_size((const char *)p, left);
+        if (size == 1) put_byte(out, *p);
+        else if (size == 0 || turns_direction(p, size)) fputs(REPLACEMENT, out);
+        else fwrite(p, 1, size, out);
+        if (size == 0) size = 1;
+        p += size;
+        left -= size;
+    }
+}
+
+void html_putf(FILE *out, const char *format, ...)
+{
+    char *text = NULL;
+    va_list args;
+    va_start(args, format);
+    if (vasprintf(&text, format, args) < 0) text = NULL;
+    va_end(args);
+    html_put(out, text ? text : "");
+    free(text);
+}
+
+bool html_json(FILE *out, const cJSON *value)
+{
+    char *text = cJSON_PrintUnformatted(value);
+    if (!text) return false;
+    kvb_clean_text(text);
+    for (const char *p = text; *p; p++) {
+        if (*p == '<') fputs("\\u003c", out); // it can stand in strings only
+        else fputc(*p, out);
+    }
+    cJSON_free(text);
+    return true;
+}
+
+void html_shell_word(FILE *out, const char *word)
+{
+    static const char PLAIN[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+=:,./@%";
+    if (*word && strspn(word, PLAIN) == strlen(word)) {
+        html_put(out, word);
+        return;
+    }
+    html_put(out, "'");
+    for (const char *p = word, *quote; *p; p = quote + 1) {
+        quote = strchr(p, '\'');
+        int length = quote ? (int)(quote - p) : (int)strlen(p);
+        html_putf(out, "%.*s%s", length, p, quote ? "'\\''" : "");
+        if (!quote) break;
+    }
+    html_put(out, "'");
+}

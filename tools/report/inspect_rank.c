@@ -1,0 +1,37 @@
+#include "tools/report/inspect_rank.h"
+#include "runtime/json.h"
+#include <math.h>
+#include <string.h>
+
+// Mean over the heads of |w + w'| of every feature, and of |w_r|: what one deviation does.
+static void add_effects(cJSON *doc, const kvb_ranking_info *r)
+{
+    size_t heads = (size_t)r->n_layers * r->n_kv_heads;
+    cJSON *effects = cJSON_AddObjectToObject(doc, "mean_effect");
+    for (uint32_t f = 0; f <= r->n_features; f++) {
+        double sum = 0;
+        for (size_t h = 0; h < heads; h++) {
+            const double *w = r->weights + h * r->n_columns + 2 * (size_t)f;
+            sum += f < r->n_features ? fabs(w[0] + w[1]) : fabs(w[0]);
+        }
+        cJSON_AddNumberToObject(effects, f < r->n_features ? r->metrics[f] : "recency", sum / (double)heads);
+    }
+}
+
+kvb_status inspect_ranking(cJSON *doc, const char *path, kvb_error *err)
+{
+    kvb_ranking *ranking;
+    cJSON *about = NULL;
+    kvb_status status = kvb_ranking_open(&ranking, path, err);
+    if (status != KVB_OK) return status;
+    const kvb_ranking_info *r = kvb_ranking_about(ranking);
+    cJSON_AddStringToObject(doc, "name", r->name);
+    cJSON_AddStringToObject(doc, "model_sha256", r->model_sha256);
+    cJSON_AddNumberToObject(doc, "n_layers", r->n_layers);
+    cJSON_AddNumberToObject(doc, "n_kv_heads", r->n_kv_heads);
+    add_effects(doc, r);
+    status = kvb_json_object(&about, r->about, strlen(r->about), path, "metadata \"ranking\"", err);
+    cJSON_AddItemToObject(doc, "ranking", about);
+    kvb_ranking_close(ranking);
+    return status;
+}

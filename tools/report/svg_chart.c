@@ -1,0 +1,202 @@
+// Line charts as SVG.
+#include "tools/report/series_style.h"
+#include "tools/report/svg.h"
+#include <math.h>
+
+enum { LABELS = 62, TITLE = 24, FOOT = 40, LEGEND = 140 };
+
+typedef struct axes {
+    double left, top, width, height;         // of the plotted area, pixels
+    double x_least, x_most, y_least, y_most; // logarithms of y when logarithmic
+    bool logarithmic;
+    svg_unit x_unit, y_unit;
+} axes;
+
+static double place_x(const axes *a, double x)
+{
+    return a->left + a->width * (a->x_most > a->x_least ? (x - a->x_least) / (a->x_most - a->x_least) : 0.5);
+}
+
+static double place_y(const axes *a, double y)
+{
+    return a->top + a->height * (1 - (y - a->y_least) / (a->y_most - a->y_least));
+}
+
+// Least positive and largest of n numbers; NaN counts as none of them.
+static void widen(double *least, double *most, const double *y, size_t n)
+{
+    for (size_t i = 0; y && i < n; i++) {
+        *most = fmax(*most, y[i]);
+        if (y[i] > 0) *least = fmin(*least, y[i]);
+    }
+}
+
+static void find_range(axes *a, const svg_chart *chart)
+{
+    double least = INFINITY, most = 0;
+    for (size_t s = 0; s < chart->n_series; s++) {
+        widen(&least, &most, chart->series[s].y, chart->n);
+        widen(&least, &most, chart->series[s].low, chart->n);
+        widen(&least, &most, chart->series[s].high, chart->n);
+    }
+    a->x_least = chart->x[0];
+    a->x_most = chart->x[chart->n - 1];
+    a->x_unit = chart->x_unit;
+    a->y_unit = chart->y_unit;
+    a->logarithmic = chart->logarithmic;
+    a->y_least = chart->from_low && most > 0 ? fmax(0, least - 0.05 * (most - least)) : 0;
+    a->y_most = most > a->y_least ? most + 0.05 * (most - a->y_least) : 1;
+    if (!chart->logarithmic) return;
+    a->y_most = most > 0 ? ceil(log10(most)) : 0;
+    a->y_least = most > 0 ? fmax(floor(log10(least)), a->y_most - 8) : -1;
+    if (a->y_least >= a->y_most) a->y_least = a->y_most - 1;
+}
+
+// 1, 2 or 5 times a power of ten, so that a span has five to ten steps.
+static double nice_step(double span)
+{
+    double step = pow(10, floor(log10(span)));
+    return step * (span / step < 2 ? 0.2 : span / step < 5 ? 0.5 : 1);
+}
+
+static void put_y_axis(FILE *out, const axes *a)
+{
+    double span = a->y_most - a->y_least, step = a->logarithmic ? 1 : nice_step(span);
+    for (double y = ceil(a->y_least / step) * step; y <= a->y_most + 1e-9 * span; y += step) {
+        char text[32];
+        double at = place_y(a, y), value = a->logarithmic ? pow(10, y) : y;
+        if (a->y_unit == SVG_SHARES) snprintf(text, sizeof text, "%.6g %%", 100 * value);
+        else snprintf(text, sizeof text, "%.6g", value);
+        fprintf(out, "<path class=\"g\" d=\"M%.1f %.1f h%.1f\"/>\n", a->left, at, a->width);
+        svg_text(out, a->left - 6, at + 4, "r", text);
+    }
+}
+
+static void put_x_tick(FILE *out, const axes *a, double x, bool labelled)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%.6g", (a->x_unit == SVG_SHARES ? rint(1e4 * x) / 100 : x) + 0.0); // -0 is 0
+    fprintf(out, "<path class=\"g\" d=\"M%.1f %.1f v%.1f\"/>\n", place_x(a, x), a->top, a->height);
+    if (labelled) svg_text(out, place_x(a, x), a->top + a->height + 15, "m", text);
+}
+
+// Few points have a tick each, so that what was measured can be read off; many have ticks at round numbers.
+static void put_x_axis(FILE *out, const axes *a, const svg_chart *chart)
+{
+    enum { FEW = 12, ROOM = 26 }; // ROOM: pixels between labels that do not touch
+    double span = a->x_most - a->x_least, last = -INFINITY;
+    double step = a->x_unit == SVG_SHARES ? 0.1 : span > 0 ? nice_step(span) : 1;
+    if (a->x_unit == SVG_NUMBERS && a->x_most >= 5) step = fmax(step, 1);
+    for (size_t i = 0; chart->n <= FEW && a->x_unit == SVG_SHARES && i < chart->n; i++) {
+        bool labelled = place_x(a, chart->x[i]) - last >= ROOM;
+        put_x_tick(out, a, chart->x[i], labelled);
+        if (labelled) last = place_x(a, chart->x[i]);
+    }
+    if (chart->n > FEW || a->x_unit != SVG_SHARES)
+        for (double x = ceil(a->x_least / step - 1e-9) * step; x <= a->x_most + 1e-9 * step; x += step)
+            put_x_tick(out, a, x, true);
+    svg_text(out, a->left + a->width / 2, a->top + a->height + 31, "m sub", chart->x_label);
+}
+
+// Height of a value in the picture; NaN where it has none.
+static double height_of(const axes *a, double y)
+{
+    if (a->logarithmic) y = y > 0 ? log10(y) : -INFINITY;
+    return y >= a->y_least ? place_y(a, y) : NAN;
+}
+
+static void put_band(FILE *out, const axes *a, const svg_chart *chart, size_t series, series_style style)
+{
+    const svg_series *s = &chart->series[series];
+    if (!s->low || !s->high) return;
+    // Each stretch without gaps is a shape of its own: along the upper end, and back along the lower one.
+    for (size_t first = 0, last; first < chart->n; first = last + 1) {
+        for (last = first; last < chart->n && s->high[last] >= s->low[last]; last++) {
+        }
+        if (last == first) continue;
+        fprintf(out, "<path fill=\"#%06x\" fill-opacity=\"0.15\" d=\"", style.colour);
+        for (size_t i = first; i < 2 * last - first; i++) {
+            size_t at = i < last ? i : 2 * last - 1 - i;
+            double y = height_of(a, i < last ? s->high[at] : s->low[at]);
+            fprintf(out, "%c%.1f %.1f", i == first ? 'M' : 'L', place_x(a, chart->x[at]),
+                    isnan(y) ? a->top + a->height : y);
+        }
+        fputs("Z\"/>\n", out);
+    }
+}
+
+// Begins a line's path, which its coordinates and \"/> end.
+static void begin_line(FILE *out, series_style style)
+{
+    fprintf(out, "<path class=\"l\" stroke=\"#%06x\"", style.colour);
+    if (style.dash) fprintf(out, " stroke-dasharray=\"%u %u\"", style.dash, style.dash);
+    fputs(" d=\"", out);
+}
+
+static void put_mark(FILE *out, series_style style, double x, double y)
+{
+    static const char *const shapes[N_MARKS] = {
+        [MARK_SQUARE] = "m-3 -3h6v6h-6Z",      [MARK_DIAMOND] = "m0 -4.4l4.4 4.4l-4.4 4.4l-4.4 -4.4Z",
+        [MARK_UP] = "m0 -4.2l4.2 7.2h-8.4Z",   [MARK_DOWN] = "m0 4.2l4.2 -7.2h-8.4Z",
+        [MARK_CROSS] = "m-3 -3l6 6m0 -6l-6 6",
+    };
+    bool filled = style.mark != MARK_CROSS && style.mark != MARK_RING;
+    if (shapes[style.mark]) fprintf(out, "<path d=\"M%.1f %.1f%s\"", x, y, shapes[style.mark]);
+    else fprintf(out, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\"", x, y);
+    if (filled) fprintf(out, " fill=\"#%06x\"/>\n", style.colour);
+    else fprintf(out, " fill=\"none\" stroke=\"#%06x\" stroke-width=\"1.5\"/>\n", style.colour);
+}
+
+static void put_line(FILE *out, const axes *a, const svg_chart *chart, size_t series, series_style style)
+{
+    enum { MARKS_MAX = 20 }; // more would hide the line
+    size_t every = (chart->n + MARKS_MAX - 1) / MARKS_MAX;
+    bool down = false;
+    begin_line(out, style);
+    for (size_t i = 0; i < chart->n; i++) {
+        double y = height_of(a, chart->series[series].y[i]);
+        if (isnan(y)) {
+            down = false;
+            continue;
+        }
+        fprintf(out, "%c%.1f %.1f", down ? 'L' : 'M', place_x(a, chart->x[i]), y);
+        // A single point between two gaps would be invisible.
+        if (!down) fputs("h0.5", out);
+        down = true;
+    }
+    fputs("\"><title>", out);
+    svg_escape(out, chart->series[series].name);
+    fputs("</title></path>\n", out);
+    // Lines of many points are marked at different places, so that marks of lines that run together stay apart.
+    for (size_t i = every == 1 ? 0 : (every * (2 * series + 1) / (2 * chart->n_series)) % every; i < chart->n;
+         i += every) {
+        double y = height_of(a, chart->series[series].y[i]);
+        if (!isnan(y)) put_mark(out, style, place_x(a, chart->x[i]), y);
+    }
+}
+
+void svg_chart_put(FILE *out, const svg_chart *chart, int left, int top, int width, int height)
+{
+    const char *names[SVG_SERIES_MAX];
+    series_style styles[SVG_SERIES_MAX];
+    size_t n = chart->n_series < SVG_SERIES_MAX ? chart->n_series : SVG_SERIES_MAX;
+    axes a = {
+        .left = left + LABELS, .top = top + TITLE, .width = width - LABELS - LEGEND, .height = height - TITLE - FOOT};
+    for (size_t s = 0; s < n; s++) names[s] = chart->series[s].name;
+    series_styles(names, n, styles);
+    find_range(&a, chart);
+    svg_text(out, left, top + 12, "name", chart->title);
+    put_y_axis(out, &a);
+    put_x_axis(out, &a, chart);
+    fprintf(out, "<rect class=\"f\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n", a.left, a.top, a.width,
+            a.height);
+    for (size_t s = 0; s < n; s++) put_band(out, &a, chart, s, styles[s]);
+    for (size_t s = 0; s < n; s++) {
+        double x = a.left + a.width + 10, y = a.top + 12 + 18 * (double)s;
+        put_line(out, &a, chart, s, styles[s]);
+        begin_line(out, styles[s]);
+        fprintf(out, "M%.1f %.1f h24\"/>\n", x, y - 4);
+        put_mark(out, styles[s], x + 12, y - 4);
+        svg_text(out, x + 29, y, "t", names[s]);
+    }
+}
