@@ -727,8 +727,8 @@ static void cuda_spreads(backend_device *, dev out, dev z, uint32_t n_tokens, ui
         .matrix_load = cuda_matrix_load, .matrix_release = cuda_matrix_release, .scratch_bytes = cuda_scratch_bytes,   \
         .free_bytes = cuda_free_bytes, .gather = cuda_gather, .rms_norm = cuda_rms_norm, .matmul = cuda_matmul,        \
         .project = cuda_project, .layer_norm = cuda_layer_norm, .glu = cuda_glu, .softcap = cuda_softcap,              \
-        .take_rows = cuda_take_rows, .add_rows = cuda_add_rows, .scale = cuda_scale, .add_row = cuda_add_row,          \
-        .add_scaled = cuda_add_scaled, .rope = cuda_rope, .store_prefix = cuda_store_prefix,                           \
+        .scale = cuda_scale, .add_row = cuda_add_row, .add_scaled = cuda_add_scaled, .take_rows = cuda_take_rows,      \
+        .add_rows = cuda_add_rows, .rope = cuda_rope, .store_prefix = cuda_store_prefix,                               \
         .store_tail = cuda_store_tail, .packed_floats = cuda_packed_floats, .pack_prefix = cuda_pack_prefix,           \
         .attend_prefix = cuda_attend_prefix, .attend_rows = cuda_attend_rows, .value_weights = cuda_value_weights,     \
         .sample = cuda_sample, .column_sums = cuda_column_sums, .output_norms = cuda_output_norms,                     \

@@ -71,11 +71,11 @@
     X(NAME, "/general.name", "_name_or_path")       \
     X(ACTIVATION, "", "hidden_act")
 
-#define WEIGHT_LISTS(X)                     \
-    X(LAYER_TYPES, "", "layer_types")       \
-    X(NO_ROPE_LAYERS, "", "no_rope_layers") \
-    X(DENSE_LAYERS, "", "mlp_only_layers")  \
-    X(ROPE_SHORT, "", "@short_factor")      \
+#define WEIGHT_LISTS(X)                                               \
+    X(LAYER_TYPES, "attention.sliding_window_pattern", "layer_types") \
+    X(NO_ROPE_LAYERS, "", "no_rope_layers")                           \
+    X(DENSE_LAYERS, "", "mlp_only_layers")                            \
+    X(ROPE_SHORT, "", "@short_factor")                                \
     X(ROPE_LONG, "", "@long_factor")
 
 typedef enum weight_key {
