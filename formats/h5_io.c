@@ -209,13 +209,16 @@ static kvb_status check_superblock(const unsigned char *data, size_t size, const
     return KVB_OK;
 }
 
-// Whether datasets must have checksums is said by the format version, of records and of parts alike.
-static void look_at_version(h5_file *f)
+// Whether datasets must have checksums is said by the format version, of records and of parts alike. A version that
+// cannot be read is an error: without it the checksums of a good record would go unread.
+static kvb_status look_at_version(h5_file *f, kvb_error *err)
 {
     uint32_t version = 0;
-    if (f->id >= 0 && H5Aexists(f->id, "format_version") > 0 &&
-        h5_get_u32(&version, f, f->id, "format_version", NULL) == KVB_OK)
-        f->sums = version >= 2;
+    htri_t there = H5Aexists(f->id, "format_version");
+    if (there < 0) return h5_fail(err, KVB_FORMAT, f->name, -1, NULL, "format_version: cannot be looked for");
+    kvb_status status = there ? h5_get_u32(&version, f, f->id, "format_version", err) : KVB_OK;
+    f->sums = version >= 2;
+    return status;
 }
 
 // HDF5's own descriptor, so that what is looked at is what HDF5 reads.
@@ -245,8 +248,8 @@ kvb_status h5_open(h5_file *out, const char *path, kvb_error *err)
     if (out->id < 0) status = h5_fail(err, KVB_FORMAT, path, -1, NULL, "damaged, or not an HDF5 file");
     else status = identify(out, fapl, err);
     if (fapl >= 0) (void)H5Pclose(fapl);
-    if (status == KVB_OK) look_at_version(out);
-    else h5_close(out);
+    if (status == KVB_OK) status = look_at_version(out, err);
+    if (status != KVB_OK) h5_close(out);
     return status;
 }
 
@@ -276,6 +279,7 @@ kvb_status h5_open_memory(h5_file *out, const void *data, size_t size, const cha
         out->id = H5Fopen(name, H5F_ACC_RDONLY, fapl);
     if (out->id < 0) status = h5_fail(err, KVB_FORMAT, name, -1, NULL, "damaged, or not an HDF5 file");
     if (fapl >= 0) (void)H5Pclose(fapl);
-    look_at_version(out);
+    if (status == KVB_OK) status = look_at_version(out, err);
+    if (status != KVB_OK) h5_close(out);
     return status;
 }

@@ -98,6 +98,18 @@ PMI_RANK=1 PMI_SIZE=4 "$KVB" profile tiny.gguf calib.jsonl -o shard.h5 --new-tok
     >out 2>err </dev/null || CODE=$?
 if [ "$CODE" = 0 ]; then ok 'a shard under srun'; else not_ok 'a shard under srun'; show; fi
 
+# Started by the loader, as tools that wrap programs do: /proc/self/exe is the loader then.
+loader=$(ldd "$KVB" | awk '/ld-linux/ { print $1 }')
+if [ -n "$loader" ] && ! grep -q __asan_init "$KVB"; then
+    CODE=0
+    env -u OMP_WAIT_POLICY -u GOMP_SPINCOUNT "$loader" "$KVB" logits tiny.gguf "$KVB_ROOT/LICENSE" --max-tokens 10 \
+        -o by_loader.npy >out 2>err </dev/null || CODE=$?
+    if [ "$CODE" = 0 ] && [ -s by_loader.npy ]; then ok 'started by the loader'; else
+        not_ok 'started by the loader'
+        show
+    fi
+fi
+
 # damage FILE KIND: copies that are cut short must be refused; copies with a flipped bit must be refused or read, never
 # worse.
 damage() {

@@ -1,9 +1,11 @@
 // What several metrics compute alike, against plain sums; and what other folders ask of metrics, passes, products,
 // plans and devices.
+#include "profiler/family.h"
 #include "profiler/forward.h"
 #include "profiler/packed.h"
 #include "profiler/profile.h"
 #include "profiler/scorer_parts.h"
+#include "profiler/weights.h"
 #include "test_profiler_views.h"
 
 enum { T = 37, QUERIES = 12 };
@@ -334,6 +336,45 @@ START_TEST(test_pairs_of_attention)
 }
 END_TEST
 
+// ---- What is asked of models ----
+
+// Layers with a window are not budgeted: the others stand one after the other, and shares are of theirs.
+START_TEST(test_bounded_layers)
+{
+    model m = {.config = {.n_layers = 5, .n_heads = 4, .n_kv_heads = 2, .head_dim = 16, .window = 8, .score_cap = 50}};
+    layer_set_add(&m.config.bounded, 1);
+    layer_set_add(&m.config.bounded, 3);
+    const uint32_t place[6] = {0, 1, 1, 2, 2, 3};
+    for (uint32_t l = 0; l <= 5; l++) ck_assert_uint_eq(model_budgeted(&m.config, l), place[l]);
+    for (uint32_t l = 0; l < 5; l++) {
+        attention_shape s = model_attention(&m, l);
+        ck_assert(s.n_heads == 4 && s.n_kv_heads == 2 && s.head_dim == 16 && s.softcap == 50);
+        ck_assert_uint_eq(s.window, l % 2 ? 8 : 0);
+    }
+    const uint32_t n = 100, whole = 2 * 2 * n, kept = 3 * 2 * n * 3 / 10; // two bounded layers; 30 % of the other three
+    ck_assert_double_eq_tol(model_kept_share(&m.config, whole + kept, n), 0.3, 1e-12);
+    ck_assert_double_eq_tol(model_kept_share(&m.config, 5 * 2 * n, n), 1, 1e-12);
+}
+END_TEST
+
+START_TEST(test_config_of_a_file)
+{
+    const family *f = NULL;
+    weights *w;
+    model_config c;
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+    model *m = case_open(help_path("tiny.gguf"), backend_find("ref"));
+    help_ok(weights_open(&w, help_path("tiny.gguf"), err));
+    help_ok(model_read_config(&c, &f, w, err));
+    ck_assert_ptr_nonnull(f);
+    ck_assert_str_eq(c.architecture, m->config.architecture);
+    ck_assert(c.n_layers == m->config.n_layers && c.n_heads == m->config.n_heads && c.width == m->config.width);
+    ck_assert(c.vocabulary == 300 && c.head_dim == 16 && c.norm_eps == m->config.norm_eps);
+    weights_close(w);
+    model_free(m);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
@@ -350,6 +391,8 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_products);
     tcase_add_test(tc, test_first_failure_stays);
     tcase_add_test(tc, test_pairs_of_attention);
+    tcase_add_test(tc, test_bounded_layers);
+    tcase_add_test(tc, test_config_of_a_file);
 }
 
 UNIT_MAIN("profiler: parts", fill)

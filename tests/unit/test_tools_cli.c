@@ -293,6 +293,26 @@ START_TEST(signals)
 }
 END_TEST
 
+static int manuals;
+
+static void count_manual(const cli_command *command, const cli_option *options)
+{
+    manuals += strcmp(command->name, "try") == 0 && strcmp(options[0].name, "flag") == 0;
+}
+
+// Completion and manual pages are made of the same tables that --help prints.
+START_TEST(other_manuals)
+{
+    values v;
+    cli_print_manuals_by(count_manual);
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_int_eq(manuals, 1);
+    cli_print_manuals_by(NULL);
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_int_eq(manuals, 1);
+}
+END_TEST
+
 START_TEST(terminals)
 {
     int no_terminal = open("/dev/null", O_RDWR);
@@ -306,6 +326,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, messages);
     tcase_add_test(tc, progress_in_a_log);
     tcase_add_test(tc, signals);
+    tcase_add_test(tc, other_manuals);
     tcase_add_test(tc, terminals);
     tcase_add_test(tc, options_of_every_kind);
     tcase_add_test(tc, wrong_options);

@@ -125,6 +125,34 @@ START_TEST(parts_of_pictures)
 }
 END_TEST
 
+// A cell for every value: its colour by the value, its number as asked for, names beside it; zero is darkest.
+START_TEST(matrices)
+{
+    static char text[8000];
+    const double values[4] = {0, 1, 0.25, 1};
+    const char *const rows[2] = {"first", "second"};
+    for (int decimals = -1; decimals < 3; decimals += 3) {
+        FILE *file = fmemopen(text, sizeof text, "w");
+        const svg_matrix m = {.title = "a <title>",
+                              .n_rows = 2,
+                              .n_columns = 2,
+                              .row_names = rows,
+                              .values = values,
+                              .most = 1,
+                              .decimals = decimals};
+        svg_matrix_put(file, &m, 10, 20, 300, 100);
+        fclose(file);
+        int cells = 0;
+        for (const char *at = text; (at = strstr(at, "<rect ")); at++) cells++;
+        ck_assert_int_eq(cells, 4);
+        ck_assert(strstr(text, "a &lt;title&gt;") && strstr(text, ">second</text>"));
+        ck_assert((strstr(text, ">0.25</text>") != NULL) == (decimals == 2));
+        const char *first = strstr(text, "fill="), *second = strstr(first + 1, "fill=");
+        ck_assert_msg(strncmp(first, second, 14) != 0, "zero and the most have one colour: %.14s", first);
+    }
+}
+END_TEST
+
 START_TEST(colours)
 {
     // The ends and the middle of viridis: #440154, #21918c, #fde725.
@@ -228,6 +256,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, room_of_the_address_space);
     tcase_add_test(tc, json_to_stdout);
     tcase_add_test(tc, parts_of_pictures);
+    tcase_add_test(tc, matrices);
     tcase_add_test(tc, colours);
     tcase_add_test(tc, charts_have_ticks_where_measured);
     tcase_add_test(tc, lines_of_a_picture_differ);
