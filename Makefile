@@ -71,9 +71,9 @@ COMPILE = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 # ----------------------------------------------------------------------------------------------------------------------
 # The folders of code. A module may use those in front of it, or those that USES_<module> names: an arrow between two
 # is a file on disk, so solver and profiler never include each other (checked by `make lint`). Each becomes an archive.
-MODULES        := runtime formats solver study profiler evaluator
+MODULES        := runtime formats stats solver study profiler evaluator
 USES_profiler  := runtime formats
-USES_evaluator := runtime formats profiler
+USES_evaluator := runtime formats stats profiler
 TOOLS          := tools tools/cmd tools/report
 
 # objects FOLDER; archives MODULE: the module's own and, in the order that a linker wants, those of all that it uses.

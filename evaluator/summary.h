@@ -1,21 +1,21 @@
 // Means of a sweep over positions and texts, and how sure they are.
 #pragma once
-#include "evaluator/interval.h"
 #include "evaluator/sweep.h"
+#include "stats/interval.h"
 
 // One allocator at one ratio, over all texts.
 typedef struct sweep_summary {
     uint32_t column;
     double ratio;
     bool protect;
-    interval kl;             // nats per token, bootstrap
-    interval kl_texts;       // Student, over the texts' means
-    interval agree;          // share of positions at which the likeliest token is that of the full cache
-    interval nll;            // of the true next token, nats
-    interval to_uniform;     // kl / the uniform allocator's for the same metric, ratio and protection; NaN without one
-    double full_nll;         // of the full cache
-    double loss;             // evicted share of the oracle importance
-    double output_error;     // mean over layers and texts; NaN under a policy
+    interval kl;    // nats per token
+    interval agree; // share of positions at which the likeliest token is that of the full cache
+    interval nll;   // of the true next token, nats
+    // kl divided by that of another allocator for the same metric, ratio and protection, text by text; NaN without one:
+    interval to_uniform, to_ada, to_published; // published: a table of the paper's kind, mean_ratio without shrinkage
+    double full_nll;                           // of the full cache
+    double loss;                               // evicted share of the oracle importance
+    double output_error;                       // mean over layers and texts; NaN under a policy
     double looked;           // share of the context's entries that a policy attends to per step; NaN without one
     double effective;        // what was really pruned
     double bytes, allocated; // per text
@@ -24,4 +24,4 @@ typedef struct sweep_summary {
 
 // [columns, ratios, protection] in the order of the sweep's first text; every cell must be done. The caller frees the
 // array.
-kvb_status sweep_summarize(const sweep *s, uint64_t seed, sweep_summary **out, size_t *n, kvb_error *err);
+kvb_status sweep_summarize(const sweep *s, sweep_summary **out, size_t *n, kvb_error *err);

@@ -337,7 +337,7 @@ static const task_cell *uniform_beside(const task_study *s, const task_cell *c)
     return NULL;
 }
 
-kvb_status task_summarize(const task_study *s, size_t cell, uint64_t seed, task_outcome *out, kvb_error *err)
+kvb_status task_summarize(const task_study *s, size_t cell, task_outcome *out, kvb_error *err)
 {
     const task_cell *c = &s->cells[cell], *uniform = uniform_beside(s, c);
     const double **scores = calloc((size_t)s->n_samples * 2 + 1, sizeof *scores), **others = scores + s->n_samples;
@@ -359,8 +359,8 @@ kvb_status task_summarize(const task_study *s, size_t cell, uint64_t seed, task_
     }
     if (status == KVB_OK) {
         const value_groups groups = {scores, counts, s->n_samples};
-        out->score = interval_mean(&groups, seed);
-        if (uniform) out->to_uniform = interval_difference(&groups, others, seed);
+        out->score = interval_share(&groups);
+        if (uniform) out->to_uniform = interval_share_difference(&groups, others);
     }
     free(scores);
     free(counts);

@@ -2,10 +2,10 @@
 // decode, from one prefill per sample. Questions of all cells are decoded together, over caches that those of a cell
 // share.
 #pragma once
-#include "evaluator/interval.h"
 #include "evaluator/method.h"
 #include "evaluator/task_log.h"
 #include "evaluator/task_run.h"
+#include "stats/interval.h"
 
 typedef struct task_cell {
     const method_column *column; // NULL: nothing is evicted
@@ -50,4 +50,4 @@ typedef struct task_outcome {
 } task_outcome;
 
 // One cell over all samples; every sample must have been answered.
-kvb_status task_summarize(const task_study *s, size_t cell, uint64_t seed, task_outcome *out, kvb_error *err);
+kvb_status task_summarize(const task_study *s, size_t cell, task_outcome *out, kvb_error *err);

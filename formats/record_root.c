@@ -163,6 +163,18 @@ static void describe(char *out, size_t size, const cJSON *value)
     else snprintf(out, size, "%s", cJSON_IsTrue(value) ? "true" : "false");
 }
 
+// Two texts from a little before where they part, since long ones may differ only behind what a message can hold.
+static void describe_texts(root_difference *out, const char *held, const char *given)
+{
+    enum { BEFORE = 24 };
+    size_t same = 0;
+    while (held[same] && held[same] == given[same]) same++;
+    size_t from = same > BEFORE ? same - BEFORE : 0;
+    const char *dots = from ? "..." : "";
+    snprintf(out->held, sizeof out->held, "\"%s%.70s\"", dots, held + from);
+    snprintf(out->given, sizeof out->given, "\"%s%.70s\"", dots, given + from);
+}
+
 // cJSON_Compare calls numbers equal that differ in their last bits.
 static bool same_value(const cJSON *a, const cJSON *b)
 {
@@ -194,6 +206,8 @@ bool record_root_differs(root_difference *out, const record_shape *held_shape, c
             snprintf(out->name, sizeof out->name, "%s", item->string);
             describe(out->held, sizeof out->held, side == 0 ? item : other);
             describe(out->given, sizeof out->given, side == 0 ? other : item);
+            if (cJSON_IsString(item) && cJSON_IsString(other)) // both sides have it, so it is found on the first
+                describe_texts(out, item->valuestring, other->valuestring);
             return true;
         }
     }

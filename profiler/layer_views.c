@@ -72,6 +72,7 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
                        .head_dim = c->head_dim,
                        .rope_dim = model_layer_rotates(c, layer) ? c->rope_dim : 0,
                        .rope_frequency = rope_frequency,
+                       .rope_attention = (float)c->rope.attention,
                        .window = model_attention(v->m, layer).window,
                        .n_queries = kv->n_tokens};
     const query_statistics *stored = v->m->statistics;

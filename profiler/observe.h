@@ -37,8 +37,9 @@ typedef struct layer_view {
     uint32_t n_tokens, n_heads, n_kv_heads, head_dim, rope_dim; // T, H, G, d
     float scale;                                                // of q . k; 0: 1/sqrt(d) (view_scale says which)
     const float *rope_frequency;                                // [rope_dim/2], radians per position
-    uint32_t window; // positions that the layer's queries see; 0: all. With one there is nothing to score, and
-                     // column_sums is NULL
+    float rope_attention; // cosines and sines are multiplied with it (yarn, longrope); 0: 1
+    uint32_t window;      // positions that the layer's queries see; 0: all. With one there is nothing to score, and
+                          // column_sums is NULL
     const float *q_raw, *q, *k, *v;
     const float *column_sums, *output_norms;
     uint32_t n_queries;        // rows of q_raw and q: the queries of the last n_queries tokens

@@ -17,7 +17,7 @@ typedef struct run {
     const profile_watch *watch;
     profile_times *times;
     forward *f;
-    double done, total; // rows of work, for the progress
+    double done, total; // profile_work(), for the progress
     // Buffers for the largest context and batch.
     float **scores;       // [n_metrics] of [B, G, T], of the layers that are budgeted (model_budgeted)
     float *importance;    // [B, G, T]
@@ -38,10 +38,9 @@ typedef struct active {
     bool ended;
 } active;
 
-// A context token costs about as much as a decoded row; the counts need not be exact.
-static bool advance(run *r, double rows)
+static bool advance(run *r, double work)
 {
-    r->done += rows;
+    r->done += work;
     return !r->watch || r->watch->progress(r->watch->context, r->done, r->total);
 }
 
@@ -99,14 +98,14 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
 
 typedef struct prefill_watch {
     run *r;
-    double tokens;
+    double work;
 } prefill_watch;
 
 static bool prefill_step(void *context, double done, double total)
 {
     prefill_watch *w = context;
     (void)done;
-    return advance(w->r, w->tokens / total);
+    return advance(w->r, w->work / total);
 }
 
 static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
@@ -118,7 +117,7 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
         on_device |= metric_needs_on_device(&r->o->metrics[i]);
     }
     observer.spared = ~on_device;
-    prefill_watch watch = {r, c->n_tokens};
+    prefill_watch watch = {r, profile_work(r->m, c, NULL)};
     forward_progress progress = {prefill_step, &watch};
     double start = meter_now(), others = r->times->scorers + r->times->extras;
     kvb_error inner = {0};
@@ -186,17 +185,29 @@ static kvb_status take_tokens(run *r, const profile_context *c, active *batch, u
     return KVB_OK;
 }
 
+static double work_per_row(const run *r, const profile_context *c, const active *batch, uint32_t n_batch)
+{
+    double work = 0, rows = 0;
+    for (uint32_t i = 0; i < n_batch; i++) {
+        work += profile_work(r->m, c, batch[i].q);
+        rows += batch[i].q->tail;
+    }
+    return rows > 0 ? work / rows : 0;
+}
+
 static kvb_status decode_batch(run *r, const profile_context *c, active *batch, uint32_t n_batch, kvb_error *err)
 {
     forward_begin_questions(r->f, n_batch);
     uint32_t n_logits, n = first_rows(r, batch, n_batch, &n_logits);
+    double row_work = work_per_row(r, c, batch, n_batch);
     while (n) {
         list_keys(r, c, batch, n_batch);
         kvb_status status =
             forward_draw(r->f, r->rows, r->ids, n, r->logit_rows, n_logits, &r->o->draw, r->keys, r->drawn, err);
         if (status == KVB_OK) status = take_tokens(r, c, batch, n_batch, err);
         if (status != KVB_OK) return status;
-        if (!advance(r, n)) return kvb_fail(err, KVB_INTERRUPTED, "stopped while sample %s was decoded", c->id);
+        if (!advance(r, n * row_work))
+            return kvb_fail(err, KVB_INTERRUPTED, "stopped while sample %s was decoded", c->id);
         n = n_logits = 0;
         for (uint32_t i = 0; i < n_batch; i++)
             if (!batch[i].ended) {
@@ -249,14 +260,14 @@ static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, ui
                                       .n_answer = q->n_answer};
             missing++;
         } else {
-            r->done += c->questions[first + i].tail;
+            r->done += profile_work(r->m, c, &c->questions[first + i]);
         }
     double start = meter_now(), done = r->done;
     kvb_status status = missing ? decode_batch(r, c, batch, missing, err) : KVB_OK;
     r->times->decode += meter_now() - start;
     start = meter_now();
     for (uint32_t i = 0; status == KVB_OK && i < missing; i++) {
-        done += batch[i].q->tail; // an early end counts as done
+        done += profile_work(r->m, c, batch[i].q); // an early end counts as done
         status = write_question(r, c, &batch[i], i, err);
     }
     r->done = done;
@@ -283,11 +294,11 @@ static kvb_status write_context(run *r, const profile_context *c, kvb_error *err
     return status;
 }
 
-static double piece_rows(const profile_context *c, const profile_piece *p)
+static double piece_work(const run *r, const profile_context *c, const profile_piece *p)
 {
-    double rows = c->n_tokens;
-    for (uint32_t q = p->first; q < p->first + p->count; q++) rows += c->questions[q].tail;
-    return rows;
+    double work = profile_work(r->m, c, NULL);
+    for (uint32_t q = p->first; q < p->first + p->count; q++) work += profile_work(r->m, c, &c->questions[q]);
+    return work;
 }
 
 static kvb_status run_piece(run *r, const profile_context *c, const profile_piece *p, kvb_error *err)
@@ -296,8 +307,8 @@ static kvb_status run_piece(run *r, const profile_context *c, const profile_piec
     uint32_t end = p->first + p->count;
     for (uint32_t q = p->first; q < end; q++) complete = complete && record_writer_has_question(r->record, c->id, q);
     if (complete)
-        return advance(r, piece_rows(c, p)) ? KVB_OK
-                                            : kvb_fail(err, KVB_INTERRUPTED, "stopped before sample %s", c->id);
+        return advance(r, piece_work(r, c, p)) ? KVB_OK
+                                               : kvb_fail(err, KVB_INTERRUPTED, "stopped before sample %s", c->id);
     kvb_status status = prefill(r, c, err);
     if (status == KVB_OK) status = write_context(r, c, err);
     for (uint32_t first = p->first; status == KVB_OK && first < end; first += r->job->max_questions) {
@@ -315,7 +326,7 @@ kvb_status profile_run_share(const model *m, const profile_job *job, const profi
     memset(times, 0, sizeof *times);
     if (share->n == 0) return KVB_OK;
     for (size_t i = 0; i < share->n; i++)
-        r.total += piece_rows(&job->contexts[share->pieces[i].context], &share->pieces[i]);
+        r.total += piece_work(&r, &job->contexts[share->pieces[i].context], &share->pieces[i]);
     kvb_status status = open_buffers(&r, err);
     for (size_t i = 0; status == KVB_OK && i < share->n; i++)
         status = run_piece(&r, &job->contexts[share->pieces[i].context], &share->pieces[i], err);

@@ -45,6 +45,13 @@ double profile_flops(const model *m, const profile_job *job)
     return flops;
 }
 
+// A decoded row waits for weights that a batch of few rows reads again: an operation takes about twice as long as in a
+// prefill (docs/performance.md: 3.2 s for 1.45e12 of a prefill, 6 s for 1.3e12 of decoding).
+double profile_work(const model *m, const profile_context *c, const profile_question *q)
+{
+    return q ? 2 * question_flops(&m->config, c, q) : prefill_flops(&m->config, c);
+}
+
 double profile_scores(const model *m, const profile_job *job)
 {
     double pairs = 0;

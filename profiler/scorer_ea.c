@@ -107,18 +107,19 @@ static void combine_group(float *s, const layer_view *view, uint32_t g, const ea
         s[j] = (float)((s[j] + set->epsilon) * sums->norms[(size_t)g * T + j]);
 }
 
-// Mean cosine and sine per frequency over the positions that follow the context.
+// Mean cosine and sine per frequency over the positions that follow the context, as the model multiplies them.
 static void mean_rotation(double *cos_sin, const layer_view *view, double future)
 {
     double next = key_position(view, 0, view->n_tokens - 1) + 1.0;
+    double attention = view->rope_attention != 0 ? view->rope_attention : 1;
     for (uint32_t p = 0; p < view->rope_dim / 2; p++) {
         double c = 0, s = 0;
         for (double at = next; at < next + future; at++) {
             c += cos(at * view->rope_frequency[p]);
             s += sin(at * view->rope_frequency[p]);
         }
-        cos_sin[2 * p] = c / future;
-        cos_sin[2 * p + 1] = s / future;
+        cos_sin[2 * p] = attention * c / future;
+        cos_sin[2 * p + 1] = attention * s / future;
     }
 }
 

@@ -181,6 +181,19 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     return status;
 }
 
+// Files of other kinds, however large, are called by their names: operands are easily swapped.
+static kvb_status refuse_others(const unsigned char *data, size_t size, const char *name, kvb_error *err)
+{
+    if (size >= 4 && memcmp(data, "GGUF", 4) == 0)
+        return kvb_fail(err, KVB_FORMAT, "%s: expected a table (.safetensors), found a model (GGUF)", name);
+    if (size >= 8 && memcmp(data, "\x89HDF\r\n\x1a\n", 8) == 0)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: expected a table (.safetensors), found HDF5, as records are; `kvbudget solve` makes "
+                        "tables of records",
+                        name);
+    return KVB_OK;
+}
+
 static size_t limit_of(const kvb_table_options *opt)
 {
     return opt && opt->max_bytes ? opt->max_bytes : default_max_bytes;
@@ -189,7 +202,9 @@ static size_t limit_of(const kvb_table_options *opt)
 static kvb_status fail_too_large(const char *name, size_t limit, kvb_error *err)
 {
     return kvb_fail(err, KVB_UNSUPPORTED,
-                    "%s: expected at most %zu bytes, found more; raise max_bytes if it really is a table", name, limit);
+                    "%s: expected a table of at most %zu bytes, found more: a model's weights, or files in another "
+                    "order than asked for? A program may raise max_bytes",
+                    name, limit);
 }
 
 kvb_status kvb_table_open_memory(kvb_table **out, const void *data, size_t size, const char *name,
@@ -201,6 +216,8 @@ kvb_status kvb_table_open_memory(kvb_table **out, const void *data, size_t size,
     }
     *out = NULL;
     name = name ? name : "<memory>";
+    kvb_status status = refuse_others(data, size, name, err);
+    if (status) return status;
     return size > limit_of(opt) ? fail_too_large(name, limit_of(opt), err) : open_bytes(out, data, size, name, err);
 }
 
@@ -222,6 +239,8 @@ static kvb_status read_stream(FILE *stream, const char *path, size_t limit, unsi
         errno = 0;
         *size += fread(*data + *size, 1, cap - *size, stream);
         if (ferror(stream)) return kvb_fail(err, KVB_IO, "%s: reading: %s", path, strerror(errno));
+        kvb_status status = refuse_others(*data, *size, path, err);
+        if (status) return status;
         if (*size > limit) return fail_too_large(path, limit, err);
     } while (!feof(stream));
     return KVB_OK;

@@ -35,16 +35,10 @@ kvb_status gather_add(gathered *g, size_t k, const loss_curves *c, kvb_error *er
     return loss_mean_add(g->how == AGGREGATE_TAIL ? &g->texts[k] : &g->all, c, err);
 }
 
-static void finish(loss_mean *m, double shrink)
-{
-    loss_mean_finish(m);
-    loss_curves_shrink(&m->curves, shrink);
-}
-
-void gather_finish(gathered *g, double shrink)
+void gather_average(gathered *g)
 {
     size_t used = 0;
-    if (g->how == AGGREGATE_MEAN_LOSS) finish(&g->all, shrink);
+    if (g->how == AGGREGATE_MEAN_LOSS) loss_mean_finish(&g->all);
     for (size_t k = 0; k < g->n_texts; k++) {
         loss_mean text = g->texts[k];
         g->texts[k] = (loss_mean){0};
@@ -52,10 +46,22 @@ void gather_finish(gathered *g, double shrink)
             loss_mean_free(&text);
             continue;
         }
-        finish(&text, shrink);
+        loss_mean_finish(&text);
         g->texts[used++] = text;
     }
     g->n_texts = used;
+}
+
+void gather_pull(gathered *g, double shrink)
+{
+    if (g->how == AGGREGATE_MEAN_LOSS) loss_curves_shrink(&g->all.curves, shrink);
+    for (size_t k = 0; k < g->n_texts; k++) loss_curves_shrink(&g->texts[k].curves, shrink);
+}
+
+void gather_finish(gathered *g, double shrink)
+{
+    gather_average(g);
+    gather_pull(g, shrink);
 }
 
 kvb_status judge_table(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,

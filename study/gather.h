@@ -15,7 +15,10 @@ kvb_status gather_init(gathered *g, const pair_set *pairs, aggregation how, kvb_
 void gather_free(gathered *g);
 // Adds a pair of the k-th context.
 kvb_status gather_add(gathered *g, size_t k, const loss_curves *c, kvb_error *err);
-// After the last pair: averages, and pulls the curves together (loss_curves_shrink). Texts without a pair are left out.
+// After the last pair: averages; texts without a pair are left out. Then pulls the curves together
+// (loss_curves_shrink). gather_finish() does both.
+void gather_average(gathered *g);
+void gather_pull(gathered *g, double shrink);
 void gather_finish(gathered *g, double shrink);
 
 // Adds to sum [n_rows] what a table of prune ratios [n_rows, L, G] loses on a pair, as the runtime rounds it to whole

@@ -159,7 +159,7 @@ kvb_status holdout_run(holdout *h, study_progress *progress, kvb_error *err)
     for (uint32_t r = 0; r < h->n_rows && status == KVB_OK; r++) {
         loss_sample sample = {N_METHODS, h->n_pairs, h->n_texts, h->loss + (size_t)r * N_METHODS * h->n_pairs,
                               h->first};
-        status = bootstrap_losses(&sample, METHOD_PAPER, h->seed, h->mean[r], h->ratio[r], err);
+        status = loss_intervals(&sample, METHOD_PAPER, h->mean[r], h->ratio[r], err);
     }
     return status;
 }

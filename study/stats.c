@@ -1,9 +1,9 @@
 #include "study/stats.h"
 #include "runtime/fail.h"
+#include "stats/interval.h"
 #include <gsl/gsl_randist.h>
 #include <gsl/gsl_rng.h>
-#include <gsl/gsl_sort.h>
-#include <gsl/gsl_statistics.h>
+#include <math.h>
 #include <stdlib.h>
 
 // GSL's own handler would abort the program; its only failure here is a lack of memory.
@@ -16,65 +16,38 @@ static gsl_rng *make_generator(uint64_t seed)
     return rng;
 }
 
-// How often each pair is in one draw of the two stages; returns the number of pairs in it.
-static uint64_t draw_pairs(gsl_rng *rng, const loss_sample *s, uint32_t *count)
+static loss_interval shifted(interval x, double by)
 {
-    uint64_t drawn = 0;
-    for (uint32_t p = 0; p < s->n_pairs; p++) count[p] = 0;
-    for (uint32_t i = 0; i < s->n_texts; i++) {
-        uint32_t text = (uint32_t)gsl_rng_uniform_int(rng, s->n_texts);
-        uint32_t first = s->first[text], n = s->first[text + 1] - first;
-        for (uint32_t q = 0; q < n; q++) count[first + gsl_rng_uniform_int(rng, n)]++;
-        drawn += n;
-    }
-    return drawn;
+    return (loss_interval){x.value - by, x.low - by, x.high - by};
 }
 
-static double relative(double value, double base)
+// Loss of a ratio's base that is 0 says nothing: the change is 0.
+static loss_interval change_of(const value_groups *own, const double *const *base)
 {
-    return base > 0 ? value / base - 1 : 0;
+    interval x = interval_ratio(own, base);
+    return isnan(x.value) ? (loss_interval){0, 0, 0} : shifted(x, 1);
 }
 
-static loss_interval spread_of(double value, double *draws)
-{
-    gsl_sort(draws, 1, BOOTSTRAP_DRAWS);
-    return (loss_interval){value, gsl_stats_quantile_from_sorted_data(draws, 1, BOOTSTRAP_DRAWS, 0.025),
-                           gsl_stats_quantile_from_sorted_data(draws, 1, BOOTSTRAP_DRAWS, 0.975)};
-}
-
-kvb_status bootstrap_losses(const loss_sample *s, uint32_t base, uint64_t seed, loss_interval *mean,
-                            loss_interval *ratio, kvb_error *err)
+kvb_status loss_intervals(const loss_sample *s, uint32_t base, loss_interval *mean, loss_interval *ratio,
+                          kvb_error *err)
 {
     if (s->n_methods == 0 || s->n_pairs == 0 || s->n_texts == 0 || base >= s->n_methods)
-        return kvb_fail(err, KVB_ARGUMENT, "study: bootstrap of %u methods on %u pairs", s->n_methods, s->n_pairs);
-    kvb_status status = KVB_OK;
-    size_t n = s->n_methods;
-    double *means = malloc(n * BOOTSTRAP_DRAWS * sizeof *means), *ratios = malloc(n * BOOTSTRAP_DRAWS * sizeof *ratios);
-    uint32_t *count = malloc(s->n_pairs * sizeof *count);
-    gsl_rng *rng = make_generator(seed);
-    if (!means || !ratios || !count || !rng)
-        status = kvb_fail(err, KVB_MEMORY, "study: not enough memory for %d draws", BOOTSTRAP_DRAWS);
-    for (size_t d = 0; d < BOOTSTRAP_DRAWS && status == KVB_OK; d++) {
-        uint64_t drawn = draw_pairs(rng, s, count);
-        for (size_t m = 0; m < n; m++) {
-            double sum = 0;
-            for (uint32_t p = 0; p < s->n_pairs; p++) sum += count[p] * s->loss[m * s->n_pairs + p];
-            means[m * BOOTSTRAP_DRAWS + d] = drawn ? sum / (double)drawn : 0;
+        return kvb_fail(err, KVB_ARGUMENT, "study: intervals of %u methods on %u pairs", s->n_methods, s->n_pairs);
+    const double **own = calloc(2 * (size_t)s->n_texts, sizeof *own), **others = own + s->n_texts;
+    uint32_t *counts = calloc(s->n_texts, sizeof *counts);
+    kvb_status status = own && counts ? KVB_OK : kvb_fail(err, KVB_MEMORY, "study: no memory for %u texts", s->n_texts);
+    for (size_t m = 0; m < s->n_methods && status == KVB_OK; m++) {
+        for (uint32_t t = 0; t < s->n_texts; t++) {
+            own[t] = s->loss + m * s->n_pairs + s->first[t];
+            others[t] = s->loss + (size_t)base * s->n_pairs + s->first[t];
+            counts[t] = s->first[t + 1] - s->first[t];
         }
-        for (size_t m = 0; m < n; m++)
-            ratios[m * BOOTSTRAP_DRAWS + d] =
-                relative(means[m * BOOTSTRAP_DRAWS + d], means[base * BOOTSTRAP_DRAWS + d]);
+        const value_groups groups = {own, counts, s->n_texts};
+        mean[m] = shifted(interval_positive(&groups), 0);
+        ratio[m] = change_of(&groups, others);
     }
-    for (size_t m = 0; m < n && status == KVB_OK; m++) {
-        double own = gsl_stats_mean(s->loss + m * s->n_pairs, 1, s->n_pairs);
-        double of_base = gsl_stats_mean(s->loss + base * s->n_pairs, 1, s->n_pairs);
-        mean[m] = spread_of(own, means + m * BOOTSTRAP_DRAWS);
-        ratio[m] = spread_of(relative(own, of_base), ratios + m * BOOTSTRAP_DRAWS);
-    }
-    if (rng) gsl_rng_free(rng);
-    free(count);
-    free(ratios);
-    free(means);
+    free(counts);
+    free(own);
     return status;
 }
 

@@ -1,8 +1,6 @@
-// Uncertainty of losses that were measured on pairs of a few texts, with GSL's generators and statistics.
-//
-// Questions of one text are alike, so they are not independent draws. The bootstrap here has two stages (Davison and
-// Hinkley 1997, 3.8): as many texts are drawn as there are, with replacement, and of each drawn text as many of its
-// questions, with replacement. All methods are measured on the same draws, so their ratios vary less than they do.
+// Uncertainty of losses that were measured on pairs of a few texts: stats/interval.h, a text being a group, since
+// questions of one text are alike and no independent draws. All methods are measured on the same texts, so their ratios
+// vary less than they do.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdint.h>
@@ -15,15 +13,13 @@ typedef struct loss_sample {
 } loss_sample;
 
 typedef struct loss_interval {
-    double value, low, high; // of the sample itself; of the central 95 % of the draws
+    double value, low, high; // of the sample itself; 95 %; NaN for fewer than INTERVAL_GROUPS texts
 } loss_interval;
 
-enum { BOOTSTRAP_DRAWS = 2000 };
-
 // mean [M]: each method's mean over the pairs; ratio [M]: this mean divided by that of method `base`, minus 1 (0 when
-// that is 0). The same seed gives the same intervals. Errors: KVB_ARGUMENT, KVB_MEMORY.
-kvb_status bootstrap_losses(const loss_sample *s, uint32_t base, uint64_t seed, loss_interval *mean,
-                            loss_interval *ratio, kvb_error *err);
+// that is 0). Errors: KVB_ARGUMENT, KVB_MEMORY.
+kvb_status loss_intervals(const loss_sample *s, uint32_t base, loss_interval *mean, loss_interval *ratio,
+                          kvb_error *err);
 
 // Fills chosen[k] with k different numbers below n, ascending, from a generator that `seed` and `draw` make: what a
 // learning curve leaves in.

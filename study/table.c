@@ -2,6 +2,7 @@
 #include "runtime/fail.h"
 #include "solver/constrained.h"
 #include "study/table_allocate.h"
+#include <math.h>
 #include <stdlib.h>
 
 kvb_status study_table_open(study_table *t, const selection *from, const char *metric, const study_options *o,
@@ -108,8 +109,16 @@ kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error
     if (status == KVB_OK) status = read_pairs(t, &g, &spread, progress, err);
     if (status == KVB_OK) {
         ratio_mean_get(&spread, t->prune_ratio, t->std);
-        gather_finish(&g, t->options.shrink);
+        gather_average(&g);
+        status = bound_table(t, &g, err);
+    }
+    if (status == KVB_OK) {
+        gather_pull(&g, t->options.shrink);
         status = allocate_table(t, &g, err);
+    }
+    for (int r = 0; r < ROWS && status == KVB_OK; r++) {
+        bool own = t->options.aggregate == AGGREGATE_MEAN_RATIO && t->options.shrink == 0;
+        if (t->options.aggregate != AGGREGATE_MEAN_LOSS) t->table_bound[r] = own ? t->bound[r] : NAN;
     }
     if (status == KVB_OK) status = judge_pairs(t, progress, err);
     ratio_mean_free(&spread);

@@ -13,8 +13,10 @@ typedef struct study_table {
     double *prune_ratio, *std; // [R, N] the table; how far the pairs' own optima spread
     double loss[ROWS], bound[ROWS], lambda[ROWS];
     double table_loss[ROWS], uniform_loss[ROWS]; // of whole tokens, the table's and when all heads keep equally many
-    double effective[ROWS];                      // prune ratio that is really reached
-    uint8_t saturated[ROWS];                     // 1: the floor was reached
+    double table_bound[ROWS]; // no budgets that the pairs share lose less on average; NaN where that is not known:
+                              // with AGGREGATE_TAIL, and with AGGREGATE_MEAN_RATIO where curves were pulled together
+    double effective[ROWS];   // prune ratio that is really reached
+    uint8_t saturated[ROWS];  // 1: the floor was reached
     // With exact: greedy's loss, the optimum, and rows that met a limit in any problem.
     double greedy[ROWS], optimum[ROWS];
     uint8_t unproved[ROWS];

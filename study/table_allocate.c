@@ -105,6 +105,20 @@ static kvb_status allocate_merged(study_table *t, const loss_curves *c, kvb_erro
     return status;
 }
 
+kvb_status bound_table(study_table *t, const gathered *g, kvb_error *err)
+{
+    if (g->how != AGGREGATE_MEAN_LOSS) return KVB_OK;
+    problem p = {0};
+    const loss_curves *c = &g->all.curves;
+    solve_options solve = study_solve_options(&t->options);
+    kvb_status status = require_ratios(&t->options, c, err);
+    if (status == KVB_OK) status = problem_init(&p, &c->shape, &solve, err);
+    if (status == KVB_OK) status = problem_solve_curves(&p, c, err);
+    for (int r = 0; status == KVB_OK && r < ROWS; r++) t->table_bound[r] = p.bound[r] * c->total;
+    problem_free(&p);
+    return status;
+}
+
 // The table of the texts that lose most.
 static kvb_status allocate_tail(study_table *t, const gathered *g, kvb_error *err)
 {

@@ -66,11 +66,13 @@ typedef struct progress {
     const char *label;
     double start, last_shown; // seconds, CLOCK_MONOTONIC
     double first_done;        // what was done at the first update: resumed work must not count towards the rate
+    double left;              // seconds, as last told
     bool terminal, quiet;
 } progress;
 
 void progress_begin(progress *p, const char *label, bool quiet);
-void progress_update(progress *p, double done, double total, const char *unit); // draws at most a few times a second
+// Draws at most a few times a second. unit: what is counted; NULL: nothing that could be counted, only a share.
+void progress_update(progress *p, double done, double total, const char *unit);
 void progress_end(progress *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
 double seconds_now(void); // CLOCK_MONOTONIC
 

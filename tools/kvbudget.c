@@ -223,6 +223,9 @@ static void explain_exit(void)
 int main(int argc, char **argv)
 {
     take_standard_streams();
+    // Lines of both streams stay whole and in order in `2>&1 | tee`.
+    setvbuf(stdout, NULL, _IOLBF, 1 << 16);
+    setvbuf(stderr, NULL, _IOLBF, 1 << 12);
     atexit(explain_exit);
     json_watch_memory();
     bound_threads();

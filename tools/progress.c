@@ -59,7 +59,7 @@ void progress_begin(progress *p, const char *label, bool quiet)
     bool terminal = isatty(STDERR_FILENO) && term && strcmp(term, "dumb") != 0;
     double now = seconds_now();
     // A log's first line comes after its first interval: short work leaves only its closing line.
-    *p = (progress){label, now, terminal ? -INFINITY : now, NAN, terminal, quiet};
+    *p = (progress){label, now, terminal ? -INFINITY : now, NAN, INFINITY, terminal, quiet};
 }
 
 static void format_seconds(char *out, size_t size, double seconds)
@@ -75,33 +75,39 @@ static void format_number(char *out, size_t size, double value)
     else snprintf(out, size, value < 10 ? "%.2f" : "%.1f", value);
 }
 
-// "58 %  2378/4100 tokens  590 tokens/s  3 s left"; without a known total only what is done and the rate.
-static void format_state(const progress *p, char *out, size_t size, double done, double total, const char *unit)
+// "58 %  12/40 texts  3 s left"; without a unit only the share, without a known total what is done. What is left never
+// grows: a run that slows down for a while would only seem to run away.
+static void format_state(progress *p, char *out, size_t size, double done, double total, const char *unit)
 {
-    char part[3][48] = {"", "", ""};
+    char part[2][48] = {"", ""};
     double elapsed = seconds_now() - p->start, rate = elapsed > 0 ? (done - p->first_done) / elapsed : 0;
+    size_t used = 0;
     format_number(part[0], sizeof part[0], done);
-    if (total > 0) format_number(part[1], sizeof part[1], total);
-    format_number(part[2], sizeof part[2], rate);
-    int used = total > 0 ? snprintf(out, size, "%3.0f %%  %s/%s %s", 100 * done / total, part[0], part[1], unit)
-                         : snprintf(out, size, "%s %s", part[0], unit);
-    if (rate <= 0 || elapsed < 1 || used < 0 || (size_t)used >= size) return;
-    used += snprintf(out + used, size - (size_t)used, "  %s %s/s", part[2], unit);
-    if (total <= 0 || done >= total || (size_t)used >= size) return;
-    format_seconds(part[0], sizeof part[0], (total - done) / rate);
-    snprintf(out + used, size - (size_t)used, "  %s left", part[0]);
+    format_number(part[1], sizeof part[1], total);
+    if (total > 0) used += (size_t)snprintf(out, size, "%3.0f %%", floor(100 * done / total));
+    if (unit && total > 0) used += (size_t)snprintf(out + used, size - used, "  %s/%s %s", part[0], part[1], unit);
+    else if (unit) used += (size_t)snprintf(out, size, "%s %s", part[0], unit);
+    if (rate <= 0 || elapsed < 1 || total <= 0 || done >= total) return;
+    p->left = fmin(p->left, (total - done) / rate);
+    format_seconds(part[0], sizeof part[0], p->left);
+    snprintf(out + used, size - used, "  %s left", part[0]);
 }
 
+// On a narrow terminal the bar goes first, then the end of the line: one that wraps could not be redrawn.
 static void draw_terminal(const progress *p, const char *state, double done, double total)
 {
-    char bar[BAR_WIDTH + 1] = "";
-    if (total > 0) {
-        int full = (int)(BAR_WIDTH * fmin(1, fmax(0, done / total)));
-        for (int i = 0; i < BAR_WIDTH; i++) bar[i] = i < full ? '#' : '.';
+    char bar[BAR_WIDTH + 4] = "", line[320];
+    int columns = cli_terminal_width(STDERR_FILENO, 80) - 1;
+    int room = columns - (int)strlen(p->label) - (int)strlen(state) - 4;
+    int width = room < BAR_WIDTH ? room : BAR_WIDTH;
+    if (total > 0 && width >= 4) {
+        int full = (int)(width * fmin(1, fmax(0, done / total)));
+        bar[0] = '[';
+        for (int i = 0; i < width; i++) bar[i + 1] = i < full ? '#' : '.';
+        bar[width + 1] = ']';
+        bar[width + 2] = ' ';
     }
-    char line[320];
-    int length = snprintf(line, sizeof line, total > 0 ? "%s [%s] %s" : "%s %s%s", p->label, bar, state);
-    int columns = cli_terminal_width(STDERR_FILENO, 80) - 1; // a line that wraps could not be redrawn
+    int length = snprintf(line, sizeof line, "%s %s%s", p->label, bar, state);
     if (columns >= 0 && columns < (int)sizeof line && length > columns) line[columns] = '\0';
     fprintf(stderr, "\r%s\033[K", line);
     fflush(stderr);
@@ -119,13 +125,15 @@ void progress_update(progress *p, double done, double total, const char *unit)
     else fprintf(stderr, "%s: %s\n", p->label, state);
 }
 
+// As one line of one writing, so that it stays whole when other output goes to the same place.
 void progress_end(progress *p, const char *format, ...)
 {
     if (p->quiet) return;
-    fprintf(stderr, p->terminal ? "\r%s: " : "%s: ", p->label);
+    char text[512];
     va_list args;
     va_start(args, format);
-    vfprintf(stderr, format, args);
+    vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fprintf(stderr, " (%.1f s)%s\n", seconds_now() - p->start, p->terminal ? "\033[K" : "");
+    fprintf(stderr, "%s%s: %s (%.1f s)%s\n", p->terminal ? "\r" : "", p->label, text, seconds_now() - p->start,
+            p->terminal ? "\033[K" : "");
 }

@@ -131,7 +131,7 @@ class SnapKV(Metric):
                 f"{layer.name}: {self.name} ranks by the last {window} queries, the context has {seen.n_tokens} "
                 "tokens; use longer contexts or a smaller window"
             )
-        q = _group(seen.tail, layer.config, heads)  # [G, group, W, d]
+        q = _group(seen.tail, layer.config, heads) * layer.query_scale  # [G, group, W, d]
         logits = q @ keys[:, None].transpose(2, 3) / math.sqrt(keys.shape[-1])
         at = torch.arange(seen.n_tokens - q.shape[2], seen.n_tokens, device=places.device)
         logits = logits.masked_fill(places > at[:, None], float("-inf"))
@@ -190,7 +190,8 @@ class ExpectedAttention(Metric):
                 f"{layer.name}: {self.name} needs more than its {self.least} sinks, the context has "
                 f"{seen.n_tokens} tokens"
             )
-        mean, cov = seen.mean, None if seen.square is None else seen.square / seen.count
+        scale = layer.query_scale
+        mean, cov = seen.mean * scale, None if seen.square is None else seen.square * (scale * scale / seen.count)
         turn = layer.mean_rotation(seen.n_tokens, int(p["future"]), keys)
         if turn is not None:
             mean = mean @ turn.T

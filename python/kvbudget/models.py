@@ -19,6 +19,7 @@ class AttentionLayer:
     index: int
     module: Any  # an nn.Module; which projections and norms it has differs by family
     rotary: nn.Module | None  # the model's rotary embedding; None: positions are not rotated
+    post_norm: Any = None  # the norm of what the module gives, before it is added; None: there is none
 
     @property
     def config(self) -> Any:
@@ -27,6 +28,12 @@ class AttentionLayer:
     @property
     def n_heads(self) -> int:
         return int(self.config.num_attention_heads)
+
+    @property
+    def query_scale(self) -> float:
+        """Queries times this make q . k / sqrt(d) the model's attention logit."""
+        scaling, d = getattr(self.module, "scaling", None), getattr(self.module, "head_dim", None)
+        return float(scaling * d**0.5) if isinstance(scaling, (int, float)) and isinstance(d, int) else 1.0
 
     @property
     def name(self) -> str:
@@ -67,7 +74,7 @@ class AttentionLayer:
         whatever layout of pairs it uses, and if it rotates only a part of a head.
         """
         rotate = getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
-        if self.rotary is None or rotate is None:
+        if self.rotary is None or rotate is None or not getattr(self.module, "use_rope", True):
             return None
         places = torch.arange(first, first + count, device=like.device)[None]
         cos, sin = self.rotary(like, places, **_layer_type(self.rotary, self.module))
@@ -78,7 +85,7 @@ class AttentionLayer:
         return turned.T
 
     def output_weights(self) -> Tensor:
-        """W_O by query head, [Hq, dv, D]."""
+        """W_O by query head, [Hq, dv, D]; before a norm W_O diag(w), the contribution up to the norm's scale."""
         for name in ("o_proj", "out_proj", "dense", "c_proj", "wo"):
             layer = getattr(self.module, name, None)
             if layer is not None:
@@ -93,7 +100,10 @@ class AttentionLayer:
                 "UNSUPPORTED",
             )
         found: Tensor = weight.detach().reshape(self.n_heads, -1, weight.shape[1])
-        return found
+        if self.post_norm is None:
+            return found
+        with torch.no_grad():  # of ones it is w, whichever way the family writes it
+            return found * self.post_norm(torch.ones_like(found[0, 0])).to(found.dtype)
 
 
 def _layer_type(rotary: nn.Module, module: Any) -> dict[str, str]:
@@ -122,15 +132,23 @@ def decoder_of(model: nn.Module) -> nn.Module:
     return found if isinstance(found, nn.Module) else getattr(model, "base_model", model)
 
 
+def _post_norm(layer: nn.Module) -> Any:
+    """The norm behind a decoder layer's attention: Gemma 2 and 3, OLMo 2; GLM 4."""
+    name = "post_attention_layernorm" if hasattr(layer, "post_feedforward_layernorm") else "post_self_attn_layernorm"
+    return getattr(layer, name, None)
+
+
 def attention_layers(model: nn.Module) -> list[AttentionLayer]:
     """The decoder's attention modules in the order of layers; layers without attention have none."""
     decoder = decoder_of(model)
     rotary = getattr(decoder, "rotary_emb", None)
+    norms = {id(getattr(m, "self_attn", None)): _post_norm(m) for m in decoder.modules()}
     found: dict[int, AttentionLayer] = {}
     for module in decoder.modules():
         index = getattr(module, "layer_idx", None)
         if isinstance(index, int) and "Attention" in type(module).__name__ and hasattr(module, "config"):
-            found.setdefault(index, AttentionLayer(index, module, getattr(module, "rotary_emb", rotary)))
+            own = getattr(module, "rotary_emb", rotary)
+            found.setdefault(index, AttentionLayer(index, module, own, norms.get(id(module))))
     if not found:
         raise KVBudgetError(
             f"{type(model).__name__}: no attention layer was found; expected a decoder of transformers", "UNSUPPORTED"

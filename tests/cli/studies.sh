@@ -12,13 +12,12 @@ expect 0 'hold out texts' solve run.h5 --metric keydiff --holdout text --picture
 cp out text.json
 json 'every method at every ratio' text.json \
     'len(j["details"]) == 1 and len(j["rows"]) == 9 * 99 and len({r["allocator"] for r in j["rows"]}) == 9'
-json 'intervals hold the value' text.json 'all(r["loss_low"] - 1e-9 <= r["loss"] <= r["loss_high"] + 1e-9
-    for r in j["rows"])'
+json 'two texts are too few for intervals' text.json 'all(r["loss_low"] is None and r["loss"] >= 0 for r in j["rows"])'
 json 'no table passes the optimum of each question by more than its greedy gap' text.json 'all(
     o["loss"] <= r["loss"] * 1.02 + 0.002 for o in rows(allocator="question'"'"'s optimum")
     for r in rows(ratio=o["ratio"]) if r["ratio"] <= 0.8)'
 json 'the paper is the measure' text.json 'all(
-    r["change"] == r["change_low"] == r["change_high"] == 0 for r in rows(allocator="mean_ratio (paper)"))'
+    r["change"] == 0 for r in rows(allocator="mean_ratio (paper)"))'
 json 'transfer: nothing does better on a text than its own table, but for rounding' text.json \
     'len(j["details"][0]["texts"]) == 2 and all(
     t["loss"][3] <= t["loss"][1] * 1.02 + 0.002 and t["loss"][0] <= t["loss"][2] * 1.02 + 0.002

@@ -86,7 +86,7 @@ fails 'weights that are none' 'numbers from 0 to 1 with the sum 1' validate --ce
 expect 1 'weights of another kind prove less' validate --certificate other.safetensors run.h5 --quiet
 says 'and it says so' 'no multiplier proves the bound'
 expect 0 'a table of pulled curves' solve run.h5 --metric keydiff
-says 'says which numbers are pulled' 'loss and bound with --shrink 0\.1, table without'
+says 'says what is proved, and of what' 'Proved: no budgets that all questions share lose less than the bound'
 expect 0 'a table pulled all the way' solve run.h5 --metric keydiff --shrink 1 --json --quiet
 cp out flat.json
 json 'is uniform, but for single tokens' flat.json \

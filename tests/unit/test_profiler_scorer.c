@@ -165,6 +165,33 @@ typedef struct ea_case {
     bool covariance, value_norm, sinks_in_softmax;
 } ea_case;
 
+// Queries that the model rotates and lengthens, as with yarn, are queries that were longer before.
+START_TEST(test_expected_attention_of_a_lengthened_rotation)
+{
+    enum { T = 60 };
+    shape s = SHAPES[4];
+    layer_view v = view_make(s, T, 0.7);
+    float *longer = case_alloc((size_t)T * s.H * s.d, sizeof *longer);
+    v.rope_attention = 1.25f;
+    float *got = case_score("ea:kvpress", &v);
+    for (size_t i = 0; i < (size_t)T * s.H * s.d; i++) longer[i] = 1.25f * v.q_raw[i];
+    const float *as_it_was = v.q_raw;
+    v.rope_attention = 0;
+    v.q_raw = longer;
+    float *want = case_score("ea:kvpress", &v), *shorter;
+    v.q_raw = as_it_was;
+    shorter = case_score("ea:kvpress", &v);
+    double most = 0;
+    for (uint32_t i = 0; i < s.G * T; i++) {
+        ck_assert_double_eq_tol(got[i], want[i], 1e-5 * (1 + fabs(want[i])));
+        most = fmax(most, fabs(got[i] - shorter[i]));
+    }
+    ck_assert_double_gt(most, 1e-4); // it matters
+    free(longer), free(got), free(want), free(shorter);
+    view_free(&v);
+}
+END_TEST
+
 // Mean and covariance of one head's queries, each of them first turned by the mean rotation: the same as R mu and R C
 // R^T.
 static void naive_statistics(double *mean, double *covariance, const layer_view *v, uint32_t h, const ea_case *e)
@@ -336,6 +363,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_keydiff_degenerate);
     tcase_add_test(tc, test_expected_attention);
     tcase_add_test(tc, test_expected_attention_of_the_mean_query);
+    tcase_add_test(tc, test_expected_attention_of_a_lengthened_rotation);
     tcase_add_test(tc, test_short_contexts);
 }
 

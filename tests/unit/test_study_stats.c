@@ -1,10 +1,11 @@
-// The bootstrap against what theory says of simple samples, and its repeatability.
+// Intervals of losses against what theory says of simple samples, and draws of subsets.
 #include "study/stats.h"
 #include "test_solver_cases.h"
+#include <math.h>
 
 START_TEST(interval_of_a_mean_is_that_of_theory)
 {
-    case_seed("bootstrap");
+    case_seed("intervals");
     enum { TEXTS = 400 };
     // One question per text, loss uniform in [0, 1): the mean's deviation is 1 / sqrt(12 n).
     double loss[2 * TEXTS];
@@ -16,38 +17,38 @@ START_TEST(interval_of_a_mean_is_that_of_theory)
     }
     first[TEXTS] = TEXTS;
     loss_sample s = {2, TEXTS, TEXTS, loss, first};
-    loss_interval mean[2], ratio[2], again[2], other[2];
+    loss_interval mean[2], ratio[2];
     kvb_error err = {0};
-    must(bootstrap_losses(&s, 0, 1, mean, ratio, &err), &err);
+    must(loss_intervals(&s, 0, mean, ratio, &err), &err);
     double half = (mean[0].high - mean[0].low) / 2, theory = 1.96 / sqrt(12.0 * TEXTS);
     ck_assert_double_eq_tol(mean[0].value, 0.5, 3 * theory);
     ck_assert_double_eq_tol(half, theory, 0.15 * theory);
     ck_assert(mean[0].low < mean[0].value && mean[0].value < mean[0].high);
-    // A fixed ratio has no spread: methods are compared on the same draws.
+    // A fixed ratio has no spread: methods are compared text by text.
     ck_assert_double_eq_tol(ratio[1].value, -0.2, 1e-12);
     ck_assert_double_eq_tol(ratio[1].low, -0.2, 1e-12);
     ck_assert_double_eq_tol(ratio[1].high, -0.2, 1e-12);
-    must(bootstrap_losses(&s, 0, 1, again, ratio, &err), &err);
-    must(bootstrap_losses(&s, 0, 2, other, ratio, &err), &err);
-    ck_assert(memcmp(mean, again, sizeof mean) == 0);
-    ck_assert(memcmp(mean, other, sizeof mean) != 0);
 }
 END_TEST
 
-// Ten equal questions of each of two texts are worth two observations, not twenty.
+// Ten equal questions of each of six texts are worth six observations, not sixty; two texts say nothing.
 START_TEST(questions_of_a_text_are_not_independent)
 {
-    double loss[20];
-    for (int i = 0; i < 20; i++) loss[i] = i < 10 ? 1 : 3;
-    const uint32_t first[3] = {0, 10, 20};
-    loss_sample s = {1, 20, 2, loss, first};
+    double loss[60];
+    for (int i = 0; i < 60; i++) loss[i] = 1 + i / 10;
+    const uint32_t first[7] = {0, 10, 20, 30, 40, 50, 60};
+    loss_sample s = {1, 60, 6, loss, first};
     loss_interval mean, ratio;
     kvb_error err = {0};
-    must(bootstrap_losses(&s, 0, 7, &mean, &ratio, &err), &err);
-    ck_assert_double_eq(mean.value, 2);
-    ck_assert_double_eq(mean.low, 1);
-    ck_assert_double_eq(mean.high, 3);
-    ck_assert(bootstrap_losses(&s, 1, 7, &mean, &ratio, &err) == KVB_ARGUMENT);
+    must(loss_intervals(&s, 0, &mean, &ratio, &err), &err);
+    ck_assert_double_eq_tol(mean.value, 3.5, 1e-12);
+    ck_assert(mean.low < 2 && mean.high > 5);
+    ck_assert(ratio.value == 0 && fabs(ratio.low) < 1e-12 && fabs(ratio.high) < 1e-12);
+    s.n_texts = 2;
+    s.n_pairs = 20;
+    must(loss_intervals(&s, 0, &mean, &ratio, &err), &err);
+    ck_assert(mean.value == 1.5 && isnan(mean.low) && isnan(mean.high));
+    ck_assert(loss_intervals(&s, 1, &mean, &ratio, &err) == KVB_ARGUMENT);
 }
 END_TEST
 

@@ -63,6 +63,7 @@ START_TEST(aggregations_of_two_opposite_pairs)
     ck_near(t.std[2 * 24], 0.25);
     ck_near(t.loss[24], 0);         // each pair's own
     ck_near(t.table_loss[24], 0.3); // 9 of 12 stay
+    ck_near(t.table_bound[24], 0);  // each pair's own
     study_table_free(&t);
     o = case_options("mean_loss");
     solve(&t, &o);
@@ -70,12 +71,19 @@ START_TEST(aggregations_of_two_opposite_pairs)
     ck_near(t.bound[24], 0.3);
     ck_near(t.table_loss[24], 0.3);
     ck_near(t.std[2 * 24], 0.25); // still how far the pairs' own optima spread
+    ck_near(t.table_bound[24], 0.3);
+    study_table_free(&t);
+    o.shrink = 0.5; // what is solved loses less than a table can, since curves are flatter; the bound is of the table
+    solve(&t, &o);
+    for (int r = 0; r < ROWS; r++) ck_assert_double_le(t.table_bound[r], t.table_loss[r] + 1e-9);
+    ck_near(t.table_bound[24], 0.3);
     study_table_free(&t);
     o = case_options("worst");
     solve(&t, &o);
     ck_near(t.prune_ratio[2 * 24], 0.25); // whatever else, a text loses more than 0.3
     ck_near(t.loss[24], 0.3);
     ck_assert_uint_eq(t.n_texts, 2);
+    ck_assert(isnan(t.table_bound[24])); // a mean says nothing of the worst text's problem
     ck_near(t.text_weights[2 * 24] + t.text_weights[2 * 24 + 1], 1);
     study_table_free(&t);
 }

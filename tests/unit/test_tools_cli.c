@@ -186,6 +186,50 @@ START_TEST(any_shape_and_width)
 }
 END_TEST
 
+// What progress writes to standard error; valid until the next call.
+static const char *told(void (*tell)(progress *))
+{
+    static char text[2000];
+    fflush(stderr);
+    int shown = dup(STDERR_FILENO);
+    FILE *file = tmpfile();
+    dup2(fileno(file), STDERR_FILENO);
+    progress p;
+    progress_begin(&p, "work", false);
+    tell(&p);
+    fflush(stderr);
+    dup2(shown, STDERR_FILENO);
+    close(shown);
+    rewind(file);
+    text[fread(text, 1, sizeof text - 1, file)] = '\0';
+    fclose(file);
+    return text;
+}
+
+// Work that is fast at first and then stands: what is left was told as 9 s and must not grow.
+static void slow_down(progress *p)
+{
+    p->start -= 1.5;
+    progress_update(p, 0, 100, "steps"); // from here on it counts
+    p->start = seconds_now() - 2;
+    p->last_shown = -1e9;
+    progress_update(p, 20, 100, "steps");
+    p->start -= 100;
+    p->last_shown = -1e9;
+    progress_update(p, 21, 100, NULL);
+    progress_end(p, "%d steps", 21);
+}
+
+START_TEST(what_is_left_never_grows)
+{
+    const char *text = told(slow_down);
+    ck_assert_msg(strstr(text, "work:  20 %  20/100 steps  8 s left\n") || strstr(text, "20/100 steps  9 s left\n"),
+                  "%s", text);
+    ck_assert_msg(strstr(text, "work:  21 %  8 s left\n") || strstr(text, "work:  21 %  9 s left\n"), "%s", text);
+    ck_assert_msg(strstr(text, "work: 21 steps (10") != NULL, "%s", text);
+}
+END_TEST
+
 START_TEST(no_colour_is_respected)
 {
     setenv("TERM", "xterm-256color", 1);
@@ -336,6 +380,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, plain_picture_has_numbers_only);
     tcase_add_test(tc, coloured_picture_has_every_layer);
     tcase_add_test(tc, any_shape_and_width);
+    tcase_add_test(tc, what_is_left_never_grows);
     tcase_add_test(tc, no_colour_is_respected);
 }
 

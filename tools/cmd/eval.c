@@ -4,6 +4,7 @@
 #include "tools/device.h"
 #include "tools/report/eval_report.h"
 #include "tools/report/output.h"
+#include "tools/report/words.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,10 +35,10 @@ static void print_rate(const sweep *s)
     double seconds = s->prefill_seconds + s->cell_seconds;
     if (!s->n_measured) return;
     fprintf(stderr,
-            "%zu runs in %.1f s (%.2f a second, %.3f s each behind the prefill); prefill, scores and full cache %.1f s "
+            "%zu %s in %.1f s (%.2f a second, %.3f s each behind the prefill); prefill, scores and full cache %.1f s "
             "for all of them, scorers %.1f s of it",
-            s->n_measured, seconds, (double)s->n_measured / seconds, s->cell_seconds / (double)s->n_measured,
-            s->prefill_seconds, s->score_seconds);
+            s->n_measured, plural(s->n_measured, "run", "runs"), seconds, (double)s->n_measured / seconds,
+            s->cell_seconds / (double)s->n_measured, s->prefill_seconds, s->score_seconds);
     if (n_resumed) fprintf(stderr, "; %zu more from %s", n_resumed, s->o.log);
     fprintf(stderr, "\n");
 }
@@ -69,8 +70,10 @@ static kvb_status measure(const eval_command *e, sweep *s, kvb_error *err)
     progress_begin(&bar, "eval", e->out.quiet);
     status = sweep_run(s, &watch, err);
     if (status == KVB_OK)
-        progress_end(&bar, "%zu runs: %zu texts, %zu allocators with their metrics and policies, %zu ratios",
-                     s->n_cells, e->in.n_texts, e->with.n_columns, e->with.n_ratios);
+        progress_end(&bar, "%zu %s: %zu %s, %zu %s with metrics and policies, %zu %s", s->n_cells,
+                     plural(s->n_cells, "run", "runs"), e->in.n_texts, plural(e->in.n_texts, "text", "texts"),
+                     e->with.n_columns, plural(e->with.n_columns, "allocator", "allocators"), e->with.n_ratios,
+                     plural(e->with.n_ratios, "ratio", "ratios"));
     else progress_end(&bar, "%s", status == KVB_INTERRUPTED ? "stopped" : "failed");
     if (status == KVB_OK && !e->out.quiet) print_rate(s);
     return status;
@@ -89,11 +92,11 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
                .n_texts = (uint32_t)e->in.n_texts,
                .methods = methods_list(&e->with)};
     sweep_summary *rows = NULL;
-    eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with), .seed = e->seed};
+    eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with)};
     kvb_status status = e->out.name ? output_check_results(e->out.name, err) : KVB_OK;
     if (status == KVB_OK && e->out.csv) status = atomic_file_check(e->out.csv, err);
     if (status == KVB_OK) status = measure(e, &s, err);
-    if (status == KVB_OK) status = sweep_summarize(&s, e->seed, &rows, &r.n_rows, err);
+    if (status == KVB_OK) status = sweep_summarize(&s, &rows, &r.n_rows, err);
     r.rows = rows;
     if (status == KVB_OK) status = report(e, &r, err);
     free(rows);
@@ -106,8 +109,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
 {
     eval_command e = {.self = self,
                       .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
-                      .in = {.backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64},
-                      .seed = 1};
+                      .in = {.backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64}};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &e.out.name, "NAME",
          "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
@@ -129,7 +131,6 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         {"compute", 0, CLI_TEXT, &e.in.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"batch", 0, CLI_COUNT, &e.batch, "N", "runs that are decoded together (4)"},
         {"threads", 0, CLI_COUNT, &e.threads, "N", "OpenMP threads (default: all cores)"},
-        {"seed", 's', CLI_COUNT, &e.seed, "N", "of the bootstrap (1)"},
         RESULTS_OPTIONS(e.out),
         {"quiet", 'q', CLI_FLAG, &e.out.quiet, NULL, "no progress, no file names"},
         {0},
@@ -166,7 +167,8 @@ const cli_command cmd_eval = {
     "  lost        share of the oracle importance (of these very tokens) that was evicted\n"
     "  out         how far the layers' attention outputs are off for the full cache's queries\n"
     "  MiB         what the compacted cache takes, as the allocator counts it\n"
-    "Intervals are bootstrapped over texts and positions; with few texts they are too narrow for other texts.\n"
+    "Intervals take texts as observations and need five of them; tables are compared text by text with uniform,\n"
+    "AdaKV and the published form where these are run.\n"
     "\n"
     "A table serves the metric that it was solved for, and is refused for another model. All allocators of a\n"
     "metric keep the same sinks and window. With few tokens a table may grant a head less than these, as kvpress\n"

@@ -26,7 +26,7 @@ typedef struct eval_command {
     eval_inputs in;
     // What is compared, and how:
     methods with;
-    uint64_t batch, threads, seed;
+    uint64_t batch, threads, seed; // seed: of who draws texts
     bool no_protect, speed;
     eval_outputs out;
 } eval_command;

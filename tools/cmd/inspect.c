@@ -13,6 +13,7 @@
 #include "tools/json_print.h"
 #include "tools/report/inspect_gguf.h"
 #include "tools/report/inspect_rank.h"
+#include "tools/report/inspect_results.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -235,6 +236,8 @@ static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *pa
         cJSON_AddStringToObject(doc, "kind", "table");
         return inspect_table(doc, path, err);
     }
+    if (is_results((const char *)view->data, view->size))
+        return inspect_results(doc, (const char *)view->data, view->size, path, err);
     if (is_json(view)) {
         bool no_memory, sidecar = is_sidecar(view, &no_memory);
         if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
@@ -244,7 +247,7 @@ static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *pa
     return kvb_fail(
         err, KVB_FORMAT,
         "%s: byte 0: expected a record (.h5), a table (.safetensors), a .npy, a side-car (.json), calibration "
-        "lines (.jsonl) or a model (.gguf), found none of these",
+        "lines (.jsonl), a model (.gguf) or results of eval and task, found none of these",
         path);
 }
 
@@ -379,7 +382,9 @@ const cli_command cmd_inspect = {
         "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
         "keeps); for a learned ranking its features and how much they weigh; for a .npy its type, shape and range; for "
         "a model its metadata and tensors; for calibration lines\n"
-        "the contexts and questions.\n"
+        "the contexts and questions; for results of eval and task, NAME.json, .csv, .cells and .svg, how they were "
+        "made\n"
+        "and how many rows and columns there are.\n"
         "\n"
         "Examples:\n"
         "  kvbudget inspect run.h5\n"

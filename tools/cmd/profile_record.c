@@ -13,7 +13,7 @@
 static bool show_progress(void *context, double done, double total)
 {
     profile_command *p = context;
-    if (p->ranks.rank == 0) progress_update(&p->bar, done, total, p->ranks.size > 1 ? "tokens on rank 0" : "tokens");
+    if (p->ranks.rank == 0) progress_update(&p->bar, done, total, NULL);
     return !cli_stop_requested;
 }
 

@@ -6,6 +6,7 @@
 #include "tools/report/output.h"
 #include "tools/report/study_report.h"
 #include "tools/report/table_npy.h"
+#include "tools/report/words.h"
 #include <stdlib.h>
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
@@ -61,8 +62,9 @@ static kvb_status solve_table(study_table *t, bool quiet, kvb_error *err)
     progress_begin(&bar, t->pairs.metric, quiet);
     kvb_status status = study_table_solve(t, &told, err);
     if (status == KVB_OK)
-        progress_end(&bar, "%u problems solved for %u ratios and certified, %.2f ms each", t->pairs.n_pairs,
-                     t->options.n_rows, 1e3 * t->solve_seconds / t->pairs.n_pairs);
+        progress_end(&bar, "%u %s solved for %u %s and certified, %.2f ms each", t->pairs.n_pairs,
+                     plural(t->pairs.n_pairs, "problem", "problems"), t->options.n_rows,
+                     plural(t->options.n_rows, "ratio", "ratios"), 1e3 * t->solve_seconds / t->pairs.n_pairs);
     else progress_end(&bar, status == KVB_INTERRUPTED ? "stopped" : "failed");
     return status;
 }
@@ -95,6 +97,7 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
     if (status == KVB_OK) status = write_outputs(t, out, err);
+    if (status == KVB_OK) warn_of_table(t);
     if (status == KVB_OK) add_table(to, t);
     if (status == KVB_OK && !out->json) print_table(t);
     study_table_free(t);
@@ -255,12 +258,13 @@ const cli_command cmd_solve = {
     "questions, each loss taken as a share of what that question could lose.\n"
     "\n"
     "It prints, each as a share of all importance that can be lost, averaged over the questions:\n"
-    "  loss     of the common budgets (mean_loss), of every question's own best ones (mean_ratio), or the mean\n"
-    "           of the texts that lose most (worst, cvar); with --shrink of the curves after pulling\n"
-    "  bound    no budgets of this size can lose less there: proved by multipliers\n"
-    "  gap      how much of the loss the best possible budgets could save at most\n"
-    "  table    loss of the table itself, rounded to whole tokens, on these questions\n"
-    "  uniform  the same when all heads keep equally many\n"
+    "  table       loss of the table itself, rounded to whole tokens, on these questions\n"
+    "  bound       no budgets that all questions share can lose less (mean_loss), or no question's own can\n"
+    "              (mean_ratio): proved by multipliers\n"
+    "  gap         how much of the table's loss the best possible budgets could save at most\n"
+    "  uniform     the loss when all heads keep equally many\n"
+    "  solved for  what was minimised: the mean loss, after --shrink; that of every question's own best budgets\n"
+    "              (mean_ratio); the mean of the texts that lose most (worst, cvar)\n"
     "Rows at which all heads have reached their floor, 1 % or sinks and window, are saturated: they prune less\n"
     "than they say.\n"
     "\n"
@@ -283,7 +287,8 @@ const cli_command cmd_solve = {
     "transfer matrix between single texts at single lengths.\n"
     "\n"
     "--order oracle makes LU-KV's table \"without the optimality gap\": budgets that would be best if the metric\n"
-    "ranked tokens as the oracle does. `loss` and `bound` are of that order, `table` is what the table loses when the\n"
+    "ranked tokens as the oracle does. `solved for` and `bound` are of that order, `table` is what the table loses "
+    "when the\n"
     "metric ranks.\n"
     "\n"
     "Constraints hold in the table and in what the runtime makes of it, at any length: whole pages (--block),\n"

@@ -3,6 +3,7 @@
 #include "tools/cmd/solve_line.h"
 #include "tools/report/output.h"
 #include "tools/report/study_report.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,11 +18,13 @@ static kvb_status run_metric(validation *v, bool quiet, kvb_error *err)
     kvb_status status = validation_run(v, &told, err);
     if (status != KVB_OK) progress_end(&bar, status == KVB_INTERRUPTED ? "stopped" : "failed");
     else if (v->options.limits)
-        progress_end(&bar, "%u problems, %u ratios each: greedy and exact %.2f s", v->n_problems, v->options.n_rows,
-                     v->exact_seconds);
+        progress_end(&bar, "%u %s, %u %s each: greedy and exact %.2f s", v->n_problems,
+                     plural(v->n_problems, "problem", "problems"), v->options.n_rows,
+                     plural(v->options.n_rows, "ratio", "ratios"), v->exact_seconds);
     else
-        progress_end(&bar, "%u problems, %u ratios each: greedy %.2f s, exact %.2f s", v->n_problems, v->options.n_rows,
-                     v->greedy_seconds, v->exact_seconds);
+        progress_end(&bar, "%u %s, %u %s each: greedy %.2f s, exact %.2f s", v->n_problems,
+                     plural(v->n_problems, "problem", "problems"), v->options.n_rows,
+                     plural(v->options.n_rows, "ratio", "ratios"), v->greedy_seconds, v->exact_seconds);
     return status;
 }
 

@@ -1,13 +1,16 @@
 // What solve --ablation prints, as text and as JSON, and draws.
 #include "tools/report/study_report.h"
 #include "tools/report/svg.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdlib.h>
 
 void print_ablation(const ablation *x)
 {
-    printf("%s: %u questions on %u contexts, sink %u, window %u, %s\n", x->pairs.metric, x->pairs.n_pairs,
-           x->pairs.n_contexts, x->pairs.about.sink, x->pairs.about.window, scope_words(x->options.scope));
+    char pairs[WORDS_SIZE];
+    printf("%s: %s, sink %u, window %u, %s\n", x->pairs.metric,
+           questions_on(pairs, x->pairs.n_pairs, x->pairs.n_contexts, "context"), x->pairs.about.sink,
+           x->pairs.about.window, scope_words(x->options.scope));
     printf("  Loss %% of each question's own budgets, equally many tokens kept:\n  pruned");
     for (int w = 0; w < N_WAYS; w++) printf(" %18s", ablation_ways[w]);
     printf("   optimum / AdaKV\n");
@@ -92,12 +95,11 @@ static void draw_heads(const ablation *x, FILE *out)
 
 void draw_ablation(const ablation *x, FILE *out)
 {
-    char title[160], subtitle[160];
+    char title[160], subtitle[160], pairs[WORDS_SIZE];
     svg_series series[N_WAYS];
     snprintf(title, sizeof title, "Budgets of one question, by different methods: %.100s", x->pairs.metric);
-    snprintf(subtitle, sizeof subtitle,
-             "%u questions on %u contexts; equally many tokens kept, the same ones protected", x->pairs.n_pairs,
-             x->pairs.n_contexts);
+    snprintf(subtitle, sizeof subtitle, "%s; equally many tokens kept, the same ones protected",
+             questions_on(pairs, x->pairs.n_pairs, x->pairs.n_contexts, "context"));
     svg_begin(out, 2 * SVG_MARGIN + WIDTH,
               TOP + 2 * STEP + 20 + 38 + 11 * (int)record_get_shape(x->pairs.from->r).n_layers + 2 * SVG_MARGIN, title,
               subtitle);

@@ -1,5 +1,6 @@
 // What validate --certificate prints as text, and adds to its results.
 #include "tools/report/study_report.h"
+#include "tools/report/words.h"
 #include <math.h>
 
 static void add_row(results *to, const table_check *k, const kvb_row *row, uint32_t r, const char *fault)
@@ -33,9 +34,9 @@ kvb_status report_table_check(const table_check *k, results *to, uint32_t *fault
                 100 * row.ratio, fault, row.loss, row.lower_bound, row.table_loss, k->bound[r], k->table_loss[r]);
     }
     if (!to)
-        printf("%s: %u of %u rows hold against %s (%u questions, %s); bounds differ from our own by %.2g of the mass "
+        printf("%s: %u of %u rows hold against %s (%u %s, %s); bounds differ from our own by %.2g of the mass "
                "at the most\n",
-               k->path, k->options.n_rows - *faults, k->options.n_rows, k->from.path, k->pairs.n_pairs, k->pairs.metric,
-               slack);
+               k->path, k->options.n_rows - *faults, k->options.n_rows, k->from.path, k->pairs.n_pairs,
+               plural(k->pairs.n_pairs, "question", "questions"), k->pairs.metric, slack);
     return KVB_OK;
 }

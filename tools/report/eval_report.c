@@ -2,6 +2,7 @@
 #include "tools/report/eval_report.h"
 #include "runtime/fail.h"
 #include "tools/report/curves.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,23 +10,23 @@
 
 // ---- Terminal ----
 
-static const char *number(char out[16], double value)
+static const char *number(char out[16], int decimals, double value)
 {
     if (isnan(value)) snprintf(out, 16, "-");
-    else snprintf(out, 16, "%.2f", value);
+    else snprintf(out, 16, "%.*f", decimals, value);
     return out;
 }
 
 static void print_row(const eval_report *e, const sweep_summary *r)
 {
-    char uniform[16], low[16], high[16], out[16];
+    char text[6][16];
     // Of a policy, what it looks at stands in the place of the error that evicting once makes.
     double error = isnan(r->looked) ? r->output_error : r->looked;
-    printf("  %4.0f %%  %-18s %7.4f  %7.4f..%-7.4f  %6s  %6s..%-6s  %5.1f  %6.3f  %6.2f  %6s  %7.2f  %6.2f\n",
-           100 * r->ratio, e->with.methods.columns[r->column].how->label, r->kl.value, r->kl.low, r->kl.high,
-           number(uniform, r->to_uniform.value), number(low, r->to_uniform.low), number(high, r->to_uniform.high),
-           100 * r->agree.value, r->nll.value, 100 * r->loss, number(out, 100 * error), r->allocated / 0x1p20,
-           100 * r->effective);
+    printf("  %4.0f %%  %-18s %7.4f  %7s..%-7s  %6s  %6s..%-6s  %5.1f  %6.3f  %6.2f  %6s  %7.2f  %6.2f\n",
+           100 * r->ratio, e->with.methods.columns[r->column].how->label, r->kl.value, number(text[0], 4, r->kl.low),
+           number(text[1], 4, r->kl.high), number(text[2], 2, r->to_uniform.value),
+           number(text[3], 2, r->to_uniform.low), number(text[4], 2, r->to_uniform.high), 100 * r->agree.value,
+           r->nll.value, 100 * r->loss, number(text[5], 2, 100 * error), r->allocated / 0x1p20, 100 * r->effective);
 }
 
 static void print_head(const method *m, bool bare, double full_nll)
@@ -39,6 +40,36 @@ static void print_head(const method *m, bool bare, double full_nll)
            m->p.kind ? "looks %" : "  out %");
 }
 
+static bool in_block(const eval_report *e, const sweep_summary *r, size_t which, bool bare)
+{
+    return e->with.methods.columns[r->column].method == which && r->protect != bare;
+}
+
+static void print_ratio(const char *of, interval x)
+{
+    if (isnan(x.value)) return;
+    printf(", %.2f", x.value);
+    if (!isnan(x.low)) printf(" (%.2f .. %.2f)", x.low, x.high);
+    printf(" of %s", of);
+}
+
+// What a table is worth at a ratio, and what to do where it is worth nothing. The interval decides how surely.
+static void print_verdict(const eval_report *e, const sweep_summary *r)
+{
+    const allocator *a = e->with.methods.columns[r->column].how;
+    if (a->kind != ALLOCATOR_TABLE || isnan(r->to_uniform.value) || r->ratio == 0) return;
+    printf("  %s at %g %%: KL", a->label, 100 * r->ratio);
+    print_ratio("uniform's", r->to_uniform);
+    print_ratio("AdaKV's", r->to_ada);
+    print_ratio("the published table's", r->to_published);
+    printf("\n");
+    if (r->to_uniform.value < 1) return;
+    printf("    It does not beat uniform budgets on these texts%s. %sProfile texts of this kind and length and solve "
+           "again, or prune less.\n",
+           r->to_uniform.low > 1 ? "" : ", or too few were judged to tell",
+           a->strict || !r->protect ? "" : "Heads may have lost their window: try TABLE.safetensors:strict. ");
+}
+
 // One method, with its protection or without.
 static void print_block(const eval_report *e, size_t which, bool bare)
 {
@@ -46,13 +77,13 @@ static void print_block(const eval_report *e, size_t which, bool bare)
     for (size_t k = 0; k < e->with.n_ratios; k++)
         for (size_t i = 0; i < e->n_rows; i++) {
             const sweep_summary *r = &e->rows[i];
-            if (e->with.methods.columns[r->column].method != which || r->protect == bare ||
-                r->ratio != e->with.ratios[k])
-                continue;
+            if (!in_block(e, r, which, bare) || r->ratio != e->with.ratios[k]) continue;
             if (!any) print_head(&e->with.methods.methods[which], bare, r->full_nll);
             any = true;
             print_row(e, r);
         }
+    for (size_t i = 0; i < e->n_rows; i++)
+        if (in_block(e, &e->rows[i], which, bare)) print_verdict(e, &e->rows[i]);
     if (any) printf("\n");
 }
 
@@ -60,6 +91,11 @@ void eval_report_print(const eval_report *e)
 {
     for (size_t m = 0; m < e->with.methods.n; m++)
         for (int bare = 0; bare < 2; bare++) print_block(e, m, bare);
+    uint32_t n = e->s->n_texts;
+    if (n < INTERVAL_GROUPS)
+        printf("%u %s: too few for intervals, which take %d; judge nothing by differences of this size.\n", n,
+               plural(n, "text", "texts"), INTERVAL_GROUPS);
+    else printf("Intervals are of %u texts: how a mean would move with other texts of the same kinds.\n", n);
 }
 
 // ---- JSON and CSV ----
@@ -122,8 +158,9 @@ static void add_row(const eval_report *e, results *to, const sweep_summary *r, s
     cJSON_AddNumberToObject(o, "window", r->protect ? m->window : 0);
     cJSON_AddNumberToObject(o, "effective_ratio", r->effective);
     add_interval(o, "kl", r->kl);
-    add_interval(o, "kl_texts", r->kl_texts);
     add_interval(o, "kl_to_uniform", r->to_uniform);
+    add_interval(o, "kl_to_ada", r->to_ada);
+    add_interval(o, "kl_to_published", r->to_published);
     add_interval(o, "top1", r->agree);
     add_interval(o, "nll", r->nll);
     cJSON_AddNumberToObject(o, "full_nll", r->full_nll);
@@ -150,8 +187,7 @@ kvb_status eval_report_results(const eval_report *e, results *to, kvb_error *err
     cJSON_AddStringToObject(to->settings, "compute", e->device->compute);
     cJSON_AddNumberToObject(to->settings, "n_tokens", (double)e->s->o.n_tokens);
     cJSON_AddNumberToObject(to->settings, "n_next", (double)e->s->o.n_next);
-    cJSON_AddNumberToObject(to->settings, "seed", (double)e->seed);
-    cJSON_AddNumberToObject(to->settings, "resamples", INTERVAL_RESAMPLES);
+    cJSON_AddNumberToObject(to->settings, "n_texts", e->s->n_texts);
     for (size_t i = 0; i < e->n_rows && status == KVB_OK; i++) add_row(e, to, &e->rows[i], i);
     return status;
 }
@@ -182,9 +218,9 @@ static kvb_status write_curves(const eval_report *e, const char *path, kvb_error
     fill_values(e, values);
     char subtitle[256];
     snprintf(subtitle, sizeof subtitle,
-             "%.80s, %u texts of %u tokens, the next %u teacher-forced; bands: 95 %% by bootstrap over texts and "
-             "positions",
-             e->s->m->config.name, e->s->n_texts, e->s->o.n_tokens, e->s->o.n_next);
+             "%.80s, %u %s of %u tokens, the next %u teacher-forced; bands: 95 %%, texts as observations",
+             e->s->m->config.name, e->s->n_texts, plural(e->s->n_texts, "text", "texts"), e->s->o.n_tokens,
+             e->s->o.n_next);
     const curve_view view = {.with = &e->with,
                              .title = "What evicting costs, by who splits the cache over the heads",
                              .subtitle = subtitle,

@@ -8,7 +8,6 @@ typedef struct eval_report {
     const sweep *s; // with its model, texts and options
     const backend *device;
     compared with;
-    uint64_t seed; // of the bootstrap
     const sweep_summary *rows;
     size_t n_rows;
 } eval_report;

@@ -1,16 +1,29 @@
 // What solve --holdout prints, as text and as JSON, and draws.
+#include "stats/interval.h"
 #include "tools/report/study_report.h"
 #include "tools/report/svg.h"
+#include "tools/report/words.h"
 #include <math.h>
 
 // ---- Text -----------------------------------------------------------------------------------------------------------
+
+static void print_change(const holdout *h, int percent, int method)
+{
+    const loss_interval *x = &h->ratio[holdout_row(h, percent)][method];
+    printf(" at %d %%: %+.2f %%", percent, 100 * x->value);
+    if (!isnan(x->low)) printf(" (%+.2f .. %+.2f)", 100 * x->low, 100 * x->high);
+    printf(",");
+}
 
 static void print_losses(const holdout *h)
 {
     static const int shown[] = {30, 50, 70, 80, 90, 95};
     enum { N_SHOWN = sizeof shown / sizeof *shown };
-    printf("  Loss %%, and against mean_ratio with the 95 %% interval of %d draws of texts and questions:\n",
-           BOOTSTRAP_DRAWS);
+    printf("  Loss %%, and against mean_ratio, the published form");
+    if (h->n_texts < INTERVAL_GROUPS)
+        printf("; %u %s: too few for intervals, which take %d:\n", h->n_texts, plural(h->n_texts, "text", "texts"),
+               INTERVAL_GROUPS);
+    else printf(", with the 95 %% interval of %u texts, compared text by text:\n", h->n_texts);
     printf("  %-22s", "pruned");
     for (int i = 0; i < N_SHOWN; i++) printf("%9d %%", shown[i]);
     printf("\n");
@@ -23,11 +36,10 @@ static void print_losses(const holdout *h)
         int at = 0;
         if (m == METHOD_PAPER) continue;
         double worst = holdout_worst_change(h, m, &at);
-        const loss_interval *half = &h->ratio[holdout_row(h, 50)][m], *fifth = &h->ratio[holdout_row(h, 80)][m];
-        printf("  %-22s at 50 %%: %+.2f %% (%+.2f .. %+.2f), at 80 %%: %+.2f %% (%+.2f .. %+.2f), at worst %+.2f %% "
-               "(%d)\n",
-               holdout_methods[m], 100 * half->value, 100 * half->low, 100 * half->high, 100 * fifth->value,
-               100 * fifth->low, 100 * fifth->high, 100 * worst, at);
+        printf("  %-22s", holdout_methods[m]);
+        print_change(h, 50, m);
+        print_change(h, 80, m);
+        printf(" at worst %+.2f %% (%d)\n", 100 * worst, at);
     }
 }
 
@@ -60,9 +72,10 @@ static void print_transfer(const holdout *h)
 
 void print_holdout(const holdout *h)
 {
-    printf("%s: %u questions on %u texts, each %s held out, sink %u, window %u, %s\n", h->pairs.metric, h->n_pairs,
-           h->n_texts, h->by_question ? "question" : "text", h->pairs.about.sink, h->pairs.about.window,
-           scope_words(h->options.scope));
+    char pairs[WORDS_SIZE];
+    printf("%s: %s, each %s held out, sink %u, window %u, %s\n", h->pairs.metric,
+           questions_on(pairs, h->n_pairs, h->n_texts, "text"), h->by_question ? "question" : "text",
+           h->pairs.about.sink, h->pairs.about.window, scope_words(h->options.scope));
     print_losses(h);
     print_curve(h, &h->questions, "questions of each text");
     print_curve(h, &h->texts, "texts");
@@ -235,11 +248,11 @@ static void draw_transfer(const holdout *h, int top, FILE *out)
 
 void draw_holdout(const holdout *h, FILE *out)
 {
-    char title[160], subtitle[160];
+    char title[160], subtitle[160], pairs[WORDS_SIZE];
     int height = h->transfer ? TOP + 4 * STEP + 60 + 24 * (int)h->n_texts : TOP + 2 * STEP;
     snprintf(title, sizeof title, "Tables on what they have not seen: %.110s", h->pairs.metric);
-    snprintf(subtitle, sizeof subtitle, "%u questions on %u texts; each %s left out in turn", h->n_pairs, h->n_texts,
-             h->by_question ? "question" : "text");
+    snprintf(subtitle, sizeof subtitle, "%s; each %s left out in turn",
+             questions_on(pairs, h->n_pairs, h->n_texts, "text"), h->by_question ? "question" : "text");
     svg_begin(out, 2 * SVG_MARGIN + WIDTH, height + SVG_MARGIN, title, subtitle);
     draw_losses(h, TOP, out);
     draw_changes(h, TOP + STEP, out);

@@ -1,14 +1,17 @@
 // What solve --lengths prints, as text and as JSON, and draws.
 #include "tools/report/study_report.h"
 #include "tools/report/svg.h"
+#include "tools/report/words.h"
 #include <math.h>
 
 void print_lengths(const lengths *x)
 {
     static const uint32_t shown[] = {50, 80, 90};
     const pair_set *p = &x->cuts[0].pairs;
-    printf("%s: %u questions on %u texts at %u lengths, each text held out, sink %u, window %u, %s\n", p->metric,
-           x->n_pairs, x->n_texts, x->n_cuts, p->about.sink, p->about.window, scope_words(x->options.scope));
+    char pairs[WORDS_SIZE];
+    printf("%s: %s at %u %s, each text held out, sink %u, window %u, %s\n", p->metric,
+           questions_on(pairs, x->n_pairs, x->n_texts, "text"), x->n_cuts, plural(x->n_cuts, "length", "lengths"),
+           p->about.sink, p->about.window, scope_words(x->options.scope));
     for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
         uint32_t row = shown[i] - 1;
         printf("  %u %% pruned: loss %% with tables from the same length, and how many per cent more with others:\n",
@@ -95,13 +98,13 @@ void draw_lengths(const lengths *x, FILE *out)
     enum { WIDTH = 820, TOP = 78 };
     uint32_t side = x->n_cuts * x->n_texts;
     int top = TOP, blocks = 40 + 24 * (int)(x->n_cuts + 2) + 30, last = 40 + 20 * (int)side;
-    char title[160], subtitle[160];
+    char title[160], subtitle[160], pairs[WORDS_SIZE];
     static double values[CUTS_MAX * CUTS_MAX];
     const char *names[CUTS_MAX];
     double most = 1;
     snprintf(title, sizeof title, "Tables at other lengths: %.110s", x->cuts[0].pairs.metric);
-    snprintf(subtitle, sizeof subtitle, "%u questions on %u texts at %u lengths; each text left out in turn",
-             x->n_pairs, x->n_texts, x->n_cuts);
+    snprintf(subtitle, sizeof subtitle, "%s at %u %s; each text left out in turn",
+             questions_on(pairs, x->n_pairs, x->n_texts, "text"), x->n_cuts, plural(x->n_cuts, "length", "lengths"));
     svg_begin(out, 2 * SVG_MARGIN + WIDTH, TOP + 2 * blocks + last + SVG_MARGIN, title, subtitle);
     top = draw_changes(x, 49, top, out);
     top = draw_changes(x, 79, top, out);

@@ -15,6 +15,9 @@ const char *scope_words(solve_scope scope);
 // Tells of questions that are left out or hard to compare; on standard error.
 void warn_of_pairs(const pair_set *p);
 
+// Tells where the table loses to uniform budgets; on standard error.
+void warn_of_table(const study_table *t);
+
 void print_table(const study_table *t);
 // What the windows lose that --window auto has compared.
 void print_windows(const window_choice *c, const char *metric);

@@ -1,6 +1,7 @@
 // A solved table as text and as JSON, and the warnings about its pairs.
 #include "runtime/fail.h"
 #include "tools/report/study_report.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -12,8 +13,8 @@ const char *scope_words(solve_scope scope)
 void warn_of_pairs(const pair_set *p)
 {
     if (p->n_skipped)
-        fprintf(stderr, "warning: %u questions without recorded queries are left out (decoding ended at once)\n",
-                p->n_skipped);
+        fprintf(stderr, "warning: %u %s without recorded queries %s left out (decoding ended at once)\n", p->n_skipped,
+                plural(p->n_skipped, "question", "questions"), plural(p->n_skipped, "is", "are"));
     if (p->fewest_queries != p->most_queries)
         fprintf(stderr,
                 "warning: questions with %u to %u recorded queries are mixed; importance is a maximum over queries, so "
@@ -76,6 +77,46 @@ static void print_unsure(const study_table *t)
     free(flags);
 }
 
+static void print_loss_row(const study_table *t, size_t r)
+{
+    double table = t->table_loss[r], bound = t->table_bound[r];
+    printf("  %4.4g %%  %8.4f", 100 * t->options.ratios[r], 100 * table);
+    if (isnan(bound)) printf("  %8s  %8s", "-", "-");
+    else printf("  %8.4f  %8.4f", 100 * bound, table > bound ? 100 * (1 - bound / table) : 0);
+    printf("   %8.4f      %8.4f%s\n", 100 * t->uniform_loss[r], 100 * t->loss[r], t->saturated[r] ? "  saturated" : "");
+}
+
+static void print_what_is_proved(const study_options *o)
+{
+    if (o->aggregate == AGGREGATE_MEAN_LOSS)
+        printf("  Proved: no budgets that all questions share lose less than the bound. Solved for: the mean loss%s.\n",
+               o->shrink > 0 ? ", each head's curve pulled towards the average head's (--shrink)" : "");
+    else if (o->aggregate == AGGREGATE_MEAN_RATIO && o->shrink == 0)
+        printf("  Proved: every question by itself loses at least the bound; what a shared table loses at least is not "
+               "known.\n  Solved for: every question's own best budgets.\n");
+    else
+        printf("  Solved for: %s%s; a bound on the table's mean loss is not known, one on what was solved stands in "
+               "--json.\n",
+               o->aggregate == AGGREGATE_TAIL ? "the texts that lose most" : "every question's own best budgets",
+               o->shrink > 0 ? ", curves pulled together" : "");
+}
+
+void warn_of_table(const study_table *t)
+{
+    const study_options *o = &t->options;
+    uint32_t n = 0, first = 0, last = 0;
+    for (uint32_t r = 0; r < o->n_rows; r++) {
+        if (!(t->table_loss[r] > t->uniform_loss[r] * (1 + 1e-9))) continue;
+        if (n++ == 0) first = r;
+        last = r;
+    }
+    if (n == 0) return;
+    fprintf(stderr, "warning: %s: at %u of %u ratios, %g to %g %%, this table loses more than uniform budgets%s\n",
+            t->pairs.metric, n, o->n_rows, 100 * o->ratios[first], 100 * o->ratios[last],
+            o->limits ? ", because of its constraints: what they pin or raise, other heads must give"
+                      : "; take uniform budgets there, or calibrate on longer contexts");
+}
+
 void print_windows(const window_choice *c, const char *metric)
 {
     printf("%s, windows of last tokens: importance lost in %% of all, at 50, 80 and 90 %% pruned\n", metric);
@@ -96,18 +137,17 @@ void print_table(const study_table *t)
     if (!o->own_ratios) // those that there are, and the last one
         for (n_shown = 0; n_shown < all && shown[n_shown] < o->n_rows;) n_shown++;
     bool last = !o->own_ratios && o->n_rows < ROWS;
-    printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s", t->pairs.metric, t->pairs.n_pairs,
-           t->pairs.n_contexts, t->pairs.about.sink, t->pairs.about.window, scope_words(o->scope), o->aggregate_name);
-    if (o->shrink > 0) printf("; loss and bound with --shrink %g, table without", o->shrink);
-    printf("%s\n", o->oracle_order ? "; loss and bound as if the metric ranked perfectly" : "");
-    printf("  pruned    loss %%   bound %%     gap %%   table %%  uniform %%\n");
+    char pairs[WORDS_SIZE];
+    printf("%s: %s, sink %u, window %u, %s, %s", t->pairs.metric,
+           questions_on(pairs, t->pairs.n_pairs, t->pairs.n_contexts, "context"), t->pairs.about.sink,
+           t->pairs.about.window, scope_words(o->scope), o->aggregate_name);
+    printf("%s\n", o->oracle_order ? "; solved and bound as if the metric ranked perfectly" : "");
+    printf("  pruned   table %%   bound %%     gap %%  uniform %%  solved for %%\n");
     for (size_t i = 0; i < n_shown + last; i++) {
         size_t r = i == n_shown ? o->n_rows - 1 : o->own_ratios ? i : shown[i] - 1;
-        double gap = t->loss[r] > 0 ? 100 * (1 - t->bound[r] / t->loss[r]) : 0;
-        printf("  %4.4g %%  %8.4f  %8.4f  %8.4f  %8.4f   %8.4f%s\n", 100 * o->ratios[r], 100 * t->loss[r],
-               100 * t->bound[r], gap, 100 * t->table_loss[r], 100 * t->uniform_loss[r],
-               t->saturated[r] ? "  saturated" : "");
+        print_loss_row(t, r);
     }
+    print_what_is_proved(o);
     if (o->exact) print_exact(t);
     print_unsure(t);
     uint32_t first = o->n_rows;
@@ -127,6 +167,7 @@ static void add_row(results *to, const study_table *t, uint32_t r)
     cJSON_AddNumberToObject(row, "lower_bound", t->bound[r]);
     cJSON_AddNumberToObject(row, "lambda", t->lambda[r]);
     cJSON_AddNumberToObject(row, "table_loss", t->table_loss[r]);
+    cJSON_AddNumberToObject(row, "table_bound", t->table_bound[r]); // NaN becomes null
     cJSON_AddNumberToObject(row, "uniform_loss", t->uniform_loss[r]);
     cJSON_AddNumberToObject(row, "effective_ratio", t->effective[r]);
     cJSON_AddNumberToObject(row, "unsure_heads", count_unsure(t, r, NULL));

@@ -35,7 +35,9 @@ static void print_share(double share)
 static void print_interval(interval x, bool sign)
 {
     if (isnan(x.value)) return;
-    printf(sign ? "  %+7.2f  %+7.2f..%+-7.2f" : "  %7.2f  %7.2f..%-7.2f", 100 * x.value, 100 * x.low, 100 * x.high);
+    if (isnan(x.low)) printf(sign ? "  %+7.2f  %16s" : "  %7.2f  %16s", 100 * x.value, "-");
+    else
+        printf(sign ? "  %+7.2f  %+7.2f..%+-7.2f" : "  %7.2f  %7.2f..%-7.2f", 100 * x.value, 100 * x.low, 100 * x.high);
 }
 
 static void print_task(const task_report *r, const task_study *s, double tokens, size_t n_questions)
@@ -92,7 +94,6 @@ kvb_status task_report_open(task_report *r, kvb_error *err)
     cJSON_AddStringToObject(settings, "backend", r->device->name);
     cJSON_AddStringToObject(settings, "compute", r->device->compute);
     cJSON_AddNumberToObject(settings, "seed", (double)r->seed);
-    cJSON_AddNumberToObject(settings, "resamples", INTERVAL_RESAMPLES);
     add_allocators(&r->found, &r->with);
     return status;
 }
@@ -100,12 +101,12 @@ kvb_status task_report_open(task_report *r, kvb_error *err)
 kvb_status task_report_add(task_report *r, const task_study *s, double tokens, kvb_error *err)
 {
     task_outcome full;
-    kvb_status status = task_summarize(s, 0, r->seed, &full, err);
+    kvb_status status = task_summarize(s, 0, &full, err);
     if (status != KVB_OK) return status;
     if (r->print) print_task(r, s, tokens, full.n_questions);
     for (size_t i = 0; i < s->n_cells && status == KVB_OK; i++) {
         task_outcome o;
-        status = task_summarize(s, i, r->seed, &o, err);
+        status = task_summarize(s, i, &o, err);
         if (status != KVB_OK) break;
         if (r->print) print_cell(r, &s->cells[i], &o);
         add_cell(r, s, tokens, &s->cells[i], &o);
@@ -174,9 +175,8 @@ static kvb_status write_curves(const task_report *r, const char *path, kvb_error
             for (size_t k = 0; k < r->with.n_ratios; k++)
                 values[curve_place(&r->with, i, c, k)] = score_of(r, kinds[i].title, c, r->with.ratios[k]);
     char subtitle[256];
-    snprintf(subtitle, sizeof subtitle,
-             "%.80s, %llu tokens asked for; bands: 95 %% by bootstrap over samples and questions", r->m->config.name,
-             (unsigned long long)r->tokens);
+    snprintf(subtitle, sizeof subtitle, "%.80s, %llu tokens asked for; bands: 95 %%, samples as observations",
+             r->m->config.name, (unsigned long long)r->tokens);
     const curve_view view = {.with = &r->with,
                              .title = "Right answers after evicting, by who splits the cache over the heads",
                              .subtitle = subtitle,

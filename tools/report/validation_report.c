@@ -1,6 +1,7 @@
 // What validate prints, as text and as JSON, and draws.
 #include "tools/report/study_report.h"
 #include "tools/report/svg.h"
+#include "tools/report/words.h"
 #include <math.h>
 
 static double relative(double more, double base)
@@ -23,9 +24,11 @@ static void print_rest(const validation *v, uint32_t r)
 void print_validation(const validation *v)
 {
     int unproved = 0;
-    printf("%s: %u questions on %u contexts, sink %u, window %u, %s, %s%s\n", v->pairs.metric, v->pairs.n_pairs,
-           v->pairs.n_contexts, v->pairs.about.sink, v->pairs.about.window, scope_words(v->options.scope),
-           v->options.aggregate_name, v->options.limits ? ", under constraints" : "");
+    char pairs[WORDS_SIZE];
+    printf("%s: %s, sink %u, window %u, %s, %s%s\n", v->pairs.metric,
+           questions_on(pairs, v->pairs.n_pairs, v->pairs.n_contexts, "context"), v->pairs.about.sink,
+           v->pairs.about.window, scope_words(v->options.scope), v->options.aggregate_name,
+           v->options.limits ? ", under constraints" : "");
     printf("   pruned   greedy %%  optimum %%    bound %%  greedy-optimum  optimum-bound%s%s\n",
            v->table ? "    table %  table-optimum" : "",
            v->options.limits ? "" : "  nested cost  choices left  nested");
@@ -87,7 +90,7 @@ void add_validation(results *to, const validation *v)
 void draw_validation(const validation *v, FILE *out)
 {
     enum { WIDTH = 760, HEIGHT = 250, TOP = 78 };
-    char title[160], subtitle[160];
+    char title[160], subtitle[160], pairs[WORDS_SIZE];
     double greedy[ROWS], bound[ROWS], nested[ROWS], surviving[ROWS];
     for (uint32_t r = 0; r < v->options.n_rows; r++) {
         greedy[r] = relative(v->greedy[r], v->optimum[r]);
@@ -110,8 +113,9 @@ void draw_validation(const validation *v, FILE *out)
     const size_t n_series[] = {v->table ? 4 : 3, limited ? 2 : 3, 1};
     int n_charts = limited ? 2 : 3;
     snprintf(title, sizeof title, "%s against the optimum: %.120s", v->table ? "A table" : "Greedy", v->pairs.metric);
-    snprintf(subtitle, sizeof subtitle, "%u questions on %u contexts, %s, %s%s", v->pairs.n_pairs, v->pairs.n_contexts,
-             scope_words(v->options.scope), v->options.aggregate_name, limited ? ", under constraints" : "");
+    snprintf(subtitle, sizeof subtitle, "%s, %s, %s%s",
+             questions_on(pairs, v->pairs.n_pairs, v->pairs.n_contexts, "context"), scope_words(v->options.scope),
+             v->options.aggregate_name, limited ? ", under constraints" : "");
     svg_begin(out, 2 * SVG_MARGIN + WIDTH, TOP + n_charts * (HEIGHT + 16) + SVG_MARGIN, title, subtitle);
     for (int i = 0; i < n_charts; i++) {
         svg_chart chart = {.title = titles[i],

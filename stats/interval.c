@@ -1,0 +1,129 @@
+#include "stats/interval.h"
+#include <gsl/gsl_cdf.h>
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+// Sums over the values of a group, or of all: of a, and of b or how many there are.
+typedef struct sums {
+    double a, b;
+} sums;
+
+static sums sums_of(const value_groups *a, const double *const *b, uint32_t group)
+{
+    sums s = {0, b ? 0 : a->counts[group]};
+    for (uint32_t i = 0; i < a->counts[group]; i++) {
+        s.a += a->values[group][i];
+        if (b) s.b += b[group][i];
+    }
+    return s;
+}
+
+static sums sums_of_all(const value_groups *a, const double *const *b)
+{
+    sums all = {0, 0};
+    for (uint32_t g = 0; g < a->n_groups; g++) {
+        sums s = sums_of(a, b, g);
+        all.a += s.a;
+        all.b += s.b;
+    }
+    return all;
+}
+
+// A quotient of sums, or its logarithm.
+static double quotient(sums s, bool logarithm)
+{
+    return logarithm ? log(s.a / s.b) : s.a / s.b;
+}
+
+// Standard error by the jackknife: how far the quotient moves when each group is left out in turn.
+static double jackknife(const value_groups *a, const double *const *b, sums all, bool logarithm)
+{
+    double mean = 0, square = 0, n = a->n_groups;
+    for (uint32_t g = 0; g < a->n_groups; g++) {
+        sums s = sums_of(a, b, g);
+        double without = quotient((sums){all.a - s.a, all.b - s.b}, logarithm), step = without - mean;
+        mean += step / (g + 1); // Welford
+        square += step * (without - mean);
+    }
+    return sqrt(square * (n - 1) / n);
+}
+
+static interval student(double center, double error, double degrees)
+{
+    double half = error > 0 ? gsl_cdf_tdist_Pinv(0.975, degrees) * error : 0;
+    return (interval){center, center - half, center + half};
+}
+
+interval interval_mean(const value_groups *a)
+{
+    sums all = sums_of_all(a, NULL);
+    double mean = quotient(all, false);
+    if (a->n_groups < INTERVAL_GROUPS) return (interval){mean, NAN, NAN};
+    return student(mean, jackknife(a, NULL, all, false), a->n_groups - 1);
+}
+
+// A mean above 0, or with b a ratio. Two degrees of freedom are spent: on the mean and, where it is of few skewed
+// values, on their spread, or on both means of a ratio.
+static interval positive(const value_groups *a, const double *const *b)
+{
+    sums all = sums_of_all(a, b);
+    double value = all.b > 0 ? quotient(all, false) : NAN;
+    if (value == 0) return (interval){0, 0, 0};
+    if (isnan(value) || a->n_groups < INTERVAL_GROUPS) return (interval){value, NAN, NAN};
+    double error = jackknife(a, b, all, true);
+    if (!isfinite(error)) return (interval){value, NAN, NAN}; // all but one group are 0
+    interval x = student(log(value), error, a->n_groups - 2);
+    return (interval){value, exp(x.low), exp(x.high)};
+}
+
+interval interval_positive(const value_groups *a)
+{
+    return positive(a, NULL);
+}
+
+interval interval_ratio(const value_groups *a, const double *const *b)
+{
+    return positive(a, b);
+}
+
+interval interval_share(const value_groups *a)
+{
+    sums all = sums_of_all(a, NULL);
+    double p = quotient(all, false), n = a->n_groups;
+    if (a->n_groups < INTERVAL_GROUPS) return (interval){p, NAN, NAN};
+    double error = jackknife(a, NULL, all, false), room = p * (1 - p);
+    // As many independent observations as would spread so much; never more than there are values.
+    double seen = error > 0 && room > 0 ? fmin(all.b, fmax(n, room / (error * error))) : n;
+    double t = gsl_cdf_tdist_Pinv(0.975, n - 1), share = t * t / seen;
+    double center = (p + share / 2) / (1 + share), half = t * sqrt(room / seen + share / seen / 4) / (1 + share);
+    return (interval){p, fmax(0, center - half), fmin(1, center + half)};
+}
+
+// The error of mean(a) - mean(b) by the jackknife over groups.
+static double difference_error(const value_groups *a, const double *const *b, sums all, double n_values)
+{
+    double mean = 0, square = 0, n = a->n_groups;
+    for (uint32_t g = 0; g < a->n_groups; g++) {
+        sums s = sums_of(a, b, g);
+        double without = (all.a - s.a - all.b + s.b) / (n_values - a->counts[g]), step = without - mean;
+        mean += step / (g + 1);
+        square += step * (without - mean);
+    }
+    return sqrt(square * (n - 1) / n);
+}
+
+interval interval_share_difference(const value_groups *a, const double *const *b)
+{
+    sums all = sums_of_all(a, b);
+    double n = sums_of_all(a, NULL).b, value = (all.a - all.b) / n, square = 0;
+    if (a->n_groups < INTERVAL_GROUPS) return (interval){value, NAN, NAN};
+    interval x = student(value, difference_error(a, b, all, n), a->n_groups - 1);
+    for (uint32_t g = 0; g < a->n_groups; g++)
+        for (uint32_t i = 0; i < a->counts[g]; i++) square += pow(a->values[g][i] - b[g][i], 2);
+    // Of all values, and half an observation each of +1 and -1, and one of 0.
+    double center = (all.a - all.b) / (n + 2),
+           error = sqrt(fmax(0, (square + 1) / (n + 2) - center * center) / (n + 2));
+    interval least = student(center, error, n - 1);
+    return (interval){value, fmax(-1, fmin(x.low, least.low)), fmin(1, fmax(x.high, least.high))};
+}

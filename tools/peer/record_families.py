@@ -1,0 +1,70 @@
+"""The Python package's recorder against `kvbudget profile` on small random models of every family that both read.
+
+usage: record_families.py KVBUDGET FOLDER [--only NAME] [--tolerance 1e-4]
+FOLDER is what `families.py KVBUDGET --keep FOLDER` has left: a model and a calibration line per family. Both record
+keydiff, knorm, snapkv and Expected Attention; oracle and scores are compared relative to each head's maximum. A model
+whose layers all have a window must be refused by both. Needs torch, transformers >= 5.2, numpy, h5py, and the package
+kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
+"""
+import argparse
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import h5py
+import numpy as np
+import torch
+import transformers
+
+p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+p.add_argument("kvbudget")
+p.add_argument("folder", type=pathlib.Path)
+p.add_argument("--only", default="")
+p.add_argument("--tolerance", type=float, default=1e-4)
+a = p.parse_args()
+os.environ["KVBUDGET_PROGRAM"] = os.path.abspath(a.kvbudget)
+import kvbudget
+
+transformers.utils.logging.disable_progress_bar()
+METRICS = ["keydiff", "knorm", "snapkv:kvpress:window=16", "ea:kvpress"]
+
+
+def relative(x, y):
+    """Largest difference of [L,G,T] over each head's largest number."""
+    return float((np.abs(x - y) / np.abs(x).max(-1, keepdims=True)).max())
+
+
+def compare(folder, scratch):
+    ours, theirs, calib = scratch / "c.h5", scratch / "python.h5", folder / "calib.jsonl"
+    chosen = [word for m in METRICS for word in ("-m", m)]
+    words = [a.kvbudget, "profile", folder, calib, "-o", ours, "--force", "--quiet", *chosen]
+    refused = subprocess.run([str(w) for w in words], capture_output=True).returncode != 0
+    # Softcaps and sinks are in eager attention alone.
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    try:
+        kvbudget.record(model.eval(), None, calib, METRICS, output=theirs, force=True)
+    except kvbudget.KVBudgetError as why:
+        return refused, f"refused: {why}" if refused else f"the recorder alone refuses: {why}"
+    if refused:
+        return False, "the profiler alone refuses"
+    with h5py.File(ours) as x, h5py.File(theirs) as y:
+        x, y = x["contexts/one"], y["contexts/one"]
+        off = {"oracle": relative(x["questions/0/oracle"][:], y["questions/0/oracle"][:])}
+        off |= {m: relative(x["scores"][m][:], y["scores"][m][:]) for m in x["scores"]}
+    if folder.name == "llama-dynamic":  # its angles change with every token: transformers rotates old keys otherwise
+        del off["oracle"], off["ea:kvpress"]
+    return max(off.values()) <= a.tolerance, ", ".join(f"{name} {value:.1e}" for name, value in off.items())
+
+
+good, n = True, 0
+with tempfile.TemporaryDirectory() as scratch:
+    for folder in sorted(f for f in a.folder.iterdir() if (f / "calib.jsonl").exists()):
+        if a.only and a.only != folder.name:
+            continue
+        same, found = compare(folder, pathlib.Path(scratch))
+        print(f"{folder.name:16s} {found}: {'same' if same else 'DIFFERENT'}", flush=True)
+        good, n = good and same, n + 1
+print(f"{n} families: {'PASS' if good and n else 'FAIL'}")
+sys.exit(not (good and n))
