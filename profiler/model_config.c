@@ -37,7 +37,7 @@ static kvb_status read_size(const weights *w, weight_key key, uint32_t missing, 
     return KVB_OK;
 }
 
-static kvb_status read_heads(model_config *c, const weights *w, kvb_error *err)
+static kvb_status read_heads(model_config *c, const weights *w, const family *f, kvb_error *err)
 {
     double kv_heads, head_dim, value_dim, rope_dim, share;
     kvb_status status = read_number(w, WEIGHT_KV_HEADS, c->n_heads, &kv_heads, err);
@@ -52,7 +52,10 @@ static kvb_status read_heads(model_config *c, const weights *w, kvb_error *err)
     if (!(head_dim >= 2) || fmod(head_dim, 2) != 0 || head_dim > MODEL_MAX_HEAD_DIM)
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", weights_name(w),
                         head_dim, MODEL_MAX_HEAD_DIM);
-    if (value_dim != head_dim || !(rope_dim >= 2) || fmod(rope_dim, 2) != 0 || rope_dim > head_dim)
+    // GGUF's pairs reach over whole heads; those that transformers turns itself may be of a head's first part.
+    bool whole = weights_is_gguf(w) && f->gguf_pairs && !f->hf_pairs;
+    if (value_dim != head_dim || !(rope_dim >= 2) || fmod(rope_dim, 2) != 0 || rope_dim > head_dim ||
+        (whole && rope_dim != head_dim))
         return kvb_fail(
             err, KVB_UNSUPPORTED,
             "%s: head size %.10g, value size %.10g, rotary size %.10g; expected all equal, or a smaller even "
@@ -337,7 +340,7 @@ kvb_status model_read_config(model_config *c, const struct family **out, struct 
     c->act = f->act;
     c->embedding_scale = c->residual_scale = c->logit_scale = c->query_scale = 1;
     status = read_sizes(c, w, err);
-    if (status == KVB_OK) status = read_heads(c, w, err);
+    if (status == KVB_OK) status = read_heads(c, w, f, err);
     if (status == KVB_OK)
         status = read_number(w, f->switches & LAYER_NORM ? WEIGHT_LAYER_NORM_EPS : WEIGHT_NORM_EPS, -1, &eps, err);
     if (status == KVB_OK) status = read_rope(c, w, err);
