@@ -31,12 +31,27 @@ char *parts_head_path(const char *folder)
     return join(folder, head_name);
 }
 
+enum { PART_NAME_MAX = 128 };
+
+static void part_name(char name[PART_NAME_MAX], const char *id, bool is_question, uint32_t question)
+{
+    if (is_question) snprintf(name, PART_NAME_MAX, "question-%010u-%s.h5", question, id);
+    else snprintf(name, PART_NAME_MAX, "context-%s.h5", id);
+}
+
 char *part_path(const char *folder, const char *id, bool is_question, uint32_t question)
 {
-    char name[128];
-    if (is_question) snprintf(name, sizeof name, "question-%010u-%s.h5", question, id);
-    else snprintf(name, sizeof name, "context-%s.h5", id);
+    char name[PART_NAME_MAX];
+    part_name(name, id, is_question, question);
     return join(folder, name);
+}
+
+bool part_exists(const char *folder, const char *id, bool is_question, uint32_t question)
+{
+    char name[PART_NAME_MAX], path[PATH_MAX];
+    part_name(name, id, is_question, question);
+    int n = snprintf(path, sizeof path, "%s/%s", folder, name);
+    return n > 0 && (size_t)n < sizeof path && path_exists(path); // no file has a longer path
 }
 
 bool path_exists(const char *path)

@@ -167,11 +167,7 @@ static const record_context_info *find_in_base(const record_writer *w, const cha
 
 static bool has_part(const record_writer *w, const char *id, bool is_question, uint32_t question)
 {
-    if (!context_id_valid(id)) return false;
-    char *path = part_path(w->folder, id, is_question, question);
-    bool found = path_exists(path);
-    free(path);
-    return found;
+    return context_id_valid(id) && part_exists(w->folder, id, is_question, question);
 }
 
 bool record_writer_has_context(const record_writer *w, const char *id)
