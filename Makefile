@@ -170,7 +170,8 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 	$(Q)$(COMPILE) $(FLAGS_$(subst /,_,$*)) -c $< -o $@
 endif
 
-# The style and the script of `kvbudget report`, as lines of C: the program holds both, and they stay files of their kind.
+# The style and the script of `kvbudget report`, as lines of C: the program holds both, and they stay files of their
+# kind.
 $(PAGE_PARTS).c: tools/report/page.css tools/report/page.js
 	@mkdir -p $(@D)
 	$(SAY) GEN $@
@@ -244,7 +245,7 @@ showconfig:
 	@printf '%-12s %s\n' MPI \
 	    '$(if $(filter 1,$(MPI)),$(shell pkg-config --modversion ompi-c 2>/dev/null) (OpenMPI),not built in)'
 	@printf '%-12s %s\n' librsvg \
-	    '$(if $(filter 1,$(RSVG)),$(shell pkg-config --modversion librsvg-2.0 2>/dev/null),not built in: pictures as SVG only)'
+	    '$(if $(filter 1,$(RSVG)),$(shell pkg-config --modversion librsvg-2.0 2>/dev/null),not built in: SVG only)'
 	@printf '%-12s %s\n' CUDA '$(CUDA_SHOWN)'
 	@printf '%-12s %s\n' fuzzing \
 	    '$(if $(FUZZ_CC),$(FUZZ_CC) if it links libFuzzer,clang not found: corpora are replayed with $(CC))'

@@ -39,6 +39,17 @@ static const decode_hooks *hooks_of(const decode_batch *batch, uint32_t sequence
     return batch->hooks ? &batch->hooks[sequence] : NULL;
 }
 
+// Attention is the host's, so are its sinks.
+static bool take_sinks(decoder *d)
+{
+    const model_config *c = &d->m->config;
+    if (!(c->switches & SINKS)) return true;
+    d->sinks = malloc((size_t)c->n_layers * c->n_heads * sizeof *d->sinks);
+    for (uint32_t l = 0; d->sinks && l < c->n_layers; l++)
+        d->b->download(d->m->device, d->sinks + (size_t)l * c->n_heads, d->m->layers[l].sinks, c->n_heads);
+    return d->sinks != NULL;
+}
+
 kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32_t max_positions, kvb_error *err)
 {
     const model_config *c = &m->config;
@@ -60,6 +71,7 @@ kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32
         *places[i] = d->b->alloc(m->device, rows * (i < 2 ? c->width : heads));
         good = good && places[i]->address;
     }
+    good = good && take_sinks(d);
     backend_limits limits = layer_limits(c, 1, 1, max_rows); // attention is not the device's
     kvb_status status = good ? layer_pass_open(&d->pass, m, &limits, max_positions, err)
                              : kvb_fail(err, KVB_MEMORY, "decoder: no memory for %u rows at a time", max_rows);

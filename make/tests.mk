@@ -25,7 +25,8 @@ CHECKED  := -Itests/unit $(CHECK_CFLAGS)
 
 # A unit test, tests/unit/test_<module>_<what>.c, links only its module and what that may use, and test_tools_<what>.c
 # the objects of tools/ as well: all but main and the commands. make/cuda.mk has those of backends.
-# A fuzz target may use any module, and of tools/ what FUZZ_PARTS_x names; $(FUZZ_MAIN) is the replay driver or libFuzzer's main.
+# A fuzz target may use any module, and of tools/ what FUZZ_PARTS_x names; $(FUZZ_MAIN) is the replay driver or
+# libFuzzer's main.
 # UNIT_FLAGS_x: of one test; the memory test puts its own functions in the place of malloc and its like.
 EMULATED_UNIT := test_profiler_cuda test_profiler_backend
 UNIT_FLAGS_test_runtime_memory := -Wl,--wrap=malloc -Wl,--wrap=calloc -Wl,--wrap=realloc -Wl,--wrap=free

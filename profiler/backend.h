@@ -1,5 +1,5 @@
-// The one seam between the profiler and the hardware: opaque device memory, thirteen operations that make a forward
-// pass, and six sums that some scorers need.
+// The one seam between the profiler and the hardware: opaque device memory, the operations that make a forward
+// pass, and sums that some scorers need.
 //
 // `ref` (backend_ref.c) is plain C with double sums and judges the others op by op; `cpu` (backend_cpu.c) is oneDNN and
 // OpenMP. A backend is a constant table of functions; what a pass works with is a device that it opens from one, with
@@ -66,6 +66,10 @@ typedef struct oracle_view {
     dev best;           // running maximum I [questions, G, T] of this layer
     size_t best_stride; // floats from one question to the next
 } oracle_view;
+
+// What the gate of a feed-forward goes through. SWIGLU_CLAMPED is gpt-oss's: gate at most 7, up within 7, and
+// gate * sigmoid(1.702 gate) * (up + 1).
+typedef enum activation { SILU, GELU_TANH, SWIGLU_CLAMPED } activation;
 
 // How a layer attends. What stands behind the sizes is 0 or {NULL} in most layers.
 typedef struct attention_shape {
@@ -155,10 +159,18 @@ typedef struct backend {
     // All y of `to`, at most BACKEND_PROJECTIONS, each as matmul would make it, from one reading of x. No y is x or
     // another's.
     void (*project)(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n);
-    void (*swiglu)(backend_device *on, dev gate, dev up, size_t n_floats);           // gate = silu(gate) * up
-    void (*scale)(backend_device *on, dev y, float by, size_t n_floats);             // y *= by
-    void (*add_row)(backend_device *on, dev y, dev row, uint32_t n, uint32_t width); // y[i] += row [width]
-    void (*add_scaled)(backend_device *on, dev y, dev x, float by, size_t n_floats); // y += x * by
+    // y = (x - mean) / deviation * weight; y may be x
+    void (*layer_norm)(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps);
+    void (*glu)(backend_device *on, dev gate, dev up, activation act, size_t n_floats); // gate = act(gate) * up
+    void (*softcap)(backend_device *on, dev y, float cap, size_t n_floats);             // y = cap * tanh(y / cap)
+    void (*scale)(backend_device *on, dev y, float by, size_t n_floats);                // y *= by
+    void (*add_row)(backend_device *on, dev y, dev row, uint32_t n, uint32_t width);    // y[i] += row [width]
+    void (*add_scaled)(backend_device *on, dev y, dev x, float by, size_t n_floats);    // y += x * by
+    // y[i] = x[rows[i]], and y[rows[i]] += weights[i] * x[i], of n rows [width]; `rows`, each once, and `weights` are
+    // the host's.
+    void (*take_rows)(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width);
+    void (*add_rows)(backend_device *on, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
+                     uint32_t width);
     // y = RoPE(x), x [n, heads*d], pairs (i, i + rope_dim/2); angles of row i from cos_sin [positions, rope_dim/2, 2]
     // at positions[i]. y may be x.
     void (*rope)(backend_device *on, dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads,

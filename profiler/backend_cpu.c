@@ -54,14 +54,35 @@ static void cpu_rms_norm(backend_device *on, dev y, dev x, dev weight, uint32_t 
     meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
-static void cpu_swiglu(backend_device *on, dev gate, dev up, size_t n_floats)
+static void cpu_layer_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
 {
     (void)on;
     double start = meter_now();
-    enum { CHUNK = 16384 };
 #pragma omp parallel for schedule(static)
-    for (size_t i = 0; i < n_floats; i += CHUNK)
-        loop_swiglu(gate.address + i, up.address + i, n_floats - i < CHUNK ? n_floats - i : CHUNK);
+    for (uint32_t i = 0; i < n; i++)
+        loop_layer_norm(y.address + (size_t)i * width, x.address + (size_t)i * width, weight.address, width, eps);
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
+}
+
+enum { LOOP_CHUNK = 16384 }; // floats that a thread takes at a time where rows do not matter
+
+static void cpu_glu(backend_device *on, dev gate, dev up, activation act, size_t n_floats)
+{
+    (void)on;
+    double start = meter_now();
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n_floats; i += LOOP_CHUNK)
+        loop_glu(gate.address + i, up.address + i, act, n_floats - i < LOOP_CHUNK ? n_floats - i : LOOP_CHUNK);
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
+}
+
+static void cpu_softcap(backend_device *on, dev y, float cap, size_t n_floats)
+{
+    (void)on;
+    double start = meter_now();
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n_floats; i += LOOP_CHUNK)
+        loop_softcap(y.address + i, n_floats - i < LOOP_CHUNK ? n_floats - i : LOOP_CHUNK, cap);
     meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
@@ -91,6 +112,31 @@ static void cpu_add_scaled(backend_device *on, dev y, dev x, float by, size_t n_
     double start = meter_now();
 #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n_floats; i++) y.address[i] += by * x.address[i];
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
+}
+
+static void cpu_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
+{
+    (void)on;
+    double start = meter_now();
+#pragma omp parallel for schedule(static)
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(y.address + (size_t)i * width, x.address + (size_t)rows[i] * width, width * sizeof(float));
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
+}
+
+static void cpu_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
+                         uint32_t width)
+{
+    (void)on;
+    double start = meter_now();
+#pragma omp parallel for schedule(static)
+    for (uint32_t i = 0; i < n; i++) {
+        float *to = y.address + (size_t)rows[i] * width, weight = weights[i];
+        const float *from = x.address + (size_t)i * width;
+#pragma omp simd
+        for (uint32_t c = 0; c < width; c++) to[c] += weight * from[c];
+    }
     meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
@@ -140,7 +186,8 @@ static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, con
         .matrix_load = cpu_matrix_load, .matrix_release = cpu_matrix_release, .scratch_bytes = cpu_scratch_bytes,     \
         .free_bytes = host_free_bytes, .packed_floats = cpu_packed_floats, .pack_prefix = cpu_pack_prefix,            \
         .gather = cpu_gather, .rms_norm = cpu_rms_norm, .matmul = cpu_matmul, .project = cpu_project,                 \
-        .swiglu = cpu_swiglu, .scale = cpu_scale, .add_row = cpu_add_row, .add_scaled = cpu_add_scaled,               \
+        .layer_norm = cpu_layer_norm, .glu = cpu_glu, .softcap = cpu_softcap, .take_rows = cpu_take_rows,             \
+        .add_rows = cpu_add_rows, .scale = cpu_scale, .add_row = cpu_add_row, .add_scaled = cpu_add_scaled,           \
         .rope = cpu_rope, .store_prefix = cpu_store_prefix, .store_tail = cpu_store_tail,                             \
         .attend_prefix = cpu_attend_prefix, .attend_rows = cpu_attend_rows, .value_weights = cpu_value_weights,       \
         .sample = host_sample, .column_sums = cpu_column_sums, .output_norms = cpu_output_norms, .norms = host_norms, \

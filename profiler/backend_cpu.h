@@ -88,7 +88,8 @@ void loop_softcap(float *x, size_t n, float cap); // x = cap * tanh(x / cap)
 void loop_rms_norm(float *y, const float *x, const float *weight, uint32_t width, float eps);
 // RoPE of one row [heads,d] by its angles [rope_dim/2, 2]; y may be x.
 void loop_rope(float *y, const float *x, const float *angles, uint32_t heads, uint32_t d, uint32_t rope_dim);
-void loop_swiglu(float *gate, const float *up, size_t n);
+void loop_layer_norm(float *y, const float *x, const float *weight, uint32_t width, float eps);
+void loop_glu(float *gate, const float *up, activation act, size_t n); // gate = act(gate) * up
 void loop_store_tile(float *y, size_t ldy, const float *tile, uint32_t rows, uint32_t width, bool accumulate);
 // line[t] = scale * q . k[t], t < n
 void loop_tail_scores(float *line, const float *q, const float *k, uint32_t n, uint32_t d, float scale);

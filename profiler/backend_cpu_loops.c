@@ -14,6 +14,19 @@ SIMD_CLONES void loop_rms_norm(float *y, const float *x, const float *weight, ui
     for (uint32_t c = 0; c < width; c++) y[c] = x[c] * scale * weight[c];
 }
 
+SIMD_CLONES void loop_layer_norm(float *y, const float *x, const float *weight, uint32_t width, float eps)
+{
+    float mean = 0, square = 0;
+#pragma omp simd reduction(+ : mean)
+    for (uint32_t c = 0; c < width; c++) mean += x[c];
+    mean /= (float)width;
+#pragma omp simd reduction(+ : square)
+    for (uint32_t c = 0; c < width; c++) square += (x[c] - mean) * (x[c] - mean);
+    float scale = 1.0f / sqrtf(square / (float)width + eps);
+#pragma omp simd
+    for (uint32_t c = 0; c < width; c++) y[c] = (x[c] - mean) * scale * weight[c];
+}
+
 SIMD_CLONES void loop_rope(float *y, const float *x, const float *angles, uint32_t heads, uint32_t d, uint32_t rope_dim)
 {
     uint32_t half = rope_dim / 2;
@@ -29,13 +42,41 @@ SIMD_CLONES void loop_rope(float *y, const float *x, const float *angles, uint32
 }
 
 // silu(g) = g / (1 + exp(-g)), with the exponential of a negative number only, so that it cannot overflow.
-SIMD_CLONES void loop_swiglu(float *gate, const float *up, size_t n)
+SIMD_CLONES static void swiglu(float *gate, const float *up, size_t n)
 {
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
         float g = gate[i], e = softmax_exp(-fabsf(g));
         gate[i] = g * (g >= 0 ? 1.0f : e) / (1.0f + e) * up[i];
     }
+}
+
+// 0.5 g (1 + tanh(u)) = g / (1 + exp(-2 u)) with u = sqrt(2 / pi) (g + 0.044715 g^3); the exponential of a negative
+// number only.
+SIMD_CLONES static void geglu(float *gate, const float *up, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float g = gate[i], u = 1.59576912f * (g + 0.044715f * g * g * g), e = softmax_exp(-fabsf(u));
+        gate[i] = g * (u >= 0 ? 1.0f : e) / (1.0f + e) * up[i];
+    }
+}
+
+SIMD_CLONES static void clamped_swiglu(float *gate, const float *up, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        float g = gate[i] < 7 ? gate[i] : 7, most = up[i] < 7 ? up[i] : 7, u = most > -7 ? most : -7;
+        float e = softmax_exp(-1.702f * fabsf(g));
+        gate[i] = g * (g >= 0 ? 1.0f : e) / (1.0f + e) * (u + 1);
+    }
+}
+
+void loop_glu(float *gate, const float *up, activation act, size_t n)
+{
+    if (act == SILU) swiglu(gate, up, n);
+    else if (act == GELU_TANH) geglu(gate, up, n);
+    else clamped_swiglu(gate, up, n);
 }
 
 SIMD_CLONES float loop_max(const float *x, size_t n)

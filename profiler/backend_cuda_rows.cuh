@@ -44,13 +44,59 @@ static __global__ void rms_norm_kernel(float *y, const float *x, const float *we
     for (uint32_t c = threadIdx.x; c < width; c += ROW_THREADS) out[c] = in[c] * scale * weight[c];
 }
 
-// silu(g) = g / (1 + exp(-g)), with the exponential of a negative number only, so that it cannot overflow.
-static __global__ void swiglu_kernel(float *gate, const float *up, size_t n)
+// One block per row.
+static __global__ void layer_norm_kernel(float *y, const float *x, const float *weight, uint32_t width, float eps)
+{
+    __shared__ float sums[ROW_THREADS / WARP];
+    const float *in = x + (size_t)blockIdx.x * width;
+    float *out = y + (size_t)blockIdx.x * width, sum = 0.0f, square = 0.0f;
+    for (uint32_t c = threadIdx.x; c < width; c += ROW_THREADS) sum += in[c];
+    float mean = block_sum(sum, sums) / (float)width;
+    for (uint32_t c = threadIdx.x; c < width; c += ROW_THREADS) square = fmaf(in[c] - mean, in[c] - mean, square);
+    float scale = 1.0f / sqrtf(block_sum(square, sums) / (float)width + eps);
+    for (uint32_t c = threadIdx.x; c < width; c += ROW_THREADS) out[c] = (in[c] - mean) * scale * weight[c];
+}
+
+// g * sigmoid(x), with the exponential of a negative number only, so that it cannot overflow.
+static __device__ inline float times_sigmoid(float g, float x)
+{
+    float e = expf(-fabsf(x));
+    return g * (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+}
+
+// silu(g) = g sigmoid(g); 0.5 g (1 + tanh(u)) = g sigmoid(2 u)
+static __global__ void glu_kernel(float *gate, const float *up, activation act, size_t n)
 {
     size_t i = thread_index();
     if (i >= n) return;
-    float g = gate[i], e = expf(-fabsf(g));
-    gate[i] = g * (g >= 0.0f ? 1.0f : e) / (1.0f + e) * up[i];
+    float g = gate[i], u = up[i];
+    if (act == SILU) gate[i] = times_sigmoid(g, g) * u;
+    if (act == GELU_TANH) gate[i] = times_sigmoid(g, 1.59576912f * (g + 0.044715f * g * g * g)) * u;
+    if (act == SWIGLU_CLAMPED) {
+        g = fminf(g, 7.0f);
+        gate[i] = times_sigmoid(g, 1.702f * g) * (fminf(fmaxf(u, -7.0f), 7.0f) + 1.0f);
+    }
+}
+
+static __global__ void softcap_kernel(float *y, float cap, size_t n)
+{
+    size_t i = thread_index();
+    if (i < n) y[i] = cap * tanhf(y[i] / cap);
+}
+
+static __global__ void take_rows_kernel(float *y, const float *x, const uint32_t *rows, size_t n, uint32_t width)
+{
+    size_t i = thread_index();
+    if (i < n) y[i] = x[(size_t)rows[i / width] * width + i % width];
+}
+
+static __global__ void add_rows_kernel(float *y, const float *x, const uint32_t *rows, const float *weights, size_t n,
+                                       uint32_t width)
+{
+    size_t i = thread_index();
+    if (i >= n) return;
+    float *to = y + (size_t)rows[i / width] * width + i % width;
+    *to = fmaf(weights[i / width], x[i], *to);
 }
 
 static __global__ void multiply_kernel(float *y, float by, size_t n)

@@ -56,13 +56,57 @@ static void ref_project(backend_device *on, const projection *to, uint32_t count
     for (uint32_t i = 0; i < count; i++) ref_matmul(on, to[i].y, x, to[i].w, n, false);
 }
 
-static void ref_swiglu(backend_device *on, dev gate, dev up, size_t n_floats)
+static void ref_layer_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
 {
     (void)on;
-    for (size_t i = 0; i < n_floats; i++) {
-        double g = gate.address[i];
-        gate.address[i] = (float)(g / (1.0 + exp(-g)) * up.address[i]);
+    for (uint32_t i = 0; i < n; i++) {
+        const float *xi = x.address + (size_t)i * width;
+        double mean = 0, square = 0;
+        for (uint32_t c = 0; c < width; c++) mean += xi[c];
+        mean /= width;
+        for (uint32_t c = 0; c < width; c++) square += (xi[c] - mean) * (xi[c] - mean);
+        double scale = 1.0 / sqrt(square / width + eps);
+        for (uint32_t c = 0; c < width; c++)
+            y.address[(size_t)i * width + c] = (float)((xi[c] - mean) * scale * weight.address[c]);
     }
+}
+
+static double gated(activation act, double g, double up)
+{
+    if (act == SILU) return g / (1.0 + exp(-g)) * up;
+    if (act == GELU_TANH) return 0.5 * g * (1 + tanh(sqrt(2 / M_PI) * (g + 0.044715 * g * g * g))) * up;
+    double gate = fmin(g, 7);
+    return gate / (1 + exp(-1.702 * gate)) * (fmin(fmax(up, -7), 7) + 1);
+}
+
+static void ref_glu(backend_device *on, dev gate, dev up, activation act, size_t n_floats)
+{
+    (void)on;
+    for (size_t i = 0; i < n_floats; i++) gate.address[i] = (float)gated(act, gate.address[i], up.address[i]);
+}
+
+static void ref_softcap(backend_device *on, dev y, float cap, size_t n_floats)
+{
+    (void)on;
+    for (size_t i = 0; i < n_floats; i++) y.address[i] = (float)(cap * tanh((double)y.address[i] / cap));
+}
+
+static void ref_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
+{
+    (void)on;
+    for (uint32_t i = 0; i < n; i++)
+        memcpy(y.address + (size_t)i * width, x.address + (size_t)rows[i] * width, width * sizeof(float));
+}
+
+static void ref_add_rows(backend_device *on, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
+                         uint32_t width)
+{
+    (void)on;
+    for (uint32_t i = 0; i < n; i++)
+        for (uint32_t c = 0; c < width; c++) {
+            float *to = y.address + (size_t)rows[i] * width + c;
+            *to = (float)(*to + (double)weights[i] * x.address[(size_t)i * width + c]);
+        }
 }
 
 static void ref_scale(backend_device *on, dev y, float by, size_t n_floats)
@@ -298,7 +342,11 @@ const backend backend_ref = {
     .rms_norm = ref_rms_norm,
     .matmul = ref_matmul,
     .project = ref_project,
-    .swiglu = ref_swiglu,
+    .layer_norm = ref_layer_norm,
+    .glu = ref_glu,
+    .softcap = ref_softcap,
+    .take_rows = ref_take_rows,
+    .add_rows = ref_add_rows,
     .scale = ref_scale,
     .add_row = ref_add_row,
     .add_scaled = ref_add_scaled,

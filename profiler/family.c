@@ -59,23 +59,138 @@ static kvb_status read_granite(model_config *c, const weights *w, kvb_error *err
     return status == KVB_OK ? read_biases(c, w, err) : status;
 }
 
+static kvb_status read_optional(double *out, const weights *w, weight_key key, double missing, kvb_error *err)
+{
+    bool found;
+    *out = missing;
+    return weights_number(w, key, out, &found, err);
+}
+
+// Gemma's scaled embeddings, own scale of queries, capped scores and logits, and another rotary base in windows. GGUF
+// does not say the scale: the largest of either kind goes by the width, the others by the head.
+static kvb_status read_gemma(model_config *c, const weights *w, kvb_error *err)
+{
+    bool two = strncmp(c->architecture, "gemma2", 6) == 0, large = c->n_layers == (two ? 46 : 62);
+    double scalar = large ? (double)c->width / c->n_heads : c->head_dim, caps[2], base = 10000;
+    kvb_status status = read_optional(&scalar, w, WEIGHT_QUERY_SCALAR, scalar, err);
+    if (status == KVB_OK) status = read_optional(&caps[0], w, WEIGHT_SCORE_CAP, 0, err);
+    if (status == KVB_OK) status = read_optional(&caps[1], w, WEIGHT_LOGIT_CAP, 0, err);
+    if (status == KVB_OK) status = read_optional(&base, w, WEIGHT_LOCAL_ROPE_BASE, base, err);
+    if (status == KVB_OK) status = read_optional(&base, w, WEIGHT_SLIDING_ROPE_BASE, base, err);
+    if (status == KVB_OK && (!(scalar > 0) || !(caps[0] >= 0) || !(caps[1] >= 0) || !(base > 0)))
+        status = kvb_fail(err, KVB_FORMAT,
+                          "%s: query scalar %g, caps %g and %g, rotary base of windows %g; expected positive numbers",
+                          weights_name(w), scalar, caps[0], caps[1], base);
+    c->embedding_scale = sqrtf((float)c->width);
+    c->query_scale = (float)sqrt(c->head_dim / scalar);
+    c->score_cap = (float)caps[0];
+    c->logit_cap = (float)caps[1];
+    if (!two) c->local_theta = (float)base;
+    return status == KVB_OK ? read_biases(c, w, err) : status;
+}
+
+static kvb_status read_glm4(model_config *c, const weights *w, kvb_error *err)
+{
+    double bias;
+    kvb_status status = read_optional(&bias, w, WEIGHT_ATTENTION_BIAS, 0, err);
+    if (bias != 0) c->switches |= QKV_BIAS; // never of the output
+    return status;
+}
+
+static kvb_status read_cohere(model_config *c, const weights *w, kvb_error *err)
+{
+    double norms;
+    kvb_status status = read_optional(&norms, w, WEIGHT_QK_LAYER_NORM, 0, err);
+    if (status == KVB_OK && norms != 0)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "%s: norms queries and keys with a weight for each head (use_qk_norm), which "
+                        "is not supported",
+                        weights_name(w));
+    if (status == KVB_OK) status = read_factor(&c->logit_scale, w, WEIGHT_LOGIT_FACTOR, err);
+    return status == KVB_OK ? read_biases(c, w, err) : status;
+}
+
+static kvb_status read_olmoe(model_config *c, const weights *w, kvb_error *err)
+{
+    double clip;
+    kvb_status status = read_optional(&clip, w, WEIGHT_CLIP_QKV, 0, err);
+    if (status == KVB_OK && clip != 0)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: clips queries, keys and values at %g, which is not supported",
+                        weights_name(w), clip);
+    return status == KVB_OK ? read_biases(c, w, err) : status;
+}
+
+#define PLAIN_EXPERTS .expert_names = {"gate_proj.weight", "up_proj.weight", "down_proj.weight", "mlp.experts"}
+#define FOUR_NORMS .names = {{TENSOR_FFN_NORM, NULL, "pre_feedforward_layernorm.weight"}}
+
 static const family families[] = {
-    {"llama", "llama", 0, SILU, .gguf_pairs = true, .read = read_biases},
+    {"llama", "llama", 0, SILU, .gguf_pairs = true, .experts_normed = true, .read = read_biases},
     {NULL, "mistral", 0, SILU, .has_window = true, .read = read_biases}, // its GGUF files are llama's
     {"qwen2", "qwen2", QKV_BIAS, SILU, .has_window = true},
     {"qwen3", "qwen3", QK_NORM, SILU, .has_window = true, .read = read_biases},
     {"phi3", "phi3", FUSED_QKV | FUSED_GATE_UP, SILU, .has_window = true},
     {"granite", "granite", 0, SILU, .gguf_pairs = true, .read = read_granite},
     {"smollm3", "smollm3", 0, SILU, .gguf_pairs = true, .read = read_smollm3},
-    {"olmo2", "olmo2", QK_ROW_NORM | POST_NORMS | NO_PRE_NORMS, SILU, .read = read_biases},
+    {"olmo2", "olmo2", QK_ROW_NORM | POST_NORMS | NO_PRE_NORMS, SILU, .has_window = true, .window_period = 4,
+     .read = read_biases},
+    {NULL, "olmo3", QK_ROW_NORM | POST_NORMS | NO_PRE_NORMS, SILU, .has_window = true, .window_period = 4,
+     .read = read_biases}, // its GGUF files are olmo2's
+    {"gemma2", "gemma2", POST_NORMS, GELU_TANH, .hf_norm_adds_one = true, FOUR_NORMS, .has_window = true,
+     .window_period = 2, .read = read_gemma},
+    {"gemma3", "gemma3_text", POST_NORMS | QK_NORM, GELU_TANH, .hf_norm_adds_one = true, FOUR_NORMS, .has_window = true,
+     .window_period = 6, .read = read_gemma},
+    {"exaone4", "exaone4", QK_NORM | POST_NORMS | NO_PRE_NORMS, SILU, .has_window = true, .window_period = 4,
+     .rotates_in_windows = true},
+    {"glm4", "glm4", FUSED_GATE_UP | POST_NORMS, SILU, .gguf_pairs = true, .hf_pairs = true,
+     .names = {{TENSOR_ATTN_POST, NULL, "post_self_attn_layernorm.weight"},
+               {TENSOR_FFN_POST, NULL, "post_mlp_layernorm.weight"}},
+     .read = read_glm4},
+    {"command-r", "cohere", LAYER_NORM | PARALLEL, SILU, .gguf_pairs = true, .hf_pairs = true, .read = read_cohere},
+    {"cohere2", "cohere2", LAYER_NORM | PARALLEL, SILU, .gguf_pairs = true, .hf_pairs = true, .has_window = true,
+     .window_period = 4, .rotates_in_windows = true, .read = read_cohere},
+    {"qwen3moe", "qwen3_moe", QK_NORM | EXPERTS, SILU, PLAIN_EXPERTS, .experts_normed = true, .has_window = true,
+     .read = read_biases},
+    {"olmoe", "olmoe", QK_ROW_NORM | EXPERTS, SILU, PLAIN_EXPERTS, .read = read_olmoe},
+    {NULL, "mixtral", EXPERTS, SILU, .experts_normed = true, .has_window = true, // its GGUF files are llama's
+     .expert_names = {"w1.weight", "w3.weight", "w2.weight", "block_sparse_moe.experts"},
+     .names = {{TENSOR_ROUTER, NULL, "block_sparse_moe.gate.weight"}}},
+    {"gpt-oss", "gpt_oss", QKV_BIAS | O_BIAS | SINKS | EXPERTS | EXPERT_BIAS, SWIGLU_CLAMPED, .experts_normed = true,
+     .experts = EXPERTS_TRANSPOSED, .has_window = true, .window_period = 2,
+     .names = {{TENSOR_ROUTER, NULL, "mlp.router.weight"}, {TENSOR_FFN_NORM, "post_attention_norm.weight", NULL}}},
 };
+
+// Architectures that people have and that cannot be loaded for a reason.
+static const struct {
+    const char *names[5]; // in either container
+    const char *reason;
+} refused[] = {
+    {{"deepseek_v2", "deepseek_v3", "deepseek2", "kimi_k2", "glm_moe_dsa"},
+     "its cache is one compressed vector per token for all heads (MLA): there is no budget per head"},
+    {{"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3next", "qwen35"},
+     "most of its layers keep a state of fixed size in the place of a cache (linear attention), which is not "
+     "supported"},
+    {{"falcon_h1", "falcon-h1", "lfm2", "granitemoehybrid", "jamba"},
+     "its layers of convolutions or state spaces keep a state in the place of a cache, which is not supported"},
+    {{"mamba", "mamba2", "rwkv", "rwkv6", "rwkv7"}, "it has no cache of keys and values: there is nothing to budget"},
+};
+
+static const char *reason_against(const char *name)
+{
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++)
+        for (size_t k = 0; k < 5; k++)
+            if (strcmp(refused[i].names[k], name) == 0) return refused[i].reason;
+    return NULL;
+}
 
 enum { N_FAMILIES = sizeof families / sizeof *families };
 
 kvb_status family_find(const family **out, const weights *w, kvb_error *err)
 {
     char known[512] = "";
-    const char *wanted = weights_architecture(w);
+    const char *wanted = weights_architecture(w), *reason = reason_against(wanted);
+    if (reason)
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: %s is '%.60s': %s", weights_name(w),
+                        weights_is_gguf(w) ? "general.architecture" : "model_type", wanted, reason);
     size_t size = 0;
     for (size_t i = 0; i < N_FAMILIES; i++) {
         const char *name = weights_is_gguf(w) ? families[i].gguf : families[i].model_type;

@@ -5,6 +5,13 @@
 
 enum { FAMILY_NAMES = 6 };
 
+// How a container keeps the matrices of experts.
+typedef enum expert_layout {
+    EXPERTS_EACH,       // a tensor for each matrix of each expert
+    EXPERTS_STACKED,    // gate, up, down of all experts, one after the other: GGUF
+    EXPERTS_TRANSPOSED, // gpt-oss: gate and up in turn, [E, D, 2 F], down [E, F, D]; or rows in blocks of MXFP4
+} expert_layout;
+
 typedef struct family {
     const char *gguf;       // general.architecture; NULL: not from GGUF
     const char *model_type; // of config.json
@@ -13,8 +20,12 @@ typedef struct family {
     bool gguf_pairs;        // GGUF stores rows of Q and K as pairs (2i, 2i+1); here, as in transformers, (i, i + d/2)
     bool hf_pairs;          // transformers itself rotates pairs (2i, 2i+1): the same rows are then moved
     bool hf_norm_adds_one;  // transformers' norms multiply with 1 + w; GGUF has the 1 in w
-    bool has_window;        // the model obeys a sliding window; of others one is refused
-    unsigned window_period; // where there is no list of its layers: the last of so many has none; 0: all have it
+    expert_layout experts;  // of folders
+    const char *expert_names[4]; // EXPERTS_EACH, behind "model.layers.N.": [3].E.[0], gate; [1], up; [2], down
+    bool experts_normed;         // unless the source says: weights of the experts that are used sum to one
+    bool rotates_in_windows;     // where there are windows, layers without one have no rotary positions
+    bool has_window;             // the model obeys a sliding window; of others one is refused
+    unsigned window_period;      // where there is no list of its layers: the last of so many has none; 0: all have it
     struct {
         tensor_role role;
         const char *gguf, *hf;

@@ -1,4 +1,5 @@
 #include "profiler/layer.h"
+#include "profiler/experts.h"
 #include "profiler/rope.h"
 #include "runtime/fail.h"
 #include <string.h>
@@ -14,18 +15,19 @@ typedef struct buffer {
 // Does what a layer adds to the stream go through anything before?
 static bool has_branch(const model_config *c)
 {
-    return c->switches & (POST_NORMS | O_BIAS | MLP_BIAS) || c->residual_scale != 1;
+    return c->switches & (POST_NORMS | O_BIAS | MLP_BIAS | EXPERTS) || c->residual_scale != 1;
 }
 
 static void list_buffers(buffer out[N_BUFFERS], layer_pass *p, const model_config *c, uint64_t rows)
 {
-    uint64_t queries = (uint64_t)c->n_heads * c->head_dim, keys = (uint64_t)c->n_kv_heads * c->head_dim;
+    uint64_t queries = (uint64_t)c->n_heads * c->head_dim, keys = (uint64_t)c->n_kv_heads * c->head_dim,
+             ffn = c->ffn_width > c->expert_width ? c->ffn_width : c->expert_width;
     const buffer all[N_BUFFERS] = {{&p->normed, rows * c->width},
                                    {&p->keys, rows * keys},
                                    {&p->values, rows * keys},
                                    {&p->attended, rows * queries},
-                                   {&p->gate, rows * c->ffn_width},
-                                   {&p->up, rows * c->ffn_width},
+                                   {&p->gate, rows * ffn},
+                                   {&p->up, rows * ffn},
                                    {&p->branch, has_branch(c) ? rows * c->width : 1},
                                    {&p->logits, (uint64_t)LOGIT_ROWS * c->vocabulary}};
     memcpy(out, all, sizeof all);
@@ -35,18 +37,29 @@ uint64_t layer_pass_bytes(const model *m, uint32_t max_rows, uint32_t positions)
 {
     layer_pass none;
     buffer buffers[N_BUFFERS];
-    uint64_t floats = (uint64_t)positions * m->config.rope_dim;
+    uint64_t floats = (uint64_t)positions * m->config.rope_dim * (m->config.local_theta > 0 ? 2 : 1);
     list_buffers(buffers, &none, &m->config, max_rows);
     for (int i = 0; i < N_BUFFERS; i++) floats += buffers[i].floats;
-    return floats * sizeof(float);
+    return floats * sizeof(float) + experts_pass_bytes(&m->config, max_rows);
 }
 
 backend_limits layer_limits(const model_config *c, uint32_t tokens, uint32_t tail, uint32_t max_rows)
 {
-    const uint32_t sides[] = {c->vocabulary, c->ffn_width, c->width, c->n_heads * c->head_dim};
+    const uint32_t sides[] = {c->vocabulary,   c->ffn_width, c->width, c->n_heads * c->head_dim,
+                              c->expert_width, c->n_experts};
     uint32_t largest = 0;
     for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) largest = sides[i] > largest ? sides[i] : largest;
     return (backend_limits){tokens, tail, max_rows, largest, attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)};
+}
+
+// The rotary table of bounded layers.
+static dev local_table(const layer_pass *p)
+{
+    const model_config *c = &p->m->config;
+    const rope_rule rule = {.kind = ROPE_DEFAULT, .theta = c->local_theta};
+    float frequency[ROPE_MAX_PAIRS];
+    rope_frequencies(frequency, &rule, c->rope_dim, 0);
+    return rope_table(p->m->device, frequency, c->rope_dim, p->positions, 1);
 }
 
 kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *limits, uint32_t positions,
@@ -61,7 +74,8 @@ kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *
     for (int i = 0; i < N_BUFFERS && good; i++)
         good = (*buffers[i].at = m->device->b->alloc(m->device, buffers[i].floats)).address != NULL;
     if (good) p->cos_sin = rope_table(m->device, p->frequency, c->rope_dim, positions, c->rope.attention);
-    good = good && p->cos_sin.address;
+    if (good && c->local_theta > 0) good = (p->local_cos_sin = local_table(p)).address != NULL;
+    good = good && p->cos_sin.address && (!c->n_experts || experts_pass_open(&p->experts, m, limits->rows));
     kvb_status status =
         good ? p->b->open(&p->on, p->b, limits, err)
              : kvb_fail(err, KVB_MEMORY, "activations: no memory on backend %s for %u rows at a time and %u positions",
@@ -77,7 +91,9 @@ void layer_pass_close(layer_pass *p)
     if (!m) return;
     list_buffers(buffers, p, &m->config, 0);
     for (int i = 0; i < N_BUFFERS; i++) p->b->release(m->device, *buffers[i].at);
+    experts_pass_close(p->experts, m);
     p->b->release(m->device, p->cos_sin);
+    p->b->release(m->device, p->local_cos_sin);
     p->b->close(p->on);
     *p = (layer_pass){0};
 }
@@ -112,6 +128,14 @@ void layer_embed(const layer_pass *p, dev x, const int32_t *ids, uint32_t n)
     if (c->embedding_scale != 1) p->b->scale(p->on, x, c->embedding_scale, (size_t)n * c->width);
 }
 
+// y [n, D] = the model's norm of x.
+static void norm_rows(const layer_pass *p, dev y, dev x, dev weight, uint32_t n)
+{
+    const model_config *c = &p->m->config;
+    if (c->switches & LAYER_NORM) p->b->layer_norm(p->on, y, x, weight, n, c->width, c->norm_eps);
+    else p->b->rms_norm(p->on, y, x, weight, n, c->width, c->norm_eps);
+}
+
 // Biases and norms of queries and keys, before they are rotated.
 static void prepare_queries_and_keys(const layer_pass *p, const model_layer *w, dev q_raw, uint32_t n)
 {
@@ -141,15 +165,24 @@ void layer_project(const layer_pass *p, uint32_t layer, dev q_raw, dev q, dev x,
     const model_layer *w = &p->m->layers[layer];
     const projection to[] = {{q_raw, w->wq}, {p->keys, w->wk}, {p->values, w->wv}};
     bool normed = !(c->switches & NO_PRE_NORMS);
-    if (normed) b->rms_norm(p->on, p->normed, x, w->attn_norm, n, c->width, c->norm_eps);
+    if (normed) norm_rows(p, p->normed, x, w->attn_norm, n);
     b->project(p->on, to, 3, normed ? p->normed : x, n);
     prepare_queries_and_keys(p, w, q_raw, n);
     if (!model_layer_rotates(c, layer)) {
         b->copy(p->on, q, q_raw, (size_t)n * c->n_heads * c->head_dim);
         return;
     }
-    b->rope(p->on, q, q_raw, p->cos_sin, positions, n, c->n_heads, c->head_dim, c->rope_dim);
-    b->rope(p->on, p->keys, p->keys, p->cos_sin, positions, n, c->n_kv_heads, c->head_dim, c->rope_dim);
+    dev angles = p->local_cos_sin.address && model_layer_bounded(c, layer) ? p->local_cos_sin : p->cos_sin;
+    b->rope(p->on, q, q_raw, angles, positions, n, c->n_heads, c->head_dim, c->rope_dim);
+    b->rope(p->on, p->keys, p->keys, angles, positions, n, c->n_kv_heads, c->head_dim, c->rope_dim);
+}
+
+// x += norm(branch) * residual_scale.
+static void finish_branch(const layer_pass *p, dev x, dev norm, uint32_t n)
+{
+    const model_config *c = &p->m->config;
+    if (norm.address) norm_rows(p, p->branch, p->branch, norm, n);
+    p->b->add_scaled(p->on, x, p->branch, c->residual_scale, (size_t)n * c->width);
 }
 
 // x += from W^T, or, where the family says so, x += norm(from W^T + bias) * residual_scale.
@@ -163,8 +196,7 @@ static void add_branch(const layer_pass *p, dev x, dev from, dev_matrix w, dev b
     }
     b->matmul(p->on, p->branch, from, w, n, false);
     if (bias.address) b->add_row(p->on, p->branch, bias, n, c->width);
-    if (norm.address) b->rms_norm(p->on, p->branch, p->branch, norm, n, c->width, c->norm_eps);
-    b->add_scaled(p->on, x, p->branch, c->residual_scale, (size_t)n * c->width);
+    finish_branch(p, x, norm, n);
 }
 
 static void feed_forward(const layer_pass *p, const model_layer *w, dev x, uint32_t n)
@@ -173,23 +205,30 @@ static void feed_forward(const layer_pass *p, const model_layer *w, dev x, uint3
     const model_config *c = &p->m->config;
     const projection to[] = {{p->gate, w->gate}, {p->up, w->up}};
     bool normed = !(c->switches & NO_PRE_NORMS);
-    if (normed) b->rms_norm(p->on, p->normed, x, w->ffn_norm, n, c->width, c->norm_eps);
+    if (normed) norm_rows(p, p->normed, x, c->switches & PARALLEL ? w->attn_norm : w->ffn_norm, n);
+    if (w->experts) {
+        experts_apply(p, w, p->branch, normed ? p->normed : x, n);
+        finish_branch(p, x, w->ffn_post, n);
+        return;
+    }
     b->project(p->on, to, 2, normed ? p->normed : x, n);
     if (c->switches & MLP_BIAS) {
         b->add_row(p->on, p->gate, w->gate_bias, n, c->ffn_width);
         b->add_row(p->on, p->up, w->up_bias, n, c->ffn_width);
     }
-    b->swiglu(p->on, p->gate, p->up, (size_t)n * c->ffn_width);
+    b->glu(p->on, p->gate, p->up, c->act, (size_t)n * c->ffn_width);
     add_branch(p, x, p->gate, w->down, w->down_bias, w->ffn_post, n);
 }
 
 void layer_finish(const layer_pass *p, uint32_t layer, dev x, uint32_t n, uint32_t piece)
 {
     const model_layer *w = &p->m->layers[layer];
+    bool parallel = p->m->config.switches & PARALLEL; // the feed-forward reads x before attention's share is added
     if (piece == 0) piece = n;
-    add_branch(p, x, p->attended, w->wo, w->o_bias, w->attn_post, n);
+    if (!parallel) add_branch(p, x, p->attended, w->wo, w->o_bias, w->attn_post, n);
     for (uint32_t first = 0; first < n; first += piece)
         feed_forward(p, w, dev_at(x, (size_t)first * p->m->config.width), n - first < piece ? n - first : piece);
+    if (parallel) add_branch(p, x, p->attended, w->wo, w->o_bias, w->attn_post, n);
 }
 
 void layer_project_output(const layer_pass *p, uint32_t layer, dev y, uint32_t n)
@@ -203,10 +242,10 @@ void layer_logits(const layer_pass *p, dev x, uint32_t n, const logit_use *use, 
     const model_config *c = &p->m->config;
     for (uint32_t first = 0; first < n; first += LOGIT_ROWS) {
         uint32_t rows = n - first < LOGIT_ROWS ? n - first : LOGIT_ROWS;
-        b->rms_norm(p->on, p->normed, dev_at(x, (size_t)first * c->width), p->m->final_norm, rows, c->width,
-                    c->norm_eps);
+        norm_rows(p, p->normed, dev_at(x, (size_t)first * c->width), p->m->final_norm, rows);
         b->matmul(p->on, p->logits, p->normed, p->m->head, rows, false);
         if (c->logit_scale != 1) b->scale(p->on, p->logits, c->logit_scale, (size_t)rows * c->vocabulary);
+        if (c->logit_cap > 0) b->softcap(p->on, p->logits, c->logit_cap, (size_t)rows * c->vocabulary);
         if (use->logits)
             b->download(p->on, use->logits + (at + first) * c->vocabulary, p->logits, (size_t)rows * c->vocabulary);
         else b->sample(p->on, use->drawn + at + first, p->logits, rows, c->vocabulary, use->s, use->keys + at + first);

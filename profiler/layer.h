@@ -21,12 +21,14 @@ typedef struct layer_pass {
     uint32_t positions;
     float frequency[ROPE_MAX_PAIRS]; // [rope_dim/2] radians per position, of the present context
     dev cos_sin;                     // [positions, rope_dim/2, 2]
+    dev local_cos_sin;               // of bounded layers, where theirs is another; else {NULL}
     dev normed;                      // [rows, D] what a norm gave
     dev keys, values;                // [rows, G*d] of layer_project, keys after RoPE
     dev attended;                    // [rows, H*d] what the caller's attention leaves for layer_finish
     dev gate, up;                    // [rows, F] of the feed-forward
     dev branch; // [rows, D] what attention or feed-forward adds, where that is normed or scaled first; else one
-    dev logits; // [64, vocabulary]
+    struct experts_pass *experts; // where the model has any (experts.h); else NULL
+    dev logits;                   // [64, vocabulary]
 } layer_pass;
 
 // What a pass asks of a backend: contexts of up to `tokens` and tails of up to `tail` for attention on the device,

@@ -65,6 +65,7 @@ attention_shape model_attention(const model *m, uint32_t layer)
     attention_shape s = attention_heads(c->n_heads, c->n_kv_heads, c->head_dim);
     if (model_layer_bounded(c, layer)) s.window = c->window;
     s.softcap = c->score_cap;
+    if (c->switches & SINKS) s.sinks = m->layers[layer].sinks;
     return s;
 }
 

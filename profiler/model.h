@@ -15,7 +15,9 @@ typedef struct model_layer {
     LAYER_VECTORS(VECTOR_FIELD)
 #undef MATRIX_FIELD
 #undef VECTOR_FIELD
-    dev value_root; // [H, d, d]: root_h^T root_h = W_O^(h) W_O^(h)T, so ||v W_O^(h)|| = ||root_h v||
+    dev_matrix *experts; // [E, 3] gate, up [F, D] and down [D, F] of each, in layers that have them; else NULL
+    dev expert_bias;     // [E, 2 F + D] of the same; {NULL}: none
+    dev value_root;      // [H, d, d]: root_h^T root_h = W_O^(h) W_O^(h)T, so ||v W_O^(h)|| = ||root_h v||
 } model_layer;
 
 // Tokens that the model's file names, -1 where it names none.

@@ -8,7 +8,7 @@
 #include <string.h>
 
 // Limits that keep every later product of sizes inside 64 bits; far above any model that exists.
-enum { MAX_HEADS = 4096, MAX_WIDTH = 1 << 20, MAX_VOCABULARY = 1 << 24 };
+enum { MAX_HEADS = 4096, MAX_WIDTH = 1 << 20, MAX_VOCABULARY = 1 << 24, MAX_EXPERTS = 4096 };
 
 static kvb_status read_number(const weights *w, weight_key key, double missing, double *out, kvb_error *err)
 {
@@ -52,12 +52,15 @@ static kvb_status read_heads(model_config *c, const weights *w, const family *f,
     if (!(head_dim >= 2) || fmod(head_dim, 2) != 0 || head_dim > MODEL_MAX_HEAD_DIM)
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", weights_name(w),
                         head_dim, MODEL_MAX_HEAD_DIM);
-    bool pairs = weights_is_gguf(w) ? f->gguf_pairs : f->hf_pairs;
+    // GGUF's pairs reach over whole heads; those that transformers turns itself may be of a head's first part.
+    bool whole = weights_is_gguf(w) && f->gguf_pairs && !f->hf_pairs;
     if (value_dim != head_dim || !(rope_dim >= 2) || fmod(rope_dim, 2) != 0 || rope_dim > head_dim ||
-        (pairs && rope_dim != head_dim))
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "%s: head size %.10g, value size %.10g, rotary size %.10g; expected all equal%s",
-                        weights_name(w), head_dim, value_dim, rope_dim, pairs ? "" : ", or a smaller even rotary size");
+        (whole && rope_dim != head_dim))
+        return kvb_fail(
+            err, KVB_UNSUPPORTED,
+            "%s: head size %.10g, value size %.10g, rotary size %.10g; expected all equal, or a smaller even "
+            "rotary size",
+            weights_name(w), head_dim, value_dim, rope_dim);
     c->n_kv_heads = (uint32_t)kv_heads;
     c->head_dim = (uint32_t)head_dim;
     c->rope_dim = (uint32_t)rope_dim;
@@ -257,7 +260,8 @@ static kvb_status read_window(model_config *c, const weights *w, const family *f
     char name[96];
     kvb_status status = read_number(w, WEIGHT_WINDOW, 0, &window, err);
     if (status == KVB_OK) status = read_number(w, WEIGHT_USE_WINDOW, 1, &use, err);
-    if (status != KVB_OK || use == 0 || window >= c->context_length || window == 0) return status;
+    if (status != KVB_OK || use == 0 || window == 0) return status;
+    if (window >= c->context_length && !f->rotates_in_windows) return KVB_OK;
     if (!(window >= 1) || window != floor(window))
         return kvb_fail(err, KVB_FORMAT, "%s: %s is %.10g, expected a whole number of positions", weights_name(w),
                         weights_key_name(w, WEIGHT_WINDOW, name), window);
@@ -266,19 +270,47 @@ static kvb_status read_window(model_config *c, const weights *w, const family *f
                         "%s: a sliding window of %.10g positions, which models of the %s family do "
                         "not have",
                         weights_name(w), window, c->architecture);
-    c->window = (uint32_t)window;
-    return read_bounded_layers(c, w, f, err);
+    c->window = window < UINT32_MAX ? (uint32_t)window : UINT32_MAX;
+    status = read_bounded_layers(c, w, f, err);
+    for (uint32_t l = 0; f->rotates_in_windows && l < c->n_layers; l++)
+        if (!model_layer_bounded(c, l)) layer_set_add(&c->unrotated, l);
+    return status;
 }
 
-static kvb_status refuse_experts(const weights *w, kvb_error *err)
+// Which layers have experts: all but those that are listed, and of every `step` the last one.
+static kvb_status read_sparse_layers(model_config *c, const weights *w, kvb_error *err)
 {
-    double experts, local;
+    double dense[MODEL_MAX_LAYERS], step;
+    size_t n = 0;
+    kvb_status status = weights_list(w, WEIGHT_DENSE_LAYERS, dense, MODEL_MAX_LAYERS, &n, err);
+    if (status == KVB_OK) status = read_number(w, WEIGHT_EXPERT_STEP, 1, &step, err);
+    for (uint32_t l = 0; status == KVB_OK && l < c->n_layers; l++) {
+        bool listed = false;
+        for (size_t i = 0; i < n; i++) listed = listed || dense[i] == l;
+        if (!listed && fmod(l + 1, step) == 0) layer_set_add(&c->sparse, l);
+    }
+    return status;
+}
+
+static kvb_status read_experts(model_config *c, const weights *w, const family *f, kvb_error *err)
+{
+    double experts, local, normed;
     kvb_status status = read_number(w, WEIGHT_EXPERTS, 0, &experts, err);
     if (status == KVB_OK) status = read_number(w, WEIGHT_LOCAL_EXPERTS, 0, &local, err);
-    if (status == KVB_OK && experts + local > 0)
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: has %.10g experts; experts are not supported", weights_name(w),
-                        experts + local);
-    return status;
+    if (status != KVB_OK) return status;
+    // GGUF files of Mixtral are llama's.
+    if (experts > 0 && weights_is_gguf(w) && strcmp(c->architecture, "llama") == 0) c->switches |= EXPERTS;
+    if (!(c->switches & EXPERTS)) {
+        if (experts + local == 0) return KVB_OK;
+        return kvb_fail(err, KVB_UNSUPPORTED, "%s: has %.10g experts, which models of the %s family do not have",
+                        weights_name(w), experts + local, c->architecture);
+    }
+    status = read_size(w, local > 0 ? WEIGHT_LOCAL_EXPERTS : WEIGHT_EXPERTS, 0, MAX_EXPERTS, &c->n_experts, err);
+    if (status == KVB_OK) status = read_size(w, WEIGHT_EXPERTS_USED, 0, c->n_experts, &c->n_used, err);
+    if (status == KVB_OK) status = read_size(w, WEIGHT_EXPERT_WIDTH, c->ffn_width, MAX_WIDTH, &c->expert_width, err);
+    if (status == KVB_OK) status = read_number(w, WEIGHT_EXPERT_NORM, f->experts_normed, &normed, err);
+    c->experts_normed = normed != 0;
+    return status == KVB_OK ? read_sparse_layers(c, w, err) : status;
 }
 
 static kvb_status read_vocabulary(model_config *c, weights *w, kvb_error *err)
@@ -309,7 +341,8 @@ kvb_status model_read_config(model_config *c, const struct family **out, struct 
     c->embedding_scale = c->residual_scale = c->logit_scale = c->query_scale = 1;
     status = read_sizes(c, w, err);
     if (status == KVB_OK) status = read_heads(c, w, f, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_NORM_EPS, -1, &eps, err);
+    if (status == KVB_OK)
+        status = read_number(w, f->switches & LAYER_NORM ? WEIGHT_LAYER_NORM_EPS : WEIGHT_NORM_EPS, -1, &eps, err);
     if (status == KVB_OK) status = read_rope(c, w, err);
     if (status != KVB_OK) return status;
     c->norm_eps = (float)eps;
@@ -317,7 +350,7 @@ kvb_status model_read_config(model_config *c, const struct family **out, struct 
         return kvb_fail(err, KVB_FORMAT, "%s: norm epsilon %g and rotary base %g, expected positive numbers",
                         weights_name(w), c->norm_eps, c->rope.theta);
     status = read_window(c, w, f, err);
-    if (status == KVB_OK) status = refuse_experts(w, err);
+    if (status == KVB_OK) status = read_experts(c, w, f, err);
     if (status == KVB_OK) status = read_vocabulary(c, w, err);
     if (status == KVB_OK) status = weights_text(w, WEIGHT_NAME, c->name, sizeof c->name, err);
     if (status == KVB_OK && !c->name[0]) snprintf(c->name, sizeof c->name, "%.127s", weights_name(w));

@@ -16,9 +16,12 @@ typedef enum family_switch {
     NO_PRE_NORMS = 64,   // what goes into them is not
     FUSED_QKV = 128,     // one matrix of queries, keys and values
     FUSED_GATE_UP = 256, // one matrix of gate and up
+    EXPERTS = 512,       // layers of model_config.sparse have experts in the place of a feed-forward
+    EXPERT_BIAS = 1024,  // biases of router and experts
+    SINKS = 2048,        // attention_shape.sinks
+    LAYER_NORM = 4096,   // norms take the mean away
+    PARALLEL = 8192,     // attention and feed-forward read the same normed row
 } family_switch;
-
-typedef enum activation { SILU, GELU_TANH } activation;
 
 typedef struct layer_set {
     uint64_t bits[MODEL_MAX_LAYERS / 64];
@@ -51,11 +54,16 @@ typedef struct model_config {
     activation act;
     rope_rule rope;
     float embedding_scale, residual_scale, logit_scale; // of embeddings, of what is added to the stream, of logits; 1
-    float query_scale;   // queries times this, after RoPE, so that q . k / sqrt(d) is the model's attention logit; 1
-    float score_cap;     // attention_shape.softcap; 0: none
-    uint32_t window;     // attention_shape.window of the layers that are bounded
-    layer_set unrotated; // layers without rotary positions
-    layer_set bounded;   // layers with a window: their cache does not grow, so there is nothing to budget
+    float query_scale; // queries times this, after RoPE, so that q . k / sqrt(d) is the model's attention logit; 1
+    float score_cap;   // attention_shape.softcap; 0: none
+    float logit_cap;   // logits become cap * tanh(logit / cap); 0: they stay
+    float local_theta; // RoPE's base in bounded layers, without scaling; 0: theirs is that of all
+    uint32_t n_experts, n_used, expert_width; // E, how many of them a row goes through, and theirs F; 0: none
+    bool experts_normed;                      // the weights of those that are used sum to one
+    layer_set sparse;                         // layers with experts
+    uint32_t window;                          // attention_shape.window of the layers that are bounded
+    layer_set unrotated;                      // layers without rotary positions
+    layer_set bounded; // layers with a window: their cache does not grow, so there is nothing to budget
 } model_config;
 
 static inline bool model_layer_rotates(const model_config *c, uint32_t layer)

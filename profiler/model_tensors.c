@@ -1,5 +1,6 @@
 #include "profiler/model_tensors.h"
 #include "profiler/dequant.h"
+#include "profiler/expert_tensors.h"
 #include "profiler/oracle.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -21,8 +22,8 @@ typedef struct entry {
 
 #define SIZES(c)                                                                                                  \
     const uint32_t width = (c)->width, ffn = (c)->ffn_width, head = (c)->head_dim, queries = (c)->n_heads * head, \
-                   keys = (c)->n_kv_heads * head;                                                                 \
-    (void)width, (void)ffn, (void)head, (void)queries, (void)keys
+                   keys = (c)->n_kv_heads * head, heads = (c)->n_heads, experts = (c)->n_experts;                 \
+    (void)width, (void)ffn, (void)head, (void)queries, (void)keys, (void)heads, (void)experts
 
 static bool has(const model_config *c, unsigned with, unsigned without)
 {
@@ -70,9 +71,18 @@ static void list_vectors(entry out[N_VECTORS], const model_config *c)
     memcpy(out, all, sizeof all);
 }
 
+// Layers with experts have a router in the place of a feed-forward.
+static bool in_layer(const entry *e, const model_config *c, uint32_t layer)
+{
+    bool router = e->role == TENSOR_ROUTER || e->role == TENSOR_ROUTER_BIAS,
+         dense = e->role == TENSOR_GATE || e->role == TENSOR_UP || e->role == TENSOR_DOWN;
+    bool sparse = layer_set_has(&c->sparse, layer);
+    return e->there && !(dense && sparse) && !(router && !sparse);
+}
+
 // ---- Finding ----
 
-static kvb_status check_shape(const weight_tensor *t, uint64_t rows, uint64_t columns, kvb_error *err)
+kvb_status tensor_check_shape(const weight_tensor *t, uint64_t rows, uint64_t columns, kvb_error *err)
 {
     if (t->rows != rows || t->columns != columns || t->n_dims > 2)
         return kvb_fail(err, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [%llu, %llu]", t->file,
@@ -85,13 +95,13 @@ static kvb_status check_shape(const weight_tensor *t, uint64_t rows, uint64_t co
     return KVB_OK;
 }
 
-static kvb_status find(weight_tensor *out, weights *w, const char *name, uint64_t rows, uint64_t columns,
+kvb_status tensor_find(weight_tensor *out, weights *w, const char *name, uint64_t rows, uint64_t columns,
                        kvb_error *err)
 {
     if (!weights_find(w, name, out))
         return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [%llu, %llu]", weights_name(w), name,
                         (unsigned long long)rows, (unsigned long long)columns);
-    return check_shape(out, rows, columns, err);
+    return tensor_check_shape(out, rows, columns, err);
 }
 
 static kvb_status find_entry(weight_tensor *out, weights *w, const family *f, const entry *e, uint32_t layer,
@@ -99,7 +109,7 @@ static kvb_status find_entry(weight_tensor *out, weights *w, const family *f, co
 {
     char name[128];
     family_tensor_name(f, e->fused, weights_is_gguf(w), layer, name);
-    return find(out, w, name, e->fused_rows, e->columns, err);
+    return tensor_find(out, w, name, e->fused_rows, e->columns, err);
 }
 
 static const char *top_name(const weights *w, const char *gguf, const char *hf)
@@ -120,7 +130,7 @@ static kvb_status find_head(weight_tensor *out, bool *tied, const model_config *
     if (*tied && said && says_tied == 0)
         return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %u]", weights_name(w), name,
                         c->vocabulary, c->width);
-    return *tied ? KVB_OK : check_shape(out, c->vocabulary, c->width, err);
+    return *tied ? KVB_OK : tensor_check_shape(out, c->vocabulary, c->width, err);
 }
 
 static const char *norm_name(const weights *w)
@@ -138,11 +148,12 @@ kvb_status model_claim_tensors(const model_config *c, const family *f, weights *
     kvb_status status = find_head(&t, &tied, c, w, err);
     for (uint32_t layer = 0; status == KVB_OK && layer < c->n_layers; layer++) {
         for (int i = 0; status == KVB_OK && i < N_MATRICES; i++)
-            if (matrices[i].there) status = find_entry(&t, w, f, &matrices[i], layer, err);
+            if (in_layer(&matrices[i], c, layer)) status = find_entry(&t, w, f, &matrices[i], layer, err);
         for (int i = 0; status == KVB_OK && i < N_VECTORS; i++)
-            if (vectors[i].there) status = find_entry(&t, w, f, &vectors[i], layer, err);
+            if (in_layer(&vectors[i], c, layer)) status = find_entry(&t, w, f, &vectors[i], layer, err);
+        if (status == KVB_OK && layer_set_has(&c->sparse, layer)) status = experts_claim(c, f, w, layer, err);
     }
-    if (status == KVB_OK) status = find(&t, w, norm_name(w), 1, c->width, err);
+    if (status == KVB_OK) status = tensor_find(&t, w, norm_name(w), 1, c->width, err);
     const char *left = status == KVB_OK ? weights_unclaimed(w) : NULL;
     if (left)
         return kvb_fail(err, KVB_UNSUPPORTED,
@@ -192,7 +203,8 @@ static kvb_status load_matrix(dev_matrix *out, loader *in, const weight_tensor *
                               uint32_t paired, bool keep_rows, kvb_error *err)
 {
     backend_device *on = in->m->device;
-    const stored_matrix w = {t->type, t->data + first * t->row_bytes, rows, (uint32_t)t->columns, paired};
+    const stored_matrix w = {t->type, t->data + first * t->row_bytes, rows, (uint32_t)t->columns,
+                             paired,  in->m->config.rope_dim};
     *out = on->b->matrix_load(on, &w, keep_rows);
     if (out->address || out->packed) return KVB_OK;
     for (uint32_t r = 0; r < rows; r++) {
@@ -225,14 +237,15 @@ static bool stands_in_pairs(const loader *in, tensor_role role)
                      role == TENSOR_Q_NORM || role == TENSOR_K_NORM);
 }
 
-// From pairs that are neighbours to pairs half a head apart; `head` is scratch.
-static void unpair(float *values, uint32_t n, uint32_t d, float *head)
+// From pairs that are neighbours to pairs `turned` / 2 apart, of the first so many values of each head; `head` is
+// scratch.
+static void unpair(float *values, uint32_t n, uint32_t d, uint32_t turned, float *head)
 {
     for (uint32_t at = 0; at < n; at += d) {
-        memcpy(head, values + at, d * sizeof *head);
-        for (uint32_t p = 0; p < d / 2; p++) {
+        memcpy(head, values + at, turned * sizeof *head);
+        for (uint32_t p = 0; p < turned / 2; p++) {
             values[at + p] = head[2 * p];
-            values[at + d / 2 + p] = head[2 * p + 1];
+            values[at + turned / 2 + p] = head[2 * p + 1];
         }
     }
 }
@@ -245,7 +258,8 @@ static kvb_status load_vector(dev *out, loader *in, const entry *e, uint32_t lay
     if (status != KVB_OK) return status;
     bool add_one = is_norm(e->role) && in->f->hf_norm_adds_one && !weights_is_gguf(in->w);
     for (uint32_t i = 0; add_one && i < e->columns; i++) in->values[i] += 1;
-    if (stands_in_pairs(in, e->role)) unpair(in->values, e->columns, in->m->config.head_dim, in->values + e->columns);
+    if (stands_in_pairs(in, e->role))
+        unpair(in->values, e->columns, in->m->config.head_dim, in->m->config.rope_dim, in->values + e->columns);
     return upload(out, in, in->values, e->columns, t.name, err);
 }
 
@@ -288,17 +302,20 @@ static kvb_status load_layer(loader *in, uint32_t layer, const entry *matrices, 
     kvb_status status = KVB_OK;
     for (int i = 0; status == KVB_OK && i < N_MATRICES; i++) {
         const entry *e = &matrices[i];
-        if (!e->there) continue;
+        if (!in_layer(e, &in->m->config, layer)) continue;
         status = find_entry(&t, in->w, in->f, e, layer, err);
         if (status == KVB_OK) // CriticalKV asks for W_O's rows
             status = load_matrix((dev_matrix *)((char *)to + e->field), in, &t, e->first, e->rows,
                                  stands_in_pairs(in, e->role) ? in->m->config.head_dim : 0, e->role == TENSOR_WO, err);
     }
     for (int i = 0; status == KVB_OK && i < N_VECTORS; i++)
-        if (vectors[i].there) status = load_vector((dev *)((char *)to + vectors[i].field), in, &vectors[i], layer, err);
+        if (in_layer(&vectors[i], &in->m->config, layer))
+            status = load_vector((dev *)((char *)to + vectors[i].field), in, &vectors[i], layer, err);
     if (status == KVB_OK)
         status = load_value_root(to, in, entry_of(matrices, N_MATRICES, TENSOR_WO),
                                  entry_of(vectors, N_VECTORS, TENSOR_ATTN_POST), layer, err);
+    if (status == KVB_OK && layer_set_has(&in->m->config.sparse, layer))
+        status = experts_load(to, in->m, in->f, in->w, layer, err);
     return status;
 }
 
@@ -308,13 +325,13 @@ static kvb_status load_ends(loader *in, kvb_error *err)
     model *m = in->m;
     const model_config *c = &m->config;
     weight_tensor t;
-    kvb_status status = find(&t, in->w, top_name(in->w, "token_embd.weight", "model.embed_tokens.weight"),
-                             c->vocabulary, c->width, err);
+    kvb_status status = tensor_find(&t, in->w, top_name(in->w, "token_embd.weight", "model.embed_tokens.weight"),
+                                    c->vocabulary, c->width, err);
     if (status == KVB_OK) status = load_matrix(&m->embedding, in, &t, 0, c->vocabulary, 0, true, err);
     if (status == KVB_OK) status = find_head(&t, &m->head_is_tied, c, in->w, err);
     if (status == KVB_OK && m->head_is_tied) m->head = m->embedding;
     else if (status == KVB_OK) status = load_matrix(&m->head, in, &t, 0, c->vocabulary, 0, false, err);
-    if (status == KVB_OK) status = find(&t, in->w, norm_name(in->w), 1, c->width, err);
+    if (status == KVB_OK) status = tensor_find(&t, in->w, norm_name(in->w), 1, c->width, err);
     if (status == KVB_OK) status = read_rows(in->values, &t, 0, 1, err);
     bool add_one = in->f->hf_norm_adds_one && !weights_is_gguf(in->w);
     for (uint32_t i = 0; add_one && i < c->width; i++) in->values[i] += 1;
@@ -329,7 +346,7 @@ kvb_status model_load_tensors(model *m, const family *f, weights *w, kvb_error *
     size_t queries = (size_t)c->n_heads * c->head_dim;
     // W_O and a norm beside it; every vector, with a head beside it, and every row of a matrix is smaller than the
     // rest.
-    size_t floats = queries * c->width + queries + 2 * (size_t)c->width + c->ffn_width + c->head_dim;
+    size_t floats = queries * c->width + queries + 2 * (size_t)c->width + c->ffn_width + c->head_dim + c->n_experts;
     in.values = malloc(floats * sizeof(float));
     in.roots = malloc(queries * c->head_dim * sizeof(float));
     m->layers = calloc(c->n_layers, sizeof *m->layers);
@@ -359,6 +376,7 @@ void model_free_tensors(model *m)
 #undef FREE_MATRIX
 #undef FREE_VECTOR
         on->b->release(on, l->value_root);
+        experts_free(l, m);
     }
     if (!m->head_is_tied) on->b->matrix_release(on, &m->head);
     on->b->matrix_release(on, &m->embedding);

@@ -13,8 +13,8 @@ static const uint8_t *row_data(const stored_matrix *w, uint32_t row)
     uint32_t values = 1, bytes = 0;
     gguf_tensor_type_block(w->type, &values, &bytes);
     if (w->paired) {
-        uint32_t half = w->paired / 2, place = row % w->paired;
-        row += (place < half ? 2 * place : 2 * (place - half) + 1) - place;
+        uint32_t half = w->turned / 2, place = row % w->paired;
+        if (place < w->turned) row += (place < half ? 2 * place : 2 * (place - half) + 1) - place;
     }
     return (const uint8_t *)w->data + (size_t)row * (w->in / values) * bytes;
 }

@@ -8,8 +8,9 @@ typedef struct stored_matrix {
     uint32_t type;    // a gguf_tensor_type that dequant_rows can read
     const void *data; // rows back to back, whole blocks each
     uint32_t out, in;
-    uint32_t paired; // rows of a head that RoPE turns in pairs: neighbours in the file, half a head apart here; 0: rows
-                     // stand as they are
+    uint32_t paired; // rows of a head that RoPE turns in pairs: neighbours in the file, half as many as turn apart
+                     // here; 0: rows stand as they are
+    uint32_t turned; // of these, how many turn: the first ones
 } stored_matrix;
 
 stored_matrix stored_floats(const float *w, uint32_t out, uint32_t in);

@@ -1,6 +1,8 @@
 // One line per tensor: role and field of struct model_layer, GGUF name (behind "blk.N."), Hugging Face name (behind
 // "model.layers.N."), rows, columns, and the switches (family.h) that decide whether a model has it: all of `with` and
-// none of `without`. Sizes: queries = H*d, keys = G*d, width = D, ffn = F, head = d.
+// none of `without`. Sizes: queries = H*d, keys = G*d, width = D, ffn = F, head = d, heads = H, experts = E. Layers
+// with experts have no gate, up and down of their own, and only they have a router; the experts' own tensors are
+// expert_tensors.c's.
 #pragma once
 #include <stdbool.h>
 
@@ -12,7 +14,8 @@
     X(GATE, gate, "ffn_gate.weight", "mlp.gate_proj.weight", ffn, width, 0, FUSED_GATE_UP) \
     X(UP, up, "ffn_up.weight", "mlp.up_proj.weight", ffn, width, 0, FUSED_GATE_UP)         \
     X(DOWN, down, "ffn_down.weight", "mlp.down_proj.weight", width, ffn, 0, 0)             \
-    X(WO, wo, "attn_output.weight", "self_attn.o_proj.weight", width, queries, 0, 0)
+    X(WO, wo, "attn_output.weight", "self_attn.o_proj.weight", width, queries, 0, 0)       \
+    X(ROUTER, router, "ffn_gate_inp.weight", "mlp.gate.weight", experts, width, EXPERTS, 0)
 
 // Matrices that several of the above are rows of, one after the other.
 #define LAYER_FUSED(X)                                                                               \
@@ -21,7 +24,7 @@
 
 #define LAYER_VECTORS(X)                                                                                           \
     X(ATTN_NORM, attn_norm, "attn_norm.weight", "input_layernorm.weight", width, 0, NO_PRE_NORMS)                  \
-    X(FFN_NORM, ffn_norm, "ffn_norm.weight", "post_attention_layernorm.weight", width, 0, NO_PRE_NORMS)            \
+    X(FFN_NORM, ffn_norm, "ffn_norm.weight", "post_attention_layernorm.weight", width, 0, NO_PRE_NORMS | PARALLEL) \
     X(ATTN_POST, attn_post, "post_attention_norm.weight", "post_attention_layernorm.weight", width, POST_NORMS, 0) \
     X(FFN_POST, ffn_post, "post_ffw_norm.weight", "post_feedforward_layernorm.weight", width, POST_NORMS, 0)       \
     X(Q_BIAS, q_bias, "attn_q.bias", "self_attn.q_proj.bias", queries, QKV_BIAS, 0)                                \
@@ -34,7 +37,9 @@
     X(K_ROW_NORM, k_row_norm, "attn_k_norm.weight", "self_attn.k_norm.weight", keys, QK_ROW_NORM, 0)               \
     X(GATE_BIAS, gate_bias, "ffn_gate.bias", "mlp.gate_proj.bias", ffn, MLP_BIAS, 0)                               \
     X(UP_BIAS, up_bias, "ffn_up.bias", "mlp.up_proj.bias", ffn, MLP_BIAS, 0)                                       \
-    X(DOWN_BIAS, down_bias, "ffn_down.bias", "mlp.down_proj.bias", width, MLP_BIAS, 0)
+    X(DOWN_BIAS, down_bias, "ffn_down.bias", "mlp.down_proj.bias", width, MLP_BIAS, 0)                             \
+    X(SINKS, sinks, "attn_sinks.weight", "self_attn.sinks", heads, SINKS, 0)                                       \
+    X(ROUTER_BIAS, router_bias, "ffn_gate_inp.bias", "mlp.router.bias", experts, EXPERT_BIAS, 0)
 
 typedef enum tensor_role {
 #define ROLE(role, ...) TENSOR_##role,

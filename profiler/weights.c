@@ -71,7 +71,7 @@ const char *weights_key_name(const weights *w, weight_key key, char text[96])
     const char *name = weight_names[key][weights_is_gguf(w) ? 0 : 1];
     bool prefixed = weights_is_gguf(w) && name[0] != '/';
     snprintf(text, 96, "%s%s%s", prefixed ? w->architecture : "", prefixed ? "." : "",
-             name + (name[0] == '/' || name[0] == '@'));
+             name + (name[0] == '/' || name[0] == '@' || name[0] == '~'));
     return text;
 }
 

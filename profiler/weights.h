@@ -8,7 +8,8 @@
 #include "profiler/tokenizer.h"
 
 // Numbers: key, GGUF's name behind "ARCHITECTURE." (as it is where it begins with '/'), config.json's name. Those that
-// begin with '@' stand in rope_parameters (transformers 5), rope_scaling (4) or at the top.
+// begin with '@' stand in rope_parameters (transformers 5), rope_scaling (4) or at the top; with '~', in those of the
+// layers with a window, where rope_parameters has two kinds.
 #define WEIGHT_KEYS(X)                                                                            \
     X(LAYERS, "block_count", "num_hidden_layers")                                                 \
     X(HEADS, "attention.head_count", "num_attention_heads")                                       \
@@ -33,11 +34,24 @@
     X(ROPE_MSCALE_ALL, "", "@mscale_all_dim")                                                     \
     X(ROPE_TRUNCATE, "", "@truncate")                                                             \
     X(WINDOW, "attention.sliding_window", "sliding_window")                                       \
+    X(LOCAL_ROPE_BASE, "rope.freq_base_swa", "rope_local_base_freq")                              \
+    X(SLIDING_ROPE_BASE, "", "~rope_theta")                                                       \
     X(USE_WINDOW, "", "use_sliding_window")                                                       \
     X(MAX_WINDOW_LAYERS, "", "max_window_layers")                                                 \
     X(WINDOW_PERIOD, "attention.sliding_window_pattern", "sliding_window_pattern")                \
     X(EXPERTS, "expert_count", "num_experts")                                                     \
     X(LOCAL_EXPERTS, "", "num_local_experts")                                                     \
+    X(EXPERTS_USED, "expert_used_count", "num_experts_per_tok")                                   \
+    X(EXPERT_WIDTH, "expert_feed_forward_length", "moe_intermediate_size")                        \
+    X(EXPERT_STEP, "", "decoder_sparse_step")                                                     \
+    X(EXPERT_NORM, "", "norm_topk_prob")                                                          \
+    X(CLIP_QKV, "attention.clamp_kqv", "clip_qkv")                                                \
+    X(QK_LAYER_NORM, "", "use_qk_norm")                                                           \
+    X(LAYER_NORM_EPS, "attention.layer_norm_epsilon", "layer_norm_eps")                           \
+    X(QUERY_SCALAR, "", "query_pre_attn_scalar")                                                  \
+    X(SCORE_CAP, "attn_logit_softcapping", "attn_logit_softcapping")                              \
+    X(LOGIT_CAP, "final_logit_softcapping", "final_logit_softcapping")                            \
+    X(LOGIT_FACTOR, "logit_scale", "logit_scale")                                                 \
     X(ATTENTION_BIAS, "", "attention_bias")                                                       \
     X(MLP_BIAS, "", "mlp_bias")                                                                   \
     X(TIED, "", "tie_word_embeddings")                                                            \
@@ -57,10 +71,11 @@
     X(NAME, "/general.name", "_name_or_path")       \
     X(ACTIVATION, "", "hidden_act")
 
-#define WEIGHT_LISTS(X)                     \
-    X(LAYER_TYPES, "", "layer_types")       \
-    X(NO_ROPE_LAYERS, "", "no_rope_layers") \
-    X(ROPE_SHORT, "", "@short_factor")      \
+#define WEIGHT_LISTS(X)                                               \
+    X(LAYER_TYPES, "attention.sliding_window_pattern", "layer_types") \
+    X(NO_ROPE_LAYERS, "", "no_rope_layers")                           \
+    X(DENSE_LAYERS, "", "mlp_only_layers")                            \
+    X(ROPE_SHORT, "", "@short_factor")                                \
     X(ROPE_LONG, "", "@long_factor")
 
 typedef enum weight_key {

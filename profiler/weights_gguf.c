@@ -80,11 +80,12 @@ static kvb_status list_gguf(const weights *w, weight_key key, double *out, size_
 {
     char name[96];
     const gguf_value *v = value_of(w, key, name);
-    if (!v) return KVB_OK;
+    if (!v || (key == WEIGHT_LAYER_TYPES && v->type != GGUF_VALUE_ARRAY)) return KVB_OK; // that may be a period
     if (v->type != GGUF_VALUE_ARRAY || v->count > max)
         return kvb_fail(err, KVB_FORMAT, "%s: %s: expected a list of at most %zu numbers", w->name, name, max);
     const gguf_array list = {v->element, v->count, v->data, v->size};
-    for (*n = 0; *n < v->count; ++*n) out[*n] = (double)gguf_array_int(&list, *n);
+    for (*n = 0; *n < v->count; ++*n)
+        out[*n] = v->element == GGUF_VALUE_BOOL ? v->data[*n] != 0 : (double)gguf_array_int(&list, *n);
     return KVB_OK;
 }
 

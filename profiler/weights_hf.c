@@ -192,7 +192,8 @@ static const cJSON *member(const cJSON *object, const char *name)
 // Rotary settings: since transformers 5 in rope_parameters, before in rope_scaling or at the top.
 static const cJSON *rope_member(const cJSON *model, const char *name)
 {
-    const cJSON *item = member(member(model, "rope_parameters"), name);
+    const cJSON *all = member(model, "rope_parameters"), *full = member(all, "full_attention");
+    const cJSON *item = member(full ? full : all, name);
     if (!item) item = member(member(model, "rope_scaling"), name);
     return item ? item : member(model, name);
 }
@@ -202,6 +203,7 @@ static const cJSON *item_of(const weights *w, weight_key key)
     const folder *f = folder_of(w);
     const char *name = weight_names[key][1];
     if (name[0] == '@') return rope_member(f->model, name + 1);
+    if (name[0] == '~') return member(member(member(f->model, "rope_parameters"), "sliding_attention"), name + 1);
     bool special = key == WEIGHT_BOS || key == WEIGHT_EOS;
     const cJSON *item = special ? member(f->generation, name) : NULL;
     if (!item) item = member(f->model, name);

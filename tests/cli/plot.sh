@@ -29,7 +29,8 @@ says 'a line for each table' 'keydiff \(short.safetensors\)</title>' heads.svg
 expect 0 'losses of a table' plot keydiff.safetensors -o losses.svg --kind losses
 check 'one chart' charts losses.svg 1
 for name in 'this table' 'as solved' 'lower bound'; do says "a line of $name" "<title>$name</title>" losses.svg; done
-expect 0 'losses of two tables, relative' plot long.safetensors short.safetensors -o relative.svg --kind losses -a relative
+expect 0 'losses of two tables, relative' plot long.safetensors short.safetensors -o relative.svg --kind losses \
+    -a relative
 says 'to the bound' 'as a multiple of the lower bound' relative.svg
 expect 0 'results' plot worth.json -o worth.svg
 check 'KL and agreement' charts worth.svg 2
@@ -80,8 +81,9 @@ fails 'a column that there is not' 'no row of an allocator has a column nothing'
 misused 'tables and results' 'do not fit into one picture' plot keydiff.safetensors worth.json -o x.svg
 misused 'another kind' "losses or weights, found 'pie'" plot keydiff.safetensors -o x.svg --kind pie
 misused 'another axis' "linear, log or relative, found 'cubic'" plot worth.json -o x.svg --axis cubic
-for size in 10x10 640 640x x400 640x400x2 99999x400; do misused "size $size" 'expected WIDTHxHEIGHT' plot worth.json -o \
-    x.svg --size $size; done
+for size in 10x10 640 640x x400 640x400x2 99999x400; do
+    misused "size $size" 'expected WIDTHxHEIGHT' plot worth.json -o x.svg --size $size
+done
 misused 'lines in the terminal' '--output is needed' plot keydiff.safetensors --kind losses
 misused 'ratios of results' '--ratios is for' plot worth.json -o x.svg --ratios 50
 misused 'an axis of maps' '--axis is for' plot keydiff.safetensors -o x.svg --axis log

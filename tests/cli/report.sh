@@ -11,7 +11,8 @@ for m in keydiff snapkv; do expect 0 "solve $m" solve run.h5 --metric $m -o $m.s
 for k in range(2):
     print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % 97}"
     for i in range(60)), file=open(f"text{k}.txt", "w"))'
-expect 0 'eval' eval tiny.gguf keydiff.safetensors text0.txt text1.txt --tokens 160 --next 12 -r 0.5,0.8 -o worth --quiet
+expect 0 'eval' eval tiny.gguf keydiff.safetensors text0.txt text1.txt --tokens 160 --next 12 -r 0.5,0.8 -o worth \
+    --quiet
 expect 0 'task' task tiny.gguf keydiff.safetensors -k niah_single -t 600 -c 2 -a uniform -r 0.5 \
     --quiet --results needles
 for c in 'solve run.h5 -m keydiff -o again.safetensors' 'solve run.h5 -m keydiff --holdout text' \
@@ -76,7 +77,9 @@ says 'and how to try it' 'kvbudget eval MODEL keydiff.safetensors' alone.html
 expect 0 'a report of everything' report keydiff.safetensors snapkv.safetensors --record run.h5 --results worth.json \
     --results needles.json "${given[@]}" -o all.html --quiet
 page 'the page of everything stands alone' all.html
-for s in verdict worth maps losses holdout unsure bytes origin use repeat; do says "section $s" "\\b$s\\b" page.out; done
+for s in verdict worth maps losses holdout unsure bytes origin use repeat; do
+    says "section $s" "\\b$s\\b" page.out
+done
 says 'the loss is in every page' '<div class="plot" data-chart="0">' alone.html
 says 'a chart of KL' 'keydiff: KL to the full cache' page.out
 says 'a chart of the task' 'niah_single' page.out
@@ -97,7 +100,8 @@ expect 0 'the same again' report keydiff.safetensors snapkv.safetensors --record
 same 'gives the same bytes' first.html all.html
 
 # ---- Other kinds of tables
-expect 0 'a table of three ratios in pages' solve run.h5 -m keydiff --ratios 0.3,0.5,0.8 --block 16 -o few.safetensors --quiet
+expect 0 'a table of three ratios in pages' solve run.h5 -m keydiff --ratios 0.3,0.5,0.8 --block 16 \
+    -o few.safetensors --quiet
 expect 0 'its report' report few.safetensors -o few.html --quiet
 page 'stands alone' few.html
 says 'has its ratios' '3, from 30 to 80&nbsp;% pruned' few.html
@@ -122,7 +126,8 @@ json.dump(j, open("evil.json", "w"))
 PYTHON_END
 expect 0 'a report with hostile names' report "$evil.safetensors" --results evil.json -o evil.html
 page 'is still one page' evil.html
-if grep -q -e '<img' -e '<script>alert' evil.html; then not_ok 'no text became markup'; else ok 'no text became markup'; fi
+if grep -q -e '<img' -e '<script>alert' evil.html; then not_ok 'no text became markup'; else ok \
+    'no text became markup'; fi
 says 'words of a shell are quoted' '&#39;\$\(rm -rf /\)&#39;' evil.html
 
 # ---- What is refused
@@ -141,8 +146,8 @@ if [ -e x.html ]; then not_ok 'nothing is left'; else ok 'nothing is left'; fi
 # ---- In a browser, where there is one: the script draws all charts and complains of nothing.
 browser=$(command -v chromium chromium-browser google-chrome | head -n 1)
 if [ -n "$browser" ]; then
-    timeout 120 "$browser" --headless=new --no-sandbox --disable-gpu --enable-logging=stderr --virtual-time-budget=3000 \
-        --dump-dom "file://$T/all.html" >dom.html 2>browser.err
+    timeout 120 "$browser" --headless=new --no-sandbox --disable-gpu --enable-logging=stderr \
+        --virtual-time-budget=3000 --dump-dom "file://$T/all.html" >dom.html 2>browser.err
     charts=$(grep -o 'class="plot"' all.html | wc -l)
     if [ "$(grep -o 'role="img"' dom.html | wc -l)" = "$charts" ]; then ok 'the browser draws every chart'; else
         not_ok 'the browser draws every chart'

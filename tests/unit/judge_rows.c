@@ -1,6 +1,26 @@
 // Operations on rows, one by one or between layers: norms, activations, rotary positions, copies, drawing tokens.
 #include "judge.h"
 
+// Every third row, from the last one on.
+static void judge_rows_by_number(uint32_t n, uint32_t width, const float *x, const float *other)
+{
+    uint32_t rows[70], picked = 0;
+    for (uint32_t r = n; r > 0; r -= r < 3 ? r : 3) rows[picked++] = r - 1;
+    dev y;
+    BOTH("take_rows", y, (size_t)picked * width, 0, 0, 0, {
+        y = on->b->alloc(on, (size_t)picked * width);
+        dev from = put(on, x, (size_t)n * width);
+        on->b->take_rows(on, y, from, rows, picked, width);
+        on->b->release(on, from);
+    });
+    BOTH("add_rows", y, (size_t)n * width, 1e-5f, 1e-5f, 0, {
+        y = put(on, other, (size_t)n * width);
+        dev from = put(on, x, (size_t)n * width);
+        on->b->add_rows(on, y, from, rows, other, picked, width);
+        on->b->release(on, from);
+    });
+}
+
 START_TEST(test_row_operations)
 {
     static const uint32_t rows[] = {1, 3, 16, 31, 70}, widths[] = {8, 64, 576, 1000};
@@ -16,12 +36,24 @@ START_TEST(test_row_operations)
                 on->b->rms_norm(on, y, dx, dw, n, width, 1e-5f);
                 on->b->release(on, dx), on->b->release(on, dw);
             });
-            BOTH("swiglu", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
-                y = put(on, other, (size_t)n * width);
-                dev up = put(on, x, (size_t)n * width);
-                on->b->swiglu(on, y, up, (size_t)n * width);
-                on->b->release(on, up);
+            for (int act = SILU; act <= SWIGLU_CLAMPED; act++)
+                BOTH("glu", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
+                    y = put(on, other, (size_t)n * width);
+                    dev up = put(on, x, (size_t)n * width);
+                    on->b->glu(on, y, up, (activation)act, (size_t)n * width);
+                    on->b->release(on, up);
+                });
+            BOTH("layer_norm", y, (size_t)n * width, 2e-6f, 2e-5f, 0, {
+                y = on->b->alloc(on, (size_t)n * width);
+                dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width);
+                on->b->layer_norm(on, y, dx, dw, n, width, 1e-5f);
+                on->b->release(on, dx), on->b->release(on, dw);
             });
+            BOTH("softcap", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
+                y = put(on, other, (size_t)n * width);
+                on->b->softcap(on, y, 9, (size_t)n * width);
+            });
+            judge_rows_by_number(n, width, x, other);
             BOTH("rms_norm in place", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
                 y = put(on, x, (size_t)n * width);
                 dev dw = put(on, weight, width);
@@ -49,14 +81,14 @@ START_TEST(test_row_operations)
 }
 END_TEST
 
-START_TEST(test_swiglu_extremes)
+START_TEST(test_glu_extremes)
 {
     const float gate[] = {0, -0.0f, 88, -88, 1000, -1000, 1e30f, -1e30f}, up[] = {1, 1, 1, 1, 2, 2, 1, 1};
     dev g = put(judged, gate, 8), u = put(judged, up, 8);
-    JUDGED.swiglu(judged, g, u, 8);
+    JUDGED.glu(judged, g, u, SILU, 8);
     const float want[] = {0, 0, 88, 0, 2000, 0, 1e30f, 0};
     float *got = fetch(g, 8);
-    close_to("swiglu", got, want, 8, 1e-30f, 1e-6f);
+    close_to("glu", got, want, 8, 1e-30f, 1e-6f);
     free(got);
     JUDGED.release(judged, g), JUDGED.release(judged, u);
 }
@@ -144,7 +176,7 @@ END_TEST
 void judge_rows(TCase *tc)
 {
     tcase_add_test(tc, test_row_operations);
-    tcase_add_test(tc, test_swiglu_extremes);
+    tcase_add_test(tc, test_glu_extremes);
     tcase_add_test(tc, test_gather_rope_store);
     tcase_add_test(tc, test_sample);
 }

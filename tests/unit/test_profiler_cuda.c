@@ -203,9 +203,9 @@ START_TEST(test_a_failure_sticks)
     dev x = CUDA.alloc(on, 8), y = CUDA.alloc(on, 8);
     CUDA.upload(on, x, in, 8);
     emulator_fail_launch(1);
-    CUDA.swiglu(on, x, x, 8);
+    CUDA.glu(on, x, x, SILU, 8);
     CUDA.rms_norm(on, y, x, x, 1, 8, 1e-5f); // fails
-    CUDA.swiglu(on, y, x, 8);
+    CUDA.glu(on, y, x, SILU, 8);
     for (int i = 0; i < 2; i++) {
         ck_assert_int_eq(CUDA.check(on, &failure), KVB_UNSUPPORTED);
         ck_assert_ptr_nonnull(strstr(failure.message, "rms_norm failed: "));

@@ -1,11 +1,12 @@
 """Every family of models against transformers: a small random model is made, saved as safetensors and loaded by kvbudget.
 
-usage: families.py KVBUDGET [--only NAME] [--tokens 300] [--compute f32] [--keep FOLDER]
+usage: families.py KVBUDGET [--only NAME,...] [--tokens 300] [--compute f32] [--keep FOLDER]
 Compares logits of all positions (within 1e-3 and 1e-4 of their range) and oracle importance (within 1e-4 of each head's maximum),
 on token ids. The contexts reach past the original length of scaled rotary positions. Ends with PASS or FAIL.
 Needs torch, transformers >= 5.2, numpy, h5py.
 """
 import argparse
+import copy
 import json
 import pathlib
 import subprocess
@@ -22,10 +23,11 @@ transformers.utils.logging.set_verbosity_error()
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("kvbudget")
-p.add_argument("--only", default="")
+p.add_argument("--only", default="", help="names, commas between")
 p.add_argument("--tokens", type=int, default=300)
 p.add_argument("--compute", default="f32")
 p.add_argument("--keep", help="write the models here")
+p.add_argument("--fixtures", help="instead, write tiny models and what transformers makes of them here, for tests/unit/test_profiler_families.c")
 a = p.parse_args()
 
 VOCABULARY, SUFFIX, ANSWER = 199, 7, 9
@@ -59,24 +61,37 @@ MODELS = {  # name: (model type, settings)
     "phi4-mini": ("phi3", dict(num_attention_heads=4, num_key_value_heads=2, pad_token_id=0, sliding_window=None, **rope("default", partial_rotary_factor=0.75))),
     "granite": ("granite", dict(num_attention_heads=4, num_key_value_heads=2, embedding_multiplier=12.0, residual_multiplier=0.22, attention_multiplier=0.1, logits_scaling=8.0)),
     "smollm3": ("smollm3", dict(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=5, pad_token_id=0, use_sliding_window=False, no_rope_layer_interval=2)),
+    "qwen3-moe": ("qwen3_moe", dict(num_experts=5, num_experts_per_tok=2, moe_intermediate_size=40, norm_topk_prob=True, mlp_only_layers=[1], num_hidden_layers=3, **heads(4, 1, 16))),
+    "mixtral": ("mixtral", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=None, num_attention_heads=6, num_key_value_heads=2, hidden_size=96)),
+    "olmoe": ("olmoe", dict(num_experts=6, num_experts_per_tok=3, norm_topk_prob=False, num_attention_heads=4, num_key_value_heads=2)),
+    "gpt-oss": ("gpt_oss", dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=40, num_hidden_layers=4, rope_parameters=dict(rope_type="yarn", rope_theta=150000.0, factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=64), **heads(8, 1, 16))),
+    "gemma2": ("gemma2", dict(sliding_window=40, num_hidden_layers=4, query_pre_attn_scalar=24, tie_word_embeddings=True, attn_logit_softcapping=5.0, final_logit_softcapping=3.0, **heads(6, 2, 24))),
+    "gemma3": ("gemma3_text", dict(sliding_window=40, sliding_window_pattern=2, num_hidden_layers=4, query_pre_attn_scalar=24, tie_word_embeddings=True, **heads(4, 2, 24),
+                                   rope_parameters=dict(full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0), sliding_attention=dict(rope_type="default", rope_theta=10000.0)))),
+    "glm4": ("glm4", dict(attention_bias=True, pad_token_id=0, **heads(6, 2, 16), **rope("default", partial_rotary_factor=0.5))),
+    "exaone4": ("exaone4", dict(sliding_window=40, sliding_window_pattern=4, num_hidden_layers=4, **heads(5, 1, 16))),
+    "cohere": ("cohere", dict(num_attention_heads=4, num_key_value_heads=2, logit_scale=0.25, pad_token_id=0, tie_word_embeddings=True)),
+    "cohere2": ("cohere2", dict(sliding_window=40, num_hidden_layers=4, logit_scale=0.25, pad_token_id=0, tie_word_embeddings=True, **heads(4, 2, 16))),
+    "olmo3": ("olmo3", dict(sliding_window=40, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=2, hidden_size=96, pad_token_id=0)),
     "olmo2": ("olmo2", dict(num_attention_heads=6, num_key_value_heads=2, hidden_size=96)),
 }
 
 
-def make(kind, settings, folder):
+def make(kind, settings, folder, dtype=torch.float32):
     config = transformers.AutoConfig.for_model(kind, **{**small, **settings})
     config._attn_implementation = "eager"
     torch.manual_seed(1)
     m = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for name, w in m.named_parameters():
-            if name.endswith("bias"):
+            if name.endswith("bias") or "sinks" in name:
                 w.normal_(0, 0.3)
             elif "norm" in name:
                 w.add_(0.2 * torch.randn_like(w))
             else:
                 w.normal_(0, (1.6 if "q_proj" in name or "k_proj" in name or "qkv" in name else 1.0) * w.shape[-1] ** -0.5)
-    m.save_pretrained(folder)
+            w.copy_(w.to(dtype))  # what is saved is what is compared
+    copy.deepcopy(m).to(dtype).save_pretrained(folder)
     return m
 
 
@@ -89,8 +104,10 @@ def run(*arguments):
 def value_weights(layer, v):
     """w [H,T] of values v [G,T,d]: the norm of v W_O over the layer's sum, W_O diag(w) before a norm."""
     w_o, (G, T, d) = layer.self_attn.o_proj.weight.double(), v.shape
-    if hasattr(layer, "post_feedforward_layernorm"):
-        w_o = layer.post_attention_layernorm.weight.double()[:, None] * w_o
+    gemma = "Gemma" in type(layer).__name__
+    norm = getattr(layer, "post_self_attn_layernorm", None) or (layer.post_attention_layernorm if hasattr(layer, "post_feedforward_layernorm") else None)
+    if norm is not None:
+        w_o = (norm.weight.double() + gemma)[:, None] * w_o
     H = w_o.shape[1] // d
     n = torch.stack([(v[h // (H // G)].double() @ w_o[:, h * d : (h + 1) * d].T).norm(dim=-1) for h in range(H)])
     return n / (n.sum() + 1e-9)
@@ -141,10 +158,41 @@ def compare(name, kind, settings, folder):
     return good
 
 
+FIXTURES = ["llama", "mistral", "qwen2-window", "qwen3", "phi3", "granite", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3", "gpt-oss", "qwen3-moe", "mixtral", "olmoe", "glm4", "exaone4", "cohere", "cohere2"]
+TINY = dict(hidden_size=32, intermediate_size=16, vocab_size=61)
+
+
+def write_fixture(name, folder):
+    """A model in bfloat16, the last logits of 100 tokens, and the oracle over 6 answer tokens behind 3 more (float32)."""
+    kind, settings = MODELS[name]
+    tiny = {**settings, **TINY}
+    if "head_dim" in tiny or kind in ("llama", "qwen3"):
+        tiny["head_dim"] = 8
+    if "moe_intermediate_size" in tiny:
+        tiny["moe_intermediate_size"] = 16
+    if "num_attention_heads" in tiny and "head_dim" not in tiny:
+        tiny["num_attention_heads"], tiny["num_key_value_heads"] = 4, 2  # a divisor of the width
+    m = make(kind, tiny, folder, torch.bfloat16)
+    T = 100
+    ids = torch.tensor([(i * 37 + i * i % 11) % 60 + 1 for i in range(T + 9)])
+    np.save(folder / "logits.npy", m(ids[None, :T]).logits[0, -8:].numpy())
+    np.save(folder / "oracle.npy", oracle(m, ids, T, T + 3).float().numpy())
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "model.safetensors").chmod(0o644)
+
+
+if a.fixtures:
+    with torch.no_grad():
+        for name in FIXTURES:
+            folder = pathlib.Path(a.fixtures) / name
+            folder.mkdir(parents=True, exist_ok=True)
+            write_fixture(name, folder)
+    sys.exit()
+
 good = True
 with torch.no_grad(), tempfile.TemporaryDirectory() as scratch:
     for name, (kind, settings) in MODELS.items():
-        if a.only and a.only != name:
+        if a.only and name not in a.only.split(","):
             continue
         folder = pathlib.Path(a.keep or scratch) / name
         folder.mkdir(parents=True, exist_ok=True)

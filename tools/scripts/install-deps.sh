@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what kvbudget needs on Debian and its relatives. Asks for each thing itself, not for its package, so
 # libraries that came another way count too. When nothing is missing it is silent, quick and never touches the network.
-# With the argument `mpi` also OpenMPI, which a run on one machine does not need, and librsvg for pictures as PDF and PNG:
-# where they cannot be had, only a line says so.
+# With the argument `mpi` also OpenMPI, which a run on one machine does not need, and librsvg for pictures as PDF and
+# PNG: where they cannot be had, only a line says so.
 set -u
 
 CC=${CC:-gcc}
@@ -60,7 +60,9 @@ elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
 else
     as_root=none
 fi
-without_optional() { echo "kvbudget: goes on without $optional: what needs them is left out, and its tests are skipped" >&2; }
+without_optional() {
+    echo "kvbudget: goes on without $optional: what needs them is left out, and its tests are skipped" >&2
+}
 if [ "$as_root" = none ] || ! command -v apt-get >/dev/null 2>&1; then
     if [ -z "$missing" ]; then
         without_optional

@@ -1,0 +1,101 @@
+// One tiny model of each family (tests/golden/families, made by tools/peer/families.py --fixtures), on every host
+// backend and precision: logits and oracle importance are those that transformers has computed in float32.
+#include "formats/npy.h"
+#include "profiler/forward.h"
+#include "test_profiler_cases.h"
+
+enum { T = 100, SUFFIX = 3, ANSWER = 6, TAIL = SUFFIX + ANSWER, ROWS = 8 };
+
+// How far a precision may be off: logits relative to their range, importance to the head's maximum.
+typedef struct accuracy {
+    const char *backend, *compute;
+    double logits, importance;
+} accuracy;
+
+static const accuracy ALL[] = {
+    {"ref", "f32", 1e-4, 1e-4}, {"cpu", "f32", 1e-4, 1e-4}, {"cpu", "bf16x3", 1e-3, 2e-3}, {"cpu", "bf16", 6e-2, 0.2}};
+
+static float *read_floats(const char *name, const char *file, size_t *n)
+{
+    char path[256];
+    file_view view;
+    npy_array a;
+    snprintf(path, sizeof path, "tests/golden/families/%s/%s", name, file);
+    help_ok(file_map(&view, path, err));
+    help_ok(npy_parse(&a, view.data, view.size, path, err));
+    double *values = case_alloc(a.count, sizeof *values);
+    float *out = case_alloc(a.count, sizeof *out);
+    help_ok(npy_to_f64(&a, values, path, err));
+    for (size_t i = 0; i < a.count; i++) out[i] = (float)values[i];
+    *n = a.count;
+    free(values);
+    file_unmap(&view);
+    return out;
+}
+
+static void compare_logits(const char *what, const float *got, const float *want, size_t n, double tolerance)
+{
+    double low = INFINITY, high = -INFINITY, worst = 0;
+    for (size_t i = 0; i < n; i++) {
+        low = fmin(low, want[i]), high = fmax(high, want[i]);
+        worst = fmax(worst, fabs((double)got[i] - want[i]));
+    }
+    ck_assert_msg(worst <= tolerance * (high - low), "%s: logits are off by %g of a range of %g", what, worst,
+                  high - low);
+}
+
+// Observed are the answer's tokens but the last.
+static void run(const char *name, const accuracy *a, const backend *b)
+{
+    char path[256], what[128];
+    int32_t ids[T + TAIL];
+    decode_row rows[TAIL];
+    model *m;
+    forward *f;
+    size_t n_logits, n_oracle;
+    snprintf(path, sizeof path, "tests/golden/families/%s", name);
+    snprintf(what, sizeof what, "%s, %s %s", name, a->backend, a->compute);
+    for (int i = 0; i < T + TAIL; i++) ids[i] = (i * 37 + i * i % 11) % 60 + 1;
+    for (uint32_t i = 0; i < TAIL; i++) rows[i] = (decode_row){0, i, i >= SUFFIX};
+    help_ok(model_open(&m, path, b, &(model_options){.without_tokenizer = true}, err));
+    const model_config *c = &m->config;
+    float *want = read_floats(name, "logits.npy", &n_logits), *oracle = read_floats(name, "oracle.npy", &n_oracle);
+    size_t heads = (size_t)model_budgeted(c, c->n_layers) * c->n_kv_heads;
+    ck_assert(n_logits == ROWS * c->vocabulary && n_oracle == heads * T && heads > 0);
+    float *logits = case_alloc((size_t)T * c->vocabulary, sizeof *logits), *best = case_alloc(n_oracle, sizeof *best);
+    help_ok(forward_open(&f, m, &(forward_plan){T, 1, TAIL, true}, err));
+    help_ok(forward_prefill(f, ids, T, NULL, NULL, logits, err));
+    compare_logits(what, logits + (size_t)(T - ROWS) * c->vocabulary, want, n_logits, a->logits);
+    forward_begin_questions(f, 1);
+    help_ok(forward_rows(f, rows, ids + T, TAIL - 1, NULL, 0, NULL, err));
+    help_ok(forward_importance(f, 0, best, err));
+    double worst = case_row_error(best, oracle, heads, T);
+    ck_assert_msg(worst <= a->importance, "%s: importance is off by %g of its head's maximum", what, worst);
+    forward_close(f);
+    model_free(m);
+    free(logits), free(best), free(want), free(oracle);
+}
+
+static const char *const NAMES[] = {"llama",   "mistral", "qwen2-window", "qwen3",   "phi3", "granite", "smollm3",
+                                    "olmo2",   "olmo3",   "gemma2",       "gemma3",  "glm4", "exaone4", "cohere",
+                                    "cohere2", "gpt-oss", "qwen3-moe",    "mixtral", "olmoe"};
+enum { N_NAMES = sizeof NAMES / sizeof *NAMES, FIRST_WITH_EXPERTS = 15 };
+
+START_TEST(families_as_in_transformers)
+{
+    const accuracy *a = &ALL[_i];
+    const backend *b = backend_find_compute(a->backend, a->compute);
+    ck_assert_ptr_nonnull(b);
+    for (int i = 0; i < N_NAMES; i++)
+        if (strcmp(a->compute, "bf16") != 0 || i < FIRST_WITH_EXPERTS) // another expert may be chosen there
+            run(NAMES[i], a, b);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_loop_test(tc, families_as_in_transformers, 0, sizeof ALL / sizeof *ALL);
+}
+
+UNIT_MAIN("profiler families", fill)
