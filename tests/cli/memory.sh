@@ -87,7 +87,7 @@ if [ "$CODE" = 1 ]; then ok 'and the command goes on'; else not_ok "and the comm
 if ! grep -q __asan_init "$KVB"; then
     head -c 2000 "$KVB_ROOT/LICENSE" >text.txt
     wrong='' refused=0 went=0
-    for limit in $(seq 70 7 210); do
+    for limit in $(seq 70 14 420); do
         (
             ulimit -v $((limit * 1024))
             "$KVB" logits tiny.gguf text.txt --max-tokens 40 -o limited.npy >out 2>err
