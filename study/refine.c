@@ -1,6 +1,7 @@
 #include "study/refine.h"
 #include "runtime/fail.h"
 #include "study/refine_parts.h"
+#include <gsl/gsl_errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -226,20 +227,24 @@ kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *er
     if (status == KVB_OK) status = open_result(out, task, err);
     if (status != KVB_OK) return status;
     size_t K = task->n_knots;
-    double *memory = calloc(6 * K + K * task->n_heads, sizeof *memory);
+    double *memory = calloc(6 * K + K * task->n_heads, sizeof *memory); // six lists over knots, and the centre's shifts
+    gsl_error_handler_t *before = gsl_set_error_handler_off(); // GSL's failures here are a lack of memory, and checked
+    gsl_rng *rng = gsl_rng_alloc(gsl_rng_mt19937);
+    if (!memory || !rng) {
+        free(memory);
+        if (rng) gsl_rng_free(rng);
+        gsl_set_error_handler(before);
+        return kvb_fail(err, KVB_MEMORY, "no memory to refine %u heads", task->n_heads);
+    }
     refine_job j = {task, out, memory, memory + K, memory + 6 * K, memory + 2 * K, memory + 3 * K};
-    refine_state s = {.task = task,
-                      .n_knots = task->n_knots,
-                      .scale = memory,
-                      .value = memory + 5 * K,
-                      .rng = gsl_rng_alloc(gsl_rng_mt19937)};
-    if (!memory || !s.rng) status = kvb_fail(err, KVB_MEMORY, "no memory to refine %u heads", task->n_heads);
-    if (s.rng) gsl_rng_set(s.rng, (unsigned long)task->seed);
+    refine_state s = {.task = task, .n_knots = task->n_knots, .scale = memory, .value = memory + 5 * K, .rng = rng};
+    gsl_rng_set(rng, (unsigned long)task->seed);
     double wanted = task->evaluations;
-    if (status == KVB_OK) status = measure_table(&j, &s, err);
+    status = measure_table(&j, &s, err);
     if (status == KVB_OK) status = search_groups(&j, &s, false, task->heads ? wanted / 2 : wanted, err);
     if (status == KVB_OK && task->heads) status = search_groups(&j, &s, true, wanted, err);
-    if (s.rng) gsl_rng_free(s.rng);
+    gsl_rng_free(rng);
+    gsl_set_error_handler(before);
     free(memory);
     return status;
 }

@@ -74,7 +74,7 @@ class AttentionLayer:
         whatever layout of pairs it uses, and if it rotates only a part of a head.
         """
         rotate = getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
-        if self.rotary is None or rotate is None or not getattr(self.module, "use_rope", True):
+        if self.rotary is None or rotate is None or not _rotates(self.module):
             return None
         places = torch.arange(first, first + count, device=like.device)[None]
         cos, sin = self.rotary(like, places, **_layer_type(self.rotary, self.module))
@@ -104,6 +104,15 @@ class AttentionLayer:
             return found
         with torch.no_grad():  # of ones it is w, whichever way the family writes it
             return found * self.post_norm(torch.ones_like(found[0, 0])).to(found.dtype)
+
+
+def _rotates(module: Any) -> bool:
+    """Some families have layers without rotation; each says so in its own way."""
+    if type(module).__name__ == "Cohere2Attention":
+        return module.sliding_window is not None
+    if type(module).__name__ == "Exaone4Attention":
+        return module.sliding_window is None or bool(module.is_sliding)
+    return bool(getattr(module, "use_rope", True))
 
 
 def _layer_type(rotary: nn.Module, module: Any) -> dict[str, str]:

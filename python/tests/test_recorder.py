@@ -233,3 +233,25 @@ def test_a_model_of_windows_alone_is_refused(tmp_path: Path) -> None:
         layer.module.sliding_window = 8
     with pytest.raises(kvbudget.KVBudgetError, match="every layer"):
         kvbudget.record(model, None, lines(tmp_path), ["keydiff"], output=tmp_path / "run.h5")
+
+
+def test_what_families_do_to_scales_norms_and_rotations() -> None:
+    """Granite and Gemma scale logits their own way, Gemma and OLMo 2 norm what attention gives, SmolLM3 and hybrid
+    models have layers without rotation."""
+    granite, gemma = build("granite", attention_multiplier=0.5), build("gemma2", query_pre_attn_scalar=64)
+    assert attention_layers(granite)[0].query_scale == pytest.approx(0.5 * 4)
+    assert attention_layers(gemma)[0].query_scale == pytest.approx(64**-0.5 * 4)
+    assert attention_layers(build("llama"))[0].query_scale == pytest.approx(1)
+    for model, added in ((gemma, 1), (build("olmo2"), 0)):
+        layer, decoder = attention_layers(model)[1], model.model.layers[1]
+        with torch.no_grad():
+            decoder.post_attention_layernorm.weight.uniform_(0.5, 2)
+        plain = layer.module.o_proj.weight.T.reshape(layer.n_heads, -1, 64)
+        wanted = plain * (added + decoder.post_attention_layernorm.weight)
+        assert torch.allclose(layer.output_weights(), wanted, rtol=1e-4)
+    keys = torch.zeros(2, 5, 16)
+    for family, turned in (("smollm3", [1, 1, 1, 0]), ("cohere2", [1, 0] * 2), ("exaone4", [1, 0] * 2)):
+        model = build(family)
+        if model is not None:
+            found = [layer.mean_rotation(5, 3, keys) is not None for layer in attention_layers(model)]
+            assert found == [bool(x) for x in turned], family

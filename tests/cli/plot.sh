@@ -78,7 +78,7 @@ fails 'validate to a picture of another form' 'ends in .svg' validate run.h5 --m
 fails 'a study to a picture of another form' 'ends in .svg' solve run.h5 --metric keydiff --holdout text --picture x.gif
 fails 'a column that there is not' 'no row of an allocator has a column nothing' plot worth.json -o x.svg -c nothing
 misused 'tables and results' 'do not fit into one picture' plot keydiff.safetensors worth.json -o x.svg
-misused 'another kind' "maps, heads or losses, found 'pie'" plot keydiff.safetensors -o x.svg --kind pie
+misused 'another kind' "losses or weights, found 'pie'" plot keydiff.safetensors -o x.svg --kind pie
 misused 'another axis' "linear, log or relative, found 'cubic'" plot worth.json -o x.svg --axis cubic
 for size in 10x10 640 640x x400 640x400x2 99999x400; do misused "size $size" 'expected WIDTHxHEIGHT' plot worth.json -o \
     x.svg --size $size; done

@@ -54,7 +54,7 @@ for tag, name, value in reader.attributes:
     assert name not in ("src", "href") or value.startswith("#"), (name, value)
 assert text.count("<script") == 2
 data = json.loads(reader.data)
-assert len(data["charts"]) == reader.figures > 0
+assert len(data["charts"]) == reader.figures
 for chart in data["charts"]:
     for s in chart["series"]: assert len(s["y"]) == len(chart["x"])
 for table in data["tables"]: assert all(len(row) == len(table["kept"][0]) for row in table["kept"])
@@ -77,6 +77,7 @@ expect 0 'a report of everything' report keydiff.safetensors snapkv.safetensors 
     --results needles.json "${given[@]}" -o all.html --quiet
 page 'the page of everything stands alone' all.html
 for s in verdict worth maps losses holdout unsure bytes origin use repeat; do says "section $s" "\\b$s\\b" page.out; done
+says 'the loss is in every page' '<div class="plot" data-chart="0">' alone.html
 says 'a chart of KL' 'keydiff: KL to the full cache' page.out
 says 'a chart of the task' 'niah_single' page.out
 says 'a chart of what was left out' 'loss on what was left out' page.out
@@ -94,6 +95,19 @@ cp all.html first.html
 expect 0 'the same again' report keydiff.safetensors snapkv.safetensors --record run.h5 --results worth.json \
     --results needles.json "${given[@]}" -o all.html --quiet
 same 'gives the same bytes' first.html all.html
+
+# ---- Other kinds of tables
+expect 0 'a table of three ratios in pages' solve run.h5 -m keydiff --ratios 0.3,0.5,0.8 --block 16 -o few.safetensors --quiet
+expect 0 'its report' report few.safetensors -o few.html --quiet
+page 'stands alone' few.html
+says 'has its ratios' '3, from 30 to 80&nbsp;% pruned' few.html
+says 'and its constraints' '<dt>constraints</dt><dd>.*block' few.html
+says 'and does not offer kvpress what it cannot read' 'it cannot be used there' few.html
+expect 0 'export' export keydiff.safetensors -o keydiff.npy
+expect 0 'import' import keydiff.npy -o imported.safetensors
+expect 0 'its report' report imported.safetensors -o imported.html --quiet
+page 'stands alone too' imported.html
+says 'says what it does not know' 'Nothing is known about its losses' imported.html
 
 # ---- Hostile texts
 evil='a"><script>alert(1)<'

@@ -1,5 +1,6 @@
 // Options, numbers and progress of the command line; the picture of the terminal.
 #include "tools/cli.h"
+#include "tools/manual.h"
 #include "tools/report/heatmap.h"
 #include "unit.h"
 #include <fcntl.h>
@@ -73,6 +74,32 @@ START_TEST(wrong_options)
     ck_assert_int_eq(PARSE(&v, "-t"), EXIT_USAGE);
     ck_assert_int_eq(PARSE(&v, "--flag=1"), EXIT_USAGE);
     ck_assert_int_eq(PARSE(&v, "--help=1"), EXIT_USAGE);
+}
+END_TEST
+
+static const char *first_option; // name of the first option that the last manual had
+
+static void note_manual(const cli_command *command, const cli_option *options)
+{
+    ck_assert_ptr_eq(command, &COMMAND);
+    first_option = options[0].name;
+}
+
+START_TEST(manuals_in_other_forms)
+{
+    values v;
+    cli_print_manuals_by(note_manual);
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_ptr_nonnull(first_option);
+    ck_assert_str_eq(first_option, "flag");
+    cli_print_manuals_by(NULL);
+    first_option = NULL;
+    ck_assert_int_eq(PARSE(&v, "--help"), -1);
+    ck_assert_ptr_null(first_option);
+    const cli_command *const commands[] = {&COMMAND};
+    const manual m = {"Introduction.\n", "Way.\n", commands, 1};
+    ck_assert(manual_print(&m, "man") && manual_print(&m, "bash") && manual_print(&m, "zsh"));
+    ck_assert(!manual_print(&m, "fish"));
 }
 END_TEST
 
@@ -280,12 +307,12 @@ START_TEST(messages)
 {
     ck_assert_str_eq(said(STDERR_FILENO, say_usage), "kvbudget try: 3 is odd\nTry 'kvbudget help try'.\n");
     ck_assert_str_eq(said(STDERR_FILENO, say_failure), "kvbudget try: f: cannot open\nkvbudget try: MEMORY\n");
-    const char *manual = said(STDOUT_FILENO, say_manual);
+    const char *printed = said(STDOUT_FILENO, say_manual);
     static const char *const parts[] = {
         "kvbudget try: Tries options", "Usage: kvbudget try [OPTION]...",
         "  -l, --list ITEM             An item\n                              of two lines.", "  -h, --help ",
         "Details."};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ck_assert_msg(strstr(manual, parts[i]), "%s", manual);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) ck_assert_msg(strstr(printed, parts[i]), "%s", printed);
     const char *metrics = said(STDOUT_FILENO, print_metrics_help);
     ck_assert(strstr(metrics, "snapkv:lukv") && strstr(metrics, "arXiv 2510.00636"));
 }
@@ -374,6 +401,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, terminals);
     tcase_add_test(tc, options_of_every_kind);
     tcase_add_test(tc, wrong_options);
+    tcase_add_test(tc, manuals_in_other_forms);
     tcase_add_test(tc, counts_are_strict);
     tcase_add_test(tc, reals_are_strict);
     tcase_add_test(tc, ratios_are_shares_or_per_cent);

@@ -165,61 +165,89 @@ START_TEST(styles_are_fixed_and_differ)
     series_style mine = series_style_of("mine"), again = series_style_of("mine");
     ck_assert(mine.colour == again.colour && mine.mark == again.mark && mine.dash == again.dash);
     ck_assert_ptr_nonnull(series_mark_names[exact.mark]);
+    static const char *const held_out[] = {"mean_loss", "mean_loss, shrink 0.1", "mean_loss, shrink 0.2", "worst"};
+    series_style styles[4];
+    series_styles(held_out, 4, styles);
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < i; k++) ck_assert(styles[i].mark != styles[k].mark || styles[i].dash != styles[k].dash);
+    ck_assert(styles[1].colour == own.colour && styles[1].mark == own.mark); // solve's default
 }
 END_TEST
 
 // ---- A page ---------------------------------------------------------------------------------------------------------
 
-enum { L = 2, G = 2, R = 99 };
+enum { R = 99 };
 #define EVIL "\"><script>alert(1)</script>\xe2\x80\xae'&"
 #define SHA "00000000000000000000000000000000000000000000000000000000000000aa"
 
-// A table whose every text would be markup, where a text may be anything.
-static void write_table(const char *path)
+// Every text would be markup, where a text may be anything.
+static cJSON *hostile_metadata(uint32_t layers, uint32_t heads)
 {
-    static double prune[R * L * G], deviation[R * L * G], ratio[R], loss[R];
-    static uint8_t saturated[R];
-    static const struct {
-        const char *key, *value;
-    } metadata[] = {{"format", "kvbudget-table"},
-                    {"format_version", "1"},
-                    {"tool_version", EVIL},
-                    {"architecture", EVIL},
-                    {"model_id", EVIL},
-                    {"model_sha256", ""},
-                    {"tokenizer_sha256", ""},
-                    {"calibration_sha256", ""},
-                    {"record_sha256", SHA},
-                    {"n_layers", "2"},
-                    {"n_heads", "2"},
-                    {"n_kv_heads", "2"},
-                    {"head_dim", "16"},
-                    {"metric", "<b>&\"'"},
-                    {"metric_parameters", "{\"<i>\":\"</pre>\"}"},
-                    {"sink", "4"},
-                    {"window", "1"},
-                    {"scope", "global"},
-                    {"aggregate", "mean_loss"},
-                    {"hull", "feasible"},
-                    {"max_prune", "0.99"},
-                    {"calibration_tokens", "100,200"},
-                    {"n_contexts", "2"},
-                    {"n_questions", "4"},
-                    {"n_queries", "5,9"},
-                    {EVIL, EVIL}};
+    static const char *const metadata[][2] = {{"format", "kvbudget-table"},
+                                              {"format_version", "1"},
+                                              {"tool_version", EVIL},
+                                              {"architecture", EVIL},
+                                              {"model_id", EVIL},
+                                              {"model_sha256", ""},
+                                              {"tokenizer_sha256", ""},
+                                              {"calibration_sha256", ""},
+                                              {"record_sha256", SHA},
+                                              {"head_dim", "16"},
+                                              {"metric", "<b>&\"'"},
+                                              {"metric_parameters", "{\"<i>\":\"</pre>\"}"},
+                                              {"sink", "4"},
+                                              {"window", "1"},
+                                              {"scope", "global"},
+                                              {"aggregate", "mean_loss"},
+                                              {"hull", "feasible"},
+                                              {"max_prune", "0.99"},
+                                              {"calibration_tokens", "100,200"},
+                                              {"n_contexts", "2"},
+                                              {"n_questions", "4"},
+                                              {"n_queries", "5,9"},
+                                              {EVIL, EVIL}};
     cJSON *m = cJSON_CreateObject();
     for (size_t i = 0; i < sizeof metadata / sizeof *metadata; i++)
-        cJSON_AddStringToObject(m, metadata[i].key, metadata[i].value);
-    for (int r = 0; r < R; r++) {
-        ratio[r] = loss[r] = (r + 1) / 100.0;
-        for (int h = 0; h < L * G; h++) {
-            prune[r * L * G + h] = ratio[r];
-            deviation[r * L * G + h] = h == 3 ? 0.5 : 0;
-        }
+        cJSON_AddStringToObject(m, metadata[i][0], metadata[i][1]);
+    const char *const shape[] = {"n_layers", "n_heads", "n_kv_heads"};
+    for (int i = 0; i < 3; i++) {
+        char count[16];
+        snprintf(count, sizeof count, "%u", i == 0 ? layers : heads);
+        cJSON_AddStringToObject(m, shape[i], count);
     }
-    const table_content t = {R, L, G, prune, ratio, deviation, loss, loss, loss, loss, ratio, saturated, NULL, m};
+    return m;
+}
+
+// A table whose heads are all alike; only the last one's questions disagree.
+static void write_table(const char *path, uint32_t layers, uint32_t heads)
+{
+    size_t n = (size_t)layers * heads;
+    double *prune = calloc(R * n, sizeof *prune), *deviation = calloc(R * n, sizeof *deviation), ratio[R];
+    uint8_t saturated[R] = {0};
+    ck_assert(prune && deviation);
+    for (size_t r = 0; r < R; r++) {
+        ratio[r] = (double)(r + 1) / 100;
+        for (size_t h = 0; h < n; h++) prune[r * n + h] = ratio[r];
+        deviation[r * n + n - 1] = 0.5;
+    }
+    cJSON *m = hostile_metadata(layers, heads);
+    const table_content t = {.n_rows = R,
+                             .n_layers = layers,
+                             .n_kv_heads = heads,
+                             .prune_ratio = prune,
+                             .ratio = ratio,
+                             .std = deviation,
+                             .loss = ratio,
+                             .lower_bound = ratio,
+                             .lambda = ratio,
+                             .table_loss = ratio,
+                             .effective_ratio = ratio,
+                             .saturated = saturated,
+                             .metadata = m};
     help_ok(table_write(path, &t, err));
     cJSON_Delete(m);
+    free(deviation);
+    free(prune);
 }
 
 // The whole page; the caller frees it.
@@ -239,7 +267,7 @@ static char *page_of(const page_paths *paths, const char *name)
 START_TEST(hostile_texts_stay_texts)
 {
     const char *table = help_path("a'<img src=x>.safetensors"), *out = help_path("page.html");
-    write_table(table);
+    write_table(table, 2, 2);
     const char *tables[] = {table};
     char *whole = page_of(&(page_paths){.tables = tables, .n_tables = 1}, out);
     ck_assert_ptr_null(strstr(whole, "alert(1)</script>"));
@@ -266,7 +294,7 @@ START_TEST(verdicts_follow_the_intervals)
                  {1.2, 1.6, "worse than an even split at 80&nbsp;% pruned"}};
     char document[1200];
     const char *table = help_path("t.safetensors"), *found = help_path("r.json"), *out = help_path("page.html");
-    write_table(table);
+    write_table(table, 2, 2);
     const char *tables[] = {table}, *documents[] = {found};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         page p;
@@ -293,10 +321,47 @@ START_TEST(verdicts_follow_the_intervals)
 }
 END_TEST
 
+START_TEST(large_models_fit)
+{
+    const char *tables[4], *out = help_path("page.html");
+    for (int i = 0; i < 4; i++) write_table(tables[i] = help_path("%d.safetensors", i), 80, 8);
+    char *whole = page_of(&(page_paths){.tables = tables, .n_tables = 4}, out);
+    ck_assert_uint_lt(strlen(whole), PAGE_BYTES_MAX);
+    char *data = strstr(whole, "id=\"data\">") + strlen("id=\"data\">");
+    *strstr(data, "</script>") = 0;
+    cJSON *j = cJSON_Parse(data), *table = cJSON_GetArrayItem(cJSON_GetObjectItem(j, "tables"), 3);
+    const cJSON *ratios = cJSON_GetObjectItem(table, "ratios"), *kept = cJSON_GetObjectItem(table, "kept"), *ratio;
+    int n = cJSON_GetArraySize(ratios), usual = 0;
+    ck_assert_msg(n >= 9 && n < 99 && cJSON_GetArraySize(kept) == n, "%d of 99 ratios", n); // not all of them fit
+    cJSON_ArrayForEach(ratio, ratios)
+    {
+        usual += lround(100 * ratio->valuedouble) == 50 || lround(100 * ratio->valuedouble) == 90;
+    }
+    ck_assert_int_eq(usual, 2);
+    ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetArrayItem(kept, 0)), 640);
+    cJSON_Delete(j);
+    free(whole);
+}
+END_TEST
+
+START_TEST(too_much_is_refused)
+{
+    const char *table = help_path("t.safetensors"), *out = help_path("page.html");
+    write_table(table, 2500, 8); // a cell of its head map alone takes 60 bytes
+    const char *tables[] = {table, table};
+    page p;
+    kvb_error problem = {0};
+    help_ok(page_open(&p, &(page_paths){.tables = tables, .n_tables = 2}, err));
+    ck_assert_int_eq(page_write(&p, out, &problem), KVB_UNSUPPORTED);
+    ck_assert(strstr(problem.message, "expected at most 2000000") && !help_exists(out));
+    page_free(&p);
+}
+END_TEST
+
 START_TEST(what_does_not_belong_is_refused)
 {
     const char *table = help_path("t.safetensors"), *none = help_path("none.h5");
-    write_table(table);
+    write_table(table, 2, 2);
     const char *tables[] = {table}, *records[] = {none};
     page p;
     kvb_error problem = {0};
@@ -340,6 +405,8 @@ static void fill(TCase *tc)
     tcase_add_test(tc, styles_are_fixed_and_differ);
     tcase_add_test(tc, hostile_texts_stay_texts);
     tcase_add_test(tc, verdicts_follow_the_intervals);
+    tcase_add_test(tc, large_models_fit);
+    tcase_add_test(tc, too_much_is_refused);
     tcase_add_test(tc, what_does_not_belong_is_refused);
     tcase_add_test(tc, lines_for_kvpress);
 }

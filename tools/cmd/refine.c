@@ -151,27 +151,18 @@ static kvb_status judge_set(refine_command *c, refine_set set, kvb_error *err)
     return status;
 }
 
-// ---- The whole ----
-
 static kvb_status refine(refine_command *c, kvb_error *err)
 {
-    kvb_error inner = {0};
-    kvb_status status = open_bench(c, err), searched = KVB_OK;
-    if (status == KVB_OK) searched = status = search(c, &inner);
-    if (searched == KVB_INTERRUPTED) status = KVB_OK; // what was found is written
-    else if (searched != KVB_OK && err) *err = inner;
-    for (int s = 0; s < SET_COUNT && status == KVB_OK && searched == KVB_OK; s++) {
-        searched = judge_set(c, (refine_set)s, &inner);
-        if (searched != KVB_OK && searched != KVB_INTERRUPTED) {
-            status = searched;
-            if (err) *err = inner;
-        }
-    }
-    if (status == KVB_OK) status = refine_write_result(c, searched == KVB_INTERRUPTED, err);
-    if (status == KVB_OK && searched == KVB_INTERRUPTED)
-        status = kvb_fail(err, KVB_INTERRUPTED, "stopped; %s is the best so far, and the same command goes on",
-                          c->e.out.name);
-    return status;
+    kvb_status status = open_bench(c, err);
+    if (status != KVB_OK) return status;
+    status = search(c, err);
+    for (int s = 0; s < SET_COUNT && status == KVB_OK; s++) status = judge_set(c, (refine_set)s, err);
+    bool stopped = status == KVB_INTERRUPTED; // what was found until then is written
+    if (status != KVB_OK && !stopped) return status;
+    status = refine_write_result(c, stopped, err);
+    if (status != KVB_OK || !stopped) return status;
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped; %s is the best so far, and the same command goes on",
+                    c->e.out.name);
 }
 
 // ---- The command line ----

@@ -165,7 +165,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     solve_line l = solve_line_make(self);
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &l.metrics, "M", "as for solve: eviction metric, repeatable, or 'all'"},
-        {"output", 'o', CLI_TEXT, &l.outputs.picture, "FILE.svg",
+        {"output", 'o', CLI_TEXT, &l.outputs.picture, "FILE.svg|.pdf|.png",
          "also draw it; for several metrics a folder, or a name with {metric} in it"},
         {"certificate", 0, CLI_TEXT, &certificate, "TABLE", "check the bounds of this table instead"},
         {"aggregate", 'a', CLI_TEXT, &l.words.aggregate, "HOW",

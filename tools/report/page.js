@@ -75,10 +75,14 @@
     const x = (v) => LEFT + (width - LEFT - RIGHT) * (x1 > x0 ? (v - x0) / (x1 - x0) : 0.5);
     let place;
     if (chart.logarithmic) {
-      const low = Math.max(Math.floor(Math.log10(least)), Math.ceil(Math.log10(most)) - 8);
-      const high = Math.max(low + 1, Math.ceil(Math.log10(most)));
-      for (let k = low; k <= high; k++) ticks.push(10 ** k);
-      place = (v) => (Math.log10(Math.max(v, 10 ** low)) - low) / (high - low);
+      // From a 1, 2 or 5 times a power of ten to another; these are ticks where they are few.
+      const steps = [];
+      for (let k = -12; k < 12; k++) for (const m of [1, 2, 5]) steps.push(m * 10 ** k);
+      const high = steps.find((v) => v >= most * (1 - 1e-9));
+      const low = Math.max(steps.findLast((v) => v <= least * (1 + 1e-9)), high * 1e-8);
+      const all = high / low < 300;
+      ticks = steps.filter((v) => v >= low && v <= high && (all || Math.abs(Math.log10(v) % 1) < 1e-9));
+      place = (v) => Math.log10(Math.max(v, low) / low) / (Math.log10(high / low) || 1);
     } else {
       // Shares begin at 0; other numbers where they begin, unless that is near 0.
       const from = chart.shares || least < 0.5 * most ? Math.min(0, least) : least - 0.08 * (most - least);
@@ -123,10 +127,10 @@
     for (const run of stretches(chart.x.length, (i) => drawn(s.y[i])))
       svg(root, "path", { class: "line", style, d: `M${run.map(point(s.y)).join("L")}`,
         "stroke-dasharray": s.dash ? `${s.dash} ${s.dash}` : "none" });
-    const every = Math.ceil(chart.x.length / 20);
-    chart.x.forEach((x, i) => {
-      if (drawn(s.y[i]) && i % every === every >> 1) putMark(root, s, at.x(x), at.y(s.y[i]));
-    });
+    // Lines of many points are marked at different places, so that marks of lines that run together stay apart.
+    const every = Math.ceil(chart.x.length / 20), n = chart.series.length;
+    const first = Math.floor(every * (2 * chart.series.indexOf(s) + 1) / (2 * n)) % every;
+    chart.x.forEach((x, i) => { if (drawn(s.y[i]) && i % every === first) putMark(root, s, at.x(x), at.y(s.y[i])); });
   }
 
   function putAxes(root, chart, at, width, height) {
@@ -168,9 +172,9 @@
     root.addEventListener("pointerleave", () => { tip.hidden = true; rule.setAttribute("d", ""); });
   }
 
-  function draw(box) {
+  function draw(box, room = box.clientWidth) {
     const chart = data.charts[+box.dataset.chart];
-    const width = Math.max(260, box.clientWidth), height = Math.round(Math.min(340, Math.max(220, 0.6 * width)));
+    const width = Math.max(260, room), height = Math.round(Math.min(340, Math.max(220, 0.6 * width)));
     box.textContent = "";
     box.dataset.width = box.clientWidth;
     const root = svg(box, "svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": chart.title });
@@ -190,7 +194,11 @@
 
   startSlider();
   const boxes = document.querySelectorAll(".plot");
-  boxes.forEach(draw);
+  const drawAll = (room) => boxes.forEach((box) => draw(box, room));
+  const PRINTED = 340; // half a sheet of paper
+  drawAll();
+  addEventListener("beforeprint", () => drawAll(PRINTED));
+  addEventListener("afterprint", () => drawAll());
   // A chart is drawn for its width, so that its letters keep their size.
   const watch = new ResizeObserver((entries) => entries.forEach(({ target }) => {
     if (Math.abs(target.clientWidth - target.dataset.width) > 8) draw(target);

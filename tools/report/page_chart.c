@@ -1,5 +1,6 @@
 #include "tools/report/page_chart.h"
 #include "tools/report/html.h"
+#include "tools/report/results_grid.h"
 #include "tools/report/series_style.h"
 #include <math.h>
 #include <stdlib.h>
@@ -18,9 +19,8 @@ static cJSON *rounded_list(const double *values, size_t n)
     return list;
 }
 
-static cJSON *series_data(const svg_series *s, size_t n)
+static cJSON *series_data(const svg_series *s, size_t n, series_style style)
 {
-    series_style style = series_style_of(s->name);
     char colour[16];
     snprintf(colour, sizeof colour, "#%06x", style.colour);
     cJSON *o = cJSON_CreateObject();
@@ -46,7 +46,12 @@ static void add_data(cJSON *charts, const svg_chart *c)
     cJSON_AddBoolToObject(o, "logarithmic", c->logarithmic);
     cJSON_AddItemToObject(o, "x", rounded_list(c->x, c->n));
     cJSON *series = cJSON_AddArrayToObject(o, "series");
-    for (size_t s = 0; s < c->n_series; s++) cJSON_AddItemToArray(series, series_data(&c->series[s], c->n));
+    const char *names[GRID_NAMES_MAX];
+    series_style styles[GRID_NAMES_MAX];
+    size_t n = c->n_series < GRID_NAMES_MAX ? c->n_series : GRID_NAMES_MAX;
+    for (size_t s = 0; s < n; s++) names[s] = c->series[s].name;
+    series_styles(names, n, styles);
+    for (size_t s = 0; s < n; s++) cJSON_AddItemToArray(series, series_data(&c->series[s], c->n, styles[s]));
 }
 
 // ---- For everybody --------------------------------------------------------------------------------------------------

@@ -137,7 +137,8 @@ static void put_warnings(page_writer *w, const page_table *t)
     fputs("</ul>\n", w->out);
 }
 
-static void put_verdict(page_writer *w, const page_table *t)
+// Returns how the table stands at its worst ratio.
+static verdict put_verdict(page_writer *w, const page_table *t)
 {
     static const char *const classes[N_VERDICTS] = {"good", "open", "bad"};
     worth all[WORTH_MAX];
@@ -155,10 +156,49 @@ static void put_verdict(page_writer *w, const page_table *t)
         put_headline(w->out, all, n);
         put_numbers(w->out, &all[near]);
         put_how_much(w->out, all, n);
-        if (worst != BETTER) put_advice(w->out);
     }
     put_warnings(w, t);
     fputs("</article>\n", w->out);
+    return n ? worst : BETTER;
+}
+
+static void put_agreement_row(page_writer *w, const page_table *t, const worth *columns, size_t n_columns)
+{
+    worth own[WORTH_MAX];
+    size_t n = page_find_worth(w->p, t, own, WORTH_MAX);
+    fputs("<tr><th>", w->out);
+    page_put_name(w, t);
+    fputs("</th>", w->out);
+    for (size_t k = 0; k < n_columns; k++) {
+        size_t i = 0;
+        while (i < n && fabs(own[i].ratio - columns[k].ratio) > 1e-9) i++;
+        if (i == n || isnan(own[i].agree.value)) {
+            fputs("<td>–</td>", w->out);
+            continue;
+        }
+        fprintf(w->out, "<td><b>%.0f</b>", 100 * own[i].agree.value);
+        if (!isnan(own[i].uniform_agree.value))
+            fprintf(w->out, " <small>(%.0f)</small>", 100 * own[i].uniform_agree.value);
+        fputs("</td>", w->out);
+    }
+    fputs("</tr>\n", w->out);
+}
+
+// All tables side by side, at the ratios of the first one that was tried.
+static void put_agreement(page_writer *w)
+{
+    worth columns[WORTH_MAX];
+    size_t n = 0;
+    for (size_t t = 0; t < w->p->n_tables && n == 0; t++)
+        n = page_find_worth(w->p, &w->p->tables[t], columns, WORTH_MAX);
+    if (n == 0) return;
+    fputs("<h3>Of 100 next tokens, how many stay the same (in brackets: with an even split)</h3>\n<div class=\"wide\">"
+          "<table><thead><tr><th>pruned</th>",
+          w->out);
+    for (size_t k = 0; k < n; k++) fprintf(w->out, "<th>%.4g&nbsp;%%</th>", 100 * columns[k].ratio);
+    fputs("</tr></thead><tbody>\n", w->out);
+    for (size_t t = 0; t < w->p->n_tables; t++) put_agreement_row(w, &w->p->tables[t], columns, n);
+    fputs("</tbody></table></div>\n", w->out);
 }
 
 void page_put_verdicts(page_writer *w)
@@ -170,6 +210,13 @@ void page_put_verdicts(page_writer *w)
           "table is whether it does less harm than an even split, where every head keeps equally many.</p>\n"
           "<div class=\"cards\">\n",
           w->out);
-    for (size_t i = 0; i < w->p->n_tables; i++) put_verdict(w, &w->p->tables[i]);
-    fputs("</div></section>\n", w->out);
+    verdict worst = BETTER;
+    for (size_t i = 0; i < w->p->n_tables; i++) {
+        verdict one = put_verdict(w, &w->p->tables[i]);
+        if (one > worst) worst = one;
+    }
+    fputs("</div>\n", w->out);
+    if (worst != BETTER) put_advice(w->out);
+    put_agreement(w);
+    fputs("</section>\n", w->out);
 }

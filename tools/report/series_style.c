@@ -30,6 +30,12 @@ static const struct {
     {"ada-global", {PURPLE, MARK_DIAMOND, 8}},
     {"lukv", {SKY, MARK_RING, 6}},
     {"mean_ratio", {SKY, MARK_RING, 6}},
+    // Ways to make one table of many questions; the first is the default.
+    {"mean_loss, shrink 0.1", {BLUE, MARK_DOT, 0}},
+    {"mean_loss", {BLUE, MARK_UP, 2}},
+    {"worst", {WINE, MARK_DOWN, 4}},
+    {"cvar", {ORANGE, MARK_DIAMOND, 4}},
+    {"question's optimum", {GREEN, MARK_CROSS, 2}},
     {"headkv", {ORANGE, MARK_DOWN, 4}},
     {"duo", {WINE, MARK_CROSS, 4}},
     {"oracle", {GREY, MARK_CROSS, 2}},
@@ -60,7 +66,7 @@ series_style series_style_of(const char *name)
         size_t n = strlen(KNOWN[i].name);
         if (strcmp(name, KNOWN[i].name) == 0) return KNOWN[i].style;
         // "kvbudget-strict", "kvbudget:strict": the family's colour
-        if (n > length && strncmp(name, KNOWN[i].name, n) == 0 && strchr("-:_ ", name[n])) {
+        if (n > length && strncmp(name, KNOWN[i].name, n) == 0 && strchr("-:_, ", name[n])) {
             best = i;
             length = n;
         }

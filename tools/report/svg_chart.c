@@ -31,6 +31,19 @@ static void widen(double *least, double *most, const double *y, size_t n)
     }
 }
 
+// The logarithm of a 1, 2 or 5 times a power of ten: the next one to x, itself a logarithm, up or down.
+static double snap(double x, bool up)
+{
+    static const double steps[] = {0, 0.30102999566398120, 0.69897000433601880, 1}; // log10 of 1, 2, 5, 10
+    double whole = floor(x), rest = x - whole;
+    int i = up ? 3 : 0;
+    if (up)
+        while (i > 0 && steps[i - 1] >= rest - 1e-9) i--;
+    else
+        while (i < 3 && steps[i + 1] <= rest + 1e-9) i++;
+    return whole + steps[i];
+}
+
 static void find_range(axes *a, const svg_chart *chart)
 {
     double least = INFINITY, most = 0;
@@ -47,8 +60,8 @@ static void find_range(axes *a, const svg_chart *chart)
     a->y_least = chart->from_low && most > 0 ? fmax(0, least - 0.05 * (most - least)) : 0;
     a->y_most = most > a->y_least ? most + 0.05 * (most - a->y_least) : 1;
     if (!chart->logarithmic) return;
-    a->y_most = most > 0 ? ceil(log10(most)) : 0;
-    a->y_least = most > 0 ? fmax(floor(log10(least)), a->y_most - 8) : -1;
+    a->y_most = most > 0 ? snap(log10(most), true) : 0;
+    a->y_least = most > 0 ? fmax(snap(log10(least), false), a->y_most - 8) : -1;
     if (a->y_least >= a->y_most) a->y_least = a->y_most - 1;
 }
 
@@ -59,17 +72,36 @@ static double nice_step(double span)
     return step * (span / step < 2 ? 0.2 : span / step < 5 ? 0.5 : 1);
 }
 
+static void put_y_tick(FILE *out, const axes *a, double y, double value)
+{
+    char text[32];
+    double at = place_y(a, y);
+    if (a->y_unit == SVG_SHARES) snprintf(text, sizeof text, "%.6g %%", 100 * value);
+    else snprintf(text, sizeof text, "%.6g", value);
+    fprintf(out, "<path class=\"g\" d=\"M%.1f %.1f h%.1f\"/>\n", a->left, at, a->width);
+    svg_text(out, a->left - 6, at + 4, "r", text);
+}
+
+// Powers of ten, and with few of them 2 and 5 times these too.
+static void put_log_axis(FILE *out, const axes *a)
+{
+    static const double times[] = {1, 2, 5};
+    int n = a->y_most - a->y_least < 2.5 ? 3 : 1;
+    for (double power = floor(a->y_least); power <= a->y_most; power++)
+        for (int i = 0; i < n; i++) {
+            double y = power + log10(times[i]);
+            if (y >= a->y_least - 1e-9 && y <= a->y_most + 1e-9) put_y_tick(out, a, y, times[i] * pow(10, power));
+        }
+}
+
 static void put_y_axis(FILE *out, const axes *a)
 {
-    double span = a->y_most - a->y_least, step = a->logarithmic ? 1 : nice_step(span);
-    for (double y = ceil(a->y_least / step) * step; y <= a->y_most + 1e-9 * span; y += step) {
-        char text[32];
-        double at = place_y(a, y), value = a->logarithmic ? pow(10, y) : y;
-        if (a->y_unit == SVG_SHARES) snprintf(text, sizeof text, "%.6g %%", 100 * value);
-        else snprintf(text, sizeof text, "%.6g", value);
-        fprintf(out, "<path class=\"g\" d=\"M%.1f %.1f h%.1f\"/>\n", a->left, at, a->width);
-        svg_text(out, a->left - 6, at + 4, "r", text);
+    if (a->logarithmic) {
+        put_log_axis(out, a);
+        return;
     }
+    double span = a->y_most - a->y_least, step = nice_step(span);
+    for (double y = ceil(a->y_least / step) * step; y <= a->y_most + 1e-9 * span; y += step) put_y_tick(out, a, y, y);
 }
 
 static void put_x_tick(FILE *out, const axes *a, double x, bool labelled)
