@@ -356,10 +356,8 @@ KVB_API kvb_status kvb_cu_seqlens(const uint32_t *lengths, size_t n, uint32_t sl
 
 // ---- Learned rankings ----------------------------------------------------------------------------
 
-// What `kvbudget learn` fits: per KV head a linear form of features that is the higher the more a token is worth. A
-// file of its own, or part of a table that was made with it. Opaque, immutable.
+// What `kvbudget learn` fits, in its own file or a table's: per KV head a linear form of features. Opaque, immutable.
 typedef struct kvb_ranking kvb_ranking;
-
 #define KVB_RANK_FEATURES_MAX 16
 
 // Strings and arrays are owned by the ranking.
@@ -376,24 +374,21 @@ typedef struct kvb_ranking_info {
     const double *weights;      // [n_layers, n_kv_heads, P]
 } kvb_ranking_info;
 
-// Reads the file that `kvbudget learn` wrote, or the ranking inside of a table. Fails as kvb_table_open() does.
+// Reads the file that `kvbudget learn` wrote, or the ranking in a table; the second from memory, which is copied. Fail
+// as kvb_table_open() and kvb_table_open_memory() do.
 KVB_API kvb_status kvb_ranking_open(kvb_ranking **out, const char *path, kvb_error *err);
-// The same from memory, which is copied; `name` stands for the file name in messages, NULL gives "<memory>".
 KVB_API kvb_status kvb_ranking_open_memory(kvb_ranking **out, const void *data, size_t size, const char *name,
                                            kvb_error *err);
-// NULL is allowed. Not for what kvb_table_ranking() returns.
+// Not for what kvb_table_ranking() returns. Both take NULL, and the second then returns NULL.
 KVB_API void kvb_ranking_close(kvb_ranking *ranking);
-// NULL for NULL.
 KVB_API const kvb_ranking_info *kvb_ranking_about(const kvb_ranking *ranking);
-
 // The ranking that the table was made with, owned by the table; NULL when it is for a plain metric.
 KVB_API const kvb_ranking *kvb_table_ranking(const kvb_table *table);
 
 // Scores of one head's tokens for kvb_select(), by the table's ranking. With x the score of feature f (or its
 // logarithm, not below 1e-12), z = (x - mean) / deviation over tokens sink .. T - 1, 0 for the sinks:
 //     out[j] = sum over f of w_f z + w'_f z |z|  -  w_r log(T - j)  +  w_1
-//   features  [F] pointers to [n_tokens] scores as the metrics of the ranking give them, in its order
-//   out       [n_tokens]; may be none of the features
+//   features  [F] pointers to [n_tokens] scores of the ranking's metrics, in its order; out [n_tokens] is none of them
 // Does not allocate; O(F n_tokens). Fails with KVB_ARGUMENT (a NULL, a head out of range, a table without a ranking)
 // and KVB_NUMERIC for a score that is not finite, naming feature and token; `out` is then undefined.
 KVB_API kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const float *const *features,

@@ -1,5 +1,5 @@
 // A learned ranking as a metric: its scores are the runtime's, made of its features' scores; who is refused.
-#include "formats/rank_write.h"
+#include "formats/table_write.h"
 #include "profiler/learned.h"
 #include "runtime/rank.h"
 #include "test_profiler_views.h"
@@ -105,11 +105,98 @@ START_TEST(refusals)
 }
 END_TEST
 
+// A table of the ranking in `path`, or of a plain metric.
+static void write_table(const char *table, const char *ranks_by, const char *ranking)
+{
+    static const char *const texts[][2] = {{"format", "kvbudget-table"},
+                                           {"format_version", "1"},
+                                           {"tool_version", ""},
+                                           {"architecture", ""},
+                                           {"model_id", ""},
+                                           {"model_sha256", ""},
+                                           {"tokenizer_sha256", ""},
+                                           {"n_layers", "2"},
+                                           {"n_heads", "3"},
+                                           {"n_kv_heads", "3"},
+                                           {"head_dim", "8"},
+                                           {"metric_parameters", "{}"},
+                                           {"sink", "4"},
+                                           {"window", "1"},
+                                           {"scope", "global"},
+                                           {"aggregate", "mean_loss"},
+                                           {"hull", "feasible"},
+                                           {"max_prune", "0.99"},
+                                           {"calibration_tokens", "9"},
+                                           {"n_contexts", "1"},
+                                           {"n_questions", "1"},
+                                           {"n_queries", "1,1"},
+                                           {"calibration_sha256", ""},
+                                           {"record_sha256", ""}};
+    static double prune[99 * LAYERS * 3], row[99];
+    static uint8_t saturated[99];
+    kvb_error err = {0};
+    kvb_ranking *r = NULL;
+    rank_content carried = {0};
+    cJSON *m = cJSON_CreateObject();
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) cJSON_AddStringToObject(m, texts[i][0], texts[i][1]);
+    cJSON_AddStringToObject(m, "metric", ranks_by);
+    for (int i = 0; i < 99; i++) row[i] = (i + 1) / 100.0;
+    if (ranking) ck_assert_int_eq(kvb_ranking_open(&r, ranking, &err), KVB_OK);
+    if (ranking) carried = rank_content_of(r);
+    if (ranking) cJSON_AddStringToObject(m, "ranking", carried.about);
+    const table_content t = {.n_rows = 99,
+                             .n_layers = LAYERS,
+                             .n_kv_heads = 3,
+                             .prune_ratio = prune,
+                             .ratio = row,
+                             .std = prune,
+                             .loss = row,
+                             .lower_bound = row,
+                             .lambda = row,
+                             .table_loss = row,
+                             .effective_ratio = row,
+                             .saturated = saturated,
+                             .ranking = ranking ? &carried : NULL,
+                             .metadata = m};
+    kvb_status status = table_write(table, &t, &err);
+    ck_assert_msg(status == KVB_OK, "%s", err.message);
+    kvb_ranking_close(r);
+    cJSON_Delete(m);
+}
+
+START_TEST(of_a_table)
+{
+    learned_list list = {0};
+    metric m, again;
+    kvb_table *table;
+    kvb_error err = {0};
+    char file[80];
+    snprintf(file, sizeof file, "%s.table", path);
+    write_ranking(TWO, 2, 3);
+    write_table(file, "learned:0123456789ab", path);
+    ck_assert_int_eq(kvb_table_open(&table, file, NULL, &err), KVB_OK);
+    ck_assert_int_eq(learned_of_table(&m, table, &list, &err), KVB_OK);
+    ck_assert_int_eq(learned_of_table(&again, table, &list, &err), KVB_OK);
+    ck_assert_ptr_eq(learned_ranking_of(&m), kvb_table_ranking(table));
+    ck_assert(list.n == 1 && strcmp(m.spec, again.spec) == 0); // opened once
+    learned_list_close(&list);
+    kvb_table_close(table);
+    write_table(file, "knorm", NULL);
+    ck_assert_int_eq(kvb_table_open(&table, file, NULL, &err), KVB_OK);
+    ck_assert_int_eq(learned_of_table(&m, table, &list, &err), KVB_OK);
+    ck_assert_ptr_null(learned_ranking_of(&m));
+    ck_assert_str_eq(m.spec, "knorm");
+    kvb_table_close(table);
+    unlink(file);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, scores_are_the_runtimes);
     tcase_add_test(tc, refusals);
+    tcase_add_test(tc, of_a_table);
 }
 
 UNIT_MAIN("profiler_learned", fill)

@@ -376,12 +376,16 @@ const cli_command cmd_inspect = {
     .synopsis = "inspect FILE [--json]",
     .summary = "show what is in a record, a table, a ranking, a model or a calibration file",
     .details =
-        "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes,\n"
-        "contexts, metrics and questions; for a table its metadata and the rows at 50, 80 and 90 %, or all that it\n"
-        "was solved for (unsure_heads: how many heads have questions that disagree by more than the head keeps); for\n"
-        "a learned ranking its features and how much they weigh; for a .npy its type, shape and range; for a model\n"
-        "its metadata and tensors; for calibration lines the contexts and questions; for results of eval and task,\n"
-        "NAME.json, .csv, .cells and .svg, how they were made and how many rows and columns there are.\n"
+        "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
+        "contexts,\n"
+        "metrics and questions; for a table its metadata and the rows at 50, 80 and 90 %, or all\n"
+        "that it was solved for (unsure_heads: how many heads have questions that disagree by more than the head\n"
+        "keeps); for a learned ranking its features and how much they weigh;\n"
+        "for a .npy its type, shape and range; for "
+        "a model its metadata and tensors; for calibration lines\n"
+        "the contexts and questions; for results of eval and task, NAME.json, .csv, .cells and .svg, how they were "
+        "made\n"
+        "and how many rows and columns there are.\n"
         "\n"
         "Examples:\n"
         "  kvbudget inspect run.h5\n"
