@@ -120,6 +120,15 @@ static kvb_status read_olmoe(model_config *c, const weights *w, kvb_error *err)
     return status == KVB_OK ? read_biases(c, w, err) : status;
 }
 
+// A GGUF file has no key for it, and llama.cpp cuts the ends of yarn's ramp to whole numbers; the model was trained
+// without.
+static kvb_status read_gpt_oss(model_config *c, const weights *w, kvb_error *err)
+{
+    (void)err;
+    if (weights_is_gguf(w)) c->rope.truncate = false;
+    return KVB_OK;
+}
+
 #define PLAIN_EXPERTS .expert_names = {"gate_proj.weight", "up_proj.weight", "down_proj.weight", "mlp.experts"}
 #define FOUR_NORMS .names = {{TENSOR_FFN_NORM, NULL, "pre_feedforward_layernorm.weight"}}
 
@@ -155,7 +164,7 @@ static const family families[] = {
      .expert_names = {"w1.weight", "w3.weight", "w2.weight", "block_sparse_moe.experts"},
      .names = {{TENSOR_ROUTER, NULL, "block_sparse_moe.gate.weight"}}},
     {"gpt-oss", "gpt_oss", QKV_BIAS | O_BIAS | SINKS | EXPERTS | EXPERT_BIAS, SWIGLU_CLAMPED, .experts_normed = true,
-     .experts = EXPERTS_TRANSPOSED, .has_window = true, .window_period = 2,
+     .experts = EXPERTS_TRANSPOSED, .has_window = true, .window_period = 2, .read = read_gpt_oss,
      .names = {{TENSOR_ROUTER, NULL, "mlp.router.weight"}, {TENSOR_FFN_NORM, "post_attention_norm.weight", NULL}}},
 };
 
