@@ -73,7 +73,7 @@ static unsigned char *put_tensor(unsigned char *at, const tensor_entry *x)
 kvb_status tensor_file_make(unsigned char **out, size_t *size, const tensor_entry *tensors, size_t n,
                             const cJSON *metadata, kvb_error *err)
 {
-    size_t data_size, text_size, header_size;
+    size_t data_size, text_size = 0, header_size = 0;
     char *text = make_header(tensors, n, metadata, &data_size);
     *out = NULL;
     if (text) {

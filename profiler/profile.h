@@ -83,7 +83,7 @@ uint64_t profile_memory_total(const profile_memory *memory);
 // when not even one question fits, or not the batch that was asked for. Changes no number of the record.
 kvb_status profile_fit_batch(profile_job *job, const model *m, const profile_options *o, kvb_error *err);
 
-double profile_flops(const model *m, const profile_job *job);  // of matrix products and attention, causal half only
+double profile_flops(const model *m, const profile_job *job); // of matrix products and attention, causal half only
 // What a context's prefill (q NULL) or one of its questions takes, in operations of a prefill: for the progress.
 double profile_work(const model *m, const profile_context *c, const profile_question *q);
 double profile_scores(const model *m, const profile_job *job); // how many pairs of query and key attention looks at

@@ -1,7 +1,7 @@
 #include "study/validation.h"
-#include "study/table_allocate.h"
 #include "solver/constrained.h"
 #include "solver/exact.h"
+#include "study/table_allocate.h"
 
 kvb_status validation_open(validation *v, const selection *from, const char *metric, const study_options *o,
                            const double *table, kvb_error *err)

@@ -58,6 +58,29 @@ static kvb_ranking *open_made(void)
     return r;
 }
 
+// The same reader serves a file of its own and a table that carries the ranking: both are parsed first.
+START_TEST(read_from_a_parsed_file)
+{
+    kvb_error err = {0};
+    kvb_safetensors file;
+    kvb_ranking *r = NULL;
+    size_t size = make(NULL, NULL);
+    ck_assert_int_eq(kvb_safetensors_parse(&file, bytes, size, "parsed", &err), KVB_OK);
+    ck_assert_int_eq(kvb_ranking_read(&r, &file, &err), KVB_OK);
+    ck_assert_str_eq(kvb_ranking_about(r)->metrics[1], "snapkv:kvpress");
+    kvb_ranking_close(r);
+    kvb_safetensors_free(&file);
+
+    size = make("rank_weights", "other_weights");
+    ck_assert_int_eq(kvb_safetensors_parse(&file, bytes, size, "parsed", &err), KVB_OK);
+    ck_assert_int_ne(kvb_ranking_read(&r, &file, &err), KVB_OK);
+    ck_assert_ptr_null(r);
+    ck_assert_ptr_nonnull(strstr(err.message, "parsed: "));
+    ck_assert_ptr_nonnull(strstr(err.message, "rank_weights"));
+    kvb_safetensors_free(&file);
+}
+END_TEST
+
 START_TEST(what_the_file_says)
 {
     kvb_ranking *r = open_made();
@@ -194,6 +217,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
+    tcase_add_test(tc, read_from_a_parsed_file);
     tcase_add_test(tc, what_the_file_says);
     tcase_add_test(tc, damaged_files);
     tcase_add_test(tc, scores_are_the_formula);

@@ -141,6 +141,34 @@ START_TEST(bad_numbers_are_refused_with_their_place)
 }
 END_TEST
 
+// The oracle's own order is that of a metric whose scores are the oracle's numbers.
+START_TEST(the_oracles_own_order)
+{
+    enum { N = 2 * 2 * 7 };
+    const cache_shape shape = {2, 2, 7, 1, 1};
+    float oracle[N];
+    for (int i = 0; i < N; i++) oracle[i] = (float)((i * 13) % 29);
+    metric_order order;
+    loss_curves perfect, ranked;
+    kvb_error err = {0};
+    must(metric_order_make(&order, &shape, oracle, &err), &err);
+    must(loss_curves_init(&perfect, &shape, &err), &err);
+    must(loss_curves_init(&ranked, &shape, &err), &err);
+    must(loss_curves_fill_perfect(&perfect, oracle, &err), &err);
+    must(loss_curves_fill(&ranked, &order, oracle, &err), &err);
+    for (uint32_t i = 0; i < shape_heads(&shape) * shape_middle(&shape); i++)
+        ck_assert(perfect.gain[i] == ranked.gain[i]);
+    for (uint32_t i = 0; i < shape_heads(&shape) * (shape_middle(&shape) + 1); i++)
+        ck_assert(perfect.loss[i] == ranked.loss[i]);
+    ck_assert(perfect.total == ranked.total && perfect.total > 0);
+    oracle[3] = NAN;
+    ck_assert_int_eq(loss_curves_fill_perfect(&perfect, oracle, &err), KVB_NUMERIC);
+    metric_order_free(&order);
+    loss_curves_free(&perfect);
+    loss_curves_free(&ranked);
+}
+END_TEST
+
 START_TEST(shapes_without_choice_are_refused)
 {
     kvb_error err = {0};
@@ -303,6 +331,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, order_equals_slow_sort);
     tcase_add_test(tc, fast_hull_equals_pava);
     tcase_add_test(tc, bad_numbers_are_refused_with_their_place);
+    tcase_add_test(tc, the_oracles_own_order);
     tcase_add_test(tc, shapes_without_choice_are_refused);
     tcase_add_test(tc, worked_example);
     tcase_add_test(tc, pava_is_the_lower_hull);

@@ -313,9 +313,8 @@ START_TEST(a_table_opens_with_its_record)
     cJSON *attributes = case_attributes(NULL);
     cJSON_ReplaceItemInObject(attributes, "model_sha256", cJSON_CreateString(CASE_MODEL("CD34")));
     case_write(strange, attributes, &HEAD_0, 1, metrics, 1);
-    help_fails(
-        open_table_and_record(&table, &again, &limits, &opened, help_path("t.safetensors"), strange, &all, err),
-        KVB_MISMATCH, "model");
+    help_fails(open_table_and_record(&table, &again, &limits, &opened, help_path("t.safetensors"), strange, &all, err),
+               KVB_MISMATCH, "model");
     kvb_table_close(table);
     kvb_limits_free(&limits);
     selection_close(&opened);

@@ -1,6 +1,7 @@
 """What is decoded over a cut cache against kvpress's mask of the same budgets, with bytes and steps in pairs.
 
-usage: cut_logits.py MODEL TABLE... [--tokens 500 2000 8000] [--ratios 0.5 0.8 0.95] [--new 32] [--text FILE] [--pairs 5]
+usage: cut_logits.py MODEL TABLE... [--tokens 500 2000 8000] [--ratios 0.5 0.8 0.95] [--new 32] [--text FILE]
+                     [--pairs 5]
 MODEL is a GGUF or a Hugging Face folder, each TABLE one for it, of a metric that kvpress has. Per table, length and
 ratio: the largest difference of logits over --new forced tokens between kvbudget.compress and LUKVPress (float32;
 PASS is 1e-4), whether the likeliest tokens agree, bytes of the cut cache over what the table promises, and the median

@@ -88,7 +88,8 @@ def masks(model, layer, heads, tokens):
 
 def budgets(program, table, ratio, tokens):
     command = [program, "budgets", table, "--ratio", repr(ratio), "--tokens", str(tokens), "--json"]
-    return np.array(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["details"][0]["keep"])
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return np.array(json.loads(done.stdout)["details"][0]["keep"])
 
 
 def compare(npy, table, program, library, sink, window):

@@ -1,0 +1,95 @@
+// What `kvbudget inspect` says of rankings and of results, and the picture of a ranking's weights.
+#include "formats/rank_write.h"
+#include "formats_help.h"
+#include "tools/report/inspect_rank.h"
+#include "tools/report/inspect_results.h"
+#include "tools/report/weights_picture.h"
+
+enum { L = 2, G = 1, P = 4 };
+
+#define ABOUT \
+    "{\"name\":\"learned:0123456789ab\",\"features\":[{\"metric\":\"knorm\",\"log\":false}],\"sink\":1,\"folds\":[]}"
+
+// One feature: w, w', recency, constant. What one deviation does: |w + w'|, and of recency |w_r|.
+static double weights[L * G * P] = {3, 0, 1, 0, -2, 0.5, 0.5, 3};
+
+static const char *ranking_file(void)
+{
+    const char *path = help_path("rank.safetensors");
+    const rank_content content = {0, L, G, P, weights, ABOUT};
+    cJSON *metadata = cJSON_CreateObject();
+    cJSON_AddStringToObject(metadata, "model_sha256", "abc");
+    help_ok(rank_write(path, &content, metadata, err));
+    cJSON_Delete(metadata);
+    return path;
+}
+
+static double number(const cJSON *of, const char *name)
+{
+    return cJSON_GetNumberValue(cJSON_GetObjectItem(of, name));
+}
+
+START_TEST(rankings)
+{
+    cJSON *doc = cJSON_CreateObject();
+    help_ok(inspect_ranking(doc, ranking_file(), err));
+    const cJSON *effect = cJSON_GetObjectItem(doc, "mean_effect");
+    ck_assert_double_eq_tol(number(effect, "knorm"), (3 + 1.5) / 2, 1e-12);
+    ck_assert_double_eq_tol(number(effect, "recency"), (1 + 0.5) / 2, 1e-12);
+    ck_assert(number(doc, "n_layers") == L && number(doc, "n_kv_heads") == G);
+    ck_assert_str_eq(cJSON_GetStringValue(cJSON_GetObjectItem(doc, "model_sha256")), "abc");
+    cJSON_Delete(doc);
+    doc = cJSON_CreateObject();
+    help_fails(inspect_ranking(doc, help_path("none.safetensors"), err), KVB_IO, "none.safetensors");
+    cJSON_Delete(doc);
+}
+END_TEST
+
+START_TEST(weights_as_a_picture)
+{
+    static char text[16384];
+    kvb_ranking *ranking;
+    help_ok(kvb_ranking_open(&ranking, ranking_file(), err));
+    FILE *out = fmemopen(text, sizeof text - 1, "w");
+    help_ok(weights_svg(ranking, out, err));
+    ck_assert_int_eq(fclose(out), 0);
+    kvb_ranking_close(ranking);
+    ck_assert(strstr(text, "<svg ") && strstr(text, "</svg>"));
+    const char *knorm = strstr(text, "knorm"), *recency = strstr(text, "recency");
+    ck_assert(knorm && recency && knorm < recency);
+    ck_assert(is_results(text, strlen(text))); // inspect knows it again
+}
+END_TEST
+
+START_TEST(results)
+{
+    static const char json[] =
+        "{\"schema\":\"kvbudget-results\",\"schema_version\":1,\"tool_version\":\"0\",\"command\":"
+        "\"eval\",\"arguments\":[\"eval\"],\"inputs\":[],\"settings\":{},\"rows\":[{\"metric\":"
+        "\"knorm\",\"kl\":1},{\"metric\":\"knorm\",\"ratio\":0.5}],\"details\":{}}";
+    static const char csv[] = "metric,ratio,kl\nknorm,0.5,1\nknorm,0.8,2\n";
+    ck_assert(is_results(json, strlen(json)) && is_results(csv, strlen(csv)));
+    ck_assert(!is_results("{}", 2) && !is_results("", 0) && !is_results("tasks,", 6));
+    cJSON *doc = cJSON_CreateObject();
+    help_ok(inspect_results(doc, json, strlen(json), "worth.json", err));
+    ck_assert(number(doc, "n_rows") == 2);
+    ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(doc, "columns")), 3); // metric, kl, ratio
+    cJSON_Delete(doc);
+    doc = cJSON_CreateObject();
+    help_ok(inspect_results(doc, csv, strlen(csv), "worth.csv", err));
+    ck_assert(number(doc, "n_rows") == 2);
+    cJSON_Delete(doc);
+    doc = cJSON_CreateObject();
+    help_fails(inspect_results(doc, json, strlen(json) - 9, "cut.json", err), KVB_FORMAT, "cut.json");
+    cJSON_Delete(doc);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, rankings);
+    tcase_add_test(tc, weights_as_a_picture);
+    tcase_add_test(tc, results);
+}
+
+UNIT_MAIN("tools_inspect", fill)
