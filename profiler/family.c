@@ -71,7 +71,7 @@ static kvb_status read_optional(double *out, const weights *w, weight_key key, d
 static kvb_status read_gemma(model_config *c, const weights *w, kvb_error *err)
 {
     bool two = strncmp(c->architecture, "gemma2", 6) == 0, large = c->n_layers == (two ? 46 : 62);
-    double scalar = large ? (double)c->width / c->n_heads : c->head_dim, caps[2], base = 10000;
+    double scalar = large ? (double)c->width / c->n_heads : c->head_dim, caps[2] = {0}, base = 10000;
     kvb_status status = read_optional(&scalar, w, WEIGHT_QUERY_SCALAR, scalar, err);
     if (status == KVB_OK) status = read_optional(&caps[0], w, WEIGHT_SCORE_CAP, 0, err);
     if (status == KVB_OK) status = read_optional(&caps[1], w, WEIGHT_LOGIT_CAP, 0, err);

@@ -60,8 +60,8 @@ kvb_status layer_query_moments(const layer_view *view, uint32_t from, double *me
 {
     size_t means = (size_t)view->n_heads * view->head_dim, squares = covariance ? means * view->head_dim : 0;
     if (!view->device) return layer_host_query_moments(view, from, mean, covariance, err);
-    float *made = malloc((means + squares) * sizeof *made + 1), *matrices = covariance ? made + means : NULL;
     // cppcheck-suppress uninitdata ; the device fills it
+    float *made = malloc((means + squares) * sizeof *made + 1), *matrices = covariance ? made + means : NULL;
     kvb_status status = made ? device_query_moments(view->device, from, made, matrices, err) : no_memory(view, err);
     if (status == KVB_OK) widen(mean, made, means);
     if (status == KVB_OK && covariance) widen(covariance, matrices, squares);

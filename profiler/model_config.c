@@ -256,7 +256,7 @@ static kvb_status read_bounded_layers(model_config *c, const weights *w, const f
 // A window as long as all that the model was trained for hides nothing.
 static kvb_status read_window(model_config *c, const weights *w, const family *f, kvb_error *err)
 {
-    double window, use;
+    double window = 0, use = 1;
     char name[96];
     kvb_status status = read_number(w, WEIGHT_WINDOW, 0, &window, err);
     if (status == KVB_OK) status = read_number(w, WEIGHT_USE_WINDOW, 1, &use, err);

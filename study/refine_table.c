@@ -73,8 +73,9 @@ static kvb_status shift_content(const refine_table *t, const double *knots, uint
                                 table_content *out, double **numbers, kvb_error *err)
 {
     size_t R = t->content.n_rows, n = (size_t)t->content.n_layers * t->content.n_kv_heads;
-    double *prune = *numbers = malloc(R * (n + 1) * sizeof *prune), *mean = prune + R * n;
+    double *prune = *numbers = malloc(R * (n + 1) * sizeof *prune);
     if (!prune) return kvb_fail(err, KVB_MEMORY, "no memory for %zu rows", R);
+    double *mean = prune + R * n;
     kvb_status status = shift_table(&t->base, knots, n_knots, shift, prune, err);
     if (status != KVB_OK) return status;
     for (size_t r = 0; r < R; r++) {

@@ -6,7 +6,6 @@
 #include "tools/device.h"
 #include "tools/memory.h"
 #include <math.h>
-#include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,10 +179,9 @@ static int check_options(refine_command *c)
         return cli_usage_error(self, "--test needs --select: texts that choose among what the search finds");
     if (in->n_tokens < 1 || in->n_tokens > 1 << 24 || in->n_next < 2 || in->n_next > 65536)
         return cli_usage_error(self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
-    if (c->e.batch < 1 || c->e.batch > 64 || c->e.threads > 4096 || c->evaluations < 1 || c->evaluations > 1000000 ||
-        c->patience < 1 || c->patience > 1000000)
-        return cli_usage_error(
-            self, "--batch: expected 1 to 64; --threads: at most 4096; --evaluations, --patience: 1 to 1000000");
+    if (c->e.batch < 1 || c->e.batch > 64 || c->evaluations < 1 || c->evaluations > 1000000 || c->patience < 1 ||
+        c->patience > 1000000)
+        return cli_usage_error(self, "--batch: expected 1 to 64; --evaluations, --patience: 1 to 1000000");
     in->device = device_find(self, in->backend_name, in->compute);
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
@@ -267,7 +265,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         code = cli_usage_error(self, "a model, a table and texts are needed: kvbudget %s", self->synopsis);
     if (code == EXIT_DONE) code = check_options(&c);
     if (code == EXIT_DONE) code = gather_operands(&c, argv + first, (size_t)(argc - first));
-    if (code == EXIT_DONE && c.e.threads) omp_set_num_threads((int)c.e.threads);
+    if (code == EXIT_DONE) code = device_take_threads(self, c.e.threads);
     if (code == EXIT_DONE) code = eval_open_table(&c.e, c.operands, c.n_operands);
     if (code == EXIT_DONE) {
         kvb_error err = {0};

@@ -32,7 +32,7 @@ static int by_score(const void *a, const void *b)
 // The sets that lose least, and the chosen one wherever it stands.
 static void print_sets(const learned *l)
 {
-    const learn_trial *sorted[LEARN_TRIALS_MAX];
+    const learn_trial *sorted[LEARN_TRIALS_MAX] = {NULL};
     uint32_t n = 0, set = l->trials[l->chosen].set;
     double lambda = l->trials[l->best].lambda, exponent = l->trials[l->best].exponent;
     for (uint32_t i = (uint32_t)l->from->n_metrics; i < l->n_trials; i++) {
