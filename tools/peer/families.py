@@ -129,6 +129,17 @@ MODELS = {  # name: (model type, settings)
             no_rope_layer_interval=2,
         ),
     ),
+    "smollm3-fourth": (
+        "smollm3",
+        dict(
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_hidden_layers=5,
+            pad_token_id=0,
+            use_sliding_window=False,
+            no_rope_layer_interval=4,
+        ),
+    ),
     "qwen3-moe": (
         "qwen3_moe",
         dict(
@@ -238,8 +249,8 @@ MODELS = {  # name: (model type, settings)
 
 
 # What the container cannot say, or our reader refuses there: biases of queries, keys and values where the architecture
-# has none of its own, and which layers are without experts.
-NOT_IN_GGUF = {"glm4", "qwen3-moe", "llama-bias"}
+# has none of its own, which layers are without experts, and which do not rotate, if it is not every fourth.
+NOT_IN_GGUF = {"glm4", "llama-bias", "qwen3-moe", "smollm3"}
 
 
 def make(kind, settings, folder, dtype=torch.float32):
