@@ -17,8 +17,7 @@ static bool show_progress(void *bar, double done, double total)
 
 static int check_options(eval_command *e)
 {
-    if (e->in.n_tokens < 1 || e->in.n_tokens > 1 << 24 || e->in.n_next < 2 || e->in.n_next > 65536)
-        return cli_usage_error(e->self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
+    if (eval_check_lengths(e) != EXIT_DONE) return EXIT_USAGE;
     if (e->batch > 64) return cli_usage_error(e->self, "--batch: expected at most 64");
     if ((e->with.sink != UINT64_MAX && e->with.sink > UINT32_MAX) ||
         (e->with.window != UINT64_MAX && e->with.window > UINT32_MAX))
@@ -107,9 +106,8 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
 
 static int run_eval(const cli_command *self, int argc, char **argv)
 {
-    eval_command e = {.self = self,
-                      .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
-                      .in = {.backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64}};
+    eval_command e = {
+        .self = self, .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX}, .in = EVAL_INPUTS};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &e.out.name, "NAME",
          "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "

@@ -16,6 +16,21 @@ typedef struct eval_inputs {
     size_t reading; // that operand, while texts are read
 } eval_inputs;
 
+// What all commands begin with; and the options of those that are about one table, as entries of a list.
+#define EVAL_INPUTS                                                                            \
+    {                                                                                          \
+        .backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64 \
+    }
+#define EVAL_INPUT_OPTIONS(in)                                                                                   \
+    {"tokens", 't', CLI_COUNT, &(in).n_tokens, "N", "context: the first N tokens of every text (2048)"},         \
+        {"next", 'n', CLI_COUNT, &(in).n_next, "N", "tokens that follow, teacher-forced (64)"},                  \
+        {"bos", 0, CLI_TEXT, &(in).bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"}, \
+        QUERY_STATISTICS_OPTION((in).statistics),                                                                \
+        {"backend", 'b', CLI_TEXT, &(in).backend_name, "NAME", "cpu or ref"},                                    \
+    {                                                                                                            \
+        "compute", 0, CLI_TEXT, &(in).compute, "KIND", DEVICE_COMPUTE_HELP                                       \
+    }
+
 typedef struct eval_outputs {
     const char *name, *kept, *csv; // NULL: not wanted
     bool quiet, json;
@@ -31,6 +46,8 @@ typedef struct eval_command {
     eval_outputs out;
 } eval_command;
 
+// Whether --tokens and --next can be; EXIT_USAGE after a message where not.
+int eval_check_lengths(const eval_command *e);
 // From operands and options to methods, ratios and texts. What is wrong with the command line is printed, and
 // EXIT_USAGE returned; what is wrong with a file, EXIT_FAILED.
 int eval_open_inputs(eval_command *e, char **operands, size_t n);

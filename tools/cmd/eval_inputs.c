@@ -112,6 +112,13 @@ static kvb_status check_texts(const eval_inputs *e, kvb_error *err)
     return KVB_OK;
 }
 
+int eval_check_lengths(const eval_command *e)
+{
+    const eval_inputs *in = &e->in;
+    if (in->n_tokens >= 1 && in->n_tokens <= 1 << 24 && in->n_next >= 2 && in->n_next <= 65536) return EXIT_DONE;
+    return cli_usage_error(e->self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
+}
+
 int eval_open_inputs(eval_command *e, char **operands, size_t n)
 {
     kvb_error err = {0};

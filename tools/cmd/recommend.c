@@ -192,8 +192,8 @@ static int check_options(recommend_command *c)
         return cli_usage_error(self, "--confidence: expected between 0 and 1, such as 0.95; --cap: above 0");
     if (!promise_test_parse(&c->task.how, c->test_name))
         return cli_usage_error(self, "--p-value: expected betting or bentkus, found '%s'", c->test_name);
-    if (in->n_tokens < 1 || in->n_tokens > 1 << 24 || in->n_next < 2 || in->n_next > 65536 || c->length > UINT32_MAX)
-        return cli_usage_error(self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
+    if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
+    if (c->length > UINT32_MAX) return cli_usage_error(self, "--length: expected at most 4294967295");
     if (c->e.batch < 1 || c->e.batch > 64 || c->draws > 1000000)
         return cli_usage_error(self, "--batch: expected 1 to 64; --check: at most 1000000");
     in->device = device_find(self, in->backend_name, in->compute);
@@ -214,16 +214,15 @@ static int default_ratios(recommend_command *c)
 
 static int run_recommend(const cli_command *self, int argc, char **argv)
 {
-    recommend_command c = {
-        .e = {.self = self,
-              .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
-              .in = {.backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64},
-              .batch = 4,
-              .seed = 1},
-        .max_kl = NAN,
-        .max_flips = NAN,
-        .max_nll = NAN,
-        .confidence = 0.95};
+    recommend_command c = {.e = {.self = self,
+                                 .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
+                                 .in = EVAL_INPUTS,
+                                 .batch = 4,
+                                 .seed = 1},
+                           .max_kl = NAN,
+                           .max_flips = NAN,
+                           .max_nll = NAN,
+                           .confidence = 0.95};
     const cli_option options[] = {
         {"max-kl", 0, CLI_REAL, &c.max_kl, "NATS", "mean KL to the full cache (0.05, if no limit is given)"},
         {"max-flips", 0, CLI_REAL, &c.max_flips, "SHARE", "mean share of tokens whose likeliest successor changes"},
@@ -234,12 +233,7 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to try (5%, 10%, ... 95%)"},
         {"length", 0, CLI_COUNT, &c.length, "N", "tell the memory saved at N tokens (default: --tokens)"},
         {"check", 0, CLI_COUNT, &c.draws, "N", "N times, let half of the texts promise and the other half judge"},
-        {"tokens", 't', CLI_COUNT, &c.e.in.n_tokens, "N", "context: the first N tokens of every text (2048)"},
-        {"next", 'n', CLI_COUNT, &c.e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
-        {"bos", 0, CLI_TEXT, &c.e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
-        QUERY_STATISTICS_OPTION(c.e.in.statistics),
-        {"backend", 'b', CLI_TEXT, &c.e.in.backend_name, "NAME", "cpu or ref"},
-        {"compute", 0, CLI_TEXT, &c.e.in.compute, "KIND", DEVICE_COMPUTE_HELP},
+        EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "ratios that are decoded together (4)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
         {"seed", 's', CLI_COUNT, &c.e.seed, "N", "of --check (1)"},

@@ -177,8 +177,7 @@ static int check_options(refine_command *c)
         return cli_usage_error(self, "--search: expected model, evolve or swap, found '%s'", c->search);
     if (c->test.count && !c->select.count)
         return cli_usage_error(self, "--test needs --select: texts that choose among what the search finds");
-    if (in->n_tokens < 1 || in->n_tokens > 1 << 24 || in->n_next < 2 || in->n_next > 65536)
-        return cli_usage_error(self, "--tokens: expected 1 to 16777216; --next: 2 to 65536");
+    if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
     if (c->e.batch < 1 || c->e.batch > 64 || c->evaluations < 1 || c->evaluations > 1000000 || c->patience < 1 ||
         c->patience > 1000000)
         return cli_usage_error(self, "--batch: expected 1 to 64; --evaluations, --patience: 1 to 1000000");
@@ -221,16 +220,15 @@ static void free_command(refine_command *c)
 
 static int run_refine(const cli_command *self, int argc, char **argv)
 {
-    refine_command c = {
-        .e = {.self = self,
-              .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
-              .in = {.backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64},
-              .batch = 8,
-              .seed = 1},
-        .objective = "kl",
-        .search = "model",
-        .evaluations = 200,
-        .patience = 6};
+    refine_command c = {.e = {.self = self,
+                              .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX},
+                              .in = EVAL_INPUTS,
+                              .batch = 8,
+                              .seed = 1},
+                        .objective = "kl",
+                        .search = "model",
+                        .evaluations = 200,
+                        .patience = 6};
     const cli_option options[] = {
         {"output", 'o', CLI_TEXT, &c.e.out.name, "FILE",
          "the refined table; results so far stand in FILE.cells, and the same command goes on"},
@@ -247,12 +245,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
          "candidates at most, in units of one on all texts of the search (200)"},
         {"patience", 0, CLI_COUNT, &c.patience, "N", "rounds without a gain on the selection texts that end it (6)"},
-        {"tokens", 't', CLI_COUNT, &c.e.in.n_tokens, "N", "context: the first N tokens of every text (2048)"},
-        {"next", 'n', CLI_COUNT, &c.e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
-        {"bos", 0, CLI_TEXT, &c.e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
-        QUERY_STATISTICS_OPTION(c.e.in.statistics),
-        {"backend", 'b', CLI_TEXT, &c.e.in.backend_name, "NAME", "cpu or ref"},
-        {"compute", 0, CLI_TEXT, &c.e.in.compute, "KIND", DEVICE_COMPUTE_HELP},
+        EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts that are decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
         {"seed", 's', CLI_COUNT, &c.e.seed, "N", "of the search (1)"},
