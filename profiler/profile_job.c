@@ -17,7 +17,7 @@ static kvb_status append_text(id_list *out, const model *m, const char *text, kv
 {
     int32_t *ids = NULL, *joined;
     size_t n = 0;
-    kvb_status status = tokenizer_encode(m->tokens, text, strlen(text), false, &ids, &n, err);
+    kvb_status status = model_encode(m, text, strlen(text), &ids, &n, err);
     if (status != KVB_OK) return status;
     joined = realloc(out->ids, (out->n + n + 1) * sizeof *joined);
     if (!joined) {
