@@ -15,6 +15,7 @@ import tempfile
 
 PROFILE = "profile tiny.gguf calib.jsonl -n 4 --ignore-eos -q 1 --quiet --threads 1 -m keydiff -m snapkv -o run.h5"
 SMALL = "-t 200 --quiet --threads 1"
+SHORT = "-t 64 --quiet --threads 1"
 # name: command, points in a short run. Words that are names of inputs are taken from INPUTS.
 COMMANDS = {
     "help": ("help", 3),
@@ -33,6 +34,12 @@ COMMANDS = {
     "task": (
         "task tiny.gguf table.safetensors -k niah_single -c 1 -a uniform -r 0.5 --results r --output s.jsonl "
         + SMALL, 30),
+    "learn": ("learn run.h5 -o rank.safetensors --json", 20),
+    "recommend": ("recommend tiny.gguf table.safetensors texts.jsonl --max-kl 9 --confidence 0.5 -r 0.5 -n 3 --json "
+                  "--csv rows.csv " + SHORT, 20),
+    "refine": ("refine tiny.gguf table.safetensors texts.jsonl -r 0.5 -n 2 --evaluations 1 --json -o r.safetensors "
+               + SHORT, 30),
+    "report": ("report table.safetensors --record run.h5 -r worth.json -o page.html", 20),
     "budgets": ("budgets table.safetensors --ratio 0.5 --tokens 100 --json", 15),
     "plot": ("plot table.safetensors -o t.svg --terminal", 15),
     "export npy": ("export table.safetensors --format npy -o t.npy", 15),
@@ -151,7 +158,7 @@ class Command:
                 if name in self.files and data != b"old" and not equals(self.files[name], data) \
                         and not name.endswith((".cells", ".jsonl")):
                     return "exit status 1 with another %s: %s" % (name, err.decode(errors="replace")[-200:])
-            if self.name in ("profile", "eval", "task"):
+            if self.name in ("profile", "eval", "task", "refine"):
                 return self.resume(folder)
             return None
 
@@ -162,7 +169,8 @@ class Command:
             return "cannot go on: %s" % err.decode(errors="replace")[-300:]
         files = files_below(folder)
         for name, mask in self.files.items():
-            if name not in files or (self.name == "profile" and not equals(mask, files[name])):
+            exact = self.name in ("profile", "refine") and not name.endswith(".cells")
+            if name not in files or (exact and not equals(mask, files[name])):
                 return "gone on: another %s" % name
         return None
 
