@@ -32,18 +32,26 @@ static kvb_status read_special_ids(model *m, const weights *w, kvb_error *err)
     return status;
 }
 
+// A token without a row is never decoded, and cannot be put in front of a text.
+static int32_t id_with_row(int32_t id, uint32_t vocabulary)
+{
+    return id >= 0 && (uint32_t)id < vocabulary ? id : -1;
+}
+
 static kvb_status open_tokenizer(model *m, const weights *w, const model_options *o, kvb_error *err)
 {
     uint32_t vocabulary = m->config.vocabulary;
     if (o->without_tokenizer) return read_special_ids(m, w, err);
     kvb_status status = weights_tokenizer(&m->tokens, w, o->pre, err);
     if (status != KVB_OK) return status;
-    if (tokenizer_size(m->tokens) > vocabulary)
+    int32_t bos = tokenizer_bos(m->tokens);
+    m->special = (special_ids){id_with_row(bos, vocabulary), id_with_row(tokenizer_eos(m->tokens), vocabulary),
+                               id_with_row(tokenizer_eot(m->tokens), vocabulary), tokenizer_add_bos(m->tokens)};
+    if (m->special.add_bos && m->special.bos < 0)
         return kvb_fail(err, KVB_FORMAT,
-                        "%s: the tokenizer has %zu tokens, the embedding %u rows; expected no more tokens than rows",
-                        weights_name(w), tokenizer_size(m->tokens), vocabulary);
-    m->special = (special_ids){tokenizer_bos(m->tokens), tokenizer_eos(m->tokens), tokenizer_eot(m->tokens),
-                               tokenizer_add_bos(m->tokens)};
+                        "%s: texts begin with token %d (BOS), but the embedding has %u rows; expected a tokenizer "
+                        "of this model",
+                        weights_name(w), bos, vocabulary);
     return KVB_OK;
 }
 

@@ -1,5 +1,6 @@
 // Folders of Hugging Face: the tiny model's weights written as one gives the bits of its GGUF file; settings of rotary
-// positions in both forms; every fault of a folder is an error that names file and tensor.
+// positions in both forms; every fault of a folder is an error that names file and tensor; tokens that the embedding has
+// no row for are harmless until a text holds one.
 #include "profiler/forward.h"
 #include "profiler/gguf.h"
 #include "profiler/weights.h"
@@ -343,6 +344,38 @@ START_TEST(test_wrong_tensors)
 }
 END_TEST
 
+// ---- tokens that the embedding has no row for ----
+
+// Token 299 has the last row, 300 and 301 have none.
+#define TOKENIZER                                                                                           \
+    "{\"normalizer\":null,\"pre_tokenizer\":null,\"added_tokens\":[{\"id\":299,\"content\":\"<last>\"},"    \
+    "{\"id\":300,\"content\":\"<extra>\"},{\"id\":301,\"content\":\"<bos>\",\"special\":true}],\"model\":{" \
+    "\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}"
+
+START_TEST(test_tokens_without_a_row)
+{
+    folder f = folder_make("tokens");
+    model *m = NULL;
+    int32_t *ids;
+    size_t n;
+    write_all(&f);
+    write_text(&f, "tokenizer.json", TOKENIZER);
+    write_text(&f, "tokenizer_config.json", "{\"bos_token\":\"<bos>\",\"eos_token\":\"<extra>\"}");
+    help_ok(model_open(&m, f.path, &backend_cpu, NULL, err));
+    ck_assert(tokenizer_size(m->tokens) == 302 && m->special.bos == -1 && m->special.eos == -1);
+    help_ok(model_encode(m, "ab<last>", 8, &ids, &n, err));
+    ck_assert(n == 3 && ids[0] == 0 && ids[1] == 1 && ids[2] == 299);
+    free(ids);
+    help_fails(model_encode(m, "a<extra>", 8, &ids, &n, err), KVB_ARGUMENT,
+               "token 1 of the text is \"<extra>\" with id 300, but the embedding has 300 rows");
+    ck_assert(!ids && n == 0);
+    model_free(m);
+    write_text(&f, "tokenizer_config.json", "{\"bos_token\":\"<bos>\",\"add_bos_token\":true}");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "texts begin with token 301 (BOS)");
+    folder_free(&f);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_unchecked_fixture(tc, setup, help_teardown);
@@ -351,6 +384,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_rotary_settings_in_both_forms);
     tcase_add_test(tc, test_wrong_configs);
     tcase_add_test(tc, test_wrong_tensors);
+    tcase_add_test(tc, test_tokens_without_a_row);
 }
 
 UNIT_MAIN("profiler weights", fill)
