@@ -85,6 +85,17 @@ class TableInfo:
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """What `kvbudget learn` fitted, as a table carries it: per KV head a linear form of features (runtime/kvbudget.h)."""
+
+    name: str  # the table's metric
+    metrics: tuple[str, ...]  # whose scores are the features, in this order
+    logarithm: tuple[bool, ...]  # the score's logarithm is the feature
+    sink: int  # first tokens that take no part in means and deviations
+    weights: NDArray[np.float64] = field(repr=False)  # [L, G, 2 F + 2]: z and z|z| of each feature, recency, constant
+
+
+@dataclass(frozen=True)
 class Row:
     """What the solver found for one global ratio. Losses are shares of the oracle's total importance."""
 
@@ -135,6 +146,8 @@ class Table:
         ratios.flags.writeable = False
         #: Prune ratios [R, L, G], read-only.
         self.prune_ratios: NDArray[np.float64] = ratios
+        #: The ranking that the table carries; None where it is for a plain metric.
+        self.ranking = _ranking(lib.library().kvb_table_ranking(handle))
 
     def __repr__(self) -> str:
         i = self.info
@@ -194,6 +207,17 @@ class Table:
         mine.hf_id = hf_id.encode() if hf_id else None
         mine.hf_revision = hf_revision.encode() if hf_revision else None
         lib.call("kvb_table_check_weights", self._handle, c.byref(mine))
+
+    def rank(self, layer: int, head: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scores [T] of one head's tokens from those of the ranking's metrics, float32 [F, T] (kvb_rank)."""
+        features = np.ascontiguousarray(features, np.float32)
+        wanted = len(self.ranking.metrics) if self.ranking else features.shape[0]
+        if features.ndim != 2 or features.shape[0] != wanted:
+            raise lib.KVBudgetError(f"{self.path}: expected scores of {wanted} metrics, found {features.shape}")
+        rows = (c.c_void_p * wanted)(*(row.ctypes.data for row in features))
+        out = np.empty(features.shape[1], np.float32)
+        lib.call("kvb_rank", self._handle, _count(layer), _count(head), rows, out.size, out.ctypes.data)
+        return out
 
     def keep(
         self,
@@ -332,6 +356,16 @@ def _info(i: lib.Info) -> TableInfo:
     return TableInfo(**values)
 
 
+def _ranking(handle: Any) -> Ranking | None:
+    if not handle:
+        return None
+    r = lib.library().kvb_ranking_about(handle).contents
+    weights = np.ctypeslib.as_array(r.weights, (r.n_layers, r.n_kv_heads, r.n_columns)).copy()
+    weights.flags.writeable = False
+    metrics = tuple(name.decode() for name in r.metrics[: r.n_features])
+    return Ranking(r.name.decode(), metrics, tuple(map(bool, r.logarithm[: r.n_features])), r.sink, weights)
+
+
 def _options(rounding: str, lookup: str, strict: bool, block: int) -> lib.Options:
     for name, value, known in (("rounding", rounding, _ROUNDINGS), ("lookup", lookup, _LOOKUPS)):
         if value not in known:
@@ -350,4 +384,15 @@ def _pointer(counts: NDArray[np.uint32]) -> Any:
     return counts.ctypes.data_as(c.POINTER(c.c_uint32))
 
 
-__all__ = ["Budgets", "MismatchError", "ModelShape", "Row", "Table", "TableInfo", "cu_seqlens", "reselect", "select"]
+__all__ = [
+    "Budgets",
+    "MismatchError",
+    "ModelShape",
+    "Ranking",
+    "Row",
+    "Table",
+    "TableInfo",
+    "cu_seqlens",
+    "reselect",
+    "select",
+]

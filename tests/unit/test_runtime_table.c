@@ -469,20 +469,20 @@ END_TEST
 
 START_TEST(test_damaged_files)
 {
-    static const char *const edits[][2] = {
+    static const char *const damages[][2] = {
         {FILES("3"), "file \"2.safetensors\": expected 64 hexadecimal digits, found \"\""},
         {FILES("\\\"xyz\\\""), "expected 64 hexadecimal digits, found \"xyz\""},
         {"\"model_files\":\"[]\",\"note\"", "metadata \"model_files\""},
     };
-    for (size_t i = 0; i < sizeof edits / sizeof *edits; i++) {
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
         table_case c = case_default();
-        c.edit_from = "\"note\"", c.edit_to = edits[i][0];
+        c.edit_from = "\"note\"", c.edit_to = damages[i][0];
         size_t size;
         unsigned char *bytes = case_bytes(&c, &size, NULL);
         kvb_table *t;
         kvb_error err;
         ck_assert_int_eq(kvb_table_open_memory(&t, bytes, size, "case", NULL, &err), KVB_FORMAT);
-        ck_assert_msg(strstr(err.message, edits[i][1]), "%s", err.message);
+        ck_assert_msg(strstr(err.message, damages[i][1]), "%s", err.message);
         free(bytes);
     }
 }
