@@ -148,6 +148,7 @@ void model_free(model *m)
     }
     tokenizer_free(m->tokens);
     origin_free(&m->origin);
+    chat_frame_free(&m->chat);
     query_statistics_free(m->statistics);
     free(m);
 }

@@ -131,6 +131,8 @@ static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb
     model_options wishes = {true, p->pre, p->statistics, (uint32_t)p->layers};
     for (size_t i = 0; i < p->n_files; i++) wishes.without_tokenizer &= !calib_has_text(&p->files[i]);
     kvb_status status = model_open(&p->m, operands[0], p->device, &wishes, err);
+    if (status == KVB_OK && p->chat) status = model_use_chat(p->m, err);
+    if (status == KVB_OK) p->m->special_text = p->special;
     for (size_t i = 0; i < p->options.n_metrics && status == KVB_OK; i++) {
         const model_config *c = &p->m->config;
         status = learned_check_model(&p->metrics[i], c->n_layers, c->n_kv_heads, p->m->sha256, err);
@@ -207,6 +209,11 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "generate even where the calibration data gives answers"},
         {"include-first", 0, CLI_FLAG, &p->include_first, NULL,
          "also record the last prompt token's query, which emits the first token"},
+        {"chat", 0, CLI_FLAG, &p->chat, NULL,
+         "wrap context and question in the model's own chat template (ChatML, Llama 3, Mistral,\nGemma, Phi, gpt-oss); "
+         "an answer_prefix follows only where the line gives one"},
+        {"special", 0, CLI_FLAG, &p->special, NULL,
+         "take \"<|im_start|>\" and the like in the texts as the tokens that they name"},
         {"bos", 0, CLI_TEXT, &p->bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &p->pre, "NAME",
          "split words as this pre-tokenizer does, not as the file says: smollm, llama-bpe,\nqwen2, gpt-2 (what "

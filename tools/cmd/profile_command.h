@@ -12,7 +12,7 @@ typedef struct profile_command {
     const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers;
     double temperature;
-    bool beyond_trained;
+    bool beyond_trained, chat, special;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet, roofline;
     uint64_t memory_bytes;          // --memory: of the whole process; 0: not given
     uint64_t loaded, load_peak;     // memory with the model loaded: now, and at most while it was
