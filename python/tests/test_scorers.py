@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from families import build
 from test_eviction import prefill, prompt
 
@@ -161,6 +162,29 @@ def test_compress_ranks_by_it(learned: kvbudget.Table, tmp_path: Path) -> None:
         scores = by_formula(learned, layer, h, features).astype(np.float32)
         wanted = kvbudget.select(scores, int(keep), info.sink, info.window)
         assert cut.layers[layer].segment(h)[2].tolist() == wanted.tolist()
+
+
+@pytest.mark.skipif(
+    tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 3), reason="kvpress is for transformers below 5.3"
+)
+@pytest.mark.parametrize("mode", ["compact", "mask"])
+def test_budget_press_ranks_by_it(learned: kvbudget.Table, mode: Any) -> None:
+    """In kvpress's hands a learned table keeps the tokens that it keeps in compress."""
+    pytest.importorskip("kvpress")
+    model, ids = build("llama"), prompt(1, 50)
+    with kvbudget.compress(build("llama"), learned, 0.5) as run:
+        wanted = prefill(run.model, ids)
+    press = kvbudget.BudgetPress(learned, 0.5, mode=mode)
+    with press(model):
+        cache = prefill(model, ids)
+    for layer in attention_layers(model):
+        for h in range(2):
+            if mode == "compact":
+                kept = cache.layers[layer.index].segment(h)[2].tolist()
+            else:
+                _, heads, places = layer.module.masked_key_indices
+                kept = sorted(set(range(50)) - set(places[heads == h].tolist()))
+            assert kept == wanted.layers[layer.index].segment(h)[2].tolist()
 
 
 def test_chunks_and_second_cuts_by_it(learned: kvbudget.Table) -> None:
