@@ -110,7 +110,9 @@ def main():
                   file=sys.stderr)
             for (metric, who, function, sinks, tail, raw), s in zip(cases, got):
                 said[metric] = who
-                error = scorer_peers.inversion(s, raw(layer), sinks) if raw else difference(s, function(layer), sinks, tail)
+                error = (
+                    scorer_peers.inversion(s, raw(layer), sinks) if raw else difference(s, function(layer), sinks, tail)
+                )
                 worst[metric] = max(worst.get(metric, 0), error)
             for ratio in (0.5, 0.8, 0.95):
                 for metric, who, function, count, peer in scorer_peers.kept(a.lag, ratio):

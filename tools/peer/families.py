@@ -35,7 +35,7 @@ LAG = 64  # partitions of LagKV: several in a short context
 CUTS = ("-m", "keydiff", "-m", "snapkv:kvpress:window=16", "-a", "uniform", "-a", "ada", "-r", "0.5,0.9")
 # What the container cannot say, or our reader refuses there: which layers are without experts, and which do not turn, if
 # it is not every fourth.
-NOT_IN_GGUF = {"qwen3-moe", "smollm3", "glm4", "llama-bias"}
+NOT_IN_GGUF = {"qwen3-moe", "smollm3"}
 FIXTURES = (
     "llama", "mistral", "qwen2-window", "qwen3", "phi3", "granite", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3",
     "gpt-oss", "qwen3-moe", "mixtral", "olmoe", "glm4", "exaone4", "cohere", "cohere2",

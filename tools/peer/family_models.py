@@ -76,8 +76,10 @@ MODELS = {
     "smollm3": small("smollm3", 4, 2, no_rope_layer_interval=2, **SMOLLM3),
     "smollm3-fourth": small("smollm3", 4, 2, no_rope_layer_interval=4, **SMOLLM3),
     "qwen3-moe": small("qwen3_moe", 4, 1, 16, mlp_only_layers=[1], **(QWEN3_MOE | dict(num_hidden_layers=3))),
+    "qwen3-moe-all": small("qwen3_moe", 4, 1, 16, **QWEN3_MOE),
     "mixtral": small("mixtral", 6, 2, num_local_experts=4, num_experts_per_tok=2, sliding_window=None, hidden_size=96),
     "olmoe": small("olmoe", 4, 2, num_experts=6, num_experts_per_tok=3, norm_topk_prob=False),
+    "olmoe-clip": small("olmoe", 4, 2, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False, clip_qkv=0.7),
     "gpt-oss": small("gpt_oss", 8, 1, 16, **OSS, **rope("yarn", 150000.0, **OSS_ROPE)),
     "gemma2": small("gemma2", 6, 2, 24, tie_word_embeddings=True, **GEMMA2, **WINDOWS),
     "gemma3": small(
@@ -94,6 +96,7 @@ MODELS = {
     "glm4": small("glm4", 6, 2, 16, attention_bias=True, **rope("default", partial_rotary_factor=0.5)),
     "exaone4": small("exaone4", 5, 1, 16, sliding_window_pattern=4, **WINDOWS),
     "cohere": small("cohere", 4, 2, **COHERE),
+    "cohere-norm": small("cohere", 8, 2, use_qk_norm=True, **COHERE),
     "cohere2": small("cohere2", 4, 2, 16, **COHERE, **WINDOWS),
     "olmo2": small("olmo2", 6, 2, hidden_size=96),
     "olmo3": small("olmo3", 6, 2, hidden_size=96, **WINDOWS),

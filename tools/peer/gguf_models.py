@@ -157,6 +157,8 @@ def add_numbers(g, arch, c):
     if getattr(c, "attn_logit_softcapping", None):
         g.add_attn_logit_softcapping(c.attn_logit_softcapping)
         g.add_final_logit_softcapping(c.final_logit_softcapping)
+    if getattr(c, "clip_qkv", None):
+        g.add_clamp_kqv(c.clip_qkv)
     if hasattr(c, "logit_scale"):
         g.add_logit_scale(c.logit_scale)
     if arch == "granite":

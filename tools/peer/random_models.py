@@ -2,8 +2,9 @@
 
 usage: random_models.py KVBUDGET [--tokens 300] [--seed 1]
 The models are made here by transformers (llama architecture: MHA, GQA and MQA, odd head sizes, tied and own output
-matrix, scaled RoPE, float32 and bfloat16 tensors) and written as GGUF. The judge is transformers in float64: kvbudget's f32 may be off by 4 times what transformers is in float32, bf16x3 by 64 times that,
-bf16 by 1.5 times what transformers is in bfloat16. Ends with PASS or FAIL. Needs torch, transformers >= 4.56, < 5.3,
+matrix, scaled RoPE, float32 and bfloat16 tensors) and written as GGUF. The judge is transformers in float64: kvbudget's
+f32 may be off by 4 times what transformers is in float32, bf16x3 by 64 times that, bf16 by 1.5 times what transformers
+is in bfloat16. Ends with PASS or FAIL. Needs torch, transformers >= 4.56, < 5.3,
 gguf, numpy.
 """
 import argparse
