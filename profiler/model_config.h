@@ -40,7 +40,7 @@ static inline void layer_set_add(layer_set *s, uint32_t layer)
 
 typedef struct model_config {
     char architecture[32];
-    char name[128];          // general.name, or the file's name
+    char name[128];          // general.name, the repository's name, or the file's or folder's
     uint32_t n_layers;       // L
     uint32_t n_heads;        // H query heads
     uint32_t n_kv_heads;     // G, divides H

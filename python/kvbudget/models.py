@@ -117,7 +117,8 @@ class AttentionLayer:
         if self.post_norm is None:
             return found
         with torch.no_grad():  # of ones it is w, whichever way the family writes it
-            return found * self.post_norm(torch.ones_like(found[0, 0])).to(found.dtype)
+            weighted: Tensor = found * self.post_norm(torch.ones_like(found[0, 0])).to(found.dtype)
+            return weighted
 
 
 def _rotates(module: Any) -> bool:
