@@ -98,6 +98,15 @@ class Expectation(c.Structure):
     ]
 
 
+class Weights(c.Structure):
+    _fields_ = [
+        ("file_sha256", c.POINTER(c.c_char_p)),
+        ("n_files", c.c_uint32),
+        ("hf_id", c.c_char_p),
+        ("hf_revision", c.c_char_p),
+    ]
+
+
 class Options(c.Structure):
     _fields_ = [("rounding", c.c_int), ("lookup", c.c_int), ("strict", c.c_int), ("block", c.c_uint32)]
 
@@ -119,6 +128,7 @@ _STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take
     "kvb_table_open": [c.POINTER(_TABLE), c.c_char_p, c.c_void_p, _ERROR],
     "kvb_table_row": [_TABLE, c.c_uint32, c.POINTER(Row), _ERROR],
     "kvb_table_check": [_TABLE, c.POINTER(Expectation), _ERROR],
+    "kvb_table_check_weights": [_TABLE, c.POINTER(Weights), _ERROR],
     "kvb_budgets": [*_BUDGET, _ERROR],
     "kvb_budgets_summarize": [*_BUDGET, c.POINTER(Summary), _ERROR],
     "kvb_select": [c.c_void_p, *[c.c_uint32] * 4, c.c_void_p, c.c_size_t, _ERROR],

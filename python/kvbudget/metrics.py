@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._library import KVBudgetError
+from .attention import attention_weights
 from .models import AttentionLayer
 
 
@@ -147,8 +148,8 @@ class Voted(Metric):
         q = _group(seen.tail, layer.config, heads) * layer.query_scale  # [G, group, W, d]
         logits = q @ keys[:, None].transpose(2, 3) / math.sqrt(keys.shape[-1])
         at = torch.arange(seen.n_tokens - q.shape[2], seen.n_tokens, device=places.device)
-        logits = logits.masked_fill(places > at[:, None], float("-inf"))
-        votes = logits.softmax(-1, dtype=torch.float32).to(keys.dtype)
+        sinks = None if layer.sinks is None else _group(layer.sinks, layer.config, heads)[..., None].expand(q.shape[:-1])
+        votes = attention_weights(logits, places <= at[:, None], layer.softcap, sinks).to(keys.dtype)
         old = int((places < seen.n_tokens - window).sum())
         joined = self.join(votes[..., :old])
         above = 0.0 if self.name.startswith("snapkv:lukv") else 1.0

@@ -1,10 +1,11 @@
 """Tables of budgets, opened, checked and asked by the C library."""
 
 import ctypes as c
+import hashlib
 import json
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -177,6 +178,9 @@ class Table:
         metric: str | None = None,
         protection: tuple[int, int] | None = None,
         model_sha256: str | None = None,
+        hf_id: str | None = None,
+        hf_revision: str | None = None,
+        weight_files: Sequence[str | os.PathLike[str]] | None = None,
     ) -> None:
         """Raises :class:`MismatchError`, which names both sides, unless the table is for this model and scorer.
 
@@ -184,6 +188,9 @@ class Table:
         metric        the scorer that will rank, e.g. ``"snapkv:kvpress"``
         protection    (sinks, window) that will be protected
         model_sha256  identity of the weights
+        hf_id         the repository at Hugging Face that they are from, ``"organisation/name"``
+        hf_revision   the commit there
+        weight_files  all files that hold them (``*.safetensors``), which are read and hashed
         """
         expected = lib.Expectation()
         if config is not None:
@@ -195,6 +202,11 @@ class Table:
         if protection is not None:
             expected.has_protection, expected.sink, expected.window = 1, *protection
         lib.call("kvb_table_check", self._handle, c.byref(expected))
+        hashes = [_file_sha256(path).encode() for path in weight_files or ()]
+        mine = lib.Weights((c.c_char_p * len(hashes))(*hashes), len(hashes))
+        mine.hf_id = hf_id.encode() if hf_id else None
+        mine.hf_revision = hf_revision.encode() if hf_revision else None
+        lib.call("kvb_table_check_weights", self._handle, c.byref(mine))
 
     def rank(self, layer: int, features: NDArray[np.float32], head: int | None = None) -> NDArray[np.float32]:
         """Scores of a layer's tokens from those of the ranking's metrics (kvb_rank).
@@ -327,6 +339,14 @@ def cu_seqlens(lengths: NDArray[np.uint32], slack: int = 0, block: int = 1) -> N
         "kvb_cu_seqlens", lengths.ctypes.data, lengths.size, _count(slack), _count(block), out.ctypes.data, out.size
     )
     return out
+
+
+def _file_sha256(path: str | os.PathLike[str]) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 22):
+            found.update(piece)
+    return found.hexdigest()
 
 
 def _info(i: lib.Info) -> TableInfo:
