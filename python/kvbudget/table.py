@@ -215,14 +215,14 @@ class Table:
         """
         features = np.ascontiguousarray(features, np.float32)
         heads = range(self.info.n_kv_heads) if head is None else range(head, head + 1)
-        wanted = (len(self.ranking.metrics) if self.ranking else features.shape[0], len(heads))
-        if features.ndim != 3 or features.shape[:2] != wanted:
+        n_metrics = len(self.ranking.metrics) if self.ranking else len(features)
+        if features.ndim != 3 or features.shape[:2] != (n_metrics, len(heads)):
             raise lib.KVBudgetError(
-                f"{self.path}: expected scores of {wanted[0]} metrics for {wanted[1]} KV heads, found {features.shape}"
+                f"{self.path}: expected scores of {n_metrics} metrics for {len(heads)} KV heads, found {features.shape}"
             )
-        out = np.empty(features.shape[1:], np.float32)
+        out: NDArray[np.float32] = np.empty((len(heads), features.shape[2]), np.float32)
         for i, h in enumerate(heads):
-            rows = (c.c_void_p * wanted[0])(*(feature[i].ctypes.data for feature in features))
+            rows = (c.c_void_p * n_metrics)(*(feature[i].ctypes.data for feature in features))
             lib.call("kvb_rank", self._handle, _count(layer), _count(h), rows, out.shape[1], out[i].ctypes.data)
         return out
 

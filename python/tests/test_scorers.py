@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from families import build
-from test_eviction import prefill, prompt
+from families import FAMILIES, build
+from test_eviction import T, prefill, prompt
 
 import kvbudget
 from kvbudget import metrics, scorers
-from kvbudget.models import attention_layers
+from kvbudget.hooks import attached
+from kvbudget.models import attention_layers, has_window
 
 PROGRAM = os.environ.get("KVBUDGET_PROGRAM") or shutil.which("kvbudget")
 FEATURES = ["keydiff", "snapkv:kvpress:window=8:kernel=3", "morphkv:window=6", "lagkv:kvpress:lag=8", "ea:kvpress"]
@@ -80,6 +81,71 @@ def test_lagkv_gives_equal_tokens_ranks_by_position(arrays: Any) -> None:
     keys, values, query = (torch.ones_like(x) for x in arrays)
     found = scores_of("lagkv:kvpress:sink=3:lag=6", keys, values, query)
     assert np.allclose(found[0, 3:9], np.arange(5, -1, -1) / 6)
+
+
+@torch.no_grad()
+def watched(family: str) -> tuple[Any, Any, dict[int, Any], dict[int, Any]]:
+    """A model of a family in eager attention, with its attention matrices, and of each layer queries and input."""
+    model, queries, inputs = build(family), {}, {}
+    if model is None:
+        pytest.skip(f"transformers {transformers.__version__} does not have {family}")
+    layers = attention_layers(model)
+    for layer in layers:
+        layer.config._attn_implementation = "eager"
+
+    def after(layer: Any, _: Any, args: Any, kwargs: Any, __: Any) -> None:
+        inputs[layer.index] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+    with attached(layers, lambda layer, *what: queries.update({layer.index: what}), after):
+        model(prompt(), use_cache=False)
+    for layer in layers:
+        layer.config._attn_implementation = "eager"
+    return model, model(prompt(), output_attentions=True, use_cache=False), queries, inputs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_votes_are_the_models_own_attention(family: str) -> None:
+    """SnapKV without pooling: the mean attention of the last queries, whatever the family does to its logits."""
+    model, out, queries, _ = watched(family)
+    metric = scorers.parse("snapkv:kvpress:window=4:kernel=1")
+    layers = attention_layers(model)
+    maps = out.attentions if len(out.attentions) == len(layers) else [out.attentions[x.index] for x in layers]
+    if not queries or maps[0] is None:
+        pytest.skip(f"{family} has attention code of its own")
+    for layer, attention in zip(layers, maps):
+        if has_window(layer):
+            continue
+        query, key, value, _, scaling, _ = queries[layer.index]
+        seen = metrics.Seen()
+        metric.observe(seen, layer, metrics.Step(metrics.in_units(query[0], scaling), torch.zeros(query.shape[2], 1)))
+        with torch.no_grad():
+            found = metric.score(layer, key[0], value[0], seen, torch.arange(T), slice(0, key.shape[1]))
+        weights = attention[0, :, -4:, :-4].mean(1)
+        wanted = weights.view(key.shape[1], -1, T - 4).mean(1)
+        assert torch.allclose(found[:, :-4], wanted, atol=1e-6), layer.name
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in ("gpt2", "gpt-neox")])
+def test_queries_before_rotation(family: str) -> None:
+    """Nothing is turned at position 0, only scaled by yarn: there what expected attention takes for queries attends."""
+    model, _, queries, inputs = watched(family)
+    if not queries:
+        pytest.skip(f"{family} has attention code of its own")
+    for layer in attention_layers(model):
+        query, _, _, _, scaling, _ = queries[layer.index]
+        with torch.no_grad():
+            ours = layer.queries(inputs[layer.index])[0, :, 0] * layer.query_scale
+            turn = layer.mean_rotation(0, 1, query)
+            ours = ours if turn is None else ours @ turn.T
+        assert torch.allclose(ours, metrics.in_units(query, scaling)[0, :, 0], atol=1e-5), layer.name
+
+
+def test_queries_that_are_not_known_are_refused() -> None:
+    model = build("llama")
+    layer = attention_layers(model)[0]
+    layer.module.q_layernorm = torch.nn.Identity()
+    with pytest.raises(kvbudget.KVBudgetError, match="norm of queries, Identity, is not known"):
+        layer.queries(torch.zeros(1, 2, 64))
 
 
 @pytest.fixture(scope="module")
