@@ -194,6 +194,21 @@ typedef struct kvb_expectation {
 // Fails with KVB_MISMATCH; the message names the first field that differs, what was expected and what the table says.
 KVB_API kvb_status kvb_table_check(const kvb_table *table, const kvb_expectation *expected, kvb_error *err);
 
+// What an engine knows of weights that it holds as Hugging Face publishes them, where it has no `model_sha256`, which
+// is kvbudget's own hash over all files. Zero and NULL mean "do not check this".
+typedef struct kvb_weights {
+    const char *const *file_sha256; // [n_files] SHA-256 of every file that holds weights (*.safetensors), in any order,
+    uint32_t n_files;               // without regard to case; the hub shows them, and a hub cache names its blobs so
+    const char *hf_id;              // "organisation/name"; compared exactly
+    const char *hf_revision;        // the commit; compared exactly
+} kvb_weights;
+
+// Tells whether the table was made with these weights (metadata model_files, hf_id, hf_revision; formats/README.md).
+// Equal hashes are proof. A name alone is not: a folder that was fine-tuned may still name the model it began from. A
+// table that was made from a GGUF file of the same model has that file's hash, so only names can be compared. Does not
+// allocate. Fails with KVB_MISMATCH, which names what differs or that the table says nothing; KVB_ARGUMENT: NULL.
+KVB_API kvb_status kvb_table_check_weights(const kvb_table *table, const kvb_weights *mine, kvb_error *err);
+
 // ---- Budgets ------------------------------------------------------------------------------------
 
 // How shares become whole tokens. A head with prune ratio r ideally keeps (1 - r) T.
