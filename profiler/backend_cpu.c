@@ -183,7 +183,8 @@ static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, con
         .name = "cpu", .compute = COMPUTE, .summary = SUMMARY, .context_rows = CONTEXT_ROWS, .open = cpu_open,        \
         .close = cpu_close, .check = cpu_check, .alloc = host_alloc, .release = host_release, .upload = host_upload,  \
         .download = host_download, .copy = host_copy, .clear = host_clear, .host_view = host_view,                    \
-        .matrix_load = cpu_matrix_load, .matrix_release = cpu_matrix_release, .scratch_bytes = cpu_scratch_bytes,     \
+        .matrix_load = cpu_matrix_load, .matrix_bytes = cpu_matrix_bytes, .matrix_release = cpu_matrix_release,       \
+        .scratch_bytes = cpu_scratch_bytes,                                                                           \
         .free_bytes = host_free_bytes, .packed_floats = cpu_packed_floats, .pack_prefix = cpu_pack_prefix,            \
         .gather = cpu_gather, .rms_norm = cpu_rms_norm, .matmul = cpu_matmul, .project = cpu_project,                 \
         .layer_norm = cpu_layer_norm, .glu = cpu_glu, .softcap = cpu_softcap, .take_rows = cpu_take_rows,             \

@@ -14,9 +14,13 @@ typedef struct id_list {
 
 static kvb_status append_text(id_list *out, const model *m, const char *text, kvb_error *err)
 {
+    enum { BYTES_PER_TOKEN = 4 };
     int32_t *ids = NULL, *joined;
-    size_t n = 0;
-    kvb_status status = tokenizer_encode(m->tokens, text, strlen(text), false, &ids, &n, err);
+    size_t n = strlen(text) / BYTES_PER_TOKEN + 1;
+    kvb_status status = KVB_OK;
+    if (m->tokens) status = tokenizer_encode(m->tokens, text, strlen(text), false, &ids, &n, err);
+    else if (!(ids = calloc(n, sizeof *ids))) // only to be counted: a plan of a model without a tokenizer
+        status = kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", n);
     if (status != KVB_OK) return status;
     joined = realloc(out->ids, (out->n + n + 1) * sizeof *joined);
     if (!joined) {
@@ -288,6 +292,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o);
     if (bounded[0]) ok = ok && cJSON_AddStringToObject(a, "bounded_layers", bounded);
     if (bounded[0]) ok = ok && cJSON_AddNumberToObject(a, "layer_window", m->config.window);
+    if (m->form == WEIGHTS_HALF) ok = ok && cJSON_AddStringToObject(a, "weights", "bf16");
     if (m->statistics) ok = ok && cJSON_AddStringToObject(a, "query_statistics_sha256", m->statistics->sha256);
     if (!ok) {
         cJSON_Delete(a);
