@@ -6,17 +6,16 @@
 kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const task_sample *sample, kvb_error *err)
 {
     int32_t *text = NULL;
-    size_t n_text = 0, bos = tokenizer_add_bos(m->tokens) && tokenizer_bos(m->tokens) >= 0;
+    size_t n_text = 0, bos = m->special.add_bos && m->special.bos >= 0;
     *ids = NULL;
-    kvb_status status =
-        tokenizer_encode(m->tokens, sample->context, strlen(sample->context), false, &text, &n_text, err);
+    kvb_status status = model_encode(m, sample->context, strlen(sample->context), &text, &n_text, err);
     if (status == KVB_OK && n_text + bos > m->config.context_length)
         status = kvb_fail(err, KVB_ARGUMENT, "sample %s: %zu tokens, the model was trained for %u", sample->id,
                           n_text + bos, m->config.context_length);
     if (status == KVB_OK && !(*ids = malloc((n_text + 2) * sizeof **ids)))
         status = kvb_fail(err, KVB_MEMORY, "sample %s: no memory for %zu ids", sample->id, n_text);
     if (status == KVB_OK) {
-        if (bos) (*ids)[0] = tokenizer_bos(m->tokens);
+        if (bos) (*ids)[0] = m->special.bos;
         memcpy(*ids + bos, text, n_text * sizeof **ids);
         *n = (uint32_t)(n_text + bos);
     }
@@ -35,7 +34,7 @@ typedef struct talk {
 
 static kvb_status encode_question(talk *k, const model *m, const task *t, const task_question *q, kvb_error *err)
 {
-    kvb_status status = tokenizer_encode(m->tokens, q->text, strlen(q->text), false, &k->ids, &k->n_question, err);
+    kvb_status status = model_encode(m, q->text, strlen(q->text), &k->ids, &k->n_question, err);
     if (status != KVB_OK) return status;
     if (k->n_question == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: a question without tokens", t->spec);
     int32_t *longer = realloc(k->ids, (k->n_question + task_new_tokens(t->kind)) * sizeof *longer);

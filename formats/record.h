@@ -29,7 +29,14 @@ typedef struct record_shape {
 
 typedef struct record_writer record_writer;
 
-typedef enum record_start { RECORD_NEW, RECORD_RESUME, RECORD_REPLACE, RECORD_JOIN } record_start;
+typedef enum record_start {
+    RECORD_NEW,
+    RECORD_RESUME,
+    RECORD_REPLACE,
+    RECORD_JOIN,
+    RECORD_ADD,
+    RECORD_ADD_JOIN
+} record_start;
 
 typedef struct record_question {
     // [L,G,T], finite and >= 0; NULL exactly when n_queries is 0 (nothing was decoded, e.g. EOS came first).
@@ -52,6 +59,10 @@ typedef struct record_question {
 // values. A folder that another process is writing to is refused (KVB_IO). On failure *out is NULL.
 // RECORD_JOIN: puts into the folder that another process of the same run has begun and holds; such a writer cannot
 // finish the record. Parts are files of their own, put in place atomically, so writers need not know of each other.
+// RECORD_ADD: adds to the finished record at `path`, which must be there and stays until record_finish puts the larger
+// one in its place; an addition that was stopped goes on. `attributes` are those of the larger record
+// (record_growth.h). A context of the finished one counts as there when it has scores of all metrics that these name,
+// and what is put of such a context joins the scores that it has. RECORD_ADD_JOIN: RECORD_JOIN for such a run.
 kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes,
                         record_start start, kvb_error *err);
 
@@ -153,8 +164,10 @@ kvb_status record_mark_shard(cJSON *attributes, uint32_t shard, uint32_t n_shard
                              kvb_error *err);
 const char *record_shard(const record *r); // "3/8", or NULL: not a shard
 
-// Puts shards together: the bytes are those of the record that one process would have written. What two shards both
-// have must be equal bit by bit. KVB_MISMATCH: shards of different runs, other contents for the same thing, anything
-// missing (named), or `path` exists and not `replace`. Whole records of the same run are taken as well; where no input
-// is a shard, nothing tells whether something is missing. On failure nothing is left behind.
+// Puts records together. Shards: the bytes are those of the record that one process would have written. Whole records of
+// one model and one set of options: different texts, the same texts with different metrics, or both; the bytes are those
+// of one run over all texts with all metrics, in this order. What two of them both have must be equal bit by bit.
+// KVB_MISMATCH: shards of different runs, other models or options, other contents for the same thing, texts of one name
+// from different files, a metric that some context lacks, anything else that is missing (named), or `path` exists and
+// not `replace`. Where no input is a shard, nothing tells whether a text is missing. On failure nothing is left behind.
 kvb_status record_merge(const char *path, const char *const *inputs, size_t n, bool replace, kvb_error *err);

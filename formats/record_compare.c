@@ -6,10 +6,11 @@
 
 static kvb_status differ(const record *a, const record *b, const char *id, const char *what, kvb_error *err)
 {
-    return kvb_fail(err, KVB_MISMATCH,
-                    "%s and %s both have context %s, with different %s: they were not made by the same program on the "
-                    "same kind of processor; profile one of them again",
-                    a->path, b->path, id, what);
+    return kvb_fail(
+        err, KVB_MISMATCH,
+        "%s and %s both have context %s, with different %s: other texts of one name, or not made by the same "
+        "program on the same kind of processor; rename one, or profile it again",
+        a->path, b->path, id, what);
 }
 
 static kvb_status compare_ids(const record *a, const record *b, hid_t in_a, hid_t in_b, const char *id,
@@ -62,12 +63,17 @@ static kvb_status compare_array(layer_pair *m, const record *a, const record *b,
     return status;
 }
 
+static bool has_metric(const record_context_info *c, const char *metric)
+{
+    for (uint32_t i = 0; i < c->n_metrics; i++)
+        if (strcmp(c->metrics[i], metric) == 0) return true;
+    return false;
+}
+
 kvb_status record_compare_context(layer_pair *m, const record *a, const record *b, const char *id, kvb_error *err)
 {
     const record_context_info *ca = record_find_context(a, id), *cb = record_find_context(b, id);
-    bool same = ca->n_tokens == cb->n_tokens && ca->n_metrics == cb->n_metrics;
-    for (uint32_t i = 0; same && i < ca->n_metrics; i++) same = strcmp(ca->metrics[i], cb->metrics[i]) == 0;
-    if (!same) return differ(a, b, id, "numbers of tokens or metrics", err);
+    if (ca->n_tokens != cb->n_tokens) return differ(a, b, id, "numbers of tokens", err);
     hid_t in_a, in_b = -1, scores_a = -1, scores_b = -1;
     kvb_status status = record_open_context(&in_a, &a->file, id, err);
     if (status == KVB_OK) status = record_open_context(&in_b, &b->file, id, err);
@@ -75,7 +81,8 @@ kvb_status record_compare_context(layer_pair *m, const record *a, const record *
     if (status == KVB_OK) status = h5_open_group(&scores_a, &a->file, in_a, "scores", err);
     if (status == KVB_OK) status = h5_open_group(&scores_b, &b->file, in_b, "scores", err);
     for (uint32_t i = 0; i < ca->n_metrics && status == KVB_OK; i++)
-        status = compare_array(m, a, b, scores_a, scores_b, id, ca->metrics[i], ca->n_tokens, err);
+        if (has_metric(cb, ca->metrics[i]))
+            status = compare_array(m, a, b, scores_a, scores_b, id, ca->metrics[i], ca->n_tokens, err);
     h5_release(scores_b);
     h5_release(scores_a);
     h5_release(in_b);

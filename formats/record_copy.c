@@ -3,6 +3,7 @@
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 // Room for the HDF5 structures of the whole; those of the pieces are larger than what becomes of them.
 enum { RECORD_OVERHEAD = 1 << 20 };
@@ -73,40 +74,78 @@ static kvb_status copy_array(record_output *out, hid_t to, const h5_file *from_f
     return status;
 }
 
-// token_ids and scores of the context under way.
-static kvb_status copy_context(record_output *out, const h5_file *from_file, hid_t from, kvb_error *err)
+// One of the files that a context comes from, while it is copied.
+typedef struct context_source {
+    const h5_file *file;
+    hid_t context, scores;
+    char **metrics; // ascending, NULL-terminated
+} context_source;
+
+static kvb_status open_source(context_source *s, const h5_file *file, const char *id, kvb_error *err)
 {
-    hid_t scores = -1, target = -1;
-    char **metrics = NULL;
-    size_t n = 0;
-    kvb_status status = copy_ids(&out->n_tokens, out, out->context, from_file, from, "token_ids", err);
-    if (status == KVB_OK) status = record_tokens_check(&out->shape, out->n_tokens, from_file->name, err);
+    size_t n;
+    *s = (context_source){file, -1, -1, NULL};
+    kvb_status status = record_open_context(&s->context, file, id, err);
+    if (status == KVB_OK) status = h5_open_group(&s->scores, file, s->context, "scores", err);
+    return status == KVB_OK ? h5_list(&s->metrics, &n, file, s->scores, err) : status;
+}
+
+static void close_source(context_source *s)
+{
+    h5_free_names(s->metrics);
+    h5_release(s->scores);
+    h5_release(s->context);
+}
+
+// The first name, in ASCII order, that comes after `last` (NULL: of all) in any source; *source receives the first that
+// has it. NULL at the end.
+static const char *next_metric(const context_source **source, const context_source *all, size_t n, const char *last)
+{
+    const char *best = NULL;
+    for (size_t i = 0; i < n; i++) {
+        char *const *name = all[i].metrics;
+        while (*name && last && strcmp(*name, last) <= 0) name++;
+        if (!*name || (best && strcmp(*name, best) >= 0)) continue;
+        best = *name;
+        *source = &all[i];
+    }
+    return best;
+}
+
+// token_ids and scores of the context under way.
+static kvb_status copy_context(record_output *out, const context_source *from, size_t n, kvb_error *err)
+{
+    hid_t target = -1;
+    const h5_file *first = from[0].file;
+    kvb_status status = copy_ids(&out->n_tokens, out, out->context, first, from[0].context, "token_ids", err);
+    if (status == KVB_OK) status = record_tokens_check(&out->shape, out->n_tokens, first->name, err);
     if (status == KVB_OK) {
         free(out->layer);
         out->layer = malloc((size_t)out->shape.n_kv_heads * out->n_tokens * sizeof *out->layer);
-        if (!out->layer) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for a layer", from_file->name);
+        if (!out->layer) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for a layer", first->name);
     }
-    if (status == KVB_OK) status = h5_open_group(&scores, from_file, from, "scores", err);
-    if (status == KVB_OK) status = h5_list(&metrics, &n, from_file, scores, err);
     if (status == KVB_OK) status = h5_make_group(&target, &out->h5, out->context, "scores", err);
-    for (size_t i = 0; i < n && status == KVB_OK; i++)
-        status = copy_array(out, target, from_file, scores, metrics[i], err);
-    h5_free_names(metrics);
-    status = h5_end(&out->h5, target, status, err);
-    h5_release(scores);
-    return status;
+    const context_source *source = NULL;
+    const char *metric = NULL;
+    while (status == KVB_OK && (metric = next_metric(&source, from, n, metric)))
+        status = copy_array(out, target, source->file, source->scores, metric, err);
+    return h5_end(&out->h5, target, status, err);
 }
 
-kvb_status record_output_context(record_output *out, const char *id, const h5_file *from_file, kvb_error *err)
+kvb_status record_output_context(record_output *out, const char *id, const h5_file *const *from, size_t n,
+                                 kvb_error *err)
 {
-    hid_t from = -1;
+    context_source *sources = calloc(n, sizeof *sources);
+    if (!sources) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu files", out->h5.name, n);
+    size_t opened = 0;
     kvb_status status = close_context(out, KVB_OK, err);
     if (status == KVB_OK) status = h5_make_group(&out->context, &out->h5, out->contexts, id, err);
     if (status == KVB_OK) status = h5_put_u32(&out->h5, out->context, "order", out->n_contexts++, err);
     if (status == KVB_OK) status = h5_make_group(&out->questions, &out->h5, out->context, "questions", err);
-    if (status == KVB_OK) status = record_open_context(&from, from_file, id, err);
-    if (status == KVB_OK) status = copy_context(out, from_file, from, err);
-    h5_release(from);
+    for (; status == KVB_OK && opened < n; opened++) status = open_source(&sources[opened], from[opened], id, err);
+    if (status == KVB_OK) status = copy_context(out, sources, n, err);
+    while (opened > 0) close_source(&sources[--opened]);
+    free(sources);
     return status;
 }
 

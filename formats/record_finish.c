@@ -80,6 +80,9 @@ static kvb_status check_list(const record_writer *w, const part *all, size_t n, 
                 return kvb_fail(err, KVB_ARGUMENT, "%s: context %s is listed twice", w->path, ids[i]);
         }
         used += count;
+        if (!record_writer_has_context(w, ids[i]))
+            return kvb_fail(err, KVB_MISMATCH, "%s: context %s has no scores of the metrics that are added", w->path,
+                            ids[i]);
     }
     for (size_t p = 0; p < n && used < n; p++) {
         size_t i = 0;
@@ -98,17 +101,20 @@ static kvb_status copy_part(record_output *out, const record_writer *w, const pa
 {
     char *path = NULL;
     h5_file opened = {.id = -1};
-    const h5_file *from = &opened;
+    const h5_file *from[2] = {&opened};
+    size_t n = 1;
     kvb_status status = KVB_OK;
     if (p->in_base) {
-        from = &w->base->file;
+        from[0] = &w->base->file;
     } else {
+        // Metrics that were added stand in a part of their own.
+        if (w->adds && record_find_context(w->base, p->id)) from[n++] = &w->base->file;
         path = part_path(w->folder, p->id, p->is_question, p->question);
         status = path ? h5_open(&opened, path, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
     }
     if (status == KVB_OK)
-        status = p->is_question ? record_output_question(out, p->id, p->question, from, err)
-                                : record_output_context(out, p->id, from, err);
+        status = p->is_question ? record_output_question(out, p->id, p->question, from[0], err)
+                                : record_output_context(out, p->id, from, n, err);
     h5_close(&opened);
     free(path);
     return status;
@@ -129,7 +135,9 @@ static kvb_status assemble(const record_writer *w, const part *all, size_t n, ui
 
 static bool base_is_complete(const record_writer *w, size_t n_files, const char *const *ids, size_t n_ids)
 {
+    root_difference ignored;
     if (!w->base || n_files > 0 || w->base->n != n_ids) return false;
+    if (record_root_differs(&ignored, &w->shape, w->base->attributes, &w->shape, w->attributes)) return false;
     for (size_t i = 0; i < n_ids; i++) {
         if (strcmp(w->base->contexts[i].id, ids[i]) != 0) return false;
     }

@@ -83,11 +83,25 @@ struct record_writer {
     cJSON *attributes;
     int deflate;  // level for the assembled record
     record *base; // the finished record that this run extends, or NULL
+    bool adds;    // RECORD_ADD: the base has other attributes, and perhaps not all metrics
+    cJSON *metrics; // then the metrics of the record that it becomes, one member each; else NULL
 };
 
 const record_context_info *record_find_context(const record *r, const char *id); // NULL: it has none
 
-// What two records both have must be equal bit by bit: KVB_MISMATCH names what is not. The caller frees `layers`.
+// Whole records of one model as one (record_join.c). *attributes are the caller's. KVB_MISMATCH when they have different
+// models or options, or texts of one name from different calibration files.
+kvb_status record_join_records(cJSON **attributes, const record *const *inputs, size_t n, kvb_error *err);
+// What RECORD_ADD asks of the base: joins `attributes` without another model, option or metric coming in. *metrics are
+// those of `attributes`, one member each, the caller's.
+kvb_status record_check_base(cJSON **metrics, const record *base, const cJSON *attributes, kvb_error *err);
+// Whether the context has scores of every member of `metrics` (NULL: of none in particular).
+bool record_has_metrics(const record_context_info *c, const cJSON *metrics);
+// KVB_MISMATCH names a context that lacks, in all of the records together, a metric which another one has.
+kvb_status record_check_metrics(const record *const *inputs, size_t n, kvb_error *err);
+
+// What two records both have must be equal bit by bit (metrics that only one has are left out): KVB_MISMATCH names what
+// is not. The caller frees `layers`.
 typedef struct layer_pair {
     float *layers[2];
     size_t size; // floats in each
@@ -120,7 +134,9 @@ typedef struct record_output {
 kvb_status record_output_begin(record_output *out, const char *path, const record_shape *shape, const cJSON *attributes,
                                int deflate, uint64_t bytes, kvb_error *err);
 kvb_status record_output_end(record_output *out, kvb_status status, kvb_error *err);
-// Copies tokens and scores of context `id`, which becomes the next one; then its questions, by number.
-kvb_status record_output_context(record_output *out, const char *id, const h5_file *from, kvb_error *err);
+// Copies context `id`, which becomes the next one, from the n >= 1 files that have it: tokens from the first, the scores
+// of each metric from the first that has them; then its questions, by number.
+kvb_status record_output_context(record_output *out, const char *id, const h5_file *const *from, size_t n,
+                                 kvb_error *err);
 kvb_status record_output_question(record_output *out, const char *id, uint32_t number, const h5_file *from,
                                   kvb_error *err);

@@ -1,4 +1,5 @@
-// One record out of the shards of a run that was shared out among processes which could not see each other.
+// One record out of several: the shards of a run that was shared out among processes which could not see each other, or
+// whole records of one model.
 #include "names.h"
 #include "record_internal.h"
 #include "runtime/fail.h"
@@ -73,7 +74,7 @@ static cJSON *without_shard(const cJSON *attributes)
 }
 
 // All inputs must come from one run: the same attributes, those of shards aside, and the same whole.
-static kvb_status check_attributes(merge *m, const char **whole_text, kvb_error *err)
+static kvb_status check_shards(merge *m, const char **whole_text, kvb_error *err)
 {
     const record *first = m->inputs[0], *named = NULL;
     *whole_text = NULL;
@@ -101,6 +102,13 @@ static kvb_status check_attributes(merge *m, const char **whole_text, kvb_error 
         named = r;
     }
     return KVB_OK;
+}
+
+static bool has_shard(const merge *m)
+{
+    for (size_t i = 0; i < m->n; i++)
+        if (cJSON_GetObjectItemCaseSensitive(m->inputs[i]->attributes, shard_of_name)) return true;
+    return false;
 }
 
 static int compare_ids_of(const void *a, const void *b)
@@ -305,15 +313,17 @@ static kvb_status merge_context(merge *m, record_output *out, const char *id, kv
 {
     const record *source = NULL;
     kvb_status status = KVB_OK;
+    const h5_file **files = calloc(m->n, sizeof *files);
+    size_t n_files = 0, n_found = 0;
+    if (!files) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu files", m->path, m->n);
     for (size_t i = 0; i < m->n && status == KVB_OK; i++) {
         if (!record_find_context(m->inputs[i], id)) continue;
+        files[n_files++] = &m->inputs[i]->file;
         if (source) status = record_compare_context(&m->pair, source, m->inputs[i], id, err);
-        else {
-            source = m->inputs[i];
-            status = record_output_context(out, id, &source->file, err);
-        }
+        else source = m->inputs[i];
     }
-    size_t n_found = 0;
+    if (status == KVB_OK) status = record_output_context(out, id, files, n_files, err);
+    free(files);
     bool has_context;
     if (status == KVB_OK) status = find_questions(m, id, &n_found, &has_context, err);
     for (size_t k = 0; k < n_found && status == KVB_OK; k++) {
@@ -328,10 +338,12 @@ static kvb_status merge_context(merge *m, record_output *out, const char *id, kv
 
 static kvb_status merge_all(merge *m, kvb_error *err)
 {
-    const char *text;
-    kvb_status status = check_attributes(m, &text, err);
+    const char *text = NULL;
+    kvb_status status = has_shard(m) ? check_shards(m, &text, err)
+                                     : record_join_records(&m->attributes, (const record *const *)m->inputs, m->n, err);
     if (status == KVB_OK) status = text ? read_whole(m, text, err) : join_inputs(m, err);
     if (status == KVB_OK) status = check_known(m, err);
+    if (status == KVB_OK) status = record_check_metrics((const record *const *)m->inputs, m->n, err);
     if (status == KVB_OK) status = check_complete(m, err);
     if (status != KVB_OK) return status;
     uint64_t bytes = 0;
@@ -344,7 +356,7 @@ static kvb_status merge_all(merge *m, kvb_error *err)
 
 kvb_status record_merge(const char *path, const char *const *inputs, size_t n, bool replace, kvb_error *err)
 {
-    if (n == 0) return kvb_fail(err, KVB_ARGUMENT, "%s: no shards were given", path);
+    if (n == 0) return kvb_fail(err, KVB_ARGUMENT, "%s: no records were given", path);
     if (!replace && path_exists(path)) return kvb_fail(err, KVB_MISMATCH, "%s: exists; replace it with --force", path);
     merge m = {.path = path};
     m.inputs = calloc(n, sizeof *m.inputs);

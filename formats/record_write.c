@@ -62,9 +62,10 @@ static kvb_status compare_head(const record_writer *w, const char *path, kvb_err
 
 static kvb_status open_base(record_writer *w, kvb_error *err)
 {
-    if (!path_exists(w->path)) return KVB_OK;
+    if (!w->adds && !path_exists(w->path)) return KVB_OK;
     kvb_status status = record_open(&w->base, w->path, err);
-    if (status != KVB_OK) return status;
+    if (status == KVB_OK && w->adds) status = record_check_base(&w->metrics, w->base, w->attributes, err);
+    if (status != KVB_OK || w->adds) return status;
     return record_root_compare(&w->base->shape, w->base->attributes, &w->shape, w->attributes, w->path, err);
 }
 
@@ -87,13 +88,16 @@ static kvb_status join(record_writer *w, kvb_error *err)
 
 static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
 {
-    if (start == RECORD_JOIN) return join(w, err);
+    if (w->joined) return join(w, err);
     // Looked at before the folder is made, so that a refusal leaves nothing behind, and again when no one else can
     // write.
     kvb_status status = atomic_file_check(w->path, err);
     if (status == KVB_OK && start == RECORD_NEW) status = refuse_existing(w, err);
     if (status == KVB_OK) status = parts_lock(&w->lock, w->folder, err);
     if (status == KVB_OK && start == RECORD_NEW) status = refuse_existing(w, err);
+    if (status == KVB_OK && w->adds && parts_replace(w->folder))
+        status = kvb_fail(err, KVB_MISMATCH, "%s: holds a run that replaces the record; end that first, with --resume",
+                          w->folder);
     if (status == KVB_OK) atomic_file_remove_stale(w->path);
     if (status == KVB_OK && start == RECORD_REPLACE) {
         status = parts_clear(w->folder, err);
@@ -123,7 +127,8 @@ kvb_status record_begin(record_writer **out, const char *path, const record_shap
     record_writer *w = calloc(1, sizeof *w);
     if (!w) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
     w->lock = -1;
-    w->joined = start == RECORD_JOIN;
+    w->joined = start == RECORD_JOIN || start == RECORD_ADD_JOIN;
+    w->adds = start == RECORD_ADD || start == RECORD_ADD_JOIN;
     w->shape = *shape;
     w->path = strdup(path);
     w->folder = parts_path(path);
@@ -144,6 +149,7 @@ void record_writer_free(record_writer *w)
 {
     if (!w) return;
     record_close(w->base);
+    cJSON_Delete(w->metrics);
     if (w->lock >= 0) (void)file_close(w->lock); // unlocks; nothing was written through it
     cJSON_Delete(w->attributes);
     free(w->folder);
@@ -172,7 +178,8 @@ static bool has_part(const record_writer *w, const char *id, bool is_question, u
 
 bool record_writer_has_context(const record_writer *w, const char *id)
 {
-    return has_part(w, id, false, 0) || find_in_base(w, id);
+    const record_context_info *c = find_in_base(w, id);
+    return has_part(w, id, false, 0) || (c && record_has_metrics(c, w->metrics));
 }
 
 bool record_writer_has_question(const record_writer *w, const char *id, uint32_t question)

@@ -2,6 +2,7 @@
 #include "profiler/model_tensors.h"
 #include "profiler/query_statistics.h"
 #include "runtime/fail.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,6 +33,12 @@ static kvb_status read_special_ids(model *m, const weights *w, kvb_error *err)
     return status;
 }
 
+// A token without a row is never decoded, and cannot be put in front of a text.
+static int32_t id_with_row(int32_t id, uint32_t vocabulary)
+{
+    return id >= 0 && (uint32_t)id < vocabulary ? id : -1;
+}
+
 static kvb_status open_tokenizer(model *m, const weights *w, const model_options *o, kvb_error *err)
 {
     uint32_t vocabulary = m->config.vocabulary;
@@ -39,12 +46,14 @@ static kvb_status open_tokenizer(model *m, const weights *w, const model_options
     if (o->without_tokenizer) return read_special_ids(m, w, err);
     kvb_status status = weights_tokenizer(&m->tokens, w, o->pre, o->for_plan ? &unread : err);
     if (status != KVB_OK) return o->for_plan && status != KVB_MEMORY ? KVB_OK : status;
-    if (tokenizer_size(m->tokens) > vocabulary)
+    int32_t bos = tokenizer_bos(m->tokens);
+    m->special = (special_ids){id_with_row(bos, vocabulary), id_with_row(tokenizer_eos(m->tokens), vocabulary),
+                               id_with_row(tokenizer_eot(m->tokens), vocabulary), tokenizer_add_bos(m->tokens)};
+    if (m->special.add_bos && m->special.bos < 0)
         return kvb_fail(err, KVB_FORMAT,
-                        "%s: the tokenizer has %zu tokens, the embedding %u rows; expected no more tokens than rows",
-                        weights_name(w), tokenizer_size(m->tokens), vocabulary);
-    m->special = (special_ids){tokenizer_bos(m->tokens), tokenizer_eos(m->tokens), tokenizer_eot(m->tokens),
-                               tokenizer_add_bos(m->tokens)};
+                        "%s: texts begin with token %d (BOS), but the embedding has %u rows; expected a tokenizer "
+                        "of this model",
+                        weights_name(w), bos, vocabulary);
     return KVB_OK;
 }
 
@@ -70,6 +79,19 @@ attention_shape model_attention(const model *m, uint32_t layer)
     return s;
 }
 
+// A folder's name for people: its repository's, else what config.json says, else its own.
+static void name_folder(model *m, const weights *w)
+{
+    char *name = m->config.name;
+    if (m->origin.hf_id[0]) snprintf(name, sizeof m->config.name, "%.127s", m->origin.hf_id);
+    if (strncmp(name, weights_name(w), sizeof m->config.name - 1) != 0) return;
+    char *whole = realpath(name, NULL);
+    char *end = whole ? strrchr(whole, '/') : NULL;
+    if (end && strcmp(end, "/config.json") == 0) *end = '\0', end = strrchr(whole, '/');
+    if (end && end[1]) snprintf(name, sizeof m->config.name, "%.127s", end + 1);
+    free(whole);
+}
+
 // What can be said of a model without its weights; what is cheap to refuse comes first.
 static kvb_status read_model(model *m, const model_options *o, kvb_error *err)
 {
@@ -86,7 +108,8 @@ static kvb_status read_model(model *m, const model_options *o, kvb_error *err)
     if (status == KVB_OK && o->statistics)
         status = query_statistics_open(&m->statistics, o->statistics, m->config.n_layers, m->config.n_heads,
                                        m->config.head_dim, err);
-    if (status == KVB_OK && !o->for_plan) status = weights_sha256(w, m->sha256, err);
+    if (status == KVB_OK && !o->for_plan) status = weights_identify(w, m->sha256, &m->origin, err);
+    if (status == KVB_OK && !weights_is_gguf(w)) name_folder(m, w);
     return status == KVB_OK && m->statistics && !o->for_plan ? check_statistics(m, o->statistics, err) : status;
 }
 
@@ -144,6 +167,7 @@ void model_free(model *m)
     weights_close(m->source);
     free(m->rooms);
     tokenizer_free(m->tokens);
+    origin_free(&m->origin);
     query_statistics_free(m->statistics);
     free(m);
 }

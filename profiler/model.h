@@ -3,6 +3,7 @@
 #include "profiler/model_config.h"
 #include "profiler/tensor_list.h"
 #include "profiler/tokenizer.h"
+#include "profiler/weights_origin.h"
 
 // Heads up to this size; backends keep one head's row on the stack.
 enum { MODEL_MAX_HEAD_DIM = 512 };
@@ -20,7 +21,7 @@ typedef struct model_layer {
     dev value_root;      // [H, d, d]: root_h^T root_h = W_O^(h) W_O^(h)T, so ||v W_O^(h)|| = ||root_h v||
 } model_layer;
 
-// Tokens that the model's file names, -1 where it names none.
+// Tokens that the model's file names, -1 where it names none or one that has no row of the embedding.
 typedef struct special_ids {
     int32_t bos, eos, eot; // eot: end of a chat turn
     bool add_bos;          // texts begin with bos
@@ -64,7 +65,7 @@ typedef struct model {
     model_layer *layers; // L
     tokenizer *tokens;   // NULL where model_options.without_tokenizer
     special_ids special;
-    char sha256[65];        // of the whole model file, or of all weight files (weights_sha256)
+    char sha256[65];        // of the whole model file, or of all weight files (weights_identify)
     struct weights *source; // stays open: rows and weights are read from it where they stand
     const struct family *family;
     weight_form form;
@@ -72,6 +73,7 @@ typedef struct model {
     uint32_t n_held;                     // groups that are held in memory, the first ones; the others are read in place
     uint32_t most_terms;                 // the widest row of any matrix
     bool has_halves;                     // a matrix is of BF16, and held so
+    weights_origin origin;               // where they are from
     struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
 } model;
 
@@ -99,6 +101,11 @@ uint32_t model_made_terms(const model *m);
 // Rows of a context that go through projections and feed-forward at a time: the backend's own number, or as many as
 // possible where each such step makes weights anew.
 uint32_t model_context_rows(const model *m);
+// Text to token ids as tokenizer_encode has it, without control tokens; *ids is malloc'd, the caller's to free. A token
+// without a row of the embedding is KVB_ARGUMENT, which names it: tokenizers of folders may know more tokens than the
+// model. Of a model that was opened for a plan and has no tokenizer tokens are only counted, four bytes each, and are
+// all 0. On failure *ids is NULL and *n 0.
+kvb_status model_encode(const model *m, const char *text, size_t size, int32_t **ids, size_t *n, kvb_error *err);
 
 // How a layer attends.
 attention_shape model_attention(const model *m, uint32_t layer);

@@ -45,7 +45,7 @@ static kvb_status claim_layer(model *m, weights *w, uint32_t layer, kvb_error *e
     uint64_t floats = (uint64_t)c->n_heads * c->head_dim * c->head_dim; // value_root
     for (int i = 0; status == KVB_OK && i < N_VECTORS; i++) {
         if (!entry_in_layer(&vectors[i], c, layer)) continue;
-        floats += vectors[i].columns;
+        floats += (uint64_t)vectors[i].rows * vectors[i].columns;
         if (weights_has_tensors(w)) status = entry_find(&t, w, m->family, &vectors[i], layer, err);
     }
     m->rooms[layer + 1].held += floats * sizeof(float);

@@ -72,14 +72,16 @@ static kvb_status upload(dev *out, loader *in, const float *values, size_t n, co
 static bool is_norm(tensor_role role)
 {
     return role == TENSOR_ATTN_NORM || role == TENSOR_FFN_NORM || role == TENSOR_ATTN_POST || role == TENSOR_FFN_POST ||
-           role == TENSOR_Q_NORM || role == TENSOR_K_NORM || role == TENSOR_Q_ROW_NORM || role == TENSOR_K_ROW_NORM;
+           role == TENSOR_Q_NORM || role == TENSOR_K_NORM || role == TENSOR_Q_ROW_NORM || role == TENSOR_K_ROW_NORM ||
+           role == TENSOR_Q_HEAD_NORM || role == TENSOR_K_HEAD_NORM;
 }
 
 static bool stands_in_pairs(const loader *in, tensor_role role)
 {
     bool pairs = weights_is_gguf(in->w) ? in->f->gguf_pairs : in->f->hf_pairs;
-    return pairs && (role == TENSOR_WQ || role == TENSOR_WK || role == TENSOR_Q_BIAS || role == TENSOR_K_BIAS ||
-                     role == TENSOR_Q_NORM || role == TENSOR_K_NORM);
+    return pairs &&
+           (role == TENSOR_WQ || role == TENSOR_WK || role == TENSOR_Q_BIAS || role == TENSOR_K_BIAS ||
+            role == TENSOR_Q_NORM || role == TENSOR_K_NORM || role == TENSOR_Q_HEAD_NORM || role == TENSOR_K_HEAD_NORM);
 }
 
 // From pairs that are neighbours to pairs `turned` / 2 apart, of the first so many values of each head; `head` is
@@ -99,13 +101,14 @@ static kvb_status load_vector(dev *out, loader *in, const tensor_entry *e, uint3
 {
     weight_tensor t;
     kvb_status status = entry_find(&t, in->w, in->f, e, layer, err);
-    if (status == KVB_OK) status = read_rows(in->values, &t, 0, 1, err);
+    if (status == KVB_OK) status = read_rows(in->values, &t, 0, e->rows, err);
     if (status != KVB_OK) return status;
+    uint32_t n = e->rows * e->columns;
     bool add_one = is_norm(e->role) && in->f->hf_norm_adds_one && !weights_is_gguf(in->w);
-    for (uint32_t i = 0; add_one && i < e->columns; i++) in->values[i] += 1;
+    for (uint32_t i = 0; add_one && i < n; i++) in->values[i] += 1;
     if (stands_in_pairs(in, e->role))
-        unpair(in->values, e->columns, in->m->config.head_dim, in->m->config.rope_dim, in->values + e->columns);
-    return upload(out, in, in->values, e->columns, t.name, err);
+        unpair(in->values, n, in->m->config.head_dim, in->m->config.rope_dim, in->values + n);
+    return upload(out, in, in->values, n, t.name, err);
 }
 
 // The oracle's weights of a layer. After a norm of what attention adds, its share is W_O diag(w) v up to the norm's

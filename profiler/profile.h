@@ -54,7 +54,7 @@ typedef struct profile_job {
     uint32_t max_tokens, max_questions, max_tail; // over all contexts; max_questions is what one batch holds
     uint64_t n_pairs, n_rows, n_context_tokens;   // questions; decoded rows at most; tokens prefilled
     uint32_t n_beyond;                            // contexts that, with their longest tail, exceed the trained length
-    char calibration_sha256[65];                  // of the files, in order
+    char *calibration_files;                      // SHA-256 of each, in order, commas between (record_growth.h)
 } profile_job;
 
 // Tokenises the calibration files. Errors name line and sample: an empty context, T over the model's context length

@@ -1,4 +1,5 @@
 // The profiling run, first half: calibration texts become token ids, counted and checked before the model runs.
+#include "formats/record_growth.h"
 #include "formats/sha256.h"
 #include "profiler/profile.h"
 #include "profiler/query_statistics.h"
@@ -14,13 +15,9 @@ typedef struct id_list {
 
 static kvb_status append_text(id_list *out, const model *m, const char *text, kvb_error *err)
 {
-    enum { BYTES_PER_TOKEN = 4 };
     int32_t *ids = NULL, *joined;
-    size_t n = strlen(text) / BYTES_PER_TOKEN + 1;
-    kvb_status status = KVB_OK;
-    if (m->tokens) status = tokenizer_encode(m->tokens, text, strlen(text), false, &ids, &n, err);
-    else if (!(ids = calloc(n, sizeof *ids))) // only to be counted: a plan of a model without a tokenizer
-        status = kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", n);
+    size_t n = 0;
+    kvb_status status = model_encode(m, text, strlen(text), &ids, &n, err);
     if (status != KVB_OK) return status;
     joined = realloc(out->ids, (out->n + n + 1) * sizeof *joined);
     if (!joined) {
@@ -147,19 +144,17 @@ static bool id_is_taken(const profile_job *job, const char *id)
     return false;
 }
 
-// One hash for all files: the file's own when there is one, so that `sha256sum FILE` shows it.
-static kvb_status hash_files(char out[65], const calib_file *files, size_t n, kvb_error *err)
+// The hashes of all files, in order, commas between.
+static kvb_status list_files(char **out, const calib_file *files, size_t n, kvb_error *err)
 {
-    if (n == 1) {
-        memcpy(out, files[0].sha256, 65);
-        return KVB_OK;
-    }
-    sha256_state *state;
-    kvb_status status = sha256_begin(&state, err);
-    for (size_t i = 0; status == KVB_OK && i < n; i++) status = sha256_add(state, files[i].sha256, 64, err);
-    if (status == KVB_OK) status = sha256_end(state, out, err);
-    sha256_free(state);
-    return status;
+    enum { DIGITS = 64 };
+    char *list = malloc(n * (DIGITS + 1) + 1);
+    if (!list) return kvb_fail(err, KVB_MEMORY, "no memory for the hashes of %zu files", n);
+    list[0] = '\0';
+    for (size_t i = 0; i < n; i++)
+        snprintf(list + (i ? i * (DIGITS + 1) - 1 : 0), DIGITS + 2, "%s%s", i ? "," : "", files[i].sha256);
+    *out = list;
+    return KVB_OK;
 }
 
 static void count_job(profile_job *job, const model *m)
@@ -196,7 +191,7 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
                         o->n_metrics, PROFILE_MAX_METRICS);
     for (size_t i = 0; i < n_files; i++) n += files[i].count;
     out->contexts = calloc(n ? n : 1, sizeof *out->contexts);
-    kvb_status status = out->contexts ? hash_files(out->calibration_sha256, files, n_files, err)
+    kvb_status status = out->contexts ? list_files(&out->calibration_files, files, n_files, err)
                                       : kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", n);
     for (size_t i = 0; status == KVB_OK && i < n_files; i++)
         for (size_t k = 0; status == KVB_OK && k < files[i].count; k++) {
@@ -233,6 +228,7 @@ void profile_job_free(profile_job *job)
         free(c->ids);
     }
     free(job->contexts);
+    free(job->calibration_files);
     memset(job, 0, sizeof *job);
 }
 
@@ -260,6 +256,22 @@ static void list_bounded(char *text, size_t size, const model_config *c)
         if (model_layer_bounded(c, l)) used += (size_t)snprintf(text + used, size - used, "%s%u", used ? "," : "", l);
 }
 
+// What is not in the record's own shape: numbers of the config that tell models of one family apart.
+static bool add_shape(cJSON *to, const model_config *c)
+{
+    cJSON *shape = cJSON_CreateObject();
+    bool ok = shape && cJSON_AddNumberToObject(shape, "width", c->width) &&
+              cJSON_AddNumberToObject(shape, "ffn_width", c->ffn_width) &&
+              cJSON_AddNumberToObject(shape, "vocabulary", c->vocabulary) &&
+              cJSON_AddNumberToObject(shape, "context_length", c->context_length);
+    if (c->n_experts) ok = ok && cJSON_AddNumberToObject(shape, "experts", c->n_experts);
+    char *text = ok ? cJSON_PrintUnformatted(shape) : NULL;
+    ok = text && cJSON_AddStringToObject(to, "model_shape", text);
+    cJSON_free(text);
+    cJSON_Delete(shape);
+    return ok;
+}
+
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o)
 {
     static const char *const bos_names[] = {"auto", "yes", "no"};
@@ -274,7 +286,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddStringToObject(a, "model_id", m->config.name) &&
               cJSON_AddStringToObject(a, "model_sha256", m->sha256) &&
               cJSON_AddStringToObject(a, "tokenizer_sha256", m->tokens ? tokenizer_sha256(m->tokens) : "") &&
-              cJSON_AddStringToObject(a, "calibration_sha256", job->calibration_sha256) &&
+              record_set_calibration(a, job->calibration_files, NULL) == KVB_OK &&
               cJSON_AddStringToObject(a, "backend", m->device->b->name) &&
               cJSON_AddStringToObject(a, "compute", m->device->b->compute) &&
               cJSON_AddStringToObject(
@@ -289,7 +301,8 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddBoolToObject(a, "include_first", o->include_first) &&
               cJSON_AddStringToObject(a, "bos", bos_names[o->bos]) &&
               cJSON_AddNumberToObject(a, "max_tokens", o->max_tokens) &&
-              cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o);
+              cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o) &&
+              add_shape(a, &m->config) && origin_describe(&m->origin, a);
     if (bounded[0]) ok = ok && cJSON_AddStringToObject(a, "bounded_layers", bounded);
     if (bounded[0]) ok = ok && cJSON_AddNumberToObject(a, "layer_window", m->config.window);
     if (m->form == WEIGHTS_HALF) ok = ok && cJSON_AddStringToObject(a, "weights", "bf16");

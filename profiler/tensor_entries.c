@@ -5,8 +5,9 @@
 
 #define SIZES(c)                                                                                                  \
     const uint32_t width = (c)->width, ffn = (c)->ffn_width, head = (c)->head_dim, queries = (c)->n_heads * head, \
-                   keys = (c)->n_kv_heads * head, heads = (c)->n_heads, experts = (c)->n_experts;                 \
-    (void)width, (void)ffn, (void)head, (void)queries, (void)keys, (void)heads, (void)experts
+                   keys = (c)->n_kv_heads * head, heads = (c)->n_heads, kv_heads = (c)->n_kv_heads,               \
+                   experts = (c)->n_experts;                                                                      \
+    (void)width, (void)ffn, (void)head, (void)queries, (void)keys, (void)heads, (void)kv_heads, (void)experts
 
 static bool has(const model_config *c, unsigned with, unsigned without)
 {
@@ -46,8 +47,8 @@ void entries_vectors(tensor_entry out[N_VECTORS], const model_config *c)
 {
     SIZES(c);
     const tensor_entry all[N_VECTORS] = {
-#define VECTOR(role, field, gguf, hf, size, with, without) \
-    {TENSOR_##role, offsetof(model_layer, field), 1, size, has(c, with, without), TENSOR_##role, 0, 1},
+#define VECTOR(role, field, gguf, hf, rows, columns, with, without) \
+    {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
         LAYER_VECTORS(VECTOR)
 #undef VECTOR
     };

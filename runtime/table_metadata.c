@@ -3,6 +3,7 @@
 #include "json.h"
 #include "safetensors.h"
 #include "table.h"
+#include "text.h"
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -19,28 +20,12 @@ static const char *metadata_text(const kvb_table *t, const char *key, kvb_error 
     return text;
 }
 
-// Reads decimal digits from *text on; false without a digit or above `max`. Not strtoul: it takes signs and spaces.
-static bool read_digits(const char **text, uint64_t max, uint64_t *out)
-{
-    const char *s = *text;
-    uint64_t value = 0;
-    for (; *s >= '0' && *s <= '9'; s++) {
-        unsigned digit = (unsigned)(*s - '0');
-        if (value > (max - digit) / 10) return false;
-        value = value * 10 + digit;
-    }
-    if (s == *text) return false;
-    *text = s;
-    *out = value;
-    return true;
-}
-
 static kvb_status metadata_count(const kvb_table *t, const char *key, uint32_t least, uint32_t *out, kvb_error *err)
 {
     const char *text = metadata_text(t, key, err), *end = text;
     uint64_t value = 0;
     if (!text) return KVB_FORMAT;
-    if (!read_digits(&end, UINT32_MAX, &value) || *end || value < least) {
+    if (!kvb_read_digits(&end, UINT32_MAX, &value) || *end || value < least) {
         return kvb_fail(err, KVB_FORMAT, "%s: metadata \"%s\": expected a whole number of at least %u, found \"%.40s\"",
                         t->name, key, (unsigned)least, text);
     }
@@ -56,10 +41,10 @@ static kvb_status metadata_share(const kvb_table *t, const char *key, double *ou
     double scale = 1;
     bool ok;
     if (!text) return KVB_FORMAT;
-    ok = read_digits(&end, 1, &whole);
+    ok = kvb_read_digits(&end, 1, &whole);
     if (ok && *end == '.') {
         fraction = ++end;
-        ok = read_digits(&end, UINT64_MAX / 2, &digits);
+        ok = kvb_read_digits(&end, UINT64_MAX / 2, &digits);
         for (; fraction < end; fraction++) scale *= 10;
     }
     *out = (double)whole + (double)digits / scale;
@@ -79,7 +64,7 @@ static kvb_status parse_list(const kvb_table *t, const char *key, const char *te
     *n = 0;
     do {
         end += *n > 0 && *end == ',';
-        if (!read_digits(&end, UINT32_MAX, &value) || (*end && *end != ',') || value < least) {
+        if (!kvb_read_digits(&end, UINT32_MAX, &value) || (*end && *end != ',') || value < least) {
             return kvb_fail(
                 err, KVB_FORMAT,
                 "%s: metadata \"%s\": expected whole numbers of at least %u, commas between, found \"%.40s\"", t->name,
@@ -248,7 +233,7 @@ static kvb_status read_bounded_list(kvb_table *t, const char *text, kvb_error *e
     uint64_t layer, least = 0;
     do {
         end += end > text && *end == ',';
-        if (!read_digits(&end, UINT32_MAX, &layer) || (*end && *end != ',') || layer < least ||
+        if (!kvb_read_digits(&end, UINT32_MAX, &layer) || (*end && *end != ',') || layer < least ||
             layer >= t->info.n_layers) {
             return kvb_fail(
                 err, KVB_FORMAT,

@@ -27,3 +27,18 @@ void kvb_clean_text(char *text)
         if (!keep) memset(text, '?', size);
     }
 }
+
+bool kvb_read_digits(const char **text, uint64_t max, uint64_t *out)
+{
+    const char *s = *text;
+    uint64_t value = 0;
+    for (; *s >= '0' && *s <= '9'; s++) {
+        unsigned digit = (unsigned)(*s - '0');
+        if (digit > max || value > (max - digit) / 10) return false;
+        value = value * 10 + digit;
+    }
+    if (s == *text) return false;
+    *text = s;
+    *out = value;
+    return true;
+}

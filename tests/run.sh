@@ -26,14 +26,19 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export KVB_ROOT=$PWD LC_ALL=C
 
-# run_test NUMBER KIND BUILD NAME COMMAND...: leaves "passed failed skipped" in $work/NUMBER.sum and prints one line.
+# run_test NUMBER KIND BUILD NAME COMMAND...: leaves "passed failed skipped cpu" in $work/NUMBER.sum and prints one line. The
+# seconds of CPU, user and system, say what a test costs on a machine that has other work too.
 run_test() {
-    local number=$1 kind=$2 build=$3 shown=$3 name=$4 log=$work/$1.log code=0 passed=0 failed=0 skipped=0 start=$SECONDS
+    local number=$1 kind=$2 build=$3 shown=$3 name=$4 log=$work/$1.log code=0 passed=0 failed=0 skipped=0 cpu
+    local start=$SECONDS
     shift 4
     mkdir -p "$work/$number.tmp"
     case $build in /*) ;; *) build=$PWD/$build ;; esac
     KVB_BUILD=$build TMPDIR=$work/$number.tmp timeout -k 10 "${TEST_TIMEOUT:-1800}" "$@" >"$log" 2>&1 </dev/null \
         || code=$?
+    times >"$work/$number.times" # of this shell and its children; in a pipe it would be another shell's
+    cpu=$(awk 'NR == 2 { split($1 $2, t, /m|s/); printf "%.1f", 60 * (t[1] + t[3]) + t[2] + t[4] }' \
+        "$work/$number.times")
     case $kind in
     unit) # Check: "100%: Checks: 12, Failures: 0, Errors: 0"
         read -r passed failed < <(sed \
@@ -52,12 +57,12 @@ run_test() {
         if [ "$failed" = 0 ] && { [ "$code" != 0 ] || ! grep -qx 'end of tests' "$log"; }; then failed=1; fi
         ;;
     esac
-    echo "$passed $failed $skipped" >"$work/$number.sum"
+    echo "$passed $failed $skipped $cpu" >"$work/$number.sum"
     [ "$((passed + failed + skipped))" = 0 ] && return # a script that does not apply to this build
     rm -rf "$work/$number.tmp"
     {
-        printf '%-4s %-10s %-34s %4d passed %3d failed  %4d s\n' "$kind" "$shown" "$name" "$passed" "$failed" \
-            $((SECONDS - start))
+        printf '%-4s %-10s %-34s %4d passed %3d failed  %4d s %7s s of CPU\n' "$kind" "$shown" "$name" "$passed" \
+            "$failed" $((SECONDS - start)) "$cpu"
         grep '^skip - ' "$log" | sed 's/^skip - /     SKIPPED: /'
         if [ "$failed" != 0 ]; then
             echo "---- output of $kind $shown $name (exit status $code)"
@@ -129,9 +134,9 @@ done < <(printf '%s\n' "${queue[@]}" | sort -s -n -r -k 1,1)
 wait
 
 cat "$work"/*.sum 2>/dev/null | awk -v seconds="$SECONDS" '
-    { passed += $1; failed += $2; skipped += $3 }
+    { passed += $1; failed += $2; skipped += $3; cpu += $4 }
     END {
         if (skipped) printf "%d SKIPPED (see above)\n", skipped
-        printf "%d test programs in %d s\n%d passed, %d failed\n", NR, seconds, passed, failed
+        printf "%d test programs in %d s, %d s of CPU\n%d passed, %d failed\n", NR, seconds, cpu, passed, failed
         exit failed > 0 || passed == 0
     }'

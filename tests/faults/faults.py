@@ -14,6 +14,7 @@ import argparse
 import collections
 import concurrent.futures
 import hashlib
+import json
 import os
 import pathlib
 import random
@@ -37,6 +38,7 @@ PROFILE = ("profile IN/tiny.gguf IN/calib.jsonl -o run.h5 --new-tokens 3 --ignor
 EVAL = "eval IN/tiny.gguf IN/keydiff.safetensors IN/text.txt --tokens 64 --next 4 -r 0.5 -a none --threads 1 --quiet"
 TASK = ("task IN/tiny.gguf IN/keydiff.safetensors --task niah_single --tokens 150 -c 1 -r 0.5 -a none --threads 1 "
         "--quiet --compute f32")
+DAMAGE = "--tokens 64 --next 4 -r 0.5 --threads 1 --quiet"  # of recommend and refine, on short texts
 
 
 def case(name, args, before="", again=None, stdout=None):
@@ -68,6 +70,13 @@ CASES = [
          before="old.safetensors:s.safetensors"),
     case("tokenize", "tokenize IN/tiny.gguf IN/text.txt --npy ids.npy", before="old.npy:ids.npy"),
     case("logits", "logits IN/tiny.gguf IN/ids.npy -o l.npy", before="old.npy:l.npy"),
+    case("learn", "learn IN/two.h5 -o rank.safetensors --quiet", before="old.safetensors:rank.safetensors"),
+    case("recommend", "recommend IN/tiny.gguf IN/keydiff.safetensors IN/texts.jsonl --max-kl 9 --confidence 0.5 "
+         f"--csv rows.csv {DAMAGE}", before="old.svg:rows.csv"),
+    case("refine", "refine IN/tiny.gguf IN/keydiff.safetensors IN/texts.jsonl --evaluations 6 -o r.safetensors "
+         f"--csv rows.csv {DAMAGE}", before="old.safetensors:r.safetensors"),
+    case("report", "report IN/keydiff.safetensors --record IN/run.h5 --results IN/worth.json -o page.html --quiet",
+         before="old.svg:page.html"),
     case("eval", EVAL + " -o worth --dump-kept kept.jsonl", before="old.svg:worth.svg"),
     case("task", TASK + " -o worth"),
     case("task --output", "task IN/tiny.gguf --task niah_single --tokens 150 -c 2 --output s.jsonl --quiet --threads 1",
@@ -102,6 +111,10 @@ class Bench:
                 print(f'{{"sample_id": "{name}", "context_ids": {ids(n)}, "question_ids": {[ids(5), ids(4)]}}}',
                       file=out)
         (self.inputs / "text.txt").write_text("".join(f"line {i * 7 % 101} says {i * i % 97}\n" for i in range(60)))
+        with open(self.inputs / "texts.jsonl", "w", encoding="ascii") as out:
+            for k in range(8):
+                lines = "".join(f"line {i * (k + 3) % 101} says {i * i % (90 + k)}\n" for i in range(30))
+                print(f'{{"sample_id": "t{k}", "context": {json.dumps(lines)}, "questions": ["?"]}}', file=out)
         (self.inputs / "old.svg").write_text("<svg>old</svg>\n")
         run = PROFILE.replace("IN/", "")
         self.plain(run)
@@ -111,6 +124,7 @@ class Bench:
             self.plain(run.replace("run.h5", f"shard{k}.h5") + f" --shard {k}/2")
         self.plain("solve run.h5 --metric keydiff -o keydiff.safetensors --quiet")
         self.plain("solve other.h5 --metric keydiff -o old.safetensors --quiet")
+        self.plain(EVAL.replace("IN/", "") + " -o worth")
         self.plain("export keydiff.safetensors --format npy -o keydiff.npy")
         self.plain("export old.safetensors --format npy -o old.npy")
         self.plain("export run.h5 --format lukv-steps -o steps")

@@ -100,7 +100,7 @@ START_TEST(test_merge_names_what_is_missing)
     help_fails(record_merge(out, INPUTS(a, b), false, err), KVB_MISMATCH,
                "missing: question 2 of zeta, question 1 of alpha-2, question 3 of alpha-2; shard 3/3");
     help_fails(record_merge(out, INPUTS(a, help_path("none.h5")), false, err), KVB_IO, "none.h5");
-    help_fails(record_merge(out, NULL, 0, false, err), KVB_ARGUMENT, "no shards");
+    help_fails(record_merge(out, NULL, 0, false, err), KVB_ARGUMENT, "no records");
     ck_assert(!help_exists(out));
 }
 END_TEST

@@ -172,7 +172,7 @@ START_TEST(test_job_of_texts_and_ids)
     ck_assert_uint_eq(c.job.max_questions, 3);
     ck_assert_uint_eq(c.job.max_tail, a->questions[2].tail);
     ck_assert_uint_ne(a->key, b->key);
-    ck_assert_str_eq(c.job.calibration_sha256, c.file.sha256);
+    ck_assert_str_eq(c.job.calibration_files, c.file.sha256);
     ck_assert(profile_flops(c.m, &c.job) > 0);
     case_free(&c);
 }

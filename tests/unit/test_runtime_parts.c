@@ -1,5 +1,5 @@
-// What stands between a file and kvb_table_open: the safetensors container by its specification, and an engine's limits
-// in whole units.
+// What stands between a file and kvb_table_open: the safetensors container by its specification, texts and digits, and
+// an engine's limits in whole units.
 #include "runtime/json.h"
 #include "runtime/limits.h"
 #include "runtime/safetensors.h"
@@ -117,6 +117,41 @@ START_TEST(cleaned_texts)
 END_TEST
 
 // JSON, what is none with its place, and numbers in a locale that writes them with a comma.
+START_TEST(decimal_digits)
+{
+    const struct {
+        const char *text;
+        uint64_t max, value;
+        int rest; // where reading ends; -1: refused
+    } cases[] = {
+        {"0", 1, 0, 1},
+        {"1.5", 1, 1, 1},
+        {"2", 1, 0, -1}, // a single digit above a maximum that is below 10
+        {"9", 1, 0, -1},
+        {"9", 8, 0, -1},
+        {"8", 8, 8, 1},
+        {"11", 9, 0, -1},
+        {"007,", 9, 7, 3},
+        {"4294967295", UINT32_MAX, UINT32_MAX, 10},
+        {"4294967296", UINT32_MAX, 0, -1},
+        {"18446744073709551615", UINT64_MAX, UINT64_MAX, 20},
+        {"18446744073709551616", UINT64_MAX, 0, -1},
+        {"", 9, 0, -1},
+        {"-1", 9, 0, -1},
+        {" 1", 9, 0, -1},
+        {"+1", 9, 0, -1},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *end = cases[i].text;
+        uint64_t value = 77;
+        bool read = kvb_read_digits(&end, cases[i].max, &value);
+        ck_assert_msg(read == (cases[i].rest >= 0), "'%s' up to %llu", cases[i].text, (unsigned long long)cases[i].max);
+        ck_assert_int_eq(end - cases[i].text, read ? cases[i].rest : 0);
+        ck_assert_uint_eq(value, read ? cases[i].value : 77);
+    }
+}
+END_TEST
+
 START_TEST(parsed_json)
 {
     bool no_memory;
@@ -161,6 +196,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, damaged_containers);
     tcase_add_test(tc, sequences_of_utf8);
     tcase_add_test(tc, cleaned_texts);
+    tcase_add_test(tc, decimal_digits);
     tcase_add_test(tc, parsed_json);
     tcase_add_test(tc, limits_in_units);
 }

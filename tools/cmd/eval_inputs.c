@@ -48,7 +48,7 @@ static kvb_status encode_text(eval_inputs *e, const char *name, const char *text
                         (size_t)(nul - text));
     int32_t *ids = NULL;
     size_t n = 0;
-    kvb_status status = tokenizer_encode(e->m->tokens, text, size, false, &ids, &n, err);
+    kvb_status status = model_encode(e->m, text, size, &ids, &n, err);
     if (status == KVB_OK) status = take_ids(e, name, ids, n, err);
     free(ids);
     return status;

@@ -1,4 +1,4 @@
-// kvbudget merge: shards of one profiling run in, its record out.
+// kvbudget merge: shards of one profiling run, or records of one model, in; one record out.
 #include "formats/record.h"
 #include "tools/cli.h"
 #include <stdio.h>
@@ -22,7 +22,7 @@ static int run(const cli_command *self, int argc, char **argv)
     int first, code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first < 2)
-        return cli_usage_error(self, "expected the record to write and at least one shard: kvbudget %s",
+        return cli_usage_error(self, "expected the record to write and at least one shard or record: kvbudget %s",
                                self->synopsis);
     allow_many_files();
     kvb_error err = {0};
@@ -36,22 +36,27 @@ static int run(const cli_command *self, int argc, char **argv)
     for (size_t i = 0; i < contexts; i++) questions += record_context(merged, i)->n_questions;
     record_close(merged);
     if (!quiet)
-        fprintf(stderr, "%s: %zu contexts, %zu questions from %zu shards (%.1f s)\n", argv[first], contexts, questions,
+        fprintf(stderr, "%s: %zu contexts, %zu questions from %zu files (%.1f s)\n", argv[first], contexts, questions,
                 n, seconds_now() - start);
     return EXIT_DONE;
 }
 
 const cli_command cmd_merge = {
-    "merge", "merge OUT.h5 SHARD.h5... [--force]", "put the shards of a profile together to one record",
-    "The elements of a job array profile one share of the work each (`kvbudget profile --shard I/N -o run.I.h5`); "
-    "merge\n"
-    "makes the record of the whole run out of their records, with the same bytes as one process would have written.\n"
-    "Shards of different models, texts or options are refused, and so are two that have different numbers for the "
-    "same\n"
-    "thing. What is missing is named; profile that shard again (--resume when it was stopped) and merge once more.\n"
+    "merge", "merge OUT.h5 RECORD.h5... [--force]", "put shards of a profile, or records of one model, together",
+    "Shards: the elements of a job array profile one share of the work each (`kvbudget profile --shard I/N -o\n"
+    "run.I.h5`); merge makes the record of the whole run, with the same bytes as one process would have written.\n"
+    "What is missing is named; profile that shard again (--resume when it was stopped) and merge once more.\n"
+    "\n"
+    "Records of one model: of different texts, of the same texts with different metrics, or both. The result has\n"
+    "the bytes of one profile over all texts with all metrics, in the order given. To add to a record in place,\n"
+    "see `kvbudget help profile`, --add.\n"
+    "\n"
+    "Refused, with names: another model, another seed or other options; texts of one name from different files;\n"
+    "different numbers for the same thing; a metric that only some of the texts have.\n"
     "\n"
     "Examples:\n"
     "  kvbudget merge run.h5 run.*.h5\n"
+    "  kvbudget merge all.h5 monday.h5 tuesday.h5\n"
     "  # Slurm: sbatch --array=1-8 with this line in the script, then merge\n"
     "  kvbudget profile model.gguf calib.jsonl -o run.$SLURM_ARRAY_TASK_ID.h5 --resume \\\n"
     "      --shard $SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_COUNT\n",

@@ -1,0 +1,284 @@
+// Attributes of records of one model that become one.
+#include "formats/record_growth.h"
+#include "formats/sha256.h"
+#include "record_internal.h"
+#include "runtime/fail.h"
+#include "runtime/json.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char metrics_name[] = "metrics", calibration_name[] = "calibration_sha256",
+                  files_name[] = "calibration_files", given_name[] = "given_answers", limit_name[] = "max_questions";
+// What one of two records may lack: a tokenizer where only ids were given, statistics where no metric needed any.
+static const char *const may_lack[] = {"tokenizer_sha256", "query_statistics_sha256"};
+enum { N_MAY_LACK = sizeof may_lack / sizeof *may_lack };
+
+static kvb_status no_memory(kvb_error *err)
+{
+    return kvb_fail(err, KVB_MEMORY, "not enough memory for the attributes of a record");
+}
+
+// "" where the attribute is not there.
+static const char *text_of(const cJSON *attributes, const char *name)
+{
+    const cJSON *a = cJSON_GetObjectItemCaseSensitive(attributes, name);
+    return cJSON_IsString(a) ? a->valuestring : "";
+}
+
+static double number_of(const cJSON *attributes, const char *name)
+{
+    const cJSON *a = cJSON_GetObjectItemCaseSensitive(attributes, name);
+    return cJSON_IsNumber(a) ? a->valuedouble : 0;
+}
+
+// Takes `value`, which may be NULL for want of memory.
+static bool set(cJSON *to, const char *name, cJSON *value)
+{
+    cJSON_DeleteItemFromObjectCaseSensitive(to, name);
+    if (value && cJSON_AddItemToObject(to, name, value)) return true;
+    cJSON_Delete(value);
+    return false;
+}
+
+// ---- Which texts ----
+
+kvb_status record_set_calibration(cJSON *to, const char *files, kvb_error *err)
+{
+    size_t n = strlen(files), used = 0;
+    char *digits = malloc(n + 1), hash[65];
+    if (!digits) return no_memory(err);
+    for (size_t i = 0; i < n; i++)
+        if (files[i] != ',') digits[used++] = files[i];
+    kvb_status status = KVB_OK;
+    if (used == n) snprintf(hash, sizeof hash, "%s", files);
+    else status = sha256_hex(digits, used, hash, err);
+    free(digits);
+    if (status != KVB_OK) return status;
+    cJSON_DeleteItemFromObjectCaseSensitive(to, files_name);
+    bool list = used < n && n < MAX_TEXT_ATTRIBUTE;
+    return set(to, calibration_name, cJSON_CreateString(hash)) &&
+                   (!list || set(to, files_name, cJSON_CreateString(files)))
+               ? KVB_OK
+               : no_memory(err);
+}
+
+// The list of a record's files; of one that does not say, what it says of all of them together.
+static const char *files_of(const cJSON *attributes)
+{
+    const char *list = text_of(attributes, files_name);
+    return *list ? list : text_of(attributes, calibration_name);
+}
+
+// Those of the second record that the first does not have come behind.
+static kvb_status join_files(cJSON *to, const char *first, const char *second, kvb_error *err)
+{
+    enum { DIGITS = 64 };
+    size_t size = strlen(first) + strlen(second) + 2;
+    char *joined = malloc(size);
+    if (!joined) return no_memory(err);
+    memcpy(joined, first, strlen(first) + 1);
+    for (const char *at = second; *at; at += *at == ',') {
+        char one[DIGITS + 1];
+        size_t n = strcspn(at, ",");
+        snprintf(one, sizeof one, "%.*s", (int)(n < DIGITS ? n : DIGITS), at);
+        size_t used = strlen(joined);
+        if (!strstr(joined, one)) snprintf(joined + used, size - used, "%s%s", used ? "," : "", one);
+        at += n;
+    }
+    kvb_status status = record_set_calibration(to, joined, err);
+    free(joined);
+    return status;
+}
+
+// How many files of `list` stand in `among`; *n receives how many there are.
+static size_t count_shared(size_t *n, const char *list, const char *among)
+{
+    size_t shared = 0;
+    *n = 0;
+    for (const char *at = list; *at; at += *at == ',') {
+        size_t length = strcspn(at, ",");
+        shared += memmem(among, strlen(among), at, length) != NULL;
+        *n += 1;
+        at += length;
+    }
+    return shared;
+}
+
+kvb_status record_relate(record_relation *out, const char *first_name, const cJSON *first, const char *second_name,
+                         const cJSON *second, kvb_error *err)
+{
+    size_t n_first, n_second, of_second = count_shared(&n_second, files_of(second), files_of(first)),
+                              of_first = count_shared(&n_first, files_of(first), files_of(second));
+    *out = of_second == 0 && n_second ? RECORD_NEW_TEXTS : RECORD_SAME_TEXTS;
+    if (of_second == 0 || of_second == n_second || of_first == n_first) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s and %s cannot be joined: %zu of %zu calibration files of the second are among the %zu of the "
+                    "first; join records of the same texts or of different ones",
+                    first_name, second_name, of_second, n_second, n_first);
+}
+
+static kvb_status join_texts(cJSON *to, const cJSON *first, const cJSON *second, record_relation relation,
+                             kvb_error *err)
+{
+    double given[2] = {number_of(first, given_name), number_of(second, given_name)},
+           limit[2] = {number_of(first, limit_name), number_of(second, limit_name)};
+    double both = limit[0] == 0 || limit[1] == 0 ? 0 : limit[0] > limit[1] ? limit[0] : limit[1];
+    if (relation == RECORD_ALL_TEXTS) given[0] = given[1], both = limit[1];
+    else if (relation == RECORD_NEW_TEXTS) given[0] += given[1];
+    else if (given[1] > given[0]) given[0] = given[1];
+    const cJSON *has_given = cJSON_GetObjectItemCaseSensitive(first, given_name),
+                *has_limit = cJSON_GetObjectItemCaseSensitive(first, limit_name);
+    if ((has_given && !set(to, given_name, cJSON_CreateNumber(given[0]))) ||
+        (has_limit && !set(to, limit_name, cJSON_CreateNumber(both))))
+        return no_memory(err);
+    if (!*files_of(first) || !*files_of(second)) return KVB_OK;
+    if (relation == RECORD_ALL_TEXTS) return record_set_calibration(to, files_of(second), err);
+    return join_files(to, files_of(first), files_of(second), err);
+}
+
+// ---- Which metrics ----
+
+static kvb_status parse_metrics(cJSON **out, const char *name, const cJSON *attributes, kvb_error *err)
+{
+    const char *text = text_of(attributes, metrics_name);
+    if (*text) return kvb_json_object(out, text, strlen(text), name, "attribute metrics", err);
+    *out = cJSON_CreateObject();
+    return *out ? KVB_OK : no_memory(err);
+}
+
+// Bit by bit: cJSON_Compare calls numbers equal that differ in their last digits.
+static kvb_status same_settings(bool *same, const cJSON *a, const cJSON *b, kvb_error *err)
+{
+    char *x = cJSON_PrintUnformatted(a), *y = cJSON_PrintUnformatted(b);
+    kvb_status status = x && y ? KVB_OK : no_memory(err);
+    *same = status == KVB_OK && strcmp(x, y) == 0;
+    cJSON_free(y);
+    cJSON_free(x);
+    return status;
+}
+
+// Adds to `all`, the metrics of the first record, those that only the second has.
+static kvb_status add_metrics(cJSON *all, const char *first_name, const cJSON *more, const char *second_name,
+                              kvb_error *err)
+{
+    const cJSON *one;
+    cJSON_ArrayForEach(one, more)
+    {
+        const cJSON *held = cJSON_GetObjectItemCaseSensitive(all, one->string);
+        bool same = true;
+        kvb_status status = held ? same_settings(&same, held, one, err) : KVB_OK;
+        if (status != KVB_OK) return status;
+        if (!same)
+            return kvb_fail(err, KVB_MISMATCH,
+                            "%s and %s cannot be joined: metric %s has other settings in the one than in the other",
+                            first_name, second_name, one->string);
+        if (!held && !set(all, one->string, cJSON_Duplicate(one, true))) return no_memory(err);
+    }
+    return KVB_OK;
+}
+
+static kvb_status join_metrics(cJSON *to, const char *first_name, const cJSON *first, const char *second_name,
+                               const cJSON *second, kvb_error *err)
+{
+    if (!*text_of(first, metrics_name) && !*text_of(second, metrics_name)) return KVB_OK;
+    cJSON *all = NULL, *more = NULL;
+    kvb_status status = parse_metrics(&all, first_name, first, err);
+    if (status == KVB_OK) status = parse_metrics(&more, second_name, second, err);
+    if (status == KVB_OK) status = add_metrics(all, first_name, more, second_name, err);
+    char *text = status == KVB_OK ? cJSON_PrintUnformatted(all) : NULL;
+    if (status == KVB_OK && (!text || !set(to, metrics_name, cJSON_CreateString(text)))) status = no_memory(err);
+    cJSON_free(text);
+    cJSON_Delete(more);
+    cJSON_Delete(all);
+    return status;
+}
+
+// ---- Everything else ----
+
+// A copy without what may differ.
+static cJSON *fixed_part(const cJSON *attributes)
+{
+    static const char *const growing[] = {metrics_name, calibration_name, files_name, given_name, limit_name};
+    cJSON *copy = cJSON_Duplicate(attributes, true);
+    for (size_t i = 0; copy && i < sizeof growing / sizeof *growing; i++)
+        cJSON_DeleteItemFromObjectCaseSensitive(copy, growing[i]);
+    for (size_t i = 0; copy && i < N_MAY_LACK; i++)
+        if (!*text_of(copy, may_lack[i])) cJSON_DeleteItemFromObjectCaseSensitive(copy, may_lack[i]);
+    return copy;
+}
+
+static kvb_status check_rest(const char *first_name, const cJSON *first, const char *second_name, const cJSON *second,
+                             kvb_error *err)
+{
+    cJSON *a = fixed_part(first), *b = fixed_part(second);
+    static const record_shape any = {0};
+    root_difference d;
+    kvb_status status = a && b ? KVB_OK : no_memory(err);
+    for (size_t i = 0; status == KVB_OK && i < N_MAY_LACK; i++)
+        if (!*text_of(a, may_lack[i]) || !*text_of(b, may_lack[i])) {
+            cJSON_DeleteItemFromObjectCaseSensitive(a, may_lack[i]);
+            cJSON_DeleteItemFromObjectCaseSensitive(b, may_lack[i]);
+        }
+    if (status == KVB_OK && record_root_differs(&d, &any, a, &any, b))
+        status = kvb_fail(err, KVB_MISMATCH,
+                          "%s and %s cannot be joined: %s is %s in the first, %s in the second; a record has one model "
+                          "and one set of options",
+                          first_name, second_name, d.name, d.held, d.given);
+    cJSON_Delete(b);
+    cJSON_Delete(a);
+    return status;
+}
+
+static kvb_status add_lacking(cJSON *to, const cJSON *second, kvb_error *err)
+{
+    for (size_t i = 0; i < N_MAY_LACK; i++) {
+        const char *text = text_of(second, may_lack[i]);
+        if (*text && !*text_of(to, may_lack[i]) && !set(to, may_lack[i], cJSON_CreateString(text)))
+            return no_memory(err);
+    }
+    return KVB_OK;
+}
+
+kvb_status record_join_attributes(cJSON **out, const char *first_name, const cJSON *first, const char *second_name,
+                                  const cJSON *second, record_relation relation, kvb_error *err)
+{
+    *out = NULL;
+    kvb_status status = check_rest(first_name, first, second_name, second, err);
+    if (status != KVB_OK) return status;
+    cJSON *to = cJSON_Duplicate(first, true);
+    if (!to) return no_memory(err);
+    status = add_lacking(to, second, err);
+    if (status == KVB_OK) status = join_texts(to, first, second, relation, err);
+    if (status == KVB_OK) status = join_metrics(to, first_name, first, second_name, second, err);
+    if (status == KVB_OK) *out = to;
+    else cJSON_Delete(to);
+    return status;
+}
+
+// ---- Adding to a finished record ----
+
+kvb_status record_check_base(cJSON **metrics, const record *base, const cJSON *attributes, kvb_error *err)
+{
+    cJSON *joined = NULL;
+    *metrics = NULL;
+    kvb_status status = record_join_attributes(&joined, base->path, base->attributes, "what is added", attributes,
+                                               RECORD_SAME_TEXTS, err);
+    if (status == KVB_OK && strcmp(text_of(joined, metrics_name), text_of(attributes, metrics_name)) != 0)
+        status = kvb_fail(err, KVB_MISMATCH, "%s: has other metrics than when this run was begun; begin it again",
+                          base->path);
+    cJSON_Delete(joined);
+    return status == KVB_OK ? parse_metrics(metrics, base->path, attributes, err) : status;
+}
+
+bool record_has_metrics(const record_context_info *c, const cJSON *metrics)
+{
+    const cJSON *one;
+    cJSON_ArrayForEach(one, metrics)
+    {
+        uint32_t i = 0;
+        while (i < c->n_metrics && strcmp(c->metrics[i], one->string) != 0) i++;
+        if (i == c->n_metrics) return false;
+    }
+    return true;
+}

@@ -1,0 +1,282 @@
+// Records that become one: which attributes the whole has, what is refused, and that its bytes are those of one run.
+#include "formats/record_growth.h"
+#include "formats_record_help.h"
+
+enum { T = 9, COUNT = SMALL_L * SMALL_G * T };
+
+// A record of some contexts, metrics and questions; bit i stands for the i-th name below.
+typedef struct piece {
+    unsigned contexts, metrics, questions;
+    const char *files, *settings; // NULL: that of the contexts' own files; {}
+    int seed;
+    float spoil; // added to the first score
+} piece;
+
+static const char *const context_names[] = {"one", "two", "three"}, *const metric_names[] = {"tova", "keydiff", "ea"};
+static const char *const file_hashes[3] = {"1111111111111111111111111111111111111111111111111111111111111111",
+                                           "2222222222222222222222222222222222222222222222222222222222222222",
+                                           "3333333333333333333333333333333333333333333333333333333333333333"};
+
+static unsigned bits(unsigned set)
+{
+    return (set & 1) + (set >> 1 & 1) + (set >> 2 & 1);
+}
+
+static cJSON *attributes_of(const piece *p)
+{
+    char files[256] = "", metrics[256] = "{";
+    for (int i = 0; i < 3; i++)
+        if (p->contexts & 1u << i)
+            snprintf(files + strlen(files), sizeof files - strlen(files), "%s%s", *files ? "," : "", file_hashes[i]);
+    for (int i = 0; i < 3; i++)
+        if (p->metrics & 1u << i)
+            snprintf(metrics + strlen(metrics), sizeof metrics - strlen(metrics), "%s\"%s\":%s", metrics[1] ? "," : "",
+                     metric_names[i], p->settings ? p->settings : "{\"window\":0.1}");
+    strcat(metrics, "}");
+    cJSON *a = cJSON_CreateObject();
+    cJSON_AddStringToObject(a, "model_sha256", "m");
+    cJSON_AddNumberToObject(a, "seed", p->seed);
+    cJSON_AddNumberToObject(a, "given_answers", bits(p->contexts) * bits(p->questions));
+    cJSON_AddNumberToObject(a, "max_questions", p->questions == 7 ? 0 : bits(p->questions));
+    cJSON_AddStringToObject(a, "metrics", metrics);
+    help_ok(record_set_calibration(a, p->files ? p->files : files, err));
+    return a;
+}
+
+static void put_context(record_writer *w, size_t c, unsigned metrics, float spoil)
+{
+    static float scores[3][COUNT];
+    const char *names[3];
+    const float *arrays[3];
+    int32_t ids[T];
+    size_t n = 0;
+    for (int t = 0; t < T; t++) ids[t] = (int32_t)(100 * c) + t;
+    for (size_t m = 0; m < 3; m++) {
+        if (!(metrics & 1u << m)) continue;
+        for (size_t i = 0; i < COUNT; i++) scores[n][i] = small_score(c, m, i);
+        scores[n][0] += spoil;
+        names[n] = metric_names[m];
+        arrays[n] = scores[n];
+        n++;
+    }
+    help_ok(record_put_context(w, context_names[c], ids, T, names, arrays, n, err));
+}
+
+static void put_question(record_writer *w, size_t c, uint32_t q)
+{
+    float oracle[COUNT];
+    const int32_t ids[4] = {1, 2, 3, (int32_t)q};
+    for (size_t i = 0; i < COUNT; i++) oracle[i] = small_oracle(c, q, i);
+    record_question one = {oracle, ids, 4, ids, 2, 63};
+    help_ok(record_put_question(w, context_names[c], q, &one, err));
+}
+
+static void finish(record_writer *w, unsigned contexts)
+{
+    const char *ids[3];
+    size_t n = 0;
+    for (int c = 0; c < 3; c++)
+        if (contexts & 1u << c) ids[n++] = context_names[c];
+    help_ok(record_finish(w, ids, n, err));
+    record_writer_free(w);
+}
+
+static const char *make(const char *name, const piece *p)
+{
+    const char *path = help_path("%s", name);
+    record_writer *w;
+    cJSON *a = attributes_of(p);
+    help_ok(record_begin(&w, path, &small_shape, a, RECORD_REPLACE, err));
+    for (unsigned c = 0; c < 3; c++) {
+        if (!(p->contexts & 1u << c)) continue;
+        put_context(w, c, p->metrics, p->spoil);
+        for (uint32_t q = 0; q < 3; q++)
+            if (p->questions & 1u << q) put_question(w, c, q);
+    }
+    finish(w, p->contexts);
+    cJSON_Delete(a);
+    return path;
+}
+
+static void assert_same_file(const char *a, const char *b)
+{
+    size_t n, m;
+    unsigned char *x = help_slurp(a, &n), *y = help_slurp(b, &m);
+    ck_assert_msg(n == m && memcmp(x, y, n) == 0, "%s and %s differ", a, b);
+    free(x);
+    free(y);
+}
+
+#define INPUTS(...) (const char *const[]){__VA_ARGS__}, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)
+
+// ---- merging whole records ----
+
+START_TEST(test_texts_and_metrics_join_to_the_bytes_of_one_run)
+{
+    const char *all = make("all.h5", &(piece){.contexts = 7, .metrics = 7, .questions = 3}), *out = help_path("out.h5");
+    const char *a = make("a.h5", &(piece){.contexts = 1, .metrics = 3, .questions = 3}),
+               *b = make("b.h5", &(piece){.contexts = 6, .metrics = 3, .questions = 3});
+    const char *c = make("c.h5", &(piece){.contexts = 7, .metrics = 4, .questions = 3});
+    help_ok(record_merge(out, INPUTS(a, b, c), false, err));
+    assert_same_file(all, out);
+    const char *a4 = make("a4.h5", &(piece){.contexts = 1, .metrics = 4, .questions = 3}),
+               *b4 = make("b4.h5", &(piece){.contexts = 6, .metrics = 4, .questions = 3});
+    help_ok(record_merge(out, INPUTS(a, b, a4, b4), true, err));
+    assert_same_file(all, out);
+    help_ok(record_merge(out, INPUTS(all, a4), true, err)); // a part of it again
+    assert_same_file(all, out);
+    const char *few = make("few.h5", &(piece){.contexts = 7, .metrics = 7, .questions = 1}),
+               *more = make("more.h5", &(piece){.contexts = 7, .metrics = 7, .questions = 7});
+    help_ok(record_merge(out, INPUTS(few, more), true, err)); // the same texts with more questions
+    assert_same_file(more, out);
+}
+END_TEST
+
+START_TEST(test_what_does_not_belong_together_is_refused)
+{
+    const struct {
+        piece a, b;
+        const char *why;
+    } cases[] = {
+        {{1, 3, 3, NULL, NULL, 0, 0}, {2, 3, 3, NULL, NULL, 5, 0}, "seed is 0 in the first, 5 in the second"},
+        {{1, 3, 3, NULL, NULL, 0, 0}, {2, 3, 3, NULL, "{\"window\":0.2}", 0, 0}, "metric tova has other settings"},
+        {{1, 3, 3, NULL, NULL, 0, 0}, {2, 1, 3, NULL, NULL, 0, 0}, "context two has no scores of metric keydiff"},
+        {{1, 3, 3, NULL, NULL, 0, 0}, {1, 3, 3, file_hashes[2], NULL, 0, 0}, "both have context one, and none of"},
+        {{3, 3, 3, NULL, NULL, 0, 0}, {6, 3, 3, NULL, NULL, 0, 0}, "1 of 2 calibration files"},
+        {{1, 3, 3, NULL, NULL, 0, 0}, {1, 3, 3, NULL, NULL, 0, 1}, "both have context one, with different"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *a = make("a.h5", &cases[i].a), *b = make("b.h5", &cases[i].b), *out = help_path("out.h5");
+        help_fails(record_merge(out, INPUTS(a, b), false, err), KVB_MISMATCH, cases[i].why);
+        ck_assert(!help_exists(out));
+    }
+}
+END_TEST
+
+// ---- attributes ----
+
+START_TEST(test_calibration_is_the_hash_of_one_file_or_of_all)
+{
+    cJSON *a = cJSON_CreateObject();
+    char two[130];
+    help_ok(record_set_calibration(a, file_hashes[0], err));
+    ck_assert_str_eq(cJSON_GetObjectItem(a, "calibration_sha256")->valuestring, file_hashes[0]);
+    ck_assert_ptr_null(cJSON_GetObjectItem(a, "calibration_files"));
+    snprintf(two, sizeof two, "%s,%s", file_hashes[0], file_hashes[1]);
+    help_ok(record_set_calibration(a, two, err));
+    ck_assert_str_eq(cJSON_GetObjectItem(a, "calibration_files")->valuestring, two);
+    ck_assert_str_eq(cJSON_GetObjectItem(a, "calibration_sha256")->valuestring, // printf 11..22.. | sha256sum
+                     "ca9034371c79ec26ec0496b53420a1117d4f765800dfdce138138b139d591f13");
+    cJSON_Delete(a);
+}
+END_TEST
+
+START_TEST(test_attributes_join_by_relation)
+{
+    cJSON *a = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3}),
+          *b = attributes_of(&(piece){.contexts = 2, .metrics = 2, .questions = 7}), *all;
+    record_relation relation;
+    help_ok(record_relate(&relation, "a", a, "b", b, err));
+    ck_assert_int_eq(relation, RECORD_NEW_TEXTS);
+    help_ok(record_relate(&relation, "a", a, "a", a, err));
+    ck_assert_int_eq(relation, RECORD_SAME_TEXTS);
+    static const double given[] = {3, 3, 5}, limit[] = {0, 0, 0};
+    for (int r = RECORD_SAME_TEXTS; r <= RECORD_NEW_TEXTS; r++) {
+        help_ok(record_join_attributes(&all, "a", a, "b", b, (record_relation)r, err));
+        ck_assert_double_eq(cJSON_GetObjectItem(all, "given_answers")->valuedouble, given[r]);
+        ck_assert_double_eq(cJSON_GetObjectItem(all, "max_questions")->valuedouble, limit[r]);
+        ck_assert_str_eq(cJSON_GetObjectItem(all, "metrics")->valuestring,
+                         "{\"tova\":{\"window\":0.1},\"keydiff\":{\"window\":0.1}}");
+        cJSON_Delete(all);
+    }
+    cJSON_AddStringToObject(b, "tokenizer_sha256", "t"); // one of them may lack it, but not have another
+    help_ok(record_join_attributes(&all, "a", a, "b", b, RECORD_NEW_TEXTS, err));
+    ck_assert_str_eq(cJSON_GetObjectItem(all, "tokenizer_sha256")->valuestring, "t");
+    cJSON_Delete(all);
+    cJSON_AddStringToObject(a, "tokenizer_sha256", "u");
+    help_fails(record_join_attributes(&all, "a", a, "b", b, RECORD_NEW_TEXTS, err), KVB_MISMATCH,
+               "a and b cannot be joined: tokenizer_sha256");
+    cJSON_ReplaceItemInObject(a, "tokenizer_sha256", cJSON_CreateString("t"));
+    cJSON_ReplaceItemInObject(b, "metrics", cJSON_CreateString("[1]"));
+    help_fails(record_join_attributes(&all, "a", a, "b", b, RECORD_NEW_TEXTS, err), KVB_FORMAT, "b: attribute metrics");
+    cJSON_Delete(b);
+    cJSON_Delete(a);
+}
+END_TEST
+
+// ---- adding to a finished record ----
+
+static record_writer *begin_add(const char *path, const piece *whole, kvb_status expected, const char *why)
+{
+    record_writer *w = NULL;
+    cJSON *a = attributes_of(whole);
+    if (expected == KVB_OK) help_ok(record_begin(&w, path, &small_shape, a, RECORD_ADD, err));
+    else help_fails(record_begin(&w, path, &small_shape, a, RECORD_ADD, err), expected, why);
+    cJSON_Delete(a);
+    return w;
+}
+
+START_TEST(test_what_is_added_gives_the_bytes_of_one_run)
+{
+    const piece whole = {.contexts = 7, .metrics = 7, .questions = 7};
+    const char *all = make("all.h5", &whole),
+               *path = make("run.h5", &(piece){.contexts = 3, .metrics = 3, .questions = 3}),
+               *old = make("old.h5", &(piece){.contexts = 3, .metrics = 3, .questions = 3});
+    record_writer *w = begin_add(path, &whole, KVB_OK, NULL);
+    ck_assert(!record_writer_has_context(w, "one")); // it lacks a metric
+    ck_assert(record_writer_has_question(w, "one", 1) && !record_writer_has_question(w, "one", 2));
+    put_context(w, 0, 4, 0);
+    put_context(w, 1, 4, 0);
+    ck_assert(record_writer_has_context(w, "one"));
+    put_question(w, 0, 2);
+    record_writer_free(w); // stopped, and gone on with
+    assert_same_file(path, old);
+    w = begin_add(path, &whole, KVB_OK, NULL);
+    put_question(w, 1, 2);
+    put_context(w, 2, 7, 0);
+    for (uint32_t q = 0; q < 3; q++) put_question(w, 2, q);
+    assert_same_file(path, old);
+    finish(w, 7);
+    assert_same_file(path, all);
+    w = begin_add(path, &whole, KVB_OK, NULL); // nothing is left to add
+    ck_assert(record_writer_has_context(w, "three") && record_writer_has_question(w, "three", 2));
+    finish(w, 7);
+    assert_same_file(path, all);
+    ck_assert(!help_exists(help_path("run.h5.parts")));
+}
+END_TEST
+
+START_TEST(test_an_addition_that_does_not_fit_is_refused)
+{
+    const char *path = make("run.h5", &(piece){.contexts = 3, .metrics = 3, .questions = 3}), *ids[] = {"one", "two"};
+    begin_add(help_path("none.h5"), &(piece){.contexts = 7, .metrics = 7, .questions = 7}, KVB_IO, "none.h5");
+    begin_add(path, &(piece){.contexts = 7, .metrics = 7, .questions = 7, .seed = 4}, KVB_MISMATCH,
+              "run.h5 and what is added cannot be joined: seed");
+    begin_add(path, &(piece){.contexts = 7, .metrics = 1, .questions = 7}, KVB_MISMATCH, "has other metrics than");
+    ck_assert(!help_exists(help_path("run.h5.parts")));
+    record_writer *w = begin_add(path, &(piece){.contexts = 7, .metrics = 7, .questions = 7}, KVB_OK, NULL), *second;
+    put_context(w, 0, 4, 0);
+    help_fails(record_finish(w, ids, 2, err), KVB_MISMATCH, "context two has no scores of the metrics that are added");
+    cJSON *a = attributes_of(&(piece){.contexts = 7, .metrics = 7, .questions = 7});
+    help_ok(record_begin(&second, path, &small_shape, a, RECORD_ADD_JOIN, err));
+    ck_assert(record_writer_has_context(second, "one") && !record_writer_has_context(second, "two"));
+    record_writer_free(second);
+    record_writer_free(w);
+    cJSON_Delete(a);
+    begin_add(path, &(piece){.contexts = 7, .metrics = 7, .questions = 3}, KVB_MISMATCH, "run.h5.parts: begun with");
+    ck_assert(help_exists(path));
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, test_texts_and_metrics_join_to_the_bytes_of_one_run);
+    tcase_add_test(tc, test_what_does_not_belong_together_is_refused);
+    tcase_add_test(tc, test_calibration_is_the_hash_of_one_file_or_of_all);
+    tcase_add_test(tc, test_attributes_join_by_relation);
+    tcase_add_test(tc, test_what_is_added_gives_the_bytes_of_one_run);
+    tcase_add_test(tc, test_an_addition_that_does_not_fit_is_refused);
+}
+
+UNIT_MAIN("formats growth", fill)
