@@ -77,12 +77,12 @@ class Learned(Metric):
         for feature, part in zip(self.features, seen.parts or [Seen() for _ in self.features]):
             part.n_tokens = seen.n_tokens or keys.shape[1]
             found.append(feature.score(layer, keys, values, part, places, heads).float().cpu().numpy())
-        features, at = np.stack(found), places.cpu().numpy()  # [F, G, T]
-        of_one = None if features.shape[1] == self.table.info.n_kv_heads else heads.start
-        scores = self.table.rank(layer.index, features, of_one)
+        features, at = np.stack(found, 1), places.cpu().numpy()  # [G, F, T]
+        first = heads.start or 0
+        scores = np.stack([self.table.rank(layer.index, first + g, x) for g, x in enumerate(features)])
         n_rows, total = len(at), max(seen.n_tokens, int(at[-1]) + 1)
         if total != n_rows:
-            recency = self.table.ranking.weights[layer.index, heads, -2, None]
+            recency = self.table.ranking.weights[layer.index, first : first + len(scores), -2, None]
             scores += (recency * (np.log(n_rows - np.arange(n_rows)) - np.log(total - at))).astype(np.float32)
         return torch.from_numpy(scores)
 

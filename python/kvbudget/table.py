@@ -208,22 +208,15 @@ class Table:
         mine.hf_revision = hf_revision.encode() if hf_revision else None
         lib.call("kvb_table_check_weights", self._handle, c.byref(mine))
 
-    def rank(self, layer: int, features: NDArray[np.float32], head: int | None = None) -> NDArray[np.float32]:
-        """Scores of a layer's tokens from those of the ranking's metrics (kvb_rank).
-
-        features  float32 [F, G, T] and the result [G, T]; for one KV head [F, 1, T] and [1, T]
-        """
+    def rank(self, layer: int, head: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scores [T] of one head's tokens from those of the ranking's metrics, float32 [F, T] (kvb_rank)."""
         features = np.ascontiguousarray(features, np.float32)
-        heads = range(self.info.n_kv_heads) if head is None else range(head, head + 1)
-        n_metrics = len(self.ranking.metrics) if self.ranking else len(features)
-        if features.ndim != 3 or features.shape[:2] != (n_metrics, len(heads)):
-            raise lib.KVBudgetError(
-                f"{self.path}: expected scores of {n_metrics} metrics for {len(heads)} KV heads, found {features.shape}"
-            )
-        out: NDArray[np.float32] = np.empty((len(heads), features.shape[2]), np.float32)
-        for i, h in enumerate(heads):
-            rows = (c.c_void_p * n_metrics)(*(feature[i].ctypes.data for feature in features))
-            lib.call("kvb_rank", self._handle, _count(layer), _count(h), rows, out.shape[1], out[i].ctypes.data)
+        wanted = len(self.ranking.metrics) if self.ranking else features.shape[0]
+        if features.ndim != 2 or features.shape[0] != wanted:
+            raise lib.KVBudgetError(f"{self.path}: expected scores of {wanted} metrics, found {features.shape}")
+        rows = (c.c_void_p * wanted)(*(row.ctypes.data for row in features))
+        out = np.empty(features.shape[1], np.float32)
+        lib.call("kvb_rank", self._handle, _count(layer), _count(head), rows, out.size, out.ctypes.data)
         return out
 
     def keep(

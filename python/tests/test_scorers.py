@@ -192,18 +192,14 @@ def test_a_table_carries_its_ranking(learned: kvbudget.Table, make_table: Any) -
     r = learned.ranking
     assert r is not None and r.name == learned.info.metric and set(r.metrics) == set(FEATURES)
     assert r.weights.shape == (4, 2, 2 * len(FEATURES) + 2) and not r.weights.flags.writeable
-    features = np.random.default_rng(1).uniform(0.1, 3, (len(FEATURES), 2, 50)).astype(np.float32)
-    for layer in (0, 3):
-        found = learned.rank(layer, features)
-        for head in (0, 1):
-            assert np.allclose(found[head], by_formula(learned, layer, head, features[:, head]), atol=1e-5)
-            assert np.array_equal(learned.rank(layer, features[:, head, None], head)[0], found[head])
+    features = np.random.default_rng(1).uniform(0.1, 3, (len(FEATURES), 50)).astype(np.float32)
+    for layer, head in ((0, 0), (3, 1)):
+        assert np.allclose(learned.rank(layer, head, features), by_formula(learned, layer, head, features), atol=1e-5)
     for words, call in (
-        ("expected scores of 5 metrics for 2 KV heads", lambda: learned.rank(0, features[:2])),
-        ("layer and head", lambda: learned.rank(4, features)),
-        ("layer and head", lambda: learned.rank(0, features[:, :1], 2)),
-        ("finite", lambda: learned.rank(0, features * np.float32("inf"))),
-        ("learned ranking", lambda: kvbudget.Table(make_table(4, 4, 2, 16)).rank(0, features)),
+        ("expected scores of 5 metrics", lambda: learned.rank(0, 0, features[:2])),
+        ("layer and head", lambda: learned.rank(4, 0, features)),
+        ("finite", lambda: learned.rank(0, 0, features * np.float32("inf"))),
+        ("learned ranking", lambda: kvbudget.Table(make_table(4, 4, 2, 16)).rank(0, 0, features)),
     ):
         with pytest.raises(kvbudget.KVBudgetError, match=words):
             call()
@@ -318,8 +314,9 @@ def test_the_recorder_takes_a_table_for_its_metric(learned: kvbudget.Table, tmp_
     found = record(tmp_path, [*FEATURES, learned], prompt(1, 44)[0].tolist())
     assert learned.ranking is not None
     for layer in range(4):
-        features = np.stack([found[name][layer] for name in learned.ranking.metrics])
-        assert np.array_equal(found[learned.info.metric][layer], learned.rank(layer, features))
+        for h in range(2):
+            features = np.stack([found[name][layer, h] for name in learned.ranking.metrics])
+            assert np.array_equal(found[learned.info.metric][layer, h], learned.rank(layer, h, features))
 
 
 def test_another_models_ranking_is_refused(learned: kvbudget.Table) -> None:
