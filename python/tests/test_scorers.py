@@ -150,6 +150,17 @@ def test_queries_that_are_not_known_are_refused() -> None:
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
+    """A table for a ranking of single heads."""
+    return learn(tmp_path_factory, "--own")
+
+
+@pytest.fixture(scope="module")
+def learned_layers(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
+    """A table for a ranking that looks at a layer's heads together, as is the default."""
+    return learn(tmp_path_factory)
+
+
+def learn(tmp_path_factory: pytest.TempPathFactory, *options: str) -> kvbudget.Table:
     """A table for a ranking that `kvbudget learn` has fitted to a recording of a random Llama."""
     pytest.importorskip("h5py")
     if not PROGRAM:
@@ -166,7 +177,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
     kvbudget.record(build("llama"), None, folder / "calib.jsonl", FEATURES, output=folder / "run.h5")
     words = [str(w) for f in FEATURES for w in ("--feature", f)]
     for command in (
-        ["learn", "run.h5", "-o", "rank.safetensors", "--all-features", *words],
+        ["learn", "run.h5", "-o", "rank.safetensors", "--all-features", *options, *words],
         ["solve", "run.h5", "-m", "learned=rank.safetensors", "-o", "table.safetensors"],
     ):
         subprocess.run([PROGRAM, *command, "--quiet"], cwd=folder, check=True)
@@ -275,6 +286,30 @@ def test_chunks_and_second_cuts_by_it(learned: kvbudget.Table) -> None:
         for h in range(2):
             places = layer.segment(h)[2].tolist()
             assert len(places) == keep[i, h] and places == sorted(set(places)) and places[-1] == 69
+
+
+def test_layers_are_ranked_together(learned_layers: kvbudget.Table, tmp_path: Path) -> None:
+    """What is kept is what kvb_rank_layer says of all heads' features; single heads and second cuts are refused."""
+    ids, info, r = prompt(1, 50), learned_layers.info, learned_layers.ranking
+    assert r is not None and r.layer_mean and r.weights.shape[-1] == 3 * len(FEATURES) + 2
+    found = record(tmp_path, [*FEATURES, learned_layers], ids[0].tolist())
+    with kvbudget.compress(build("llama"), learned_layers, 0.5) as run:
+        cut = prefill(run.model, ids)
+    for layer, keep in enumerate(learned_layers.keep(0.5, 50)):
+        features = np.stack([found[name][layer] for name in r.metrics])
+        scores = learned_layers.rank_layer(layer, features)
+        assert np.array_equal(scores, found[info.metric][layer])
+        for h in range(2):
+            wanted = kvbudget.select(scores[h], int(keep[h]), info.sink, info.window)
+            assert cut.layers[layer].segment(h)[2].tolist() == wanted.tolist()
+    with pytest.raises(kvbudget.KVBudgetError, match="kvb_rank_layer"):
+        learned_layers.rank(0, 0, np.ones((len(FEATURES), 9), np.float32))
+    with pytest.raises(kvbudget.KVBudgetError, match="expected 2 KV heads, found 1"):
+        learned_layers.rank_layer(0, np.ones((len(FEATURES), 1, 9), np.float32))
+    with pytest.raises(kvbudget.KVBudgetError, match="second cut"):
+        with kvbudget.compress(build("llama"), learned_layers, 0.5, recut_every=5) as run:
+            how = dict(max_new_tokens=11, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids))
+            run.model.generate(ids, past_key_values=type(cut)(config=run.model.config), **how)
 
 
 @torch.no_grad()
