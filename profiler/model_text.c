@@ -23,6 +23,15 @@ static kvb_status check_rows(const model *m, const int32_t *ids, size_t n, kvb_e
     return KVB_OK;
 }
 
+// Zeros, a token for four bytes.
+static kvb_status count_tokens(size_t size, int32_t **ids, size_t *n, kvb_error *err)
+{
+    enum { BYTES_PER_TOKEN = 4 };
+    *n = size / BYTES_PER_TOKEN + 1;
+    *ids = calloc(*n, sizeof **ids);
+    return *ids ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", *n);
+}
+
 kvb_status model_use_chat(model *m, kvb_error *err)
 {
     const char *jinja = m->tokens ? tokenizer_chat_template(m->tokens) : NULL;
@@ -51,6 +60,7 @@ static bool is_space(char c)
 static kvb_status encode_framed(const model *m, const char *front, const char *text, size_t size, const char *back,
                                 int32_t **ids, size_t *n, kvb_error *err)
 {
+    if (!m->tokens) return count_tokens(size, ids, n, err);
     kvb_status status = tokenizer_encode_framed(m->tokens, front, text, size, back, m->special_text, ids, n, err);
     if (status == KVB_OK) status = check_rows(m, *ids, *n, err);
     if (status == KVB_OK) return KVB_OK;
