@@ -159,10 +159,12 @@ typedef struct backend {
     // All y of `to`, at most BACKEND_PROJECTIONS, each as matmul would make it, from one reading of x. No y is x or
     // another's.
     void (*project)(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n);
-    // y = (x - mean) / deviation * weight; y may be x
-    void (*layer_norm)(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps);
+    // y = (x - mean) / deviation * weight; row i takes the row i % n_weights of weight [n_weights, width]; y may be x
+    void (*layer_norm)(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, uint32_t n_weights,
+                       float eps);
     void (*glu)(backend_device *on, dev gate, dev up, activation act, size_t n_floats); // gate = act(gate) * up
     void (*softcap)(backend_device *on, dev y, float cap, size_t n_floats);             // y = cap * tanh(y / cap)
+    void (*clip)(backend_device *on, dev y, float most, size_t n_floats);               // y = min(max(y, -most), most)
     void (*scale)(backend_device *on, dev y, float by, size_t n_floats);                // y *= by
     void (*add_row)(backend_device *on, dev y, dev row, uint32_t n, uint32_t width);    // y[i] += row [width]
     void (*add_scaled)(backend_device *on, dev y, dev x, float by, size_t n_floats);    // y += x * by

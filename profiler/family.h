@@ -31,7 +31,7 @@ typedef struct family {
         const char *gguf, *hf;
     } names[FAMILY_NAMES]; // tensors that are called otherwise than in tensor_list.h; NULL: as there
     // After all else was read; NULL: there is nothing more.
-    kvb_status (*read)(model_config *c, const weights *w, kvb_error *err);
+    kvb_status (*read)(model_config *c, weights *w, kvb_error *err);
 } family;
 
 // The family of a source of weights; KVB_UNSUPPORTED, with the list of known ones, where there is none.

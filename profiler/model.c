@@ -2,6 +2,7 @@
 #include "profiler/model_tensors.h"
 #include "profiler/query_statistics.h"
 #include "runtime/fail.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,6 +78,19 @@ attention_shape model_attention(const model *m, uint32_t layer)
     return s;
 }
 
+// A folder's name for people: its repository's, else what config.json says, else its own.
+static void name_folder(model *m, const weights *w)
+{
+    char *name = m->config.name;
+    if (m->origin.hf_id[0]) snprintf(name, sizeof m->config.name, "%.127s", m->origin.hf_id);
+    if (strncmp(name, weights_name(w), sizeof m->config.name - 1) != 0) return;
+    char *whole = realpath(name, NULL);
+    char *end = whole ? strrchr(whole, '/') : NULL;
+    if (end && strcmp(end, "/config.json") == 0) *end = '\0', end = strrchr(whole, '/');
+    if (end && end[1]) snprintf(name, sizeof m->config.name, "%.127s", end + 1);
+    free(whole);
+}
+
 // The config and all shapes, then the tokenizer, then the hash, then all weights: what is cheap to refuse comes first.
 static kvb_status load_model(model *m, weights *w, const model_options *o, kvb_error *err)
 {
@@ -91,7 +105,8 @@ static kvb_status load_model(model *m, weights *w, const model_options *o, kvb_e
     if (status == KVB_OK && o->statistics)
         status = query_statistics_open(&m->statistics, o->statistics, m->config.n_layers, m->config.n_heads,
                                        m->config.head_dim, err);
-    if (status == KVB_OK) status = weights_sha256(w, m->sha256, err);
+    if (status == KVB_OK) status = weights_identify(w, m->sha256, &m->origin, err);
+    if (status == KVB_OK && !weights_is_gguf(w)) name_folder(m, w);
     if (status == KVB_OK && m->statistics) status = check_statistics(m, o->statistics, err);
     return status == KVB_OK ? model_load_tensors(m, f, w, err) : status;
 }
@@ -132,6 +147,7 @@ void model_free(model *m)
         m->device->b->close(m->device);
     }
     tokenizer_free(m->tokens);
+    origin_free(&m->origin);
     query_statistics_free(m->statistics);
     free(m);
 }

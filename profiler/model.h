@@ -3,6 +3,7 @@
 #include "profiler/model_config.h"
 #include "profiler/tensor_list.h"
 #include "profiler/tokenizer.h"
+#include "profiler/weights_origin.h"
 
 // Heads up to this size; backends keep one head's row on the stack.
 enum { MODEL_MAX_HEAD_DIM = 512 };
@@ -46,7 +47,8 @@ typedef struct model {
     model_layer *layers; // L
     tokenizer *tokens;   // NULL where model_options.without_tokenizer
     special_ids special;
-    char sha256[65];                     // of the whole model file, or of all weight files (weights_sha256)
+    char sha256[65];                     // of the whole model file, or of all weight files (weights_identify)
+    weights_origin origin;               // where they are from
     struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
 } model;
 

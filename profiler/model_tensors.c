@@ -22,8 +22,9 @@ typedef struct entry {
 
 #define SIZES(c)                                                                                                  \
     const uint32_t width = (c)->width, ffn = (c)->ffn_width, head = (c)->head_dim, queries = (c)->n_heads * head, \
-                   keys = (c)->n_kv_heads * head, heads = (c)->n_heads, experts = (c)->n_experts;                 \
-    (void)width, (void)ffn, (void)head, (void)queries, (void)keys, (void)heads, (void)experts
+                   keys = (c)->n_kv_heads * head, heads = (c)->n_heads, kv_heads = (c)->n_kv_heads,               \
+                   experts = (c)->n_experts;                                                                      \
+    (void)width, (void)ffn, (void)head, (void)queries, (void)keys, (void)heads, (void)kv_heads, (void)experts
 
 static bool has(const model_config *c, unsigned with, unsigned without)
 {
@@ -63,8 +64,8 @@ static void list_vectors(entry out[N_VECTORS], const model_config *c)
 {
     SIZES(c);
     const entry all[N_VECTORS] = {
-#define VECTOR(role, field, gguf, hf, size, with, without) \
-    {TENSOR_##role, offsetof(model_layer, field), 1, size, has(c, with, without), TENSOR_##role, 0, 1},
+#define VECTOR(role, field, gguf, hf, rows, columns, with, without) \
+    {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
         LAYER_VECTORS(VECTOR)
 #undef VECTOR
     };
@@ -227,14 +228,16 @@ static kvb_status upload(dev *out, loader *in, const float *values, size_t n, co
 static bool is_norm(tensor_role role)
 {
     return role == TENSOR_ATTN_NORM || role == TENSOR_FFN_NORM || role == TENSOR_ATTN_POST || role == TENSOR_FFN_POST ||
-           role == TENSOR_Q_NORM || role == TENSOR_K_NORM || role == TENSOR_Q_ROW_NORM || role == TENSOR_K_ROW_NORM;
+           role == TENSOR_Q_NORM || role == TENSOR_K_NORM || role == TENSOR_Q_ROW_NORM || role == TENSOR_K_ROW_NORM ||
+           role == TENSOR_Q_HEAD_NORM || role == TENSOR_K_HEAD_NORM;
 }
 
 static bool stands_in_pairs(const loader *in, tensor_role role)
 {
     bool pairs = weights_is_gguf(in->w) ? in->f->gguf_pairs : in->f->hf_pairs;
-    return pairs && (role == TENSOR_WQ || role == TENSOR_WK || role == TENSOR_Q_BIAS || role == TENSOR_K_BIAS ||
-                     role == TENSOR_Q_NORM || role == TENSOR_K_NORM);
+    return pairs &&
+           (role == TENSOR_WQ || role == TENSOR_WK || role == TENSOR_Q_BIAS || role == TENSOR_K_BIAS ||
+            role == TENSOR_Q_NORM || role == TENSOR_K_NORM || role == TENSOR_Q_HEAD_NORM || role == TENSOR_K_HEAD_NORM);
 }
 
 // From pairs that are neighbours to pairs `turned` / 2 apart, of the first so many values of each head; `head` is
@@ -254,13 +257,14 @@ static kvb_status load_vector(dev *out, loader *in, const entry *e, uint32_t lay
 {
     weight_tensor t;
     kvb_status status = find_entry(&t, in->w, in->f, e, layer, err);
-    if (status == KVB_OK) status = read_rows(in->values, &t, 0, 1, err);
+    if (status == KVB_OK) status = read_rows(in->values, &t, 0, e->rows, err);
     if (status != KVB_OK) return status;
+    uint32_t n = e->rows * e->columns;
     bool add_one = is_norm(e->role) && in->f->hf_norm_adds_one && !weights_is_gguf(in->w);
-    for (uint32_t i = 0; add_one && i < e->columns; i++) in->values[i] += 1;
+    for (uint32_t i = 0; add_one && i < n; i++) in->values[i] += 1;
     if (stands_in_pairs(in, e->role))
-        unpair(in->values, e->columns, in->m->config.head_dim, in->m->config.rope_dim, in->values + e->columns);
-    return upload(out, in, in->values, e->columns, t.name, err);
+        unpair(in->values, n, in->m->config.head_dim, in->m->config.rope_dim, in->values + n);
+    return upload(out, in, in->values, n, t.name, err);
 }
 
 // The oracle's weights of a layer. After a norm of what attention adds, its share is W_O diag(w) v up to the norm's

@@ -142,9 +142,9 @@ const char *weights_unclaimed(const weights *w)
     return NULL;
 }
 
-kvb_status weights_sha256(const weights *w, char out[65], kvb_error *err)
+kvb_status weights_identify(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err)
 {
-    return w->kind->sha256(w, out, err);
+    return w->kind->identify(w, sha256, origin, err);
 }
 
 kvb_status weights_check(const weights *w, kvb_error *err)

@@ -6,6 +6,7 @@
 #pragma once
 #include "profiler/tensor_list.h"
 #include "profiler/tokenizer.h"
+#include "profiler/weights_origin.h"
 
 // Numbers: key, GGUF's name behind "ARCHITECTURE." (as it is where it begins with '/'), config.json's name. Those that
 // begin with '@' stand in rope_parameters (transformers 5), rope_scaling (4) or at the top; with '~', in those of the
@@ -123,8 +124,9 @@ bool weights_find(weights *w, const char *name, weight_tensor *out);
 // A tensor that nobody has asked for and that a text model needs; NULL: there is none.
 const char *weights_unclaimed(const weights *w);
 
-// SHA-256 of the GGUF file; of a folder that over the names and hashes of its config and weight files, in order.
-kvb_status weights_sha256(const weights *w, char out[65], kvb_error *err);
+// SHA-256 of the GGUF file; of a folder that over the names and hashes of its config and weight files, in order. And
+// what else is known of where they are from: *origin is zero before, and the caller's to free, also after a failure.
+kvb_status weights_identify(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err);
 // Were all files whole and the same since weights_open? KVB_IO otherwise.
 kvb_status weights_check(const weights *w, kvb_error *err);
 // Gives back memory of pages that were read.

@@ -316,9 +316,14 @@ static bool left_folder(const char *name)
 
 // ---- The files ----
 
-static kvb_status sha256_folder(const weights *w, char out[65], kvb_error *err)
+static kvb_status identify_folder(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err)
 {
     const folder *f = folder_of(w);
+    const cJSON *named = member(f->config, "_name_or_path");
+    origin->container = "safetensors";
+    origin_of_folder(origin, f->path, "config.json");
+    if (!origin->hf_id[0] && cJSON_IsString(named) && origin_is_id(named->valuestring))
+        snprintf(origin->hf_id, sizeof origin->hf_id, "%s", named->valuestring);
     char *text = cJSON_PrintUnformatted(f->config), one[65];
     sha256_state *state = NULL;
     kvb_status status = text ? sha256_begin(&state, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
@@ -327,9 +332,10 @@ static kvb_status sha256_folder(const weights *w, char out[65], kvb_error *err)
         status = sha256_hex(f->shards[i].map.data, f->shards[i].map.size, one, err);
         if (status == KVB_OK) status = sha256_add(state, f->shards[i].name, strlen(f->shards[i].name) + 1, err);
         if (status == KVB_OK) status = sha256_add(state, one, 64, err);
+        if (status == KVB_OK) status = origin_add_file(origin, f->shards[i].name, one, err);
         file_forget(&f->shards[i].map);
     }
-    if (status == KVB_OK) status = sha256_end(state, out, err);
+    if (status == KVB_OK) status = sha256_end(state, sha256, err);
     sha256_free(state);
     cJSON_free(text);
     return status;
@@ -358,5 +364,5 @@ static kvb_status tokenizer_folder(tokenizer **out, const weights *w, const char
     return tokenizer_from_folder(out, path, err);
 }
 
-const weights_kind weights_folder = {close_folder, number_folder, text_folder,  list_folder,   tensor_folder,
-                                     left_folder,  sha256_folder, check_folder, forget_folder, tokenizer_folder};
+const weights_kind weights_folder = {close_folder, number_folder,   text_folder,  list_folder,   tensor_folder,
+                                     left_folder,  identify_folder, check_folder, forget_folder, tokenizer_folder};

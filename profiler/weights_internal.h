@@ -15,7 +15,7 @@ typedef struct weights_kind {
     kvb_status (*list)(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err);
     bool (*tensor)(const weights *w, const weight_name *name, weight_tensor *out);
     bool (*may_be_left)(const char *name); // by a text model
-    kvb_status (*sha256)(const weights *w, char out[65], kvb_error *err);
+    kvb_status (*identify)(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err);
     kvb_status (*check)(const weights *w, kvb_error *err);
     void (*forget)(const weights *w);
     kvb_status (*tokenizer)(tokenizer **out, const weights *w, const char *pre, kvb_error *err);
