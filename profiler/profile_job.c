@@ -305,6 +305,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               add_shape(a, &m->config) && origin_describe(&m->origin, a);
     if (bounded[0]) ok = ok && cJSON_AddStringToObject(a, "bounded_layers", bounded);
     if (bounded[0]) ok = ok && cJSON_AddNumberToObject(a, "layer_window", m->config.window);
+    if (m->form == WEIGHTS_HALF) ok = ok && cJSON_AddStringToObject(a, "weights", "bf16");
     if (m->statistics) ok = ok && cJSON_AddStringToObject(a, "query_statistics_sha256", m->statistics->sha256);
     if (!ok) {
         cJSON_Delete(a);

@@ -171,6 +171,26 @@ def test_without_a_library() -> None:
     assert ran.returncode == 1 and "KVBUDGET_LIBRARY" in ran.stderr.splitlines()[-1]
 
 
+def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets of another arithmetic would differ silently, so both versions are named and nothing is loaded."""
+    from kvbudget import _library
+
+    monkeypatch.setattr(_library, "BUDGETS_VERSION", 99)
+    _library.library.cache_clear()
+    try:
+        with pytest.raises(ImportError, match="computes budgets of version [0-9]+, this package expects 99"):
+            kvbudget.version()
+    finally:
+        monkeypatch.undo()
+    assert kvbudget.version()
+
+
+def test_a_table_of_a_newer_format(make_table: Any) -> None:
+    with pytest.raises(kvbudget.KVBudgetError, match="version") as refusal:
+        kvbudget.Table(make_table(4, 4, 2, 16, format_version="9"))
+    assert refusal.value.status == "VERSION"
+
+
 def test_import_is_light() -> None:
     import sys
 
