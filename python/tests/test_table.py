@@ -90,8 +90,7 @@ def test_a_table_of_other_weights_is_refused(make_table: Callable[..., Path], tm
         file.write_bytes(file.name.encode())
     hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     said = {"model_files": json.dumps(hashes), "hf_id": "org/name", "hf_revision": "0123"}
-    table = kvbudget.Table(make_table(4, 8, 2, 16, **said))
-    silent = kvbudget.Table(make_table(4, 8, 2, 16))
+    table, silent = kvbudget.Table(make_table(4, 8, 2, 16, **said)), kvbudget.Table(make_table(4, 8, 2, 16))
     table.check(weight_files=files[::-1], hf_id="org/name", hf_revision="0123")
     for other, wrong, sides in (
         (table, {"weight_files": files[:1]}, ("1 files", "has 2")),
