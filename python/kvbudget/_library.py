@@ -84,6 +84,7 @@ class RankingInfo(c.Structure):
         ("model_sha256", c.c_char_p),
         ("about", c.c_char_p),
         ("weights", c.POINTER(c.c_double)),
+        ("layer_mean", c.c_int),
     ]
 
 
@@ -95,6 +96,15 @@ class Expectation(c.Structure):
         ("has_protection", c.c_int),
         ("sink", c.c_uint32),
         ("window", c.c_uint32),
+    ]
+
+
+class Weights(c.Structure):
+    _fields_ = [
+        ("file_sha256", c.POINTER(c.c_char_p)),
+        ("n_files", c.c_uint32),
+        ("hf_id", c.c_char_p),
+        ("hf_revision", c.c_char_p),
     ]
 
 
@@ -119,10 +129,12 @@ _STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take
     "kvb_table_open": [c.POINTER(_TABLE), c.c_char_p, c.c_void_p, _ERROR],
     "kvb_table_row": [_TABLE, c.c_uint32, c.POINTER(Row), _ERROR],
     "kvb_table_check": [_TABLE, c.POINTER(Expectation), _ERROR],
+    "kvb_table_check_weights": [_TABLE, c.POINTER(Weights), _ERROR],
     "kvb_budgets": [*_BUDGET, _ERROR],
     "kvb_budgets_summarize": [*_BUDGET, c.POINTER(Summary), _ERROR],
     "kvb_select": [c.c_void_p, *[c.c_uint32] * 4, c.c_void_p, c.c_size_t, _ERROR],
     "kvb_reselect": [c.c_void_p, c.c_void_p, *[c.c_uint32] * 5, c.c_void_p, c.c_size_t, _ERROR],
+    "kvb_rank_layer": [_TABLE, c.c_uint32, c.POINTER(c.c_void_p), c.c_uint32, c.c_void_p, _ERROR],
     "kvb_rank": [_TABLE, c.c_uint32, c.c_uint32, c.POINTER(c.c_void_p), c.c_uint32, c.c_void_p, _ERROR],
     "kvb_cu_seqlens": [c.c_void_p, c.c_size_t, c.c_uint32, c.c_uint32, c.c_void_p, c.c_size_t, _ERROR],
 }

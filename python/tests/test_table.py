@@ -1,10 +1,12 @@
 """Tables: what the library says, reaches Python; wrong ones are refused with both sides named."""
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,28 @@ def test_a_table_of_another_model_metric_or_protection_is_refused(path: Path) ->
         assert all(side in str(refusal.value) for side in sides) and refusal.value.status == "MISMATCH"
 
 
+def test_a_table_of_other_weights_is_refused(make_table: Callable[..., Path], tmp_path: Path) -> None:
+    """The hashes of weight files, and names at Hugging Face; what a table does not say is no match."""
+    files = [tmp_path / "1.bin", tmp_path / "2.bin"]
+    for file in files:
+        file.write_bytes(file.name.encode())
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    said = {"model_files": json.dumps(hashes), "hf_id": "org/name", "hf_revision": "0123"}
+    table, silent = kvbudget.Table(make_table(4, 8, 2, 16, **said)), kvbudget.Table(make_table(4, 8, 2, 16))
+    table.check(weight_files=files[::-1], hf_id="org/name", hf_revision="0123")
+    for other, wrong, sides in (
+        (table, {"weight_files": files[:1]}, ("1 files", "has 2")),
+        (table, {"weight_files": [files[0], __file__]}, ("file 1", "none of the table's 2 files")),
+        (table, {"hf_id": "org/other"}, ("expected org/other", "says org/name")),
+        (table, {"hf_revision": "4567"}, ("expected 4567", "says 0123")),
+        (silent, {"hf_id": "org/name"}, ("expected org/name", "says nothing")),
+        (silent, {"weight_files": files}, ("2 files", "has 0")),
+    ):
+        with pytest.raises(kvbudget.MismatchError) as refusal:
+            other.check(**wrong)
+        assert all(side in str(refusal.value) for side in sides), str(refusal.value)
+
+
 @pytest.mark.parametrize("ratio", [1.0, 1.5, float("nan"), float("inf")])
 def test_ratios_that_mean_nothing(path: Path, ratio: float) -> None:
     with pytest.raises(kvbudget.KVBudgetError, match="ratio"):
@@ -145,6 +169,26 @@ def test_without_a_library() -> None:
     env = os.environ | {"KVBUDGET_LIBRARY": "/nowhere/libkvbudget.so"}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert ran.returncode == 1 and "KVBUDGET_LIBRARY" in ran.stderr.splitlines()[-1]
+
+
+def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets of another arithmetic would differ silently, so both versions are named and nothing is loaded."""
+    from kvbudget import _library
+
+    monkeypatch.setattr(_library, "BUDGETS_VERSION", 99)
+    _library.library.cache_clear()
+    try:
+        with pytest.raises(ImportError, match="computes budgets of version [0-9]+, this package expects 99"):
+            kvbudget.version()
+    finally:
+        monkeypatch.undo()
+    assert kvbudget.version()
+
+
+def test_a_table_of_a_newer_format(make_table: Any) -> None:
+    with pytest.raises(kvbudget.KVBudgetError, match="version") as refusal:
+        kvbudget.Table(make_table(4, 4, 2, 16, format_version="9"))
+    assert refusal.value.status == "VERSION"
 
 
 def test_import_is_light() -> None:
