@@ -50,9 +50,8 @@ CASES = [
     case("profile", PROFILE, again=PROFILE + " --resume"),
     case("profile --force", PROFILE + " --force", before="other.h5:run.h5"),
     case("profile --resume", PROFILE + " --resume", before="parts:run.h5.parts"),
-    case("profile --add", ADD, before="metric.h5:run.h5"),
-    case("profile --add, again", ADD, before="run.h5:run.h5"),
-    case("merge of records", "merge merged.h5 IN/metric.h5 IN/knorm.h5 --force", before="other.h5:merged.h5"),
+    case("profile --add", ADD, before="run.h5:run.h5"),
+    case("merge of records", "merge merged.h5 IN/run.h5 IN/knorm.h5 --force", before="other.h5:merged.h5"),
     case("merge", "merge merged.h5 IN/shard1.h5 IN/shard2.h5"),
     case("merge --force", "merge merged.h5 IN/shard1.h5 IN/shard2.h5 --force", before="other.h5:merged.h5"),
     case("import steps", "import IN/steps -o steps.h5", again="import IN/steps -o steps.h5 --resume"),
@@ -124,7 +123,6 @@ class Bench:
         self.plain(run)
         self.plain(run.replace("run.h5", "two.h5").replace("-q 1", "-q 2"))
         self.plain(run.replace("run.h5", "other.h5") + " --seed 9")
-        self.plain(run.replace("run.h5", "metric.h5"))
         self.plain(run.replace("run.h5", "knorm.h5").replace("keydiff", "knorm"))
         for k in (1, 2):
             self.plain(run.replace("run.h5", f"shard{k}.h5") + f" --shard {k}/2")
