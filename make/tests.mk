@@ -53,11 +53,16 @@ $(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
 	$(Q)$(CC) -std=c11 -O2 $(WARN) $(WERROR) -fPIC -shared -o $@ $< -ldl
 
 # ----------------------------------------------------------------------------------------------------------------------
-.PHONY: check check-inner check-build check-long san fuzz fuzz-build fuzz-run fuzz-replay bench bench-memory
+.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench bench-memory
 
 # `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
 check: deps cuda-compiler
 	@$(MAKE) --no-print-directory check-inner
+
+# The commands of the pages, on a small model and short texts; LONG=1: on the whole ones, and those that take minutes.
+check-docs: deps-base
+	@$(MAKE) $(PARALLEL) all
+	@$(PYTHON) tests/docs/check_docs.py $(BUILD) $(if $(filter 1,$(LONG)),--long) --jobs $(JOBS)
 
 check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(FAULT_SHIM) $(EXAMPLES) check-cuda-build
 

@@ -54,13 +54,15 @@ static void cpu_rms_norm(backend_device *on, dev y, dev x, dev weight, uint32_t 
     meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
-static void cpu_layer_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
+static void cpu_layer_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, uint32_t n_weights,
+                           float eps)
 {
     (void)on;
     double start = meter_now();
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < n; i++)
-        loop_layer_norm(y.address + (size_t)i * width, x.address + (size_t)i * width, weight.address, width, eps);
+        loop_layer_norm(y.address + (size_t)i * width, x.address + (size_t)i * width,
+                        weight.address + (size_t)(i % n_weights) * width, width, eps);
     meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
@@ -83,6 +85,18 @@ static void cpu_softcap(backend_device *on, dev y, float cap, size_t n_floats)
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < n_floats; i += LOOP_CHUNK)
         loop_softcap(y.address + i, n_floats - i < LOOP_CHUNK ? n_floats - i : LOOP_CHUNK, cap);
+    meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
+}
+
+static void cpu_clip(backend_device *on, dev y, float most, size_t n_floats)
+{
+    (void)on;
+    double start = meter_now();
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n_floats; i++) {
+        float x = y.address[i];
+        y.address[i] = x > most ? most : x < -most ? -most : x;
+    }
     meter_add_parallel(METER_ROWS, start, omp_get_max_threads());
 }
 
@@ -178,20 +192,21 @@ static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, con
 }
 
 // One table for each precision of the products.
-#define CPU_BACKEND(COMPUTE, SUMMARY)                                                                                 \
-    {                                                                                                                 \
-        .name = "cpu", .compute = COMPUTE, .summary = SUMMARY, .context_rows = CONTEXT_ROWS, .open = cpu_open,        \
-        .close = cpu_close, .check = cpu_check, .alloc = host_alloc, .release = host_release, .upload = host_upload,  \
-        .download = host_download, .copy = host_copy, .clear = host_clear, .host_view = host_view,                    \
-        .matrix_load = cpu_matrix_load, .matrix_release = cpu_matrix_release, .scratch_bytes = cpu_scratch_bytes,     \
-        .free_bytes = host_free_bytes, .packed_floats = cpu_packed_floats, .pack_prefix = cpu_pack_prefix,            \
-        .gather = cpu_gather, .rms_norm = cpu_rms_norm, .matmul = cpu_matmul, .project = cpu_project,                 \
-        .layer_norm = cpu_layer_norm, .glu = cpu_glu, .softcap = cpu_softcap, .take_rows = cpu_take_rows,             \
-        .add_rows = cpu_add_rows, .scale = cpu_scale, .add_row = cpu_add_row, .add_scaled = cpu_add_scaled,           \
-        .rope = cpu_rope, .store_prefix = cpu_store_prefix, .store_tail = cpu_store_tail,                             \
-        .attend_prefix = cpu_attend_prefix, .attend_rows = cpu_attend_rows, .value_weights = cpu_value_weights,       \
-        .sample = host_sample, .column_sums = cpu_column_sums, .output_norms = cpu_output_norms, .norms = host_norms, \
-        .moments = host_moments, .quadratic = host_quadratic, .spreads = host_spreads,                                \
+#define CPU_BACKEND(COMPUTE, SUMMARY)                                                                                \
+    {                                                                                                                \
+        .name = "cpu", .compute = COMPUTE, .summary = SUMMARY, .context_rows = CONTEXT_ROWS, .open = cpu_open,       \
+        .close = cpu_close, .check = cpu_check, .alloc = host_alloc, .release = host_release, .upload = host_upload, \
+        .download = host_download, .copy = host_copy, .clear = host_clear, .host_view = host_view,                   \
+        .matrix_load = cpu_matrix_load, .matrix_bytes = cpu_matrix_bytes, .matrix_release = cpu_matrix_release,      \
+        .scratch_bytes = cpu_scratch_bytes, .free_bytes = host_free_bytes, .packed_floats = cpu_packed_floats,       \
+        .pack_prefix = cpu_pack_prefix, .gather = cpu_gather, .rms_norm = cpu_rms_norm, .matmul = cpu_matmul,        \
+        .project = cpu_project, .layer_norm = cpu_layer_norm, .glu = cpu_glu, .softcap = cpu_softcap,                \
+        .clip = cpu_clip, .take_rows = cpu_take_rows, .add_rows = cpu_add_rows, .scale = cpu_scale,                  \
+        .add_row = cpu_add_row, .add_scaled = cpu_add_scaled, .rope = cpu_rope, .store_prefix = cpu_store_prefix,    \
+        .store_tail = cpu_store_tail, .attend_prefix = cpu_attend_prefix, .attend_rows = cpu_attend_rows,            \
+        .value_weights = cpu_value_weights, .sample = host_sample, .column_sums = cpu_column_sums,                   \
+        .output_norms = cpu_output_norms, .norms = host_norms, .moments = host_moments, .quadratic = host_quadratic, \
+        .spreads = host_spreads,                                                                                     \
     }
 
 const backend backend_cpu = CPU_BACKEND("f32", "oneDNN and OpenMP, float32");

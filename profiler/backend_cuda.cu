@@ -126,15 +126,22 @@ static void cuda_matrix_release(backend_device *, dev_matrix *w)
     matrix_free(w);
 }
 
-static dev_matrix cuda_matrix_load(backend_device *on, const stored_matrix *w, bool keep_rows)
+static dev_matrix cuda_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold)
 {
     uint16_t planes = cuda_of(on)->planes;
-    bool wants_rows = planes == 0 || keep_rows;
-    float *values = host_matrix_values(w);
+    bool wants_rows = planes == 0 || hold & HOLD_ROWS;
+    float *values = host_matrix_values(w, hold);
     weight *rows = values && wants_rows ? weight_new(values, w->out, w->in, 0) : NULL;
     weight *packed = values && planes ? weight_new(values, w->out, w->in, planes) : NULL;
     free(values);
     return matrix_make(rows, packed, w->out, w->in, (rows || !wants_rows) && (packed || !planes));
+}
+
+static uint64_t cuda_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)
+{
+    uint16_t planes = cuda_of(on)->planes;
+    bool has_rows = planes == 0 || hold & HOLD_ROWS;
+    return (uint64_t)w->out * w->in * (planes * sizeof(uint16_t) + (has_rows ? sizeof(float) : 0));
 }
 
 dev_matrix backend_cuda_random_matrix(backend_device *on, uint32_t out, uint32_t in, float scale, uint64_t seed)
@@ -339,10 +346,11 @@ static void cuda_rms_norm(backend_device *, dev y, dev x, dev weight_vector, uin
     if (n) LAUNCH("rms_norm", rms_norm_kernel, n, ROW_THREADS, y.address, x.address, weight_vector.address, width, eps);
 }
 
-static void cuda_layer_norm(backend_device *, dev y, dev x, dev weight_vector, uint32_t n, uint32_t width, float eps)
+static void cuda_layer_norm(backend_device *, dev y, dev x, dev weights, uint32_t n, uint32_t width, uint32_t n_weights,
+                            float eps)
 {
     if (n)
-        LAUNCH("layer_norm", layer_norm_kernel, n, ROW_THREADS, y.address, x.address, weight_vector.address, width,
+        LAUNCH("layer_norm", layer_norm_kernel, n, ROW_THREADS, y.address, x.address, weights.address, width, n_weights,
                eps);
 }
 
@@ -357,6 +365,11 @@ static void cuda_softcap(backend_device *, dev y, float cap, size_t n_floats)
 {
     if (n_floats)
         LAUNCH("softcap", softcap_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, y.address, cap, n_floats);
+}
+
+static void cuda_clip(backend_device *, dev y, float most, size_t n_floats)
+{
+    if (n_floats) LAUNCH("clip", clip_kernel, blocks_of(n_floats, ROW_THREADS), ROW_THREADS, y.address, most, n_floats);
 }
 
 static void cuda_take_rows(backend_device *, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
@@ -724,11 +737,12 @@ static void cuda_spreads(backend_device *, dev out, dev z, uint32_t n_tokens, ui
         .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS, .open = cuda_open, \
         .close = cuda_close, .check = cuda_check, .alloc = cuda_alloc, .release = cuda_release, .upload = cuda_upload, \
         .download = cuda_download, .copy = cuda_copy, .clear = cuda_clear, .host_view = cuda_host_view,                \
-        .matrix_load = cuda_matrix_load, .matrix_release = cuda_matrix_release, .scratch_bytes = cuda_scratch_bytes,   \
+        .matrix_load = cuda_matrix_load, .matrix_bytes = cuda_matrix_bytes, .matrix_release = cuda_matrix_release,     \
+        .scratch_bytes = cuda_scratch_bytes,                                                                           \
         .free_bytes = cuda_free_bytes, .gather = cuda_gather, .rms_norm = cuda_rms_norm, .matmul = cuda_matmul,        \
         .project = cuda_project, .layer_norm = cuda_layer_norm, .glu = cuda_glu, .softcap = cuda_softcap,              \
-        .scale = cuda_scale, .add_row = cuda_add_row, .add_scaled = cuda_add_scaled, .take_rows = cuda_take_rows,      \
-        .add_rows = cuda_add_rows, .rope = cuda_rope, .store_prefix = cuda_store_prefix,                               \
+        .clip = cuda_clip, .scale = cuda_scale, .add_row = cuda_add_row, .add_scaled = cuda_add_scaled,                \
+        .take_rows = cuda_take_rows, .add_rows = cuda_add_rows, .rope = cuda_rope, .store_prefix = cuda_store_prefix,  \
         .store_tail = cuda_store_tail, .packed_floats = cuda_packed_floats, .pack_prefix = cuda_pack_prefix,           \
         .attend_prefix = cuda_attend_prefix, .attend_rows = cuda_attend_rows, .value_weights = cuda_value_weights,     \
         .sample = cuda_sample, .column_sums = cuda_column_sums, .output_norms = cuda_output_norms,                     \

@@ -45,10 +45,11 @@ static __global__ void rms_norm_kernel(float *y, const float *x, const float *we
 }
 
 // One block per row.
-static __global__ void layer_norm_kernel(float *y, const float *x, const float *weight, uint32_t width, float eps)
+static __global__ void layer_norm_kernel(float *y, const float *x, const float *weights, uint32_t width,
+                                         uint32_t n_weights, float eps)
 {
     __shared__ float sums[ROW_THREADS / WARP];
-    const float *in = x + (size_t)blockIdx.x * width;
+    const float *in = x + (size_t)blockIdx.x * width, *weight = weights + (size_t)(blockIdx.x % n_weights) * width;
     float *out = y + (size_t)blockIdx.x * width, sum = 0.0f, square = 0.0f;
     for (uint32_t c = threadIdx.x; c < width; c += ROW_THREADS) sum += in[c];
     float mean = block_sum(sum, sums) / (float)width;
@@ -82,6 +83,12 @@ static __global__ void softcap_kernel(float *y, float cap, size_t n)
 {
     size_t i = thread_index();
     if (i < n) y[i] = cap * tanhf(y[i] / cap);
+}
+
+static __global__ void clip_kernel(float *y, float most, size_t n)
+{
+    size_t i = thread_index();
+    if (i < n) y[i] = fminf(fmaxf(y[i], -most), most);
 }
 
 static __global__ void take_rows_kernel(float *y, const float *x, const uint32_t *rows, size_t n, uint32_t width)

@@ -5,11 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static dev_matrix ref_matrix_load(backend_device *on, const stored_matrix *w, bool keep_rows)
+static dev_matrix ref_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold)
 {
     (void)on;
-    (void)keep_rows;
-    return (dev_matrix){host_matrix_values(w), w->out, w->in, NULL};
+    return (dev_matrix){host_matrix_values(w, hold), w->out, w->in, NULL};
+}
+
+static uint64_t ref_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)
+{
+    (void)on;
+    (void)hold;
+    return (uint64_t)w->out * w->in * sizeof(float);
 }
 
 static uint64_t ref_scratch_bytes(backend_device *on, const backend_limits *limits)
@@ -56,18 +62,18 @@ static void ref_project(backend_device *on, const projection *to, uint32_t count
     for (uint32_t i = 0; i < count; i++) ref_matmul(on, to[i].y, x, to[i].w, n, false);
 }
 
-static void ref_layer_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, float eps)
+static void ref_layer_norm(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, uint32_t n_weights,
+                           float eps)
 {
     (void)on;
     for (uint32_t i = 0; i < n; i++) {
-        const float *xi = x.address + (size_t)i * width;
+        const float *xi = x.address + (size_t)i * width, *wi = weight.address + (size_t)(i % n_weights) * width;
         double mean = 0, square = 0;
         for (uint32_t c = 0; c < width; c++) mean += xi[c];
         mean /= width;
         for (uint32_t c = 0; c < width; c++) square += (xi[c] - mean) * (xi[c] - mean);
         double scale = 1.0 / sqrt(square / width + eps);
-        for (uint32_t c = 0; c < width; c++)
-            y.address[(size_t)i * width + c] = (float)((xi[c] - mean) * scale * weight.address[c]);
+        for (uint32_t c = 0; c < width; c++) y.address[(size_t)i * width + c] = (float)((xi[c] - mean) * scale * wi[c]);
     }
 }
 
@@ -89,6 +95,12 @@ static void ref_softcap(backend_device *on, dev y, float cap, size_t n_floats)
 {
     (void)on;
     for (size_t i = 0; i < n_floats; i++) y.address[i] = (float)(cap * tanh((double)y.address[i] / cap));
+}
+
+static void ref_clip(backend_device *on, dev y, float most, size_t n_floats)
+{
+    (void)on;
+    for (size_t i = 0; i < n_floats; i++) y.address[i] = fminf(fmaxf(y.address[i], -most), most);
 }
 
 static void ref_take_rows(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width)
@@ -335,6 +347,7 @@ const backend backend_ref = {
     .clear = host_clear,
     .host_view = host_view,
     .matrix_load = ref_matrix_load,
+    .matrix_bytes = ref_matrix_bytes,
     .matrix_release = host_matrix_release,
     .scratch_bytes = ref_scratch_bytes,
     .free_bytes = host_free_bytes,
@@ -345,6 +358,7 @@ const backend backend_ref = {
     .layer_norm = ref_layer_norm,
     .glu = ref_glu,
     .softcap = ref_softcap,
+    .clip = ref_clip,
     .take_rows = ref_take_rows,
     .add_rows = ref_add_rows,
     .scale = ref_scale,

@@ -6,11 +6,21 @@
 #include <stdio.h>
 #include <string.h>
 
+// GGUF has no key for what a layer may have or not: its tensors say it.
+static bool has_tensor(weights *w, const char *gguf_name)
+{
+    weight_tensor t;
+    return weights_is_gguf(w) && weights_find(w, gguf_name, &t);
+}
+
 // Llama's, Mistral's, Granite's and others' config.json say whether linear layers have biases.
-static kvb_status read_biases(model_config *c, const weights *w, kvb_error *err)
+static kvb_status read_biases(model_config *c, weights *w, kvb_error *err)
 {
     double attention = 0, mlp = 0;
     bool found;
+    if (has_tensor(w, "blk.0.attn_q.bias")) c->switches |= QKV_BIAS;
+    if (has_tensor(w, "blk.0.attn_output.bias")) c->switches |= O_BIAS;
+    if (has_tensor(w, "blk.0.ffn_gate.bias")) c->switches |= MLP_BIAS;
     kvb_status status = weights_number(w, WEIGHT_ATTENTION_BIAS, &attention, &found, err);
     if (status == KVB_OK) status = weights_number(w, WEIGHT_MLP_BIAS, &mlp, &found, err);
     if (attention != 0) c->switches |= QKV_BIAS | O_BIAS;
@@ -19,7 +29,7 @@ static kvb_status read_biases(model_config *c, const weights *w, kvb_error *err)
 }
 
 // Every fourth layer or so goes without rotary positions.
-static kvb_status read_smollm3(model_config *c, const weights *w, kvb_error *err)
+static kvb_status read_smollm3(model_config *c, weights *w, kvb_error *err)
 {
     double rotates[MODEL_MAX_LAYERS];
     size_t n = 0;
@@ -47,7 +57,7 @@ static kvb_status read_factor(float *out, const weights *w, weight_key key, kvb_
 }
 
 // Granite's four factors. Logits are divided by the last one.
-static kvb_status read_granite(model_config *c, const weights *w, kvb_error *err)
+static kvb_status read_granite(model_config *c, weights *w, kvb_error *err)
 {
     float attention = 1 / sqrtf((float)c->head_dim), logits = 1;
     kvb_status status = read_factor(&c->embedding_scale, w, WEIGHT_EMBEDDING_SCALE, err);
@@ -68,7 +78,7 @@ static kvb_status read_optional(double *out, const weights *w, weight_key key, d
 
 // Gemma's scaled embeddings, own scale of queries, capped scores and logits, and another rotary base in windows. GGUF
 // does not say the scale: the largest of either kind goes by the width, the others by the head.
-static kvb_status read_gemma(model_config *c, const weights *w, kvb_error *err)
+static kvb_status read_gemma(model_config *c, weights *w, kvb_error *err)
 {
     bool two = strncmp(c->architecture, "gemma2", 6) == 0, large = c->n_layers == (two ? 46 : 62);
     double scalar = large ? (double)c->width / c->n_heads : c->head_dim, caps[2] = {0}, base = 10000;
@@ -89,40 +99,37 @@ static kvb_status read_gemma(model_config *c, const weights *w, kvb_error *err)
     return status == KVB_OK ? read_biases(c, w, err) : status;
 }
 
-static kvb_status read_glm4(model_config *c, const weights *w, kvb_error *err)
+static kvb_status read_glm4(model_config *c, weights *w, kvb_error *err)
 {
     double bias;
     kvb_status status = read_optional(&bias, w, WEIGHT_ATTENTION_BIAS, 0, err);
-    if (bias != 0) c->switches |= QKV_BIAS; // never of the output
+    if (bias != 0 || has_tensor(w, "blk.0.attn_q.bias")) c->switches |= QKV_BIAS; // never of the output
     return status;
 }
 
-static kvb_status read_cohere(model_config *c, const weights *w, kvb_error *err)
+static kvb_status read_cohere(model_config *c, weights *w, kvb_error *err)
 {
     double norms;
     kvb_status status = read_optional(&norms, w, WEIGHT_QK_LAYER_NORM, 0, err);
-    if (status == KVB_OK && norms != 0)
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "%s: norms queries and keys with a weight for each head (use_qk_norm), which "
-                        "is not supported",
-                        weights_name(w));
+    if (norms != 0 || has_tensor(w, "blk.0.attn_q_norm.weight")) c->switches |= QK_HEAD_NORM;
     if (status == KVB_OK) status = read_factor(&c->logit_scale, w, WEIGHT_LOGIT_FACTOR, err);
     return status == KVB_OK ? read_biases(c, w, err) : status;
 }
 
-static kvb_status read_olmoe(model_config *c, const weights *w, kvb_error *err)
+static kvb_status read_olmoe(model_config *c, weights *w, kvb_error *err)
 {
     double clip;
     kvb_status status = read_optional(&clip, w, WEIGHT_CLIP_QKV, 0, err);
-    if (status == KVB_OK && clip != 0)
-        return kvb_fail(err, KVB_UNSUPPORTED, "%s: clips queries, keys and values at %g, which is not supported",
+    if (status == KVB_OK && !(clip >= 0))
+        return kvb_fail(err, KVB_FORMAT, "%s: clips queries, keys and values at %g, expected a positive number",
                         weights_name(w), clip);
+    c->qkv_clip = (float)clip;
     return status == KVB_OK ? read_biases(c, w, err) : status;
 }
 
 // A GGUF file has no key for it, and llama.cpp cuts the ends of yarn's ramp to whole numbers; the model was trained
 // without.
-static kvb_status read_gpt_oss(model_config *c, const weights *w, kvb_error *err)
+static kvb_status read_gpt_oss(model_config *c, weights *w, kvb_error *err)
 {
     (void)err;
     if (weights_is_gguf(w)) c->rope.truncate = false;
@@ -139,24 +146,25 @@ static const family families[] = {
     {"qwen3", "qwen3", QK_NORM, SILU, .has_window = true, .read = read_biases},
     {"phi3", "phi3", FUSED_QKV | FUSED_GATE_UP, SILU, .has_window = true},
     {"granite", "granite", 0, SILU, .gguf_pairs = true, .read = read_granite},
-    {"smollm3", "smollm3", 0, SILU, .gguf_pairs = true, .read = read_smollm3},
+    {"smollm3", "smollm3", 0, SILU, .gguf_pairs = true, .ties = true, .read = read_smollm3},
     {"olmo2", "olmo2", QK_ROW_NORM | POST_NORMS | NO_PRE_NORMS, SILU, .has_window = true, .window_period = 4,
      .read = read_biases},
     {NULL, "olmo3", QK_ROW_NORM | POST_NORMS | NO_PRE_NORMS, SILU, .has_window = true, .window_period = 4,
      .read = read_biases}, // its GGUF files are olmo2's
-    {"gemma2", "gemma2", POST_NORMS, GELU_TANH, .hf_norm_adds_one = true, FOUR_NORMS, .has_window = true,
+    {"gemma2", "gemma2", POST_NORMS, GELU_TANH, .hf_norm_adds_one = true, .ties = true, FOUR_NORMS, .has_window = true,
      .window_period = 2, .read = read_gemma},
-    {"gemma3", "gemma3_text", POST_NORMS | QK_NORM, GELU_TANH, .hf_norm_adds_one = true, FOUR_NORMS, .has_window = true,
-     .window_period = 6, .read = read_gemma},
+    {"gemma3", "gemma3_text", POST_NORMS | QK_NORM, GELU_TANH, .hf_norm_adds_one = true, .ties = true, FOUR_NORMS,
+     .has_window = true, .window_period = 6, .read = read_gemma},
     {"exaone4", "exaone4", QK_NORM | POST_NORMS | NO_PRE_NORMS, SILU, .has_window = true, .window_period = 4,
      .rotates_in_windows = true},
     {"glm4", "glm4", FUSED_GATE_UP | POST_NORMS, SILU, .gguf_pairs = true, .hf_pairs = true,
      .names = {{TENSOR_ATTN_POST, NULL, "post_self_attn_layernorm.weight"},
                {TENSOR_FFN_POST, NULL, "post_mlp_layernorm.weight"}},
      .read = read_glm4},
-    {"command-r", "cohere", LAYER_NORM | PARALLEL, SILU, .gguf_pairs = true, .hf_pairs = true, .read = read_cohere},
-    {"cohere2", "cohere2", LAYER_NORM | PARALLEL, SILU, .gguf_pairs = true, .hf_pairs = true, .has_window = true,
-     .window_period = 4, .rotates_in_windows = true, .read = read_cohere},
+    {"command-r", "cohere", LAYER_NORM | PARALLEL, SILU, .ties = true, .gguf_pairs = true, .hf_pairs = true,
+     .read = read_cohere},
+    {"cohere2", "cohere2", LAYER_NORM | PARALLEL, SILU, .ties = true, .gguf_pairs = true, .hf_pairs = true,
+     .has_window = true, .window_period = 4, .rotates_in_windows = true, .read = read_cohere},
     {"qwen3moe", "qwen3_moe", QK_NORM | EXPERTS, SILU, PLAIN_EXPERTS, .experts_normed = true, .has_window = true,
      .read = read_biases},
     {"olmoe", "olmoe", QK_ROW_NORM | EXPERTS, SILU, PLAIN_EXPERTS, .read = read_olmoe},

@@ -25,13 +25,14 @@ typedef struct family {
     bool experts_normed;         // unless the source says: weights of the experts that are used sum to one
     bool rotates_in_windows;     // where there are windows, layers without one have no rotary positions
     bool has_window;             // the model obeys a sliding window; of others one is refused
+    bool ties;                   // unless config.json says: the embedding is the output matrix
     unsigned window_period;      // where there is no list of its layers: the last of so many has none; 0: all have it
     struct {
         tensor_role role;
         const char *gguf, *hf;
     } names[FAMILY_NAMES]; // tensors that are called otherwise than in tensor_list.h; NULL: as there
     // After all else was read; NULL: there is nothing more.
-    kvb_status (*read)(model_config *c, const weights *w, kvb_error *err);
+    kvb_status (*read)(model_config *c, weights *w, kvb_error *err);
 } family;
 
 // The family of a source of weights; KVB_UNSUPPORTED, with the list of known ones, where there is none.

@@ -43,13 +43,19 @@ uint64_t layer_pass_bytes(const model *m, uint32_t max_rows, uint32_t positions)
     return floats * sizeof(float) + experts_pass_bytes(&m->config, max_rows);
 }
 
-backend_limits layer_limits(const model_config *c, uint32_t tokens, uint32_t tail, uint32_t max_rows)
+backend_limits layer_limits(const model *m, uint32_t tokens, uint32_t tail, uint32_t max_rows)
 {
+    const model_config *c = &m->config;
     const uint32_t sides[] = {c->vocabulary,   c->ffn_width, c->width, c->n_heads * c->head_dim,
                               c->expert_width, c->n_experts};
     uint32_t largest = 0;
     for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) largest = sides[i] > largest ? sides[i] : largest;
-    return (backend_limits){tokens, tail, max_rows, largest, attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)};
+    return (backend_limits){.tokens = tokens,
+                            .tail = tail,
+                            .rows = max_rows,
+                            .matrix_dim = largest,
+                            .shape = attention_heads(c->n_heads, c->n_kv_heads, c->head_dim),
+                            .made_terms = model_made_terms(m)};
 }
 
 // The rotary table of bounded layers.
@@ -132,11 +138,11 @@ void layer_embed(const layer_pass *p, dev x, const int32_t *ids, uint32_t n)
 static void norm_rows(const layer_pass *p, dev y, dev x, dev weight, uint32_t n)
 {
     const model_config *c = &p->m->config;
-    if (c->switches & LAYER_NORM) p->b->layer_norm(p->on, y, x, weight, n, c->width, c->norm_eps);
+    if (c->switches & LAYER_NORM) p->b->layer_norm(p->on, y, x, weight, n, c->width, 1, c->norm_eps);
     else p->b->rms_norm(p->on, y, x, weight, n, c->width, c->norm_eps);
 }
 
-// Biases and norms of queries and keys, before they are rotated.
+// Biases, norms and clipping, before queries and keys are rotated.
 static void prepare_queries_and_keys(const layer_pass *p, const model_layer *w, dev q_raw, uint32_t n)
 {
     const backend *b = p->b;
@@ -154,6 +160,16 @@ static void prepare_queries_and_keys(const layer_pass *p, const model_layer *w, 
     if (c->switches & QK_ROW_NORM) {
         b->rms_norm(p->on, q_raw, q_raw, w->q_row_norm, n, queries, c->norm_eps);
         b->rms_norm(p->on, p->keys, p->keys, w->k_row_norm, n, keys, c->norm_eps);
+    }
+    if (c->switches & QK_HEAD_NORM) {
+        b->layer_norm(p->on, q_raw, q_raw, w->q_head_norm, n * c->n_heads, c->head_dim, c->n_heads, c->norm_eps);
+        b->layer_norm(p->on, p->keys, p->keys, w->k_head_norm, n * c->n_kv_heads, c->head_dim, c->n_kv_heads,
+                      c->norm_eps);
+    }
+    if (c->qkv_clip > 0) {
+        b->clip(p->on, q_raw, c->qkv_clip, (size_t)n * queries);
+        b->clip(p->on, p->keys, c->qkv_clip, (size_t)n * keys);
+        b->clip(p->on, p->values, c->qkv_clip, (size_t)n * keys);
     }
     if (c->query_scale != 1) b->scale(p->on, q_raw, c->query_scale, (size_t)n * queries);
 }
@@ -254,5 +270,6 @@ void layer_logits(const layer_pass *p, dev x, uint32_t n, const logit_use *use, 
 
 kvb_status layer_end(const layer_pass *p, kvb_error *err)
 {
-    return p->b->check(p->on, err);
+    kvb_status status = model_check(p->m, err); // weights and rows may be read from the file for as long as it lasts
+    return status == KVB_OK ? p->b->check(p->on, err) : status;
 }

@@ -10,6 +10,7 @@ void layer_views_close(layer_views *v)
     const dev all[] = {v->column_sums, v->row_log, v->output_norms, v->reduced.memory};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) v->on->b->release(v->on, all[i]);
     for (int i = 0; i < LAYER_VIEWS; i++) free(v->host[i]);
+    free(v->sinks);
     *v = (layer_views){0};
 }
 
@@ -60,6 +61,18 @@ static kvb_status bring_items(layer_views *v, layer_view *view, const layer_devi
     return KVB_OK;
 }
 
+// What the model does to scores before its softmax, for those who compute attention on the host.
+static kvb_status bring_score_rules(layer_views *v, layer_view *view, attention_shape s, kvb_error *err)
+{
+    view->softcap = s.softcap;
+    if (!s.sinks.address) return KVB_OK;
+    if (!v->sinks && !(v->sinks = malloc(s.n_heads * sizeof *v->sinks)))
+        return kvb_fail(err, KVB_MEMORY, "observer: no memory for the sinks of layer %u", view->layer);
+    v->on->b->download(v->on, v->sinks, s.sinks, s.n_heads);
+    view->sinks = v->sinks;
+    return KVB_OK;
+}
+
 kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv, dev q_raw, dev q,
                             const float *rope_frequency, const layer_observer *observer, kvb_error *err)
 {
@@ -89,6 +102,7 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
     double start = omp_get_wtime();
     kvb_status status = make_extras(v, layer, kv, q, needs, err);
     if (status == KVB_OK) status = bring_items(v, &view, &device, needs, err);
+    if (status == KVB_OK) status = bring_score_rules(v, &view, device.shape, err);
     if (status != KVB_OK) return status;
     view.extra_seconds = omp_get_wtime() - start;
     return observer->see(observer->context, &view, err);

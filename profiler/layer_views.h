@@ -14,6 +14,7 @@ typedef struct layer_views {
     dev column_sums, row_log; // [H, T]
     dev output_norms;         // [H, T]
     float *host[LAYER_VIEWS]; // copies
+    float *sinks;             // [H] copy
     device_scratch reduced;   // of what observers ask the device for
 } layer_views;
 

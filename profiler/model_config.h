@@ -7,20 +7,21 @@ enum { MODEL_MAX_LAYERS = 4096 };
 
 // What a family's layers have beside the plain block of Llama.
 typedef enum family_switch {
-    QKV_BIAS = 1,        // biases of queries, keys and values
-    O_BIAS = 2,          // bias of the output projection
-    MLP_BIAS = 4,        // biases of gate, up and down
-    QK_NORM = 8,         // queries and keys are normed head by head, before RoPE
-    QK_ROW_NORM = 16,    // queries and keys are normed over all heads together, before RoPE
-    POST_NORMS = 32,     // what attention and feed-forward add is normed first
-    NO_PRE_NORMS = 64,   // what goes into them is not
-    FUSED_QKV = 128,     // one matrix of queries, keys and values
-    FUSED_GATE_UP = 256, // one matrix of gate and up
-    EXPERTS = 512,       // layers of model_config.sparse have experts in the place of a feed-forward
-    EXPERT_BIAS = 1024,  // biases of router and experts
-    SINKS = 2048,        // attention_shape.sinks
-    LAYER_NORM = 4096,   // norms take the mean away
-    PARALLEL = 8192,     // attention and feed-forward read the same normed row
+    QKV_BIAS = 1,         // biases of queries, keys and values
+    O_BIAS = 2,           // bias of the output projection
+    MLP_BIAS = 4,         // biases of gate, up and down
+    QK_NORM = 8,          // queries and keys are normed head by head, before RoPE
+    QK_ROW_NORM = 16,     // queries and keys are normed over all heads together, before RoPE
+    POST_NORMS = 32,      // what attention and feed-forward add is normed first
+    NO_PRE_NORMS = 64,    // what goes into them is not
+    FUSED_QKV = 128,      // one matrix of queries, keys and values
+    FUSED_GATE_UP = 256,  // one matrix of gate and up
+    EXPERTS = 512,        // layers of model_config.sparse have experts in the place of a feed-forward
+    EXPERT_BIAS = 1024,   // biases of router and experts
+    SINKS = 2048,         // attention_shape.sinks
+    LAYER_NORM = 4096,    // norms take the mean away
+    PARALLEL = 8192,      // attention and feed-forward read the same normed row
+    QK_HEAD_NORM = 16384, // queries and keys lose their mean and are normed head by head, each with its own weights
 } family_switch;
 
 typedef struct layer_set {
@@ -39,7 +40,7 @@ static inline void layer_set_add(layer_set *s, uint32_t layer)
 
 typedef struct model_config {
     char architecture[32];
-    char name[128];          // general.name, or the file's name
+    char name[128];          // general.name, the repository's name, or the file's or folder's
     uint32_t n_layers;       // L
     uint32_t n_heads;        // H query heads
     uint32_t n_kv_heads;     // G, divides H
@@ -55,6 +56,7 @@ typedef struct model_config {
     rope_rule rope;
     float embedding_scale, residual_scale, logit_scale; // of embeddings, of what is added to the stream, of logits; 1
     float query_scale; // queries times this, after RoPE, so that q . k / sqrt(d) is the model's attention logit; 1
+    float qkv_clip;    // queries, keys and values stay within this of 0, before RoPE; 0: they are as they are
     float score_cap;   // attention_shape.softcap; 0: none
     float logit_cap;   // logits become cap * tanh(logit / cap); 0: they stay
     float local_theta; // RoPE's base in bounded layers, without scaling; 0: theirs is that of all

@@ -20,8 +20,18 @@ static kvb_status check_rows(const model *m, const int32_t *ids, size_t n, kvb_e
     return KVB_OK;
 }
 
+// Zeros, a token for four bytes.
+static kvb_status count_tokens(size_t size, int32_t **ids, size_t *n, kvb_error *err)
+{
+    enum { BYTES_PER_TOKEN = 4 };
+    *n = size / BYTES_PER_TOKEN + 1;
+    *ids = calloc(*n, sizeof **ids);
+    return *ids ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", *n);
+}
+
 kvb_status model_encode(const model *m, const char *text, size_t size, int32_t **ids, size_t *n, kvb_error *err)
 {
+    if (!m->tokens) return count_tokens(size, ids, n, err);
     kvb_status status = tokenizer_encode(m->tokens, text, size, false, ids, n, err);
     if (status == KVB_OK) status = check_rows(m, *ids, *n, err);
     if (status == KVB_OK) return KVB_OK;

@@ -40,6 +40,8 @@ typedef struct layer_view {
     float rope_attention; // cosines and sines are multiplied with it (yarn, longrope); 0: 1
     uint32_t window;      // positions that the layer's queries see; 0: all. With one there is nothing to score, and
                           // column_sums is NULL
+    float softcap;        // as attention_shape's: what the model does to q . k before its softmax; 0: nothing
+    const float *sinks;   // [H] one more score of each query head, in the softmax but of no position; NULL: none
     const float *q_raw, *q, *k, *v;
     const float *column_sums, *output_norms;
     uint32_t n_queries;        // rows of q_raw and q: the queries of the last n_queries tokens

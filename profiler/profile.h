@@ -75,7 +75,8 @@ typedef struct profile_job {
 
 // Tokenises the calibration files. Errors name line and sample: an empty context, T over the model's context length
 // (KVB_ARGUMENT, cut with max_tokens or allowed by beyond_trained), ids outside the vocabulary, the same sample_id
-// twice, a given answer of fewer than two tokens (nothing to record).
+// twice, a given answer of fewer than two tokens (nothing to record). Of a model that was opened for a plan and has no
+// tokenizer texts are counted, four bytes a token.
 kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
                            const profile_options *o, kvb_error *err);
 void profile_job_free(profile_job *job);

@@ -271,6 +271,22 @@ static void list_bounded(char *text, size_t size, const model_config *c)
         if (model_layer_bounded(c, l)) used += (size_t)snprintf(text + used, size - used, "%s%u", used ? "," : "", l);
 }
 
+// What is not in the record's own shape: numbers of the config that tell models of one family apart.
+static bool add_shape(cJSON *to, const model_config *c)
+{
+    cJSON *shape = cJSON_CreateObject();
+    bool ok = shape && cJSON_AddNumberToObject(shape, "width", c->width) &&
+              cJSON_AddNumberToObject(shape, "ffn_width", c->ffn_width) &&
+              cJSON_AddNumberToObject(shape, "vocabulary", c->vocabulary) &&
+              cJSON_AddNumberToObject(shape, "context_length", c->context_length);
+    if (c->n_experts) ok = ok && cJSON_AddNumberToObject(shape, "experts", c->n_experts);
+    char *text = ok ? cJSON_PrintUnformatted(shape) : NULL;
+    ok = text && cJSON_AddStringToObject(to, "model_shape", text);
+    cJSON_free(text);
+    cJSON_Delete(shape);
+    return ok;
+}
+
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o)
 {
     static const char *const bos_names[] = {"auto", "yes", "no"};
@@ -298,9 +314,11 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddBoolToObject(a, "include_first", o->include_first) &&
               cJSON_AddStringToObject(a, "bos", bos_names[o->bos]) &&
               cJSON_AddNumberToObject(a, "max_tokens", o->max_tokens) &&
-              cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o);
+              cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o) &&
+              add_shape(a, &m->config) && origin_describe(&m->origin, a);
     if (bounded[0]) ok = ok && cJSON_AddStringToObject(a, "bounded_layers", bounded);
     if (bounded[0]) ok = ok && cJSON_AddNumberToObject(a, "layer_window", m->config.window);
+    if (m->form == WEIGHTS_HALF) ok = ok && cJSON_AddStringToObject(a, "weights", "bf16");
     if (m->statistics) ok = ok && cJSON_AddStringToObject(a, "query_statistics_sha256", m->statistics->sha256);
     if (!ok) {
         cJSON_Delete(a);

@@ -3,9 +3,15 @@
 #include <math.h>
 #include <string.h>
 
-SIMD_CLONES static void softmax_line(float *line, uint32_t seen)
+static void cap_line(float *line, uint32_t seen, float cap)
 {
-    float top = line[0], sum = 0;
+    for (uint32_t j = 0; j < seen; j++) line[j] = cap * tanhf(line[j] / cap);
+}
+
+// `sink` is a score beside the line's; -INFINITY: there is none.
+SIMD_CLONES static void softmax_line(float *line, uint32_t seen, float sink)
+{
+    float top = sink > line[0] ? sink : line[0], sum = 0;
 #pragma omp simd reduction(max : top)
     for (uint32_t j = 1; j < seen; j++) top = line[j] > top ? line[j] : top;
 #pragma omp simd reduction(+ : sum)
@@ -14,6 +20,7 @@ SIMD_CLONES static void softmax_line(float *line, uint32_t seen)
         line[j] = e;
         sum += e;
     }
+    if (sink > -INFINITY) sum += softmax_exp(sink - top);
     float share = 1.0f / sum;
 #pragma omp simd
     for (uint32_t j = 0; j < seen; j++) line[j] *= share;
@@ -23,12 +30,14 @@ void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t fir
 {
     uint32_t T = view->n_tokens, d = view->head_dim, H = view->n_heads;
     const float *k = view->k + (size_t)(h / (H / view->n_kv_heads)) * T * d;
+    float sink = view->sinks ? view->sinks[h] : -INFINITY;
     gemm(false, true, n, T, d, (float)view_scale(view), view->q + ((size_t)first * H + h) * d, (size_t)H * d, k, d,
          0.0f, out, T);
     for (uint32_t w = 0; w < n; w++) {
         float *line = out + (size_t)w * T;
         uint32_t seen = T - view->n_queries + first + w + 1;
-        softmax_line(line, seen);
+        if (view->softcap > 0) cap_line(line, seen, view->softcap);
+        softmax_line(line, seen, sink);
         memset(line + seen, 0, (T - seen) * sizeof(float));
     }
 }

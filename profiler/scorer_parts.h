@@ -10,9 +10,9 @@ extern const scorer scorer_snapkv_kvpress, scorer_snapkv_lukv, scorer_snapkv_ada
     scorer_lagkv_paper, scorer_morphkv, scorer_h2o, scorer_h2o_kvpress, scorer_h2o_half, scorer_tova, scorer_knorm,
     scorer_streaming, scorer_streaming_kvpress, scorer_random, scorer_critical;
 
-// Softmax attention of query head h's queries first .. first + n - 1 (of view->n_queries): out [n,T], zero where a key
-// comes after its query. Query i belongs to key T - n_queries + i. Runs on the caller's thread alone inside a parallel
-// region.
+// Attention of query head h's queries first .. first + n - 1 (of view->n_queries), as the model pays it, with its
+// softcap and sink: out [n,T], zero where a key comes after its query. Query i belongs to key T - n_queries + i. Runs
+// on the caller's thread alone inside a parallel region.
 void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t first, uint32_t n);
 
 // scorer.needs_on_device of the metrics that take everything from there.

@@ -6,6 +6,7 @@
 #pragma once
 #include "profiler/tensor_list.h"
 #include "profiler/tokenizer.h"
+#include "profiler/weights_origin.h"
 
 // Numbers: key, GGUF's name behind "ARCHITECTURE." (as it is where it begins with '/'), config.json's name. Those that
 // begin with '@' stand in rope_parameters (transformers 5), rope_scaling (4) or at the top; with '~', in those of the
@@ -54,6 +55,7 @@
     X(LOGIT_FACTOR, "logit_scale", "logit_scale")                                                 \
     X(ATTENTION_BIAS, "", "attention_bias")                                                       \
     X(MLP_BIAS, "", "mlp_bias")                                                                   \
+    X(VOCABULARY, "", "vocab_size")                                                               \
     X(TIED, "", "tie_word_embeddings")                                                            \
     X(EMBEDDING_SCALE, "embedding_scale", "embedding_multiplier")                                 \
     X(RESIDUAL_SCALE, "residual_scale", "residual_multiplier")                                    \
@@ -68,6 +70,8 @@
 #define WEIGHT_TEXTS(X)                             \
     X(ROPE_TYPE, "rope.scaling.type", "@rope_type") \
     X(ROPE_OLD_TYPE, "", "@type")                   \
+    X(DTYPE, "", "dtype")                           \
+    X(OLD_DTYPE, "", "torch_dtype")                 \
     X(NAME, "/general.name", "_name_or_path")       \
     X(ACTIVATION, "", "hidden_act")
 
@@ -102,7 +106,12 @@ typedef struct weights weights;
 // `path`: a GGUF file, a folder with config.json, or that config.json. Errors name file and place: KVB_IO, KVB_FORMAT
 // (damaged, an index that names missing files), KVB_UNSUPPORTED. On failure *out is NULL.
 kvb_status weights_open(weights **out, const char *path, kvb_error *err);
+// The same, but a folder may lack its weight files.
+kvb_status weights_open_config(weights **out, const char *path, kvb_error *err);
 void weights_close(weights *w); // NULL is fine
+bool weights_has_tensors(const weights *w);
+// A gguf_tensor_type: of a source without tensors, the type that its config says they have; BF16 where it does not.
+uint32_t weights_default_type(const weights *w);
 
 const char *weights_name(const weights *w); // the path, for messages
 bool weights_is_gguf(const weights *w);
@@ -123,8 +132,9 @@ bool weights_find(weights *w, const char *name, weight_tensor *out);
 // A tensor that nobody has asked for and that a text model needs; NULL: there is none.
 const char *weights_unclaimed(const weights *w);
 
-// SHA-256 of the GGUF file; of a folder that over the names and hashes of its config and weight files, in order.
-kvb_status weights_sha256(const weights *w, char out[65], kvb_error *err);
+// SHA-256 of the GGUF file; of a folder that over the names and hashes of its config and weight files, in order. And
+// what else is known of where they are from: *origin is zero before, and the caller's to free, also after a failure.
+kvb_status weights_identify(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err);
 // Were all files whole and the same since weights_open? KVB_IO otherwise.
 kvb_status weights_check(const weights *w, kvb_error *err);
 // Gives back memory of pages that were read.

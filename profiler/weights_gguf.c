@@ -110,11 +110,32 @@ static bool left_gguf(const char *name)
     return false;
 }
 
-static kvb_status sha256_gguf(const weights *w, char out[65], kvb_error *err)
+// Converters write where the weights came from, as a name or an address.
+static void read_source(const weights *w, char id[200])
 {
-    kvb_status status = sha256_hex(file_of(w)->map.data, file_of(w)->map.size, out, err);
+    static const char *const keys[] = {"general.source.huggingface.repository", "general.source.repo_url",
+                                       "general.source.url"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys && !id[0]; i++) {
+        gguf_string text;
+        char value[200];
+        if (!gguf_find(file_of(w), keys[i]) || gguf_get_string(file_of(w), keys[i], &text, NULL) != KVB_OK) continue;
+        snprintf(value, sizeof value, "%.*s", (int)(text.size < sizeof value ? text.size : sizeof value - 1), text.data);
+        if (origin_is_id(value)) memcpy(id, value, sizeof value);
+        else origin_from_url(id, value);
+    }
+}
+
+static kvb_status identify_gguf(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err)
+{
+    char folder[sizeof w->name];
+    const char *slash = strrchr(w->name, '/');
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - w->name) + 1 : 1, slash ? w->name : ".");
+    origin->container = "gguf";
+    origin_of_folder(origin, folder, slash ? slash + 1 : w->name);
+    read_source(w, origin->hf_id);
+    kvb_status status = sha256_hex(file_of(w)->map.data, file_of(w)->map.size, sha256, err);
     file_forget(&file_of(w)->map);
-    return status;
+    return status == KVB_OK ? origin_add_file(origin, w->name, sha256, err) : status;
 }
 
 static kvb_status check_gguf(const weights *w, kvb_error *err)
@@ -132,5 +153,5 @@ static kvb_status tokenizer_gguf(tokenizer **out, const weights *w, const char *
     return tokenizer_from_gguf_as(out, file_of(w), pre, err);
 }
 
-const weights_kind weights_gguf = {close_gguf, number_gguf, text_gguf,  list_gguf,   tensor_gguf,
-                                   left_gguf,  sha256_gguf, check_gguf, forget_gguf, tokenizer_gguf};
+const weights_kind weights_gguf = {close_gguf, number_gguf,   text_gguf,  list_gguf,   tensor_gguf,
+                                   left_gguf,  identify_gguf, check_gguf, forget_gguf, tokenizer_gguf};

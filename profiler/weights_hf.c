@@ -91,13 +91,19 @@ static kvb_status add_shard(folder *f, const char *name, kvb_error *err)
     return status == KVB_OK ? kvb_safetensors_parse(&s->tensors, s->map.data, s->map.size, s->path, err) : status;
 }
 
-static kvb_status add_shards(folder *f, kvb_error *err)
+static bool has_file(const folder *f, const char *name)
 {
-    static const char index_name[] = "model.safetensors.index.json";
-    char *path = join(f->path, index_name);
-    bool sharded = path && access(path, F_OK) == 0;
+    char *path = join(f->path, name);
+    bool has = path && access(path, F_OK) == 0;
     free(path);
-    if (!sharded) return add_shard(f, "model.safetensors", err);
+    return has;
+}
+
+static kvb_status add_shards(folder *f, bool none_suffice, kvb_error *err)
+{
+    static const char index_name[] = "model.safetensors.index.json", only_name[] = "model.safetensors";
+    if (!has_file(f, index_name))
+        return none_suffice && !has_file(f, only_name) ? KVB_OK : add_shard(f, only_name, err);
     cJSON *all = NULL;
     kvb_status status = read_json(&all, f, index_name, err);
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(all, "weight_map"), *item;
@@ -141,7 +147,7 @@ static kvb_status add_names(weights *w, const folder *f, kvb_error *err)
     return status == KVB_OK ? weights_sort_names(w, err) : status;
 }
 
-kvb_status weights_open_folder(weights *w, const char *path, kvb_error *err)
+kvb_status weights_open_folder(weights *w, const char *path, bool config_suffices, kvb_error *err)
 {
     folder *f = calloc(1, sizeof *f);
     if (!f) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
@@ -156,11 +162,8 @@ kvb_status weights_open_folder(weights *w, const char *path, kvb_error *err)
     if (!cJSON_IsString(type))
         return kvb_fail(err, KVB_FORMAT, "%s/config.json: model_type is missing, expected the name of a family", path);
     snprintf(w->architecture, sizeof w->architecture, "%s", type->valuestring);
-    char *generation = join(path, "generation_config.json");
-    if (generation && access(generation, F_OK) == 0)
-        status = read_json(&f->generation, f, "generation_config.json", err);
-    free(generation);
-    if (status == KVB_OK) status = add_shards(f, err);
+    if (has_file(f, "generation_config.json")) status = read_json(&f->generation, f, "generation_config.json", err);
+    if (status == KVB_OK) status = add_shards(f, config_suffices, err);
     return status == KVB_OK ? add_names(w, f, err) : status;
 }
 
@@ -316,9 +319,14 @@ static bool left_folder(const char *name)
 
 // ---- The files ----
 
-static kvb_status sha256_folder(const weights *w, char out[65], kvb_error *err)
+static kvb_status identify_folder(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err)
 {
     const folder *f = folder_of(w);
+    const cJSON *named = member(f->config, "_name_or_path");
+    origin->container = "safetensors";
+    origin_of_folder(origin, f->path, "config.json");
+    if (!origin->hf_id[0] && cJSON_IsString(named) && origin_is_id(named->valuestring))
+        snprintf(origin->hf_id, sizeof origin->hf_id, "%s", named->valuestring);
     char *text = cJSON_PrintUnformatted(f->config), one[65];
     sha256_state *state = NULL;
     kvb_status status = text ? sha256_begin(&state, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
@@ -327,9 +335,10 @@ static kvb_status sha256_folder(const weights *w, char out[65], kvb_error *err)
         status = sha256_hex(f->shards[i].map.data, f->shards[i].map.size, one, err);
         if (status == KVB_OK) status = sha256_add(state, f->shards[i].name, strlen(f->shards[i].name) + 1, err);
         if (status == KVB_OK) status = sha256_add(state, one, 64, err);
+        if (status == KVB_OK) status = origin_add_file(origin, f->shards[i].name, one, err);
         file_forget(&f->shards[i].map);
     }
-    if (status == KVB_OK) status = sha256_end(state, out, err);
+    if (status == KVB_OK) status = sha256_end(state, sha256, err);
     sha256_free(state);
     cJSON_free(text);
     return status;
@@ -358,5 +367,5 @@ static kvb_status tokenizer_folder(tokenizer **out, const weights *w, const char
     return tokenizer_from_folder(out, path, err);
 }
 
-const weights_kind weights_folder = {close_folder, number_folder, text_folder,  list_folder,   tensor_folder,
-                                     left_folder,  sha256_folder, check_folder, forget_folder, tokenizer_folder};
+const weights_kind weights_folder = {close_folder, number_folder,   text_folder,  list_folder,   tensor_folder,
+                                     left_folder,  identify_folder, check_folder, forget_folder, tokenizer_folder};

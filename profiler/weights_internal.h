@@ -15,7 +15,7 @@ typedef struct weights_kind {
     kvb_status (*list)(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err);
     bool (*tensor)(const weights *w, const weight_name *name, weight_tensor *out);
     bool (*may_be_left)(const char *name); // by a text model
-    kvb_status (*sha256)(const weights *w, char out[65], kvb_error *err);
+    kvb_status (*identify)(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err);
     kvb_status (*check)(const weights *w, kvb_error *err);
     void (*forget)(const weights *w);
     kvb_status (*tokenizer)(tokenizer **out, const weights *w, const char *pre, kvb_error *err);
@@ -34,6 +34,7 @@ extern const weights_kind weights_gguf, weights_folder;
 extern const char *const weight_names[N_WEIGHT_KEYS][2]; // GGUF, Hugging Face
 
 kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err);
-kvb_status weights_open_folder(weights *w, const char *folder, kvb_error *err);
+// config_suffices: weight files may be missing.
+kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffices, kvb_error *err);
 kvb_status weights_add_name(weights *w, const char *name, size_t file, kvb_error *err);
 kvb_status weights_sort_names(weights *w, kvb_error *err);

@@ -59,13 +59,12 @@ kvb_status kvb_table_row(const kvb_table *table, uint32_t row, kvb_row *out, kvb
     return KVB_OK;
 }
 
-// ASCII only and independent of the locale, unlike strcasecmp; hashes are hexadecimal digits.
-static int same_hash(const char *a, const char *b)
+bool kvb_same_hash(const char *a, const char *b)
 {
     for (; *a && *b; ++a, ++b) {
         int x = *a >= 'A' && *a <= 'F' ? *a - 'A' + 'a' : *a;
         int y = *b >= 'A' && *b <= 'F' ? *b - 'A' + 'a' : *b;
-        if (x != y) return 0;
+        if (x != y) return false;
     }
     return *a == *b;
 }
@@ -100,7 +99,7 @@ kvb_status kvb_table_check(const kvb_table *table, const kvb_expectation *expect
     if (!table || !expected) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_check: table and expected must not be NULL");
     const kvb_info *info = &table->info;
     kvb_status status = check_numbers(table, expected, err);
-    if (!status && expected->model_sha256 && !same_hash(expected->model_sha256, info->model_sha256)) {
+    if (!status && expected->model_sha256 && !kvb_same_hash(expected->model_sha256, info->model_sha256)) {
         status = kvb_fail(err, KVB_MISMATCH,
                           "%s: model_sha256: expected %.64s, the table says %s; it was made for other weights",
                           table->name, expected->model_sha256, *info->model_sha256 ? info->model_sha256 : "nothing");

@@ -194,6 +194,21 @@ typedef struct kvb_expectation {
 // Fails with KVB_MISMATCH; the message names the first field that differs, what was expected and what the table says.
 KVB_API kvb_status kvb_table_check(const kvb_table *table, const kvb_expectation *expected, kvb_error *err);
 
+// What an engine knows of weights that it holds as Hugging Face publishes them, where it has no `model_sha256`, which
+// is kvbudget's own hash over all files. Zero and NULL mean "do not check this".
+typedef struct kvb_weights {
+    const char *const *file_sha256; // [n_files] SHA-256 of every file that holds weights (*.safetensors), in any order,
+    uint32_t n_files;               // without regard to case; the hub shows them, and a hub cache names its blobs so
+    const char *hf_id;              // "organisation/name"; compared exactly
+    const char *hf_revision;        // the commit; compared exactly
+} kvb_weights;
+
+// Tells whether the table was made with these weights (metadata model_files, hf_id, hf_revision; formats/README.md).
+// Equal hashes are proof. A name alone is not: a folder that was fine-tuned may still name the model it began from. A
+// table that was made from a GGUF file of the same model has that file's hash, so only names can be compared. Does not
+// allocate. Fails with KVB_MISMATCH, which names what differs or that the table says nothing; KVB_ARGUMENT: NULL.
+KVB_API kvb_status kvb_table_check_weights(const kvb_table *table, const kvb_weights *mine, kvb_error *err);
+
 // ---- Budgets ------------------------------------------------------------------------------------
 
 // How shares become whole tokens. A head with prune ratio r ideally keeps (1 - r) T.
@@ -365,7 +380,9 @@ typedef struct kvb_ranking_info {
     const char *name; // "learned:" and the first 12 digits of its hash: the metric of tables made with it
     uint32_t n_layers, n_kv_heads;
     uint32_t n_features; // F, 1 .. KVB_RANK_FEATURES_MAX
-    uint32_t n_columns;  // P = 2 F + 2 weights of a head: of every feature's z and z|z|, of recency, and a constant
+    uint32_t n_columns;  // P = 2 F + 2 weights of a head: of every feature's z and z|z|, of recency, and a constant;
+                         // 3 F + 2 with layer_mean: behind the z|z| those of every feature's mean over the heads
+    int layer_mean;      // not 0: a head's scores also depend on the other KV heads of its layer
     const char *const *metrics; // [F] canonical names of the metrics whose scores kvb_rank() takes, in this order
     const int *logarithm;       // [F] not 0: the score's logarithm is the feature
     uint32_t sink;              // first tokens that take no part in means and deviations; hand it to kvb_select() too
@@ -390,9 +407,18 @@ KVB_API const kvb_ranking *kvb_table_ranking(const kvb_table *table);
 //     out[j] = sum over f of w_f z + w'_f z |z|  -  w_r log(T - j)  +  w_1
 //   features  [F] pointers to [n_tokens] scores of the ranking's metrics, in its order; out [n_tokens] is none of them
 // Does not allocate; O(F n_tokens). Fails with KVB_ARGUMENT (a NULL, a head out of range, a table without a ranking)
-// and KVB_NUMERIC for a score that is not finite, naming feature and token; `out` is then undefined.
+// and KVB_NUMERIC for a score that is not finite, naming feature and token; `out` is then undefined. For rankings
+// without layer_mean; KVB_ARGUMENT for others.
 KVB_API kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const float *const *features,
                             uint32_t n_tokens, float *out, kvb_error *err);
+
+// The same for all KV heads of a layer at once, and for every ranking. With layer_mean
+//     out[g,j] = ... + sum over f of u_f (mean over the layer's heads of z_f[.,j])
+// is added: what all heads find a token to be worth. Tensor-parallel ranks need each other's scores for that.
+//   features  [F] pointers to [n_kv_heads, n_tokens]; out [n_kv_heads, n_tokens] is none of them
+// Does not allocate, takes 16 KiB of stack. Fails as kvb_rank() does.
+KVB_API kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const float *const *features,
+                                  uint32_t n_tokens, float *out, kvb_error *err);
 
 #ifdef __cplusplus
 }

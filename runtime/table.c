@@ -173,6 +173,7 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
     // Only now are numbers of layers and heads known to be as large as what the file holds.
     if (!status) status = kvb_table_read_bounded(t, err);
     if (!status) status = kvb_table_read_constraints(t, err);
+    if (!status) status = kvb_table_read_files(t, err);
     if (!status && kvb_safetensors_metadata(t->header, "ranking")) status = read_ranking(t, &file, err);
     file.header = NULL; // the table's now
     kvb_safetensors_free(&file);
@@ -274,6 +275,7 @@ kvb_status kvb_table_open(kvb_table **out, const char *path, const kvb_table_opt
 void kvb_table_close(kvb_table *table)
 {
     if (table) {
+        cJSON_Delete(table->files);
         cJSON_Delete(table->header);
         free(table->calibration_tokens);
         free(table->budgeted_memory);

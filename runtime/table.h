@@ -20,6 +20,7 @@ struct kvb_table {
     bool limited;            // there are any
     kvb_ranking *ranking;    // NULL: the metric is a plain one
     bool per_cent;           // row i is ratio (i + 1) / 100
+    struct cJSON *files;     // metadata "model_files", hashes by name; NULL: there is none
     struct cJSON *header;    // owns every string of info
     char name[168];          // the file, for messages
 };
@@ -30,6 +31,11 @@ struct kvb_table {
 kvb_status kvb_table_read_metadata(kvb_table *t, kvb_error *err);
 kvb_status kvb_table_read_bounded(kvb_table *t, kvb_error *err);
 kvb_status kvb_table_read_constraints(kvb_table *t, kvb_error *err);
+// Fills t->files. KVB_FORMAT, KVB_MEMORY.
+kvb_status kvb_table_read_files(kvb_table *t, kvb_error *err);
+
+// Equal but for case: ASCII only and independent of the locale, unlike strcasecmp; hashes are hexadecimal digits.
+bool kvb_same_hash(const char *a, const char *b);
 
 // Reads the file at `path`, malloc'd, also what was read before a failure. Of more than `limit` bytes: KVB_UNSUPPORTED.
 kvb_status kvb_file_read(unsigned char **data, size_t *size, const char *path, size_t limit, kvb_error *err);

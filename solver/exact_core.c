@@ -1,48 +1,10 @@
 #include "solver/exact_core.h"
 #include "runtime/fail.h"
-#include "solver/radix.h"
+#include "solver/core_work.h"
 #include "solver/wide.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-// A choice that is left: its reduced cost and the tokens that it keeps.
-typedef struct choice {
-    double cost;
-    uint32_t keep;
-} choice;
-
-// Choices by head: those of head h are at[first[h]] .. at[first[h + 1] - 1], fewest tokens first.
-typedef struct choices {
-    choice *at;
-    size_t *first;
-    size_t capacity;
-} choices;
-
-// Ways of the heads not handled yet to take more or fewer tokens than their minimisers, cheapest token first: key holds
-// the cost of one token, a the head, b the number of tokens.
-typedef struct moves {
-    keyed *at;
-    size_t count;
-} moves;
-
-// The states after one head: sums low .. low + count - 1 of tokens beyond the minimisers.
-typedef struct layer {
-    uint32_t head;
-    int64_t low;
-    size_t count, offset; // values[offset + x - low]
-} layer;
-
-struct core_work {
-    choices all, active; // after the reduction by the gap, and by theta
-    uint32_t *base;      // [n] minimisers of L_n(b) + lambda b
-    uint32_t *order, *stack;
-    moves more, fewer;
-    keyed *scratch;
-    layer *layers; // [n + 1]
-    double *values, *price;
-    size_t heads, moves_capacity, values_capacity, price_capacity;
-};
 
 core_work *core_work_new(void)
 {
@@ -56,21 +18,6 @@ void core_work_free(core_work *w)
                          w->more.at, w->fewer.at,  w->scratch,   w->layers,       w->values, w->price};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
     free(w);
-}
-
-// Room for `count` elements of `size` bytes; grows by half more than is asked, so that growing is rare.
-static bool grow(void *array, size_t *capacity, size_t count, size_t size)
-{
-    void **at = array;
-    size_t wanted, bytes;
-    if (*at && count <= *capacity) return true;
-    if (__builtin_add_overflow(count, count / 2 + 16, &wanted) || __builtin_mul_overflow(wanted, size, &bytes))
-        return false;
-    void *fresh = realloc(*at, bytes);
-    if (!fresh) return false;
-    *at = fresh;
-    *capacity = wanted;
-    return true;
 }
 
 static bool grow_heads(core_work *w, size_t n)
@@ -87,196 +34,6 @@ static bool grow_heads(core_work *w, size_t n)
     }
     w->heads = n;
     return true;
-}
-
-static uint32_t least_of(const core_problem *p, uint32_t h)
-{
-    return p->least ? p->least[h] : p->curves->floor;
-}
-
-static uint32_t cap_of(const core_problem *p, uint32_t h)
-{
-    return p->cap ? p->cap[h] : p->curves->shape.n_tokens;
-}
-
-// The curve of a head as if it began at 0 tokens: element b is the loss with b >= |P| tokens.
-static const double *curve_of(const core_problem *p, uint32_t h)
-{
-    const cache_shape *s = &p->curves->shape;
-    return p->curves->loss + (size_t)(p->first + h) * (shape_middle(s) + 1);
-}
-
-static double reduced_cost(const double *loss, uint32_t protect, uint32_t b, uint32_t base, double lambda)
-{
-    double cost = loss[b - protect] - loss[base - protect] + lambda * ((double)b - base);
-    return cost > 0 ? cost : 0; // below 0 by rounding only
-}
-
-// ---- Reduction ------------------------------------------------------------------------------------------------------
-
-// Finds every head's minimiser, the fewest tokens of equal ones; returns the loss of start - D(lambda). Summed from
-// reduced costs, it is exact to its own size, not to that of the losses.
-static double find_minimisers(core_work *w, const core_problem *p, double lambda)
-{
-    uint32_t protect = shape_protected(&p->curves->shape);
-    double gap = 0;
-    for (uint32_t h = 0; h < p->n; h++) {
-        const double *loss = curve_of(p, h);
-        uint32_t cap = cap_of(p, h), base = least_of(p, h);
-        double best = loss[base - protect] + lambda * base;
-        for (uint32_t b = base + 1; b <= cap; b++) {
-            double value = loss[b - protect] + lambda * b;
-            if (value < best) {
-                best = value;
-                base = b;
-            }
-        }
-        w->base[h] = base;
-        gap += reduced_cost(loss, protect, p->start[h], base, lambda);
-    }
-    return gap;
-}
-
-// What the limits are wider by; see the header.
-static double find_margin(const core_problem *p, double lambda, double gap)
-{
-    double size = 0;
-    for (uint32_t h = 0; h < p->n; h++) size += curve_of(p, h)[p->curves->floor - shape_protected(&p->curves->shape)];
-    return 0x1p-50 * (size + lambda * p->n * p->curves->shape.n_tokens + p->n * gap);
-}
-
-// All choices with a reduced cost of at most `theta` that no choice of fewer tokens equals in loss.
-static kvb_status reduce(core_work *w, const core_problem *p, double lambda, double theta, kvb_error *err)
-{
-    uint32_t protect = shape_protected(&p->curves->shape);
-    choices *out = &w->all;
-    size_t count = 0;
-    for (uint32_t h = 0; h < p->n; h++) {
-        const double *loss = curve_of(p, h);
-        uint32_t least = least_of(p, h), cap = cap_of(p, h), base = w->base[h];
-        if (!grow(&out->at, &out->capacity, count + cap - least + 1, sizeof *out->at))
-            return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for the choices of %u heads", p->n);
-        out->first[h] = count;
-        for (uint32_t b = least; b <= cap; b++) {
-            double cost = reduced_cost(loss, protect, b, base, lambda);
-            if (cost > theta || (b > least && b != base && loss[b - protect] == loss[b - 1 - protect])) continue;
-            out->at[count++] = (choice){cost, b};
-        }
-    }
-    out->first[p->n] = count;
-    return KVB_OK;
-}
-
-// The choices of `all` within a smaller theta.
-static kvb_status narrow(core_work *w, uint32_t n, double theta, kvb_error *err)
-{
-    choices *out = &w->active;
-    size_t count = 0;
-    if (!grow(&out->at, &out->capacity, w->all.first[n], sizeof *out->at))
-        return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %zu choices", w->all.first[n]);
-    for (uint32_t h = 0; h < n; h++) {
-        out->first[h] = count;
-        for (size_t i = w->all.first[h]; i < w->all.first[h + 1]; i++)
-            if (w->all.at[i].cost <= theta) out->at[count++] = w->all.at[i];
-    }
-    out->first[n] = count;
-    return KVB_OK;
-}
-
-// ---- What the heads not handled yet can do at the least
-// --------------------------------------------------------------
-
-// The lower hull of one head's choices from its minimiser at `from` outwards to `to`, in steps of `step`.
-static void add_hull(core_work *w, moves *out, uint32_t head, const choice *at, int64_t from, int64_t to, int step)
-{
-    uint32_t *stack = w->stack;
-    size_t top = 0;
-    for (int64_t i = from; i != to + step; i += step) {
-        while (top > 1) {
-            const choice *a = &at[stack[top - 2]], *b = &at[stack[top - 1]], *c = &at[i];
-            double ab = fabs((double)b->keep - a->keep), ac = fabs((double)c->keep - a->keep);
-            if ((b->cost - a->cost) * ac < (c->cost - a->cost) * ab) break;
-            top--;
-        }
-        stack[top++] = (uint32_t)i;
-    }
-    double last = 0;
-    for (size_t k = 0; k + 1 < top; k++) {
-        const choice *a = &at[stack[k]], *b = &at[stack[k + 1]];
-        uint32_t length = b->keep > a->keep ? b->keep - a->keep : a->keep - b->keep;
-        double slope = (b->cost - a->cost) / length;
-        last = slope > last ? slope : last; // rounding must not undo the order within a head
-        out->at[out->count++] = (keyed){key_from_double(last), head, length};
-    }
-}
-
-static kvb_status make_moves(core_work *w, uint32_t n, kvb_error *err)
-{
-    size_t count = w->active.first[n];
-    if (count > w->moves_capacity || !w->stack) {
-        size_t room = count + count / 2 + 16;
-        void **const arrays[] = {(void **)&w->more.at, (void **)&w->fewer.at, (void **)&w->scratch, (void **)&w->stack};
-        const size_t sizes[] = {sizeof(keyed), sizeof(keyed), sizeof(keyed), sizeof *w->stack};
-        for (size_t i = 0; i < 4; i++) {
-            void *fresh = realloc(*arrays[i], room * sizes[i]);
-            if (!fresh) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %zu choices", count);
-            *arrays[i] = fresh;
-        }
-        w->moves_capacity = room;
-    }
-    w->more.count = w->fewer.count = 0;
-    for (uint32_t h = 0; h < n; h++) {
-        const choice *at = w->active.at + w->active.first[h];
-        int64_t last = (int64_t)(w->active.first[h + 1] - w->active.first[h]) - 1, base = 0;
-        while (at[base].keep != w->base[h]) base++;
-        add_hull(w, &w->more, h, at, base, last, 1);
-        add_hull(w, &w->fewer, h, at, base, 0, -1);
-    }
-    radix_sort(w->more.at, w->scratch, w->more.count, 64);
-    radix_sort(w->fewer.at, w->scratch, w->fewer.count, 64);
-    return KVB_OK;
-}
-
-static void drop_head(moves *m, uint32_t head)
-{
-    size_t count = 0;
-    for (size_t i = 0; i < m->count; i++)
-        if (m->at[i].a != head) m->at[count++] = m->at[i];
-    m->count = count;
-}
-
-// Most tokens that the moves, and after them tokens at `spare` each, can make up for within theta.
-static int64_t reach(const moves *m, double theta, double spare)
-{
-    static const double FAR = 1e15;
-    int64_t tokens = 0;
-    double left = theta;
-    for (size_t i = 0; i < m->count; i++) {
-        double cost = double_from_key(m->at[i].key);
-        if (cost * m->at[i].b > left) return tokens + (int64_t)(left / cost) + 1;
-        left -= cost * m->at[i].b;
-        tokens += m->at[i].b;
-    }
-    if (spare == INFINITY) return tokens;
-    double rest = spare > 0 ? left / spare + 1 : FAR;
-    return tokens + (int64_t)(rest < FAR ? rest : FAR);
-}
-
-// Least cost of making up for 0, 1, .. count - 1 tokens, each `step` further in price[].
-static void price_tokens(const moves *m, double spare, int64_t skip, double *price, int64_t count, int step)
-{
-    double sum = 0;
-    size_t i = 0;
-    uint32_t used = 0;
-    for (int64_t k = 0; k < skip + count; k++) {
-        if (k >= skip) price[(k - skip) * step] = sum;
-        while (i < m->count && used == m->at[i].b) {
-            i++;
-            used = 0;
-        }
-        sum += i < m->count ? double_from_key(m->at[i].key) : spare;
-        used++;
-    }
 }
 
 // ---- The dynamic program --------------------------------------------------------------------------------------------
@@ -314,7 +71,8 @@ static bool place_layer(const core_work *w, const layer *from, layer *to, int64_
     const choice *at = w->active.at + w->active.first[to->head], *end = w->active.at + w->active.first[to->head + 1];
     int64_t base = w->base[to->head], low = from->low + (int64_t)at->keep - base;
     int64_t high = from->low + (int64_t)from->count - 1 + (int64_t)end[-1].keep - base;
-    int64_t least = target - reach(&w->more, theta, lambda), most = target + reach(&w->fewer, theta, INFINITY);
+    int64_t least = target - core_reach(&w->more, theta, lambda),
+            most = target + core_reach(&w->fewer, theta, INFINITY);
     if (low < least) low = least;
     if (high > most) high = most;
     to->low = low;
@@ -347,11 +105,11 @@ static void prune_layer(core_work *w, layer *to, int64_t target, double theta, d
     int64_t low = to->low, high = to->low + (int64_t)to->count - 1, begin, end;
     if (low <= target) { // tokens are missing
         int64_t top = high < target ? high : target;
-        price_tokens(&w->more, lambda, target - top, price + (top - low), top - low + 1, -1);
+        core_price_tokens(&w->more, lambda, target - top, price + (top - low), top - low + 1, -1);
     }
     if (high > target) {
         int64_t bottom = low > target ? low : target + 1;
-        price_tokens(&w->fewer, INFINITY, bottom - target, price + (bottom - low), high - bottom + 1, 1);
+        core_price_tokens(&w->fewer, INFINITY, bottom - target, price + (bottom - low), high - bottom + 1, 1);
     }
     for (size_t i = 0; i < to->count; i++)
         if (!(values[i] + price[i] <= theta)) values[i] = INFINITY;
@@ -392,7 +150,7 @@ static void spend(const core_problem *p, uint32_t *keep)
     for (uint32_t h = 0; h < p->n; h++) left += (int64_t)p->start[h] - keep[h];
     for (int round = 0; round < 2; round++)
         for (uint32_t h = 0; h < p->n && left > 0; h++) {
-            int64_t room = (int64_t)(round == 0 ? p->start[h] : cap_of(p, h)) - keep[h];
+            int64_t room = (int64_t)(round == 0 ? p->start[h] : core_cap(p, h)) - keep[h];
             int64_t take = room < left ? room : left;
             if (take <= 0) continue;
             keep[h] += (uint32_t)take;
@@ -407,22 +165,23 @@ static dp_end run_dp(core_work *w, const core_problem *p, int64_t target, double
                      uint64_t *work)
 {
     uint32_t n = order_heads(w, p->n);
-    if (target < -reach(&w->fewer, theta, INFINITY) || target > reach(&w->more, theta, lambda)) return DP_NOTHING;
-    if (!grow(&w->values, &w->values_capacity, 1, sizeof *w->values)) return DP_NO_MEMORY;
+    if (target < -core_reach(&w->fewer, theta, INFINITY) || target > core_reach(&w->more, theta, lambda))
+        return DP_NOTHING;
+    if (!core_grow(&w->values, &w->values_capacity, 1, sizeof *w->values)) return DP_NO_MEMORY;
     w->values[0] = 0;
     w->layers[0] = (layer){0, 0, 1, 0};
     for (uint32_t k = 0; k < n; k++) {
         layer *from = &w->layers[k], *to = from + 1;
         to->head = w->order[k];
-        drop_head(&w->more, to->head);
-        drop_head(&w->fewer, to->head);
+        core_drop_head(&w->more, to->head);
+        core_drop_head(&w->fewer, to->head);
         if (!place_layer(w, from, to, target, theta, lambda)) return DP_NOTHING;
         size_t left = w->active.first[to->head + 1] - w->active.first[to->head];
         if ((to->offset + to->count) > p->max_bytes / sizeof *w->values ||
             *work + (double)left * (double)(from->count < to->count ? from->count : to->count) > (double)p->max_work)
             return DP_TOO_LARGE;
-        if (!grow(&w->values, &w->values_capacity, to->offset + to->count, sizeof *w->values) ||
-            !grow(&w->price, &w->price_capacity, to->count, sizeof *w->price))
+        if (!core_grow(&w->values, &w->values_capacity, to->offset + to->count, sizeof *w->values) ||
+            !core_grow(&w->price, &w->price_capacity, to->count, sizeof *w->price))
             return DP_NO_MEMORY;
         *work += relax_layer(w, from, to);
         prune_layer(w, to, target, theta, lambda);
@@ -478,27 +237,27 @@ static kvb_status reduce_best(core_work *w, const core_problem *p, core_answer *
     double lambda = p->lambda;
     a->gap = INFINITY;
     for (int step = 0; step < 6; step++) {
-        double gap = find_minimisers(w, p, lambda);
+        double gap = core_minimise(w, p, lambda);
         if (gap < a->gap) {
             a->gap = gap;
             a->lambda = lambda;
         } else if (step > 0) {
             break;
         }
-        a->margin = find_margin(p, lambda, gap);
+        a->margin = core_margin(p, lambda, gap);
         if (gap <= a->margin) return KVB_OK;
-        kvb_status status = reduce(w, p, lambda, gap + a->margin, err);
-        if (status == KVB_OK) status = narrow(w, p->n, gap + a->margin, err);
-        if (status == KVB_OK) status = make_moves(w, p->n, err);
+        kvb_status status = core_reduce(w, p, lambda, gap + a->margin, err);
+        if (status == KVB_OK) status = core_narrow(w, p->n, gap + a->margin, err);
+        if (status == KVB_OK) status = core_make_moves(w, p->n, err);
         if (status != KVB_OK) return status;
         double next = better_lambda(w, target_of(w, p), lambda, a->margin);
         if (next == lambda) return KVB_OK;
         lambda = next;
     }
     if (lambda == a->lambda) return KVB_OK;
-    double gap = find_minimisers(w, p, a->lambda); // the last step was no better: go back
-    a->margin = find_margin(p, a->lambda, gap);
-    return reduce(w, p, a->lambda, gap + a->margin, err);
+    double gap = core_minimise(w, p, a->lambda); // the last step was no better: go back
+    a->margin = core_margin(p, a->lambda, gap);
+    return core_reduce(w, p, a->lambda, gap + a->margin, err);
 }
 
 static double loss_of(const core_problem *p, const uint32_t *keep)
@@ -516,14 +275,14 @@ kvb_status core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_
     kvb_status status = reduce_best(w, p, a, err);
     if (status != KVB_OK || a->gap <= a->margin) return status;
     double all = 0;
-    for (uint32_t h = 0; h < p->n; h++) all += cap_of(p, h) - least_of(p, h) + 1;
+    for (uint32_t h = 0; h < p->n; h++) all += core_cap(p, h) - core_least(p, h) + 1;
     a->surviving = (double)w->all.first[p->n] / all;
     int64_t target = target_of(w, p);
     dp_end end = DP_NOTHING;
     for (double theta = a->gap / 1024; end == DP_NOTHING; theta *= 4) {
         double limit = (theta < a->gap ? theta : a->gap) + a->margin;
-        status = narrow(w, p->n, limit, err);
-        if (status == KVB_OK) status = make_moves(w, p->n, err);
+        status = core_narrow(w, p->n, limit, err);
+        if (status == KVB_OK) status = core_make_moves(w, p->n, err);
         if (status != KVB_OK) return status;
         end = run_dp(w, p, target, limit, a->lambda, keep, &a->work);
         if (end == DP_NOTHING && theta >= a->gap) break; // start itself is within the gap, so this is never reached

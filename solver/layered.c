@@ -1,15 +1,9 @@
 #include "solver/layered.h"
 #include "runtime/fail.h"
+#include "solver/window.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-// Costs of the sums low .. low + count - 1; INFINITY: none, or beyond theta.
-typedef struct window {
-    int64_t low;
-    size_t count, room;
-    double *at;
-} window;
 
 struct layered_work {
     window *stage; // sums after 0, 1, .. of the things that are joined at the moment: heads of a part, or its clusters
@@ -18,11 +12,7 @@ struct layered_work {
     window *joint; // [parts + 1] .. of their sums
     uint32_t n_stages, n_parts;
     const layered_problem *p;
-    double theta;
-    uint64_t work;
-    size_t bytes; // of all windows
-    bool failed;  // no memory
-    bool given_up;
+    window_limits limits;
 };
 
 layered_work *layered_work_new(void)
@@ -30,19 +20,13 @@ layered_work *layered_work_new(void)
     return calloc(1, sizeof(layered_work));
 }
 
-static void free_windows(window *at, size_t n)
-{
-    for (size_t i = 0; at && i < n; i++) free(at[i].at);
-    free(at);
-}
-
 void layered_work_free(layered_work *w)
 {
     if (!w) return;
-    free_windows(w->stage, w->n_stages);
-    free_windows(w->part, w->n_parts);
-    free_windows(w->joint, w->n_parts + 1);
-    free(w->own.at);
+    windows_free(&w->limits, w->stage, w->n_stages);
+    windows_free(&w->limits, w->part, w->n_parts);
+    windows_free(&w->limits, w->joint, w->n_parts + 1);
+    window_close(&w->limits, &w->own);
     free(w);
 }
 
@@ -50,81 +34,18 @@ static bool make_room(layered_work *w, const layered_problem *p)
 {
     uint32_t stages = p->x->own + 1, parts = p->x->parts;
     if (w->n_stages < stages) {
-        free_windows(w->stage, w->n_stages);
+        windows_free(&w->limits, w->stage, w->n_stages);
         w->stage = calloc(stages, sizeof *w->stage);
         w->n_stages = w->stage ? stages : 0;
     }
     if (w->n_parts < parts) {
-        free_windows(w->part, w->n_parts);
-        free_windows(w->joint, w->n_parts + 1);
+        windows_free(&w->limits, w->part, w->n_parts);
+        windows_free(&w->limits, w->joint, w->n_parts + 1);
         w->part = calloc(parts, sizeof *w->part);
         w->joint = calloc(parts + 1, sizeof *w->joint);
         w->n_parts = parts;
     }
     return w->stage && w->part && w->joint;
-}
-
-// Makes a window that holds nothing yet.
-static bool open_window(layered_work *w, window *x, int64_t low, size_t count)
-{
-    if (count > x->room || !x->at) {
-        size_t room = count + count / 2 + 16, bytes;
-        if (__builtin_mul_overflow(room, sizeof *x->at, &bytes)) return !(w->failed = true);
-        if (w->bytes + bytes - x->room * sizeof *x->at > w->p->max_bytes) return !(w->given_up = true);
-        double *fresh = realloc(x->at, bytes);
-        if (!fresh) return !(w->failed = true);
-        w->bytes += bytes - x->room * sizeof *x->at;
-        x->at = fresh;
-        x->room = room;
-    }
-    x->low = low;
-    x->count = count;
-    for (size_t i = 0; i < count; i++) x->at[i] = INFINITY;
-    return true;
-}
-
-// Cuts what holds nothing off both ends.
-static void trim(window *x)
-{
-    size_t begin = 0;
-    while (x->count > 0 && x->at[x->count - 1] == INFINITY) x->count--;
-    while (begin < x->count && x->at[begin] == INFINITY) begin++;
-    if (begin == 0) return;
-    memmove(x->at, x->at + begin, (x->count - begin) * sizeof *x->at);
-    x->low += (int64_t)begin;
-    x->count -= begin;
-}
-
-// All sums of one element of a and one of b, up to theta and up to `most` units. False: no memory, or given up.
-static bool join_windows(layered_work *w, window *out, const window *a, const window *b, int64_t most)
-{
-    int64_t low = a->low + b->low, high = low + (int64_t)a->count + (int64_t)b->count - 2;
-    if (high > most) high = most;
-    if (a->count == 0 || b->count == 0 || high < low) return open_window(w, out, low, 0);
-    if (!open_window(w, out, low, (size_t)(high - low + 1))) return false;
-    for (size_t j = 0; j < b->count; j++) {
-        if (b->at[j] == INFINITY || j >= out->count) continue;
-        size_t n = a->count < out->count - j ? a->count : out->count - j;
-        core_relax(out->at + j, a->at, n, b->at[j]);
-        w->work += n;
-    }
-    if (w->work > w->p->max_work) return !(w->given_up = true);
-    for (size_t i = 0; i < out->count; i++)
-        if (out->at[i] > w->theta) out->at[i] = INFINITY;
-    trim(out);
-    return true;
-}
-
-// The element j of b such that a[x - j] + b[j] is, bit for bit, what join_windows() has put at x.
-static int64_t trace_back(const window *out, const window *a, const window *b, int64_t x)
-{
-    double value = out->at[x - out->low];
-    for (size_t j = 0; j < b->count; j++) {
-        int64_t before = x - (b->low + (int64_t)j) - a->low;
-        if (b->at[j] == INFINITY || before < 0 || before >= (int64_t)a->count) continue;
-        if (a->at[before] + b->at[j] == value) return b->low + (int64_t)j;
-    }
-    return b->low; // not reached: the sum came from somewhere
 }
 
 // ---- One part -------------------------------------------------------------------------------------------------------
@@ -172,16 +93,16 @@ static bool cluster_window(layered_work *w, uint32_t first, uint32_t set, double
         low = x->least[first + i] > low ? x->least[first + i] : low;
         high = x->most[first + i] < high ? x->most[first + i] : high;
     }
-    if (!open_window(w, &w->own, (int64_t)low * heads, (size_t)(high - low) * heads + 1)) return false;
+    if (!window_open(&w->limits, &w->own, (int64_t)low * heads, (size_t)(high - low) * heads + 1)) return false;
     for (uint32_t b = low; b <= high; b++) {
         double loss = 0;
         for (uint32_t i = 0; set >> i; i++)
             if (set >> i & 1) loss += instance_curve(x, first + i)[b];
         double cost = loss + price * heads * b - minimum;
         cost = cost > 0 ? cost : 0; // below 0 by rounding only
-        if (cost <= w->theta) w->own.at[(size_t)(b - low) * heads] = cost;
+        if (cost <= w->limits.theta) w->own.at[(size_t)(b - low) * heads] = cost;
     }
-    trim(&w->own);
+    window_trim(&w->own);
     return true;
 }
 
@@ -219,14 +140,14 @@ static bool search_partitions(layered_work *w, partition_search *s, uint32_t lef
         double rest = t == 0 ? 0 : room > 0 ? s->answer->best[t][room - 1] : INFINITY;
         double now = s->answer->set[own] + rest - s->answer->best[left][room]; // how much worse than the best way
         now = now > 0 ? now : 0;
-        if (excess + now <= w->theta) {
+        if (excess + now <= w->limits.theta) {
             if (!cluster_window(w, s->part->first, own, s->price, s->answer->set[own]) ||
-                !join_windows(w, &w->stage[depth + 1], before, &w->own, INT64_MAX))
+                !window_join(&w->limits, &w->stage[depth + 1], before, &w->own, INT64_MAX))
                 return false;
             if (!search_partitions(w, s, t, depth + 1, excess + now)) return false;
             if (s->found) { // on the way back every cluster learns its budget
                 if (!cluster_window(w, s->part->first, own, s->price, s->answer->set[own])) return false;
-                int64_t units = trace_back(&w->stage[depth + 1], before, &w->own, s->wanted);
+                int64_t units = window_trace(&w->stage[depth + 1], before, &w->own, s->wanted);
                 for (uint32_t i = 0; own >> i; i++)
                     if (own >> i & 1) s->keep[i] = (uint32_t)(units / __builtin_popcount(own));
                 s->wanted -= units;
@@ -240,7 +161,7 @@ static bool search_partitions(layered_work *w, partition_search *s, uint32_t lef
 
 static bool begin_stages(layered_work *w)
 {
-    if (!open_window(w, &w->stage[0], 0, 1)) return false;
+    if (!window_open(&w->limits, &w->stage[0], 0, 1)) return false;
     w->stage[0].at[0] = 0;
     return true;
 }
@@ -253,10 +174,10 @@ static bool free_window(layered_work *w, uint32_t part, double price, window *ou
     if (!begin_stages(w)) return false;
     for (uint32_t i = 0; i < x->own; i++)
         if (!cluster_window(w, first + i, 1, price, head_minimum(x, first + i, price)) ||
-            !join_windows(w, &w->stage[i + 1], &w->stage[i], &w->own, INT64_MAX))
+            !window_join(&w->limits, &w->stage[i + 1], &w->stage[i], &w->own, INT64_MAX))
             return false;
     const window *end = &w->stage[x->own];
-    if (!open_window(w, out, end->low, end->count)) return false;
+    if (!window_open(&w->limits, out, end->low, end->count)) return false;
     memcpy(out->at, end->at, end->count * sizeof *out->at);
     return true;
 }
@@ -267,7 +188,7 @@ static bool level_window(layered_work *w, uint32_t part, double price, window *o
     level_answer a;
     level_part_price(&w->p->levels[part], price, &a);
     partition_search s = {.part = &w->p->levels[part], .answer = &a, .price = price, .out = out};
-    return open_window(w, out, 0, (size_t)x->own * x->curves.shape.n_tokens + 1) && begin_stages(w) &&
+    return window_open(&w->limits, out, 0, (size_t)x->own * x->curves.shape.n_tokens + 1) && begin_stages(w) &&
            search_partitions(w, &s, (1u << x->own) - 1, 0, 0);
 }
 
@@ -283,9 +204,9 @@ static bool make_part(layered_work *w, uint32_t i)
         int64_t units = out->low + (int64_t)k;
         if (out->at[k] == INFINITY) continue;
         double cost = out->at[k] + spare * ((double)p->x->cap[part] - (double)units);
-        out->at[k] = units <= (int64_t)p->x->cap[part] && cost <= w->theta ? cost : INFINITY;
+        out->at[k] = units <= (int64_t)p->x->cap[part] && cost <= w->limits.theta ? cost : INFINITY;
     }
-    trim(out);
+    window_trim(out);
     return true;
 }
 
@@ -312,13 +233,12 @@ static bool trace_part(layered_work *w, uint32_t i, int64_t x, uint32_t *keep)
             uint32_t head = part * own + h;
             ok = cluster_window(w, head, 1, price, head_minimum(p->x, head, price));
             if (!ok) break;
-            int64_t units = trace_back(&w->stage[h + 1], &w->stage[h], &w->own, x);
+            int64_t units = window_trace(&w->stage[h + 1], &w->stage[h], &w->own, x);
             keep[h] = (uint32_t)units;
             x -= units;
         }
     }
-    w->bytes -= scratch.room * sizeof *scratch.at;
-    free(scratch.at);
+    window_close(&w->limits, &scratch);
     return ok;
 }
 
@@ -329,13 +249,14 @@ static bool try_theta(layered_work *w, uint32_t *keep)
 {
     const layered_problem *p = w->p;
     uint32_t parts = p->x->parts;
-    if (!open_window(w, &w->joint[0], 0, 1)) return false;
+    if (!window_open(&w->limits, &w->joint[0], 0, 1)) return false;
     w->joint[0].at[0] = 0;
     for (uint32_t i = 0; i < parts; i++)
-        if (!make_part(w, i) || !join_windows(w, &w->joint[i + 1], &w->joint[i], &w->part[i], (int64_t)p->budget))
+        if (!make_part(w, i) ||
+            !window_join(&w->limits, &w->joint[i + 1], &w->joint[i], &w->part[i], (int64_t)p->budget))
             return false;
     const window *end = &w->joint[parts];
-    double best = w->theta;
+    double best = w->limits.theta;
     int64_t at = -1;
     for (size_t i = end->count; i-- > 0;) {
         int64_t x = end->low + (int64_t)i;
@@ -346,7 +267,7 @@ static bool try_theta(layered_work *w, uint32_t *keep)
     }
     if (at < 0) return false;
     for (uint32_t i = parts; i-- > 0;) {
-        int64_t units = trace_back(&w->joint[i + 1], &w->joint[i], &w->part[i], at);
+        int64_t units = window_trace(&w->joint[i + 1], &w->joint[i], &w->part[i], at);
         if (!trace_part(w, i, units, keep + (size_t)i * p->x->own)) return false;
         at -= units;
     }
@@ -390,8 +311,7 @@ kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *ke
     *a = (core_answer){.lambda = p->lambda, .proved = true};
     memcpy(keep, p->start, n * sizeof *keep);
     w->p = p;
-    w->work = 0;
-    w->failed = w->given_up = false;
+    w->limits = (window_limits){.max_work = p->max_work, .max_bytes = p->max_bytes, .bytes = w->limits.bytes};
     if (!make_room(w, p)) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %u heads", n);
     double dual = -p->lambda * (double)p->budget, size = 0, start = loss_of(p, p->start);
     for (uint32_t i = 0; i < p->x->parts; i++) {
@@ -405,15 +325,15 @@ kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *ke
     uint32_t *found = malloc(n * sizeof *found);
     if (!found) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %u heads", n);
     bool ok = false;
-    for (double theta = a->gap / 1024; !ok && !w->failed && !w->given_up; theta *= 4) {
-        w->theta = (theta < a->gap ? theta : a->gap) + a->margin;
+    for (double theta = a->gap / 1024; !ok && !w->limits.failed && !w->limits.given_up; theta *= 4) {
+        w->limits.theta = (theta < a->gap ? theta : a->gap) + a->margin;
         ok = try_theta(w, found);
         if (theta >= a->gap) break;
     }
-    a->work = w->work;
+    a->work = w->limits.work;
     a->proved = ok;
     if (ok) spend(p, found);
     if (ok && loss_of(p, found) < start - a->margin) memcpy(keep, found, n * sizeof *keep);
     free(found);
-    return w->failed ? kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for the states") : KVB_OK;
+    return w->limits.failed ? kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for the states") : KVB_OK;
 }

@@ -80,14 +80,18 @@ static bool add_origin(cJSON *m, const study_table *t)
 {
     static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
                                          "calibration_sha256"};
+    static const char *const where_known[] = {"bounded_layers", "model_container", "model_files",
+                                              "model_shape",    "hf_id",           "hf_revision"};
     const record *r = t->pairs.from->r;
     record_shape shape = record_get_shape(r);
-    const char *bounded = record_text(r, "bounded_layers");
     bool ok = add_text(m, "format", "kvbudget-table") && add_text(m, "format_version", "1") &&
               add_text(m, "tool_version", KVBUDGET_VERSION);
     for (size_t i = 0; ok && i < sizeof copied / sizeof *copied; i++)
         ok = add_text(m, copied[i], record_text(r, copied[i]));
-    if (*bounded) ok = ok && add_text(m, "bounded_layers", bounded);
+    for (size_t i = 0; ok && i < sizeof where_known / sizeof *where_known; i++) {
+        const char *text = record_text(r, where_known[i]);
+        if (*text) ok = add_text(m, where_known[i], text);
+    }
     return ok && add_number(m, "n_layers", t->layers.n_layers) && add_number(m, "n_heads", shape.n_heads) &&
            add_number(m, "n_kv_heads", shape.n_kv_heads) && add_number(m, "head_dim", shape.head_dim);
 }

@@ -7,7 +7,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._library import KVBudgetError, MismatchError, library
-from .table import Budgets, ModelShape, Row, Table, TableInfo, cu_seqlens, reselect, select
+from .table import Budgets, ModelShape, Ranking, Row, Table, TableInfo, cu_seqlens, reselect, select
 
 if TYPE_CHECKING:
     from .eviction import Run, compress
@@ -30,6 +30,7 @@ __all__ = [
     "KVBudgetError",
     "MismatchError",
     "ModelShape",
+    "Ranking",
     "Report",
     "Row",
     "Run",

@@ -74,6 +74,19 @@ class Row(c.Structure):
     ]
 
 
+class RankingInfo(c.Structure):
+    _fields_ = [
+        ("name", c.c_char_p),
+        *((name, c.c_uint32) for name in ("n_layers", "n_kv_heads", "n_features", "n_columns")),
+        ("metrics", c.POINTER(c.c_char_p)),
+        ("logarithm", c.POINTER(c.c_int)),
+        ("sink", c.c_uint32),
+        ("model_sha256", c.c_char_p),
+        ("about", c.c_char_p),
+        ("weights", c.POINTER(c.c_double)),
+    ]
+
+
 class Expectation(c.Structure):
     _fields_ = [
         *((name, c.c_uint32) for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim")),
@@ -82,6 +95,15 @@ class Expectation(c.Structure):
         ("has_protection", c.c_int),
         ("sink", c.c_uint32),
         ("window", c.c_uint32),
+    ]
+
+
+class Weights(c.Structure):
+    _fields_ = [
+        ("file_sha256", c.POINTER(c.c_char_p)),
+        ("n_files", c.c_uint32),
+        ("hf_id", c.c_char_p),
+        ("hf_revision", c.c_char_p),
     ]
 
 
@@ -106,10 +128,12 @@ _STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take
     "kvb_table_open": [c.POINTER(_TABLE), c.c_char_p, c.c_void_p, _ERROR],
     "kvb_table_row": [_TABLE, c.c_uint32, c.POINTER(Row), _ERROR],
     "kvb_table_check": [_TABLE, c.POINTER(Expectation), _ERROR],
+    "kvb_table_check_weights": [_TABLE, c.POINTER(Weights), _ERROR],
     "kvb_budgets": [*_BUDGET, _ERROR],
     "kvb_budgets_summarize": [*_BUDGET, c.POINTER(Summary), _ERROR],
     "kvb_select": [c.c_void_p, *[c.c_uint32] * 4, c.c_void_p, c.c_size_t, _ERROR],
     "kvb_reselect": [c.c_void_p, c.c_void_p, *[c.c_uint32] * 5, c.c_void_p, c.c_size_t, _ERROR],
+    "kvb_rank": [_TABLE, c.c_uint32, c.c_uint32, c.POINTER(c.c_void_p), c.c_uint32, c.c_void_p, _ERROR],
     "kvb_cu_seqlens": [c.c_void_p, c.c_size_t, c.c_uint32, c.c_uint32, c.c_void_p, c.c_size_t, _ERROR],
 }
 _OTHER: dict[str, tuple[list[Any], Any]] = {
@@ -119,6 +143,8 @@ _OTHER: dict[str, tuple[list[Any], Any]] = {
     "kvb_table_close": ([_TABLE], None),
     "kvb_table_info": ([_TABLE], c.POINTER(Info)),
     "kvb_table_metadata": ([_TABLE, c.c_char_p], c.c_char_p),
+    "kvb_table_ranking": ([_TABLE], c.c_void_p),
+    "kvb_ranking_about": ([c.c_void_p], c.POINTER(RankingInfo)),
     "kvb_table_prune_ratios": ([_TABLE], c.POINTER(c.c_double)),
 }
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from . import metrics
+from . import metrics, scorers
 from ._library import KVBudgetError
 from .hooks import attached, padding_of
 from .models import AttentionLayer, attention_layers, check_model, has_window
@@ -174,7 +174,7 @@ class Run:
                 self.metric.observe(seen, layer, metrics.Step(query[b, :, skip:], hidden[b, skip:], turned))
 
     def _protected(self, n: int) -> bool:
-        """Is every token of a context so short protected?"""
+        """Is every token of a context so short protected, or can the metric not rank it?"""
         return n <= max(self.table.info.sink + self.table.info.window, self.metric.least)
 
     def _keep(self, state: State, n: int) -> Any:
@@ -190,7 +190,8 @@ class Run:
         n_heads, total = keys.shape[1], keys.shape[2]
         state.tokens = tuple(total - s.padding for s in seen)
         for n in filter(self._protected, state.tokens):
-            state.warnings[f"a context of {n} tokens has none that are not protected, so nothing was evicted"] = None
+            said = f"a context of {n} tokens is no longer than what is protected or {self.metric.name} needs"
+            state.warnings[f"{said}, so nothing was evicted"] = None
         if all(map(self._protected, state.tokens)):
             if not state.short:
                 warnings.warn(f"kvbudget: {next(reversed(state.warnings))}", stacklevel=2)
@@ -205,6 +206,7 @@ class Run:
         state.cut.add(layer.index)
         state.bytes_full += keys.shape[0] * n_heads * total * bytes_per_row
         state.bytes_promised += n_kept * bytes_per_row
+        state.bytes_with_slack += (n_kept + len(kept) * self._slack) * bytes_per_row
         state.kept += n_kept
         state.of += n_heads * sum(state.tokens)
         if state.left:
@@ -339,11 +341,7 @@ def prepare(
     table = table if isinstance(table, Table) else Table(table)
     check_model(model)
     table.check(model.config)
-    metric = (
-        metrics.of_table(table.info.metric, table.info.metric_parameters)
-        if scorer is None
-        else metrics.of_press(scorer)
-    )
+    metric = scorers.of_table(table) if scorer is None else scorers.of_press(scorer)
     table.check(metric=metric.name)
     table.keep(ratio, 1, **options)  # a wrong ratio or option is refused here, not in the middle of a prefill
     for name, value, known in (

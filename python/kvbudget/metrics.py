@@ -1,4 +1,5 @@
-"""Eviction metrics in torch: keydiff, knorm, snapkv and expected attention, in the variants of `kvbudget help metrics`.
+"""Eviction metrics in torch: keydiff, knorm, snapkv, morphkv, lagkv and expected attention, in the variants of
+`kvbudget help metrics`; scorers.py tells which one a name, a table or a press means.
 
 They give what kvpress's presses give for the ``:kvpress`` variants, and what the C scorers give for all of them. A
 metric looks at one sequence at a time, so that padded rows and cut caches need no masks; what it must know of queries
@@ -7,14 +8,15 @@ is gathered while the model runs (:class:`Seen`), by chunks if need be, in memor
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ._library import KVBudgetError
+from .attention import attention_weights
 from .models import AttentionLayer
 
 
@@ -29,11 +31,18 @@ class Seen:
     mean: Tensor | None = None  # [Hq, d], before rotation
     square: Tensor | None = None  # [Hq, d, d], sums of products of what deviates from the mean
     step: "Step | None" = None  # all tokens, for scorers that want them at once
+    parts: list["Seen"] = field(default_factory=list)  # what each feature of a learned ranking has seen
 
     def forget(self, n: int) -> None:
         """The last n tokens were taken back. Their part in the moments stays."""
         self.n_tokens -= n
         self.tail = None if self.tail is None else self.tail[:, : self.tail.shape[1] - n]
+        for part in self.parts:
+            part.forget(n)
+
+    def copy(self) -> "Seen":
+        """For a sequence that goes its own way from here on; tensors are never changed in place."""
+        return replace(self, parts=[part.copy() for part in self.parts])
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,10 @@ class Metric:
     protect_sink: int
     protect_window: int
 
-    needs_queries: ClassVar[bool] = False  # cannot score without having observed
+    @property
+    def needs_queries(self) -> bool:
+        """Can it not score without having observed?"""
+        return False
 
     @property
     def tail(self) -> int:
@@ -109,10 +121,12 @@ class KNorm(Metric):
         return -norms
 
 
-class SnapKV(Metric):
-    """What the last W queries attend to, pooled over positions (arXiv 2404.14469)."""
+class Voted(Metric):
+    """What the last W queries attend to; they are kept themselves, with the highest score of the layer."""
 
-    needs_queries = True
+    @property
+    def needs_queries(self) -> bool:
+        return True
 
     @property
     def tail(self) -> int:
@@ -125,7 +139,7 @@ class SnapKV(Metric):
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
-        n_kv, window = keys.shape[0], self.tail
+        window = self.tail
         if seen.n_tokens <= window or seen.tail is None:
             raise KVBudgetError(
                 f"{layer.name}: {self.name} ranks by the last {window} queries, the context has {seen.n_tokens} "
@@ -134,17 +148,35 @@ class SnapKV(Metric):
         q = _group(seen.tail, layer.config, heads) * layer.query_scale  # [G, group, W, d]
         logits = q @ keys[:, None].transpose(2, 3) / math.sqrt(keys.shape[-1])
         at = torch.arange(seen.n_tokens - q.shape[2], seen.n_tokens, device=places.device)
-        logits = logits.masked_fill(places > at[:, None], float("-inf"))
-        votes = logits.softmax(-1, dtype=torch.float32).to(keys.dtype)
+        sinks = None if layer.sinks is None else _group(layer.sinks, layer.config, heads)[..., None].expand(q.shape[:-1])
+        votes = attention_weights(logits, places <= at[:, None], layer.softcap, sinks).to(keys.dtype)
         old = int((places < seen.n_tokens - window).sum())
-        votes = votes[..., :old].mean(-2)
-        if self.parameters["group_first"]:
-            pooled = self._pool(self._reduce(votes)[:, None])[:, 0]
-        else:
-            pooled = self._reduce(self._pool(votes))
+        joined = self.join(votes[..., :old])
         above = 0.0 if self.name.startswith("snapkv:lukv") else 1.0
-        top = float(pooled.max()) if old else 0.0
-        return F.pad(pooled, (0, places.shape[0] - old), value=top + above).view(n_kv, -1)
+        top = float(joined.max()) if old else 0.0
+        return F.pad(joined, (0, places.shape[0] - old), value=top + above)
+
+    def join(self, votes: Tensor) -> Tensor:
+        """[G, T] from the attention [G, group, W, T] of the last queries."""
+        raise NotImplementedError
+
+
+class MorphKV(Voted):
+    """That attention summed over the group, and joined over the queries (arXiv 2503.00979)."""
+
+    def join(self, votes: Tensor) -> Tensor:
+        rows = votes.sum(1)
+        return rows.amax(1) if self.parameters["fusion"] == "max" else rows.sum(1)
+
+
+class SnapKV(Voted):
+    """That attention, pooled over positions (arXiv 2404.14469)."""
+
+    def join(self, votes: Tensor) -> Tensor:
+        votes = votes.mean(-2)
+        if self.parameters["group_first"]:
+            return self._pool(self._reduce(votes)[:, None])[:, 0]
+        return self._reduce(self._pool(votes))
 
     def _reduce(self, votes: Tensor) -> Tensor:
         return votes.amax(1) if self.parameters["group_max"] else votes.mean(1)
@@ -158,7 +190,9 @@ class SnapKV(Metric):
 class ExpectedAttention(Metric):
     """The attention that future queries will pay, if they are Gaussian like the past ones (arXiv 2510.00636)."""
 
-    needs_queries = True
+    @property
+    def needs_queries(self) -> bool:
+        return True
 
     @property
     def least(self) -> int:
@@ -208,154 +242,49 @@ class ExpectedAttention(Metric):
         return F.pad(weights, (first, 0), value=float(weights.max()) + 1 if first else 0.0)
 
 
-def _group(x: Tensor, config: Any, heads: slice) -> Tensor:
-    """[Hq, ...] to [G, group, ...], of the KV heads ``heads``."""
-    n_kv = getattr(config, "num_key_value_heads", None) or x.shape[0]
-    return x.view(n_kv, x.shape[0] // n_kv, *x.shape[1:])[heads]
+class LagKV(Metric):
+    """How much tokens stand out against the partition that follows theirs (arXiv 2504.04704)."""
 
-
-@dataclass(frozen=True)
-class Press(Metric):
-    """A ScorerPress of kvpress; it sees one whole prefill, so neither chunks nor second cuts."""
-
-    press: Any = None
-
-    needs_queries = True
-
-    def observe(self, seen: Seen, layer: AttentionLayer, step: Step) -> None:
-        seen.step = step if seen.n_tokens == 0 else None
-        super().observe(seen, layer, step)
+    @property
+    def least(self) -> int:
+        return int(self.parameters["sink"]) + 2 * int(self.parameters["lag"]) - 1
 
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
-        step = seen.step
-        if step is None:
-            raise KVBudgetError(f"{layer.name}: {self.name} scores whole contexts only, in one pass", "UNSUPPORTED")
-        kwargs: dict[str, Any] = {"hidden_states": step.hidden[None], "past_key_values": None}
-        if step.rope is not None:
-            kwargs["position_embeddings"] = tuple(x[None] for x in step.rope)
-        own = layer.module.__dict__.get("rotary_emb")
-        layer.module.__dict__["rotary_emb"] = layer.rotary  # where kvpress's scorers look for it
-        try:
-            scores: Tensor = self.press.score(layer.module, step.hidden[None], keys[None], values[None], None, kwargs)
-        finally:
-            if own is None:
-                del layer.module.__dict__["rotary_emb"]
-        seen.step = None
-        return scores[0]
+        p, total = self.parameters, keys.shape[1]
+        sink, lag, weight = int(p["sink"]), int(p["lag"]), float(p["lambda"])
+        judged = max((total - sink) // lag - 1, 0)  # partitions that have another one behind them
+        own = 1 / (1 + weight) if self.name.startswith("lagkv:kvpress") else 1.0  # kvpress takes the mean of the two
+        if p["mode"] == "l2norm":
+            found = -self._partitions(keys, judged).norm(dim=-1)
+        else:
+            found = own * (self._spread(keys, judged) + weight * self._spread(values, judged))
+        if not p["cross"]:  # of equals the later one is worse
+            order = found.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+            found = (lag - 1 - order).to(found.dtype) / lag
+        rest = total - sink - judged * lag
+        return F.pad(found.flatten(1), (sink, rest), value=own * (1 + weight))
 
+    def _partitions(self, states: Tensor, n: int, first: int = 0) -> Tensor:
+        """[G, n, lag, d], from partition ``first`` on."""
+        lag = int(self.parameters["lag"])
+        start = int(self.parameters["sink"]) + first * lag
+        return states[:, start : start + n * lag].reshape(states.shape[0], n, lag, states.shape[-1]).float()
 
-def of_press(scorer: Any) -> Metric:
-    """A metric from a ScorerPress of kvpress, or from a pair (name, press). What kvpress and the C program both have
-    bears the program's name, so that their tables fit; another press is called ``kvpress:Class:parameter=value``."""
-    name, press = scorer if isinstance(scorer, tuple) else (None, scorer)
-    if isinstance(press, Metric):
-        return press
-    kind = type(press).__name__
-    if not callable(getattr(press, "score", None)):
-        raise KVBudgetError(f"scorer: expected a ScorerPress of kvpress, found {kind}")
-    known = _as_known(kind, press)
-    if name is None:
-        name = known.name if known else ":".join(["kvpress", kind, *_press_parameters(press)])
-    if known is not None:
-        return Press(name, known.parameters, known.protect_sink, known.protect_window, press)
-    window = getattr(press, "window_size", 1)
-    return Press(name, {}, 4, window if isinstance(window, int) else 1, press)
-
-
-def _as_known(kind: str, press: Any) -> Metric | None:
-    if kind == "KeyDiffPress":
-        return build("keydiff", {})
-    if kind == "KnormPress":
-        return build("knorm", {})
-    if kind == "SnapKVPress":
-        return build("snapkv:kvpress", {"window": press.window_size, "kernel": press.kernel_size})
-    if kind == "ExpectedAttentionPress":
-        given = {"future": press.n_future_positions, "sinks": press.n_sink, "epsilon": press.epsilon}
-        flags = {"covariance": int(press.use_covariance), "value_norm": int(press.use_vnorm)}
-        return build("ea:kvpress", given | flags)
-    return None
-
-
-def _press_parameters(press: Any) -> list[str]:
-    """Numbers that are not the press's defaults; its own ratio is not a parameter of the score."""
-    fields = getattr(type(press), "__dataclass_fields__", {})
-    return [
-        f"{name}={_text(getattr(press, name))}"
-        for name, field in fields.items()
-        if name != "compression_ratio"
-        and isinstance(getattr(press, name, None), (bool, int, float))
-        and getattr(press, name) != field.default
-    ]
-
-
-_SNAPKV = ("window", "kernel", "max_pool", "group_first", "group_max")
-_EA = ("future", "sinks", "epsilon", "covariance", "value_norm", "sinks_in_softmax", "stored")
-#: name: (class, defaults in the order of the C program's names); a protected window of None is the parameter's
-_KNOWN: dict[str, tuple[type[Metric], dict[str, Any]]] = {
-    "keydiff": (KeyDiff, {"anchor": "mean", "similarity": "cos"}),
-    "knorm": (KNorm, {}),
-    "snapkv:kvpress": (SnapKV, dict(zip(_SNAPKV, (64, 5, 0, 0, 0)))),
-    "snapkv:lukv": (SnapKV, dict(zip(_SNAPKV, (32, 7, 1, 0, 0)))),
-    "snapkv:adakv": (SnapKV, dict(zip(_SNAPKV, (32, 7, 1, 1, 0)))),
-    "snapkv:factory": (SnapKV, dict(zip(_SNAPKV, (8, 7, 1, 0, 0)))),
-    "snapkv:keydiff": (SnapKV, dict(zip(_SNAPKV, (32, 7, 0, 0, 0)))),
-    "ea:kvpress": (ExpectedAttention, dict(zip(_EA, (512, 4, 0.02, 1, 1, 0, 0)))),
-    "ea:lukv": (ExpectedAttention, dict(zip(_EA, (512, 4, 0.02, 1, 1, 1, 0)))),
-}
-_CHOICES = {"anchor": ("mean", "raw", "median"), "similarity": ("cos", "dot", "euclid")}
-
-
-def parse(text: str) -> Metric:
-    """A metric from its name, `name[:variant][:parameter=value]...`; a bare one means `:kvpress` where there is one."""
-    plain = [part for part in text.split(":") if "=" not in part]
-    given = dict(part.split("=", 1) for part in text.split(":") if "=" in part)
-    base = ":".join(plain)
-    base = base if base in _KNOWN else f"{base}:kvpress"
-    if base not in _KNOWN:
-        raise KVBudgetError(
-            f"metric {text!r} has no scorer in Python; expected one of {', '.join(_KNOWN)}, or a ScorerPress of kvpress"
+    def _spread(self, states: Tensor, n: int) -> Tensor:
+        """Softmax over each of n partitions of the deviations of its tokens' channels, in units of the range that the
+        channel has in the next partition: [G, n, lag]."""
+        of, by = self._partitions(states, n), self._partitions(
+            states, n, 0 if self.parameters["mode"] == "local" else 1
         )
-    defaults = _KNOWN[base][1]
-    if not given.keys() <= defaults.keys():
-        raise KVBudgetError(f"metric {text!r}: its parameters are {', '.join(defaults) or 'none'}")
-    return build(base, {name: _value(base, name, value) for name, value in given.items()})
+        low, high = by.amin(2, keepdim=True), by.amax(2, keepdim=True)
+        width = high - low
+        turned = (of - low) * torch.where(width > 0, 1 / width, 0)
+        return turned.std(-1).softmax(-1)
 
 
-def build(base: str, given: Mapping[str, Any]) -> Metric:
-    """A metric from its plain name and the parameters that are given; its full name has those that are not defaults."""
-    kind, defaults = _KNOWN[base]
-    values = {name: given.get(name, default) for name, default in defaults.items()}
-    if values.get("stored"):
-        raise KVBudgetError(f"metric {base}:stored=1 needs stored query statistics, which only the C program has")
-    if int(values.get("kernel", 1)) % 2 == 0:
-        raise KVBudgetError(f"metric {base}: kernel must be odd, found {values['kernel']}")
-    named = "".join(f":{name}={_text(value)}" for name, value in values.items() if value != defaults[name])
-    return kind(base + named, values, 4, int(values.get("window", 1)))
-
-
-def of_table(name: str, parameters: Mapping[str, Any]) -> Metric:
-    """The metric that a table is for, with the table's own parameters."""
-    base = ":".join(part for part in name.split(":") if "=" not in part)
-    if base not in _KNOWN:
-        raise KVBudgetError(
-            f"the table is for {name}, which has no scorer in Python; give one with scorer=, a ScorerPress of kvpress",
-            "UNSUPPORTED",
-        )
-    return build(base, {k: v for k, v in parameters.items() if k in _KNOWN[base][1]})
-
-
-def _value(base: str, name: str, text: str) -> Any:
-    if name in _CHOICES:
-        if text not in _CHOICES[name]:
-            raise KVBudgetError(f"metric {base}: {name} expects one of {', '.join(_CHOICES[name])}, found {text!r}")
-        return text
-    try:
-        return float(text) if name == "epsilon" else int(text)
-    except ValueError:
-        raise KVBudgetError(f"metric {base}: {name} expects a number, found {text!r}") from None
-
-
-def _text(value: Any) -> str:
-    return f"{value:.15g}" if isinstance(value, float) else str(value)
+def _group(x: Tensor, config: Any, heads: slice) -> Tensor:
+    """[Hq, ...] to [G, group, ...], of the KV heads ``heads``."""
+    n_kv = getattr(config, "num_key_value_heads", None) or x.shape[0]
+    return x.view(n_kv, x.shape[0] // n_kv, *x.shape[1:])[heads]

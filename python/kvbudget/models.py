@@ -36,6 +36,20 @@ class AttentionLayer:
         return float(scaling * d**0.5) if isinstance(scaling, (int, float)) and isinstance(d, int) else 1.0
 
     @property
+    def softcap(self) -> float | None:
+        """Attention logits become softcap * tanh(logit / softcap); None: they stay. Only eager attention does so."""
+        return getattr(self.module, "attn_logit_softcapping", None) if self._is_eager else None
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """[Hq] a logit of each query head that no position has; None: there is none. Only eager attention knows it."""
+        return getattr(self.module, "sinks", None) if self._is_eager else None
+
+    @property
+    def _is_eager(self) -> bool:
+        return str(getattr(self.config, "_attn_implementation", "")).endswith("eager")
+
+    @property
     def name(self) -> str:
         return f"layer {self.index} ({type(self.module).__name__})"
 
@@ -103,7 +117,8 @@ class AttentionLayer:
         if self.post_norm is None:
             return found
         with torch.no_grad():  # of ones it is w, whichever way the family writes it
-            return found * self.post_norm(torch.ones_like(found[0, 0])).to(found.dtype)
+            weighted: Tensor = found * self.post_norm(torch.ones_like(found[0, 0])).to(found.dtype)
+            return weighted
 
 
 def _rotates(module: Any) -> bool:

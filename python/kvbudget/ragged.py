@@ -4,7 +4,6 @@ All segments, one per sequence and KV head, lie behind one another in two flat t
 rows for the tokens to come. That is the layout that varlen kernels take as cu_seqlens; on a CPU each segment is a view.
 """
 
-import copy
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -133,7 +132,7 @@ class RaggedLayer(DynamicLayer):
     def _take_sequences(self, rows: Sequence[int]) -> None:
         self._rebuild([b * self.n_heads + h for b in rows for h in range(self.n_heads)], max(self.free, 1))
         self.n_sequences = len(rows)
-        self.observed = [copy.copy(self.observed[b]) for b in rows] if self.observed else []
+        self.observed = [self.observed[b].copy() for b in rows] if self.observed else []
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._take_sequences(beam_idx.tolist())

@@ -30,7 +30,7 @@ from .hooks import attached
 from .models import AttentionLayer, attention_layers, check_model, has_window
 from .sampling import draw
 from .steps import assemble, metric_file, steps, tokenizer_sha256, weights_sha256, write, write_array
-from .table import ModelShape
+from .table import ModelShape, Table
 from .work import Options, Work, prepare
 
 ORACLE = "max over queries of attention times layer-normalised |v W_O|, max over the group"
@@ -187,9 +187,9 @@ def _attributes(
     return {
         "tool_version": f"python, transformers {transformers.__version__}",
         "architecture": config.model_type,
-        "model_id": model_id
-        if model_id is not None
-        else os.path.basename(str(getattr(model.config, "_name_or_path", ""))),
+        "model_id": (
+            model_id if model_id is not None else os.path.basename(str(getattr(model.config, "_name_or_path", "")))
+        ),
         "model_sha256": model_sha256 or weights_sha256(model),
         "tokenizer_sha256": tokenizer_sha256(tokenizer),
         "calibration_sha256": calib_sha256,
@@ -292,20 +292,23 @@ def record(
 
     model, tokenizer  of transformers, on any device; the tokenizer may be None where the lines hold token ids
     calib             a file of calibration lines, or several (formats/README.md)
-    metrics           names as in `kvbudget help metrics` (keydiff, knorm, snapkv and ea have scorers here), ScorerPress
-                      objects of kvpress, or pairs (name, press)
+    metrics           names as in `kvbudget help metrics` (keydiff, knorm, snapkv, morphkv, lagkv and ea have scorers
+                      here), ScorerPress objects of kvpress, pairs (name, press), or a Table, whose metric is meant
     resume, force     go on with an interrupted recording; start again, or replace the record
     model_id, model_sha256  name and identity of the weights; by default the folder's name and a hash of all tensors
     options           of :class:`Options`: new_tokens, temperature, seed, greedy, ignore_eos, ignore_answers,
                       include_first, bos, max_tokens, max_questions
     """
-    from .metrics import Metric, of_press, parse
+    from .metrics import Metric
+    from .scorers import of_press, of_table, parse
 
     o, output = Options(**options), Path(output)
     if o.new_tokens < 1 or not (o.greedy or (o.temperature > 0 and math.isfinite(o.temperature))):
         raise KVBudgetError("new_tokens: expected at least 1; temperature: expected a number above 0")
     check_model(model)
-    chosen: list[Metric] = [parse(m) if isinstance(m, str) else of_press(m) for m in metrics]
+    chosen: list[Metric] = [
+        parse(m) if isinstance(m, str) else of_table(m) if isinstance(m, Table) else of_press(m) for m in metrics
+    ]
     if not chosen or len({m.name for m in chosen}) != len(chosen):
         raise KVBudgetError("metrics: expected at least one, and each once")
     layers, shape = attention_layers(model), ModelShape.of(model.config)

@@ -17,6 +17,7 @@ class Report:
 
     bytes_full: int  # before, when each layer was cut
     bytes_promised: int  # the kept tokens alone
+    bytes_with_slack: int  # the same with the free rows for new tokens
     bytes_now: int  # with free rows, positions, and all tokens since; when the cache is gone, as it was last seen
     saved: float  # 1 - now / full
     requested_ratio: float
@@ -39,6 +40,7 @@ class State:
     short: bool = False  # nothing but protected tokens
     bytes_full: int = 0
     bytes_promised: int = 0
+    bytes_with_slack: int = 0
     bytes_now: dict[int, int] = field(default_factory=dict)  # by layer, as it was last seen
     kept: int = 0
     of: int = 0
@@ -48,6 +50,7 @@ class State:
         return Report(
             bytes_full=self.bytes_full,
             bytes_promised=self.bytes_promised,
+            bytes_with_slack=self.bytes_with_slack,
             bytes_now=bytes_now,
             saved=1 - bytes_now / self.bytes_full if self.bytes_full else 0.0,
             requested_ratio=requested_ratio,

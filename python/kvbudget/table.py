@@ -1,10 +1,11 @@
 """Tables of budgets, opened, checked and asked by the C library."""
 
 import ctypes as c
+import hashlib
 import json
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -84,6 +85,17 @@ class TableInfo:
 
 
 @dataclass(frozen=True)
+class Ranking:
+    """What `kvbudget learn` fitted, as a table carries it: per KV head a linear form of features (runtime/kvbudget.h)."""
+
+    name: str  # the table's metric
+    metrics: tuple[str, ...]  # whose scores are the features, in this order
+    logarithm: tuple[bool, ...]  # the score's logarithm is the feature
+    sink: int  # first tokens that take no part in means and deviations
+    weights: NDArray[np.float64] = field(repr=False)  # [L, G, 2 F + 2]: z and z|z| of each feature, recency, constant
+
+
+@dataclass(frozen=True)
 class Row:
     """What the solver found for one global ratio. Losses are shares of the oracle's total importance."""
 
@@ -134,6 +146,8 @@ class Table:
         ratios.flags.writeable = False
         #: Prune ratios [R, L, G], read-only.
         self.prune_ratios: NDArray[np.float64] = ratios
+        #: The ranking that the table carries; None where it is for a plain metric.
+        self.ranking = _ranking(lib.library().kvb_table_ranking(handle))
 
     def __repr__(self) -> str:
         i = self.info
@@ -164,6 +178,9 @@ class Table:
         metric: str | None = None,
         protection: tuple[int, int] | None = None,
         model_sha256: str | None = None,
+        hf_id: str | None = None,
+        hf_revision: str | None = None,
+        weight_files: Sequence[str | os.PathLike[str]] | None = None,
     ) -> None:
         """Raises :class:`MismatchError`, which names both sides, unless the table is for this model and scorer.
 
@@ -171,6 +188,9 @@ class Table:
         metric        the scorer that will rank, e.g. ``"snapkv:kvpress"``
         protection    (sinks, window) that will be protected
         model_sha256  identity of the weights
+        hf_id         the repository at Hugging Face that they are from, ``"organisation/name"``
+        hf_revision   the commit there
+        weight_files  all files that hold them (``*.safetensors``), which are read and hashed
         """
         expected = lib.Expectation()
         if config is not None:
@@ -182,6 +202,22 @@ class Table:
         if protection is not None:
             expected.has_protection, expected.sink, expected.window = 1, *protection
         lib.call("kvb_table_check", self._handle, c.byref(expected))
+        hashes = [_file_sha256(path).encode() for path in weight_files or ()]
+        mine = lib.Weights((c.c_char_p * len(hashes))(*hashes), len(hashes))
+        mine.hf_id = hf_id.encode() if hf_id else None
+        mine.hf_revision = hf_revision.encode() if hf_revision else None
+        lib.call("kvb_table_check_weights", self._handle, c.byref(mine))
+
+    def rank(self, layer: int, head: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scores [T] of one head's tokens from those of the ranking's metrics, float32 [F, T] (kvb_rank)."""
+        features = np.ascontiguousarray(features, np.float32)
+        wanted = len(self.ranking.metrics) if self.ranking else features.shape[0]
+        if features.ndim != 2 or features.shape[0] != wanted:
+            raise lib.KVBudgetError(f"{self.path}: expected scores of {wanted} metrics, found {features.shape}")
+        rows = (c.c_void_p * wanted)(*(row.ctypes.data for row in features))
+        out = np.empty(features.shape[1], np.float32)
+        lib.call("kvb_rank", self._handle, _count(layer), _count(head), rows, out.size, out.ctypes.data)
+        return out
 
     def keep(
         self,
@@ -298,6 +334,14 @@ def cu_seqlens(lengths: NDArray[np.uint32], slack: int = 0, block: int = 1) -> N
     return out
 
 
+def _file_sha256(path: str | os.PathLike[str]) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 22):
+            found.update(piece)
+    return found.hexdigest()
+
+
 def _info(i: lib.Info) -> TableInfo:
     values: dict[str, Any] = {}
     for name, *_ in lib.Info._fields_:
@@ -310,6 +354,16 @@ def _info(i: lib.Info) -> TableInfo:
     except json.JSONDecodeError:
         values["metric_parameters"] = {}
     return TableInfo(**values)
+
+
+def _ranking(handle: Any) -> Ranking | None:
+    if not handle:
+        return None
+    r = lib.library().kvb_ranking_about(handle).contents
+    weights = np.ctypeslib.as_array(r.weights, (r.n_layers, r.n_kv_heads, r.n_columns)).copy()
+    weights.flags.writeable = False
+    metrics = tuple(name.decode() for name in r.metrics[: r.n_features])
+    return Ranking(r.name.decode(), metrics, tuple(map(bool, r.logarithm[: r.n_features])), r.sink, weights)
 
 
 def _options(rounding: str, lookup: str, strict: bool, block: int) -> lib.Options:
@@ -330,4 +384,15 @@ def _pointer(counts: NDArray[np.uint32]) -> Any:
     return counts.ctypes.data_as(c.POINTER(c.c_uint32))
 
 
-__all__ = ["Budgets", "MismatchError", "ModelShape", "Row", "Table", "TableInfo", "cu_seqlens", "reselect", "select"]
+__all__ = [
+    "Budgets",
+    "MismatchError",
+    "ModelShape",
+    "Ranking",
+    "Row",
+    "Table",
+    "TableInfo",
+    "cu_seqlens",
+    "reselect",
+    "select",
+]

@@ -69,3 +69,13 @@ def build(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Any:
         for p in model.parameters():  # larger than at the start of a training, so that attention is not flat
             p.add_(torch.randn_like(p), alpha=0.05)
     return model
+
+
+def tokenizer() -> Any:
+    """Words w2 .. w95 are tokens 2 .. 95."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<pad>": 0, "<s>": 1} | {f"w{i}": i for i in range(2, 96)}
+    plain = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", pad_token="<pad>")

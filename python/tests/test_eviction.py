@@ -299,6 +299,21 @@ def test_the_report(model: Any, table: kvbudget.Table) -> None:
     assert run.report() == r  # as it was last seen
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("ratio", [0.5, 0.8, 0.95])
+@pytest.mark.parametrize("n", [100, 400])
+def test_bytes_are_those_promised_and_the_slack(make_table: Any, n: int, ratio: float, dtype: torch.dtype) -> None:
+    """Heads of 64 numbers, as most models have: within 5 % of the kept tokens and the free rows, at any length."""
+    model = build("llama", dtype, head_dim=64)
+    table, ids = kvbudget.Table(make_table(4, 4, 2, 64)), torch.randint(2, 96, (2, n))
+    with kvbudget.compress(model, table, ratio) as run:
+        cache = prefill(model, ids)
+    r, row = run.report(), 2 * 64 * torch.finfo(dtype).bits // 8
+    assert r.bytes_promised == 2 * int(table.keep(ratio, n).sum()) * row
+    assert r.bytes_with_slack == r.bytes_promised + 2 * 4 * 2 * 32 * row
+    assert r.bytes_with_slack <= kvbudget.cache_bytes(cache) <= 1.05 * r.bytes_with_slack
+
+
 def test_ratio_0_does_nothing(model: Any, table: kvbudget.Table) -> None:
     with kvbudget.compress(model, table, 0.0) as run:
         cache = prefill(model, prompt())

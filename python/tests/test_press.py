@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from families import build
+from families import build, tokenizer
 from test_eviction import METRICS, T, prefill, prompt
 from transformers.cache_utils import DynamicCache
 
 import kvbudget
-from kvbudget import metrics
+from kvbudget import scorers
 from kvbudget.models import attention_layers
 
 kvpress = pytest.importorskip("kvpress")
@@ -66,15 +66,6 @@ def test_positions_are_lukvs(model: Any, make_table: Any, metric: str, ratio: fl
                 assert cut.layers[i].segment(s)[2].tolist() == kept[s].nonzero()[:, 0].tolist()
 
 
-def tokenizer() -> Any:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    words = {"<pad>": 0, "<s>": 1} | {f"w{i}": i for i in range(2, 96)}
-    plain = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", pad_token="<pad>")
-
-
 def test_the_pipeline_with_questions(model: Any, make_table: Any) -> None:
     """Three questions over one cut context: the answers of LUKVPress, by both modes."""
     table = kvbudget.Table(make_table(4, 4, 2, 16))
@@ -123,12 +114,13 @@ def test_a_press_for_another_metric_is_refused(model: Any, make_table: Any) -> N
 
 
 def test_names_of_presses() -> None:
-    assert metrics.of_press(kvpress.SnapKVPress()).name == "snapkv:kvpress"
-    assert metrics.of_press(kvpress.ExpectedAttentionPress(epsilon=0.02)).name == "ea:kvpress"
-    assert metrics.of_press(kvpress.ExpectedAttentionPress()).name == "ea:kvpress:epsilon=0"
-    assert metrics.of_press(kvpress.TOVAPress()).name == "kvpress:TOVAPress"
-    assert metrics.of_press(("tova:kvpress", kvpress.TOVAPress())).name == "tova:kvpress"
-    assert metrics.of_press(kvpress.LagKVPress(n_sink=2)).name == "kvpress:LagKVPress:n_sink=2"
+    assert scorers.of_press(kvpress.SnapKVPress()).name == "snapkv:kvpress"
+    assert scorers.of_press(kvpress.ExpectedAttentionPress(epsilon=0.02)).name == "ea:kvpress"
+    assert scorers.of_press(kvpress.ExpectedAttentionPress()).name == "ea:kvpress:epsilon=0"
+    assert scorers.of_press(kvpress.TOVAPress()).name == "kvpress:TOVAPress"
+    assert scorers.of_press(("tova:kvpress", kvpress.TOVAPress())).name == "tova:kvpress"
+    assert scorers.of_press(kvpress.LagKVPress(n_sink=2)).name == "lagkv:kvpress:sink=2"
+    assert scorers.of_press(kvpress.RandomPress(seed=3)).name == "kvpress:RandomPress:seed=3"
 
 
 def test_a_table_for_any_press(model: Any, make_table: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import build
+from families import build, tokenizer
 from test_eviction import prefill, prompt
 
 import kvbudget
@@ -196,8 +196,6 @@ def test_contexts_that_are_too_short_for_a_metric(tmp_path: Path) -> None:
 
 def test_texts_and_windows(tmp_path: Path) -> None:
     """Texts go through the tokenizer; a layer with a window is named and not recorded, and the table leaves it whole."""
-    from test_press import tokenizer
-
     words = " ".join(f"w{i}" for i in prompt(1, 40)[0].tolist())
     calib = tmp_path / "text.jsonl"
     calib.write_text(

@@ -1,10 +1,12 @@
 """Tables: what the library says, reaches Python; wrong ones are refused with both sides named."""
 
+import hashlib
 import json
 import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,28 @@ def test_a_table_of_another_model_metric_or_protection_is_refused(path: Path) ->
         with pytest.raises(kvbudget.MismatchError) as refusal:
             table.check(**wrong)
         assert all(side in str(refusal.value) for side in sides) and refusal.value.status == "MISMATCH"
+
+
+def test_a_table_of_other_weights_is_refused(make_table: Callable[..., Path], tmp_path: Path) -> None:
+    """The hashes of weight files, and names at Hugging Face; what a table does not say is no match."""
+    files = [tmp_path / "1.bin", tmp_path / "2.bin"]
+    for file in files:
+        file.write_bytes(file.name.encode())
+    hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    said = {"model_files": json.dumps(hashes), "hf_id": "org/name", "hf_revision": "0123"}
+    table, silent = kvbudget.Table(make_table(**said)), kvbudget.Table(make_table())
+    table.check(weight_files=files[::-1], hf_id="org/name", hf_revision="0123")
+    for other, wrong, sides in (
+        (table, {"weight_files": files[:1]}, ("1 files", "has 2")),
+        (table, {"weight_files": [files[0], __file__]}, ("file 1", "none of the table's 2 files")),
+        (table, {"hf_id": "org/other"}, ("expected org/other", "says org/name")),
+        (table, {"hf_revision": "4567"}, ("expected 4567", "says 0123")),
+        (silent, {"hf_id": "org/name"}, ("expected org/name", "says nothing")),
+        (silent, {"weight_files": files}, ("2 files", "has 0")),
+    ):
+        with pytest.raises(kvbudget.MismatchError) as refusal:
+            other.check(**wrong)
+        assert all(side in str(refusal.value) for side in sides), str(refusal.value)
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.5, float("nan"), float("inf")])

@@ -1,11 +1,13 @@
 // For LD_PRELOAD: lets one call of malloc and its like return NULL, as if memory had run out for a moment.
 //   FAIL_MALLOC_AT=N      the N-th call, counted from 1
 //   FAIL_MALLOC_COUNT=F   at the end, the number of calls is written to file F
+//   FAIL_MALLOC_STACKS=F  for every call, a line in file F: a number that stands for the way by which it was reached
 //   FAIL_MALLOC_IN=A,B    counted are calls from objects whose file name contains one of these words; "program" is the
 //                         program itself. Default: program,libcjson,libkvbudget. Libraries that abort on their own
 //                         when memory is short would tell nothing about the program.
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <link.h>
 #include <stdarg.h>
@@ -30,6 +32,8 @@ static int n_ranges;
 static long fails_at = -1;
 static atomic_long calls;
 static atomic_bool ready; // main has begun
+static FILE *stacks;      // what FAIL_MALLOC_STACKS names
+static _Thread_local bool noting;
 
 // Whether `words`, commas between, has one that `name` contains.
 static bool is_wanted(const char *words, const char *name)
@@ -60,11 +64,12 @@ static int add_object(struct dl_phdr_info *info, size_t size, void *words)
 
 static __attribute__((constructor)) void begin(void)
 {
-    const char *at = getenv("FAIL_MALLOC_AT"), *words = getenv("FAIL_MALLOC_IN");
+    const char *at = getenv("FAIL_MALLOC_AT"), *words = getenv("FAIL_MALLOC_IN"), *ways = getenv("FAIL_MALLOC_STACKS");
     char copy[256];
     snprintf(copy, sizeof copy, "%s", words ? words : "program,libcjson,libkvbudget");
     fails_at = at ? atol(at) : -1;
     dl_iterate_phdr(add_object, copy);
+    stacks = ways ? fopen(ways, "w") : NULL;
 }
 
 // Counting begins with main: constructors, those of a CUDA runtime inside of the program among them, are not its own.
@@ -90,10 +95,23 @@ int __libc_start_main(int (*main)(int, char **, char **), int argc, char **argv,
 static __attribute__((destructor)) void end(void)
 {
     const char *path = getenv("FAIL_MALLOC_COUNT");
+    if (stacks) fclose(stacks);
     FILE *f = path ? fopen(path, "w") : NULL;
     if (!f) return;
     fprintf(f, "%ld\n", atomic_load(&calls));
     fclose(f);
+}
+
+// The addresses that a call returns to, as one number. Loops and recursion to other depths are other ways.
+static void note_stack(void)
+{
+    void *at[24];
+    uint64_t hash = 14695981039346656037u; // FNV-1a
+    noting = true;                         // backtrace() and the stream allocate too
+    int n = backtrace(at, 24);
+    for (int i = 2; i < n; i++) hash = (hash ^ (uintptr_t)at[i]) * 1099511628211u;
+    fprintf(stacks, "%016llx\n", (unsigned long long)hash);
+    noting = false;
 }
 
 static bool fails(const void *caller)
@@ -101,6 +119,8 @@ static bool fails(const void *caller)
     if (!atomic_load_explicit(&ready, memory_order_relaxed)) return false;
     for (int i = 0; i < n_ranges; i++) {
         if ((uintptr_t)caller < ranges[i].begin || (uintptr_t)caller >= ranges[i].end) continue;
+        if (noting) return false;
+        if (stacks) note_stack();
         if (atomic_fetch_add(&calls, 1) + 1 != fails_at) return false;
         errno = ENOMEM;
         return true;

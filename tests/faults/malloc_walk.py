@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs every command with one allocation failing, at sampled points or (--all) at each.
+"""Runs every command with one allocation failing: at sampled points, at each (--all), or at the first two and the last
+of those that are reached by the same way of calls (--ways).
 
 Allowed: exit status 0 and the undisturbed output; or 1, a message that speaks of memory and not of damage, and output
 files that are whole, be they the old or the new ones. After a profile that failed, --resume must give the same bytes.
@@ -76,9 +77,10 @@ class Walk:
             is_output = w in ("-o", "--output", "--npy", "--budgets", "--results")
         return out
 
-    def run(self, folder, words, at=None, count=None):
+    def run(self, folder, words, at=None, count=None, stacks=None):
         env = dict(os.environ, LD_PRELOAD=self.o.shim, LC_ALL="C", OMP_NUM_THREADS="1")
-        for key, value in (("FAIL_MALLOC_AT", at), ("FAIL_MALLOC_COUNT", count), ("FAIL_MALLOC_IN", self.o.objects)):
+        for key, value in (("FAIL_MALLOC_AT", at), ("FAIL_MALLOC_COUNT", count), ("FAIL_MALLOC_STACKS", stacks),
+                           ("FAIL_MALLOC_IN", self.o.objects)):
             if value is not None:
                 env[key] = str(value)
         try:
@@ -126,6 +128,17 @@ class Command:
             if code != 0:
                 raise SystemExit("%s: undisturbed: exit status %d: %s" % (self.name, code, err.decode()))
             return (out, files_below(folder)), int(count.read() or 0)
+
+    def ways(self):
+        """The first two calls and the last of every way by which an allocation is reached."""
+        with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as stacks:
+            code, _, err = self.walk.run(folder, self.words, stacks=stacks.name)
+            if code != 0:
+                raise SystemExit("%s: undisturbed: exit status %d: %s" % (self.name, code, err.decode()))
+            calls = {}
+            for at, way in enumerate(stacks.read().split(), 1):
+                calls.setdefault(way, []).append(at)
+        return sorted({at for c in calls.values() for at in c[:2] + c[-1:]})
 
     def judge(self, at, old):
         """None, or what is wrong."""
@@ -175,8 +188,8 @@ class Command:
         return None
 
     def walk_points(self, points, seed):
-        every = range(1, self.calls + 1)
-        chosen = every if points is None or points >= self.calls else sorted(random.Random(seed).sample(every, points))
+        every = self.ways() if self.walk.o.ways else range(1, self.calls + 1)
+        chosen = every if points is None or points >= len(every) else sorted(random.Random(seed).sample(every, points))
         wrong = [(at, w) for at in chosen for w in [self.judge(at, at % 2 == 1)] if w]
         mark = "not ok" if wrong else "ok"
         counts = (mark, self.name, len(chosen), self.calls, len(wrong))
@@ -192,6 +205,7 @@ def main():
     p.add_argument("shim")
     p.add_argument("inputs")
     p.add_argument("--all", action="store_true", help="every point")
+    p.add_argument("--ways", action="store_true", help="the first two points and the last of every way of calls")
     p.add_argument("--seed", type=int, default=12)
     p.add_argument("--scale", type=float, default=1, help="times as many points")
     p.add_argument("--only", help="commands whose name contains this")
@@ -203,7 +217,8 @@ def main():
     for name, (command, n) in COMMANDS.items():
         if o.only and o.only not in name:
             continue
-        tried, bad = Command(walk, name, command).walk_points(None if o.all else max(1, round(n * o.scale)), o.seed)
+        most = None if o.all or o.ways else max(1, round(n * o.scale))
+        tried, bad = Command(walk, name, command).walk_points(most, o.seed)
         points, wrong = points + tried, wrong + bad
     print("%d points, %d wrong" % (points, wrong))
     return 1 if wrong else 0

@@ -46,8 +46,18 @@ START_TEST(test_row_operations)
             BOTH("layer_norm", y, (size_t)n * width, 2e-6f, 2e-5f, 0, {
                 y = on->b->alloc(on, (size_t)n * width);
                 dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width);
-                on->b->layer_norm(on, y, dx, dw, n, width, 1e-5f);
+                on->b->layer_norm(on, y, dx, dw, n, width, 1, 1e-5f);
                 on->b->release(on, dx), on->b->release(on, dw);
+            });
+            BOTH("layer_norm by head", y, (size_t)n * width, 2e-6f, 2e-5f, 0, {
+                y = on->b->alloc(on, (size_t)n * width);
+                dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width); // of four heads
+                on->b->layer_norm(on, y, dx, dw, 4 * n, width / 4, 4, 1e-5f);
+                on->b->release(on, dx), on->b->release(on, dw);
+            });
+            BOTH("clip", y, (size_t)n * width, 0, 0, 0, {
+                y = put(on, x, (size_t)n * width);
+                on->b->clip(on, y, 1.5f, (size_t)n * width);
             });
             BOTH("softcap", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
                 y = put(on, other, (size_t)n * width);

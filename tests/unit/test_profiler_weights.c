@@ -1,6 +1,8 @@
 // Folders of Hugging Face: the tiny model's weights written as one gives the bits of its GGUF file; settings of rotary
-// positions in both forms; every fault of a folder is an error that names file and tensor; tokens that the embedding has
-// no row for are harmless until a text holds one.
+// positions in both forms; every fault of a folder is an error that names file and tensor; tokens that the embedding
+// has no row for are harmless until a text holds one.
+#include "formats/file_read.h"
+#include "formats/sha256.h"
 #include "profiler/forward.h"
 #include "profiler/gguf.h"
 #include "profiler/weights.h"
@@ -309,6 +311,39 @@ START_TEST(test_wrong_configs)
 }
 END_TEST
 
+// A config alone gives a model's numbers and what its weights would take, the same as with them; it is no model.
+START_TEST(test_config_alone)
+{
+    folder f = folder_make("alone");
+    model *bare = NULL, *whole = NULL;
+    weights *w = NULL;
+    const model_options plan = {.without_tokenizer = true, .without_weights = true, .for_plan = true};
+    write_config(&f, "\"vocab_size\":300,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\"");
+    help_fails(model_open(&bare, f.path, &backend_cpu, NULL, err), KVB_IO, "model.safetensors");
+    help_ok(weights_open_config(&w, f.path, err));
+    ck_assert(!weights_has_tensors(w) && weights_default_type(w) == GGUF_TENSOR_F32);
+    weights_close(w);
+    help_ok(model_open(&bare, f.path, &backend_cpu, &plan, err));
+    write_shard(&f, "model.safetensors", 0, f.n);
+    help_ok(weights_open_config(&w, f.path, err));
+    ck_assert(weights_has_tensors(w));
+    weights_close(w);
+    help_ok(model_open(&whole, f.path, &backend_cpu, &plan, err));
+    ck_assert_uint_eq(bare->config.vocabulary, VOCABULARY);
+    ck_assert_int_eq(memcmp(&bare->config, &whole->config, sizeof bare->config), 0);
+    for (uint32_t held = 0; held <= bare->config.n_layers + 1; held++) {
+        ck_assert_uint_eq(model_weight_bytes(bare, held), model_weight_bytes(whole, held));
+        ck_assert_uint_eq(model_mapped_bytes(bare, held), model_mapped_bytes(whole, held));
+    }
+    model_free(bare), model_free(whole);
+    write_config(&f, "\"vocab_size\":300,\"dtype\":\"bfloat16\"");
+    help_ok(weights_open_config(&w, f.path, err));
+    ck_assert_uint_eq(weights_default_type(w), GGUF_TENSOR_BF16);
+    weights_close(w);
+    folder_free(&f);
+}
+END_TEST
+
 START_TEST(test_wrong_tensors)
 {
     folder f = folder_make("tensors");
@@ -340,6 +375,91 @@ START_TEST(test_wrong_tensors)
     write_shard(&f, "model.safetensors", 0, f.n);
     help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
                "tensor 'model.layers.0.self_attn.sinks' is not part of the llama architecture with 2 layers");
+    folder_free(&f);
+}
+END_TEST
+
+// ---- where weights are from ----
+
+START_TEST(test_names_at_the_hub)
+{
+    static const struct {
+        const char *path, *id, *revision; // id NULL: not a hub cache's
+    } cases[] = {
+        {"/c/hub/models--org--some-name/snapshots/0123456789abcdef0123456789abcdef01234567", "org/some-name",
+         "0123456789abcdef0123456789abcdef01234567"},
+        {"/c/models--gpt2/snapshots/0123456789abcdef0123456789abcdef01234567/sub", "gpt2",
+         "0123456789abcdef0123456789abcdef01234567"},
+        {"/c/hub/models--org--name/snapshots/main", NULL, NULL},
+        {"/c/hub/models--org--name/blobs", NULL, NULL},
+        {"/c/hub/models--org na/snapshots/0123456789abcdef0123456789abcdef01234567", NULL, NULL},
+        {"/home/me/model", NULL, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char id[200] = "", revision[65] = "";
+        ck_assert_int_eq(origin_from_path(id, revision, cases[i].path), cases[i].id != NULL);
+        ck_assert_str_eq(id, cases[i].id ? cases[i].id : "");
+        ck_assert_str_eq(revision, cases[i].id ? cases[i].revision : "");
+    }
+    ck_assert(origin_is_id("org/name-1.0_b") && !origin_is_id("name") && !origin_is_id("./name") &&
+              !origin_is_id("/org/name") && !origin_is_id("a/b/c") && !origin_is_id("org/"));
+    char id[200] = "";
+    ck_assert(origin_from_url(id, "https://huggingface.co/org/name/tree/main"));
+    ck_assert_str_eq(id, "org/name");
+    ck_assert(!origin_from_url(id, "https://example.com/org/name") && !origin_from_url(id, "https://huggingface.co/o"));
+}
+END_TEST
+
+START_TEST(test_identity)
+{
+    static const char commit[] = "0123456789abcdef0123456789abcdef01234567";
+    char cache[512], path[1024], line[128];
+    snprintf(cache, sizeof cache, "models--org--name/snapshots/%s", commit);
+    mkdir(help_path("models--org--name"), 0755), mkdir(help_path("models--org--name/snapshots"), 0755);
+    folder f = folder_make(cache);
+    write_all(&f);
+    model *m = open_path(f.path);
+    ck_assert_str_eq(m->origin.hf_id, "org/name");
+    ck_assert_str_eq(m->origin.hf_revision, commit);
+    ck_assert_str_eq(m->config.name, "org/name");
+    ck_assert(m->origin.n_files == 1 && strcmp(m->origin.container, "safetensors") == 0);
+    ck_assert_str_eq(m->origin.files[0].name, "model.safetensors");
+    char sha256[65];
+    file_view view;
+    snprintf(path, sizeof path, "%s/model.safetensors", f.path);
+    help_ok(file_map(&view, path, err));
+    help_ok(sha256_hex(view.data, view.size, sha256, err));
+    file_unmap(&view);
+    ck_assert_str_eq(m->origin.files[0].sha256, sha256);
+    cJSON *a = cJSON_CreateObject();
+    ck_assert(origin_describe(&m->origin, a));
+    char want[256];
+    snprintf(want, sizeof want, "{\"model.safetensors\":\"%s\"}", sha256);
+    ck_assert_str_eq(cJSON_GetObjectItem(a, "model_files")->valuestring, want);
+    ck_assert_str_eq(cJSON_GetObjectItem(a, "hf_revision")->valuestring, commit);
+    cJSON_Delete(a);
+    model_free(m);
+    folder_free(&f);
+
+    f = folder_make("downloaded"); // a folder of its own, as `hf download --local-dir` makes it
+    write_all(&f);
+    write_config(&f, "\"_name_or_path\":\"org/other\"");
+    snprintf(path, sizeof path, "%s", f.path);
+    static const char *const parts[] = {"/.cache", "/huggingface", "/download"};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) mkdir(strcat(path, parts[i]), 0755);
+    strcat(path, "/config.json.metadata");
+    snprintf(line, sizeof line, "%s\netag\n1.0\n", commit);
+    help_spew(path, line, strlen(line));
+    m = open_path(f.path);
+    ck_assert_str_eq(m->origin.hf_id, "org/other");
+    ck_assert_str_eq(m->origin.hf_revision, commit);
+    model_free(m);
+    write_config(&f, "");
+    remove(path);
+    m = open_path(f.path);
+    ck_assert(!m->origin.hf_id[0] && !m->origin.hf_revision[0]);
+    ck_assert_str_eq(m->config.name, "downloaded");
+    model_free(m);
     folder_free(&f);
 }
 END_TEST
@@ -384,6 +504,9 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_rotary_settings_in_both_forms);
     tcase_add_test(tc, test_wrong_configs);
     tcase_add_test(tc, test_wrong_tensors);
+    tcase_add_test(tc, test_config_alone);
+    tcase_add_test(tc, test_names_at_the_hub);
+    tcase_add_test(tc, test_identity);
     tcase_add_test(tc, test_tokens_without_a_row);
 }
 

@@ -127,7 +127,7 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     size_t n_texts = 0;
     for (size_t i = 1; i < n; i++) n_texts += !methods_is_table(operands[i]);
     if (!n_texts) return cli_usage_error(e->self, "no text is given: any text file, or .jsonl with contexts");
-    model_options wishes = {true, e->in.pre, e->in.statistics, 0};
+    model_options wishes = {.without_tokenizer = true, .pre = e->in.pre, .statistics = e->in.statistics};
     for (size_t i = 1; i < n; i++)
         wishes.without_tokenizer &= methods_is_table(operands[i]) || ends_with(operands[i], ".npy");
     kvb_status status = model_open(&e->in.m, operands[0], e->in.device, &wishes, &err);

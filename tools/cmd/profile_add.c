@@ -30,6 +30,7 @@ static void take_settings(profile_command *p, const cJSON *from)
     take_text(&p->backend_name, from, "backend");
     take_text(&p->compute, from, "compute");
     take_text(&p->bos, from, "bos");
+    take_text(&p->weights, from, "weights");
     take_text(&sampling, from, "sampling");
     take_text(&seed, from, "seed");
     take_count(&p->new_tokens, from, "new_tokens");

@@ -37,15 +37,6 @@ def difference(got, want, sinks, tail):
     return ((a - b).abs().amax(1) / span).max().item()
 
 
-def inversion(got, raw, sink):
-    """Of ranks within partitions: the most by which the peer's raw scores [G, partitions, lag] fail to ascend in our
-    order, as a share of their range. Tokens that the peer itself tells apart only by rounding may stand in either
-    order: layer 0 has many equal keys."""
-    ranks = got[:, sink:sink + raw.shape[1] * raw.shape[2]].reshape(raw.shape)
-    ordered = raw.double().gather(-1, ranks.sort(dim=-1, stable=True).indices)
-    return ((ordered.cummax(-1).values - ordered).amax() / (raw.max() - raw.min())).item()
-
-
 def really_moved(mine, theirs, peer):
     """Tokens kept by one side alone, except those whose peer score is the threshold's up to rounding."""
     n = 0
@@ -119,7 +110,9 @@ def main():
                   file=sys.stderr)
             for (metric, who, function, sinks, tail, raw), s in zip(cases, got):
                 said[metric] = who
-                error = inversion(s, raw(layer), sinks) if raw else difference(s, function(layer), sinks, tail)
+                error = (
+                    scorer_peers.inversion(s, raw(layer), sinks) if raw else difference(s, function(layer), sinks, tail)
+                )
                 worst[metric] = max(worst.get(metric, 0), error)
             for ratio in (0.5, 0.8, 0.95):
                 for metric, who, function, count, peer in scorer_peers.kept(a.lag, ratio):

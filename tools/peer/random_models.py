@@ -1,10 +1,10 @@
 """Logits of small random models of many shapes: kvbudget against transformers, in every precision.
 
-usage: random_models.py KVBUDGET MODEL.gguf [--tokens 300] [--seed 1]
+usage: random_models.py KVBUDGET [--tokens 300] [--seed 1]
 The models are made here by transformers (llama architecture: MHA, GQA and MQA, odd head sizes, tied and own output
-matrix, scaled RoPE, float32 and bfloat16 tensors) and written as GGUF; MODEL lends its tokenizer. The judge is
-transformers in float64: kvbudget's f32 may be off by 4 times what transformers is in float32, bf16x3 by 64 times that,
-bf16 by 1.5 times what transformers is in bfloat16. Ends with PASS or FAIL. Needs torch, transformers >= 4.56, < 5.3,
+matrix, scaled RoPE, float32 and bfloat16 tensors) and written as GGUF. The judge is transformers in float64: kvbudget's
+f32 may be off by 4 times what transformers is in float32, bf16x3 by 64 times that, bf16 by 1.5 times what transformers
+is in bfloat16. Ends with PASS or FAIL. Needs torch, transformers >= 4.56, < 5.3,
 gguf, numpy.
 """
 import argparse
@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-import gguf
+import gguf_models
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,72 +43,6 @@ SHAPES = {
 FACTORS = {"f32": (torch.float32, 4), "bf16x3": (torch.float32, 64), "bf16": (torch.bfloat16, 1.5)}
 
 
-def interleave(weight, heads):
-    """Rows of q and k from transformers' two halves to GGUF's pairs of the llama architecture."""
-    rows, columns = weight.shape
-    return weight.reshape(heads, 2, rows // heads // 2, columns).transpose(1, 2).reshape(rows, columns)
-
-
-def write_gguf(path, model, lender, vocabulary, bfloat16):
-    c = model.config
-    w = gguf.GGUFWriter(path, "llama")
-    w.add_block_count(c.num_hidden_layers)
-    w.add_context_length(c.max_position_embeddings)
-    w.add_embedding_length(c.hidden_size)
-    w.add_feed_forward_length(c.intermediate_size)
-    w.add_head_count(c.num_attention_heads)
-    w.add_head_count_kv(c.num_key_value_heads)
-    w.add_key_length(c.head_dim)
-    w.add_value_length(c.head_dim)
-    w.add_rope_dimension_count(c.head_dim)
-    w.add_layer_norm_rms_eps(c.rms_norm_eps)
-    rope = getattr(c, "rope_parameters", None) or dict(c.rope_scaling or {}, rope_theta=c.rope_theta)
-    w.add_rope_freq_base(rope["rope_theta"])
-    if rope.get("rope_type") == "linear":
-        w.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        w.add_rope_scaling_factor(rope["factor"])
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("smollm")
-    words, kinds = lender.fields["tokenizer.ggml.tokens"].contents(
-    ), lender.fields["tokenizer.ggml.token_type"].contents()
-    w.add_token_list(words[:vocabulary])
-    w.add_token_types(kinds[:vocabulary])
-    known = set(words[:vocabulary])
-    merges = lender.fields["tokenizer.ggml.merges"].contents()
-    w.add_token_merges([m for m in merges if set(m.split(" ")) | {m.replace(" ", "")} <= known])
-    w.add_eos_token_id(2)
-    if rope.get("rope_type") == "llama3":
-        plain = rope["rope_theta"] ** -(torch.arange(0, c.head_dim, 2).double() / c.head_dim)
-        w.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq.double()).float().numpy())
-    names = {"model.embed_tokens.weight": "token_embd", "model.norm.weight": "output_norm", "lm_head.weight": "output"}
-    parts = {
-        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down"
-    }
-    for name, value in model.state_dict().items():
-        if name == "lm_head.weight" and c.tie_word_embeddings:
-            continue
-        if name not in names:
-            layer, part = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
-            out = f"blk.{layer}.{parts[part]}.weight"
-            heads = {"self_attn.q_proj": c.num_attention_heads, "self_attn.k_proj": c.num_key_value_heads}.get(part)
-            value = interleave(value, heads) if heads else value
-        else:
-            out = names[name] + ".weight"
-        value = value.contiguous()
-        if bfloat16 and value.dim() == 2:
-            w.add_tensor(out,
-                         value.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint8),
-                         raw_dtype=gguf.GGMLQuantizationType.BF16)
-        else:
-            w.add_tensor(out, value.numpy())
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-
-
 def logits_in(model, ids, kind):
     """Logits of transformers computed in `kind`; the model itself stays as it is."""
     clone = copy.deepcopy(model).to(kind)
@@ -119,13 +53,11 @@ def logits_in(model, ids, kind):
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("program")
-p.add_argument("model")
 p.add_argument("--tokens", type=int, default=300)
 p.add_argument("--seed", type=int, default=1)
 a = p.parse_args()
 
 torch.manual_seed(a.seed)
-lender = gguf.GGUFReader(a.model)
 vocabulary, good = 1000, True
 with tempfile.TemporaryDirectory() as folder:
     for name, shape in SHAPES.items():
@@ -138,7 +70,7 @@ with tempfile.TemporaryDirectory() as folder:
                 for parameter in model.parameters():
                     parameter.data = parameter.data.to(torch.bfloat16).float()
             path = f"{folder}/random.gguf"
-            write_gguf(path, model, lender, vocabulary, bfloat16)
+            gguf_models.write(model, path, torch.bfloat16 if bfloat16 else torch.float32)
             ids = torch.randint(20, vocabulary, (1, a.tokens))
             np.save(f"{folder}/ids.npy", ids[0].numpy().astype("<i4"))
             exact = logits_in(model, ids, torch.float64)

@@ -30,6 +30,7 @@ class Layer:
     k: torch.Tensor  # [G, T, d], after RoPE
     v: torch.Tensor  # [G, T, d]
     position_embeddings: tuple
+    weights: torch.Tensor | None = None  # [H, T, T], the model's own attention; None: softmax of q and k
 
     @property
     def T(self):
@@ -41,6 +42,8 @@ class Layer:
 
     def attention(self, rows):
         """A [H, rows, T] of the last `rows` queries: causal softmax over all keys."""
+        if self.weights is not None:
+            return self.weights[:, self.T - rows:]
         keys = self.k.repeat_interleave(self.group, 0)
         z = self.q[:, self.T - rows:] @ keys.transpose(1, 2) / math.sqrt(self.k.shape[2])
         seen = torch.arange(self.T)[None] <= torch.arange(self.T - rows, self.T)[:, None]
@@ -53,7 +56,8 @@ class Layer:
     def press(self, press):
         """The press's score, with torch.topk made to prefer lower positions where scores tie (SnapKV's window is one
         tie)."""
-        full = self.attention(self.T)[None] if isinstance(press, ObservedAttentionPress) else None
+        needs_all = self.weights is not None or isinstance(press, ObservedAttentionPress)
+        full = self.attention(self.T)[None] if needs_all else None
         with mock.patch("torch.topk", stable_topk):
             s = press.score(self.module, self.x, self.k[None], self.v[None], full,
                             {"position_embeddings": self.position_embeddings})
@@ -127,7 +131,8 @@ def ea_lukv(layer, future=512, sinks=4, epsilon=0.02):
     cov = (q - mean).transpose(1, 2) @ (q - mean) / q.shape[1]
     T, d = layer.T, layer.k.shape[2]
     angle = torch.arange(T, T + future).double()[:, None] * layer.module.rotary_emb.inv_freq.double()
-    c, s = angle.cos().mean(0), angle.sin().mean(0)
+    factor = layer.module.rotary_emb.attention_scaling
+    c, s = angle.cos().mean(0) * factor, angle.sin().mean(0) * factor
     R = torch.cat([torch.cat([c.diag(), -s.diag()], 1), torch.cat([s.diag(), c.diag()], 1)], 0)
     mean, cov = mean @ R.T, R @ cov @ R.T
     k = layer.k.double().repeat_interleave(layer.group, 0)
@@ -279,6 +284,15 @@ def scores(lag):
 def top(s, n):
     """Positions of the n best, the lower one where scores tie."""
     return [sorted(row.sort(descending=True, stable=True).indices[:n].tolist()) for row in s]
+
+
+def inversion(got, raw, sink):
+    """Of ranks within partitions: the most by which the peer's raw scores [G, partitions, lag] fail to ascend in our
+    order, as a share of their range. Tokens that the peer itself tells apart only by rounding may stand in either
+    order: layer 0 has many equal keys."""
+    ranks = got[:, sink:sink + raw.shape[1] * raw.shape[2]].reshape(raw.shape)
+    ordered = raw.double().gather(-1, ranks.sort(dim=-1, stable=True).indices)
+    return ((ordered.cummax(-1).values - ordered).amax() / (raw.max() - raw.min())).item()
 
 
 def h2o_half_kept(layer, n):

@@ -52,6 +52,9 @@ static void put_origin(page_writer *w, const page_table *t)
     page_put_name(w, t);
     fputs("</h3>\n<dl>\n", w->out);
     put_fact(w->out, "model", *info->model_id ? info->model_id : "not named");
+    put_fact(w->out, "at Hugging Face", kvb_table_metadata(t->file, "hf_id"));
+    put_fact(w->out, "commit there", kvb_table_metadata(t->file, "hf_revision"));
+    put_fact(w->out, "weights from", kvb_table_metadata(t->file, "model_container"));
     fprintf(w->out, "<dt>shape</dt><dd>%u layers, %u KV heads each for %u query heads, %u numbers per key</dd>\n",
             info->n_layers, info->n_kv_heads, info->n_heads, info->head_dim);
     put_fact(w->out, "metric", info->metric);

@@ -1,11 +1,13 @@
-"""The models of families.py as GGUF files, written with the gguf package.
+"""Small models of transformers as GGUF files, for families.py and random_models.py, written with the gguf package.
 
-Names and the order of rows are those of llama.cpp's converter."""
+Names, the order of rows and rotary factors are those of llama.cpp's converter."""
 
 import gguf
 import numpy as np
+import torch
 
 ARCHITECTURES = {
+    "mistral": "llama",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "phi3": "phi3",
@@ -61,8 +63,25 @@ NAMES = {
 }
 
 
+TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+CANNOT = ("dynamic",)  # rotary scaling that the container has no words for
+
+
 def permute(w, heads):
     return w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+
+
+def expert_tensors(arch, part, w):
+    """Experts that transformers keeps in one tensor, gate and up apart."""
+    bias = part.endswith("_bias")
+    part, kind = part.removesuffix("_bias"), "bias" if bias else "weight"
+    if arch == "gpt-oss" and not bias:
+        w = w.swapaxes(1, 2)  # [E, in, out] in transformers
+    if part == "down_proj":
+        return [(f"ffn_down_exps.{kind}", w)]
+    half = w.shape[1] // 2
+    gate, up = (w[:, ::2], w[:, 1::2]) if arch == "gpt-oss" else (w[:, :half], w[:, half:])
+    return [(f"ffn_gate_exps.{kind}", gate), (f"ffn_up_exps.{kind}", up)]
 
 
 def layer_tensors(arch, c, name, w):
@@ -71,16 +90,7 @@ def layer_tensors(arch, c, name, w):
     if stem == "self_attn.sinks":
         return [("attn_sinks.weight", w)]
     if stem.startswith("mlp.experts."):
-        part = stem.split(".")[-1]
-        bias = part.endswith("_bias")
-        part, kind = part.removesuffix("_bias"), "bias" if bias else "weight"
-        if arch == "gpt-oss" and not bias:
-            w = w.swapaxes(1, 2)  # [E, in, out] in transformers
-        if part == "down_proj":
-            return [(f"ffn_down_exps.{kind}", w)]
-        half = w.shape[1] // 2
-        gate, up = (w[:, ::2], w[:, 1::2]) if arch == "gpt-oss" else (w[:, :half], w[:, half:])
-        return [(f"ffn_gate_exps.{kind}", gate), (f"ffn_up_exps.{kind}", up)]
+        return expert_tensors(arch, stem.split(".")[-1], w)
     if arch in PAIRED and stem == "self_attn.q_proj":
         w = permute(w, c.num_attention_heads)
     if arch in PAIRED and stem == "self_attn.k_proj":
@@ -90,9 +100,37 @@ def layer_tensors(arch, c, name, w):
     return [(f"{NORM_NAMES.get(arch, {}).get(stem) or NAMES[stem]}.{kind}", w)]
 
 
+def rope_of(c):
+    """Rotary settings of the layers without a window, as transformers 5 has them; 4 keeps them elsewhere."""
+    r = getattr(c, "rope_parameters", None) or dict(c.rope_scaling or {}, rope_theta=c.rope_theta)
+    return {"rope_type": "default"} | r.get("full_attention", r)
+
+
+def add_rope(g, c, head):
+    r = rope_of(c)
+    kind, turning = r["rope_type"], int(head * (r.get("partial_rotary_factor") or 1))
+    g.add_rope_dimension_count(turning)
+    g.add_rope_freq_base(r["rope_theta"])
+    if kind in ("linear", "yarn", "longrope"):
+        g.add_rope_scaling_type(gguf.RopeScalingType(kind))
+        g.add_rope_scaling_factor(r.get("factor") or 1.0)
+        original = r.get("original_max_position_embeddings") or getattr(c, "original_max_position_embeddings", None)
+        if original:
+            g.add_rope_scaling_orig_ctx_len(original)
+    if kind == "longrope":
+        for length in ("long", "short"):
+            g.add_tensor(f"rope_factors_{length}.weight", np.array(r[f"{length}_factor"], np.float32))
+    if kind == "llama3":
+        plain = r["rope_theta"] ** -(np.arange(0, turning, 2) / turning)
+        turns = r["original_max_position_embeddings"] * plain / (2 * np.pi)  # within the original context
+        low, high = r["low_freq_factor"], r["high_freq_factor"]
+        smooth = np.clip((turns - low) / (high - low), 0, 1)
+        factors = 1 / ((1 - smooth) / r["factor"] + smooth)
+        g.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+
+
 def add_numbers(g, arch, c):
     head = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
-    r = c.rope_parameters.get("full_attention", c.rope_parameters)
     g.add_block_count(c.num_hidden_layers)
     g.add_context_length(c.max_position_embeddings)
     g.add_embedding_length(c.hidden_size)
@@ -101,21 +139,16 @@ def add_numbers(g, arch, c):
     g.add_head_count_kv(c.num_key_value_heads)
     g.add_key_length(head)
     g.add_value_length(head)
-    g.add_rope_dimension_count(int(head * (r.get("partial_rotary_factor") or 1)))
-    g.add_rope_freq_base(r["rope_theta"])
+    add_rope(g, c, head)
     if hasattr(c, "rms_norm_eps"):
         g.add_layer_norm_rms_eps(c.rms_norm_eps)
     else:
         g.add_layer_norm_eps(c.layer_norm_eps)
-    if r["rope_type"] in ("linear", "yarn"):
-        g.add_rope_scaling_type(gguf.RopeScalingType(r["rope_type"]))
-        g.add_rope_scaling_factor(r["factor"])
-        if "original_max_position_embeddings" in r:
-            g.add_rope_scaling_orig_ctx_len(r["original_max_position_embeddings"])
     window = getattr(c, "sliding_window", None)
     if window and getattr(c, "use_sliding_window", True):
+        kinds = getattr(c, "layer_types", None) or ["sliding_attention"] * c.num_hidden_layers
         g.add_sliding_window(window)
-        g.add_sliding_window_pattern([k != "full_attention" for k in c.layer_types])
+        g.add_sliding_window_pattern([kind != "full_attention" for kind in kinds])
     experts = getattr(c, "num_experts", None) or getattr(c, "num_local_experts", None)
     if experts:
         g.add_expert_count(experts)
@@ -124,6 +157,8 @@ def add_numbers(g, arch, c):
     if getattr(c, "attn_logit_softcapping", None):
         g.add_attn_logit_softcapping(c.attn_logit_softcapping)
         g.add_final_logit_softcapping(c.final_logit_softcapping)
+    if getattr(c, "clip_qkv", None):
+        g.add_clamp_kqv(c.clip_qkv)
     if hasattr(c, "logit_scale"):
         g.add_logit_scale(c.logit_scale)
     if arch == "granite":
@@ -133,28 +168,33 @@ def add_numbers(g, arch, c):
         g.add_logit_scale(c.logits_scaling)
 
 
-def write(m, path):
-    """False where the container does not have the family, or this writer not its rotary factors."""
+def write(m, path, dtype=torch.float32):
+    """Matrices in dtype, float32 or bfloat16. False where the container does not have the family or its positions."""
     c = m.config
     arch = ARCHITECTURES.get(c.model_type)
-    kind = c.rope_parameters.get("full_attention", c.rope_parameters)["rope_type"]
-    if not arch or kind not in ("default", "linear", "yarn"):
+    if not arch or rope_of(c)["rope_type"] in CANNOT:
         return False
     g = gguf.GGUFWriter(path, arch)
-    g.add_name("families")
+    g.add_name("random")
     add_numbers(g, arch, c)
+
+    def add(name, values):
+        values = torch.from_numpy(np.ascontiguousarray(values))
+        if dtype == torch.bfloat16 and values.dim() > 1:
+            stored = values.to(dtype).view(torch.int16).numpy().view(np.uint8)
+            g.add_tensor(name, stored, raw_dtype=gguf.GGMLQuantizationType.BF16)
+        else:
+            g.add_tensor(name, values.numpy())
+
     for name, w in m.state_dict().items():
         w = w.float().numpy()
         if name.startswith("model.layers."):
             layer, rest = name.removeprefix("model.layers.").split(".", 1)
             for own, values in layer_tensors(arch, c, rest, w):
-                g.add_tensor(f"blk.{layer}.{own}", np.ascontiguousarray(values))
-        elif name == "model.embed_tokens.weight":
-            g.add_tensor("token_embd.weight", w)
-        elif name == "model.norm.weight":
-            g.add_tensor("output_norm.weight", w + 1 if arch.startswith("gemma") else w)
-        elif not c.tie_word_embeddings:
-            g.add_tensor("output.weight", w)
+                add(f"blk.{layer}.{own}", values)
+        elif name != "lm_head.weight" or not c.tie_word_embeddings:
+            stem = name.removesuffix(".weight")
+            add(f"{TOP[stem]}.weight", w + 1 if stem == "model.norm" and arch.startswith("gemma") else w)
     g.write_header_to_file()
     g.write_kv_data_to_file()
     g.write_tensors_to_file()

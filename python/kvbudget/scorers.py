@@ -1,0 +1,218 @@
+"""Which metric a name, a table or one of kvpress's presses means; and the two that are built of others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ._library import KVBudgetError
+from .metrics import ExpectedAttention, KeyDiff, KNorm, LagKV, Metric, MorphKV, Seen, SnapKV, Step
+from .models import AttentionLayer
+from .table import Table
+
+
+@dataclass(frozen=True)
+class Press(Metric):
+    """A ScorerPress of kvpress; it sees one whole prefill, so neither chunks nor second cuts."""
+
+    press: Any = None
+
+    @property
+    def needs_queries(self) -> bool:
+        return True
+
+    def observe(self, seen: Seen, layer: AttentionLayer, step: Step) -> None:
+        seen.step = step if seen.n_tokens == 0 else None
+        super().observe(seen, layer, step)
+
+    def score(
+        self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
+    ) -> Tensor:
+        step = seen.step
+        if step is None:
+            raise KVBudgetError(f"{layer.name}: {self.name} scores whole contexts only, in one pass", "UNSUPPORTED")
+        kwargs: dict[str, Any] = {"hidden_states": step.hidden[None], "past_key_values": None}
+        if step.rope is not None:
+            kwargs["position_embeddings"] = tuple(x[None] for x in step.rope)
+        own = layer.module.__dict__.get("rotary_emb")
+        layer.module.__dict__["rotary_emb"] = layer.rotary  # where kvpress's scorers look for it
+        try:
+            scores: Tensor = self.press.score(layer.module, step.hidden[None], keys[None], values[None], None, kwargs)
+        finally:
+            if own is None:
+                del layer.module.__dict__["rotary_emb"]
+        seen.step = None
+        return scores[0]
+
+
+@dataclass(frozen=True)
+class Learned(Metric):
+    """A table's own ranking (`kvbudget learn`): per KV head a linear form of other metrics' scores and of recency."""
+
+    table: Any = None
+    features: tuple[Metric, ...] = ()
+
+    @property
+    def needs_queries(self) -> bool:
+        return any(feature.needs_queries for feature in self.features)
+
+    @property
+    def least(self) -> int:
+        return max(feature.least for feature in self.features)
+
+    def observe(self, seen: Seen, layer: AttentionLayer, step: Step) -> None:
+        seen.parts = seen.parts or [Seen() for _ in self.features]
+        for feature, part in zip(self.features, seen.parts):
+            feature.observe(part, layer, step)
+        super().observe(seen, layer, step)
+
+    def score(
+        self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
+    ) -> Tensor:
+        """kvb_rank's numbers. It takes the rows for a whole text; where tokens are gone, recency is put right here."""
+        found = []
+        for feature, part in zip(self.features, seen.parts or [Seen() for _ in self.features]):
+            part.n_tokens = seen.n_tokens or keys.shape[1]
+            found.append(feature.score(layer, keys, values, part, places, heads).float().cpu().numpy())
+        features, at = np.stack(found, 1), places.cpu().numpy()  # [G, F, T]
+        first = heads.start or 0
+        scores = np.stack([self.table.rank(layer.index, first + g, x) for g, x in enumerate(features)])
+        n_rows, total = len(at), max(seen.n_tokens, int(at[-1]) + 1)
+        if total != n_rows:
+            recency = self.table.ranking.weights[layer.index, first : first + len(scores), -2, None]
+            scores += (recency * (np.log(n_rows - np.arange(n_rows)) - np.log(total - at))).astype(np.float32)
+        return torch.from_numpy(scores)
+
+
+def of_press(scorer: Any) -> Metric:
+    """A metric from a ScorerPress of kvpress, or from a pair (name, press). What kvpress and the C program both have
+    bears the program's name, so that their tables fit; another press is called ``kvpress:Class:parameter=value``."""
+    name, press = scorer if isinstance(scorer, tuple) else (None, scorer)
+    if isinstance(press, Metric):
+        return press
+    kind = type(press).__name__
+    if not callable(getattr(press, "score", None)):
+        raise KVBudgetError(f"scorer: expected a ScorerPress of kvpress, found {kind}")
+    known = _as_known(kind, press)
+    if name is None:
+        name = known.name if known else ":".join(["kvpress", kind, *_press_parameters(press)])
+    if known is not None:
+        return Press(name, known.parameters, known.protect_sink, known.protect_window, press)
+    window = getattr(press, "window_size", 1)
+    return Press(name, {}, 4, window if isinstance(window, int) else 1, press)
+
+
+def _as_known(kind: str, press: Any) -> Metric | None:
+    if kind == "KeyDiffPress":
+        return build("keydiff", {})
+    if kind == "KnormPress":
+        return build("knorm", {})
+    if kind == "SnapKVPress":
+        return build("snapkv:kvpress", {"window": press.window_size, "kernel": press.kernel_size})
+    if kind == "LagKVPress":
+        return build("lagkv:kvpress", {"sink": press.n_sink, "lag": press.lag_size, "cross": int(press.cross_scoring)})
+    if kind == "ExpectedAttentionPress":
+        given = {"future": press.n_future_positions, "sinks": press.n_sink, "epsilon": press.epsilon}
+        flags = {"covariance": int(press.use_covariance), "value_norm": int(press.use_vnorm)}
+        return build("ea:kvpress", given | flags)
+    return None
+
+
+def _press_parameters(press: Any) -> list[str]:
+    """Numbers that are not the press's defaults; its own ratio is not a parameter of the score."""
+    fields = getattr(type(press), "__dataclass_fields__", {})
+    return [
+        f"{name}={_text(getattr(press, name))}"
+        for name, field in fields.items()
+        if name != "compression_ratio"
+        and isinstance(getattr(press, name, None), (bool, int, float))
+        and getattr(press, name) != field.default
+    ]
+
+
+_SNAPKV = ("window", "kernel", "max_pool", "group_first", "group_max")
+_LAGKV = ("sink", "lag", "mode", "cross", "lambda")
+_EA = ("future", "sinks", "epsilon", "covariance", "value_norm", "sinks_in_softmax", "stored")
+#: name: (class, defaults in the order of the C program's names); a protected window of None is the parameter's
+_KNOWN: dict[str, tuple[type[Metric], dict[str, Any]]] = {
+    "keydiff": (KeyDiff, {"anchor": "mean", "similarity": "cos"}),
+    "knorm": (KNorm, {}),
+    "snapkv:kvpress": (SnapKV, dict(zip(_SNAPKV, (64, 5, 0, 0, 0)))),
+    "snapkv:lukv": (SnapKV, dict(zip(_SNAPKV, (32, 7, 1, 0, 0)))),
+    "snapkv:adakv": (SnapKV, dict(zip(_SNAPKV, (32, 7, 1, 1, 0)))),
+    "snapkv:factory": (SnapKV, dict(zip(_SNAPKV, (8, 7, 1, 0, 0)))),
+    "snapkv:keydiff": (SnapKV, dict(zip(_SNAPKV, (32, 7, 0, 0, 0)))),
+    "ea:kvpress": (ExpectedAttention, dict(zip(_EA, (512, 4, 0.02, 1, 1, 0, 0)))),
+    "morphkv": (MorphKV, {"window": 32, "fusion": "sum"}),
+    "lagkv:kvpress": (LagKV, dict(zip(_LAGKV, (4, 128, "lag", 0, 1)))),
+    "lagkv:paper": (LagKV, dict(zip(_LAGKV, (16, 1024, "lag", 0, 1)))),
+    "ea:lukv": (ExpectedAttention, dict(zip(_EA, (512, 4, 0.02, 1, 1, 1, 0)))),
+}
+_CHOICES = {
+    "anchor": ("mean", "raw", "median"),
+    "similarity": ("cos", "dot", "euclid"),
+    "fusion": ("sum", "max"),
+    "mode": ("lag", "local", "l2norm"),
+}
+
+
+def parse(text: str) -> Metric:
+    """A metric from its name, `name[:variant][:parameter=value]...`; a bare one means `:kvpress` where there is one."""
+    plain = [part for part in text.split(":") if "=" not in part]
+    given = dict(part.split("=", 1) for part in text.split(":") if "=" in part)
+    base = ":".join(plain)
+    base = base if base in _KNOWN else f"{base}:kvpress"
+    if base not in _KNOWN:
+        raise KVBudgetError(
+            f"metric {text!r} has no scorer in Python; expected one of {', '.join(_KNOWN)}, or a ScorerPress of kvpress"
+        )
+    defaults = _KNOWN[base][1]
+    if not given.keys() <= defaults.keys():
+        raise KVBudgetError(f"metric {text!r}: its parameters are {', '.join(defaults) or 'none'}")
+    return build(base, {name: _value(base, name, value) for name, value in given.items()})
+
+
+def build(base: str, given: Mapping[str, Any]) -> Metric:
+    """A metric from its plain name and the parameters that are given; its full name has those that are not defaults."""
+    kind, defaults = _KNOWN[base]
+    values = {name: given.get(name, default) for name, default in defaults.items()}
+    if values.get("stored"):
+        raise KVBudgetError(f"metric {base}:stored=1 needs stored query statistics, which only the C program has")
+    if int(values.get("kernel", 1)) % 2 == 0:
+        raise KVBudgetError(f"metric {base}: kernel must be odd, found {values['kernel']}")
+    named = "".join(f":{name}={_text(value)}" for name, value in values.items() if value != defaults[name])
+    sink = 16 if base == "lagkv:paper" else 4
+    return kind(base + named, values, sink, int(values.get("window", 1)))
+
+
+def of_table(table: Table) -> Metric:
+    """The metric that a table is for, with the table's own parameters, or with the ranking that it carries."""
+    name, parameters, ranking = table.info.metric, table.info.metric_parameters, table.ranking
+    if ranking is not None:
+        features = tuple(parse(metric) for metric in ranking.metrics)
+        return Learned(name, parameters, 4, 1, table, features)
+    base = ":".join(part for part in name.split(":") if "=" not in part)
+    if base not in _KNOWN:
+        raise KVBudgetError(
+            f"the table is for {name}, which has no scorer in Python; give one with scorer=, a ScorerPress of kvpress",
+            "UNSUPPORTED",
+        )
+    return build(base, {k: v for k, v in parameters.items() if k in _KNOWN[base][1]})
+
+
+def _value(base: str, name: str, text: str) -> Any:
+    if name in _CHOICES:
+        if text not in _CHOICES[name]:
+            raise KVBudgetError(f"metric {base}: {name} expects one of {', '.join(_CHOICES[name])}, found {text!r}")
+        return text
+    try:
+        return float(text) if name in ("epsilon", "lambda") else int(text)
+    except ValueError:
+        raise KVBudgetError(f"metric {base}: {name} expects a number, found {text!r}") from None
+
+
+def _text(value: Any) -> str:
+    return f"{value:.15g}" if isinstance(value, float) else str(value)

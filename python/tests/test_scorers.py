@@ -1,0 +1,235 @@
+"""Scorers against their formulas in plain loops, and a table's own learned ranking from the record to the cache."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from families import build
+from test_eviction import prefill, prompt
+
+import kvbudget
+from kvbudget import metrics, scorers
+from kvbudget.models import attention_layers
+
+PROGRAM = os.environ.get("KVBUDGET_PROGRAM") or shutil.which("kvbudget")
+FEATURES = ["keydiff", "snapkv:kvpress:window=8:kernel=3", "morphkv:window=6", "lagkv:kvpress:lag=8", "ea:kvpress"]
+
+
+def scores_of(name: str, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor) -> np.ndarray:
+    """[G, T] of a metric for one layer of a Llama with these arrays."""
+    metric, layer = scorers.parse(name), attention_layers(build("llama"))[0]
+    seen, n = metrics.Seen(), keys.shape[1]
+    metric.observe(seen, layer, metrics.Step(query, torch.zeros(n, 64)))
+    found = metric.score(layer, keys, values, seen, torch.arange(n), slice(0, keys.shape[0]))
+    return np.asarray(found, np.float64)
+
+
+@pytest.fixture
+def arrays() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draw = torch.Generator().manual_seed(4)
+    return tuple(torch.randn(h, 29, 16, generator=draw) for h in (2, 2, 4))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("fusion", ["sum", "max"])
+def test_morphkv_is_its_formula(arrays: Any, fusion: str) -> None:
+    """Attention of the last W queries, summed over the group, then over the queries or their maximum."""
+    keys, values, query = arrays
+    found, w = scores_of(f"morphkv:window=5:fusion={fusion}", keys, values, query), np.zeros((4, 5, 29))
+    for h in range(4):
+        for r in range(5):
+            logits = (keys[h // 2] @ query[h, 24 + r]).numpy().astype(np.float64) / 4
+            seen = np.exp(logits[: 25 + r] - logits[: 25 + r].max())
+            w[h, r, : 25 + r] = seen / seen.sum()
+    rows = w.reshape(2, 2, 5, 29).sum(1)
+    wanted = rows.sum(1) if fusion == "sum" else rows.max(1)
+    assert np.abs(found[:, :24] - wanted[:, :24]).max() < 1e-6
+    assert np.allclose(found[:, 24:], wanted[:, :24].max() + 1)
+
+
+@pytest.mark.parametrize("how", ["kvpress", "paper", "kvpress:mode=local:cross=1", "kvpress:mode=l2norm:lambda=2"])
+def test_lagkv_is_its_formula(arrays: Any, how: str) -> None:
+    """Partitions of 6 tokens behind 3 sinks: four whole ones, of which the last and what is behind it are kept."""
+    keys, values, query = arrays
+    metric = scorers.parse(f"lagkv:{how}:sink=3:lag=6")
+    p, found = metric.parameters, scores_of(f"lagkv:{how}:sink=3:lag=6", keys, values, query)
+    mean, weight = how.startswith("kvpress"), p["lambda"]
+    assert np.allclose(found[:, :3], found[:, 21:].max()) and found[:, 3:21].max() < found[0, 0]
+    for g in range(2):
+        for first in (3, 9, 15):
+            s = np.zeros(6)
+            for z, w in ((keys[g].numpy(), 1), (values[g].numpy(), weight)):
+                own, by = z[first : first + 6], z[first + 6 : first + 12]
+                by = own if p["mode"] == "local" else by
+                spread = ((own - by.min(0)) / (by.max(0) - by.min(0))).std(1, ddof=1)
+                s += w / (1 + weight if mean else 1) * np.exp(spread) / np.exp(spread).sum()
+            if p["mode"] == "l2norm":
+                s = -np.linalg.norm(keys[g, first : first + 6].numpy(), axis=1)
+            wanted = s if p["cross"] else s.argsort().argsort() / 6
+            assert np.abs(found[g, first : first + 6] - wanted).max() < 1e-6
+
+
+def test_lagkv_gives_equal_tokens_ranks_by_position(arrays: Any) -> None:
+    """Of equals the later one is worse, and a channel without a range counts for nothing."""
+    keys, values, query = (torch.ones_like(x) for x in arrays)
+    found = scores_of("lagkv:kvpress:sink=3:lag=6", keys, values, query)
+    assert np.allclose(found[0, 3:9], np.arange(5, -1, -1) / 6)
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
+    """A table for a ranking that `kvbudget learn` has fitted to a recording of a random Llama."""
+    pytest.importorskip("h5py")
+    if not PROGRAM:
+        pytest.skip("no program kvbudget")
+    folder = tmp_path_factory.mktemp("learned")
+    with open(folder / "calib.jsonl", "w") as f:
+        for i in range(3):
+            entry = {"sample_id": f"c{i}", "context_ids": prompt(1, 60, seed=i)[0].tolist()}
+            entry |= {
+                "question_ids": [prompt(1, 3, seed=9)[0].tolist()],
+                "answer_ids": [prompt(1, 5, seed=7)[0].tolist()],
+            }
+            f.write(json.dumps(entry) + "\n")
+    kvbudget.record(build("llama"), None, folder / "calib.jsonl", FEATURES, output=folder / "run.h5")
+    words = [str(w) for f in FEATURES for w in ("--feature", f)]
+    for command in (
+        ["learn", "run.h5", "-o", "rank.safetensors", "--all-features", *words],
+        ["solve", "run.h5", "-m", "learned=rank.safetensors", "-o", "table.safetensors"],
+    ):
+        subprocess.run([PROGRAM, *command, "--quiet"], cwd=folder, check=True)
+    return kvbudget.Table(folder / "table.safetensors")
+
+
+def by_formula(table: kvbudget.Table, layer: int, head: int, features: np.ndarray) -> np.ndarray:
+    """kvbudget.h's sum for one head, from features [F, T]."""
+    r, n = table.ranking, features.shape[1]
+    assert r is not None
+    w, out = r.weights[layer, head], np.zeros(n)
+    out += w[-1] - w[-2] * np.log(n - np.arange(n))
+    for f, x in enumerate(features.astype(np.float64)):
+        x = np.log(np.maximum(x, 1e-12)) if r.logarithm[f] else x
+        z = np.zeros(n)
+        z[r.sink :] = (x[r.sink :] - x[r.sink :].mean()) / x[r.sink :].std()
+        out += w[2 * f] * z + w[2 * f + 1] * z * abs(z)
+    return out
+
+
+def test_a_table_carries_its_ranking(learned: kvbudget.Table, make_table: Any) -> None:
+    """Names, weights and kvb_rank's numbers reach Python; what it refuses is told."""
+    r = learned.ranking
+    assert r is not None and r.name == learned.info.metric and set(r.metrics) == set(FEATURES)
+    assert r.weights.shape == (4, 2, 2 * len(FEATURES) + 2) and not r.weights.flags.writeable
+    features = np.random.default_rng(1).uniform(0.1, 3, (len(FEATURES), 50)).astype(np.float32)
+    for layer, head in ((0, 0), (3, 1)):
+        assert np.allclose(learned.rank(layer, head, features), by_formula(learned, layer, head, features), atol=1e-5)
+    for words, call in (
+        ("expected scores of 5 metrics", lambda: learned.rank(0, 0, features[:2])),
+        ("layer and head", lambda: learned.rank(4, 0, features)),
+        ("finite", lambda: learned.rank(0, 0, features * np.float32("inf"))),
+        ("learned ranking", lambda: kvbudget.Table(make_table(4, 4, 2, 16)).rank(0, 0, features)),
+    ):
+        with pytest.raises(kvbudget.KVBudgetError, match=words):
+            call()
+    assert kvbudget.Table(make_table(4, 4, 2, 16)).ranking is None
+
+
+def record(folder: Path, metrics_: list[Any], ids: list[int]) -> Any:
+    """What the recorder says of a context: scores by metric, [L, G, T] each."""
+    h5py = pytest.importorskip("h5py")
+    line = {"context_ids": ids, "question_ids": [[5, 6]], "answer_ids": [[7, 8, 9]]}
+    (folder / "one.jsonl").write_text(json.dumps(line))
+    path = kvbudget.record(build("llama"), None, folder / "one.jsonl", metrics_, output=folder / "one.h5")
+    with h5py.File(path) as f:
+        return {name: array[:] for name, array in f["contexts/one-1/scores"].items()}
+
+
+def test_compress_ranks_by_it(learned: kvbudget.Table, tmp_path: Path) -> None:
+    """Each head keeps what the formula and kvb_select say of its features, which the recorder has seen one by one."""
+    ids, info, r = prompt(1, 50), learned.info, learned.ranking
+    found = record(tmp_path, FEATURES, ids[0].tolist())
+    with kvbudget.compress(build("llama"), learned, 0.5) as run:
+        cut = prefill(run.model, ids)
+    assert r is not None and run.report().layers_cut == 4
+    for (layer, h), keep in np.ndenumerate(learned.keep(0.5, 50)):
+        features = np.stack([found[name][layer, h] for name in r.metrics])
+        scores = by_formula(learned, layer, h, features).astype(np.float32)
+        wanted = kvbudget.select(scores, int(keep), info.sink, info.window)
+        assert cut.layers[layer].segment(h)[2].tolist() == wanted.tolist()
+
+
+def test_chunks_and_second_cuts_by_it(learned: kvbudget.Table) -> None:
+    """Chunks are cut as one pass is; a second cut of a cache that lost nothing is the first cut."""
+    model, ids = build("llama"), prompt(1, 50)
+    with kvbudget.compress(model, learned, 0.5):
+        whole = prefill(model, ids)
+    parts = kvbudget.compress(model, learned, 0.5, when="call")
+    with torch.no_grad(), parts as run:
+        chunked = type(whole)(config=model.config)
+        for part in ids.split([20, 30], 1):
+            model(part, past_key_values=chunked)
+        run.cut(chunked)
+    for a, b in zip(whole.layers, chunked.layers):
+        assert [a.segment(s)[2].tolist() for s in range(2)] == [b.segment(s)[2].tolist() for s in range(2)]
+    how = dict(max_new_tokens=21, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids))
+    grown = type(whole)(config=model.config)
+    with kvbudget.compress(model, learned, 0.5, recut_every=10) as run:
+        model.generate(ids, past_key_values=grown, **how)
+    keep = learned.keep(0.5, 70)
+    for i, layer in enumerate(grown.layers):
+        for h in range(2):
+            places = layer.segment(h)[2].tolist()
+            assert len(places) == keep[i, h] and places == sorted(set(places)) and places[-1] == 69
+
+
+@torch.no_grad()
+def test_recency_counts_places_in_the_text(learned: kvbudget.Table) -> None:
+    """Where tokens are gone, the scores are those of a text with them, but for what is standardised."""
+    metric, layer = scorers.of_table(learned), attention_layers(build("llama"))[1]
+    assert learned.ranking is not None
+    draw, n = torch.Generator().manual_seed(2), 40
+    keys, values, query = (torch.randn(h, n, 16, generator=draw) for h in (2, 2, 4))
+    seen = metrics.Seen()
+    metric.observe(seen, layer, metrics.Step(query, torch.randn(n, 64, generator=draw)))
+    together = metric.score(layer, keys, values, seen, torch.arange(n), slice(0, 2))
+    seen.n_tokens = n + 25
+    for part in seen.parts:
+        part.n_tokens = n  # the same votes
+    object.__setattr__(metric, "features", tuple(_Fixed(f, n) for f in metric.features))  # type: ignore[attr-defined]
+    places = torch.cat([torch.arange(10), torch.arange(35, 65)])
+    apart = metric.score(layer, keys, values, seen, places, slice(0, 2))
+    weight = torch.tensor(learned.ranking.weights[1, :, -2])[:, None]
+    change = weight * ((n - torch.arange(n)).log() - (n + 25 - places).log())
+    assert torch.allclose(apart - together, change.float(), atol=1e-5) and float(change.abs().max()) > 1e-3
+
+
+class _Fixed:
+    """A feature whose scores do not look at places."""
+
+    def __init__(self, metric: metrics.Metric, n: int):
+        self.metric, self.n = metric, n
+
+    def score(self, layer: Any, keys: Any, values: Any, seen: metrics.Seen, places: Any, heads: slice) -> torch.Tensor:
+        seen.n_tokens = self.n
+        return self.metric.score(layer, keys, values, seen, torch.arange(self.n), heads)
+
+
+def test_the_recorder_takes_a_table_for_its_metric(learned: kvbudget.Table, tmp_path: Path) -> None:
+    """Scores in the record are kvb_rank's of the features beside them."""
+    found = record(tmp_path, [*FEATURES, learned], prompt(1, 44)[0].tolist())
+    assert learned.ranking is not None
+    for layer in range(4):
+        for h in range(2):
+            features = np.stack([found[name][layer, h] for name in learned.ranking.metrics])
+            assert np.array_equal(found[learned.info.metric][layer, h], learned.rank(layer, h, features))
+
+
+def test_another_models_ranking_is_refused(learned: kvbudget.Table) -> None:
+    with pytest.raises(kvbudget.MismatchError, match="n_heads: expected 7, the table says 4"):
+        with kvbudget.compress(build("qwen2 7:1"), learned, 0.5):
+            pass

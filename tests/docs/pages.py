@@ -1,0 +1,111 @@
+"""What stands in a page: its blocks, and what its markers say of them.
+
+A marker is an HTML comment, which no reader sees, on the line before a block:
+
+    <!-- check-docs: long: evaluates eight texts -->   run with LONG=1 only, for this reason
+    <!-- check-docs: skip: needs a GPU -->             never run, for this reason
+    <!-- check-docs: exit 1 -->                        the block must end with this status
+    <!-- check-docs: numbers vary -->                  of a `text` block: compare words alone
+    <!-- check-docs: file profiler/x.c -->             write the block to this file
+    <!-- check-docs: patch -->                         apply the block, a diff
+    <!-- check-docs: own build -->                     anywhere: the page's commands build the program
+
+A `text` block behind a command block is what its commands print; a line `...` in it stands for any lines.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MARKER = re.compile(r"\s*<!-- check-docs: (.*?) -->\s*")
+FENCE = re.compile(r"```(\w*)\s*")
+KINDS = {"long", "skip", "exit 1", "numbers vary", "file", "patch", "own build"}
+LANGUAGES = {"sh", "python", "c", "cmake", "json", "text", "diff"}
+# An indented line that begins so is a command that nothing would run.
+COMMAND = re.compile(r" {4}(kvbudget|build/|make\b|tools/|python3?\b|pip\b|mpirun|cc\b|OMP_|[A-Z_]+=\S+ \S)")
+
+
+@dataclass
+class Block:
+    """A fenced block: its language, its text, the marker before it, and for commands what they should print."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    marker: str = ""
+    reason: str = ""
+    output: "Block | None" = None
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@dataclass
+class Page:
+    name: str
+    blocks: list[Block] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    own_build: bool = False
+
+
+def split_marker(text: str) -> tuple[str, str]:
+    """The kind of a marker and the words behind it: "long: two minutes" gives ("long", "two minutes")."""
+    for kind in KINDS:
+        if text == kind or text.startswith((kind + ": ", kind + " ")):
+            return kind, text[len(kind) :].lstrip(": ")
+    return "", text
+
+
+def read_page(root: Path, name: str) -> Page:
+    """Reads a page's blocks; faults are what no reader or checker could follow."""
+    page = Page(name)
+    marker, reason, block, last, before = "", "", None, None, ""
+    for number, line in enumerate((root / name).read_text(encoding="utf-8").splitlines(), 1):
+        if block is not None:
+            if line.strip() != "```":
+                block.text += line + "\n"
+                continue
+            if block.language == "text" and last is not None and last.language in ("sh", "python"):
+                last.output = block
+            else:
+                page.blocks.append(block)
+                last = block
+            block = None
+        elif found := MARKER.fullmatch(line):
+            marker, reason = split_marker(found[1])
+            if not marker:
+                page.faults.append(f"{name}:{number}: unknown marker '{found[1]}'")
+            if marker == "own build":
+                page.own_build, marker = True, ""
+        elif found := FENCE.fullmatch(line):
+            block = Block(name, number, found[1], "", marker, reason)
+            marker, reason = "", ""
+            if block.language not in LANGUAGES:
+                page.faults.append(
+                    f"{name}:{number}: a block needs one of the languages {', '.join(sorted(LANGUAGES))}"
+                )
+        elif line.strip():
+            if COMMAND.match(line) and not before.strip():
+                page.faults.append(f"{name}:{number}: commands belong into a block ```sh, so that they are run")
+            last = None
+        before = line
+    return page
+
+
+def same_output(wanted: str, found: str, numbers_vary: bool) -> bool:
+    """Whether FOUND is what WANTED says; `...` is any number of lines, blanks at the end of a line do not count."""
+
+    def pattern(line: str) -> str:
+        if line.strip() == "...":
+            return r"(?:.*\n)*?"
+        line = line.rstrip()
+        if not numbers_vary:
+            return re.escape(line) + r" *\n"
+        words = re.split(r"[-+]?\d[\d,.]*(?:e[-+]?\d+)?", re.sub(r"\s+", " ", line))
+        return r"[-+]?\d[\d,.]*(?:e[-+]?\d+)?".join(re.escape(w).replace(r"\ ", r" *") for w in words) + r" *\n"
+
+    if numbers_vary:
+        found = "".join(re.sub(r"[ \t]+", " ", line) + "\n" for line in found.splitlines())
+    return re.fullmatch("".join(pattern(line) for line in wanted.splitlines()), found) is not None
