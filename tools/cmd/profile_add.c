@@ -40,6 +40,8 @@ static void take_settings(profile_command *p, const cJSON *from)
     take_flag(&p->ignore_answers, from, "ignore_answers");
     take_flag(&p->include_first, from, "include_first");
     p->greedy = strcmp(sampling, "greedy") == 0;
+    p->chat = cJSON_GetObjectItemCaseSensitive(from, "chat") != NULL;
+    p->special = cJSON_GetObjectItemCaseSensitive(from, "special") != NULL;
     if (seed) p->seed = strtoull(seed, NULL, 10);
     if (cJSON_IsNumber(temperature) && !p->greedy) p->temperature = temperature->valuedouble;
 }
