@@ -196,10 +196,11 @@ static kvb_status join_metrics(cJSON *to, const char *first_name, const cJSON *f
 
 // ---- Everything else ----
 
-// A copy without what may differ.
+// A copy without what may differ. Weight files may have other names: model_sha256 says whether they are the same.
 static cJSON *fixed_part(const cJSON *attributes)
 {
-    static const char *const growing[] = {metrics_name, calibration_name, files_name, given_name, limit_name};
+    static const char *const growing[] = {metrics_name, calibration_name, files_name,
+                                          given_name,   limit_name,       "model_files"};
     cJSON *copy = cJSON_Duplicate(attributes, true);
     for (size_t i = 0; copy && i < sizeof growing / sizeof *growing; i++)
         cJSON_DeleteItemFromObjectCaseSensitive(copy, growing[i]);

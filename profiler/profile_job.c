@@ -206,7 +206,8 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
     out->contexts = calloc(n ? n : 1, sizeof *out->contexts);
     kvb_status status = out->contexts ? list_files(&out->calibration_files, files, n_files, err)
                                       : kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", n);
-    if (status == KVB_OK && o->grows) { // another model says so, not its other tokens
+    // Another model says so, before its other tokens do; a plan does not read the file to its end to know it.
+    if (status == KVB_OK && o->grows && m->sha256[0]) {
         cJSON *ignored;
         status = profile_grown_attributes(&ignored, m, out, o, err);
         cJSON_Delete(ignored);

@@ -41,7 +41,8 @@ ADD=(profile tiny.gguf --add --quiet)
 METRICS=(-m keydiff -m tova -m knorm)
 cp long.h5 run.h5
 expect 0 'a text is added' "${ADD[@]}" short.jsonl -o run.h5
-expect 0 'a metric is added' "${ADD[@]}" -m knorm -o run.h5
+cp tiny.gguf renamed.gguf
+expect 0 'a metric is added, with the same model under another name' profile renamed.gguf --add --quiet -m knorm -o run.h5
 same 'text and metric: the bytes of one profile' all.h5 run.h5
 expect 0 'what it has is asked for again' "${ADD[@]}" long.jsonl short.jsonl -m tova -o run.h5
 same 'it stays as it is' all.h5 run.h5
