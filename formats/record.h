@@ -166,9 +166,9 @@ kvb_status record_mark_shard(cJSON *attributes, uint32_t shard, uint32_t n_shard
                              kvb_error *err);
 const char *record_shard(const record *r); // "3/8", or NULL: not a shard
 
-// Puts records together. Shards: the bytes are those of the record that one process would have written. Whole records of
-// one model and one set of options: different texts, the same texts with different metrics, or both; the bytes are those
-// of one run over all texts with all metrics, in this order. What two of them both have must be equal bit by bit.
+// Puts records together. Shards: the bytes are those of the record that one process would have written. Whole records
+// of one model and one set of options, of different texts or of the same texts with different metrics: the bytes are
+// those of one run over all texts with all metrics, in this order. What two of them both have must be equal bit by bit.
 // KVB_MISMATCH: shards of different runs, other models or options, other contents for the same thing, texts of one name
 // from different files, a metric that some context lacks, anything else that is missing (named), or `path` exists and
 // not `replace`. Where no input is a shard, nothing tells whether a text is missing. On failure nothing is left behind.

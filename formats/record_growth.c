@@ -272,6 +272,11 @@ kvb_status record_check_base(cJSON **metrics, const record *base, const cJSON *a
     return status == KVB_OK ? parse_metrics(metrics, base->path, attributes, err) : status;
 }
 
+const char *record_path(const record *r)
+{
+    return r->path;
+}
+
 bool record_has_metric(const record_context_info *c, const char *metric)
 {
     for (uint32_t i = 0; i < c->n_metrics; i++)

@@ -9,7 +9,8 @@ head -n 1 calib.jsonl >long.jsonl
 tail -n 1 calib.jsonl >short.jsonl
 PROFILE=(profile tiny.gguf --new-tokens 8 --ignore-eos --quiet)
 
-expect 0 'both texts at once, three metrics' "${PROFILE[@]}" long.jsonl short.jsonl -m keydiff -m tova -m knorm -o all.h5
+expect 0 'both texts at once, three metrics' "${PROFILE[@]}" long.jsonl short.jsonl -m keydiff -m tova -m knorm \
+    -o all.h5
 expect 0 'one text' "${PROFILE[@]}" long.jsonl -m keydiff -m tova -o long.h5
 expect 0 'the other' "${PROFILE[@]}" short.jsonl -m keydiff -m tova -o short.h5
 expect 0 'the third metric of both' "${PROFILE[@]}" long.jsonl short.jsonl -m knorm -o knorm.h5
@@ -29,7 +30,8 @@ expect 0 'another seed' "${PROFILE[@]}" short.jsonl -m keydiff -m tova --seed 5 
 fails 'records of two seeds' 'long.h5 and seed.h5 cannot be joined: seed is "1" in the first, "5"' \
     merge x.h5 long.h5 seed.h5
 "$KVB_BUILD/tests/tiny_model" --seed 2 other.gguf >/dev/null
-expect 0 'another model' profile other.gguf --new-tokens 8 --ignore-eos --quiet short.jsonl -m keydiff -m tova -o other.h5
+expect 0 'another model' profile other.gguf --new-tokens 8 --ignore-eos --quiet short.jsonl -m keydiff -m tova \
+    -o other.h5
 fails 'records of two models' 'cannot be joined: model_sha256 is' merge x.h5 long.h5 other.h5
 sed 's/"short"/"long"/' short.jsonl >same-name.jsonl
 expect 0 'another text of that name' "${PROFILE[@]}" same-name.jsonl -m keydiff -m tova -o same-name.h5
@@ -42,7 +44,8 @@ METRICS=(-m keydiff -m tova -m knorm)
 cp long.h5 run.h5
 expect 0 'a text is added' "${ADD[@]}" short.jsonl -o run.h5
 cp tiny.gguf renamed.gguf
-expect 0 'a metric is added, with the same model under another name' profile renamed.gguf --add --quiet -m knorm -o run.h5
+expect 0 'a metric is added, with the same model under another name' profile renamed.gguf --add --quiet -m knorm \
+    -o run.h5
 same 'text and metric: the bytes of one profile' all.h5 run.h5
 expect 0 'what it has is asked for again' "${ADD[@]}" long.jsonl short.jsonl -m tova -o run.h5
 same 'it stays as it is' all.h5 run.h5
@@ -50,7 +53,8 @@ cp long.h5 run.h5
 expect 0 'text and metric in one go' "${ADD[@]}" short.jsonl -m knorm -o run.h5 --batch 1 --threads 1
 same 'in one go: the same bytes' all.h5 run.h5
 cp short.h5 run.h5
-expect 0 'all files again, in another order than they were profiled' "${ADD[@]}" long.jsonl short.jsonl -m knorm -o run.h5
+expect 0 'all files again, in another order than they were profiled' "${ADD[@]}" long.jsonl short.jsonl -m knorm \
+    -o run.h5
 same 'the order is that of the files' all.h5 run.h5
 expect 0 'one question of each text' "${PROFILE[@]}" long.jsonl short.jsonl "${METRICS[@]}" -q 1 -o run.h5 --force
 expect 0 'all their questions' "${ADD[@]}" long.jsonl short.jsonl -q 0 -o run.h5
@@ -60,11 +64,11 @@ cp two.h5 run.h5
 expect 0 'the third, a metric and a text' "${ADD[@]}" long.jsonl short.jsonl -q 0 -m streaming -o run.h5
 expect 0 'the same at once' "${PROFILE[@]}" long.jsonl short.jsonl "${METRICS[@]}" -m streaming -o want.h5
 same 'all three: the bytes of one profile' want.h5 run.h5
-expect 0 'a record of the default metrics, greedy, with the first query' profile tiny.gguf long.jsonl -o greedy.h5 --quiet \
-    --greedy --include-first --new-tokens 5 --max-tokens 120 --bos no --backend ref
+expect 0 'a record of the default metrics, greedy, with the first query' profile tiny.gguf long.jsonl -o greedy.h5 \
+    --quiet --greedy --include-first --new-tokens 5 --max-tokens 120 --bos no --backend ref
 expect 0 'added to, its settings are the defaults' "${ADD[@]}" short.jsonl -o greedy.h5
-expect 0 'the same at once' profile tiny.gguf long.jsonl short.jsonl -o want.h5 --force --quiet --greedy --include-first \
-    --new-tokens 5 --max-tokens 120 --bos no --backend ref
+expect 0 'the same at once' profile tiny.gguf long.jsonl short.jsonl -o want.h5 --force --quiet --greedy \
+    --include-first --new-tokens 5 --max-tokens 120 --bos no --backend ref
 same 'its settings: the bytes of one profile' want.h5 greedy.h5
 
 # What is said of it.
@@ -91,7 +95,8 @@ lines[1]["answer_ids"][1][2] += 1
 json.dump(lines[1], open("answers.jsonl", "w", encoding="ascii"))
 PYTHON_END
 fails 'other questions' 'run.h5: sample long: question 1 is another one there' "${ADD[@]}" reversed.jsonl -o run.h5
-fails 'other answers' 'short.h5: sample short: the answer to question 2 is another' "${ADD[@]}" answers.jsonl -o short.h5
+fails 'other answers' 'short.h5: sample short: the answer to question 2 is another' "${ADD[@]}" answers.jsonl \
+    -o short.h5
 fails 'a record that is not there' 'none.h5' "${ADD[@]}" short.jsonl -o none.h5
 fails 'a record of another maker' 'does not say which model' profile tiny.gguf --add short.jsonl -o imported.h5 --quiet
 misused 'nothing to add to' 'which record should be added to' profile tiny.gguf --add short.jsonl

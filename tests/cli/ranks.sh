@@ -86,6 +86,15 @@ for n in 1 2 3 4; do
     finished "$n ranks"
     same "$n ranks: the same bytes" one.h5 "r$n.h5"
 done
+for n in 1 3; do # a text and two metrics are added by several ranks
+    head -n 1 calib.jsonl >first.jsonl
+    kvb profile tiny.gguf first.jsonl --new-tokens 24 --ignore-eos --quiet --metric keydiff -o add.h5 --force
+    launch $n "$KVB" profile tiny.gguf calib.jsonl --add --quiet --metric snapkv --metric keydiff --metric ea -o add.h5
+    finished "$n ranks add to a record"
+    kvb profile tiny.gguf calib.jsonl --new-tokens 24 --ignore-eos --quiet --metric keydiff --metric snapkv \
+        --metric ea -o want.h5 --force
+    same "$n ranks add to a record: the same bytes" want.h5 add.h5
+done
 if [ -e r4.h5.parts ]; then not_ok 'ranks leave no parts'; else ok 'ranks leave no parts'; fi
 
 # An error of one rank: all end, the message comes from it, what the others did stays.

@@ -164,7 +164,7 @@ START_TEST(test_what_is_not_the_records_is_refused)
     } cases[] = {
         {other_text, 2, KVB_MISMATCH, "run.h5: has another text for sample a"},
         {other_question, 2, KVB_MISMATCH, "run.h5: sample a: question 1 is another one there"},
-        {second, 1, KVB_ARGUMENT, "run.h5: has metric snapkv:kvpress:window=8, so a text that is added needs its scores"},
+        {second, 1, KVB_ARGUMENT, "run.h5: has metric snapkv:kvpress:window=8, so a text that is added"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         grown g = prepare(cases[i].lines, cases[i].n_metrics, base);

@@ -228,8 +228,7 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "has no more). Layers that do not fit are\nread from the file each time"},
         {"held", 0, CLI_COUNT, &p->held, "N",
          "hold the weights of N layers in memory and read the others' from the file each time\n(default: as many as "
-         "fit; "
-         "0: not even the embedding); changes no number"},
+         "fit; 0: not even the embedding); changes no number"},
         {"layers", 0, CLI_COUNT, &p->layers, "N",
          "run the first N layers only, to measure time and memory on a shorter model"},
         {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
@@ -243,8 +242,7 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
         {"force", 0, CLI_FLAG, &p->force, NULL,
          "start again although the record exists; the old one stays until the new one is complete"},
         {"add", 0, CLI_FLAG, &p->add, NULL,
-         "add metrics, texts or questions to the finished record RUN.h5; same bytes as one\nprofile over all; its "
-         "settings are the defaults"},
+         "add metrics, texts or questions to the finished RUN.h5, with its settings"},
         {"plan", 0, CLI_FLAG, &p->plan, NULL, "print the work, memory and time that it would take, and stop"},
         {"roofline", 0, CLI_FLAG, &p->roofline, NULL,
          "say at the end where the time went, beside this machine's measured peaks"},
