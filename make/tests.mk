@@ -60,9 +60,10 @@ check: deps cuda-compiler
 	@$(MAKE) --no-print-directory check-inner
 
 # The commands of the pages, on a small model and short texts; LONG=1: on the whole ones, and those that take minutes.
+# PAGES: only these and README.md; KEEP: a folder that keeps the copies of the tree.
 check-docs: deps-base
 	@$(MAKE) $(PARALLEL) all
-	@$(PYTHON) tests/docs/check_docs.py $(BUILD) $(if $(filter 1,$(LONG)),--long) --jobs $(JOBS)
+	@$(PYTHON) tests/docs/check_docs.py $(BUILD) $(PAGES) $(KEEP:%=--keep %) $(if $(filter 1,$(LONG)),--long) --jobs $(JOBS)
 
 check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(FAULT_SHIM) $(EXAMPLES) check-cuda-build
 
