@@ -72,7 +72,7 @@ kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32
         good = good && places[i]->address;
     }
     good = good && take_sinks(d);
-    backend_limits limits = layer_limits(c, 1, 1, max_rows); // attention is not the device's
+    backend_limits limits = layer_limits(m, 1, 1, max_rows); // attention is not the device's
     kvb_status status = good ? layer_pass_open(&d->pass, m, &limits, max_positions, err)
                              : kvb_fail(err, KVB_MEMORY, "decoder: no memory for %u rows at a time", max_rows);
     if (status != KVB_OK) {

@@ -34,6 +34,16 @@ typedef struct dev_matrix {
     void *packed; // the backend's own form for products, NULL where it needs none
 } dev_matrix;
 
+// How matrix_load is to hold a matrix, or-ed; 0: in the backend's own form, without rows. Backends that have no use for
+// one of these do without.
+typedef enum matrix_hold {
+    HOLD_ROWS = 1,     // its rows can be read: for `gather` and `output_norms`
+    HOLD_MAPPED = 2,   // its data stays where it is as long as the matrix, so that no copy of rows is needed
+    HOLD_IN_PLACE = 4, // and its products read it there: no memory, but each of them makes its operand anew
+    HOLD_HALF = 8,     // its values are rounded to bfloat16
+    HOLD_WIDE = 16     // as products take it even where the file has fewer bits: more memory, less work
+} matrix_hold;
+
 // One of several products of the same rows: y [n,out] = x W^T.
 typedef struct projection {
     dev y;
@@ -97,6 +107,9 @@ typedef struct backend_limits {
     uint32_t rows;       // decoded rows in one call
     uint32_t matrix_dim; // the larger side of any weight matrix
     attention_shape shape;
+    // The most terms of a product whose operand may be made anew each time: its matrix is of BF16, or was loaded with
+    // HOLD_IN_PLACE or HOLD_HALF. 0: there is none.
+    uint32_t made_terms;
 } backend_limits;
 
 // A backend at work, from `open` to `close`. Backends keep their scratch memory behind it. Its calls come from one
@@ -139,10 +152,12 @@ typedef struct backend {
     void (*clear)(backend_device *on, dev memory, size_t n);
     const float *(*host_view)(backend_device *on,
                               dev from); // the memory itself where host and device share it, else NULL
-    // Copies a matrix [out, in] as a model file stores it (backend_matrix: from floats); keep_rows asks for rows at
-    // `address`, for `gather` and `output_norms`. Both pointers are NULL when memory is short, or a value is not
-    // finite.
-    dev_matrix (*matrix_load)(backend_device *on, const stored_matrix *w, bool keep_rows);
+    // Takes over a matrix [out, in] as a model file stores it (backend_matrix: from floats), held as `hold` says
+    // (matrix_hold). Both pointers are NULL when memory is short, or a value is not finite; where it is read in place
+    // that fails the first product instead.
+    dev_matrix (*matrix_load)(backend_device *on, const stored_matrix *w, unsigned hold);
+    // Bytes that matrix_load would take; nothing is read of w->data.
+    uint64_t (*matrix_bytes)(backend_device *on, const stored_matrix *w, unsigned hold);
     void (*matrix_release)(backend_device *on, dev_matrix *w);
     // Bytes of scratch memory that `open` takes for these limits.
     uint64_t (*scratch_bytes)(backend_device *on, const backend_limits *limits);

@@ -40,6 +40,7 @@ typedef struct scratch {
     void *query_operand;             // [lines, d]
     void *weight_operand;            // [cpu_block_lines(lines), KEY_TILE]
     void *split_keys, *split_values; // parts of one tile, where products make them (packed_tiles.h)
+    char *made;                      // a panel of weights, and what making it needs (backend_cpu_weights.c)
 } scratch;
 
 typedef struct cpu_device {
@@ -100,11 +101,14 @@ void loop_weighted_sum(float *out, const float *weights, size_t weight_step, con
 void loop_raise_importance(float *best, const float *e, size_t ld, const float *inverse, const float *w, size_t ldw,
                            uint32_t group, uint32_t n);
 
-// --- backend_cpu_matmul.c ---
-dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, bool keep_rows);
+// --- backend_cpu_weights.c ---
+dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold);
+uint64_t cpu_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold);
 void cpu_matrix_release(backend_device *on, dev_matrix *w);
 // Columns first .. first+n-1 of rows row .. row+rows-1 in float32, of a matrix whose rows were to be kept.
 void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows, uint32_t first, uint32_t n);
+
+// --- backend_cpu_matmul.c ---
 void cpu_matmul(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
 void cpu_project(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n);
 

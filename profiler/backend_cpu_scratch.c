@@ -1,7 +1,7 @@
 // Scratch memory of a CPU device: one table of (pointer, floats) for each thread and one for what threads share, from
 // which its size, its layout and its checks are made. Every count covers the largest of its users, named beside it;
 // what an operation needs beyond the limits that the device was opened with is refused before it begins.
-#include "profiler/backend_cpu.h"
+#include "profiler/backend_cpu_weights.h"
 #include "profiler/linalg.h"
 #include "profiler/packed_tiles.h"
 #include <omp.h>
@@ -15,7 +15,7 @@
 #define ASAN_POISON_MEMORY_REGION(from, bytes) ((void)(from), (void)(bytes))
 #endif
 
-enum { CACHE_LINE = 16, GUARD = CACHE_LINE, N_THREAD_PIECES = 11, N_SHARED_PIECES = 5 }; // in floats
+enum { CACHE_LINE = 16, GUARD = CACHE_LINE, N_THREAD_PIECES = 12, N_SHARED_PIECES = 5 }; // in floats
 
 typedef struct piece {
     const char *name;
@@ -78,17 +78,21 @@ static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_l
          operand_is_plain(p) ? 0 : floats_of(cpu_weight_bytes(p, cpu_block_lines(lines)))},
         {"split_keys", offsetof(scratch, split_keys), splits ? floats_of(tiles_split_bytes(3, d, KEY_TILE)) : 0},
         {"split_values", offsetof(scratch, split_values), splits ? floats_of(tiles_split_bytes(3, KEY_TILE, d)) : 0},
+        {"made", offsetof(scratch, made), floats_of(packed_made_bytes(p, limits->made_terms))},
     };
     memcpy(out, all, sizeof all);
 }
 
-// A block of the widest rows: many blocks of those that most matrices have. oneDNN has two; in float32 it uses rows
-// where they are.
-static size_t operand_floats(precision p, uint32_t in)
+// A block of the widest rows: many blocks of those that most matrices have. oneDNN has two, or all rows of a pass where
+// panels are made anew for each product; in float32 it uses rows where they are.
+static size_t operand_floats(precision p, const backend_limits *limits)
 {
-    size_t one = floats_of(operand_bytes(p, PRODUCT_ROWS_MAX, in));
+    size_t one = floats_of(operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim)), all = 0;
+    if (limits->made_terms)
+        all = floats_of(operand_bytes(p, PRODUCT_ROWS_MAX, limits->made_terms)) *
+              ((limits->rows + PRODUCT_ROWS_MAX - 1) / PRODUCT_ROWS_MAX);
     if (tiles_available()) return larger(one, OPERAND_BYTES / sizeof(float));
-    return operand_is_plain(p) ? one : 2 * one;
+    return operand_is_plain(p) ? one : larger(2 * one, all);
 }
 
 static void list_shared(piece out[N_SHARED_PIECES], const cpu_device *on, const backend_limits *limits)
@@ -96,7 +100,7 @@ static void list_shared(piece out[N_SHARED_PIECES], const cpu_device *on, const 
     size_t lines = (size_t)cpu_row_group() * limits->shape.n_heads,
            parts = lines * ((limits->tokens + KEY_TILE - 1) / KEY_TILE);
     const piece all[N_SHARED_PIECES] = {
-        {"operand", offsetof(cpu_device, operand), operand_floats(on->p, limits->matrix_dim)},
+        {"operand", offsetof(cpu_device, operand), operand_floats(on->p, limits)},
         {"exponentials", offsetof(cpu_device, exponentials), cpu_exponential_floats(on, limits->tokens, limits->shape)},
         {"part_scale", offsetof(cpu_device, part_scale), parts},
         {"part_sum", offsetof(cpu_device, part_sum), parts},
@@ -175,7 +179,7 @@ bool cpu_scratch_take(cpu_device *on, const backend_limits *limits)
 {
     const char *found;
     on->limits = *limits;
-    on->operand_bytes = operand_floats(on->p, limits->matrix_dim) * sizeof(float);
+    on->operand_bytes = operand_floats(on->p, limits) * sizeof(float);
     on->threads = calloc((size_t)on->n_threads, sizeof *on->threads);
     on->block = host_memory(all_floats(on, limits));
     for (int t = 0; on->threads && t < on->n_threads; t++) on->threads[t].on = on;

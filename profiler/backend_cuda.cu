@@ -126,15 +126,22 @@ static void cuda_matrix_release(backend_device *, dev_matrix *w)
     matrix_free(w);
 }
 
-static dev_matrix cuda_matrix_load(backend_device *on, const stored_matrix *w, bool keep_rows)
+static dev_matrix cuda_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold)
 {
     uint16_t planes = cuda_of(on)->planes;
-    bool wants_rows = planes == 0 || keep_rows;
-    float *values = host_matrix_values(w);
+    bool wants_rows = planes == 0 || hold & HOLD_ROWS;
+    float *values = host_matrix_values(w, hold);
     weight *rows = values && wants_rows ? weight_new(values, w->out, w->in, 0) : NULL;
     weight *packed = values && planes ? weight_new(values, w->out, w->in, planes) : NULL;
     free(values);
     return matrix_make(rows, packed, w->out, w->in, (rows || !wants_rows) && (packed || !planes));
+}
+
+static uint64_t cuda_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)
+{
+    uint16_t planes = cuda_of(on)->planes;
+    bool has_rows = planes == 0 || hold & HOLD_ROWS;
+    return (uint64_t)w->out * w->in * (planes * sizeof(uint16_t) + (has_rows ? sizeof(float) : 0));
 }
 
 dev_matrix backend_cuda_random_matrix(backend_device *on, uint32_t out, uint32_t in, float scale, uint64_t seed)
@@ -730,7 +737,8 @@ static void cuda_spreads(backend_device *, dev out, dev z, uint32_t n_tokens, ui
         .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS, .open = cuda_open, \
         .close = cuda_close, .check = cuda_check, .alloc = cuda_alloc, .release = cuda_release, .upload = cuda_upload, \
         .download = cuda_download, .copy = cuda_copy, .clear = cuda_clear, .host_view = cuda_host_view,                \
-        .matrix_load = cuda_matrix_load, .matrix_release = cuda_matrix_release, .scratch_bytes = cuda_scratch_bytes,   \
+        .matrix_load = cuda_matrix_load, .matrix_bytes = cuda_matrix_bytes, .matrix_release = cuda_matrix_release,     \
+        .scratch_bytes = cuda_scratch_bytes,                                                                           \
         .free_bytes = cuda_free_bytes, .gather = cuda_gather, .rms_norm = cuda_rms_norm, .matmul = cuda_matmul,        \
         .project = cuda_project, .layer_norm = cuda_layer_norm, .glu = cuda_glu, .softcap = cuda_softcap,              \
         .clip = cuda_clip, .scale = cuda_scale, .add_row = cuda_add_row, .add_scaled = cuda_add_scaled,                \

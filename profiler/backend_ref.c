@@ -5,11 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-static dev_matrix ref_matrix_load(backend_device *on, const stored_matrix *w, bool keep_rows)
+static dev_matrix ref_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold)
 {
     (void)on;
-    (void)keep_rows;
-    return (dev_matrix){host_matrix_values(w), w->out, w->in, NULL};
+    return (dev_matrix){host_matrix_values(w, hold), w->out, w->in, NULL};
+}
+
+static uint64_t ref_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)
+{
+    (void)on;
+    (void)hold;
+    return (uint64_t)w->out * w->in * sizeof(float);
 }
 
 static uint64_t ref_scratch_bytes(backend_device *on, const backend_limits *limits)
@@ -341,6 +347,7 @@ const backend backend_ref = {
     .clear = host_clear,
     .host_view = host_view,
     .matrix_load = ref_matrix_load,
+    .matrix_bytes = ref_matrix_bytes,
     .matrix_release = host_matrix_release,
     .scratch_bytes = ref_scratch_bytes,
     .free_bytes = host_free_bytes,

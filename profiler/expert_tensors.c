@@ -1,5 +1,7 @@
 #include "profiler/expert_tensors.h"
 #include "profiler/dequant.h"
+#include "profiler/model_tensors.h"
+#include "profiler/tensor_entries.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -129,7 +131,8 @@ static kvb_status oss_values(float *to, const weight_tensor *t, size_t e, size_t
     return status;
 }
 
-static kvb_status load_oss(dev_matrix *out, const model *m, const oss_tensors *t, uint32_t e, int which, kvb_error *err)
+static kvb_status load_oss(dev_matrix *out, const model *m, uint32_t layer, const oss_tensors *t, uint32_t e, int which,
+                           kvb_error *err)
 {
     const model_config *c = &m->config;
     size_t rows = rows_of(c, which), terms = columns_of(c, which), step = which == DOWN ? 1 : 2;
@@ -147,7 +150,8 @@ static kvb_status load_oss(dev_matrix *out, const model *m, const oss_tensors *t
         for (size_t k = 0; values && k < terms; k++) values[terms * all + r * terms + k] = values[k * all + from];
     }
     if (values) stored = stored_floats(values + terms * all, (uint32_t)rows, (uint32_t)terms);
-    if (status == KVB_OK) *out = m->device->b->matrix_load(m->device, &stored, false);
+    unsigned hold = model_hold(m, layer + 1, false) & ~(unsigned)(HOLD_MAPPED | HOLD_IN_PLACE); // these are copies
+    if (status == KVB_OK) *out = m->device->b->matrix_load(m->device, &stored, hold);
     free(values);
     free(blocks);
     return status;
@@ -203,22 +207,46 @@ static kvb_status load_biases(model_layer *to, const model *m, const family *f, 
 
 // ---- All ----
 
-kvb_status experts_claim(const model_config *c, const family *f, weights *w, uint32_t layer, kvb_error *err)
+// What the experts of a layer take, all of the same types. gpt-oss's stand in folders in another order than they are
+// multiplied in.
+static void count_experts(model *m, uint32_t layer, const uint32_t types[MATRICES], bool maps)
 {
+    const model_config *c = &m->config;
+    for (uint32_t e = 0; e < c->n_experts; e++)
+        for (int i = 0; i < MATRICES; i++) {
+            const stored_matrix one = {.type = types[i], .out = rows_of(c, i), .in = columns_of(c, i)};
+            model_count_matrix(m, layer + 1, &one, false, maps);
+        }
+}
+
+kvb_status experts_claim(model *m, weights *w, uint32_t layer, kvb_error *err)
+{
+    const model_config *c = &m->config;
+    const family *f = m->family;
     weight_tensor t, biases[MATRICES];
     oss_tensors oss;
-    uint32_t first;
-    if (layout_of(f, w) == EXPERTS_TRANSPOSED) return find_oss(&oss, c, w, layer, err);
-    kvb_status status = c->switches & EXPERT_BIAS ? find_biases(biases, c, f, w, layer, err) : KVB_OK;
-    for (uint32_t e = 0; e < c->n_experts; e++)
-        for (int i = 0; status == KVB_OK && i < MATRICES; i++)
-            status = find_rows(&t, &first, c, f, w, layer, e, i, err);
+    uint32_t first, plain = weights_default_type(w), types[MATRICES] = {plain, plain, plain};
+    bool transposed = layout_of(f, w) == EXPERTS_TRANSPOSED;
+    kvb_status status = KVB_OK;
+    if (weights_has_tensors(w) && transposed) {
+        status = find_oss(&oss, c, w, layer, err);
+        for (int i = 0; i < MATRICES; i++) types[i] = oss.is_blocks ? GGUF_TENSOR_MXFP4 : GGUF_TENSOR_F32;
+    } else if (weights_has_tensors(w)) {
+        if (c->switches & EXPERT_BIAS) status = find_biases(biases, c, f, w, layer, err);
+        for (uint32_t e = 0; e < c->n_experts; e++)
+            for (int i = 0; status == KVB_OK && i < MATRICES; i++) {
+                status = find_rows(&t, &first, c, f, w, layer, e, i, err);
+                types[i] = t.type;
+            }
+    }
+    if (status == KVB_OK) count_experts(m, layer, types, !transposed);
     return status;
 }
 
-kvb_status experts_load(model_layer *to, const model *m, const family *f, weights *w, uint32_t layer, kvb_error *err)
+kvb_status experts_load(model_layer *to, const model *m, weights *w, uint32_t layer, kvb_error *err)
 {
     const model_config *c = &m->config;
+    const family *f = m->family;
     backend_device *on = m->device;
     oss_tensors oss = {.is_blocks = false};
     bool transposed = layout_of(f, w) == EXPERTS_TRANSPOSED;
@@ -230,12 +258,12 @@ kvb_status experts_load(model_layer *to, const model *m, const family *f, weight
         dev_matrix *one = &to->experts[i];
         weight_tensor t;
         uint32_t first = 0;
-        if (transposed) status = load_oss(one, m, &oss, i / MATRICES, (int)(i % MATRICES), err);
+        if (transposed) status = load_oss(one, m, layer, &oss, i / MATRICES, (int)(i % MATRICES), err);
         else status = find_rows(&t, &first, c, f, w, layer, i / MATRICES, (int)(i % MATRICES), err);
         if (status == KVB_OK && !transposed) {
             const stored_matrix rows = {
                 t.type, t.data + first * t.row_bytes, rows_of(c, (int)(i % MATRICES)), (uint32_t)t.columns, 0, 0};
-            *one = on->b->matrix_load(on, &rows, false);
+            *one = on->b->matrix_load(on, &rows, model_hold(m, layer + 1, false));
         }
         if (status == KVB_OK && !one->address && !one->packed)
             status =

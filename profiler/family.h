@@ -25,6 +25,7 @@ typedef struct family {
     bool experts_normed;         // unless the source says: weights of the experts that are used sum to one
     bool rotates_in_windows;     // where there are windows, layers without one have no rotary positions
     bool has_window;             // the model obeys a sliding window; of others one is refused
+    bool ties;                   // unless config.json says: the embedding is the output matrix
     unsigned window_period;      // where there is no list of its layers: the last of so many has none; 0: all have it
     struct {
         tensor_role role;

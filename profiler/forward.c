@@ -102,7 +102,7 @@ uint64_t forward_cache_bytes(const model *m, const forward_plan *plan)
 
 static backend_limits limits_of(const model *m, const forward_plan *plan)
 {
-    return layer_limits(&m->config, plan->max_tokens, plan->max_tail, CHUNK_ROWS);
+    return layer_limits(m, plan->max_tokens, plan->max_tail, CHUNK_ROWS);
 }
 
 uint64_t forward_scratch_bytes(const model *m, const forward_plan *plan)
@@ -181,8 +181,9 @@ static void project_context(forward *f, uint32_t layer)
 {
     const model_config *c = &f->m->config;
     prefix_kv kv = prefix_of(f, layer);
-    for (uint32_t first = 0; first < f->n_tokens; first += f->b->context_rows) {
-        uint32_t n = f->n_tokens - first < f->b->context_rows ? f->n_tokens - first : f->b->context_rows;
+    uint32_t rows = model_context_rows(f->m);
+    for (uint32_t first = 0; first < f->n_tokens; first += rows) {
+        uint32_t n = f->n_tokens - first < rows ? f->n_tokens - first : rows;
         size_t queries = (size_t)first * c->n_heads * c->head_dim;
         layer_project(&f->pass, layer, dev_at(f->q_raw, queries), dev_at(f->q, queries),
                       dev_at(f->x, (size_t)first * c->width), f->positions + first, n);
@@ -201,7 +202,7 @@ static void mix_context(forward *f, uint32_t layer)
         uint32_t n = f->n_tokens - first < CHUNK_ROWS ? f->n_tokens - first : CHUNK_ROWS;
         f->b->attend_prefix(f->pass.on, f->pass.attended, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), &kv,
                             first, n, model_attention(f->m, layer));
-        layer_finish(&f->pass, layer, dev_at(f->x, (size_t)first * c->width), n, f->b->context_rows);
+        layer_finish(&f->pass, layer, dev_at(f->x, (size_t)first * c->width), n, model_context_rows(f->m));
     }
 }
 

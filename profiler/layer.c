@@ -44,13 +44,19 @@ uint64_t layer_pass_bytes(const model *m, uint32_t max_rows, uint32_t positions)
     return floats * sizeof(float) + experts_pass_bytes(&m->config, max_rows);
 }
 
-backend_limits layer_limits(const model_config *c, uint32_t tokens, uint32_t tail, uint32_t max_rows)
+backend_limits layer_limits(const model *m, uint32_t tokens, uint32_t tail, uint32_t max_rows)
 {
+    const model_config *c = &m->config;
     const uint32_t sides[] = {c->vocabulary,   c->ffn_width, c->width, c->n_heads * c->head_dim,
                               c->expert_width, c->n_experts};
     uint32_t largest = 0;
     for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) largest = sides[i] > largest ? sides[i] : largest;
-    return (backend_limits){tokens, tail, max_rows, largest, attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)};
+    return (backend_limits){.tokens = tokens,
+                            .tail = tail,
+                            .rows = max_rows,
+                            .matrix_dim = largest,
+                            .shape = attention_heads(c->n_heads, c->n_kv_heads, c->head_dim),
+                            .made_terms = model_made_terms(m)};
 }
 
 // The rotary table of bounded layers.
@@ -271,5 +277,6 @@ void layer_logits(const layer_pass *p, dev x, uint32_t n, const logit_use *use, 
 
 kvb_status layer_end(const layer_pass *p, kvb_error *err)
 {
-    return p->b->check(p->on, err);
+    kvb_status status = model_check(p->m, err); // weights and rows may be read from the file for as long as it lasts
+    return status == KVB_OK ? p->b->check(p->on, err) : status;
 }

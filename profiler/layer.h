@@ -34,7 +34,7 @@ typedef struct layer_pass {
 
 // What a pass asks of a backend: contexts of up to `tokens` and tails of up to `tail` for attention on the device,
 // max_rows rows at a time.
-backend_limits layer_limits(const model_config *c, uint32_t tokens, uint32_t tail, uint32_t max_rows);
+backend_limits layer_limits(const model *m, uint32_t tokens, uint32_t tail, uint32_t max_rows);
 
 // A device for these limits, and memory for limits->rows rows at a time, at positions below `positions`. The device
 // comes last: weights that do not fit into its memory are streamed through what is left then, so callers take theirs

@@ -42,9 +42,10 @@ static int32_t id_with_row(int32_t id, uint32_t vocabulary)
 static kvb_status open_tokenizer(model *m, const weights *w, const model_options *o, kvb_error *err)
 {
     uint32_t vocabulary = m->config.vocabulary;
+    kvb_error unread;
     if (o->without_tokenizer) return read_special_ids(m, w, err);
-    kvb_status status = weights_tokenizer(&m->tokens, w, o->pre, err);
-    if (status != KVB_OK) return status;
+    kvb_status status = weights_tokenizer(&m->tokens, w, o->pre, o->for_plan ? &unread : err);
+    if (status != KVB_OK) return o->for_plan && status != KVB_MEMORY ? KVB_OK : status;
     int32_t bos = tokenizer_bos(m->tokens);
     m->special = (special_ids){id_with_row(bos, vocabulary), id_with_row(tokenizer_eos(m->tokens), vocabulary),
                                id_with_row(tokenizer_eot(m->tokens), vocabulary), tokenizer_add_bos(m->tokens)};
@@ -91,43 +92,60 @@ static void name_folder(model *m, const weights *w)
     free(whole);
 }
 
-// The config and all shapes, then the tokenizer, then the hash, then all weights: what is cheap to refuse comes first.
-static kvb_status load_model(model *m, weights *w, const model_options *o, kvb_error *err)
+// What can be said of a model without its weights; what is cheap to refuse comes first.
+static kvb_status read_model(model *m, const model_options *o, kvb_error *err)
 {
-    const family *f = NULL;
-    kvb_status status = model_read_config(&m->config, &f, w, err);
-    if (status == KVB_OK) status = model_claim_tensors(&m->config, f, w, err);
+    weights *w = m->source;
+    kvb_status status = model_read_config(&m->config, &m->family, w, err);
+    m->form = o->form;
+    if (status == KVB_OK) status = model_claim_tensors(m, w, err);
     if (status == KVB_OK && o->n_layers > m->config.n_layers)
         return kvb_fail(err, KVB_ARGUMENT, "%s: has %u layers, %u were asked for", weights_name(w), m->config.n_layers,
                         o->n_layers);
     if (o->n_layers) m->config.n_layers = o->n_layers;
+    m->n_held = m->config.n_layers + 1;
     if (status == KVB_OK) status = open_tokenizer(m, w, o, err);
     if (status == KVB_OK && o->statistics)
         status = query_statistics_open(&m->statistics, o->statistics, m->config.n_layers, m->config.n_heads,
                                        m->config.head_dim, err);
-    if (status == KVB_OK) status = weights_identify(w, m->sha256, &m->origin, err);
+    if (status == KVB_OK && !o->for_plan) status = weights_identify(w, m->sha256, &m->origin, err);
     if (status == KVB_OK && !weights_is_gguf(w)) name_folder(m, w);
-    if (status == KVB_OK && m->statistics) status = check_statistics(m, o->statistics, err);
-    return status == KVB_OK ? model_load_tensors(m, f, w, err) : status;
+    return status == KVB_OK && m->statistics && !o->for_plan ? check_statistics(m, o->statistics, err) : status;
+}
+
+// Zeros in the place of what was cut off may look like any other fault: the cause comes first.
+static kvb_status blame_damage(const model *m, kvb_status status, kvb_error *err)
+{
+    kvb_error damage;
+    return m->source && weights_check(m->source, &damage) != KVB_OK ? kvb_fail(err, damage.status, "%s", damage.message)
+                                                                    : status;
+}
+
+kvb_status model_load(model *m, uint32_t n_held, kvb_error *err)
+{
+    m->n_held = n_held;
+    kvb_status status = model_load_tensors(m, err);
+    status = blame_damage(m, status, err);
+    return status == KVB_OK ? m->device->b->check(m->device, err) : status;
+}
+
+kvb_status model_check(const model *m, kvb_error *err)
+{
+    return m->source ? weights_check(m->source, err) : KVB_OK;
 }
 
 kvb_status model_open(model **out, const char *path, const backend *b, const model_options *options, kvb_error *err)
 {
     *out = NULL;
-    const model_options none = {0};
-    weights *w = NULL;
-    kvb_error damage;
+    const model_options none = {0}, *o = options ? options : &none;
     model *m = calloc(1, sizeof *m);
     if (!m) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
     kvb_status status = b->open(&m->device, b, NULL, err);
-    if (status == KVB_OK) status = weights_open(&w, path, err);
-    if (status == KVB_OK) {
-        status = load_model(m, w, options ? options : &none, err);
-        // Zeros in the place of what was cut off may look like any other fault: say the cause.
-        if (weights_check(w, &damage) != KVB_OK) status = kvb_fail(err, damage.status, "%s", damage.message);
-    }
-    if (status == KVB_OK) status = b->check(m->device, err);
-    weights_close(w);
+    if (status == KVB_OK)
+        status = o->for_plan ? weights_open_config(&m->source, path, err) : weights_open(&m->source, path, err);
+    if (status == KVB_OK) status = read_model(m, o, err);
+    if (status == KVB_OK && !o->without_weights) status = model_load(m, m->config.n_layers + 1, err);
+    else status = blame_damage(m, status, err);
     if (status != KVB_OK) model_free(m);
     else *out = m;
     return status;
@@ -146,8 +164,11 @@ void model_free(model *m)
         model_free_tensors(m);
         m->device->b->close(m->device);
     }
+    weights_close(m->source);
+    free(m->rooms);
     tokenizer_free(m->tokens);
     origin_free(&m->origin);
+    chat_frame_free(&m->chat);
     query_statistics_free(m->statistics);
     free(m);
 }

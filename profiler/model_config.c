@@ -318,6 +318,7 @@ static kvb_status read_vocabulary(model_config *c, weights *w, kvb_error *err)
 {
     weight_tensor t;
     const char *name = weights_is_gguf(w) ? "token_embd.weight" : "model.embed_tokens.weight";
+    if (!weights_has_tensors(w)) return read_size(w, WEIGHT_VOCABULARY, 0, MAX_VOCABULARY, &c->vocabulary, err);
     if (!weights_find(w, name, &t))
         return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [vocabulary, %u]", weights_name(w), name,
                         c->width);

@@ -2,167 +2,11 @@
 #include "profiler/dequant.h"
 #include "profiler/expert_tensors.h"
 #include "profiler/oracle.h"
+#include "profiler/tensor_entries.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define COUNT(...) +1
-enum { N_MATRICES = 0 LAYER_MATRICES(COUNT), N_VECTORS = 0 LAYER_VECTORS(COUNT) };
-
-// A tensor of a layer, as tensor_list.h has it with this model's sizes.
-typedef struct entry {
-    tensor_role role;
-    size_t field; // offset in struct model_layer
-    uint32_t rows, columns;
-    bool there;
-    tensor_role fused; // whose rows these are from `first` on; `role` itself where it has a tensor of its own
-    uint32_t first, fused_rows;
-} entry;
-
-#define SIZES(c)                                                                                                  \
-    const uint32_t width = (c)->width, ffn = (c)->ffn_width, head = (c)->head_dim, queries = (c)->n_heads * head, \
-                   keys = (c)->n_kv_heads * head, heads = (c)->n_heads, kv_heads = (c)->n_kv_heads,               \
-                   experts = (c)->n_experts;                                                                      \
-    (void)width, (void)ffn, (void)head, (void)queries, (void)keys, (void)heads, (void)kv_heads, (void)experts
-
-static bool has(const model_config *c, unsigned with, unsigned without)
-{
-    return (c->switches & with) == with && !(c->switches & without);
-}
-
-static void list_matrices(entry out[N_MATRICES], const model_config *c)
-{
-    SIZES(c);
-    const entry all[N_MATRICES] = {
-#define MATRIX(role, field, gguf, hf, rows, columns, with, without) \
-    {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
-        LAYER_MATRICES(MATRIX)
-#undef MATRIX
-    };
-    memcpy(out, all, sizeof all);
-    const struct {
-        unsigned with;
-        tensor_role fused, part;
-        uint32_t first, rows;
-    } parts[] = {{FUSED_QKV, TENSOR_WQKV, TENSOR_WQ, 0, queries + 2 * keys},
-                 {FUSED_QKV, TENSOR_WQKV, TENSOR_WK, queries, queries + 2 * keys},
-                 {FUSED_QKV, TENSOR_WQKV, TENSOR_WV, queries + keys, queries + 2 * keys},
-                 {FUSED_GATE_UP, TENSOR_GATE_UP, TENSOR_GATE, 0, 2 * ffn},
-                 {FUSED_GATE_UP, TENSOR_GATE_UP, TENSOR_UP, ffn, 2 * ffn}};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        for (int m = 0; m < N_MATRICES; m++)
-            if (out[m].role == parts[i].part && has(c, parts[i].with, 0)) {
-                out[m].there = true;
-                out[m].fused = parts[i].fused;
-                out[m].first = parts[i].first;
-                out[m].fused_rows = parts[i].rows;
-            }
-}
-
-static void list_vectors(entry out[N_VECTORS], const model_config *c)
-{
-    SIZES(c);
-    const entry all[N_VECTORS] = {
-#define VECTOR(role, field, gguf, hf, rows, columns, with, without) \
-    {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
-        LAYER_VECTORS(VECTOR)
-#undef VECTOR
-    };
-    memcpy(out, all, sizeof all);
-}
-
-// Layers with experts have a router in the place of a feed-forward.
-static bool in_layer(const entry *e, const model_config *c, uint32_t layer)
-{
-    bool router = e->role == TENSOR_ROUTER || e->role == TENSOR_ROUTER_BIAS,
-         dense = e->role == TENSOR_GATE || e->role == TENSOR_UP || e->role == TENSOR_DOWN;
-    bool sparse = layer_set_has(&c->sparse, layer);
-    return e->there && !(dense && sparse) && !(router && !sparse);
-}
-
-// ---- Finding ----
-
-kvb_status tensor_check_shape(const weight_tensor *t, uint64_t rows, uint64_t columns, kvb_error *err)
-{
-    if (t->rows != rows || t->columns != columns || t->n_dims > 2)
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [%llu, %llu]", t->file,
-                        t->name, (unsigned long long)t->rows, (unsigned long long)t->columns, (unsigned long long)rows,
-                        (unsigned long long)columns);
-    kvb_error inner = {0};
-    kvb_status status = dequant_rows(t->type, t->data, 0, NULL, &inner);
-    if (status != KVB_OK)
-        return kvb_fail(err, status, "%s: tensor %s: type %s cannot be read", t->file, t->name, t->type_name);
-    return KVB_OK;
-}
-
-kvb_status tensor_find(weight_tensor *out, weights *w, const char *name, uint64_t rows, uint64_t columns,
-                       kvb_error *err)
-{
-    if (!weights_find(w, name, out))
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [%llu, %llu]", weights_name(w), name,
-                        (unsigned long long)rows, (unsigned long long)columns);
-    return tensor_check_shape(out, rows, columns, err);
-}
-
-static kvb_status find_entry(weight_tensor *out, weights *w, const family *f, const entry *e, uint32_t layer,
-                             kvb_error *err)
-{
-    char name[128];
-    family_tensor_name(f, e->fused, weights_is_gguf(w), layer, name);
-    return tensor_find(out, w, name, e->fused_rows, e->columns, err);
-}
-
-static const char *top_name(const weights *w, const char *gguf, const char *hf)
-{
-    return weights_is_gguf(w) ? gguf : hf;
-}
-
-// The output matrix; *tied where the embedding is used in its place.
-static kvb_status find_head(weight_tensor *out, bool *tied, const model_config *c, weights *w, kvb_error *err)
-{
-    const char *name = top_name(w, "output.weight", "lm_head.weight");
-    double says_tied = -1;
-    bool said;
-    kvb_status status = weights_number(w, WEIGHT_TIED, &says_tied, &said, err);
-    if (status != KVB_OK) return status;
-    bool there = weights_find(w, name, out);
-    *tied = !there || (said && says_tied != 0);
-    if (*tied && said && says_tied == 0)
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %u]", weights_name(w), name,
-                        c->vocabulary, c->width);
-    return *tied ? KVB_OK : tensor_check_shape(out, c->vocabulary, c->width, err);
-}
-
-static const char *norm_name(const weights *w)
-{
-    return top_name(w, "output_norm.weight", "model.norm.weight");
-}
-
-kvb_status model_claim_tensors(const model_config *c, const family *f, weights *w, kvb_error *err)
-{
-    entry matrices[N_MATRICES], vectors[N_VECTORS];
-    weight_tensor t;
-    bool tied;
-    list_matrices(matrices, c);
-    list_vectors(vectors, c);
-    kvb_status status = find_head(&t, &tied, c, w, err);
-    for (uint32_t layer = 0; status == KVB_OK && layer < c->n_layers; layer++) {
-        for (int i = 0; status == KVB_OK && i < N_MATRICES; i++)
-            if (in_layer(&matrices[i], c, layer)) status = find_entry(&t, w, f, &matrices[i], layer, err);
-        for (int i = 0; status == KVB_OK && i < N_VECTORS; i++)
-            if (in_layer(&vectors[i], c, layer)) status = find_entry(&t, w, f, &vectors[i], layer, err);
-        if (status == KVB_OK && layer_set_has(&c->sparse, layer)) status = experts_claim(c, f, w, layer, err);
-    }
-    if (status == KVB_OK) status = tensor_find(&t, w, norm_name(w), 1, c->width, err);
-    const char *left = status == KVB_OK ? weights_unclaimed(w) : NULL;
-    if (left)
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "%s: tensor '%.100s' is not part of the %s architecture with %u layers; leaving it out would "
-                        "change the numbers",
-                        weights_name(w), left, c->architecture, c->n_layers);
-    return status;
-}
 
 // ---- Loading ----
 
@@ -201,12 +45,12 @@ static kvb_status read_rows(float *out, const weight_tensor *t, uint32_t first, 
 }
 
 static kvb_status load_matrix(dev_matrix *out, loader *in, const weight_tensor *t, uint32_t first, uint32_t rows,
-                              uint32_t paired, bool keep_rows, kvb_error *err)
+                              uint32_t paired, unsigned hold, kvb_error *err)
 {
     backend_device *on = in->m->device;
     const stored_matrix w = {t->type, t->data + first * t->row_bytes, rows, (uint32_t)t->columns,
                              paired,  in->m->config.rope_dim};
-    *out = on->b->matrix_load(on, &w, keep_rows);
+    *out = on->b->matrix_load(on, &w, hold);
     if (out->address || out->packed) return KVB_OK;
     for (uint32_t r = 0; r < rows; r++) {
         kvb_status status = read_rows(in->values, t, first + r, 1, err);
@@ -253,10 +97,10 @@ static void unpair(float *values, uint32_t n, uint32_t d, uint32_t turned, float
     }
 }
 
-static kvb_status load_vector(dev *out, loader *in, const entry *e, uint32_t layer, kvb_error *err)
+static kvb_status load_vector(dev *out, loader *in, const tensor_entry *e, uint32_t layer, kvb_error *err)
 {
     weight_tensor t;
-    kvb_status status = find_entry(&t, in->w, in->f, e, layer, err);
+    kvb_status status = entry_find(&t, in->w, in->f, e, layer, err);
     if (status == KVB_OK) status = read_rows(in->values, &t, 0, e->rows, err);
     if (status != KVB_OK) return status;
     uint32_t n = e->rows * e->columns;
@@ -269,18 +113,18 @@ static kvb_status load_vector(dev *out, loader *in, const entry *e, uint32_t lay
 
 // The oracle's weights of a layer. After a norm of what attention adds, its share is W_O diag(w) v up to the norm's
 // scale, which is the same for all positions of a step and cancels.
-static kvb_status load_value_root(model_layer *to, loader *in, const entry *wo, const entry *post, uint32_t layer,
-                                  kvb_error *err)
+static kvb_status load_value_root(model_layer *to, loader *in, const tensor_entry *wo, const tensor_entry *post,
+                                  uint32_t layer, kvb_error *err)
 {
     const model_config *c = &in->m->config;
     weight_tensor t;
     float *norm = in->values + (size_t)wo->rows * wo->columns;
     kvb_status status = KVB_OK;
     if (post->there) {
-        status = find_entry(&t, in->w, in->f, post, layer, err);
+        status = entry_find(&t, in->w, in->f, post, layer, err);
         if (status == KVB_OK) status = read_rows(norm, &t, 0, 1, err);
     }
-    if (status == KVB_OK) status = find_entry(&t, in->w, in->f, wo, layer, err);
+    if (status == KVB_OK) status = entry_find(&t, in->w, in->f, wo, layer, err);
     if (status == KVB_OK) status = read_rows(in->values, &t, 0, wo->rows, err);
     if (status != KVB_OK) return status;
     float one = in->f->hf_norm_adds_one && !weights_is_gguf(in->w) ? 1 : 0;
@@ -292,34 +136,36 @@ static kvb_status load_value_root(model_layer *to, loader *in, const entry *wo, 
                : status;
 }
 
-static const entry *entry_of(const entry *list, int n, tensor_role role)
+static const tensor_entry *entry_of(const tensor_entry *list, int n, tensor_role role)
 {
     for (int i = 0; i < n; i++)
         if (list[i].role == role) return &list[i];
     return NULL;
 }
 
-static kvb_status load_layer(loader *in, uint32_t layer, const entry *matrices, const entry *vectors, kvb_error *err)
+static kvb_status load_layer(loader *in, uint32_t layer, const tensor_entry *matrices, const tensor_entry *vectors,
+                             kvb_error *err)
 {
     model_layer *to = &in->m->layers[layer];
     weight_tensor t;
     kvb_status status = KVB_OK;
     for (int i = 0; status == KVB_OK && i < N_MATRICES; i++) {
-        const entry *e = &matrices[i];
-        if (!in_layer(e, &in->m->config, layer)) continue;
-        status = find_entry(&t, in->w, in->f, e, layer, err);
+        const tensor_entry *e = &matrices[i];
+        if (!entry_in_layer(e, &in->m->config, layer)) continue;
+        status = entry_find(&t, in->w, in->f, e, layer, err);
         if (status == KVB_OK) // CriticalKV asks for W_O's rows
             status = load_matrix((dev_matrix *)((char *)to + e->field), in, &t, e->first, e->rows,
-                                 stands_in_pairs(in, e->role) ? in->m->config.head_dim : 0, e->role == TENSOR_WO, err);
+                                 stands_in_pairs(in, e->role) ? in->m->config.head_dim : 0,
+                                 model_hold(in->m, layer + 1, e->role == TENSOR_WO), err);
     }
     for (int i = 0; status == KVB_OK && i < N_VECTORS; i++)
-        if (in_layer(&vectors[i], &in->m->config, layer))
+        if (entry_in_layer(&vectors[i], &in->m->config, layer))
             status = load_vector((dev *)((char *)to + vectors[i].field), in, &vectors[i], layer, err);
     if (status == KVB_OK)
         status = load_value_root(to, in, entry_of(matrices, N_MATRICES, TENSOR_WO),
                                  entry_of(vectors, N_VECTORS, TENSOR_ATTN_POST), layer, err);
     if (status == KVB_OK && layer_set_has(&in->m->config.sparse, layer))
-        status = experts_load(to, in->m, in->f, in->w, layer, err);
+        status = experts_load(to, in->m, in->w, layer, err);
     return status;
 }
 
@@ -329,24 +175,25 @@ static kvb_status load_ends(loader *in, kvb_error *err)
     model *m = in->m;
     const model_config *c = &m->config;
     weight_tensor t;
-    kvb_status status = tensor_find(&t, in->w, top_name(in->w, "token_embd.weight", "model.embed_tokens.weight"),
-                                    c->vocabulary, c->width, err);
-    if (status == KVB_OK) status = load_matrix(&m->embedding, in, &t, 0, c->vocabulary, 0, true, err);
-    if (status == KVB_OK) status = find_head(&t, &m->head_is_tied, c, in->w, err);
+    kvb_status status = tensor_find(&t, in->w, tensor_embedding_name(in->w), c->vocabulary, c->width, err);
+    if (status == KVB_OK) status = load_matrix(&m->embedding, in, &t, 0, c->vocabulary, 0, model_hold(m, 0, true), err);
+    if (status == KVB_OK) status = tensor_find_head(&t, &m->head_is_tied, c, in->f, in->w, err);
     if (status == KVB_OK && m->head_is_tied) m->head = m->embedding;
-    else if (status == KVB_OK) status = load_matrix(&m->head, in, &t, 0, c->vocabulary, 0, false, err);
-    if (status == KVB_OK) status = tensor_find(&t, in->w, norm_name(in->w), 1, c->width, err);
+    else if (status == KVB_OK)
+        status = load_matrix(&m->head, in, &t, 0, c->vocabulary, 0, model_hold(m, 0, false), err);
+    if (status == KVB_OK) status = tensor_find(&t, in->w, tensor_norm_name(in->w), 1, c->width, err);
     if (status == KVB_OK) status = read_rows(in->values, &t, 0, 1, err);
     bool add_one = in->f->hf_norm_adds_one && !weights_is_gguf(in->w);
     for (uint32_t i = 0; add_one && i < c->width; i++) in->values[i] += 1;
     return status == KVB_OK ? upload(&m->final_norm, in, in->values, c->width, t.name, err) : status;
 }
 
-kvb_status model_load_tensors(model *m, const family *f, weights *w, kvb_error *err)
+kvb_status model_load_tensors(model *m, kvb_error *err)
 {
     const model_config *c = &m->config;
-    loader in = {m, f, w, NULL, NULL};
-    entry matrices[N_MATRICES], vectors[N_VECTORS];
+    weights *w = m->source;
+    loader in = {m, m->family, w, NULL, NULL};
+    tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
     size_t queries = (size_t)c->n_heads * c->head_dim;
     // W_O and a norm beside it; every vector, with a head beside it, and every row of a matrix is smaller than the
     // rest.
@@ -354,8 +201,8 @@ kvb_status model_load_tensors(model *m, const family *f, weights *w, kvb_error *
     in.values = malloc(floats * sizeof(float));
     in.roots = malloc(queries * c->head_dim * sizeof(float));
     m->layers = calloc(c->n_layers, sizeof *m->layers);
-    list_matrices(matrices, c);
-    list_vectors(vectors, c);
+    entries_matrices(matrices, c);
+    entries_vectors(vectors, c);
     kvb_status status = in.values && in.roots && m->layers
                             ? load_ends(&in, err)
                             : kvb_fail(err, KVB_MEMORY, "%s: no memory to unpack its tensors", weights_name(w));

@@ -620,6 +620,17 @@ bool product_run(const product *p, const void *a, const void *b, float *c)
     return ok;
 }
 
+size_t packed_high_bytes(precision p, uint32_t k, uint32_t n)
+{
+    return tiles_available() || p != PRECISION_BF16X3 || is_joined(p, k) ? 0 : part_bytes(p, k, n);
+}
+
+bool product_run_high(const product *p, const void *a, const void *b, float *c)
+{
+    const char *low_a = (const char *)a + (size_t)p->m * p->k * type_size(type_of(p->p));
+    return run_primitive(p->first, a, b, c) && run_primitive(p->more, low_a, b, c);
+}
+
 bool product_takes_any_rows(void)
 {
     return tiles_available();

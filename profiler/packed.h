@@ -66,6 +66,10 @@ const product *product_find(precision p, uint32_t m, uint32_t n, uint32_t k, boo
 bool product_prepare(int threads);
 // May run on any thread of the region that follows. False when oneDNN fails: c is worth nothing then.
 bool product_run(const product *p, const void *a, const void *b, float *c);
+// In bf16x3, of the high part of b alone, the low one being zero: packed_high_bytes are those of it, at the front of
+// what packed_store makes; 0 where b is not kept so (few terms, other precisions, the tile unit).
+size_t packed_high_bytes(precision p, uint32_t k, uint32_t n);
+bool product_run_high(const product *p, const void *a, const void *b, float *c);
 // Where product_takes_any_rows(): the same for any number of rows, with lines of c apart by ldc floats. A row's bits
 // depend on nothing else, and operands that were split for few rows each and stand one behind the other are one of many
 // rows. `add`: c gets the product added to what it holds, which is more exact than a sum that begins with that.

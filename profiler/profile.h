@@ -31,7 +31,7 @@ typedef struct profile_options {
 } profile_options;
 
 typedef struct profile_question {
-    int32_t *suffix; // question and answer prefix, without special tokens
+    int32_t *suffix; // question and answer prefix, with --chat what the template puts between them
     uint32_t n_suffix;
     int32_t *answer; // teacher-forced on these when given; n_answer >= 1
     uint32_t n_answer;
@@ -59,7 +59,8 @@ typedef struct profile_job {
 
 // Tokenises the calibration files. Errors name line and sample: an empty context, T over the model's context length
 // (KVB_ARGUMENT, cut with max_tokens or allowed by beyond_trained), ids outside the vocabulary, the same sample_id
-// twice, a given answer of fewer than two tokens (nothing to record).
+// twice, a given answer of fewer than two tokens (nothing to record). Of a model that was opened for a plan and has no
+// tokenizer texts are counted, four bytes a token.
 kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
                            const profile_options *o, kvb_error *err);
 void profile_job_free(profile_job *job);

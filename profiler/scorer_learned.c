@@ -1,7 +1,7 @@
 // A learned ranking (formats/README.md, runtime/rank.c): per KV head a linear form of other metrics' scores, each
 // standardised over the head's tokens, and of recency.
 //
-//     s[g,j] = sum over f of w_f z_f + w'_f z_f |z_f|  -  w_r log(T - j)  +  w_1
+//     s[g,j] = sum over f of w_f z_f + w'_f z_f |z_f| + u_f (mean of z_f over the layer)  -  w_r log(T - j)  +  w_1
 #include "profiler/learned.h"
 #include "profiler/scorer_parts.h"
 #include "runtime/fail.h"
@@ -48,12 +48,19 @@ static kvb_status rank_heads(const metric *m, const layer_view *view, const floa
 {
     const kvb_ranking *r = m->set.learned.ranking->ranking;
     size_t T = view->n_tokens, G = view->n_kv_heads;
+    const float *of[KVB_RANK_FEATURES_MAX];
     kvb_status status = KVB_OK;
+    if (G == r->info.n_kv_heads) {
+        for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + f * G * T;
+        return kvb_rank_layer_fold(r, 0, view->layer, of, view->n_tokens, s, err);
+    }
+    if (r->info.layer_mean)
+        return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: ranks all %u KV heads of a layer together, found %zu of them",
+                        m->spec, r->info.n_kv_heads, G);
     for (size_t g = 0; g < G && status == KVB_OK; g++) {
-        const float *of_head[KVB_RANK_FEATURES_MAX];
         size_t head = (size_t)view->layer * r->info.n_kv_heads + view->first_kv_head + g;
-        for (uint32_t f = 0; f < r->info.n_features; f++) of_head[f] = features + (f * G + g) * T;
-        status = kvb_rank_fold(r, 0, head, of_head, view->n_tokens, s + g * T, err);
+        for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + (f * G + g) * T;
+        status = kvb_rank_fold(r, 0, head, of, view->n_tokens, s + g * T, err);
     }
     return status;
 }

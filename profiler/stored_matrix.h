@@ -2,6 +2,7 @@
 // the matrix in float32 in between.
 #pragma once
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 typedef struct stored_matrix {
@@ -17,6 +18,12 @@ stored_matrix stored_floats(const float *w, uint32_t out, uint32_t in);
 
 // Rows first .. first+n-1 in float32. False when a value is not finite.
 bool stored_rows(const stored_matrix *w, uint32_t first, uint32_t n, float *to);
+
+// Columns first .. first+n-1 of a row, n up to 1024. False when a value of the blocks that have them is not finite.
+bool stored_slice(const stored_matrix *w, uint32_t row, uint32_t first, uint32_t n, float *to);
+
+// The nearest bfloat16 of each value, ties to even; what is not finite stays so.
+void stored_round(float *x, size_t n);
 
 // Bits of the whole numbers that the file stores with one step and one base per 32 values of a row, value = step *
 // whole + base: 4 (0 to 15) or 8 (-128 to 127); 0 where it stores something else.

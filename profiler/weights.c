@@ -1,3 +1,4 @@
+#include "profiler/gguf.h"
 #include "profiler/weights_internal.h"
 #include "runtime/fail.h"
 #include <stdio.h>
@@ -28,18 +29,47 @@ static bool folder_of(const char *path, char *folder, size_t size)
     return (size_t)snprintf(folder, size, "%.*s", (int)(n ? n : 1), n ? path : ".") < size;
 }
 
-kvb_status weights_open(weights **out, const char *path, kvb_error *err)
+static kvb_status open_source(weights **out, const char *path, bool config_suffices, kvb_error *err)
 {
     char folder[4096];
     *out = NULL;
     weights *w = calloc(1, sizeof *w);
     if (!w) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
     snprintf(w->name, sizeof w->name, "%s", path);
-    kvb_status status =
-        folder_of(path, folder, sizeof folder) ? weights_open_folder(w, folder, err) : weights_open_gguf(w, path, err);
+    kvb_status status = folder_of(path, folder, sizeof folder) ? weights_open_folder(w, folder, config_suffices, err)
+                                                               : weights_open_gguf(w, path, err);
     if (status == KVB_OK) *out = w;
     else weights_close(w);
     return status;
+}
+
+kvb_status weights_open(weights **out, const char *path, kvb_error *err)
+{
+    return open_source(out, path, false, err);
+}
+
+kvb_status weights_open_config(weights **out, const char *path, kvb_error *err)
+{
+    return open_source(out, path, true, err);
+}
+
+bool weights_has_tensors(const weights *w)
+{
+    return w->n_names > 0;
+}
+
+uint32_t weights_default_type(const weights *w)
+{
+    static const weight_key keys[] = {WEIGHT_DTYPE, WEIGHT_OLD_DTYPE};
+    for (int i = 0; i < 2; i++) {
+        char name[32];
+        kvb_error unread;
+        if (weights_text(w, keys[i], name, sizeof name, &unread) != KVB_OK || !name[0]) continue;
+        return strcmp(name, "float32") == 0   ? GGUF_TENSOR_F32
+               : strcmp(name, "float16") == 0 ? GGUF_TENSOR_F16
+                                              : GGUF_TENSOR_BF16;
+    }
+    return GGUF_TENSOR_BF16;
 }
 
 void weights_close(weights *w)

@@ -56,6 +56,7 @@
     X(LOGIT_FACTOR, "logit_scale", "logit_scale")                                                 \
     X(ATTENTION_BIAS, "", "attention_bias")                                                       \
     X(MLP_BIAS, "", "mlp_bias")                                                                   \
+    X(VOCABULARY, "", "vocab_size")                                                               \
     X(TIED, "", "tie_word_embeddings")                                                            \
     X(EMBEDDING_SCALE, "embedding_scale", "embedding_multiplier")                                 \
     X(RESIDUAL_SCALE, "residual_scale", "residual_multiplier")                                    \
@@ -70,6 +71,8 @@
 #define WEIGHT_TEXTS(X)                             \
     X(ROPE_TYPE, "rope.scaling.type", "@rope_type") \
     X(ROPE_OLD_TYPE, "", "@type")                   \
+    X(DTYPE, "", "dtype")                           \
+    X(OLD_DTYPE, "", "torch_dtype")                 \
     X(NAME, "/general.name", "_name_or_path")       \
     X(ACTIVATION, "", "hidden_act")
 
@@ -104,7 +107,12 @@ typedef struct weights weights;
 // `path`: a GGUF file, a folder with config.json, or that config.json. Errors name file and place: KVB_IO, KVB_FORMAT
 // (damaged, an index that names missing files), KVB_UNSUPPORTED. On failure *out is NULL.
 kvb_status weights_open(weights **out, const char *path, kvb_error *err);
+// The same, but a folder may lack its weight files.
+kvb_status weights_open_config(weights **out, const char *path, kvb_error *err);
 void weights_close(weights *w); // NULL is fine
+bool weights_has_tensors(const weights *w);
+// A gguf_tensor_type: of a source without tensors, the type that its config says they have; BF16 where it does not.
+uint32_t weights_default_type(const weights *w);
 
 const char *weights_name(const weights *w); // the path, for messages
 bool weights_is_gguf(const weights *w);

@@ -91,13 +91,19 @@ static kvb_status add_shard(folder *f, const char *name, kvb_error *err)
     return status == KVB_OK ? kvb_safetensors_parse(&s->tensors, s->map.data, s->map.size, s->path, err) : status;
 }
 
-static kvb_status add_shards(folder *f, kvb_error *err)
+static bool has_file(const folder *f, const char *name)
 {
-    static const char index_name[] = "model.safetensors.index.json";
-    char *path = join(f->path, index_name);
-    bool sharded = path && access(path, F_OK) == 0;
+    char *path = join(f->path, name);
+    bool has = path && access(path, F_OK) == 0;
     free(path);
-    if (!sharded) return add_shard(f, "model.safetensors", err);
+    return has;
+}
+
+static kvb_status add_shards(folder *f, bool none_suffice, kvb_error *err)
+{
+    static const char index_name[] = "model.safetensors.index.json", only_name[] = "model.safetensors";
+    if (!has_file(f, index_name))
+        return none_suffice && !has_file(f, only_name) ? KVB_OK : add_shard(f, only_name, err);
     cJSON *all = NULL;
     kvb_status status = read_json(&all, f, index_name, err);
     const cJSON *map = cJSON_GetObjectItemCaseSensitive(all, "weight_map"), *item;
@@ -141,7 +147,7 @@ static kvb_status add_names(weights *w, const folder *f, kvb_error *err)
     return status == KVB_OK ? weights_sort_names(w, err) : status;
 }
 
-kvb_status weights_open_folder(weights *w, const char *path, kvb_error *err)
+kvb_status weights_open_folder(weights *w, const char *path, bool config_suffices, kvb_error *err)
 {
     folder *f = calloc(1, sizeof *f);
     if (!f) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
@@ -156,11 +162,8 @@ kvb_status weights_open_folder(weights *w, const char *path, kvb_error *err)
     if (!cJSON_IsString(type))
         return kvb_fail(err, KVB_FORMAT, "%s/config.json: model_type is missing, expected the name of a family", path);
     snprintf(w->architecture, sizeof w->architecture, "%s", type->valuestring);
-    char *generation = join(path, "generation_config.json");
-    if (generation && access(generation, F_OK) == 0)
-        status = read_json(&f->generation, f, "generation_config.json", err);
-    free(generation);
-    if (status == KVB_OK) status = add_shards(f, err);
+    if (has_file(f, "generation_config.json")) status = read_json(&f->generation, f, "generation_config.json", err);
+    if (status == KVB_OK) status = add_shards(f, config_suffices, err);
     return status == KVB_OK ? add_names(w, f, err) : status;
 }
 

@@ -380,13 +380,15 @@ typedef struct kvb_ranking_info {
     const char *name; // "learned:" and the first 12 digits of its hash: the metric of tables made with it
     uint32_t n_layers, n_kv_heads;
     uint32_t n_features; // F, 1 .. KVB_RANK_FEATURES_MAX
-    uint32_t n_columns;  // P = 2 F + 2 weights of a head: of every feature's z and z|z|, of recency, and a constant
+    uint32_t n_columns;  // P = 2 F + 2 weights of a head: of every feature's z and z|z|, of recency, and a constant;
+                         // 3 F + 2 with layer_mean: behind the z|z| those of every feature's mean over the heads
     const char *const *metrics; // [F] canonical names of the metrics whose scores kvb_rank() takes, in this order
     const int *logarithm;       // [F] not 0: the score's logarithm is the feature
     uint32_t sink;              // first tokens that take no part in means and deviations; hand it to kvb_select() too
     const char *model_sha256;   // of the weights that it was fitted for, or ""
     const char *about;          // how it was fitted, text of a JSON object
     const double *weights;      // [n_layers, n_kv_heads, P]
+    int layer_mean;             // not 0: a head's scores also depend on the other KV heads of its layer
 } kvb_ranking_info;
 
 // Reads the file that `kvbudget learn` wrote, or the ranking in a table; the second from memory, which is copied. Fail
@@ -405,9 +407,18 @@ KVB_API const kvb_ranking *kvb_table_ranking(const kvb_table *table);
 //     out[j] = sum over f of w_f z + w'_f z |z|  -  w_r log(T - j)  +  w_1
 //   features  [F] pointers to [n_tokens] scores of the ranking's metrics, in its order; out [n_tokens] is none of them
 // Does not allocate; O(F n_tokens). Fails with KVB_ARGUMENT (a NULL, a head out of range, a table without a ranking)
-// and KVB_NUMERIC for a score that is not finite, naming feature and token; `out` is then undefined.
+// and KVB_NUMERIC for a score that is not finite, naming feature and token; `out` is then undefined. For rankings
+// without layer_mean; KVB_ARGUMENT for others.
 KVB_API kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const float *const *features,
                             uint32_t n_tokens, float *out, kvb_error *err);
+
+// The same for all KV heads of a layer at once, and for every ranking. With layer_mean
+//     out[g,j] = ... + sum over f of u_f (mean over the layer's heads of z_f[.,j])
+// is added: what all heads find a token to be worth. Tensor-parallel ranks need each other's scores for that.
+//   features  [F] pointers to [n_kv_heads, n_tokens]; out [n_kv_heads, n_tokens] is none of them
+// Does not allocate, takes 16 KiB of stack. Fails as kvb_rank() does.
+KVB_API kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const float *const *features,
+                                  uint32_t n_tokens, float *out, kvb_error *err);
 
 #ifdef __cplusplus
 }

@@ -27,7 +27,10 @@ kvb_status kvb_ranking_read(kvb_ranking **out, const kvb_safetensors *file, kvb_
 // texts, which have not seen it either.
 uint32_t kvb_ranking_fold(const kvb_ranking *r, const char *context_sha256);
 
-// kvb_rank() with a fold's weights; head = l * G + g.
+// kvb_rank_layer() with a fold's weights.
+kvb_status kvb_rank_layer_fold(const kvb_ranking *r, uint32_t fold, uint32_t layer, const float *const *features,
+                               uint32_t n_tokens, float *out, kvb_error *err);
+// kvb_rank() with a fold's weights; head = l * G + g. Not for rankings with layer_mean.
 kvb_status kvb_rank_fold(const kvb_ranking *r, uint32_t fold, size_t head, const float *const *features,
                          uint32_t n_tokens, float *out, kvb_error *err);
 // The same with weights [2 F + 2] that are not in a ranking yet. `name` is for messages.

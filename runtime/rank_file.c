@@ -59,8 +59,19 @@ static kvb_status read_features(kvb_ranking *r, const char *name, kvb_error *err
                         KVB_RANK_FEATURES_MAX, n);
     }
     cJSON_ArrayForEach(item, list) if (!status) status = read_feature(r, item, name, err);
-    r->info.n_columns = 2 * r->info.n_features + 2;
     return status;
+}
+
+// Rankings of before do not have the key.
+static kvb_status read_form(kvb_ranking *r, const char *name, kvb_error *err)
+{
+    const cJSON *mean = cJSON_GetObjectItemCaseSensitive(r->tree, "layer_mean");
+    if (mean && !cJSON_IsBool(mean)) {
+        return kvb_fail(err, KVB_FORMAT, "%s: metadata \"ranking\": layer_mean: expected true or false", name);
+    }
+    r->info.layer_mean = cJSON_IsTrue(mean);
+    r->info.n_columns = (r->info.layer_mean ? 3 : 2) * r->info.n_features + 2;
+    return KVB_OK;
 }
 
 static bool is_hash(const cJSON *item)
@@ -182,6 +193,7 @@ kvb_status kvb_ranking_read(kvb_ranking **out, const kvb_safetensors *file, kvb_
     if (!status) status = kvb_json_object(&r->tree, text, strlen(text), file->name, "metadata \"ranking\"", err);
     if (!status) status = read_name(r, file->name, err);
     if (!status) status = read_features(r, file->name, err);
+    if (!status) status = read_form(r, file->name, err);
     if (!status) status = read_folds(r, file->name, err);
     if (!status) status = read_weights(r, file, err);
     if (status) {

@@ -22,11 +22,6 @@ typedef struct fit {
     study_progress *progress;
 } fit;
 
-static uint32_t fold_of(const learned *l, size_t k)
-{
-    return (uint32_t)(k % l->n_folds);
-}
-
 // ---- Trials ---------------------------------------------------------------------------------------------------------
 
 static const learn_systems *systems_of(const fit *f, double exponent)
@@ -53,7 +48,7 @@ static kvb_status run_trials(fit *f, uint32_t first, kvb_error *err)
         status = learn_text_read(&f->text, l, k, err);
         for (uint32_t i = first; i < l->n_trials && status == KVB_OK; i++) {
             learn_trial *t = &l->trials[i];
-            status = learn_try(t, systems_of(f, t->exponent), &f->text, fold_of(l, k), err);
+            status = learn_try(t, systems_of(f, t->exponent), &f->text, l->fold[k], err);
             if (status == KVB_OK && !study_progress_step(f->progress))
                 return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
         }
@@ -97,7 +92,7 @@ static kvb_status gather(fit *f, kvb_error *err)
     for (size_t k = 0; k < l->from->n_contexts && status == KVB_OK; k++) {
         status = learn_text_read(&f->text, l, k, err);
         for (uint32_t i = 0; i < f->n_systems && status == KVB_OK; i++)
-            learn_systems_add(&f->systems[i], l, &f->text, fold_of(l, k));
+            learn_systems_add(&f->systems[i], l, &f->text, l->fold[k]);
         if (status == KVB_OK && !study_progress_step(f->progress))
             return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing was written");
     }
@@ -144,7 +139,7 @@ static kvb_status fit_weights(fit *f, kvb_error *err)
     const learn_systems *s = systems_of(f, t->exponent);
     for (uint32_t i = 0; i < l->from->n_metrics; i++)
         if (t->set >> i & 1) l->feature[l->n_features++] = i;
-    size_t numbers = (size_t)s->n_heads * (2 * l->n_features + 2);
+    size_t numbers = (size_t)s->n_heads * learn_columns(l->n_features, s->layer_mean);
     l->weights = malloc((1 + l->n_folds) * numbers * sizeof *l->weights);
     if (!l->weights) return kvb_fail(err, KVB_MEMORY, "no memory for %zu weights", numbers);
     kvb_status status = learn_systems_solve(s, t->set, t->lambda, UINT32_MAX, l->weights, err);
@@ -158,10 +153,6 @@ static kvb_status fit_weights(fit *f, kvb_error *err)
 static kvb_status check_request(const learned *l, kvb_error *err)
 {
     size_t most = l->options.all_features ? KVB_RANK_FEATURES_MAX : LEARN_SEARCH_MAX;
-    if (l->from->n_contexts < 2)
-        return kvb_fail(err, KVB_ARGUMENT,
-                        "%s: one text is selected; a ranking is judged on texts left out, so at least two are needed",
-                        l->from->path);
     if (l->from->n_metrics > most)
         return kvb_fail(err, KVB_ARGUMENT,
                         "%zu metrics: sets of at most %zu can be searched; name fewer with --feature",
@@ -176,6 +167,28 @@ static kvb_status check_request(const learned *l, kvb_error *err)
     return KVB_OK;
 }
 
+// Contexts of the same tokens, with other questions, are one text and left out together.
+static kvb_status deal_folds(learned *l, kvb_error *err)
+{
+    size_t n = l->from->n_contexts;
+    uint32_t n_texts = 0;
+    kvb_status status = KVB_OK;
+    l->contexts = calloc(n, sizeof *l->contexts);
+    l->fold = calloc(n, sizeof *l->fold);
+    if (!l->contexts || !l->fold) return kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", n);
+    for (size_t k = 0; k < n && status == KVB_OK; k++) {
+        size_t same = 0;
+        status = context_sha256(l->from, k, l->contexts[k], err);
+        while (strcmp(l->contexts[same], l->contexts[k]) != 0) same++;
+        l->fold[k] = same < k ? l->fold[same] : n_texts++ % LEARN_FOLDS_MAX;
+    }
+    l->n_folds = n_texts < LEARN_FOLDS_MAX ? n_texts : LEARN_FOLDS_MAX;
+    if (status != KVB_OK || n_texts > 1) return status;
+    return kvb_fail(err, KVB_ARGUMENT,
+                    "%s: one text is selected; a ranking is judged on texts left out, so at least two are needed",
+                    l->from->path);
+}
+
 static double count_steps(const learned *l)
 {
     double F = (double)l->from->n_metrics, sets = l->options.all_features ? 1 : exp2(F) - 1;
@@ -187,16 +200,13 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
                      kvb_error *err)
 {
     *out = (learned){.from = from, .options = *o};
-    out->n_folds = from->n_contexts < LEARN_FOLDS_MAX ? (uint32_t)from->n_contexts : LEARN_FOLDS_MAX;
+    out->options.layer_mean = o->layer_mean && record_get_shape(from->r).n_kv_heads > 1;
     fit f = {.l = out, .progress = progress};
     uint32_t set = 0;
     kvb_status status = check_request(out, err);
     if (status != KVB_OK) return status;
     study_progress_begin(progress, count_steps(out));
-    out->contexts = calloc(from->n_contexts, sizeof *out->contexts);
-    if (!out->contexts) status = kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", from->n_contexts);
-    for (size_t k = 0; k < from->n_contexts && status == KVB_OK; k++)
-        status = context_sha256(from, k, out->contexts[k], err);
+    status = deal_folds(out, err);
     if (status == KVB_OK) status = learn_text_init(&f.text, out, err);
     if (status == KVB_OK) status = learn_find_signs(out, &f.text, err);
     if (status == KVB_OK) status = gather(&f, err);
@@ -212,6 +222,8 @@ void learn_free(learned *l)
 {
     free(l->weights);
     free(l->contexts);
+    free(l->fold);
     l->weights = NULL;
     l->contexts = NULL;
+    l->fold = NULL;
 }

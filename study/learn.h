@@ -4,7 +4,8 @@
 //     target     y_j = log(I_j / mean I + 0.001), I_j the oracle importance over the text's questions (their mean, or
 //                their maximum), mean I over all heads and tokens of the text
 //     weight     (I_j / mean I + 0.001)^exponent, with a sum of 1 for each text
-//     features   z and z |z| of every metric, standardised over the head's tokens; recency -log(T - j); 1
+//     features   z and z |z| of every metric, standardised over the head's tokens; with layer_mean also the mean of
+//                z over the layer's KV heads; recency -log(T - j); 1
 // (the form that KVzap, arXiv 2601.07891, fits to hidden states, on features that an engine has anyway.) Which metrics,
 // which lambda and which exponent: what loses least oracle importance on texts that were left out.
 #pragma once
@@ -23,6 +24,7 @@ typedef struct learn_options {
     double lambda, exponent; // NAN: chosen by held-out loss
     double slack;            // the cheapest set of metrics whose loss is at most so much above the best one's
     bool all_features;       // take all metrics, search no set
+    bool layer_mean;         // every metric's mean over the layer's heads is a feature too; no effect with one head
     uint32_t sink;           // first tokens that take no part
 } learn_options;
 
@@ -43,13 +45,14 @@ typedef struct learned {
     uint32_t n_folds, n_features;            // F: chosen
     uint32_t feature[KVB_RANK_FEATURES_MAX]; // [F] indices into the selection's metrics
     int logarithm[METRICS_MAX];              // of the selection's metrics
-    double *weights;                         // [1 + n_folds, L, G, 2 F + 2]
+    double *weights;                         // [1 + n_folds, L, G, P], P = 2 F + 2, with layer_mean 3 F + 2
     learn_trial trials[LEARN_TRIALS_MAX];    // all that were made: plain metrics, sets, then settings of the chosen set
     uint32_t n_trials, chosen, best;         // chosen: of the settings; best: the set with the least loss
     char (*contexts)[65];                    // [from->n_contexts] SHA-256 of token ids
+    uint32_t *fold;                          // [from->n_contexts] the same for contexts of the same tokens
 } learned;
 
-// Two texts at least. Errors: KVB_ARGUMENT too few texts, too many metrics, or nothing to fit;
+// Two different texts at least. Errors: KVB_ARGUMENT too few texts, too many metrics, or nothing to fit;
 // KVB_UNSUPPORTED a model with layers that have a sliding window; those of reading;
 // KVB_NUMERIC a system that cannot be solved; KVB_INTERRUPTED. The caller frees, also after a failure; `from` must
 // outlive the result.

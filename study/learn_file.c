@@ -1,6 +1,6 @@
 // What a fitted ranking says of itself, and its file.
 #include "runtime/fail.h"
-#include "study/learn.h"
+#include "study/learn_parts.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -17,7 +17,15 @@ static bool add_features(cJSON *about, const learned *l)
     return ok;
 }
 
-// Which texts each fold has left out.
+// Not a context that was recorded before under another name.
+static bool first_of_text(const learned *l, size_t k)
+{
+    size_t first = 0;
+    while (strcmp(l->contexts[first], l->contexts[k]) != 0) first++;
+    return first == k;
+}
+
+// Which texts each fold has left out; a text is named once, however often it was recorded.
 static bool add_folds(cJSON *about, const learned *l)
 {
     cJSON *list = cJSON_AddArrayToObject(about, "folds");
@@ -25,8 +33,9 @@ static bool add_folds(cJSON *about, const learned *l)
     for (uint32_t fold = 0; fold < l->n_folds && ok; fold++) {
         cJSON *one = cJSON_CreateArray();
         ok = cJSON_AddItemToArray(list, one);
-        for (size_t k = fold; k < l->from->n_contexts && ok; k += l->n_folds)
-            ok = cJSON_AddItemToArray(one, cJSON_CreateString(l->contexts[k]));
+        for (size_t k = 0; k < l->from->n_contexts && ok; k++)
+            if (l->fold[k] == fold && first_of_text(l, k))
+                ok = cJSON_AddItemToArray(one, cJSON_CreateString(l->contexts[k]));
     }
     return ok;
 }
@@ -36,6 +45,7 @@ static bool add_fit(cJSON *about, const learned *l)
     const learn_trial *t = &l->trials[l->chosen];
     cJSON *losses = cJSON_AddObjectToObject(about, "held_out_loss");
     bool ok = losses && cJSON_AddNumberToObject(about, "sink", l->options.sink) &&
+              cJSON_AddBoolToObject(about, "layer_mean", l->options.layer_mean) &&
               cJSON_AddStringToObject(about, "target", l->options.target == TARGET_MAX ? "max" : "mean") &&
               cJSON_AddNumberToObject(about, "lambda", t->lambda) &&
               cJSON_AddNumberToObject(about, "exponent", t->exponent);
@@ -64,7 +74,8 @@ static kvb_status write_named(const learned *l, const char *path, cJSON *about, 
 {
     record_shape model = record_get_shape(l->from->r);
     char *text = cJSON_PrintUnformatted(about);
-    rank_content content = {l->n_folds, model.n_layers, model.n_kv_heads, 2 * l->n_features + 2, l->weights, text};
+    rank_content content = {l->n_folds, model.n_layers, model.n_kv_heads, learn_columns(l->n_features, l->options.layer_mean),
+                            l->weights, text};
     kvb_status status =
         text ? rank_name(name, &content, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
     cJSON_free(text);

@@ -7,6 +7,7 @@
 typedef struct learn_text {
     cache_shape shape;  // with the sinks and the last token protected
     float *z;           // [F, N, T] of every metric of the selection; 0 for sinks
+    float *layer;       // [F, L, T] its mean over the layer's heads; NULL without layer_mean
     float *plain;       // [F, N, T] scores as recorded
     float *mean, *top;  // [N, T] importance over the questions: mean, maximum
     double mean_of_all; // mean of `mean` over heads and tokens
@@ -20,18 +21,21 @@ kvb_status learn_text_read(learn_text *t, const learned *l, size_t k, kvb_error 
 // Whether each metric's scores are never negative, in all texts: then their logarithm is the feature.
 kvb_status learn_find_signs(learned *l, learn_text *t, kvb_error *err);
 
-// Normal equations A w = b of every fold and head, over all columns; P = 2 F + 2.
+// Normal equations A w = b of every fold and head, over all columns: P = 2 F + 2, or 3 F + 2 with layer_mean, in the
+// order that weights have (runtime/kvbudget.h).
 typedef struct learn_systems {
     uint32_t n_folds, n_heads, n_features;
+    bool layer_mean;
     double exponent;
     double *a, *b;     // [folds, N, P, P], [folds, N, P]
     uint32_t *n_texts; // [folds]
 } learn_systems;
 
+uint32_t learn_columns(uint32_t n_features, bool layer_mean); // P
 kvb_status learn_systems_init(learn_systems *s, const learned *l, double exponent, kvb_error *err);
 void learn_systems_free(learn_systems *s);
 void learn_systems_add(learn_systems *s, const learned *l, const learn_text *t, uint32_t fold);
-// weights [N, 2 n + 2] of the n metrics in `set`, from all folds but `without` (UINT32_MAX: from all).
+// weights [N, P] of the metrics in `set`, from all folds but `without` (UINT32_MAX: from all).
 kvb_status learn_systems_solve(const learn_systems *s, uint32_t set, double lambda, uint32_t without, double *weights,
                                kvb_error *err);
 

@@ -7,9 +7,19 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { COLUMNS_MAX = 2 * KVB_RANK_FEATURES_MAX + 2 };
+enum { COLUMNS_MAX = 3 * KVB_RANK_FEATURES_MAX + 2 };
 
 static const double TARGET_FLOOR = 1e-3; // of the mean importance: what a token without any counts as
+
+uint32_t learn_columns(uint32_t n_features, bool layer_mean)
+{
+    return (layer_mean ? 3 : 2) * n_features + 2;
+}
+
+static size_t columns_of(const learn_systems *s)
+{
+    return learn_columns(s->n_features, s->layer_mean);
+}
 
 kvb_status learn_systems_init(learn_systems *s, const learned *l, double exponent, kvb_error *err)
 {
@@ -17,8 +27,9 @@ kvb_status learn_systems_init(learn_systems *s, const learned *l, double exponen
     *s = (learn_systems){.n_folds = l->n_folds,
                          .n_heads = model.n_layers * model.n_kv_heads,
                          .n_features = (uint32_t)l->from->n_metrics,
+                         .layer_mean = l->options.layer_mean,
                          .exponent = exponent};
-    size_t rows = (size_t)s->n_folds * s->n_heads, P = 2 * s->n_features + 2;
+    size_t rows = (size_t)s->n_folds * s->n_heads, P = columns_of(s);
     s->a = calloc(rows * P * P, sizeof *s->a);
     s->b = calloc(rows * P, sizeof *s->b);
     s->n_texts = calloc(s->n_folds, sizeof *s->n_texts);
@@ -34,30 +45,33 @@ void learn_systems_free(learn_systems *s)
     *s = (learn_systems){0};
 }
 
-// One token's columns.
-static void fill_columns(double *x, const float *z, size_t stride, uint32_t n_features, size_t after)
+// The columns of one head's token j.
+static void fill_columns(double *x, const learn_systems *s, const learn_text *t, uint32_t head, size_t j)
 {
-    for (uint32_t f = 0; f < n_features; f++) {
-        double value = z[f * stride];
+    size_t T = t->shape.n_tokens, F = s->n_features, P = columns_of(s), n_heads = shape_heads(&t->shape);
+    size_t L = t->shape.n_layers, layer = head / t->shape.n_kv_heads;
+    for (size_t f = 0; f < F; f++) {
+        double value = t->z[(f * n_heads + head) * T + j];
         x[2 * f] = value;
         x[2 * f + 1] = value * fabs(value);
+        if (s->layer_mean) x[2 * F + f] = t->layer[(f * L + layer) * T + j];
     }
-    x[2 * n_features] = -log((double)after);
-    x[2 * n_features + 1] = 1;
+    x[P - 2] = -log((double)(T - j));
+    x[P - 1] = 1;
 }
 
 // Adds one head of a text, whose weights are brought to a sum of 1.
 static void add_head(double *a, double *b, const learn_systems *s, const learn_text *t, const float *importance,
                      uint32_t head)
 {
-    size_t T = t->shape.n_tokens, stride = shape_heads(&t->shape) * T, P = 2 * s->n_features + 2;
+    size_t T = t->shape.n_tokens, P = columns_of(s);
     double x[COLUMNS_MAX], total = 0;
     for (size_t j = t->shape.sink; j < T; j++)
         total += pow(importance[head * T + j] / t->mean_of_all + TARGET_FLOOR, s->exponent);
     for (size_t j = t->shape.sink; j < T; j++) {
         double share = importance[head * T + j] / t->mean_of_all + TARGET_FLOOR;
         double weight = pow(share, s->exponent) / total, y = log(share);
-        fill_columns(x, t->z + head * T + j, stride, s->n_features, T - j);
+        fill_columns(x, s, t, head, j);
         for (size_t p = 0; p < P; p++) {
             b[p] += weight * x[p] * y;
             for (size_t q = 0; q <= p; q++) a[p * P + q] += weight * x[p] * x[q];
@@ -67,7 +81,7 @@ static void add_head(double *a, double *b, const learn_systems *s, const learn_t
 
 void learn_systems_add(learn_systems *s, const learned *l, const learn_text *t, uint32_t fold)
 {
-    size_t P = 2 * s->n_features + 2;
+    size_t P = columns_of(s);
     const float *importance = l->options.target == TARGET_MAX ? t->top : t->mean;
 #pragma omp parallel for schedule(static)
     for (uint32_t h = 0; h < s->n_heads; h++) {
@@ -86,8 +100,10 @@ static size_t list_columns(size_t out[COLUMNS_MAX], const learn_systems *s, uint
         out[n++] = 2 * f;
         out[n++] = 2 * f + 1;
     }
-    out[n++] = 2 * (size_t)s->n_features;
-    out[n++] = 2 * (size_t)s->n_features + 1;
+    for (uint32_t f = 0; s->layer_mean && f < s->n_features; f++)
+        if (set >> f & 1) out[n++] = 2 * s->n_features + f;
+    out[n++] = columns_of(s) - 2;
+    out[n++] = columns_of(s) - 1;
     return n;
 }
 
@@ -96,7 +112,7 @@ static int solve_head(const learn_systems *s, const size_t *column, size_t n, do
                       uint32_t head, double *weights)
 {
     double a[COLUMNS_MAX * COLUMNS_MAX] = {0}, b[COLUMNS_MAX] = {0}, n_texts = 0;
-    size_t P = 2 * s->n_features + 2;
+    size_t P = columns_of(s);
     for (uint32_t fold = 0; fold < s->n_folds; fold++) {
         if (fold == without) continue;
         const double *from = s->a + ((size_t)fold * s->n_heads + head) * P * P,

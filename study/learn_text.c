@@ -15,7 +15,7 @@ static const cache_shape *check_shape(learn_text *t, const learned *l, size_t k,
 
 kvb_status learn_text_init(learn_text *t, const learned *l, kvb_error *err)
 {
-    size_t most = 0;
+    size_t most = 0, G = 1;
     *t = (learn_text){0};
     for (size_t k = 0; k < l->from->n_contexts; k++) {
         kvb_status status;
@@ -23,18 +23,21 @@ kvb_status learn_text_init(learn_text *t, const learned *l, kvb_error *err)
         if (status != KVB_OK) return status;
         size_t numbers = (size_t)shape_heads(shape) * shape->n_tokens;
         most = numbers > most ? numbers : most;
+        G = shape->n_kv_heads;
     }
     t->z = malloc(l->from->n_metrics * most * sizeof *t->z);
     t->plain = malloc(l->from->n_metrics * most * sizeof *t->plain);
     t->mean = malloc(most * sizeof *t->mean);
     t->top = malloc(most * sizeof *t->top);
-    if (t->z && t->plain && t->mean && t->top) return KVB_OK;
+    if (l->options.layer_mean) t->layer = malloc(l->from->n_metrics * (most / G) * sizeof *t->layer);
+    if (t->z && t->plain && t->mean && t->top && (t->layer || !l->options.layer_mean)) return KVB_OK;
     return kvb_fail(err, KVB_MEMORY, "no memory for %zu metrics of %zu numbers", l->from->n_metrics, most);
 }
 
 void learn_text_free(learn_text *t)
 {
     free(t->z);
+    free(t->layer);
     free(t->plain);
     free(t->mean);
     free(t->top);
@@ -81,6 +84,19 @@ static kvb_status standardise(learn_text *t, const learned *l, size_t k, kvb_err
                     selection_context(l->from, k)->id, l->from->metrics[failed / shape_heads(&t->shape)]);
 }
 
+static void average_layers(learn_text *t, const learned *l)
+{
+    size_t T = t->shape.n_tokens, G = t->shape.n_kv_heads, rows = l->from->n_metrics * t->shape.n_layers;
+#pragma omp parallel for schedule(static)
+    for (size_t row = 0; row < rows; row++) {
+        for (size_t j = 0; j < T; j++) {
+            double sum = 0;
+            for (size_t g = 0; g < G; g++) sum += t->z[(row * G + g) * T + j];
+            t->layer[row * T + j] = (float)(sum / (double)G);
+        }
+    }
+}
+
 // Mean and maximum over the questions; `spare` [N, T].
 static kvb_status read_importance(learn_text *t, const learned *l, size_t k, float *spare, kvb_error *err)
 {
@@ -112,7 +128,9 @@ kvb_status learn_text_read(learn_text *t, const learned *l, size_t k, kvb_error 
 {
     kvb_status status = read_scores(t, l, k, err);
     if (status == KVB_OK) status = read_importance(t, l, k, t->z, err); // z is not in use yet
-    return status == KVB_OK ? standardise(t, l, k, err) : status;
+    if (status == KVB_OK) status = standardise(t, l, k, err);
+    if (status == KVB_OK && t->layer) average_layers(t, l);
+    return status;
 }
 
 kvb_status learn_find_signs(learned *l, learn_text *t, kvb_error *err)

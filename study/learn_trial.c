@@ -8,21 +8,24 @@
 
 const double LEARN_RATIO[LEARN_RATIOS] = {0.5, 0.8, 0.9};
 
-// scores [N, T]: the linear form, as kvb_rank() has it, of features that are standardised already.
-static void rank_text(float *scores, const learn_text *t, uint32_t n_features, uint32_t set, const double *weights)
+// scores [N, T]: the linear form, as kvb_rank_layer() has it, of features that are standardised already.
+static void rank_text(float *scores, const learn_text *t, const learn_systems *s, uint32_t set, const double *weights)
 {
-    size_t T = t->shape.n_tokens, heads = shape_heads(&t->shape), n = 0;
+    size_t T = t->shape.n_tokens, heads = shape_heads(&t->shape), L = t->shape.n_layers, n = 0;
     size_t metric[KVB_RANK_FEATURES_MAX];
-    for (uint32_t f = 0; f < n_features; f++)
+    for (uint32_t f = 0; f < s->n_features; f++)
         if (set >> f & 1) metric[n++] = f;
+    size_t P = learn_columns((uint32_t)n, s->layer_mean);
 #pragma omp parallel for schedule(static)
     for (size_t h = 0; h < heads; h++) {
-        const double *w = weights + h * (2 * n + 2);
+        const double *w = weights + h * P;
+        size_t layer = h / t->shape.n_kv_heads;
         for (size_t j = 0; j < T; j++) {
-            double sum = w[2 * n + 1] - w[2 * n] * log((double)(T - j));
+            double sum = w[P - 1] - w[P - 2] * log((double)(T - j));
             for (size_t i = 0; i < n; i++) {
                 double z = t->z[(metric[i] * heads + h) * T + j];
                 sum += z * (w[2 * i] + w[2 * i + 1] * fabs(z));
+                if (s->layer_mean) sum += w[2 * n + i] * t->layer[(metric[i] * L + layer) * T + j];
             }
             scores[h * T + j] = (float)sum;
         }
@@ -51,14 +54,14 @@ kvb_status learn_try(learn_trial *trial, const learn_systems *s, const learn_tex
         const float *own = t->plain + (size_t)__builtin_ctz(trial->set) * heads * T;
         return add_losses(trial, t, own, err);
     }
-    size_t columns = 2 * (size_t)__builtin_popcount(trial->set) + 2;
+    size_t columns = learn_columns((uint32_t)__builtin_popcount(trial->set), s->layer_mean);
     float *scores = malloc(heads * T * sizeof *scores);
     double *weights = malloc(heads * columns * sizeof *weights);
     kvb_status status =
         scores && weights ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to rank %zu x %zu tokens", heads, T);
     if (status == KVB_OK) status = learn_systems_solve(s, trial->set, trial->lambda, fold, weights, err);
     if (status == KVB_OK) {
-        rank_text(scores, t, s->n_features, trial->set, weights);
+        rank_text(scores, t, s, trial->set, weights);
         status = add_losses(trial, t, scores, err);
     }
     free(scores);

@@ -52,12 +52,12 @@ kvb_status learned_scores_check(const selection *s, const kvb_ranking *r, kvb_er
 static kvb_status rank_heads(const kvb_ranking *r, uint32_t fold, const float *features, uint32_t T, float *out,
                              kvb_error *err)
 {
-    size_t heads = (size_t)r->info.n_layers * r->info.n_kv_heads;
+    size_t G = r->info.n_kv_heads, L = r->info.n_layers;
     kvb_status status = KVB_OK;
-    for (size_t h = 0; h < heads && status == KVB_OK; h++) {
-        const float *of_head[KVB_RANK_FEATURES_MAX];
-        for (uint32_t f = 0; f < r->info.n_features; f++) of_head[f] = features + (f * heads + h) * T;
-        status = kvb_rank_fold(r, fold, h, of_head, T, out + h * T, err);
+    for (uint32_t l = 0; l < L && status == KVB_OK; l++) {
+        const float *of_layer[KVB_RANK_FEATURES_MAX];
+        for (uint32_t f = 0; f < r->info.n_features; f++) of_layer[f] = features + (f * L + l) * G * T;
+        status = kvb_rank_layer_fold(r, fold, l, of_layer, T, out + l * G * T, err);
     }
     return status;
 }

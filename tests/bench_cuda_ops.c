@@ -212,7 +212,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_cuda_ops [f32|bf16x3|bf16 [TOKENS of %d or more]]\n", 2 * CHUNK);
         return 2;
     }
-    backend_limits limits = {T, TAIL, CHUNK, FFN, SHAPE};
+    backend_limits limits = {T, TAIL, CHUNK, FFN, SHAPE, 0};
     if (b->open(&on, b, &limits, &err) != KVB_OK) {
         printf("skip - bench_cuda_ops: %s; nothing is measured\n", err.message);
         return EXIT_SUCCESS;

@@ -9,20 +9,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-// The first head of the first layer: features [n_features][n_tokens], one block.
+// The first layer, of which the first head's tokens are selected: features [n_features][n_kv_heads][n_tokens], one block;
+// scores [n_kv_heads][n_tokens].
 static int rank_and_select(const kvb_table *table, double ratio, uint32_t n_tokens, float *features, float *scores,
                            uint32_t *keep, uint32_t *positions, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(table);
     const kvb_ranking_info *r = kvb_ranking_about(kvb_table_ranking(table));
-    const float *of_head[KVB_RANK_FEATURES_MAX];
-    size_t n_heads = (size_t)info->n_layers * info->n_kv_heads;
+    const float *of_layer[KVB_RANK_FEATURES_MAX];
+    size_t n_heads = (size_t)info->n_layers * info->n_kv_heads, numbers = (size_t)info->n_kv_heads * n_tokens, i;
     uint32_t f, j, n, recent = 0;
     for (f = 0; f < r->n_features; f++) {
-        of_head[f] = features + (size_t)f * n_tokens;
-        for (j = 0; j < n_tokens; j++) features[(size_t)f * n_tokens + j] = 1.0f + sinf((float)(j * (f + 1)));
+        of_layer[f] = features + f * numbers;
+        for (i = 0; i < numbers; i++) features[f * numbers + i] = 1.0f + sinf((float)(i * (f + 1)));
     }
-    if (kvb_rank(table, 0, 0, of_head, n_tokens, scores, err) != KVB_OK ||
+    if (kvb_rank_layer(table, 0, of_layer, n_tokens, scores, err) != KVB_OK ||
         kvb_budgets(table, ratio, n_tokens, NULL, keep, n_heads, err) != KVB_OK ||
         kvb_select(scores, n_tokens, keep[0], info->sink, info->window, positions, n_tokens, err) != KVB_OK)
         return 0;
@@ -49,14 +50,14 @@ int main(int argc, char **argv)
     if (kvb_table_open(&table, argv[1], NULL, &err) != KVB_OK) goto failed;
     const kvb_ranking_info *r = kvb_ranking_about(kvb_table_ranking(table));
     if (!r) {
-        fprintf(stderr, "%s is for the metric %s; kvb_rank() is for tables of a learned ranking\n", argv[1],
+        fprintf(stderr, "%s is for the metric %s; kvb_rank_layer() is for tables of a learned ranking\n", argv[1],
                 kvb_table_info(table)->metric);
         goto done;
     }
     printf("%s takes the scores of\n", r->name);
     for (f = 0; f < r->n_features; f++) printf("  %s\n", r->metrics[f]);
-    features = malloc((size_t)r->n_features * n_tokens * sizeof *features);
-    scores = malloc(n_tokens * sizeof *scores);
+    features = malloc((size_t)r->n_features * r->n_kv_heads * n_tokens * sizeof *features);
+    scores = malloc((size_t)r->n_kv_heads * n_tokens * sizeof *scores);
     keep = malloc((size_t)r->n_layers * r->n_kv_heads * sizeof *keep);
     positions = malloc(n_tokens * sizeof *positions);
     if (!features || !scores || !keep || !positions) {

@@ -24,6 +24,12 @@ expect 0 'a chosen form' learn run.h5 -o two.safetensors --feature keydiff --fea
     --target mean --lambda 0.01 --exponent 0.25 --quiet --json
 json 'two features, one fit' out 'j["trials"][-1]["metrics"] == ["keydiff", "snapkv:kvpress:window=8"]'
 
+expect 0 'heads by themselves' learn run.h5 -o own.safetensors --own --quiet
+kvb inspect own.safetensors
+says 'the file says so' 'layer_mean: no'
+kvb inspect rank.safetensors
+says 'the layer has a say by default' "layer's "
+
 # ---- solve and validate
 expect 0 'solve' solve run.h5 --metric learned=rank.safetensors -o learned.safetensors --quiet
 says 'the table is for the ranking' '^learned:[0-9a-f]{12}: '

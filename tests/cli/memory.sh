@@ -33,7 +33,7 @@ if [ "$batch" -ge 1 ] && [ "$batch" -lt 300 ]; then ok "less memory, smaller bat
     "less memory, smaller batches ($batch)"; fi
 expect 0 'little memory' "${PROFILE[@]}" -o little.h5 --memory "$((peak + 8))MiB"
 same 'changes no number' free.h5 little.h5
-fails 'the model does not fit' '--memory 1MB: the model alone takes' "${PROFILE[@]}" -o x.h5 --memory 1MB
+fails 'the program does not fit' '--memory 1MB: this program alone takes' "${PROFILE[@]}" -o x.h5 --memory 1MB
 fails 'not one question fits' 'for 1 question at a time over 4000 tokens, but .* use .*--max-tokens' "${PROFILE[@]}" \
     -o x.h5 --memory "$((peak - 4))MiB"
 fails 'the batch that was asked for does not fit' '300 questions at a time' "${PROFILE[@]}" -o x.h5 \

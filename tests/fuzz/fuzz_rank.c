@@ -7,12 +7,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-    enum { T = 9 };
-    static const float scores[T] = {0, 1, 2, 3, 1e30f, -1e30f, 1e-30f, 5, 5};
+    enum { T = 9, MOST = KVB_MAX_KV_HEADS * T };
+    static const float some[T] = {0, 1, 2, 3, 1e30f, -1e30f, 1e-30f, 5, 5};
+    static float scores[MOST], out[MOST];
     const float *features[KVB_RANK_FEATURES_MAX];
-    float out[T];
     kvb_ranking *r;
     kvb_error err = {0};
+    for (int i = 0; i < MOST; i++) scores[i] = some[i % T];
     for (int f = 0; f < KVB_RANK_FEATURES_MAX; f++) features[f] = scores;
     if (kvb_ranking_open_memory(&r, data, size, "fuzz", &err) != KVB_OK) {
         if (r || err.status == KVB_OK || err.message[0] == 0) abort();
@@ -20,9 +21,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     }
     const kvb_ranking_info *info = kvb_ranking_about(r);
     uint32_t fold = kvb_ranking_fold(r, "0000000000000000000000000000000000000000000000000000000000000000");
-    if (fold > r->n_folds || info->n_columns != 2 * info->n_features + 2) abort();
-    size_t last = (size_t)info->n_layers * info->n_kv_heads - 1;
-    if (kvb_rank_fold(r, fold, last, features, T, out, &err) != KVB_OK) abort(); // the scores are finite
+    if (fold > r->n_folds || info->n_columns != (info->layer_mean ? 3 : 2) * info->n_features + 2) abort();
+    if (kvb_rank_layer_fold(r, fold, info->n_layers - 1, features, T, out, &err) != KVB_OK) abort(); // all are finite
     kvb_ranking_close(r);
     return 0;
 }

@@ -74,7 +74,7 @@ void reserve(uint32_t tokens, attention_shape s)
 {
     uint32_t widest = s.n_heads * s.head_dim;
     backend_device *before = judged; // which keeps a device running that starts slowly
-    judged = opened(&JUDGED, &(backend_limits){tokens, TAIL, 1024, widest > 2048 ? widest : 2048, s});
+    judged = opened(&JUDGED, &(backend_limits){tokens, TAIL, 1024, widest > 2048 ? widest : 2048, s, 2048});
     JUDGED.close(before);
 }
 

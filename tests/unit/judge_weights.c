@@ -148,8 +148,108 @@ START_TEST(test_matrix_load)
 }
 END_TEST
 
+// y = x W^T for `rows` rows of x, of a matrix that is held so; to be freed.
+static float *product_of(const stored_matrix *w, unsigned hold, const float *x, uint32_t rows)
+{
+    backend_device *on = judged;
+    dev y = on->b->alloc(on, (size_t)rows * w->out), dx = put(on, x, (size_t)rows * w->in);
+    dev_matrix m = on->b->matrix_load(on, w, hold);
+    ck_assert(m.address || m.packed);
+    on->b->matmul(on, y, dx, m, rows, false);
+    on->b->release(on, dx), on->b->matrix_release(on, &m);
+    return take(y, (size_t)rows * w->out);
+}
+
+// However a matrix is held, products and rows have the same bits; rounding gives those of the rounded matrix; what is
+// read in place takes no more memory than what is held.
+START_TEST(test_matrix_hold)
+{
+    enum { IN = 256, OUT = 336, MOST = 100 };
+    static const uint32_t types[] = {GGUF_TENSOR_F32,  GGUF_TENSOR_F16,  GGUF_TENSOR_BF16,
+                                     GGUF_TENSOR_Q4_0, GGUF_TENSOR_Q8_0, GGUF_TENSOR_Q6_K};
+    static const uint32_t rows[] = {1, 32, MOST};
+    static const unsigned holds[] = {HOLD_WIDE, HOLD_MAPPED, HOLD_MAPPED | HOLD_ROWS, HOLD_MAPPED | HOLD_IN_PLACE,
+                                     HOLD_MAPPED | HOLD_IN_PLACE | HOLD_ROWS};
+    reserve(8, SHAPES[0]);
+    backend_device *on = judged;
+    for (size_t t = 0; t < sizeof types / sizeof *types; t++)
+        for (size_t r = 0; r < sizeof rows / sizeof *rows; r++) {
+            stored_matrix w = random_stored(types[t], OUT, IN, false);
+            float *x = random_floats((size_t)rows[r] * IN, 1), *plain = product_of(&w, 0, x, rows[r]),
+                  *rounded = malloc(OUT * IN * sizeof *rounded);
+            for (size_t h = 0; h < sizeof holds / sizeof *holds; h++) {
+                float *y = product_of(&w, holds[h], x, rows[r]);
+                same_bits("a matrix that is held otherwise", y, plain, (size_t)rows[r] * OUT);
+                ck_assert(on->b->matrix_bytes(on, &w, holds[h] | HOLD_IN_PLACE) <=
+                          on->b->matrix_bytes(on, &w, holds[h] & ~(unsigned)HOLD_IN_PLACE));
+                free(y);
+            }
+            ck_assert(rounded && stored_rows(&w, 0, OUT, rounded));
+            stored_round(rounded, OUT * IN);
+            const stored_matrix halves = stored_floats(rounded, OUT, IN);
+            float *want = product_of(&halves, 0, x, rows[r]), *got = product_of(&w, HOLD_HALF, x, rows[r]),
+                  *in_place = product_of(&w, HOLD_HALF | HOLD_MAPPED | HOLD_IN_PLACE, x, rows[r]);
+            same_bits("a rounded matrix", got, want, (size_t)rows[r] * OUT);
+            same_bits("a rounded matrix in place", in_place, want, (size_t)rows[r] * OUT);
+            free(want), free(got), free(in_place), free(rounded), free(plain), free(x);
+            free((void *)(uintptr_t)w.data);
+        }
+    check_judged();
+}
+END_TEST
+
+// A matrix that takes little memory when it is held takes none when it is read in place, and what is wrong in it then
+// fails the product.
+START_TEST(test_matrix_in_place)
+{
+    enum { IN = 64, OUT = 40 };
+    float *values = random_floats(OUT * IN, 1), *x = random_floats(IN, 1);
+    const stored_matrix w = stored_floats(values, OUT, IN);
+    kvb_error err = {0};
+    reserve(8, SHAPES[0]);
+    backend_device *on = judged;
+    bool in_place = on->b->matrix_bytes(on, &w, HOLD_MAPPED | HOLD_IN_PLACE) == 0;
+    ck_assert_uint_gt(on->b->matrix_bytes(on, &w, 0), 0);
+    ck_assert_int_eq(in_place, strcmp(on->b->name, "cpu") == 0);
+    values[7] = NAN;
+    dev_matrix m = on->b->matrix_load(on, &w, HOLD_MAPPED | HOLD_IN_PLACE);
+    ck_assert_int_eq(m.address || m.packed, in_place);
+    if (in_place) {
+        dev y = on->b->alloc(on, OUT), dx = put(on, x, IN);
+        on->b->matmul(on, y, dx, m, 1, false);
+        ck_assert_int_eq(on->b->check(on, &err), KVB_NUMERIC);
+        ck_assert_ptr_nonnull(strstr(err.message, "not finite"));
+        on->b->release(on, y), on->b->release(on, dx), on->b->matrix_release(on, &m);
+        on->failed = KVB_OK; // of the next test's
+    }
+    free(values), free(x);
+}
+END_TEST
+
+// Part of a row is what stands there in the whole row, whatever blocks the type has.
+START_TEST(test_stored_slice)
+{
+    static const uint32_t types[] = {GGUF_TENSOR_F32, GGUF_TENSOR_BF16, GGUF_TENSOR_Q4_0, GGUF_TENSOR_Q6_K};
+    enum { IN = 768 };
+    for (size_t t = 0; t < 4; t++) {
+        stored_matrix w = random_stored(types[t], 32, IN, false);
+        float whole[IN], part[IN];
+        for (uint32_t row = 0; row < 32; row += 5)
+            for (uint32_t first = 0; first < IN; first += 96) {
+                uint32_t n = IN - first < 128 ? IN - first : 128;
+                ck_assert(stored_rows(&w, row, 1, whole) && stored_slice(&w, row, first, n, part));
+                ck_assert_mem_eq(part, whole + first, n * sizeof *part);
+            }
+        free((void *)(uintptr_t)w.data);
+    }
+}
+END_TEST
+
 void judge_weights(TCase *tc)
 {
+    tcase_add_test(tc, test_matrix_hold);
+    tcase_add_test(tc, test_matrix_in_place);
+    tcase_add_test(tc, test_stored_slice);
     tcase_add_test(tc, test_matmul);
     tcase_add_test(tc, test_project);
     tcase_add_test(tc, test_matrix_load);

@@ -149,11 +149,39 @@ START_TEST(bytes_of_a_file)
 }
 END_TEST
 
+// A ranking of whole layers: every head by kvb_rank_layer(), none by itself.
+START_TEST(rankings_of_whole_layers)
+{
+    static double of_layers[L * G * 5] = {1, 0, 0.5, 0, 0, -2, 0.5, 1, 0.25, 3};
+    const char *about = ABOUT("\"name\":\"learned:0123456789ab\",\"layer_mean\":true,");
+    const rank_content named = {0, L, G, 5, of_layers, about};
+    const char *path = help_path("table.safetensors");
+    kvb_table *table;
+    help_ok(write_table(path, &named, table_metadata("learned:0123456789ab", about), err));
+    help_ok(kvb_table_open(&table, path, NULL, err));
+    const kvb_ranking *r = kvb_table_ranking(table);
+    ck_assert(kvb_ranking_about(r)->layer_mean && kvb_ranking_about(r)->n_columns == 5);
+    const float knorm[4] = {0, 1, 2, 3};
+    const float *features[1] = {knorm}, *missing[1] = {NULL};
+    float out[4], same[4];
+    help_ok(kvb_rank_layer(table, 1, features, 4, out, err));
+    help_ok(kvb_rank_layer_fold(r, 0, 1, features, 4, same, err));
+    ck_assert(memcmp(out, same, sizeof out) == 0);
+    ck_assert_double_eq_tol(out[2], 3 - 0.25 * log(2), 1e-6); // the mean token: z = 0
+    help_fails(kvb_rank(table, 1, 0, features, 4, out, err), KVB_ARGUMENT, "kvb_rank_layer()");
+    help_fails(kvb_rank_layer(table, 2, features, 4, out, err), KVB_ARGUMENT, "found 2 and 0");
+    help_fails(kvb_rank_layer(table, 0, missing, 4, out, err), KVB_ARGUMENT, "knorm");
+    help_fails(kvb_rank_layer(NULL, 0, features, 4, out, err), KVB_ARGUMENT, "NULL");
+    kvb_table_close(table);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, written_rankings_open);
     tcase_add_test(tc, tables_carry_them);
+    tcase_add_test(tc, rankings_of_whole_layers);
     tcase_add_test(tc, bytes_of_a_file);
 }
 

@@ -251,7 +251,7 @@ START_TEST(test_more_rows_than_a_pass)
     const backend *const both[] = {&backend_ref, &CUDA};
     for (int i = 0; i < 2; i++) {
         const backend *b = both[i];
-        backend_device *on = case_device(b, &(backend_limits){T, EACH, N, H * D, s});
+        backend_device *on = case_device(b, &(backend_limits){T, EACH, N, H * D, s, 0});
         dev o = b->alloc(on, N * H * D + Q * G * T), dq = b->alloc(on, N * H * D), dt = b->alloc(on, Q * G * EACH * D);
         prefix_kv kv = {.k = b->alloc(on, G * T * D), .v = b->alloc(on, G * T * D), .n_tokens = T};
         tail_kv tails = {dt, dt, EACH};

@@ -16,7 +16,7 @@ static void setup(void)
 static layer_pass open_pass(const model *m, uint32_t rows)
 {
     layer_pass p;
-    const backend_limits limits = layer_limits(&m->config, 8, 1, rows);
+    const backend_limits limits = layer_limits(m, 8, 1, rows);
     ck_assert(limits.rows == rows && limits.matrix_dim == VOCABULARY);
     help_ok(layer_pass_open(&p, m, &limits, 8, err));
     ck_assert_uint_gt(layer_pass_bytes(m, rows, 8), layer_pass_bytes(m, 1, 1));

@@ -1,4 +1,5 @@
 // Damaged and hostile model files: each is refused with a message that names file and place, or opens; none crashes.
+#include "profiler/forward.h"
 #include "profiler/gguf.h"
 #include "test_profiler_cases.h"
 #include <fcntl.h>
@@ -169,13 +170,13 @@ static long cut_to; // 0: only touched
 static int loads_left;
 static backend cutting;
 
-static dev_matrix cut_then_load(backend_device *on, const stored_matrix *w, bool keep_rows)
+static dev_matrix cut_then_load(backend_device *on, const stored_matrix *w, unsigned hold)
 {
     if (loads_left-- == 0) {
         if (cut_to) ck_assert_int_eq(truncate(victim, cut_to), 0);
         else ck_assert_int_eq(utimensat(AT_FDCWD, victim, NULL, 0), 0);
     }
-    return backend_cpu.matrix_load(on, w, keep_rows);
+    return backend_cpu.matrix_load(on, w, hold);
 }
 
 START_TEST(test_file_that_is_cut_while_it_is_read)
@@ -241,8 +242,104 @@ START_TEST(test_options)
 }
 END_TEST
 
+// ---- how weights are held ----
+
+static float *logits_of(const model *m, uint32_t n)
+{
+    forward *f = NULL;
+    const forward_plan plan = {n, 1, 1, false};
+    int32_t *ids = case_alloc(n, sizeof *ids);
+    float *logits = case_alloc((size_t)n * m->config.vocabulary, sizeof *logits);
+    for (uint32_t i = 0; i < n; i++) ids[i] = (int32_t)(3 + i * 7 % 200);
+    help_ok(forward_open(&f, m, &plan, err));
+    help_ok(forward_prefill(f, ids, n, NULL, NULL, logits, err));
+    forward_close(f);
+    free(ids);
+    return logits;
+}
+
+static const backend *const cpus[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
+
+// However many groups of weights are held in memory, in whatever form that does not round, the numbers are the same.
+START_TEST(test_weights_in_place)
+{
+    enum { N = 70 };
+    for (size_t b = 0; b < sizeof cpus / sizeof *cpus; b++) {
+        model *m = case_open(help_path("tiny.gguf"), cpus[b]);
+        float *want = logits_of(m, N);
+        uint32_t groups = m->config.n_layers + 1;
+        ck_assert_uint_eq(m->n_held, groups);
+        size_t n = (size_t)N * m->config.vocabulary;
+        model_free(m);
+        for (uint32_t held = 0; held <= groups; held++)
+            for (int wide = 0; wide < 2; wide++) {
+                const model_options o = {.without_weights = true, .form = wide ? WEIGHTS_WIDE : WEIGHTS_KEEP};
+                help_ok(model_open(&m, help_path("tiny.gguf"), cpus[b], &o, err));
+                help_ok(model_load(m, held, err));
+                float *got = logits_of(m, N);
+                case_same("logits", got, want, n);
+                free(got);
+                model_free(m);
+            }
+        free(want);
+    }
+}
+END_TEST
+
+// What is planned before weights are loaded: more groups take more memory and leave less in the file, and as many are
+// chosen as fit.
+START_TEST(test_room_of_weights)
+{
+    model *m = NULL;
+    const model_options o = {.without_weights = true};
+    help_ok(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &o, err));
+    uint32_t groups = m->config.n_layers + 1;
+    ck_assert_uint_eq(model_mapped_bytes(m, groups), 0);
+    for (uint32_t held = 0; held <= groups; held++) {
+        uint64_t bytes = model_weight_bytes(m, held);
+        ck_assert_uint_eq(model_fit_weights(m, bytes), held);
+        if (held == 0) continue;
+        ck_assert_uint_lt(model_weight_bytes(m, held - 1), bytes);
+        ck_assert_uint_gt(model_mapped_bytes(m, held - 1), model_mapped_bytes(m, held));
+        ck_assert_uint_eq(model_fit_weights(m, bytes - 1), held - 1);
+    }
+    ck_assert_uint_eq(model_made_terms(m), 0);
+    ck_assert_uint_eq(model_context_rows(m), backend_cpu.context_rows);
+    m->n_held = 1;
+    ck_assert_uint_eq(model_made_terms(m), m->config.ffn_width);
+    ck_assert_uint_gt(model_context_rows(m), backend_cpu.context_rows);
+    model_free(m);
+    help_ok(model_open(&m, help_path("tiny.gguf"), &backend_ref, &o, err)); // which reads nothing in place
+    ck_assert_uint_eq(model_fit_weights(m, 0), groups);
+    model_free(m);
+}
+END_TEST
+
+// A file that another program writes while the model is in use is told by model_check and ends the pass.
+START_TEST(test_file_that_changes_in_use)
+{
+    patient p = patient_open();
+    help_spew(help_path("used.gguf"), p.data, p.size);
+    model *m = case_open(help_path("used.gguf"), &backend_cpu);
+    forward *f = NULL;
+    const int32_t ids[] = {5, 6, 7};
+    help_ok(model_check(m, err));
+    help_ok(forward_open(&f, m, &(forward_plan){3, 1, 1, false}, err));
+    help_ok(forward_prefill(f, ids, 3, NULL, NULL, NULL, err));
+    ck_assert_int_eq(utimensat(AT_FDCWD, help_path("used.gguf"), NULL, 0), 0);
+    help_fails(model_check(m, err), KVB_IO, "used.gguf");
+    help_fails(forward_prefill(f, ids, 3, NULL, NULL, NULL, err), KVB_IO, "another program");
+    forward_close(f);
+    model_free(m);
+    patient_close(&p);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
+    tcase_add_test(tc, test_weights_in_place);
+    tcase_add_test(tc, test_room_of_weights);
+    tcase_add_test(tc, test_file_that_changes_in_use);
     tcase_add_unchecked_fixture(tc, setup, help_teardown);
     tcase_add_test(tc, test_cut_model);
     tcase_add_test(tc, test_wrong_shapes);

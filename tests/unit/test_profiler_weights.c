@@ -311,6 +311,39 @@ START_TEST(test_wrong_configs)
 }
 END_TEST
 
+// A config alone gives a model's numbers and what its weights would take, the same as with them; it is no model.
+START_TEST(test_config_alone)
+{
+    folder f = folder_make("alone");
+    model *bare = NULL, *whole = NULL;
+    weights *w = NULL;
+    const model_options plan = {.without_tokenizer = true, .without_weights = true, .for_plan = true};
+    write_config(&f, "\"vocab_size\":300,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\"");
+    help_fails(model_open(&bare, f.path, &backend_cpu, NULL, err), KVB_IO, "model.safetensors");
+    help_ok(weights_open_config(&w, f.path, err));
+    ck_assert(!weights_has_tensors(w) && weights_default_type(w) == GGUF_TENSOR_F32);
+    weights_close(w);
+    help_ok(model_open(&bare, f.path, &backend_cpu, &plan, err));
+    write_shard(&f, "model.safetensors", 0, f.n);
+    help_ok(weights_open_config(&w, f.path, err));
+    ck_assert(weights_has_tensors(w));
+    weights_close(w);
+    help_ok(model_open(&whole, f.path, &backend_cpu, &plan, err));
+    ck_assert_uint_eq(bare->config.vocabulary, VOCABULARY);
+    ck_assert_int_eq(memcmp(&bare->config, &whole->config, sizeof bare->config), 0);
+    for (uint32_t held = 0; held <= bare->config.n_layers + 1; held++) {
+        ck_assert_uint_eq(model_weight_bytes(bare, held), model_weight_bytes(whole, held));
+        ck_assert_uint_eq(model_mapped_bytes(bare, held), model_mapped_bytes(whole, held));
+    }
+    model_free(bare), model_free(whole);
+    write_config(&f, "\"vocab_size\":300,\"dtype\":\"bfloat16\"");
+    help_ok(weights_open_config(&w, f.path, err));
+    ck_assert_uint_eq(weights_default_type(w), GGUF_TENSOR_BF16);
+    weights_close(w);
+    folder_free(&f);
+}
+END_TEST
+
 START_TEST(test_wrong_tensors)
 {
     folder f = folder_make("tensors");
@@ -450,10 +483,10 @@ START_TEST(test_tokens_without_a_row)
     write_text(&f, "tokenizer_config.json", "{\"bos_token\":\"<bos>\",\"eos_token\":\"<extra>\"}");
     help_ok(model_open(&m, f.path, &backend_cpu, NULL, err));
     ck_assert(tokenizer_size(m->tokens) == 302 && m->special.bos == -1 && m->special.eos == -1);
-    help_ok(model_encode(m, "ab<last>", 8, &ids, &n, err));
+    help_ok(model_encode(m, TEXT_ALONE, "ab<last>", 8, &ids, &n, err));
     ck_assert(n == 3 && ids[0] == 0 && ids[1] == 1 && ids[2] == 299);
     free(ids);
-    help_fails(model_encode(m, "a<extra>", 8, &ids, &n, err), KVB_ARGUMENT,
+    help_fails(model_encode(m, TEXT_ALONE, "a<extra>", 8, &ids, &n, err), KVB_ARGUMENT,
                "token 1 of the text is \"<extra>\" with id 300, but the embedding has 300 rows");
     ck_assert(!ids && n == 0);
     model_free(m);
@@ -471,6 +504,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_rotary_settings_in_both_forms);
     tcase_add_test(tc, test_wrong_configs);
     tcase_add_test(tc, test_wrong_tensors);
+    tcase_add_test(tc, test_config_alone);
     tcase_add_test(tc, test_names_at_the_hub);
     tcase_add_test(tc, test_identity);
     tcase_add_test(tc, test_tokens_without_a_row);

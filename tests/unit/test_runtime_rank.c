@@ -117,6 +117,8 @@ START_TEST(damaged_files)
         {"[[\\\"0011", "[[\\\"00", "folds", KVB_FORMAT},
         {"[[\\\"0011", "[[\\\"0Z11", "folds", KVB_FORMAT},
         {"rank_weights", "rank_wEights", "rank_weights", KVB_FORMAT},
+        {"\\\"sink\\\":2", "\\\"sink\\\":2,\\\"layer_mean\\\":1", "layer_mean: expected true", KVB_FORMAT},
+        {"\\\"sink\\\":2", "\\\"sink\\\":2,\\\"layer_mean\\\":true", "F64 [2, layers, heads, 8]", KVB_FORMAT},
         {"[2,2,2,6]", "[1,4,2,6]", "F64 [2, layers, heads, 6]", KVB_FORMAT},
         {"[2,2,2,6]", "[2,2,1,12]", "F64 [2, layers, heads, 6]", KVB_FORMAT},
     };
@@ -190,6 +192,56 @@ START_TEST(scores_are_the_formula)
 }
 END_TEST
 
+// With layer_mean: the heads' own parts as ever, and of each feature the mean of z over the layer's heads.
+START_TEST(layers_are_ranked_together)
+{
+    enum { T = 30, N = 3 };
+    double w[2 * N * (P + F)];
+    kvb_ranking r = {.info = {.name = "case", .n_layers = 2, .n_kv_heads = N, .n_features = F, .sink = 2}, .weights = w};
+    float a[N * T], b[N * T], out[N * T], own[N * T], alone[T];
+    const float *features[F] = {a, b};
+    kvb_error err = {0};
+    r.logarithm[1] = 1;
+    for (size_t i = 0; i < sizeof w / sizeof *w; i++) w[i] = weight(i);
+    for (uint32_t i = 0; i < N * T; i++) {
+        a[i] = sinf((float)(i * i));
+        b[i] = expf(cosf((float)i));
+    }
+    r.info.n_columns = P; // without it every head is ranked by itself
+    ck_assert_int_eq(kvb_rank_layer_fold(&r, 0, 1, features, T, own, &err), KVB_OK);
+    for (uint32_t g = 0; g < N; g++) {
+        const float *of_head[F] = {a + g * T, b + g * T};
+        ck_assert_int_eq(kvb_rank_fold(&r, 0, N + g, of_head, T, alone, &err), KVB_OK);
+        ck_assert(memcmp(own + g * T, alone, sizeof alone) == 0);
+    }
+    r.info.n_columns = P + F;
+    r.info.layer_mean = 1;
+    ck_assert_int_eq(kvb_rank_layer_fold(&r, 0, 1, features, T, out, &err), KVB_OK);
+    for (uint32_t g = 0; g < N; g++) {
+        const double *of = w + (N + g) * (P + F);
+        double plain[P], one[P] = {0};
+        memcpy(plain, of, 2 * F * sizeof *of);
+        memcpy(plain + 2 * F, of + 3 * F, 2 * sizeof *of);
+        for (uint32_t j = 0; j < T; j++) {
+            const float *of_head[F] = {a + g * T, b + g * T};
+            double want = expected(plain, of_head, r.logarithm, 2, T, j);
+            for (uint32_t f = 0; f < F; f++) {
+                one[2 * f] = of[2 * F + f] / N; // what the mean adds, head by head
+                for (uint32_t i = 0; i < N; i++) {
+                    const float *of_other[F] = {a + i * T, b + i * T};
+                    want += expected(one, of_other, r.logarithm, 2, T, j);
+                }
+                one[2 * f] = 0;
+            }
+            ck_assert_double_eq_tol(out[g * T + j], want, 2e-5);
+        }
+    }
+    b[2 * T + 7] = NAN;
+    ck_assert_int_eq(kvb_rank_layer_fold(&r, 0, 1, features, T, out, &err), KVB_NUMERIC);
+    ck_assert_ptr_nonnull(strstr(err.message, "case: feature 1, head 2, token 7"));
+}
+END_TEST
+
 START_TEST(values_and_moments)
 {
     const float x[5] = {100, 1, 3, 5, 7};
@@ -221,6 +273,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, what_the_file_says);
     tcase_add_test(tc, damaged_files);
     tcase_add_test(tc, scores_are_the_formula);
+    tcase_add_test(tc, layers_are_ranked_together);
     tcase_add_test(tc, values_and_moments);
 }
 

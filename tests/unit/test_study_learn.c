@@ -11,6 +11,8 @@ enum { TEXTS = 3, TOKENS = 60, NUMBERS = CASE_HEADS * TOKENS };
 
 static const char *const METRICS[] = {"keydiff", "knorm", "random"};
 static selection from;
+static bool together;    // both heads need the mean of keydiff over the two
+static bool same_tokens; // the last two contexts are one text
 
 // In [-1, 1]: of a text, a metric and a place.
 static float noise(uint32_t text, uint32_t metric, uint32_t i)
@@ -34,12 +36,15 @@ static void make_record(const char *path, uint32_t texts)
         const float *all[3] = {scores[0], scores[1], scores[2]};
         int32_t tokens[TOKENS];
         const int32_t one[1] = {1};
-        for (int j = 0; j < TOKENS; j++) tokens[j] = 100 * (int32_t)k + j;
+        uint32_t text = same_tokens && k == TEXTS - 1 ? k - 1 : k;
+        for (int j = 0; j < TOKENS; j++) tokens[j] = 100 * (int32_t)text + j;
         for (uint32_t i = 0; i < NUMBERS; i++) {
             for (uint32_t m = 0; m < 3; m++) scores[m][i] = noise(k, m, i);
             scores[2][i] += 1.001f;
             oracle[i] = expf(2 * scores[i / TOKENS][i]);
         }
+        for (uint32_t i = 0; together && i < NUMBERS; i++)
+            oracle[i] = expf(2 * (scores[0][i % TOKENS] + scores[0][TOKENS + i % TOKENS]));
         help_ok(record_put_context(w, ids[k], tokens, TOKENS, METRICS, all, 3, err));
         const record_question put = {oracle, one, 1, one, 1, 5};
         help_ok(record_put_question(w, ids[k], 0, &put, err));
@@ -62,10 +67,11 @@ static const char *open_all(uint32_t texts)
 static void teardown(void)
 {
     selection_close(&from);
+    together = same_tokens = false;
     help_teardown();
 }
 
-static const learn_options CHOOSE = {TARGET_MAX, NAN, NAN, 0.05, false, 2};
+static const learn_options CHOOSE = {TARGET_MAX, NAN, NAN, 0.05, false, false, 2};
 
 START_TEST(finds_the_metrics_that_count)
 {
@@ -94,7 +100,7 @@ END_TEST
 START_TEST(settings_that_are_given_stay)
 {
     learned *l = calloc(1, sizeof *l);
-    learn_options o = {TARGET_MEAN, 0.5, 0.3, 0, true, 2};
+    learn_options o = {TARGET_MEAN, 0.5, 0.3, 0, true, false, 2};
     open_all(TEXTS);
     help_ok(learn_fit(l, &from, &o, NULL, err));
     ck_assert_uint_eq(l->n_features, 3);
@@ -102,6 +108,60 @@ START_TEST(settings_that_are_given_stay)
     ck_assert(l->options.lambda == 0.5 && l->options.exponent == 0.3);
     ck_assert_double_eq(learn_metric_cost("keydiff:anchor=raw"), 1);
     ck_assert_double_gt(learn_metric_cost("h2o"), learn_metric_cost("snapkv:kvpress"));
+    learn_free(l);
+    free(l);
+}
+END_TEST
+
+// Where both heads need what their mean says, layer_mean loses less on texts left out, and the file says so.
+START_TEST(the_mean_of_a_layer)
+{
+    learned *own = calloc(1, sizeof *own), *mean = calloc(1, sizeof *mean);
+    learn_options o = {TARGET_MEAN, 0.001, 0, 0, true, false, 2};
+    char name[24];
+    kvb_ranking *r;
+    float scores[NUMBERS], recorded[3][NUMBERS], expected[NUMBERS];
+    together = true;
+    open_all(TEXTS);
+    help_ok(learn_fit(own, &from, &o, NULL, err));
+    o.layer_mean = true;
+    help_ok(learn_fit(mean, &from, &o, NULL, err));
+    for (int i = 0; i < LEARN_RATIOS; i++)
+        ck_assert_double_lt(mean->trials[mean->chosen].loss[i], 0.75 * own->trials[own->chosen].loss[i]);
+    const char *path = help_path("layers.safetensors");
+    help_ok(learn_write(mean, path, name, err));
+    help_ok(kvb_ranking_open(&r, path, err));
+    ck_assert(kvb_ranking_about(r)->layer_mean && kvb_ranking_about(r)->n_columns == 3 * 3 + 2);
+    const float *features[] = {recorded[0], recorded[1], recorded[2]};
+    help_ok(learned_scores_read(&from, 1, r, scores, err));
+    for (uint32_t m = 0; m < 3; m++) help_ok(record_read_scores(from.r, 1, METRICS[m], recorded[m], err));
+    help_ok(kvb_rank_layer_fold(r, 2, 0, features, TOKENS, expected, err));
+    ck_assert(memcmp(scores, expected, sizeof expected) == 0);
+    kvb_ranking_close(r);
+    learn_free(own);
+    learn_free(mean);
+    free(own);
+    free(mean);
+}
+END_TEST
+
+// The same text under two names, with questions of its own each, is left out as one.
+START_TEST(a_text_that_was_recorded_twice)
+{
+    learned *l = calloc(1, sizeof *l);
+    kvb_ranking *r;
+    char name[24], sha256[65];
+    same_tokens = true; // of the last two contexts
+    open_all(TEXTS);
+    help_ok(learn_fit(l, &from, &CHOOSE, NULL, err));
+    ck_assert_uint_eq(l->n_folds, TEXTS - 1);
+    ck_assert(l->fold[0] == 0 && l->fold[1] == 1 && l->fold[2] == 1);
+    const char *path = help_path("twice.safetensors");
+    help_ok(learn_write(l, path, name, err));
+    help_ok(kvb_ranking_open(&r, path, err));
+    help_ok(context_sha256(&from, 2, sha256, err));
+    ck_assert_uint_eq(kvb_ranking_fold(r, sha256), 2);
+    kvb_ranking_close(r);
     learn_free(l);
     free(l);
 }
@@ -223,6 +283,8 @@ static void fill(TCase *tc)
     tcase_add_checked_fixture(tc, help_setup, teardown);
     tcase_add_test(tc, finds_the_metrics_that_count);
     tcase_add_test(tc, settings_that_are_given_stay);
+    tcase_add_test(tc, the_mean_of_a_layer);
+    tcase_add_test(tc, a_text_that_was_recorded_twice);
     tcase_add_test(tc, one_text_is_too_few);
     tcase_add_test(tc, texts_that_were_fitted_on_are_ranked_by_others);
     tcase_add_test(tc, tables_of_a_ranking);

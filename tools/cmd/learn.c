@@ -15,7 +15,7 @@ typedef struct learn_command {
     selection_request wanted;
     learn_options options;
     uint64_t sink;
-    bool json, quiet;
+    bool own, json, quiet;
 } learn_command;
 
 static kvb_status fit_and_write(learn_command *c, const selection *from, kvb_error *err)
@@ -72,6 +72,7 @@ static int check(learn_command *c, int n_operands)
     if (c->wanted.max_questions == 0) return cli_usage_error(c->self, "--questions: expected at least 1");
     o->target = strcmp(c->target, "max") == 0 ? TARGET_MAX : TARGET_MEAN;
     o->sink = (uint32_t)c->sink;
+    o->layer_mean = !c->own;
     return EXIT_DONE;
 }
 
@@ -87,6 +88,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"feature", 'f', CLI_LIST, &c.features, "M",
          "recorded metric that may be a feature, repeatable (default: all of the record)"},
         {"all-features", 0, CLI_FLAG, &c.options.all_features, NULL, "take them all; no set is searched"},
+        {"own", 0, CLI_FLAG, &c.own, NULL, "a head looks at its own scores only, not at the mean of its layer's heads"},
         {"within", 0, CLI_REAL, &c.options.slack, "S",
          "take the cheapest set whose loss is at most this share above the best one's (0.05)"},
         {"target", 0, CLI_TEXT, &c.target, "T",
@@ -122,7 +124,8 @@ const cli_command cmd_learn = {
         "there.\n"
         "This fits, for every KV head, a ridge regression of the oracle importance on what the recorded metrics say of "
         "a\n"
-        "token, each as z and z|z| over the head's tokens, and on recency. It takes seconds.\n"
+        "token, each as z and z|z| over the head's tokens, on the mean of z over the layer's KV heads, which knows rare\n"
+        "tokens that one head overlooks, and on recency. It takes seconds.\n"
         "\n"
         "Every set of metrics is judged on texts that were left out in turn, and the cheapest one that is within 5 % "
         "of\n"

@@ -41,6 +41,17 @@ static bool parse_shard(profile_command *p)
     return p->shard_index-- >= 1 && p->shard_index < p->n_shards && p->n_shards <= 1000000;
 }
 
+static bool parse_weights(profile_command *p)
+{
+    static const char *const names[] = {[WEIGHTS_KEEP] = "keep", [WEIGHTS_WIDE] = "f32", [WEIGHTS_HALF] = "bf16"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (strcmp(p->weights, names[i]) == 0) {
+            p->form = (weight_form)i;
+            return true;
+        }
+    return false;
+}
+
 // Ranks of one machine share its cores, unless the launcher gave each its own.
 static int share_cores(const profile_command *p)
 {
@@ -69,6 +80,8 @@ static int check_options(profile_command *p)
         return cli_usage_error(p->self, "--max-tokens, --questions, --batch or --layers is out of range");
     if (p->memory && !memory_parse(p->memory, &p->memory_bytes))
         return cli_usage_error(p->self, "--memory: expected a size such as 4GiB or 800MB, found '%s'", p->memory);
+    if (!parse_weights(p))
+        return cli_usage_error(p->self, "--weights: expected keep, f32 or bf16, found '%s'", p->weights);
     if (strcmp(p->bos, "auto") != 0 && strcmp(p->bos, "yes") != 0 && strcmp(p->bos, "no") != 0)
         return cli_usage_error(p->self, "--bos: expected auto, yes or no, found '%s'", p->bos);
     p->device = device_find(p->self, p->backend_name, p->compute);
@@ -89,24 +102,6 @@ static int check_options(profile_command *p)
     return read_metrics(p);
 }
 
-// What the run may take beside the model: of what was asked for, or of what is free, this process's part.
-static kvb_status allot_memory(profile_command *p, kvb_error *err)
-{
-    p->loaded = memory_resident();
-    p->load_peak = memory_peak();
-    p->writing = profile_writing_memory(p);
-    p->options.memory_is_asked = p->memory_bytes != 0;
-    if (p->memory_bytes) {
-        if (p->memory_bytes <= p->loaded + p->writing)
-            return kvb_fail(err, KVB_MEMORY, "--memory %s: the model alone takes %.2f GiB, the record's index %.3f",
-                            p->memory, (double)p->loaded / 0x1p30, (double)p->writing / 0x1p30);
-        p->options.memory = p->memory_bytes - p->loaded - p->writing;
-    } else {
-        p->options.memory = p->plan ? 0 : memory_free() / (uint64_t)p->ranks.local_size;
-    }
-    return KVB_OK;
-}
-
 static void warn_beyond(const profile_command *p)
 {
     if (p->job.n_beyond && p->ranks.rank == 0)
@@ -118,26 +113,12 @@ static void warn_beyond(const profile_command *p)
     if (p->layers && p->ranks.rank == 0)
         fprintf(stderr, "warning: --layers %llu: what these layers record is good for measuring time and memory only\n",
                 (unsigned long long)p->layers);
-}
-
-static kvb_status load_inputs(profile_command *p, char **operands, size_t n, kvb_error *err)
-{
-    p->files = calloc(n, sizeof *p->files);
-    if (!p->files) return kvb_fail(err, KVB_MEMORY, "no memory for %zu calibration files", n);
-    for (; p->n_files + 1 < n; p->n_files++) { // the cheap checks first: the texts, then the model
-        kvb_status status = calib_load(&p->files[p->n_files], operands[p->n_files + 1], err);
-        if (status != KVB_OK) return status;
-    }
-    model_options wishes = {true, p->pre, p->statistics, (uint32_t)p->layers};
-    for (size_t i = 0; i < p->n_files; i++) wishes.without_tokenizer &= !calib_has_text(&p->files[i]);
-    kvb_status status = model_open(&p->m, operands[0], p->device, &wishes, err);
-    for (size_t i = 0; i < p->options.n_metrics && status == KVB_OK; i++) {
-        const model_config *c = &p->m->config;
-        status = learned_check_model(&p->metrics[i], c->n_layers, c->n_kv_heads, p->m->sha256, err);
-    }
-    if (status == KVB_OK) status = allot_memory(p, err);
-    if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
-    return status;
+    if (p->m->n_held <= p->m->config.n_layers && p->ranks.rank == 0 && !p->plan)
+        fprintf(stderr,
+                "note: the weights of %u of %u layers are not held in memory: %.2f GiB are read from the file each "
+                "time, which changes no number\n",
+                p->m->config.n_layers - (p->m->n_held ? p->m->n_held - 1 : 0), p->m->config.n_layers,
+                (double)model_mapped_bytes(p->m, p->m->n_held) / 0x1p30);
 }
 
 // What each metric cost; the column sums of H2O and the output norms of CriticalKV are made once for all that need
@@ -164,7 +145,7 @@ static int run_command(profile_command *p, char **operands, size_t n)
 {
     kvb_error err = {0};
     profile_times times = {0};
-    kvb_status status = profile_agree(p, load_inputs(p, operands, n, &err), &err);
+    kvb_status status = profile_agree(p, profile_open_inputs(p, operands, n, &err), &err);
     if (status == KVB_OK) warn_beyond(p);
     if (status == KVB_OK && p->plan) {
         if (p->ranks.rank == 0) status = profile_print_plan(p, &err);
@@ -207,6 +188,11 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "generate even where the calibration data gives answers"},
         {"include-first", 0, CLI_FLAG, &p->include_first, NULL,
          "also record the last prompt token's query, which emits the first token"},
+        {"chat", 0, CLI_FLAG, &p->chat, NULL,
+         "wrap context and question in the model's own chat template (ChatML, Llama 3, Mistral,\nGemma, Phi, gpt-oss); "
+         "an answer_prefix follows only where the line gives one"},
+        {"special", 0, CLI_FLAG, &p->special, NULL,
+         "take \"<|im_start|>\" and the like in the texts as the tokens that they name"},
         {"bos", 0, CLI_TEXT, &p->bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &p->pre, "NAME",
          "split words as this pre-tokenizer does, not as the file says: smollm, llama-bpe,\nqwen2, gpt-2 (what "
@@ -218,6 +204,14 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
         {"batch", 0, CLI_COUNT, &p->batch, "N", "decode N questions at a time (default: by memory); changes no number"},
         {"memory", 0, CLI_TEXT, &p->memory, "SIZE",
          "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
+        {"weights", 0, CLI_TEXT, &p->weights, "KIND",
+         "how weights stand in memory: keep (as few bits as the file has, where products can\ntake them so; default), "
+         "f32 (as products take them: faster, more memory), bf16 (rounded\nto 16 bits: changes numbers unless the file "
+         "has no more). Layers that do not fit are\nread from the file each time"},
+        {"held", 0, CLI_COUNT, &p->held, "N",
+         "hold the weights of N layers in memory and read the others' from the file each time\n(default: as many as "
+         "fit; "
+         "0: not even the embedding); changes no number"},
         {"layers", 0, CLI_COUNT, &p->layers, "N",
          "run the first N layers only, to measure time and memory on a shorter model"},
         {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
@@ -245,6 +239,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .backend_name = "cpu",
                          .compute = "f32",
                          .bos = "auto",
+                         .weights = "keep",
+                         .held = UINT64_MAX,
                          .new_tokens = 64,
                          .temperature = 0.7,
                          .seed = 1};

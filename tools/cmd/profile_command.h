@@ -9,13 +9,14 @@
 typedef struct profile_command {
     const cli_command *self;
     cli_list metric_names;
-    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics;
-    uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers;
+    const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics, *weights;
+    uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
     double temperature;
-    bool beyond_trained;
+    bool beyond_trained, chat, special;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet, roofline;
+    weight_form form;               // --weights
     uint64_t memory_bytes;          // --memory: of the whole process; 0: not given
-    uint64_t loaded, load_peak;     // memory with the model loaded: now, and at most while it was
+    uint64_t opened;                // memory of this program with the model opened and no weights loaded
     uint64_t writing;               // memory for the record's index while it is put together
     uint32_t shard_index, n_shards; // 0-based; n_shards 0: not a shard
     profile_options options;
@@ -33,6 +34,10 @@ typedef struct profile_command {
 
 // Prints work, memory, time and, for a shard, how well the work divides (profile_plan.c). KVB_MEMORY.
 kvb_status profile_print_plan(const profile_command *p, kvb_error *err);
+
+// Opens texts and model, shares memory out between weights and run, and, unless this is a plan, loads the weights
+// (profile_open.c).
+kvb_status profile_open_inputs(profile_command *p, char **operands, size_t n, kvb_error *err);
 
 // A step that all ranks have ended: where one failed, all fail, and the others' `err` says which one it was.
 kvb_status profile_agree(profile_command *p, kvb_status mine, kvb_error *err);

@@ -47,19 +47,25 @@ uint64_t profile_writing_memory(const profile_command *p)
 uint64_t profile_expected_peak(const profile_command *p)
 {
     profile_memory run = profile_memory_of(p->m, &p->job, &p->options, p->job.max_questions);
-    uint64_t peak = p->loaded + p->writing + profile_memory_total(&run);
-    return peak > p->load_peak ? peak : p->load_peak;
+    return p->opened + model_weight_bytes(p->m, p->m->n_held) + p->writing + profile_memory_total(&run);
 }
 
 static void print_memory(const profile_command *p)
 {
     profile_memory run = profile_memory_of(p->m, &p->job, &p->options, p->job.max_questions);
-    printf(
-        "memory     %.3f GiB at its peak: the model and this program %.3f (measured), keys and values %.3f, questions "
-        "%.3f,\n           activations %.3f, scratch %.3f, scores and logits %.3f, the record's index %.3f\n",
-        (double)profile_expected_peak(p) / 0x1p30, (double)p->loaded / 0x1p30, (double)run.cache / 0x1p30,
-        (double)run.questions / 0x1p30, (double)run.activations / 0x1p30, (double)run.scratch / 0x1p30,
-        (double)run.host / 0x1p30, (double)p->writing / 0x1p30);
+    uint32_t all = p->m->config.n_layers + 1, held = p->m->n_held;
+    printf("memory     %.3f GiB at its peak: this program %.3f (measured), weights %.3f, keys and values %.3f, "
+           "questions %.3f,\n           activations %.3f, scratch %.3f, scores and logits %.3f, the record's index "
+           "%.3f\n",
+           (double)profile_expected_peak(p) / 0x1p30, (double)p->opened / 0x1p30,
+           (double)model_weight_bytes(p->m, held) / 0x1p30, (double)run.cache / 0x1p30, (double)run.questions / 0x1p30,
+           (double)run.activations / 0x1p30, (double)run.scratch / 0x1p30, (double)run.host / 0x1p30,
+           (double)p->writing / 0x1p30);
+    if (held < all)
+        printf("weights    of %u of %u layers stay in the file, %.3f GiB, and are read there each time; all would take "
+               "%.3f GiB of memory\n",
+               p->m->config.n_layers - (held ? held - 1 : 0), p->m->config.n_layers,
+               (double)model_mapped_bytes(p->m, held) / 0x1p30, (double)model_weight_bytes(p->m, all) / 0x1p30);
 }
 
 // How evenly the work divides, and what the prefills cost that several processes make of one context.

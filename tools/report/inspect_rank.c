@@ -1,20 +1,21 @@
 #include "tools/report/inspect_rank.h"
 #include "runtime/json.h"
+#include "tools/report/weights_picture.h"
 #include <math.h>
 #include <string.h>
 
-// Mean over the heads of |w + w'| of every feature, and of |w_r|: what one deviation does.
+// Mean over the heads of |w + w'| of every feature, and of |w_r|: what one deviation does; with layer_mean also of the
+// features' means over a layer.
 static void add_effects(cJSON *doc, const kvb_ranking_info *r)
 {
     size_t heads = (size_t)r->n_layers * r->n_kv_heads;
     cJSON *effects = cJSON_AddObjectToObject(doc, "mean_effect");
-    for (uint32_t f = 0; f <= r->n_features; f++) {
+    for (uint32_t f = 0; f < weights_effects(r); f++) {
+        char name[96];
         double sum = 0;
-        for (size_t h = 0; h < heads; h++) {
-            const double *w = r->weights + h * r->n_columns + 2 * (size_t)f;
-            sum += f < r->n_features ? fabs(w[0] + w[1]) : fabs(w[0]);
-        }
-        cJSON_AddNumberToObject(effects, f < r->n_features ? r->metrics[f] : "recency", sum / (double)heads);
+        for (size_t h = 0; h < heads; h++) sum += weights_effect(r, h, f);
+        weights_effect_name(r, f, name, sizeof name);
+        cJSON_AddNumberToObject(effects, name, sum / (double)heads);
     }
 }
 

@@ -6,19 +6,37 @@
 
 enum { CELL_HEIGHT = 14, CELL_WIDTH = 34, LABELS = 46, TITLE = 40, SPACE = 26, HEADER = 74, WIDTH_LEAST = 640 };
 
-// shares [F + 1, L, G]: of every feature, then of recency; returns the largest.
+uint32_t weights_effects(const kvb_ranking_info *r)
+{
+    return (r->layer_mean ? 2 : 1) * r->n_features + 1;
+}
+
+double weights_effect(const kvb_ranking_info *r, size_t head, uint32_t i)
+{
+    const double *w = r->weights + head * r->n_columns;
+    return i < r->n_features ? fabs(w[2 * i] + w[2 * i + 1]) : fabs(w[r->n_features + i]);
+}
+
+void weights_effect_name(const kvb_ranking_info *r, uint32_t i, char *out, size_t size)
+{
+    uint32_t F = r->n_features;
+    bool of_layer = i >= F && i + 1 < weights_effects(r);
+    const char *name = i < F ? r->metrics[i] : of_layer ? r->metrics[i - F] : "recency";
+    snprintf(out, size, "%s%s", of_layer ? "layer's " : "", name);
+}
+
+// shares [E, L, G] of all effects; returns the largest.
 static double fill_shares(double *shares, const kvb_ranking_info *r)
 {
-    size_t heads = (size_t)r->n_layers * r->n_kv_heads, F = r->n_features;
+    size_t heads = (size_t)r->n_layers * r->n_kv_heads;
+    uint32_t E = weights_effects(r);
     double most = 0;
     for (size_t h = 0; h < heads; h++) {
-        const double *w = r->weights + h * r->n_columns;
-        double total = fabs(w[2 * F]);
-        for (size_t f = 0; f < F; f++) total += fabs(w[2 * f] + w[2 * f + 1]);
-        for (size_t f = 0; f <= F; f++) {
-            double effect = f < F ? fabs(w[2 * f] + w[2 * f + 1]) : fabs(w[2 * F]);
-            shares[f * heads + h] = total > 0 ? effect / total : 0;
-            most = fmax(most, shares[f * heads + h]);
+        double total = 0;
+        for (uint32_t i = 0; i < E; i++) total += weights_effect(r, h, i);
+        for (uint32_t i = 0; i < E; i++) {
+            shares[i * heads + h] = total > 0 ? weights_effect(r, h, i) / total : 0;
+            most = fmax(most, shares[i * heads + h]);
         }
     }
     return most;
@@ -27,23 +45,26 @@ static double fill_shares(double *shares, const kvb_ranking_info *r)
 kvb_status weights_svg(const kvb_ranking *ranking, FILE *out, kvb_error *err)
 {
     const kvb_ranking_info *r = kvb_ranking_about(ranking);
-    size_t heads = (size_t)r->n_layers * r->n_kv_heads, F = r->n_features;
-    double *shares = malloc((F + 1) * heads * sizeof *shares);
+    size_t heads = (size_t)r->n_layers * r->n_kv_heads;
+    uint32_t E = weights_effects(r);
+    double *shares = malloc(E * heads * sizeof *shares);
     if (!shares) return kvb_fail(err, KVB_MEMORY, "no memory for a picture of %zu heads", heads);
     double most = fill_shares(shares, r);
     int panel = LABELS + CELL_WIDTH * (int)r->n_kv_heads, height = TITLE + CELL_HEIGHT * (int)r->n_layers;
     panel = panel < 150 ? 150 : panel; // room for a metric's name
-    int width = 2 * SVG_MARGIN + (panel + SPACE) * (int)(F + 1);
+    int width = 2 * SVG_MARGIN + (panel + SPACE) * (int)E;
     svg_begin(out, width < WIDTH_LEAST ? WIDTH_LEAST : width, HEADER + height + 2 * SVG_MARGIN, r->name,
               "Which head uses which feature: per cent of what one deviation of each moves the head's scores");
-    for (size_t f = 0; f <= F; f++) {
-        const svg_matrix m = {.title = f < F ? r->metrics[f] : "recency",
+    for (uint32_t i = 0; i < E; i++) {
+        char title[96];
+        weights_effect_name(r, i, title, sizeof title);
+        const svg_matrix m = {.title = title,
                               .n_rows = r->n_layers,
                               .n_columns = r->n_kv_heads,
-                              .values = shares + f * heads,
+                              .values = shares + i * heads,
                               .most = most,
                               .decimals = 2};
-        svg_matrix_put(out, &m, SVG_MARGIN + (int)f * (panel + SPACE), HEADER, panel, height);
+        svg_matrix_put(out, &m, SVG_MARGIN + (int)i * (panel + SPACE), HEADER, panel, height);
     }
     svg_end(out);
     free(shares);

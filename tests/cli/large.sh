@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Models larger than memory: weights that are read from the file give the same records, and a plan needs no weights.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+printf '{"sample_id":"ids","context_ids":[5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20],"question_ids":[[21,22],[23]]}\n' \
+    >ids.jsonl
+PROFILE=(profile tiny.gguf ids.jsonl --new-tokens 5 --ignore-eos --metric keydiff --metric critical:share=0+keydiff)
+for compute in f32 bf16x3 bf16; do
+    kvb "${PROFILE[@]}" -o "$compute.h5" --compute "$compute"
+    expect 0 "$compute, weights as products take them" "${PROFILE[@]}" -o other.h5 --compute "$compute" --weights f32 \
+        --force
+    same "$compute: the same record" "$compute.h5" other.h5
+    for held in 0 1; do
+        expect 0 "$compute, $held layers held" "${PROFILE[@]}" -o other.h5 --compute "$compute" --force --held $held
+        says "$compute, $held layers held: it says so" "note: the weights of $((2 - held)) of 2 layers" err
+        same "$compute, $held layers held: the same record" "$compute.h5" other.h5
+    done
+done
+expect 0 'weights rounded to bfloat16' "${PROFILE[@]}" -o half.h5 --weights bf16
+kvb inspect half.h5
+says 'which the record tells' 'weights: "bf16"' out
+if cmp -s f32.h5 half.h5; then not_ok 'and they are others'; else ok 'and they are others'; fi
+misused 'another kind' "--weights: expected keep, f32 or bf16, found 'f16'" "${PROFILE[@]}" -o x.h5 --weights f16
+
+mkdir folder
+cp "$KVB_ROOT/docs/configs/llama-3.1-8b.json" folder/config.json
+for model in folder folder/config.json; do
+    expect 0 "the plan of $model, without weights" profile $model ids.jsonl --plan --memory 20GiB --metric keydiff
+    says 'it has the shape' '32 layers, 32 query heads, 8 KV heads, head size 128' out
+    says 'it has memory' '^memory +1[5-9]\.[0-9]+ GiB at its peak' out
+    says 'it has a time' '^time +about [0-9]+ s' out
+done
+kvb profile folder ids.jsonl --plan --memory 8GiB --metric keydiff
+says 'what does not fit stays in the file' '^weights +of [0-9]+ of 32 layers stay in the file' out
+printf '{"sample_id":"text","context":"%0400d","questions":["%040d"]}\n' 0 0 >text.jsonl
+expect 0 'texts without a tokenizer' profile folder text.jsonl --plan --memory 20GiB
+says 'are counted by their bytes' '1 contexts, 101 tokens' out
+fails 'a plan is no model' 'folder/model.safetensors: cannot open' profile folder ids.jsonl -o x.h5 --metric keydiff
+end
