@@ -33,7 +33,7 @@ fails 'a missing shard is named' 'merged2.h5: cannot be put together, missing: .
     merge merged2.h5 s1.h5 s3.h5
 fails 'an existing record stays' 'exists; replace it with --force' merge merged.h5 s1.h5 s2.h5 s3.h5
 kvb profile other.gguf calib.jsonl --new-tokens 24 --ignore-eos --quiet -o o2.h5 --shard 2/3
-fails 'shards of two models' 's1.h5 and o2.h5 are not of one run: model_sha256 is' merge merged2.h5 s1.h5 o2.h5 s3.h5
+fails 'shards of two models' 's1.h5 and o2.h5 are not of one run: model_(files|sha256) is' merge merged2.h5 s1.h5 o2.h5 s3.h5
 kvb "${PROFILE[@]}" --seed 2 -o o2.h5 --force --shard 2/3
 fails 'shards of two seeds' 'not of one run: seed is "1" in the first, "2"' merge merged2.h5 s1.h5 o2.h5 s3.h5
 expect 0 'overlapping shards of two cuts' merge merged2.h5 s1.h5 s2.h5 s3.h5 one.h5 s2.h5
@@ -102,7 +102,7 @@ if [ -e r4.h5.parts ]; then not_ok 'ranks leave no parts'; else ok 'ranks leave 
 launch 3 sh -c 'm=tiny.gguf; if [ "$OMPI_COMM_WORLD_RANK" = 1 ]; then m=other.gguf; fi
     exec "$0" profile $m calib.jsonl --new-tokens 24 --ignore-eos -o e.h5' "$KVB"
 stopped 'another model on one rank ends all'
-says 'and that rank says why' 'rank 1: .*model_sha256' err
+says 'and that rank says why' 'rank 1: .*model_(files|sha256)' err
 says 'and rank 0 says which' 'rank 1 of 3 failed' err
 rm -rf e.h5.parts
 # shellcheck disable=SC2016
