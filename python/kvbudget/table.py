@@ -1,7 +1,6 @@
 """Tables of budgets, opened, checked and asked by the C library."""
 
 import ctypes as c
-import hashlib
 import json
 import os
 import weakref
@@ -204,10 +203,7 @@ class Table:
         if protection is not None:
             expected.has_protection, expected.sink, expected.window = 1, *protection
         lib.call("kvb_table_check", self._handle, c.byref(expected))
-        hashes = [_file_sha256(path).encode() for path in weight_files or ()]
-        mine = lib.Weights((c.c_char_p * len(hashes))(*hashes), len(hashes))
-        mine.hf_id = hf_id.encode() if hf_id else None
-        mine.hf_revision = hf_revision.encode() if hf_revision else None
+        mine = lib.Weights.of(weight_files or (), hf_id, hf_revision)
         lib.call("kvb_table_check_weights", self._handle, c.byref(mine))
 
     def rank(self, layer: int, head: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -347,14 +343,6 @@ def cu_seqlens(lengths: NDArray[np.uint32], slack: int = 0, block: int = 1) -> N
         "kvb_cu_seqlens", lengths.ctypes.data, lengths.size, _count(slack), _count(block), out.ctypes.data, out.size
     )
     return out
-
-
-def _file_sha256(path: str | os.PathLike[str]) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            found.update(piece)
-    return found.hexdigest()
 
 
 def _info(i: lib.Info) -> TableInfo:

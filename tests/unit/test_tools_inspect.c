@@ -1,6 +1,8 @@
 // What `kvbudget inspect` says of rankings and of results, and the picture of a ranking's weights.
 #include "formats/rank_write.h"
 #include "formats_help.h"
+#include "tools/document_print.h"
+#include "tools/report/inspect_answers.h"
 #include "tools/report/inspect_rank.h"
 #include "tools/report/inspect_results.h"
 #include "tools/report/weights_picture.h"
@@ -85,11 +87,38 @@ START_TEST(results)
 }
 END_TEST
 
+// A document as text: names and values, inner objects indented, nothing that a terminal would obey.
+START_TEST(documents_as_text)
+{
+    static char text[1024];
+    cJSON *doc = cJSON_Parse(
+        "{\"a\":1.5,\"b\":\"x\\u001b[2J\",\"c\":{\"d\":true},\"e\":[1,2],\"f\":[{\"g\":1,\"h\":{\"i\":2}}]}");
+    FILE *kept = stdout;
+    stdout = fmemopen(text, sizeof text - 1, "w");
+    document_print(doc);
+    ck_assert_int_eq(fclose(stdout), 0);
+    stdout = kept;
+    ck_assert_str_eq(text, "a: 1.5\nb: \"x\\u001b[2J\"\nc:\n  d: yes\ne: [1, 2]\nf:\n  - g 1\n    h:\n      i: 2\n");
+    cJSON_Delete(doc);
+}
+END_TEST
+
+START_TEST(answers_need_a_record_and_its_model)
+{
+    cJSON *doc = cJSON_CreateObject();
+    help_fails(inspect_answers(doc, help_path("none.h5"), help_path("none.gguf"), NULL, err), KVB_IO, "none.h5");
+    ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(doc, "answers")), 0);
+    cJSON_Delete(doc);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, rankings);
     tcase_add_test(tc, weights_as_a_picture);
     tcase_add_test(tc, results);
+    tcase_add_test(tc, documents_as_text);
+    tcase_add_test(tc, answers_need_a_record_and_its_model);
 }
 
 UNIT_MAIN("tools_inspect", fill)
