@@ -79,8 +79,8 @@ static kvb_status encode_answer(int32_t **ids, uint32_t *n_question, uint32_t *n
     if (!to) return kvb_fail(err, KVB_MEMORY, "head scores: no memory for an answer");
     for (size_t i = 0; i < q->n_gold; i++) fprintf(to, "%s%s", i ? ", " : " ", q->gold[i]);
     kvb_status status = fclose(to) == 0 ? KVB_OK : kvb_fail(err, KVB_MEMORY, "head scores: no memory for an answer");
-    if (status == KVB_OK) status = model_encode(m, q->text, strlen(q->text), &question, &nq, err);
-    if (status == KVB_OK) status = model_encode(m, text, size, &answer, &na, err);
+    if (status == KVB_OK) status = model_encode(m, TEXT_QUESTION, q->text, strlen(q->text), &question, &nq, err);
+    if (status == KVB_OK) status = model_encode(m, TEXT_ALONE, text, size, &answer, &na, err);
     *ids = status == KVB_OK ? malloc((nq + na + 1) * sizeof **ids) : NULL;
     if (status == KVB_OK && !*ids) status = kvb_fail(err, KVB_MEMORY, "head scores: no memory for %zu ids", nq + na);
     if (status == KVB_OK) {

@@ -6,9 +6,9 @@
 kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const task_sample *sample, kvb_error *err)
 {
     int32_t *text = NULL;
-    size_t n_text = 0, bos = m->special.add_bos && m->special.bos >= 0;
+    size_t n_text = 0, bos = model_begins_with_bos(m);
     *ids = NULL;
-    kvb_status status = model_encode(m, sample->context, strlen(sample->context), &text, &n_text, err);
+    kvb_status status = model_encode(m, TEXT_CONTEXT, sample->context, strlen(sample->context), &text, &n_text, err);
     if (status == KVB_OK && n_text + bos > m->config.context_length)
         status = kvb_fail(err, KVB_ARGUMENT, "sample %s: %zu tokens, the model was trained for %u", sample->id,
                           n_text + bos, m->config.context_length);
@@ -34,7 +34,7 @@ typedef struct talk {
 
 static kvb_status encode_question(talk *k, const model *m, const task *t, const task_question *q, kvb_error *err)
 {
-    kvb_status status = model_encode(m, q->text, strlen(q->text), &k->ids, &k->n_question, err);
+    kvb_status status = model_encode(m, TEXT_QUESTION, q->text, strlen(q->text), &k->ids, &k->n_question, err);
     if (status != KVB_OK) return status;
     if (k->n_question == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: a question without tokens", t->spec);
     int32_t *longer = realloc(k->ids, (k->n_question + task_new_tokens(t->kind)) * sizeof *longer);

@@ -187,6 +187,7 @@ static kvb_status parse_context(calib_context *c, const cJSON *line, const place
     if (status == KVB_OK) status = parse_answers(c, &answers, at);
     if (status != KVB_OK) return status;
     const cJSON *prefix = cJSON_GetObjectItemCaseSensitive(line, "answer_prefix");
+    c->has_answer_prefix = prefix != NULL;
     if (prefix) return copy_text(&c->answer_prefix, prefix, "answer_prefix", at);
     c->answer_prefix = strdup(default_answer_prefix);
     return c->answer_prefix ? KVB_OK : no_memory(at);

@@ -26,9 +26,10 @@ typedef struct calib_context {
     int32_t *context_ids;
     size_t n_context_ids;
     calib_question *questions;
-    size_t n_questions;  // >= 1
-    char *answer_prefix; // follows a question that is text; default "\nAnswer:"
-    size_t line;         // 1-based, for messages
+    size_t n_questions;     // >= 1
+    char *answer_prefix;    // follows a question that is text; default "\nAnswer:"
+    bool has_answer_prefix; // the line gives it
+    size_t line;            // 1-based, for messages
 } calib_context;
 
 typedef struct calib_file {

@@ -58,8 +58,10 @@ typedef struct part {
 char *parts_path(const char *record_path); // malloc'd; NULL when memory is short
 char *part_path(const char *folder, const char *id, bool is_question, uint32_t question);
 char *parts_head_path(const char *folder);
-// Takes no memory, so that none that is short makes a part look missing.
+// Whether something is there. They take no memory, so that none that is short makes a part look missing, or a run that
+// can go on look like a new one.
 bool part_exists(const char *folder, const char *id, bool is_question, uint32_t question);
+bool parts_have_head(const char *folder);
 bool path_exists(const char *path);
 
 // Makes and locks the folder, and removes what killed writers left in it. *lock receives a descriptor to close. A

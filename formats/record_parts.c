@@ -46,18 +46,29 @@ char *part_path(const char *folder, const char *id, bool is_question, uint32_t q
     return join(folder, name);
 }
 
-bool part_exists(const char *folder, const char *id, bool is_question, uint32_t question)
+bool path_exists(const char *path)
 {
-    char name[PART_NAME_MAX], path[PATH_MAX];
-    part_name(name, id, is_question, question);
+    struct stat st;
+    return lstat(path, &st) == 0;
+}
+
+static bool exists_in(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
     int n = snprintf(path, sizeof path, "%s/%s", folder, name);
     return n > 0 && (size_t)n < sizeof path && path_exists(path); // no file has a longer path
 }
 
-bool path_exists(const char *path)
+bool part_exists(const char *folder, const char *id, bool is_question, uint32_t question)
 {
-    struct stat st;
-    return path && lstat(path, &st) == 0;
+    char name[PART_NAME_MAX];
+    part_name(name, id, is_question, question);
+    return exists_in(folder, name);
+}
+
+bool parts_have_head(const char *folder)
+{
+    return exists_in(folder, head_name);
 }
 
 // The reverse of part_path. False for any other name.
@@ -257,10 +268,7 @@ kvb_status parts_mark_replace(const char *folder, kvb_error *err)
 
 bool parts_replace(const char *folder)
 {
-    char *path = join(folder, replace_name);
-    bool found = path_exists(path);
-    free(path);
-    return found;
+    return exists_in(folder, replace_name);
 }
 
 kvb_status parts_clear(const char *folder, kvb_error *err)

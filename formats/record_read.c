@@ -174,14 +174,13 @@ static void close_quietly(record *r)
 
 static kvb_status explain_unfinished(const char *path, kvb_error *err)
 {
-    char *folder = parts_path(path), *head = folder ? parts_head_path(folder) : NULL;
+    char *folder = parts_path(path);
     kvb_status status = KVB_OK;
-    if (!path_exists(path) && path_exists(head))
+    if (folder && !path_exists(path) && parts_have_head(folder))
         status = kvb_fail(err, KVB_IO,
                           "%s: the run that writes it is not finished (what there is lies in %s); "
                           "go on with the same command and --resume",
                           path, folder);
-    free(head);
     free(folder);
     return status;
 }

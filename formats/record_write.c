@@ -16,18 +16,13 @@ enum { PART_OVERHEAD = 1 << 16 };
 
 static kvb_status refuse_existing(const record_writer *w, kvb_error *err)
 {
-    char *head = parts_head_path(w->folder);
-    kvb_status status = KVB_OK;
-    if (path_exists(head))
-        status = kvb_fail(err, KVB_MISMATCH,
-                          "%s: holds a run that is not finished; go on with --resume, or start "
-                          "again with --force",
-                          w->folder);
-    else if (path_exists(w->path))
-        status =
-            kvb_fail(err, KVB_MISMATCH, "%s: exists; add to it with --resume, or replace it with --force", w->path);
-    free(head);
-    return status;
+    if (parts_have_head(w->folder))
+        return kvb_fail(err, KVB_MISMATCH,
+                        "%s: holds a run that is not finished; go on with --resume, or start again with --force",
+                        w->folder);
+    if (path_exists(w->path))
+        return kvb_fail(err, KVB_MISMATCH, "%s: exists; add to it with --resume, or replace it with --force", w->path);
+    return KVB_OK;
 }
 
 static kvb_status write_head(const record_writer *w, const char *path, kvb_error *err)
@@ -107,7 +102,7 @@ static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
     char *head = parts_head_path(w->folder);
     if (status == KVB_OK && !head) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
     if (status == KVB_OK) status = path_exists(head) ? compare_head(w, head, err) : write_head(w, head, err);
-    if (w->lock >= 0 && status != KVB_OK && !path_exists(head))
+    if (w->lock >= 0 && status != KVB_OK && !parts_have_head(w->folder))
         (void)parts_remove(w->folder, NULL); // nothing was there
     free(head);
     return status;
@@ -312,7 +307,9 @@ kvb_status record_n_tokens(uint32_t *out, const record_writer *w, const char *id
     const record_context_info *c = find_in_base(w, id);
     char *path = part_path(w->folder, id, false, 0);
     kvb_status status = KVB_OK;
-    if (path_exists(path)) {
+    if (!path) {
+        status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
+    } else if (path_exists(path)) {
         h5_file f;
         hid_t context = -1;
         h5_set ids = {.id = -1};

@@ -168,6 +168,7 @@ void model_free(model *m)
     free(m->rooms);
     tokenizer_free(m->tokens);
     origin_free(&m->origin);
+    chat_frame_free(&m->chat);
     query_statistics_free(m->statistics);
     free(m);
 }

@@ -1,5 +1,6 @@
 // A model that is loaded: its numbers (model_config.h), its weights on a device, its tokenizer.
 #pragma once
+#include "profiler/chat.h"
 #include "profiler/model_config.h"
 #include "profiler/tensor_list.h"
 #include "profiler/tokenizer.h"
@@ -75,6 +76,8 @@ typedef struct model {
     uint32_t expert_type; // gguf_tensor_type of the experts' matrices, where the model has any
     bool has_halves;                     // a matrix is of BF16, and held so
     weights_origin origin;               // where they are from
+    chat_frame chat;                     // what texts are wrapped in (model_use_chat); kind NULL: nothing
+    bool special_text;                   // control tokens are found in texts; the caller's to set
     struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
 } model;
 
@@ -102,11 +105,24 @@ uint32_t model_made_terms(const model *m);
 // Rows of a context that go through projections and feed-forward at a time: the backend's own number, or as many as
 // possible where each such step makes weights anew.
 uint32_t model_context_rows(const model *m);
-// Text to token ids as tokenizer_encode has it, without control tokens; *ids is malloc'd, the caller's to free. A token
-// without a row of the embedding is KVB_ARGUMENT, which names it: tokenizers of folders may know more tokens than the
-// model. Of a model that was opened for a plan and has no tokenizer tokens are only counted, four bytes each, and are
-// all 0. On failure *ids is NULL and *n 0.
-kvb_status model_encode(const model *m, const char *text, size_t size, int32_t **ids, size_t *n, kvb_error *err);
+// From here on contexts and questions are wrapped in the model's own chat template. KVB_ARGUMENT: there is no
+// tokenizer; KVB_UNSUPPORTED: no template, or one of a kind that is not known.
+kvb_status model_use_chat(model *m, kvb_error *err);
+// Does BOS stand in front of contexts? As the chat template says, else as the tokenizer; false where there is none.
+bool model_begins_with_bos(const model *m);
+
+// What a text is: with a chat template a context begins the message, a question ends it and the answer is to follow.
+typedef enum text_part { TEXT_ALONE, TEXT_CONTEXT, TEXT_QUESTION } text_part;
+
+// Text to token ids (tokenizer_encode) without BOS; *ids is malloc'd, the caller's to free. A token without a row of
+// the embedding is KVB_ARGUMENT, which names it: tokenizers of folders may know more tokens than the model. Of a
+// model that was opened for a plan and has no tokenizer tokens are only counted, four bytes each, and are all 0. On
+// failure *ids is NULL and *n 0.
+kvb_status model_encode(const model *m, text_part part, const char *text, size_t size, int32_t **ids, size_t *n,
+                        kvb_error *err);
+// A question, ending with a NUL, with the begin of its answer behind all.
+kvb_status model_encode_question(const model *m, const char *text, const char *answer_prefix, int32_t **ids, size_t *n,
+                                 kvb_error *err);
 
 // How a layer attends.
 attention_shape model_attention(const model *m, uint32_t layer);

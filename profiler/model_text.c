@@ -1,7 +1,10 @@
-// Text to the ids of a model: the tokenizer may know more tokens than the embedding has rows.
+// Text to the ids of a model: wrapped in its chat template where that is wished, and checked, since the tokenizer may
+// know more tokens than the embedding has rows.
 #include "profiler/model.h"
 #include "runtime/fail.h"
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 // Tokens that were added behind a vocabulary have no row where nobody has made the embedding longer; transformers'
 // conversion from GGUF adds such ones. They do no harm until a text holds one.
@@ -29,14 +32,72 @@ static kvb_status count_tokens(size_t size, int32_t **ids, size_t *n, kvb_error 
     return *ids ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", *n);
 }
 
-kvb_status model_encode(const model *m, const char *text, size_t size, int32_t **ids, size_t *n, kvb_error *err)
+kvb_status model_use_chat(model *m, kvb_error *err)
+{
+    const char *jinja = m->tokens ? tokenizer_chat_template(m->tokens) : NULL;
+    if (!m->tokens)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "--chat wraps texts, but only token ids are given, which are taken as they are");
+    if (!jinja)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "%s: has no chat template; expected one in tokenizer_config.json, chat_template.jinja or the "
+                        "GGUF file",
+                        m->config.name);
+    chat_frame_free(&m->chat);
+    return chat_frame_read(&m->chat, jinja, m->config.name, err);
+}
+
+bool model_begins_with_bos(const model *m)
+{
+    return m->special.bos >= 0 && (m->chat.kind ? m->chat.bos : m->special.add_bos);
+}
+
+static bool is_space(char c)
+{
+    return strchr(" \t\n\v\f\r", c) && c;
+}
+
+static kvb_status encode_framed(const model *m, const char *front, const char *text, size_t size, const char *back,
+                                int32_t **ids, size_t *n, kvb_error *err)
 {
     if (!m->tokens) return count_tokens(size, ids, n, err);
-    kvb_status status = tokenizer_encode(m->tokens, text, size, false, ids, n, err);
+    kvb_status status = tokenizer_encode_framed(m->tokens, front, text, size, back, m->special_text, ids, n, err);
     if (status == KVB_OK) status = check_rows(m, *ids, *n, err);
     if (status == KVB_OK) return KVB_OK;
     free(*ids);
     *ids = NULL;
     *n = 0;
+    return status;
+}
+
+kvb_status model_encode(const model *m, text_part part, const char *text, size_t size, int32_t **ids, size_t *n,
+                        kvb_error *err)
+{
+    const chat_frame *f = &m->chat;
+    if (!f->kind || part == TEXT_ALONE) return encode_framed(m, "", text, size, "", ids, n, err);
+    if (part == TEXT_CONTEXT) {
+        for (; f->trim && size && is_space(*text); size--) text++;
+        return encode_framed(m, f->front, text, size, "", ids, n, err);
+    }
+    while (f->trim && size && is_space(text[size - 1])) size--;
+    return encode_framed(m, "", text, size, f->back, ids, n, err);
+}
+
+kvb_status model_encode_question(const model *m, const char *text, const char *answer_prefix, int32_t **ids, size_t *n,
+                                 kvb_error *err)
+{
+    size_t size = strlen(text), room = size + strlen(answer_prefix) + 1 + (m->chat.kind ? strlen(m->chat.back) : 0);
+    char *joined = malloc(room);
+    if (!joined) return kvb_fail(err, KVB_MEMORY, "no memory for a question of %zu bytes", size);
+    kvb_status status;
+    if (m->chat.kind) {
+        while (m->chat.trim && size && is_space(text[size - 1])) size--;
+        snprintf(joined, room, "%s%s", m->chat.back, answer_prefix);
+        status = encode_framed(m, "", text, size, joined, ids, n, err);
+    } else {
+        snprintf(joined, room, "%s%s", text, answer_prefix);
+        status = encode_framed(m, "", joined, strlen(joined), "", ids, n, err);
+    }
+    free(joined);
     return status;
 }

@@ -31,7 +31,7 @@ typedef struct profile_options {
 } profile_options;
 
 typedef struct profile_question {
-    int32_t *suffix; // question and answer prefix, without special tokens
+    int32_t *suffix; // question and answer prefix, with --chat what the template puts between them
     uint32_t n_suffix;
     int32_t *answer; // teacher-forced on these when given; n_answer >= 1
     uint32_t n_answer;

@@ -13,13 +13,10 @@ typedef struct id_list {
     size_t n;
 } id_list;
 
-static kvb_status append_text(id_list *out, const model *m, const char *text, kvb_error *err)
+// Takes `ids`, which may be NULL after a failure.
+static kvb_status append_made(id_list *out, int32_t *ids, size_t n, kvb_error *err)
 {
-    int32_t *ids = NULL, *joined;
-    size_t n = 0;
-    kvb_status status = model_encode(m, text, strlen(text), &ids, &n, err);
-    if (status != KVB_OK) return status;
-    joined = realloc(out->ids, (out->n + n + 1) * sizeof *joined);
+    int32_t *joined = ids ? realloc(out->ids, (out->n + n + 1) * sizeof *joined) : NULL;
     if (!joined) {
         free(ids);
         return kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", out->n + n);
@@ -29,6 +26,14 @@ static kvb_status append_text(id_list *out, const model *m, const char *text, kv
     out->ids = joined;
     out->n += n;
     return KVB_OK;
+}
+
+static kvb_status append_text(id_list *out, const model *m, text_part part, const char *text, kvb_error *err)
+{
+    int32_t *ids = NULL;
+    size_t n = 0;
+    kvb_status status = model_encode(m, part, text, strlen(text), &ids, &n, err);
+    return status == KVB_OK ? append_made(out, ids, n, err) : status;
 }
 
 static kvb_status append_ids(id_list *out, const model *m, const int32_t *ids, size_t n, kvb_error *err)
@@ -50,29 +55,33 @@ static kvb_status append_ids(id_list *out, const model *m, const int32_t *ids, s
 static kvb_status context_ids(id_list *out, const model *m, const calib_context *c, const profile_options *o,
                               kvb_error *err)
 {
+    if (c->context_ids && m->chat.kind)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "--chat wraps texts, but this context is given as token ids; leave out --chat");
     if (c->context_ids) return append_ids(out, m, c->context_ids, c->n_context_ids, err);
     int32_t bos = m->special.bos;
     if (o->bos == BOS_YES && bos < 0)
         return kvb_fail(err, KVB_ARGUMENT, "the model has no BOS token, but --bos yes asks for it");
-    if (o->bos == BOS_YES || (o->bos == BOS_AS_MODEL && m->special.add_bos && bos >= 0)) {
+    if (o->bos == BOS_YES || (o->bos == BOS_AS_MODEL && model_begins_with_bos(m))) {
         kvb_status status = append_ids(out, m, &bos, 1, err);
         if (status != KVB_OK) return status;
     }
-    return append_text(out, m, c->context, err);
+    return append_text(out, m, TEXT_CONTEXT, c->context, err);
 }
 
-// Question and answer prefix are encoded as one text.
+// Question and answer prefix are encoded as one text. A chat template says itself where the answer begins, so the
+// prefix that is usual without one is left out.
 static kvb_status suffix_ids(id_list *out, const model *m, const calib_context *c, const calib_question *q,
                              kvb_error *err)
 {
+    if (q->ids && m->chat.kind)
+        return kvb_fail(err, KVB_ARGUMENT, "--chat wraps texts, but it is given as token ids; leave out --chat");
     if (q->ids) return append_ids(out, m, q->ids, q->n_ids, err);
-    size_t size = strlen(q->text) + strlen(c->answer_prefix) + 1;
-    char *joined = malloc(size);
-    if (!joined) return kvb_fail(err, KVB_MEMORY, "no memory for a question of %zu bytes", size);
-    snprintf(joined, size, "%s%s", q->text, c->answer_prefix);
-    kvb_status status = append_text(out, m, joined, err);
-    free(joined);
-    return status;
+    int32_t *ids = NULL;
+    size_t n = 0;
+    bool left_out = m->chat.kind && !c->has_answer_prefix;
+    kvb_status status = model_encode_question(m, q->text, left_out ? "" : c->answer_prefix, &ids, &n, err);
+    return status == KVB_OK ? append_made(out, ids, n, err) : status;
 }
 
 static kvb_status prepare_question(profile_question *out, const model *m, const calib_context *c,
@@ -82,7 +91,8 @@ static kvb_status prepare_question(profile_question *out, const model *m, const 
     kvb_status status = suffix_ids(&suffix, m, c, q, err);
     if (status == KVB_OK && !o->ignore_answers && q->answer_ids)
         status = append_ids(&answer, m, q->answer_ids, q->n_answer_ids, err);
-    else if (status == KVB_OK && !o->ignore_answers && q->answer) status = append_text(&answer, m, q->answer, err);
+    else if (status == KVB_OK && !o->ignore_answers && q->answer)
+        status = append_text(&answer, m, TEXT_ALONE, q->answer, err);
     if (status == KVB_OK && suffix.n == 0) status = kvb_fail(err, KVB_ARGUMENT, "the question has no tokens");
     if (status == KVB_OK && answer.ids && answer.n + o->include_first < 2)
         status = kvb_fail(err, KVB_ARGUMENT,
@@ -272,6 +282,18 @@ static bool add_shape(cJSON *to, const model_config *c)
     return ok;
 }
 
+// The kind, and a hash of what it comes to, since templates of a kind differ.
+static bool add_chat(cJSON *to, const chat_frame *f)
+{
+    char hash[65];
+    sha256_state *state = NULL;
+    bool ok =
+        sha256_begin(&state, NULL) == KVB_OK && sha256_add(state, f->front, strlen(f->front) + 1, NULL) == KVB_OK &&
+        sha256_add(state, f->back, strlen(f->back) + 1, NULL) == KVB_OK && sha256_end(state, hash, NULL) == KVB_OK;
+    sha256_free(state);
+    return ok && cJSON_AddStringToObject(to, "chat", f->kind) && cJSON_AddStringToObject(to, "chat_sha256", hash);
+}
+
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o)
 {
     static const char *const bos_names[] = {"auto", "yes", "no"};
@@ -305,6 +327,8 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               add_shape(a, &m->config) && origin_describe(&m->origin, a);
     if (bounded[0]) ok = ok && cJSON_AddStringToObject(a, "bounded_layers", bounded);
     if (bounded[0]) ok = ok && cJSON_AddNumberToObject(a, "layer_window", m->config.window);
+    if (m->chat.kind) ok = ok && add_chat(a, &m->chat);
+    if (m->special_text) ok = ok && cJSON_AddStringToObject(a, "special", "yes");
     if (m->form == WEIGHTS_HALF) ok = ok && cJSON_AddStringToObject(a, "weights", "bf16");
     if (m->statistics) ok = ok && cJSON_AddStringToObject(a, "query_statistics_sha256", m->statistics->sha256);
     if (!ok) {

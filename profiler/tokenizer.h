@@ -39,6 +39,11 @@ void tokenizer_free(tokenizer *t);
 kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, bool parse_special, int32_t **ids,
                             size_t *n, kvb_error *err);
 
+// The same for a text in a frame, such as a chat template's: front, text and back are encoded as one text, in whose
+// front and back (UTF-8, ending with a NUL) control tokens are always found.
+kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const char *text, size_t size,
+                                   const char *back, bool parse_special, int32_t **ids, size_t *n, kvb_error *err);
+
 // Writes at most `cap` bytes of the decoded text to out (may be NULL when cap is 0; no terminating NUL) and returns
 // the bytes that the whole text has. Special tokens decode to their text; ids out of range to nothing. One id may be
 // a part of a character.

@@ -13,8 +13,9 @@ typedef struct encoder {
     const tokenizer *t;
     word_merger *words;
     matcher m;
-    expression word_character; // compiled when a token asks for it
-    bool special;              // control tokens are found in the text
+    expression word_character;     // compiled when a token asks for it
+    bool special;                  // control tokens are found in the text,
+    const char *plain, *plain_end; // and where not, still outside of this part of it
     kvb_error *err;
 } encoder;
 
@@ -108,13 +109,19 @@ static kvb_status stands_alone(encoder *e, const char *text, size_t size, size_t
 
 // ---- added tokens ----
 
+// Places are known in text that was not normalised only.
+static bool control_found(const encoder *e, const added_index *x, const char *at)
+{
+    return e->special || (x == &e->t->raw && (at < e->plain || at >= e->plain_end));
+}
+
 // The longest one at the front of the text, or NULL.
 static const added_token *added_at(const encoder *e, const added_index *x, const char *text, size_t size)
 {
     unsigned char first = (unsigned char)text[0];
     for (uint32_t i = x->first[first]; i < x->first[first + 1]; i++) {
         const added_token *a = &x->tokens[i];
-        if (!e->special && e->t->v.type[a->id] == TOKEN_CONTROL) continue;
+        if (e->t->v.type[a->id] == TOKEN_CONTROL && !control_found(e, x, text)) continue;
         if (a->size <= size && memcmp(a->text, text, a->size) == 0) return a;
     }
     return NULL;
@@ -154,8 +161,21 @@ static kvb_status encode_normalised(encoder *e, const char *text, size_t size, b
     return status;
 }
 
-kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, bool parse_special, int32_t **ids,
-                            size_t *n, kvb_error *err)
+// Encodes UTF-8.
+static kvb_status encode_valid(encoder *e, const char *text, size_t size, int32_t **ids, size_t *n)
+{
+    kvb_status status = word_merger_open(&e->words, e->t, size / 2 + 16, e->err);
+    if (status == KVB_OK) status = matcher_open(&e->m, e->err);
+    if (status == KVB_OK) status = around_added(e, &e->t->raw, text, size, true, encode_normalised);
+    if (status == KVB_OK) *ids = word_merger_take(e->words, n);
+    expression_free(&e->word_character);
+    matcher_close(&e->m);
+    word_merger_close(e->words);
+    return status;
+}
+
+kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const char *text, size_t size,
+                                   const char *back, bool parse_special, int32_t **ids, size_t *n, kvb_error *err)
 {
     *ids = NULL;
     *n = 0;
@@ -163,18 +183,30 @@ kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, b
         return kvb_fail(err, KVB_ARGUMENT, "expected at most %zu bytes of text, found %zu; split it", TEXT_MAX, size);
     if (size == 0) text = ""; // NULL is fine then
     const char *repaired = NULL;
-    char *owned = NULL;
-    size_t repaired_size = 0;
-    encoder e = {.t = t, .special = parse_special, .err = err};
-    kvb_status status = utf8_repair(text, size, &repaired, &repaired_size, &owned, err);
+    char *owned = NULL, *whole = NULL;
+    size_t before = strlen(front), behind = strlen(back), middle = 0;
+    kvb_status status = utf8_repair(text, size, &repaired, &middle, &owned, err);
     if (status != KVB_OK) return status;
-    status = word_merger_open(&e.words, t, size / 2 + 16, err);
-    if (status == KVB_OK) status = matcher_open(&e.m, err);
-    if (status == KVB_OK) status = around_added(&e, &t->raw, repaired, repaired_size, true, encode_normalised);
-    if (status == KVB_OK) *ids = word_merger_take(e.words, n);
-    expression_free(&e.word_character);
-    matcher_close(&e.m);
-    word_merger_close(e.words);
+    if (before || behind) {
+        whole = malloc(before + middle + behind + 1);
+        if (!whole) status = kvb_fail(err, KVB_MEMORY, "not enough memory for a text of %zu bytes", middle);
+    }
+    if (whole) {
+        memcpy(whole, front, before);
+        memcpy(whole + before, repaired, middle);
+        memcpy(whole + before + middle, back, behind);
+        repaired = whole;
+    }
+    encoder e = {t, .special = parse_special, .plain = repaired + before, .plain_end = repaired + before + middle,
+                 .err = err};
+    if (status == KVB_OK) status = encode_valid(&e, repaired, before + middle + behind, ids, n);
     free(owned);
+    free(whole);
     return status;
+}
+
+kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, bool parse_special, int32_t **ids,
+                            size_t *n, kvb_error *err)
+{
+    return tokenizer_encode_framed(t, "", text, size, "", parse_special, ids, n, err);
 }

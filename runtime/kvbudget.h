@@ -382,13 +382,13 @@ typedef struct kvb_ranking_info {
     uint32_t n_features; // F, 1 .. KVB_RANK_FEATURES_MAX
     uint32_t n_columns;  // P = 2 F + 2 weights of a head: of every feature's z and z|z|, of recency, and a constant;
                          // 3 F + 2 with layer_mean: behind the z|z| those of every feature's mean over the heads
-    int layer_mean;      // not 0: a head's scores also depend on the other KV heads of its layer
     const char *const *metrics; // [F] canonical names of the metrics whose scores kvb_rank() takes, in this order
     const int *logarithm;       // [F] not 0: the score's logarithm is the feature
     uint32_t sink;              // first tokens that take no part in means and deviations; hand it to kvb_select() too
     const char *model_sha256;   // of the weights that it was fitted for, or ""
     const char *about;          // how it was fitted, text of a JSON object
     const double *weights;      // [n_layers, n_kv_heads, P]
+    int layer_mean;             // not 0: a head's scores also depend on the other KV heads of its layer
 } kvb_ranking_info;
 
 // Reads the file that `kvbudget learn` wrote, or the ranking in a table; the second from memory, which is copied. Fail

@@ -81,7 +81,8 @@ static bool add_origin(cJSON *m, const study_table *t)
     static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
                                          "calibration_sha256"};
     static const char *const where_known[] = {"bounded_layers", "model_container", "model_files",
-                                              "model_shape",    "hf_id",           "hf_revision"};
+                                              "model_shape",    "hf_id",           "hf_revision",
+                                              "chat",           "chat_sha256",     "special"};
     const record *r = t->pairs.from->r;
     record_shape shape = record_get_shape(r);
     bool ok = add_text(m, "format", "kvbudget-table") && add_text(m, "format_version", "1") &&

@@ -84,6 +84,7 @@ class RankingInfo(c.Structure):
         ("model_sha256", c.c_char_p),
         ("about", c.c_char_p),
         ("weights", c.POINTER(c.c_double)),
+        ("layer_mean", c.c_int),
     ]
 
 
@@ -133,6 +134,7 @@ _STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take
     "kvb_budgets_summarize": [*_BUDGET, c.POINTER(Summary), _ERROR],
     "kvb_select": [c.c_void_p, *[c.c_uint32] * 4, c.c_void_p, c.c_size_t, _ERROR],
     "kvb_reselect": [c.c_void_p, c.c_void_p, *[c.c_uint32] * 5, c.c_void_p, c.c_size_t, _ERROR],
+    "kvb_rank_layer": [_TABLE, c.c_uint32, c.POINTER(c.c_void_p), c.c_uint32, c.c_void_p, _ERROR],
     "kvb_rank": [_TABLE, c.c_uint32, c.c_uint32, c.POINTER(c.c_void_p), c.c_uint32, c.c_void_p, _ERROR],
     "kvb_cu_seqlens": [c.c_void_p, c.c_size_t, c.c_uint32, c.c_uint32, c.c_void_p, c.c_size_t, _ERROR],
 }

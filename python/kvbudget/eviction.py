@@ -78,9 +78,16 @@ class Run:
     # ---- Hooks ----
 
     def _watch(
-        self, layer: AttentionLayer, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *_: Any
+        self,
+        layer: AttentionLayer,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        scaling: float | None,
+        *_: Any,
     ) -> None:
-        self._seen[layer.index] = (query, mask)
+        self._seen[layer.index] = (metrics.in_units(query, scaling), mask)
 
     def _after(self, layer: AttentionLayer, _: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], __: Any) -> None:
         """After one attention module: observe, and cut its layer if this was a prefill."""

@@ -26,7 +26,7 @@ class Seen:
 
     padding: int = 0  # positions before the sequence's first token
     n_tokens: int = 0  # of the sequence so far
-    tail: Tensor | None = None  # [Hq, up to W, d] the last queries, as they attend
+    tail: Tensor | None = None  # [Hq, up to W, d] the last queries, as in Step
     count: int = 0  # queries in the moments below
     mean: Tensor | None = None  # [Hq, d], before rotation
     square: Tensor | None = None  # [Hq, d, d], sums of products of what deviates from the mean
@@ -49,9 +49,15 @@ class Seen:
 class Step:
     """The next n tokens of one sequence, as an attention layer saw them."""
 
-    query: Tensor  # [Hq, n, d], as it attends
+    query: Tensor  # [Hq, n, d], as it attends, in such units that q . k / sqrt(d) is the logit
     hidden: Tensor  # [n, D], as it went into the layer
     rope: tuple[Tensor, Tensor] | None = None  # the cosines and sines [n, ...] that it was turned by
+
+
+def in_units(query: Tensor, scaling: float | None) -> Tensor:
+    """Queries whose logits q . k ``scaling`` become q . k / sqrt(d), which is also what None means."""
+    scale = 1.0 if scaling is None else scaling * math.sqrt(query.shape[-1])
+    return query if math.isclose(scale, 1.0, rel_tol=1e-6) else query * scale
 
 
 @dataclass(frozen=True)
@@ -145,10 +151,12 @@ class Voted(Metric):
                 f"{layer.name}: {self.name} ranks by the last {window} queries, the context has {seen.n_tokens} "
                 "tokens; use longer contexts or a smaller window"
             )
-        q = _group(seen.tail, layer.config, heads) * layer.query_scale  # [G, group, W, d]
+        q = _group(seen.tail, layer.config, heads)  # [G, group, W, d]
         logits = q @ keys[:, None].transpose(2, 3) / math.sqrt(keys.shape[-1])
         at = torch.arange(seen.n_tokens - q.shape[2], seen.n_tokens, device=places.device)
-        sinks = None if layer.sinks is None else _group(layer.sinks, layer.config, heads)[..., None].expand(q.shape[:-1])
+        sinks = (
+            None if layer.sinks is None else _group(layer.sinks, layer.config, heads)[..., None].expand(q.shape[:-1])
+        )
         votes = attention_weights(logits, places <= at[:, None], layer.softcap, sinks).to(keys.dtype)
         old = int((places < seen.n_tokens - window).sum())
         joined = self.join(votes[..., :old])

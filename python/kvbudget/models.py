@@ -72,10 +72,18 @@ class AttentionLayer:
                 "use keydiff, knorm or snapkv",
                 "UNSUPPORTED",
             )
-        norm = getattr(module, "q_norm", None)
+        norm = next((getattr(module, name) for name in ("q_norm", "q_layernorm") if hasattr(module, name)), None)
+        if norm is not None and not isinstance(getattr(norm, "weight", None), Tensor):
+            raise KVBudgetError(
+                f"{self.name}: its norm of queries, {type(norm).__name__}, is not known, so expected attention cannot see "
+                "them; use keydiff, knorm or snapkv",
+                "UNSUPPORTED",
+            )
         over_heads = norm is not None and norm.weight.numel() == q.shape[-1] and norm.weight.dim() == 1
         if norm is not None and over_heads:  # OLMo 2 normalises all heads as one
             q = norm(q)
+        if getattr(self.config, "clip_qkv", None) is not None:  # OLMo and OLMoE
+            q = q.clamp(-self.config.clip_qkv, self.config.clip_qkv)
         q = q.view(batch, n, self.n_heads, module.head_dim)
         if norm is not None and not over_heads:
             q = norm(q)
@@ -93,10 +101,12 @@ class AttentionLayer:
         places = torch.arange(first, first + count, device=like.device)[None]
         cos, sin = self.rotary(like, places, **_layer_type(self.rotary, self.module))
         d = self.module.head_dim
-        cos, sin = (x[0].float().mean(0).to(x.dtype).expand(1, d, -1) for x in (cos, sin))
-        unit = torch.eye(d, dtype=cos.dtype, device=like.device)[None, None]
-        turned: Tensor = rotate(unit, unit, cos, sin)[0][0, 0]
-        return turned.T
+        part = getattr(self.module, "rotary_ndims", d)  # Phi and StableLM hand the function that part of a head alone
+        cos, sin = (x[0].float().mean(0).to(x.dtype).expand(1, part, -1) for x in (cos, sin))
+        mean: Tensor = torch.eye(d, dtype=cos.dtype, device=like.device)
+        unit = mean[None, None, :part, :part].clone()
+        mean[:part, :part] = rotate(unit, unit, cos, sin)[0][0, 0].T
+        return mean
 
     def output_weights(self) -> Tensor:
         """W_O by query head, [Hq, dv, D]; before a norm W_O diag(w), the contribution up to the norm's scale."""

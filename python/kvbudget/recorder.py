@@ -84,8 +84,8 @@ class _Recorder:
     def _kv_heads(layer: AttentionLayer) -> int:
         return getattr(layer.config, "num_key_value_heads", None) or layer.n_heads
 
-    def _keep_query(self, layer: AttentionLayer, query: Tensor, *_: Any) -> None:
-        self._query[layer.index] = query
+    def _keep_query(self, layer: AttentionLayer, query: Tensor, *more: Any) -> None:
+        self._query[layer.index] = metrics.in_units(query, more[3])
 
     def _score(self, layer: AttentionLayer, _: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], __: Any) -> None:
         """After a layer's prefill: what every metric says of it, and the norms of its values."""

@@ -72,14 +72,24 @@ class Learned(Metric):
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
-        """kvb_rank's numbers. It takes the rows for a whole text; where tokens are gone, recency is put right here."""
+        """The library's numbers. It takes the rows for a whole text; where tokens are gone, recency is put right here."""
         found = []
         for feature, part in zip(self.features, seen.parts or [Seen() for _ in self.features]):
             part.n_tokens = seen.n_tokens or keys.shape[1]
             found.append(feature.score(layer, keys, values, part, places, heads).float().cpu().numpy())
-        features, at = np.stack(found, 1), places.cpu().numpy()  # [G, F, T]
+        features, at = np.stack(found), places.cpu().numpy()  # [F, G, T]
         first = heads.start or 0
-        scores = np.stack([self.table.rank(layer.index, first + g, x) for g, x in enumerate(features)])
+        if features.shape[1] == self.table.info.n_kv_heads:
+            scores = self.table.rank_layer(layer.index, features)
+        elif self.table.ranking.layer_mean:
+            raise KVBudgetError(
+                f"{self.name}: ranks by the mean of its layer's heads, which once cut hold different tokens; "
+                "for a second cut take a ranking of `kvbudget learn --own`"
+            )
+        else:
+            scores = np.stack(
+                [self.table.rank(layer.index, first + g, features[:, g]) for g in range(features.shape[1])]
+            )
         n_rows, total = len(at), max(seen.n_tokens, int(at[-1]) + 1)
         if total != n_rows:
             recency = self.table.ranking.weights[layer.index, first : first + len(scores), -2, None]

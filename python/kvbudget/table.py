@@ -92,7 +92,9 @@ class Ranking:
     metrics: tuple[str, ...]  # whose scores are the features, in this order
     logarithm: tuple[bool, ...]  # the score's logarithm is the feature
     sink: int  # first tokens that take no part in means and deviations
-    weights: NDArray[np.float64] = field(repr=False)  # [L, G, 2 F + 2]: z and z|z| of each feature, recency, constant
+    # [L, G, P]: z and z|z| of each feature; with layer_mean the mean of z over the layer, of each; recency, constant
+    weights: NDArray[np.float64] = field(repr=False)
+    layer_mean: bool  # heads of a layer can only be ranked together
 
 
 @dataclass(frozen=True)
@@ -210,14 +212,27 @@ class Table:
 
     def rank(self, layer: int, head: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scores [T] of one head's tokens from those of the ranking's metrics, float32 [F, T] (kvb_rank)."""
-        features = np.ascontiguousarray(features, np.float32)
-        wanted = len(self.ranking.metrics) if self.ranking else features.shape[0]
-        if features.ndim != 2 or features.shape[0] != wanted:
-            raise lib.KVBudgetError(f"{self.path}: expected scores of {wanted} metrics, found {features.shape}")
-        rows = (c.c_void_p * wanted)(*(row.ctypes.data for row in features))
+        features, rows = self._features(features, 2)
         out = np.empty(features.shape[1], np.float32)
         lib.call("kvb_rank", self._handle, _count(layer), _count(head), rows, out.size, out.ctypes.data)
         return out
+
+    def rank_layer(self, layer: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scores [G, T] of a whole layer from float32 [F, G, T], by any ranking (kvb_rank_layer)."""
+        features, rows = self._features(features, 3)
+        out = np.empty(features.shape[1:], np.float32)
+        if out.shape[0] != self.info.n_kv_heads:
+            raise lib.KVBudgetError(f"{self.path}: expected {self.info.n_kv_heads} KV heads, found {out.shape[0]}")
+        lib.call("kvb_rank_layer", self._handle, _count(layer), rows, out.shape[1], out.ctypes.data)
+        return out
+
+    def _features(self, features: NDArray[np.float32], n_dims: int) -> tuple[NDArray[np.float32], Any]:
+        """As the library takes them: contiguous, and a pointer for each metric."""
+        features = np.ascontiguousarray(features, np.float32)
+        wanted = len(self.ranking.metrics) if self.ranking else features.shape[0]
+        if features.ndim != n_dims or features.shape[0] != wanted:
+            raise lib.KVBudgetError(f"{self.path}: expected scores of {wanted} metrics, found {features.shape}")
+        return features, (c.c_void_p * wanted)(*(row.ctypes.data for row in features))
 
     def keep(
         self,
@@ -363,7 +378,8 @@ def _ranking(handle: Any) -> Ranking | None:
     weights = np.ctypeslib.as_array(r.weights, (r.n_layers, r.n_kv_heads, r.n_columns)).copy()
     weights.flags.writeable = False
     metrics = tuple(name.decode() for name in r.metrics[: r.n_features])
-    return Ranking(r.name.decode(), metrics, tuple(map(bool, r.logarithm[: r.n_features])), r.sink, weights)
+    logarithm = tuple(map(bool, r.logarithm[: r.n_features]))
+    return Ranking(r.name.decode(), metrics, logarithm, r.sink, weights, bool(r.layer_mean))
 
 
 def _options(rounding: str, lookup: str, strict: bool, block: int) -> lib.Options:

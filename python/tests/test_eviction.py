@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from families import build
 from test_families import T, hide_what_was_cut, hiding  # noqa: F401  (registers the reference)
 from transformers.cache_utils import DynamicCache, StaticCache
 
 import kvbudget
 from kvbudget import attention
-from kvbudget.models import attention_layers
+from kvbudget.models import attention_layers, check_model
 from kvbudget.ragged import RaggedLayer
 
 WINDOW = {"window": 8, "kernel": 3, "max_pool": 0, "group_first": 0, "group_max": 0}
@@ -407,6 +408,18 @@ def test_models_that_cannot_be_cut(make_table: Any) -> None:
     with pytest.raises(kvbudget.KVBudgetError, match="DynamicCache\\(config=model.config\\)"), torch.no_grad():
         with kvbudget.compress(hybrid, str(table), 0.7):
             hybrid(prompt(), past_key_values=DynamicCache())
+
+
+def test_a_config_that_an_old_transformers_misreads(model: Any, table: kvbudget.Table) -> None:
+    """Before version 5 theta of a new config.json is not seen, and keys would be turned by other angles."""
+    old = int(transformers.__version__.split(".")[0]) < 5
+    odd = copy.deepcopy(model)
+    odd.config.rope_parameters = {"rope_type": "default", "rope_theta": 7.0}
+    if not old:
+        check_model(odd)
+        return
+    with pytest.raises(kvbudget.MismatchError, match="reads 10000.*says 7"), kvbudget.compress(odd, table, 0.7):
+        pass
 
 
 def test_an_exception_leaves_no_hooks(model: Any, table: kvbudget.Table) -> None:

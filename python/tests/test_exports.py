@@ -143,3 +143,35 @@ def test_pages_hold_what_is_written_through_the_block_table(path: Path) -> None:
         for head, n in enumerate(lengths[layer]):
             read = pool[blocks[layer, head][: -(-n // page)]].reshape(-1, 8)[:n]
             assert np.array_equal(read, rows[cu[layer, head] : cu[layer, head + 1]])
+
+
+def test_paged_attention_of_torch_reads_the_block_table(path: Path) -> None:
+    """torch's own paged cache, given the exported tables, attends to each head's rows and to nothing else."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    paged = pytest.importorskip("torch.nn.attention.experimental._paged_attention").PagedAttention
+    folder, page = export(path, "varlen", "arrays", 0.7, T, "--block", "4"), 4
+    lengths, indptr, blocks = (
+        torch.from_numpy(np.load(folder / f"{name}.npy")).long() for name in ("lengths", "page_indptr", "block_table")
+    )
+    draw = torch.Generator().manual_seed(0)
+    for n, pages, table in zip(lengths, indptr[:, -1].tolist(), blocks):
+        cache, table = paged(pages, page, len(n), device="cpu"), table[:, :pages]  # as wide as the longest of all
+        cache.page_table[:, : table.shape[1]] = table
+        for head, own in enumerate(table):
+            cache.physical_to_logical[head, own[own >= 0]] = torch.arange(int((own >= 0).sum()))
+        query = torch.randn(len(n), 1, 1, 16, generator=draw)
+        rows = [torch.randn(2, int(count), 16, generator=draw) for count in n]
+        stored = torch.full((2, 1, 1, pages * page, 16), 1e3)  # what nobody wrote must not be read
+        for head, (k, v) in enumerate(rows):
+            places = torch.arange(len(k))[None]
+            cache.assign(torch.tensor([head]), places, k[None, None], v[None, None], *stored)
+
+        def within(b: Any, h: Any, q: Any, at: Any, n: torch.Tensor = n) -> Any:
+            return at < n[b]
+
+        mask = create_block_mask(within, len(n), 1, 1, table.shape[1] * page, device="cpu", BLOCK_SIZE=(1, page))
+        found = flex_attention(query, *stored, block_mask=cache.convert_logical_block_mask(mask, kv_len=n))
+        for head, (k, v) in enumerate(rows):
+            wanted = torch.softmax(query[head, 0] @ k.T / 4, -1) @ v
+            assert torch.allclose(found[head, 0], wanted, atol=1e-5)

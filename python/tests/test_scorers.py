@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import build
-from test_eviction import prefill, prompt
+import transformers
+from families import FAMILIES, build
+from test_eviction import T, prefill, prompt
 
 import kvbudget
 from kvbudget import metrics, scorers
-from kvbudget.models import attention_layers
+from kvbudget.hooks import attached
+from kvbudget.models import attention_layers, has_window
 
 PROGRAM = os.environ.get("KVBUDGET_PROGRAM") or shutil.which("kvbudget")
 FEATURES = ["keydiff", "snapkv:kvpress:window=8:kernel=3", "morphkv:window=6", "lagkv:kvpress:lag=8", "ea:kvpress"]
@@ -81,8 +83,84 @@ def test_lagkv_gives_equal_tokens_ranks_by_position(arrays: Any) -> None:
     assert np.allclose(found[0, 3:9], np.arange(5, -1, -1) / 6)
 
 
+@torch.no_grad()
+def watched(family: str) -> tuple[Any, Any, dict[int, Any], dict[int, Any]]:
+    """A model of a family in eager attention, with its attention matrices, and of each layer queries and input."""
+    model, queries, inputs = build(family), {}, {}
+    if model is None:
+        pytest.skip(f"transformers {transformers.__version__} does not have {family}")
+    layers = attention_layers(model)
+    for layer in layers:
+        layer.config._attn_implementation = "eager"
+
+    def after(layer: Any, _: Any, args: Any, kwargs: Any, __: Any) -> None:
+        inputs[layer.index] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+    with attached(layers, lambda layer, *what: queries.update({layer.index: what}), after):
+        model(prompt(), use_cache=False)
+    for layer in layers:
+        layer.config._attn_implementation = "eager"
+    return model, model(prompt(), output_attentions=True, use_cache=False), queries, inputs
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_votes_are_the_models_own_attention(family: str) -> None:
+    """SnapKV without pooling: the mean attention of the last queries, whatever the family does to its logits."""
+    model, out, queries, _ = watched(family)
+    metric = scorers.parse("snapkv:kvpress:window=4:kernel=1")
+    layers = attention_layers(model)
+    maps = out.attentions if len(out.attentions) == len(layers) else [out.attentions[x.index] for x in layers]
+    if not queries or maps[0] is None:
+        pytest.skip(f"{family} has attention code of its own")
+    for layer, attention in zip(layers, maps):
+        if has_window(layer):
+            continue
+        query, key, value, _, scaling, _ = queries[layer.index]
+        seen = metrics.Seen()
+        metric.observe(seen, layer, metrics.Step(metrics.in_units(query[0], scaling), torch.zeros(query.shape[2], 1)))
+        with torch.no_grad():
+            found = metric.score(layer, key[0], value[0], seen, torch.arange(T), slice(0, key.shape[1]))
+        weights = attention[0, :, -4:, :-4].mean(1)
+        wanted = weights.view(key.shape[1], -1, T - 4).mean(1)
+        assert torch.allclose(found[:, :-4], wanted, atol=1e-6), layer.name
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f not in ("gpt2", "gpt-neox")])
+def test_queries_before_rotation(family: str) -> None:
+    """Nothing is turned at position 0, only scaled by yarn: there what expected attention takes for queries attends."""
+    model, _, queries, inputs = watched(family)
+    if not queries:
+        pytest.skip(f"{family} has attention code of its own")
+    for layer in attention_layers(model):
+        query, _, _, _, scaling, _ = queries[layer.index]
+        with torch.no_grad():
+            ours = layer.queries(inputs[layer.index])[0, :, 0] * layer.query_scale
+            turn = layer.mean_rotation(0, 1, query)
+            ours = ours if turn is None else ours @ turn.T
+        assert torch.allclose(ours, metrics.in_units(query, scaling)[0, :, 0], atol=1e-5), layer.name
+
+
+def test_queries_that_are_not_known_are_refused() -> None:
+    model = build("llama")
+    layer = attention_layers(model)[0]
+    layer.module.q_layernorm = torch.nn.Identity()
+    with pytest.raises(kvbudget.KVBudgetError, match="norm of queries, Identity, is not known"):
+        layer.queries(torch.zeros(1, 2, 64))
+
+
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
+    """A table for a ranking of single heads."""
+    return learn(tmp_path_factory, "--own")
+
+
+@pytest.fixture(scope="module")
+def learned_layers(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
+    """A table for a ranking that looks at a layer's heads together, as is the default."""
+    return learn(tmp_path_factory)
+
+
+def learn(tmp_path_factory: pytest.TempPathFactory, *options: str) -> kvbudget.Table:
     """A table for a ranking that `kvbudget learn` has fitted to a recording of a random Llama."""
     pytest.importorskip("h5py")
     if not PROGRAM:
@@ -99,7 +177,7 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> kvbudget.Table:
     kvbudget.record(build("llama"), None, folder / "calib.jsonl", FEATURES, output=folder / "run.h5")
     words = [str(w) for f in FEATURES for w in ("--feature", f)]
     for command in (
-        ["learn", "run.h5", "-o", "rank.safetensors", "--all-features", *words],
+        ["learn", "run.h5", "-o", "rank.safetensors", "--all-features", *options, *words],
         ["solve", "run.h5", "-m", "learned=rank.safetensors", "-o", "table.safetensors"],
     ):
         subprocess.run([PROGRAM, *command, "--quiet"], cwd=folder, check=True)
@@ -163,6 +241,29 @@ def test_compress_ranks_by_it(learned: kvbudget.Table, tmp_path: Path) -> None:
         assert cut.layers[layer].segment(h)[2].tolist() == wanted.tolist()
 
 
+@pytest.mark.skipif(
+    tuple(map(int, transformers.__version__.split(".")[:2])) >= (5, 3), reason="kvpress is for transformers below 5.3"
+)
+@pytest.mark.parametrize("mode", ["compact", "mask"])
+def test_budget_press_ranks_by_it(learned: kvbudget.Table, mode: Any) -> None:
+    """In kvpress's hands a learned table keeps the tokens that it keeps in compress."""
+    pytest.importorskip("kvpress")
+    model, ids = build("llama"), prompt(1, 50)
+    with kvbudget.compress(build("llama"), learned, 0.5) as run:
+        wanted = prefill(run.model, ids)
+    press = kvbudget.BudgetPress(learned, 0.5, mode=mode)
+    with press(model):
+        cache = prefill(model, ids)
+    for layer in attention_layers(model):
+        for h in range(2):
+            if mode == "compact":
+                kept = cache.layers[layer.index].segment(h)[2].tolist()
+            else:
+                _, heads, places = layer.module.masked_key_indices
+                kept = sorted(set(range(50)) - set(places[heads == h].tolist()))
+            assert kept == wanted.layers[layer.index].segment(h)[2].tolist()
+
+
 def test_chunks_and_second_cuts_by_it(learned: kvbudget.Table) -> None:
     """Chunks are cut as one pass is; a second cut of a cache that lost nothing is the first cut."""
     model, ids = build("llama"), prompt(1, 50)
@@ -185,6 +286,30 @@ def test_chunks_and_second_cuts_by_it(learned: kvbudget.Table) -> None:
         for h in range(2):
             places = layer.segment(h)[2].tolist()
             assert len(places) == keep[i, h] and places == sorted(set(places)) and places[-1] == 69
+
+
+def test_layers_are_ranked_together(learned_layers: kvbudget.Table, tmp_path: Path) -> None:
+    """What is kept is what kvb_rank_layer says of all heads' features; single heads and second cuts are refused."""
+    ids, info, r = prompt(1, 50), learned_layers.info, learned_layers.ranking
+    assert r is not None and r.layer_mean and r.weights.shape[-1] == 3 * len(FEATURES) + 2
+    found = record(tmp_path, [*FEATURES, learned_layers], ids[0].tolist())
+    with kvbudget.compress(build("llama"), learned_layers, 0.5) as run:
+        cut = prefill(run.model, ids)
+    for layer, keep in enumerate(learned_layers.keep(0.5, 50)):
+        features = np.stack([found[name][layer] for name in r.metrics])
+        scores = learned_layers.rank_layer(layer, features)
+        assert np.array_equal(scores, found[info.metric][layer])
+        for h in range(2):
+            wanted = kvbudget.select(scores[h], int(keep[h]), info.sink, info.window)
+            assert cut.layers[layer].segment(h)[2].tolist() == wanted.tolist()
+    with pytest.raises(kvbudget.KVBudgetError, match="kvb_rank_layer"):
+        learned_layers.rank(0, 0, np.ones((len(FEATURES), 9), np.float32))
+    with pytest.raises(kvbudget.KVBudgetError, match="expected 2 KV heads, found 1"):
+        learned_layers.rank_layer(0, np.ones((len(FEATURES), 1, 9), np.float32))
+    with pytest.raises(kvbudget.KVBudgetError, match="second cut"):
+        with kvbudget.compress(build("llama"), learned_layers, 0.5, recut_every=5) as run:
+            how = dict(max_new_tokens=11, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids))
+            run.model.generate(ids, past_key_values=type(cut)(config=run.model.config), **how)
 
 
 @torch.no_grad()

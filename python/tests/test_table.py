@@ -90,7 +90,7 @@ def test_a_table_of_other_weights_is_refused(make_table: Callable[..., Path], tm
         file.write_bytes(file.name.encode())
     hashes = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
     said = {"model_files": json.dumps(hashes), "hf_id": "org/name", "hf_revision": "0123"}
-    table, silent = kvbudget.Table(make_table(**said)), kvbudget.Table(make_table())
+    table, silent = kvbudget.Table(make_table(4, 8, 2, 16, **said)), kvbudget.Table(make_table(4, 8, 2, 16))
     table.check(weight_files=files[::-1], hf_id="org/name", hf_revision="0123")
     for other, wrong, sides in (
         (table, {"weight_files": files[:1]}, ("1 files", "has 2")),
@@ -169,6 +169,26 @@ def test_without_a_library() -> None:
     env = os.environ | {"KVBUDGET_LIBRARY": "/nowhere/libkvbudget.so"}
     ran = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     assert ran.returncode == 1 and "KVBUDGET_LIBRARY" in ran.stderr.splitlines()[-1]
+
+
+def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Budgets of another arithmetic would differ silently, so both versions are named and nothing is loaded."""
+    from kvbudget import _library
+
+    monkeypatch.setattr(_library, "BUDGETS_VERSION", 99)
+    _library.library.cache_clear()
+    try:
+        with pytest.raises(ImportError, match="computes budgets of version [0-9]+, this package expects 99"):
+            kvbudget.version()
+    finally:
+        monkeypatch.undo()
+    assert kvbudget.version()
+
+
+def test_a_table_of_a_newer_format(make_table: Any) -> None:
+    with pytest.raises(kvbudget.KVBudgetError, match="version") as refusal:
+        kvbudget.Table(make_table(4, 4, 2, 16, format_version="9"))
+    assert refusal.value.status == "VERSION"
 
 
 def test_import_is_light() -> None:

@@ -24,6 +24,15 @@ tiny_calib calib.jsonl
 head -c 3000 "$KVB_ROOT/LICENSE" >text.txt
 PROFILE=(profile tiny.gguf calib.jsonl -n 4 --ignore-eos -q 1 --quiet --threads 1 -m keydiff -m snapkv)
 expect 0 'a record' "${PROFILE[@]}" -o run.h5
+# The parts of a run that was killed when all were there, before the record was assembled.
+kill_at() { FAULT_DIR=$PWD LD_PRELOAD=$KVB_BUILD/tests/fault_shim.so "$@" "$KVB" "${PROFILE[@]}" -o killed.h5; }
+kill_at env FAULT_LOG=calls >/dev/null 2>&1
+rm -rf killed.h5*
+at=$(grep -m 1 -E ' open /killed\.h5\.[0-9a-f]{8}\.partial$' calls | cut -d ' ' -f 1)
+kill_at env FAULT_MODE=kill FAULT_AT="$at" >/dev/null 2>&1
+rm -f killed.h5.*.partial calls
+mv killed.h5.parts run.h5.parts
+exists 'parts of a killed run' run.h5.parts/head.h5
 expect 0 'a shard' "${PROFILE[@]}" -o s1.h5 --shard 1/2
 expect 0 'another' "${PROFILE[@]}" -o s2.h5 --shard 2/2
 expect 0 'a table' solve run.h5 -m keydiff -o table.safetensors --npy table.npy

@@ -33,14 +33,18 @@ static void mma_bf16(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
         uint32_t a[4], b[2];
     } mine = {{a[0], a[1], a[2], a[3]}, {b0, b1}};
     unsigned turn = warp_give(mine), lane = emulator.current % EMULATED_WARP;
-    for (unsigned i = 0; i < 4; i++) {
-        unsigned row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        for (unsigned k = 0; k < 16; k++) { // a (row, k): register row / 8 + k / 8 * 2 of lane row % 8 * 4 + k % 8 / 2
-            operands left = given_by<operands>(row % 8 * 4 + k % 8 / 2, turn),
-                     right = given_by<operands>(column * 4 + k % 8 / 2, turn);
-            c[i] += bf16_half(left.a[row / 8 + k / 8 * 2], k % 2) * bf16_half(right.b[k / 8], k % 2);
-        }
+    // Its elements are (lane / 4 + 8 [i / 2], lane % 4 * 2 + i % 2), i = 0 .. 3: of a and b it needs what four lanes
+    // have of one row modulo 8, and of each of two columns.
+    operands left[4], right[2][4];
+    for (unsigned j = 0; j < 4; j++) {
+        left[j] = given_by<operands>(lane / 4 * 4 + j, turn);
+        for (unsigned i = 0; i < 2; i++) right[i][j] = given_by<operands>((lane % 4 * 2 + i) * 4 + j, turn);
     }
+    for (unsigned i = 0; i < 4; i++)
+        for (unsigned k = 0; k < 16; k++) { // a (row, k): register row / 8 + k / 8 * 2 of lane row % 8 * 4 + k % 8 / 2
+            uint32_t a_half = left[k % 8 / 2].a[i / 2 + k / 8 * 2], b_half = right[i % 2][k % 8 / 2].b[k / 8];
+            c[i] += bf16_half(a_half, k % 2) * bf16_half(b_half, k % 2);
+        }
 }
 
 // The pointers that the lanes name, and of their lines the values that this one gets.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs every command with one allocation failing: at sampled points, at each (--all), or at the first two and the last
-of those that are reached by the same way of calls (--ways).
+"""Runs every command with one allocation failing: at each (--all); at the first two and the last of those that are
+reached by the same way of calls (--ways); or at some of these.
 
 Allowed: exit status 0 and the undisturbed output; or 1, a message that speaks of memory and not of damage, and output
 files that are whole, be they the old or the new ones. After a profile that failed, --resume must give the same bytes.
@@ -22,6 +22,7 @@ COMMANDS = {
     "help": ("help", 3),
     "help metrics": ("help metrics", 3),
     "profile": (PROFILE, 30),
+    "profile --resume": (PROFILE + " --resume", 20),  # from the parts of a killed run, run.h5.parts of INPUTS
     "profile --plan": (PROFILE + " --plan", 10),
     "merge": ("merge whole.h5 s1.h5 s2.h5 --force", 20),
     "solve": ("solve run.h5 -m keydiff -o t.safetensors --npy t.npy --json", 30),
@@ -122,8 +123,15 @@ class Command:
         self.files = {n: masked(d, second[1].get(n, b"")) for n, d in first[1].items()}
         self.out = masked(first[0], second[0])
 
+    def prepare(self, folder):
+        """Puts what the command goes on with into the folder; returns its files."""
+        if "--resume" in self.words:
+            shutil.copytree(self.walk.inputs["run.h5.parts"], os.path.join(folder, "run.h5.parts"))
+        return files_below(folder)
+
     def undisturbed(self):
         with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as count:
+            self.prepare(folder)
             code, out, err = self.walk.run(folder, self.words, count=count.name)
             if code != 0:
                 raise SystemExit("%s: undisturbed: exit status %d: %s" % (self.name, code, err.decode()))
@@ -132,6 +140,7 @@ class Command:
     def ways(self):
         """The first two calls and the last of every way by which an allocation is reached."""
         with tempfile.TemporaryDirectory() as folder, tempfile.NamedTemporaryFile() as stacks:
+            self.prepare(folder)
             code, _, err = self.walk.run(folder, self.words, stacks=stacks.name)
             if code != 0:
                 raise SystemExit("%s: undisturbed: exit status %d: %s" % (self.name, code, err.decode()))
@@ -143,6 +152,7 @@ class Command:
     def judge(self, at, old):
         """None, or what is wrong."""
         with tempfile.TemporaryDirectory() as folder:
+            before = self.prepare(folder)
             if old:  # files that a run replaces must stay as they are when it fails
                 for name in self.files:
                     if "/" not in name and "--force" in self.words:
@@ -171,24 +181,29 @@ class Command:
                 if name in self.files and data != b"old" and not equals(self.files[name], data) \
                         and not name.endswith((".cells", ".jsonl")):
                     return "exit status 1 with another %s: %s" % (name, err.decode(errors="replace")[-200:])
-            if self.name in ("profile", "eval", "task", "refine"):
+            whole = "run.h5" in files and equals(self.files["run.h5"], files["run.h5"])
+            gone = [n for n, data in before.items() if n.endswith(".h5") and files.get(n) != data]
+            if gone and not whole:
+                return "lost: %s: %s" % (gone, err.decode(errors="replace")[-200:])
+            if self.name in ("profile", "profile --resume", "eval", "task", "refine"):
                 return self.resume(folder)
             return None
 
     def resume(self, folder):
+        is_profile = self.name.startswith("profile")
         more = ["--resume"] if self.name == "profile" else []
         code, _, err = self.walk.run(folder, self.words + more)
         if code != 0:
             return "cannot go on: %s" % err.decode(errors="replace")[-300:]
         files = files_below(folder)
         for name, mask in self.files.items():
-            exact = self.name in ("profile", "refine") and not name.endswith(".cells")
+            exact = (is_profile or self.name == "refine") and not name.endswith(".cells")
             if name not in files or (exact and not equals(mask, files[name])):
                 return "gone on: another %s" % name
         return None
 
     def walk_points(self, points, seed):
-        every = self.ways() if self.walk.o.ways else range(1, self.calls + 1)
+        every = range(1, self.calls + 1) if self.walk.o.all else self.ways()
         chosen = every if points is None or points >= len(every) else sorted(random.Random(seed).sample(every, points))
         wrong = [(at, w) for at in chosen for w in [self.judge(at, at % 2 == 1)] if w]
         mark = "not ok" if wrong else "ok"

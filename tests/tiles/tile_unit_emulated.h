@@ -77,23 +77,32 @@ static inline float tile_bf16(uint16_t bits)
     return x;
 }
 
-// c[m][n] += sum over k of a[m][2k] b[k][2n] + sum over k of a[m][2k+1] b[k][2n+1], each sum in order, from zero
-static inline void tile_multiply(int c, int a, int b)
+// c[m][n] += sum over k of a[m][2k] b[k][2n] + sum over k of a[m][2k+1] b[k][2n+1], each sum in order, from zero; the
+// product of two bfloat16 is exact. Loops run over all sixteen columns, so that the compiler makes vectors of them.
+TILE_UNIT static void tile_multiply(int c, int a, int b)
 {
     const tile_setting *s = &tile_registers.setting;
+    float even_right[EMULATED_ROWS][16], odd_right[EMULATED_ROWS][16];
     tile_expect(tile_registers.configured, "used before it is configured");
     tile_expect(s->rows[c] == s->rows[a] && s->bytes[c] == s->bytes[b] && s->rows[b] * 4 == s->bytes[a],
                 "shapes of a product's registers");
+    for (int k = 0; k < s->rows[b]; k++) {
+        uint16_t right[32];
+        memcpy(right, tile_registers.data[b][k], sizeof right);
+        for (int n = 0; n < 16; n++) {
+            even_right[k][n] = tile_bf16(right[2 * n]);
+            odd_right[k][n] = tile_bf16(right[2 * n + 1]);
+        }
+    }
     for (int m = 0; m < s->rows[a]; m++) {
         float sums[16], even[16] = {0}, odd[16] = {0};
-        uint16_t left[32], right[32];
+        uint16_t left[32];
         memcpy(left, tile_registers.data[a][m], sizeof left);
         for (int k = 0; k < s->rows[b]; k++) {
             float first = tile_bf16(left[2 * k]), second = tile_bf16(left[2 * k + 1]);
-            memcpy(right, tile_registers.data[b][k], sizeof right);
-            for (int n = 0; n < s->bytes[b] / 4; n++) { // the product of two bfloat16 is exact
-                even[n] += first * tile_bf16(right[2 * n]);
-                odd[n] += second * tile_bf16(right[2 * n + 1]);
+            for (int n = 0; n < 16; n++) {
+                even[n] += first * even_right[k][n];
+                odd[n] += second * odd_right[k][n];
             }
         }
         memcpy(sums, tile_registers.data[c][m], sizeof sums);

@@ -483,10 +483,10 @@ START_TEST(test_tokens_without_a_row)
     write_text(&f, "tokenizer_config.json", "{\"bos_token\":\"<bos>\",\"eos_token\":\"<extra>\"}");
     help_ok(model_open(&m, f.path, &backend_cpu, NULL, err));
     ck_assert(tokenizer_size(m->tokens) == 302 && m->special.bos == -1 && m->special.eos == -1);
-    help_ok(model_encode(m, "ab<last>", 8, &ids, &n, err));
+    help_ok(model_encode(m, TEXT_ALONE, "ab<last>", 8, &ids, &n, err));
     ck_assert(n == 3 && ids[0] == 0 && ids[1] == 1 && ids[2] == 299);
     free(ids);
-    help_fails(model_encode(m, "a<extra>", 8, &ids, &n, err), KVB_ARGUMENT,
+    help_fails(model_encode(m, TEXT_ALONE, "a<extra>", 8, &ids, &n, err), KVB_ARGUMENT,
                "token 1 of the text is \"<extra>\" with id 300, but the embedding has 300 rows");
     ck_assert(!ids && n == 0);
     model_free(m);

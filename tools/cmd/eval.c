@@ -121,6 +121,10 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         {"speed", 0, CLI_FLAG, &e.speed, NULL,
          "measure memory and decode speed at the first --ratio (0.8) instead: one metric,\n--next single steps, "
          "--batch sequences at a time"},
+        {"chat", 0, CLI_FLAG, &e.in.chat, NULL,
+         "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
+        {"special", 0, CLI_FLAG, &e.in.special, NULL,
+         "take \"<|im_start|>\" and the like in texts as the tokens that they name (default: as the\ntables)"},
         {"bos", 0, CLI_TEXT, &e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &e.in.pre, "NAME", "split words as this pre-tokenizer does, not as the file says"},
         QUERY_STATISTICS_OPTION(e.in.statistics),

@@ -19,7 +19,7 @@ static bool ends_with(const char *text, const char *end)
 
 static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_t n, kvb_error *err)
 {
-    bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && e->m->special.add_bos);
+    bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && model_begins_with_bos(e->m));
     size_t most = e->n_tokens + e->n_next, shift = bos && e->m->special.bos >= 0;
     sweep_text *all = realloc(e->texts, (e->n_texts + 1) * sizeof *all);
     if (!all) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
@@ -48,7 +48,7 @@ static kvb_status encode_text(eval_inputs *e, const char *name, const char *text
                         (size_t)(nul - text));
     int32_t *ids = NULL;
     size_t n = 0;
-    kvb_status status = model_encode(e->m, text, size, &ids, &n, err);
+    kvb_status status = model_encode(e->m, TEXT_CONTEXT, text, size, &ids, &n, err);
     if (status == KVB_OK) status = take_ids(e, name, ids, n, err);
     free(ids);
     return status;
@@ -132,6 +132,7 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
         wishes.without_tokenizer &= methods_is_table(operands[i]) || ends_with(operands[i], ".npy");
     kvb_status status = model_open(&e->in.m, operands[0], e->in.device, &wishes, &err);
     if (status == KVB_OK) status = methods_open(&e->with, e->in.m, operands + 1, n - 1, false, &err);
+    if (status == KVB_OK) status = methods_set_texts(&e->with, e->in.m, e->in.chat, e->in.special, &err);
     if (status == KVB_OK && !e->with.n_columns)
         status = kvb_fail(&err, KVB_ARGUMENT, "there is nothing to compare: give a table, or --allocator");
     for (size_t i = 1; i < n && status == KVB_OK; i++) {

@@ -10,7 +10,9 @@
 #include "runtime/text.h"
 #include "study/stats.h"
 #include "tools/cli.h"
+#include "tools/document_print.h"
 #include "tools/json_print.h"
+#include "tools/report/inspect_answers.h"
 #include "tools/report/inspect_gguf.h"
 #include "tools/report/inspect_rank.h"
 #include "tools/report/inspect_results.h"
@@ -251,109 +253,38 @@ static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *pa
         path);
 }
 
-// ---- Text ----
-
-static void print_number(double x)
-{
-    if (fabs(x) < 1e15 && x == floor(x)) printf("%.0f", x);
-    else printf("%.6g", x);
-}
-
-static void print_value(const cJSON *value)
-{
-    if (cJSON_IsNumber(value)) {
-        print_number(value->valuedouble);
-    } else if (cJSON_IsBool(value)) {
-        fputs(cJSON_IsTrue(value) ? "yes" : "no", stdout);
-    } else if (cJSON_IsString(value)) { // quoted and escaped: a file may hold anything, a terminal should not get it
-        char *text = cJSON_PrintUnformatted(value);
-        if (text) kvb_clean_text(text); // a line of ASCII as far as cJSON goes; not so DEL and U+0080 to U+009F
-        fputs(text ? text : "?", stdout);
-        free(text);
-    } else { // a list of plain values
-        const cJSON *item;
-        fputs("[", stdout);
-        cJSON_ArrayForEach(item, value)
-        {
-            print_value(item);
-            if (item->next) fputs(", ", stdout);
-        }
-        fputs("]", stdout);
-    }
-}
-
-static bool is_plain(const cJSON *value)
-{
-    return !cJSON_IsObject(value) && !(cJSON_IsArray(value) && cJSON_IsObject(value->child));
-}
-
-// An object as lines "name: value", a list of objects with one line for the plain values of each.
-static void print_document(const cJSON *object, int indent)
-{
-    const cJSON *item, *entry, *field;
-    cJSON_ArrayForEach(item, object)
-    {
-        kvb_clean_text(item->string);
-        printf("%*s%s:", indent, "", item->string);
-        if (is_plain(item)) {
-            putchar(' ');
-            print_value(item);
-            putchar('\n');
-            continue;
-        }
-        putchar('\n');
-        if (cJSON_IsObject(item)) {
-            print_document(item, indent + 2);
-            continue;
-        }
-        cJSON_ArrayForEach(entry, item)
-        {
-            printf("%*s-", indent + 2, "");
-            cJSON_ArrayForEach(field, entry)
-            {
-                if (!is_plain(field)) continue;
-                printf(" %s ", field->string);
-                print_value(field);
-            }
-            putchar('\n');
-            cJSON_ArrayForEach(field, entry)
-            {
-                if (is_plain(field)) continue;
-                cJSON *inner = cJSON_CreateObject();
-                cJSON_AddItemReferenceToObject(inner, field->string,
-                                               cJSON_GetObjectItemCaseSensitive(entry, field->string));
-                print_document(inner, indent + 4);
-                cJSON_Delete(inner);
-            }
-        }
-    }
-}
+// ---- The command ----
 
 static kvb_status print_all(const cJSON *doc, bool json, kvb_error *err)
 {
     if (!json) {
-        print_document(doc, 0);
+        document_print(doc);
         return json_ran_out() ? kvb_fail(err, KVB_MEMORY, "not enough memory; some lines are missing") : KVB_OK;
     }
     return json_print(doc, err);
 }
 
-// ---- The command ----
+typedef struct inspect_options {
+    bool json;
+    const char *answers, *pre; // a model; NULL: what is in the file
+} inspect_options;
 
-static kvb_status inspect(const char *path, bool json, kvb_error *err)
+static kvb_status inspect(const char *path, const inspect_options *o, kvb_error *err)
 {
     file_view view;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
-    if (starts_with(&view, "GGUF", 4)) {
+    if (starts_with(&view, "GGUF", 4) && !o->answers) {
         file_unmap(&view);
-        return (kvb_status)inspect_gguf(path, json, err);
+        return (kvb_status)inspect_gguf(path, o->json, err);
     }
     cJSON *doc = cJSON_CreateObject();
     cJSON_AddStringToObject(doc, "path", path);
-    status = doc ? inspect_view(doc, &view, path, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    if (!doc) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    else if (o->answers) status = inspect_answers(doc, path, o->answers, o->pre, err);
+    else status = inspect_view(doc, &view, path, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
-    if (status == KVB_OK) status = print_all(doc, json, err);
+    if (status == KVB_OK) status = print_all(doc, o->json, err);
     cJSON_Delete(doc);
     file_unmap(&view);
     return status;
@@ -361,19 +292,24 @@ static kvb_status inspect(const char *path, bool json, kvb_error *err)
 
 static int run(const cli_command *self, int argc, char **argv)
 {
-    bool json = false;
-    const cli_option options[] = {{"json", 0, CLI_FLAG, &json, NULL, "Print one JSON object instead of text."}, {0}};
+    inspect_options o = {0};
+    const cli_option options[] = {
+        {"answers", 0, CLI_TEXT, &o.answers, "MODEL",
+         "Of a record: what was asked and answered, as text; MODEL is the one that it was profiled with."},
+        {"pre", 0, CLI_TEXT, &o.pre, "NAME", "The pre-tokenizer, where the record was profiled with --pre."},
+        {"json", 0, CLI_FLAG, &o.json, NULL, "Print one JSON object instead of text."},
+        {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first != 1) return cli_usage_error(self, "expected one file");
     kvb_error err;
-    return inspect(argv[first], json, &err) == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
+    return inspect(argv[first], &o, &err) == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
 const cli_command cmd_inspect = {
     .name = "inspect",
-    .synopsis = "inspect FILE [--json]",
+    .synopsis = "inspect FILE [--answers MODEL] [--json]",
     .summary = "show what is in a record, a table, a ranking, a model or a calibration file",
     .details =
         "Recognises a file by its content, checks it, and prints what it holds: for a record its attributes, "
@@ -389,6 +325,7 @@ const cli_command cmd_inspect = {
         "\n"
         "Examples:\n"
         "  kvbudget inspect run.h5\n"
+        "  kvbudget inspect run.h5 --answers model.gguf\n"
         "  kvbudget inspect --json keydiff.safetensors\n",
     .run = run,
 };

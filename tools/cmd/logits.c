@@ -37,7 +37,7 @@ static kvb_status read_ids(int32_t **ids, size_t *n, const model *m, const char 
         if (status == KVB_OK) status = npy_to_i32(&array, *ids, path, err);
         *n = status == KVB_OK ? array.count : 0;
     } else {
-        status = model_encode(m, (const char *)view.data, view.size, ids, n, err);
+        status = model_encode(m, TEXT_ALONE, (const char *)view.data, view.size, ids, n, err);
         if (status == KVB_OK && o->bos) {
             int32_t *with = malloc((*n + 1) * sizeof *with);
             if (!with) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu ids", path, *n);

@@ -90,6 +90,36 @@ static kvb_status open_allocators(methods *e, char **operands, size_t n, kvb_err
     return status;
 }
 
+// What all tables say of their texts.
+static kvb_status agreed(const methods *e, const char *key, const char *option, bool *out, kvb_error *err)
+{
+    const allocator *first = NULL;
+    bool all = false;
+    for (size_t i = 0; i < e->n_allocators && !*out; i++) {
+        const allocator *a = &e->allocators[i];
+        if (!a->table) continue;
+        bool has = kvb_table_metadata(a->table, key) != NULL;
+        if (first && has != all)
+            return kvb_fail(err, KVB_MISMATCH,
+                            "one of the tables %s and %s was calibrated with %s, the other was not; give %s to treat "
+                            "texts so for all",
+                            first->label, a->label, option, option);
+        first = a;
+        all = has;
+    }
+    *out |= all;
+    return KVB_OK;
+}
+
+kvb_status methods_set_texts(const methods *e, model *m, bool chat, bool special, kvb_error *err)
+{
+    kvb_status status = agreed(e, "chat", "--chat", &chat, err);
+    if (status == KVB_OK) status = agreed(e, "special", "--special", &special, err);
+    if (status != KVB_OK) return status;
+    m->special_text = special;
+    return chat ? model_use_chat(m, err) : KVB_OK;
+}
+
 static method *find_metric(methods *e, const char *spec)
 {
     for (size_t i = 0; i < e->n_items; i++)

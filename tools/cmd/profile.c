@@ -188,6 +188,11 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "generate even where the calibration data gives answers"},
         {"include-first", 0, CLI_FLAG, &p->include_first, NULL,
          "also record the last prompt token's query, which emits the first token"},
+        {"chat", 0, CLI_FLAG, &p->chat, NULL,
+         "wrap context and question in the model's own chat template (ChatML, Llama 3, Mistral,\nGemma, Phi, gpt-oss); "
+         "an answer_prefix follows only where the line gives one"},
+        {"special", 0, CLI_FLAG, &p->special, NULL,
+         "take \"<|im_start|>\" and the like in the texts as the tokens that they name"},
         {"bos", 0, CLI_TEXT, &p->bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &p->pre, "NAME",
          "split words as this pre-tokenizer does, not as the file says: smollm, llama-bpe,\nqwen2, gpt-2 (what "

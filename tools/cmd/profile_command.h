@@ -12,7 +12,7 @@ typedef struct profile_command {
     const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics, *weights;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
     double temperature;
-    bool beyond_trained;
+    bool beyond_trained, chat, special;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet, roofline;
     weight_form form;               // --weights
     uint64_t memory_bytes;          // --memory: of the whole process; 0: not given

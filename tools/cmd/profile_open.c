@@ -76,6 +76,8 @@ kvb_status profile_open_inputs(profile_command *p, char **operands, size_t n, kv
     for (size_t i = 0; i < p->n_files && status == KVB_OK; i++)
         wishes.without_tokenizer &= !calib_has_text(&p->files[i]);
     if (status == KVB_OK) status = model_open(&p->m, operands[0], p->device, &wishes, err);
+    if (status == KVB_OK && p->chat && (p->m->tokens || !p->plan)) status = model_use_chat(p->m, err);
+    if (status == KVB_OK) p->m->special_text = p->special;
     for (size_t i = 0; i < p->options.n_metrics && status == KVB_OK; i++) {
         const model_config *c = &p->m->config;
         status = learned_check_model(&p->metrics[i], c->n_layers, c->n_kv_heads, p->m->sha256, err);

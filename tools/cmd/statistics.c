@@ -37,7 +37,7 @@ static kvb_status add_piece(statistics_command *c, const char *text, size_t size
 {
     int32_t *ids = NULL;
     size_t n = 0;
-    kvb_status status = model_encode(c->m, text, size, &ids, &n, err);
+    kvb_status status = model_encode(c->m, TEXT_ALONE, text, size, &ids, &n, err);
     layer_observer observer = query_gather_observer(c->gather);
     if (status == KVB_OK && n > 0) status = forward_prefill(c->f, ids, (uint32_t)n, &observer, NULL, NULL, err);
     free(ids);

@@ -20,7 +20,7 @@ typedef struct task_command {
     uint64_t tokens, count, seed;
     // How:
     uint64_t threads;
-    bool answer;
+    bool answer, chat, special;
     // What to write:
     struct {
         const char *samples, *results, *head_scores, *csv;
@@ -147,6 +147,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
     if (status == KVB_OK) status = methods_open(&c->with, c->m, operands + 1, n - 1, bare, err);
+    if (status == KVB_OK) status = methods_set_texts(&c->with, c->m, c->chat, c->special, err);
     if (status == KVB_OK) status = refuse_oracle(c, err);
     c->report = (task_report){.m = c->m,
                               .device = c->device,
@@ -244,6 +245,10 @@ static int run(const cli_command *self, int argc, char **argv)
         {"verbose", 'v', CLI_FLAG, &c.out.verbose, NULL, "print every answer"},
         {"haystack", 0, CLI_TEXT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
         {"texts", 0, CLI_TEXT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
+        {"chat", 0, CLI_FLAG, &c.chat, NULL,
+         "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
+        {"special", 0, CLI_FLAG, &c.special, NULL,
+         "take \"<|im_start|>\" and the like in texts as the tokens that they name (default: as the\ntables)"},
         QUERY_STATISTICS_OPTION(c.statistics),
         {"backend", 'b', CLI_TEXT, &c.backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
         {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},

@@ -1,10 +1,12 @@
 // kvbudget tokenize: what ids a text becomes, to compare with other tokenizers and to prepare files of ids.
 #include "formats/npy.h"
+#include "profiler/chat.h"
 #include "profiler/gguf.h"
 #include "profiler/tokenizer.h"
 #include "profiler/tokenizer_json.h"
 #include "runtime/fail.h"
 #include "tools/cli.h"
+#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +15,7 @@
 
 typedef struct settings {
     const char *bos, *pre, *npy;
-    bool special, json, text;
+    bool special, chat, json, text;
 } settings;
 
 // The whole of a file or of standard input; unlike a mapping it may be empty or a pipe. *out is malloc'd.
@@ -80,19 +82,43 @@ static void print_ids(const tokenizer *t, const int32_t *ids, size_t n, const se
     printf(s->json ? "]}\n" : "\n");
 }
 
+// The ids of a text, in its chat template where that is wished; *bos: BOS belongs in front of them.
+static kvb_status encode_text(const tokenizer *t, const char *path, const settings *s, int32_t **ids, size_t *n,
+                              bool *bos, kvb_error *err)
+{
+    char *text = NULL;
+    size_t size = 0, begin = 0;
+    chat_frame frame = {0};
+    const char *jinja = tokenizer_chat_template(t);
+    kvb_status status = read_text(path, &text, &size, err);
+    if (status == KVB_OK && s->chat)
+        status = jinja ? chat_frame_read(&frame, jinja, "the model", err)
+                       : kvb_fail(err, KVB_UNSUPPORTED, "--chat: the model has no chat template");
+    if (frame.trim) {
+        while (begin < size && isspace((unsigned char)text[begin])) begin++;
+        while (size > begin && isspace((unsigned char)text[size - 1])) size--;
+    }
+    *bos = s->chat ? frame.bos : tokenizer_add_bos(t);
+    if (status == KVB_OK)
+        status = tokenizer_encode_framed(t, s->chat ? frame.front : "", text + begin, size - begin,
+                                         s->chat ? frame.back : "", s->special, ids, n, err);
+    chat_frame_free(&frame);
+    free(text);
+    return status;
+}
+
 // ids[0] is room for BOS; the text's ids follow.
 static kvb_status encode_file(const tokenizer *t, const char *path, const settings *s, int32_t **ids, size_t *n,
                               kvb_error *err)
 {
-    char *text = NULL;
-    size_t size = 0, n_text = 0;
+    size_t n_text = 0;
     int32_t *text_ids = NULL;
-    bool bos = strcmp(s->bos, "auto") == 0 ? tokenizer_add_bos(t) : strcmp(s->bos, "yes") == 0;
-    if (bos && tokenizer_bos(t) < 0)
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "the model file has no BOS token (tokenizer.ggml.bos_token_id); use --bos no");
-    kvb_status status = read_text(path, &text, &size, err);
-    if (status == KVB_OK) status = tokenizer_encode(t, text, size, s->special, &text_ids, &n_text, err);
+    bool bos;
+    kvb_status status = encode_text(t, path, s, &text_ids, &n_text, &bos, err);
+    if (strcmp(s->bos, "auto") != 0) bos = strcmp(s->bos, "yes") == 0;
+    if (status == KVB_OK && bos && tokenizer_bos(t) < 0)
+        status = kvb_fail(err, KVB_UNSUPPORTED,
+                          "the model file has no BOS token (tokenizer.ggml.bos_token_id); use --bos no");
     if (status == KVB_OK && !(*ids = malloc((n_text + 1) * sizeof **ids)))
         status = kvb_fail(err, KVB_MEMORY, "not enough memory for %zu ids", n_text);
     if (status == KVB_OK) {
@@ -101,7 +127,6 @@ static kvb_status encode_file(const tokenizer *t, const char *path, const settin
         memcpy(*ids + *n, text_ids, n_text * sizeof **ids);
         *n += n_text;
     }
-    free(text);
     free(text_ids);
     return status;
 }
@@ -132,6 +157,7 @@ static int run(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"bos", 0, CLI_TEXT, &s.bos, "yes|no|auto",
          "Put the model's BOS token in front; auto (the default) as the file says."},
+        {"chat", 0, CLI_FLAG, &s.chat, NULL, "Take the text as a user's message in the model's own chat template."},
         {"special", 0, CLI_FLAG, &s.special, NULL,
          "Take \"<|im_start|>\" and the like in the text as the tokens that they name."},
         {"pre", 0, CLI_TEXT, &s.pre, "NAME",

@@ -1,34 +1,46 @@
 """The Python package's recorder against `kvbudget profile` on small random models of every family that both read.
 
-usage: record_families.py KVBUDGET FOLDER [--only NAME] [--tolerance 1e-4]
-FOLDER is what `families.py KVBUDGET --keep FOLDER` has left: a model and a calibration line per family. Both record
-keydiff, knorm, snapkv and Expected Attention; oracle and scores are compared relative to each head's maximum. A model
-whose layers all have a window must be refused by both. Needs torch, transformers >= 5.2, numpy, h5py, and the package
-kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
+usage: record_families.py KVBUDGET [--only NAME,...] [--tokens 150] [--tolerance 1e-4]
+The models are those of families.py. Both record keydiff, knorm, snapkv and Expected Attention; oracle and scores are
+compared relative to each head's maximum. A model whose layers all have a window must be refused by both. Needs torch,
+transformers >= 5.2, numpy, h5py, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
 """
 import argparse
+import json
 import os
 import pathlib
 import subprocess
 import sys
 import tempfile
 
+import family_models
 import h5py
 import numpy as np
 import torch
 import transformers
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-p.add_argument("kvbudget")
-p.add_argument("folder", type=pathlib.Path)
-p.add_argument("--only", default="")
+p.add_argument("kvbudget", type=os.path.abspath)
+p.add_argument("--only", default="", help="names, commas between")
+p.add_argument("--tokens", type=int, default=150)
 p.add_argument("--tolerance", type=float, default=1e-4)
 a = p.parse_args()
-os.environ["KVBUDGET_PROGRAM"] = os.path.abspath(a.kvbudget)
+os.environ["KVBUDGET_PROGRAM"] = a.kvbudget
 import kvbudget
 
 transformers.utils.logging.disable_progress_bar()
 METRICS = ["keydiff", "knorm", "snapkv:kvpress:window=16", "ea:kvpress"]
+
+
+def make(name, folder):
+    """The family's model and a calibration line."""
+    model = family_models.make(name)
+    family_models.save(model, folder)
+    draw = torch.Generator().manual_seed(2)
+    ids = torch.randint(1, model.config.vocab_size, (a.tokens + 16,), generator=draw).tolist()
+    line = {"sample_id": "one", "context_ids": ids[: a.tokens]}
+    line |= {"question_ids": [ids[a.tokens :][:7]], "answer_ids": [ids[a.tokens :][7:]]}
+    (folder / "calib.jsonl").write_text(json.dumps(line) + "\n")
 
 
 def relative(x, y):
@@ -60,11 +72,12 @@ def compare(folder, scratch):
 
 good, n = True, 0
 with tempfile.TemporaryDirectory() as scratch:
-    for folder in sorted(f for f in a.folder.iterdir() if (f / "calib.jsonl").exists()):
-        if a.only and a.only != folder.name:
-            continue
+    for name in [n for n in a.only.split(",") if n] or family_models.MODELS:
+        folder = pathlib.Path(scratch) / name
+        folder.mkdir()
+        make(name, folder)
         same, found = compare(folder, pathlib.Path(scratch))
-        print(f"{folder.name:16s} {found}: {'same' if same else 'DIFFERENT'}", flush=True)
+        print(f"{name:16s} {found}: {'same' if same else 'DIFFERENT'}", flush=True)
         good, n = good and same, n + 1
 print(f"{n} families: {'PASS' if good and n else 'FAIL'}")
 sys.exit(not (good and n))

@@ -1,13 +1,14 @@
 """Seconds of `kvbudget profile` beside those of the published protocol in PyTorch, in pairs on the same tokens.
 
 usage: time_protocol.py KVBUDGET MODEL CALIB.jsonl [--pairs N] [--compute f32 bf16x3 bf16] [--new-tokens N] [--questions
-       N]
+       N] [--recorder]
 MODEL is the GGUF. The protocol (LU-KV's released code): the context once with attention maps for the scores, then, for
 every question, context and question again and NEW_TOKENS sampled tokens, one question at a time, eager attention,
 float32. PyTorch runs ONE question of each pair and its seconds are multiplied by the number of questions, which
 flatters it: writing records is left out as well. kvbudget's seconds are those of the whole command, loading included.
 Beside it: the prefill of the context by PyTorch's SDPA in float32, without scores, against kvbudget's prefill; and a
-profile that follows given answers. Prints every pair, then the medians. Needs torch, transformers >= 4.56, < 5.3, gguf,
+profile that follows given answers. --recorder: the Python package's recorder too, which samples answers of the same
+tokens, with two metrics (kvbudget in PYTHONPATH, KVBUDGET_LIBRARY). Prints every pair, then the medians. Needs torch, transformers >= 4.56, < 5.3, gguf,
 numpy, h5py.
 """
 import argparse
@@ -27,7 +28,7 @@ from torch.nn import functional as F
 import hf_model
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-p.add_argument("kvbudget")
+p.add_argument("kvbudget", type=os.path.abspath)
 p.add_argument("model")
 p.add_argument("calib")
 p.add_argument("--pairs", type=int, default=3)
@@ -36,7 +37,9 @@ p.add_argument("--new-tokens", type=int, default=64)
 p.add_argument("--questions", type=int, default=30)
 p.add_argument("--max-tokens", type=int, default=0)
 p.add_argument("--temperature", type=float, default=0.7)
+p.add_argument("--recorder", action="store_true")
 a = p.parse_args()
+os.environ["KVBUDGET_PROGRAM"] = a.kvbudget
 
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, eager_mask
@@ -107,6 +110,19 @@ def time_sdpa(m, ids):
     return took
 
 
+def time_recorder(m, given, record):
+    """Seconds of kvbudget.record, with SDPA: a prefill, scores, and all questions one by one; writing included."""
+    import kvbudget
+
+    m.set_attn_implementation("sdpa")
+    start = time.perf_counter()
+    kvbudget.record(m, None, given, ["keydiff", "snapkv:lukv"], output=record, force=True, ignore_answers=True,
+                    ignore_eos=True, new_tokens=a.new_tokens, temperature=a.temperature)
+    took = time.perf_counter() - start
+    m.set_attn_implementation("observed")
+    return took
+
+
 def answers_of(record, path):
     """The record's tokens as calibration data with given answers."""
     with h5py.File(record) as f, open(path, "w") as out:
@@ -123,6 +139,7 @@ def answers_of(record, path):
 AttentionInterface.register("observed", attend)
 AttentionMaskInterface.register("observed", eager_mask)
 m, _ = hf_model.load(a.model, "observed", tokenizer=False)
+recorder = []
 seen = {c: {"ratio": [], "prefill": [], "given": []} for c in a.compute}
 with tempfile.TemporaryDirectory() as work, torch.no_grad():
     record, given = os.path.join(work, "run.h5"), os.path.join(work, "given.jsonl")
@@ -149,6 +166,9 @@ with tempfile.TemporaryDirectory() as work, torch.no_grad():
             f"pair {pair + 1}: protocol {context:.1f} + {questions} x {question:.1f} = {theirs:.0f} s; SDPA prefill "
             f"{sdpa:.2f} s",
             flush=True)
+        if a.recorder:
+            recorder.append(theirs / time_recorder(m, given, os.path.join(work, "python.h5")))
+            print(f"  recorder {theirs / recorder[-1]:.1f} s: {recorder[-1]:.1f} times the protocol", flush=True)
         for compute in a.compute:
             took, parts = run_kvbudget(compute, a.calib, record, "--ignore-answers")
             follow, follow_parts = run_kvbudget(compute, given, record)
@@ -167,3 +187,5 @@ for compute in a.compute:
         f"median of {a.pairs}: {compute:7s} {s['ratio']:.0f} times the protocol, {s['given']:.0f} times with given "
         f"answers, prefill {s['prefill']:.2f} times SDPA in float32"
     )
+if recorder:
+    print(f"median of {a.pairs}: recorder {statistics.median(recorder):.1f} times the protocol")

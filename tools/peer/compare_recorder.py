@@ -1,0 +1,115 @@
+"""The Python package's recorder against `kvbudget profile` on a real model: arrays, budgets, and what differences cost.
+
+usage: compare_recorder.py KVBUDGET MODEL.gguf CALIB.jsonl [--max-tokens 1000] [--questions 2] [--new-tokens 64]
+The program profiles one context and samples answers; the recorder follows the same tokens. Oracle and scores are
+compared relative to each head's maximum (PASS is 1e-4). Then every metric is solved from both records, and the budgets
+of all 99 ratios are compared at the context's length: how many heads differ, by how many tokens, and how much more of
+the importance in the program's record the recorder's budgets lose, tokens ranked by the program's scores. Needs torch,
+transformers, gguf, h5py, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import time
+
+import h5py
+import numpy as np
+
+p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+p.add_argument("kvbudget", type=os.path.abspath)
+p.add_argument("model")
+p.add_argument("calib")
+p.add_argument("--metrics", nargs="+", default=["keydiff", "knorm", "snapkv:kvpress", "ea:kvpress"])
+p.add_argument("--max-tokens", type=int, default=1000)
+p.add_argument("--questions", type=int, default=2)
+p.add_argument("--new-tokens", type=int, default=64)
+p.add_argument("--tolerance", type=float, default=1e-4)
+a = p.parse_args()
+os.environ["KVBUDGET_PROGRAM"] = a.kvbudget
+import hf_model
+import kvbudget
+
+
+def run(*words):
+    """Seconds of a command of the program."""
+    start = time.perf_counter()
+    subprocess.run([a.kvbudget, *map(str, words), "--quiet"], check=True, capture_output=True)
+    return time.perf_counter() - start
+
+
+def same_tokens(record, path):
+    """The record's context, questions and answers as a calibration line."""
+    with h5py.File(record) as f:
+        (name, c), = f["contexts"].items()
+        questions = [c["questions"][q] for q in sorted(c["questions"], key=int)]
+        line = {"sample_id": name, "context_ids": c["token_ids"][:].tolist(), "answer_prefix": ""}
+        line |= {f"{x}_ids": [q[f"{y}_ids"][:].tolist() for q in questions]
+                 for x, y in (("question", "suffix"), ("answer", "answer"))}
+    path.write_text(json.dumps(line))
+
+
+def arrays(record):
+    """Scores by metric [L,G,T], and the oracle of all questions [Q,L,G,T]."""
+    with h5py.File(record) as f:
+        (c,) = f["contexts"].values()
+        oracle = np.stack([c["questions"][q]["oracle"][:] for q in sorted(c["questions"], key=int)])
+        return {name: x[:] for name, x in c["scores"].items()}, oracle
+
+
+def relative(x, y):
+    """Largest difference of [...,T] over each head's largest number."""
+    return float((np.abs(x - y) / np.abs(x).max(-1, keepdims=True)).max())
+
+
+def losses(scores, oracle, keep, sink, window):
+    """Share of the importance that budgets keep [R,L,G] lose, mean over questions, by ratio [R]."""
+    protected = np.zeros(scores.shape[-1], bool)
+    protected[:sink] = protected[scores.shape[-1] - window :] = True
+    order = np.argsort(-np.where(protected, np.inf, scores), axis=-1, kind="stable")
+    importance = np.take_along_axis(oracle, order[None], -1)
+    lost = importance[..., ::-1].cumsum(-1)[..., ::-1]  # of all from here on
+    lost = np.concatenate([lost, np.zeros_like(lost[..., :1])], -1)
+    total = np.where(protected, 0, oracle).sum((1, 2, 3))
+    at = np.take_along_axis(lost[None], keep[:, None, ..., None].astype(np.int64), -1)[..., 0]  # [R,Q,L,G]
+    return (at.sum((2, 3)) / total).mean(1)
+
+
+def budgets(record, metric, folder):
+    """[99,L,G] at the context's length, and the table."""
+    out = folder / "table.safetensors"
+    run("solve", record, "-m", metric, "-o", out)
+    table = kvbudget.Table(out)
+    out.unlink()
+    n_tokens = table.info.calibration_tokens[0]
+    return np.stack([table.keep(r / 100, n_tokens) for r in range(1, 100)]), table.info
+
+
+with tempfile.TemporaryDirectory() as scratch:
+    folder = pathlib.Path(scratch)
+    ours, theirs, line = folder / "c.h5", folder / "python.h5", folder / "line.jsonl"
+    words = ["--ignore-answers", "--ignore-eos", "-n", a.new_tokens, "-q", a.questions, "--max-tokens", a.max_tokens]
+    chosen = [word for m in a.metrics for word in ("-m", m)]
+    run("profile", a.model, a.calib, "-o", ours, *words, *chosen)
+    same_tokens(ours, line)
+    model, _ = hf_model.load(a.model, tokenizer=False)
+    start = time.perf_counter()
+    kvbudget.record(model, None, line, a.metrics, output=theirs)
+    print(f"recorded in {time.perf_counter() - start:.1f} s", flush=True)
+    (scores, oracle), (scores2, oracle2) = arrays(ours), arrays(theirs)
+    worst = relative(oracle, oracle2)
+    print(f"oracle {worst:.1e} of a head's maximum")
+    for metric in scores:
+        off = relative(scores[metric], scores2[metric])
+        worst = max(worst, off)
+        (keep, info), (keep2, _) = budgets(ours, metric, folder), budgets(theirs, metric, folder)
+        apart = np.abs(keep.astype(np.int64) - keep2)
+        one, two = (losses(scores[metric], oracle, k, info.sink, info.window) for k in (keep, keep2))
+        print(
+            f"{metric}: scores {off:.1e}; of {apart.size} budgets {np.count_nonzero(apart)} differ, by {apart.max()} "
+            f"tokens at most, {apart.sum() / 2 / keep.sum():.1e} of all that are kept; loss {100 * one[79]:.4f} and "
+            f"{100 * two[79]:.4f} % at 80 % pruned, at most {100 * (two - one).max():.4f} points more at any ratio",
+            flush=True)
+print(f"largest difference {worst:.1e}: {'PASS' if worst <= a.tolerance else 'FAIL'}")
