@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NARROW_TOKENS = 4096, BULK_ROWS = BACKEND_CHUNK_ROWS - 64, MOST_KINDS = 8, PASSES = 3 };
+enum { NARROW_TOKENS = 4096, BULK_ROWS = BACKEND_CHUNK_ROWS - 64, MOST_KINDS = 8, PASSES = 3, LONG = 2 };
 
 // Seconds that a layer takes, of one model.
 typedef struct layer_pace {
@@ -105,13 +105,15 @@ static kvb_status decode(stage *s, uint32_t n, uint32_t first, bool draws, kvb_e
     return forward_draw(s->f, s->rows, s->ids, n, s->listed, n_drawn, &s->p->options.draw, s->keys, s->drawn, err);
 }
 
-// Seconds of what a profile does with 1 or 2 layers, the best of some passes: others may use the machine.
+// Seconds of what a profile does with 1 or 2 layers, the best of some passes, since others may use the machine; fewer
+// where they take long.
 static kvb_status time_layers(stage *s, uint32_t n_layers, double best[4], kvb_error *err)
 {
     layer_observer observer = observer_of(s);
     kvb_status status = KVB_OK;
+    double began = meter_now();
     s->r.m.config.n_layers = n_layers;
-    for (int pass = 0; status == KVB_OK && pass < PASSES; pass++) {
+    for (int pass = 0; status == KVB_OK && (pass == 0 || (pass < PASSES && meter_now() - began < LONG)); pass++) {
         double at[5] = {meter_now()};
         status = forward_prefill(s->f, s->ids, s->n_tokens, &observer, NULL, NULL, err);
         at[1] = meter_now();
@@ -159,17 +161,27 @@ typedef struct kind {
     double linear, square; // seconds for a token and for its square, of the narrow one
 } kind;
 
+// The least number of tokens from `wanted` on, doubled, that all metrics take; the longest context at most.
+static uint32_t least_tokens(const profile_command *p, uint32_t wanted)
+{
+    uint32_t most = p->job.max_tokens, tokens = wanted && wanted < most ? wanted : most;
+    kvb_error refused;
+    for (size_t i = 0; i < p->options.n_metrics; i++)
+        while (tokens < most && metric_check_tokens(&p->options.metrics[i], tokens, &refused) != KVB_OK)
+            tokens = tokens < most / 2 ? 2 * tokens : most;
+    return tokens;
+}
+
 static kvb_status measure_kind(kind *k, const profile_command *p, kvb_error *err)
 {
     stage s = {.n_tokens = 0};
     layer_pace half;
-    uint32_t T = p->job.max_tokens, rows = model_context_rows(p->m);
-    k->wide_tokens = T < rows ? T : rows;
-    k->narrow_tokens = T < NARROW_TOKENS ? T : NARROW_TOKENS;
+    k->wide_tokens = least_tokens(p, model_context_rows(p->m));
+    k->narrow_tokens = least_tokens(p, NARROW_TOKENS);
     kvb_status status = measure(&k->wide, p, k->layer, k->wide_tokens, false, &s, err);
     k->rows = s.bulk_rows, k->questions = s.questions;
     stage_close(&s);
-    uint32_t shorter = k->narrow_tokens > 1 ? k->narrow_tokens / 2 : 1;
+    uint32_t shorter = least_tokens(p, k->narrow_tokens / 2);
     if (status == KVB_OK) status = measure(&k->narrow, p, k->layer, k->narrow_tokens, true, &s, err);
     stage_close(&s);
     if (status == KVB_OK) status = measure(&half, p, k->layer, shorter, true, &s, err);
