@@ -127,6 +127,7 @@ kvb_status record_open(record **out, const char *path, kvb_error *err);
 kvb_status record_open_memory(record **out, const void *data, size_t size, const char *name, kvb_error *err);
 void record_close(record *r); // NULL is allowed
 
+const char *record_path(const record *r); // as given to record_open; belongs to the record
 record_shape record_get_shape(const record *r);
 const cJSON *record_attributes(const record *r); // what was given to record_begin; belongs to the record
 size_t record_context_count(const record *r);
@@ -138,6 +139,7 @@ bool record_has_sums(const record *r);
 kvb_status record_file_sha256(const record *r, char out[65], kvb_error *err);
 // Contexts are in calibration order; NULL when i is out of range.
 const record_context_info *record_context(const record *r, size_t i);
+bool record_has_metric(const record_context_info *c, const char *metric);
 
 // All of these read into the caller's array and check the numbers: NaN in scores, and NaN, infinity or a negative value
 // in an oracle, are KVB_NUMERIC; a damaged chunk is KVB_FORMAT. `question_index` counts 0..n_questions-1 (it is not the

@@ -63,13 +63,6 @@ static kvb_status compare_array(layer_pair *m, const record *a, const record *b,
     return status;
 }
 
-static bool has_metric(const record_context_info *c, const char *metric)
-{
-    for (uint32_t i = 0; i < c->n_metrics; i++)
-        if (strcmp(c->metrics[i], metric) == 0) return true;
-    return false;
-}
-
 kvb_status record_compare_context(layer_pair *m, const record *a, const record *b, const char *id, kvb_error *err)
 {
     const record_context_info *ca = record_find_context(a, id), *cb = record_find_context(b, id);
@@ -81,7 +74,7 @@ kvb_status record_compare_context(layer_pair *m, const record *a, const record *
     if (status == KVB_OK) status = h5_open_group(&scores_a, &a->file, in_a, "scores", err);
     if (status == KVB_OK) status = h5_open_group(&scores_b, &b->file, in_b, "scores", err);
     for (uint32_t i = 0; i < ca->n_metrics && status == KVB_OK; i++)
-        if (has_metric(cb, ca->metrics[i]))
+        if (record_has_metric(cb, ca->metrics[i]))
             status = compare_array(m, a, b, scores_a, scores_b, id, ca->metrics[i], ca->n_tokens, err);
     h5_release(scores_b);
     h5_release(scores_a);

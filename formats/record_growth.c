@@ -196,10 +196,11 @@ static kvb_status join_metrics(cJSON *to, const char *first_name, const cJSON *f
 
 // ---- Everything else ----
 
-// A copy without what may differ.
+// A copy without what may differ. Weight files may have other names: model_sha256 says whether they are the same.
 static cJSON *fixed_part(const cJSON *attributes)
 {
-    static const char *const growing[] = {metrics_name, calibration_name, files_name, given_name, limit_name};
+    static const char *const growing[] = {metrics_name, calibration_name, files_name,
+                                          given_name,   limit_name,       "model_files"};
     cJSON *copy = cJSON_Duplicate(attributes, true);
     for (size_t i = 0; copy && i < sizeof growing / sizeof *growing; i++)
         cJSON_DeleteItemFromObjectCaseSensitive(copy, growing[i]);
@@ -271,14 +272,19 @@ kvb_status record_check_base(cJSON **metrics, const record *base, const cJSON *a
     return status == KVB_OK ? parse_metrics(metrics, base->path, attributes, err) : status;
 }
 
+bool record_has_metric(const record_context_info *c, const char *metric)
+{
+    for (uint32_t i = 0; i < c->n_metrics; i++)
+        if (strcmp(c->metrics[i], metric) == 0) return true;
+    return false;
+}
+
 bool record_has_metrics(const record_context_info *c, const cJSON *metrics)
 {
     const cJSON *one;
     cJSON_ArrayForEach(one, metrics)
     {
-        uint32_t i = 0;
-        while (i < c->n_metrics && strcmp(c->metrics[i], one->string) != 0) i++;
-        if (i == c->n_metrics) return false;
+        if (!record_has_metric(c, one->string)) return false;
     }
     return true;
 }

@@ -83,16 +83,16 @@ struct record_writer {
     bool joined; // another process holds the folder
     record_shape shape;
     cJSON *attributes;
-    int deflate;  // level for the assembled record
-    record *base; // the finished record that this run extends, or NULL
-    bool adds;    // RECORD_ADD: the base has other attributes, and perhaps not all metrics
+    int deflate;    // level for the assembled record
+    record *base;   // the finished record that this run extends, or NULL
+    bool adds;      // RECORD_ADD: the base has other attributes, and perhaps not all metrics
     cJSON *metrics; // then the metrics of the record that it becomes, one member each; else NULL
 };
 
 const record_context_info *record_find_context(const record *r, const char *id); // NULL: it has none
 
-// Whole records of one model as one (record_join.c). *attributes are the caller's. KVB_MISMATCH when they have different
-// models or options, or texts of one name from different calibration files.
+// Whole records of one model as one (record_join.c). *attributes are the caller's. KVB_MISMATCH when they have
+// different models or options, or texts of one name from different calibration files.
 kvb_status record_join_records(cJSON **attributes, const record *const *inputs, size_t n, kvb_error *err);
 // What RECORD_ADD asks of the base: joins `attributes` without another model, option or metric coming in. *metrics are
 // those of `attributes`, one member each, the caller's.
@@ -136,8 +136,8 @@ typedef struct record_output {
 kvb_status record_output_begin(record_output *out, const char *path, const record_shape *shape, const cJSON *attributes,
                                int deflate, uint64_t bytes, kvb_error *err);
 kvb_status record_output_end(record_output *out, kvb_status status, kvb_error *err);
-// Copies context `id`, which becomes the next one, from the n >= 1 files that have it: tokens from the first, the scores
-// of each metric from the first that has them; then its questions, by number.
+// Copies context `id`, which becomes the next one, from the n >= 1 files that have it: tokens from the first, the
+// scores of each metric from the first that has them; then its questions, by number.
 kvb_status record_output_context(record_output *out, const char *id, const h5_file *const *from, size_t n,
                                  kvb_error *err);
 kvb_status record_output_question(record_output *out, const char *id, uint32_t number, const h5_file *from,

@@ -52,18 +52,13 @@ kvb_status record_join_records(cJSON **attributes, const record *const *inputs, 
 
 // ---- Metrics ----
 
-static bool has_metric(const record_context_info *c, const char *metric)
-{
-    for (uint32_t i = 0; c && i < c->n_metrics; i++)
-        if (strcmp(c->metrics[i], metric) == 0) return true;
-    return false;
-}
-
 // Whether any of the records has scores of `metric` for context `id`.
 static bool is_scored(const record *const *inputs, size_t n, const char *id, const char *metric)
 {
-    for (size_t i = 0; i < n; i++)
-        if (has_metric(record_find_context(inputs[i], id), metric)) return true;
+    for (size_t i = 0; i < n; i++) {
+        const record_context_info *c = record_find_context(inputs[i], id);
+        if (c && record_has_metric(c, metric)) return true;
+    }
     return false;
 }
 
@@ -97,7 +92,7 @@ kvb_status record_check_metrics(const record *const *inputs, size_t n, kvb_error
         for (size_t k = 0; k < inputs[i]->n && status == KVB_OK; k++) {
             const record_context_info *c = &inputs[i]->contexts[k].info;
             size_t m = 0;
-            while (m < n_list && (has_metric(c, list[m]) || is_scored(inputs, n, c->id, list[m]))) m++;
+            while (m < n_list && (record_has_metric(c, list[m]) || is_scored(inputs, n, c->id, list[m]))) m++;
             if (m < n_list)
                 status = kvb_fail(err, KVB_MISMATCH,
                                   "%s: context %s has no scores of metric %s, which other contexts have; `kvbudget "

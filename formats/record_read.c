@@ -227,6 +227,11 @@ void record_close(record *r)
 
 // ---- What is in it ----
 
+const char *record_path(const record *r)
+{
+    return r->path;
+}
+
 record_shape record_get_shape(const record *r)
 {
     return r->shape;

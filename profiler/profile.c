@@ -1,7 +1,7 @@
 // The profiling run, second half: prefill, scorers, decoding, record.
-#include "profiler/profile.h"
 #include "profiler/forward.h"
 #include "profiler/meter.h"
+#include "profiler/profile_growth.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <omp.h>
@@ -17,7 +17,8 @@ typedef struct run {
     const profile_watch *watch;
     profile_times *times;
     forward *f;
-    double done, total; // profile_work(), for the progress
+    const profile_context *c; // under way
+    double done, total;       // profile_work(), for the progress
     // Buffers for the largest context and batch.
     float **scores;       // [n_metrics] of [B, G, T], of the layers that are budgeted (model_budgeted)
     float *importance;    // [B, G, T]
@@ -60,7 +61,7 @@ static kvb_status open_buffers(run *r, kvb_error *err)
         return kvb_fail(err, KVB_MEMORY,
                         "profile: no memory for the scores of %zu tokens and the rows of %zu questions; use --batch N",
                         T, batch);
-    forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, true};
+    forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, r->job->n_pairs > 0};
     return forward_open(&r->f, r->m, &plan, err);
 }
 
@@ -86,6 +87,7 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
     size_t at = (size_t)model_budgeted(&r->m->config, view->layer) * view->n_kv_heads * view->n_tokens;
     r->times->extras += view->extra_seconds;
     for (size_t i = 0; i < r->o->n_metrics; i++) {
+        if (!profile_scores_metric(r->job, r->c, i)) continue;
         double start = meter_now();
         kvb_status status = metric_score(&r->o->metrics[i], view, r->scores[i] + at, err);
         if (status != KVB_OK) return status;
@@ -112,7 +114,9 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 {
     layer_observer observer = {score_layer, r, 0, 0};
     unsigned on_device = 0;
+    r->c = c;
     for (size_t i = 0; i < r->o->n_metrics; i++) {
+        if (!profile_scores_metric(r->job, c, i)) continue;
         observer.needs |= metric_needs(&r->o->metrics[i]);
         on_device |= metric_needs_on_device(&r->o->metrics[i]);
     }
@@ -123,7 +127,10 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
     kvb_error inner = {0};
     kvb_status status = forward_prefill(r->f, c->ids, c->n_tokens, &observer, &progress, NULL, &inner);
     r->times->prefill += meter_now() - start - (r->times->scorers + r->times->extras - others);
-    return status == KVB_OK ? KVB_OK : kvb_fail(err, status, "sample %s: %s", c->id, inner.message);
+    if (status != KVB_OK) return kvb_fail(err, status, "sample %s: %s", c->id, inner.message);
+    size_t witness = r->job->growth.witness;
+    if (!c->recorded || witness == r->o->n_metrics) return KVB_OK;
+    return profile_check_witness(r->job, r->o, c, r->scores[witness], r->importance, err);
 }
 
 static bool is_end(const run *r, int32_t id)
@@ -282,15 +289,18 @@ static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, ui
 static kvb_status write_context(run *r, const profile_context *c, kvb_error *err)
 {
     if (record_writer_has_context(r->record, c->id)) return KVB_OK;
-    const char **names = calloc(r->o->n_metrics + 1, sizeof *names);
+    const char *names[PROFILE_MAX_METRICS];
+    const float *scores[PROFILE_MAX_METRICS];
     double start = meter_now();
-    if (!names) return kvb_fail(err, KVB_MEMORY, "no memory for %zu metrics", r->o->n_metrics);
-    for (size_t i = 0; i < r->o->n_metrics; i++) names[i] = r->o->metrics[i].spec;
-    kvb_status status = record_put_context(r->record, c->id, c->ids, c->n_tokens, names,
-                                           (const float *const *)r->scores, r->o->n_metrics, err);
+    size_t n = 0;
+    for (size_t i = 0; i < r->o->n_metrics; i++) {
+        if (c->recorded && r->job->growth.recorded >> i & 1) continue;
+        names[n] = r->o->metrics[i].spec;
+        scores[n++] = r->scores[i];
+    }
+    kvb_status status = record_put_context(r->record, c->id, c->ids, c->n_tokens, names, scores, n, err);
     r->times->writing += meter_now() - start;
     meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
-    free(names);
     return status;
 }
 
@@ -327,56 +337,14 @@ kvb_status profile_run_share(const model *m, const profile_job *job, const profi
     if (share->n == 0) return KVB_OK;
     for (size_t i = 0; i < share->n; i++)
         r.total += piece_work(&r, &job->contexts[share->pieces[i].context], &share->pieces[i]);
+    const profile_context *check = &job->growth.check;
     kvb_status status = open_buffers(&r, err);
+    if (status == KVB_OK && check->n_tokens) {
+        r.total += profile_work(m, check, NULL);
+        status = prefill(&r, check, err);
+    }
     for (size_t i = 0; status == KVB_OK && i < share->n; i++)
         status = run_piece(&r, &job->contexts[share->pieces[i].context], &share->pieces[i], err);
     close_buffers(&r);
-    return status;
-}
-
-static bool has_piece(const profile_share *share, size_t context)
-{
-    for (size_t i = 0; i < share->n; i++)
-        if (share->pieces[i].context == context) return true;
-    return false;
-}
-
-// Without a share every question must be there; a share's own pieces are there when its run has ended well.
-static kvb_status check_questions(const profile_context *c, const record_writer *writer, kvb_error *err)
-{
-    for (uint32_t q = 0; q < c->n_questions; q++)
-        if (!record_writer_has_question(writer, c->id, q))
-            return kvb_fail(err, KVB_MISMATCH, "sample %s: question %u is missing in the record; go on with --resume",
-                            c->id, q + 1);
-    return KVB_OK;
-}
-
-kvb_status profile_finish(const profile_job *job, const profile_share *share, record_writer *writer, kvb_error *err)
-{
-    const char **ids = calloc(job->n_contexts + 1, sizeof *ids);
-    if (!ids) return kvb_fail(err, KVB_MEMORY, "no memory for %zu context ids", job->n_contexts);
-    kvb_status status = KVB_OK;
-    size_t n = 0;
-    for (size_t i = 0; i < job->n_contexts && status == KVB_OK; i++) {
-        if (share && !has_piece(share, i)) continue;
-        if (!share) status = check_questions(&job->contexts[i], writer, err);
-        ids[n++] = job->contexts[i].id;
-    }
-    if (status == KVB_OK) status = record_finish(writer, ids, n, err);
-    free(ids);
-    return status;
-}
-
-kvb_status profile_run(const model *m, const profile_job *job, const profile_options *o, record_writer *writer,
-                       const profile_watch *watch, profile_times *times, kvb_error *err)
-{
-    profile_share all;
-    kvb_status status = profile_share_out(&all, m, job, NULL, 1, 0, err);
-    if (status == KVB_OK) status = profile_run_share(m, job, o, &all, writer, watch, times, err);
-    profile_share_free(&all);
-    double start = meter_now();
-    if (status == KVB_OK) status = profile_finish(job, NULL, writer, err);
-    times->writing += meter_now() - start;
-    meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     return status;
 }

@@ -2,7 +2,7 @@
 // batches over the shared keys and values (methods.md 2.2).
 #pragma once
 #include "formats/calib.h"
-#include "formats/record.h"
+#include "formats/record_growth.h"
 #include "profiler/model.h"
 #include "profiler/sampler.h"
 #include "profiler/scorer.h"
@@ -28,6 +28,7 @@ typedef struct profile_options {
     uint64_t memory;        // bytes that the run may take beside the model; 0 = not known, and then nothing is refused
     bool memory_is_asked;   // by the user: then a batch takes all of it, otherwise 2 GB at most
     bool beyond_trained;    // contexts longer than the model was trained for are allowed
+    record *grows;          // a finished record that the run adds to (the caller's), or NULL
 } profile_options;
 
 typedef struct profile_question {
@@ -44,8 +45,21 @@ typedef struct profile_context {
         key; // of the sampler: the first bytes of the id's SHA-256, so that it does not depend on what else is profiled
     int32_t *ids;
     uint32_t n_tokens, n_questions, n_given; // n_given: questions with answers
+    bool recorded;                           // the record that grows has it,
+    uint32_t n_recorded;                     // and the first n_recorded of its questions
     profile_question *questions;
 } profile_context;
+
+// How a job adds to a finished record: its contexts are then those alone with something left to do.
+typedef struct profile_growth {
+    const char **ids; // [n_ids] of all contexts of the larger record, in order; they belong to the record or `own`
+    size_t n_ids;
+    char (*own)[65];          // [n_own] ids of new contexts
+    record_relation relation; // of what is added to the record
+    uint64_t recorded;        // which of the options' metrics the record has, a bit each
+    size_t witness;           // of these, the one that is computed again and compared; n_metrics: none can be
+    profile_context check;    // the record's shortest context, for a run that prefills no other one of it
+} profile_growth;
 
 // Everything tokenised and counted before the model runs.
 typedef struct profile_job {
@@ -54,6 +68,8 @@ typedef struct profile_job {
     uint32_t max_tokens, max_questions, max_tail; // over all contexts; max_questions is what one batch holds
     uint64_t n_pairs, n_rows, n_context_tokens;   // questions; decoded rows at most; tokens prefilled
     uint32_t n_beyond;                            // contexts that, with their longest tail, exceed the trained length
+    uint64_t n_given;                             // questions with answers
+    profile_growth growth;                        // all zero where nothing grows
     char *calibration_files;                      // SHA-256 of each, in order, commas between (record_growth.h)
 } profile_job;
 
@@ -68,6 +84,11 @@ void profile_job_free(profile_job *job);
 // The record's attributes: everything that must be equal for two runs to be one (model, tokenizer, text, metrics,
 // sampler, backend, version). The caller owns the object; NULL when memory is short.
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o);
+
+// The attributes of the record that o->grows becomes by the job, for RECORD_ADD; *out is the caller's. KVB_MISMATCH
+// names an option or the model when they are not the record's.
+kvb_status profile_grown_attributes(cJSON **out, const model *m, const profile_job *job, const profile_options *o,
+                                    kvb_error *err);
 
 // What a run keeps in memory beside the model (profile_memory.c); bytes.
 typedef struct profile_memory {

@@ -1,7 +1,7 @@
 // The profiling run, first half: calibration texts become token ids, counted and checked before the model runs.
 #include "formats/record_growth.h"
 #include "formats/sha256.h"
-#include "profiler/profile.h"
+#include "profiler/profile_growth.h"
 #include "profiler/query_statistics.h"
 #include "runtime/fail.h"
 #include <stdio.h>
@@ -171,18 +171,21 @@ static void count_job(profile_job *job, const model *m)
 {
     for (size_t i = 0; i < job->n_contexts; i++) {
         const profile_context *context = &job->contexts[i];
-        job->n_pairs += context->n_questions;
+        uint32_t n_new = context->n_questions - context->n_recorded;
+        job->n_pairs += n_new;
         job->n_context_tokens += context->n_tokens;
         job->max_tokens = context->n_tokens > job->max_tokens ? context->n_tokens : job->max_tokens;
-        job->max_questions = context->n_questions > job->max_questions ? context->n_questions : job->max_questions;
+        job->max_questions = n_new > job->max_questions ? n_new : job->max_questions;
         uint32_t longest = 0;
-        for (uint32_t q = 0; q < context->n_questions; q++) {
+        for (uint32_t q = context->n_recorded; q < context->n_questions; q++) {
             job->n_rows += context->questions[q].tail;
             longest = context->questions[q].tail > longest ? context->questions[q].tail : longest;
         }
         job->max_tail = longest > job->max_tail ? longest : job->max_tail;
         job->n_beyond += (uint64_t)context->n_tokens + longest > m->config.context_length;
     }
+    if (job->growth.check.n_tokens > job->max_tokens) job->max_tokens = job->growth.check.n_tokens;
+    if (job->n_contexts && !job->n_pairs) job->max_questions = job->max_tail = 1; // nothing is decoded
 }
 
 kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
@@ -203,6 +206,12 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
     out->contexts = calloc(n ? n : 1, sizeof *out->contexts);
     kvb_status status = out->contexts ? list_files(&out->calibration_files, files, n_files, err)
                                       : kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", n);
+    // Another model says so, before its other tokens do; a plan does not read the file to its end to know it.
+    if (status == KVB_OK && o->grows && m->sha256[0]) {
+        cJSON *ignored;
+        status = profile_grown_attributes(&ignored, m, out, o, err);
+        cJSON_Delete(ignored);
+    }
     for (size_t i = 0; status == KVB_OK && i < n_files; i++)
         for (size_t k = 0; status == KVB_OK && k < files[i].count; k++) {
             const calib_context *c = &files[i].contexts[k];
@@ -218,6 +227,8 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
                 status = kvb_fail(err, status, "line %zu, sample %s: %s", c->line, c->sample_id, inner.message);
             }
         }
+    for (size_t i = 0; status == KVB_OK && i < out->n_contexts; i++) out->n_given += out->contexts[i].n_given;
+    if (status == KVB_OK && o->grows) status = profile_grow_job(out, o, err);
     if (status == KVB_OK) {
         count_job(out, m);
         status = profile_fit_batch(out, m, o, err);
@@ -226,19 +237,24 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
     return status;
 }
 
+void profile_context_free(profile_context *c)
+{
+    for (uint32_t q = 0; c->questions && q < c->n_questions; q++) {
+        free(c->questions[q].suffix);
+        free(c->questions[q].answer);
+    }
+    free(c->questions);
+    free(c->ids);
+}
+
 void profile_job_free(profile_job *job)
 {
-    for (size_t i = 0; job->contexts && i < job->n_contexts; i++) {
-        profile_context *c = &job->contexts[i];
-        for (uint32_t q = 0; c->questions && q < c->n_questions; q++) {
-            free(c->questions[q].suffix);
-            free(c->questions[q].answer);
-        }
-        free(c->questions);
-        free(c->ids);
-    }
+    for (size_t i = 0; job->contexts && i < job->n_contexts; i++) profile_context_free(&job->contexts[i]);
     free(job->contexts);
     free(job->calibration_files);
+    free(job->growth.ids);
+    free(job->growth.own);
+    free(job->growth.check.ids);
     memset(job, 0, sizeof *job);
 }
 
@@ -298,10 +314,8 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
 {
     static const char *const bos_names[] = {"auto", "yes", "no"};
     char seed[24], bounded[6 * MODEL_MAX_LAYERS];
-    uint64_t given = 0;
     list_bounded(bounded, sizeof bounded, &m->config);
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)o->draw.seed);
-    for (size_t i = 0; i < job->n_contexts; i++) given += job->contexts[i].n_given;
     cJSON *a = cJSON_CreateObject();
     bool ok = a && cJSON_AddStringToObject(a, "tool_version", KVBUDGET_VERSION) &&
               cJSON_AddStringToObject(a, "architecture", m->config.architecture) &&
@@ -315,7 +329,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
                   a, "oracle", "max over queries of attention times layer-normalised |v W_O|, max over the group") &&
               cJSON_AddNumberToObject(a, "width", m->config.width) &&
               cJSON_AddNumberToObject(a, "new_tokens", o->new_tokens) &&
-              cJSON_AddNumberToObject(a, "given_answers", (double)given) &&
+              cJSON_AddNumberToObject(a, "given_answers", (double)job->n_given) &&
               cJSON_AddStringToObject(a, "sampling", o->draw.greedy ? "greedy" : "temperature") &&
               cJSON_AddNumberToObject(a, "temperature", o->draw.greedy ? 0 : o->draw.temperature) &&
               cJSON_AddStringToObject(a, "seed", seed) && cJSON_AddBoolToObject(a, "ignore_eos", o->ignore_eos) &&

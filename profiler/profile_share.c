@@ -42,7 +42,8 @@ double profile_flops(const model *m, const profile_job *job)
     for (size_t i = 0; i < job->n_contexts; i++) {
         const profile_context *c = &job->contexts[i];
         flops += prefill_flops(&m->config, c);
-        for (uint32_t q = 0; q < c->n_questions; q++) flops += question_flops(&m->config, c, &c->questions[q]);
+        for (uint32_t q = c->n_recorded; q < c->n_questions; q++)
+            flops += question_flops(&m->config, c, &c->questions[q]);
     }
     return flops;
 }
@@ -61,7 +62,7 @@ double profile_scores(const model *m, const profile_job *job)
         const profile_context *c = &job->contexts[i];
         double T = c->n_tokens;
         pairs += T * T / 2;
-        for (uint32_t q = 0; q < c->n_questions; q++) pairs += c->questions[q].tail * T;
+        for (uint32_t q = c->n_recorded; q < c->n_questions; q++) pairs += c->questions[q].tail * T;
     }
     return pairs * m->config.n_layers * m->config.n_heads;
 }
@@ -79,7 +80,8 @@ void profile_read_state(uint8_t *state, const profile_job *job, const record_wri
     for (size_t i = 0; i < job->n_contexts; i++) {
         const profile_context *c = &job->contexts[i];
         state[i] = record_writer_has_context(writer, c->id);
-        for (uint32_t q = 0; q < c->n_questions; q++) *question++ = record_writer_has_question(writer, c->id, q);
+        for (uint32_t q = c->n_recorded; q < c->n_questions; q++)
+            *question++ = record_writer_has_question(writer, c->id, q);
     }
 }
 
@@ -128,7 +130,7 @@ static kvb_status find_missing(plan *p, const uint8_t *state, kvb_error *err)
         const profile_context *c = &job->contexts[i];
         remainder *r = &p->left[i];
         *r = (remainder){.missing = next, .prefill = prefill_flops(p->c, c), .open = !state || !state[i]};
-        for (uint32_t q = 0; q < c->n_questions; q++, pair++) {
+        for (uint32_t q = c->n_recorded; q < c->n_questions; q++, pair++) {
             if (state && state[job->n_contexts + pair]) continue;
             double cost = question_flops(p->c, c, &c->questions[q]);
             r->questions += cost;

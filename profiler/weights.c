@@ -53,6 +53,18 @@ kvb_status weights_open_config(weights **out, const char *path, kvb_error *err)
     return open_source(out, path, true, err);
 }
 
+kvb_status weights_from_config(weights **out, const char *name, const void *config, size_t size, kvb_error *err)
+{
+    *out = NULL;
+    weights *w = calloc(1, sizeof *w);
+    if (!w) return kvb_fail(err, KVB_MEMORY, "%s: no memory", name);
+    snprintf(w->name, sizeof w->name, "%s", name);
+    kvb_status status = weights_parse_config(w, name, config, size, err);
+    if (status == KVB_OK) *out = w;
+    else weights_close(w);
+    return status;
+}
+
 bool weights_has_tensors(const weights *w)
 {
     return w->n_names > 0;

@@ -108,6 +108,8 @@ typedef struct weights weights;
 kvb_status weights_open(weights **out, const char *path, kvb_error *err);
 // The same, but a folder may lack its weight files.
 kvb_status weights_open_config(weights **out, const char *path, kvb_error *err);
+// From the bytes of a config.json, without any file; `name` stands for the folder in messages.
+kvb_status weights_from_config(weights **out, const char *name, const void *config, size_t size, kvb_error *err);
 void weights_close(weights *w); // NULL is fine
 bool weights_has_tensors(const weights *w);
 // A gguf_tensor_type: of a source without tensors, the type that its config says they have; BF16 where it does not.

@@ -119,7 +119,8 @@ static void read_source(const weights *w, char id[200])
         gguf_string text;
         char value[200];
         if (!gguf_find(file_of(w), keys[i]) || gguf_get_string(file_of(w), keys[i], &text, NULL) != KVB_OK) continue;
-        snprintf(value, sizeof value, "%.*s", (int)(text.size < sizeof value ? text.size : sizeof value - 1), text.data);
+        snprintf(value, sizeof value, "%.*s", (int)(text.size < sizeof value ? text.size : sizeof value - 1),
+                 text.data);
         if (origin_is_id(value)) memcpy(id, value, sizeof value);
         else origin_from_url(id, value);
     }

@@ -2,6 +2,7 @@
 #include "formats/sha256.h"
 #include "profiler/gguf.h"
 #include "profiler/tokenizer_json.h"
+#include "profiler/weights_index.h"
 #include "profiler/weights_internal.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
@@ -44,6 +45,17 @@ static char *join(const char *path, const char *name)
 
 // ---- Opening ----
 
+static kvb_status parse_json(cJSON **out, const void *data, size_t size, const char *path, kvb_error *err)
+{
+    const char *end = NULL;
+    bool no_memory = false;
+    *out = kvb_json_parse(data, size, &end, &no_memory);
+    if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory to read it", path);
+    if (cJSON_IsObject(*out)) return KVB_OK;
+    return kvb_fail(err, KVB_FORMAT, "%s: byte %zu: expected a JSON object; the file is damaged", path,
+                    end ? (size_t)(end - (const char *)data) : 0);
+}
+
 static kvb_status read_json(cJSON **out, const folder *f, const char *name, kvb_error *err)
 {
     file_view view;
@@ -51,14 +63,8 @@ static kvb_status read_json(cJSON **out, const folder *f, const char *name, kvb_
     *out = NULL;
     if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
     kvb_status status = file_map(&view, path, err);
-    const char *end = NULL;
     if (status == KVB_OK) {
-        bool no_memory = false;
-        *out = kvb_json_parse((const char *)view.data, view.size, &end, &no_memory);
-        if (no_memory) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory to read it", path);
-        else if (!cJSON_IsObject(*out))
-            status = kvb_fail(err, KVB_FORMAT, "%s: byte %zu: expected a JSON object; the file is damaged", path,
-                              end ? (size_t)(end - (const char *)view.data) : 0);
+        status = parse_json(out, view.data, view.size, path, err);
         if (status == KVB_OK) status = file_check(&view, path, err);
         file_unmap(&view);
     }
@@ -67,19 +73,8 @@ static kvb_status read_json(cJSON **out, const folder *f, const char *name, kvb_
     return status;
 }
 
-// Plain names of files in the folder only: an index must not lead anywhere else.
-static bool plain_name(const char *name)
-{
-    return name[0] && name[0] != '.' && strlen(name) < 256 && !strchr(name, '/');
-}
-
 static kvb_status add_shard(folder *f, const char *name, kvb_error *err)
 {
-    for (size_t i = 0; i < f->n_shards; i++)
-        if (strcmp(f->shards[i].name, name) == 0) return KVB_OK;
-    if (!plain_name(name))
-        return kvb_fail(err, KVB_FORMAT, "%s: the index names the file '%.80s', expected a file of the folder", f->path,
-                        name);
     shard *grown = realloc(f->shards, (f->n_shards + 1) * sizeof *grown);
     if (!grown) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
     f->shards = grown;
@@ -99,30 +94,34 @@ static bool has_file(const folder *f, const char *name)
     return has;
 }
 
+// Every tensor of the index is in its file. What is in a file beside stays to be claimed, or is refused then.
+static kvb_status check_index(const folder *f, const weights_index *x, const char *path, kvb_error *err)
+{
+    const cJSON *tensor;
+    cJSON_ArrayForEach(tensor, x->map)
+    {
+        size_t i = 0;
+        while (strcmp(f->shards[i].name, tensor->valuestring) != 0) i++;
+        if (!kvb_safetensors_find(&f->shards[i].tensors, tensor->string))
+            return kvb_fail(err, KVB_FORMAT, "%s: has no tensor %.80s, which %s expects there", f->shards[i].path,
+                            tensor->string, path);
+    }
+    return KVB_OK;
+}
+
 static kvb_status add_shards(folder *f, bool none_suffice, kvb_error *err)
 {
     static const char index_name[] = "model.safetensors.index.json", only_name[] = "model.safetensors";
     if (!has_file(f, index_name))
         return none_suffice && !has_file(f, only_name) ? KVB_OK : add_shard(f, only_name, err);
-    cJSON *all = NULL;
-    kvb_status status = read_json(&all, f, index_name, err);
-    const cJSON *map = cJSON_GetObjectItemCaseSensitive(all, "weight_map"), *item;
-    if (status == KVB_OK && !cJSON_IsObject(map))
-        status = kvb_fail(err, KVB_FORMAT, "%s/%s: expected an object weight_map", f->path, index_name);
-    cJSON_ArrayForEach(item, map)
-    {
-        if (status != KVB_OK) break;
-        status = cJSON_IsString(item) ? add_shard(f, item->valuestring, err)
-                                      : kvb_fail(err, KVB_FORMAT, "%s/%s: tensor %.80s: expected a file's name",
-                                                 f->path, index_name, item->string);
-    }
-    for (item = map ? map->child : NULL; status == KVB_OK && item; item = item->next)
-        for (size_t i = 0; status == KVB_OK && i < f->n_shards; i++)
-            if (strcmp(f->shards[i].name, item->valuestring) == 0 &&
-                !kvb_safetensors_find(&f->shards[i].tensors, item->string))
-                status = kvb_fail(err, KVB_FORMAT, "%s: has no tensor %.80s, which %s expects there", f->shards[i].path,
-                                  item->string, index_name);
-    cJSON_Delete(all);
+    weights_index x = {0};
+    char *path = join(f->path, index_name);
+    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
+    kvb_status status = weights_index_read(&x, path, err);
+    for (size_t i = 0; i < x.n_files && status == KVB_OK; i++) status = add_shard(f, x.files[i], err);
+    if (status == KVB_OK) status = check_index(f, &x, path, err);
+    weights_index_free(&x);
+    free(path);
     return status;
 }
 
@@ -147,24 +146,47 @@ static kvb_status add_names(weights *w, const folder *f, kvb_error *err)
     return status == KVB_OK ? weights_sort_names(w, err) : status;
 }
 
-kvb_status weights_open_folder(weights *w, const char *path, bool config_suffices, kvb_error *err)
+static kvb_status open_folder(weights *w, const char *path, kvb_error *err)
 {
     folder *f = calloc(1, sizeof *f);
     if (!f) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
     w->source = f;
     w->kind = &weights_folder;
-    if (!(f->path = strdup(path))) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
-    kvb_status status = read_json(&f->config, f, "config.json", err);
-    if (status != KVB_OK) return status;
+    f->path = strdup(path);
+    return f->path ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+}
+
+// Where the text model's numbers stand in config.json, and its family.
+static kvb_status find_model(weights *w, folder *f, kvb_error *err)
+{
     const cJSON *text = cJSON_GetObjectItemCaseSensitive(f->config, "text_config");
     f->model = cJSON_IsObject(text) ? text : f->config;
     const cJSON *type = cJSON_GetObjectItemCaseSensitive(f->model, "model_type");
     if (!cJSON_IsString(type))
-        return kvb_fail(err, KVB_FORMAT, "%s/config.json: model_type is missing, expected the name of a family", path);
+        return kvb_fail(err, KVB_FORMAT, "%s/config.json: model_type is missing, expected the name of a family",
+                        f->path);
     snprintf(w->architecture, sizeof w->architecture, "%s", type->valuestring);
-    if (has_file(f, "generation_config.json")) status = read_json(&f->generation, f, "generation_config.json", err);
+    return KVB_OK;
+}
+
+kvb_status weights_open_folder(weights *w, const char *path, bool config_suffices, kvb_error *err)
+{
+    kvb_status status = open_folder(w, path, err);
+    folder *f = w->source;
+    if (status == KVB_OK) status = read_json(&f->config, f, "config.json", err);
+    if (status == KVB_OK) status = find_model(w, f, err);
+    if (status == KVB_OK && has_file(f, "generation_config.json"))
+        status = read_json(&f->generation, f, "generation_config.json", err);
     if (status == KVB_OK) status = add_shards(f, config_suffices, err);
     return status == KVB_OK ? add_names(w, f, err) : status;
+}
+
+kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err)
+{
+    kvb_status status = open_folder(w, name, err);
+    folder *f = w->source;
+    if (status == KVB_OK) status = parse_json(&f->config, config, size, name, err);
+    return status == KVB_OK ? find_model(w, f, err) : status;
 }
 
 static void close_folder(weights *w)

@@ -36,5 +36,6 @@ extern const char *const weight_names[N_WEIGHT_KEYS][2]; // GGUF, Hugging Face
 kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err);
 // config_suffices: weight files may be missing.
 kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffices, kvb_error *err);
+kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err);
 kvb_status weights_add_name(weights *w, const char *name, size_t file, kvb_error *err);
 kvb_status weights_sort_names(weights *w, kvb_error *err);

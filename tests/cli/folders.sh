@@ -95,6 +95,13 @@ tiny_model tiny.gguf
 fails 'a model without a template' 'has no chat template' profile tiny.gguf calib.jsonl -m keydiff --chat -o no.h5
 fails 'answers of another model' 'made with the tokenizer of SHA-256' inspect chat.h5 --answers tiny.gguf
 
+# ---- text to ids and back
+printf 'The clerk read in 1984?\nNo_body.' >words.txt
+expect 0 'tokenize' tokenize "$MODEL" words.txt --bos no --npy ids.npy
+expect 0 'tokenize --decode' tokenize "$MODEL" ids.npy --decode
+same 'the same text' out words.txt
+fails 'ids are wanted' 'words.txt' tokenize "$MODEL" words.txt --decode
+
 # ---- who uses a table treats texts as it was calibrated
 expect 0 'solve' solve chat.h5 -m keydiff -o chat.safetensors
 expect 0 'solve' solve plain.h5 -m knorm -o knorm.safetensors

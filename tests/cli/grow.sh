@@ -14,6 +14,10 @@ expect 0 'one text' "${PROFILE[@]}" long.jsonl -m keydiff -m tova -o long.h5
 expect 0 'the other' "${PROFILE[@]}" short.jsonl -m keydiff -m tova -o short.h5
 expect 0 'the third metric of both' "${PROFILE[@]}" long.jsonl short.jsonl -m knorm -o knorm.h5
 
+expect 0 'what another program wrote' export long.h5 --format lukv-steps -o steps
+rm steps/kvbudget.json
+expect 0 'and was imported' import steps -o imported.h5
+
 # ---- merge
 expect 0 'texts and metrics are merged' merge merged.h5 long.h5 short.h5 knorm.h5
 says 'merge says what it made' 'merged.h5: 2 contexts, 5 questions from 3 files' err
@@ -32,4 +36,98 @@ expect 0 'another text of that name' "${PROFILE[@]}" same-name.jsonl -m keydiff 
 fails 'texts of one name' 'both have context long, and none of their calibration files is the same' \
     merge x.h5 long.h5 same-name.h5
 if [ -e x.h5 ]; then not_ok 'a refused merge leaves nothing'; else ok 'a refused merge leaves nothing'; fi
+# ---- profile --add
+ADD=(profile tiny.gguf --add --quiet)
+METRICS=(-m keydiff -m tova -m knorm)
+cp long.h5 run.h5
+expect 0 'a text is added' "${ADD[@]}" short.jsonl -o run.h5
+cp tiny.gguf renamed.gguf
+expect 0 'a metric is added, with the same model under another name' profile renamed.gguf --add --quiet -m knorm -o run.h5
+same 'text and metric: the bytes of one profile' all.h5 run.h5
+expect 0 'what it has is asked for again' "${ADD[@]}" long.jsonl short.jsonl -m tova -o run.h5
+same 'it stays as it is' all.h5 run.h5
+cp long.h5 run.h5
+expect 0 'text and metric in one go' "${ADD[@]}" short.jsonl -m knorm -o run.h5 --batch 1 --threads 1
+same 'in one go: the same bytes' all.h5 run.h5
+cp short.h5 run.h5
+expect 0 'all files again, in another order than they were profiled' "${ADD[@]}" long.jsonl short.jsonl -m knorm -o run.h5
+same 'the order is that of the files' all.h5 run.h5
+expect 0 'one question of each text' "${PROFILE[@]}" long.jsonl short.jsonl "${METRICS[@]}" -q 1 -o run.h5 --force
+expect 0 'all their questions' "${ADD[@]}" long.jsonl short.jsonl -q 0 -o run.h5
+same 'questions: the bytes of one profile' all.h5 run.h5
+expect 0 'two of three, in one text' "${PROFILE[@]}" long.jsonl "${METRICS[@]}" -q 2 -o two.h5
+cp two.h5 run.h5
+expect 0 'the third, a metric and a text' "${ADD[@]}" long.jsonl short.jsonl -q 0 -m streaming -o run.h5
+expect 0 'the same at once' "${PROFILE[@]}" long.jsonl short.jsonl "${METRICS[@]}" -m streaming -o want.h5
+same 'all three: the bytes of one profile' want.h5 run.h5
+expect 0 'a record of the default metrics, greedy, with the first query' profile tiny.gguf long.jsonl -o greedy.h5 --quiet \
+    --greedy --include-first --new-tokens 5 --max-tokens 120 --bos no --backend ref
+expect 0 'added to, its settings are the defaults' "${ADD[@]}" short.jsonl -o greedy.h5
+expect 0 'the same at once' profile tiny.gguf long.jsonl short.jsonl -o want.h5 --force --quiet --greedy --include-first \
+    --new-tokens 5 --max-tokens 120 --bos no --backend ref
+same 'its settings: the bytes of one profile' want.h5 greedy.h5
+
+# What is said of it.
+cp long.h5 run.h5
+expect 0 'plan of an addition' profile tiny.gguf --add short.jsonl -o run.h5 --plan
+says 'the plan has the new text alone' '^work       1 contexts, 150 tokens'
+same 'a plan changes nothing' long.h5 run.h5
+expect 0 'not quiet' profile tiny.gguf --add short.jsonl -o run.h5
+says 'it tells what was done' 'run.h5: 2 contexts now; prefilled 1, 150 tokens; added 2 questions' err
+
+# What does not belong to the record.
+cp long.h5 run.h5
+fails 'another seed' 'run.h5 and this command cannot be joined: seed is "1" in the first, "5"' "${ADD[@]}" short.jsonl \
+    --seed 5 -o run.h5
+fails 'another model' 'run.h5 and this command cannot be joined: model_sha256' profile other.gguf --add short.jsonl \
+    -o run.h5 --quiet
+fails 'another text of that name' 'run.h5: has another text for sample long' "${ADD[@]}" same-name.jsonl -o run.h5
+"$PYTHON" - <<'PYTHON_END'
+import json
+lines = [json.loads(line) for line in open("calib.jsonl", encoding="ascii")]
+lines[0]["question_ids"].reverse()
+json.dump(lines[0], open("reversed.jsonl", "w", encoding="ascii"))
+lines[1]["answer_ids"][1][2] += 1
+json.dump(lines[1], open("answers.jsonl", "w", encoding="ascii"))
+PYTHON_END
+fails 'other questions' 'run.h5: sample long: question 1 is another one there' "${ADD[@]}" reversed.jsonl -o run.h5
+fails 'other answers' 'short.h5: sample short: the answer to question 2 is another' "${ADD[@]}" answers.jsonl -o short.h5
+fails 'a record that is not there' 'none.h5' "${ADD[@]}" short.jsonl -o none.h5
+fails 'a record of another maker' 'does not say which model' profile tiny.gguf --add short.jsonl -o imported.h5 --quiet
+misused 'nothing to add to' 'which record should be added to' profile tiny.gguf --add short.jsonl
+misused '--add --force' 'one of them' "${ADD[@]}" short.jsonl -o run.h5 --force
+misused '--add --shard' 'has no shards' "${ADD[@]}" short.jsonl -o run.h5 --shard 1/2
+same 'the record stays as it was' long.h5 run.h5
+
+# Scores that this program would not give: the record is of another machine, and nothing is mixed.
+expect 0 'a record with its attributes' export long.h5 --format lukv-steps -o foreign
+"$PYTHON" - foreign/context_long/keydiff.npy <<'PYTHON_END'
+import sys
+data = bytearray(open(sys.argv[1], "rb").read())
+data[-200] ^= 1  # the last bit of a score
+open(sys.argv[1], "wb").write(data)
+PYTHON_END
+expect 0 'and one bit of a score another' import foreign -o foreign.h5
+for more in short.jsonl '-m knorm'; do
+    # shellcheck disable=SC2086
+    fails "a record with other numbers: $more" 'foreign.h5: sample long: the scores of .* differ by up to' "${ADD[@]}" \
+        $more -o foreign.h5
+    rm -rf foreign.h5.parts
+done
+
+# Stopped at any moment, the old record is whole and the same command ends with the same bytes.
+cp long.h5 run.h5
+LONG=("${ADD[@]}" short.jsonl -m knorm -o run.h5)
+lives=0 whole=1
+for milliseconds in 5 10 15 20 25 30 35 40 50 60 80 100 150 200 300 500 1000 5000; do
+    lives=$((lives + 1)) code=0
+    timeout -s KILL "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" "$KVB" "${LONG[@]}" \
+        >out 2>err </dev/null || code=$?
+    [ "$code" = 0 ] && break
+    [ "$code" = 137 ] || not_ok "life $lives ends by the kill, not by status $code"
+    cmp -s run.h5 long.h5 || cmp -s run.h5 all.h5 || whole=0
+done
+if [ "$whole" = 1 ]; then ok "killed $((lives - 1)) times: never half a record"; else not_ok 'half a record'; fi
+same 'killed and gone on with: the same bytes' all.h5 run.h5
+if [ -e run.h5.parts ]; then not_ok 'nothing else is left'; else ok 'nothing else is left'; fi
 end

@@ -35,6 +35,7 @@ MODES = {  # the calls that can end so
 Case = collections.namedtuple("Case", "name args before again stdout")
 PROFILE = ("profile IN/tiny.gguf IN/calib.jsonl -o run.h5 --new-tokens 3 --ignore-eos -q 1 --quiet --threads 1 "
            "--metric keydiff")
+ADD = "profile IN/tiny.gguf --add -o run.h5 --quiet --threads 1 --metric knorm"
 EVAL = "eval IN/tiny.gguf IN/keydiff.safetensors IN/text.txt --tokens 64 --next 4 -r 0.5 -a none --threads 1 --quiet"
 TASK = ("task IN/tiny.gguf IN/keydiff.safetensors --task niah_single --tokens 150 -c 1 -r 0.5 -a none --threads 1 "
         "--quiet --compute f32")
@@ -49,6 +50,8 @@ CASES = [
     case("profile", PROFILE, again=PROFILE + " --resume"),
     case("profile --force", PROFILE + " --force", before="other.h5:run.h5"),
     case("profile --resume", PROFILE + " --resume", before="parts:run.h5.parts"),
+    case("profile --add", ADD, before="run.h5:run.h5"),
+    case("merge of records", "merge merged.h5 IN/run.h5 IN/knorm.h5 --force", before="other.h5:merged.h5"),
     case("merge", "merge merged.h5 IN/shard1.h5 IN/shard2.h5"),
     case("merge --force", "merge merged.h5 IN/shard1.h5 IN/shard2.h5 --force", before="other.h5:merged.h5"),
     case("import steps", "import IN/steps -o steps.h5", again="import IN/steps -o steps.h5 --resume"),
@@ -120,6 +123,7 @@ class Bench:
         self.plain(run)
         self.plain(run.replace("run.h5", "two.h5").replace("-q 1", "-q 2"))
         self.plain(run.replace("run.h5", "other.h5") + " --seed 9")
+        self.plain(run.replace("run.h5", "knorm.h5").replace("keydiff", "knorm"))
         for k in (1, 2):
             self.plain(run.replace("run.h5", f"shard{k}.h5") + f" --shard {k}/2")
         self.plain("solve run.h5 --metric keydiff -o keydiff.safetensors --quiet")

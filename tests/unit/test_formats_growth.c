@@ -243,6 +243,10 @@ START_TEST(test_what_is_added_gives_the_bytes_of_one_run)
     finish(w, 7);
     assert_same_file(path, all);
     ck_assert(!help_exists(help_path("run.h5.parts")));
+    record *r;
+    help_ok(record_open(&r, path, err));
+    ck_assert(record_has_metric(record_context(r, 1), "ea") && !record_has_metric(record_context(r, 1), "e"));
+    record_close(r);
 }
 END_TEST
 

@@ -6,6 +6,7 @@
 #include "profiler/forward.h"
 #include "profiler/gguf.h"
 #include "profiler/weights.h"
+#include "profiler/weights_index.h"
 #include "test_profiler_cases.h"
 #include <sys/stat.h>
 
@@ -220,16 +221,22 @@ START_TEST(test_shards_and_other_prefixes)
     same_as_gguf(f.path, true);
     write_shard(&f, "b.safetensors", 8, f.n);
     model *m = NULL;
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "which model.safetensors.index.json");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT,
+               "shards/model.safetensors.index.json expects there");
     snprintf(file, sizeof file, "%s/b.safetensors", f.path);
     remove(file);
     help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_IO, "b.safetensors");
     write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":\"../tiny.gguf\"}}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "expected a file of the folder");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT,
+               "tensor x: names the file '../tiny.gguf', expected a file of the folder");
     write_text(&f, "model.safetensors.index.json", "{\"weight_map\":[]}");
     help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "expected an object weight_map");
     write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":3}}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "expected a file's name");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "tensor x: expected a file's name");
+    write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":\"a\",\"x\":\"b\"}}");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "model.safetensors.index.json");
+    write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":\"a\"}");
+    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "model.safetensors.index.json");
     folder_free(&f);
 }
 END_TEST
@@ -379,6 +386,63 @@ START_TEST(test_wrong_tensors)
 }
 END_TEST
 
+// A shard that is cut short or has a flipped bit in its header is refused by name, or is the same model.
+START_TEST(test_damaged_shards)
+{
+    folder f = folder_make("damaged");
+    char path[1024];
+    write_all(&f);
+    snprintf(path, sizeof path, "%s/model.safetensors", f.path);
+    size_t size;
+    unsigned char *whole = help_slurp(path, &size);
+    uint64_t header = whole[0] | (uint64_t)whole[1] << 8;
+    kvb_error said;
+    for (size_t cut = 0; cut < size; cut += cut < header + 64 ? 61 : size / 9) {
+        help_spew(path, whole, cut);
+        model *m = NULL;
+        ck_assert_msg(model_open(&m, f.path, &backend_cpu, &ids_only, &said) != KVB_OK, "cut to %zu bytes", cut);
+        ck_assert_msg(strstr(said.message, "model.safetensors"), "cut to %zu bytes: %s", cut, said.message);
+    }
+    unsigned refused = 0, same = 0;
+    for (size_t at = 0; at < header; at += 7) {
+        whole[at] ^= 1u << at % 8;
+        help_spew(path, whole, size);
+        model *m = NULL;
+        if (model_open(&m, f.path, &backend_cpu, &ids_only, &said) == KVB_OK) same++;
+        else refused += strstr(said.message, f.path) || strstr(said.message, "model.");
+        model_free(m);
+        whole[at] ^= 1u << at % 8;
+    }
+    ck_assert_msg(refused > 9 * same && refused + same == (header + 6) / 7, "%u refused by name, %u the same, of %u",
+                  refused, same, (unsigned)(header + 6) / 7);
+    free(whole);
+    folder_free(&f);
+}
+END_TEST
+
+START_TEST(test_index_and_config_from_bytes)
+{
+    weights_index x;
+    static const char index[] = "{\"metadata\":{},\"weight_map\":{\"p\":\"a.st\",\"q\":\"b.st\",\"r\":\"a.st\"}}";
+    help_ok(weights_index_parse(&x, index, sizeof index - 1, "index", err));
+    ck_assert(x.n_files == 2 && strcmp(x.files[0], "a.st") == 0 && strcmp(x.files[1], "b.st") == 0);
+    weights_index_free(&x);
+    help_fails(weights_index_parse(&x, "{\"weight_map\":{}}", 17, "index", err), KVB_FORMAT, "with tensors");
+    help_fails(weights_index_read(&x, "/none/index", err), KVB_IO, "/none/index");
+    char config[1024];
+    weights *w;
+    model_config c;
+    const struct family *f;
+    snprintf(config, sizeof config, "{%s,\"vocab_size\":300}", CONFIG);
+    help_ok(weights_from_config(&w, "bytes", config, strlen(config), err));
+    help_ok(model_read_config(&c, &f, w, err));
+    ck_assert(c.n_layers == 2 && c.head_dim == 16 && c.vocabulary == 300);
+    weights_close(w);
+    help_fails(weights_from_config(&w, "bytes", config, strlen(config) - 1, err), KVB_FORMAT, "bytes: byte");
+    ck_assert_ptr_null(w);
+}
+END_TEST
+
 // ---- where weights are from ----
 
 START_TEST(test_names_at_the_hub)
@@ -505,6 +569,8 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_wrong_configs);
     tcase_add_test(tc, test_wrong_tensors);
     tcase_add_test(tc, test_config_alone);
+    tcase_add_test(tc, test_damaged_shards);
+    tcase_add_test(tc, test_index_and_config_from_bytes);
     tcase_add_test(tc, test_names_at_the_hub);
     tcase_add_test(tc, test_identity);
     tcase_add_test(tc, test_tokens_without_a_row);

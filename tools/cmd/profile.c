@@ -14,24 +14,41 @@
 static const char *const DEFAULT_METRICS[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
 enum { DEFAULT_METRIC_COUNT = sizeof DEFAULT_METRICS / sizeof *DEFAULT_METRICS };
 
+static bool is_listed(const profile_command *p, const char *spec)
+{
+    for (size_t i = 0; i < p->options.n_metrics; i++)
+        if (strcmp(p->metrics[i].spec, spec) == 0) return true;
+    return false;
+}
+
+static int read_metric(profile_command *p, const char *name)
+{
+    kvb_error err = {0};
+    metric *m = &p->metrics[p->options.n_metrics];
+    if (learned_parse(m, name, &p->learned, &err) != KVB_OK || metric_check_nested(m, &err) != KVB_OK)
+        return cli_usage_error(p->self, "%s", err.message);
+    bool held = p->base && record_context(p->base, 0) && record_has_metric(record_context(p->base, 0), m->spec);
+    if (is_listed(p, m->spec) && !held) return cli_usage_error(p->self, "metric %s is asked for twice", m->spec);
+    p->options.n_metrics += !is_listed(p, m->spec);
+    return EXIT_DONE;
+}
+
+// The metrics of the record that is added to come first, but for learned rankings, of which it has the name alone.
 static int read_metrics(profile_command *p)
 {
-    size_t n = p->metric_names.count ? p->metric_names.count : DEFAULT_METRIC_COUNT;
-    kvb_error err = {0};
-    p->metrics = calloc(n, sizeof *p->metrics);
+    const record_context_info *held = p->base ? record_context(p->base, 0) : NULL;
+    size_t n_held = held ? held->n_metrics : 0, n = p->metric_names.count;
+    bool by_default = !n && !p->base;
+    int code = EXIT_DONE;
+    p->metrics = calloc(n_held + n + DEFAULT_METRIC_COUNT, sizeof *p->metrics);
     if (!p->metrics) return cli_failed(p->self, &(kvb_error){KVB_MEMORY, "no memory for the metrics"});
-    for (size_t i = 0; i < n; i++) {
-        const char *name = p->metric_names.count ? p->metric_names.items[i] : DEFAULT_METRICS[i];
-        if (learned_parse(&p->metrics[i], name, &p->learned, &err) != KVB_OK)
-            return cli_usage_error(p->self, "%s", err.message);
-        if (metric_check_nested(&p->metrics[i], &err) != KVB_OK) return cli_usage_error(p->self, "%s", err.message);
-        for (size_t k = 0; k < i; k++)
-            if (strcmp(p->metrics[k].spec, p->metrics[i].spec) == 0)
-                return cli_usage_error(p->self, "metric %s is asked for twice", p->metrics[i].spec);
-    }
     p->options.metrics = p->metrics;
-    p->options.n_metrics = n;
-    return EXIT_DONE;
+    for (size_t i = 0; i < n_held; i++)
+        p->options.n_metrics += metric_parse(&p->metrics[p->options.n_metrics], held->metrics[i], NULL) == KVB_OK;
+    for (size_t i = 0; i < n && code == EXIT_DONE; i++) code = read_metric(p, p->metric_names.items[i]);
+    for (size_t i = 0; by_default && i < DEFAULT_METRIC_COUNT && code == EXIT_DONE; i++)
+        code = read_metric(p, DEFAULT_METRICS[i]);
+    return code;
 }
 
 static bool parse_shard(profile_command *p)
@@ -99,6 +116,7 @@ static int check_options(profile_command *p)
     o->max_questions = (uint32_t)p->max_questions;
     o->batch = (uint32_t)p->batch;
     o->beyond_trained = p->beyond_trained;
+    o->grows = p->base;
     return read_metrics(p);
 }
 
@@ -224,6 +242,9 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
         {"resume", 0, CLI_FLAG, &p->resume, NULL, "go on with a run that was stopped; same bytes as one that was not"},
         {"force", 0, CLI_FLAG, &p->force, NULL,
          "start again although the record exists; the old one stays until the new one is complete"},
+        {"add", 0, CLI_FLAG, &p->add, NULL,
+         "add metrics, texts or questions to the finished record RUN.h5; same bytes as one\nprofile over all; its "
+         "settings are the defaults"},
         {"plan", 0, CLI_FLAG, &p->plan, NULL, "print the work, memory and time that it would take, and stop"},
         {"roofline", 0, CLI_FLAG, &p->roofline, NULL,
          "say at the end where the time went, beside this machine's measured peaks"},
@@ -231,6 +252,19 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
         {0},
     };
     return cli_parse(p->self, options, argc, argv, first);
+}
+
+// With --add twice: the second time over the settings of the record that is added to.
+static int read_command_line(profile_command *p, int argc, char **argv, int *first)
+{
+    int code = parse_profile(p, argc, argv, first);
+    if (code != EXIT_DONE || !p->add) return code;
+    code = profile_add_open(p);
+    if (code != EXIT_DONE) return code;
+    cli_list_free(&p->metric_names);
+    p->metric_names = (cli_list){0};
+    code = parse_profile(p, argc, argv, first);
+    return code == EXIT_DONE ? profile_add_check(p) : code;
 }
 
 static int run_profile(const cli_command *self, int argc, char **argv)
@@ -244,14 +278,13 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .new_tokens = 64,
                          .temperature = 0.7,
                          .seed = 1};
-    int first, code = parse_profile(&p, argc, argv, &first);
-    if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
+    int first, code = read_command_line(&p, argc, argv, &first);
     kvb_error err = {0};
     // Shards do not know each other, whoever started them: srun sets a launcher's variables for elements of a job
     // array.
     p.ranks = (ranks){0, 1, 0, 1};
-    if (!p.shard && ranks_begin(&p.ranks, &err) != KVB_OK) return cli_failed(self, &err);
-    if (argc - first < 2)
+    if (code == EXIT_DONE && !p.shard && ranks_begin(&p.ranks, &err) != KVB_OK) code = cli_failed(self, &err);
+    if (code == EXIT_DONE && argc - first < 2 - p.add)
         code =
             cli_usage_error(self, "a model and at least one calibration file are needed: kvbudget %s", self->synopsis);
     if (code == EXIT_DONE) code = check_options(&p);
@@ -269,8 +302,9 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     free(p.metrics);
     learned_list_close(&p.learned);
     cli_list_free(&p.metric_names);
+    record_close(p.base);
     ranks_end();
-    return code;
+    return code < 0 ? EXIT_DONE : code;
 }
 
 const cli_command cmd_profile = {
@@ -287,6 +321,12 @@ const cli_command cmd_profile = {
     "With answers, decoding follows them (all steps in one pass); without, answers are sampled with a seed.\n"
     "context_ids, question_ids and answer_ids give tokens instead of text.\n"
     "\n"
+    "--add adds to a finished record. Metrics: contexts are prefilled again for their scores, nothing is decoded.\n"
+    "Texts, and questions behind those that a text had: only these are run. The record has then the bytes of one\n"
+    "profile over everything; before, model and settings must be its own, and scores that are computed again must\n"
+    "be equal bit by bit. The old record stays until the new one is complete; a stopped --add goes on when it is\n"
+    "given again.\n"
+    "\n"
     "Results lie in RUN.h5.parts/ until the end; a run that was stopped goes on with --resume.\n"
     "Under `mpirun -n N` the ranks share out contexts and questions, all writing to one RUN.h5.parts/ on a common\n"
     "file system; the record has the same bytes as that of one process. Without MPI or a common file system,\n"
@@ -296,6 +336,8 @@ const cli_command cmd_profile = {
     "  kvbudget profile model.gguf calib-data/narrative-en.jsonl -o run.h5\n"
     "  kvbudget profile model.gguf logs.jsonl -o run.h5 --metric snapkv:kvpress:window=32 --metric keydiff\n"
     "  kvbudget profile model.gguf long.jsonl -o run.h5 --plan\n"
+    "  kvbudget profile model.gguf --add -o run.h5 --metric tova                # another metric\n"
+    "  kvbudget profile model.gguf more.jsonl --add -o run.h5                   # more texts\n"
     "  mpirun -n 8 kvbudget profile model.gguf calib.jsonl -o run.h5\n",
     run_profile,
 };

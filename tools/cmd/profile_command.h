@@ -13,13 +13,14 @@ typedef struct profile_command {
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
     double temperature;
     bool beyond_trained, chat, special;
-    bool greedy, ignore_eos, ignore_answers, include_first, resume, force, plan, quiet, roofline;
+    bool greedy, ignore_eos, ignore_answers, include_first, resume, force, add, plan, quiet, roofline;
     weight_form form;               // --weights
     uint64_t memory_bytes;          // --memory: of the whole process; 0: not given
     uint64_t opened;                // memory of this program with the model opened and no weights loaded
     uint64_t writing;               // memory for the record's index while it is put together
     uint32_t shard_index, n_shards; // 0-based; n_shards 0: not a shard
     profile_options options;
+    record *base; // --add: the finished record; else NULL
     const backend *device;
     metric *metrics;
     learned_list learned; // rankings that metrics are
@@ -31,6 +32,12 @@ typedef struct profile_command {
     bool peer_failed; // another rank has failed, and says why itself
     progress bar;
 } profile_command;
+
+// --add (profile_add.c): opens the record p->output and takes its settings for those of the command line, which is then
+// read again. Returns an exit code, after a message when it is not EXIT_DONE.
+int profile_add_open(profile_command *p);
+// What the record needs of a command line that was read.
+int profile_add_check(const profile_command *p);
 
 // Prints work, memory, time and, for a shard, how well the work divides (profile_plan.c). KVB_MEMORY.
 kvb_status profile_print_plan(const profile_command *p, kvb_error *err);

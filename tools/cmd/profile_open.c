@@ -65,7 +65,10 @@ static kvb_status open_texts(profile_command *p, char **paths, size_t n, kvb_err
 // The cheap checks first: the texts, then the model's numbers, then whether all of it fits, and its weights last.
 kvb_status profile_open_inputs(profile_command *p, char **operands, size_t n, kvb_error *err)
 {
-    model_options wishes = {.without_tokenizer = true,
+    // What is added by ids alone has the record's tokenizer, if that has one.
+    const cJSON *hash =
+        p->base ? cJSON_GetObjectItemCaseSensitive(record_attributes(p->base), "tokenizer_sha256") : NULL;
+    model_options wishes = {.without_tokenizer = !cJSON_IsString(hash) || !*hash->valuestring,
                             .pre = p->pre,
                             .statistics = p->statistics,
                             .n_layers = (uint32_t)p->layers,

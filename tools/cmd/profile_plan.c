@@ -35,6 +35,8 @@ uint64_t profile_writing_memory(const profile_command *p)
             objects += 4 + p->options.n_metrics + 3 * questions;
         }
     }
+    for (size_t i = 0; p->base && i < record_context_count(p->base); i++)
+        objects += 4 + p->options.n_metrics + 3 * record_context(p->base, i)->n_questions;
     return objects < most / 5120 ? objects * 5120 : most;
 }
 
@@ -84,9 +86,12 @@ kvb_status profile_print_plan(const profile_command *p, kvb_error *err)
     const profile_job *job = &p->job;
     double heads = (double)model_budgeted(c, c->n_layers) * c->n_kv_heads; // of the record
     double record_bytes = 0;
-    for (size_t i = 0; i < job->n_contexts; i++)
-        record_bytes +=
-            heads * job->contexts[i].n_tokens * (p->options.n_metrics + job->contexts[i].n_questions) * sizeof(float);
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *one = &job->contexts[i];
+        size_t arrays = one->n_questions - one->n_recorded;
+        for (size_t k = 0; k < p->options.n_metrics; k++) arrays += !(one->recorded && job->growth.recorded >> k & 1);
+        record_bytes += heads * one->n_tokens * arrays * sizeof(float);
+    }
     printf("model      %s: %u layers, %u query heads, %u KV heads, head size %u\n", c->name, c->n_layers, c->n_heads,
            c->n_kv_heads, c->head_dim);
     printf("work       %zu contexts, %llu tokens (longest %u), %llu questions, at most %llu decoded rows\n",
@@ -96,6 +101,6 @@ kvb_status profile_print_plan(const profile_command *p, kvb_error *err)
     if (status != KVB_OK) return status;
     printf("batch      %u questions at a time\n", job->max_questions);
     print_memory(p);
-    printf("record     %.1f MB\n", record_bytes / 1e6);
+    printf("record     %.1f MB%s\n", record_bytes / 1e6, p->add ? " more" : "");
     return print_time(p, record_bytes, err);
 }

@@ -37,7 +37,12 @@ kvb_status profile_agree(profile_command *p, kvb_status mine, kvb_error *err)
 
 static cJSON *make_attributes(const profile_command *p, kvb_error *err)
 {
-    cJSON *attributes = profile_attributes(p->m, &p->job, &p->options);
+    cJSON *attributes = NULL;
+    if (p->base) {
+        profile_grown_attributes(&attributes, p->m, &p->job, &p->options, err);
+        return attributes;
+    }
+    attributes = profile_attributes(p->m, &p->job, &p->options);
     if (!attributes) {
         kvb_fail(err, KVB_MEMORY, "no memory for the attributes");
         return NULL;
@@ -60,14 +65,14 @@ static kvb_status begin_record(record_writer **writer, profile_command *p, kvb_e
 {
     const model_config *c = &p->m->config;
     record_shape shape = {model_budgeted(c, c->n_layers), c->n_heads, c->n_kv_heads, c->head_dim};
-    record_start start = p->resume ? RECORD_RESUME : p->force ? RECORD_REPLACE : RECORD_NEW;
+    record_start start = p->add ? RECORD_ADD : p->resume ? RECORD_RESUME : p->force ? RECORD_REPLACE : RECORD_NEW;
     cJSON *attributes = make_attributes(p, err);
-    kvb_status status = attributes ? KVB_OK : KVB_MEMORY;
+    kvb_status status = attributes ? KVB_OK : err->status;
     if (status == KVB_OK && p->ranks.rank == 0)
         status = record_begin(writer, p->output, &shape, attributes, start, err);
     status = profile_agree(p, status, err);
     if (status == KVB_OK && p->ranks.rank > 0)
-        status = record_begin(writer, p->output, &shape, attributes, RECORD_JOIN, err);
+        status = record_begin(writer, p->output, &shape, attributes, p->add ? RECORD_ADD_JOIN : RECORD_JOIN, err);
     cJSON_Delete(attributes);
     return profile_agree(p, status, err);
 }
@@ -121,6 +126,24 @@ static kvb_status run_and_finish(profile_command *p, record_writer *writer, prof
     return status;
 }
 
+static void end_progress(profile_command *p, kvb_status status, const profile_times *times)
+{
+    const profile_job *job = &p->job;
+    unsigned long long tokens = job->n_context_tokens, questions = job->n_pairs, queries = times->queries;
+    const char *stopped = p->add ? "stopped; the same command goes on" : "stopped; --resume goes on";
+    if (status != KVB_OK) progress_end(&p->bar, "%s", status == KVB_INTERRUPTED ? stopped : "failed");
+    else if (p->n_shards)
+        progress_end(&p->bar, "%s: shard %u of %u, %llu recorded queries", p->output, p->shard_index + 1, p->n_shards,
+                     queries);
+    else if (p->add && !job->n_contexts) progress_end(&p->bar, "%s: has all of this already", p->output);
+    else if (p->add)
+        progress_end(&p->bar, "%s: %zu contexts now; prefilled %zu, %llu tokens; added %llu questions", p->output,
+                     job->growth.n_ids, job->n_contexts, tokens, questions);
+    else
+        progress_end(&p->bar, "%s: %zu contexts, %llu tokens, %llu questions, %llu recorded queries", p->output,
+                     job->n_contexts, tokens, questions, queries);
+}
+
 kvb_status profile_make_record(profile_command *p, profile_times *times, kvb_error *err)
 {
     record_writer *writer = NULL;
@@ -128,14 +151,7 @@ kvb_status profile_make_record(profile_command *p, profile_times *times, kvb_err
     if (status == KVB_OK) {
         progress_begin(&p->bar, "profile", p->quiet || p->ranks.rank > 0);
         status = run_and_finish(p, writer, times, err);
-        if (status == KVB_OK && p->n_shards)
-            progress_end(&p->bar, "%s: shard %u of %u, %llu recorded queries", p->output, p->shard_index + 1,
-                         p->n_shards, (unsigned long long)times->queries);
-        else if (status == KVB_OK)
-            progress_end(&p->bar, "%s: %zu contexts, %llu tokens, %llu questions, %llu recorded queries", p->output,
-                         p->job.n_contexts, (unsigned long long)p->job.n_context_tokens,
-                         (unsigned long long)p->job.n_pairs, (unsigned long long)times->queries);
-        else progress_end(&p->bar, "%s", status == KVB_INTERRUPTED ? "stopped; --resume goes on" : "failed");
+        end_progress(p, status, times);
     }
     record_writer_free(writer);
     return status;

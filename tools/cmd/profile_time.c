@@ -261,7 +261,7 @@ kvb_status profile_estimate_time(const profile_command *p, double record_bytes, 
         for (int k = 0; k < n; k++) *seconds += kinds[k].count * context_seconds(&kinds[k], c->n_tokens, false);
         *seconds +=
             context_seconds(&kinds[n - 1], c->n_tokens, true) - context_seconds(&kinds[n - 1], c->n_tokens, false);
-        for (uint32_t q = 0; q < c->n_questions; q += batch)
+        for (uint32_t q = c->n_recorded; q < c->n_questions; q += batch)
             *seconds += batch_seconds(p, kinds, n, c, q, c->n_questions - q < batch ? c->n_questions - q : batch);
     }
     return KVB_OK;

@@ -1,4 +1,5 @@
 // kvbudget tokenize: what ids a text becomes, to compare with other tokenizers and to prepare files of ids.
+#include "formats/file_read.h"
 #include "formats/npy.h"
 #include "profiler/chat.h"
 #include "profiler/gguf.h"
@@ -15,7 +16,7 @@
 
 typedef struct settings {
     const char *bos, *pre, *npy;
-    bool special, chat, json, text;
+    bool special, chat, json, text, decode;
 } settings;
 
 // The whole of a file or of standard input; unlike a mapping it may be empty or a pipe. *out is malloc'd.
@@ -151,6 +152,33 @@ static kvb_status open_tokenizer(tokenizer **out, const char *path, const char *
     return status;
 }
 
+// The text of the ids in a .npy file, byte for byte as the tokens have it.
+static kvb_status print_decoded(const tokenizer *t, const char *path, kvb_error *err)
+{
+    file_view view;
+    npy_array array;
+    int32_t *ids = NULL;
+    char *text = NULL;
+    kvb_status status = file_map(&view, path, err);
+    if (status != KVB_OK) return status;
+    status = npy_parse(&array, view.data, view.size, path, err);
+    if (status == KVB_OK && !(ids = malloc(array.count * sizeof *ids + 1)))
+        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu ids", path, array.count);
+    if (status == KVB_OK) status = npy_to_i32(&array, ids, path, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
+    size_t size = status == KVB_OK ? tokenizer_decode(t, ids, array.count, NULL, 0) : 0;
+    if (status == KVB_OK && !(text = malloc(size + 1)))
+        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu bytes of text", path, size);
+    if (status == KVB_OK) {
+        tokenizer_decode(t, ids, array.count, text, size);
+        fwrite(text, 1, size, stdout); // main looks at what became of it
+    }
+    free(text);
+    free(ids);
+    file_unmap(&view);
+    return status;
+}
+
 static int run(const cli_command *self, int argc, char **argv)
 {
     settings s = {.bos = "auto"};
@@ -165,6 +193,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"npy", 0, CLI_TEXT, &s.npy, "FILE", "Write the ids to FILE as NumPy int32 instead of printing them."},
         {"json", 0, CLI_FLAG, &s.json, NULL, "Print one JSON object with the ids and the tokenizer's hash."},
         {"text", 0, CLI_FLAG, &s.text, NULL, "Print one token a line: id, tab, text."},
+        {"decode", 0, CLI_FLAG, &s.decode, NULL, "TEXT is a .npy file of ids; print the text that they are."},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
@@ -172,17 +201,18 @@ static int run(const cli_command *self, int argc, char **argv)
     if (argc - first != 2) return cli_usage_error(self, "expected a model and a text file (or - for standard input)");
     if (strcmp(s.bos, "yes") != 0 && strcmp(s.bos, "no") != 0 && strcmp(s.bos, "auto") != 0)
         return cli_usage_error(self, "--bos: expected yes, no or auto, found '%s'", s.bos);
-    if ((s.npy != NULL) + s.json + s.text > 1)
-        return cli_usage_error(self, "--npy, --json and --text exclude each other");
+    if ((s.npy != NULL) + s.json + s.text + s.decode > 1)
+        return cli_usage_error(self, "--npy, --json, --text and --decode exclude each other");
 
     kvb_error err;
     tokenizer *t = NULL;
     int32_t *ids = NULL;
     size_t n = 0;
     kvb_status status = open_tokenizer(&t, argv[first], s.pre, &err);
-    if (status == KVB_OK) status = encode_file(t, argv[first + 1], &s, &ids, &n, &err);
+    if (status == KVB_OK && s.decode) status = print_decoded(t, argv[first + 1], &err);
+    else if (status == KVB_OK) status = encode_file(t, argv[first + 1], &s, &ids, &n, &err);
     if (status == KVB_OK && s.npy) status = npy_write(s.npy, NPY_I32, 1, &(uint64_t){n}, ids, &err);
-    else if (status == KVB_OK) print_ids(t, ids, n, &s);
+    else if (status == KVB_OK && !s.decode) print_ids(t, ids, n, &s);
     free(ids);
     tokenizer_free(t);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);

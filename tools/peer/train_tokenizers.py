@@ -5,7 +5,8 @@ that are hard to cut.
 usage: train_tokenizers.py KVBUDGET [--out FOLDER] [--kinds NAME...]     (needs: pip install tokenizers sentencepiece
        gguf numpy)
 tokenizer.json of ten byte-level kinds and five with byte fallback (judge: Hugging Face's tokenizers), and
-SentencePiece's BPE in GGUF files (judge: sentencepiece). Prints a line for each, and PASS or FAIL.
+SentencePiece's BPE in GGUF files (judge: sentencepiece). The long text's ids are also decoded, by `--decode`, and
+compared with what the libraries decode. Prints a line for each, and PASS or FAIL.
 """
 import argparse
 import json
@@ -150,7 +151,7 @@ def json_kinds(train):
 
 
 def sentencepiece_gguf(folder, texts, prefix):
-    """A model trained by sentencepiece, as a vocabulary in a GGUF file. Returns its path and an encoder."""
+    """A model trained by sentencepiece, as a vocabulary in a GGUF file. Returns its path, an encoder and a decoder."""
     import gguf
     import sentencepiece
 
@@ -190,7 +191,7 @@ def sentencepiece_gguf(folder, texts, prefix):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return stem + ".gguf", model.encode
+    return stem + ".gguf", model.encode, model.decode
 
 
 def ids_of(program, model, path):
@@ -200,7 +201,14 @@ def ids_of(program, model, path):
     return np.load(out) if done.returncode == 0 else done.stderr.strip()
 
 
-def compare(name, program, model, encode, text, folder, hard=HARD):
+def text_of(program, model, ids, folder):
+    path = os.path.join(folder, "ids.npy")
+    np.save(path, np.array(ids, dtype=np.int32))
+    return subprocess.run([program, "tokenize", model, path, "--decode"], capture_output=True).stdout
+
+
+def compare(name, program, model, encode, decode, text, folder, hard=HARD):
+    """Ids of the long text and of each hard one, and the long text's ids as text again."""
     path = os.path.join(folder, "text.bin")
     different, total = 0, 0
     for number, piece in enumerate([text] + [h.encode() for h in hard]):
@@ -213,8 +221,11 @@ def compare(name, program, model, encode, text, folder, hard=HARD):
             different += 1
             what = found if isinstance(found, str) else f"{len(expected)} ids expected, {len(found)} found"
             print(f"{name}: {'the long text' if number == 0 else ascii(hard[number - 1])} differs: {what}")
-    print(f"{name}: {total} ids of {len(hard) + 1} texts, {different} texts differ")
-    return different == 0
+    ids = encode(text.decode("utf-8", "replace"))
+    same = text_of(program, model, ids, folder) == decode(ids).encode()
+    print(f"{name}: {total} ids of {len(hard) + 1} texts, {different} texts differ; decoded "
+          f"{'the same' if same else 'DIFFERENTLY'}")
+    return different == 0 and same
 
 
 def main():
@@ -235,18 +246,22 @@ def main():
         place = os.path.join(folder, name)
         os.makedirs(place, exist_ok=True)
         tokenizer = make()
+        if tokenizer.decoder is None: # as the models of these kinds have it
+            steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+            front = [decoders.Strip(" ", 1, 0)] if name in ("llama2", "phi3", "mistral", "metaspace") else []
+            tokenizer.decoder = decoders.Sequence(steps + front)
         tokenizer.save(os.path.join(place, "tokenizer.json"))
         good &= compare(name, options.program, place, lambda s, t=tokenizer: t.encode(s, add_special_tokens=False).ids,
-                        text, folder)
+                        lambda ids, t=tokenizer: t.decode(ids, skip_special_tokens=False), text, folder)
     # sentencepiece leaves out NUL, and has no control tokens in texts.
     plain = text.replace(b"\0", b"").replace(b"<s>", b"").replace(b"</s>", b"")
     for prefix in (True, False):
         name = "sentencepiece-prefix" if prefix else "sentencepiece"
         if options.kinds and name not in options.kinds:
             continue
-        model, encode = sentencepiece_gguf(folder, training, prefix)
+        model, encode, decode = sentencepiece_gguf(folder, training, prefix)
         hard = [h for h in HARD if "s>" not in h and "\0" not in h]
-        good &= compare(name, options.program, model, encode, plain, folder, hard)
+        good &= compare(name, options.program, model, encode, decode, plain, folder, hard)
     print("PASS" if good else "FAIL")
     raise SystemExit(not good)
 
