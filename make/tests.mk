@@ -60,17 +60,19 @@ check: deps cuda-compiler
 	@$(MAKE) --no-print-directory check-inner
 
 # The commands of the pages, on a small model and short texts; LONG=1: on the whole ones, and those that take minutes.
+# PAGES: only these and README.md; KEEP: a folder that keeps the copies of the tree.
 check-docs: deps-base
 	@$(MAKE) $(PARALLEL) all
-	@$(PYTHON) tests/docs/check_docs.py $(BUILD) $(if $(filter 1,$(LONG)),--long) --jobs $(JOBS)
+	@$(PYTHON) tests/docs/check_docs.py $(BUILD) $(PAGES) $(KEEP:%=--keep %) $(if $(filter 1,$(LONG)),--long) --jobs $(JOBS)
 
 check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(FAULT_SHIM) $(EXAMPLES) check-cuda-build
 
+# Sanitised: what is about memory, and the tiny model; `make san` runs everything sanitised.
 check-inner:
 	@$(MAKE) $(PARALLEL) check-build
 	@$(MAKE) $(SANITISED) check-build
 	@tests/run.sh unit=$(BUILD) cli=$(BUILD) real=$(BUILD) \
-	    unit=$(SAN_BUILD) cli=$(SAN_BUILD) real=$(SAN_BUILD) fuzz=$(SAN_BUILD)
+	    unit=$(SAN_BUILD) memory=$(SAN_BUILD) fuzz=$(SAN_BUILD)
 
 san: deps
 	@$(MAKE) $(SANITISED) check-build

@@ -16,6 +16,14 @@ static void widen(double *out, const float *x, size_t n)
     for (size_t i = 0; i < n; i++) out[i] = x[i];
 }
 
+// Ends what a device was asked for with `status`: its n numbers go to out if it has made them; frees `made`.
+static kvb_status widened(double *out, float *made, size_t n, kvb_status status)
+{
+    if (status == KVB_OK) widen(out, made, n);
+    free(made);
+    return status;
+}
+
 static void narrow(float *out, const double *x, size_t n, double factor)
 {
     for (size_t i = 0; i < n; i++) out[i] = (float)(x[i] * factor);
@@ -50,10 +58,7 @@ kvb_status layer_norms(const layer_view *view, view_item item, double *norms, kv
         return KVB_OK;
     }
     float *made = malloc(n * sizeof *made + 1);
-    kvb_status status = made ? device_norms(view->device, item, made, err) : no_memory(view, err);
-    if (status == KVB_OK) widen(norms, made, n);
-    free(made);
-    return status;
+    return widened(norms, made, n, made ? device_norms(view->device, item, made, err) : no_memory(view, err));
 }
 
 kvb_status layer_query_moments(const layer_view *view, uint32_t from, double *mean, double *covariance, kvb_error *err)
@@ -77,10 +82,7 @@ kvb_status layer_key_means(const layer_view *view, bool normalised, double *mean
         return KVB_OK;
     }
     float *made = malloc(n * sizeof *made + 1);
-    kvb_status status = made ? device_key_mean(view->device, normalised, made, err) : no_memory(view, err);
-    if (status == KVB_OK) widen(mean, made, n);
-    free(made);
-    return status;
+    return widened(mean, made, n, made ? device_key_mean(view->device, normalised, made, err) : no_memory(view, err));
 }
 
 kvb_status layer_key_forms(const layer_view *view, const key_form *form, double *z, kvb_error *err)

@@ -2,6 +2,8 @@
 # Runs test passes and adds up their counts: tests/run.sh PASS=BUILD...
 #   unit=BUILD  every Check program BUILD/tests/test_*
 #   cli=BUILD   every tests/cli/*.sh that needs no download, on the program in BUILD
+#   memory=BUILD  as cli=, without the tests whose point is numbers: the plain pass judges these, and unit tests the
+#               memory of what computes them; a sanitised program takes three times as long
 #   real=BUILD  tests/cli/real_*.sh: the default model, downloaded once
 #   long=BUILD  tests/cli/long_*.sh
 #   fuzz=BUILD  replays the corpora of tests/fuzz with BUILD/fuzz/fuzz_*
@@ -26,8 +28,8 @@ export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export KVB_ROOT=$PWD LC_ALL=C
 
-# run_test NUMBER KIND BUILD NAME COMMAND...: leaves "passed failed skipped cpu" in $work/NUMBER.sum and prints one line. The
-# seconds of CPU, user and system, say what a test costs on a machine that has other work too.
+# run_test NUMBER KIND BUILD NAME COMMAND...: leaves "passed failed skipped cpu" in $work/NUMBER.sum and prints one
+# line. The seconds of CPU, user and system, say what a test costs on a machine that has other work too.
 run_test() {
     local number=$1 kind=$2 build=$3 shown=$3 name=$4 log=$work/$1.log code=0 passed=0 failed=0 skipped=0 cpu
     local start=$SECONDS
@@ -73,16 +75,16 @@ run_test() {
     cat "$work/$number.out"
 }
 
-# Roughly the seconds that a test takes on two cores; a sanitised one takes about three times as long.
+# Roughly the seconds that a test takes on two cores, so that what takes long comes first; a sanitised one takes about
+# three times as long.
 seconds_of() { # KIND BUILD NAME
     local seconds=2
     case $3 in
-    *backend_emulated* | *backend_tiles*) seconds=60 ;;
-    test_profiler_backend* | real_model | constraints | errors) seconds=30 ;;
-    test_profiler_cuda | *packed_tiles | test_formats_damage | test_solver_curve | faults | malloc_faults | metrics | \
-        ranks) seconds=20 ;;
-    memory | chain | eval | studies | validate | compute | real_* | test_profiler_spec | test_solver_* | test_formats_*)
-        seconds=8 ;;
+    real_model | install | constraints) seconds=30 ;;
+    *backend_* | test_profiler_backend | test_profiler_spec | errors | faults | malloc_faults | metrics | ranks)
+        seconds=15 ;;
+    test_profiler_cuda | *packed_tiles | test_profiler_profile | test_formats_* | test_solver_* | real_* | eval | \
+        chain | studies | validate | compute | memory | refine | recommend | report | plot | folders) seconds=6 ;;
     esac
     case $2 in *-san) seconds=$((3 * seconds)) ;; esac
     echo $seconds
@@ -101,12 +103,13 @@ for pass in "$@"; do
             [ -x "$t" ] && [ -f "$t" ] && queue_test unit "$build" "$(basename "$t")" "$t"
         done
         ;;
-    cli | real | long)
+    cli | memory | real | long)
         for t in tests/cli/*.sh; do
             name=$(basename "$t" .sh)
             case $name in lib) continue ;; real_*) own=real ;; long_*) own=long ;; *) own=cli ;; esac
-            [ "$own" = "$kind" ] || continue
-            queue_test "$kind" "$build" "$name" bash "$t"
+            [ "$own" = "${kind/memory/cli}" ] || continue
+            case $kind/$name in memory/constraints | memory/compute | memory/ranks) continue ;; esac
+            queue_test "${kind/memory/cli}" "$build" "$name" bash "$t"
         done
         ;;
     fuzz)

@@ -24,7 +24,7 @@ from pages import Block, Page, read_page, same_output
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS, QUESTIONS, BYTES = 2, 2, 3000
 LEFT_OUT = ("essay-de", "log-table", "manual-en")  # five texts stay, the fewest that give intervals
-TIMEOUT, LONG_TIMEOUT = 300, 7200
+TIMEOUT, LONG_TIMEOUT = 1200, 7200
 
 
 def all_pages() -> list[str]:

@@ -305,7 +305,7 @@ START_TEST(test_wrong_configs)
     }
     write_text(&f, "config.json", "{\"model_type\":\"unheard_of\"}");
     help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
-               "model_type is 'unheard_of', expected llama, mistral, qwen2");
+               "model_type is 'unheard_of', expected llama, mistral, ministral3, qwen2");
     write_text(&f, "config.json", "{\"model_type\":\"llama\"}");
     help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "lacks num_hidden_layers");
     write_text(&f, "config.json", "{\"architectures\":[]}");

@@ -94,6 +94,16 @@ grep -noE 'methods\.md`?,? (section )?[0-9]+(\.[0-9]+)?(-[0-9]+\.[0-9]+)?' "${wr
             sed "s|^|$cited: no section |"
     done | check 'every section of docs/methods.md that is cited exists'
 
+# ---- Pages -----------------------------------------------------------------------------------------------------------
+# Rows of tables may be longer: a row cannot be broken.
+mapfile -t pages < <(find . -path ./.git -prune -o -path './build*' -prune -o -name '*.md' -printf '%P\n' | sort)
+LC_ALL=C.UTF-8 grep -nE '^[^|].{120}' "${pages[@]}" | cut -c 1-100 |
+    check 'no line of a page but rows of tables is longer than 120 columns'
+wc -l README.md | awk '$1 > 120 { print $2, $1 " lines" }' | check 'README.md has at most 120 lines'
+if have "${PYTHON:-python3}"; then
+    "${PYTHON:-python3}" tools/scripts/lint_figures.py "${pages[@]}" | check 'no figure is told differently by two pages'
+fi
+
 # An error may show first when a file is closed: what was written must look at it, what was only read says (void).
 mapfile -t sources_c < <(find runtime formats solver study profiler evaluator tools -name '*.c' | sort)
 grep -nE '^ *(if \([^()]*\) |else )?(f?close|closedir|pclose|H5[A-Z]{1,2}close)\(' "${sources_c[@]}" |
