@@ -47,6 +47,24 @@ START_TEST(rankings)
 }
 END_TEST
 
+// Of a ranking of whole layers: own parts, the layer's means, recency, each under its name.
+START_TEST(effects_of_whole_layers)
+{
+    static const double of_head[2 * 3 + 2] = {1, -3, 0.5, 0.5, 4, -5, -6, 7};
+    static const char *const metrics[] = {"keydiff", "knorm"}, *const names[] = {
+        "keydiff", "knorm", "layer's keydiff", "layer's knorm", "recency"};
+    static const double want[] = {2, 1, 4, 5, 6};
+    const kvb_ranking_info r = {.n_features = 2, .n_columns = 8, .metrics = metrics, .weights = of_head, .layer_mean = 1};
+    ck_assert_uint_eq(weights_effects(&r), 5);
+    for (uint32_t i = 0; i < 5; i++) {
+        char name[32];
+        weights_effect_name(&r, i, name, sizeof name);
+        ck_assert_str_eq(name, names[i]);
+        ck_assert_double_eq(weights_effect(&r, 0, i), want[i]);
+    }
+}
+END_TEST
+
 START_TEST(weights_as_a_picture)
 {
     static char text[16384];
@@ -115,6 +133,7 @@ END_TEST
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, rankings);
+    tcase_add_test(tc, effects_of_whole_layers);
     tcase_add_test(tc, weights_as_a_picture);
     tcase_add_test(tc, results);
     tcase_add_test(tc, documents_as_text);
