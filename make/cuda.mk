@@ -47,7 +47,8 @@ CUDA_TESTS := $(call judge_names,$(JUDGED_CUDA)) $(BUILD)/tests/test_profiler_cu
 endif
 
 .PHONY: cuda-compiler bench-cuda cuda-pack check-cuda-build
-UNIT_BIN      += $(call judge_names,$(JUDGED_CPU) $(JUDGED_EMULATED) $(if $(CUDA_TESTS),$(JUDGED_CUDA)))
+UNIT_BIN      += $(call judge_names,$(JUDGED_CPU) $(JUDGED_EMULATED) $(if $(CUDA_TESTS),$(JUDGED_CUDA))) \
+                 $(BUILD)/tests/test_profiler_families_emulated
 EMULATED      := $(BUILD)/tests/backend_cuda_emulated.o
 
 $(BUILD)/profiler/backend_cuda.o: profiler/backend_cuda.cu $(BUILD)/flags
@@ -78,6 +79,8 @@ $(foreach t,$(JUDGED_EMULATED),$(call judge,$(t),$(patsubst emulated%,cuda%_emul
 
 # Device memory, errors that stick, a model beside the reference; and the speed of operations and of a large model.
 CUDA_UNIT := tests/unit/test_profiler_cuda.c
+$(call add_program,tests/test_profiler_families_emulated,tests/unit/test_profiler_families.c $(EMULATED) \
+    $(call archives,profiler),$(CHECKED) -DEMULATED,$(CHECK_LIBS) -lstdc++)
 $(call add_program,tests/test_profiler_cuda,$(CUDA_UNIT) $(EMULATED) $(call archives,profiler),$(CHECKED) -DEMULATED, \
     $(CHECK_LIBS) -lstdc++)
 $(call add_program,tests/test_profiler_cuda_device,$(CUDA_UNIT) $(call archives,profiler),$(CHECKED),$(CHECK_LIBS))

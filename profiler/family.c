@@ -127,6 +127,17 @@ static kvb_status read_olmoe(model_config *c, weights *w, kvb_error *err)
     return status == KVB_OK ? read_biases(c, w, err) : status;
 }
 
+// Queries grow with the logarithm of their position.
+static kvb_status read_ministral3(model_config *c, weights *w, kvb_error *err)
+{
+    kvb_status status = read_optional(&c->rope.growth, w, WEIGHT_ROPE_GROWTH, 0, err);
+    if (status == KVB_OK && (!(c->rope.growth >= 0) || rope_depends_on_length(&c->rope)))
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "%s: queries grow by %g and rotary scaling depends on the length; expected 0 or more, and yarn",
+                        weights_name(w), c->rope.growth);
+    return status == KVB_OK ? read_biases(c, w, err) : status;
+}
+
 // A GGUF file has no key for it, and llama.cpp cuts the ends of yarn's ramp to whole numbers; the model was trained
 // without.
 static kvb_status read_gpt_oss(model_config *c, weights *w, kvb_error *err)
@@ -142,6 +153,7 @@ static kvb_status read_gpt_oss(model_config *c, weights *w, kvb_error *err)
 static const family families[] = {
     {"llama", "llama", 0, SILU, .gguf_pairs = true, .experts_normed = true, .read = read_biases},
     {NULL, "mistral", 0, SILU, .has_window = true, .read = read_biases}, // its GGUF files are llama's
+    {"mistral3", "ministral3", 0, SILU, .gguf_pairs = true, .has_window = true, .read = read_ministral3},
     {"qwen2", "qwen2", QKV_BIAS, SILU, .has_window = true},
     {"qwen3", "qwen3", QK_NORM, SILU, .has_window = true, .read = read_biases},
     {"phi3", "phi3", FUSED_QKV | FUSED_GATE_UP, SILU, .has_window = true},

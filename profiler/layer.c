@@ -37,7 +37,8 @@ uint64_t layer_pass_bytes(const model *m, uint32_t max_rows, uint32_t positions)
 {
     layer_pass none;
     buffer buffers[N_BUFFERS];
-    uint64_t floats = (uint64_t)positions * m->config.rope_dim * (m->config.local_theta > 0 ? 2 : 1);
+    uint64_t floats =
+        (uint64_t)positions * m->config.rope_dim * (1 + (m->config.local_theta > 0) + (m->config.rope.growth > 0));
     list_buffers(buffers, &none, &m->config, max_rows);
     for (int i = 0; i < N_BUFFERS; i++) floats += buffers[i].floats;
     return floats * sizeof(float) + experts_pass_bytes(&m->config, max_rows);
@@ -80,6 +81,10 @@ kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *
     for (int i = 0; i < N_BUFFERS && good; i++)
         good = (*buffers[i].at = m->device->b->alloc(m->device, buffers[i].floats)).address != NULL;
     if (good) p->cos_sin = rope_table(m->device, p->frequency, c->rope_dim, positions, c->rope.attention);
+    if (good && c->rope.growth > 0) {
+        p->query_cos_sin = rope_query_table(m->device, p->frequency, &c->rope, c->rope_dim, positions);
+        good = p->query_cos_sin.address != NULL;
+    }
     if (good && c->local_theta > 0) good = (p->local_cos_sin = local_table(p)).address != NULL;
     good = good && p->cos_sin.address && (!c->n_experts || experts_pass_open(&p->experts, m, limits->rows));
     kvb_status status =
@@ -99,6 +104,7 @@ void layer_pass_close(layer_pass *p)
     for (int i = 0; i < N_BUFFERS; i++) p->b->release(m->device, *buffers[i].at);
     experts_pass_close(p->experts, m);
     p->b->release(m->device, p->cos_sin);
+    p->b->release(m->device, p->query_cos_sin);
     p->b->release(m->device, p->local_cos_sin);
     p->b->close(p->on);
     *p = (layer_pass){0};
@@ -189,7 +195,8 @@ void layer_project(const layer_pass *p, uint32_t layer, dev q_raw, dev q, dev x,
         return;
     }
     dev angles = p->local_cos_sin.address && model_layer_bounded(c, layer) ? p->local_cos_sin : p->cos_sin;
-    b->rope(p->on, q, q_raw, angles, positions, n, c->n_heads, c->head_dim, c->rope_dim);
+    b->rope(p->on, q, q_raw, p->query_cos_sin.address ? p->query_cos_sin : angles, positions, n, c->n_heads,
+            c->head_dim, c->rope_dim);
     b->rope(p->on, p->keys, p->keys, angles, positions, n, c->n_kv_heads, c->head_dim, c->rope_dim);
 }
 

@@ -21,6 +21,7 @@ typedef struct layer_pass {
     uint32_t positions;
     float frequency[ROPE_MAX_PAIRS]; // [rope_dim/2] radians per position, of the present context
     dev cos_sin;                     // [positions, rope_dim/2, 2]
+    dev query_cos_sin;               // of queries, where they grow with their position; else {NULL}
     dev local_cos_sin;               // of bounded layers, where theirs is another; else {NULL}
     dev normed;                      // [rows, D] what a norm gave
     dev keys, values;                // [rows, G*d] of layer_project, keys after RoPE

@@ -143,7 +143,8 @@ static kvb_status read_rope_attention(rope_rule *r, const model_config *c, const
 {
     double given = 0, mscale = 0, mscale_all = 0, log_factor = r->factor > 1 ? log(r->factor) : 0;
     kvb_status status = read_number(w, WEIGHT_ROPE_ATTENTION, 0, &given, err);
-    if (status == KVB_OK) status = read_number(w, WEIGHT_ROPE_MSCALE, 0, &mscale, err);
+    // GGUF has the second alone, and takes the first to be 1.
+    if (status == KVB_OK) status = read_number(w, WEIGHT_ROPE_MSCALE, weights_is_gguf(w), &mscale, err);
     if (status == KVB_OK) status = read_number(w, WEIGHT_ROPE_MSCALE_ALL, 0, &mscale_all, err);
     r->attention = 1;
     if (r->kind == ROPE_YARN && mscale > 0 && mscale_all > 0)

@@ -18,6 +18,7 @@ typedef struct rope_rule {
     double fast, slow; // yarn: beta_fast, beta_slow
     bool truncate;     // yarn: low and high are whole numbers
     double attention;  // cosines and sines are multiplied with it; 1: nothing
+    double growth;     // queries times 1 + growth ln(1 + floor(position / original)): Ministral 3; 0: nothing
     bool has_factors;  // `short_factors` hold; for ROPE_LONG `long_factors` too
     float short_factors[ROPE_MAX_PAIRS], long_factors[ROPE_MAX_PAIRS]; // frequencies are divided by them
 } rope_rule;
@@ -30,6 +31,9 @@ bool rope_depends_on_length(const rope_rule *rule);
 // The table [positions, dim/2, 2] of cosines and sines, times `attention`, on a device, for backend.rope; the caller
 // releases it. {NULL} when memory is short.
 dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, double attention);
-// Fills such a table anew.
+// The same of queries that grow with their position, `rule->growth`.
+dev rope_query_table(backend_device *on, const float *frequency, const rope_rule *rule, uint32_t dim,
+                     uint32_t positions);
+// Fills such a table anew; without growth.
 bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions,
                double attention);

@@ -32,7 +32,8 @@
     X(ROPE_SLOW, "rope.scaling.yarn_beta_slow", "@beta_slow")                                     \
     X(ROPE_ATTENTION, "rope.scaling.attn_factor", "@attention_factor")                            \
     X(ROPE_MSCALE, "", "@mscale")                                                                 \
-    X(ROPE_MSCALE_ALL, "", "@mscale_all_dim")                                                     \
+    X(ROPE_MSCALE_ALL, "rope.scaling.yarn_log_multiplier", "@mscale_all_dim")                     \
+    X(ROPE_GROWTH, "attention.temperature_scale", "@llama_4_scaling_beta")                        \
     X(ROPE_TRUNCATE, "", "@truncate")                                                             \
     X(WINDOW, "attention.sliding_window", "sliding_window")                                       \
     X(LOCAL_ROPE_BASE, "rope.freq_base_swa", "rope_local_base_freq")                              \

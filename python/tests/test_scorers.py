@@ -354,6 +354,34 @@ def test_the_recorder_takes_a_table_for_its_metric(learned: kvbudget.Table, tmp_
             assert np.array_equal(found[learned.info.metric][layer, h], learned.rank(layer, h, features))
 
 
+def test_the_programs_scores_by_it(tmp_path: Path) -> None:
+    """A model in a folder, ranked by `kvbudget profile` and here: features and their sum agree between C and torch."""
+    h5py = pytest.importorskip("h5py")
+    if not PROGRAM:
+        pytest.skip("no program kvbudget")
+    model = build("llama")
+    model.save_pretrained(tmp_path / "model")
+    with open(tmp_path / "calib.jsonl", "w") as f:
+        for i in range(2):
+            line = {"sample_id": f"c{i}", "context_ids": prompt(1, 60, seed=i)[0].tolist()}
+            f.write(json.dumps(line | {"question_ids": [[5, 6]], "answer_ids": [[7, 8, 9]]}) + "\n")
+
+    def run(*words: str) -> None:
+        subprocess.run([str(PROGRAM), *words, "--quiet"], cwd=tmp_path, check=True)
+
+    chosen = [word for name in FEATURES for word in ("-m", name)]
+    run("profile", "model", "calib.jsonl", "-o", "features.h5", *chosen)
+    run("learn", "features.h5", "-o", "rank.safetensors", "--all-features", *[w.replace("-m", "-f") for w in chosen])
+    run("solve", "features.h5", "-m", "learned=rank.safetensors", "-o", "table.safetensors")
+    run("profile", "model", "calib.jsonl", "-o", "c.h5", "-m", "learned=rank.safetensors")
+    table = kvbudget.Table(tmp_path / "table.safetensors")
+    kvbudget.record(model, None, tmp_path / "calib.jsonl", [table], output=tmp_path / "python.h5")
+    with h5py.File(tmp_path / "c.h5") as ours, h5py.File(tmp_path / "python.h5") as theirs:
+        for sample in ("c0", "c1"):
+            one, two = (f[f"contexts/{sample}/scores/{table.info.metric}"][:] for f in (ours, theirs))
+            assert np.abs(one - two).max() <= 1e-4 * np.abs(one).max()
+
+
 def test_another_models_ranking_is_refused(learned: kvbudget.Table) -> None:
     with pytest.raises(kvbudget.MismatchError, match="n_heads: expected 7, the table says 4"):
         with kvbudget.compress(build("qwen2 7:1"), learned, 0.5):

@@ -1,5 +1,6 @@
-// One tiny model of each family (tests/golden/families, made by tools/peer/families.py --fixtures), on every host
-// backend and precision: logits and oracle importance are those that transformers has computed in float32.
+// One tiny model of each family (tests/golden/families, made by tools/peer/families.py --fixtures), on every backend
+// and precision, with -DEMULATED those of the emulated device (tests/cuda): logits and oracle importance are those that
+// transformers has computed in float32.
 #include "formats/npy.h"
 #include "profiler/forward.h"
 #include "test_profiler_cases.h"
@@ -8,12 +9,21 @@ enum { T = 100, SUFFIX = 3, ANSWER = 6, TAIL = SUFFIX + ANSWER, ROWS = 8 };
 
 // How far a precision may be off: logits relative to their range, importance to the head's maximum.
 typedef struct accuracy {
-    const char *backend, *compute;
+    const backend *b;
     double logits, importance;
 } accuracy;
 
-static const accuracy ALL[] = {
-    {"ref", "f32", 1e-4, 1e-4}, {"cpu", "f32", 1e-4, 1e-4}, {"cpu", "bf16x3", 1e-3, 2e-3}, {"cpu", "bf16", 6e-2, 0.2}};
+#ifdef EMULATED
+extern const backend backend_cuda_emulated, backend_cuda_bf16x3_emulated, backend_cuda_bf16_emulated;
+static const accuracy ALL[] = {{&backend_cuda_emulated, 1e-4, 1e-4},
+                               {&backend_cuda_bf16x3_emulated, 1e-3, 2e-3},
+                               {&backend_cuda_bf16_emulated, 6e-2, 0.2}};
+#else
+static const accuracy ALL[] = {{&backend_ref, 1e-4, 1e-4},
+                               {&backend_cpu, 1e-4, 1e-4},
+                               {&backend_cpu_bf16x3, 1e-3, 2e-3},
+                               {&backend_cpu_bf16, 6e-2, 0.2}};
+#endif
 
 static float *read_floats(const char *name, const char *file, size_t *n)
 {
@@ -45,7 +55,7 @@ static void compare_logits(const char *what, const float *got, const float *want
 }
 
 // Observed are the answer's tokens but the last.
-static void run(const char *name, const accuracy *a, const backend *b)
+static void run(const char *name, const accuracy *a)
 {
     char path[256], what[128];
     int32_t ids[T + TAIL];
@@ -54,10 +64,10 @@ static void run(const char *name, const accuracy *a, const backend *b)
     forward *f;
     size_t n_logits, n_oracle;
     snprintf(path, sizeof path, "tests/golden/families/%s", name);
-    snprintf(what, sizeof what, "%s, %s %s", name, a->backend, a->compute);
+    snprintf(what, sizeof what, "%s, %s %s", name, a->b->name, a->b->compute);
     for (int i = 0; i < T + TAIL; i++) ids[i] = (i * 37 + i * i % 11) % 60 + 1;
     for (uint32_t i = 0; i < TAIL; i++) rows[i] = (decode_row){0, i, i >= SUFFIX};
-    help_ok(model_open(&m, path, b, &(model_options){.without_tokenizer = true}, err));
+    help_ok(model_open(&m, path, a->b, &(model_options){.without_tokenizer = true}, err));
     const model_config *c = &m->config;
     float *want = read_floats(name, "logits.npy", &n_logits), *oracle = read_floats(name, "oracle.npy", &n_oracle);
     size_t heads = (size_t)model_budgeted(c, c->n_layers) * c->n_kv_heads;
@@ -76,19 +86,15 @@ static void run(const char *name, const accuracy *a, const backend *b)
     free(logits), free(best), free(want), free(oracle);
 }
 
-static const char *const NAMES[] = {"llama",   "mistral", "qwen2-window", "qwen3",   "phi3", "granite", "smollm3",
-                                    "olmo2",   "olmo3",   "gemma2",       "gemma3",  "glm4", "exaone4", "cohere",
-                                    "cohere2", "gpt-oss", "qwen3-moe",    "mixtral", "olmoe"};
-enum { N_NAMES = sizeof NAMES / sizeof *NAMES, FIRST_WITH_EXPERTS = 15 };
+static const char *const NAMES[] = {"llama",         "mistral",   "ministral3",  "qwen2-window", "qwen3",     "phi3",
+                                    "granite",       "smollm3",   "olmo2",       "olmo3",        "gemma2",    "gemma3",
+                                    "glm4",          "cohere",    "cohere-norm", "cohere2",      "exaone4",   "gpt-oss",
+                                    "gpt-oss-mxfp4", "qwen3-moe", "mixtral",     "olmoe",        "olmoe-clip"};
+enum { N_NAMES = sizeof NAMES / sizeof *NAMES };
 
 START_TEST(families_as_in_transformers)
 {
-    const accuracy *a = &ALL[_i];
-    const backend *b = backend_find_compute(a->backend, a->compute);
-    ck_assert_ptr_nonnull(b);
-    for (int i = 0; i < N_NAMES; i++)
-        if (strcmp(a->compute, "bf16") != 0 || i < FIRST_WITH_EXPERTS) // another expert may be chosen there
-            run(NAMES[i], a, b);
+    for (int i = 0; i < N_NAMES; i++) run(NAMES[i], &ALL[_i]);
 }
 END_TEST
 

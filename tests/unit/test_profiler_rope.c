@@ -100,11 +100,35 @@ START_TEST(test_table)
 }
 END_TEST
 
+// Ministral 3: transformers' _get_llama_4_attn_scale, 1 + beta ln(1 + floor(position / original)).
+START_TEST(test_queries_grow)
+{
+    enum { POSITIONS = 40, ORIGINAL = 8 };
+    const rope_rule rule = {
+        .kind = ROPE_DEFAULT, .theta = 10000, .attention = 1.5, .growth = 0.1, .original = ORIGINAL};
+    backend_device *on;
+    float frequency[PAIRS];
+    help_ok(backend_ref.open(&on, &backend_ref, NULL, err));
+    rope_frequencies(frequency, &rule, DIM, 0);
+    dev grown = rope_query_table(on, frequency, &rule, DIM, POSITIONS),
+        plain = rope_table(on, frequency, DIM, POSITIONS, 1);
+    const float *g = backend_ref.host_view(on, grown), *t = backend_ref.host_view(on, plain);
+    for (int i = 0; i < POSITIONS; i++)
+        for (int p = 0; p < DIM; p++) {
+            double by = 1.5 * (1 + 0.1 * log(1 + i / ORIGINAL)); // whole numbers divide downwards
+            ck_assert(fabs(g[i * DIM + p] - by * t[i * DIM + p]) < 1e-6);
+        }
+    backend_ref.release(on, grown), backend_ref.release(on, plain);
+    backend_ref.close(on);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, test_frequencies_are_those_of_transformers);
     tcase_add_test(tc, test_factors_and_lengths);
     tcase_add_test(tc, test_table);
+    tcase_add_test(tc, test_queries_grow);
 }
 
 UNIT_MAIN("profiler rope", fill)

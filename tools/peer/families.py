@@ -39,6 +39,7 @@ NOT_IN_GGUF = {"qwen3-moe", "smollm3"}
 FIXTURES = (
     "llama", "mistral", "qwen2-window", "qwen3", "phi3", "granite", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3",
     "gpt-oss", "qwen3-moe", "mixtral", "olmoe", "glm4", "exaone4", "cohere", "cohere2",
+    "ministral3", "cohere-norm", "olmoe-clip", "gpt-oss-mxfp4",
 )  # fmt: skip
 
 

@@ -6,9 +6,12 @@ reach past.
 """
 
 import copy
+import json
 
+import safetensors.torch
 import torch
 import transformers
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 VOCABULARY = 199
 COMMON = dict(
@@ -23,6 +26,8 @@ COMMON = dict(
     pad_token_id=0,
 )
 TINY = dict(hidden_size=32, intermediate_size=16, vocab_size=61)
+# Seeds with which no row of a fixture stands so close between two experts that bfloat16 takes another.
+FAR_FROM_TIES = {"mixtral": 17, "gpt-oss": 5}
 
 
 def small(model_type, heads, kv_heads, head_dim=None, **settings):
@@ -40,6 +45,7 @@ SHORT = [1.0 + 0.05 * i for i in range(8)]
 LONGROPE = rope("longrope", short_factor=SHORT, long_factor=[4 * x for x in SHORT])
 OSS_ROPE = dict(factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=64)
 OSS = dict(num_local_experts=4, num_experts_per_tok=2, sliding_window=40, num_hidden_layers=4)
+MINISTRAL_ROPE = dict(mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=64)
 GEMMA3_ROPE = dict(
     full_attention=dict(rope_type="linear", factor=8.0, rope_theta=1000000.0),
     sliding_attention=dict(rope_type="default", rope_theta=10000.0),
@@ -58,6 +64,9 @@ MODELS = {
     "llama-dynamic": small("llama", 4, 2, 16, **rope("dynamic", factor=4.0), max_position_embeddings=256),
     "mistral": small("mistral", 6, 2, 24, sliding_window=None),
     "mistral-window": small("mistral", 6, 2, 24, sliding_window=40),
+    "ministral3": small(
+        "ministral3", 6, 2, 24, **rope("yarn", 1000000.0, factor=16.0, llama_4_scaling_beta=0.1, **MINISTRAL_ROPE)
+    ),
     "qwen2": small("qwen2", 4, 2),
     "qwen2-window": small("qwen2", 4, 2, use_sliding_window=True, max_window_layers=2, **WINDOWS),
     "qwen3": small("qwen3", 7, 1, 24),
@@ -81,6 +90,7 @@ MODELS = {
     "olmoe": small("olmoe", 4, 2, num_experts=6, num_experts_per_tok=3, norm_topk_prob=False),
     "olmoe-clip": small("olmoe", 4, 2, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False, clip_qkv=0.7),
     "gpt-oss": small("gpt_oss", 8, 1, 16, **OSS, **rope("yarn", 150000.0, **OSS_ROPE)),
+    "gpt-oss-mxfp4": small("gpt_oss", 8, 1, 16, **OSS, **rope("yarn", 150000.0, **OSS_ROPE)),
     "gemma2": small("gemma2", 6, 2, 24, tie_word_embeddings=True, **GEMMA2, **WINDOWS),
     "gemma3": small(
         "gemma3_text",
@@ -103,12 +113,12 @@ MODELS = {
 }
 
 
-def make(name, changes=None, dtype=torch.float32):
+def make(name, changes=None, dtype=torch.float32, seed=1):
     """The model in float32, its numbers rounded to dtype: what is saved is what is compared."""
     model_type, settings = MODELS[name]
     config = transformers.AutoConfig.for_model(model_type, **{**COMMON, **settings, **(changes or {})})
     config._attn_implementation = "eager"  # softcaps and sinks are there alone
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     m = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for parameter, w in m.named_parameters():
@@ -120,7 +130,23 @@ def make(name, changes=None, dtype=torch.float32):
                 peaked = any(part in parameter for part in ("q_proj", "k_proj", "qkv"))  # attention far from uniform
                 w.normal_(0, (1.6 if peaked else 1.0) * w.shape[-1] ** -0.5)
             w.copy_(w.to(dtype))
+    m.packed = pack_experts(m) if name.endswith("mxfp4") else {}
     return m
+
+
+def pack_experts(m):
+    """Experts as gpt-oss is published, {name: bytes}: blocks of 32 numbers of 4 bits, and their scales. They are drawn;
+    the model takes what transformers makes of them."""
+    packed = {}
+    for name, w in m.named_parameters():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            continue
+        experts, terms, rows = w.shape
+        blocks = torch.randint(0, 256, (experts, rows, terms // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(121, 124, (experts, rows, terms // 32), dtype=torch.uint8)  # exponents, 127 is 1
+        w.data.copy_(convert_moe_packed_tensors(blocks, scales, dtype=torch.float32))
+        packed |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    return packed
 
 
 def make_tiny(name):
@@ -133,11 +159,21 @@ def make_tiny(name):
         tiny |= dict(num_attention_heads=4, num_key_value_heads=2)  # a divisor of the width
     if "moe_intermediate_size" in settings:
         tiny["moe_intermediate_size"] = 16
-    return make(name, tiny, torch.bfloat16)
+    if name.endswith("mxfp4"):
+        tiny["intermediate_size"] = 32  # whole blocks
+    return make(name, tiny, torch.bfloat16, FAR_FROM_TIES.get(name, 1))
 
 
 def save(m, folder, dtype=torch.float32):
     """As transformers writes it; nothing that a run would sample by."""
     copy.deepcopy(m).to(dtype).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
-    (folder / "model.safetensors").chmod(0o644)
+    weights = folder / "model.safetensors"
+    if m.packed:
+        plain = {name.rsplit("_", 1)[0] for name in m.packed}
+        others = {name: w for name, w in safetensors.torch.load_file(weights).items() if name not in plain}
+        safetensors.torch.save_file(others | m.packed, weights, metadata={"format": "pt"})
+        config = json.loads((folder / "config.json").read_text())
+        config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": []}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    weights.chmod(0o644)

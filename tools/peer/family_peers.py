@@ -89,6 +89,13 @@ def order_of(kind, d, turning):
     return first + still[: len(still) // 2] + second + still[len(still) // 2 :]
 
 
+def growth(config, n):
+    """[n, 1] what queries of positions 0 .. n - 1 are multiplied with behind their turn: Ministral 3."""
+    r = config.rope_parameters
+    steps = torch.floor(torch.arange(n) / r.get("original_max_position_embeddings", n))
+    return (1 + r.get("llama_4_scaling_beta", 0) * torch.log(1 + steps))[:, None]
+
+
 class Judge:
     """A model that has read a context: ids [T]."""
 
@@ -113,6 +120,7 @@ class Judge:
         raw, q = raw[..., order] * scale * d**0.5, q[..., order] * scale * d**0.5
         cos, sin = rotary(raw, torch.arange(self.T)[None])
         turned = raw * cos + torch.cat([-raw[..., d // 2 :], raw[..., : d // 2]], -1) * sin
+        turned = turned * growth(self.rotary.config, self.T)
         off = ((turned - q).abs().max() / q.abs().max()).item()
         assert off < 1e-4, f"layer {number}: the judge's queries are {off:.1e} off what the model attends with"
         x = raw.transpose(0, 1).reshape(1, self.T, -1)

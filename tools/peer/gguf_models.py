@@ -8,6 +8,7 @@ import torch
 
 ARCHITECTURES = {
     "mistral": "llama",
+    "ministral3": "mistral3",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
     "phi3": "phi3",
@@ -27,7 +28,7 @@ ARCHITECTURES = {
     "granite": "granite",
     "smollm3": "smollm3",
 }
-PAIRED = ("llama", "granite", "smollm3")  # rows of queries and keys stand in pairs
+PAIRED = ("llama", "granite", "smollm3", "mistral3")  # rows of queries and keys stand in pairs
 NORM_NAMES = {
     "olmo2": {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
     "exaone4": {"post_attention_layernorm": "post_attention_norm", "post_feedforward_layernorm": "post_ffw_norm"},
@@ -117,6 +118,9 @@ def add_rope(g, c, head):
         original = r.get("original_max_position_embeddings") or getattr(c, "original_max_position_embeddings", None)
         if original:
             g.add_rope_scaling_orig_ctx_len(original)
+    if "llama_4_scaling_beta" in r:
+        g.add_attn_temperature_scale(r["llama_4_scaling_beta"])
+        g.add_rope_scaling_yarn_log_mul(r["mscale_all_dim"])
     if kind == "longrope":
         for length in ("long", "short"):
             g.add_tensor(f"rope_factors_{length}.weight", np.array(r[f"{length}_factor"], np.float32))
