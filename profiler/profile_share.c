@@ -16,8 +16,10 @@
 
 static double linear_flops(const model_config *c)
 {
-    double heads = (double)c->n_heads * c->head_dim, kv = (double)c->n_kv_heads * c->head_dim;
-    return 2.0 * c->n_layers * (2 * heads * c->width + 2 * kv * c->width + 3.0 * c->ffn_width * c->width);
+    double heads = (double)c->n_heads * c->head_dim, kv = (double)c->n_kv_heads * c->head_dim, inner = 0;
+    for (uint32_t l = 0; l < c->n_layers; l++)
+        inner += layer_set_has(&c->sparse, l) ? (double)c->n_used * c->expert_width : c->ffn_width;
+    return 2.0 * (c->n_layers * (2 * heads * c->width + 2 * kv * c->width) + 3.0 * inner * c->width);
 }
 
 // Matrix products and the causal half of attention.

@@ -5,26 +5,20 @@
 #include <stdio.h>
 #include <string.h>
 
-// The share of a large product's speed that those of a profile reach, having few rows or terms: the less, the faster
-// the unit (measured).
-static double share_of_peak(const char *compute)
+// What the machine makes of the model's own shapes now, beside what one large product reaches.
+static kvb_status print_time(const profile_command *p, double record_bytes, kvb_error *err)
 {
-    return strcmp(compute, "bf16") == 0 ? 0.35 : strcmp(compute, "bf16x3") == 0 ? 0.47 : 0.66;
-}
-
-// Seconds on backend cpu, from what its products and the float32 units reach now. A score costs its softmax, oracle and
-// conversions about as much as 150 operations of SGEMM; a fifth more is all else.
-static kvb_status print_time(const profile_command *p, kvb_error *err)
-{
-    double flops = profile_flops(p->m, &p->job), scores = profile_scores(p->m, &p->job),
-           products = roofline_products(p->device), vectors = roofline_sgemm(),
-           share = share_of_peak(p->device->compute);
-    if (products <= 0 || vectors <= 0) return kvb_fail(err, KVB_MEMORY, "not enough memory to measure the speed");
-    printf(
-        "time       about %.0f s on backend cpu: %.2f TFLOP at %.0f %% of %.0f GFLOP/s (%s products, measured), %.2f G "
-        "attention\n           scores, a fifth added for all else\n",
-        1.2 * (flops / (share * products) + 150 * scores / vectors), flops / 1e12, 100 * share, products / 1e9,
-        p->device->compute, scores / 1e9);
+    double seconds = 0, start = seconds_now();
+    kvb_status status = profile_estimate_time(p, record_bytes, &seconds, err);
+    if (status != KVB_OK) return status;
+    double measured = seconds_now() - start, flops = profile_flops(p->m, &p->job);
+    printf("time       about %.*f s on backend %s, as one layer with constants for weights took now (measured in %.1f "
+           "s): %.2f TFLOP\n           in %s, %.0f GFLOP/s, beside reading the model's files",
+           seconds < 20 ? 1 : 0, seconds, p->device->name, measured, flops / 1e12, p->device->compute,
+           flops / seconds / 1e9);
+    bool cpu = strcmp(p->device->name, "cpu") == 0;
+    if (cpu) printf("; a large product: %.0f GFLOP/s", roofline_products(p->device) / 1e9);
+    printf("\n");
     return KVB_OK;
 }
 
@@ -108,5 +102,5 @@ kvb_status profile_print_plan(const profile_command *p, kvb_error *err)
     printf("batch      %u questions at a time\n", job->max_questions);
     print_memory(p);
     printf("record     %.1f MB%s\n", record_bytes / 1e6, p->add ? " more" : "");
-    return print_time(p, err);
+    return print_time(p, record_bytes, err);
 }

@@ -116,12 +116,12 @@ def write_shard(path: Path, tensors: List[Tuple[str, Shape]], tile: Tile, number
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("shape", help="a file of docs/configs without .json, or any config.json")
+    parser.add_argument("shape", help="a folder of docs/configs, or any config.json")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--layers", type=int)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    named = CONFIGS / f"{options.shape}.json"
+    named = CONFIGS / options.shape / "config.json"
     config = json.loads((named if named.exists() else Path(options.shape)).read_text())
     if options.layers:
         config["num_hidden_layers"] = options.layers
