@@ -56,6 +56,17 @@ done
 printf '{"key":"a"}\nnonsense\n' >wrong.cells
 fails 'a log with a line that is none' 'line 1|line 2: expected a JSON object' inspect wrong.cells
 
+# ---- a table that is made to lose: one layer keeps everything, the other gives it all
+for k in 2 3 4; do sed "s/says/tells $k/" text1.txt >"text$k.txt"; done
+expect 0 'solve with a layer pinned' solve run.h5 --metric keydiff --pin 1 --ratios 0.1,0.3 -o loses.safetensors
+# shellcheck disable=SC2086
+expect 0 'eval of it' eval tiny.gguf loses.safetensors text?.txt $SIZE -r 0.1,0.3 -a uniform -q
+says 'eval says in words that it loses' '^    It does not beat uniform budgets on these texts\.'
+says 'and what to do' 'Profile texts of this kind and length and solve again, or prune less\.$'
+# shellcheck disable=SC2086
+expect 0 'eval of it on two texts' eval tiny.gguf loses.safetensors text0.txt text1.txt $SIZE -r 0.1 -a uniform -q
+says 'two texts do not tell' 'on these texts, or too few were judged to tell\.'
+
 # ---- going on
 cp worth.cells all
 head -n 20 all >worth.cells
