@@ -6,7 +6,9 @@ then where the system's linker looks. Structures and signatures repeat runtime/k
 
 import ctypes as c
 import functools
+import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +101,14 @@ class Expectation(c.Structure):
     ]
 
 
+def file_sha256(path: str | os.PathLike[str]) -> str:
+    found = hashlib.sha256()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 22):
+            found.update(piece)
+    return found.hexdigest()
+
+
 class Weights(c.Structure):
     _fields_ = [
         ("file_sha256", c.POINTER(c.c_char_p)),
@@ -106,6 +116,15 @@ class Weights(c.Structure):
         ("hf_id", c.c_char_p),
         ("hf_revision", c.c_char_p),
     ]
+
+    @classmethod
+    def of(cls, files: Sequence[str | os.PathLike[str]], hf_id: str | None, hf_revision: str | None) -> "Weights":
+        """Reads and hashes the files."""
+        hashes = [file_sha256(path).encode() for path in files]
+        found = cls((c.c_char_p * len(hashes))(*hashes), len(hashes))
+        found.hf_id = hf_id.encode() if hf_id else None
+        found.hf_revision = hf_revision.encode() if hf_revision else None
+        return found
 
 
 class Options(c.Structure):

@@ -1,7 +1,6 @@
 """Tables of budgets, opened, checked and asked by the C library."""
 
 import ctypes as c
-import hashlib
 import json
 import os
 import weakref
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from . import _library as lib
 from ._library import MismatchError
+from .ranking import Ranking, read_ranking
 
 Rounding = Literal["layer_lr", "floor", "global_lr"]
 Lookup = Literal["nearest", "linear"]
@@ -85,19 +85,6 @@ class TableInfo:
 
 
 @dataclass(frozen=True)
-class Ranking:
-    """What `kvbudget learn` fitted, as a table carries it: per KV head a linear form of features (runtime/kvbudget.h)."""
-
-    name: str  # the table's metric
-    metrics: tuple[str, ...]  # whose scores are the features, in this order
-    logarithm: tuple[bool, ...]  # the score's logarithm is the feature
-    sink: int  # first tokens that take no part in means and deviations
-    # [L, G, P]: z and z|z| of each feature; with layer_mean the mean of z over the layer, of each; recency, constant
-    weights: NDArray[np.float64] = field(repr=False)
-    layer_mean: bool  # heads of a layer can only be ranked together
-
-
-@dataclass(frozen=True)
 class Row:
     """What the solver found for one global ratio. Losses are shares of the oracle's total importance."""
 
@@ -149,7 +136,7 @@ class Table:
         #: Prune ratios [R, L, G], read-only.
         self.prune_ratios: NDArray[np.float64] = ratios
         #: The ranking that the table carries; None where it is for a plain metric.
-        self.ranking = _ranking(lib.library().kvb_table_ranking(handle))
+        self.ranking = read_ranking(lib.library().kvb_table_ranking(handle))
 
     def __repr__(self) -> str:
         i = self.info
@@ -204,10 +191,7 @@ class Table:
         if protection is not None:
             expected.has_protection, expected.sink, expected.window = 1, *protection
         lib.call("kvb_table_check", self._handle, c.byref(expected))
-        hashes = [_file_sha256(path).encode() for path in weight_files or ()]
-        mine = lib.Weights((c.c_char_p * len(hashes))(*hashes), len(hashes))
-        mine.hf_id = hf_id.encode() if hf_id else None
-        mine.hf_revision = hf_revision.encode() if hf_revision else None
+        mine = lib.Weights.of(weight_files or (), hf_id, hf_revision)
         lib.call("kvb_table_check_weights", self._handle, c.byref(mine))
 
     def rank(self, layer: int, head: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -349,14 +333,6 @@ def cu_seqlens(lengths: NDArray[np.uint32], slack: int = 0, block: int = 1) -> N
     return out
 
 
-def _file_sha256(path: str | os.PathLike[str]) -> str:
-    found = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 22):
-            found.update(piece)
-    return found.hexdigest()
-
-
 def _info(i: lib.Info) -> TableInfo:
     values: dict[str, Any] = {}
     for name, *_ in lib.Info._fields_:
@@ -369,17 +345,6 @@ def _info(i: lib.Info) -> TableInfo:
     except json.JSONDecodeError:
         values["metric_parameters"] = {}
     return TableInfo(**values)
-
-
-def _ranking(handle: Any) -> Ranking | None:
-    if not handle:
-        return None
-    r = lib.library().kvb_ranking_about(handle).contents
-    weights = np.ctypeslib.as_array(r.weights, (r.n_layers, r.n_kv_heads, r.n_columns)).copy()
-    weights.flags.writeable = False
-    metrics = tuple(name.decode() for name in r.metrics[: r.n_features])
-    logarithm = tuple(map(bool, r.logarithm[: r.n_features]))
-    return Ranking(r.name.decode(), metrics, logarithm, r.sink, weights, bool(r.layer_mean))
 
 
 def _options(rounding: str, lookup: str, strict: bool, block: int) -> lib.Options:

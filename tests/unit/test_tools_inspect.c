@@ -1,6 +1,8 @@
 // What `kvbudget inspect` says of rankings and of results, and the picture of a ranking's weights.
 #include "formats/rank_write.h"
 #include "formats_help.h"
+#include "tools/document_print.h"
+#include "tools/report/inspect_answers.h"
 #include "tools/report/inspect_rank.h"
 #include "tools/report/inspect_results.h"
 #include "tools/report/weights_picture.h"
@@ -45,6 +47,24 @@ START_TEST(rankings)
 }
 END_TEST
 
+// Of a ranking of whole layers: own parts, the layer's means, recency, each under its name.
+START_TEST(effects_of_whole_layers)
+{
+    static const double of_head[2 * 3 + 2] = {1, -3, 0.5, 0.5, 4, -5, -6, 7};
+    static const char *const metrics[] = {"keydiff", "knorm"}, *const names[] = {
+        "keydiff", "knorm", "layer's keydiff", "layer's knorm", "recency"};
+    static const double want[] = {2, 1, 4, 5, 6};
+    const kvb_ranking_info r = {.n_features = 2, .n_columns = 8, .metrics = metrics, .weights = of_head, .layer_mean = 1};
+    ck_assert_uint_eq(weights_effects(&r), 5);
+    for (uint32_t i = 0; i < 5; i++) {
+        char name[32];
+        weights_effect_name(&r, i, name, sizeof name);
+        ck_assert_str_eq(name, names[i]);
+        ck_assert_double_eq(weights_effect(&r, 0, i), want[i]);
+    }
+}
+END_TEST
+
 START_TEST(weights_as_a_picture)
 {
     static char text[16384];
@@ -85,11 +105,39 @@ START_TEST(results)
 }
 END_TEST
 
+// A document as text: names and values, inner objects indented, nothing that a terminal would obey.
+START_TEST(documents_as_text)
+{
+    static char text[1024];
+    cJSON *doc = cJSON_Parse(
+        "{\"a\":1.5,\"b\":\"x\\u001b[2J\",\"c\":{\"d\":true},\"e\":[1,2],\"f\":[{\"g\":1,\"h\":{\"i\":2}}]}");
+    FILE *kept = stdout;
+    stdout = fmemopen(text, sizeof text - 1, "w");
+    document_print(doc);
+    ck_assert_int_eq(fclose(stdout), 0);
+    stdout = kept;
+    ck_assert_str_eq(text, "a: 1.5\nb: \"x\\u001b[2J\"\nc:\n  d: yes\ne: [1, 2]\nf:\n  - g 1\n    h:\n      i: 2\n");
+    cJSON_Delete(doc);
+}
+END_TEST
+
+START_TEST(answers_need_a_record_and_its_model)
+{
+    cJSON *doc = cJSON_CreateObject();
+    help_fails(inspect_answers(doc, help_path("none.h5"), help_path("none.gguf"), NULL, err), KVB_IO, "none.h5");
+    ck_assert_int_eq(cJSON_GetArraySize(cJSON_GetObjectItem(doc, "answers")), 0);
+    cJSON_Delete(doc);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, rankings);
+    tcase_add_test(tc, effects_of_whole_layers);
     tcase_add_test(tc, weights_as_a_picture);
     tcase_add_test(tc, results);
+    tcase_add_test(tc, documents_as_text);
+    tcase_add_test(tc, answers_need_a_record_and_its_model);
 }
 
 UNIT_MAIN("tools_inspect", fill)

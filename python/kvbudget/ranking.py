@@ -1,0 +1,34 @@
+"""Learned rankings, as the C library has read them out of a table."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import _library as lib
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What `kvbudget learn` fitted, as a table carries it: per KV head a linear form of features (runtime/kvbudget.h)."""
+
+    name: str  # the table's metric
+    metrics: tuple[str, ...]  # whose scores are the features, in this order
+    logarithm: tuple[bool, ...]  # the score's logarithm is the feature
+    sink: int  # first tokens that take no part in means and deviations
+    # [L, G, P]: z and z|z| of each feature; with layer_mean the mean of z over the layer, of each; recency, constant
+    weights: NDArray[np.float64] = field(repr=False)
+    layer_mean: bool  # heads of a layer can only be ranked together
+
+
+def read_ranking(handle: Any) -> Ranking | None:
+    """Of the library's kvb_ranking; None where the table is for a plain metric."""
+    if not handle:
+        return None
+    r = lib.library().kvb_ranking_about(handle).contents
+    weights = np.ctypeslib.as_array(r.weights, (r.n_layers, r.n_kv_heads, r.n_columns)).copy()
+    weights.flags.writeable = False
+    metrics = tuple(name.decode() for name in r.metrics[: r.n_features])
+    logarithm = tuple(map(bool, r.logarithm[: r.n_features]))
+    return Ranking(r.name.decode(), metrics, logarithm, r.sink, weights, bool(r.layer_mean))
