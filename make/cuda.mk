@@ -58,7 +58,8 @@ $(BUILD)/profiler/backend_cuda.o: profiler/backend_cuda.cu $(BUILD)/flags
 
 # The cuda backend, compiled as C++ for the emulated device of tests/cuda, beside the real one in the same program.
 # Where this machine has fused multiply-add, fmaf is an instruction, not a call: the same bits, a fifth of the time.
-FLAGS_EMULATED := $(if $(shell grep -sow -m 1 fma /proc/cpuinfo),-mfma) -x c++ -std=c++20 -Itests/cuda -I. -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off \
+FLAGS_EMULATED := $(if $(shell grep -sow -m 1 fma /proc/cpuinfo),-mfma) -x c++ -std=c++20 -Itests/cuda -I. \
+    -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off \
     $(foreach b,cuda cuda_bf16x3 cuda_bf16,-Dbackend_$(b)=backend_$(b)_emulated) \
     -Dbackend_cuda_random_matrix=random_matrix_emulated
 $(EMULATED): profiler/backend_cuda.cu $(BUILD)/flags
