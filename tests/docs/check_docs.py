@@ -119,7 +119,7 @@ class Run:
     def commands(self, block: Block, number: int, before: str) -> str:
         """What the shell is to do for a block."""
         file = self.work / f"{number}.block"
-        file.write_text(before + block.text, encoding="utf-8")
+        file.write_text((before if block.language == "python" else "") + block.text, encoding="utf-8")
         if block.marker == "file":
             return f'cp "{file}" "{block.reason}"'
         if block.language == "python":
