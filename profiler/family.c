@@ -99,11 +99,12 @@ static kvb_status read_gemma(model_config *c, weights *w, kvb_error *err)
     return status == KVB_OK ? read_biases(c, w, err) : status;
 }
 
-static kvb_status read_glm4(model_config *c, weights *w, kvb_error *err)
+// GLM-4's and Seed-OSS's attention_bias is that of queries, keys and values.
+static kvb_status read_qkv_biases(model_config *c, weights *w, kvb_error *err)
 {
     double bias;
     kvb_status status = read_optional(&bias, w, WEIGHT_ATTENTION_BIAS, 0, err);
-    if (bias != 0 || has_tensor(w, "blk.0.attn_q.bias")) c->switches |= QKV_BIAS; // never of the output
+    if (bias != 0 || has_tensor(w, "blk.0.attn_q.bias")) c->switches |= QKV_BIAS;
     return status;
 }
 
@@ -172,7 +173,9 @@ static const family families[] = {
     {"glm4", "glm4", FUSED_GATE_UP | POST_NORMS, SILU, .gguf_pairs = true, .hf_pairs = true,
      .names = {{TENSOR_ATTN_POST, NULL, "post_self_attn_layernorm.weight"},
                {TENSOR_FFN_POST, NULL, "post_mlp_layernorm.weight"}},
-     .read = read_glm4},
+     .read = read_qkv_biases},
+    {"seed_oss", "seed_oss", 0, SILU, .names = {{TENSOR_FFN_NORM, "post_attention_norm.weight", NULL}},
+     .read = read_qkv_biases},
     {"command-r", "cohere", LAYER_NORM | PARALLEL, SILU, .ties = true, .gguf_pairs = true, .hf_pairs = true,
      .read = read_cohere},
     {"cohere2", "cohere2", LAYER_NORM | PARALLEL, SILU, .ties = true, .gguf_pairs = true, .hf_pairs = true,

@@ -11,6 +11,11 @@ unsigned model_hold(const model *m, uint32_t group, bool rows)
            (m->form == WEIGHTS_HALF ? HOLD_HALF : 0) | (m->form == WEIGHTS_WIDE ? HOLD_WIDE : 0);
 }
 
+unsigned model_hold_embedding(const model *m, bool tied)
+{
+    return model_hold(m, 0, true) | (tied ? 0 : HOLD_IN_PLACE);
+}
+
 void model_count_matrix(model *m, uint32_t group, const stored_matrix *w, bool rows, bool maps)
 {
     const backend *b = m->device->b;
@@ -53,6 +58,12 @@ static kvb_status claim_layer(model *m, weights *w, uint32_t layer, kvb_error *e
     return status == KVB_OK && layer_set_has(&c->sparse, layer) ? experts_claim(m, w, layer, err) : status;
 }
 
+static kvb_status find_norm(const model *m, weights *w, kvb_error *err)
+{
+    weight_tensor t;
+    return tensor_find(&t, w, tensor_norm_name(w), 1, m->config.width, err);
+}
+
 static kvb_status claim_ends(model *m, weights *w, kvb_error *err)
 {
     const model_config *c = &m->config;
@@ -61,10 +72,13 @@ static kvb_status claim_ends(model *m, weights *w, kvb_error *err)
     kvb_status status = tensor_find_head(&head, &tied, c, m->family, w, err);
     if (status == KVB_OK && has) status = tensor_find(&t, w, tensor_embedding_name(w), c->vocabulary, c->width, err);
     stored_matrix stored = {.type = t.type, .out = c->vocabulary, .in = c->width};
-    if (status == KVB_OK) model_count_matrix(m, 0, &stored, true, true);
+    if (status == KVB_OK && tied) model_count_matrix(m, 0, &stored, true, true);
+    if (status != KVB_OK || tied) return status == KVB_OK && has ? find_norm(m, w, err) : status;
+    uint64_t rows = m->device->b->matrix_bytes(m->device, &stored, model_hold_embedding(m, false));
+    m->rooms[0] = (weight_room){rows, rows, 0};
     stored.type = head.type;
-    if (status == KVB_OK && !tied) model_count_matrix(m, 0, &stored, false, true);
-    return status == KVB_OK && has ? tensor_find(&t, w, tensor_norm_name(w), 1, c->width, err) : status;
+    model_count_matrix(m, 0, &stored, false, true);
+    return has ? find_norm(m, w, err) : KVB_OK;
 }
 
 kvb_status model_claim_tensors(model *m, weights *w, kvb_error *err)

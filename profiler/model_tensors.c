@@ -174,13 +174,14 @@ static kvb_status load_ends(loader *in, kvb_error *err)
 {
     model *m = in->m;
     const model_config *c = &m->config;
-    weight_tensor t;
-    kvb_status status = tensor_find(&t, in->w, tensor_embedding_name(in->w), c->vocabulary, c->width, err);
-    if (status == KVB_OK) status = load_matrix(&m->embedding, in, &t, 0, c->vocabulary, 0, model_hold(m, 0, true), err);
-    if (status == KVB_OK) status = tensor_find_head(&t, &m->head_is_tied, c, in->f, in->w, err);
+    weight_tensor t, head;
+    kvb_status status = tensor_find_head(&head, &m->head_is_tied, c, in->f, in->w, err);
+    if (status == KVB_OK) status = tensor_find(&t, in->w, tensor_embedding_name(in->w), c->vocabulary, c->width, err);
+    if (status == KVB_OK)
+        status = load_matrix(&m->embedding, in, &t, 0, c->vocabulary, 0, model_hold_embedding(m, m->head_is_tied), err);
     if (status == KVB_OK && m->head_is_tied) m->head = m->embedding;
     else if (status == KVB_OK)
-        status = load_matrix(&m->head, in, &t, 0, c->vocabulary, 0, model_hold(m, 0, false), err);
+        status = load_matrix(&m->head, in, &head, 0, c->vocabulary, 0, model_hold(m, 0, false), err);
     if (status == KVB_OK) status = tensor_find(&t, in->w, tensor_norm_name(in->w), 1, c->width, err);
     if (status == KVB_OK) status = read_rows(in->values, &t, 0, 1, err);
     bool add_one = in->f->hf_norm_adds_one && !weights_is_gguf(in->w);

@@ -15,6 +15,9 @@ void model_count_matrix(model *m, uint32_t group, const stored_matrix *w, bool r
 // How the matrices of a group are loaded, as matrix_hold.
 unsigned model_hold(const model *m, uint32_t group, bool rows);
 
+// The same of the embedding: where another matrix makes the logits only its rows are read, which stay in the file.
+unsigned model_hold_embedding(const model *m, bool tied);
+
 // Loads them onto m->device, for the layers that m->config counts.
 kvb_status model_load_tensors(model *m, kvb_error *err);
 

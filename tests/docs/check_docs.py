@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from pages import Block, Page, read_page, same_output
+from pages import Block, Page, apply_diff, read_page, same_output
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS, QUESTIONS, BYTES = 2, 2, 3000
@@ -122,8 +122,6 @@ class Run:
         file.write_text(before + block.text, encoding="utf-8")
         if block.marker == "file":
             return f'cp "{file}" "{block.reason}"'
-        if block.language == "diff":
-            return f'patch -p1 <"{file}"'
         if block.language == "python":
             return f'"{self.python}" "{file}"'
         if block.marker == "exit 1":
@@ -136,6 +134,10 @@ class Run:
         out = ["set -e -o pipefail", *self.environment()]
         for number, block in enumerate(self.page.blocks):
             if block.marker not in ("file", "patch") and block.language not in ("sh", "python"):
+                continue
+            if block.language == "diff":
+                if fault := apply_diff(self.tree, block.text):
+                    self.bad(block.where, "the diff does not fit", fault)
                 continue
             if reason := self.why_not(block):
                 self.skipped += 1

@@ -94,6 +94,21 @@ def read_page(root: Path, name: str) -> Page:
     return page
 
 
+def apply_diff(tree: Path, diff: str) -> str:
+    """Applies a unified diff whose old lines stand in the file just once; says which do not, or nothing."""
+    for part in re.split(r"^--- .*\n\+\+\+ b/", diff, flags=re.MULTILINE)[1:]:
+        name, _, hunks = part.partition("\n")
+        text = (tree / name).read_text(encoding="utf-8")
+        for hunk in re.split(r"^@@.*\n", hunks, flags=re.MULTILINE)[1:]:
+            lines = [line if line.strip() else " \n" for line in hunk.splitlines(keepends=True)]
+            old = "".join(line[1:] for line in lines if line[0] in " -")
+            if text.count(old) != 1:
+                return f"{name} has these lines {text.count(old)} times, once was expected:\n{old}"
+            text = text.replace(old, "".join(line[1:] for line in lines if line[0] in " +"))
+        (tree / name).write_text(text, encoding="utf-8")
+    return ""
+
+
 def same_output(wanted: str, found: str, numbers_vary: bool) -> bool:
     """Whether FOUND is what WANTED says; `...` is any number of lines, blanks at the end of a line do not count."""
 

@@ -4,6 +4,7 @@
 #include "profiler/packed.h"
 #include "profiler/packed_steps.h"
 #include "profiler/packed_tiles.h"
+#include "profiler/stored_matrix.h"
 #include "unit.h"
 #include <math.h>
 #include <stdio.h>
@@ -166,6 +167,29 @@ END_TEST
 
 // Weights kept as whole numbers: the values are those that went in, products are as good as with float32 weights, and a
 // third part is left out only where there is none.
+// Weights that bfloat16 holds have no low part in bf16x3: the high one alone gives the same bits.
+START_TEST(test_high_part_alone)
+{
+    enum { M = 30, N = 64, K = 200 };
+    size_t high = packed_high_bytes(PRECISION_BF16X3, K, N);
+    ck_assert_uint_eq(packed_high_bytes(PRECISION_F32, K, N), 0);
+    ck_assert_uint_eq(packed_high_bytes(PRECISION_BF16, K, N), 0);
+    ck_assert_uint_eq(packed_high_bytes(PRECISION_BF16X3, 64, N), 0); // three parts side by side
+    ck_assert_int_eq(high == 0, product_takes_any_rows());
+    if (!high) return;
+    packed_case t = case_make(PRECISION_BF16X3, M, N, K, true, false);
+    float *temp = memory(packed_temp_floats(K, N) * sizeof *temp), *alone = memory(M * N * sizeof *alone);
+    stored_round(t.b, K * N);
+    ck_assert(packed_store(t.p, t.weights, t.b, K, true, K, N, temp));
+    const product *p = product_find(t.p, M, N, K, false);
+    ck_assert(p && product_run(p, t.operand, t.weights, t.c));
+    memset((char *)t.weights + high, 0xff, packed_bytes(t.p, K, N) - high); // nobody reads it
+    ck_assert(product_run_high(p, t.operand, t.weights, alone));
+    ck_assert_mem_eq(alone, t.c, M * N * sizeof *alone);
+    free(temp), free(alone), case_free(&t);
+}
+END_TEST
+
 START_TEST(test_steps)
 {
     enum { M = 40, N = 72, K = 192, BLOCKS = K / STEP_TERMS };
@@ -305,6 +329,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
+    tcase_add_test(tc, test_high_part_alone);
     tcase_add_test(tc, test_errors);
     tcase_add_test(tc, test_float32_is_as_good_as_sgemm);
     tcase_add_test(tc, test_any_rows);

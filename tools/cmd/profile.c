@@ -187,6 +187,14 @@ static int run_command(profile_command *p, char **operands, size_t n)
     return EXIT_DONE;
 }
 
+#define WEIGHTS_HELP                                                                                                   \
+    "how weights stand in memory: keep (as few bits as the file has, where products can\ntake them so; default), f32 " \
+    "(as products take them: faster, more memory), bf16 (rounded\nto 16 bits: changes numbers unless the file has no " \
+    "more). Layers that do not fit are\nread from the file each time"
+#define HELD_HELP                                                                                                     \
+    "hold the weights of N layers in memory and read the others' from the file each time\n(default: as many as fit; " \
+    "0: not even the embedding); changes no number"
+
 // An exit code, or -1 when the manual was printed.
 static int parse_profile(profile_command *p, int argc, char **argv, int *first)
 {
@@ -222,14 +230,8 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
         {"batch", 0, CLI_COUNT, &p->batch, "N", "decode N questions at a time (default: by memory); changes no number"},
         {"memory", 0, CLI_TEXT, &p->memory, "SIZE",
          "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
-        {"weights", 0, CLI_TEXT, &p->weights, "KIND",
-         "how weights stand in memory: keep (as few bits as the file has, where products can\ntake them so; default), "
-         "f32 (as products take them: faster, more memory), bf16 (rounded\nto 16 bits: changes numbers unless the file "
-         "has no more). Layers that do not fit are\nread from the file each time"},
-        {"held", 0, CLI_COUNT, &p->held, "N",
-         "hold the weights of N layers in memory and read the others' from the file each time\n(default: as many as "
-         "fit; "
-         "0: not even the embedding); changes no number"},
+        {"weights", 0, CLI_TEXT, &p->weights, "KIND", WEIGHTS_HELP},
+        {"held", 0, CLI_COUNT, &p->held, "N", HELD_HELP},
         {"layers", 0, CLI_COUNT, &p->layers, "N",
          "run the first N layers only, to measure time and memory on a shorter model"},
         {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},

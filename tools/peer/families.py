@@ -33,13 +33,13 @@ transformers.utils.logging.set_verbosity_error()
 SUFFIX, ANSWER, NEXT = 7, 9, 24  # tokens of a question and its answer; tokens behind a cut cache
 LAG = 64  # partitions of LagKV: several in a short context
 CUTS = ("-m", "keydiff", "-m", "snapkv:kvpress:window=16", "-a", "uniform", "-a", "ada", "-r", "0.5,0.9")
-# What the container cannot say, or our reader refuses there: which layers are without experts, and which do not turn, if
-# it is not every fourth.
-NOT_IN_GGUF = {"qwen3-moe", "smollm3"}
+# What the container cannot say: which layers are without experts, which do not turn if it is not every fourth, and
+# windows of the llama architecture, whose files Mistral's are.
+NOT_IN_GGUF = {"qwen3-moe", "smollm3", "mistral-window"}
 FIXTURES = (
     "llama", "mistral", "qwen2-window", "qwen3", "phi3", "granite", "smollm3", "olmo2", "olmo3", "gemma2", "gemma3",
     "gpt-oss", "qwen3-moe", "mixtral", "olmoe", "glm4", "exaone4", "cohere", "cohere2",
-    "ministral3", "cohere-norm", "olmoe-clip", "gpt-oss-mxfp4",
+    "ministral3", "cohere-norm", "olmoe-clip", "gpt-oss-mxfp4", "seed-oss",
 )  # fmt: skip
 
 

@@ -104,6 +104,7 @@ MODELS = {
         **WINDOWS,
     ),
     "glm4": small("glm4", 6, 2, 16, attention_bias=True, **rope("default", partial_rotary_factor=0.5)),
+    "seed-oss": small("seed_oss", 6, 2, 16),
     "exaone4": small("exaone4", 5, 1, 16, sliding_window_pattern=4, **WINDOWS),
     "cohere": small("cohere", 4, 2, **COHERE),
     "cohere-norm": small("cohere", 8, 2, use_qk_norm=True, **COHERE),

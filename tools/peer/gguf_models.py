@@ -17,6 +17,7 @@ ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "exaone4": "exaone4",
+    "seed_oss": "seed_oss",
     "cohere": "command-r",
     "cohere2": "cohere2",
     "glm4": "glm4",
@@ -43,6 +44,7 @@ NORM_NAMES = {
         "post_mlp_layernorm": "post_ffw_norm",
     },
     "gpt-oss": {"post_attention_layernorm": "post_attention_norm"},
+    "seed_oss": {"post_attention_layernorm": "post_attention_norm"},
 }
 NORM_NAMES["gemma3"] = NORM_NAMES["gemma2"]
 NAMES = {

@@ -58,7 +58,8 @@ def all_tensors(config: Dict[str, Any]) -> Iterator[Tuple[str, Shape]]:
 
 def to_bf16(values: np.ndarray) -> np.ndarray:
     bits: np.ndarray = values.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+    rounded: np.ndarray = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype("<u2")
+    return rounded
 
 
 class Tile:

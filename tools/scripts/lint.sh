@@ -62,7 +62,8 @@ but() {
 }
 # A file of tests is a list of cases of one subject, each read by itself; cut in two it would need its helpers twice.
 wc -l "${written[@]}" |
-    awk '{ most = $2 ~ /tests\// ? 700 : 400 } $2 != "total" && $1 > most { print $2, $1 " lines" }' | but file | check 'no file is longer than 400 lines, no file of tests than 700'
+    awk '{ most = $2 ~ /tests\// ? 700 : 400 } $2 != "total" && $1 > most { print $2, $1 " lines" }' |
+    but file | check 'no file is longer than 400 lines, no file of tests than 700'
 mapfile -t in_c < <(printf '%s\n' "${written[@]}" | grep -E '\.(h|c|cu|cuh)$')
 awk -v MAX=60 -f tools/scripts/lint_size.awk "${in_c[@]}" | but function | check 'no function is longer than 60 lines'
 
