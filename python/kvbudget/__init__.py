@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from ._library import KVBudgetError, MismatchError, library
-from .table import Budgets, ModelShape, Ranking, Row, Table, TableInfo, cu_seqlens, reselect, select
+from .selection import cu_seqlens, reselect, select
+from .table import Budgets, ModelShape, Ranking, Row, Table, TableInfo
 
 if TYPE_CHECKING:
     from .eviction import Run, compress

@@ -214,3 +214,10 @@ def call(name: str, *arguments: Any) -> None:
         return
     text, kind = error.message.decode(errors="replace"), library().kvb_status_name(status).decode()
     raise MismatchError(text) if kind == "MISMATCH" else KVBudgetError(text, kind)
+
+
+def count(value: int) -> int:
+    """ctypes would cut off what does not fit."""
+    if not 0 <= value < 2**32:
+        raise KVBudgetError(f"expected a count from 0 to {2**32 - 1}, found {value}")
+    return int(value)

@@ -17,7 +17,8 @@ from .hooks import attached, padding_of
 from .models import AttentionLayer, attention_layers, check_model, has_window
 from .ragged import RaggedLayer
 from .report import Report, State, cache_bytes
-from .table import Table, reselect, select
+from .selection import reselect, select
+from .table import Table
 
 
 class Run:

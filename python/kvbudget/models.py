@@ -75,8 +75,8 @@ class AttentionLayer:
         norm = next((getattr(module, name) for name in ("q_norm", "q_layernorm") if hasattr(module, name)), None)
         if norm is not None and not isinstance(getattr(norm, "weight", None), Tensor):
             raise KVBudgetError(
-                f"{self.name}: its norm of queries, {type(norm).__name__}, is not known, so expected attention cannot see "
-                "them; use keydiff, knorm or snapkv",
+                f"{self.name}: its norm of queries, {type(norm).__name__}, is not known, so expected attention cannot "
+                "see them; use keydiff, knorm or snapkv",
                 "UNSUPPORTED",
             )
         over_heads = norm is not None and norm.weight.numel() == q.shape[-1] and norm.weight.dim() == 1

@@ -198,16 +198,16 @@ class Table:
         """Scores [T] of one head's tokens from those of the ranking's metrics, float32 [F, T] (kvb_rank)."""
         features, rows = self._features(features, 2)
         out = np.empty(features.shape[1], np.float32)
-        lib.call("kvb_rank", self._handle, _count(layer), _count(head), rows, out.size, out.ctypes.data)
+        lib.call("kvb_rank", self._handle, lib.count(layer), lib.count(head), rows, out.size, out.ctypes.data)
         return out
 
     def rank_layer(self, layer: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scores [G, T] of a whole layer from float32 [F, G, T], by any ranking (kvb_rank_layer)."""
         features, rows = self._features(features, 3)
-        out = np.empty(features.shape[1:], np.float32)
+        out = np.empty((features.shape[1], features.shape[2]), np.float32)
         if out.shape[0] != self.info.n_kv_heads:
             raise lib.KVBudgetError(f"{self.path}: expected {self.info.n_kv_heads} KV heads, found {out.shape[0]}")
-        lib.call("kvb_rank_layer", self._handle, _count(layer), rows, out.shape[1], out.ctypes.data)
+        lib.call("kvb_rank_layer", self._handle, lib.count(layer), rows, out.shape[1], out.ctypes.data)
         return out
 
     def _features(self, features: NDArray[np.float32], n_dims: int) -> tuple[NDArray[np.float32], Any]:
@@ -235,7 +235,7 @@ class Table:
         """
         keep = np.empty((self.info.n_layers, self.info.n_kv_heads), np.uint32)
         options = _options(rounding, lookup, strict, block)
-        lib.call("kvb_budgets", self._handle, ratio, _count(tokens), c.byref(options), _pointer(keep), keep.size)
+        lib.call("kvb_budgets", self._handle, ratio, lib.count(tokens), c.byref(options), _pointer(keep), keep.size)
         return keep
 
     def budgets(
@@ -293,46 +293,6 @@ class Table:
         return said
 
 
-def select(scores: NDArray[np.float32], keep: int, sink: int, window: int) -> NDArray[np.uint32]:
-    """The positions, ascending, that a head keeps: protected ones first, then by score (kvb_select of the library).
-
-    scores  float32 [T], higher = keep; a NaN raises :class:`KVBudgetError`
-    """
-    scores = np.ascontiguousarray(scores, np.float32)
-    out = np.empty(min(keep, scores.size), np.uint32)
-    lib.call("kvb_select", scores.ctypes.data, scores.size, keep, sink, window, out.ctypes.data, out.size)
-    return out
-
-
-def reselect(
-    scores: NDArray[np.float32], places: NDArray[np.uint32], tokens: int, keep: int, sink: int, window: int
-) -> NDArray[np.uint32]:
-    """The rows, ascending, that a head keeps which was cut before and has grown (kvb_reselect of the library).
-
-    scores  float32 [rows]; places: the positions of the rows' tokens, ascending; tokens: how many were seen in all
-    """
-    scores, places = np.ascontiguousarray(scores, np.float32), np.ascontiguousarray(places, np.uint32)
-    if scores.shape != places.shape:
-        raise lib.KVBudgetError(f"reselect: {scores.shape} scores for {places.shape} places")
-    out = np.empty(min(keep, scores.size), np.uint32)
-    lib.call(
-        "kvb_reselect",
-        *(scores.ctypes.data, places.ctypes.data, scores.size, tokens, keep, sink, window, out.ctypes.data, out.size),
-    )
-    return out
-
-
-def cu_seqlens(lengths: NDArray[np.uint32], slack: int = 0, block: int = 1) -> NDArray[np.int32]:
-    """Where sequences of these lengths begin and end that lie behind one another, int32 [n + 1], each with ``slack``
-    free rows; with ``block`` counted in pages (kvb_cu_seqlens of the library)."""
-    lengths = np.ascontiguousarray(lengths, np.uint32).ravel()
-    out = np.empty(lengths.size + 1, np.int32)
-    lib.call(
-        "kvb_cu_seqlens", lengths.ctypes.data, lengths.size, _count(slack), _count(block), out.ctypes.data, out.size
-    )
-    return out
-
-
 def _info(i: lib.Info) -> TableInfo:
     values: dict[str, Any] = {}
     for name, *_ in lib.Info._fields_:
@@ -351,29 +311,11 @@ def _options(rounding: str, lookup: str, strict: bool, block: int) -> lib.Option
     for name, value, known in (("rounding", rounding, _ROUNDINGS), ("lookup", lookup, _LOOKUPS)):
         if value not in known:
             raise lib.KVBudgetError(f"{name}: expected one of {', '.join(known)}, found {value!r}")
-    return lib.Options(_ROUNDINGS.index(rounding), _LOOKUPS.index(lookup), bool(strict), _count(block))
-
-
-def _count(value: int) -> int:
-    """ctypes would cut off what does not fit."""
-    if not 0 <= value < 2**32:
-        raise lib.KVBudgetError(f"expected a count from 0 to {2**32 - 1}, found {value}")
-    return int(value)
+    return lib.Options(_ROUNDINGS.index(rounding), _LOOKUPS.index(lookup), bool(strict), lib.count(block))
 
 
 def _pointer(counts: NDArray[np.uint32]) -> Any:
     return counts.ctypes.data_as(c.POINTER(c.c_uint32))
 
 
-__all__ = [
-    "Budgets",
-    "MismatchError",
-    "ModelShape",
-    "Ranking",
-    "Row",
-    "Table",
-    "TableInfo",
-    "cu_seqlens",
-    "reselect",
-    "select",
-]
+__all__ = ["Budgets", "MismatchError", "ModelShape", "Ranking", "Row", "Table", "TableInfo"]

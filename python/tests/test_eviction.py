@@ -13,7 +13,6 @@ from test_families import T, hide_what_was_cut, hiding  # noqa: F401  (registers
 from transformers.cache_utils import DynamicCache, StaticCache
 
 import kvbudget
-from kvbudget import attention
 from kvbudget.models import attention_layers, check_model
 from kvbudget.ragged import RaggedLayer
 
@@ -212,80 +211,6 @@ def test_recut_needs_to_have_watched(model: Any, make_table: Any) -> None:
         model(prompt(), past_key_values=cache)
         with pytest.raises(kvbudget.KVBudgetError, match="track=True"):
             run.recut(cache)
-
-
-def reference_varlen(q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, max_q: int, max_k: int, *, scale: Any = None,
-                     window_size: Any, enable_gqa: bool, seqused_k: Any) -> torch.Tensor:  # fmt: skip
-    """What torch documents of varlen_attn, in plain loops: causal from the lower right corner, seqused_k valid keys."""
-    assert window_size == (-1, 0) and enable_gqa
-    out = torch.empty(q.shape[0], q.shape[1], v.shape[2])
-    for s in range(len(cu_q) - 1):
-        rows, n = slice(int(cu_q[s]), int(cu_q[s + 1])), int(seqused_k[s])
-        assert rows.stop - rows.start <= max_q and n <= max_k and n <= int(cu_k[s + 1] - cu_k[s])
-        keys, values = (x[int(cu_k[s]) :][:n, 0] for x in (k, v))
-        seen = torch.ones(rows.stop - rows.start, n, dtype=torch.bool).tril(n - (rows.stop - rows.start))
-        for h in range(q.shape[1]):
-            w = (q[rows, h] @ keys.T * (q.shape[2] ** -0.5 if scale is None else scale)).masked_fill(
-                ~seen, float("-inf")
-            )
-            out[rows, h] = w.softmax(-1) @ values
-    return out
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("kernel", ["flex", "varlen"])
-def test_kernels(model: Any, table: kvbudget.Table, kernel: str, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """flex_attention itself on this machine; of varlen the layout, since its kernels run on CUDA only."""
-    monkeypatch.setattr(attention, "varlen_attn", reference_varlen)
-    ids, more, mask = prompt(2), prompt(2, 5, seed=6), torch.ones(2, T + 5, dtype=torch.long)
-    mask[1, :7] = 0
-    mask[1, T + 1] = 0 if padded else 1  # a hole among the new tokens
-    out = []
-    for name in ("segments", kernel):
-        with kvbudget.compress(model, table, 0.7, kernel=name):  # type: ignore[arg-type]
-            cache = prefill(model, ids, attention_mask=mask[:, :T])
-        with torch.no_grad():
-            if padded and name == "varlen":
-                with pytest.raises(kvbudget.KVBudgetError, match="padding"):
-                    model(more, past_key_values=cache, attention_mask=mask)
-                return
-            first = model(more, past_key_values=cache, attention_mask=mask).logits
-            last = model(
-                more[:, :1], past_key_values=cache, attention_mask=torch.cat([mask, mask[:, :1] | 1], 1)
-            ).logits
-        keep = torch.tensor([[True] * 6, [not (padded and i == 1) for i in range(6)]])
-        out.append(torch.cat([first, last], 1)[keep])
-    assert torch.allclose(*out, atol=2e-5)
-
-
-def test_rows_come_and_go(model: Any, table: kvbudget.Table) -> None:
-    """What beam search does to a cache, on one layer."""
-    with kvbudget.compress(model, table, 0.7):
-        layer = prefill(model, prompt(3)).layers[1]
-
-    def rows(b: int) -> list[list[float]]:
-        return [layer.segment(b * 2 + h)[0].tolist() for h in range(2)]
-
-    before = [rows(b) for b in range(3)]
-    layer.reorder_cache(torch.tensor([2, 0, 0]))
-    assert [rows(b) for b in range(3)] == [before[i] for i in (2, 0, 0)]
-    layer.batch_repeat_interleave(2)
-    assert [rows(b) for b in range(6)] == [before[i] for i in (2, 2, 0, 0, 0, 0)]
-    layer.batch_select_indices(torch.tensor([1, 2]))
-    assert [rows(b) for b in range(2)] == [before[i] for i in (2, 0)] and layer.n_sequences == 2
-    new = torch.arange(2 * 2 * 70 * 16, dtype=torch.float32).view(2, 2, 70, 16)
-    layer.update(new, new)  # more than there are free rows
-    assert layer.segment(3)[0][-70:].equal(new[1, 1]) and layer.seen == T + 70
-    assert [r[: len(b)] for r, b in zip(rows(0), before[2])] == before[2]
-    layer.crop(-70)
-    assert [rows(b) for b in range(2)] == [before[i] for i in (2, 0)]
-    places = [layer.segment(s)[2].tolist() for s in range(4)]
-    layer.crop(-15)  # into what was cut
-    assert [layer.segment(s)[2].tolist() for s in range(4)] == [[p for p in old if p < T - 15] for old in places]
-    assert layer.get_seq_length() == T - 15 and layer.get_mask_sizes(3) == (3, T - 15)
-    for refused in (layer.reset, layer.offload, lambda: setattr(layer, "keys", new)):
-        with pytest.raises(kvbudget.KVBudgetError):
-            refused()
 
 
 def test_the_report(model: Any, table: kvbudget.Table) -> None:
