@@ -18,8 +18,8 @@ const float *host_view(backend_device *on, dev from);
 void host_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s,
                  const draw_key *keys);
 void host_matrix_release(backend_device *on, dev_matrix *w);
-// The values of w in float32, rounded where `hold` says so, to be freed; NULL when memory is short or one of them is not
-// finite.
+// The values of w in float32, rounded where `hold` says so, to be freed; NULL when memory is short or one of them is
+// not finite.
 float *host_matrix_values(const stored_matrix *w, unsigned hold);
 // backend_reduce.c
 void host_norms(backend_device *on, dev out, dev x, size_t n, uint32_t width);

@@ -74,8 +74,9 @@ static kvb_status write_named(const learned *l, const char *path, cJSON *about, 
 {
     record_shape model = record_get_shape(l->from->r);
     char *text = cJSON_PrintUnformatted(about);
-    rank_content content = {l->n_folds, model.n_layers, model.n_kv_heads, learn_columns(l->n_features, l->options.layer_mean),
-                            l->weights, text};
+    rank_content content = {l->n_folds,       model.n_layers,
+                            model.n_kv_heads, learn_columns(l->n_features, l->options.layer_mean),
+                            l->weights,       text};
     kvb_status status =
         text ? rank_name(name, &content, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
     cJSON_free(text);

@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-// The first layer, of which the first head's tokens are selected: features [n_features][n_kv_heads][n_tokens], one block;
-// scores [n_kv_heads][n_tokens].
+// The first layer, of which the first head's tokens are selected: features [n_features][n_kv_heads][n_tokens], one
+// block; scores [n_kv_heads][n_tokens].
 static int rank_and_select(const kvb_table *table, double ratio, uint32_t n_tokens, float *features, float *scores,
                            uint32_t *keep, uint32_t *positions, kvb_error *err)
 {

@@ -197,7 +197,8 @@ START_TEST(layers_are_ranked_together)
 {
     enum { T = 30, N = 3 };
     double w[2 * N * (P + F)];
-    kvb_ranking r = {.info = {.name = "case", .n_layers = 2, .n_kv_heads = N, .n_features = F, .sink = 2}, .weights = w};
+    kvb_ranking r = {.info = {.name = "case", .n_layers = 2, .n_kv_heads = N, .n_features = F, .sink = 2},
+                     .weights = w};
     float a[N * T], b[N * T], out[N * T], own[N * T], alone[T];
     const float *features[F] = {a, b};
     kvb_error err = {0};

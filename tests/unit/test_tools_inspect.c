@@ -51,10 +51,11 @@ END_TEST
 START_TEST(effects_of_whole_layers)
 {
     static const double of_head[2 * 3 + 2] = {1, -3, 0.5, 0.5, 4, -5, -6, 7};
-    static const char *const metrics[] = {"keydiff", "knorm"}, *const names[] = {
-        "keydiff", "knorm", "layer's keydiff", "layer's knorm", "recency"};
+    static const char *const metrics[] = {"keydiff", "knorm"}, *const names[] = {"keydiff", "knorm", "layer's keydiff",
+                                                                                 "layer's knorm", "recency"};
     static const double want[] = {2, 1, 4, 5, 6};
-    const kvb_ranking_info r = {.n_features = 2, .n_columns = 8, .metrics = metrics, .weights = of_head, .layer_mean = 1};
+    const kvb_ranking_info r = {
+        .n_features = 2, .n_columns = 8, .metrics = metrics, .weights = of_head, .layer_mean = 1};
     ck_assert_uint_eq(weights_effects(&r), 5);
     for (uint32_t i = 0; i < 5; i++) {
         char name[32];
