@@ -3,6 +3,7 @@
 #include "names.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
+#include "runtime/text.h"
 #include "sha256.h"
 #include <cjson/cJSON.h>
 #include <stdbool.h>
@@ -329,6 +330,10 @@ static kvb_status parse_lines(calib_file *file, const char *text, size_t size, p
 kvb_status calib_parse(calib_file *out, const void *data, size_t size, const char *name, kvb_error *err)
 {
     memset(out, 0, sizeof *out);
+    const char *kind = kvb_binary_kind(data, size);
+    if (kind)
+        return kvb_fail(err, KVB_FORMAT, "%s: expected calibration texts, one JSON object per line, found %s", name,
+                        kind);
     place at = {name, 0, err};
     kvb_status status = parse_lines(out, data, size, &at);
     if (status == KVB_OK) status = check_ids_unique(out, name, err);

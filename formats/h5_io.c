@@ -1,6 +1,7 @@
 #include "h5_io.h"
 #include "file_read.h"
 #include "runtime/fail.h"
+#include "runtime/text.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -199,8 +200,12 @@ void h5_close(h5_file *f)
 static kvb_status check_superblock(const unsigned char *data, size_t size, const char *name, kvb_error *err)
 {
     static const unsigned char signature[8] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
-    if (size < 48 || memcmp(data, signature, sizeof signature) != 0)
-        return kvb_fail(err, KVB_FORMAT, "%s: byte 0: expected the signature of an HDF5 file", name);
+    if (size < 48 || memcmp(data, signature, sizeof signature) != 0) {
+        const char *kind = kvb_binary_kind(data, size);
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: byte 0: expected a record, which begins with the signature of HDF5, found %s", name,
+                        kind ? kind : "something else");
+    }
     if (data[8] != 2 && data[8] != 3)
         return kvb_fail(err, KVB_UNSUPPORTED,
                         "%s: byte 8: HDF5 superblock version %u, expected 2 or 3; write it with library bounds v110 "

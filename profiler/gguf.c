@@ -1,6 +1,7 @@
 // The reader of GGUF files: one pass over a bounded cursor that checks every length before it is used.
 #include "profiler/gguf_parts.h"
 #include "runtime/fail.h"
+#include "runtime/text.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -260,11 +261,13 @@ static kvb_status parse_header(cursor *c, gguf_file *f)
     const unsigned char *magic = NULL;
     kvb_status status = cursor_take(c, 4, "the magic bytes", &magic);
     if (status != KVB_OK) return status;
-    if (memcmp(magic, "GGUF", 4) != 0)
-        return kvb_fail(
-            c->err, KVB_FORMAT,
-            "%s: byte 0: expected the magic bytes GGUF, found %02x %02x %02x %02x; this is not a GGUF model file",
-            c->name, magic[0], magic[1], magic[2], magic[3]);
+    if (memcmp(magic, "GGUF", 4) != 0) {
+        const char *kind = kvb_binary_kind(magic, 4 + cursor_left(c));
+        return kvb_fail(c->err, KVB_FORMAT,
+                        "%s: byte 0: expected the magic bytes GGUF, found %s (%02x %02x %02x %02x); a model is a GGUF "
+                        "file, or a folder with config.json and safetensors",
+                        c->name, kind ? kind : "something else", magic[0], magic[1], magic[2], magic[3]);
+    }
     status = cursor_u32(c, "the version", &f->version);
     if (status != KVB_OK) return status;
     if (f->version == 1)

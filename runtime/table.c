@@ -2,6 +2,7 @@
 #include "table.h"
 #include "fail.h"
 #include "safetensors.h"
+#include "text.h"
 #include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
@@ -185,14 +186,11 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
 // Files of other kinds, however large, are called by their names: operands are easily swapped.
 static kvb_status refuse_others(const unsigned char *data, size_t size, const char *name, kvb_error *err)
 {
-    if (size >= 4 && memcmp(data, "GGUF", 4) == 0)
-        return kvb_fail(err, KVB_FORMAT, "%s: expected a table (.safetensors), found a model (GGUF)", name);
-    if (size >= 8 && memcmp(data, "\x89HDF\r\n\x1a\n", 8) == 0)
-        return kvb_fail(err, KVB_FORMAT,
-                        "%s: expected a table (.safetensors), found HDF5, as records are; `kvbudget solve` makes "
-                        "tables of records",
-                        name);
-    return KVB_OK;
+    const char *kind = kvb_binary_kind(data, size);
+    if (!kind || kind == kvb_kind_safetensors) return KVB_OK;
+    return kvb_fail(err, KVB_FORMAT,
+                    "%s: expected a table (.safetensors), found %s; `kvbudget solve` makes tables of records", name,
+                    kind);
 }
 
 static size_t limit_of(const kvb_table_options *opt)

@@ -36,6 +36,29 @@ for kind in gguf jsonl h5 safetensors json npy; do
     done < <(commands_for $kind)
 done
 
+# Files of another kind, as swapped operands are: the message says which was found.
+kind_of() {
+    case $1 in
+    *.gguf) echo 'a model' ;;
+    *.h5) echo 'a record' ;;
+    *.safetensors) echo 'safetensors' ;;
+    *.npy) echo 'an array' ;;
+    esac
+}
+while read -r own line; do
+    for file in tiny.gguf run.h5 table.safetensors table.npy; do
+        [ "$file" = "$own" ] && continue
+        # shellcheck disable=SC2086 # words of a command
+        fails "$file in ${line}" "$file: .*found $(kind_of $file)" ${line/FILE/$file}
+    done
+done <<'END'
+tiny.gguf profile FILE calib.jsonl -o x.h5 --quiet
+tiny.gguf tokenize FILE calib.jsonl
+calib.jsonl profile tiny.gguf FILE -o x.h5 --quiet
+run.h5 solve FILE --metric keydiff -o x.safetensors
+table.safetensors budgets FILE --ratio 0.5 --tokens 100
+END
+
 # Output that cannot be written.
 fails 'profile into a folder that is not there' 'no/such' profile tiny.gguf calib.jsonl -o no/such/run.h5
 fails 'solve into a folder that is not there' 'no/such' solve run.h5 --metric keydiff -o no/such/t.safetensors

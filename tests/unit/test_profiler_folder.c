@@ -63,6 +63,34 @@ START_TEST(test_index_and_config_from_bytes)
 }
 END_TEST
 
+// What has no cache per head cannot be budgeted: refused with the reason, before any other key is looked at.
+START_TEST(test_models_without_a_cache_per_head)
+{
+    static const char *const cases[][2] = {
+        {"deepseek_v2", "MLA"},
+        {"deepseek_v3", "no budget per head"},
+        {"kimi_k2", "MLA"},
+        {"qwen3_next", "linear attention"},
+        {"falcon_h1", "state spaces"},
+        {"jamba", "state spaces"},
+        {"mamba2", "no cache"},
+        {"rwkv7", "nothing to budget"},
+        {"bert", "expected llama"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char config[64];
+        weights *w;
+        model_config c;
+        const struct family *f;
+        int size = snprintf(config, sizeof config, "{\"model_type\":\"%s\"}", cases[i][0]);
+        help_ok(weights_from_config(&w, "bytes", config, (size_t)size, err));
+        help_fails(model_read_config(&c, &f, w, err), KVB_UNSUPPORTED, cases[i][0]);
+        help_fails(model_read_config(&c, &f, w, err), KVB_UNSUPPORTED, cases[i][1]);
+        weights_close(w);
+    }
+}
+END_TEST
+
 // ---- where weights are from ----
 
 START_TEST(test_names_at_the_hub)
@@ -231,6 +259,7 @@ static void fill(TCase *tc)
     tcase_add_unchecked_fixture(tc, folder_setup, help_teardown);
     tcase_add_test(tc, test_damaged_shards);
     tcase_add_test(tc, test_index_and_config_from_bytes);
+    tcase_add_test(tc, test_models_without_a_cache_per_head);
     tcase_add_test(tc, test_names_at_the_hub);
     tcase_add_test(tc, test_identity);
     tcase_add_test(tc, test_tokens_without_a_row);

@@ -152,6 +152,33 @@ START_TEST(decimal_digits)
 }
 END_TEST
 
+// Bytes behind the first NUL count, so sizes are given.
+START_TEST(kinds_of_files)
+{
+    static const struct {
+        const char *bytes;
+        size_t size;
+        const char *kind;
+    } cases[] = {
+        {"GGUF\3\0\0\0", 8, "a model (GGUF)"},
+        {"GGU", 3, NULL},
+        {"\x89HDF\r\n\x1a\n", 8, "a record (HDF5)"},
+        {"\x89HDF\r\n\x1a", 7, NULL},
+        {"\x93NUMPY\1\0", 8, "an array (.npy)"},
+        {"\x40\1\0\0\0\0\0\0{\"a\"", 11, kvb_kind_safetensors},
+        {"\x40\1\0\0\0\0\0\0", 8, NULL},
+        {"\x40\1\0\0\1\0\0\0{\"a\"", 11, NULL}, // a header of 4 GiB
+        {"{\"context\": \"a\"}", 16, NULL},
+        {"", 0, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *found = kvb_binary_kind(cases[i].bytes, cases[i].size);
+        if (cases[i].kind) ck_assert_str_eq(found, cases[i].kind);
+        else ck_assert_ptr_null(found);
+    }
+}
+END_TEST
+
 START_TEST(parsed_json)
 {
     bool no_memory;
@@ -197,6 +224,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, sequences_of_utf8);
     tcase_add_test(tc, cleaned_texts);
     tcase_add_test(tc, decimal_digits);
+    tcase_add_test(tc, kinds_of_files);
     tcase_add_test(tc, parsed_json);
     tcase_add_test(tc, limits_in_units);
 }
