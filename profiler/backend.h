@@ -41,7 +41,8 @@ typedef enum matrix_hold {
     HOLD_MAPPED = 2,   // its data stays where it is as long as the matrix, so that no copy of rows is needed
     HOLD_IN_PLACE = 4, // and its products read it there: no memory, but each of them makes its operand anew
     HOLD_HALF = 8,     // its values are rounded to bfloat16
-    HOLD_WIDE = 16     // as products take it even where the file has fewer bits: more memory, less work
+    HOLD_WIDE = 16 // as products take it even where the file has fewer bits: more memory, less work. The tile unit's
+                   // bfloat16 parts round ties to even then, and away from zero where they are of whole numbers
 } matrix_hold;
 
 // One of several products of the same rows: y [n,out] = x W^T.
