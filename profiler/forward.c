@@ -258,7 +258,7 @@ kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, co
 void forward_begin_questions(forward *f, uint32_t n_questions)
 {
     size_t n = (size_t)n_questions * budgeted(f->m) * f->m->config.n_kv_heads * f->n_tokens;
-    if (f->plan.oracle) f->b->clear(f->pass.on, f->best, n);
+    if (f->plan.oracle && n > 0) f->b->clear(f->pass.on, f->best, n);
 }
 
 // One chunk of rows through all layers; leaves the residual stream in x.

@@ -44,8 +44,9 @@ static kvb_status open_tokenizer(model *m, const weights *w, const model_options
     uint32_t vocabulary = m->config.vocabulary;
     kvb_error unread;
     if (o->without_tokenizer) return read_special_ids(m, w, err);
-    kvb_status status = weights_tokenizer(&m->tokens, w, o->pre, o->for_plan ? &unread : err);
-    if (status != KVB_OK) return o->for_plan && status != KVB_MEMORY ? KVB_OK : status;
+    kvb_status status = weights_tokenizer(&m->tokens, w, o->pre, &unread);
+    if (status != KVB_OK && o->for_plan && !o->pre && status != KVB_MEMORY) return KVB_OK;
+    if (status != KVB_OK) return kvb_fail(err, status, "%s", unread.message);
     int32_t bos = tokenizer_bos(m->tokens);
     m->special = (special_ids){id_with_row(bos, vocabulary), id_with_row(tokenizer_eos(m->tokens), vocabulary),
                                id_with_row(tokenizer_eot(m->tokens), vocabulary), tokenizer_add_bos(m->tokens)};

@@ -53,7 +53,7 @@ typedef struct model_options {
     weight_form form;
     bool without_weights; // none are loaded: for model_load, or for a plan
     bool for_plan; // as well: a folder may lack its weight files, or be a config.json alone, and a tokenizer that
-                   // cannot be read is as good as none. Nothing is hashed.
+                   // cannot be read is as good as none, unless `pre` is given. Nothing is hashed.
 } model_options;
 
 typedef struct model {

@@ -14,6 +14,18 @@ static void *watched_malloc(size_t size)
     return p;
 }
 
+void *json_calloc(size_t n, size_t size)
+{
+    void *p = calloc(n, size);
+    ran_out |= !p;
+    return p;
+}
+
+void json_lacks_memory(void)
+{
+    ran_out = true;
+}
+
 void json_watch_memory(void)
 {
     cJSON_Hooks hooks = {watched_malloc, free};

@@ -9,6 +9,12 @@
 void json_watch_memory(void);
 bool json_ran_out(void);
 
+// calloc for what is made of a document and may be left out where it is empty: a failure shows in json_ran_out() too.
+// The caller's to free.
+void *json_calloc(size_t n, size_t size);
+// Says so for memory that was asked for elsewhere.
+void json_lacks_memory(void);
+
 // The document as indented text, for cJSON_free(). Bytes that are not UTF-8, as names of files may have, become '?'.
 // NULL, with KVB_MEMORY in *err, when memory is or was short; also for NULL, which is what making the document then
 // gives.

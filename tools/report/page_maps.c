@@ -1,5 +1,6 @@
 // Head maps of the page: what every KV head keeps.
 #include "study/stats.h"
+#include "tools/json_print.h"
 #include "tools/report/html.h"
 #include "tools/report/page_sections.h"
 #include "tools/report/viridis.h"
@@ -99,7 +100,7 @@ static uint32_t row_step(const page *p)
 // Whole thousandths as "[1000,352,...]".
 static cJSON *thousandths(const double *values, size_t n, bool from_one)
 {
-    char *text = malloc(n * 24 + 3), *at = text;
+    char *text = json_calloc(n * 24 + 3, 1), *at = text;
     if (!text) return NULL;
     *at++ = '[';
     for (size_t i = 0; i < n; i++)

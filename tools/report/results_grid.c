@@ -1,4 +1,5 @@
 #include "tools/report/results_grid.h"
+#include "tools/json_print.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -58,7 +59,7 @@ static void add_name(results_grid *g, const char *name)
 results_grid *results_grid_make(const grid_rows *from, const char *column)
 {
     const cJSON *row;
-    results_grid *g = calloc(1, sizeof *g);
+    results_grid *g = json_calloc(1, sizeof *g);
     if (!g) return NULL;
     cJSON_ArrayForEach(row, from->rows)
     {
