@@ -108,7 +108,7 @@ for pass in "$@"; do
             name=$(basename "$t" .sh)
             case $name in lib) continue ;; real_*) own=real ;; long_*) own=long ;; *) own=cli ;; esac
             [ "$own" = "${kind/memory/cli}" ] || continue
-            case $kind/$name in memory/constraints | memory/compute | memory/ranks) continue ;; esac
+            case $kind/$name in memory/constraints | memory/compute | memory/ranks | memory/memory) continue ;; esac
             queue_test "${kind/memory/cli}" "$build" "$name" bash "$t"
         done
         ;;
