@@ -11,7 +11,7 @@ from . import _library as lib
 
 @dataclass(frozen=True)
 class Ranking:
-    """What `kvbudget learn` fitted, as a table carries it: per KV head a linear form of features (runtime/kvbudget.h)."""
+    """What `kvbudget learn` fitted, as a table carries it: a linear form of features per KV head (kvbudget.h)."""
 
     name: str  # the table's metric
     metrics: tuple[str, ...]  # whose scores are the features, in this order

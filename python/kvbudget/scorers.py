@@ -72,7 +72,7 @@ class Learned(Metric):
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
-        """The library's numbers. It takes the rows for a whole text; where tokens are gone, recency is put right here."""
+        """The library's numbers. It takes rows for a whole text; where tokens are gone, recency is put right here."""
         found = []
         for feature, part in zip(self.features, seen.parts or [Seen() for _ in self.features]):
             part.n_tokens = seen.n_tokens or keys.shape[1]

@@ -8,8 +8,8 @@ float32. PyTorch runs ONE question of each pair and its seconds are multiplied b
 flatters it: writing records is left out as well. kvbudget's seconds are those of the whole command, loading included.
 Beside it: the prefill of the context by PyTorch's SDPA in float32, without scores, against kvbudget's prefill; and a
 profile that follows given answers. --recorder: the Python package's recorder too, which samples answers of the same
-tokens, with two metrics (kvbudget in PYTHONPATH, KVBUDGET_LIBRARY). Prints every pair, then the medians. Needs torch, transformers >= 4.56, < 5.3, gguf,
-numpy, h5py.
+tokens, with two metrics (kvbudget in PYTHONPATH, KVBUDGET_LIBRARY). Prints every pair, then the medians. Needs torch,
+transformers >= 4.56, < 5.3, gguf, numpy, h5py.
 """
 import argparse
 import json
