@@ -74,7 +74,7 @@ same 'its settings: the bytes of one profile' want.h5 greedy.h5
 # What is said of it.
 cp long.h5 run.h5
 expect 0 'plan of an addition' profile tiny.gguf --add short.jsonl -o run.h5 --plan
-says 'the plan has the new text alone' '^work       1 contexts, 150 tokens'
+says 'the plan has the new text alone' '^work       1 context, 150 tokens'
 same 'a plan changes nothing' long.h5 run.h5
 expect 0 'not quiet' profile tiny.gguf --add short.jsonl -o run.h5
 says 'it tells what was done' 'run.h5: 2 contexts now; prefilled 1, 150 tokens; added 2 questions' err

@@ -39,6 +39,6 @@ kvb profile folder ids.jsonl --plan --held 1 --metric keydiff
 says 'what does not fit stays in the file' '^weights +of 3 of 4 layers stay in the file, 0\.01[0-9] GiB' out
 printf '{"sample_id":"text","context":"%0400d","questions":["%040d"]}\n' 0 0 >text.jsonl
 expect 0 'texts without a tokenizer' profile folder text.jsonl --plan --memory 20GiB
-says 'are counted by their bytes' '1 contexts, 101 tokens' out
+says 'are counted by their bytes' '1 context, 101 tokens' out
 fails 'a plan is no model' 'folder/model.safetensors: cannot open' profile folder ids.jsonl -o x.h5 --metric keydiff
 end

@@ -2,6 +2,7 @@
 #include "runtime/fail.h"
 #include "tools/cmd/profile_command.h"
 #include "tools/report/roofline.h"
+#include "tools/report/words.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -94,12 +95,13 @@ kvb_status profile_print_plan(const profile_command *p, kvb_error *err)
     }
     printf("model      %s: %u layers, %u query heads, %u KV heads, head size %u\n", c->name, c->n_layers, c->n_heads,
            c->n_kv_heads, c->head_dim);
-    printf("work       %zu contexts, %llu tokens (longest %u), %llu questions, at most %llu decoded rows\n",
-           job->n_contexts, (unsigned long long)job->n_context_tokens, job->max_tokens,
-           (unsigned long long)job->n_pairs, (unsigned long long)job->n_rows);
+    printf("work       %zu %s, %llu tokens (longest %u), %llu %s, at most %llu decoded rows\n", job->n_contexts,
+           plural(job->n_contexts, "context", "contexts"), (unsigned long long)job->n_context_tokens, job->max_tokens,
+           (unsigned long long)job->n_pairs, plural(job->n_pairs, "question", "questions"),
+           (unsigned long long)job->n_rows);
     kvb_status status = p->n_shards || p->ranks.size > 1 ? print_shares(p, err) : KVB_OK;
     if (status != KVB_OK) return status;
-    printf("batch      %u questions at a time\n", job->max_questions);
+    printf("batch      %u %s at a time\n", job->max_questions, plural(job->max_questions, "question", "questions"));
     print_memory(p);
     printf("record     %.1f MB%s\n", record_bytes / 1e6, p->add ? " more" : "");
     return print_time(p, record_bytes, err);

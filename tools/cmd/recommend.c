@@ -5,6 +5,7 @@
 #include "tools/cmd/eval_command.h"
 #include "tools/device.h"
 #include "tools/report/promise_report.h"
+#include "tools/report/words.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,7 +123,7 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
     progress_begin(&w.bar, "recommend", c->e.out.quiet);
     for (size_t t = 0; t < c->e.in.n_texts && status == KVB_OK; t++)
         status = measure_text(c, d, &text, t, keep, found, &w, err);
-    progress_end(&w.bar, "%.0f texts, %zu ratios", w.done, n);
+    progress_end(&w.bar, "%.0f texts, %zu %s", w.done, n, plural(n, "ratio", "ratios"));
     damage_text_close(&text);
     damage_close(d);
     free(keep);

@@ -2,6 +2,7 @@
 #include "tools/report/task_report.h"
 #include "runtime/fail.h"
 #include "tools/report/curves.h"
+#include "tools/report/words.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
@@ -42,7 +43,8 @@ static void print_interval(interval x, bool sign)
 
 static void print_task(const task_report *r, const task_study *s, double tokens, size_t n_questions)
 {
-    printf("%s, %.0f tokens, %zu questions (seed %" PRIu64 ")\n", s->t->spec, tokens, n_questions, r->seed);
+    printf("%s, %.0f tokens, %zu %s (seed %" PRIu64 ")\n", s->t->spec, tokens, n_questions,
+           plural(n_questions, "question", "questions"), r->seed);
     printf("  %-30s %-14s %6s %8s %8s  %7s  %-16s", "metric or policy", "allocator", "ratio", "kept %", "looked %",
            "score", "95 % interval");
     printf(s->n_cells > 1 ? "  to uniform  95 %% interval\n" : "\n");
