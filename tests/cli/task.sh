@@ -78,7 +78,7 @@ tiny_texts() { printf \
     '{"context": "Anna lives in Oslo.", "questions": ["Where does Anna live?"], "answers": [" Oslo."]}\n'; }
 tiny_texts >texts.jsonl
 expect 0 'task qa' task tiny.gguf -k qa --texts texts.jsonl --answer
-says 'one text, one question' '^qa, .* 1 questions'
+says 'one text, one question' '^qa, .* 1 question '
 fails 'a task that does not exist' 'expected one of niah_single' task tiny.gguf -k needle -t 100 --output x.jsonl
 fails 'a parameter that does not exist' 'parameters of vt: chains, hops, example' task tiny.gguf -k vt:hop=2 -t 600
 expect 0 'nine allocators' task tiny.gguf -k niah_single -t 600 -c 1 -m keydiff -r 0.5 -o nine -a uniform -a pyramid \
