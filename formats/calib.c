@@ -330,10 +330,10 @@ static kvb_status parse_lines(calib_file *file, const char *text, size_t size, p
 kvb_status calib_parse(calib_file *out, const void *data, size_t size, const char *name, kvb_error *err)
 {
     memset(out, 0, sizeof *out);
-    const char *kind = kvb_binary_kind(data, size);
-    if (kind)
+    kvb_file_kind kind = kvb_kind_of_file(data, size);
+    if (kind != KVB_FILE_OTHER)
         return kvb_fail(err, KVB_FORMAT, "%s: expected calibration texts, one JSON object per line, found %s", name,
-                        kind);
+                        kvb_kind_name(kind));
     place at = {name, 0, err};
     kvb_status status = parse_lines(out, data, size, &at);
     if (status == KVB_OK) status = check_ids_unique(out, name, err);

@@ -201,10 +201,9 @@ static kvb_status check_superblock(const unsigned char *data, size_t size, const
 {
     static const unsigned char signature[8] = {0x89, 'H', 'D', 'F', '\r', '\n', 0x1a, '\n'};
     if (size < 48 || memcmp(data, signature, sizeof signature) != 0) {
-        const char *kind = kvb_binary_kind(data, size);
         return kvb_fail(err, KVB_FORMAT,
                         "%s: byte 0: expected a record, which begins with the signature of HDF5, found %s", name,
-                        kind ? kind : "something else");
+                        kvb_kind_name(kvb_kind_of_file(data, size)));
     }
     if (data[8] != 2 && data[8] != 3)
         return kvb_fail(err, KVB_UNSUPPORTED,

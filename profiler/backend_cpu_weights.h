@@ -9,7 +9,8 @@
 //              the high parts are there, the low ones being zero
 //     nothing  a panel is packed from the file, which stays mapped, when rows meet it
 //
-// Products are the same in all of them, so are their bits.
+// Products are the same in all of them, and so are their bits, but for how whole numbers round (HOLD_WIDE of
+// backend.h).
 #pragma once
 #include "profiler/backend_cpu.h"
 

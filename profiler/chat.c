@@ -51,7 +51,7 @@ static bool writes_spaces(const char *jinja, const char *spaces, size_t size)
     bool left_block = spaces - jinja >= 3 && spaces[-1] == '}' && (spaces[-2] == '%' || spaces[-2] == '#');
     bool right_block = end[0] == '{' && (end[1] == '%' || end[1] == '#');
     if (spaces - jinja >= 3 && spaces[-1] == '}' && spaces[-3] == '-') return false;
-    if (end[0] == '{' && end[2] == '-') return false;
+    if ((right_block || strncmp(end, "{{", 2) == 0) && end[2] == '-') return false;
     if (right_block) {
         const char *line = end;
         while (line > spaces && line[-1] != '\n') line--;
@@ -203,7 +203,7 @@ static bool read_mistral(FILE *front, FILE *back, const char *line)
     if (!begin || !end || has(line, "[SYSTEM_PROMPT]") || has(line, "<<SYS>>")) return false;
     size_t size = strcspn(begin, QUOTE);
     bool joined = false;
-    for (int i = 0; i < 3; i++) joined |= strncmp(begin + size + 1, message[i], strlen(message[i])) == 0;
+    for (int i = 0; begin[size] && i < 3; i++) joined |= strncmp(begin + size + 1, message[i], strlen(message[i])) == 0;
     if (begin[-1] == ' ' && begin[-2] == QUOTE[0]) begin--, size++;
     fwrite(begin, 1, size, front);
     while (end > line && end[-1] != QUOTE[0]) end--;

@@ -262,11 +262,11 @@ static kvb_status parse_header(cursor *c, gguf_file *f)
     kvb_status status = cursor_take(c, 4, "the magic bytes", &magic);
     if (status != KVB_OK) return status;
     if (memcmp(magic, "GGUF", 4) != 0) {
-        const char *kind = kvb_binary_kind(magic, 4 + cursor_left(c));
         return kvb_fail(c->err, KVB_FORMAT,
                         "%s: byte 0: expected the magic bytes GGUF, found %s (%02x %02x %02x %02x); a model is a GGUF "
                         "file, or a folder with config.json and safetensors",
-                        c->name, kind ? kind : "something else", magic[0], magic[1], magic[2], magic[3]);
+                        c->name, kvb_kind_name(kvb_kind_of_file(magic, 4 + cursor_left(c))), magic[0], magic[1],
+                        magic[2], magic[3]);
     }
     status = cursor_u32(c, "the version", &f->version);
     if (status != KVB_OK) return status;

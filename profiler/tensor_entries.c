@@ -14,15 +14,14 @@ static bool has(const model_config *c, unsigned with, unsigned without)
     return (c->switches & with) == with && !(c->switches & without);
 }
 
+// A line of tensor_list.h as an entry of the model `c`, between SIZES(c) and its end.
+#define ENTRY(role, field, gguf, hf, rows, columns, with, without) \
+    {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
+
 void entries_matrices(tensor_entry out[N_MATRICES], const model_config *c)
 {
     SIZES(c);
-    const tensor_entry all[N_MATRICES] = {
-#define MATRIX(role, field, gguf, hf, rows, columns, with, without) \
-    {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
-        LAYER_MATRICES(MATRIX)
-#undef MATRIX
-    };
+    const tensor_entry all[N_MATRICES] = {LAYER_MATRICES(ENTRY)};
     memcpy(out, all, sizeof all);
     const struct {
         unsigned with;
@@ -46,12 +45,7 @@ void entries_matrices(tensor_entry out[N_MATRICES], const model_config *c)
 void entries_vectors(tensor_entry out[N_VECTORS], const model_config *c)
 {
     SIZES(c);
-    const tensor_entry all[N_VECTORS] = {
-#define VECTOR(role, field, gguf, hf, rows, columns, with, without) \
-    {TENSOR_##role, offsetof(model_layer, field), rows, columns, has(c, with, without), TENSOR_##role, 0, rows},
-        LAYER_VECTORS(VECTOR)
-#undef VECTOR
-    };
+    const tensor_entry all[N_VECTORS] = {LAYER_VECTORS(ENTRY)};
     memcpy(out, all, sizeof all);
 }
 

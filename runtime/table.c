@@ -186,11 +186,11 @@ static kvb_status open_bytes(kvb_table **out, const void *data, size_t size, con
 // Files of other kinds, however large, are called by their names: operands are easily swapped.
 static kvb_status refuse_others(const unsigned char *data, size_t size, const char *name, kvb_error *err)
 {
-    const char *kind = kvb_binary_kind(data, size);
-    if (!kind || kind == kvb_kind_safetensors) return KVB_OK;
+    kvb_file_kind kind = kvb_kind_of_file(data, size);
+    if (kind == KVB_FILE_OTHER || kind == KVB_FILE_SAFETENSORS) return KVB_OK;
     return kvb_fail(err, KVB_FORMAT,
                     "%s: expected a table (.safetensors), found %s; `kvbudget solve` makes tables of records", name,
-                    kind);
+                    kvb_kind_name(kind));
 }
 
 static size_t limit_of(const kvb_table_options *opt)

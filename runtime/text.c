@@ -28,26 +28,31 @@ void kvb_clean_text(char *text)
     }
 }
 
-const char kvb_kind_safetensors[] = "safetensors, as tables and weights are";
+static const struct {
+    const char *name, *bytes;
+    size_t size, at;
+} kinds[] = {
+    [KVB_FILE_OTHER] = {"something else", "", 0, 0},
+    [KVB_FILE_MODEL] = {"a model (GGUF)", "GGUF", 4, 0},
+    [KVB_FILE_RECORD] = {"a record (HDF5)", "\x89HDF\r\n\x1a\n", 8, 0},
+    [KVB_FILE_ARRAY] = {"an array (.npy)", "\x93NUMPY", 6, 0},
+    // Behind the header's length, of which the upper half is 0.
+    [KVB_FILE_SAFETENSORS] = {"safetensors, as tables and weights are", "\0\0\0\0{", 5, 4},
+};
 
-const char *kvb_binary_kind(const void *data, size_t size)
+kvb_file_kind kvb_kind_of_file(const void *data, size_t size)
 {
-    static const struct {
-        const char *kind, *bytes;
-        size_t size, at;
-    } kinds[] = {
-        {"a model (GGUF)", "GGUF", 4, 0},
-        {"a record (HDF5)", "\x89HDF\r\n\x1a\n", 8, 0},
-        {"an array (.npy)", "\x93NUMPY", 6, 0},
-        {kvb_kind_safetensors, "{", 1, 8}, // behind the header's length, of which the upper half is 0
-    };
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        if (size < kinds[i].at + kinds[i].size) continue;
-        const char *p = data;
-        if (kinds[i].at && memcmp(p + 4, "\0\0\0\0", 4) != 0) continue;
-        if (memcmp(p + kinds[i].at, kinds[i].bytes, kinds[i].size) == 0) return kinds[i].kind;
+    for (int kind = KVB_FILE_MODEL; kind <= KVB_FILE_SAFETENSORS; kind++) {
+        if (size < kinds[kind].at + kinds[kind].size) continue;
+        if (memcmp((const char *)data + kinds[kind].at, kinds[kind].bytes, kinds[kind].size) == 0)
+            return (kvb_file_kind)kind;
     }
-    return NULL;
+    return KVB_FILE_OTHER;
+}
+
+const char *kvb_kind_name(kvb_file_kind kind)
+{
+    return kinds[kind].name;
 }
 
 bool kvb_read_digits(const char **text, uint64_t max, uint64_t *out)

@@ -12,11 +12,18 @@ size_t kvb_utf8_size(const char *at, size_t left);
 // not UTF-8, which no JSON text may hold.
 void kvb_clean_text(char *text);
 
-// What a file of `size` bytes is by its first bytes, in words for messages (a static string): a model, a record, a
-// table, an array. NULL when they do not tell, as with text. Operands are easily swapped; a reader that finds a file of
-// another kind says which.
-const char *kvb_binary_kind(const void *data, size_t size);
-extern const char kvb_kind_safetensors[]; // what it returns for a table
+// What a file of `size` bytes is by its first bytes. Operands are easily swapped; a reader that finds a file of another
+// kind says which.
+typedef enum kvb_file_kind {
+    KVB_FILE_OTHER, // they do not tell, as with text
+    KVB_FILE_MODEL,
+    KVB_FILE_RECORD,
+    KVB_FILE_ARRAY,
+    KVB_FILE_SAFETENSORS // a table, a ranking, or weights
+} kvb_file_kind;
+kvb_file_kind kvb_kind_of_file(const void *data, size_t size);
+// In words for messages: "a model (GGUF)"; of KVB_FILE_OTHER "something else".
+const char *kvb_kind_name(kvb_file_kind kind);
 
 // Reads the decimal digits at *text into *out and moves *text behind them. False without a digit or above `max`: then
 // nothing is changed. Not strtoul, which takes signs and spaces.

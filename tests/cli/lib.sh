@@ -122,20 +122,27 @@ check() {
 # tiny_model FILE: the generated two-layer model.
 tiny_model() { "$KVB_BUILD/tests/tiny_model" "$1" >/dev/null; }
 
-# tiny_calib FILE: two contexts of token ids that any model has, one with answers.
-tiny_calib() {
-    "$PYTHON" - >"$1" <<'PYTHON_END'
-import json
-state = 1
+# id_lines FILE FIRST COUNT: for each line of standard input, a Python expression, its JSON; ids(n) are n token ids that
+# look random, from FIRST on, of COUNT different ones.
+id_lines() {
+    "$PYTHON" -c '
+import json, sys
+first, count, state = int(sys.argv[1]), int(sys.argv[2]), 1
 def ids(n):
     global state
     out = []
     for _ in range(n):
         state = state * 1103515245 + 12345 & 0x7FFFFFFF
-        out.append(3 + (state >> 16) % 40)
+        out.append(first + (state >> 16) % count)
     return out
-print(json.dumps({"sample_id": "long", "context_ids": ids(230), "question_ids": [ids(5), ids(9), ids(7)]}))
-print(json.dumps({"sample_id": "short", "context_ids": ids(150), "question_ids": [ids(6), ids(4)],
-                  "answer_ids": [ids(8), ids(12)]}))
-PYTHON_END
+for line in sys.stdin:
+    print(json.dumps(eval(line)))' "$2" "$3" >"$1"
+}
+
+# tiny_calib FILE: two contexts of token ids that any model has, one with answers.
+tiny_calib() {
+    id_lines "$1" 3 40 <<'LINES_END'
+{"sample_id": "long", "context_ids": ids(230), "question_ids": [ids(5), ids(9), ids(7)]}
+{"sample_id": "short", "context_ids": ids(150), "question_ids": [ids(6), ids(4)], "answer_ids": [ids(8), ids(12)]}
+LINES_END
 }

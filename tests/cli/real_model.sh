@@ -61,19 +61,9 @@ else
     not_ok 'two layers as a folder'
     cat folder.err
 fi
-"$PYTHON" - >ids.jsonl <<'PYTHON_END'
-import json
-state = 1
-def ids(n):
-    global state
-    out = []
-    for _ in range(n):
-        state = state * 1103515245 + 12345 & 0x7FFFFFFF
-        out.append(20 + (state >> 16) % 2000)
-    return out
-print(json.dumps({"sample_id": "ids", "context_ids": ids(300), "question_ids": [ids(6), ids(9)],
-                  "answer_ids": [ids(9), ids(12)]}))
-PYTHON_END
+id_lines ids.jsonl 20 2000 <<'LINES_END'
+{"sample_id": "ids", "context_ids": ids(300), "question_ids": [ids(6), ids(9)], "answer_ids": [ids(9), ids(12)]}
+LINES_END
 METRICS=(-m keydiff -m snapkv:kvpress -m ea:kvpress)
 expect 0 'profile two layers of the GGUF' profile "$MODEL" ids.jsonl "${METRICS[@]}" --layers 2 -o gguf.h5 --quiet
 expect 0 'profile the folder' profile folder ids.jsonl "${METRICS[@]}" -o folder.h5 --quiet

@@ -98,15 +98,6 @@ static const char *make(const char *name, const piece *p)
     return path;
 }
 
-static void assert_same_file(const char *a, const char *b)
-{
-    size_t n, m;
-    unsigned char *x = help_slurp(a, &n), *y = help_slurp(b, &m);
-    ck_assert_msg(n == m && memcmp(x, y, n) == 0, "%s and %s differ", a, b);
-    free(x);
-    free(y);
-}
-
 #define INPUTS(...) (const char *const[]){__VA_ARGS__}, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)
 
 // ---- merging whole records ----
@@ -118,17 +109,17 @@ START_TEST(test_texts_and_metrics_join_to_the_bytes_of_one_run)
                *b = make("b.h5", &(piece){.contexts = 6, .metrics = 3, .questions = 3});
     const char *c = make("c.h5", &(piece){.contexts = 7, .metrics = 4, .questions = 3});
     help_ok(record_merge(out, INPUTS(a, b, c), false, err));
-    assert_same_file(all, out);
+    help_same_file(all, out);
     const char *a4 = make("a4.h5", &(piece){.contexts = 1, .metrics = 4, .questions = 3}),
                *b4 = make("b4.h5", &(piece){.contexts = 6, .metrics = 4, .questions = 3});
     help_ok(record_merge(out, INPUTS(a, b, a4, b4), true, err));
-    assert_same_file(all, out);
+    help_same_file(all, out);
     help_ok(record_merge(out, INPUTS(all, a4), true, err)); // a part of it again
-    assert_same_file(all, out);
+    help_same_file(all, out);
     const char *few = make("few.h5", &(piece){.contexts = 7, .metrics = 7, .questions = 1}),
                *more = make("more.h5", &(piece){.contexts = 7, .metrics = 7, .questions = 7});
     help_ok(record_merge(out, INPUTS(few, more), true, err)); // the same texts with more questions
-    assert_same_file(more, out);
+    help_same_file(more, out);
 }
 END_TEST
 
@@ -230,18 +221,18 @@ START_TEST(test_what_is_added_gives_the_bytes_of_one_run)
     ck_assert(record_writer_has_context(w, "one"));
     put_question(w, 0, 2);
     record_writer_free(w); // stopped, and gone on with
-    assert_same_file(path, old);
+    help_same_file(path, old);
     w = begin_add(path, &whole, KVB_OK, NULL);
     put_question(w, 1, 2);
     put_context(w, 2, 7, 0);
     for (uint32_t q = 0; q < 3; q++) put_question(w, 2, q);
-    assert_same_file(path, old);
+    help_same_file(path, old);
     finish(w, 7);
-    assert_same_file(path, all);
+    help_same_file(path, all);
     w = begin_add(path, &whole, KVB_OK, NULL); // nothing is left to add
     ck_assert(record_writer_has_context(w, "three") && record_writer_has_question(w, "three", 2));
     finish(w, 7);
-    assert_same_file(path, all);
+    help_same_file(path, all);
     ck_assert(!help_exists(help_path("run.h5.parts")));
     record *r;
     help_ok(record_open(&r, path, err));

@@ -54,15 +54,6 @@ static const char *make(const char *name, const shard *s)
     return path;
 }
 
-static void assert_same_file(const char *a, const char *b)
-{
-    size_t n, m;
-    unsigned char *x = help_slurp(a, &n), *y = help_slurp(b, &m);
-    ck_assert_msg(n == m && memcmp(x, y, n) == 0, "%s and %s differ", a, b);
-    free(x);
-    free(y);
-}
-
 // Paths for record_merge: up to four.
 #define INPUTS(...) (const char *const[]){__VA_ARGS__}, sizeof((const char *[]){__VA_ARGS__}) / sizeof(char *)
 
@@ -74,10 +65,10 @@ START_TEST(test_merge_gives_the_bytes_of_one_run)
     const char *c = make("c.h5", &(shard){.number = 3, .of = 3, .has = {0, 8 | 3}});
     const char *out = help_path("out.h5");
     help_ok(record_merge(out, INPUTS(a, b, c), false, err));
-    assert_same_file(one, out);
+    help_same_file(one, out);
     help_fails(record_merge(out, INPUTS(a, b, c), false, err), KVB_MISMATCH, "--force");
     help_ok(record_merge(out, INPUTS(c, a, one, b), true, err)); // any order, overlapping with the whole
-    assert_same_file(one, out);
+    help_same_file(one, out);
     record *r;
     help_ok(record_open(&r, b, err));
     ck_assert_str_eq(record_shard(r), "2/3");
@@ -86,7 +77,7 @@ START_TEST(test_merge_gives_the_bytes_of_one_run)
     ck_assert_ptr_null(record_shard(r));
     record_close(r);
     help_ok(record_merge(help_path("copy.h5"), INPUTS(one), false, err)); // no shards at all
-    assert_same_file(one, help_path("copy.h5"));
+    help_same_file(one, help_path("copy.h5"));
 }
 END_TEST
 
@@ -194,7 +185,7 @@ START_TEST(test_several_writers_of_one_record)
     help_ok(record_finish(first, ids, N_WHOLE, err));
     record_writer_free(second);
     record_writer_free(first);
-    assert_same_file(one, path);
+    help_same_file(one, path);
     cJSON_Delete(a);
     cJSON_Delete(b);
 }

@@ -5,16 +5,6 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-static void assert_same_file(const char *a, const char *b)
-{
-    size_t n, m;
-    unsigned char *x = help_slurp(a, &n), *y = help_slurp(b, &m);
-    ck_assert_uint_eq(n, m);
-    ck_assert(memcmp(x, y, n) == 0);
-    free(x);
-    free(y);
-}
-
 static void assert_small(const char *path)
 {
     record *r;
@@ -119,7 +109,7 @@ START_TEST(bytes_depend_on_content_only)
     help_ok(small_put_context(w, 1, err));
     help_ok(record_finish(w, small_ids, SMALL_CONTEXTS, err));
     record_writer_free(w);
-    assert_same_file(help_path("a.h5"), b);
+    help_same_file(help_path("a.h5"), b);
 }
 END_TEST
 
@@ -150,7 +140,7 @@ START_TEST(resume_goes_on)
     help_fails(small_begin(&w, path, false, err), KVB_MISMATCH, "exists");
     ck_assert(!help_exists(help_path("run.h5.parts")));
     help_ok(small_write(help_path("whole.h5"), false, 0, err));
-    assert_same_file(path, help_path("whole.h5"));
+    help_same_file(path, help_path("whole.h5"));
     assert_small(path);
 }
 END_TEST
@@ -171,7 +161,7 @@ START_TEST(resume_extends_a_finished_record)
     help_ok(record_finish(w, small_ids, SMALL_CONTEXTS, err));
     record_writer_free(w);
     help_ok(small_write(help_path("whole.h5"), false, 0, err));
-    assert_same_file(path, help_path("whole.h5"));
+    help_same_file(path, help_path("whole.h5"));
     struct stat before, after; // nothing to add: the file stays
     stat(path, &before);
     help_ok(small_write(path, true, 0, err));
@@ -328,7 +318,7 @@ START_TEST(killed_at_any_moment)
             ck_assert_int_eq(WEXITSTATUS(status), 0);
             break;
         }
-        assert_same_file(path, whole);
+        help_same_file(path, whole);
         ck_assert(!help_exists(help_path("run.h5.parts")));
         remove(path);
     }

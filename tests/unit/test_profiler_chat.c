@@ -89,7 +89,8 @@ START_TEST(test_refused)
         {"{{ strftime_now('%d') }}" FOR(CHATML) THEN("<|im_start|>assistant\\n"), "has marks of chatml"},
         {"{{ '[INST] <<SYS>>' }}{{ '[INST] ' + message['content'] + '[/INST]' }}", "has marks of mistral"},
         {"{{ '[INST]' + name + message['content'] + '[/INST]' }}", "has marks of mistral"},
-        {"{{ '[INST]", "has marks of mistral"}, // cut short
+        {"{{ '[INST]", "has marks of mistral"},           // cut short
+        {"{{ [INST] [/INST] }}", "has marks of mistral"}, // no text at all
         {"{{ '<|start|>user<|message|>' }}", "has marks of gpt-oss"},
         {"{{ bos_token }}\n" FOR(CHATML) THEN("<|im_start|>assistant\\n"), "has marks of chatml"}, // that is written
         {"x" FOR("  " CHATML) THEN("<|im_start|>assistant\\n"), "has marks of chatml"},
@@ -106,7 +107,7 @@ END_TEST
 // Any prefix of a template is either known or refused, and reads nothing behind its end.
 START_TEST(test_cut_templates)
 {
-    static const char whole[] = "{# c #}{{ bos_token }}{{ '<|im_start|>system\\nx<|im_end|>\\n' }}" FOR(
+    static const char whole[] = "{# c #}{{ bos_token }} {{ '<|im_start|>system\\nx<|im_end|>\\n' }}" FOR(
         CHATML) "raw 'text' {" THEN("<|im_start|>assistant\\n");
     for (size_t n = 0; n < sizeof whole; n++) {
         char *cut = strndup(whole, n);

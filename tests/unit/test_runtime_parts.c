@@ -158,24 +158,26 @@ START_TEST(kinds_of_files)
     static const struct {
         const char *bytes;
         size_t size;
-        const char *kind;
+        kvb_file_kind kind;
     } cases[] = {
-        {"GGUF\3\0\0\0", 8, "a model (GGUF)"},
-        {"GGU", 3, NULL},
-        {"\x89HDF\r\n\x1a\n", 8, "a record (HDF5)"},
-        {"\x89HDF\r\n\x1a", 7, NULL},
-        {"\x93NUMPY\1\0", 8, "an array (.npy)"},
-        {"\x40\1\0\0\0\0\0\0{\"a\"", 11, kvb_kind_safetensors},
-        {"\x40\1\0\0\0\0\0\0", 8, NULL},
-        {"\x40\1\0\0\1\0\0\0{\"a\"", 11, NULL}, // a header of 4 GiB
-        {"{\"context\": \"a\"}", 16, NULL},
-        {"", 0, NULL},
+        {"GGUF\3\0\0\0", 8, KVB_FILE_MODEL},
+        {"GGU", 3, KVB_FILE_OTHER},
+        {"\x89HDF\r\n\x1a\n", 8, KVB_FILE_RECORD},
+        {"\x89HDF\r\n\x1a", 7, KVB_FILE_OTHER},
+        {"\x93NUMPY\1\0", 8, KVB_FILE_ARRAY},
+        {"\x40\1\0\0\0\0\0\0{\"a\"", 11, KVB_FILE_SAFETENSORS},
+        {"\x40\1\0\0\0\0\0\0", 8, KVB_FILE_OTHER},
+        {"\x40\1\0\0\1\0\0\0{\"a\"", 11, KVB_FILE_OTHER}, // a header of 4 GiB
+        {"{\"context\": \"a\"}", 16, KVB_FILE_OTHER},
+        {"", 0, KVB_FILE_OTHER},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *found = kvb_binary_kind(cases[i].bytes, cases[i].size);
-        if (cases[i].kind) ck_assert_str_eq(found, cases[i].kind);
-        else ck_assert_ptr_null(found);
-    }
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        ck_assert_int_eq(kvb_kind_of_file(cases[i].bytes, cases[i].size), cases[i].kind);
+    ck_assert_str_eq(kvb_kind_name(KVB_FILE_MODEL), "a model (GGUF)");
+    ck_assert_str_eq(kvb_kind_name(KVB_FILE_RECORD), "a record (HDF5)");
+    ck_assert_str_eq(kvb_kind_name(KVB_FILE_ARRAY), "an array (.npy)");
+    ck_assert_str_eq(kvb_kind_name(KVB_FILE_SAFETENSORS), "safetensors, as tables and weights are");
+    ck_assert_str_eq(kvb_kind_name(KVB_FILE_OTHER), "something else");
 }
 END_TEST
 

@@ -184,11 +184,6 @@ static kvb_status inspect_sidecar(cJSON *doc, const file_view *view, const char 
 
 // ---- Recognising ----
 
-static bool starts_with(const file_view *view, const char *bytes, size_t n)
-{
-    return view->size >= n && memcmp(view->data, bytes, n) == 0;
-}
-
 // Eight bytes of header length, then a JSON object.
 static bool is_safetensors(const file_view *view)
 {
@@ -215,18 +210,19 @@ static bool is_sidecar(const file_view *view, bool *no_memory)
 // JSON lines begin with an object, perhaps after a mark of UTF-8 or blank lines.
 static bool is_json(const file_view *view)
 {
-    size_t i = starts_with(view, "\xef\xbb\xbf", 3) ? 3 : 0;
+    size_t i = view->size >= 3 && memcmp(view->data, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
     while (i < view->size && strchr(" \t\r\n", view->data[i]) && view->data[i]) i++;
     return i < view->size && view->data[i] == '{';
 }
 
 static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *path, kvb_error *err)
 {
-    if (starts_with(view, "\x89HDF\r\n\x1a\n", 8)) {
+    kvb_file_kind kind = kvb_kind_of_file(view->data, view->size);
+    if (kind == KVB_FILE_RECORD) {
         cJSON_AddStringToObject(doc, "kind", "record");
         return inspect_record(doc, path, err);
     }
-    if (starts_with(view, "\x93NUMPY", 6)) {
+    if (kind == KVB_FILE_ARRAY) {
         cJSON_AddStringToObject(doc, "kind", "npy");
         return inspect_npy(doc, view, path, err);
     }
@@ -274,7 +270,7 @@ static kvb_status inspect(const char *path, const inspect_options *o, kvb_error 
     file_view view;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
-    if (starts_with(&view, "GGUF", 4) && !o->answers) {
+    if (kvb_kind_of_file(view.data, view.size) == KVB_FILE_MODEL && !o->answers) {
         file_unmap(&view);
         return (kvb_status)inspect_gguf(path, o->json, err);
     }
