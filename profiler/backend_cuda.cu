@@ -627,8 +627,9 @@ static void cuda_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *
     }
 }
 
-static void cuda_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s)
+static void cuda_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s)
 {
+    (void)centre; // {NULL}: this backend does not sum importance
     size_t n = (size_t)s.n_heads * kv->n_tokens;
     unsigned spans = blocks_of(n, SUM_SPAN);
     double *partial = (double *)scratch_get(cuda_of(on), &cuda_of(on)->sums, ((size_t)spans + 1) * sizeof(double));
@@ -735,6 +736,7 @@ static void cuda_spreads(backend_device *, dev out, dev z, uint32_t n_tokens, ui
 #define CUDA_BACKEND(COMPUTE, SUMMARY)                                                                                 \
     {                                                                                                                  \
         .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS, .open = cuda_open, \
+        .sums_importance = false,                                                                                      \
         .close = cuda_close, .check = cuda_check, .alloc = cuda_alloc, .release = cuda_release, .upload = cuda_upload, \
         .download = cuda_download, .copy = cuda_copy, .clear = cuda_clear, .host_view = cuda_host_view,                \
         .matrix_load = cuda_matrix_load, .matrix_bytes = cuda_matrix_bytes, .matrix_release = cuda_matrix_release,     \

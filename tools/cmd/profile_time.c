@@ -77,7 +77,7 @@ static kvb_status stage_open(stage *s, const profile_command *p, uint32_t layer,
         ok = (s->scores[i] = malloc((size_t)c->n_kv_heads * n_tokens * sizeof(float)));
     kvb_status status = ok ? rehearsal_open(&s->r, p->m, layer, narrow, err)
                            : kvb_fail(err, KVB_MEMORY, "no memory to measure the speed at %u tokens", n_tokens);
-    const forward_plan plan = {n_tokens, s->questions, s->bulk_rows / s->questions + 2, true};
+    const forward_plan plan = {n_tokens, s->questions, s->bulk_rows / s->questions + 2, true, false};
     if (status == KVB_OK) status = forward_open(&s->f, &s->r.m, &plan, err);
     if (status != KVB_OK) stage_close(s);
     return status;
