@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ._library import KVBudgetError
+from ._library import KVBudgetError, MismatchError
 
 
 @dataclass(frozen=True)
@@ -199,8 +199,7 @@ def check_model(model: Any) -> None:
     parameters, theta = getattr(config, "rope_parameters", None), getattr(config, "rope_theta", None)
     if int(transformers.__version__.split(".")[0]) < 5 and isinstance(parameters, dict):
         if parameters.get("rope_theta", theta) != theta:
-            raise KVBudgetError(
+            raise MismatchError(
                 f"config.rope_theta: transformers {transformers.__version__} reads {theta}, but rope_parameters, of "
-                f"transformers 5, says {parameters['rope_theta']}; set rope_theta in config.json or use transformers 5",
-                "MISMATCH",
+                f"transformers 5, says {parameters['rope_theta']}; set rope_theta in config.json or use transformers 5"
             )
