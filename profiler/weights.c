@@ -189,6 +189,17 @@ kvb_status weights_identify(const weights *w, char sha256[65], weights_origin *o
     return w->kind->identify(w, sha256, origin, err);
 }
 
+kvb_status weights_hash_file(weights_origin *origin, sha256_state *all, const char *name, const file_view *map,
+                             kvb_error *err)
+{
+    char one[65];
+    kvb_status status = sha256_hex(map->data, map->size, one, err);
+    file_forget(map);
+    if (status == KVB_OK) status = sha256_add(all, name, strlen(name) + 1, err);
+    if (status == KVB_OK) status = sha256_add(all, one, 64, err);
+    return status == KVB_OK ? origin_add_file(origin, name, one, err) : status;
+}
+
 kvb_status weights_check(const weights *w, kvb_error *err)
 {
     return w->kind->check(w, err);

@@ -1,5 +1,4 @@
 // Weights from a folder as Hugging Face writes it: config.json and safetensors, one file or several with an index.
-#include "formats/sha256.h"
 #include "profiler/gguf.h"
 #include "profiler/tokenizer_json.h"
 #include "profiler/weights_index.h"
@@ -349,17 +348,12 @@ static kvb_status identify_folder(const weights *w, char sha256[65], weights_ori
     origin_of_folder(origin, f->path, "config.json");
     if (!origin->hf_id[0] && cJSON_IsString(named) && origin_is_id(named->valuestring))
         snprintf(origin->hf_id, sizeof origin->hf_id, "%s", named->valuestring);
-    char *text = cJSON_PrintUnformatted(f->config), one[65];
+    char *text = cJSON_PrintUnformatted(f->config);
     sha256_state *state = NULL;
     kvb_status status = text ? sha256_begin(&state, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
     if (status == KVB_OK) status = sha256_add(state, text, strlen(text) + 1, err);
-    for (size_t i = 0; status == KVB_OK && i < f->n_shards; i++) {
-        status = sha256_hex(f->shards[i].map.data, f->shards[i].map.size, one, err);
-        if (status == KVB_OK) status = sha256_add(state, f->shards[i].name, strlen(f->shards[i].name) + 1, err);
-        if (status == KVB_OK) status = sha256_add(state, one, 64, err);
-        if (status == KVB_OK) status = origin_add_file(origin, f->shards[i].name, one, err);
-        file_forget(&f->shards[i].map);
-    }
+    for (size_t i = 0; status == KVB_OK && i < f->n_shards; i++)
+        status = weights_hash_file(origin, state, f->shards[i].name, &f->shards[i].map, err);
     if (status == KVB_OK) status = sha256_end(state, sha256, err);
     sha256_free(state);
     cJSON_free(text);

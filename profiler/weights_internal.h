@@ -1,10 +1,12 @@
 // What the two kinds of sources share.
 #pragma once
+#include "formats/file_read.h"
+#include "formats/sha256.h"
 #include "profiler/weights.h"
 
 typedef struct weight_name {
     char *name;
-    size_t file; // of the source: GGUF: index of the tensor; a folder: index of the file
+    size_t file; // which of the source's files has it
     bool claimed;
 } weight_name;
 
@@ -39,3 +41,7 @@ kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffi
 kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err);
 kvb_status weights_add_name(weights *w, const char *name, size_t file, kvb_error *err);
 kvb_status weights_sort_names(weights *w, kvb_error *err);
+// Hashes a file of weights: it stands in *origin then, its name and hash are in the hash over `all`, and the memory of
+// its pages is given back. `name` is without its folder.
+kvb_status weights_hash_file(weights_origin *origin, sha256_state *all, const char *name, const file_view *map,
+                             kvb_error *err);

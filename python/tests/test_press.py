@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -11,7 +12,7 @@ from test_eviction import METRICS, T, prefill, prompt
 from transformers.cache_utils import DynamicCache
 
 import kvbudget
-from kvbudget import scorers
+from kvbudget import eviction, scorers
 from kvbudget.models import attention_layers
 
 kvpress = pytest.importorskip("kvpress")
@@ -64,6 +65,22 @@ def test_positions_are_lukvs(model: Any, make_table: Any, metric: str, ratio: fl
         for i, kept in theirs.items():
             for s in range(4):
                 assert cut.layers[i].segment(s)[2].tolist() == kept[s].nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("metric", ["keydiff", "knorm", "ea"])
+def test_scores_are_kvpress_to_the_bit(model: Any, make_table: Any, metric: str, monkeypatch: Any) -> None:
+    """Where a text repeats its tokens, heads are full of scores that only rounding tells apart: it must be the same."""
+    table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric]))
+    ids = torch.randint(2, 90, (1, 250), generator=torch.Generator().manual_seed(4))
+    seen: list[Any] = []
+    select = eviction.select
+    monkeypatch.setattr(eviction, "select", lambda scores, *how: (seen.append(scores.copy()), select(scores, *how))[1])
+    for scorer in (None, PRESSES[metric]()):
+        with kvbudget.compress(model, table, 0.5, scorer=scorer):
+            prefill(model, ids)
+    ours, theirs = np.stack(seen[: len(seen) // 2]), np.stack(seen[len(seen) // 2 :])
+    assert ours.shape == (8, 250) and np.ptp(ours[:, 4:]) > 0
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_the_pipeline_with_questions(model: Any, make_table: Any) -> None:
