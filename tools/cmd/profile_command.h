@@ -11,7 +11,7 @@ typedef struct profile_command {
     cli_list metric_names;
     const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics, *weights;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
-    double temperature;
+    double temperature, keep_after;
     bool beyond_trained, chat, special;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, add, plan, quiet, roofline;
     weight_form form;               // --weights
