@@ -1,6 +1,6 @@
-// A source of weights: a GGUF file, or a folder as Hugging Face writes it (config.json, one or more *.safetensors, with
-// an index where there are several). Numbers are asked for by key, tensors by role and layer; what nobody has asked for
-// is found by weights_unclaimed, so that nothing is left out in silence.
+// A source of weights: a GGUF file or the parts of one, or a folder as Hugging Face writes it (config.json, one or more
+// *.safetensors, with an index where there are several). Numbers are asked for by key, tensors by role and layer; what
+// nobody has asked for is found by weights_unclaimed, so that nothing is left out in silence.
 //
 // Everything stays mapped; pointers are good until weights_close. weights_check says whether the files stayed whole.
 #pragma once
@@ -104,8 +104,9 @@ typedef struct weight_tensor {
 
 typedef struct weights weights;
 
-// `path`: a GGUF file, a folder with config.json, or that config.json. Errors name file and place: KVB_IO, KVB_FORMAT
-// (damaged, an index that names missing files), KVB_UNSUPPORTED. On failure *out is NULL.
+// `path`: a GGUF file, any part of a split one, a folder with config.json, or that config.json. Errors name file and
+// place: KVB_IO, KVB_FORMAT (damaged, an index that names missing files, parts that are not of one model),
+// KVB_UNSUPPORTED. On failure *out is NULL.
 kvb_status weights_open(weights **out, const char *path, kvb_error *err);
 // The same, but a folder may lack its weight files.
 kvb_status weights_open_config(weights **out, const char *path, kvb_error *err);
@@ -135,9 +136,11 @@ bool weights_find(weights *w, const char *name, weight_tensor *out);
 // A tensor that nobody has asked for and that a text model needs; NULL: there is none.
 const char *weights_unclaimed(const weights *w);
 
-// SHA-256 of the GGUF file; of a folder that over the names and hashes of its config and weight files, in order. And
-// what else is known of where they are from: *origin is zero before, and the caller's to free, also after a failure.
-kvb_status weights_identify(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err);
+// SHA-256 of the GGUF file; of its parts that over their names and hashes, of a folder that over its config and the
+// names and hashes of its weight files, in order. And what else is known of where they are from: *origin is zero
+// before, and the caller's to free, also after a failure. `watch` NULL: nobody; KVB_INTERRUPTED when it stops.
+kvb_status weights_identify(const weights *w, const weights_watch *watch, char sha256[65], weights_origin *origin,
+                            kvb_error *err);
 // Were all files whole and the same since weights_open? KVB_IO otherwise.
 kvb_status weights_check(const weights *w, kvb_error *err);
 // Gives back memory of pages that were read.

@@ -1,15 +1,21 @@
-// Weights from a GGUF file.
-#include "formats/sha256.h"
+// Weights from a GGUF file, or from the parts of one.
 #include "profiler/dequant.h"
+#include "profiler/gguf_set.h"
 #include "profiler/weights_internal.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const gguf_file *file_of(const weights *w)
+static const gguf_set *set_of(const weights *w)
 {
     return w->source;
+}
+
+// The file that has the metadata.
+static const gguf_file *file_of(const weights *w)
+{
+    return &set_of(w)->files[0];
 }
 
 static const gguf_value *value_of(const weights *w, weight_key key, char name[96])
@@ -17,29 +23,37 @@ static const gguf_value *value_of(const weights *w, weight_key key, char name[96
     return gguf_find(file_of(w), weights_key_name(w, key, name));
 }
 
+static kvb_status add_names(weights *w, size_t file, kvb_error *err)
+{
+    const gguf_file *f = &set_of(w)->files[file];
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < f->n_tensors; i++) {
+        char name[128];
+        snprintf(name, sizeof name, "%.*s", (int)f->tensors[i].name.size, f->tensors[i].name.data);
+        status = weights_add_name(w, name, file, err);
+    }
+    return status;
+}
+
 kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err)
 {
     gguf_string architecture;
-    gguf_file *file = calloc(1, sizeof *file);
-    if (!file) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
-    w->source = file;
+    gguf_set *set = calloc(1, sizeof *set);
+    if (!set) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+    w->source = set;
     w->kind = &weights_gguf;
-    kvb_status status = gguf_open(file, path, err);
-    if (status == KVB_OK) status = gguf_get_string(file, "general.architecture", &architecture, err);
+    kvb_status status = gguf_set_open(set, path, err);
+    if (status == KVB_OK) status = gguf_get_string(file_of(w), "general.architecture", &architecture, err);
     if (status == KVB_OK)
         snprintf(w->architecture, sizeof w->architecture, "%.*s",
                  (int)(architecture.size < 60 ? architecture.size : 60), architecture.data);
-    for (size_t i = 0; status == KVB_OK && i < file->n_tensors; i++) {
-        char name[128];
-        snprintf(name, sizeof name, "%.*s", (int)file->tensors[i].name.size, file->tensors[i].name.data);
-        status = weights_add_name(w, name, i, err);
-    }
+    for (size_t i = 0; status == KVB_OK && i < set->n; i++) status = add_names(w, i, err);
     return status == KVB_OK ? weights_sort_names(w, err) : status;
 }
 
 static void close_gguf(weights *w)
 {
-    gguf_close(w->source);
+    gguf_set_close(w->source);
     free(w->source);
 }
 
@@ -91,9 +105,11 @@ static kvb_status list_gguf(const weights *w, weight_key key, double *out, size_
 
 static bool tensor_gguf(const weights *w, const weight_name *name, weight_tensor *out)
 {
-    const gguf_tensor *t = &file_of(w)->tensors[name->file];
+    const gguf_tensor *t = gguf_tensor_find(&set_of(w)->files[name->file], name->name);
     uint32_t values = 1, bytes = 0;
+    if (!t) return false;
     gguf_tensor_type_block(t->type, &values, &bytes);
+    out->file = set_of(w)->paths[name->file];
     out->type = t->type;
     snprintf(out->type_name, sizeof out->type_name, "%s", gguf_tensor_type_name(t->type));
     out->n_dims = t->n_dims;
@@ -126,27 +142,35 @@ static void read_source(const weights *w, char id[200])
     }
 }
 
-static kvb_status identify_gguf(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err)
+// Of one file its own hash; of parts that over their names and hashes.
+static kvb_status identify_gguf(const weights *w, weights_hashing *h, char sha256[65], kvb_error *err)
 {
+    const gguf_set *set = set_of(w);
     char folder[sizeof w->name];
-    const char *slash = strrchr(w->name, '/');
-    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - w->name) + 1 : 1, slash ? w->name : ".");
-    origin->container = "gguf";
-    origin_of_folder(origin, folder, slash ? slash + 1 : w->name);
-    read_source(w, origin->hf_id);
-    kvb_status status = sha256_hex(file_of(w)->map.data, file_of(w)->map.size, sha256, err);
-    file_forget(&file_of(w)->map);
-    return status == KVB_OK ? origin_add_file(origin, w->name, sha256, err) : status;
+    const char *first = set->paths[0], *slash = strrchr(first, '/');
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - first) + 1 : 1, slash ? first : ".");
+    h->origin->container = "gguf";
+    origin_of_folder(h->origin, folder, slash ? slash + 1 : first);
+    read_source(w, h->origin->hf_id);
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < set->n; i++) h->total += set->files[i].map.size;
+    for (size_t i = 0; status == KVB_OK && i < set->n; i++) {
+        const char *end = strrchr(set->paths[i], '/');
+        status = weights_hash_file(h, end ? end + 1 : set->paths[i], &set->files[i].map, err);
+    }
+    if (status == KVB_OK) status = sha256_end(h->all, sha256, err);
+    if (status == KVB_OK && set->n == 1) memcpy(sha256, h->origin->files[0].sha256, sizeof h->origin->files[0].sha256);
+    return status;
 }
 
 static kvb_status check_gguf(const weights *w, kvb_error *err)
 {
-    return file_check(&file_of(w)->map, w->name, err);
+    return gguf_set_check(set_of(w), err);
 }
 
 static void forget_gguf(const weights *w)
 {
-    file_forget(&file_of(w)->map);
+    for (size_t i = 0; i < set_of(w)->n; i++) file_forget(&set_of(w)->files[i].map);
 }
 
 static kvb_status tokenizer_gguf(tokenizer **out, const weights *w, const char *pre, kvb_error *err)

@@ -2,7 +2,7 @@
 #include "formats/file_read.h"
 #include "formats/npy.h"
 #include "profiler/chat.h"
-#include "profiler/gguf.h"
+#include "profiler/gguf_set.h"
 #include "profiler/tokenizer.h"
 #include "profiler/tokenizer_json.h"
 #include "profiler/utf8.h"
@@ -137,15 +137,15 @@ static kvb_status open_tokenizer(tokenizer **out, const char *path, const char *
         if (pre) return kvb_fail(err, KVB_ARGUMENT, "--pre: %s says itself how words are cut", path);
         return tokenizer_from_folder(out, path, err);
     }
-    gguf_file file = {0};
-    kvb_status status = gguf_open(&file, path, err);
-    if (status == KVB_OK) status = tokenizer_from_gguf_as(out, &file, pre, err);
-    if (status == KVB_OK) status = file_check(&file.map, path, err);
+    gguf_set set;
+    kvb_status status = gguf_set_open(&set, path, err);
+    if (status == KVB_OK) status = tokenizer_from_gguf_as(out, &set.files[0], pre, err);
+    if (status == KVB_OK) status = gguf_set_check(&set, err);
     if (status != KVB_OK) {
         tokenizer_free(*out);
         *out = NULL;
     }
-    gguf_close(&file);
+    gguf_set_close(&set);
     return status;
 }
 

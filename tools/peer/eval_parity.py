@@ -1,14 +1,17 @@
 """Holds `kvbudget eval` against PyTorch: the same kept positions by masked attention, and kvpress's LUKVPress on the
 same tables.
 
-usage: eval_parity.py MODEL KEPT.jsonl [--tables TABLE.npy...] [--tolerance 1e-3] [--kvpress-tolerance 1e-2]
+usage: eval_parity.py MODEL KEPT.jsonl [--tables TABLE.npy...] [--learned TABLE.safetensors...] [--relative 1e-2]
+                      [--tolerance 1e-3] [--kvpress-tolerance 1e-2]
 
 KEPT.jsonl comes from `kvbudget eval ... --dump-kept KEPT.jsonl`: token ids, kept positions of every head, and the KL
 that eval found. For each line the context is prefilled with full attention by transformers in float32; then the
 continuation is teacher-forced once with every position visible, and once with those hidden, head by head, that eval
 evicted. The KL of both must be eval's within the tolerance. With --tables, lines of the allocator whose metric a table
 has are repeated in kvpress, which scores, selects and hides by itself. The .npy needs its JSON side-car, and must hold
-the table that eval was given. The last line is PASS or FAIL.
+the table that eval was given. With --learned the same for tables that carry a ranking (`kvbudget learn`): features,
+ranking and selection are those of the package `kvbudget`, hiding is kvpress's (BudgetPress, mode="mask"), and KL must
+be eval's within the share --relative. The last line is PASS or FAIL.
 """
 import argparse
 import json
@@ -25,6 +28,8 @@ p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDes
 p.add_argument("model")
 p.add_argument("kept")
 p.add_argument("--tables", nargs="*", default=[])
+p.add_argument("--learned", nargs="*", default=[], help="tables with a ranking, as eval was given them")
+p.add_argument("--relative", type=float, default=1e-2, help="how far KL by a learned ranking may be off, as a share")
 p.add_argument("--allocator", default="lukv", help="label of the lines that the tables belong to (lukv)")
 p.add_argument("--tolerance", type=float, default=1e-3)
 p.add_argument("--kvpress-tolerance", type=float, default=1e-2)
@@ -82,8 +87,13 @@ for path in a.tables:
 if tables:
     from kvpress import LUKVPress
     from presses import scorer
+rankings = {}
+if a.learned:
+    from kvbudget import Table
+    from kvbudget.presses import BudgetPress
+    rankings = {table.ranking.name: table for table in map(Table, a.learned)}
 layers, heads = model.config.num_hidden_layers, model.config.num_key_value_heads
-references, worst, worst_kvpress, seconds = {}, 0.0, 0.0, []
+references, worst, worst_kvpress, worst_learned, seconds = {}, 0.0, 0.0, 0.0, []
 for line in open(a.kept, encoding="utf-8"):
     run = json.loads(line)
     ids, T, n = torch.tensor([run["ids"]]), run["n_tokens"], run["n_next"]
@@ -108,10 +118,19 @@ for line in open(a.kept, encoding="utf-8"):
         seconds.append(time.perf_counter() - start)
         worst_kvpress = max(worst_kvpress, abs(other - run["kl"]))
         text += f"  kvpress {other:.6f}  off {other - run['kl']:+.1e}"
+    if run["metric"] in rankings and run["ratio"] > 0:
+        other = divergence(full, log_p(context, following,
+                                       press=BudgetPress(rankings[run["metric"]], run["ratio"], mode="mask")))
+        share = abs(other / run["kl"] - 1)
+        worst_learned = max(worst_learned, share)
+        text += f"  kvpress by the learned ranking {other:.6f}  off {share:.1e} of it"
     print(text, flush=True)
 print(f"largest difference: masked attention {worst:.2e} (allowed {a.tolerance:g})" +
       (f", kvpress {worst_kvpress:.2e} (allowed {a.kvpress_tolerance:g}), {np.mean(seconds):.2f} s a run"
        if seconds else ""))
+if rankings:
+    print(f"largest share by which kvpress with a learned ranking is off: {worst_learned:.1e} (allowed {a.relative:g})")
 good = references and worst <= a.tolerance and worst_kvpress <= a.kvpress_tolerance and (seconds or not tables)
+good = good and worst_learned <= a.relative and (worst_learned > 0 or not rankings)
 print("PASS" if good else "FAIL")
 raise SystemExit(0 if good else 1)
