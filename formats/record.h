@@ -90,6 +90,10 @@ kvb_status record_same_context(const record_writer *w, const char *id, const int
 kvb_status record_same_question(const record_writer *w, const char *id, uint32_t question, const record_question *q,
                                 kvb_error *err);
 
+// The name under which a run that is stopped may leave what its prefill of a context has made so far (kept_file.h),
+// malloc'd; NULL when memory is short. Such a file is no part: it goes with the parts when the record is finished.
+char *record_writer_kept_path(const record_writer *w, const char *id);
+
 // Assembles the record from all parts, contexts in the given order, questions by number; puts it in place atomically,
 // then removes the folder of parts. The bytes depend on the content only, not on interruptions or on the order of
 // putting. Every id of the list must have been put, and every context that was put must be in the list. On failure the

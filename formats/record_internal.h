@@ -45,7 +45,8 @@ kvb_status record_root_compare(const record_shape *held_shape, const cJSON *held
 
 // ---- The folder of parts (record_parts.c) ----
 
-// PATH.parts/ holds head.h5 (the root), lock, context-<id>.h5 and question-<10 digits>-<id>.h5. A folder without
+// PATH.parts/ holds head.h5 (the root), lock, context-<id>.h5, question-<10 digits>-<id>.h5, and, after a stop,
+// prefill-<id>.kept. A folder without
 // head.h5 holds nothing that counts: head.h5 comes first and goes first. A file `replace` says that the record at PATH
 // is being done again: it is not extended, and is replaced when this run is finished.
 typedef struct part {
@@ -58,6 +59,7 @@ typedef struct part {
 char *parts_path(const char *record_path); // malloc'd; NULL when memory is short
 char *part_path(const char *folder, const char *id, bool is_question, uint32_t question);
 char *parts_head_path(const char *folder);
+char *parts_kept_path(const char *folder, const char *id);
 // Whether something is there. They take no memory, so that none that is short makes a part look missing, or a run that
 // can go on look like a new one.
 bool part_exists(const char *folder, const char *id, bool is_question, uint32_t question);

@@ -46,6 +46,14 @@ char *part_path(const char *folder, const char *id, bool is_question, uint32_t q
     return join(folder, name);
 }
 
+static const char kept_before[] = "prefill-", kept_after[] = ".kept";
+
+char *parts_kept_path(const char *folder, const char *id)
+{
+    char *path = NULL;
+    return asprintf(&path, "%s/%s%s%s", folder, kept_before, id, kept_after) < 0 ? NULL : path;
+}
+
 bool path_exists(const char *path)
 {
     struct stat st;
@@ -94,17 +102,32 @@ static bool parse_part_name(part *out, const char *name)
     return context_id_valid(out->id);
 }
 
-// A temporary file of a part, of the head or of the mark.
+static bool is_kept_name(const char *name)
+{
+    char id[CONTEXT_ID_MAX + 1];
+    size_t length = strlen(name), before = sizeof kept_before - 1, after = sizeof kept_after - 1;
+    if (length <= before + after || length - before - after > CONTEXT_ID_MAX) return false;
+    if (strncmp(name, kept_before, before) != 0 || strcmp(name + length - after, kept_after) != 0) return false;
+    snprintf(id, sizeof id, "%.*s", (int)(length - before - after), name + before);
+    return context_id_valid(id);
+}
+
+// What belongs to the run whose head the folder has, the head itself aside.
+static bool is_of_run(const char *name)
+{
+    part ignored;
+    return parse_part_name(&ignored, name) || is_kept_name(name) || strcmp(name, replace_name) == 0;
+}
+
+// A temporary file of one of these or of the head.
 static bool is_partial(const char *name)
 {
     static const char suffix[] = ".00000000.partial";
     size_t length = strlen(name), cut = sizeof suffix - 1;
     char base[NAME_MAX + 1];
-    part ignored;
     if (length <= cut || length > NAME_MAX) return false;
     snprintf(base, sizeof base, "%.*s", (int)(length - cut), name);
-    return atomic_file_is_partial(name, base, length - cut) &&
-           (strcmp(base, head_name) == 0 || strcmp(base, replace_name) == 0 || parse_part_name(&ignored, base));
+    return atomic_file_is_partial(name, base, length - cut) && (strcmp(base, head_name) == 0 || is_of_run(base));
 }
 
 // ---- The folder ----
@@ -136,9 +159,8 @@ static kvb_status clean(const char *folder, kvb_error *err)
     if (!dir) return kvb_fail(err, KVB_IO, "%s: cannot read the folder: %s", folder, strerror(errno));
     bool has_head = faccessat(dirfd(dir), head_name, F_OK, AT_SYMLINK_NOFOLLOW) == 0;
     kvb_status status = KVB_OK;
-    part ignored;
     for (struct dirent *e; (e = readdir(dir));) {
-        bool orphan = !has_head && (parse_part_name(&ignored, e->d_name) || strcmp(e->d_name, replace_name) == 0);
+        bool orphan = !has_head && is_of_run(e->d_name);
         if ((orphan || is_partial(e->d_name)) && unlinkat(dirfd(dir), e->d_name, 0) != 0 && errno != ENOENT &&
             status == KVB_OK)
             status = cannot_remove(folder, e->d_name, err);

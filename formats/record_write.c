@@ -187,6 +187,11 @@ bool record_writer_has_question(const record_writer *w, const char *id, uint32_t
     return false;
 }
 
+char *record_writer_kept_path(const record_writer *w, const char *id)
+{
+    return context_id_valid(id) ? parts_kept_path(w->folder, id) : NULL;
+}
+
 // ---- Putting ----
 
 // One part under way: a small record that holds nothing but one context or one question.

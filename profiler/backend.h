@@ -112,6 +112,7 @@ typedef struct backend_limits {
     // The most terms of a product whose operand may be made anew each time: its matrix is of BF16, or was loaded with
     // HOLD_IN_PLACE or HOLD_HALF. 0: there is none.
     uint32_t made_terms;
+    uint32_t matrix_terms; // of any product: the inputs of any weight matrix
 } backend_limits;
 
 // A backend at work, from `open` to `close`. Backends keep their scratch memory behind it. Its calls come from one

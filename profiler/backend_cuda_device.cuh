@@ -22,11 +22,14 @@ struct notes {
     uint32_t next;
 };
 
-// Memory that grows to what a call asks for and is given back by close.
-struct scratch {
+struct device_piece {
     void *memory;
     size_t bytes;
 };
+
+// Pieces of scratch memory (backend_cuda_scratch.cuh says how large): of attention over decoded rows, see row_pass; a
+// product's input in bf16; input and output of a product of few rows; sums of value_weights and moments, sampled ids.
+enum scratch_use { SCRATCH_PARTS, SCRATCH_ROUNDED, SCRATCH_PADDED, SCRATCH_SUMS, SCRATCH_PIECES };
 
 // What all that are open share: one stream, so that everything runs in the order of calls.
 static struct {
@@ -36,16 +39,14 @@ static struct {
     cudaStream_t stream, copies; // operations; weights on their way to the device
     blas_library blas;
     notes to_device;
-    scratch full; // a weight in f32, on its way to bf16
+    device_piece full; // a weight in f32, on its way to bf16; grows to the largest
 } gpu;
 
 // What one of them has for itself.
 struct cuda_device {
     backend_device base;
-    uint16_t planes;         // of weights and of a product's input: 0: f32; 1: bf16; 2: bf16x3
-    scratch parts;           // of attention over decoded rows, see row_pass
-    scratch rounded, padded; // a product's input in bf16; input and output of a product of few rows
-    scratch sums;            // value_weights
+    uint16_t planes; // of weights and of a product's input: 0: f32; 1: bf16; 2: bf16x3
+    device_piece scratch[SCRATCH_PIECES];
 };
 
 static cuda_device *cuda_of(backend_device *on)
@@ -125,31 +126,20 @@ static void gpu_free(void *memory)
     gpu_note(cudaFree(memory), "cudaFree");
 }
 
-static void scratch_release(scratch *s)
+static void growing_release(device_piece *p)
 {
-    gpu_free(s->memory);
-    *s = {NULL, 0};
+    gpu_free(p->memory);
+    *p = {NULL, 0};
 }
 
-// At least `bytes` of scratch; false when there is no memory. What it held before is lost.
-static bool scratch_try(scratch *s, size_t bytes)
+// At least `bytes`; false when there is no memory. What it held before is lost.
+static bool growing_take(device_piece *p, size_t bytes)
 {
-    if (s->bytes >= bytes) return true;
-    scratch_release(s);
-    s->memory = gpu_memory(bytes);
-    s->bytes = s->memory ? bytes : 0;
-    return s->memory != NULL;
-}
-
-// The same inside of an operation, where its lack is a failure: NULL.
-static void *scratch_get(cuda_device *on, scratch *s, size_t bytes)
-{
-    if (!scratch_try(s, bytes))
-        backend_fail(
-            &on->base, KVB_MEMORY,
-            "backend cuda: no memory for %zu bytes of scratch; use fewer questions at a time or shorter contexts",
-            bytes);
-    return s->memory;
+    if (p->bytes >= bytes) return true;
+    growing_release(p);
+    p->memory = gpu_memory(bytes);
+    p->bytes = p->memory ? bytes : 0;
+    return p->memory != NULL;
 }
 
 // A host array of at most NOTE_BYTES as kernels see it; valid for what is launched before the next 1 MiB of notes.

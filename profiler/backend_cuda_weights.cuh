@@ -87,7 +87,7 @@ static bool ring_open(void)
     while (!store.ring) {
         size_t free_bytes = 0, all_bytes = 0, wanted = store.host_bytes + 256 * 1024, least = 2 * store.largest + 512;
         gpu_note(cudaMemGetInfo(&free_bytes, &all_bytes), "asking for free memory");
-        free_bytes -= free_bytes / 8; // other scratch grows
+        free_bytes -= free_bytes / 8; // what is loaded or opened later needs some
         size_t bytes = wanted < free_bytes ? wanted : free_bytes;
         store.ring_bytes = bytes > least ? bytes : least;
         store.ring = (char *)gpu_memory(store.ring_bytes);
@@ -184,7 +184,7 @@ static void weight_release(weight *w)
 
 static constexpr size_t UPLOAD_ELEMENTS = 1 << 24; // converted at a time
 
-// Fills w's planes from host values, through float32 scratch.
+// Fills w's planes from host values, through float32.
 static bool weight_fill(weight *w, const float *values)
 {
     if (!w->planes) {
@@ -195,7 +195,7 @@ static bool weight_fill(weight *w, const float *values)
     uint16_t *high = (uint16_t *)w->memory, *low = w->planes > 1 ? high + w->elements : NULL;
     for (size_t at = 0; at < w->elements && gpu_works(); at += UPLOAD_ELEMENTS) {
         size_t n = w->elements - at < UPLOAD_ELEMENTS ? w->elements - at : UPLOAD_ELEMENTS;
-        if (!scratch_try(&gpu.full, n * sizeof(float))) return false;
+        if (!growing_take(&gpu.full, n * sizeof(float))) return false;
         float *full = (float *)gpu.full.memory;
         gpu_note(cudaMemcpyAsync(full, values + at, n * sizeof(float), cudaMemcpyHostToDevice, gpu.stream),
                  "uploading a weight");

@@ -47,16 +47,16 @@ uint64_t layer_pass_bytes(const model *m, uint32_t max_rows, uint32_t positions)
 backend_limits layer_limits(const model *m, uint32_t tokens, uint32_t tail, uint32_t max_rows)
 {
     const model_config *c = &m->config;
-    const uint32_t sides[] = {c->vocabulary,   c->ffn_width, c->width, c->n_heads * c->head_dim,
-                              c->expert_width, c->n_experts};
-    uint32_t largest = 0;
-    for (size_t i = 0; i < sizeof sides / sizeof *sides; i++) largest = sides[i] > largest ? sides[i] : largest;
+    const uint32_t terms[] = {c->ffn_width, c->width, c->n_heads * c->head_dim, c->expert_width};
+    uint32_t most = 0, largest = c->vocabulary > c->n_experts ? c->vocabulary : c->n_experts;
+    for (size_t i = 0; i < sizeof terms / sizeof *terms; i++) most = terms[i] > most ? terms[i] : most;
     return (backend_limits){.tokens = tokens,
                             .tail = tail,
                             .rows = max_rows,
-                            .matrix_dim = largest,
+                            .matrix_dim = most > largest ? most : largest,
                             .shape = attention_heads(c->n_heads, c->n_kv_heads, c->head_dim),
-                            .made_terms = model_made_terms(m)};
+                            .made_terms = model_made_terms(m),
+                            .matrix_terms = most};
 }
 
 // The rotary table of bounded layers.

@@ -35,6 +35,7 @@ typedef struct profile_options {
     uint64_t memory;        // bytes that the run may take beside the model; 0 = not known, and then nothing is refused
     bool memory_is_asked;   // by the user: then a batch takes all of it, otherwise 2 GB at most
     bool beyond_trained;    // contexts longer than the model was trained for are allowed
+    double keep_after;      // seconds: a stop keeps the layers of a prefill that has taken as long
     record *grows;          // a finished record that the run adds to (the caller's), or NULL
 } profile_options;
 

@@ -5,14 +5,31 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Bytes of which every type makes small finite numbers; and experts that are made, whose matrices the others share.
-enum { FILL = 0x3c, DISTINCT_EXPERTS = 16, EXPERT_MATRICES = 3 };
+// Bytes of which every type makes small finite numbers, with and without a sign where floats have one; and experts that
+// are made, whose matrices the others share.
+enum { FILL = 0x3c, SIGN = 0x80, DISTINCT_EXPERTS = 16, EXPERT_MATRICES = 3 };
 
-// The types that a layer's matrices have in the file.
+// More than caches hold: values of the output matrix, and of a layer whose weights all layers share.
+enum { HEAD_VALUES = 1 << 25, LAYER_VALUES = 1 << 24, NARROW_VOCABULARY = 4096 };
+
+// The types that a layer's matrices have in the file, and those of the output.
 typedef struct types {
     uint32_t own[N_MATRICES];
-    uint32_t experts;
+    uint32_t experts, head;
 } types;
+
+static kvb_status find_head_type(uint32_t *out, const model *m, kvb_error *err)
+{
+    weight_tensor t = {.type = *out};
+    bool tied = false;
+    if (!weights_has_tensors(m->source)) return KVB_OK;
+    kvb_status status = tensor_find_head(&t, &tied, &m->config, m->family, m->source, err);
+    if (status == KVB_OK && tied)
+        status =
+            tensor_find(&t, m->source, tensor_embedding_name(m->source), m->config.vocabulary, m->config.width, err);
+    if (status == KVB_OK) *out = t.type;
+    return status;
+}
 
 static kvb_status find_types(types *out, const model *m, uint32_t layer, bool narrow, kvb_error *err)
 {
@@ -20,6 +37,7 @@ static kvb_status find_types(types *out, const model *m, uint32_t layer, bool na
     uint32_t plain = narrow ? GGUF_TENSOR_F32 : weights_default_type(m->source);
     entries_matrices(matrices, &m->config);
     out->experts = m->expert_type;
+    out->head = plain;
     for (int i = 0; i < N_MATRICES; i++) {
         weight_tensor t = {.type = plain};
         bool there = entry_in_layer(&matrices[i], &m->config, layer) && weights_has_tensors(m->source);
@@ -27,20 +45,21 @@ static kvb_status find_types(types *out, const model *m, uint32_t layer, bool na
         if (status != KVB_OK) return status;
         out->own[i] = narrow ? plain : t.type;
     }
-    return KVB_OK;
+    return narrow ? KVB_OK : find_head_type(&out->head, m, err);
 }
 
-// Two layers of the kind of `layer`.
+// Layers of the kind of `layer`.
 static void set_config(model_config *c, uint32_t layer, bool narrow)
 {
     layer_set *const sets[] = {&c->sparse, &c->unrotated, &c->bounded};
     for (size_t i = 0; i < sizeof sets / sizeof *sets; i++) {
         bool has = layer_set_has(sets[i], layer);
         *sets[i] = (layer_set){{0}};
-        if (has) layer_set_add(sets[i], 0), layer_set_add(sets[i], 1);
+        for (uint32_t l = 0; has && l < REHEARSAL_MOST_LAYERS; l++) layer_set_add(sets[i], l);
     }
-    c->n_layers = 2;
-    if (c->vocabulary > REHEARSAL_VOCABULARY) c->vocabulary = REHEARSAL_VOCABULARY;
+    uint32_t most = narrow ? NARROW_VOCABULARY : HEAD_VALUES / c->width;
+    if (most < NARROW_VOCABULARY) most = NARROW_VOCABULARY;
+    if (c->vocabulary > most) c->vocabulary = most;
     if (!narrow) return;
     c->width = c->ffn_width = REHEARSAL_WIDTH;
     c->switches &= ~(unsigned)(EXPERTS | EXPERT_BIAS);
@@ -58,6 +77,26 @@ static size_t bytes_of(uint32_t type, uint64_t rows, uint64_t columns)
 static size_t largest(size_t a, size_t b)
 {
     return a > b ? a : b;
+}
+
+// Signs are random, by a linear congruential generator: what all tokens have in common stays small.
+static void fill(uint8_t *bytes, size_t n)
+{
+    uint32_t state = 1;
+    for (size_t i = 0; i < n; i++) {
+        state = state * 1664525u + 1013904223u;
+        bytes[i] = (uint8_t)(FILL | (state >> 24 & SIGN));
+    }
+}
+
+static uint64_t values_of(const model_config *c)
+{
+    tensor_entry matrices[N_MATRICES];
+    uint64_t values = 0;
+    entries_matrices(matrices, c);
+    for (int i = 0; i < N_MATRICES; i++)
+        if (entry_in_layer(&matrices[i], c, 0)) values += (uint64_t)matrices[i].rows * matrices[i].columns;
+    return values;
 }
 
 static size_t fill_bytes(const model_config *c, const types *t)
@@ -88,10 +127,9 @@ static bool make_ones(dev *out, const model *m, size_t n, float *ones)
     return out->address;
 }
 
-static bool make_experts(const rehearsal *r, const types *t, unsigned hold)
+static bool make_experts(model_layer *to, const rehearsal *r, const types *t, unsigned hold)
 {
     const model_config *c = &r->m.config;
-    model_layer *to = &r->m.layers[0];
     uint32_t n = EXPERT_MATRICES * c->n_experts, own = EXPERT_MATRICES * DISTINCT_EXPERTS;
     bool ok = (to->experts = calloc(n, sizeof *to->experts));
     for (uint32_t i = 0; ok && i < n; i++) {
@@ -104,11 +142,10 @@ static bool make_experts(const rehearsal *r, const types *t, unsigned hold)
     return ok;
 }
 
-static bool make_layer(const rehearsal *r, const types *t, float *ones)
+static bool make_layer(model_layer *to, const rehearsal *r, const types *t, float *ones)
 {
     const model *m = &r->m;
     const model_config *c = &m->config;
-    model_layer *to = &m->layers[0];
     tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
     bool ok = true;
     entries_matrices(matrices, c);
@@ -122,10 +159,9 @@ static bool make_layer(const rehearsal *r, const types *t, float *ones)
             ok = make_ones((dev *)((char *)to + vectors[i].field), m, (size_t)vectors[i].rows * vectors[i].columns,
                            ones);
     if (ok) ok = make_ones(&to->value_root, m, (size_t)c->n_heads * c->head_dim * c->head_dim, ones);
-    if (ok && layer_set_has(&c->sparse, 0)) ok = make_experts(r, t, model_hold(m, 1, false));
+    if (ok && layer_set_has(&c->sparse, 0)) ok = make_experts(to, r, t, model_hold(m, 1, false));
     if (ok && c->switches & EXPERT_BIAS)
         ok = make_ones(&to->expert_bias, m, c->n_experts * (2ull * c->expert_width + c->width), ones);
-    m->layers[1] = m->layers[0];
     return ok;
 }
 
@@ -136,17 +172,19 @@ static kvb_status make_all(rehearsal *r, const types *t, kvb_error *err)
     size_t roots = (size_t)c->n_heads * c->head_dim * c->head_dim,
            biases = c->n_experts * (2ull * c->expert_width + c->width),
            widest = largest(largest(roots, biases), largest(c->width, c->ffn_width));
-    size_t fill = fill_bytes(c, t);
+    size_t n_fill = fill_bytes(c, t);
     float *ones = malloc(largest(widest, (size_t)c->n_heads * c->head_dim) * sizeof *ones);
-    r->bytes = malloc(fill);
-    m->layers = calloc(2, sizeof *m->layers);
+    r->bytes = malloc(n_fill);
+    m->layers = calloc(c->n_layers, sizeof *m->layers);
     bool ok = ones && r->bytes && m->layers;
-    if (ok) memset(r->bytes, FILL, fill);
+    if (ok) fill(r->bytes, n_fill);
     ok = ok && make_matrix(&m->embedding, r, GGUF_TENSOR_F32, c->vocabulary, c->width, HOLD_ROWS | HOLD_MAPPED) &&
-         make_matrix(&m->head, r, GGUF_TENSOR_F32, c->vocabulary, c->width, model_hold(m, 0, false)) &&
-         make_ones(&m->final_norm, m, c->width, ones) && make_layer(r, t, ones);
+         make_matrix(&m->head, r, t->head, c->vocabulary, c->width, model_hold(m, 0, false)) &&
+         make_ones(&m->final_norm, m, c->width, ones);
+    for (uint32_t l = 0; ok && l < r->distinct; l++) ok = make_layer(&m->layers[l], r, t, ones);
+    for (uint32_t l = r->distinct; ok && l < c->n_layers; l++) m->layers[l] = m->layers[0];
     free(ones);
-    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to measure the speed with one layer of the model");
+    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to measure the speed with some layers of the model");
 }
 
 kvb_status rehearsal_open(rehearsal *out, const model *m, uint32_t layer, bool narrow, kvb_error *err)
@@ -160,6 +198,9 @@ kvb_status rehearsal_open(rehearsal *out, const model *m, uint32_t layer, bool n
     own->head_is_tied = false;
     own->origin = (weights_origin){.container = NULL};
     set_config(&own->config, layer, narrow);
+    bool small = !narrow && !own->config.n_experts && values_of(&own->config) <= LAYER_VALUES;
+    own->config.n_layers = small ? REHEARSAL_MOST_LAYERS : REHEARSAL_LAYERS;
+    out->distinct = small ? own->config.n_layers : 1;
     own->n_held = layer + 1 < m->n_held ? own->config.n_layers + 1 : 0;
     if (narrow) own->has_halves = false;
     kvb_status status = find_types(&t, m, layer, narrow, err);
@@ -175,7 +216,7 @@ void rehearsal_close(rehearsal *r)
     if (m->device) {
         uint32_t distinct = m->config.n_experts < DISTINCT_EXPERTS ? m->config.n_experts : DISTINCT_EXPERTS;
         m->config.n_experts = distinct; // the others share theirs
-        m->config.n_layers = 1;         // the second layer is the first
+        m->config.n_layers = r->distinct;
         model_free_tensors(m);
         m->device->b->close(m->device);
     }

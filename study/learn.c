@@ -157,10 +157,6 @@ static kvb_status check_request(const learned *l, kvb_error *err)
         return kvb_fail(err, KVB_ARGUMENT,
                         "%zu metrics: sets of at most %zu can be searched; name fewer with --feature",
                         l->from->n_metrics, most);
-    if (*record_text(l->from->r, "bounded_layers"))
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "%s: the model has layers with a sliding window, for which rankings are not fitted yet",
-                        l->from->path);
     for (size_t i = 0; i < l->from->n_metrics; i++)
         if (selection_ranking(l->from, l->from->metrics[i]))
             return kvb_fail(err, KVB_ARGUMENT, "%s: a ranking cannot be a feature of another", l->from->metrics[i]);

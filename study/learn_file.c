@@ -1,7 +1,9 @@
 // What a fitted ranking says of itself, and its file.
 #include "runtime/fail.h"
+#include "study/layer_map.h"
 #include "study/learn_parts.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static bool add_features(cJSON *about, const learned *l)
@@ -69,23 +71,38 @@ static bool add_origin(cJSON *m, const learned *l, const char *record_sha256)
 }
 
 // The name is the hash of the text without it.
-static kvb_status write_named(const learned *l, const char *path, cJSON *about, const cJSON *origin, char name[24],
+static kvb_status write_named(const char *path, rank_content *content, cJSON *about, const cJSON *origin, char name[24],
                               kvb_error *err)
 {
-    record_shape model = record_get_shape(l->from->r);
     char *text = cJSON_PrintUnformatted(about);
-    rank_content content = {l->n_folds,       model.n_layers,
-                            model.n_kv_heads, learn_columns(l->n_features, l->options.layer_mean),
-                            l->weights,       text};
+    content->about = text;
     kvb_status status =
-        text ? rank_name(name, &content, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
+        text ? rank_name(name, content, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
     cJSON_free(text);
     if (status != KVB_OK) return status;
     char *named = cJSON_AddStringToObject(about, "name", name) ? cJSON_PrintUnformatted(about) : NULL;
-    content.about = named;
-    status = named ? rank_write(path, &content, origin, err)
+    content->about = named;
+    status = named ? rank_write(path, content, origin, err)
                    : kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
     cJSON_free(named);
+    return status;
+}
+
+// Weights of all of the model's layers: of those that the record leaves out they are 0, since nothing is ranked there.
+static kvb_status write_spread(const learned *l, const char *path, cJSON *about, const cJSON *origin, char name[24],
+                               kvb_error *err)
+{
+    layer_map layers;
+    double *weights = NULL;
+    uint32_t heads = record_get_shape(l->from->r).n_kv_heads,
+             columns = learn_columns(l->n_features, l->options.layer_mean);
+    kvb_status status = layer_map_read(&layers, l->from->r, err);
+    if (status == KVB_OK)
+        status = layer_map_spread(&weights, &layers, l->weights, 1 + l->n_folds, (size_t)heads * columns, err);
+    rank_content content = {l->n_folds, layers.n_layers, heads, columns, weights, NULL};
+    if (status == KVB_OK) status = write_named(path, &content, about, origin, name, err);
+    free(weights);
+    layer_map_free(&layers);
     return status;
 }
 
@@ -97,7 +114,7 @@ kvb_status learn_write(const learned *l, const char *path, char name[24], kvb_er
     if (status == KVB_OK && !(about && origin && add_features(about, l) && add_folds(about, l) && add_fit(about, l) &&
                               add_origin(origin, l, sha256)))
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
-    if (status == KVB_OK) status = write_named(l, path, about, origin, name, err);
+    if (status == KVB_OK) status = write_spread(l, path, about, origin, name, err);
     cJSON_Delete(about);
     cJSON_Delete(origin);
     return status;

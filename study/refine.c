@@ -89,22 +89,19 @@ kvb_status refine_value(refine_state *s, kvb_error *err)
 typedef struct refine_job {
     const refine_task *task;
     refine_result *best;
-    double *scale, *selection_scale; // [K] the table's losses, at least LEAST_SCALE
-    double *shift;                   // [K, n_heads] the centre's
-    double *selection;               // [K] its losses there
-    double *relative;                // [2, K] for the report
+    double *scale;       // [K] the table's losses, at least LEAST_SCALE
+    double *shift;       // [K, n_heads] the centre's
+    double *calibration; // [K] its losses, for the report
+    double *selection;   // [K] its losses there
 } refine_job;
 
 static void report(const refine_job *j, const refine_state *s)
 {
     const refine_task *t = j->task;
     if (!t->report) return;
-    for (uint32_t k = 0; k < t->n_knots; k++) {
-        j->relative[k] = s->value[k];
-        j->relative[t->n_knots + k] = j->selection[k] / j->selection_scale[k];
-    }
-    t->report(t->context,
-              &(refine_progress){s->spent, t->evaluations, s->round, j->relative, j->relative + t->n_knots});
+    for (uint32_t k = 0; k < t->n_knots; k++) j->calibration[k] = s->value[k] * j->scale[k];
+    t->report(t->context, &(refine_progress){s->spent, t->evaluations, s->round, j->calibration, j->selection,
+                                             j->best->calibration_before, j->best->selection_before});
 }
 
 // Measures the centre on the selection set and takes over what is better there. Whether anything is.
@@ -186,7 +183,6 @@ static kvb_status measure_table(refine_job *j, refine_state *s, kvb_error *err)
     memcpy(j->selection, best->selection_before, knots);
     for (uint32_t k = 0; k < t->n_knots; k++) {
         j->scale[k] = fmax(fabs(best->calibration_before[k]), LEAST_SCALE);
-        j->selection_scale[k] = fmax(fabs(best->selection_before[k]), LEAST_SCALE);
         s->value[k] = best->calibration[k] / j->scale[k];
     }
     s->spent = 1 + (double)t->n_selection / t->n_texts;
@@ -227,7 +223,7 @@ kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *er
     if (status == KVB_OK) status = open_result(out, task, err);
     if (status != KVB_OK) return status;
     size_t K = task->n_knots;
-    double *memory = calloc(6 * K + K * task->n_heads, sizeof *memory); // six lists over knots, and the centre's shifts
+    double *memory = calloc(4 * K + K * task->n_heads, sizeof *memory); // four lists over knots, the centre's shifts
     gsl_error_handler_t *before = gsl_set_error_handler_off(); // GSL's failures here are a lack of memory, and checked
     gsl_rng *rng = gsl_rng_alloc(gsl_rng_mt19937);
     if (!memory || !rng) {
@@ -236,8 +232,8 @@ kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *er
         gsl_set_error_handler(before);
         return kvb_fail(err, KVB_MEMORY, "no memory to refine %u heads", task->n_heads);
     }
-    refine_job j = {task, out, memory, memory + K, memory + 6 * K, memory + 2 * K, memory + 3 * K};
-    refine_state s = {.task = task, .n_knots = task->n_knots, .scale = memory, .value = memory + 5 * K, .rng = rng};
+    refine_job j = {task, out, memory, memory + 4 * K, memory + K, memory + 2 * K};
+    refine_state s = {.task = task, .n_knots = task->n_knots, .scale = memory, .value = memory + 3 * K, .rng = rng};
     gsl_rng_set(rng, (unsigned long)task->seed);
     double wanted = task->evaluations;
     status = measure_table(&j, &s, err);

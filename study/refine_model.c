@@ -8,12 +8,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROPOSALS = 6, PAIRS_MIN = 8, PAIRS_MAX = 32 };
+enum { SIZE_COUNT = 3, PROPOSALS = 2 * SIZE_COUNT, PAIRS_MIN = 8, PAIRS_MAX = 48 };
 static const double MOVE = 0.3;             // of every group in a pair
 static const double FORGET = 0.6;           // weight of a pair after each round
 static const double FIRST_RADIUS = 0.25;    // root mean square of a step's moves
 static const double LONGEST = 3;            // a group's move, in radii
-static const double SIZES[3] = {0.5, 1, 2}; // of proposals, in radii
+static const double SIZES[SIZE_COUNT] = {0.5, 1, 2}; // of proposals, in radii
 
 typedef struct gradient_model {
     uint32_t pairs;          // of a round
@@ -40,7 +40,8 @@ static void close_model(void *memory)
 static kvb_status open_model(void **memory, const refine_state *s, kvb_error *err)
 {
     size_t K = s->n_knots, D = s->n_groups;
-    uint32_t pairs = D / 2 < PAIRS_MIN ? PAIRS_MIN : D / 2 > PAIRS_MAX ? PAIRS_MAX : (uint32_t)D / 2;
+    uint32_t wanted = s->n_groups / 2 > s->task->n_texts ? s->n_groups / 2 : s->task->n_texts, // every text has a say
+        pairs = wanted < PAIRS_MIN ? PAIRS_MIN : wanted > PAIRS_MAX ? PAIRS_MAX : wanted;
     gradient_model *m = calloc(1, sizeof *m);
     *memory = m;
     if (!m) return kvb_fail(err, KVB_MEMORY, "no memory for %u pairs", pairs);
@@ -150,17 +151,18 @@ static kvb_status find_directions(gradient_model *m, const refine_state *s, kvb_
 
 // ---- Steps ----
 
-// Three sizes of each knot's own step, and of the common one.
-static void propose(gradient_model *m, const refine_state *s)
+// Three sizes of each knot's own step, and of the common one where there are several knots. How many.
+static uint32_t propose(gradient_model *m, const refine_state *s)
 {
-    uint32_t K = s->n_knots, D = s->n_groups;
-    for (int i = 0; i < PROPOSALS; i++)
+    uint32_t K = s->n_knots, D = s->n_groups, n = K > 1 ? PROPOSALS : SIZE_COUNT;
+    for (uint32_t i = 0; i < n; i++)
         for (uint32_t k = 0; k < K; k++) {
-            const double *along = m->direction + (size_t)(i < 3 ? k : K) * D;
+            const double *along = m->direction + (size_t)(i < SIZE_COUNT ? k : K) * D;
             for (uint32_t d = 0; d < D; d++)
                 m->points[((size_t)i * K + k) * D + d] =
-                    s->centre[(size_t)k * D + d] + m->radius[k] * SIZES[i % 3] * along[d];
+                    s->centre[(size_t)k * D + d] + m->radius[k] * SIZES[i % SIZE_COUNT] * along[d];
         }
+    return n;
 }
 
 // Each knot's best half of n proposals moves to the front.
@@ -183,15 +185,18 @@ static void keep_half(gradient_model *m, uint32_t K, uint32_t D, uint32_t n, uin
         }
 }
 
-// Successive halving: all on a quarter of the texts, the better half on half of them, one on all.
-static kvb_status halve(gradient_model *m, refine_state *s, kvb_error *err)
+// Successive halving: six on a quarter of the texts, three on half of them, one on all. The texts of a stage are among
+// those of the next, so that what was measured is not measured, or counted, again.
+static kvb_status halve(gradient_model *m, refine_state *s, uint32_t left, kvb_error *err)
 {
-    uint32_t n = s->task->n_texts, left = PROPOSALS;
+    uint32_t n = s->task->n_texts, before = 0;
     kvb_status status = KVB_OK;
-    for (uint32_t share = 4; share >= 1 && status == KVB_OK; share /= 2) {
+    for (uint32_t share = left > SIZE_COUNT ? 4 : 2; share >= 1 && status == KVB_OK; share /= 2) {
         uint32_t count = (n + share - 1) / share;
-        for (uint32_t i = 0; i < count; i++) m->texts[i] = (s->round * count + i) % n;
+        for (uint32_t i = 0; i < count; i++) m->texts[i] = (s->round * (n / 2) + i) % n;
         status = refine_points(s, m->points, left, m->texts, count, m->loss, err);
+        s->spent -= (double)left * before / n;
+        before = count;
         if (status == KVB_OK && left > 1) keep_half(m, s->n_knots, s->n_groups, left, left / 2);
         left = left > 1 ? left / 2 : 1;
     }
@@ -205,8 +210,7 @@ static kvb_status round_of_model(void *memory, refine_state *s, kvb_error *err)
     kvb_status status = observe(m, s, err);
     if (status == KVB_OK) status = find_directions(m, s, err);
     if (status != KVB_OK) return status;
-    propose(m, s);
-    status = halve(m, s, err);
+    status = halve(m, s, propose(m, s), err);
     for (uint32_t k = 0; k < K && status == KVB_OK; k++) {
         double *point = m->points + (size_t)k * D, *centre = s->centre + (size_t)k * D, square = 0;
         for (uint32_t d = 0; d < D; d++) square += pow(point[d] - centre[d], 2) / D;

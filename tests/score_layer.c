@@ -53,8 +53,8 @@ static kvb_status make_extras(layer_view *view, const tensor *wo, kvb_error *err
     size_t keys = (size_t)view->n_kv_heads * view->n_tokens * view->head_dim,
            n = (size_t)view->n_heads * view->n_tokens;
     backend_device *on;
-    kvb_status status =
-        backend_cpu.open(&on, &backend_cpu, &(backend_limits){view->n_tokens, 1, 1, s.n_heads * s.head_dim, s, 0}, err);
+    kvb_status status = backend_cpu.open(&on, &backend_cpu,
+                                         &(backend_limits){view->n_tokens, 1, 1, s.n_heads * s.head_dim, s, 0, 0}, err);
     if (status != KVB_OK) return status;
     dev sums = backend_cpu.alloc(on, n), row_log = backend_cpu.alloc(on, n), norms = backend_cpu.alloc(on, n),
         q = on_device(on, view->q, n * view->head_dim);

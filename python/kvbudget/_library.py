@@ -146,6 +146,7 @@ _TABLE, _ERROR, _COUNTS = c.c_void_p, c.POINTER(Error), c.POINTER(c.c_uint32)
 _BUDGET = [_TABLE, c.c_double, c.c_uint32, c.POINTER(Options), _COUNTS, c.c_size_t]
 _STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take a kvb_error last
     "kvb_table_open": [c.POINTER(_TABLE), c.c_char_p, c.c_void_p, _ERROR],
+    "kvb_ranking_open": [c.POINTER(c.c_void_p), c.c_char_p, _ERROR],
     "kvb_table_row": [_TABLE, c.c_uint32, c.POINTER(Row), _ERROR],
     "kvb_table_check": [_TABLE, c.POINTER(Expectation), _ERROR],
     "kvb_table_check_weights": [_TABLE, c.POINTER(Weights), _ERROR],
@@ -165,6 +166,7 @@ _OTHER: dict[str, tuple[list[Any], Any]] = {
     "kvb_table_info": ([_TABLE], c.POINTER(Info)),
     "kvb_table_metadata": ([_TABLE, c.c_char_p], c.c_char_p),
     "kvb_table_ranking": ([_TABLE], c.c_void_p),
+    "kvb_ranking_close": ([c.c_void_p], None),
     "kvb_ranking_about": ([c.c_void_p], c.POINTER(RankingInfo)),
     "kvb_table_prune_ratios": ([_TABLE], c.POINTER(c.c_double)),
 }

@@ -196,7 +196,11 @@ class SnapKV(Voted):
 
 
 class ExpectedAttention(Metric):
-    """The attention that future queries will pay, if they are Gaussian like the past ones (arXiv 2510.00636)."""
+    """The attention that future queries will pay, if they are Gaussian like the past ones (arXiv 2510.00636).
+
+    With epsilon tokens of one value score almost the same, and rounding decides which of them goes. So operations and
+    their order are kvpress's: of one prefill both give the same bits, and masks and cuts agree token by token.
+    """
 
     @property
     def needs_queries(self) -> bool:
@@ -233,18 +237,20 @@ class ExpectedAttention(Metric):
                 f"{seen.n_tokens} tokens"
             )
         scale = layer.query_scale
-        mean, cov = seen.mean * scale, None if seen.square is None else seen.square * (scale * scale / seen.count)
+        mean, cov = seen.mean * scale, None if seen.square is None else seen.square / seen.count * scale**2
         turn = layer.mean_rotation(seen.n_tokens, int(p["future"]), keys)
         if turn is not None:
             mean = mean @ turn.T
-            cov = None if cov is None else turn @ cov @ turn.T
+            cov = None if cov is None else turn @ (cov @ turn.T)
         mean = _group(mean, layer.config, heads)  # [G, group, d]
-        logits = mean @ keys.transpose(1, 2) / math.sqrt(d)
-        if cov is not None:
-            cov = _group(cov, layer.config, heads)  # [G, group, d, d]
-            logits = logits + ((keys[:, None] @ cov) * keys[:, None]).sum(-1) / d / 2
+        n_kv, group = mean.shape[:2]
         first = 0 if p["sinks_in_softmax"] else int((places < self.least).sum())
-        weights = logits[..., first:].softmax(-1).mean(1)
+        k = keys[:, first:].repeat_interleave(group, 0).transpose(1, 2)  # [G * group, d, T]
+        logits = (mean.reshape(-1, 1, d) @ k).squeeze(1) / math.sqrt(d)
+        if cov is not None:
+            cov = _group(cov, layer.config, heads).reshape(-1, d, d)
+            logits = logits + torch.einsum("hin,hij,hjn->hn", k, cov, k) / d / 2
+        weights = logits.softmax(-1).view(n_kv, group, -1).mean(1)
         if p["value_norm"]:
             weights = (weights + p["epsilon"]) * values[:, first:].norm(dim=-1)
         return F.pad(weights, (first, 0), value=float(weights.max()) + 1 if first else 0.0)

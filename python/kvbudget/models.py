@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from ._library import KVBudgetError
+from ._library import KVBudgetError, MismatchError
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,8 @@ class AttentionLayer:
     def mean_rotation(self, first: int, count: int, like: Tensor) -> Tensor | None:
         """R [d, d], the mean rotation over positions first .. first + count - 1, so that a query's row x becomes x R^T.
 
-        A rotation is linear in (cos, sin), so the model's own function is applied to the unit vectors with their means:
-        whatever layout of pairs it uses, and if it rotates only a part of a head.
+        The model's own function turns the unit vectors, whatever layout of pairs it uses, and if it rotates only a part
+        of a head; the mean is of whole matrices, as kvpress takes it, so that the sums round alike.
         """
         rotate = getattr(sys.modules[type(self.module).__module__], "apply_rotary_pos_emb", None)
         if self.rotary is None or rotate is None or not _rotates(self.module):
@@ -102,10 +102,10 @@ class AttentionLayer:
         cos, sin = self.rotary(like, places, **_layer_type(self.rotary, self.module))
         d = self.module.head_dim
         part = getattr(self.module, "rotary_ndims", d)  # Phi and StableLM hand the function that part of a head alone
-        cos, sin = (x[0].float().mean(0).to(x.dtype).expand(1, part, -1) for x in (cos, sin))
-        mean: Tensor = torch.eye(d, dtype=cos.dtype, device=like.device)
-        unit = mean[None, None, :part, :part].clone()
-        mean[:part, :part] = rotate(unit, unit, cos, sin)[0][0, 0].T
+        cos, sin = (x[0].float()[:, None].expand(count, part, -1) for x in (cos, sin))
+        mean: Tensor = torch.eye(d, dtype=like.dtype, device=like.device)
+        unit = torch.eye(part, device=like.device).expand(count, 1, part, part)
+        mean[:part, :part] = rotate(unit, unit, cos, sin)[0][:, 0].transpose(1, 2).contiguous().mean(0)
         return mean
 
     def output_weights(self) -> Tensor:
@@ -199,8 +199,7 @@ def check_model(model: Any) -> None:
     parameters, theta = getattr(config, "rope_parameters", None), getattr(config, "rope_theta", None)
     if int(transformers.__version__.split(".")[0]) < 5 and isinstance(parameters, dict):
         if parameters.get("rope_theta", theta) != theta:
-            raise KVBudgetError(
+            raise MismatchError(
                 f"config.rope_theta: transformers {transformers.__version__} reads {theta}, but rope_parameters, of "
-                f"transformers 5, says {parameters['rope_theta']}; set rope_theta in config.json or use transformers 5",
-                "MISMATCH",
+                f"transformers 5, says {parameters['rope_theta']}; set rope_theta in config.json or use transformers 5"
             )

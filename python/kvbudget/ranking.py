@@ -1,5 +1,7 @@
 """Learned rankings, as the C library has read them out of a table."""
 
+import ctypes as c
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,3 +34,15 @@ def read_ranking(handle: Any) -> Ranking | None:
     metrics = tuple(name.decode() for name in r.metrics[: r.n_features])
     logarithm = tuple(map(bool, r.logarithm[: r.n_features]))
     return Ranking(r.name.decode(), metrics, logarithm, r.sink, weights, bool(r.layer_mean))
+
+
+def open_ranking(path: str | os.PathLike[str]) -> Ranking:
+    """The ranking in a file of `kvbudget learn`, or in a table that was made with one."""
+    handle = c.c_void_p()
+    lib.call("kvb_ranking_open", c.byref(handle), os.fspath(path).encode())
+    try:
+        found = read_ranking(handle)
+        assert found is not None
+        return found
+    finally:
+        lib.library().kvb_ranking_close(handle)

@@ -30,7 +30,7 @@ from .hooks import attached
 from .models import AttentionLayer, attention_layers, check_model, has_window
 from .sampling import draw
 from .steps import assemble, metric_file, steps, tokenizer_sha256, weights_sha256, write, write_array
-from .table import ModelShape, Table
+from .table import ModelShape
 from .work import Options, Work, prepare
 
 ORACLE = "max over queries of attention times layer-normalised |v W_O|, max over the group"
@@ -293,24 +293,20 @@ def record(
     model, tokenizer  of transformers, on any device; the tokenizer may be None where the lines hold token ids
     calib             a file of calibration lines, or several (formats/README.md)
     metrics           names as in `kvbudget help metrics` (keydiff, knorm, snapkv, morphkv, lagkv and ea have scorers
-                      here), ScorerPress objects of kvpress, pairs (name, press), or a Table, whose metric is meant
+                      here), ScorerPress objects of kvpress, pairs (name, press), a Table, whose metric is meant, or
+                      learned=FILE, which means the metrics that this ranking of `kvbudget learn` is made of
     resume, force     go on with an interrupted recording; start again, or replace the record
     model_id, model_sha256  name and identity of the weights; by default the folder's name and a hash of all tensors
     options           of :class:`Options`: new_tokens, temperature, seed, greedy, ignore_eos, ignore_answers,
                       include_first, bos, max_tokens, max_questions
     """
-    from .metrics import Metric
-    from .scorers import of_press, of_table, parse
+    from .scorers import of_recording
 
     o, output = Options(**options), Path(output)
     if o.new_tokens < 1 or not (o.greedy or (o.temperature > 0 and math.isfinite(o.temperature))):
         raise KVBudgetError("new_tokens: expected at least 1; temperature: expected a number above 0")
     check_model(model)
-    chosen: list[Metric] = [
-        parse(m) if isinstance(m, str) else of_table(m) if isinstance(m, Table) else of_press(m) for m in metrics
-    ]
-    if not chosen or len({m.name for m in chosen}) != len(chosen):
-        raise KVBudgetError("metrics: expected at least one, and each once")
+    chosen = of_recording(metrics)
     layers, shape = attention_layers(model), ModelShape.of(model.config)
     if [layer.index for layer in layers] != list(range(shape.n_layers)):
         raise KVBudgetError(

@@ -1,6 +1,6 @@
 """Which metric a name, a table or one of kvpress's presses means; and the two that are built of others."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from ._library import KVBudgetError
 from .metrics import ExpectedAttention, KeyDiff, KNorm, LagKV, Metric, MorphKV, Seen, SnapKV, Step
 from .models import AttentionLayer
+from .ranking import open_ranking
 from .table import Table
 
 
@@ -196,6 +197,18 @@ def build(base: str, given: Mapping[str, Any]) -> Metric:
     named = "".join(f":{name}={_text(value)}" for name, value in values.items() if value != defaults[name])
     sink = 16 if base == "lagkv:paper" else 4
     return kind(base + named, values, sink, int(values.get("window", 1)))
+
+
+def of_recording(wishes: Sequence[Any]) -> list[Metric]:
+    """The metrics of a recording, from names, presses and tables. ``learned=FILE`` adds those that a ranking of
+    `kvbudget learn` is made of: what `kvbudget solve --metric learned=FILE` asks of a record."""
+    files = [w for w in wishes if isinstance(w, str) and w.startswith("learned=")]
+    kinds: dict[type, Callable[[Any], Metric]] = {str: parse, Table: of_table}
+    found = [kinds.get(type(w), of_press)(w) for w in wishes if w not in files]
+    if len({m.name for m in found}) != len(found) or not wishes:
+        raise KVBudgetError("metrics: expected at least one, and each once")
+    features = {name: parse(name) for file in files for name in open_ranking(file.removeprefix("learned=")).metrics}
+    return found + [metric for name, metric in features.items() if name not in {m.name for m in found}]
 
 
 def of_table(table: Table) -> Metric:

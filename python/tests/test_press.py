@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -11,7 +12,7 @@ from test_eviction import METRICS, T, prefill, prompt
 from transformers.cache_utils import DynamicCache
 
 import kvbudget
-from kvbudget import scorers
+from kvbudget import eviction, scorers
 from kvbudget.models import attention_layers
 
 kvpress = pytest.importorskip("kvpress")
@@ -48,6 +49,7 @@ def lukv(table: kvbudget.Table, scorer: Any, ratio: float) -> Any:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("ratio", [0.3, 0.8])
 def test_positions_are_lukvs(model: Any, make_table: Any, metric: str, ratio: float) -> None:
+    """What is kept is, position by position, what LUKVPress does not mask."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric]))
     with lukv(table, PRESSES[metric](), ratio)(model):
         prefill(model, prompt(2))
@@ -64,6 +66,22 @@ def test_positions_are_lukvs(model: Any, make_table: Any, metric: str, ratio: fl
         for i, kept in theirs.items():
             for s in range(4):
                 assert cut.layers[i].segment(s)[2].tolist() == kept[s].nonzero()[:, 0].tolist()
+
+
+@pytest.mark.parametrize("metric", ["keydiff", "knorm", "ea"])
+def test_scores_are_kvpress_to_the_bit(model: Any, make_table: Any, metric: str, monkeypatch: Any) -> None:
+    """Where a text repeats its tokens, heads are full of scores that only rounding tells apart: it must be the same."""
+    table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric]))
+    ids = torch.randint(2, 90, (1, 250), generator=torch.Generator().manual_seed(4))
+    seen: list[Any] = []
+    select = eviction.select
+    monkeypatch.setattr(eviction, "select", lambda scores, *how: (seen.append(scores.copy()), select(scores, *how))[1])
+    for scorer in (None, PRESSES[metric]()):
+        with kvbudget.compress(model, table, 0.5, scorer=scorer):
+            prefill(model, ids)
+    ours, theirs = np.stack(seen[: len(seen) // 2]), np.stack(seen[len(seen) // 2 :])
+    assert ours.shape == (8, 250) and np.ptp(ours[:, 4:]) > 0
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_the_pipeline_with_questions(model: Any, make_table: Any) -> None:
@@ -88,6 +106,7 @@ def test_the_pipeline_with_questions(model: Any, make_table: Any) -> None:
 
 
 def test_masking_hides_and_keeps_the_cache(model: Any, make_table: Any) -> None:
+    """mode="mask" frees nothing and hides as many tokens as the table evicts."""
     table = make_table(4, 4, 2, 16)
     press = kvbudget.BudgetPress(str(table), 0.6, mode="mask")
     with press(model):
@@ -99,6 +118,7 @@ def test_masking_hides_and_keeps_the_cache(model: Any, make_table: Any) -> None:
 
 
 def test_a_press_for_another_metric_is_refused(model: Any, make_table: Any) -> None:
+    """Another scorer, or the same with another window, is not what the table is for; both are named."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))
     for wrong in (
         kvpress.KeyDiffPress(),
@@ -114,6 +134,7 @@ def test_a_press_for_another_metric_is_refused(model: Any, make_table: Any) -> N
 
 
 def test_names_of_presses() -> None:
+    """Presses that the program has too bear its names; others say their class and parameters."""
     assert scorers.of_press(kvpress.SnapKVPress()).name == "snapkv:kvpress"
     assert scorers.of_press(kvpress.ExpectedAttentionPress(epsilon=0.02)).name == "ea:kvpress"
     assert scorers.of_press(kvpress.ExpectedAttentionPress()).name == "ea:kvpress:epsilon=0"
@@ -124,6 +145,7 @@ def test_names_of_presses() -> None:
 
 
 def test_a_table_for_any_press(model: Any, make_table: Any) -> None:
+    """A metric that only kvpress has works through its press."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, metric="kvpress:TOVAPress"))
     with kvbudget.compress(model, table, 0.5, scorer=kvpress.TOVAPress()) as run:
         cache = DynamicCache(config=model.config)

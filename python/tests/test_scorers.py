@@ -141,6 +141,7 @@ def test_queries_before_rotation(family: str) -> None:
 
 
 def test_queries_that_are_not_known_are_refused() -> None:
+    """An unknown norm of queries is refused rather than left out."""
     model = build("llama")
     layer = attention_layers(model)[0]
     layer.module.q_layernorm = torch.nn.Identity()
@@ -354,6 +355,18 @@ def test_the_recorder_takes_a_table_for_its_metric(learned: kvbudget.Table, tmp_
             assert np.array_equal(found[learned.info.metric][layer, h], learned.rank(layer, h, features))
 
 
+def test_the_recorder_takes_a_ranking_for_its_metrics(learned: kvbudget.Table, tmp_path: Path) -> None:
+    """learned=FILE records what `kvbudget solve --metric learned=FILE` then ranks by; a file of anything else says so."""
+    file = Path(learned.path).with_name("rank.safetensors")
+    found = record(tmp_path, [f"learned={file}", FEATURES[0]], prompt(1, 44)[0].tolist())
+    assert learned.ranking is not None and set(found) == set(learned.ranking.metrics) | {FEATURES[0]}
+    words = [str(PROGRAM), "solve", "one.h5", "-m", f"learned={file}", "-o", "again.safetensors", "--quiet"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    assert kvbudget.Table(tmp_path / "again.safetensors").info.metric == learned.info.metric
+    with pytest.raises(kvbudget.KVBudgetError, match="one.jsonl"):
+        record(tmp_path, [f"learned={tmp_path / 'one.jsonl'}"], prompt(1, 44)[0].tolist())
+
+
 def test_the_programs_scores_by_it(tmp_path: Path) -> None:
     """A model in a folder, ranked by `kvbudget profile` and here: features and their sum agree between C and torch."""
     h5py = pytest.importorskip("h5py")
@@ -383,6 +396,7 @@ def test_the_programs_scores_by_it(tmp_path: Path) -> None:
 
 
 def test_another_models_ranking_is_refused(learned: kvbudget.Table) -> None:
+    """A ranking fits no model of another shape."""
     with pytest.raises(kvbudget.MismatchError, match="n_heads: expected 7, the table says 4"):
         with kvbudget.compress(build("qwen2 7:1"), learned, 0.5):
             pass

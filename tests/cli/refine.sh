@@ -29,6 +29,9 @@ json 'no ratio is worse on the texts that choose' one.json \
     'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
 json 'and something is gained' one.json \
     'any(r["kl"] < r["kl_before"] for r in j["rows"] if r["set"] == "selection") and len(j["rows"]) == 3 * 2'
+json 'what is left has an interval where texts are enough, and every text its KL' one.json \
+    'all(r["kl_left"] is None or abs(r["kl_left"] * r["kl_before"] - r["kl"]) < 1e-9 for r in j["rows"]) and
+    len(j["details"]) == 6 and all(len(d["kl"]) == len(d["kl_before"]) in (2, 3) for d in j["details"])'
 expect 0 'eval the result' eval tiny.gguf table.safetensors one.safetensors text1.txt text3.txt text5.txt -a none \
     --tokens 150 --next 12 -r 0.5,0.8 --quiet --json
 cp out worth.json
@@ -43,7 +46,15 @@ for label, name in (("kvbudget", "kl_before"), ("kvbudget-refined", "kl")):
 PYTHON_END
 expect 0 'the table says how it was found' inspect one.safetensors --json
 says 'with the sets and the seed' 'refined.*selection.*kl_before' out
+json 'evaluations, seed, and hashes of table and texts' out \
+    '(lambda r: r["evaluations"] > 0 and r["seed"] == 1 and len(r["from"]) == 64 and all(len(r[s]["kl"]) == 2 and
+    all(len(t) == 64 for t in r[s]["texts"]) for s in ("calibration", "selection", "test")))(
+    json.loads(j["metadata"]["refined"]) if isinstance(j["metadata"]["refined"], str) else j["metadata"]["refined"])'
 
+# shellcheck disable=SC2086
+expect 0 'with progress' refine tiny.gguf table.safetensors text?.txt ${SIZE/--quiet --json/} -o shown.safetensors
+says 'it shows the KL of both sets as they fall' 'round 1, .* KL on calibration [0-9.]+ .* on selection [0-9.]+ ' err
+says 'and the KL of all three' 'calibration +selection +test' out
 refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
 same 'gives the same table' one.safetensors two.safetensors
 head -n 5 one.safetensors.cells >three.safetensors.cells

@@ -43,4 +43,30 @@ else
     expect 0 'it goes on' "${PROFILE[@]}" -o stopped.h5 --resume
     same 'to the same bytes' whole.h5 stopped.h5
 fi
+
+# What the stop keeps of the prefill is used, and is refused where it is not whole.
+kept=stopped.h5.parts/prefill-a.kept
+for tenth in 3 5 2 7 4 6 1; do
+    rm -rf stopped.h5 stopped.h5.parts
+    milliseconds=$((took * tenth / 10))
+    timeout --foreground -s TERM "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" \
+        "$KVB" "${PROFILE[@]}" -o stopped.h5 --keep-after 0 2>err >out </dev/null
+    kept=$(find stopped.h5.parts -name '*.kept' 2>/dev/null)
+    [ -n "$kept" ] && break
+done
+if [ -n "$kept" ]; then ok 'a stop keeps the prefill'; else not_ok 'a stop keeps the prefill'; fi
+says 'and says so' 'layers of its prefill are kept \([0-9.]+ MB\)' err
+cp -r stopped.h5.parts saved.parts
+expect 0 'it goes on with it' "${PROFILE[@]}" -o stopped.h5 --resume
+if grep -q 'begins anew' err; then not_ok 'which is used'; else ok 'which is used'; fi
+same 'to the same bytes again' whole.h5 stopped.h5
+if [ -e stopped.h5.parts ]; then not_ok 'and nothing is left'; else ok 'and nothing is left'; fi
+rm -f stopped.h5
+mv saved.parts stopped.h5.parts
+printf x | dd of="$kept" bs=1 seek=$(($(stat -c %s "$kept") - 100)) conv=notrunc status=none
+fails 'another seed is refused' 'seed' "${PROFILE[@]}" -o stopped.h5 --resume --seed 7
+fails 'another precision is refused' 'compute' "${PROFILE[@]}" -o stopped.h5 --resume --compute bf16
+expect 0 'a damaged one is not used' "${PROFILE[@]}" -o stopped.h5 --resume
+says 'which is said' 'prefill-.*damaged.*begins anew' err
+same 'and changes nothing' whole.h5 stopped.h5
 end

@@ -72,9 +72,9 @@ float *take(dev from, size_t n)
 
 void reserve(uint32_t tokens, attention_shape s)
 {
-    uint32_t widest = s.n_heads * s.head_dim;
+    uint32_t widest = s.n_heads * s.head_dim > 2048 ? s.n_heads * s.head_dim : 2048;
     backend_device *before = judged; // which keeps a device running that starts slowly
-    judged = opened(&JUDGED, &(backend_limits){tokens, TAIL, 1024, widest > 2048 ? widest : 2048, s, 2048});
+    judged = opened(&JUDGED, &(backend_limits){tokens, TAIL, 1024, widest, s, 2048, widest});
     JUDGED.close(before);
 }
 

@@ -157,6 +157,7 @@ START_TEST(test_sample)
 {
     enum { ROWS = 7 };
     static const uint32_t sizes[] = {1, 2, 255, 256, 257, 1000, 5003};
+    reserve(8, SHAPES[0]);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int greedy = 0; greedy < 2; greedy++) {
             uint32_t n = sizes[i];
@@ -180,6 +181,7 @@ START_TEST(test_sample)
                               "row %d of %u logits: token %d, expected %d", r, n, got[r], want[r]);
             free(logits);
         }
+    check_judged();
 }
 END_TEST
 

@@ -72,6 +72,7 @@ START_TEST(test_norms_and_moments)
             uint32_t n = lengths[t], H = SHAPES[i].n_heads, d = SHAPES[i].head_dim;
             if (n == 1100 && i != LONGEST_SHAPE) continue; // the judge is slow
             size_t size = (size_t)n * H * d, means = (size_t)H * d;
+            reserve(8, SHAPES[i]);
             float *x = random_floats(size, 2);
             for (uint32_t c = 0; c < d; c++) x[c] += 5; // a mean that is not near zero
             BOTH("norms", y, (size_t)n * H, 1e-7f, 1e-6f, 0, {

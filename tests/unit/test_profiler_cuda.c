@@ -218,6 +218,46 @@ START_TEST(test_a_failure_sticks)
 }
 END_TEST
 
+// Scratch memory is what `scratch_bytes` says, taken by `open`; what needs more than that, or a device without any, is
+// refused, and nothing is written.
+START_TEST(test_scratch_is_taken_once)
+{
+    enum { IN = 64, OUT = 96, FEW = 3, VOCABULARY = 50 };
+    const backend_limits limits = {100, 5, 128, OUT, attention_heads(4, 2, 16), 0, IN};
+    const backend *const both[] = {&CUDA, &CUDA_BF16};
+    for (int i = 0; i < 2; i++) {
+        const backend *b = both[i];
+        backend_device *none = case_device(b, NULL);
+        size_t before = emulator_memory_taken();
+        backend_device *on = case_device(b, &limits);
+        ck_assert_uint_eq(emulator_memory_taken() - before, b->scratch_bytes(on, &limits));
+        float *w = case_floats(OUT * 2 * IN, 1, 0), zeros[FEW * OUT] = {0}, y[FEW * OUT];
+        dev_matrix fits = backend_matrix(none, w, OUT, IN, false), wide = backend_matrix(none, w, OUT, 2 * IN, false);
+        dev dx = b->alloc(none, FEW * 2 * IN), dy = b->alloc(none, FEW * OUT);
+        before = emulator_memory_taken();
+        b->matmul(on, dy, dx, fits, FEW, false);
+        help_ok(b->check(on, err));
+        b->upload(on, dy, zeros, FEW * OUT);
+        b->upload(on, dx, w, FEW * 2 * IN);
+        b->matmul(on, dy, dx, wide, FEW, false);
+        help_fails(b->check(on, err), KVB_ARGUMENT, "bytes of scratch, opened for");
+        b->download(on, y, dy, FEW * OUT);
+        ck_assert_mem_eq(y, zeros, sizeof y);
+        int32_t ids[FEW] = {1, 1, 1};
+        sampler s = {true, 1, 1};
+        draw_key keys[FEW] = {{0}};
+        b->sample(none, ids, dx, 1, VOCABULARY, &s, keys);
+        ck_assert_int_eq(ids[0], -1);
+        help_fails(b->check(none, err), KVB_ARGUMENT, "opened for 0");
+        ck_assert_uint_eq(emulator_memory_taken(), before); // nothing has grown
+        b->matrix_release(none, &fits), b->matrix_release(none, &wide);
+        b->release(none, dx), b->release(none, dy);
+        b->close(on), b->close(none);
+        free(w);
+    }
+}
+END_TEST
+
 START_TEST(test_no_device)
 {
     kvb_error failure = {0};
@@ -251,7 +291,7 @@ START_TEST(test_more_rows_than_a_pass)
     const backend *const both[] = {&backend_ref, &CUDA};
     for (int i = 0; i < 2; i++) {
         const backend *b = both[i];
-        backend_device *on = case_device(b, &(backend_limits){T, EACH, N, H * D, s, 0});
+        backend_device *on = case_device(b, &(backend_limits){T, EACH, N, H * D, s, 0, H * D});
         dev o = b->alloc(on, N * H * D + Q * G * T), dq = b->alloc(on, N * H * D), dt = b->alloc(on, Q * G * EACH * D);
         prefix_kv kv = {.k = b->alloc(on, G * T * D), .v = b->alloc(on, G * T * D), .n_tokens = T};
         tail_kv tails = {dt, dt, EACH};
@@ -405,6 +445,7 @@ static void fill(TCase *tc)
     setenv("CK_FORK", "yes", 1);
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
 #ifdef EMULATED
+    tcase_add_test(tc, test_scratch_is_taken_once);
     tcase_add_test(tc, test_no_device);
     tcase_add_test(tc, test_weights_that_do_not_fit);
     tcase_add_test(tc, test_out_of_memory);

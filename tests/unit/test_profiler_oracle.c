@@ -154,7 +154,7 @@ START_TEST(test_weights_of_a_layer)
             sum += norms[h * T + j] = naive_norm(wo, &c, h, v + ((size_t)h / 3 * T + j) * c.head_dim);
     for (uint32_t i = 0; i < c.n_heads * T; i++) want[i] = (float)(norms[i] / (sum + 1e-9));
     const backend *b = &backend_ref;
-    backend_device *on = case_device(b, &(backend_limits){T, 1, 16, 64, s, 0});
+    backend_device *on = case_device(b, &(backend_limits){T, 1, 16, 64, s, 0, 64});
     dev w = b->alloc(on, (size_t)c.n_heads * T), dr = b->alloc(on, ld * c.head_dim), dv = b->alloc(on, kv);
     b->upload(on, dr, root, ld * c.head_dim);
     b->upload(on, dv, v, kv);

@@ -1,115 +1,8 @@
 // The profiling run on the tiny model: how calibration lines become jobs, and that the record's bytes depend on nothing
 // but the job.
-#include "profiler/profile.h"
-#include "test_profiler_cases.h"
+#include "test_profiler_run.h"
 #include "tests/tiny_vocab.h"
 #include <omp.h>
-
-#define TEXT_A "The king and the key: in the and of an old house, she went to the river. 123 1 12 and then on the way "
-#define LINE_A                                                                                                        \
-    "{\"sample_id\": \"a\", \"context\": \"" TEXT_A TEXT_A "again.\", \"questions\": [\"Who went?\", \"Where to?\", " \
-    "\"What is the key of the old house in the text?\"]}\n"
-#define LINE_B                                                                                                   \
-    "{\"sample_id\": \"b\", \"context_ids\": [9,8,7,6,5,44,33,22,11,250,260,270,280,290,13,14,15,16,17,18,19], " \
-    "\"question_ids\": [[100,101,102],[103]]}\n"
-
-static void setup(void)
-{
-    help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-}
-
-// ---- a job with all that belongs to it ----
-
-typedef struct profile_case {
-    model *m;
-    calib_file file;
-    metric metrics[3];
-    profile_options o;
-    profile_job job;
-} profile_case;
-
-static profile_case case_make(const char *model_file, const char *jsonl)
-{
-    profile_case c = {.m = case_open(help_path("%s", model_file), &backend_cpu)};
-    help_ok(calib_parse(&c.file, jsonl, strlen(jsonl), "calib.jsonl", err));
-    help_ok(metric_parse(&c.metrics[0], "snapkv:window=8", err));
-    help_ok(metric_parse(&c.metrics[1], "keydiff", err));
-    help_ok(metric_parse(&c.metrics[2], "ea", err));
-    c.o = (profile_options){.draw = {.temperature = 0.7, .seed = 1}, .new_tokens = 6, .ignore_eos = true};
-    return c;
-}
-
-static void case_free(profile_case *c)
-{
-    profile_job_free(&c->job);
-    calib_free(&c->file);
-    model_free(c->m);
-}
-
-static void prepare(profile_case *c)
-{
-    profile_job_free(&c->job);
-    c->o.metrics = c->metrics;
-    c->o.n_metrics = 3;
-    help_ok(profile_prepare(&c->job, c->m, &c->file, 1, &c->o, err));
-}
-
-// What a run told its watcher; it stops the run at call number `stop_at`.
-typedef struct watched {
-    int calls, stop_at, messages;
-    double done, total;
-    char message[256];
-} watched;
-
-static bool watch_progress(void *context, double done, double total)
-{
-    watched *w = context;
-    ck_assert_msg(done >= w->done && done <= total * (1 + 1e-12), "progress: %g after %g, of %g", done, w->done, total);
-    w->done = done;
-    w->total = total;
-    return ++w->calls != w->stop_at;
-}
-
-static void watch_message(void *context, const char *text)
-{
-    watched *w = context;
-    w->messages++;
-    snprintf(w->message, sizeof w->message, "%s", text);
-}
-
-static kvb_status run(const profile_case *c, const char *path, record_start start, watched *w, profile_times *times)
-{
-    const model_config *k = &c->m->config;
-    cJSON *attributes = profile_attributes(c->m, &c->job, &c->o);
-    record_writer *writer;
-    kvb_error problem = {0};
-    ck_assert_ptr_nonnull(attributes);
-    help_ok(record_begin(&writer, path, &(record_shape){k->n_layers, k->n_heads, k->n_kv_heads, k->head_dim},
-                         attributes, start, err));
-    profile_watch watch = {watch_progress, watch_message, w};
-    kvb_status status = profile_run(c->m, &c->job, &c->o, writer, w ? &watch : NULL, times, &problem);
-    ck_assert_msg(status == KVB_OK || status == KVB_INTERRUPTED, "%s", problem.message);
-    record_writer_free(writer);
-    cJSON_Delete(attributes);
-    return status;
-}
-
-static void run_whole(profile_case *c, const char *path, profile_times *times)
-{
-    watched w = {0};
-    prepare(c);
-    ck_assert_int_eq(run(c, path, RECORD_REPLACE, &w, times), KVB_OK);
-    ck_assert_double_eq_tol(w.done, w.total, 1e-9 * w.total);
-}
-
-static void same_file(const char *what, const char *a, const char *b)
-{
-    size_t na, nb;
-    unsigned char *da = help_slurp(a, &na), *db = help_slurp(b, &nb);
-    ck_assert_msg(na == nb && memcmp(da, db, na) == 0, "%s: other bytes", what);
-    free(da), free(db);
-}
 
 // One question of a record.
 typedef struct taken {
@@ -337,52 +230,6 @@ START_TEST(test_same_bytes_for_threads_and_batches)
             snprintf(what, sizeof what, "%d threads, batches of %u", threads, batch);
             same_file(what, help_path("whole.h5"), help_path("other.h5"));
         }
-    case_free(&c);
-}
-END_TEST
-
-// Stopped at every call of the progress, then resumed with other batches, so that a batch may find some of its
-// questions done; and a run that is stopped again and again.
-START_TEST(test_same_bytes_after_a_stop)
-{
-    profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
-    profile_times times;
-    watched whole = {0};
-    c.o.batch = 1;
-    c.o.new_tokens = 4;
-    prepare(&c);
-    omp_set_num_threads(1); // many small runs
-    ck_assert_int_eq(run(&c, help_path("undisturbed.h5"), RECORD_NEW, &whole, &times), KVB_OK);
-    ck_assert_int_ge(whole.calls, 2 * 2 + 5 * 4);
-    for (int stop = 1; stop <= whole.calls; stop++) {
-        char what[64];
-        watched first = {.stop_at = stop}, second = {0};
-        snprintf(what, sizeof what, "stopped at call %d of %d", stop, whole.calls);
-        c.o.batch = 1;
-        prepare(&c);
-        ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_NEW, &first, &times), KVB_INTERRUPTED);
-        ck_assert_msg(!help_exists(help_path("stopped.h5")), "%s: a record is there", what);
-        c.o.batch = (uint32_t)stop % 3 + 1;
-        prepare(&c);
-        ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_RESUME, &second, &times), KVB_OK);
-        same_file(what, help_path("undisturbed.h5"), help_path("stopped.h5"));
-        ck_assert(!help_exists(help_path("stopped.h5.parts")));
-        ck_assert_double_eq_tol(second.done, second.total, 1e-9 * second.total);
-        help_remove(help_path("stopped.h5"));
-    }
-    kvb_status status = KVB_INTERRUPTED;
-    int lives = 0;
-    for (; status == KVB_INTERRUPTED && lives < 20; lives++) { // long enough for one batch each
-        watched w = {.stop_at = 8};
-        status = run(&c, help_path("stopped.h5"), lives ? RECORD_RESUME : RECORD_NEW, &w, &times);
-    }
-    ck_assert_int_eq(status, KVB_OK);
-    ck_assert_int_gt(lives, 2);
-    same_file("many lives", help_path("undisturbed.h5"), help_path("stopped.h5"));
-    watched again = {0}; // a finished record has nothing left to run
-    ck_assert_int_eq(run(&c, help_path("stopped.h5"), RECORD_RESUME, &again, &times), KVB_OK);
-    ck_assert_uint_eq(times.queries, 0);
-    same_file("resumed when finished", help_path("undisturbed.h5"), help_path("stopped.h5"));
     case_free(&c);
 }
 END_TEST
@@ -683,7 +530,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_job_errors);
     tcase_add_test(tc, test_job_errors_of_length_and_names);
     tcase_add_test(tc, test_same_bytes_for_threads_and_batches);
-    tcase_add_test(tc, test_same_bytes_after_a_stop);
     tcase_add_test(tc, test_shares_of_one_record);
     tcase_add_test(tc, test_given_answers_repeat_a_sampled_run);
     tcase_add_test(tc, test_include_first);

@@ -20,7 +20,7 @@ static model *opened(const char *path)
     return m;
 }
 
-// A prefill and a decoded row through both layers; the logits are numbers.
+// A prefill and a decoded row through all layers; the logits are numbers.
 static void runs(const rehearsal *r)
 {
     enum { T = 40 };
@@ -49,7 +49,9 @@ START_TEST(test_shapes)
             m->n_held = held;
             help_ok(rehearsal_open(&r, m, 1, narrow, err));
             const model_config *c = &r.m.config;
-            ck_assert(c->n_layers == 2 && c->n_heads == before.n_heads && c->head_dim == before.head_dim);
+            ck_assert_uint_eq(c->n_layers, narrow ? REHEARSAL_LAYERS : REHEARSAL_MOST_LAYERS);
+            ck_assert_uint_eq(r.distinct, narrow ? 1 : REHEARSAL_MOST_LAYERS); // small ones do not share weights
+            ck_assert(c->n_heads == before.n_heads && c->head_dim == before.head_dim);
             ck_assert_uint_eq(c->width, narrow ? REHEARSAL_WIDTH : before.width);
             ck_assert_uint_eq(c->ffn_width, narrow ? REHEARSAL_WIDTH : before.ffn_width);
             ck_assert_int_eq(r.m.n_held > c->n_layers, held > 2); // layer 1's weights are the third group
@@ -72,7 +74,7 @@ START_TEST(test_kinds)
     layer_set_add(&m->config.unrotated, 0);
     for (uint32_t layer = 0; layer < 2; layer++) {
         help_ok(rehearsal_open(&r, m, layer, true, err));
-        for (uint32_t l = 0; l < 2; l++) {
+        for (uint32_t l = 0; l < r.m.config.n_layers; l++) {
             ck_assert_int_eq(model_layer_bounded(&r.m.config, l), layer == 1);
             ck_assert_int_eq(model_layer_rotates(&r.m.config, l), layer == 1);
         }
@@ -97,8 +99,9 @@ START_TEST(test_experts)
     for (int narrow = 0; narrow < 2; narrow++) {
         help_ok(rehearsal_open(&r, m, 2, narrow, err));
         ck_assert_uint_eq(r.m.config.n_experts, narrow ? 0 : 40);
-        ck_assert_uint_eq(r.m.config.vocabulary, REHEARSAL_VOCABULARY);
-        ck_assert_int_eq(layer_set_has(&r.m.config.sparse, 1), !narrow);
+        ck_assert_uint_eq(r.m.config.vocabulary, narrow ? 4096 : 9000); // 9,000 rows of 64 are no large matrix
+        ck_assert_int_eq(layer_set_has(&r.m.config.sparse, r.m.config.n_layers - 1), !narrow);
+        ck_assert(r.distinct == 1 && r.m.config.n_layers == REHEARSAL_LAYERS);
         runs(&r);
         rehearsal_close(&r);
     }

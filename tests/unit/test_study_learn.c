@@ -11,8 +11,9 @@ enum { TEXTS = 3, TOKENS = 60, NUMBERS = CASE_HEADS * TOKENS };
 
 static const char *const METRICS[] = {"keydiff", "knorm", "random"};
 static selection from;
-static bool together;    // both heads need the mean of keydiff over the two
-static bool same_tokens; // the last two contexts are one text
+static bool together;       // both heads need the mean of keydiff over the two
+static bool same_tokens;    // the last two contexts are one text
+static const char *bounded; // layers of the model that the record leaves out; NULL: none
 
 // In [-1, 1]: of a text, a metric and a place.
 static float noise(uint32_t text, uint32_t metric, uint32_t i)
@@ -30,6 +31,7 @@ static void make_record(const char *path, uint32_t texts)
     const record_shape shape = {1, 4, CASE_HEADS, 8};
     const char *ids[TEXTS] = {"a", "b", "c"};
     cJSON *attributes = case_attributes(NULL);
+    if (bounded) cJSON_AddStringToObject(attributes, "bounded_layers", bounded);
     help_ok(record_begin(&w, path, &shape, attributes, RECORD_NEW, err));
     for (uint32_t k = 0; k < texts; k++) {
         float scores[3][NUMBERS], oracle[NUMBERS];
@@ -68,6 +70,7 @@ static void teardown(void)
 {
     selection_close(&from);
     together = same_tokens = false;
+    bounded = NULL;
     help_teardown();
 }
 
@@ -162,6 +165,44 @@ START_TEST(a_text_that_was_recorded_twice)
     help_ok(context_sha256(&from, 2, sha256, err));
     ck_assert_uint_eq(kvb_ranking_fold(r, sha256), 2);
     kvb_ranking_close(r);
+    learn_free(l);
+    free(l);
+}
+END_TEST
+
+// Layers with a window have weights of 0 in the file, the other its own; scores are those of a model without them.
+START_TEST(layers_that_are_not_budgeted)
+{
+    learned *l = calloc(1, sizeof *l);
+    kvb_ranking *r, *whole;
+    char name[24];
+    float with[NUMBERS], without[NUMBERS];
+    learn_options o = {TARGET_MAX, 0.01, 0.25, 0, true, true, 2};
+    open_all(TEXTS);
+    help_ok(learn_fit(l, &from, &o, NULL, err));
+    help_ok(learn_write(l, help_path("whole.safetensors"), name, err));
+    help_ok(kvb_ranking_open(&whole, help_path("whole.safetensors"), err));
+    help_ok(learned_scores_read(&from, 1, whole, without, err));
+    learn_free(l);
+    selection_close(&from);
+    help_remove(help_path("learn.h5"));
+    bounded = "0,2";
+    open_all(TEXTS);
+    help_fails(learned_scores_check(&from, whole, err), KVB_MISMATCH, "of 1 layers x 2 KV heads, is of another model");
+    help_ok(learn_fit(l, &from, &o, NULL, err));
+    help_ok(learn_write(l, help_path("three.safetensors"), name, err));
+    help_ok(kvb_ranking_open(&r, help_path("three.safetensors"), err));
+    ck_assert_uint_eq(kvb_ranking_about(r)->n_layers, 3);
+    size_t layer = (size_t)CASE_HEADS * kvb_ranking_about(r)->n_columns;
+    for (uint32_t fold = 0; fold <= l->n_folds; fold++) {
+        const double *weights = r->weights + fold * 3 * layer;
+        for (size_t i = 0; i < layer; i++) ck_assert(weights[i] == 0 && weights[2 * layer + i] == 0);
+        ck_assert(memcmp(weights + layer, l->weights + fold * layer, layer * sizeof *weights) == 0);
+    }
+    help_ok(learned_scores_check(&from, r, err));
+    help_ok(learned_scores_read(&from, 1, r, with, err));
+    ck_assert(memcmp(with, without, sizeof with) == 0);
+    kvb_ranking_close(r), kvb_ranking_close(whole);
     learn_free(l);
     free(l);
 }
@@ -285,6 +326,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, settings_that_are_given_stay);
     tcase_add_test(tc, the_mean_of_a_layer);
     tcase_add_test(tc, a_text_that_was_recorded_twice);
+    tcase_add_test(tc, layers_that_are_not_budgeted);
     tcase_add_test(tc, one_text_is_too_few);
     tcase_add_test(tc, texts_that_were_fitted_on_are_ranked_by_others);
     tcase_add_test(tc, tables_of_a_ranking);

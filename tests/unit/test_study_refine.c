@@ -42,7 +42,8 @@ static void listen(void *context, const refine_progress *p)
     b->reports++;
     ck_assert(p->evaluations >= b->spent && p->wanted > 0);
     b->spent = p->evaluations;
-    b->last = p->calibration[0];
+    b->last = p->calibration[0] / p->calibration_before[0];
+    for (int k = 0; k < KNOTS; k++) ck_assert(p->selection[k] > 0 && p->selection_before[k] > 0);
 }
 
 static void bowl_make(bowl *b, double drift)

@@ -121,6 +121,7 @@ static int check_options(profile_command *p)
     o->max_questions = (uint32_t)p->max_questions;
     o->batch = (uint32_t)p->batch;
     o->beyond_trained = p->beyond_trained;
+    o->keep_after = p->keep_after;
     o->grows = p->base;
     return read_metrics(p);
 }
@@ -250,6 +251,9 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "run only the I-th of N shares of the work, as an element of a job array; `kvbudget\nmerge` puts the shards "
          "together"},
         {"resume", 0, CLI_FLAG, &p->resume, NULL, "go on with a run that was stopped; same bytes as one that was not"},
+        {"keep-after", 0, CLI_REAL, &p->keep_after, "S",
+         "a stop (Ctrl-C, SIGTERM) keeps the layers of a prefill that has taken S seconds (10),\nand --resume goes on "
+         "with the next one"},
         {"force", 0, CLI_FLAG, &p->force, NULL,
          "start again although the record exists; the old one stays until the new one is complete"},
         {"add", 0, CLI_FLAG, &p->add, NULL,
@@ -286,6 +290,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .held = UINT64_MAX,
                          .new_tokens = 64,
                          .temperature = 0.7,
+                         .keep_after = 10,
                          .seed = 1};
     int first, code = read_command_line(&p, argc, argv, &first);
     kvb_error err = {0};

@@ -11,7 +11,7 @@ typedef struct profile_command {
     cli_list metric_names;
     const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics, *weights, *oracle;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
-    double temperature;
+    double temperature, keep_after;
     bool beyond_trained, chat, special;
     bool greedy, ignore_eos, ignore_answers, include_first, resume, force, add, plan, quiet, roofline;
     weight_form form;               // --weights
@@ -42,9 +42,9 @@ int profile_add_check(const profile_command *p);
 // Prints work, memory, time and, for a shard, how well the work divides (profile_plan.c). KVB_MEMORY.
 kvb_status profile_print_plan(const profile_command *p, kvb_error *err);
 
-// Seconds that the run would take on this machine, as its own operations take now, loading aside (profile_time.c).
-// KVB_MEMORY.
-kvb_status profile_estimate_time(const profile_command *p, double record_bytes, double *seconds, kvb_error *err);
+// Seconds that the run would take on this machine, as its own operations take now, loading aside (profile_time.c):
+// *out has prefill (scorers within), decode and writing. KVB_MEMORY.
+kvb_status profile_estimate_time(const profile_command *p, double record_bytes, profile_times *out, kvb_error *err);
 
 // Opens texts and model, shares memory out between weights and run, and, unless this is a plan, loads the weights
 // (profile_open.c).

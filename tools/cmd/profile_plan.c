@@ -9,14 +9,18 @@
 // What the machine makes of the model's own shapes now, beside what one large product reaches.
 static kvb_status print_time(const profile_command *p, double record_bytes, kvb_error *err)
 {
-    double seconds = 0, start = seconds_now();
-    kvb_status status = profile_estimate_time(p, record_bytes, &seconds, err);
+    profile_times times;
+    double start = seconds_now();
+    kvb_status status = profile_estimate_time(p, record_bytes, &times, err);
     if (status != KVB_OK) return status;
-    double measured = seconds_now() - start, flops = profile_flops(p->m, &p->job);
-    printf("time       about %.*f s on backend %s, as one layer with constants for weights took now (measured in %.1f "
-           "s): %.2f TFLOP\n           in %s, %.0f GFLOP/s, beside reading the model's files",
-           seconds < 20 ? 1 : 0, seconds, p->device->name, measured, flops / 1e12, p->device->compute,
-           flops / seconds / 1e9);
+    double measured = seconds_now() - start, flops = profile_flops(p->m, &p->job),
+           seconds = times.prefill + times.decode + times.writing;
+    printf(
+        "time       about %.*f s on backend %s: prefill %.1f, decoding %.1f, writing %.1f, as some layers with made-up "
+        "weights took now\n           (measured in %.1f s), beside reading the model's files; %.2f TFLOP in %s, "
+        "%.0f GFLOP/s",
+        seconds < 20 ? 1 : 0, seconds, p->device->name, times.prefill, times.decode, times.writing, measured,
+        flops / 1e12, p->device->compute, flops / seconds / 1e9);
     bool cpu = strcmp(p->device->name, "cpu") == 0;
     if (cpu) printf("; a large product: %.0f GFLOP/s", roofline_products(p->device) / 1e9);
     printf("\n");

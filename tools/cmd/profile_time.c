@@ -1,10 +1,11 @@
-// How long a profile would take on this machine: measured on one layer of each kind with made-up weights
+// How long a profile would take on this machine: measured on a few layers of each kind with made-up weights
 // (profiler/rehearsal.h), by the very code that will run, and multiplied.
 //
-// What grows with a model's width is measured over a few rows, what grows with the context on a narrow model:
+// A token of the prefill, a row and a step take seconds that grow linearly with the context, by what attends to it:
 //
-//     layer(T)       = wide T + a T + b T^2        a, b from the narrow model at two lengths
-//     row of layer   = wide + narrow at T          once for many rows, once for as many as a step decodes
+//     layer(T) = T (fixed + each T)        each: from two lengths, fixed: from the longer one
+//
+// Where layers are so wide that the longer one would take too long, `each` is measured on narrow layers.
 #include "profiler/forward.h"
 #include "profiler/meter.h"
 #include "profiler/rehearsal.h"
@@ -13,13 +14,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NARROW_TOKENS = 4096, BULK_ROWS = BACKEND_CHUNK_ROWS - 64, MOST_KINDS = 8, PASSES = 3, LONG = 2 };
+// A rehearsal goes on for LONG seconds or PASSES times, and takes place at full length and width where that should take
+// AFFORDABLE seconds at most.
+enum { NARROW_TOKENS = 4096, MOST_KINDS = 8, PASSES = 3, LONG = 2, AFFORDABLE = 4 };
 
-// Seconds that a layer takes, of one model.
+// Seconds that one layer takes.
 typedef struct layer_pace {
-    double context, ending; // for all tokens of the context; of a last layer, which stops at its keys and scores
-    double bulk, step;      // for `bulk_rows` rows at a time, for those of a step
-    double logits;          // for the rows of a step, with the rehearsal's vocabulary
+    double tokens;       // of the context that this was measured on
+    double token;        // of the context, each
+    double ending;       // each, of a last layer, which stops at its keys and scores
+    double row, step;    // one of `bulk_rows` rows at a time; those of a step
+    double logits;       // for the rows of a step, all layers together
+    uint32_t vocabulary; // of these logits
 } layer_pace;
 
 // One rehearsal at work.
@@ -27,24 +33,25 @@ typedef struct stage {
     rehearsal r;
     forward *f;
     const profile_command *p;
-    uint32_t n_tokens, questions, bulk_rows;
-    int32_t *ids; // zeros
+    uint32_t n_tokens, questions, bulk_rows; // rows: whole ones of each question
+    int32_t *ids;
     decode_row *rows;
     float **scores;
     uint32_t *listed;
     draw_key *keys;
     int32_t *drawn;
+    double scored[REHEARSAL_MOST_LAYERS]; // when each layer's scores were there
+    uint32_t n_scored;
 } stage;
 
 static kvb_status score(void *context, const layer_view *view, kvb_error *err)
 {
     stage *s = context;
-    if (view->window) return KVB_OK;
-    for (size_t i = 0; i < s->p->options.n_metrics; i++) {
-        kvb_status status = metric_score(&s->p->options.metrics[i], view, s->scores[i], err);
-        if (status != KVB_OK) return status;
-    }
-    return KVB_OK;
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && !view->window && i < s->p->options.n_metrics; i++)
+        status = metric_score(&s->p->options.metrics[i], view, s->scores[i], err);
+    s->scored[s->n_scored++] = meter_now();
+    return status;
 }
 
 static void stage_close(stage *s)
@@ -56,15 +63,34 @@ static void stage_close(stage *s)
     *s = (stage){.n_tokens = 0};
 }
 
+// Rows of one question that go through in one pass, before the first step.
+static uint32_t rows_given(const profile_question *q)
+{
+    return q->answer ? q->tail : q->n_suffix;
+}
+
+// Rows of all questions of a batch in that pass, as many as go through products at a time at most.
+static void size_rows(stage *s)
+{
+    const profile_job *job = &s->p->job;
+    uint32_t most = model_context_rows(s->p->m), given = 1;
+    s->questions = job->max_questions ? job->max_questions : 1;
+    for (size_t i = 0; i < job->n_contexts; i++)
+        for (uint32_t q = 0; q < job->contexts[i].n_questions; q++) {
+            uint32_t rows = rows_given(&job->contexts[i].questions[q]);
+            if (rows > given) given = rows;
+        }
+    if (s->questions > most) s->questions = most;
+    if (given > most / s->questions) given = most / s->questions;
+    s->bulk_rows = s->questions * given;
+}
+
 static kvb_status stage_open(stage *s, const profile_command *p, uint32_t layer, uint32_t n_tokens, bool narrow,
                              kvb_error *err)
 {
     const model_config *c = &p->m->config;
-    uint32_t batch = p->job.max_questions ? p->job.max_questions : 1;
-    uint64_t bulk = (uint64_t)batch * p->job.max_tail;
-    *s = (stage){.p = p, .n_tokens = n_tokens, .questions = batch < BULK_ROWS ? batch : BULK_ROWS};
-    s->bulk_rows = (uint32_t)(bulk < BULK_ROWS ? bulk : BULK_ROWS);
-    if (s->bulk_rows < s->questions) s->bulk_rows = s->questions;
+    *s = (stage){.p = p, .n_tokens = n_tokens};
+    size_rows(s);
     size_t most = s->bulk_rows > n_tokens ? s->bulk_rows : n_tokens;
     s->ids = calloc(most, sizeof *s->ids);
     s->rows = calloc(s->bulk_rows, sizeof *s->rows);
@@ -77,8 +103,9 @@ static kvb_status stage_open(stage *s, const profile_command *p, uint32_t layer,
         ok = (s->scores[i] = malloc((size_t)c->n_kv_heads * n_tokens * sizeof(float)));
     kvb_status status = ok ? rehearsal_open(&s->r, p->m, layer, narrow, err)
                            : kvb_fail(err, KVB_MEMORY, "no memory to measure the speed at %u tokens", n_tokens);
-    const forward_plan plan = {n_tokens, s->questions, s->bulk_rows / s->questions + 2, true, false};
+    const forward_plan plan = {n_tokens, s->questions, s->bulk_rows / s->questions + 1, true, false};
     if (status == KVB_OK) status = forward_open(&s->f, &s->r.m, &plan, err);
+    for (size_t i = 0; status == KVB_OK && i < most; i++) s->ids[i] = (int32_t)(i * 7919 % s->r.m.config.vocabulary);
     if (status != KVB_OK) stage_close(s);
     return status;
 }
@@ -95,41 +122,29 @@ static layer_observer observer_of(stage *s)
     return observer;
 }
 
-// n rows, questions in turn, from tail row `first` of each on; their logits are drawn from where `draws`.
-static kvb_status decode(stage *s, uint32_t n, uint32_t first, bool draws, kvb_error *err)
+// `each` rows of every question from tail row `first` on; with `draws` a token is drawn from the last one of each.
+static kvb_status decode(stage *s, uint32_t each, uint32_t first, bool draws, double *seconds, kvb_error *err)
 {
-    uint32_t each = n / s->questions ? n / s->questions : 1, n_drawn = draws ? s->questions : 0;
-    n = each * s->questions;
+    uint32_t n = each * s->questions, n_drawn = draws ? s->questions : 0;
     for (uint32_t i = 0; i < n; i++) s->rows[i] = (decode_row){i / each, first + i % each, true};
     for (uint32_t i = 0; i < n_drawn; i++) s->listed[i] = i * each + each - 1;
-    return forward_draw(s->f, s->rows, s->ids, n, s->listed, n_drawn, &s->p->options.draw, s->keys, s->drawn, err);
+    double began = meter_now();
+    kvb_status status =
+        forward_draw(s->f, s->rows, s->ids, n, s->listed, n_drawn, &s->p->options.draw, s->keys, s->drawn, err);
+    *seconds = meter_now() - began;
+    return status;
 }
 
-// Seconds of what a profile does with 1 or 2 layers, the best of some passes, since others may use the machine; fewer
-// where they take long.
-static kvb_status time_layers(stage *s, uint32_t n_layers, double best[4], kvb_error *err)
+static int by_size(const void *a, const void *b)
 {
-    layer_observer observer = observer_of(s);
-    kvb_status status = KVB_OK;
-    double began = meter_now();
-    s->r.m.config.n_layers = n_layers;
-    for (int pass = 0; status == KVB_OK && (pass == 0 || (pass < PASSES && meter_now() - began < LONG)); pass++) {
-        double at[5] = {meter_now()};
-        status = forward_prefill(s->f, s->ids, s->n_tokens, &observer, NULL, NULL, err);
-        at[1] = meter_now();
-        forward_begin_questions(s->f, s->questions);
-        if (status == KVB_OK) status = decode(s, s->bulk_rows, 0, false, err);
-        at[2] = meter_now();
-        uint32_t next = s->bulk_rows / s->questions;
-        if (status == KVB_OK) status = decode(s, s->questions, next, false, err);
-        at[3] = meter_now();
-        if (status == KVB_OK) status = decode(s, s->questions, next + 1, true, err);
-        at[4] = meter_now();
-        for (int i = 0; i < 4; i++)
-            if (pass == 0 || at[i + 1] - at[i] < best[i]) best[i] = at[i + 1] - at[i];
-    }
-    s->r.m.config.n_layers = 2;
-    return status;
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, size_t n)
+{
+    qsort(x, n, sizeof *x, by_size);
+    return n % 2 ? x[n / 2] : (x[n / 2 - 1] + x[n / 2]) / 2;
 }
 
 static double positive(double x)
@@ -137,28 +152,77 @@ static double positive(double x)
     return x > 0 ? x : 0;
 }
 
-static kvb_status measure(layer_pace *out, const profile_command *p, uint32_t layer, uint32_t n_tokens, bool narrow,
-                          stage *s, kvb_error *err)
+// What passes took, one after the other.
+typedef struct samples {
+    double layer[PASSES * (REHEARSAL_MOST_LAYERS - 1)];
+    double ending[PASSES], bulk[PASSES], step[PASSES], drawing[PASSES];
+} samples;
+
+// One pass of what a profile does. The step that is timed follows one that has drawn, as in a profile: the output
+// matrix has taken the layers' place in the caches.
+static kvb_status run_pass(stage *s, samples *to, size_t pass, kvb_error *err)
 {
-    double one[4], two[4];
-    kvb_status status = stage_open(s, p, layer, n_tokens, narrow, err);
-    if (status == KVB_OK) status = time_layers(s, 2, two, err);
-    if (status == KVB_OK) status = time_layers(s, 1, one, err);
-    if (status == KVB_OK)
-        *out = (layer_pace){.context = positive(two[0] - one[0]),
-                            .ending = one[0],
-                            .bulk = positive(two[1] - one[1]),
-                            .step = positive(two[2] - one[2]),
-                            .logits = positive(one[3] - one[2])};
+    layer_observer observer = observer_of(s);
+    uint32_t each = s->bulk_rows / s->questions, layers = s->r.m.config.n_layers;
+    double began = meter_now(), unused;
+    s->n_scored = 0;
+    kvb_status status = forward_prefill(s->f, s->ids, s->n_tokens, &observer, NULL, NULL, err);
+    if (status != KVB_OK) return status;
+    to->ending[pass] = s->scored[0] - began + meter_now() - s->scored[layers - 1];
+    for (size_t l = 1; l < layers; l++) to->layer[pass * (layers - 1) + l - 1] = s->scored[l] - s->scored[l - 1];
+    forward_begin_questions(s->f, s->questions);
+    status = decode(s, each, 0, false, &to->bulk[pass], err);
+    if (status == KVB_OK) status = decode(s, 1, each, true, &unused, err);
+    if (status == KVB_OK) status = decode(s, 1, each, true, &to->drawing[pass], err);
+    return status == KVB_OK ? decode(s, 1, each, false, &to->step[pass], err) : status;
+}
+
+static kvb_status measure(layer_pace *out, const profile_command *p, uint32_t layer, uint32_t n_tokens, bool narrow,
+                          kvb_error *err)
+{
+    stage s;
+    samples took;
+    size_t n = 0;
+    kvb_status status = stage_open(&s, p, layer, n_tokens, narrow, err);
+    if (status != KVB_OK) return status;
+    for (double began = meter_now(); status == KVB_OK && n < PASSES && (n == 0 || meter_now() - began < LONG); n++)
+        status = run_pass(&s, &took, n, err);
+    double step = median(took.step, n);
+    uint32_t layers = s.r.m.config.n_layers;
+    *out = (layer_pace){.tokens = n_tokens,
+                        .token = median(took.layer, n * (layers - 1)) / n_tokens,
+                        .ending = median(took.ending, n) / n_tokens,
+                        .row = median(took.bulk, n) / layers / s.bulk_rows,
+                        .step = step / layers,
+                        .logits = positive(median(took.drawing, n) - step),
+                        .vocabulary = s.r.m.config.vocabulary};
+    stage_close(&s);
     return status;
 }
 
-// All that is known of one kind of layer.
+// Seconds by the context's length: fixed + each * tokens.
+typedef struct line {
+    double fixed, each;
+} line;
+
+// With the slope from (t, x) to (u, y), never falling, through (v, z).
+static line line_through(double t, double x, double u, double y, double v, double z)
+{
+    double each = u > t ? positive((y - x) / (u - t)) : 0;
+    if (each * v > z) each = z / v;
+    return (line){z - each * v, each};
+}
+
+static double at(line l, double tokens)
+{
+    return l.fixed + l.each * tokens;
+}
+
+// All that is known of one kind of layer; `layer` is the first of them.
 typedef struct kind {
-    uint32_t layer, count; // the first of them, and how many
-    uint32_t wide_tokens, narrow_tokens, rows, questions;
-    layer_pace wide, narrow;
-    double linear, square; // seconds for a token and for its square, of the narrow one
+    uint32_t layer, count, questions, vocabulary;
+    line token, row, step;
+    double ending, logits;
 } kind;
 
 // The least number of tokens from `wanted` on, doubled, that all metrics take; the longest context at most.
@@ -172,43 +236,36 @@ static uint32_t least_tokens(const profile_command *p, uint32_t wanted)
     return tokens;
 }
 
+// The slopes between two lengths, through what was measured on the model's own width.
+static void set_lines(kind *k, const layer_pace *shorter, const layer_pace *longer, const layer_pace *own)
+{
+    double t = shorter->tokens, u = longer->tokens, v = own->tokens;
+    k->token = line_through(t, shorter->token, u, longer->token, v, own->token);
+    k->row = line_through(t, shorter->row, u, longer->row, v, own->row);
+    k->step = line_through(t, shorter->step, u, longer->step, v, own->step);
+    k->ending = own->ending;
+    k->logits = own->logits;
+    k->vocabulary = own->vocabulary;
+}
+
 static kvb_status measure_kind(kind *k, const profile_command *p, kvb_error *err)
 {
-    stage s = {.n_tokens = 0};
-    layer_pace half;
-    k->wide_tokens = least_tokens(p, model_context_rows(p->m));
-    k->narrow_tokens = least_tokens(p, NARROW_TOKENS);
-    kvb_status status = measure(&k->wide, p, k->layer, k->wide_tokens, false, &s, err);
-    k->rows = s.bulk_rows, k->questions = s.questions;
-    stage_close(&s);
-    uint32_t shorter = least_tokens(p, k->narrow_tokens / 2);
-    if (status == KVB_OK) status = measure(&k->narrow, p, k->layer, k->narrow_tokens, true, &s, err);
-    stage_close(&s);
-    if (status == KVB_OK) status = measure(&half, p, k->layer, shorter, true, &s, err);
-    stage_close(&s);
-    if (status != KVB_OK) return status;
-    double t = k->narrow_tokens, u = shorter, own = k->narrow.context / t;
-    k->square = t > u ? positive((own - half.context / u) / (t - u)) : 0;
-    k->linear = positive(own - k->square * t);
-    return KVB_OK;
-}
-
-// Seconds of one layer's prefill of T tokens.
-static double context_seconds(const kind *k, double T, bool last)
-{
-    double t = k->wide_tokens, wide = last ? k->wide.ending : k->wide.context,
-           narrow = last ? k->narrow.ending * T / k->narrow_tokens : k->linear * T + k->square * T * T,
-           inside = last ? k->narrow.ending * t / k->narrow_tokens : k->linear * t + k->square * t * t;
-    return positive(wide - inside) * T / t + narrow;
-}
-
-// Seconds of one layer for n rows over a context of T tokens.
-static double rows_seconds(const kind *k, double T, double n, bool step)
-{
-    double share = step ? n / k->questions : n / k->rows, over = T / k->narrow_tokens;
-    // The wide one's products take whole blocks: a step's time hardly depends on how many rows it has.
-    if (step) return k->wide.step + k->narrow.step * share * over;
-    return share * (k->wide.bulk + k->narrow.bulk * over);
+    layer_pace own, shorter, longer;
+    uint32_t most = p->job.max_tokens, few = least_tokens(p, model_context_rows(p->m));
+    kvb_status status = measure(&own, p, k->layer, few, false, err);
+    bool affordable = status == KVB_OK && own.token * most * REHEARSAL_MOST_LAYERS < AFFORDABLE;
+    k->questions = p->job.max_questions ? p->job.max_questions : 1;
+    if (status == KVB_OK && affordable) {
+        shorter = longer = own;
+        if (few < most) status = measure(&longer, p, k->layer, most, false, err);
+        own = longer;
+    } else if (status == KVB_OK) {
+        uint32_t length = least_tokens(p, NARROW_TOKENS);
+        status = measure(&longer, p, k->layer, length, true, err);
+        if (status == KVB_OK) status = measure(&shorter, p, k->layer, least_tokens(p, length / 2), true, err);
+    }
+    if (status == KVB_OK) set_lines(k, &shorter, &longer, &own);
+    return status;
 }
 
 // Seconds of one batch: all that is given in one pass, then a step for each token.
@@ -219,16 +276,17 @@ static double batch_seconds(const profile_command *p, const kind *kinds, int n_k
     uint32_t steps = 0;
     for (uint32_t q = first; q < first + n; q++) {
         const profile_question *one = &c->questions[q];
-        given += one->answer ? one->tail : one->n_suffix;
+        given += rows_given(one);
         drawing += !one->answer;
         if (!one->answer && one->tail - one->n_suffix > steps) steps = one->tail - one->n_suffix;
     }
-    for (int i = 0; i < n_kinds; i++)
-        seconds += kinds[i].count * (rows_seconds(&kinds[i], c->n_tokens, given, false) +
-                                     steps * rows_seconds(&kinds[i], c->n_tokens, drawing, true));
-    double vocabulary = p->m->config.vocabulary,
-           rehearsed = vocabulary < REHEARSAL_VOCABULARY ? vocabulary : REHEARSAL_VOCABULARY;
-    return seconds + (steps + (drawing > 0)) * kinds[0].wide.logits * vocabulary / rehearsed;
+    // Products take whole blocks of rows: what a step takes beside attention hardly depends on how many rows it has.
+    for (int i = 0; i < n_kinds; i++) {
+        const kind *k = &kinds[i];
+        seconds +=
+            k->count * (given * at(k->row, c->n_tokens) + steps * at(k->step, c->n_tokens * drawing / k->questions));
+    }
+    return seconds + (steps + (drawing > 0)) * kinds[0].logits * p->m->config.vocabulary / kinds[0].vocabulary;
 }
 
 // Layers that take different times: with a window or without, with experts, held in memory or in the file.
@@ -245,24 +303,30 @@ static int list_kinds(kind out[MOST_KINDS], const model *m)
     return n;
 }
 
-kvb_status profile_estimate_time(const profile_command *p, double record_bytes, double *seconds, kvb_error *err)
+static double prefill_seconds(const kind *kinds, int n_kinds, double T)
+{
+    const kind *last = &kinds[n_kinds - 1];
+    double seconds = T * (last->ending - at(last->token, T));
+    for (int k = 0; k < n_kinds; k++) seconds += kinds[k].count * T * at(kinds[k].token, T);
+    return positive(seconds);
+}
+
+kvb_status profile_estimate_time(const profile_command *p, double record_bytes, profile_times *out, kvb_error *err)
 {
     enum { WRITING_RATE = 400000000 }; // bytes of a record in a second, measured; and a twentieth of one to end it
     kind kinds[MOST_KINDS];
     int n = list_kinds(kinds, p->m);
     uint32_t batch = p->job.max_questions ? p->job.max_questions : 1;
-    *seconds = 0.05 + record_bytes / WRITING_RATE;
+    *out = (profile_times){.writing = 0.05 + record_bytes / WRITING_RATE};
     for (int i = 0; i < n; i++) {
         kvb_status status = measure_kind(&kinds[i], p, err);
         if (status != KVB_OK) return status;
     }
     for (size_t i = 0; i < p->job.n_contexts; i++) {
         const profile_context *c = &p->job.contexts[i];
-        for (int k = 0; k < n; k++) *seconds += kinds[k].count * context_seconds(&kinds[k], c->n_tokens, false);
-        *seconds +=
-            context_seconds(&kinds[n - 1], c->n_tokens, true) - context_seconds(&kinds[n - 1], c->n_tokens, false);
+        out->prefill += prefill_seconds(kinds, n, c->n_tokens);
         for (uint32_t q = c->n_recorded; q < c->n_questions; q += batch)
-            *seconds += batch_seconds(p, kinds, n, c, q, c->n_questions - q < batch ? c->n_questions - q : batch);
+            out->decode += batch_seconds(p, kinds, n, c, q, c->n_questions - q < batch ? c->n_questions - q : batch);
     }
     return KVB_OK;
 }

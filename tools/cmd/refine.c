@@ -94,14 +94,21 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
 
 // ---- The search ----
 
+// Losses at all ratios, and what share of the table's they are.
+static void show_losses(const char *set, const double *now, const double *before, uint32_t n)
+{
+    fputs(set, stderr);
+    for (uint32_t k = 0; k < n; k++)
+        fprintf(stderr, " %.4f (%.3f)", now[k], before[k] != 0 ? now[k] / before[k] : 1);
+}
+
 static void show_round(void *context, const refine_progress *p)
 {
     refine_bench *b = context;
-    fprintf(stderr, "refine: round %u, %.0f of %.0f evaluations; loss of the table's, calibration", p->round,
-            p->evaluations, p->wanted);
-    for (uint32_t k = 0; k < b->n_knots; k++) fprintf(stderr, " %.3f", p->calibration[k]);
-    fprintf(stderr, ", selection");
-    for (uint32_t k = 0; k < b->n_knots; k++) fprintf(stderr, " %.3f", p->selection[k]);
+    fprintf(stderr, "refine: round %u, %.0f of %.0f evaluations; %s", p->round, p->evaluations, p->wanted,
+            b->objective == OBJECTIVE_NLL ? "NLL" : "KL");
+    show_losses(" on calibration", p->calibration, p->calibration_before, b->n_knots);
+    show_losses(", on selection", p->selection, p->selection_before, b->n_knots);
     fprintf(stderr, "\n");
 }
 
@@ -127,24 +134,25 @@ static kvb_status search(refine_command *c, kvb_error *err)
     return refine_run(&c->best, &c->task, err);
 }
 
-// Mean KL of a set, of the table and of the refined one.
+// KL of a set, of the table and of the refined one: of each text, and the mean.
 static kvb_status judge_set(refine_command *c, refine_set set, kvb_error *err)
 {
     refine_bench *b = &c->bench;
     size_t K = b->n_knots, heads = c->task.n_heads, n = b->n_members[set];
-    double *shift = calloc(2 * K * heads, sizeof *shift),
-           *kl[2] = {calloc(K, sizeof(double)), calloc(K, sizeof(double))};
+    double *shift = calloc(2 * K * heads, sizeof *shift), *kl = calloc(2 * K * (n + 1), sizeof *kl);
     damage_value *found = malloc(2 * K * sizeof *found);
-    kvb_status status = shift && kl[0] && kl[1] && found ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to judge");
+    kvb_status status = shift && kl && found ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to judge");
     if (status == KVB_OK) memcpy(shift + K * heads, c->best.shift, K * heads * sizeof *shift);
     for (uint32_t t = 0; t < n && status == KVB_OK; t++) {
         status = refine_bench_measure(b, set, shift, 2, &t, 1, found, err);
-        for (size_t i = 0; i < 2 * K && status == KVB_OK; i++) kl[i / K][i % K] += found[i].kl / (double)n;
+        for (size_t i = 0; i < 2 * K && status == KVB_OK; i++) {
+            kl[i] += found[i].kl / (double)n;
+            kl[2 * K + i * n + t] = found[i].kl;
+        }
         if (set == SET_TEST) refine_bench_close_set(b, set); // one at a time: each is asked once
     }
-    for (int after = 0; after < 2; after++)
-        if (status == KVB_OK) c->kl[set][after] = kl[after];
-        else free(kl[after]);
+    if (status == KVB_OK) c->kl[set] = kl;
+    else free(kl);
     free(shift);
     free(found);
     return status;
@@ -207,8 +215,7 @@ static int gather_operands(refine_command *c, char **operands, size_t n)
 
 static void free_command(refine_command *c)
 {
-    for (int s = 0; s < SET_COUNT; s++)
-        for (int after = 0; after < 2; after++) free(c->kl[s][after]);
+    for (int s = 0; s < SET_COUNT; s++) free(c->kl[s]);
     refine_free(&c->best);
     refine_table_free(&c->table);
     eval_free_inputs(&c->e);
@@ -281,8 +288,9 @@ const cli_command cmd_refine = {
     "together, then each by itself; every ratio counts relative to what the table loses there.\n"
     "\n"
     "Three sets of texts: the search sees one, the second chooses among what it finds and ends it, and the third\n"
-    "only judges. Each line of progress shows what is left of the loss at each ratio on the first two. Ctrl-C leaves\n"
-    "the best table so far. The same seed gives the same table, with any number of threads and after any stop.\n"
+    "only judges. Each line of progress shows the loss at each ratio on the first two, and what share of the table's\n"
+    "it is. Ctrl-C leaves the best table so far. The same seed gives the same table, with any number of threads and\n"
+    "after any stop.\n"
     "\n"
     "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen.\n"
     "\n"

@@ -56,7 +56,8 @@ typedef struct refine_command {
     refine_bench bench;
     refine_task task;
     refine_result best;
-    double *kl[SET_COUNT][2]; // [n_knots] mean KL of each set, before and after; NULL: not measured
+    double *kl[SET_COUNT]; // mean KL of each set, [2, n_knots], before and after, then of its texts, [2, n_knots, n];
+                           // NULL: not measured
 } refine_command;
 
 // Writes the best table so far with an account of how it was found, and prints what it gains.

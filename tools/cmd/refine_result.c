@@ -1,5 +1,6 @@
 // kvbudget refine, the last part: what is written and printed.
 #include "runtime/fail.h"
+#include "stats/interval.h"
 #include "tools/cmd/refine_command.h"
 #include "tools/report/results.h"
 #include <math.h>
@@ -7,6 +8,31 @@
 #include <stdlib.h>
 
 static const char *const SET_NAMES[SET_COUNT] = {"calibration", "selection", "test"};
+
+// Mean KL at each ratio; NULL: not measured.
+static const double *mean_kl(const refine_command *c, refine_set set, bool after)
+{
+    return c->kl[set] ? c->kl[set] + (after ? c->bench.n_knots : 0) : NULL;
+}
+
+// What is left of the KL at one ratio, and how sure that is over the texts of the set.
+static interval share_left(const refine_command *c, refine_set set, uint32_t knot)
+{
+    size_t n = c->bench.n_members[set], K = c->bench.n_knots;
+    const double *before = c->kl[set] + 2 * K + knot * n, *after = before + K * n;
+    const double **rows = malloc(2 * n * sizeof *rows + 1);
+    uint32_t *counts = malloc(n * sizeof *counts + 1);
+    interval found = {NAN, NAN, NAN};
+    for (size_t t = 0; rows && counts && t < n; t++) {
+        rows[t] = after + t;
+        rows[n + t] = before + t;
+        counts[t] = 1;
+    }
+    if (rows && counts && n) found = interval_ratio(&(value_groups){rows, counts, (uint32_t)n}, rows + n);
+    free(rows);
+    free(counts);
+    return found;
+}
 
 static bool add_numbers(cJSON *to, const char *name, const double *values, uint32_t n)
 {
@@ -25,7 +51,7 @@ static bool describe_set(const refine_command *c, refine_set set, cJSON *to)
                                                 {c->best.selection_before, c->best.selection}};
     uint32_t n = b->n_knots;
     return ok && add_numbers(one, "loss_before", losses[set][0], n) && add_numbers(one, "loss", losses[set][1], n) &&
-           add_numbers(one, "kl_before", c->kl[set][0], n) && add_numbers(one, "kl", c->kl[set][1], n);
+           add_numbers(one, "kl_before", mean_kl(c, set, false), n) && add_numbers(one, "kl", mean_kl(c, set, true), n);
 }
 
 static cJSON *describe(const refine_command *c, bool stopped)
@@ -51,36 +77,49 @@ static cJSON *describe(const refine_command *c, bool stopped)
 
 static void print_result(const refine_command *c)
 {
-    if (!c->kl[SET_CALIBRATION][1]) return; // stopped before it was judged
+    if (!c->kl[SET_TEST]) return; // stopped before it was judged
     printf("mean KL to the full cache\n%8s", "");
     for (int s = 0; s < SET_COUNT; s++)
-        if (c->kl[s][1]) printf("  %-26s", SET_NAMES[s]);
+        if (c->bench.n_members[s]) printf("  %-26s", SET_NAMES[s]);
     printf("\npruned  ");
     for (int s = 0; s < SET_COUNT; s++)
-        if (c->kl[s][1]) printf("  before    after     ratio ");
+        if (c->bench.n_members[s]) printf("  before    after     ratio ");
     printf("\n");
     for (uint32_t k = 0; k < c->bench.n_knots; k++) {
         printf("%6.4g %%", 100 * c->bench.knots[k]);
-        for (int s = 0; s < SET_COUNT; s++) {
-            const double *before = c->kl[s][0], *after = c->kl[s][1];
-            if (after)
-                printf("  %-8.4f  %-8.4f  %-6.3f", before[k], after[k], before[k] > 0 ? after[k] / before[k] : 1);
-        }
+        for (int s = 0; s < SET_COUNT; s++)
+            if (c->bench.n_members[s])
+                printf("  %-8.4f  %-8.4f  %-6.3f", mean_kl(c, s, false)[k], mean_kl(c, s, true)[k],
+                       share_left(c, s, k).value);
+        interval left = share_left(c, SET_TEST, k);
+        if (isfinite(left.low)) printf("  %.3f .. %.3f", left.low, left.high);
         printf("\n");
     }
+    if (isfinite(share_left(c, SET_TEST, 0).low))
+        printf("behind the last ratio: its 95 %% interval over the %u test texts\n", c->bench.n_members[SET_TEST]);
 }
 
-// One row per set and ratio.
+// One row per set and ratio, and the KLs of single texts.
 static void add_rows(const refine_command *c, results *to)
 {
     for (int s = 0; s < SET_COUNT; s++)
         for (uint32_t k = 0; k < c->bench.n_knots; k++) {
-            const double *before = c->kl[s][0], *after = c->kl[s][1];
+            const double *before = mean_kl(c, s, false), *after = mean_kl(c, s, true);
+            interval left = c->kl[s] ? share_left(c, s, k) : (interval){NAN, NAN, NAN};
             cJSON *o = results_row(to);
             cJSON_AddStringToObject(o, "set", SET_NAMES[s]);
             cJSON_AddNumberToObject(o, "ratio", c->bench.knots[k]);
             cJSON_AddNumberToObject(o, "kl_before", before ? before[k] : NAN); // NaN becomes null: not measured
             cJSON_AddNumberToObject(o, "kl", after ? after[k] : NAN);
+            results_interval(o, "kl_left", left.value, left.low, left.high);
+            if (!c->kl[s]) continue;
+            size_t n = c->bench.n_members[s], K = c->bench.n_knots;
+            const double *texts = c->kl[s] + 2 * K + k * n;
+            cJSON *d = results_detail(to);
+            cJSON_AddStringToObject(d, "set", SET_NAMES[s]);
+            cJSON_AddNumberToObject(d, "ratio", c->bench.knots[k]);
+            cJSON_AddItemToObject(d, "kl_before", cJSON_CreateDoubleArray(texts, (int)n));
+            cJSON_AddItemToObject(d, "kl", cJSON_CreateDoubleArray(texts + K * n, (int)n));
         }
 }
 

@@ -1,11 +1,14 @@
 """The Python package's recorder against `kvbudget profile` on a real model: arrays, budgets, and what differences cost.
 
 usage: compare_recorder.py KVBUDGET MODEL.gguf CALIB.jsonl [--max-tokens 1000] [--questions 2] [--new-tokens 64]
+       [--twin]
 The program profiles one context and samples answers; the recorder follows the same tokens. Oracle and scores are
 compared relative to each head's maximum (PASS is 1e-4). Then every metric is solved from both records, and the budgets
 of all 99 ratios are compared at the context's length: how many heads differ, by how many tokens, and how much more of
-the importance in the program's record the recorder's budgets lose, tokens ranked by the program's scores. Needs torch,
-transformers, gguf, h5py, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
+the importance in the program's record the recorder's budgets lose, tokens ranked by the program's scores. --twin: the
+recorder once more with eager attention and once in float64, which round otherwise, beside itself; and the program
+beside the latter: how much of all this any two programs in float32 differ in. Needs torch, transformers, gguf, h5py,
+and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
 """
 import argparse
 import json
@@ -17,6 +20,7 @@ import time
 
 import h5py
 import numpy as np
+import torch
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("kvbudget", type=os.path.abspath)
@@ -26,6 +30,7 @@ p.add_argument("--metrics", nargs="+", default=["keydiff", "knorm", "snapkv:kvpr
 p.add_argument("--max-tokens", type=int, default=1000)
 p.add_argument("--questions", type=int, default=2)
 p.add_argument("--new-tokens", type=int, default=64)
+p.add_argument("--twin", action="store_true")
 p.add_argument("--tolerance", type=float, default=1e-4)
 a = p.parse_args()
 os.environ["KVBUDGET_PROGRAM"] = a.kvbudget
@@ -87,24 +92,15 @@ def budgets(record, metric, folder):
     return np.stack([table.keep(r / 100, n_tokens) for r in range(1, 100)]), table.info
 
 
-with tempfile.TemporaryDirectory() as scratch:
-    folder = pathlib.Path(scratch)
-    ours, theirs, line = folder / "c.h5", folder / "python.h5", folder / "line.jsonl"
-    words = ["--ignore-answers", "--ignore-eos", "-n", a.new_tokens, "-q", a.questions, "--max-tokens", a.max_tokens]
-    chosen = [word for m in a.metrics for word in ("-m", m)]
-    run("profile", a.model, a.calib, "-o", ours, *words, *chosen)
-    same_tokens(ours, line)
-    model, _ = hf_model.load(a.model, tokenizer=False)
-    start = time.perf_counter()
-    kvbudget.record(model, None, line, a.metrics, output=theirs)
-    print(f"recorded in {time.perf_counter() - start:.1f} s", flush=True)
-    (scores, oracle), (scores2, oracle2) = arrays(ours), arrays(theirs)
+def compare(first, second, folder):
+    """A line for the oracle and for each metric of two records; the largest difference of arrays."""
+    (scores, oracle), (scores2, oracle2) = arrays(first), arrays(second)
     worst = relative(oracle, oracle2)
     print(f"oracle {worst:.1e} of a head's maximum")
     for metric in scores:
         off = relative(scores[metric], scores2[metric])
         worst = max(worst, off)
-        (keep, info), (keep2, _) = budgets(ours, metric, folder), budgets(theirs, metric, folder)
+        (keep, info), (keep2, _) = budgets(first, metric, folder), budgets(second, metric, folder)
         apart = np.abs(keep.astype(np.int64) - keep2)
         one, two = (losses(scores[metric], oracle, k, info.sink, info.window) for k in (keep, keep2))
         print(
@@ -112,4 +108,35 @@ with tempfile.TemporaryDirectory() as scratch:
             f"tokens at most, {apart.sum() / 2 / keep.sum():.1e} of all that are kept; loss {100 * one[79]:.4f} and "
             f"{100 * two[79]:.4f} % at 80 % pruned, at most {100 * (two - one).max():.4f} points more at any ratio",
             flush=True)
+    return worst
+
+
+def record(line, output, attention="sdpa", dtype=torch.float32):
+    model, _ = hf_model.load(a.model, attention, tokenizer=False)
+    start = time.perf_counter()
+    kvbudget.record(model.to(dtype), None, line, a.metrics, output=output)
+    print(f"recorded with {attention} attention, {dtype}, in {time.perf_counter() - start:.1f} s", flush=True)
+
+
+with tempfile.TemporaryDirectory() as scratch:
+    folder = pathlib.Path(scratch)
+    ours, theirs, eager, double, line = (
+        folder / name for name in ("c.h5", "python.h5", "eager.h5", "float64.h5", "line.jsonl")
+    )
+    words = ["--ignore-answers", "--ignore-eos", "-n", a.new_tokens, "-q", a.questions, "--max-tokens", a.max_tokens]
+    chosen = [word for m in a.metrics for word in ("-m", m)]
+    run("profile", a.model, a.calib, "-o", ours, *words, *chosen)
+    same_tokens(ours, line)
+    record(line, theirs)
+    worst = compare(ours, theirs, folder)
+    if a.twin:
+        record(line, eager, "eager")
+        record(line, double, dtype=torch.float64)
+        for said, one, two in (
+            ("recorder with SDPA and with eager attention", theirs, eager),
+            ("recorder in float32 and in float64", theirs, double),
+            ("program in float32 and recorder in float64", ours, double),
+        ):
+            print(f"{said}:")
+            compare(one, two, folder)
 print(f"largest difference {worst:.1e}: {'PASS' if worst <= a.tolerance else 'FAIL'}")

@@ -1,27 +1,31 @@
 """What is decoded over a cut cache against kvpress's mask of the same budgets, with bytes and steps in pairs.
 
 usage: cut_logits.py MODEL TABLE... [--tokens 500 2000 8000] [--ratios 0.5 0.8 0.95] [--new 32] [--text FILE...]
-                     [--pairs 5]
+                     [--pairs 5] [--float64]
 MODEL is a GGUF or a Hugging Face folder, each TABLE one for it, of a metric that kvpress has. Per table, length and
 ratio: the largest difference of logits over --new forced tokens between kvbudget.compress and LUKVPress (float32;
-PASS is 1e-4), whether the likeliest tokens agree, bytes of the cut cache beside what the table promises, and the median
-of a decoding step over that of the full cache and of the mask, measured in turns. Needs kvpress 0.5.5, so transformers
-below 5.3, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
+PASS is 1e-4), how many tokens the two keep otherwise, whether the likeliest tokens agree, bytes of the cut cache beside
+what the table promises, and the median of a decoding step over that of the full cache and of the mask, in turns.
+--float64: also how far either is from the same decoding in float64 over the same kept keys and values, which says whose
+rounding a difference is. Needs kvpress 0.5.5, so transformers below 5.3, and the package kvbudget in PYTHONPATH with
+KVBUDGET_LIBRARY.
 """
 import argparse
 import contextlib
 import copy
 import statistics
 import time
+import types
 
 import hf_model
 import kvbudget
 import kvpress
 import torch
 from kvbudget.eviction import Run, prepare
-from kvbudget.hooks import attached
+from kvbudget.hooks import attached, use_registered_attention
 from kvbudget.models import attention_layers
 from kvbudget.ragged import RaggedLayer
+from kvbudget.report import State
 from transformers.cache_utils import DynamicCache
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -32,6 +36,7 @@ p.add_argument("--ratios", type=float, nargs="+", default=[0.5, 0.8, 0.95])
 p.add_argument("--new", type=int, default=32)
 p.add_argument("--text", nargs="+", default=["LICENSE"], help="one behind the other; repeated if too short")
 p.add_argument("--pairs", type=int, default=5, help="turns of the three ways, of --new steps each; 0: no times")
+p.add_argument("--float64", action="store_true")
 p.add_argument("--tolerance", type=float, default=1e-4)
 a = p.parse_args()
 model, tokenizer = hf_model.load(a.model)
@@ -55,26 +60,30 @@ class Masks(kvpress.LUKVPress):
     """LUKVPress for several ratios in one prefill: its masks decide nothing before the first decoded token."""
 
     def compress(self, module, *of_the_layer):
+        press, scores = self.press, self.press.score(module, *of_the_layer)
+        self.press = types.SimpleNamespace(score=lambda *_: scores.clone())
         for ratio in a.ratios:
             self.compression_ratio = ratio
             out = super().compress(module, *of_the_layer)
             self.by_ratio.setdefault(ratio, []).append(module.masked_key_indices)
+        self.press = press
         return out
 
 
 @torch.no_grad()
 def prefill_for_all(tables, context):
-    """The full cache of a context, and by table and ratio what LUKVPress hides of it in every layer and the run that
-    has watched it, whose cut() then evicts from a copy: one prefill, which is most of the work, serves all."""
+    """The full cache of a context, and by table and ratio what LUKVPress hides of it in every layer and a run that
+    knows what was seen of it, whose cut() then evicts from a copy: one prefill, most of the work, serves all."""
     runs = {(t, r): prepare(Run, model, t, r, when="call") for t in tables for r in a.ratios}
     presses, cache = [masks_of(t) for t in tables], DynamicCache()
+    watching = [runs[t, a.ratios[0]] for t in tables]
 
     def watch(*what):
-        for run in runs.values():
+        for run in watching:
             run._watch(*what)
 
     def after(*what):
-        for run in runs.values():
+        for run in watching:
             run._after(*what)
 
     with contextlib.ExitStack() as stack:
@@ -82,6 +91,8 @@ def prefill_for_all(tables, context):
             stack.enter_context(press(model))
         stack.enter_context(attached(attention_layers(model), watch, after))
         model(context, past_key_values=cache, logits_to_keep=1)
+    for (table, _), run in runs.items():
+        run._states[cache] = runs[table, a.ratios[0]]._states[cache]
     return cache, runs, {(t, r): press.by_ratio[r] for t, press in zip(tables, presses) for r in a.ratios}
 
 
@@ -93,14 +104,39 @@ def masks_of(table):
 
 def cut_of(full, run):
     """A copy of the full cache, evicted by the run that has watched its prefill."""
-    cut = copy.deepcopy(full)
-    run._states[cut] = run._states[full]
+    cut, seen = copy.deepcopy(full), run._states[full]
+    run._last = run._states[cut] = State(observed=dict(seen.observed))
     run.cut(cut)
     return cut
 
 
+def hidden_places(masks, n_layers, n_heads, n_tokens):
+    """What LUKVPress hides, bool [L, G, T]."""
+    hidden = torch.zeros(n_layers, n_heads, n_tokens, dtype=torch.bool)
+    for i, where in enumerate(masks):
+        if where is not None:
+            hidden[i, where[1], where[2]] = True
+    return hidden
+
+
+def kept_otherwise(cut, hidden):
+    """How many tokens the cut cache keeps that the mask hides; it hides as many that the cache keeps."""
+    heads = ((i, h, layer) for i, layer in enumerate(cut.layers) for h in range(layer.n_heads))
+    return sum(int(hidden[i, h, layer.segment(h)[2].long()].sum()) for i, h, layer in heads)
+
+
 @torch.no_grad()
-def decode(cache, masks, ids):
+def exact(full, hidden, forced):
+    """Logits [n, V] of the forced tokens in float64 over the keys and values that are not hidden."""
+    cut = DynamicCache()
+    for layer, gone in zip(full.layers, hidden):
+        kept = [(~of_head).nonzero()[:, 0] for of_head in gone]
+        cut.layers.append(RaggedLayer(layer.keys.double(), layer.values.double(), kept, len(forced)))
+    return decode(cut, None, forced, in_float64)[0]
+
+
+@torch.no_grad()
+def decode(cache, masks, ids, model=model):
     """Logits [n, V] of n forced tokens, one a step, and the median seconds of a step; the cache is then as before."""
     for i, layer in enumerate(model.model.layers):
         layer.self_attn.masked_key_indices = masks[i] if masks else None
@@ -130,14 +166,20 @@ def compare(full, run, masks, forced):
     theirs, _ = decode(masked, masks, forced)
     cut = cut_of(full, run)
     report, held = run.report(), kvbudget.cache_bytes(cut)  # before anything is decoded
+    hidden = hidden_places(masks, len(full.layers), *full.layers[0].keys.shape[1:3])
+    otherwise = kept_otherwise(cut, hidden)
     ours, _ = decode(cut, None, forced)
     off = float((ours - theirs).abs().max())
+    same = int((ours.argmax(-1) == theirs.argmax(-1)).sum())
     line = (
-        f"{run.table.info.metric} T={full.get_seq_length()} ratio={run.ratio}: logits {off:.1e}, likeliest "
-        f"{int((ours.argmax(-1) == theirs.argmax(-1)).sum())} of {len(forced)}, {held / 1e6:.2f} MB of "
-        f"{report.bytes_full / 1e6:.1f} (promised {report.bytes_promised / 1e6:.2f}, with slack "
-        f"{report.bytes_with_slack / 1e6:.2f})"
+        f"{run.table.info.metric} T={full.get_seq_length()} ratio={run.ratio}: logits {off:.1e}, {otherwise} tokens "
+        f"kept otherwise, likeliest {same} of {len(forced)}, {held / 1e6:.2f} MB of {report.bytes_full / 1e6:.1f} "
+        f"(promised {report.bytes_promised / 1e6:.2f}, with slack {report.bytes_with_slack / 1e6:.2f})"
     )
+    if a.float64:
+        truth = exact(full, hidden, forced)
+        far = [float((logits - truth).abs().max()) for logits in (ours, theirs)]
+        line += f", from float64 {far[0]:.1e}, the mask {far[1]:.1e}"
     if a.pairs:
         over = steps_in_turns(full, masked, masks, cut, forced)
         line += f", a step {over['full']:.2f} of the full cache's, {over['mask']:.2f} of the mask's"
@@ -145,6 +187,9 @@ def compare(full, run, masks, forced):
     return off
 
 
+in_float64 = copy.deepcopy(model).double() if a.float64 else None  # but for the angles, which stay float32
+if a.float64:
+    use_registered_attention(attention_layers(in_float64))
 worst, tables = 0.0, [kvbudget.Table(path) for path in a.tables]
 for n_tokens in a.tokens:
     ids = (text * (1 + (n_tokens + a.new) // len(text)))[: n_tokens + a.new]

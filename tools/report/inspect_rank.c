@@ -4,18 +4,27 @@
 #include <math.h>
 #include <string.h>
 
+// Heads of layers with a window have weights of 0.
+static bool is_ranked(const kvb_ranking_info *r, size_t head)
+{
+    bool ranked = false;
+    for (uint32_t f = 0; f < weights_effects(r); f++) ranked |= weights_effect(r, head, f) > 0;
+    return ranked;
+}
+
 // Mean over the heads of |w + w'| of every feature, and of |w_r|: what one deviation does; with layer_mean also of the
 // features' means over a layer.
 static void add_effects(cJSON *doc, const kvb_ranking_info *r)
 {
-    size_t heads = (size_t)r->n_layers * r->n_kv_heads;
+    size_t heads = (size_t)r->n_layers * r->n_kv_heads, ranked = 0;
+    for (size_t h = 0; h < heads; h++) ranked += is_ranked(r, h);
     cJSON *effects = cJSON_AddObjectToObject(doc, "mean_effect");
     for (uint32_t f = 0; f < weights_effects(r); f++) {
         char name[96];
         double sum = 0;
         for (size_t h = 0; h < heads; h++) sum += weights_effect(r, h, f);
         weights_effect_name(r, f, name, sizeof name);
-        cJSON_AddNumberToObject(effects, name, sum / (double)heads);
+        cJSON_AddNumberToObject(effects, name, ranked ? sum / (double)ranked : 0);
     }
 }
 

@@ -64,6 +64,8 @@ void print_learned(const learned *l, const char *name)
            l->options.target == TARGET_MAX ? "max" : "mean");
     print_trial(l, t);
     printf("\n%s: %u folds over %zu texts\n", name, l->n_folds, l->from->n_contexts);
+    const char *bounded = record_text(l->from->r, "bounded_layers");
+    if (*bounded) printf("layers with a sliding window (%s) are not ranked: their caches do not grow\n", bounded);
 }
 
 static cJSON *trial_to_json(const learned *l, const learn_trial *t)

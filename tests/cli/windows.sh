@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Models some of whose layers have a window (Gemma 3, gpt-oss): a ranking is learned for the other layers, solved for,
+# profiled by, evaluated by and looked up; the layers with a window keep everything.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+"$PYTHON" - <<'PYTHON_END'
+import json, random
+letters = "abcdefghijklmnopqrstuvwxyzABCTWN0123456789.?:<>|_/"
+vocab = {c: i for i, c in enumerate([*letters, "\u0120", "\u010a"])}
+step = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+whole = {"normalizer": None, "pre_tokenizer": step, "added_tokens": [],
+         "model": {"type": "BPE", "vocab": vocab, "merges": []}}
+words = random.Random(1).choices(["Anna", "Bert", "box", "letter", "read", "in", "7", "twice."], k=90)
+with open("tokenizer.json", "w", encoding="utf-8") as file:
+    json.dump(whole, file)
+with open("text.txt", "w", encoding="utf-8") as file:
+    file.write(" ".join(words))
+with open("calib.jsonl", "w", encoding="utf-8") as file:
+    for i in range(3):
+        text = " ".join(words[20 * i : 20 * i + 30])
+        print(json.dumps({"sample_id": f"t{i}", "context": text, "questions": ["Who read?"]}), file=file)
+PYTHON_END
+for family in gemma3 gpt-oss; do
+    model=$family
+    cp -r "$KVB_ROOT/tests/golden/families/$family" .
+    cp tokenizer.json "$model"
+    expect 0 "$family: profile" profile "$model" calib.jsonl -o run.h5 --force --quiet --new-tokens 6 --ignore-eos \
+        -m keydiff -m knorm
+    expect 0 "$family: learn" learn run.h5 -o rank.safetensors
+    says "$family: it says which layers have no part" \
+        'layers with a sliding window \(0,2\) are not ranked: their caches do not grow'
+    kvb inspect rank.safetensors
+    says "$family: the ranking has all layers" 'n_layers: 4' out
+    expect 0 "$family: solve" solve run.h5 --metric learned=rank.safetensors -o table.safetensors
+    expect 0 "$family: the certificate holds" validate --certificate table.safetensors run.h5
+    expect 0 "$family: profile by it" profile "$model" calib.jsonl -o scores.h5 --force --quiet --new-tokens 6 \
+        --ignore-eos -m learned=rank.safetensors
+    expect 0 "$family: eval" eval "$model" table.safetensors text.txt --tokens 160 --next 12 -r 0.5 --json
+    cp out eval.json
+    json "$family: it was evicted" eval.json "all(row['kl'] > 0 for row in j['rows'])"
+    expect 0 "$family: budgets" budgets table.safetensors --ratio 50% --tokens 100 --json
+    cp out budgets.json
+    json "$family: layers with a window keep all" budgets.json \
+        "all((sum(heads) == 100 * len(heads)) == (layer in (0, 2)) for layer, heads in enumerate(j['details'][0]['keep']))"
+done
+end
