@@ -99,8 +99,10 @@ void loop_weighted_sum(float *out, const float *weights, size_t weight_step, con
                        uint32_t d);
 typedef void importance_loop(float *importance, const float *e, size_t ld, const float *inverse, const float *w,
                              size_t ldw, uint32_t group, uint32_t n);
-importance_loop loop_raise_importance; // [j] = max([j], max over the group's heads of e_h[j] * inverse_h * w_h[j]), j < n
-importance_loop loop_add_importance;   // [j] += the same, summed over the heads
+// importance[j] = max(importance[j], max over the group's heads of e_h[j] * inverse_h * w_h[j]), j < n
+importance_loop loop_raise_importance;
+// importance[j] += the same, summed over the heads
+importance_loop loop_add_importance;
 
 // --- backend_cpu_weights.c ---
 dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold);

@@ -692,7 +692,7 @@ static void attend_heads(const rows_job *job)
     for (uint32_t g = job->head; g < end; g++)
         for (uint32_t r = 0; r < lines; r++) finish_line(s, job, g, r);
     meter_add(METER_SOFTMAX, start, 0, 0);
-    // A question's rows share one running maximum or sum: it is one thread's for each tile, and groups follow one another.
+    // A question's rows share one maximum or sum: it is one thread's for each tile, and groups follow one another.
     for (uint32_t g = job->head; g < end && job->oracle->weights.address; g++)
         for (uint32_t i = 0; i < tiles; i++)
             if (has_tile(job, g, i)) update_importance(job, g, i);

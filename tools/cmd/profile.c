@@ -106,7 +106,8 @@ static int check_options(profile_command *p)
     if (strcmp(p->oracle, "lukv") != 0 && strcmp(p->oracle, "output") != 0)
         return cli_usage_error(p->self, "--oracle: expected lukv or output, found '%s'", p->oracle);
     if (strcmp(p->oracle, "output") == 0 && !p->device->sums_importance)
-        return cli_usage_error(p->self, "--oracle output: the backend %s does not sum importance; use -b cpu", p->backend_name);
+        return cli_usage_error(p->self, "--oracle output: the backend %s does not sum importance; use -b cpu",
+                               p->backend_name);
     if (p->shard && !parse_shard(p))
         return cli_usage_error(p->self, "--shard: expected I/N, 1 <= I <= N <= 1000000, such as 3/8; found '%s'",
                                p->shard);
@@ -221,8 +222,8 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
         {"include-first", 0, CLI_FLAG, &p->include_first, NULL,
          "also record the last prompt token's query, which emits the first token"},
         {"oracle", 0, CLI_TEXT, &p->oracle, "KIND",
-         "what a token is worth to a question: lukv (default), the most that any query takes from\nit, which tables are "
-         "solved for; output, how far outputs move without it, for learn"},
+         "what a token is worth to a question: lukv (default), the most that any query takes from\nit, which tables "
+         "are solved for; output, how far outputs move without it, for learn"},
         {"chat", 0, CLI_FLAG, &p->chat, NULL,
          "wrap context and question in the model's own chat template (ChatML, Llama 3, Mistral,\nGemma, Phi, gpt-oss); "
          "an answer_prefix follows only where the line gives one"},
