@@ -109,7 +109,7 @@ static kvb_status read_model(model *m, const model_options *o, kvb_error *err)
     if (status == KVB_OK && o->statistics)
         status = query_statistics_open(&m->statistics, o->statistics, m->config.n_layers, m->config.n_heads,
                                        m->config.head_dim, err);
-    if (status == KVB_OK && !o->for_plan) status = weights_identify(w, m->sha256, &m->origin, err);
+    if (status == KVB_OK && !o->for_plan) status = weights_identify(w, o->watch, m->sha256, &m->origin, err);
     if (status == KVB_OK && !weights_is_gguf(w)) name_folder(m, w);
     return status == KVB_OK && m->statistics && !o->for_plan ? check_statistics(m, o->statistics, err) : status;
 }

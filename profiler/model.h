@@ -54,6 +54,7 @@ typedef struct model_options {
     bool without_weights; // none are loaded: for model_load, or for a plan
     bool for_plan; // as well: a folder may lack its weight files, or be a config.json alone, and a tokenizer that
                    // cannot be read is as good as none, unless `pre` is given. Nothing is hashed.
+    const weights_watch *watch; // told while the files are hashed; NULL: nobody
 } model_options;
 
 typedef struct model {

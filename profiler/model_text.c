@@ -1,6 +1,7 @@
 // Text to the ids of a model: wrapped in its chat template where that is wished, and checked, since the tokenizer may
 // know more tokens than the embedding has rows.
 #include "profiler/model.h"
+#include "profiler/utf8.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,27 +35,16 @@ static kvb_status count_tokens(size_t size, int32_t **ids, size_t *n, kvb_error 
 
 kvb_status model_use_chat(model *m, kvb_error *err)
 {
-    const char *jinja = m->tokens ? tokenizer_chat_template(m->tokens) : NULL;
     if (!m->tokens)
         return kvb_fail(err, KVB_ARGUMENT,
                         "--chat wraps texts, but only token ids are given, which are taken as they are");
-    if (!jinja)
-        return kvb_fail(err, KVB_UNSUPPORTED,
-                        "%s: has no chat template; expected one in tokenizer_config.json, chat_template.jinja or the "
-                        "GGUF file",
-                        m->config.name);
     chat_frame_free(&m->chat);
-    return chat_frame_read(&m->chat, jinja, m->config.name, err);
+    return chat_frame_of(&m->chat, m->tokens, m->config.name, err);
 }
 
 bool model_begins_with_bos(const model *m)
 {
     return m->special.bos >= 0 && (m->chat.kind ? m->chat.bos : m->special.add_bos);
-}
-
-static bool is_space(char c)
-{
-    return strchr(" \t\n\v\f\r", c) && c;
 }
 
 static kvb_status encode_framed(const model *m, const char *front, const char *text, size_t size, const char *back,
@@ -76,10 +66,10 @@ kvb_status model_encode(const model *m, text_part part, const char *text, size_t
     const chat_frame *f = &m->chat;
     if (!f->kind || part == TEXT_ALONE) return encode_framed(m, "", text, size, "", ids, n, err);
     if (part == TEXT_CONTEXT) {
-        for (; f->trim && size && is_space(*text); size--) text++;
-        return encode_framed(m, f->front, text, size, "", ids, n, err);
+        size_t left_out = f->trim ? utf8_spaces_before(text, size) : 0;
+        return encode_framed(m, f->front, text + left_out, size - left_out, "", ids, n, err);
     }
-    while (f->trim && size && is_space(text[size - 1])) size--;
+    if (f->trim) size -= utf8_spaces_behind(text, size);
     return encode_framed(m, "", text, size, f->back, ids, n, err);
 }
 
@@ -91,7 +81,7 @@ kvb_status model_encode_question(const model *m, const char *text, const char *a
     if (!joined) return kvb_fail(err, KVB_MEMORY, "no memory for a question of %zu bytes", size);
     kvb_status status;
     if (m->chat.kind) {
-        while (m->chat.trim && size && is_space(text[size - 1])) size--;
+        if (m->chat.trim) size -= utf8_spaces_behind(text, size);
         snprintf(joined, room, "%s%s", m->chat.back, answer_prefix);
         status = encode_framed(m, "", text, size, joined, ids, n, err);
     } else {

@@ -47,3 +47,36 @@ kvb_status utf8_repair(const char *text, size_t size, const char **out, size_t *
     *out_size = repaired;
     return KVB_OK;
 }
+
+// Bytes of the space character that begins here, as Python's str.strip() has it; 0: it is another one.
+static size_t space_size(const char *text, size_t size)
+{
+    static const char *const wide[] = {"\xC2\x85",     "\xC2\xA0",     "\xE1\x9A\x80", "\xE2\x80\xA8",
+                                       "\xE2\x80\xA9", "\xE2\x80\xAF", "\xE2\x81\x9F", "\xE3\x80\x80"};
+    if (!size) return 0;
+    if (*text && strchr(" \t\n\v\f\r\x1c\x1d\x1e\x1f", *text)) return 1;
+    for (size_t i = 0; i < sizeof wide / sizeof *wide; i++) {
+        size_t n = strlen(wide[i]);
+        if (size >= n && memcmp(text, wide[i], n) == 0) return n;
+    }
+    bool quad = size >= 3 && memcmp(text, "\xE2\x80", 2) == 0; // U+2000 to U+200A
+    return quad && (unsigned char)text[2] >= 0x80 && (unsigned char)text[2] <= 0x8A ? 3 : 0;
+}
+
+size_t utf8_spaces_before(const char *text, size_t size)
+{
+    size_t n = 0;
+    for (size_t one; (one = space_size(text + n, size - n)); n += one) continue;
+    return n;
+}
+
+size_t utf8_spaces_behind(const char *text, size_t size)
+{
+    size_t n = 0, one;
+    do {
+        for (one = 3; one > 0; one--)
+            if (size - n >= one && space_size(text + size - n - one, one) == one) break;
+        n += one;
+    } while (one);
+    return n;
+}

@@ -184,20 +184,42 @@ const char *weights_unclaimed(const weights *w)
     return NULL;
 }
 
-kvb_status weights_identify(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err)
+kvb_status weights_identify(const weights *w, const weights_watch *watch, char sha256[65], weights_origin *origin,
+                            kvb_error *err)
 {
-    return w->kind->identify(w, sha256, origin, err);
+    weights_hashing h = {.origin = origin, .watch = watch};
+    kvb_status status = sha256_begin(&h.all, err);
+    if (status == KVB_OK) status = w->kind->identify(w, &h, sha256, err);
+    sha256_free(h.all);
+    return status;
 }
 
-kvb_status weights_hash_file(weights_origin *origin, sha256_state *all, const char *name, const file_view *map,
-                             kvb_error *err)
+// A file's hash, in pieces, after each of which the watch is told.
+static kvb_status hash_pieces(weights_hashing *h, const char *name, const file_view *map, char out[65], kvb_error *err)
+{
+    const size_t piece = 64 << 20;
+    sha256_state *one = NULL;
+    kvb_status status = sha256_begin(&one, err);
+    for (size_t at = 0; status == KVB_OK && at < map->size; at += piece) {
+        size_t n = map->size - at < piece ? map->size - at : piece;
+        status = sha256_add(one, map->data + at, n, err);
+        h->done += n;
+        if (status == KVB_OK && h->watch && !h->watch->hashed(h->watch->context, (double)h->done, (double)h->total))
+            status = kvb_fail(err, KVB_INTERRUPTED, "%s: stopped while it was hashed", name);
+    }
+    if (status == KVB_OK) status = sha256_end(one, out, err);
+    sha256_free(one);
+    return status;
+}
+
+kvb_status weights_hash_file(weights_hashing *h, const char *name, const file_view *map, kvb_error *err)
 {
     char one[65];
-    kvb_status status = sha256_hex(map->data, map->size, one, err);
+    kvb_status status = hash_pieces(h, name, map, one, err);
     file_forget(map);
-    if (status == KVB_OK) status = sha256_add(all, name, strlen(name) + 1, err);
-    if (status == KVB_OK) status = sha256_add(all, one, 64, err);
-    return status == KVB_OK ? origin_add_file(origin, name, one, err) : status;
+    if (status == KVB_OK) status = sha256_add(h->all, name, strlen(name) + 1, err);
+    if (status == KVB_OK) status = sha256_add(h->all, one, 64, err);
+    return status == KVB_OK ? origin_add_file(h->origin, name, one, err) : status;
 }
 
 kvb_status weights_check(const weights *w, kvb_error *err)

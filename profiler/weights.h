@@ -138,8 +138,9 @@ const char *weights_unclaimed(const weights *w);
 
 // SHA-256 of the GGUF file; of its parts that over their names and hashes, of a folder that over its config and the
 // names and hashes of its weight files, in order. And what else is known of where they are from: *origin is zero
-// before, and the caller's to free, also after a failure.
-kvb_status weights_identify(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err);
+// before, and the caller's to free, also after a failure. `watch` NULL: nobody; KVB_INTERRUPTED when it stops.
+kvb_status weights_identify(const weights *w, const weights_watch *watch, char sha256[65], weights_origin *origin,
+                            kvb_error *err);
 // Were all files whole and the same since weights_open? KVB_IO otherwise.
 kvb_status weights_check(const weights *w, kvb_error *err);
 // Gives back memory of pages that were read.

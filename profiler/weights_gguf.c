@@ -143,24 +143,23 @@ static void read_source(const weights *w, char id[200])
 }
 
 // Of one file its own hash; of parts that over their names and hashes.
-static kvb_status identify_gguf(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err)
+static kvb_status identify_gguf(const weights *w, weights_hashing *h, char sha256[65], kvb_error *err)
 {
     const gguf_set *set = set_of(w);
     char folder[sizeof w->name];
     const char *first = set->paths[0], *slash = strrchr(first, '/');
     snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - first) + 1 : 1, slash ? first : ".");
-    origin->container = "gguf";
-    origin_of_folder(origin, folder, slash ? slash + 1 : first);
-    read_source(w, origin->hf_id);
-    sha256_state *all = NULL;
-    kvb_status status = sha256_begin(&all, err);
+    h->origin->container = "gguf";
+    origin_of_folder(h->origin, folder, slash ? slash + 1 : first);
+    read_source(w, h->origin->hf_id);
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < set->n; i++) h->total += set->files[i].map.size;
     for (size_t i = 0; status == KVB_OK && i < set->n; i++) {
         const char *end = strrchr(set->paths[i], '/');
-        status = weights_hash_file(origin, all, end ? end + 1 : set->paths[i], &set->files[i].map, err);
+        status = weights_hash_file(h, end ? end + 1 : set->paths[i], &set->files[i].map, err);
     }
-    if (status == KVB_OK) status = sha256_end(all, sha256, err);
-    if (status == KVB_OK && set->n == 1) memcpy(sha256, origin->files[0].sha256, sizeof origin->files[0].sha256);
-    sha256_free(all);
+    if (status == KVB_OK) status = sha256_end(h->all, sha256, err);
+    if (status == KVB_OK && set->n == 1) memcpy(sha256, h->origin->files[0].sha256, sizeof h->origin->files[0].sha256);
     return status;
 }
 

@@ -340,22 +340,22 @@ static bool left_folder(const char *name)
 
 // ---- The files ----
 
-static kvb_status identify_folder(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err)
+static kvb_status identify_folder(const weights *w, weights_hashing *h, char sha256[65], kvb_error *err)
 {
     const folder *f = folder_of(w);
+    weights_origin *origin = h->origin;
     const cJSON *named = member(f->config, "_name_or_path");
     origin->container = "safetensors";
     origin_of_folder(origin, f->path, "config.json");
     if (!origin->hf_id[0] && cJSON_IsString(named) && origin_is_id(named->valuestring))
         snprintf(origin->hf_id, sizeof origin->hf_id, "%s", named->valuestring);
     char *text = cJSON_PrintUnformatted(f->config);
-    sha256_state *state = NULL;
-    kvb_status status = text ? sha256_begin(&state, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
-    if (status == KVB_OK) status = sha256_add(state, text, strlen(text) + 1, err);
+    kvb_status status =
+        text ? sha256_add(h->all, text, strlen(text) + 1, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
+    for (size_t i = 0; i < f->n_shards; i++) h->total += f->shards[i].map.size;
     for (size_t i = 0; status == KVB_OK && i < f->n_shards; i++)
-        status = weights_hash_file(origin, state, f->shards[i].name, &f->shards[i].map, err);
-    if (status == KVB_OK) status = sha256_end(state, sha256, err);
-    sha256_free(state);
+        status = weights_hash_file(h, f->shards[i].name, &f->shards[i].map, err);
+    if (status == KVB_OK) status = sha256_end(h->all, sha256, err);
     cJSON_free(text);
     return status;
 }

@@ -10,6 +10,14 @@ typedef struct weight_name {
     bool claimed;
 } weight_name;
 
+// Hashing all files of a source; done and all in bytes.
+typedef struct weights_hashing {
+    weights_origin *origin;
+    sha256_state *all; // over all names and hashes
+    const weights_watch *watch;
+    uint64_t done, total;
+} weights_hashing;
+
 typedef struct weights_kind {
     void (*close)(weights *w);
     kvb_status (*number)(const weights *w, weight_key key, double *out, bool *found, kvb_error *err);
@@ -17,7 +25,7 @@ typedef struct weights_kind {
     kvb_status (*list)(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err);
     bool (*tensor)(const weights *w, const weight_name *name, weight_tensor *out);
     bool (*may_be_left)(const char *name); // by a text model
-    kvb_status (*identify)(const weights *w, char sha256[65], weights_origin *origin, kvb_error *err);
+    kvb_status (*identify)(const weights *w, struct weights_hashing *h, char sha256[65], kvb_error *err);
     kvb_status (*check)(const weights *w, kvb_error *err);
     void (*forget)(const weights *w);
     kvb_status (*tokenizer)(tokenizer **out, const weights *w, const char *pre, kvb_error *err);
@@ -41,7 +49,6 @@ kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffi
 kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err);
 kvb_status weights_add_name(weights *w, const char *name, size_t file, kvb_error *err);
 kvb_status weights_sort_names(weights *w, kvb_error *err);
-// Hashes a file of weights: it stands in *origin then, its name and hash are in the hash over `all`, and the memory of
-// its pages is given back. `name` is without its folder.
-kvb_status weights_hash_file(weights_origin *origin, sha256_state *all, const char *name, const file_view *map,
-                             kvb_error *err);
+// Hashes a file of weights: it stands in h->origin then, its name and hash are in h->all, and the memory of its pages
+// is given back. `name` is without its folder.
+kvb_status weights_hash_file(weights_hashing *h, const char *name, const file_view *map, kvb_error *err);

@@ -19,6 +19,12 @@ typedef struct weights_origin {
     size_t n_files, room;
 } weights_origin;
 
+// Told of bytes of the weight files that are hashed, done and all; false stops it.
+typedef struct weights_watch {
+    bool (*hashed)(void *context, double done, double total);
+    void *context;
+} weights_watch;
+
 // The parts of a hub cache's path, .../models--ORGANISATION--NAME/snapshots/COMMIT: fills id and revision and returns
 // true, or leaves both as they are. `folder` is absolute.
 bool origin_from_path(char id[200], char revision[65], const char *folder);

@@ -74,6 +74,9 @@ void progress_begin(progress *p, const char *label, bool quiet);
 // Draws at most a few times a second. unit: what is counted; NULL: nothing that could be counted, only a share.
 void progress_update(progress *p, double done, double total, const char *unit);
 void progress_end(progress *p, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void progress_clear(progress *p); // takes away what a terminal shows of it; nothing is said of its end
+// weights_watch.hashed of a bar: gigabytes; false once somebody wants to stop.
+bool progress_hashed(void *bar, double done, double total);
 double seconds_now(void); // CLOCK_MONOTONIC
 
 // The number of the first SIGINT or SIGTERM (a second one kills); long work polls it and stops cleanly with

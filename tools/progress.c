@@ -137,3 +137,14 @@ void progress_end(progress *p, const char *format, ...)
     fprintf(stderr, "%s%s: %s (%.1f s)%s\n", p->terminal ? "\r" : "", p->label, text, seconds_now() - p->start,
             p->terminal ? "\033[K" : "");
 }
+
+void progress_clear(progress *p)
+{
+    if (!p->quiet && p->terminal && isfinite(p->last_shown)) fprintf(stderr, "\r\033[K");
+}
+
+bool progress_hashed(void *bar, double done, double total)
+{
+    progress_update(bar, done / 1e9, total / 1e9, "GB");
+    return !cli_stop_requested;
+}

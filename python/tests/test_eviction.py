@@ -101,6 +101,7 @@ def test_candidates_in_the_first_pass(model: Any, table: kvbudget.Table) -> None
 
 
 def test_a_padded_batch_gives_what_its_rows_give_alone(model: Any, table: kvbudget.Table) -> None:
+    """Two sequences, one padded on the left: each is cut by its own length and answers as it does alone."""
     ids = prompt(2)
     ids[1, :11] = 0
     mask = (ids != 0).long()
@@ -117,6 +118,7 @@ def test_a_padded_batch_gives_what_its_rows_give_alone(model: Any, table: kvbudg
 
 
 def test_a_second_turn(model: Any, table: kvbudget.Table) -> None:
+    """A cut cache goes on in a second call, and a copy of it is a prefix that can be used again."""
     ids, cache = prompt(), DynamicCache(config=model.config)
     how = dict(max_new_tokens=5, do_sample=False, pad_token_id=0)
     with kvbudget.compress(model, table, 0.7):
@@ -137,6 +139,7 @@ def test_a_second_turn(model: Any, table: kvbudget.Table) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(table: kvbudget.Table, dtype: torch.dtype) -> None:
+    """bf16 and fp16 caches stay so, and logits are those of a hidden full cache within the type's rounding."""
     model, ids = build("llama", dtype), prompt()
     with kvbudget.compress(model, table, 0.7):
         cut = prefill(model, ids)
@@ -171,6 +174,7 @@ def test_chunks(model: Any, make_table: Any, metric: str) -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_cutting_again_while_an_answer_grows(model: Any, make_table: Any, metric: str) -> None:
+    """With a cap the cache does not grow; protected tokens stay, and rows are the tokens that they claim."""
     table, ids = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), prompt()
     info, cache = table.info, DynamicCache(config=model.config)
     with kvbudget.compress(model, table, 0.6, recut_every=10, recut_cap=T) as run:
@@ -195,6 +199,7 @@ def test_cutting_again_while_an_answer_grows(model: Any, make_table: Any, metric
 
 
 def test_recut_by_hand(model: Any, table: kvbudget.Table) -> None:
+    """run.recut() gives every head what the table says for all tokens seen so far."""
     cache = DynamicCache(config=model.config)
     with torch.no_grad(), kvbudget.compress(model, table, 0.6) as run:
         model(prompt(), past_key_values=cache)
@@ -206,6 +211,7 @@ def test_recut_by_hand(model: Any, table: kvbudget.Table) -> None:
 
 
 def test_recut_needs_to_have_watched(model: Any, make_table: Any) -> None:
+    """A metric that ranks by queries cannot be cut again unless they were watched."""
     table, cache = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"])), DynamicCache(config=model.config)
     with torch.no_grad(), kvbudget.compress(model, table, 0.6) as run:
         model(prompt(), past_key_values=cache)
@@ -214,6 +220,7 @@ def test_recut_needs_to_have_watched(model: Any, make_table: Any) -> None:
 
 
 def test_the_report(model: Any, table: kvbudget.Table) -> None:
+    """Bytes, ratios and counts of the report are those of the table and of the cache itself."""
     with kvbudget.compress(model, table, 0.7, slack=8) as run:
         cache = prefill(model, prompt())
     r, kept = run.report(), int(table.keep(0.7, T).sum())
@@ -241,6 +248,7 @@ def test_bytes_are_those_promised_and_the_slack(make_table: Any, n: int, ratio: 
 
 
 def test_ratio_0_does_nothing(model: Any, table: kvbudget.Table) -> None:
+    """Ratio 0 leaves the cache as it is, without an error."""
     with kvbudget.compress(model, table, 0.0) as run:
         cache = prefill(model, prompt())
     assert not any(isinstance(layer, RaggedLayer) for layer in cache.layers) and run.report().layers_cut == 0
@@ -263,6 +271,7 @@ def test_nothing_but_protected_tokens(model: Any, make_table: Any) -> None:
 
 
 def test_what_is_refused(model: Any, table: kvbudget.Table, make_table: Any) -> None:
+    """Static and offloaded caches, other attention, wrong options and blocks that cut nothing: an error says why."""
     ids = prompt()
 
     def refused(
@@ -313,6 +322,7 @@ def without(cache: DynamicCache) -> DynamicCache:
 
 
 def test_right_padding_is_refused(model: Any, table: kvbudget.Table) -> None:
+    """Padding on the right would be counted as text."""
     mask = torch.ones(2, T, dtype=torch.long)
     mask[1, -5:] = 0
     with pytest.raises(kvbudget.KVBudgetError, match="on the left"), kvbudget.compress(model, table, 0.7):
@@ -320,6 +330,7 @@ def test_right_padding_is_refused(model: Any, table: kvbudget.Table) -> None:
 
 
 def test_models_that_cannot_be_cut(make_table: Any) -> None:
+    """The meta device, a window in every layer, a hybrid model with a cache for full attention: an error."""
     table = make_table(4, 4, 2, 16)
     with torch.device("meta"):
         meta = build("llama")
@@ -348,6 +359,7 @@ def test_a_config_that_an_old_transformers_misreads(model: Any, table: kvbudget.
 
 
 def test_an_exception_leaves_no_hooks(model: Any, table: kvbudget.Table) -> None:
+    """A model is as it was when the block is left by an exception."""
     with pytest.raises(RuntimeError, match="mine"), kvbudget.compress(model, table, 0.7):
         raise RuntimeError("mine")
     assert all(

@@ -35,6 +35,7 @@ def export(path: Path, kind: str, name: str, ratio: float = 0.7, tokens: int = T
 
 
 def test_duo_attention_of_kvpress_streams_the_heads_that_keep_least(path: Path, monkeypatch: Any) -> None:
+    """The heads that the press of kvpress lets stream are those of the table's lowest shares."""
     if not WITH_KVPRESS:
         pytest.skip("kvpress is for transformers below 5.3")
     module = pytest.importorskip("kvpress.presses.duo_attention_press")
@@ -63,6 +64,7 @@ def test_duo_attention_of_kvpress_streams_the_heads_that_keep_least(path: Path, 
 
 
 def test_per_layer_compression_of_kvpress_keeps_these_tokens(path: Path) -> None:
+    """Every layer's cache has just the exported length."""
     if not WITH_KVPRESS:
         pytest.skip("kvpress is for transformers below 5.3")
     kvpress = pytest.importorskip("kvpress")
@@ -77,6 +79,7 @@ def test_per_layer_compression_of_kvpress_keeps_these_tokens(path: Path) -> None
 
 
 def test_rotating_caches_of_mlx_lm_hold_these_tokens(path: Path) -> None:
+    """mlx-lm's caches, made from the list, hold as many tokens while it decodes."""
     mx = pytest.importorskip("mlx.core")
     rotating = pytest.importorskip("mlx_lm.models.cache").RotatingKVCache
     layers = json.loads(export(path, "per-layer", "layers.json").read_text())

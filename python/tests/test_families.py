@@ -79,6 +79,7 @@ def hide_what_was_cut(model: Any, cache: Any, padding: list[int]) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("padded", [False, True], ids=["", "padded"])
 def test_equals_a_full_cache_with_hidden_tokens(family: str, padded: bool, make_table: Any) -> None:
+    """Decoding over a cut cache gives the logits of a full one whose evicted tokens are hidden."""
     model = build(family)
     if model is None:
         pytest.skip(f"transformers {transformers.__version__} does not have {family}")

@@ -49,6 +49,7 @@ def lukv(table: kvbudget.Table, scorer: Any, ratio: float) -> Any:
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("ratio", [0.3, 0.8])
 def test_positions_are_lukvs(model: Any, make_table: Any, metric: str, ratio: float) -> None:
+    """What is kept is, position by position, what LUKVPress does not mask."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric]))
     with lukv(table, PRESSES[metric](), ratio)(model):
         prefill(model, prompt(2))
@@ -105,6 +106,7 @@ def test_the_pipeline_with_questions(model: Any, make_table: Any) -> None:
 
 
 def test_masking_hides_and_keeps_the_cache(model: Any, make_table: Any) -> None:
+    """mode="mask" frees nothing and hides as many tokens as the table evicts."""
     table = make_table(4, 4, 2, 16)
     press = kvbudget.BudgetPress(str(table), 0.6, mode="mask")
     with press(model):
@@ -116,6 +118,7 @@ def test_masking_hides_and_keeps_the_cache(model: Any, make_table: Any) -> None:
 
 
 def test_a_press_for_another_metric_is_refused(model: Any, make_table: Any) -> None:
+    """Another scorer, or the same with another window, is not what the table is for; both are named."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"]))
     for wrong in (
         kvpress.KeyDiffPress(),
@@ -131,6 +134,7 @@ def test_a_press_for_another_metric_is_refused(model: Any, make_table: Any) -> N
 
 
 def test_names_of_presses() -> None:
+    """Presses that the program has too bear its names; others say their class and parameters."""
     assert scorers.of_press(kvpress.SnapKVPress()).name == "snapkv:kvpress"
     assert scorers.of_press(kvpress.ExpectedAttentionPress(epsilon=0.02)).name == "ea:kvpress"
     assert scorers.of_press(kvpress.ExpectedAttentionPress()).name == "ea:kvpress:epsilon=0"
@@ -141,6 +145,7 @@ def test_names_of_presses() -> None:
 
 
 def test_a_table_for_any_press(model: Any, make_table: Any) -> None:
+    """A metric that only kvpress has works through its press."""
     table = kvbudget.Table(make_table(4, 4, 2, 16, metric="kvpress:TOVAPress"))
     with kvbudget.compress(model, table, 0.5, scorer=kvpress.TOVAPress()) as run:
         cache = DynamicCache(config=model.config)

@@ -66,6 +66,7 @@ def oracle(model: Any, context: list[int], suffix: list[int], answer: list[int])
 
 @pytest.mark.parametrize("family", ["llama", "qwen2 7:1", "qwen3", "gemma", "phi", "gpt2", "olmo2", "mixtral"])
 def test_against_plain_formulas(family: str, tmp_path: Path) -> None:
+    """Oracle importance is the formula's, computed from whole attention matrices; solve takes the record."""
     model, calib = build(family), lines(tmp_path)
     chosen = METRICS if family in ("llama", "qwen3", "gemma", "mixtral") else METRICS[:3]
     path = kvbudget.record(model, None, calib, chosen, output=tmp_path / "run.h5")
@@ -151,6 +152,7 @@ def test_sampling_is_seeded(tmp_path: Path) -> None:
 
 
 def test_greedy_is_generate(tmp_path: Path) -> None:
+    """Greedy answers are those of generate()."""
     model, calib = build("llama"), lines(tmp_path, False, 1)
     path = kvbudget.record(model, None, calib, ["knorm"], output=tmp_path / "run.h5", new_tokens=6, greedy=True)
     contexts, _ = calibration.read(calib)
@@ -164,6 +166,7 @@ def test_greedy_is_generate(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
+    """Wrong metrics, options, lines and models, and a recording that is in the way: an error that says what to do."""
     model, calib = build("llama"), lines(tmp_path)
 
     def refused(words: str, of: Any = model, lines_of: Any = calib, metrics: Any = ("knorm",), **how: Any) -> None:
@@ -193,6 +196,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_contexts_that_are_too_short_for_a_metric(tmp_path: Path) -> None:
+    """A context no longer than a metric's window is refused, with both numbers."""
     with pytest.raises(kvbudget.KVBudgetError, match="the context has 40 tokens, expected more than 64"):
         kvbudget.record(build("llama"), None, lines(tmp_path), ["snapkv:kvpress"], output=tmp_path / "no.h5")
 
@@ -228,6 +232,7 @@ def test_texts_and_windows(tmp_path: Path) -> None:
 
 
 def test_a_model_of_windows_alone_is_refused(tmp_path: Path) -> None:
+    """Where no layer's cache grows there is nothing to record."""
     model = build("mistral")
     model.config.sliding_window = 8
     for layer in attention_layers(model):

@@ -141,6 +141,7 @@ def test_queries_before_rotation(family: str) -> None:
 
 
 def test_queries_that_are_not_known_are_refused() -> None:
+    """An unknown norm of queries is refused rather than left out."""
     model = build("llama")
     layer = attention_layers(model)[0]
     layer.module.q_layernorm = torch.nn.Identity()
@@ -395,6 +396,7 @@ def test_the_programs_scores_by_it(tmp_path: Path) -> None:
 
 
 def test_another_models_ranking_is_refused(learned: kvbudget.Table) -> None:
+    """A ranking fits no model of another shape."""
     with pytest.raises(kvbudget.MismatchError, match="n_heads: expected 7, the table says 4"):
         with kvbudget.compress(build("qwen2 7:1"), learned, 0.5):
             pass

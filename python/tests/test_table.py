@@ -25,6 +25,7 @@ def path(make_table: Any) -> Path:
 
 
 def test_info_and_rows(path: Path) -> None:
+    """What the file says of itself and of a row reaches Python unchanged."""
     table = kvbudget.Table(path)
     assert (table.info.n_rows, table.info.n_layers, table.info.n_heads, table.info.n_kv_heads) == (99, 4, 8, 2)
     assert (table.info.sink, table.info.window, table.info.metric) == (4, 3, "keydiff")
@@ -39,6 +40,7 @@ def test_info_and_rows(path: Path) -> None:
 
 
 def test_budgets_are_those_of_the_program(path: Path) -> None:
+    """Every number of `kvbudget budgets`, for all options, to the bit."""
     if not PROGRAM:
         pytest.skip("no program kvbudget")
     table = kvbudget.Table(path)
@@ -67,6 +69,7 @@ def test_budgets_are_those_of_the_program(path: Path) -> None:
 
 
 def test_a_table_of_another_model_metric_or_protection_is_refused(path: Path) -> None:
+    """The error names both sides."""
     table = kvbudget.Table(path)
     config = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16}
     table.check(config, metric="keydiff", protection=(4, 3))
@@ -107,11 +110,13 @@ def test_a_table_of_other_weights_is_refused(make_table: Callable[..., Path], tm
 
 @pytest.mark.parametrize("ratio", [1.0, 1.5, float("nan"), float("inf")])
 def test_ratios_that_mean_nothing(path: Path, ratio: float) -> None:
+    """Ratio 1 and above and what is no number: an error."""
     with pytest.raises(kvbudget.KVBudgetError, match="ratio"):
         kvbudget.Table(path).keep(ratio, 100)
 
 
 def test_edges(path: Path) -> None:
+    """Ratio 0, one token, fewer tokens than are protected: the documented results; wrong counts are refused."""
     table = kvbudget.Table(path)
     assert (table.keep(0.0, 100) == 100).all() and (table.keep(0.99, 1) == 1).all()
     assert table.keep(0.8, 100, strict=True).min() >= 7
@@ -125,6 +130,7 @@ def test_edges(path: Path) -> None:
 
 
 def test_damaged_files(path: Path, tmp_path: Path) -> None:
+    """Cut-off and missing files are refused by name."""
     whole = path.read_bytes()
     for cut in (0, 7, 100, len(whole) - 1):
         (tmp_path / "cut").write_bytes(whole[:cut])
@@ -137,6 +143,7 @@ def test_damaged_files(path: Path, tmp_path: Path) -> None:
 
 
 def test_select() -> None:
+    """Protected tokens first, then by score, equal ones by position; a NaN is refused."""
     scores = np.array([0.0, 5, 5, 1, 9, -1], np.float32)
     assert kvbudget.select(scores, 4, 1, 1).tolist() == [0, 1, 4, 5]
     assert kvbudget.select(scores, 9, 1, 1).tolist() == [0, 1, 2, 3, 4, 5]
@@ -145,6 +152,7 @@ def test_select() -> None:
 
 
 def test_threads_and_copies(path: Path) -> None:
+    """One table serves several threads; copies and pickles outlive it."""
     import copy
     import pickle
 
@@ -163,6 +171,7 @@ def test_threads_and_copies(path: Path) -> None:
 
 
 def test_without_a_library() -> None:
+    """Without the library the error says how to get it."""
     import sys
 
     code = "import kvbudget; kvbudget.version()"
@@ -186,12 +195,14 @@ def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_table_of_a_newer_format(make_table: Any) -> None:
+    """A format that this version does not know is refused by its number."""
     with pytest.raises(kvbudget.KVBudgetError, match="version") as refusal:
         kvbudget.Table(make_table(4, 4, 2, 16, format_version="9"))
     assert refusal.value.status == "VERSION"
 
 
 def test_import_is_light() -> None:
+    """Importing the package does not import torch."""
     import sys
 
     code = "import kvbudget, sys; assert not {'torch', 'transformers', 'kvpress'} & set(sys.modules)"
@@ -199,6 +210,7 @@ def test_import_is_light() -> None:
 
 
 def test_reselect_takes_protected_rows_then_the_best() -> None:
+    """The library's second choice, over rows that are left of a text."""
     places = np.array([0, 1, 5, 6, 8, 9], np.uint32)
     scores = np.array([0, 0, 2, 1, 0, 0], np.float32)
     assert kvbudget.reselect(scores, places, 10, 5, 2, 2).tolist() == [0, 1, 2, 4, 5]
@@ -212,6 +224,7 @@ def test_reselect_takes_protected_rows_then_the_best() -> None:
 
 
 def test_cu_seqlens_counts_rows_or_pages() -> None:
+    """Offsets count rows and their slack, or whole pages."""
     lengths = np.array([[3, 0], [16, 17]], np.uint32)
     assert kvbudget.cu_seqlens(lengths).tolist() == [0, 3, 3, 19, 36]
     assert kvbudget.cu_seqlens(lengths, slack=1, block=16).tolist() == [0, 1, 2, 4, 6]
@@ -221,6 +234,7 @@ def test_cu_seqlens_counts_rows_or_pages() -> None:
 
 
 def test_the_serving_guides_selection_on_a_device_is_the_librarys() -> None:
+    """The lines in SERVING.md choose what kvb_select chooses."""
     torch = pytest.importorskip("torch")
     guide = (Path(__file__).parents[2] / "runtime" / "SERVING.md").read_text()
     code = next(block for block in guide.split("```python\n")[1:] if "def select_on_device" in block).split("```")[0]

@@ -1,8 +1,9 @@
-// Chat templates: of every known kind what stands around a message, as transformers renders the template
-// (tools/peer/compare_chat.py compares ids); what is not known for sure is refused; and a message's own control tokens
-// are text while those of the frame are tokens.
+// The frame that a chat template puts around a message: of every kind of family what stands before and behind, whether
+// BOS is in front and spaces are trimmed; templates without such a frame are refused; and a message's own control
+// tokens are text while those of the frame are tokens. What templates come to is judged by test_profiler_jinja.c.
 #include "profiler/chat.h"
 #include "profiler/tokenizer_json.h"
+#include "profiler/utf8.h"
 #include "unit.h"
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@ static kvb_error err;
 static void expect_frame(const char *jinja, const char *kind, const char *front, const char *back, bool bos, bool trim)
 {
     chat_frame f;
-    ck_assert_msg(chat_frame_read(&f, jinja, "model", &err) == KVB_OK, "%s: %s", kind, err.message);
+    ck_assert_msg(chat_frame_read(&f, jinja, "<s>", "</s>", "model", &err) == KVB_OK, "%s: %s", kind, err.message);
     ck_assert_str_eq(f.kind, kind);
     ck_assert_str_eq(f.front, front);
     ck_assert_str_eq(f.back, back);
@@ -25,7 +26,7 @@ static void expect_frame(const char *jinja, const char *kind, const char *front,
 #define THEN(answer) "{% if add_generation_prompt %}{{ '" answer "' }}{% endif %}"
 #define CHATML "{{ '<|im_start|>' + message['role'] + '\\n' + message[\"content\"] + '<|im_end|>' + '\\n' }}"
 
-START_TEST(test_chatml)
+START_TEST(test_kinds)
 {
     expect_frame(FOR(CHATML) THEN("<|im_start|>assistant\\n"), "chatml", "<|im_start|>user\n",
                  "<|im_end|>\n<|im_start|>assistant\n", false, false);
@@ -34,90 +35,117 @@ START_TEST(test_chatml)
         "me<|im_end|>\\n' }}{% endif %}" FOR(CHATML) THEN("<|im_start|>assistant\\n<think>\\n"),
         "chatml", "<|im_start|>system\nIt's me<|im_end|>\n<|im_start|>user\n",
         "<|im_end|>\n<|im_start|>assistant\n<think>\n", true, false);
-}
-END_TEST
-
-START_TEST(test_other_kinds)
-{
-    expect_frame(FOR("{% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + "
-                     "message['content'] | trim + '<|eot_id|>' %}{{ bos_token + content }}"),
-                 "llama3", "<|start_header_id|>user<|end_header_id|>\n\n",
-                 "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", true, true);
     expect_frame(
-        "{{- bos_token }}{{- \"Cutting Knowledge Date: December 2023\\n\" }}{{- \"Today Date: \" + date_string }}" FOR(
-            "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim "
-            "+ '<|eot_id|>' }}"),
-        "llama3",
-        "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: 26 Jul "
-        "2024\n\n<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n",
+        "{{ bos_token }}{{ 'Today: ' + strftime_now('%d %b %Y') }}" FOR(
+            "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim "
+            "+ '<|eot_id|>' }}") THEN("<|start_header_id|>assistant<|end_header_id|>\\n\\n"),
+        "llama3", "Today: 26 Jul 2024<|start_header_id|>user<|end_header_id|>\n\n",
         "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n", true, true);
     expect_frame("{{ bos_token }}" FOR("{{ ' [INST] ' + message['content'] + ' [/INST]' }}"), "mistral", " [INST] ",
                  " [/INST]", true, false);
-    expect_frame(
-        "{{ bos_token }}" FOR("{{- \"[INST]\" + system + \"\\n\\n\" + message[\"content\"] + \"[/INST]\" }}{{- "
-                              "\"[INST]\" + message[\"content\"] + \"[/INST]\" }}"),
-        "mistral", "[INST]", "[/INST]", true, false);
-    expect_frame("{{ bos_token }}" FOR("{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + "
-                                       "'<end_of_turn>\\n' }}") THEN("<start_of_turn>model\\n"),
+    expect_frame("<s>" FOR("{{ '<start_of_turn>' + message.role + '\\n' + message['content'].strip() + "
+                           "'<end_of_turn>\\n' }}") THEN("<start_of_turn>model\\n"),
                  "gemma", "<start_of_turn>user\n", "<end_of_turn>\n<start_of_turn>model\n", true, true);
-    expect_frame(FOR("{{'<|user|>' + '\\n' + message['content'] + '<|end|>' + '\\n' + '<|assistant|>' + '\\n'}}"),
-                 "phi3", "<|user|>\n", "<|end|>\n<|assistant|>\n", false, false);
     expect_frame(FOR("{{ '<|' + message['role'] + '|>' + message['content'] + '<|end|>' }}") THEN("<|assistant|>"),
                  "phi3", "<|user|>", "<|end|><|assistant|>", false, false);
     expect_frame(FOR("{{'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'}}")
                      THEN("<|im_start|>assistant<|im_sep|>"),
                  "phi4", "<|im_start|>user<|im_sep|>", "<|im_end|><|im_start|>assistant<|im_sep|>", false, false);
-    expect_frame(
-        "{%- set model_identity = \"You are ChatGPT, a large language model trained by OpenAI.\" %}{{- "
-        "\"Knowledge cutoff: 2024-06\\n\" }}{{- \"# Valid channels: analysis, commentary, final. Channel must be "
-        "included for every message.\" }}{{- \"<|start|>user<|message|>\" }}",
-        "gpt-oss",
-        "<|start|>system<|message|>You are ChatGPT, a large language model trained by OpenAI.\nKnowledge cutoff: "
-        "2024-06\nCurrent date: 2024-07-26\n\nReasoning: medium\n\n# Valid channels: analysis, commentary, final. "
-        "Channel must be included for every message.<|end|><|start|>user<|message|>",
-        "<|end|><|start|>assistant", false, false);
+    expect_frame("<|start|>system<|message|>{{ strftime_now('%Y-%m-%d') }}<|end|>" FOR(
+                     "{{ '<|start|>user<|message|>' + message.content + '<|end|>' }}") THEN("<|start|>assistant"),
+                 "gpt-oss", "<|start|>system<|message|>2024-07-26<|end|><|start|>user<|message|>",
+                 "<|end|><|start|>assistant", false, false);
+    expect_frame(FOR("{{ '### ' + message.content + eos_token }}"), "other", "### ", "</s>", false, false);
 }
 END_TEST
 
 START_TEST(test_refused)
 {
     static const char *const templates[][2] = {
-        {"", "is none of ChatML, Llama 3"},
-        {"{{ '### Instruction:\\n' + message['content'] }}", "is none of ChatML, Llama 3"},
-        {FOR(CHATML), "has marks of chatml"}, // how does the answer begin?
-        {FOR(CHATML) THEN("<|im_start|>bot\\n"), "has marks of chatml"},
-        {"{{ strftime_now('%d') }}" FOR(CHATML) THEN("<|im_start|>assistant\\n"), "has marks of chatml"},
-        {"{{ '[INST] <<SYS>>' }}{{ '[INST] ' + message['content'] + '[/INST]' }}", "has marks of mistral"},
-        {"{{ '[INST]' + name + message['content'] + '[/INST]' }}", "has marks of mistral"},
-        {"{{ '[INST]", "has marks of mistral"},           // cut short
-        {"{{ [INST] [/INST] }}", "has marks of mistral"}, // no text at all
-        {"{{ '<|start|>user<|message|>' }}", "has marks of gpt-oss"},
-        {"{{ bos_token }}\n" FOR(CHATML) THEN("<|im_start|>assistant\\n"), "has marks of chatml"}, // that is written
-        {"x" FOR("  " CHATML) THEN("<|im_start|>assistant\\n"), "has marks of chatml"},
+        {"", "it does not write the message"},
+        {FOR("{{ message.role }}"), "it does not write the message"},
+        {FOR("{{ message.content|upper }}"), "it does not write the message"},
+        {FOR("{{ message.content.replace('  ', ' ') }}"), "it does not write the message"},
+        {FOR("{{ message.content }}{{ message.content }}"), "it writes the message twice"},
+        {FOR("{{ message.content.rstrip() }}"), "on one side of the message only"},
+        {FOR("{{ message.content|length }}{{ message.content }}"), "depends on the message"},
+        {FOR("{% if '\\n' in message.content.strip() %}x{% endif %}{{ message.content }}"), "depends on the message"},
+        {"{{ raise_exception('two messages, please') }}", "two messages, please"},
+        {FOR("{{ message.content }}") "{% filter upper %}", "line 1: expected a statement"},
     };
     for (size_t i = 0; i < sizeof templates / sizeof *templates; i++) {
         chat_frame f;
-        ck_assert_int_eq(chat_frame_read(&f, templates[i][0], "model", &err), KVB_UNSUPPORTED);
+        ck_assert_int_eq(chat_frame_read(&f, templates[i][0], "<s>", NULL, "model", &err), KVB_UNSUPPORTED);
         ck_assert_msg(strstr(err.message, templates[i][1]), "%s: %s", templates[i][0], err.message);
         ck_assert(!f.front && !f.back && !f.kind);
     }
 }
 END_TEST
 
-// Any prefix of a template is either known or refused, and reads nothing behind its end.
+// Any prefix of a template either has a frame or is refused, and reads nothing behind its end.
 START_TEST(test_cut_templates)
 {
     static const char whole[] = "{# c #}{{ bos_token }} {{ '<|im_start|>system\\nx<|im_end|>\\n' }}" FOR(
         CHATML) "raw 'text' {" THEN("<|im_start|>assistant\\n");
+    int framed = 0;
     for (size_t n = 0; n < sizeof whole; n++) {
         char *cut = strndup(whole, n);
         chat_frame f;
         ck_assert_ptr_nonnull(cut);
-        kvb_status status = chat_frame_read(&f, cut, "model", &err);
+        kvb_status status = chat_frame_read(&f, cut, "<s>", NULL, "model", &err);
         ck_assert(status == KVB_OK || status == KVB_UNSUPPORTED);
+        framed += status == KVB_OK;
         chat_frame_free(&f);
         free(cut);
     }
+    ck_assert_int_gt(framed, 10); // from the loop's end on, where no tag is cut
+}
+END_TEST
+
+// Spaces are what Python's strip() takes: Unicode's too.
+START_TEST(test_spaces)
+{
+    static const struct {
+        const char *text;
+        size_t before, behind;
+    } cases[] = {{"", 0, 0},
+                 {"a", 0, 0},
+                 {" \t\na\r\v", 3, 2},
+                 {"\xC2\xA0\xE3\x80\x80x\xE2\x80\x83 \x1c", 5, 5},
+                 {"\xE2\x80\x8Bx\xE2\x80\x8B", 0, 0}, // a space without width is none
+                 {"  \n", 3, 3},
+                 {"\xA0x\xA0", 0, 0}}; // broken UTF-8
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ck_assert_uint_eq(utf8_spaces_before(cases[i].text, strlen(cases[i].text)), cases[i].before);
+        ck_assert_uint_eq(utf8_spaces_behind(cases[i].text, strlen(cases[i].text)), cases[i].behind);
+    }
+}
+END_TEST
+
+// BOS and EOS come from the tokenizer, the template from its configuration.
+START_TEST(test_of_tokenizer)
+{
+    static const char json[] =
+        "{\"normalizer\":null,\"pre_tokenizer\":null,\"added_tokens\":[{\"id\":1,\"content\":\"<b>\","
+        "\"special\":true},{\"id\":2,\"content\":\"<e>\",\"special\":true}],"
+        "\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]}}";
+    static const char config[] =
+        "{\"bos_token\":\"<b>\",\"eos_token\":\"<e>\",\"chat_template\":\"{{ bos_token }}[INST]{{ "
+        "messages[0].content }}[/INST]{{ eos_token }}\"}";
+    const json_text nothing = {NULL, 0}, whole = {json, sizeof json - 1}, with = {config, sizeof config - 1};
+    tokenizer *t;
+    chat_frame f;
+    ck_assert_msg(tokenizer_from_json(&t, "folder", whole, with, nothing, &err) == KVB_OK, "%s", err.message);
+    ck_assert_msg(chat_frame_of(&f, t, "model", &err) == KVB_OK, "%s", err.message);
+    ck_assert_str_eq(f.front, "[INST]");
+    ck_assert_str_eq(f.back, "[/INST]<e>");
+    ck_assert(f.bos && !f.trim && strcmp(f.kind, "mistral") == 0);
+    chat_frame_free(&f);
+    tokenizer_free(t);
+    ck_assert_int_eq(tokenizer_from_json(&t, "folder", whole, nothing, nothing, &err), KVB_OK);
+    ck_assert_int_eq(chat_frame_of(&f, t, "model", &err), KVB_UNSUPPORTED);
+    ck_assert_msg(strstr(err.message, "model: has no chat template"), "%s", err.message);
+    tokenizer_free(t);
 }
 END_TEST
 
@@ -147,10 +175,11 @@ END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_test(tc, test_chatml);
-    tcase_add_test(tc, test_other_kinds);
+    tcase_add_test(tc, test_kinds);
     tcase_add_test(tc, test_refused);
     tcase_add_test(tc, test_cut_templates);
+    tcase_add_test(tc, test_spaces);
+    tcase_add_test(tc, test_of_tokenizer);
     tcase_add_test(tc, test_control_tokens);
 }
 

@@ -85,6 +85,41 @@ static void fails(kvb_status status, const char *part)
     ck_assert(set.n == 0 && !set.files && !set.paths);
 }
 
+typedef struct told {
+    int calls, stop_at;
+    double done, total;
+} told;
+
+static bool hashed(void *context, double done, double total)
+{
+    told *t = context;
+    ck_assert_double_gt(done, t->done);
+    t->done = done, t->total = total;
+    return ++t->calls != t->stop_at;
+}
+
+// Whoever watches is told after each file, of the bytes of all, and may stop it.
+START_TEST(hashing_tells_how_far_it_is)
+{
+    told t = {.stop_at = 0};
+    model *m = NULL;
+    double bytes = 0;
+    const weights_watch watch = {hashed, &t};
+    for (int i = 0; i < PARTS; i++) {
+        size_t size;
+        free(help_slurp(part_path(i), &size));
+        bytes += (double)size;
+    }
+    help_ok(model_open(&m, part_path(0), &backend_cpu, &(model_options){.watch = &watch}, err));
+    ck_assert(t.calls == PARTS && t.done == bytes && t.total == bytes);
+    model_free(m);
+    t = (told){.stop_at = 2};
+    help_fails(model_open(&m, part_path(0), &backend_cpu, &(model_options){.watch = &watch}, err), KVB_INTERRUPTED,
+               "tiny-00002-of-00003.gguf: stopped while it was hashed");
+    ck_assert(t.calls == 2 && !m);
+}
+END_TEST
+
 START_TEST(a_missing_part_is_named)
 {
     remove(part_path(1));
@@ -168,6 +203,7 @@ static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, setup, help_teardown);
     tcase_add_loop_test(tc, any_part_opens_the_whole, 0, PARTS);
+    tcase_add_test(tc, hashing_tells_how_far_it_is);
     tcase_add_test(tc, a_missing_part_is_named);
     tcase_add_test(tc, parts_of_other_models_are_refused);
     tcase_add_test(tc, a_renamed_part_is_refused);

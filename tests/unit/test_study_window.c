@@ -1,4 +1,4 @@
-// Windows of last tokens: which one loses least, and that losses of different windows are of the same whole.
+// Sinks and windows of last tokens: which ones lose least, and that losses are of the same whole and held out.
 #include "study/window.h"
 #include "study_help.h"
 
@@ -27,28 +27,46 @@ START_TEST(what_is_late_is_kept_by_a_window)
     const study_options o = case_options("mean_loss");
     open_late(4);
     help_ok(window_choose(&c, &from, "keydiff", &o, NULL, err));
-    ck_assert_uint_eq(c.n, 4); // 1 of its own, 4, 16, 32: 64 and more are not there
-    ck_assert(c.recorded == 1 && c.window[0] == 1);
-    ck_assert_uint_eq(c.window[c.chosen], 4);
+    ck_assert_uint_eq(c.n, 4 + 5); // 1 of its own, 4, 16, 32: 64 and more are not there; and sinks but its own 1
+    ck_assert(c.each[0].sink == 1 && c.each[0].window == 1 && !c.held_out);
+    ck_assert_uint_eq(c.each[c.chosen].window, 4);
     // Window 1, 90 % pruned: 12 of 120 tokens stay, and 3 of the 4 late ones go.
-    ck_assert_double_gt(c.loss[0][2], 0.5);
-    ck_assert_double_lt(c.loss[c.chosen][2], 0.02);
-    ck_assert_double_gt(c.loss[0][0], c.loss[c.chosen][0]);
+    ck_assert_double_gt(c.each[0].loss[2], 0.5);
+    ck_assert_double_lt(c.each[c.chosen].loss[2], 0.02);
+    ck_assert_double_gt(c.each[0].loss[0], c.each[c.chosen].loss[0]);
     // 16 in both heads are more than 12.
-    ck_assert(isnan(c.loss[2][2]) && isnan(c.score[2]));
+    ck_assert(isnan(c.each[2].loss[2]) && isnan(c.each[2].score));
 }
 END_TEST
 
 START_TEST(what_is_early_needs_none)
 {
     window_choice c;
-    const study_options o = case_options("mean_loss");
+    study_options o = case_options("mean_loss");
     const case_context even = {.id = "a", .n_tokens = TOKENS, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}};
     case_select(&from, case_record("even.h5", &even, 1));
     help_ok(window_choose(&c, &from, "keydiff", &o, NULL, err));
-    ck_assert_uint_eq(c.window[c.chosen], 1);
-    // 60 of 120 tokens stay: all of head 0 but what the protected ones of head 1 take, 2 of 60.
-    ck_assert_double_eq_tol(c.loss[0][0], 2.0 / TOKENS, 1e-9);
+    ck_assert(c.each[c.chosen].sink == 0 && c.each[c.chosen].window == 1);
+    // 60 of 120 tokens stay: all of head 0 but what the protected ones of head 1 take, 2 of 60; without sinks 1.
+    ck_assert_double_eq_tol(c.each[0].loss[0], 2.0 / TOKENS, 1e-9);
+    ck_assert_double_eq_tol(c.each[c.chosen].loss[0], 1.0 / TOKENS, 1e-9);
+    o.sink = 1; // as somebody said: windows alone are tried
+    help_ok(window_choose(&c, &from, "keydiff", &o, NULL, err));
+    ck_assert(c.n == 4 && c.each[c.chosen].sink == 1 && c.each[c.chosen].window == 1);
+}
+END_TEST
+
+START_TEST(budgets_are_those_of_the_other_texts)
+{
+    window_choice c;
+    const study_options o = case_options("mean_loss");
+    const case_context texts[2] = {{.id = "a", .n_tokens = TOKENS, .n_questions = 1, .questions = {{9, {1, 0}, NULL}}},
+                                   {.id = "b", .n_tokens = TOKENS, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}}};
+    case_select(&from, case_record("two.h5", texts, 2));
+    help_ok(window_choose(&c, &from, "keydiff", &o, NULL, err));
+    ck_assert(c.held_out);
+    // Each text needs the head that the other does not: under its own budgets it would lose 2 of 60.
+    ck_assert_double_gt(c.each[0].loss[0], 0.5);
 }
 END_TEST
 
@@ -57,6 +75,7 @@ static void fill(TCase *tc)
     tcase_add_checked_fixture(tc, help_setup, teardown);
     tcase_add_test(tc, what_is_late_is_kept_by_a_window);
     tcase_add_test(tc, what_is_early_needs_none);
+    tcase_add_test(tc, budgets_are_those_of_the_other_texts);
 }
 
 UNIT_MAIN("study_window", fill)

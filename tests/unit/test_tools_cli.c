@@ -257,6 +257,25 @@ START_TEST(what_is_left_never_grows)
 }
 END_TEST
 
+// Hashing counts gigabytes, ends without a word, and stops when somebody asks.
+static void hash_models(progress *p)
+{
+    p->last_shown = -1e9;
+    ck_assert(progress_hashed(p, 4e9, 16e9));
+    progress_clear(p); // of a log nothing is taken away
+    cli_stop_requested = 1;
+    ck_assert(!progress_hashed(p, 5e9, 16e9));
+    cli_stop_requested = 0;
+    p->terminal = true;
+    progress_clear(p);
+}
+
+START_TEST(hashing_is_shown)
+{
+    ck_assert_str_eq(told(hash_models), "work:  25 %  4/16 GB\n\r\033[K");
+}
+END_TEST
+
 START_TEST(no_colour_is_respected)
 {
     setenv("TERM", "xterm-256color", 1);
@@ -409,6 +428,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, coloured_picture_has_every_layer);
     tcase_add_test(tc, any_shape_and_width);
     tcase_add_test(tc, what_is_left_never_grows);
+    tcase_add_test(tc, hashing_is_shown);
     tcase_add_test(tc, no_colour_is_respected);
 }
 

@@ -130,7 +130,11 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     model_options wishes = {.without_tokenizer = true, .pre = e->in.pre, .statistics = e->in.statistics};
     for (size_t i = 1; i < n; i++)
         wishes.without_tokenizer &= methods_is_table(operands[i]) || ends_with(operands[i], ".npy");
+    progress bar;
+    wishes.watch = &(weights_watch){progress_hashed, &bar};
+    progress_begin(&bar, "hash of the model", e->out.quiet);
     kvb_status status = model_open(&e->in.m, operands[0], e->in.device, &wishes, &err);
+    progress_clear(&bar);
     if (status == KVB_OK) status = methods_open(&e->with, e->in.m, operands + 1, n - 1, false, &err);
     if (status == KVB_OK) status = methods_set_texts(&e->with, e->in.m, e->in.chat, e->in.special, &err);
     if (status == KVB_OK && !e->with.n_columns)

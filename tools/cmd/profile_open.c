@@ -62,6 +62,17 @@ static kvb_status open_texts(profile_command *p, char **paths, size_t n, kvb_err
     return KVB_OK;
 }
 
+// Hashing files larger than memory takes minutes, in which it should be seen to work.
+static kvb_status open_model(profile_command *p, const char *path, model_options *wishes, kvb_error *err)
+{
+    const weights_watch watch = {progress_hashed, &p->bar};
+    wishes->watch = &watch;
+    progress_begin(&p->bar, "hash of the model", p->quiet || p->ranks.rank > 0);
+    kvb_status status = model_open(&p->m, path, p->device, wishes, err);
+    progress_clear(&p->bar);
+    return status;
+}
+
 // The cheap checks first: the texts, then the model's numbers, then whether all of it fits, and its weights last.
 kvb_status profile_open_inputs(profile_command *p, char **operands, size_t n, kvb_error *err)
 {
@@ -78,7 +89,7 @@ kvb_status profile_open_inputs(profile_command *p, char **operands, size_t n, kv
     kvb_status status = open_texts(p, operands + 1, n - 1, err);
     for (size_t i = 0; i < p->n_files && status == KVB_OK; i++)
         wishes.without_tokenizer &= !calib_has_text(&p->files[i]);
-    if (status == KVB_OK) status = model_open(&p->m, operands[0], p->device, &wishes, err);
+    if (status == KVB_OK) status = open_model(p, operands[0], &wishes, err);
     if (status == KVB_OK && p->chat && (p->m->tokens || !p->plan)) status = model_use_chat(p->m, err);
     if (status == KVB_OK) p->m->special_text = p->special;
     for (size_t i = 0; i < p->options.n_metrics && status == KVB_OK; i++) {

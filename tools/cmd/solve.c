@@ -69,7 +69,7 @@ static kvb_status solve_table(study_table *t, bool quiet, kvb_error *err)
     return status;
 }
 
-// --window auto: fills o->window.
+// --window auto: fills o->sink and o->window.
 static kvb_status find_window(const solve_line *l, const selection *from, const char *metric, study_options *o,
                               kvb_error *err)
 {
@@ -78,9 +78,10 @@ static kvb_status find_window(const solve_line *l, const selection *from, const 
     study_progress told = progress_on(&bar);
     progress_begin(&bar, "windows", l->outputs.quiet);
     kvb_status status = window_choose(&found, from, metric, o, &told, err);
-    progress_end(&bar, status == KVB_OK ? "%u windows compared" : "failed", found.n);
+    progress_end(&bar, status == KVB_OK ? "%u sinks and windows compared" : "failed", found.n);
     if (status != KVB_OK) return status;
-    o->window = found.window[found.chosen];
+    o->sink = found.each[found.chosen].sink;
+    o->window = found.each[found.chosen].window;
     if (!l->outputs.json) print_windows(&found, metric);
     return KVB_OK;
 }
@@ -268,9 +269,9 @@ const cli_command cmd_solve = {
     "Rows at which all heads have reached their floor, 1 % or sinks and window, are saturated: they prune less\n"
     "than they say.\n"
     "\n"
-    "--window auto compares windows of 1 to 256 last tokens, and the metric's own, by what is lost at 50, 80 and 90 %\n"
-    "of all importance, protected tokens included, so at equal memory; the table takes the best one. KeyDiff and\n"
-    "Expected Attention, of which kvpress protects one token, lose much less with more.\n"
+    "--window auto compares windows of 1 to 256 last tokens, and the metric's own, then 0 to 16 sinks (unless --sink\n"
+    "says how many), by what is lost at 50, 80 and 90 % of all importance, protected tokens included, so at equal\n"
+    "memory; each text is judged under budgets of the others.\n"
     "\n"
     "Budgets come from a greedy sweep, which is optimal for the convex hulls of the loss curves; its budgets are\n"
     "nested: no head gets more when more is pruned. --exact finds the optimum for the curves themselves (of every\n"

@@ -5,9 +5,9 @@
 #include "profiler/gguf_set.h"
 #include "profiler/tokenizer.h"
 #include "profiler/tokenizer_json.h"
+#include "profiler/utf8.h"
 #include "runtime/fail.h"
 #include "tools/cli.h"
-#include <ctype.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,14 +90,11 @@ static kvb_status encode_text(const tokenizer *t, const char *path, const settin
     char *text = NULL;
     size_t size = 0, begin = 0;
     chat_frame frame = {0};
-    const char *jinja = tokenizer_chat_template(t);
     kvb_status status = read_text(path, &text, &size, err);
-    if (status == KVB_OK && s->chat)
-        status = jinja ? chat_frame_read(&frame, jinja, "the model", err)
-                       : kvb_fail(err, KVB_UNSUPPORTED, "--chat: the model has no chat template");
+    if (status == KVB_OK && s->chat) status = chat_frame_of(&frame, t, "--chat", err);
     if (frame.trim) {
-        while (begin < size && isspace((unsigned char)text[begin])) begin++;
-        while (size > begin && isspace((unsigned char)text[size - 1])) size--;
+        begin = utf8_spaces_before(text, size);
+        size -= utf8_spaces_behind(text + begin, size - begin);
     }
     *bos = s->chat ? frame.bos : tokenizer_add_bos(t);
     if (status == KVB_OK)

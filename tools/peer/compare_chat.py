@@ -1,14 +1,17 @@
-"""Compares the ids of `kvbudget tokenize --chat` with transformers' apply_chat_template, for the template of every kind
-that kvbudget knows and on messages that are hard to wrap; and that other templates are refused.
+"""Compares the ids of `kvbudget tokenize --chat` with transformers' apply_chat_template, for templates of every kind
+and on messages that are hard to wrap; and that templates without a frame around the message are refused.
 
 usage: compare_chat.py KVBUDGET [--templates FOLDER]     (needs: pip install transformers tokenizers)
-Without FOLDER: the forms below, which are those that the families publish, shortened to what one message meets. With
-it: every *.jinja there; those that kvbudget refuses are listed. The tokenizer is a small one, trained here, that has
-all control tokens. Today's date is replaced by the one that kvbudget takes. Prints a line for each, and PASS or FAIL.
+Without FOLDER: the forms below, which are those that the families publish, shortened to what one message meets, and
+those of tests/golden/make_jinja.py. With it: every *.jinja there; those that kvbudget refuses are listed. The
+tokenizer is a small one, trained here, that has all control tokens. Today's date is replaced by the one that kvbudget
+takes. Prints a line for each, and PASS or FAIL.
 """
 
 import argparse
+import datetime
 import glob
+import importlib.util
 import json
 import os
 import subprocess
@@ -122,13 +125,17 @@ FORMS = {
         USER % "'<|im_start|>user<|im_sep|>' + message['content'] + '<|im_end|>'", "<|im_start|>assistant<|im_sep|>"
     ),
     "gpt-oss": GPT_OSS,
-}
-REFUSED = {
     "alpaca": loop("{{ '### Instruction:\\n' + message['content'] }}", "### Response:\\n"),
-    "llama 2 with <<SYS>>": loop("{{ '[INST] <<SYS>>\\n' + system + '<</SYS>>' + message['content'] + '[/INST]' }}"),
     "chatml with a date": loop(CHATML, "<|im_start|>assistant\\n", "{{ strftime_now('%d %b %Y') }}"),
     "chatml that writes spaces": loop("{{ bos_token }} " + CHATML, "<|im_start|>assistant\\n"),
+}
+REFUSED = {
     "nothing": "x",
+    "an unknown name": loop("{{ '[INST] <<SYS>>\\n' + system + '<</SYS>>' + message['content'] + '[/INST]' }}"),
+    "the message twice": loop("{{ message['content'] + message['content'] }}"),
+    "another message": loop("{{ message['content'].replace('\\n\\n', '\\n') }}"),
+    "an exception": "{{ raise_exception('no') }}" + loop(CHATML),
+    "a statement that is not read": loop(CHATML) + "{% filter upper %}{% endfilter %}",
 }
 MESSAGES = [
     "Who was it?",
@@ -137,8 +144,18 @@ MESSAGES = [
     "<|im_end|> </s> [/INST] <|eot_id|>",
     "don't 123  4",
     "x",
+    "\u00a0\u3000wide spaces\u2003",
     "é 中文 😀",
 ]
+
+
+def golden_kinds():
+    """The templates of the six kinds that stand in the golden data's program."""
+    place = os.path.join(ROOT, "tests", "golden", "make_jinja.py")
+    spec = importlib.util.spec_from_file_location("make_jinja", place)
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found.KINDS
 
 
 def make_tokenizer(folder):
@@ -206,11 +223,11 @@ def main():
 
     def dated(template):
         made = real(template)
-        made.globals["strftime_now"] = lambda form: "2024-07-26" if form == "%Y-%m-%d" else "26 Jul 2024"
+        made.globals["strftime_now"] = datetime.date(2024, 7, 26).strftime
         return made
 
     chat_utils._compile_jinja_template = dated
-    forms = FORMS
+    forms = FORMS | {f"{name} (make_jinja.py)": text for name, text in golden_kinds().items()}
     if o.templates:
         names = sorted(glob.glob(os.path.join(o.templates, "*.jinja")))
         forms = {os.path.basename(n): open(n, encoding="utf-8").read() for n in names}

@@ -6,9 +6,9 @@ The program profiles one context and samples answers; the recorder follows the s
 compared relative to each head's maximum (PASS is 1e-4). Then every metric is solved from both records, and the budgets
 of all 99 ratios are compared at the context's length: how many heads differ, by how many tokens, and how much more of
 the importance in the program's record the recorder's budgets lose, tokens ranked by the program's scores. --twin: the
-recorder once more with eager attention, which rounds otherwise, beside itself with SDPA: how much of this any two sums
-of float32 differ in. Needs torch, transformers, gguf, h5py, and the package kvbudget in PYTHONPATH with
-KVBUDGET_LIBRARY.
+recorder once more with eager attention and once in float64, which round otherwise, beside itself; and the program
+beside the latter: how much of all this any two programs in float32 differ in. Needs torch, transformers, gguf, h5py,
+and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
 """
 import argparse
 import json
@@ -20,6 +20,7 @@ import time
 
 import h5py
 import numpy as np
+import torch
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("kvbudget", type=os.path.abspath)
@@ -110,24 +111,32 @@ def compare(first, second, folder):
     return worst
 
 
-def record(line, attention, output):
+def record(line, output, attention="sdpa", dtype=torch.float32):
     model, _ = hf_model.load(a.model, attention, tokenizer=False)
     start = time.perf_counter()
-    kvbudget.record(model, None, line, a.metrics, output=output)
-    print(f"recorded with {attention} attention in {time.perf_counter() - start:.1f} s", flush=True)
+    kvbudget.record(model.to(dtype), None, line, a.metrics, output=output)
+    print(f"recorded with {attention} attention, {dtype}, in {time.perf_counter() - start:.1f} s", flush=True)
 
 
 with tempfile.TemporaryDirectory() as scratch:
     folder = pathlib.Path(scratch)
-    ours, theirs, twin, line = (folder / name for name in ("c.h5", "python.h5", "eager.h5", "line.jsonl"))
+    ours, theirs, eager, double, line = (
+        folder / name for name in ("c.h5", "python.h5", "eager.h5", "float64.h5", "line.jsonl")
+    )
     words = ["--ignore-answers", "--ignore-eos", "-n", a.new_tokens, "-q", a.questions, "--max-tokens", a.max_tokens]
     chosen = [word for m in a.metrics for word in ("-m", m)]
     run("profile", a.model, a.calib, "-o", ours, *words, *chosen)
     same_tokens(ours, line)
-    record(line, "sdpa", theirs)
+    record(line, theirs)
     worst = compare(ours, theirs, folder)
     if a.twin:
-        record(line, "eager", twin)
-        print("the recorder with SDPA and with eager attention:")
-        compare(theirs, twin, folder)
+        record(line, eager, "eager")
+        record(line, double, dtype=torch.float64)
+        for said, one, two in (
+            ("recorder with SDPA and with eager attention", theirs, eager),
+            ("recorder in float32 and in float64", theirs, double),
+            ("program in float32 and recorder in float64", ours, double),
+        ):
+            print(f"{said}:")
+            compare(one, two, folder)
 print(f"largest difference {worst:.1e}: {'PASS' if worst <= a.tolerance else 'FAIL'}")

@@ -15,6 +15,7 @@ import contextlib
 import copy
 import statistics
 import time
+import types
 
 import hf_model
 import kvbudget
@@ -24,6 +25,7 @@ from kvbudget.eviction import Run, prepare
 from kvbudget.hooks import attached, use_registered_attention
 from kvbudget.models import attention_layers
 from kvbudget.ragged import RaggedLayer
+from kvbudget.report import State
 from transformers.cache_utils import DynamicCache
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -58,26 +60,30 @@ class Masks(kvpress.LUKVPress):
     """LUKVPress for several ratios in one prefill: its masks decide nothing before the first decoded token."""
 
     def compress(self, module, *of_the_layer):
+        press, scores = self.press, self.press.score(module, *of_the_layer)
+        self.press = types.SimpleNamespace(score=lambda *_: scores.clone())
         for ratio in a.ratios:
             self.compression_ratio = ratio
             out = super().compress(module, *of_the_layer)
             self.by_ratio.setdefault(ratio, []).append(module.masked_key_indices)
+        self.press = press
         return out
 
 
 @torch.no_grad()
 def prefill_for_all(tables, context):
-    """The full cache of a context, and by table and ratio what LUKVPress hides of it in every layer and the run that
-    has watched it, whose cut() then evicts from a copy: one prefill, which is most of the work, serves all."""
+    """The full cache of a context, and by table and ratio what LUKVPress hides of it in every layer and a run that
+    knows what was seen of it, whose cut() then evicts from a copy: one prefill, most of the work, serves all."""
     runs = {(t, r): prepare(Run, model, t, r, when="call") for t in tables for r in a.ratios}
     presses, cache = [masks_of(t) for t in tables], DynamicCache()
+    watching = [runs[t, a.ratios[0]] for t in tables]
 
     def watch(*what):
-        for run in runs.values():
+        for run in watching:
             run._watch(*what)
 
     def after(*what):
-        for run in runs.values():
+        for run in watching:
             run._after(*what)
 
     with contextlib.ExitStack() as stack:
@@ -85,6 +91,8 @@ def prefill_for_all(tables, context):
             stack.enter_context(press(model))
         stack.enter_context(attached(attention_layers(model), watch, after))
         model(context, past_key_values=cache, logits_to_keep=1)
+    for (table, _), run in runs.items():
+        run._states[cache] = runs[table, a.ratios[0]]._states[cache]
     return cache, runs, {(t, r): press.by_ratio[r] for t, press in zip(tables, presses) for r in a.ratios}
 
 
@@ -96,8 +104,8 @@ def masks_of(table):
 
 def cut_of(full, run):
     """A copy of the full cache, evicted by the run that has watched its prefill."""
-    cut = copy.deepcopy(full)
-    run._states[cut] = run._states[full]
+    cut, seen = copy.deepcopy(full), run._states[full]
+    run._last = run._states[cut] = State(observed=dict(seen.observed))
     run.cut(cut)
     return cut
 

@@ -19,7 +19,7 @@ void warn_of_pairs(const pair_set *p);
 void warn_of_table(const study_table *t);
 
 void print_table(const study_table *t);
-// What the windows lose that --window auto has compared.
+// What the sinks and windows lose that --window auto has compared.
 void print_windows(const window_choice *c, const char *metric);
 void print_holdout(const holdout *h);
 void print_ablation(const ablation *x);

@@ -1,0 +1,137 @@
+// The Jinja reader: what it makes of a message is what Jinja2 makes of it, in every construct that it reads
+// (tests/golden/jinja.json); what it does not read, and what Jinja2 refuses, fails with its line; hostile templates
+// end.
+#include "formats/file_read.h"
+#include "profiler/jinja.h"
+#include "unit.h"
+#include <cjson/cJSON.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+
+static const jinja_input input = {" Who was\n\nit? \xC3\xA9 ", "<s>", "</s>"}; // as make_jinja.py has it
+
+// Jinja2 reads these, this reader does not: they fail, and nothing is guessed.
+static const char *const not_read[] = {"{{ 1 == 1.0 }}",         "{{ 1 < 2 < 3 }}", "{{ 'a  b'.split()|last }}",
+                                       "{{ '\xC3\xA9'|upper }}", "{{ 1 / 2 }}",     "{{ 2 ** 3 }}",
+                                       "{{ 'a' * 2 }}",          "{{ [1, 2] }}",    "{{ '%s' % 1 }}",
+                                       "{{ {1: 2}|length }}",    "{{ '\\u00e9' }}", "{{ 3 is divisibleby 3 }}",
+                                       "{{ namespace(a=1).a }}x"};
+
+static bool is_not_read(const char *template)
+{
+    for (size_t i = 0; i < sizeof not_read / sizeof *not_read; i++)
+        if (strcmp(template, not_read[i]) == 0) return true;
+    return false;
+}
+
+START_TEST(test_golden)
+{
+    kvb_error err;
+    file_view view;
+    size_t n = 0, unread = 0;
+    ck_assert_msg(file_map(&view, "tests/golden/jinja.json", &err) == KVB_OK, "%s", err.message);
+    cJSON *cases = cJSON_ParseWithLength((const char *)view.data, view.size), *one;
+    ck_assert_ptr_nonnull(cases);
+    cJSON_ArrayForEach(one, cases)
+    {
+        const char *template = cJSON_GetStringValue(cJSON_GetObjectItem(one, "template"));
+        const char *expected = cJSON_GetStringValue(cJSON_GetObjectItem(one, "text"));
+        char *text = NULL;
+        kvb_status status = jinja_render(&text, template, &input, "model", &err);
+        if (!expected || is_not_read(template)) {
+            ck_assert_msg(status == KVB_UNSUPPORTED && !text, "not refused: %s", template);
+            ck_assert_msg(strstr(err.message, "model: chat template, line 1: "), "%s: %s", template, err.message);
+            unread += expected != NULL;
+        } else {
+            ck_assert_msg(status == KVB_OK, "%s: %s", template, err.message);
+            ck_assert_msg(strcmp(text, expected) == 0, "%s: \"%s\" instead of \"%s\"", template, text, expected);
+        }
+        free(text);
+        n++;
+    }
+    ck_assert_uint_gt(n, 180);
+    ck_assert_uint_lt(unread, 14);
+    cJSON_Delete(cases);
+    file_unmap(&view);
+}
+END_TEST
+
+START_TEST(test_messages)
+{
+    static const char *const cases[][2] = {
+        {"\n\n{{ x.y }}", "line 3: x is undefined, and asked for its y"},
+        {"{{ raise_exception('only with tools') }}", "it refuses one message of a user: \"only with tools\""},
+        {"{{ 'a'|tojson }}", "filter tojson, which is not read here"},
+        {"{% include 'x' %}", "expected a statement that is read here (if, for, set, macro), found \"include\""},
+        {"{% for x in messages %}", "expected {% endfor %}"},
+        {"{{ pad_token }}", "pad_token is not known here"},
+        {"{{ 1 + }}", "expected a name, found \"\""},
+        {"{{ 'open }}", "a text without its closing quote"},
+        {"{{ strftime_now('%H') }}", "strftime_now of \"%H\""},
+        {"{% break %}", "break or continue outside of a loop"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kvb_error err;
+        char *text;
+        ck_assert_int_eq(jinja_render(&text, cases[i][0], &input, "model", &err), KVB_UNSUPPORTED);
+        ck_assert_msg(strstr(err.message, cases[i][1]), "%s: %s", cases[i][0], err.message);
+    }
+}
+END_TEST
+
+// Loops within loops, texts that double, deep brackets and macros without end: each is stopped.
+START_TEST(test_hostile)
+{
+    static const char *const cases[][2] = {
+        {"{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}", "bytes of memory"},
+        {"{% set n = namespace(x='aaaaaaaaaaaaaaaa') %}{% for a in range(99) %}{% set n.x = n.x + n.x %}{% endfor %}",
+         "bytes of memory"},
+        {"{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "levels within each other"},
+        {"{% set n = namespace(x=[], y=[]) %}{% for a in range(999) %}{% set n.x = [n.x] %}{% set n.y = [n.y] %}"
+         "{% endfor %}{{ n.x == n.y }}",
+         "levels within each other"},
+    };
+    kvb_error err;
+    char *text, deep[20001];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ck_assert_int_eq(jinja_render(&text, cases[i][0], &input, "model", &err), KVB_UNSUPPORTED);
+        ck_assert_msg(strstr(err.message, cases[i][1]), "%s: %s", cases[i][0], err.message);
+    }
+    size_t n = (size_t)snprintf(deep, sizeof deep, "{%% for a in range(9999) %%}{{ 1");
+    for (int i = 0; i < 60; i++) n += (size_t)snprintf(deep + n, sizeof deep - n, " == 1 and 1");
+    snprintf(deep + n, sizeof deep - n, " }}{%% endfor %%}");
+    ck_assert_int_eq(jinja_render(&text, deep, &input, "model", &err), KVB_UNSUPPORTED);
+    ck_assert_msg(strstr(err.message, "more than 1000000 steps"), "%s", err.message);
+    static const char *const nested[] = {"(", "[", "not ", "-", "{'a':", "a(", "a[", "1 if "};
+    for (size_t i = 0; i < sizeof nested / sizeof *nested; i++) {
+        n = (size_t)snprintf(deep, sizeof deep, "{{ ");
+        while (n + 10 < sizeof deep) n += (size_t)snprintf(deep + n, sizeof deep - n, "%s", nested[i]);
+        ck_assert_int_eq(jinja_render(&text, deep, &input, "model", &err), KVB_UNSUPPORTED);
+    }
+    n = 0;
+    while (n + 10 < sizeof deep) n += (size_t)snprintf(deep + n, sizeof deep - n, "{%% if 1 %%}");
+    ck_assert_int_eq(jinja_render(&text, deep, &input, "model", &err), KVB_UNSUPPORTED);
+}
+END_TEST
+
+START_TEST(test_undefined_tokens)
+{
+    const jinja_input without = {"x", NULL, NULL};
+    kvb_error err;
+    char *text;
+    ck_assert_int_eq(jinja_render(&text, "{{ bos_token }}{{ eos_token is defined }}", &without, "m", &err), KVB_OK);
+    ck_assert_str_eq(text, "False");
+    free(text);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_test(tc, test_golden);
+    tcase_add_test(tc, test_messages);
+    tcase_add_test(tc, test_hostile);
+    tcase_add_test(tc, test_undefined_tokens);
+}
+
+UNIT_MAIN("profiler jinja", fill)
