@@ -133,13 +133,16 @@ END_TEST
 
 START_TEST(of_windows)
 {
-    const window_choice c = {
-        .window = {1, 4}, .loss = {{0.5, 0.25, NAN}, {0.125, 0.0625, 0.03125}}, .n = 2, .chosen = 1, .recorded = 1};
+    const window_choice c = {.each = {{4, 1, {0.5, 0.25, NAN}, 0.3}, {0, 16, {0.125, 0.0625, 0.03125}, 0.06}},
+                             .n = 2,
+                             .chosen = 1,
+                             .held_out = true};
     watch(1);
     print_windows(&c, "keydiff");
     watched(1);
-    says("       1   50.000   25.000        -  the metric's own\n");
-    says("       4   12.500    6.250    3.125  <- chosen\n");
+    says("       4        1   50.000   25.000        -  the metric's own\n");
+    says("       0       16   12.500    6.250    3.125  <- chosen\n");
+    says("each text under the other texts' budgets");
 }
 END_TEST
 
