@@ -109,11 +109,11 @@ START_TEST(json_without_memory)
     double *zeros = json_calloc(3, sizeof *zeros);
     ck_assert(zeros && zeros[2] == 0);
     free(zeros);
-    kvb_error problem = {0};
+    kvb_error said = {0};
     json_lacks_memory(); // for memory that was asked for elsewhere
     small = cJSON_CreateString("x");
-    ck_assert_ptr_null(json_text(small, &problem));
-    ck_assert_int_eq(problem.code, KVB_MEMORY);
+    ck_assert_ptr_null(json_text(small, &said));
+    ck_assert_ptr_nonnull(strstr(said.message, "memory"));
     cJSON_Delete(small);
 }
 END_TEST
