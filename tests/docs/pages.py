@@ -6,6 +6,7 @@ A marker is an HTML comment, which no reader sees, on the line before a block:
     <!-- check-docs: skip: needs a GPU -->             never run, for this reason
     <!-- check-docs: exit 1 -->                        the block must end with this status
     <!-- check-docs: numbers vary -->                  of a `text` block: compare words alone
+    <!-- check-docs: default model -->                 of a `text` block: numbers count with LONG=1, else words alone
     <!-- check-docs: file profiler/x.c -->             write the block to this file
     <!-- check-docs: patch -->                         apply the block, a diff
     <!-- check-docs: own build -->                     anywhere: the page's commands build the program
@@ -19,7 +20,7 @@ from pathlib import Path
 
 MARKER = re.compile(r"\s*<!-- check-docs: (.*?) -->\s*")
 FENCE = re.compile(r"```(\w*)\s*")
-KINDS = {"long", "skip", "exit 1", "numbers vary", "file", "patch", "own build"}
+KINDS = {"long", "skip", "exit 1", "numbers vary", "default model", "file", "patch", "own build"}
 LANGUAGES = {"sh", "python", "c", "cmake", "json", "text", "diff"}
 # An indented line that begins so is a command that nothing would run.
 COMMAND = re.compile(r" {4}(kvbudget|build/|make\b|tools/|python3?\b|pip\b|mpirun|cc\b|OMP_|[A-Z_]+=\S+ \S)")

@@ -1,6 +1,7 @@
 // kvbudget merge: shards of one profiling run, or records of one model, in; one record out.
 #include "formats/record.h"
 #include "tools/cli.h"
+#include "tools/report/words.h"
 #include <stdio.h>
 #include <sys/resource.h>
 
@@ -36,8 +37,9 @@ static int run(const cli_command *self, int argc, char **argv)
     for (size_t i = 0; i < contexts; i++) questions += record_context(merged, i)->n_questions;
     record_close(merged);
     if (!quiet)
-        fprintf(stderr, "%s: %zu contexts, %zu questions from %zu files (%.1f s)\n", argv[first], contexts, questions,
-                n, seconds_now() - start);
+        fprintf(stderr, "%s: %zu %s, %zu %s from %zu files (%.1f s)\n", argv[first], contexts,
+                plural(contexts, "context", "contexts"), questions, plural(questions, "question", "questions"), n,
+                seconds_now() - start);
     return EXIT_DONE;
 }
 

@@ -6,6 +6,7 @@
 // system may show every machine another state, and all must plan from the same one.
 #include "runtime/fail.h"
 #include "tools/cmd/profile_command.h"
+#include "tools/report/words.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -130,6 +131,7 @@ static void end_progress(profile_command *p, kvb_status status, const profile_ti
 {
     const profile_job *job = &p->job;
     unsigned long long tokens = job->n_context_tokens, questions = job->n_pairs, queries = times->queries;
+    const char *asked = plural(questions, "question", "questions");
     const char *stopped = p->add ? "stopped; the same command goes on" : "stopped; --resume goes on";
     if (status != KVB_OK) progress_end(&p->bar, "%s", status == KVB_INTERRUPTED ? stopped : "failed");
     else if (p->n_shards)
@@ -137,11 +139,12 @@ static void end_progress(profile_command *p, kvb_status status, const profile_ti
                      queries);
     else if (p->add && !job->n_contexts) progress_end(&p->bar, "%s: has all of this already", p->output);
     else if (p->add)
-        progress_end(&p->bar, "%s: %zu contexts now; prefilled %zu, %llu tokens; added %llu questions", p->output,
-                     job->growth.n_ids, job->n_contexts, tokens, questions);
+        progress_end(&p->bar, "%s: %zu %s now; prefilled %zu, %llu tokens; added %llu %s", p->output, job->growth.n_ids,
+                     plural(job->growth.n_ids, "context", "contexts"), job->n_contexts, tokens, questions, asked);
     else
-        progress_end(&p->bar, "%s: %zu contexts, %llu tokens, %llu questions, %llu recorded queries", p->output,
-                     job->n_contexts, tokens, questions, queries);
+        progress_end(&p->bar, "%s: %zu %s, %llu tokens, %llu %s, %llu recorded %s", p->output, job->n_contexts,
+                     plural(job->n_contexts, "context", "contexts"), tokens, questions, asked, queries,
+                     plural(queries, "query", "queries"));
 }
 
 kvb_status profile_make_record(profile_command *p, profile_times *times, kvb_error *err)
