@@ -104,7 +104,7 @@ uint32_t model_fit_weights(const model *m, uint64_t bytes);
 // backend_limits.made_terms of this model.
 uint32_t model_made_terms(const model *m);
 // Rows of a context that go through projections and feed-forward at a time: the backend's own number, or as many as
-// possible where each such step makes weights anew.
+// possible where each such step makes weights anew, or where experts share the rows out: each gets few.
 uint32_t model_context_rows(const model *m);
 // From here on contexts and questions are wrapped in the model's own chat template. KVB_ARGUMENT: there is no
 // tokenizer; KVB_UNSUPPORTED: no template, or one of a kind that is not known.

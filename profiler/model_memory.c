@@ -129,5 +129,6 @@ uint32_t model_context_rows(const model *m)
 {
     enum { ROWS = BACKEND_CHUNK_ROWS - 64 }; // below a chunk, where a row's bits do not depend on their number
     uint32_t own = m->device->b->context_rows;
-    return m->n_held <= m->config.n_layers && own < ROWS ? ROWS : own;
+    bool many = m->n_held <= m->config.n_layers || m->config.n_experts;
+    return many && own < ROWS ? ROWS : own;
 }
