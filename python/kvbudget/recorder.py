@@ -23,7 +23,7 @@ import transformers
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache
 
-from . import calibration, metrics
+from . import calibration, metrics, origin
 from ._library import KVBudgetError
 from .attention import attention_weights
 from .hooks import attached
@@ -209,6 +209,7 @@ def _attributes(
         "max_tokens": o.max_tokens,
         "max_questions": o.max_questions,
         "metrics": json.dumps(described, separators=(",", ":")),
+        **origin.describe(model),
     } | ({"bounded_layers": bounded, "layer_window": config.sliding_window} if bounded else {})
 
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Models some of whose layers have a window (Gemma 3, gpt-oss): a ranking is learned for the other layers, solved for,
-# profiled by, evaluated by and looked up; the layers with a window keep everything.
+# profiled by, evaluated by and looked up, and every export has it so; the layers with a window keep everything.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 "$PYTHON" - <<'PYTHON_END'
@@ -43,4 +43,58 @@ for family in gemma3 gpt-oss; do
     json "$family: layers with a window keep all" budgets.json \
         "all((sum(heads) == 100 * len(heads)) == (layer in (0, 2)) for layer, heads in enumerate(j['details'][0]['keep']))"
 done
+
+# ---- every format of `export`, of the last table
+for format in npy csv varlen per-layer tensorrt-llm duo headkv; do
+    options=(-r 0.5 -t 100)
+    case $format in npy | csv) options=() ;; esac
+    expect 0 "export $format" export table.safetensors --format "$format" "${options[@]}" -o "out.$format"
+done
+expect 0 'export curves' export run.h5 --format curves -m keydiff -o out.curves
+expect 0 'export lukv-steps' export run.h5 --format lukv-steps -o out.steps
+cat >exports.py <<'PYTHON_END'
+import csv, json, re, struct, sys
+
+
+def array(path):
+    data = open(path, "rb").read()
+    size = struct.unpack("<H", data[8:10])[0]
+    header = eval(data[10 : 10 + size])
+    kind = {"<f8": "d", "<f4": "f", "<i4": "i"}[header["descr"]]
+    return header["shape"], [x[0] for x in struct.iter_unpack("<" + kind, data[10 + size :])]
+
+
+def whole(layers, all_of):
+    """Layers 0 and 2 keep all of it in each head, the others do not in some head."""
+    return [min(heads) == all_of for heads in layers] == [True, False, True, False]
+
+
+def cut(numbers, parts=4):
+    return [numbers[i * len(numbers) // parts : (i + 1) * len(numbers) // parts] for i in range(parts)]
+
+
+shape, prune = array("out.npy")
+half = cut(prune, 99)[49]
+lengths = array("out.varlen/lengths.npy")
+per_layer = json.load(open("out.per-layer"))
+shares = [float(x) for x in open("out.duo/full_attention_heads.tsv").read().split()]
+scores = json.load(open("out.headkv"))
+windows = re.search(r"max_attention_window: \[(.*)\]", open("out.tensorrt-llm").read())[1]
+rows = [row for row in csv.DictReader(open("out.csv")) if row["ratio"] == "0.5"]
+steps = json.load(open("out.steps/kvbudget.json"))["attributes"]
+good = {
+    "npy": shape[:2] == (99, 4) and whole(cut([1 - p for p in half]), 1) and abs(sum(half) / len(half) - 0.25) < 0.01,
+    "csv": [float(row["prune_ratio"]) for row in rows] == half,
+    "varlen": whole(cut(lengths[1]), 100) and sum(lengths[1]) == 100 * 3 * lengths[0][1],
+    "per-layer": whole([[n] for n in per_layer["tokens"]], 100) and per_layer["compression_ratios"][::2] == [0, 0],
+    "tensorrt-llm": [int(x) for x in windows.split(",")] == per_layer["tokens"],
+    "duo": whole(cut(shares), 1),
+    "headkv": whole(cut([v[0] for v in scores.values()]), 99),
+    "curves": array("out.curves")[0][0] == 2,
+    "lukv-steps": steps["bounded_layers"] == "0,2",
+}
+sys.exit(", ".join(name for name, fine in good.items() if not fine) or 0)
+PYTHON_END
+if "$PYTHON" exports.py 2>wrong; then ok 'every export leaves the layers with a window whole'
+else not_ok "exports that do not leave the layers with a window whole: $(tail -n 1 wrong)"; fi
 end

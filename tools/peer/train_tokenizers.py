@@ -8,6 +8,7 @@ tokenizer.json of ten byte-level kinds and five with byte fallback (judge: Huggi
 SentencePiece's BPE in GGUF files (judge: sentencepiece). The long text's ids are also decoded, by `--decode`, and
 compared with what the libraries decode. Prints a line for each, and PASS or FAIL.
 """
+
 import argparse
 import json
 import os
@@ -37,12 +38,57 @@ O200K, TEKKEN = cased(CONTRACTION + "?", r"\p{N}{1,3}"), cased("", r"\p{N}")
 ODD = (
     "😀👩‍👩‍👧‍👦🇩🇪 日本語テキスト 中文分词 한국어 العربية हिन्दी ไทย Ελληνικά Русский é é ﬁ ① ½ Ⅷ ǅ ʰ ª 　 nbsp \u200b\ufeff İi̇ ßẞ "
     "123456789 1,234.5 "
-    "٣٤٥ 𝟙𝟚 it's I'LL don'T 'sS 'ſ HTTPServer camelCase ALLCAPSWord éÀ ñandú x²y³ a_b-c//d\\e")
+    "٣٤٥ 𝟙𝟚 it's I'LL don'T 'sS 'ſ HTTPServer camelCase ALLCAPSWord éÀ ñandú x²y³ a_b-c//d\\e"
+)
 HARD = [
-    "", " ", "  ", "\n", " \n", "\n ", "a  b", "a   1", "  1", "\n\n1.", "don't", "DON'T", "'ll'LL", "\t\tif",
-    "\r\n\r\nx", "1234567", "a1b22c333d4444", "...!!!", " ...", "x/\n/y", "\u00a0x", "\u3000日本", "e\u0301", "\u0301",
-    "ǅabc", "ʰABC", "a\u200db", "\u180ex", "\x85y", "\x1cz", "<s>", " </s>x", "<|special|>", "a <|special|>  b",
-    "<|user_tok|>x", "x<|user_tok|>", "▁", " ▁ ", "\0", "a\0b", "🇩🇪🇫🇷", "½⅓①", "₁²³", "٣٤", "कि", "ﬃ", "Å", "가각"
+    "",
+    " ",
+    "  ",
+    "\n",
+    " \n",
+    "\n ",
+    "a  b",
+    "a   1",
+    "  1",
+    "\n\n1.",
+    "don't",
+    "DON'T",
+    "'ll'LL",
+    "\t\tif",
+    "\r\n\r\nx",
+    "1234567",
+    "a1b22c333d4444",
+    "...!!!",
+    " ...",
+    "x/\n/y",
+    "\u00a0x",
+    "\u3000日本",
+    "e\u0301",
+    "\u0301",
+    "ǅabc",
+    "ʰABC",
+    "a\u200db",
+    "\u180ex",
+    "\x85y",
+    "\x1cz",
+    "<s>",
+    " </s>x",
+    "<|special|>",
+    "a <|special|>  b",
+    "<|user_tok|>x",
+    "x<|user_tok|>",
+    "▁",
+    " ▁ ",
+    "\0",
+    "a\0b",
+    "🇩🇪🇫🇷",
+    "½⅓①",
+    "₁²³",
+    "٣٤",
+    "कि",
+    "ﬃ",
+    "Å",
+    "가각",
 ]
 
 
@@ -84,7 +130,8 @@ class Trainer:
         t.pre_tokenizer, t.decoder = pre, decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         t.train_from_iterator(
-            self.texts, trainers.BpeTrainer(vocab_size=self.vocabulary, initial_alphabet=alphabet, show_progress=False))
+            self.texts, trainers.BpeTrainer(vocab_size=self.vocabulary, initial_alphabet=alphabet, show_progress=False)
+        )
         t.add_special_tokens([AddedToken("<|special|>", special=True)])
         t.add_tokens([AddedToken("<|user_tok|>", normalized=False)])
         return t
@@ -100,8 +147,9 @@ class Trainer:
         trained.normalizer = normalizer
         trained.pre_tokenizer = pre_tokenizers.Split("▁", "merged_with_next")
         special = ["<unk>", "<s>", "</s>"] + [f"<0x{b:02X}>" for b in range(256)]
-        trainer = trainers.BpeTrainer(vocab_size=self.vocabulary, limit_alphabet=600, special_tokens=special,
-                                      show_progress=False)
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocabulary, limit_alphabet=600, special_tokens=special, show_progress=False
+        )
         trained.train_from_iterator([line for text in self.texts for line in text.split("\n")], trainer)
         t = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=fuse))
         t.normalizer = normalizer
@@ -132,18 +180,21 @@ def json_kinds(train):
         "gpt2-prefix": lambda: train.byte_level(p.ByteLevel(add_prefix_space=True)),
         "smollm": lambda: train.byte_level(digits),
         "removed": lambda: train.byte_level(
-            p.Sequence([p.Split(Regex(r"\s+"), "removed"),
-                        p.ByteLevel(add_prefix_space=False)])),
+            p.Sequence([p.Split(Regex(r"\s+"), "removed"), p.ByteLevel(add_prefix_space=False)])
+        ),
         "llama2": lambda: train.byte_fallback(legacy, None, [AddedToken("<|special|>", rstrip=True, **special)]),
-        "phi3": lambda: train.byte_fallback(legacy, None, [
-            AddedToken("<|special|>", rstrip=True, lstrip=True, **special),
-            AddedToken("<|user_tok|>", normalized=True)
-        ]),
+        "phi3": lambda: train.byte_fallback(
+            legacy,
+            None,
+            [
+                AddedToken("<|special|>", rstrip=True, lstrip=True, **special),
+                AddedToken("<|user_tok|>", normalized=True),
+            ],
+        ),
         "gemma": lambda: train.byte_fallback(
             n.Replace(" ", "▁"),
             p.Split(" ", "merged_with_previous"),
-            [AddedToken("\n\n", normalized=False),
-             AddedToken("<|user_tok|>", normalized=False, single_word=True)],
+            [AddedToken("\n\n", normalized=False), AddedToken("<|user_tok|>", normalized=False, single_word=True)],
         ),
         "mistral": lambda: train.byte_fallback(None, p.Metaspace(prepend_scheme="first", split=False)),
         "metaspace": lambda: train.byte_fallback(None, p.Metaspace(prepend_scheme="always", split=True), fuse=False),
@@ -183,7 +234,8 @@ def sentencepiece_gguf(folder, texts, prefix):
     kinds = [(model.is_unknown, 2), (model.is_control, 3), (model.is_byte, 6), (model.is_unused, 5)]
     user = {"<|user_tok|>"}
     writer.add_token_types(
-        [next((k for f, k in kinds if f(i)), 4 if model.id_to_piece(i) in user else 1) for i in range(n)])
+        [next((k for f, k in kinds if f(i)), 4 if model.id_to_piece(i) in user else 1) for i in range(n)]
+    )
     writer.add_bos_token_id(model.bos_id())
     writer.add_unk_token_id(model.unk_id())
     writer.add_add_space_prefix(prefix)
@@ -214,8 +266,9 @@ def compare(name, program, model, encode, decode, text, folder, hard=HARD):
     for number, piece in enumerate([text] + [h.encode() for h in hard]):
         with open(path, "wb") as file:
             file.write(piece)
-        expected, found = np.array(encode(piece.decode("utf-8", "replace")),
-                                   dtype=np.int32), ids_of(program, model, path)
+        expected, found = np.array(encode(piece.decode("utf-8", "replace")), dtype=np.int32), ids_of(
+            program, model, path
+        )
         total += len(expected)
         if isinstance(found, str) or not np.array_equal(expected, found):
             different += 1
@@ -223,8 +276,10 @@ def compare(name, program, model, encode, decode, text, folder, hard=HARD):
             print(f"{name}: {'the long text' if number == 0 else ascii(hard[number - 1])} differs: {what}")
     ids = encode(text.decode("utf-8", "replace"))
     same = text_of(program, model, ids, folder) == decode(ids).encode()
-    print(f"{name}: {total} ids of {len(hard) + 1} texts, {different} texts differ; decoded "
-          f"{'the same' if same else 'DIFFERENTLY'}")
+    print(
+        f"{name}: {total} ids of {len(hard) + 1} texts, {different} texts differ; decoded "
+        f"{'the same' if same else 'DIFFERENTLY'}"
+    )
     return different == 0 and same
 
 
@@ -246,13 +301,20 @@ def main():
         place = os.path.join(folder, name)
         os.makedirs(place, exist_ok=True)
         tokenizer = make()
-        if tokenizer.decoder is None: # as the models of these kinds have it
+        if tokenizer.decoder is None:  # as the models of these kinds have it
             steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
             front = [decoders.Strip(" ", 1, 0)] if name in ("llama2", "phi3", "mistral", "metaspace") else []
             tokenizer.decoder = decoders.Sequence(steps + front)
         tokenizer.save(os.path.join(place, "tokenizer.json"))
-        good &= compare(name, options.program, place, lambda s, t=tokenizer: t.encode(s, add_special_tokens=False).ids,
-                        lambda ids, t=tokenizer: t.decode(ids, skip_special_tokens=False), text, folder)
+        good &= compare(
+            name,
+            options.program,
+            place,
+            lambda s, t=tokenizer: t.encode(s, add_special_tokens=False).ids,
+            lambda ids, t=tokenizer: t.decode(ids, skip_special_tokens=False),
+            text,
+            folder,
+        )
     # sentencepiece leaves out NUL, and has no control tokens in texts.
     plain = text.replace(b"\0", b"").replace(b"<s>", b"").replace(b"</s>", b"")
     for prefix in (True, False):

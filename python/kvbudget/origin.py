@@ -1,0 +1,85 @@
+"""Which weights a model has, in the words of `kvbudget profile`: files with their hashes, repository, commit, shape."""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+__all__ = ["describe"]
+
+SNAPSHOT = re.compile(r"models--([\w.-]+?)(?:--([\w.-]+))?/snapshots/([0-9a-f]{40,64})$")
+COMMIT = re.compile(r"[0-9a-f]{40,64}")
+
+
+def _folder(model: Any) -> Path | None:
+    """Where the weights were loaded from: a folder of the user's, or one of the hub's cache."""
+    name, commit = str(getattr(model.config, "_name_or_path", "") or ""), getattr(model.config, "_commit_hash", None)
+    if name and os.path.isdir(name):
+        return Path(name).resolve()
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, "config.json", revision=commit)
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors that transformers loads; none where there are none, or not all of them."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").is_file():
+        names = {"model.safetensors"}
+    elif index.is_file():
+        names = set(json.loads(index.read_text())["weight_map"].values())
+    else:
+        return []
+    files = [folder / name for name in sorted(names)]
+    return files if all(f.is_file() for f in files) else []
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with open(path, "rb") as f:
+        while piece := f.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _hub(folder: Path) -> dict[str, str]:
+    """Repository and commit by the cache's own path; the commit alone in a folder that `hf download` wrote."""
+    if found := SNAPSHOT.search(folder.as_posix()):
+        first, second, commit = found.groups()
+        return {"hf_id": f"{first}/{second}" if second else first, "hf_revision": commit}
+    note = folder / ".cache" / "huggingface" / "download" / "config.json.metadata"
+    line = note.read_text().splitlines()[:1] if note.is_file() else []
+    return {"hf_revision": line[0]} if line and COMMIT.fullmatch(line[0]) else {}
+
+
+def _shape(model: Any) -> str:
+    """Numbers of the config that tell models of one family apart."""
+    config = model.config.get_text_config(decoder=True)
+    found = {
+        "width": config.hidden_size,
+        "ffn_width": getattr(config, "intermediate_size", None),
+        "vocabulary": model.get_input_embeddings().weight.shape[0],
+        "context_length": getattr(config, "max_position_embeddings", None),
+        "experts": getattr(config, "num_local_experts", None) or getattr(config, "num_experts", None),
+    }
+    return json.dumps({k: v for k, v in found.items() if v}, separators=(",", ":"))
+
+
+def describe(model: Any) -> dict[str, str]:
+    """Attributes of a record, as far as they are known: model_container, model_files, model_shape, hf_id, hf_revision.
+
+    model_files are the files of the folder that the model says it was loaded from, each hashed whole; they are left
+    out where there are none. What was changed in memory since does not show in them, it does in model_sha256.
+    """
+    found = {"model_shape": _shape(model)}
+    if folder := _folder(model):
+        found |= _hub(folder)
+        if files := _weight_files(folder):
+            hashes = {f.name: _sha256(f) for f in files}
+            found |= {"model_container": "safetensors", "model_files": json.dumps(hashes, separators=(",", ":"))}
+    return found
