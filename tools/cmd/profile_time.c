@@ -103,7 +103,7 @@ static kvb_status stage_open(stage *s, const profile_command *p, uint32_t layer,
         ok = (s->scores[i] = malloc((size_t)c->n_kv_heads * n_tokens * sizeof(float)));
     kvb_status status = ok ? rehearsal_open(&s->r, p->m, layer, narrow, err)
                            : kvb_fail(err, KVB_MEMORY, "no memory to measure the speed at %u tokens", n_tokens);
-    const forward_plan plan = {n_tokens, s->questions, s->bulk_rows / s->questions + 1, true};
+    const forward_plan plan = {n_tokens, s->questions, s->bulk_rows / s->questions + 1, true, false};
     if (status == KVB_OK) status = forward_open(&s->f, &s->r.m, &plan, err);
     for (size_t i = 0; status == KVB_OK && i < most; i++) s->ids[i] = (int32_t)(i * 7919 % s->r.m.config.vocabulary);
     if (status != KVB_OK) stage_close(s);
