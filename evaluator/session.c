@@ -19,7 +19,7 @@ kvb_status session_open(session **out, const model *m, const session_plan *plan,
     if (!s) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory");
     *s = (session){.m = m, .plan = *plan};
     size_t scores = heads_of(s) * plan->max_tokens, floats = scores * m->config.head_dim;
-    forward_plan prefill = {plan->max_tokens, 1, plan->max_new ? plan->max_new : 1, plan->oracle};
+    forward_plan prefill = {plan->max_tokens, 1, plan->max_new ? plan->max_new : 1, plan->oracle, false};
     kvb_status status = forward_open(&s->prefill, m, &prefill, err);
     if (status == KVB_OK) status = decoder_open(&s->decode, m, plan->max_rows, plan->max_tokens + plan->max_new, err);
     s->ids = malloc(plan->max_tokens * sizeof *s->ids + 1);

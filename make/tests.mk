@@ -63,7 +63,8 @@ check: deps cuda-compiler
 # PAGES: only these and README.md; KEEP: a folder that keeps the copies of the tree.
 check-docs: deps-base
 	@$(MAKE) $(PARALLEL) all
-	@$(PYTHON) tests/docs/check_docs.py $(BUILD) $(PAGES) $(KEEP:%=--keep %) $(if $(filter 1,$(LONG)),--long) --jobs $(JOBS)
+	@$(PYTHON) tests/docs/check_docs.py $(BUILD) $(PAGES) $(KEEP:%=--keep %) $(if $(filter 1,$(LONG)),--long) \
+	    --jobs $(JOBS)
 
 check-build: all $(UNIT_BIN) $(FUZZ_BIN) $(FAULT_SHIM) $(EXAMPLES) check-cuda-build
 

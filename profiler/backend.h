@@ -74,8 +74,9 @@ typedef struct decode_row {
 // What attend_rows needs for the oracle (methods.md 2.1); weights.address is NULL when nothing is observed.
 typedef struct oracle_view {
     dev weights;        // w [H, T]: ||v W_O|| normalised over the layer
-    dev best;           // running maximum I [questions, G, T] of this layer
+    dev best;           // I [questions, G, T] of this layer so far: the maximum, or the sum
     size_t best_stride; // floats from one question to the next
+    bool sum;           // over rows and the group's heads, where the backend has sums_importance
 } oracle_view;
 
 // What the gate of a feed-forward goes through. SWIGLU_CLAMPED is gpt-oss's: gate at most 7, up within 7, and
@@ -133,6 +134,7 @@ typedef struct backend {
     // Rows of a context that go through projections and feed-forward at a time: few where their activations then stay
     // in a cache, at most BACKEND_CHUNK_ROWS.
     uint32_t context_rows;
+    bool sums_importance; // heeds oracle_view.sum and the centre of value_weights
 
     // --- life ---
     // Starts a device, with scratch memory for operations within `limits`; NULL: for memory and matrices alone. Fails
@@ -209,13 +211,13 @@ typedef struct backend {
     // Causal attention of context rows first..first+n-1: o, q [n, H*d]. Never holds T x T.
     void (*attend_prefix)(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
                           attention_shape s);
-    // Attention of decoded rows over the shared context and their own tails; observed rows update the oracle's maximum.
+    // Attention of decoded rows over the shared context and their own tails; observed rows update the oracle.
     // Of a layer with a window nothing is observed.
     void (*attend_rows)(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
                         const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
-    // w[h,j] = ||root_h v_j|| / (sum over h', j' + 1e-9); root [H,d,d] with root^T root = W_O W_O^T (oracle.h). w
-    // [H,T].
-    void (*value_weights)(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s);
+    // w[h,j] = ||root_h (v_j - centre_h)|| / (sum over h', j' + 1e-9); root [H,d,d] with root^T root = W_O W_O^T
+    // (oracle.h); centre [H,d], or {NULL}: zeros, which is all that a backend without sums_importance takes. w [H,T].
+    void (*value_weights)(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s);
 
     // ids[i] (host) = sampler_draw(s, row i of logits [n, vocabulary], keys[i]): the same id on every backend for the
     // same logits.

@@ -195,6 +195,7 @@ static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, con
 #define CPU_BACKEND(COMPUTE, SUMMARY)                                                                                \
     {                                                                                                                \
         .name = "cpu", .compute = COMPUTE, .summary = SUMMARY, .context_rows = CONTEXT_ROWS, .open = cpu_open,       \
+        .sums_importance = true,                                                                                     \
         .close = cpu_close, .check = cpu_check, .alloc = host_alloc, .release = host_release, .upload = host_upload, \
         .download = host_download, .copy = host_copy, .clear = host_clear, .host_view = host_view,                   \
         .matrix_load = cpu_matrix_load, .matrix_bytes = cpu_matrix_bytes, .matrix_release = cpu_matrix_release,      \

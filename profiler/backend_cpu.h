@@ -97,9 +97,12 @@ void loop_tail_scores(float *line, const float *q, const float *k, uint32_t n, u
 // out += sum over t < n of weights[t * weight_step] v[t], v [n,d] with lines apart by ldv
 void loop_weighted_sum(float *out, const float *weights, size_t weight_step, const float *v, size_t ldv, uint32_t n,
                        uint32_t d);
-// over n keys: best[j] = max(best[j], max over the group's heads of e_h[j] * inverse_h * w_h[j])
-void loop_raise_importance(float *best, const float *e, size_t ld, const float *inverse, const float *w, size_t ldw,
-                           uint32_t group, uint32_t n);
+typedef void importance_loop(float *importance, const float *e, size_t ld, const float *inverse, const float *w,
+                             size_t ldw, uint32_t group, uint32_t n);
+// importance[j] = max(importance[j], max over the group's heads of e_h[j] * inverse_h * w_h[j]), j < n
+importance_loop loop_raise_importance;
+// importance[j] += the same, summed over the heads
+importance_loop loop_add_importance;
 
 // --- backend_cpu_weights.c ---
 dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold);
@@ -142,7 +145,7 @@ uint32_t cpu_row_group(void);
 uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens); // keys of all tiles together
 
 // --- backend_cpu_values.c ---
-void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s);
+void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s);
 void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
                      attention_shape s);
 void cpu_output_norms(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);

@@ -642,19 +642,20 @@ static float *best_of(const rows_job *job, uint32_t r)
     return job->oracle->best.address + job->rows[job->first + r].question * job->oracle->best_stride;
 }
 
-static void raise_importance(const rows_job *job, uint32_t g, uint32_t i)
+static void update_importance(const rows_job *job, uint32_t g, uint32_t i)
 {
     uint32_t group = group_of(job), T = job->kv->n_tokens;
     size_t key = (size_t)i * KEY_TILE;
     const oracle_view *oracle = job->oracle;
+    importance_loop *update = oracle->sum ? loop_add_importance : loop_raise_importance;
     double start = meter_now();
     for (uint32_t r = 0; r < job->n; r++) {
         const decode_row *row = &job->rows[job->first + r];
         if (r + 1 < job->n) ask_for(best_of(job, r + 1) + (size_t)g * T + key, tile_count(job, i));
         if (!row->observed) continue;
-        loop_raise_importance(best_of(job, r) + (size_t)g * T + key, line_of(job, g, i, r * group), tile_width(job, i),
-                              job->on->part_scale + part_of(job, g, i, r * group),
-                              oracle->weights.address + (size_t)g * group * T + key, T, group, tile_count(job, i));
+        update(best_of(job, r) + (size_t)g * T + key, line_of(job, g, i, r * group), tile_width(job, i),
+               job->on->part_scale + part_of(job, g, i, r * group),
+               oracle->weights.address + (size_t)g * group * T + key, T, group, tile_count(job, i));
     }
     meter_add(METER_ORACLE, start, 0, 4.0 * tile_count(job, i) * job->n * (2.0 + group));
 }
@@ -691,10 +692,10 @@ static void attend_heads(const rows_job *job)
     for (uint32_t g = job->head; g < end; g++)
         for (uint32_t r = 0; r < lines; r++) finish_line(s, job, g, r);
     meter_add(METER_SOFTMAX, start, 0, 0);
-    // A question's rows share one running maximum: it is one thread's for each tile, and groups follow one another.
+    // A question's rows share one maximum or sum: it is one thread's for each tile, and groups follow one another.
     for (uint32_t g = job->head; g < end && job->oracle->weights.address; g++)
         for (uint32_t i = 0; i < tiles; i++)
-            if (has_tile(job, g, i)) raise_importance(job, g, i);
+            if (has_tile(job, g, i)) update_importance(job, g, i);
 #pragma omp barrier
 }
 

@@ -243,3 +243,14 @@ SIMD_CLONES void loop_raise_importance(float *best, const float *e, size_t ld, c
         }
     }
 }
+
+SIMD_CLONES void loop_add_importance(float *sum, const float *e, size_t ld, const float *inverse, const float *w,
+                                     size_t ldw, uint32_t group, uint32_t n)
+{
+    for (uint32_t h = 0; h < group; h++) {
+        const float *line = e + h * ld, *weight = w + h * ldw;
+        float scale = inverse[h];
+#pragma omp simd
+        for (uint32_t j = 0; j < n; j++) sum[j] += line[j] * scale * weight[j];
+    }
+}

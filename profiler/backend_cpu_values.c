@@ -6,7 +6,16 @@
 #include <omp.h>
 #include <string.h>
 
-void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s)
+// ||y - point|| of [d], point NULL: zeros.
+static float distance_from(const float *y, const float *point, uint32_t d)
+{
+    float square = 0;
+    if (!point) return sqrtf(loop_dot(y, y, d));
+    for (uint32_t c = 0; c < d; c++) square += (y[c] - point[c]) * (y[c] - point[c]);
+    return sqrtf(square);
+}
+
+void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s)
 {
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
     double total = 0;
@@ -14,14 +23,19 @@ void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root,
 #pragma omp parallel for schedule(dynamic, 1) num_threads(cpu_of(on)->n_threads)
     for (uint32_t h = 0; h < s.n_heads; h++) {
         scratch *mine = &cpu_of(on)->threads[omp_get_thread_num()];
-        const float *v = kv->v.address + (size_t)(h / group) * kv->n_tokens * d;
+        const float *v = kv->v.address + (size_t)(h / group) * kv->n_tokens * d, *point = NULL;
+        if (centre.address) {
+            point = mine->outputs;
+            for (uint32_t r = 0; r < d; r++)
+                mine->outputs[r] = loop_dot(root.address + ((size_t)h * d + r) * d, centre.address + (size_t)h * d, d);
+        }
         for (uint32_t at = 0; at < T; at += VALUE_TILE) {
             uint32_t rows = T - at < VALUE_TILE ? T - at : VALUE_TILE;
             cpu_gemm(mine, false, true, rows, d, d, 1.0f, v + (size_t)at * d, d, root.address + (size_t)h * d * d, d,
                      0.0f, mine->scores, d);
             for (uint32_t r = 0; r < rows; r++) {
                 const float *y = mine->scores + (size_t)r * d;
-                w.address[(size_t)h * T + at + r] = sqrtf(loop_dot(y, y, d));
+                w.address[(size_t)h * T + at + r] = distance_from(y, point, d);
             }
         }
     }

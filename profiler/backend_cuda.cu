@@ -104,7 +104,8 @@ static void cuda_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n
 
 #define CUDA_BACKEND(COMPUTE, SUMMARY)                                                                                 \
     {                                                                                                                  \
-        .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS, .open = cuda_open, \
+        .name = "cuda", .compute = COMPUTE, .summary = SUMMARY, .context_rows = BACKEND_CHUNK_ROWS,                    \
+        .sums_importance = false, .open = cuda_open,                                                                   \
         .close = cuda_close, .check = cuda_check, .alloc = cuda_alloc, .release = cuda_release, .upload = cuda_upload, \
         .download = cuda_download, .copy = cuda_copy, .clear = cuda_clear, .host_view = cuda_host_view,                \
         .matrix_load = cuda_matrix_load, .matrix_bytes = cuda_matrix_bytes, .matrix_release = cuda_matrix_release,     \

@@ -144,8 +144,9 @@ static void cuda_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *
     }
 }
 
-static void cuda_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s)
+static void cuda_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s)
 {
+    (void)centre; // {NULL}: this backend does not sum importance
     size_t n = (size_t)s.n_heads * kv->n_tokens;
     unsigned spans = blocks_of(n, SUM_SPAN);
     double *partial = (double *)scratch_of(cuda_of(on), SCRATCH_SUMS, weight_sums_bytes(s, kv->n_tokens));

@@ -268,12 +268,13 @@ static void ref_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *k
             for (uint32_t j = 0; j < T; j++) {
                 double a = exp(score(s, q.address + at, context.k + (size_t)j * d) - max) / sum;
                 float importance = (float)(a * oracle->weights.address[(size_t)h * T + j]);
-                if (importance > best[j]) best[j] = importance;
+                if (oracle->sum) best[j] += importance;
+                else if (importance > best[j]) best[j] = importance;
             }
         }
 }
 
-static void ref_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, attention_shape s)
+static void ref_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s)
 {
     (void)on;
     uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
@@ -283,7 +284,8 @@ static void ref_value_weights(backend_device *on, dev w, const prefix_kv *kv, de
             const float *v = kv->v.address + ((size_t)(h / group) * kv->n_tokens + j) * d;
             double square = 0;
             for (uint32_t r = 0; r < d; r++) {
-                double y = dot(root.address + ((size_t)h * d + r) * d, v, d);
+                const float *row = root.address + ((size_t)h * d + r) * d;
+                double y = dot(row, v, d) - (centre.address ? dot(row, centre.address + (size_t)h * d, d) : 0);
                 square += y * y;
             }
             w.address[(size_t)h * T + j] = (float)sqrt(square);
@@ -333,6 +335,7 @@ static void ref_output_norms(backend_device *on, dev norms, const prefix_kv *kv,
 
 const backend backend_ref = {
     .name = "ref",
+    .sums_importance = true,
     .compute = "f32",
     .summary = "plain C with double sums: the judge of the others, slow",
     .context_rows = BACKEND_CHUNK_ROWS,

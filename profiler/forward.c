@@ -18,6 +18,7 @@ struct forward {
     dev k, v;    // [L, G, T, d]; [G, T, d] of the layer that is prefilled where `packed` is there
     dev packed;  // [L] of what the backend made of them; {NULL} where it needs nothing of the kind
     dev weights; // oracle's w [B, H, T], of the layers that are budgeted (model_budgeted)
+    dev centre;  // [H, d] a layer's mean output, with plan.output
     // Questions.
     dev tail_k, tail_v; // [L, max_questions, G, max_tail, d]
     dev best;           // I [questions, B, G, T], packed for the present T
@@ -41,7 +42,7 @@ typedef struct piece {
     uint64_t floats;
 } piece;
 
-enum { N_PIECES = 11 };
+enum { N_PIECES = 12, CENTRE_ROWS = 64 };
 
 static uint32_t budgeted(const model *m)
 {
@@ -73,6 +74,7 @@ static void list_pieces(piece out[N_PIECES], const model *m, const forward_plan 
         {offsetof(forward, v), context},
         {offsetof(forward, packed), packed_floats(m, p)},
         {offsetof(forward, weights), p->oracle ? B * H * p->max_tokens : 0},
+        {offsetof(forward, centre), p->oracle && p->output ? H * d : 0},
         {offsetof(forward, tail_k), tails},
         {offsetof(forward, tail_v), tails},
         {offsetof(forward, best), p->oracle ? p->max_questions * B * G * p->max_tokens : 0},
@@ -211,11 +213,23 @@ static oracle_view oracle_of(const forward *f, uint32_t layer)
 {
     const model_config *c = &f->m->config;
     size_t per_layer = (size_t)c->n_kv_heads * f->n_tokens, at = model_budgeted(c, layer);
-    oracle_view oracle = {{NULL}, {NULL}, budgeted(f->m) * per_layer};
+    oracle_view oracle = {{NULL}, {NULL}, budgeted(f->m) * per_layer, f->plan.output};
     if (!f->plan.oracle || model_layer_bounded(c, layer)) return oracle;
     oracle.weights = dev_at(f->weights, at * c->n_heads * f->n_tokens);
     oracle.best = dev_at(f->best, at * per_layer);
     return oracle;
+}
+
+// The mean output of each head over the context's last rows, or nothing.
+static dev find_centre(forward *f, uint32_t layer, const prefix_kv *kv)
+{
+    const model_config *c = &f->m->config;
+    uint32_t n = f->n_tokens < CENTRE_ROWS ? f->n_tokens : CENTRE_ROWS, first = f->n_tokens - n;
+    if (!f->plan.output) return (dev){NULL};
+    f->b->attend_prefix(f->pass.on, f->pass.attended, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), kv, first,
+                        n, model_attention(f->m, layer));
+    f->b->moments(f->pass.on, f->centre, (dev){NULL}, f->pass.attended, (dev){NULL}, n, c->n_heads, c->head_dim, false);
+    return f->centre;
 }
 
 static kvb_status prefill_layer(forward *f, uint32_t layer, const layer_observer *observer, bool mix, kvb_error *err)
@@ -228,7 +242,7 @@ static kvb_status prefill_layer(forward *f, uint32_t layer, const layer_observer
     if (status != KVB_OK) return status;
     if (oracle.weights.address)
         f->b->value_weights(f->pass.on, oracle.weights, &kv, f->m->layers[layer].value_root,
-                            model_attention(f->m, layer));
+                            find_centre(f, layer, &kv), model_attention(f->m, layer));
     if (mix) mix_context(f, layer);
     return KVB_OK;
 }

@@ -12,6 +12,7 @@ typedef struct forward_plan {
     uint32_t max_questions; // questions in one batch
     uint32_t max_tail;      // suffix and generated tokens per question
     bool oracle;            // keep importance accumulators [questions, B, G, T]
+    bool output;            // of ORACLE_OUTPUT (profile.h), which needs sums_importance; otherwise LU-KV's maximum
 } forward_plan;
 
 // Bytes of device memory that forward_open will take, scratch of the backend aside.

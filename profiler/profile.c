@@ -64,7 +64,8 @@ static kvb_status open_buffers(run *r, kvb_error *err)
         return kvb_fail(err, KVB_MEMORY,
                         "profile: no memory for the scores of %zu tokens and the rows of %zu questions; use --batch N",
                         T, batch);
-    forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, r->job->n_pairs > 0};
+    forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, r->job->n_pairs > 0,
+                         r->o->oracle == ORACLE_OUTPUT};
     return forward_open(&r->f, r->m, &plan, err);
 }
 
@@ -263,6 +264,8 @@ static kvb_status write_question(run *r, const profile_context *c, const active 
     } else {
         kvb_status status = forward_importance(r->f, slot, r->importance, err);
         if (status != KVB_OK) return status;
+        float share = 1.0f / ((float)a->n_queries * (float)(m->n_heads / m->n_kv_heads)); // of a sum
+        for (size_t j = 0; j < n && r->o->oracle == ORACLE_OUTPUT; j++) r->importance[j] *= share;
         for (size_t j = 0; j < n; j++)
             if (!isfinite(r->importance[j]))
                 return kvb_fail(err, KVB_NUMERIC, "sample %s, question %u: importance %zu is not finite", c->id,

@@ -12,6 +12,12 @@ enum { PROFILE_MAX_TOKENS = 1 << 24 }; // positions that float32 angles can stil
 
 typedef enum bos_rule { BOS_AS_MODEL, BOS_YES, BOS_NO } bos_rule;
 
+// What a token is worth to a question. ORACLE_LUKV: the maximum over queries and the group's heads of attention times
+// ||v W_O|| (methods.md 2.1). ORACLE_OUTPUT: the mean of attention times ||(v - c) W_O||, c the head's mean output for
+// the context's last 64 tokens: what is evicted leaves its attention to the rest, so outputs move by its distance from
+// what the head gives anyway. That is the better target to fit a ranking to (docs/ranking.md), not to solve for.
+typedef enum oracle_kind { ORACLE_LUKV, ORACLE_OUTPUT } oracle_kind;
+
 typedef struct profile_options {
     const metric *metrics; // any subset, all in one pass; at most PROFILE_MAX_METRICS
     size_t n_metrics;
@@ -21,6 +27,7 @@ typedef struct profile_options {
     bool ignore_eos;     // go on after an end token
     bool ignore_answers; // sample even where the calibration data gives answers
     bool include_first;  // also record the query of the last prompt token, which emits the first token
+    oracle_kind oracle;  // ORACLE_OUTPUT only where the backend has sums_importance
     bos_rule bos;
     uint32_t max_tokens;    // contexts are cut to their first max_tokens tokens; 0 = not cut
     uint32_t max_questions; // only the first questions of every context; 0 = all

@@ -313,6 +313,9 @@ static bool add_chat(cJSON *to, const chat_frame *f)
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o)
 {
     static const char *const bos_names[] = {"auto", "yes", "no"};
+    static const char *const oracle_texts[] = {
+        "max over queries of attention times layer-normalised |v W_O|, max over the group",
+        "mean over queries of attention times layer-normalised |(v - mean output) W_O|, mean over the group"};
     char seed[24], bounded[6 * MODEL_MAX_LAYERS];
     list_bounded(bounded, sizeof bounded, &m->config);
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)o->draw.seed);
@@ -325,8 +328,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               record_set_calibration(a, job->calibration_files, NULL) == KVB_OK &&
               cJSON_AddStringToObject(a, "backend", m->device->b->name) &&
               cJSON_AddStringToObject(a, "compute", m->device->b->compute) &&
-              cJSON_AddStringToObject(
-                  a, "oracle", "max over queries of attention times layer-normalised |v W_O|, max over the group") &&
+              cJSON_AddStringToObject(a, "oracle", oracle_texts[o->oracle]) &&
               cJSON_AddNumberToObject(a, "width", m->config.width) &&
               cJSON_AddNumberToObject(a, "new_tokens", o->new_tokens) &&
               cJSON_AddNumberToObject(a, "given_answers", (double)job->n_given) &&

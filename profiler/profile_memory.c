@@ -15,7 +15,7 @@ enum { THREAD_BYTES = 9 << 20 };
 
 static forward_plan plan_of(const profile_job *job, uint32_t batch)
 {
-    return (forward_plan){job->max_tokens, batch, job->max_tail, job->n_pairs > 0};
+    return (forward_plan){job->max_tokens, batch, job->max_tail, job->n_pairs > 0, true};
 }
 
 // Metrics are scored one after the other, so the largest counts; beside it [H, T] thrice for what observers may ask of

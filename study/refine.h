@@ -31,9 +31,9 @@ typedef kvb_status refine_measure(void *context, bool selection, const double *s
                                   uint32_t n_texts, double *loss, kvb_error *err);
 
 typedef struct refine_progress {
-    double evaluations, wanted; // of candidates, in units of one candidate on all calibration texts
-    uint32_t round;             // 0: before the first
-    const double *calibration, *selection;               // [n_knots] loss of the centre
+    double evaluations, wanted;            // of candidates, in units of one candidate on all calibration texts
+    uint32_t round;                        // 0: before the first
+    const double *calibration, *selection; // [n_knots] loss of the centre
     const double *calibration_before, *selection_before; // [n_knots] loss of the table
 } refine_progress;
 

@@ -9,10 +9,10 @@
 #include <string.h>
 
 enum { SIZE_COUNT = 3, PROPOSALS = 2 * SIZE_COUNT, PAIRS_MIN = 8, PAIRS_MAX = 48 };
-static const double MOVE = 0.3;             // of every group in a pair
-static const double FORGET = 0.6;           // weight of a pair after each round
-static const double FIRST_RADIUS = 0.25;    // root mean square of a step's moves
-static const double LONGEST = 3;            // a group's move, in radii
+static const double MOVE = 0.3;                      // of every group in a pair
+static const double FORGET = 0.6;                    // weight of a pair after each round
+static const double FIRST_RADIUS = 0.25;             // root mean square of a step's moves
+static const double LONGEST = 3;                     // a group's move, in radii
 static const double SIZES[SIZE_COUNT] = {0.5, 1, 2}; // of proposals, in radii
 
 typedef struct gradient_model {
@@ -41,7 +41,9 @@ static kvb_status open_model(void **memory, const refine_state *s, kvb_error *er
 {
     size_t K = s->n_knots, D = s->n_groups;
     uint32_t wanted = s->n_groups / 2 > s->task->n_texts ? s->n_groups / 2 : s->task->n_texts, // every text has a say
-        pairs = wanted < PAIRS_MIN ? PAIRS_MIN : wanted > PAIRS_MAX ? PAIRS_MAX : wanted;
+        pairs = wanted < PAIRS_MIN   ? PAIRS_MIN
+                : wanted > PAIRS_MAX ? PAIRS_MAX
+                                     : wanted;
     gradient_model *m = calloc(1, sizeof *m);
     *memory = m;
     if (!m) return kvb_fail(err, KVB_MEMORY, "no memory for %u pairs", pairs);

@@ -127,7 +127,7 @@ static int run_shape(const model *m, const shape *s, double flops, double bandwi
     const model_config *c = &m->config;
     forward *f = NULL;
     kvb_error err = {0};
-    forward_plan plan = {s->tokens, s->questions, s->steps + 1, true};
+    forward_plan plan = {s->tokens, s->questions, s->steps + 1, true, false};
     int32_t *ids = malloc(s->tokens * sizeof *ids);
     float *logits = malloc((size_t)s->questions * c->vocabulary * sizeof *logits);
     if (!ids || !logits) return fail("no memory", &err);

@@ -147,7 +147,7 @@ static void time_attention(double *p)
     double keys = (double)G * T * D, element = kv.packed.address ? 2 : 4, tflop = 2.0 * T * WIDTH / 1e12;
     decode_row rows[QUESTIONS];
     tail_kv tails = {tail, tail, TAIL};
-    oracle_view oracle = {weights, best, (size_t)G * T};
+    oracle_view oracle = {weights, best, (size_t)G * T, false};
     for (uint32_t i = 0; i < QUESTIONS; i++) rows[i] = (decode_row){i, TAIL - 1, true};
     if (kv.packed.address) TIMED("pack_prefix", T, keys * (8 + 4) / 1e12, "TB/s", on->b->pack_prefix(on, &kv, SHAPE));
     TIMED("attend_prefix", CHUNK, 2 * CHUNK * tflop, "TFLOP/s",
@@ -171,7 +171,7 @@ static void time_reductions(void)
         failures++;
         return;
     }
-    TIMED("value_weights", T, tflop, "TFLOP/s", on->b->value_weights(on, sums, &kv, matrices, SHAPE));
+    TIMED("value_weights", T, tflop, "TFLOP/s", on->b->value_weights(on, sums, &kv, matrices, (dev){NULL}, SHAPE));
     TIMED("norms", G * T, keys * 4 / 1e12, "TB/s", on->b->norms(on, sums, kv.k, (size_t)G * T, D));
     TIMED("moments", T, tflop, "TFLOP/s", on->b->moments(on, means, matrices, q, (dev){NULL}, T, H, D, false));
     TIMED("quadratic", T, tflop, "TFLOP/s", on->b->quadratic(on, sums, &kv, means, matrices, SHAPE));

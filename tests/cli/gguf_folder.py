@@ -1,5 +1,5 @@
-"""Writes the first layers of a llama GGUF file as a Hugging Face folder, as transformers would: rows of queries and keys
-in its order, weights dequantised to float32, the first rows of the embedding. The standard library only.
+"""Writes the first layers of a llama GGUF file as a Hugging Face folder, as transformers would: rows of queries and
+keys in its order, weights dequantised to float32, the first rows of the embedding. The standard library only.
 
 usage: gguf_folder.py MODEL.gguf FOLDER LAYERS ROWS
 """

@@ -3,7 +3,7 @@
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
-printf '{"sample_id":"ids","context_ids":[5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20],"question_ids":[[21,22],[23]]}\n' \
+printf '{"sample_id":"ids","context_ids":[%s],"question_ids":[[21,22],[23]]}\n' 5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20 \
     >ids.jsonl
 PROFILE=(profile tiny.gguf ids.jsonl --new-tokens 5 --ignore-eos --metric keydiff --metric critical:share=0+keydiff)
 for compute in f32 bf16x3 bf16; do
@@ -22,6 +22,9 @@ kvb inspect half.h5
 says 'which the record tells' 'weights: "bf16"' out
 if cmp -s f32.h5 half.h5; then not_ok 'and they are others'; else ok 'and they are others'; fi
 misused 'another kind' "--weights: expected keep, f32 or bf16, found 'f16'" "${PROFILE[@]}" -o x.h5 --weights f16
+
+expect 0 'the plan of an addition that the record has already' "${PROFILE[@]}" -o f32.h5 --add --plan
+says 'has nothing to do' '^work +0 contexts' out
 
 mkdir folder
 cat >folder/config.json <<'END'

@@ -30,6 +30,18 @@ says 'the file says so' 'layer_mean: no'
 kvb inspect rank.safetensors
 says 'the layer has a say by default' "layer's "
 
+# ---- fitted to how far outputs move, solved for on LU-KV's importance
+expect 0 'profile with the other oracle' profile tiny.gguf calib.jsonl -o output.h5 --oracle output --quiet \
+    --new-tokens 8 --ignore-eos --metric keydiff --metric knorm --metric snapkv:kvpress:window=8
+kvb inspect output.h5
+says 'the record says which it was' 'mean output'
+expect 0 'learn from it' learn output.h5 -o moved.safetensors --quiet
+expect 0 'solve on the usual record' solve run.h5 --metric learned=moved.safetensors -o moved_table.safetensors --quiet
+fails 'another oracle in the same record' 'oracle' profile tiny.gguf calib.jsonl -o output.h5 --resume --quiet \
+    --new-tokens 8 --ignore-eos --metric keydiff --metric knorm --metric snapkv:kvpress:window=8
+expect 0 'what is added has the same oracle' profile tiny.gguf -o output.h5 --add --metric streaming --quiet calib.jsonl
+misused 'an oracle of no kind' 'lukv or output' profile tiny.gguf calib.jsonl -o x.h5 --oracle max
+
 # ---- solve and validate
 expect 0 'solve' solve run.h5 --metric learned=rank.safetensors -o learned.safetensors --quiet
 says 'the table is for the ranking' '^learned:[0-9a-f]{12}: '

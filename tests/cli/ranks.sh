@@ -33,7 +33,8 @@ fails 'a missing shard is named' 'merged2.h5: cannot be put together, missing: .
     merge merged2.h5 s1.h5 s3.h5
 fails 'an existing record stays' 'exists; replace it with --force' merge merged.h5 s1.h5 s2.h5 s3.h5
 kvb profile other.gguf calib.jsonl --new-tokens 24 --ignore-eos --quiet -o o2.h5 --shard 2/3
-fails 'shards of two models' 's1.h5 and o2.h5 are not of one run: model_(files|sha256) is' merge merged2.h5 s1.h5 o2.h5 s3.h5
+fails 'shards of two models' 's1.h5 and o2.h5 are not of one run: model_(files|sha256) is' \
+    merge merged2.h5 s1.h5 o2.h5 s3.h5
 kvb "${PROFILE[@]}" --seed 2 -o o2.h5 --force --shard 2/3
 fails 'shards of two seeds' 'not of one run: seed is "1" in the first, "2"' merge merged2.h5 s1.h5 o2.h5 s3.h5
 expect 0 'overlapping shards of two cuts' merge merged2.h5 s1.h5 s2.h5 s3.h5 one.h5 s2.h5

@@ -41,7 +41,7 @@ for family in gemma3 gpt-oss; do
     expect 0 "$family: budgets" budgets table.safetensors --ratio 50% --tokens 100 --json
     cp out budgets.json
     json "$family: layers with a window keep all" budgets.json \
-        "all((sum(heads) == 100 * len(heads)) == (layer in (0, 2)) for layer, heads in enumerate(j['details'][0]['keep']))"
+        "all((sum(h) == 100 * len(h)) == (layer in (0, 2)) for layer, h in enumerate(j['details'][0]['keep']))"
 done
 
 # ---- every format of `export`, of the last table

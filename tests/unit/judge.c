@@ -149,7 +149,8 @@ dev run_rows(backend_device *on, const decode_case *c, uint32_t first, uint32_t 
     dev y = on->b->alloc(on, n * row + c->best_size), q = put(on, c->q + first * row, n * row);
     prefix_kv kv = context_on(on, c->k, c->v, c->T, c->s);
     tail_kv tails = {put(on, c->tail_k, c->tail_size), put(on, c->tail_v, c->tail_size), TAIL};
-    oracle_view oracle = {put(on, c->weights, c->weights_size), dev_at(y, n * row), (size_t)c->s.n_kv_heads * c->T};
+    oracle_view oracle = {put(on, c->weights, c->weights_size), dev_at(y, n * row), (size_t)c->s.n_kv_heads * c->T,
+                          c->sum};
     on->b->attend_rows(on, y, q, &kv, &tails, c->rows + first, n, c->s, &oracle);
     on->b->release(on, q), context_release(on, &kv), on->b->release(on, tails.k), on->b->release(on, tails.v),
         on->b->release(on, oracle.weights);

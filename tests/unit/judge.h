@@ -73,6 +73,7 @@ void context_release(backend_device *on, prefix_kv *kv);
 typedef struct decode_case {
     attention_shape s;
     uint32_t T, n_rows;
+    bool sum; // of the oracle, in the place of the maximum
     decode_row rows[QUESTIONS * TAIL];
     float *k, *v, *tail_k, *tail_v, *q, *weights, *best;
     size_t kv_size, tail_size, q_size, weights_size, best_size;

@@ -46,6 +46,54 @@ START_TEST(test_attend_rows)
 }
 END_TEST
 
+// Importance as a sum, by the backends that find it.
+START_TEST(test_summed_importance)
+{
+    dev y;
+    for (int i = 0; i < N_SHAPES && JUDGED.sums_importance; i++)
+        for (uint32_t each = 1; each <= 7; each += ROWS_STEP) {
+            decode_case c = decode_case_make(SHAPES[i], TOKENS[N_TOKENS - 1], each);
+            c.sum = true;
+            reserve(c.T, c.s);
+            BOTH("summed importance", y, c.best_size, 1e-5f, 3e-5f + product_error(&JUDGED) * 8, 0, {
+                dev all = run_rows(on, &c, 0, c.n_rows);
+                y = on->b->alloc(on, c.best_size);
+                on->b->copy(on, y, dev_at(all, c.q_size), c.best_size);
+                on->b->release(on, all);
+            });
+            decode_case_free(&c);
+        }
+    check_judged();
+}
+END_TEST
+
+// Distances from a centre: those of values that were moved by it, whatever backend finds them.
+START_TEST(test_weights_around_a_centre)
+{
+    for (int i = 0; i < N_SHAPES && JUDGED.sums_importance; i++) {
+        attention_shape s = SHAPES[i];
+        uint32_t T = TOKENS[N_TOKENS - 1], H = s.n_heads, d = s.head_dim;
+        size_t size = (size_t)s.n_kv_heads * T * d, roots = (size_t)H * d * d;
+        float *v = random_floats(size, 1), *root = random_floats(roots, 1), *centre = random_floats((size_t)H * d, 1);
+        for (uint32_t h = 1; h < H; h++) memcpy(centre + (size_t)h * d, centre, d * sizeof *centre);
+        float *moved = random_floats(size, 1);
+        for (size_t j = 0; j < size; j++) moved[j] = v[j] - centre[j % d];
+        reserve(T, s);
+        dev dr = put(judged, root, roots), dc = put(judged, centre, (size_t)H * d);
+        dev around = JUDGED.alloc(judged, (size_t)H * T), plain = JUDGED.alloc(judged, (size_t)H * T);
+        prefix_kv kv = {dr, put(judged, v, size), T, {NULL}}, kv_moved = {dr, put(judged, moved, size), T, {NULL}};
+        JUDGED.value_weights(judged, around, &kv, dr, dc, s);
+        JUDGED.value_weights(judged, plain, &kv_moved, dr, (dev){NULL}, s);
+        float *got = fetch(around, (size_t)H * T), *want = fetch(plain, (size_t)H * T);
+        close_to("weights around a centre", got, want, (size_t)H * T, 1e-8f, 1e-4f);
+        JUDGED.release(judged, dr), JUDGED.release(judged, dc), JUDGED.release(judged, around);
+        JUDGED.release(judged, plain), JUDGED.release(judged, kv.v), JUDGED.release(judged, kv_moved.v);
+        free(got), free(want), free(v), free(root), free(centre), free(moved);
+    }
+    check_judged();
+}
+END_TEST
+
 START_TEST(test_value_weights)
 {
     dev y;
@@ -60,13 +108,13 @@ START_TEST(test_value_weights)
                 y = on->b->alloc(on, (size_t)s.n_heads * T);
                 dev dr = put(on, root, roots);
                 prefix_kv kv = {dr, put(on, v, size), T, {NULL}};
-                on->b->value_weights(on, y, &kv, dr, s);
+                on->b->value_weights(on, y, &kv, dr, (dev){NULL}, s);
                 on->b->release(on, dr), on->b->release(on, kv.v);
             });
             reserve(T, s); // the weights of a layer sum to one
             dev w = JUDGED.alloc(judged, (size_t)s.n_heads * T), dr = put(judged, root, roots);
             prefix_kv kv = {dr, put(judged, v, size), T, {NULL}};
-            JUDGED.value_weights(judged, w, &kv, dr, s);
+            JUDGED.value_weights(judged, w, &kv, dr, (dev){NULL}, s);
             double sum = 0;
             float *weights = fetch(w, (size_t)s.n_heads * T);
             for (size_t j = 0; j < (size_t)s.n_heads * T; j++) sum += weights[j];
@@ -84,4 +132,6 @@ void judge_attention(TCase *tc)
     tcase_add_test(tc, test_attend_prefix);
     tcase_add_test(tc, test_attend_rows);
     tcase_add_test(tc, test_value_weights);
+    tcase_add_test(tc, test_summed_importance);
+    tcase_add_test(tc, test_weights_around_a_centre);
 }

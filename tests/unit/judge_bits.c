@@ -14,7 +14,7 @@ static void run_all(const decode_case *c, const float *q, const float *root, flo
         row_log = JUDGED.alloc(judged, c->weights_size);
     prefix_kv kv = context_on(judged, c->k, c->v, c->T, s);
     JUDGED.attend_prefix(judged, prefix, dq, &kv, 0, c->T, s);
-    JUDGED.value_weights(judged, weights, &kv, dr, s);
+    JUDGED.value_weights(judged, weights, &kv, dr, (dev){NULL}, s);
     JUDGED.column_sums(judged, sums, row_log, dq, &kv, 0, s);
     JUDGED.release(judged, row_log), JUDGED.release(judged, dq), JUDGED.release(judged, dr),
         context_release(judged, &kv);

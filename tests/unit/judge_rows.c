@@ -21,6 +21,35 @@ static void judge_rows_by_number(uint32_t n, uint32_t width, const float *x, con
     });
 }
 
+static void judge_norms(uint32_t n, uint32_t width, const float *x, const float *weight)
+{
+    dev y;
+    BOTH("rms_norm", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
+        y = on->b->alloc(on, (size_t)n * width);
+        dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width);
+        on->b->rms_norm(on, y, dx, dw, n, width, 1e-5f);
+        on->b->release(on, dx), on->b->release(on, dw);
+    });
+    BOTH("layer_norm", y, (size_t)n * width, 2e-6f, 2e-5f, 0, {
+        y = on->b->alloc(on, (size_t)n * width);
+        dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width);
+        on->b->layer_norm(on, y, dx, dw, n, width, 1, 1e-5f);
+        on->b->release(on, dx), on->b->release(on, dw);
+    });
+    BOTH("layer_norm by head", y, (size_t)n * width, 2e-6f, 2e-5f, 0, {
+        y = on->b->alloc(on, (size_t)n * width);
+        dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width); // of four heads
+        on->b->layer_norm(on, y, dx, dw, 4 * n, width / 4, 4, 1e-5f);
+        on->b->release(on, dx), on->b->release(on, dw);
+    });
+    BOTH("rms_norm in place", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
+        y = put(on, x, (size_t)n * width);
+        dev dw = put(on, weight, width);
+        on->b->rms_norm(on, y, y, dw, n, width, 1e-5f);
+        on->b->release(on, dw);
+    });
+}
+
 START_TEST(test_row_operations)
 {
     static const uint32_t rows[] = {1, 3, 16, 31, 70}, widths[] = {8, 64, 576, 1000};
@@ -30,12 +59,7 @@ START_TEST(test_row_operations)
             uint32_t n = rows[r], width = widths[w];
             float *x = random_floats((size_t)n * width, 3), *weight = random_floats(width, 2),
                   *other = random_floats((size_t)n * width, 30);
-            BOTH("rms_norm", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
-                y = on->b->alloc(on, (size_t)n * width);
-                dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width);
-                on->b->rms_norm(on, y, dx, dw, n, width, 1e-5f);
-                on->b->release(on, dx), on->b->release(on, dw);
-            });
+            judge_norms(n, width, x, weight);
             for (int act = SILU; act <= SWIGLU_CLAMPED; act++)
                 BOTH("glu", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
                     y = put(on, other, (size_t)n * width);
@@ -43,18 +67,6 @@ START_TEST(test_row_operations)
                     on->b->glu(on, y, up, (activation)act, (size_t)n * width);
                     on->b->release(on, up);
                 });
-            BOTH("layer_norm", y, (size_t)n * width, 2e-6f, 2e-5f, 0, {
-                y = on->b->alloc(on, (size_t)n * width);
-                dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width);
-                on->b->layer_norm(on, y, dx, dw, n, width, 1, 1e-5f);
-                on->b->release(on, dx), on->b->release(on, dw);
-            });
-            BOTH("layer_norm by head", y, (size_t)n * width, 2e-6f, 2e-5f, 0, {
-                y = on->b->alloc(on, (size_t)n * width);
-                dev dx = put(on, x, (size_t)n * width), dw = put(on, weight, width); // of four heads
-                on->b->layer_norm(on, y, dx, dw, 4 * n, width / 4, 4, 1e-5f);
-                on->b->release(on, dx), on->b->release(on, dw);
-            });
             BOTH("clip", y, (size_t)n * width, 0, 0, 0, {
                 y = put(on, x, (size_t)n * width);
                 on->b->clip(on, y, 1.5f, (size_t)n * width);
@@ -64,12 +76,6 @@ START_TEST(test_row_operations)
                 on->b->softcap(on, y, 9, (size_t)n * width);
             });
             judge_rows_by_number(n, width, x, other);
-            BOTH("rms_norm in place", y, (size_t)n * width, 1e-6f, 1e-5f, 0, {
-                y = put(on, x, (size_t)n * width);
-                dev dw = put(on, weight, width);
-                on->b->rms_norm(on, y, y, dw, n, width, 1e-5f);
-                on->b->release(on, dw);
-            });
             BOTH("scale", y, (size_t)n * width, 0, 1e-6f, 0, {
                 y = put(on, x, (size_t)n * width);
                 on->b->scale(on, y, 0.37f, (size_t)n * width);

@@ -104,7 +104,7 @@ static void judge_values(const char *what, attention_shape s, uint32_t T, uint32
         y = on->b->alloc(on, lines);
         dev dr = put(on, root, roots);
         prefix_kv kv = {dr, put(on, v, size), T, {NULL}};
-        on->b->value_weights(on, y, &kv, dr, s);
+        on->b->value_weights(on, y, &kv, dr, (dev){NULL}, s);
         on->b->release(on, dr), on->b->release(on, kv.v);
     });
     BOTH(what, y, lines, 1e-5f, 2e-5f, 0, {

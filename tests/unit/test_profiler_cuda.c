@@ -38,7 +38,7 @@ static kvb_status try_model(outcome *out, const char *path, const backend *b)
     kvb_error error = {0};
     model *m = NULL;
     forward *f = NULL;
-    forward_plan plan = {TOKENS, QUESTIONS, STEPS, true};
+    forward_plan plan = {TOKENS, QUESTIONS, STEPS, true, false};
     kvb_status status = model_open(&m, path, b, NULL, &error);
     if (status == KVB_OK) status = forward_open(&f, m, &plan, &error);
     if (status != KVB_OK) {
@@ -131,7 +131,7 @@ START_TEST(test_weights_that_do_not_fit)
     uint64_t once = emulator_copied_to_device() - copied, most = 0;
     model *m = case_open(help_path("tiny.gguf"), &CUDA);
     forward *f = NULL;
-    forward_plan plan = {TOKENS, QUESTIONS, STEPS, true};
+    forward_plan plan = {TOKENS, QUESTIONS, STEPS, true, false};
     help_ok(forward_open(&f, m, &plan, err));
     size_t all = emulator_memory_taken() - taken;
     forward_close(f);
@@ -295,7 +295,7 @@ START_TEST(test_more_rows_than_a_pass)
         dev o = b->alloc(on, N * H * D + Q * G * T), dq = b->alloc(on, N * H * D), dt = b->alloc(on, Q * G * EACH * D);
         prefix_kv kv = {.k = b->alloc(on, G * T * D), .v = b->alloc(on, G * T * D), .n_tokens = T};
         tail_kv tails = {dt, dt, EACH};
-        oracle_view oracle = {b->alloc(on, H * T), dev_at(o, N * H * D), G * T};
+        oracle_view oracle = {b->alloc(on, H * T), dev_at(o, N * H * D), G * T, false};
         b->upload(on, dq, q, N * H * D), b->upload(on, dt, tail, Q * G * EACH * D),
             b->upload(on, oracle.weights, w, H * T);
         b->upload(on, kv.k, k, G * T * D), b->upload(on, kv.v, v, G * T * D);
@@ -342,7 +342,7 @@ static uint64_t score_metric(scored *s, const char *spec, const char *path, cons
     help_ok(metric_parse(&s->m, spec, err));
     model *m = case_open(path, b);
     forward *f = NULL;
-    forward_plan plan = {T, 1, 1, false};
+    forward_plan plan = {T, 1, 1, false, false};
     int32_t *ids = case_alloc(T, sizeof *ids);
     for (uint32_t i = 0; i < T; i++) ids[i] = (int32_t)(i * i % m->config.vocabulary);
     m->statistics = other_statistics(&m->config);

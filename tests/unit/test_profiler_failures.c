@@ -65,7 +65,7 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
 static kvb_status run_pass(model *m, float *importance, size_t n, kvb_error *err)
 {
     forward *f = NULL;
-    forward_plan plan = {T, QUESTIONS, 4, true};
+    forward_plan plan = {T, QUESTIONS, 4, true, false};
     int32_t ids[T];
     for (int i = 0; i < T; i++) ids[i] = i * 7 % 300;
     decode_row rows[QUESTIONS] = {{0, 0, true}, {1, 0, true}};

@@ -23,7 +23,7 @@ static int32_t *random_ids(size_t n)
 static forward *open_forward(const model *m, uint32_t tokens, uint32_t questions, uint32_t tail)
 {
     forward *f;
-    help_ok(forward_open(&f, m, &(forward_plan){tokens, questions, tail, true}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){tokens, questions, tail, true, false}, err));
     return f;
 }
 

@@ -247,7 +247,7 @@ END_TEST
 static float *logits_of(const model *m, uint32_t n)
 {
     forward *f = NULL;
-    const forward_plan plan = {n, 1, 1, false};
+    const forward_plan plan = {n, 1, 1, false, false};
     int32_t *ids = case_alloc(n, sizeof *ids);
     float *logits = case_alloc((size_t)n * m->config.vocabulary, sizeof *logits);
     for (uint32_t i = 0; i < n; i++) ids[i] = (int32_t)(3 + i * 7 % 200);
@@ -324,7 +324,7 @@ START_TEST(test_file_that_changes_in_use)
     forward *f = NULL;
     const int32_t ids[] = {5, 6, 7};
     help_ok(model_check(m, err));
-    help_ok(forward_open(&f, m, &(forward_plan){3, 1, 1, false}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){3, 1, 1, false, false}, err));
     help_ok(forward_prefill(f, ids, 3, NULL, NULL, NULL, err));
     ck_assert_int_eq(utimensat(AT_FDCWD, help_path("used.gguf"), NULL, 0), 0);
     help_fails(model_check(m, err), KVB_IO, "used.gguf");

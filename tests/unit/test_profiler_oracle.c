@@ -158,7 +158,7 @@ START_TEST(test_weights_of_a_layer)
     dev w = b->alloc(on, (size_t)c.n_heads * T), dr = b->alloc(on, ld * c.head_dim), dv = b->alloc(on, kv);
     b->upload(on, dr, root, ld * c.head_dim);
     b->upload(on, dv, v, kv);
-    b->value_weights(on, w, &(prefix_kv){.k = dv, .v = dv, .n_tokens = T}, dr, s);
+    b->value_weights(on, w, &(prefix_kv){.k = dv, .v = dv, .n_tokens = T}, dr, (dev){NULL}, s);
     b->download(on, got, w, (size_t)c.n_heads * T);
     case_near("w", got, want, (size_t)c.n_heads * T, 1e-5 / (c.n_heads * T));
     ck_assert_float_eq(got[3], 0);

@@ -98,7 +98,7 @@ START_TEST(test_memory_of_a_pass)
     model *m = case_open(help_path("tiny.gguf"), &counting);
     uint64_t bytes[3];
     for (uint32_t i = 0; i < 3; i++) {
-        const forward_plan plan = {100 << i, 2, 5, true};
+        const forward_plan plan = {100 << i, 2, 5, true, false};
         forward *f;
         taken = 0;
         help_ok(forward_open(&f, m, &plan, err));
@@ -110,7 +110,7 @@ START_TEST(test_memory_of_a_pass)
         forward_close(f);
     }
     ck_assert_uint_le(bytes[2] - bytes[1], 2 * (bytes[1] - bytes[0]) + 4096);
-    const forward_plan small = {100, 2, 5, true}, large = {4000, 2, 5, true};
+    const forward_plan small = {100, 2, 5, true, false}, large = {4000, 2, 5, true, false};
     model *on_cpu = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     ck_assert_uint_gt(forward_scratch_bytes(on_cpu, &large), forward_scratch_bytes(on_cpu, &small));
     model_free(on_cpu);
@@ -124,7 +124,7 @@ START_TEST(test_draws)
     enum { N = 20, VOCABULARY = 300 };
     case_tiny_model(help_path("tiny.gguf"), NULL);
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
-    const forward_plan plan = {N, 2, 4, false};
+    const forward_plan plan = {N, 2, 4, false, false};
     const decode_row rows[2] = {{0, 0, false}, {1, 0, false}};
     const uint32_t both[2] = {0, 1};
     const draw_key keys[2] = {{.context = 1, .question = 0, .step = 0}, {.context = 1, .question = 1, .step = 0}};

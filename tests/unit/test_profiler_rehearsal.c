@@ -30,7 +30,7 @@ static void runs(const rehearsal *r)
     const decode_row row = {0, 0, true};
     const uint32_t listed = 0;
     float *logits = case_alloc(c->vocabulary, sizeof *logits);
-    help_ok(forward_open(&f, &r->m, &(forward_plan){T, 1, 2, true}, err));
+    help_ok(forward_open(&f, &r->m, &(forward_plan){T, 1, 2, true, false}, err));
     help_ok(forward_prefill(f, ids, T, NULL, NULL, NULL, err));
     forward_begin_questions(f, 1);
     help_ok(forward_rows(f, &row, ids, 1, &listed, 1, logits, err));

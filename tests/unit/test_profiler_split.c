@@ -47,7 +47,7 @@ static float *logits_of(const model *m)
     forward *f;
     float *logits = case_alloc((size_t)T * VOCABULARY, sizeof *logits);
     for (int i = 0; i < T; i++) ids[i] = i * 37 % VOCABULARY;
-    help_ok(forward_open(&f, m, &(forward_plan){T, 1, 1, false}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){T, 1, 1, false, false}, err));
     help_ok(forward_prefill(f, ids, T, NULL, NULL, logits, err));
     forward_close(f);
     return logits;

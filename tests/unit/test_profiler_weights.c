@@ -12,7 +12,7 @@ static float *logits_of(const model *m)
     forward *f;
     float *logits = case_alloc((size_t)T * VOCABULARY, sizeof *logits);
     for (int i = 0; i < T; i++) ids[i] = i * 37 % VOCABULARY;
-    help_ok(forward_open(&f, m, &(forward_plan){T, 1, 1, false}, err));
+    help_ok(forward_open(&f, m, &(forward_plan){T, 1, 1, false, false}, err));
     help_ok(forward_prefill(f, ids, T, NULL, NULL, logits, err));
     forward_close(f);
     return logits;
@@ -228,6 +228,67 @@ START_TEST(test_wrong_tensors)
 }
 END_TEST
 
+// What stands in both containers is the same under the names of each; what is asked for is no longer unclaimed; a file
+// that changes is noticed.
+static void judge_source(const char *path, bool is_gguf, const char *layers, const char *embedding)
+{
+    weights *w;
+    weight_tensor t;
+    weights_origin origin = {0};
+    tokenizer *words;
+    char name[96], text[8], sha256[65];
+    double number = 0, list[4];
+    size_t n = 7;
+    bool found;
+    help_ok(weights_open(&w, path, err));
+    ck_assert(weights_is_gguf(w) == is_gguf && weights_has_tensors(w));
+    ck_assert_str_eq(weights_name(w), path);
+    ck_assert_str_eq(weights_architecture(w), "llama");
+    ck_assert_str_eq(weights_key_name(w, WEIGHT_LAYERS, name), layers);
+    help_ok(weights_number(w, WEIGHT_LAYERS, &number, &found, err));
+    ck_assert(found && number == 2);
+    help_ok(weights_number(w, WEIGHT_WINDOW, &number, &found, err));
+    ck_assert(!found && number == 2); // untouched
+    help_ok(weights_list(w, WEIGHT_LAYER_TYPES, list, 4, &n, err));
+    ck_assert_uint_eq(n, 0);
+    help_ok(weights_text(w, WEIGHT_ROPE_TYPE, text, sizeof text, err));
+    ck_assert_str_eq(text, "");
+    const char *open = weights_unclaimed(w);
+    ck_assert_ptr_nonnull(open);
+    ck_assert(!weights_find(w, "no such tensor", &t));
+    ck_assert(weights_find(w, embedding, &t) && t.rows == VOCABULARY && t.columns == 64);
+    for (int i = 0; i < 100 && (open = weights_unclaimed(w)); i++) ck_assert(weights_find(w, open, &t));
+    ck_assert_ptr_null(open);
+    help_ok(weights_identify(w, NULL, sha256, &origin, err));
+    ck_assert(strlen(sha256) == 64 && origin.n_files == 1);
+    ck_assert_str_eq(origin.container, is_gguf ? "gguf" : "safetensors");
+    free(origin.files);
+    weights_forget(w); // what is read again is the same
+    help_ok(weights_check(w, err));
+    kvb_error problem = {0};
+    kvb_status status = weights_tokenizer(&words, w, NULL, &problem);
+    ck_assert_int_eq(status == KVB_OK, is_gguf); // the folder has none
+    if (is_gguf) tokenizer_free(words);
+    FILE *more = fopen(t.file, "a");
+    ck_assert_ptr_nonnull(more);
+    fputs("x", more);
+    fclose(more);
+    help_fails(weights_check(w, err), KVB_IO, t.file);
+    weights_close(w);
+}
+
+START_TEST(test_what_a_source_says)
+{
+    folder f = folder_make("said");
+    write_all(&f);
+    char path[600];
+    judge_source(strcpy(path, f.path), false, "num_hidden_layers", "model.embed_tokens.weight");
+    folder_free(&f);
+    case_tiny_model(help_path("own.gguf"), NULL);
+    judge_source(strcpy(path, help_path("own.gguf")), true, "llama.block_count", "token_embd.weight");
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_unchecked_fixture(tc, folder_setup, help_teardown);
@@ -237,6 +298,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_wrong_configs);
     tcase_add_test(tc, test_wrong_tensors);
     tcase_add_test(tc, test_config_alone);
+    tcase_add_test(tc, test_what_a_source_says);
 }
 
 UNIT_MAIN("profiler weights", fill)

@@ -106,6 +106,15 @@ START_TEST(json_without_memory)
     ck_assert_ptr_null(lost);
     ck_assert(json_ran_out());
     free(large);
+    double *zeros = json_calloc(3, sizeof *zeros);
+    ck_assert(zeros && zeros[2] == 0);
+    free(zeros);
+    kvb_error said = {0};
+    json_lacks_memory(); // for memory that was asked for elsewhere
+    small = cJSON_CreateString("x");
+    ck_assert_ptr_null(json_text(small, &said));
+    ck_assert_ptr_nonnull(strstr(said.message, "memory"));
+    cJSON_Delete(small);
 }
 END_TEST
 #endif

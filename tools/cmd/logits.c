@@ -71,7 +71,7 @@ static kvb_status write_logits(const logits_command *o, const char *model_path, 
     if (status == KVB_OK) status = model_open(&m, model_path, o->device, &wishes, err);
     if (status == KVB_OK) status = read_ids(&ids, &n, m, text_path, o, err);
     if (status == KVB_OK) {
-        forward_plan plan = {(uint32_t)n, 1, 1, false};
+        forward_plan plan = {(uint32_t)n, 1, 1, false, false};
         status = forward_open(&f, m, &plan, err);
     }
     if (status == KVB_OK && !(logits = malloc(n * m->config.vocabulary * sizeof *logits)))

@@ -103,6 +103,11 @@ static int check_options(profile_command *p)
         return cli_usage_error(p->self, "--bos: expected auto, yes or no, found '%s'", p->bos);
     p->device = device_find(p->self, p->backend_name, p->compute);
     if (!p->device) return EXIT_USAGE;
+    if (strcmp(p->oracle, "lukv") != 0 && strcmp(p->oracle, "output") != 0)
+        return cli_usage_error(p->self, "--oracle: expected lukv or output, found '%s'", p->oracle);
+    if (strcmp(p->oracle, "output") == 0 && !p->device->sums_importance)
+        return cli_usage_error(p->self, "--oracle output: the backend %s does not sum importance; use -b cpu",
+                               p->backend_name);
     if (p->shard && !parse_shard(p))
         return cli_usage_error(p->self, "--shard: expected I/N, 1 <= I <= N <= 1000000, such as 3/8; found '%s'",
                                p->shard);
@@ -111,6 +116,7 @@ static int check_options(profile_command *p)
     o->ignore_eos = p->ignore_eos;
     o->ignore_answers = p->ignore_answers;
     o->include_first = p->include_first;
+    o->oracle = strcmp(p->oracle, "output") == 0 ? ORACLE_OUTPUT : ORACLE_LUKV;
     o->bos = strcmp(p->bos, "yes") == 0 ? BOS_YES : strcmp(p->bos, "no") == 0 ? BOS_NO : BOS_AS_MODEL;
     o->max_tokens = (uint32_t)p->max_tokens;
     o->max_questions = (uint32_t)p->max_questions;
@@ -215,6 +221,9 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "generate even where the calibration data gives answers"},
         {"include-first", 0, CLI_FLAG, &p->include_first, NULL,
          "also record the last prompt token's query, which emits the first token"},
+        {"oracle", 0, CLI_TEXT, &p->oracle, "KIND",
+         "what a token is worth to a question: lukv (default), the most that any query takes from\nit, which tables "
+         "are solved for; output, how far outputs move without it, for learn"},
         {"chat", 0, CLI_FLAG, &p->chat, NULL,
          "wrap context and question in the model's own chat template (ChatML, Llama 3, Mistral,\nGemma, Phi, gpt-oss); "
          "an answer_prefix follows only where the line gives one"},
@@ -277,7 +286,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     profile_command p = {.self = self,
                          .backend_name = "cpu",
                          .compute = "f32",
-                         .bos = "auto",
+                         .bos = "auto", .oracle = "lukv",
                          .weights = "keep",
                          .held = UINT64_MAX,
                          .new_tokens = 64,

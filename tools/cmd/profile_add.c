@@ -25,7 +25,7 @@ static void take_flag(bool *out, const cJSON *attributes, const char *name)
 
 static void take_settings(profile_command *p, const cJSON *from)
 {
-    const char *sampling = "", *seed = NULL;
+    const char *sampling = "", *seed = NULL, *oracle = "";
     const cJSON *temperature = cJSON_GetObjectItemCaseSensitive(from, "temperature");
     take_text(&p->backend_name, from, "backend");
     take_text(&p->compute, from, "compute");
@@ -39,7 +39,9 @@ static void take_settings(profile_command *p, const cJSON *from)
     take_flag(&p->ignore_eos, from, "ignore_eos");
     take_flag(&p->ignore_answers, from, "ignore_answers");
     take_flag(&p->include_first, from, "include_first");
+    take_text(&oracle, from, "oracle");
     p->greedy = strcmp(sampling, "greedy") == 0;
+    p->oracle = strncmp(oracle, "mean", 4) == 0 ? "output" : "lukv";
     p->chat = cJSON_GetObjectItemCaseSensitive(from, "chat") != NULL;
     p->special = cJSON_GetObjectItemCaseSensitive(from, "special") != NULL;
     if (seed) p->seed = strtoull(seed, NULL, 10);

@@ -103,7 +103,7 @@ static kvb_status stage_open(stage *s, const profile_command *p, uint32_t layer,
         ok = (s->scores[i] = malloc((size_t)c->n_kv_heads * n_tokens * sizeof(float)));
     kvb_status status = ok ? rehearsal_open(&s->r, p->m, layer, narrow, err)
                            : kvb_fail(err, KVB_MEMORY, "no memory to measure the speed at %u tokens", n_tokens);
-    const forward_plan plan = {n_tokens, s->questions, s->bulk_rows / s->questions + 1, true};
+    const forward_plan plan = {n_tokens, s->questions, s->bulk_rows / s->questions + 1, true, false};
     if (status == KVB_OK) status = forward_open(&s->f, &s->r.m, &plan, err);
     for (size_t i = 0; status == KVB_OK && i < most; i++) s->ids[i] = (int32_t)(i * 7919 % s->r.m.config.vocabulary);
     if (status != KVB_OK) stage_close(s);
@@ -315,7 +315,7 @@ kvb_status profile_estimate_time(const profile_command *p, double record_bytes, 
 {
     enum { WRITING_RATE = 400000000 }; // bytes of a record in a second, measured; and a twentieth of one to end it
     kind kinds[MOST_KINDS];
-    int n = list_kinds(kinds, p->m);
+    int n = p->job.n_contexts ? list_kinds(kinds, p->m) : 0; // --add may find nothing to do
     uint32_t batch = p->job.max_questions ? p->job.max_questions : 1;
     *out = (profile_times){.writing = 0.05 + record_bytes / WRITING_RATE};
     for (int i = 0; i < n; i++) {

@@ -98,8 +98,7 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
 static void show_losses(const char *set, const double *now, const double *before, uint32_t n)
 {
     fputs(set, stderr);
-    for (uint32_t k = 0; k < n; k++)
-        fprintf(stderr, " %.4f (%.3f)", now[k], before[k] != 0 ? now[k] / before[k] : 1);
+    for (uint32_t k = 0; k < n; k++) fprintf(stderr, " %.4f (%.3f)", now[k], before[k] != 0 ? now[k] / before[k] : 1);
 }
 
 static void show_round(void *context, const refine_progress *p)

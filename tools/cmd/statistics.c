@@ -87,7 +87,7 @@ static kvb_status gather(statistics_command *c, char **paths, size_t n, kvb_erro
     const model_config *m = &c->m->config;
     // A character is at most four bytes, and a byte at most a token.
     uint64_t longest = c->characters * 4 < m->context_length ? c->characters * 4 : m->context_length;
-    forward_plan plan = {(uint32_t)longest, 1, 1, false};
+    forward_plan plan = {(uint32_t)longest, 1, 1, false, false};
     kvb_status status = forward_open(&c->f, c->m, &plan, err);
     if (status == KVB_OK)
         status = query_gather_open(&c->gather, m->n_layers, m->n_heads, m->head_dim, (uint32_t)c->skip, err);

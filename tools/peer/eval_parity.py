@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 import hf_model
-from transformers import DynamicCache
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from masked import divergence, log_p
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 p.add_argument("model")
@@ -35,49 +34,7 @@ p.add_argument("--tolerance", type=float, default=1e-3)
 p.add_argument("--kvpress-tolerance", type=float, default=1e-2)
 a = p.parse_args()
 
-
-def masked_attention(module, query, key, value, attention_mask, dropout=0.0, scaling=None, **kwargs):
-    """Softmax attention, causal for the rows at the end; module.hidden [G, T] hides context positions of KV heads."""
-    group = query.shape[1] // key.shape[1]
-    k, v = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-    n, total = query.shape[2], k.shape[2]
-    scores = query @ k.transpose(2, 3) * scaling
-    scores = scores.masked_fill(torch.ones(n, total, dtype=torch.bool).triu(total - n + 1), float("-inf"))
-    hidden = getattr(module, "hidden", None)
-    if hidden is not None:
-        scores[..., :hidden.shape[1]] = scores[..., :hidden.shape[1]].masked_fill(
-            hidden.repeat_interleave(group, 0)[None, :, None], float("-inf"))
-    return (scores.softmax(-1) @ v).transpose(1, 2).contiguous(), None
-
-
-ALL_ATTENTION_FUNCTIONS.register("kept", masked_attention)
 model, _ = hf_model.load(a.model, tokenizer=False)
-
-
-@torch.no_grad()
-def log_p(context, following, hidden=None, press=None):
-    """Log probabilities [n, vocabulary] behind a prefilled context; hidden [L, G, T] or None."""
-    cache, T, n = DynamicCache(), context.shape[1], following.shape[1]
-    model.config._attn_implementation = "sdpa"
-    if press is None:
-        model(context, past_key_values=cache, logits_to_keep=1)
-    else:
-        with press(model):
-            model(context, past_key_values=cache, logits_to_keep=1)
-    if hidden is not None:
-        model.config._attn_implementation = "kept"
-        for layer, mask in zip(model.model.layers, hidden):
-            layer.self_attn.hidden = mask
-    out = model(following, past_key_values=cache, position_ids=torch.arange(T, T + n)[None],
-                cache_position=torch.arange(T, T + n))
-    for layer in model.model.layers:
-        layer.self_attn.hidden = layer.self_attn.masked_key_indices = None
-    return out.logits[0].double().log_softmax(-1)
-
-
-def divergence(full, other):
-    return (full.exp() * (full - other)).sum(-1).mean().item()
-
 
 tables = {}
 for path in a.tables:
@@ -99,12 +56,12 @@ for line in open(a.kept, encoding="utf-8"):
     ids, T, n = torch.tensor([run["ids"]]), run["n_tokens"], run["n_next"]
     context, following = ids[:, :T], ids[:, T : T + n]
     if run["text"] not in references:
-        references[run["text"]] = log_p(context, following)
+        references[run["text"]] = log_p(model, context, following)
     full = references[run["text"]]
     hidden = torch.ones(layers * heads, T, dtype=torch.bool)
     for h, positions in enumerate(run["kept"]):
         hidden[h, torch.tensor(positions, dtype=torch.long)] = False
-    kl = divergence(full, log_p(context, following, hidden.view(layers, heads, T)))
+    kl = divergence(full, log_p(model, context, following, hidden.view(layers, heads, T)))
     worst = max(worst, abs(kl - run["kl"]))
     text = (
         f"{run['text']:16s} {run['metric']:16s} {run['allocator']:10s} {run['ratio']:.2f}  eval {run['kl']:.6f}  "
@@ -114,13 +71,13 @@ for line in open(a.kept, encoding="utf-8"):
         press = LUKVPress(scorer(metadata, 0.0), compression_ratio=run["ratio"], sink=run["sink"], window=run["window"])
         press._budget_curves = curves
         start = time.perf_counter()
-        other = divergence(full, log_p(context, following, press=press))
+        other = divergence(full, log_p(model, context, following, press=press))
         seconds.append(time.perf_counter() - start)
         worst_kvpress = max(worst_kvpress, abs(other - run["kl"]))
         text += f"  kvpress {other:.6f}  off {other - run['kl']:+.1e}"
     if run["metric"] in rankings and run["ratio"] > 0:
-        other = divergence(full, log_p(context, following,
-                                       press=BudgetPress(rankings[run["metric"]], run["ratio"], mode="mask")))
+        press = BudgetPress(rankings[run["metric"]], run["ratio"], mode="mask")
+        other = divergence(full, log_p(model, context, following, press=press))
         share = abs(other / run["kl"] - 1)
         worst_learned = max(worst_learned, share)
         text += f"  kvpress by the learned ranking {other:.6f}  off {share:.1e} of it"

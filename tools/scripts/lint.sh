@@ -73,12 +73,12 @@ for f in tests/cli/*.sh; do sed -n "/^#!/d; /^# [A-Z\`-z].\{20\}/!s|^|$f: |p; q"
     check 'the first line of a command-line test says what it judges'
 
 # Public: declared in a header that another folder includes, or a program of tests/. What only its own folder sees is
-# judged through that; what tools/report prints, adds to JSON and draws by the command-line tests, which read it.
+# judged through that.
 if have ctags; then
     cat tests/*.c tests/unit/*.[ch] tests/fuzz/*.c | grep -oE '\b[a-zA-Z_][a-zA-Z0-9_]*\b' | sort -u >"$work/words"
     for h in "${headers[@]}"; do
         folder=$(dirname "$h")
-        case $h in tests*) continue ;; tools/report/*_report.h) continue ;; esac
+        case $h in tests*) continue ;; esac
         grep -lF "#include \"$h\"" "${all_sources[@]}" | grep -vE "^(tests/.*|$folder/[^/]*)$" | grep -q . || continue
         ctags -x --language-force=C --kinds-C=p "$h" | awk -v h="$h" '$1 !~ /^[A-Z_]+$/ { print $1, h }' | sort -u |
             join -v 1 - "$work/words"
@@ -103,7 +103,8 @@ LC_ALL=C.UTF-8 grep -nE '^[^|].{120}' "${pages[@]}" | cut -c 1-100 |
     check 'no line of a page but rows of tables is longer than 120 columns'
 wc -l README.md | awk '$1 > 120 { print $2, $1 " lines" }' | check 'README.md has at most 120 lines'
 if have "${PYTHON:-python3}"; then
-    "${PYTHON:-python3}" tools/scripts/lint_figures.py "${pages[@]}" | check 'no figure is told differently by two pages'
+    "${PYTHON:-python3}" tools/scripts/lint_figures.py "${pages[@]}" |
+        check 'no figure is told differently by two pages'
 fi
 
 # An error may show first when a file is closed: what was written must look at it, what was only read says (void).

@@ -1,0 +1,368 @@
+// What solve, validate, learn and recommend print, add to their results and draw of a study: the study's own numbers,
+// at the places where people and programs look for them. The studies are judged by test_study_*.c.
+#include "study/table_file.h"
+#include "study_help.h"
+#include "tools/report/learn_report.h"
+#include "tools/report/promise_report.h"
+#include "tools/report/study_report.h"
+#include <fcntl.h>
+#include <unistd.h>
+
+// Each text needs one head alone; at 25 % the table of one prunes 6 of the other's 10 (test_study_studies.c).
+static const case_context TEXTS[] = {
+    {.id = "a", .n_tokens = 12, .n_questions = 2, .questions = {{9, {1, 0}, NULL}, {7, {2, 0}, NULL}}},
+    {.id = "b", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}},
+    {.id = "none", .n_tokens = 40, .n_questions = 1, .questions = {{.n_queries = 0}}}};
+static const case_context LONGER[] = {
+    {.id = "a", .n_tokens = 24, .n_questions = 2, .questions = {{9, {1, 0}, NULL}, {9, {2, 0}, NULL}}},
+    {.id = "b", .n_tokens = 24, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}}};
+enum { QUARTER = 24, HALF = 49 }; // rows of 25 and 50 %
+static selection from;
+static study_options o;
+static results found;
+static char text[1 << 16];
+
+static void setup(void)
+{
+    help_setup();
+    case_select(&from, case_record("run.h5", TEXTS, 3));
+    o = case_options("mean_loss");
+    help_ok(results_begin(&found, "test", err));
+}
+
+static void teardown(void)
+{
+    results_free(&found);
+    selection_close(&from);
+    help_teardown();
+}
+
+// Standard output (1) or error (2) goes to a file from `watch` on, and from there to `text` at `watched`.
+static int before;
+
+static void watch(int stream)
+{
+    fflush(NULL);
+    before = dup(stream);
+    int to = open(help_path("watched.txt"), O_CREAT | O_TRUNC | O_WRONLY, 0600);
+    ck_assert_int_ge(to, 0);
+    ck_assert_int_eq(dup2(to, stream), stream);
+    close(to);
+}
+
+static void watched(int stream)
+{
+    fflush(NULL);
+    dup2(before, stream);
+    close(before);
+    FILE *in = fopen(help_path("watched.txt"), "r");
+    ck_assert_ptr_nonnull(in);
+    text[fread(text, 1, sizeof text - 1, in)] = '\0';
+    fclose(in);
+}
+
+static void says(const char *what)
+{
+    ck_assert_msg(strstr(text, what) != NULL, "no '%s' in: %s", what, text);
+}
+
+// The value of a column in the row of an allocator or a source at a ratio, of what was added.
+static double value(const char *column, const char *name, double ratio, const char *wanted)
+{
+    const cJSON *row;
+    cJSON_ArrayForEach(row, found.rows)
+    {
+        const cJSON *cell = name ? cJSON_GetObjectItem(row, name) : NULL;
+        if (fabs(cJSON_GetNumberValue(cJSON_GetObjectItem(row, "ratio")) - ratio) > 1e-9) continue;
+        if (!name || strcmp(cJSON_GetStringValue(cell), wanted) == 0)
+            return cJSON_GetNumberValue(cJSON_GetObjectItem(row, column));
+    }
+    ck_abort_msg("no row at %g", ratio);
+    return 0;
+}
+
+// A whole SVG that names what it shows; to be drawn with svg_end at its end.
+static void is_picture(const char *names)
+{
+    ck_assert_msg(strncmp(text, "<svg", 4) == 0 || strncmp(text, "<?xml", 5) == 0, "%.80s", text);
+    ck_assert_ptr_nonnull(strstr(text, "</svg>"));
+    says(names);
+}
+
+#define DRAWN(draw, what)                             \
+    do {                                              \
+        FILE *out = fmemopen(text, sizeof text, "w"); \
+        draw(what, out);                              \
+        ck_assert_int_eq(fclose(out), 0);             \
+    } while (0)
+
+START_TEST(of_a_table)
+{
+    study_table t;
+    help_ok(study_table_open(&t, &from, "keydiff", &o, false, err));
+    help_ok(study_table_solve(&t, NULL, err));
+    ck_assert_str_eq(scope_words(SCOPE_LAYER), "layer by layer");
+    watch(1);
+    print_table(&t);
+    watched(1);
+    char row[64];
+    snprintf(row, sizeof row, "    50 %%  %8.4f", 100 * t.table_loss[HALF]);
+    says(row);
+    says("keydiff: 3 questions on 2 contexts, sink 1, window 1");
+    says(scope_words(o.scope));
+    add_table(&found, &t);
+    ck_near(value("table_loss", NULL, 0.5, NULL), t.table_loss[HALF]);
+    ck_near(value("uniform_loss", NULL, 0.25, NULL), t.uniform_loss[QUARTER]);
+    watch(2);
+    warn_of_pairs(&t.pairs);
+    watched(2);
+    says("1 question without recorded queries is left out");
+    says("7 to 9 recorded queries");
+    watch(2);
+    warn_of_table(&t);
+    watched(2);
+    ck_assert_str_eq(text, "");
+    t.table_loss[HALF] = t.uniform_loss[HALF] + 0.1;
+    watch(2);
+    warn_of_table(&t);
+    watched(2);
+    says("at 1 of 99 ratios, 50 to 50 %, this table loses more than uniform budgets");
+    study_table_free(&t);
+}
+END_TEST
+
+START_TEST(of_windows)
+{
+    const window_choice c = {.each = {{4, 1, {0.5, 0.25, NAN}, 0.3}, {0, 16, {0.125, 0.0625, 0.03125}, 0.06}},
+                             .n = 2,
+                             .chosen = 1,
+                             .held_out = true};
+    watch(1);
+    print_windows(&c, "keydiff");
+    watched(1);
+    says("       4        1   50.000   25.000        -  the metric's own\n");
+    says("       0       16   12.500    6.250    3.125  <- chosen\n");
+    says("each text under the other texts' budgets");
+}
+END_TEST
+
+START_TEST(of_texts_held_out)
+{
+    holdout *h = calloc(1, sizeof *h);
+    help_ok(holdout_open(h, &from, "keydiff", &o, false, 1, err));
+    help_ok(holdout_run(h, NULL, err));
+    watch(1);
+    print_holdout(h);
+    watched(1);
+    says("keydiff: 3 questions on 2 texts, each text held out");
+    says("2 texts: too few for intervals");
+    add_holdout(&found, h);
+    ck_near(value("loss", "allocator", 0.25, holdout_methods[METHOD_UNIFORM]), 0.3);
+    ck_near(value("loss", "allocator", 0.25, holdout_methods[METHOD_PAPER]), 0.6);
+    DRAWN(draw_holdout, h);
+    is_picture(holdout_methods[METHOD_OPTIMUM]);
+    holdout_free(h);
+    free(h);
+}
+END_TEST
+
+START_TEST(of_other_methods)
+{
+    ablation x;
+    char row[64];
+    help_ok(ablation_open(&x, &from, "keydiff", &o, err));
+    help_ok(ablation_run(&x, NULL, err));
+    watch(1);
+    print_ablation(&x);
+    watched(1);
+    snprintf(row, sizeof row, "    25 %% %18.4f", 100 * x.loss[WAY_UNIFORM][4]);
+    says(row);
+    add_ablation(&found, &x);
+    ck_near(value("loss", "allocator", 0.25, ablation_ways[WAY_UNIFORM]), 0.3);
+    ck_near(value("loss", "allocator", 0.25, ablation_ways[WAY_OPTIMUM]), x.loss[WAY_OPTIMUM][4]);
+    DRAWN(draw_ablation, &x);
+    is_picture("Loss of each head at 80 % pruned");
+    ablation_free(&x);
+}
+END_TEST
+
+START_TEST(of_lengths)
+{
+    lengths *x = calloc(1, sizeof *x);
+    static char paths[2][256];
+    char *const all[] = {strcpy(paths[0], from.path), strcpy(paths[1], case_record("long.h5", LONGER, 2))};
+    const selection_request wanted = {CASE_METRIC, 1, "a,b", UINT64_MAX, NULL};
+    help_ok(lengths_open(x, all, 2, &wanted, &o, err));
+    for (uint32_t k = 0; k < 2; k++) help_ok(lengths_read(x, k, NULL, err));
+    help_ok(lengths_fit(x, err));
+    for (uint32_t k = 0; k < 2; k++) help_ok(lengths_judge(x, k, NULL, err));
+    watch(1);
+    print_lengths(x);
+    watched(1);
+    says("6 questions on 2 texts at 2 lengths, each text held out");
+    says("all but this");
+    add_lengths(&found, x);
+    ck_near(value("loss", "table_from", 0.25, lengths_source(x, 0)), 0.6);
+    ck_near(value("loss", "table_from", 0.25, lengths_source(x, 3)), x->loss[3][0][QUARTER]);
+    DRAWN(draw_lengths, x);
+    is_picture("all but this");
+    lengths_free(x);
+    free(x);
+}
+END_TEST
+
+START_TEST(of_a_validation)
+{
+    validation *v = calloc(1, sizeof *v);
+    char row[64];
+    help_ok(validation_open(v, &from, "keydiff", &o, NULL, err));
+    help_ok(validation_run(v, NULL, err));
+    watch(1);
+    print_validation(v);
+    watched(1);
+    snprintf(row, sizeof row, "     50 %%  %9.5f  %9.5f  %9.5f", 100 * v->greedy[HALF], 100 * v->optimum[HALF],
+             100 * v->bound[HALF]);
+    says(row);
+    ck_assert_ptr_null(strstr(text, "NOT PROVED"));
+    add_validation(&found, v);
+    ck_near(value("optimum", NULL, 0.5, NULL), v->optimum[HALF]);
+    ck_near(value("greedy", NULL, 0.25, NULL), v->greedy[QUARTER]);
+    DRAWN(draw_validation, v);
+    is_picture("optimum");
+    v->unproved[HALF] = 1;
+    watch(1);
+    print_validation(v);
+    watched(1);
+    says("NOT PROVED");
+    validation_free(v);
+    free(v);
+}
+END_TEST
+
+// Writes the table of the record.
+static const char *write_table(void)
+{
+    static char path[256];
+    study_table t;
+    cJSON *about;
+    strcpy(path, help_path("t.safetensors"));
+    help_ok(study_table_open(&t, &from, "keydiff", &o, false, err));
+    help_ok(study_table_solve(&t, NULL, err));
+    help_ok(study_table_describe(&t, &about, err));
+    help_ok(study_table_write(&t, about, path, err));
+    cJSON_Delete(about);
+    study_table_free(&t);
+    return path;
+}
+
+START_TEST(of_a_checked_table)
+{
+    table_check k;
+    uint32_t faults = 7;
+    const selection_request wanted = {.max_questions = UINT64_MAX};
+    help_ok(table_check_open(&k, write_table(), from.path, &wanted, err));
+    help_ok(table_check_run(&k, NULL, err));
+    watch(1);
+    help_ok(report_table_check(&k, NULL, &faults, err));
+    watched(1);
+    ck_assert_uint_eq(faults, 0);
+    says("99 of 99 rows hold against ");
+    help_ok(report_table_check(&k, &found, &faults, err));
+    ck_near(value("proved_bound", NULL, 0.5, NULL), k.bound[HALF]);
+    k.table_loss[HALF] += 0.25; // as if the record said something else
+    watch(1);
+    help_ok(report_table_check(&k, NULL, &faults, err));
+    watched(1);
+    ck_assert_uint_eq(faults, 1);
+    says("  50 %: ");
+    says("98 of 99 rows hold");
+    table_check_free(&k);
+}
+END_TEST
+
+START_TEST(of_a_fit)
+{
+    learned *l = calloc(1, sizeof *l);
+    l->from = &from;
+    l->n_trials = 2;
+    l->chosen = l->best = 1;
+    l->n_folds = 2;
+    l->trials[0] = (learn_trial){.set = 1, .plain = true, .loss = {0.5, 0.25, 0.125}};
+    l->trials[1] = (learn_trial){.set = 1, .lambda = 0.5, .exponent = 0.25, .cost = 3, .loss = {0.25, 0.125, 0.0625}};
+    watch(1);
+    print_learned(l, "mine");
+    watched(1);
+    says("     50.00   25.00   12.50   keydiff\n");
+    says("     25.00   12.50    6.25   keydiff (cost 3) <- chosen\n");
+    says("chosen: lambda 0.5, exponent 0.25");
+    says("mine: 2 folds over 3 texts");
+    cJSON *json = learned_to_json(l, "mine"), *trials = cJSON_GetObjectItem(json, "trials");
+    ck_assert_int_eq(cJSON_GetArraySize(trials), 2);
+    ck_near(cJSON_GetNumberValue(cJSON_GetObjectItem(json, "chosen")), 1);
+    const cJSON *loss = cJSON_GetObjectItem(cJSON_GetArrayItem(trials, 1), "loss");
+    ck_near(cJSON_GetNumberValue(cJSON_GetArrayItem(loss, 2)), 0.0625);
+    cJSON_Delete(json);
+    free(l);
+}
+END_TEST
+
+// 200 texts lose nothing at 25 %, half of what counts at 50 %.
+START_TEST(of_a_promise)
+{
+    enum { N = 200 };
+    static double losses[2 * N];
+    static const double ratios[] = {0.25, 0.5};
+    for (int i = 0; i < N; i++) losses[N + i] = 0.5;
+    const char *const names[] = {"KL"}, *const measures[] = {"kl"};
+    const promise_criterion limit = {0.1, 1, losses};
+    const promise_task task = {&limit, 1, 2, N, PROMISE_BETTING, 0.1};
+    kvb_table *table;
+    promise_row rows[2];
+    help_ok(kvb_table_open(&table, write_table(), NULL, err));
+    promise_report r = {.task = &task,
+                        .names = names,
+                        .measures = measures,
+                        .ratios = ratios,
+                        .confidence = 0.9,
+                        .table = table,
+                        .n_tokens = 12,
+                        .n_next = 3,
+                        .length = 1000,
+                        .rows = rows,
+                        .trial = {10, 1, 2, 1.5}};
+    help_ok(promise_find(&task, rows, &r.n_passed, err));
+    ck_assert_uint_eq(r.n_passed, 1);
+    watch(1);
+    help_ok(promise_report_print(&r, err));
+    watched(1);
+    says("Prune 25 %. With probability 0.9");
+    says("KL is below 0.1 (a text counts as at most 1)");
+    says("50 % is not to be had with more texts");
+    says("the other half broke 2 (20 %, allowed 10 %)");
+    help_ok(promise_report_fill(&r, &found, err));
+    ck_near(cJSON_GetNumberValue(cJSON_GetObjectItem(found.settings, "promised_ratio")), 0.25);
+    ck_near(value("mean", NULL, 0.5, NULL), 0.5);
+    ck_near(value("p", NULL, 0.5, NULL), rows[1].p);
+    help_fails(promise_report_refusal(&r, err), KVB_UNSUPPORTED, "even 25 % pruned takes about");
+    memset(losses, 0, sizeof losses);
+    for (int i = 0; i < N; i++) losses[i] = 0.5;
+    help_fails(promise_report_refusal(&r, err), KVB_UNSUPPORTED, "mean damage is above the limit already");
+    kvb_table_close(table);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, setup, teardown);
+    tcase_add_test(tc, of_a_table);
+    tcase_add_test(tc, of_windows);
+    tcase_add_test(tc, of_texts_held_out);
+    tcase_add_test(tc, of_other_methods);
+    tcase_add_test(tc, of_lengths);
+    tcase_add_test(tc, of_a_validation);
+    tcase_add_test(tc, of_a_checked_table);
+    tcase_add_test(tc, of_a_fit);
+    tcase_add_test(tc, of_a_promise);
+}
+
+UNIT_MAIN("tools_studies", fill)
