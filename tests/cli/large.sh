@@ -23,6 +23,9 @@ says 'which the record tells' 'weights: "bf16"' out
 if cmp -s f32.h5 half.h5; then not_ok 'and they are others'; else ok 'and they are others'; fi
 misused 'another kind' "--weights: expected keep, f32 or bf16, found 'f16'" "${PROFILE[@]}" -o x.h5 --weights f16
 
+expect 0 'the plan of an addition that the record has already' "${PROFILE[@]}" -o f32.h5 --add --plan
+says 'has nothing to do' '^work +0 contexts' out
+
 mkdir folder
 cat >folder/config.json <<'END'
 {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,

@@ -315,7 +315,7 @@ kvb_status profile_estimate_time(const profile_command *p, double record_bytes, 
 {
     enum { WRITING_RATE = 400000000 }; // bytes of a record in a second, measured; and a twentieth of one to end it
     kind kinds[MOST_KINDS];
-    int n = list_kinds(kinds, p->m);
+    int n = p->job.n_contexts ? list_kinds(kinds, p->m) : 0; // --add may find nothing to do
     uint32_t batch = p->job.max_questions ? p->job.max_questions : 1;
     *out = (profile_times){.writing = 0.05 + record_bytes / WRITING_RATE};
     for (int i = 0; i < n; i++) {
