@@ -199,10 +199,10 @@ START_TEST(test_wrong_tensors)
     model *m = NULL;
     write_all(&f);
     written *t = tensor_of(&f, "model.layers.1.mlp.up_proj.weight");
-    t->dtype = "F8_E4M3";
+    t->dtype = "F8_E5M2";
     write_shard(&f, "model.safetensors", 0, f.n);
     help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
-               "model.layers.1.mlp.up_proj.weight: type F8_E4M3 cannot be read");
+               "model.layers.1.mlp.up_proj.weight: type F8_E5M2 cannot be read");
     t->dtype = "F32";
     strcpy(t->name, "model.layers.1.mlp.other.weight");
     write_shard(&f, "model.safetensors", 0, f.n);
