@@ -4,6 +4,7 @@ usage: make_fp8.py [OUT]     (needs: torch)
 Layout, little-endian: the 256 bytes' values as f32; then a matrix of ROWS x COLUMNS bytes, its scales for blocks of
 DOWN x ACROSS as f32 and as bfloat16, and the products with the first and with the second, in f32.
 """
+
 import os
 import sys
 
