@@ -21,7 +21,7 @@ clean() {
 }
 
 page README.md <<'PAGE_END'
-| what | how much |
+| what | how much, by Llama 3.1 |
 |---|---|
 | 7 of 80 layers in 0.5.5 | 0.26<!--figure:loss-80--> and **1,080<!--figure:problems-->** |
 PAGE_END
