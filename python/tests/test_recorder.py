@@ -234,7 +234,7 @@ def test_contexts_that_are_too_short_for_a_metric(tmp_path: Path) -> None:
 
 
 def test_texts_and_windows(tmp_path: Path) -> None:
-    """Texts go through the tokenizer; a layer with a window is named and not recorded, and the table leaves it whole."""
+    """Texts go through the tokenizer; a layer with a window is named, not recorded, and whole in the table."""
     words = " ".join(f"w{i}" for i in prompt(1, 40)[0].tolist())
     calib = tmp_path / "text.jsonl"
     calib.write_text(
