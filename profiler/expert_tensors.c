@@ -228,8 +228,9 @@ kvb_status experts_claim(model *m, weights *w, uint32_t layer, kvb_error *err)
     uint32_t first, plain = weights_layer_type(w), types[MATRICES] = {plain, plain, plain};
     bool transposed = layout_of(f, w) == EXPERTS_TRANSPOSED;
     kvb_status status = KVB_OK;
-    if (weights_has_tensors(w) && transposed) {
-        status = find_oss(&oss, c, w, layer, err);
+    if (transposed) {
+        oss.is_blocks = weights_experts_are_mxfp4(w);
+        if (weights_has_tensors(w)) status = find_oss(&oss, c, w, layer, err);
         for (int i = 0; i < MATRICES; i++) types[i] = oss.is_blocks ? GGUF_TENSOR_MXFP4 : GGUF_TENSOR_F32;
     } else if (weights_has_tensors(w)) {
         if (c->switches & EXPERT_BIAS) status = find_biases(biases, c, f, w, layer, err);

@@ -118,8 +118,9 @@ void weights_close(weights *w); // NULL is fine
 bool weights_has_tensors(const weights *w);
 // A gguf_tensor_type: of a source without tensors, the type that its config says they have; BF16 where it does not.
 uint32_t weights_default_type(const weights *w);
-// The same of the layers' matrices: STORED_F8_E4M3 where the config says that they are quantised so.
+// The same of the layers' matrices but routers: STORED_F8_E4M3 where the config says that they are quantised so.
 uint32_t weights_layer_type(const weights *w);
+bool weights_experts_are_mxfp4(const weights *w); // says the config
 
 const char *weights_name(const weights *w); // the path, for messages
 bool weights_is_gguf(const weights *w);

@@ -75,8 +75,9 @@ kvb_status weights_read_quantisation(weights *w, const cJSON *config, const char
     const cJSON *q = member(config, "quantization_config");
     if (!q || cJSON_IsNull(q)) return KVB_OK;
     const char *method = text_of(q, "quant_method");
-    if (strcmp(method, "mxfp4") == 0) return KVB_OK; // gpt-oss's experts, whose tensors say it
-    w->is_fp8 = true;
+    w->is_mxfp4 = strcmp(method, "mxfp4") == 0; // gpt-oss
+    w->is_fp8 = !w->is_mxfp4;
+    if (w->is_mxfp4) return KVB_OK;
     if (strcmp(method, "fp8") == 0)
         return read_block(w, member(q, "weight_block_size"), "weight_block_size", folder, err);
     if (strcmp(method, "compressed-tensors") == 0) return read_groups(w, q, folder, err);
