@@ -14,6 +14,8 @@ enum { SAMPLE_MOST = 60000, SAMPLE_EVERY = 40, ALL_MOST = 1000000, ALL_EVERY = 1
 #else
 enum { SAMPLE_MOST = 400000, SAMPLE_EVERY = 12, ALL_MOST = 1000000, ALL_EVERY = 1, DRAWS = 4 };
 #endif
+#elif defined(__SANITIZE_ADDRESS__) // three times as slow, and the plain build judges the numbers
+enum { SAMPLE_MOST = 2000000, SAMPLE_EVERY = 10, ALL_MOST = 6000000, ALL_EVERY = 1, DRAWS = 4 };
 #else
 enum { SAMPLE_MOST = 2000000, SAMPLE_EVERY = 4, ALL_MOST = 6000000, ALL_EVERY = 1, DRAWS = 8 };
 #endif
