@@ -5,7 +5,8 @@
 #include <string.h>
 
 // Multiplications of a case at most, and how many cases are passed over: the reference and the emulators are slow, and
-// under a sanitiser, which looks at memory and not at numbers, both are three times as slow. With KVB_JUDGE=all nothing is passed over (tests/cli/long_judge.sh); groups of 7 never are.
+// under a sanitiser, which looks at memory and not at numbers, both are three times as slow. With KVB_JUDGE=all nothing
+// is passed over (tests/cli/long_judge.sh); groups of 7 never are.
 #if defined(EMULATED)
 enum { SAMPLE_MOST = 60000, SAMPLE_EVERY = 40, ALL_MOST = 150000, ALL_EVERY = 5, DRAWS = 2 };
 #elif defined(EMULATED_TILES)
