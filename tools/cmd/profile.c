@@ -324,11 +324,12 @@ static int run_profile(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_profile = {
     "profile",
-    "profile MODEL.gguf CALIB.jsonl... -o RUN.h5 [OPTION]...",
+    "profile MODEL CALIB.jsonl... -o RUN.h5 [OPTION]...",
     "watch the model decode with its full cache; record what every head needed",
     "Prefills each context once, decodes all its questions over the shared keys and values, and records\n"
     "for every KV head the oracle importance of each context token (how much any decoded query would lose\n"
     "without it) and each metric's score of it. `kvbudget solve` turns the record into tables.\n"
+    "MODEL is a GGUF file or a folder of Hugging Face; with --plan its config.json is enough.\n"
     "\n"
     "Calibration files have one JSON object per line:\n"
     "  {\"sample_id\": \"story\", \"context\": \"...\", \"questions\": [\"...\"], \"answers\": [\"...\"], "

@@ -279,7 +279,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_refine = {
     "refine",
-    "refine MODEL.gguf TABLE.safetensors TEXT... -o REFINED.safetensors [OPTION]...",
+    "refine MODEL TABLE.safetensors TEXT... -o REFINED.safetensors [OPTION]...",
     "improve a table's budgets on the damage that they really do",
     "Starts from a solved table and moves heads along its columns, up or down, while totals, nesting and all\n"
     "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once; a\n"
