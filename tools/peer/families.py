@@ -125,6 +125,8 @@ class Comparison:
 def compare(a, name, folder):
     m = family_models.make(name)
     family_models.save(m, folder)
+    if name in family_models.READ_BY_TRANSFORMERS:
+        m = family_models.read_quantised(folder, name)
     one, good = Comparison(a, folder, m), True
     models = {"folder": folder}
     if name not in NOT_IN_GGUF and gguf_models.write(m, folder / "model.gguf"):
