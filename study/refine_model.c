@@ -47,7 +47,8 @@ static kvb_status open_model(void **memory, const refine_state *s, kvb_error *er
 {
     const refine_task *t = s->task;
     size_t K = s->n_knots, D = s->n_groups;
-    double per_text = fmin(PER_TEXT_MAX, fmax(1, floor(ROUND_SHARE * t->evaluations / 2)));
+    double stage = t->heads ? t->evaluations / 2.0 : t->evaluations,
+           per_text = fmin(PER_TEXT_MAX, fmax(1, floor(ROUND_SHARE * stage)));
     uint32_t pairs = (uint32_t)per_text * t->n_texts;
     if (pairs < PAIRS_MIN) pairs = PAIRS_MIN;
     size_t rows = (size_t)ROUNDS_KEPT * pairs, points = 2 * pairs > PROPOSALS ? 2 * pairs : PROPOSALS;

@@ -121,7 +121,7 @@ static kvb_status search(refine_command *c, kvb_error *err)
                       .n_knots = b->n_knots,
                       .n_texts = b->n_members[SET_CALIBRATION],
                       .n_selection = b->n_members[SET_SELECTION],
-                      .heads = !c->table.options.limits || !c->table.limits.levels, // else a layer's stay together
+                      .heads = !c->layers && !(c->table.options.limits && c->table.limits.levels), // which tie layers
                       .worst = c->worst,
                       .search = c->task.search,
                       .evaluations = (uint32_t)c->evaluations,
@@ -245,6 +245,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios that count (50%,70%,80%,90%,95%)"},
         {"objective", 0, CLI_TEXT, &c.objective, "KIND", "kl (to the full cache) or nll (of the true next tokens)"},
         {"worst", 0, CLI_FLAG, &c.worst, NULL, "the text that loses most counts, not the mean"},
+        {"layers", 0, CLI_FLAG, &c.layers, NULL, "whole layers move only: for few texts, or few evaluations"},
         {"search", 0, CLI_TEXT, &c.search, "KIND",
          "model (the default: gradients from pairs, halving over texts), evolve (separable\nCMA-ES), swap (two at "
          "random)"},
@@ -264,11 +265,11 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         code = cli_usage_error(self, "a model, a table and texts are needed: kvbudget %s", self->synopsis);
     if (code == EXIT_DONE) code = check_options(&c);
     if (code == EXIT_DONE) code = gather_operands(&c, argv + first, (size_t)(argc - first));
+    if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE) code = device_take_threads(self, c.e.threads);
     if (code == EXIT_DONE) code = eval_open_table(&c.e, c.operands, c.n_operands);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
-        cli_catch_signals();
         kvb_status status = refine(&c, &err);
         status = refine_bench_free(&c.bench, status, &err);
         if (status != KVB_OK) code = cli_failed(self, &err);
