@@ -91,7 +91,8 @@ kvb_status record_same_question(const record_writer *w, const char *id, uint32_t
                                 kvb_error *err);
 
 // The name under which a run that is stopped may leave what its prefill of a context has made so far (kept_file.h),
-// malloc'd; NULL when memory is short. Such a file is no part: it goes with the parts when the record is finished.
+// malloc'd; NULL when memory is short or no context can have the id. Such a file is no part: it goes with the parts
+// when the record is finished.
 char *record_writer_kept_path(const record_writer *w, const char *id);
 
 // Assembles the record from all parts, contexts in the given order, questions by number; puts it in place atomically,

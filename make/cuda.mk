@@ -67,13 +67,26 @@ $(EMULATED): profiler/backend_cuda.cu $(BUILD)/flags
 	$(SAY) CXX $@
 	$(Q)$(CXX) $(FLAGS_EMULATED) $(WERROR) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
 
-JUDGE := tests/unit/test_profiler_backend.c $(sort $(wildcard tests/unit/judge*.c))
+# The judge of all backends: its operations are compiled once for those that differ in precision alone.
+# judge_for KIND, FLAGS: $(JUDGE_KIND), what a program of that kind is made of
+define judge_for
+JUDGE_$(1) := tests/unit/test_profiler_backend.c \
+    $(patsubst tests/unit/%.c,$(BUILD)/tests/judge_$(1)/%.o,$(sort $(wildcard tests/unit/judge*.c)))
+$(BUILD)/tests/judge_$(1)/%.o: tests/unit/%.c $(BUILD)/flags
+	@mkdir -p $$(@D)
+	$$(SAY) CC $$@
+	$$(Q)$$(COMPILE) $(CHECKED) $(2) -c $$< -o $$@
+endef
+$(eval $(call judge_for,plain))
+$(eval $(call judge_for,emulated,-DEMULATED))
+$(eval $(call judge_for,tiles,-DEMULATED_TILES))
 
-# The judge of all backends for the cpu backend's other precisions, for the emulated device and, where nvcc was found,
-# for a real one.  judge NAME, BACKEND, OBJECTS
-judge = $(call add_program,tests/test_profiler_backend_$(1),$(JUDGE) $(3) \
-    $(call archives,profiler),$(CHECKED) -DJUDGED=backend_$(2) $(if $(3),-DEMULATED),$(CHECK_LIBS) $(if $(3),-lstdc++))
-$(call add_program,tests/test_profiler_backend,$(JUDGE) $(call archives,profiler),$(CHECKED),$(CHECK_LIBS))
+# For the cpu backend's other precisions, for the emulated device and, where nvcc was found, for a real one.
+# judge NAME, BACKEND, OBJECTS
+judge = $(call add_program,tests/test_profiler_backend_$(1),$(JUDGE_$(if $(3),emulated,plain)) $(3) \
+    $(call archives,profiler),$(CHECKED) -DJUDGE_OF=backend_$(2) $(if $(3),-DEMULATED), \
+    $(CHECK_LIBS) $(if $(3),-lstdc++))
+$(call add_program,tests/test_profiler_backend,$(JUDGE_plain) $(call archives,profiler),$(CHECKED),$(CHECK_LIBS))
 $(foreach t,$(JUDGED_CPU) $(if $(CUDA_TESTS),$(JUDGED_CUDA)),$(call judge,$(t),$(t)))
 $(foreach t,$(JUDGED_EMULATED),$(call judge,$(t),$(patsubst emulated%,cuda%_emulated,$(t)),$(EMULATED)))
 
@@ -103,16 +116,16 @@ cuda-compiler: deps
 # The cpu backend on the tile unit (AMX), whose instructions tests/tiles has in C: on any machine with AVX-512 and
 # bfloat16, and beside it products alone.
 JUDGED_TILES := $(if $(WITH_SANITISERS),tiles_bf16x3,tiles tiles_bf16x3 tiles_bf16)
-TILES        := $(BUILD)/tests/packed_tiles_emulated.o
+TILES        := $(patsubst %,$(BUILD)/tests/%_emulated.o,packed_tiles packed_tiles_multiply)
 UNIT_BIN     += $(call judge_names,$(JUDGED_TILES)) $(BUILD)/tests/test_profiler_packed_tiles
-$(TILES): profiler/packed_tiles.c $(BUILD)/flags
+$(TILES): $(BUILD)/tests/%_emulated.o: profiler/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) CC $@
 	$(Q)$(COMPILE) -DEMULATED_TILES -Itests/tiles -c $< -o $@
 tiles_program = $(call add_program,tests/$(1),$(2) $(TILES) $(call archives,profiler), \
     $(CHECKED) -DEMULATED_TILES -Itests/tiles $(3),$(CHECK_LIBS))
-$(foreach t,$(JUDGED_TILES),$(call tiles_program,test_profiler_backend_$(t),$(JUDGE), \
-    -DJUDGED=backend_$(patsubst tiles%,cpu%,$(t))))
+$(foreach t,$(JUDGED_TILES),$(call tiles_program,test_profiler_backend_$(t),$(JUDGE_tiles), \
+    -DJUDGE_OF=backend_$(patsubst tiles%,cpu%,$(t))))
 $(call tiles_program,test_profiler_packed_tiles,tests/unit/test_profiler_packed.c)
 
 # Behind the last program that is added: prerequisites are read where they stand.

@@ -192,22 +192,21 @@ static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, con
 }
 
 // One table for each precision of the products.
-#define CPU_BACKEND(COMPUTE, SUMMARY)                                                                                \
-    {                                                                                                                \
-        .name = "cpu", .compute = COMPUTE, .summary = SUMMARY, .context_rows = CONTEXT_ROWS, .open = cpu_open,       \
-        .sums_importance = true,                                                                                     \
-        .close = cpu_close, .check = cpu_check, .alloc = host_alloc, .release = host_release, .upload = host_upload, \
-        .download = host_download, .copy = host_copy, .clear = host_clear, .host_view = host_view,                   \
-        .matrix_load = cpu_matrix_load, .matrix_bytes = cpu_matrix_bytes, .matrix_release = cpu_matrix_release,      \
-        .scratch_bytes = cpu_scratch_bytes, .free_bytes = host_free_bytes, .packed_floats = cpu_packed_floats,       \
-        .pack_prefix = cpu_pack_prefix, .gather = cpu_gather, .rms_norm = cpu_rms_norm, .matmul = cpu_matmul,        \
-        .project = cpu_project, .layer_norm = cpu_layer_norm, .glu = cpu_glu, .softcap = cpu_softcap,                \
-        .clip = cpu_clip, .take_rows = cpu_take_rows, .add_rows = cpu_add_rows, .scale = cpu_scale,                  \
-        .add_row = cpu_add_row, .add_scaled = cpu_add_scaled, .rope = cpu_rope, .store_prefix = cpu_store_prefix,    \
-        .store_tail = cpu_store_tail, .attend_prefix = cpu_attend_prefix, .attend_rows = cpu_attend_rows,            \
-        .value_weights = cpu_value_weights, .sample = host_sample, .column_sums = cpu_column_sums,                   \
-        .output_norms = cpu_output_norms, .norms = host_norms, .moments = host_moments, .quadratic = host_quadratic, \
-        .spreads = host_spreads,                                                                                     \
+#define CPU_BACKEND(COMPUTE, SUMMARY)                                                                                  \
+    {                                                                                                                  \
+        .name = "cpu", .compute = COMPUTE, .summary = SUMMARY, .context_rows = CONTEXT_ROWS, .open = cpu_open,         \
+        .sums_importance = true, .close = cpu_close, .check = cpu_check, .alloc = host_alloc, .release = host_release, \
+        .upload = host_upload, .download = host_download, .copy = host_copy, .clear = host_clear,                      \
+        .host_view = host_view, .matrix_load = cpu_matrix_load, .matrix_bytes = cpu_matrix_bytes,                      \
+        .matrix_release = cpu_matrix_release, .scratch_bytes = cpu_scratch_bytes, .free_bytes = host_free_bytes,       \
+        .packed_floats = cpu_packed_floats, .pack_prefix = cpu_pack_prefix, .gather = cpu_gather,                      \
+        .rms_norm = cpu_rms_norm, .matmul = cpu_matmul, .project = cpu_project, .layer_norm = cpu_layer_norm,          \
+        .glu = cpu_glu, .softcap = cpu_softcap, .clip = cpu_clip, .take_rows = cpu_take_rows,                          \
+        .add_rows = cpu_add_rows, .scale = cpu_scale, .add_row = cpu_add_row, .add_scaled = cpu_add_scaled,            \
+        .rope = cpu_rope, .store_prefix = cpu_store_prefix, .store_tail = cpu_store_tail,                              \
+        .attend_prefix = cpu_attend_prefix, .attend_rows = cpu_attend_rows, .value_weights = cpu_value_weights,        \
+        .sample = host_sample, .column_sums = cpu_column_sums, .output_norms = cpu_output_norms, .norms = host_norms,  \
+        .moments = host_moments, .quadratic = host_quadratic, .spreads = host_spreads,                                 \
     }
 
 const backend backend_cpu = CPU_BACKEND("f32", "oneDNN and OpenMP, float32");

@@ -116,14 +116,8 @@ void cpu_matmul(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool
 void cpu_project(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n);
 
 // --- backend_cpu_attention.c ---
-// Of cpu_device.exponentials for contexts of up to n_tokens.
-size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention_shape s);
 size_t cpu_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s);
 void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s);
-void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
-                       attention_shape s);
-void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
-                     const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
 // What queries are multiplied with before they meet keys. Scores are logarithms to base 2 of what the softmax takes.
 float cpu_score_scale(uint32_t d);
 // Turns n scores that a line has of the keys from `key` on into those of a layer of this shape: capped, and hidden
@@ -132,17 +126,28 @@ float cpu_score_scale(uint32_t d);
 void cpu_bend_scores(attention_shape s, float *line, uint32_t n, uint64_t position, uint32_t key);
 // 1 / the sum of a line's exponentials relative to `top`; the sink of head h is among them.
 float cpu_inverse_sum(attention_shape s, uint32_t h, float top, float sum);
-// Lines of a task at most, a line being a row of one query head: of attention, or QUERY_TILE in column_sums and
-// output_norms; and of `lines`, how many meet a tile of keys together.
-uint32_t cpu_max_lines(attention_shape s);
+// Of a task's lines, how many meet a tile of keys together.
 uint32_t cpu_block_lines(uint32_t lines);
 // Turns the scores [seen] that row r has of one more tile into exponentials relative to the row's running maximum, and
 // rescales what the row has gathered so far: row_sum and its outputs [d].
 void cpu_softmax_line(scratch *s, float *line, uint32_t r, uint32_t seen, uint32_t d);
+uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens); // keys of all tiles together
+
+// --- backend_cpu_prefix.c ---
+void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
+                       attention_shape s);
+// Lines of a task at most, a line being a row of one query head: of attention, or QUERY_TILE in column_sums and
+// output_norms.
+uint32_t cpu_max_lines(attention_shape s);
+
+// --- backend_cpu_rows.c ---
+void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
+                     const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
 // Decoded rows that attention takes at a time. All of them have the same bits wherever they stand (measured on
 // dnnl_sgemm: a multiple of 4 and of 6 lines with AVX2).
 uint32_t cpu_row_group(void);
-uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens); // keys of all tiles together
+// Of cpu_device.exponentials for contexts of up to n_tokens.
+size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention_shape s);
 
 // --- backend_cpu_values.c ---
 void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s);

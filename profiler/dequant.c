@@ -50,6 +50,29 @@ SIMD_CLONES static void widen_bf16(float *to, const uint8_t *from, size_t n)
                     .f;
 }
 
+SIMD_CLONES static void widen_e4m3(float *to, const uint8_t *from, size_t n)
+{
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        uint32_t magnitude = from[i] & 0x7f;
+        union {
+            uint32_t u;
+            float f;
+        } v = {magnitude << 20};
+        v.f *= 0x1p120f; // denormals as well
+        to[i] = (union {
+                    uint32_t u;
+                    float f;
+                }){v.u | (magnitude == 0x7f ? 0x7fc00000u : 0) | (uint32_t)(from[i] & 0x80) << 24}
+                    .f;
+    }
+}
+
+void dequant_e4m3(const void *src, size_t n, float *dst)
+{
+    widen_e4m3(dst, src, n);
+}
+
 #define TYPE_NAME(name, number, values, bytes) " " #name
 
 kvb_status dequant_rows(uint32_t type, const void *src, size_t n_values, float *dst, kvb_error *err)

@@ -143,7 +143,7 @@ static kvb_status load_oss(dev_matrix *out, const model *m, uint32_t layer, cons
     kvb_status status =
         values || blocks ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for an expert of %zu rows", rows);
     if (status == KVB_OK && values) status = oss_values(values, &t->matrix[i], e, terms, err);
-    stored_matrix stored = {GGUF_TENSOR_MXFP4, blocks, (uint32_t)rows, (uint32_t)terms, 0, 0};
+    stored_matrix stored = {.type = GGUF_TENSOR_MXFP4, .data = blocks, .out = (uint32_t)rows, .in = (uint32_t)terms};
     for (size_t r = 0; status == KVB_OK && r < rows; r++) {
         size_t from = step * r + (which == UP);
         if (blocks) oss_block_row(t, i, e * all + from, terms, blocks + r * row_bytes);
@@ -225,11 +225,12 @@ kvb_status experts_claim(model *m, weights *w, uint32_t layer, kvb_error *err)
     const family *f = m->family;
     weight_tensor t, biases[MATRICES];
     oss_tensors oss;
-    uint32_t first, plain = weights_default_type(w), types[MATRICES] = {plain, plain, plain};
+    uint32_t first, plain = weights_layer_type(w), types[MATRICES] = {plain, plain, plain};
     bool transposed = layout_of(f, w) == EXPERTS_TRANSPOSED;
     kvb_status status = KVB_OK;
-    if (weights_has_tensors(w) && transposed) {
-        status = find_oss(&oss, c, w, layer, err);
+    if (transposed) {
+        oss.is_blocks = weights_experts_are_mxfp4(w);
+        if (weights_has_tensors(w)) status = find_oss(&oss, c, w, layer, err);
         for (int i = 0; i < MATRICES; i++) types[i] = oss.is_blocks ? GGUF_TENSOR_MXFP4 : GGUF_TENSOR_F32;
     } else if (weights_has_tensors(w)) {
         if (c->switches & EXPERT_BIAS) status = find_biases(biases, c, f, w, layer, err);
@@ -262,8 +263,7 @@ kvb_status experts_load(model_layer *to, const model *m, weights *w, uint32_t la
         if (transposed) status = load_oss(one, m, layer, &oss, i / MATRICES, (int)(i % MATRICES), err);
         else status = find_rows(&t, &first, c, f, w, layer, i / MATRICES, (int)(i % MATRICES), err);
         if (status == KVB_OK && !transposed) {
-            const stored_matrix rows = {
-                t.type, t.data + first * t.row_bytes, rows_of(c, (int)(i % MATRICES)), (uint32_t)t.columns, 0, 0};
+            const stored_matrix rows = tensor_rows(&t, first, rows_of(c, (int)(i % MATRICES)));
             *one = on->b->matrix_load(on, &rows, model_hold(m, layer + 1, false));
         }
         if (status == KVB_OK && !one->address && !one->packed)

@@ -241,8 +241,8 @@ static kvb_status prefill_layer(forward *f, uint32_t layer, const layer_observer
         observer ? layer_views_show(&f->views, layer, &kv, f->q_raw, f->q, f->pass.frequency, observer, err) : KVB_OK;
     if (status != KVB_OK) return status;
     if (oracle.weights.address)
-        f->b->value_weights(f->pass.on, oracle.weights, &kv, f->m->layers[layer].value_root,
-                            find_centre(f, layer, &kv), model_attention(f->m, layer));
+        f->b->value_weights(f->pass.on, oracle.weights, &kv, f->m->layers[layer].value_root, find_centre(f, layer, &kv),
+                            model_attention(f->m, layer));
     if (mix) mix_context(f, layer);
     return KVB_OK;
 }

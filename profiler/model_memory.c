@@ -20,10 +20,10 @@ void model_count_matrix(model *m, uint32_t group, const stored_matrix *w, bool r
 {
     const backend *b = m->device->b;
     weight_room *to = &m->rooms[group];
-    uint32_t values = 1, bytes = 0;
+    uint32_t values, bytes;
     unsigned own = model_hold(m, group, rows) & ~(unsigned)HOLD_IN_PLACE;
     uint64_t held = b->matrix_bytes(m->device, w, own);
-    gguf_tensor_type_block(w->type, &values, &bytes);
+    stored_type_block(w->type, &values, &bytes);
     to->held += held;
     to->in_place += maps ? b->matrix_bytes(m->device, w, own | HOLD_IN_PLACE) : held;
     to->file += maps ? (uint64_t)w->out * w->in / values * bytes : 0;
@@ -36,13 +36,14 @@ static kvb_status claim_layer(model *m, weights *w, uint32_t layer, kvb_error *e
 {
     const model_config *c = &m->config;
     tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
-    weight_tensor t = {.type = weights_default_type(w)};
+    weight_tensor t;
     kvb_status status = KVB_OK;
     entries_matrices(matrices, c);
     entries_vectors(vectors, c);
     for (int i = 0; status == KVB_OK && i < N_MATRICES; i++) {
         const tensor_entry *e = &matrices[i];
         if (!entry_in_layer(e, c, layer)) continue;
+        t.type = e->role == TENSOR_ROUTER ? weights_default_type(w) : weights_layer_type(w);
         if (weights_has_tensors(w)) status = entry_find(&t, w, m->family, e, layer, err);
         const stored_matrix stored = {.type = t.type, .out = e->rows, .in = e->columns};
         if (status == KVB_OK) model_count_matrix(m, layer + 1, &stored, e->role == TENSOR_WO, true);

@@ -1,5 +1,4 @@
 #include "profiler/model_tensors.h"
-#include "profiler/dequant.h"
 #include "profiler/expert_tensors.h"
 #include "profiler/oracle.h"
 #include "profiler/tensor_entries.h"
@@ -18,38 +17,30 @@ typedef struct loader {
     float *values, *roots;
 } loader;
 
-static kvb_status check_finite(const float *x, size_t n, size_t before, const weight_tensor *t, kvb_error *err)
+// The first of the n values, from value `before` of the tensor on, that is not finite.
+static kvb_status fail_not_finite(const float *x, size_t n, size_t before, const weight_tensor *t, kvb_error *err)
 {
-    for (size_t i = 0; i < n; i++)
-        if (!isfinite(x[i]))
-            return kvb_fail(
-                err, KVB_NUMERIC,
-                "%s: tensor %s: value %zu of %zu is not finite; the file is damaged or overflowed when it was made",
-                t->file, t->name, before + i, (size_t)(t->rows * t->columns));
-    return KVB_OK;
+    size_t i = 0;
+    while (i + 1 < n && isfinite(x[i])) i++;
+    return kvb_fail(err, KVB_NUMERIC,
+                    "%s: tensor %s: value %zu of %zu is not finite; the file is damaged or overflowed when it was made",
+                    t->file, t->name, before + i, (size_t)(t->rows * t->columns));
 }
 
 // Rows first .. first+rows-1 in float32, checked.
 static kvb_status read_rows(float *out, const weight_tensor *t, uint32_t first, uint32_t rows, kvb_error *err)
 {
-    kvb_error inner = {0};
-    size_t n = t->columns;
-    for (uint32_t r = 0; r < rows; r++) {
-        float *to = out + r * n;
-        kvb_status status = dequant_rows(t->type, t->data + (first + r) * t->row_bytes, n, to, &inner);
-        if (status != KVB_OK) return kvb_fail(err, status, "%s: tensor %s: %s", t->file, t->name, inner.message);
-        status = check_finite(to, n, (first + r) * n, t, err);
-        if (status != KVB_OK) return status;
-    }
-    return KVB_OK;
+    stored_matrix w = tensor_rows(t, first, rows);
+    if (stored_rows(&w, 0, rows, out)) return KVB_OK;
+    return fail_not_finite(out, rows * t->columns, first * t->columns, t, err);
 }
 
 static kvb_status load_matrix(dev_matrix *out, loader *in, const weight_tensor *t, uint32_t first, uint32_t rows,
                               uint32_t paired, unsigned hold, kvb_error *err)
 {
     backend_device *on = in->m->device;
-    const stored_matrix w = {t->type, t->data + first * t->row_bytes, rows, (uint32_t)t->columns,
-                             paired,  in->m->config.rope_dim};
+    stored_matrix w = tensor_rows(t, first, rows);
+    w.paired = paired, w.turned = in->m->config.rope_dim;
     *out = on->b->matrix_load(on, &w, hold);
     if (out->address || out->packed) return KVB_OK;
     for (uint32_t r = 0; r < rows; r++) {

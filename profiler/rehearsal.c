@@ -34,10 +34,10 @@ static kvb_status find_head_type(uint32_t *out, const model *m, kvb_error *err)
 static kvb_status find_types(types *out, const model *m, uint32_t layer, bool narrow, kvb_error *err)
 {
     tensor_entry matrices[N_MATRICES];
-    uint32_t plain = narrow ? GGUF_TENSOR_F32 : weights_default_type(m->source);
+    uint32_t plain = narrow ? GGUF_TENSOR_F32 : weights_layer_type(m->source);
     entries_matrices(matrices, &m->config);
     out->experts = m->expert_type;
-    out->head = plain;
+    out->head = narrow ? plain : weights_default_type(m->source);
     for (int i = 0; i < N_MATRICES; i++) {
         weight_tensor t = {.type = plain};
         bool there = entry_in_layer(&matrices[i], &m->config, layer) && weights_has_tensors(m->source);
@@ -69,8 +69,8 @@ static void set_config(model_config *c, uint32_t layer, bool narrow)
 
 static size_t bytes_of(uint32_t type, uint64_t rows, uint64_t columns)
 {
-    uint32_t values = 1, bytes = 0;
-    gguf_tensor_type_block(type, &values, &bytes);
+    uint32_t values, bytes;
+    stored_type_block(type, &values, &bytes);
     return (size_t)((rows * columns + values - 1) / values * bytes);
 }
 

@@ -59,17 +59,42 @@ bool entry_in_layer(const tensor_entry *e, const model_config *c, uint32_t layer
 
 // ---- Finding ----
 
+static kvb_status check_sizes(const weight_tensor *t, uint64_t rows, uint64_t columns, kvb_error *err)
+{
+    if (t->rows == rows && t->columns == columns && t->n_dims <= 2) return KVB_OK;
+    return kvb_fail(err, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [%llu, %llu]", t->file, t->name,
+                    (unsigned long long)t->rows, (unsigned long long)t->columns, (unsigned long long)rows,
+                    (unsigned long long)columns);
+}
+
 kvb_status tensor_check_shape(const weight_tensor *t, uint64_t rows, uint64_t columns, kvb_error *err)
 {
-    if (t->rows != rows || t->columns != columns || t->n_dims > 2)
-        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [%llu, %llu]", t->file,
-                        t->name, (unsigned long long)t->rows, (unsigned long long)t->columns, (unsigned long long)rows,
-                        (unsigned long long)columns);
     kvb_error inner = {0};
-    kvb_status status = dequant_rows(t->type, t->data, 0, NULL, &inner);
+    kvb_status status = check_sizes(t, rows, columns, err);
+    if (status != KVB_OK) return status;
+    status = dequant_rows(t->type, t->data, 0, NULL, &inner);
     if (status != KVB_OK)
         return kvb_fail(err, status, "%s: tensor %s: type %s cannot be read", t->file, t->name, t->type_name);
     return KVB_OK;
+}
+
+// The same of a tensor that may be FP8: its scales are in *t then.
+static kvb_status check_matrix(weight_tensor *t, weights *w, uint64_t rows, uint64_t columns, kvb_error *err)
+{
+    if (t->type != STORED_F8_E4M3) return tensor_check_shape(t, rows, columns, err);
+    kvb_status status = check_sizes(t, rows, columns, err);
+    return status == KVB_OK ? weights_find_scales(w, t, err) : status;
+}
+
+stored_matrix tensor_rows(const weight_tensor *t, uint32_t first, uint32_t rows)
+{
+    stored_matrix w = {.type = t->type,
+                       .data = t->data + first * t->row_bytes,
+                       .out = rows,
+                       .in = (uint32_t)t->columns,
+                       .scales = t->scales};
+    w.scales.first = first;
+    return w;
 }
 
 kvb_status tensor_find(weight_tensor *out, weights *w, const char *name, uint64_t rows, uint64_t columns,
@@ -78,7 +103,7 @@ kvb_status tensor_find(weight_tensor *out, weights *w, const char *name, uint64_
     if (!weights_find(w, name, out))
         return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [%llu, %llu]", weights_name(w), name,
                         (unsigned long long)rows, (unsigned long long)columns);
-    return tensor_check_shape(out, rows, columns, err);
+    return check_matrix(out, w, rows, columns, err);
 }
 
 kvb_status entry_find(weight_tensor *out, weights *w, const family *f, const tensor_entry *e, uint32_t layer,
@@ -111,7 +136,7 @@ kvb_status tensor_find_head(weight_tensor *out, bool *tied, const model_config *
     if (*tied && said && says_tied == 0)
         return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %u]", weights_name(w), name,
                         c->vocabulary, c->width);
-    return *tied ? KVB_OK : tensor_check_shape(out, c->vocabulary, c->width, err);
+    return *tied ? KVB_OK : check_matrix(out, w, c->vocabulary, c->width, err);
 }
 
 const char *tensor_norm_name(const weights *w)

@@ -27,10 +27,13 @@ kvb_status entry_find(weight_tensor *out, weights *w, const family *f, const ten
                       kvb_error *err);
 kvb_status tensor_find(weight_tensor *out, weights *w, const char *name, uint64_t rows, uint64_t columns,
                        kvb_error *err);
+// For tensors that may not be FP8.
 kvb_status tensor_check_shape(const weight_tensor *t, uint64_t rows, uint64_t columns, kvb_error *err);
 // The output matrix; *tied where the embedding is used in its place, and of a config without weights where that would
 // be so.
 kvb_status tensor_find_head(weight_tensor *out, bool *tied, const model_config *c, const family *f, weights *w,
                             kvb_error *err);
+// Rows first .. first+rows-1 of a tensor that was found.
+stored_matrix tensor_rows(const weight_tensor *t, uint32_t first, uint32_t rows);
 const char *tensor_norm_name(const weights *w);
 const char *tensor_embedding_name(const weights *w);

@@ -165,7 +165,8 @@ static kvb_status find_model(weights *w, folder *f, kvb_error *err)
         return kvb_fail(err, KVB_FORMAT, "%s/config.json: model_type is missing, expected the name of a family",
                         f->path);
     snprintf(w->architecture, sizeof w->architecture, "%s", type->valuestring);
-    return KVB_OK;
+    kvb_status status = weights_read_quantisation(w, f->config, f->path, err);
+    return status == KVB_OK && f->model != f->config ? weights_read_quantisation(w, f->model, f->path, err) : status;
 }
 
 kvb_status weights_open_folder(weights *w, const char *path, bool config_suffices, kvb_error *err)
@@ -292,7 +293,8 @@ static uint32_t type_of(const char *dtype)
     static const struct {
         const char *name;
         uint32_t type;
-    } types[] = {{"F32", GGUF_TENSOR_F32}, {"F16", GGUF_TENSOR_F16}, {"BF16", GGUF_TENSOR_BF16}};
+    } types[] = {
+        {"F32", GGUF_TENSOR_F32}, {"F16", GGUF_TENSOR_F16}, {"BF16", GGUF_TENSOR_BF16}, {"F8_E4M3", STORED_F8_E4M3}};
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (strcmp(types[i].name, dtype) == 0) return types[i].type;
     return UINT32_MAX;
@@ -328,14 +330,23 @@ static bool tensor_folder(const weights *w, const weight_name *name, weight_tens
     return true;
 }
 
-// What a text model does not need: pictures' and sounds' parts, tables that are computed anew.
+static bool ends_with(const char *name, const char *end)
+{
+    size_t n = strlen(name), m = strlen(end);
+    return n >= m && strcmp(name + n - m, end) == 0;
+}
+
+// What a text model does not need: pictures' and sounds' parts, tables that are computed anew, and what engines
+// quantise activations and caches with.
 static bool left_folder(const char *name)
 {
     static const char *const others[] = {"vision_tower.",          "model.vision_tower.",          "visual.",
                                          "multi_modal_projector.", "model.multi_modal_projector.", "audio_tower."};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strncmp(name, others[i], strlen(others[i])) == 0) return true;
-    return strstr(name, "rotary_emb.inv_freq") != NULL;
+    return strstr(name, "rotary_emb.inv_freq") || ends_with(name, ".input_scale") ||
+           ends_with(name, ".activation_scale") || ends_with(name, ".output_scale") || ends_with(name, ".k_scale") ||
+           ends_with(name, ".v_scale");
 }
 
 // ---- The files ----

@@ -36,6 +36,9 @@ struct weights {
     char architecture[64];
     const weights_kind *kind;
     void *source;       // the kind's own
+    bool is_fp8;        // says the config: of its layers
+    bool is_mxfp4;      // of its experts
+    uint32_t block[2];  // rows and columns that share a scale; 0: the scales' shape says it
     weight_name *names; // of all tensors, sorted
     size_t n_names, max_names;
 };
@@ -47,6 +50,9 @@ kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err);
 // config_suffices: weight files may be missing.
 kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffices, kvb_error *err);
 kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err);
+// quantization_config of `config`, the object that may have it, into is_fp8, is_mxfp4 and block; `path` is the config's.
+// KVB_UNSUPPORTED for a method that cannot be read.
+kvb_status weights_read_quantisation(weights *w, const struct cJSON *config, const char *folder, kvb_error *err);
 kvb_status weights_add_name(weights *w, const char *name, size_t file, kvb_error *err);
 kvb_status weights_sort_names(weights *w, kvb_error *err);
 // Hashes a file of weights: it stands in h->origin then, its name and hash are in h->all, and the memory of its pages

@@ -1,6 +1,8 @@
 // A linear model of the loss around the centre, and steps against its gradient. Damage is measured exactly, so what a
-// candidate says of one group is blurred by the other groups only: pairs that differ in the sign of every move cancel
-// all that is even, and a ridge shares the rest out. A pair costs one text, and texts take turns.
+// candidate says of one group is blurred by the other groups and by its text only: pairs that differ in the sign of
+// every move cancel all that is even, each text counts by what share of its loss a pair changes, so that none rules,
+// and a ridge, chosen by what it predicts of texts left out, shares the rest out. A pair costs one text, and texts take
+// turns.
 #include "runtime/fail.h"
 #include "study/refine_parts.h"
 #include <gsl/gsl_linalg.h>
@@ -8,23 +10,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SIZE_COUNT = 3, PROPOSALS = 2 * SIZE_COUNT, PAIRS_MIN = 8, PAIRS_MAX = 48 };
-static const double MOVE = 0.3;                      // of every group in a pair
-static const double FORGET = 0.6;                    // weight of a pair after each round
-static const double FIRST_RADIUS = 0.25;             // root mean square of a step's moves
-static const double LONGEST = 3;                     // a group's move, in radii
-static const double SIZES[SIZE_COUNT] = {0.5, 1, 2}; // of proposals, in radii
+enum { SIZE_COUNT = 3, PROPOSALS = 2 * SIZE_COUNT, PAIRS_MIN = 8, PER_TEXT_MAX = 4, ROUNDS_KEPT = 4, FOLDS = 4 };
+static const double MOVE = 0.3;        // of every group in a pair
+static const double FORGET = 0.7;      // weight of a pair after each round
+static const double ROUND_SHARE = 0.1; // of a stage's evaluations, that the pairs of a round may take
+static const double SMALL = 0.1;       // of the table's loss: a text that loses less hardly counts
+static const double RIDGES[] = {0.25, 0.5, 1, 2, 4, 8, 16}; // in units of all groups' moves together
+static const double FIRST_RADIUS = 0.16;                    // root mean square of a step's moves
+static const double LONGEST = 3;                            // a group's move, in radii
+static const double SIZES[SIZE_COUNT] = {0.5, 1, 2};        // of proposals, in radii
 
 typedef struct gradient_model {
-    uint32_t pairs;          // of a round
-    gsl_matrix *products;    // [D, D] weighted sums of z z', z the signs of a pair
-    double *slopes;          // [K, D] weighted sums of z times the slope along it, per knot
-    double *direction;       // [K, D] against the gradient, root mean square 1; shared part in [K]
-    double *radius;          // [K]
-    double weight;           // of all pairs
-    double *signs;           // [pairs, D]
-    double *points, *loss;   // [2 pairs or PROPOSALS, K, D], and [.., K]
-    uint32_t *texts, *order; // [n_texts]; [PROPOSALS, K]
+    uint32_t pairs, n_rows; // of a round; of the rounds that are kept
+    double *signs;          // [ROUNDS_KEPT * pairs, D] of the moves; the newest round first
+    double *change;         // [.., K] what half a pair changes, as a share of its text's loss
+    uint32_t *fold;         // [..] texts that are left out together
+    gsl_matrix *products;   // [D, D] sums of z z', z the signs of a pair
+    double *slopes;         // [K + 1, D] sums of z times the change; of all knots together in [K]
+    double *direction;      // [K + 1, D] against the gradient, root mean square 1; shared part in [K]
+    double *radius;         // [K]
+    double *points, *loss;  // [2 pairs or PROPOSALS, K, D], and [.., K]
+    uint32_t *texts;        // [n_texts]
 } gradient_model;
 
 static void close_model(void *memory)
@@ -32,46 +38,40 @@ static void close_model(void *memory)
     gradient_model *m = memory;
     if (!m) return;
     if (m->products) gsl_matrix_free(m->products);
-    free(m->slopes);
+    free(m->signs);
     free(m->texts);
     free(m);
 }
 
 static kvb_status open_model(void **memory, const refine_state *s, kvb_error *err)
 {
+    const refine_task *t = s->task;
     size_t K = s->n_knots, D = s->n_groups;
-    uint32_t wanted = s->n_groups / 2 > s->task->n_texts ? s->n_groups / 2 : s->task->n_texts, // every text has a say
-        pairs = wanted < PAIRS_MIN   ? PAIRS_MIN
-                : wanted > PAIRS_MAX ? PAIRS_MAX
-                                     : wanted;
+    double stage = t->heads ? t->evaluations / 2.0 : t->evaluations,
+           per_text = fmin(PER_TEXT_MAX, fmax(1, floor(ROUND_SHARE * stage)));
+    uint32_t pairs = (uint32_t)per_text * t->n_texts;
+    if (pairs < PAIRS_MIN) pairs = PAIRS_MIN;
+    size_t rows = (size_t)ROUNDS_KEPT * pairs, points = 2 * pairs > PROPOSALS ? 2 * pairs : PROPOSALS;
     gradient_model *m = calloc(1, sizeof *m);
     *memory = m;
     if (!m) return kvb_fail(err, KVB_MEMORY, "no memory for %u pairs", pairs);
     m->pairs = pairs;
     m->products = gsl_matrix_calloc(D, D);
-    m->slopes = calloc(K * D + (K + 1) * D + K + pairs * D + 2 * pairs * K * (D + 1), sizeof(double));
-    m->texts = calloc(s->task->n_texts + PROPOSALS * K, sizeof *m->texts);
-    if (!m->products || !m->slopes || !m->texts) return kvb_fail(err, KVB_MEMORY, "no memory for %u pairs", pairs);
-    m->direction = m->slopes + K * D;
+    m->signs = calloc(rows * (D + K) + 2 * (K + 1) * D + K + points * K * (D + 1), sizeof(double));
+    m->texts = calloc(t->n_texts + rows, sizeof *m->texts);
+    if (!m->products || !m->signs || !m->texts) return kvb_fail(err, KVB_MEMORY, "no memory for %u pairs", pairs);
+    m->fold = m->texts + t->n_texts;
+    m->change = m->signs + rows * D;
+    m->slopes = m->change + rows * K;
+    m->direction = m->slopes + (K + 1) * D;
     m->radius = m->direction + (K + 1) * D;
-    m->signs = m->radius + K;
-    m->points = m->signs + pairs * D;
-    m->loss = m->points + 2 * pairs * K * D;
-    m->order = m->texts + s->task->n_texts;
+    m->points = m->radius + K;
+    m->loss = m->points + points * K * D;
     for (size_t k = 0; k < K; k++) m->radius[k] = FIRST_RADIUS;
     return KVB_OK;
 }
 
 // ---- Pairs ----
-
-static void add_pair(gradient_model *m, const double *z, const double *up, const double *down, uint32_t K, uint32_t D)
-{
-    m->weight++;
-    for (uint32_t i = 0; i < D; i++)
-        for (uint32_t j = 0; j < D; j++) *gsl_matrix_ptr(m->products, i, j) += z[i] * z[j];
-    for (uint32_t k = 0; k < K; k++)
-        for (uint32_t i = 0; i < D; i++) m->slopes[(size_t)k * D + i] += z[i] * (up[k] - down[k]) / (2 * MOVE);
-}
 
 // The pairs whose turn it is on one text: numbers first, first + n_texts, ...
 static kvb_status measure_pairs(gradient_model *m, refine_state *s, uint32_t first, kvb_error *err)
@@ -84,23 +84,49 @@ static kvb_status measure_pairs(gradient_model *m, refine_state *s, uint32_t fir
     if (n == 0) return KVB_OK;
     kvb_status status = refine_points(s, m->points, n, &text, 1, m->loss, err);
     if (status != KVB_OK) return status;
-    for (uint32_t p = first, i = 0; p < m->pairs; p += n_texts, i += 2)
-        add_pair(m, m->signs + (size_t)p * D, m->loss + (size_t)i * K, m->loss + (size_t)(i + 1) * K, K, D);
+    for (uint32_t p = first, i = 0; p < m->pairs; p += n_texts, i += 2) {
+        m->fold[p] = (n_texts < FOLDS ? p / n_texts : text) % FOLDS;
+        for (uint32_t k = 0; k < K; k++) {
+            double up = m->loss[(size_t)i * K + k], down = m->loss[(size_t)(i + 1) * K + k];
+            m->change[p * K + k] = (up - down) / (fabs(up) + fabs(down) + SMALL) / MOVE;
+        }
+    }
     return KVB_OK;
 }
 
 static kvb_status observe(gradient_model *m, refine_state *s, kvb_error *err)
 {
-    gsl_matrix_scale(m->products, FORGET);
-    for (size_t i = 0; i < (size_t)s->n_knots * s->n_groups; i++) m->slopes[i] *= FORGET;
-    m->weight *= FORGET;
-    for (size_t i = 0; i < (size_t)m->pairs * s->n_groups; i++) m->signs[i] = gsl_rng_uniform_int(s->rng, 2) ? 1 : -1;
+    size_t K = s->n_knots, D = s->n_groups, old = (size_t)(ROUNDS_KEPT - 1) * m->pairs;
+    memmove(m->signs + m->pairs * D, m->signs, old * D * sizeof *m->signs);
+    memmove(m->change + m->pairs * K, m->change, old * K * sizeof *m->change);
+    memmove(m->fold + m->pairs, m->fold, old * sizeof *m->fold);
+    if (m->n_rows < ROUNDS_KEPT * m->pairs) m->n_rows += m->pairs;
+    for (size_t i = 0; i < m->pairs * D; i++) m->signs[i] = gsl_rng_uniform_int(s->rng, 2) ? 1 : -1;
     kvb_status status = KVB_OK;
     for (uint32_t t = 0; t < s->task->n_texts && status == KVB_OK; t++) status = measure_pairs(m, s, t, err);
     return status;
 }
 
 // ---- The gradient ----
+
+// The sums over all pairs but those of one fold (FOLDS: over all).
+static void add_up(gradient_model *m, uint32_t K, uint32_t D, uint32_t without)
+{
+    gsl_matrix_set_zero(m->products);
+    memset(m->slopes, 0, (size_t)(K + 1) * D * sizeof *m->slopes);
+    for (uint32_t p = 0; p < m->n_rows; p++) {
+        const double *z = m->signs + (size_t)p * D, *y = m->change + (size_t)p * K;
+        double weight = pow(FORGET, p / m->pairs);
+        if (m->fold[p] == without) continue;
+        for (uint32_t i = 0; i < D; i++)
+            for (uint32_t j = 0; j < D; j++) *gsl_matrix_ptr(m->products, i, j) += weight * z[i] * z[j];
+        for (uint32_t k = 0; k < K; k++)
+            for (uint32_t i = 0; i < D; i++) {
+                m->slopes[(size_t)k * D + i] += weight * z[i] * y[k];
+                m->slopes[(size_t)K * D + i] += weight * z[i] * y[k] / K;
+            }
+    }
+}
 
 // x = (products + ridge I)^-1 b; b and x may be the same.
 static kvb_status solve_ridge(const gradient_model *m, double ridge, const double *b, double *x, size_t D,
@@ -118,6 +144,41 @@ static kvb_status solve_ridge(const gradient_model *m, double ridge, const doubl
     return KVB_OK;
 }
 
+// What the gradient x does not explain of the pairs of one fold, squared, all knots' mean.
+static double miss(const gradient_model *m, const double *x, uint32_t K, uint32_t D, uint32_t fold)
+{
+    double sum = 0;
+    for (uint32_t p = 0; p < m->n_rows; p++) {
+        double y = 0;
+        if (m->fold[p] != fold) continue;
+        for (uint32_t k = 0; k < K; k++) y += m->change[(size_t)p * K + k] / K;
+        for (uint32_t d = 0; d < D; d++) y -= m->signs[(size_t)p * D + d] * x[d];
+        sum += pow(FORGET, p / m->pairs) * y * y;
+    }
+    return sum;
+}
+
+// The ridge under which the texts of each fold are best told from the others.
+static kvb_status choose_ridge(gradient_model *m, const refine_state *s, double *ridge, kvb_error *err)
+{
+    enum { COUNT = sizeof RIDGES / sizeof *RIDGES };
+    uint32_t K = s->n_knots, D = s->n_groups;
+    double *x = m->points, missed[COUNT] = {0};
+    kvb_status status = KVB_OK;
+    for (uint32_t fold = 0; fold < FOLDS; fold++) {
+        add_up(m, K, D, fold);
+        for (int i = 0; i < COUNT && status == KVB_OK; i++) {
+            status = solve_ridge(m, RIDGES[i] * D, m->slopes + (size_t)K * D, x, D, err);
+            if (status == KVB_OK) missed[i] += miss(m, x, K, D, fold);
+        }
+    }
+    int best = 0;
+    for (int i = 1; i < COUNT; i++)
+        if (missed[i] < missed[best]) best = i;
+    *ridge = RIDGES[best] * D;
+    return status;
+}
+
 // A direction for the moves: against the gradient, no common shift, root mean square 1, no group far ahead.
 static void normalise(double *x, uint32_t D)
 {
@@ -128,15 +189,14 @@ static void normalise(double *x, uint32_t D)
     for (uint32_t d = 0; d < D; d++) x[d] = -fmin(LONGEST, fmax(-LONGEST, (x[d] - mean) / size));
 }
 
-// The knots' common gradient first, and what each has of its own beyond that under a stronger ridge. In units of the
-// pairs' weight, a ridge of D is as much as all groups' moves together blur.
+// The knots' common gradient first, and what each has of its own beyond that under a stronger ridge.
 static kvb_status find_directions(gradient_model *m, const refine_state *s, kvb_error *err)
 {
     uint32_t K = s->n_knots, D = s->n_groups;
-    double *common = m->direction + (size_t)K * D, *b = m->points, ridge = 0.25 * D;
-    memset(b, 0, D * sizeof *b);
-    for (size_t i = 0; i < (size_t)K * D; i++) b[i % D] += m->slopes[i] / K;
-    kvb_status status = solve_ridge(m, ridge, b, common, D, err);
+    double *common = m->direction + (size_t)K * D, *b = m->points, ridge;
+    kvb_status status = choose_ridge(m, s, &ridge, err);
+    add_up(m, K, D, FOLDS);
+    if (status == KVB_OK) status = solve_ridge(m, ridge, m->slopes + (size_t)K * D, common, D, err);
     for (uint32_t k = 0; k < K && status == KVB_OK; k++) {
         double *own = m->direction + (size_t)k * D;
         for (uint32_t d = 0; d < D; d++) {

@@ -122,9 +122,8 @@ static kvb_status judge_text(window_work *w, uint32_t number, protection *with, 
     if (n) table_loss_add(loss, &t->p.curves, PROTECTION_RATIOS, w->table, w->keep);
     else memcpy(loss, t->p.loss, sizeof loss);
     for (int r = 0; r < PROTECTION_RATIOS; r++)
-        with->loss[r] += t->p.allocation.saturated[r] || t->mass <= 0
-                             ? NAN
-                             : loss[r] * t->p.curves.total / t->mass / w->n_texts;
+        with->loss[r] +=
+            t->p.allocation.saturated[r] || t->mass <= 0 ? NAN : loss[r] * t->p.curves.total / t->mass / w->n_texts;
     return KVB_OK;
 }
 

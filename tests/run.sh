@@ -2,8 +2,8 @@
 # Runs test passes and adds up their counts: tests/run.sh PASS=BUILD...
 #   unit=BUILD  every Check program BUILD/tests/test_*
 #   cli=BUILD   every tests/cli/*.sh that needs no download, on the program in BUILD
-#   memory=BUILD  as cli=, without the tests whose point is numbers: the plain pass judges these, and unit tests the
-#               memory of what computes them; a sanitised program takes three times as long
+#   memory=BUILD  as cli=, without the tests whose point is numbers or texts: the plain pass judges these, and unit tests
+#               the memory of what computes them; a sanitised program takes three times as long
 #   real=BUILD  tests/cli/real_*.sh: the default model, downloaded once
 #   long=BUILD  tests/cli/long_*.sh
 #   fuzz=BUILD  replays the corpora of tests/fuzz with BUILD/fuzz/fuzz_*
@@ -80,11 +80,11 @@ run_test() {
 seconds_of() { # KIND BUILD NAME
     local seconds=2
     case $3 in
-    real_model | install | constraints) seconds=30 ;;
+    real_model | constraints | refine) seconds=30 ;;
     *backend_* | test_profiler_backend | test_profiler_spec | errors | faults | malloc_faults | metrics | ranks)
         seconds=15 ;;
     test_profiler_cuda | *packed_tiles | test_profiler_profile | test_formats_* | test_solver_* | real_* | eval | \
-        chain | studies | validate | compute | memory | refine | recommend | report | plot | folders) seconds=6 ;;
+        chain | studies | validate | compute | memory | install | recommend | report | plot | folders) seconds=6 ;;
     esac
     case $2 in *-san) seconds=$((3 * seconds)) ;; esac
     echo $seconds
@@ -108,7 +108,9 @@ for pass in "$@"; do
             name=$(basename "$t" .sh)
             case $name in lib) continue ;; real_*) own=real ;; long_*) own=long ;; *) own=cli ;; esac
             [ "$own" = "${kind/memory/cli}" ] || continue
-            case $kind/$name in memory/constraints | memory/compute | memory/ranks | memory/memory) continue ;; esac
+            case $kind/$name in
+            memory/constraints | memory/compute | memory/help | memory/ranks | memory/memory | memory/refine) continue ;;
+            esac
             queue_test "${kind/memory/cli}" "$build" "$name" bash "$t"
         done
         ;;

@@ -29,6 +29,7 @@ class Context:
     text: str | None
     ids: list[int] | None
     answer_prefix: str
+    has_answer_prefix: bool  # the line says it
     questions: list[Question] = field(default_factory=list)
 
 
@@ -72,7 +73,7 @@ def _context(line: str, path: Path, number: int) -> Context:
     prefix = entry.get("answer_prefix", "\nAnswer:")
     if not isinstance(prefix, str):
         raise KVBudgetError(f"{where}: answer_prefix: expected a text", "FORMAT")
-    context = Context(sample, where, text, ids, prefix)
+    context = Context(sample, where, text, ids, prefix, "answer_prefix" in entry)
     texts, lists = _one_of(entry, "questions", "question_ids", where)
     n = len(texts if texts is not None else lists)
     answers, answer_ids = entry.get("answers"), entry.get("answer_ids")

@@ -26,6 +26,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from . import calibration, metrics, origin
 from ._library import KVBudgetError
 from .attention import attention_weights
+from .chat import Frame
 from .hooks import attached
 from .models import AttentionLayer, attention_layers, check_model, has_window
 from .sampling import draw
@@ -299,7 +300,8 @@ def record(
     resume, force     go on with an interrupted recording; start again, or replace the record
     model_id, model_sha256  name and identity of the weights; by default the folder's name and a hash of all tensors
     options           of :class:`Options`: new_tokens, temperature, seed, greedy, ignore_eos, ignore_answers,
-                      include_first, bos, max_tokens, max_questions
+                      include_first, bos, max_tokens, max_questions, chat (context and question in the tokenizer's
+                      own chat template)
     """
     from .scorers import of_recording
 
@@ -324,9 +326,11 @@ def record(
         )
     contexts, calib_sha256 = calibration.read(calib)
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    todo = [prepare(tokenizer, c, o, vocabulary) for c in contexts]
+    frame = Frame.of(tokenizer) if o.chat else None
+    todo = [prepare(tokenizer, c, o, vocabulary, frame) for c in contexts]
     given = sum(answer is not None for work in todo for _, answer in work.questions)
     attributes = _attributes(model, tokenizer, chosen, o, calib_sha256, given, model_id, model_sha256)
+    attributes |= frame.attributes() if frame else {}
     recorder, ends = _Recorder(model, layers, chosen), _end_ids(model, tokenizer)
     with steps(output, attributes, resume, force) as folder:
         for work in todo:

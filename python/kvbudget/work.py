@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ._library import KVBudgetError
-from .calibration import Context
+from .calibration import Context, Question
+from .chat import Frame, check_text
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Options:
     bos: Literal["auto", "yes", "no"] = "auto"
     max_tokens: int = 0
     max_questions: int = 0
+    chat: bool = False
 
 
 @dataclass
@@ -35,19 +37,45 @@ def _tokens(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def prepare(tokenizer: Any, c: Context, o: Options, vocabulary: int) -> Work:
+def _context(tokenizer: Any, c: Context, o: Options, frame: Frame | None) -> list[int]:
+    """The context's ids, BOS first where the rule says so; ids that are given are taken as they are."""
     if c.ids is not None:
-        ids = c.ids
+        if frame:
+            raise KVBudgetError(f"{c.where}: chat=True wraps texts, but this context is given as token ids")
+        return c.ids
+    text = c.text or ""
+    if frame:
+        check_text(tokenizer, text, c.where)
+        text = frame.context(text)
     elif o.bos == "auto":
-        ids = tokenizer(c.text).input_ids
-    else:
-        if o.bos == "yes" and tokenizer.bos_token_id is None:
-            raise KVBudgetError('the tokenizer has no BOS token, but bos="yes" asks for it')
-        ids = [tokenizer.bos_token_id] * (o.bos == "yes") + _tokens(tokenizer, c.text or "")
+        ids: list[int] = tokenizer(text).input_ids
+        return ids
+    if o.bos == "yes" and tokenizer.bos_token_id is None:
+        raise KVBudgetError('the tokenizer has no BOS token, but bos="yes" asks for it')
+    begins = o.bos == "yes" or (o.bos == "auto" and frame is not None and frame.bos)
+    return [tokenizer.bos_token_id] * begins + _tokens(tokenizer, text)
+
+
+def _suffix(tokenizer: Any, c: Context, q: Question, frame: Frame | None) -> list[int]:
+    """Question and answer prefix as one text. A chat template says itself where the answer begins, so the prefix that
+    is usual without one is left out."""
+    if q.ids is not None:
+        if frame:
+            raise KVBudgetError(f"{c.where}: chat=True wraps texts, but a question is given as token ids")
+        return q.ids
+    text = q.text or ""
+    if frame is None:
+        return _tokens(tokenizer, text + c.answer_prefix)
+    check_text(tokenizer, text, c.where)
+    return _tokens(tokenizer, frame.question(text) + (c.answer_prefix if c.has_answer_prefix else ""))
+
+
+def prepare(tokenizer: Any, c: Context, o: Options, vocabulary: int, frame: Frame | None = None) -> Work:
+    ids = _context(tokenizer, c, o, frame)
     ids = ids[: o.max_tokens] if o.max_tokens else ids
     questions = []
     for number, q in enumerate(c.questions[: o.max_questions or None], 1):
-        suffix = q.ids if q.ids is not None else _tokens(tokenizer, (q.text or "") + c.answer_prefix)
+        suffix = _suffix(tokenizer, c, q, frame)
         answer = None
         if not o.ignore_answers and (q.answer_ids is not None or q.answer is not None):
             answer = q.answer_ids if q.answer_ids is not None else _tokens(tokenizer, q.answer or "")

@@ -48,7 +48,7 @@ def test_as_the_profiler(shards: bool, tmp_path: Path) -> None:
 
 
 def test_where_little_is_known(tmp_path: Path) -> None:
-    """A model without a folder has its shape alone; one that `hf download` wrote has its commit; a lost shard, no files."""
+    """A model without a folder has its shape alone; one of `hf download` its commit; a lost shard, no files."""
     assert set(origin.describe(build("llama"))) == {"model_shape"}
     build("llama").save_pretrained(tmp_path / "here")
     note = tmp_path / "here" / ".cache" / "huggingface" / "download" / "config.json.metadata"

@@ -1,6 +1,7 @@
 """A cut layer by itself: kernels that attend over it, and sequences that come and go."""
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -63,6 +64,18 @@ def test_kernels(model: Any, table: kvbudget.Table, kernel: str, padded: bool, m
         keep = torch.tensor([[True] * 6, [not (padded and i == 1) for i in range(6)]])
         out.append(torch.cat([first, last], 1)[keep])
     assert torch.allclose(*out, atol=2e-5)
+
+
+def test_torch_takes_our_varlen_call(model: Any, table: kvbudget.Table) -> None:
+    """varlen_attn itself, on tensors without data: it takes our arguments and gives the shape that is expected."""
+    if attention.varlen_attn is None:
+        pytest.skip("torch before 2.10")
+    with kvbudget.compress(model, table, 0.7):
+        layer = prefill(model, prompt(2)).layers[0]
+    bare = SimpleNamespace(n_heads=layer.n_heads, lengths=layer.lengths, starts=layer.starts)
+    bare.flat_keys, bare.flat_values = (x.to("meta", torch.bfloat16) for x in (layer.flat_keys, layer.flat_values))
+    query = torch.empty(2, 4, 3, 16, device="meta", dtype=torch.bfloat16)
+    assert attention.by_varlen(cast(Any, bare), query, None, None).shape == (2, 3, 4, 16)
 
 
 def test_rows_come_and_go(model: Any, table: kvbudget.Table) -> None:

@@ -1,5 +1,6 @@
 """The recorder: arrays against formulas in plain loops, interruptions, and records that the program solves."""
 
+import hashlib
 import json
 import subprocess
 from pathlib import Path
@@ -62,6 +63,37 @@ def oracle(model: Any, context: list[int], suffix: list[int], answer: list[int])
     for layer in attention_layers(model):
         layer.config._attn_implementation = "sdpa"
     return torch.stack(best).numpy()
+
+
+def budgets(record: Path, metric: str) -> np.ndarray:
+    """Tokens that each head keeps of 40, for all 99 ratios."""
+    out = record.with_suffix(".safetensors")
+    subprocess.run([PROGRAM, "solve", record, "-m", metric, "-o", out, "--quiet"], check=True)
+    table = kvbudget.Table(out)
+    out.unlink()
+    return np.stack([table.keep(percent / 100, 40) for percent in range(1, 100)])
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_as_the_profiler_records(family: str, tmp_path: Path) -> None:
+    """Oracle and scores are within 1e-4 of `kvbudget profile`'s, and ranked by the same scores the budgets the same."""
+    model, calib, ours, theirs = build(family), lines(tmp_path), tmp_path / "c.h5", tmp_path / "python.h5"
+    model.save_pretrained(tmp_path / "model")
+    chosen = [word for metric in METRICS for word in ("-m", metric)]
+    subprocess.run([PROGRAM, "profile", tmp_path / "model", calib, "-o", ours, *chosen, "--quiet"], check=True)
+    kvbudget.record(model, None, calib, METRICS, output=theirs)
+    with h5py.File(ours) as one, h5py.File(theirs, "r+") as two:
+        for name in ("c0", "c1"):
+            x, y = one[f"contexts/{name}"], two[f"contexts/{name}"]
+            for array in [f"scores/{metric}" for metric in METRICS] + [f"questions/{i}/oracle" for i in range(2)]:
+                wanted = x[array][:]
+                assert (np.abs(y[array][:] - wanted) <= 1e-4 * np.abs(wanted).max(-1, keepdims=True)).all(), array
+            for metric in METRICS:  # rounding orders scores that are nearly equal, in either program otherwise
+                scores, place = x["scores"][metric][:], y["scores"][metric]
+                place[...] = scores
+                place.attrs.modify("sha256", np.bytes_(hashlib.sha256(scores.tobytes()).hexdigest()))
+    for metric in METRICS:
+        assert (budgets(ours, metric) == budgets(theirs, metric)).all(), metric
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2 7:1", "qwen3", "gemma", "phi", "gpt2", "olmo2", "mixtral"])
@@ -202,7 +234,7 @@ def test_contexts_that_are_too_short_for_a_metric(tmp_path: Path) -> None:
 
 
 def test_texts_and_windows(tmp_path: Path) -> None:
-    """Texts go through the tokenizer; a layer with a window is named and not recorded, and the table leaves it whole."""
+    """Texts go through the tokenizer; a layer with a window is named, not recorded, and whole in the table."""
     words = " ".join(f"w{i}" for i in prompt(1, 40)[0].tolist())
     calib = tmp_path / "text.jsonl"
     calib.write_text(

@@ -356,7 +356,7 @@ def test_the_recorder_takes_a_table_for_its_metric(learned: kvbudget.Table, tmp_
 
 
 def test_the_recorder_takes_a_ranking_for_its_metrics(learned: kvbudget.Table, tmp_path: Path) -> None:
-    """learned=FILE records what `kvbudget solve --metric learned=FILE` then ranks by; a file of anything else says so."""
+    """learned=FILE records what `solve --metric learned=FILE` then ranks by; a file of anything else says so."""
     file = Path(learned.path).with_name("rank.safetensors")
     found = record(tmp_path, [f"learned={file}", FEATURES[0]], prompt(1, 44)[0].tolist())
     assert learned.ranking is not None and set(found) == set(learned.ranking.metrics) | {FEATURES[0]}

@@ -3,8 +3,7 @@
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 tiny_model tiny.gguf
-printf '{"sample_id":"ids","context_ids":[%s],"question_ids":[[21,22],[23]]}\n' 5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20 \
-    >ids.jsonl
+printf '{"sample_id":"ids","context_ids":[%s],"question_ids":[[21,22],[23]]}\n' "$(seq -s, 5 20)" >ids.jsonl
 PROFILE=(profile tiny.gguf ids.jsonl --new-tokens 5 --ignore-eos --metric keydiff --metric critical:share=0+keydiff)
 for compute in f32 bf16x3 bf16; do
     kvb "${PROFILE[@]}" -o "$compute.h5" --compute "$compute"

@@ -21,7 +21,7 @@ clean() {
 }
 
 page README.md <<'PAGE_END'
-| what | how much |
+| what | how much, by Llama 3.1 |
 |---|---|
 | 7 of 80 layers in 0.5.5 | 0.26<!--figure:loss-80--> and **1,080<!--figure:problems-->** |
 PAGE_END
@@ -30,7 +30,8 @@ It loses 0.26<!--figure:loss-80--> (0.2 .. 0.3) of 1,080<!--figure:problems--> p
 PAGE_END
 clean 'two pages that agree, and what needs no marker' README.md a.md
 sed 's/0\.26</0.27</' a.md >other.md
-finds 'another value in the second page' 'figure loss-80: 0\.26 \(README\.md:3\), 0\.27 \(other\.md:1\)' README.md other.md
+finds 'another value in the second page' 'figure loss-80: 0\.26 \(README\.md:3\), 0\.27 \(other\.md:1\)' \
+    README.md other.md
 page marked.md <<'PAGE_END'
 Nothing stands here <!--figure:loss-80--> but the marker.
 PAGE_END

@@ -78,6 +78,16 @@ says 'has what the search saw' 'stopped.*true.*loss_before' out
 expect 0 'what is left is a table' budgets four.safetensors --ratio 0.8 --tokens 1000
 
 for kind in evolve swap; do refine "--search $kind" $kind.safetensors --search $kind; done
+refine '--layers' layers.safetensors --layers
+"$KVB" budgets table.safetensors --ratio 0.8 --tokens 150 --json >before.json
+"$KVB" budgets layers.safetensors --ratio 0.8 --tokens 150 --json >after.json
+if "$PYTHON" - <<'PYTHON_END'; then ok 'whole layers move one way'; else not_ok 'whole layers move one way'; fi
+import json
+before, after = ([row["kept"] for row in json.load(open(f))["rows"]] for f in ("before.json", "after.json"))
+moves = [b - a for a, b in zip(before, after)]
+assert len(moves) == 4 and sum(moves) == 0, (before, after)
+assert all(moves[i] * moves[i + 1] >= 0 or abs(moves[i] - moves[i + 1]) <= 2 for i in (0, 2)), moves  # but for rounding
+PYTHON_END
 refine '--objective nll --worst' nll.safetensors --objective nll --worst
 # shellcheck disable=SC2086
 expect 0 'a table with limits' refine tiny.gguf paged.safetensors text?.txt $SIZE -o p.safetensors

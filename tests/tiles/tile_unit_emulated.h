@@ -87,7 +87,7 @@ TILE_SUMS static inline float tile_bf16(uint16_t bits)
 
 // c[m][n] += sum over k of a[m][2k] b[k][2n] + sum over k of a[m][2k+1] b[k][2n+1], each sum in order, from zero; the
 // product of two bfloat16 is exact. Loops run over all sixteen columns, so that the compiler makes vectors of them.
-TILE_UNIT TILE_SUMS static void tile_multiply(int c, int a, int b)
+TILE_UNIT TILE_SUMS static inline void tile_multiply(int c, int a, int b)
 {
     const tile_setting *s = &tile_registers.setting;
     float even_right[EMULATED_ROWS][16], odd_right[EMULATED_ROWS][16];

@@ -1,7 +1,7 @@
 // What the judge of backends is made of (test_profiler_backend.c): every operation on the backend that is judged and on
-// the plain-C reference, with the same inputs. The Makefile links these files once for each backend, with
-// JUDGED=backend_NAME; -DEMULATED is for the emulated CUDA device (tests/cuda), -DEMULATED_TILES for the emulated tile
-// unit (tests/tiles).
+// the plain-C reference, with the same inputs. The Makefile links test_profiler_backend.c once for each backend, with
+// JUDGE_OF=backend_NAME, and compiles the others once for those that differ in precision alone; -DEMULATED is for the
+// emulated CUDA device (tests/cuda), -DEMULATED_TILES for the emulated tile unit (tests/tiles).
 #pragma once
 #include "profiler/backend.h"
 #include "unit.h"
@@ -10,14 +10,11 @@
 #include <stdio.h>
 #include <string.h>
 
-#ifdef JUDGED
 #ifdef EMULATED
 #include "tests/cuda/emulator.h"
 #endif
-extern const backend JUDGED;
-#else
-#define JUDGED backend_cpu
-#endif
+extern const backend *const judged_backend;
+#define JUDGED (*judged_backend)
 
 enum { QUESTIONS = 5, TAIL = 9 };
 enum { N_SHAPES = 7, N_TOKENS = 4 };

@@ -4,8 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Multiplications of a case at most, and how many cases are passed over: the reference and the emulators are slow.
-// With KVB_JUDGE=all nothing is passed over (tests/cli/long_judge.sh); groups of 7 never are.
+// Multiplications of a case at most, and how many cases are passed over: the reference and the emulators are slow, and
+// under a sanitiser, which looks at memory and not at numbers, both are three times as slow. With KVB_JUDGE=all nothing
+// is passed over (tests/cli/long_judge.sh); groups of 7 never are.
 #if defined(EMULATED)
 enum { SAMPLE_MOST = 60000, SAMPLE_EVERY = 40, ALL_MOST = 150000, ALL_EVERY = 5, DRAWS = 2 };
 #elif defined(EMULATED_TILES)
@@ -14,6 +15,8 @@ enum { SAMPLE_MOST = 60000, SAMPLE_EVERY = 40, ALL_MOST = 1000000, ALL_EVERY = 1
 #else
 enum { SAMPLE_MOST = 400000, SAMPLE_EVERY = 12, ALL_MOST = 1000000, ALL_EVERY = 1, DRAWS = 4 };
 #endif
+#elif defined(__SANITIZE_ADDRESS__)
+enum { SAMPLE_MOST = 400000, SAMPLE_EVERY = 12, ALL_MOST = 6000000, ALL_EVERY = 1, DRAWS = 4 };
 #else
 enum { SAMPLE_MOST = 2000000, SAMPLE_EVERY = 4, ALL_MOST = 6000000, ALL_EVERY = 1, DRAWS = 8 };
 #endif

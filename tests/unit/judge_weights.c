@@ -87,7 +87,7 @@ static stored_matrix random_stored(uint32_t type, uint32_t out, uint32_t in, boo
         if (type == GGUF_TENSOR_BF16) memcpy(b, (char *)&value + 2, 2);
         if (type == GGUF_TENSOR_MXFP4) b[0] = (uint8_t)(118 + (coarse ? 0 : block % 5)); // the exponent of a block
     }
-    return (stored_matrix){type, data, out, in, 16, 16};
+    return (stored_matrix){.type = type, .data = data, .out = out, .in = in, .paired = 16, .turned = 16};
 }
 
 // Matrices as model files store them: every type, rows in RoPE pairs, as weights and as rows to be read.

@@ -4,6 +4,12 @@
 #include "judge.h"
 #include "profiler/linalg.h"
 
+#ifndef JUDGE_OF
+#define JUDGE_OF backend_cpu
+#endif
+extern const backend JUDGE_OF;
+const backend *const judged_backend = &JUDGE_OF;
+
 START_TEST(test_softmax_exp)
 {
     for (double x = 0; x > -86.9; x -= 0.00137) {

@@ -1,6 +1,7 @@
 // A profiling run that is stopped anywhere goes on to the same bytes, and what it keeps of a prefill spares those
 // layers; what cannot be used or written is said and changes nothing.
 #include "formats/kept_file.h"
+#include "profiler/forward.h"
 #include "test_profiler_run.h"
 #include <omp.h>
 
@@ -193,6 +194,79 @@ START_TEST(test_what_is_not_taken)
 }
 END_TEST
 
+// ---- The forward pass itself ----
+
+static bool stop_at_once(void *context, double done, double total)
+{
+    (void)context, (void)done, (void)total;
+    return false;
+}
+
+// The first `floats` of a stretch; malloc'd.
+static float *stretch_floats(const model *m, const forward_stretch *s, uint64_t floats)
+{
+    float *out = case_alloc(floats + 1, sizeof *out);
+    if (floats) m->device->b->download(m->device, out, s->memory, floats);
+    return out;
+}
+
+// Copies what one pass has of the first layer to another that has begun the same context, and so has its keys already.
+static void take_first_layer(const model *m, forward *from, forward *to)
+{
+    forward_stretch a[FORWARD_STRETCHES], b[FORWARD_STRETCHES];
+    help_ok(forward_stretches(from, 1, a, err));
+    help_ok(forward_stretches(to, 1, b, err));
+    uint64_t known = forward_first_floats(to);
+    float *theirs = stretch_floats(m, &a[0], known), *own = stretch_floats(m, &b[0], known);
+    ck_assert_uint_gt(known, 0);
+    ck_assert_mem_eq(theirs, own, known * sizeof *own);
+    free(theirs), free(own);
+    for (int i = 0; i < FORWARD_STRETCHES; i++) {
+        ck_assert_uint_eq(a[i].floats, b[i].floats);
+        float *floats = stretch_floats(m, &a[i], a[i].floats);
+        if (a[i].floats) m->device->b->upload(m->device, b[i].memory, floats, a[i].floats);
+        free(floats);
+    }
+}
+
+// What two passes have of the whole context, bit for bit.
+static void same_stretches(const model *m, forward *x, forward *y)
+{
+    forward_stretch a[FORWARD_STRETCHES], b[FORWARD_STRETCHES];
+    help_ok(forward_stretches(x, m->config.n_layers, a, err));
+    help_ok(forward_stretches(y, m->config.n_layers, b, err));
+    for (int i = 0; i < FORWARD_STRETCHES; i++) {
+        ck_assert_uint_eq(a[i].floats, b[i].floats);
+        float *of_a = stretch_floats(m, &a[i], a[i].floats), *of_b = stretch_floats(m, &b[i], b[i].floats);
+        ck_assert_mem_eq(of_a, of_b, a[i].floats * sizeof *of_a);
+        free(of_a), free(of_b);
+    }
+}
+
+// A pass that takes the first layer from one that was stopped ends with the bits of one that was not.
+START_TEST(test_a_prefill_goes_on)
+{
+    static const backend *const all[] = {&backend_ref, &backend_cpu};
+    static const int32_t ids[] = {9, 8, 7, 6, 5, 44, 33, 22, 11, 250, 260, 270, 280, 290, 13, 14, 15};
+    const uint32_t T = sizeof ids / sizeof *ids;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        model *m = case_open(help_path("tiny.gguf"), all[i]);
+        forward *passes[3];
+        for (int p = 0; p < 3; p++)
+            help_ok(forward_open(&passes[p], m, &(forward_plan){.max_tokens = T, 1, 1, .oracle = true}, err));
+        help_ok(forward_prefill(passes[0], ids, T, NULL, NULL, NULL, err));
+        help_fails(forward_prefill(passes[1], ids, T, NULL, &(forward_progress){stop_at_once, NULL}, NULL, err),
+                   KVB_INTERRUPTED, "after layer 1");
+        help_ok(forward_prefill_first(passes[2], ids, T, err));
+        take_first_layer(m, passes[1], passes[2]);
+        help_ok(forward_prefill_rest(passes[2], 1, NULL, NULL, err));
+        same_stretches(m, passes[0], passes[2]);
+        for (int p = 0; p < 3; p++) forward_close(passes[p]);
+        model_free(m);
+    }
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_unchecked_fixture(tc, setup, help_teardown);
@@ -200,6 +274,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_layers_are_kept);
     tcase_add_test(tc, test_what_is_not_kept);
     tcase_add_test(tc, test_what_is_not_taken);
+    tcase_add_test(tc, test_a_prefill_goes_on);
 }
 
 UNIT_MAIN("profiler kept", fill)

@@ -1,5 +1,6 @@
 // Products of packed.h against sums in double: each precision's error over awkward shapes, and that a row's bits are
 // its own.
+#include "profiler/bf16_parts.h"
 #include "profiler/linalg.h"
 #include "profiler/packed.h"
 #include "profiler/packed_steps.h"
@@ -327,6 +328,60 @@ START_TEST(test_not_a_number)
 }
 END_TEST
 
+// The nearest float32 whose lower 16 bits are zero, found between its two neighbours in double.
+static float nearest_bf16(float x)
+{
+    uint32_t bits;
+    float down, up;
+    memcpy(&bits, &x, sizeof bits);
+    bits &= 0xffff0000u;
+    memcpy(&down, &bits, sizeof down);
+    bits += 0x10000u;
+    memcpy(&up, &bits, sizeof up);
+    double below = fabs((double)x - down), above = fabs((double)up - x);
+    bool down_is_even = (bits >> 16) % 2 != 0;
+    return below < above || (below == above && down_is_even) ? down : up;
+}
+
+// What a float of those says in its upper 16 bits.
+static uint16_t upper_bits(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+START_TEST(test_parts)
+{
+    enum { N = 117 }; // no multiple of what vectors take
+    float x[N], high[N], middle[N], low[N];
+    uint16_t bits[3][N];
+    for (int i = 0; i < N; i++) x[i] = uniform() * ldexpf(1, i % 60 - 30);
+    for (int i = 0; i < 4; i++) x[i] = 1 + (float)(2 * i + 1) * 0x1p-8f; // ties
+    parts_three(high, middle, low, x, N, 0.5f);
+    parts_three_bits(bits[0], bits[1], bits[2], x, N, 0.5f);
+    for (int i = 0; i < N; i++) {
+        ck_assert_float_eq(high[i], nearest_bf16(0.5f * x[i]));
+        ck_assert_float_eq(high[i] + (middle[i] + low[i]), 0.5f * x[i]); // 24 bits: nothing is left
+        ck_assert_uint_eq(bits[0][i], upper_bits(high[i]));
+        ck_assert_uint_eq(bits[1][i], upper_bits(middle[i]));
+        ck_assert_uint_eq(bits[2][i], upper_bits(low[i]));
+    }
+    parts_high_low(high, low, x, N, 1);
+    parts_high(middle, x, N, 1);
+    parts_high_low_bits(bits[0], bits[1], x, N, 1);
+    parts_high_bits(bits[2], x, N, 1);
+    for (int i = 0; i < N; i++) {
+        ck_assert_float_eq(high[i], nearest_bf16(x[i]));
+        ck_assert_float_eq(middle[i], high[i]);
+        ck_assert_float_eq(low[i], nearest_bf16(x[i] - high[i]));
+        ck_assert_uint_eq(bits[0][i], upper_bits(high[i]));
+        ck_assert_uint_eq(bits[1][i], upper_bits(low[i]));
+        ck_assert_uint_eq(bits[2][i], bits[0][i]);
+    }
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, test_high_part_alone);
@@ -338,6 +393,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_not_a_number);
     tcase_add_test(tc, test_added);
     tcase_add_test(tc, test_steps);
+    tcase_add_test(tc, test_parts);
 }
 
 UNIT_MAIN("profiler packed", fill)

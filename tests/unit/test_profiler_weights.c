@@ -3,6 +3,7 @@
 #include "folder_case.h"
 #include "profiler/forward.h"
 #include "profiler/weights.h"
+#include <dirent.h>
 
 enum { T = 40 };
 
@@ -193,16 +194,48 @@ START_TEST(test_config_alone)
 }
 END_TEST
 
+// The same of every family, each in the type of its own file.
+START_TEST(test_config_alone_of_every_family)
+{
+    static const char families[] = "tests/golden/families";
+    const model_options plan = {.without_tokenizer = true, .without_weights = true, .for_plan = true};
+    DIR *all = opendir(families);
+    unsigned n = 0;
+    ck_assert_ptr_nonnull(all);
+    for (struct dirent *one; (one = readdir(all));) {
+        char path[512], copy[512];
+        size_t size;
+        model *bare = NULL, *whole = NULL;
+        if (one->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "%s/%s/config.json", families, one->d_name);
+        snprintf(copy, sizeof copy, "%s", help_path("config.json"));
+        unsigned char *text = help_slurp(path, &size);
+        help_spew(copy, text, size);
+        free(text);
+        help_ok(model_open(&bare, copy, &backend_cpu, &plan, err));
+        help_ok(model_open(&whole, path, &backend_cpu, &plan, err));
+        for (uint32_t held = 0; held <= bare->config.n_layers + 1; held++) {
+            ck_assert_msg(model_weight_bytes(bare, held) == model_weight_bytes(whole, held), "%s", one->d_name);
+            ck_assert_msg(model_mapped_bytes(bare, held) == model_mapped_bytes(whole, held), "%s", one->d_name);
+        }
+        model_free(bare), model_free(whole);
+        n++;
+    }
+    closedir(all);
+    ck_assert_uint_ge(n, 26);
+}
+END_TEST
+
 START_TEST(test_wrong_tensors)
 {
     folder f = folder_make("tensors");
     model *m = NULL;
     write_all(&f);
     written *t = tensor_of(&f, "model.layers.1.mlp.up_proj.weight");
-    t->dtype = "F8_E4M3";
+    t->dtype = "F8_E5M2";
     write_shard(&f, "model.safetensors", 0, f.n);
     help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
-               "model.layers.1.mlp.up_proj.weight: type F8_E4M3 cannot be read");
+               "model.layers.1.mlp.up_proj.weight: type F8_E5M2 cannot be read");
     t->dtype = "F32";
     strcpy(t->name, "model.layers.1.mlp.other.weight");
     write_shard(&f, "model.safetensors", 0, f.n);
@@ -298,6 +331,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_wrong_configs);
     tcase_add_test(tc, test_wrong_tensors);
     tcase_add_test(tc, test_config_alone);
+    tcase_add_test(tc, test_config_alone_of_every_family);
     tcase_add_test(tc, test_what_a_source_says);
 }
 

@@ -154,7 +154,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_eval = {
     "eval",
-    "eval MODEL.gguf [[NAME=]TABLE.safetensors]... TEXT... [-o NAME] [OPTION]...",
+    "eval MODEL [[NAME=]TABLE.safetensors]... TEXT... [-o NAME] [OPTION]...",
     "evict for real and decode on: how far each way to split the cache moves the model",
     "Every text is prefilled once with full attention. Then, for every metric, allocator and ratio, the tokens\n"
     "that the allocator grants each KV head are picked by the metric, all others are thrown away, the cache is\n"

@@ -4,6 +4,7 @@
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
+#include "runtime/text.h"
 #include "tools/cmd/eval_command.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -44,8 +45,9 @@ static kvb_status encode_text(eval_inputs *e, const char *name, const char *text
     const char *nul = memchr(text, '\0', size);
     if (nul)
         return kvb_fail(err, KVB_FORMAT,
-                        "%s: byte %zu is 0, expected text; of a record (.h5) `kvbudget solve` makes tables", name,
-                        (size_t)(nul - text));
+                        "%s: byte %zu is 0, expected text, found %s; a table's name ends in .safetensors, and of a "
+                        "record `kvbudget solve` makes tables",
+                        name, (size_t)(nul - text), kvb_kind_name(kvb_kind_of_file(text, size)));
     int32_t *ids = NULL;
     size_t n = 0;
     kvb_status status = model_encode(e->m, TEXT_CONTEXT, text, size, &ids, &n, err);

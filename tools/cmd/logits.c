@@ -109,7 +109,7 @@ static int run_logits(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_logits = {
     "logits",
-    "logits MODEL.gguf TEXT|IDS.npy -o LOGITS.npy [OPTION]...",
+    "logits MODEL TEXT|IDS.npy -o LOGITS.npy [OPTION]...",
     "write next-token logits of every position, to compare the forward pass with other engines",
     "Runs the text (or token ids, from a .npy file of integers) through the model and writes the logits of\n"
     "all positions. tools/peer/compare_logits.py holds them against transformers.\n"

@@ -242,8 +242,7 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
         {"weights", 0, CLI_TEXT, &p->weights, "KIND", WEIGHTS_HELP},
         {"held", 0, CLI_COUNT, &p->held, "N", HELD_HELP},
-        {"layers", 0, CLI_COUNT, &p->layers, "N",
-         "run the first N layers only, to measure time and memory on a shorter model"},
+        {"layers", 0, CLI_COUNT, &p->layers, "N", "run only the first N layers, to measure a shorter model"},
         {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
         {"compute", 0, CLI_TEXT, &p->compute, "KIND", DEVICE_COMPUTE_HELP},
         QUERY_STATISTICS_OPTION(p->statistics),
@@ -286,7 +285,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     profile_command p = {.self = self,
                          .backend_name = "cpu",
                          .compute = "f32",
-                         .bos = "auto", .oracle = "lukv",
+                         .bos = "auto",
+                         .oracle = "lukv",
                          .weights = "keep",
                          .held = UINT64_MAX,
                          .new_tokens = 64,
@@ -324,11 +324,12 @@ static int run_profile(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_profile = {
     "profile",
-    "profile MODEL.gguf CALIB.jsonl... -o RUN.h5 [OPTION]...",
+    "profile MODEL CALIB.jsonl... -o RUN.h5 [OPTION]...",
     "watch the model decode with its full cache; record what every head needed",
     "Prefills each context once, decodes all its questions over the shared keys and values, and records\n"
     "for every KV head the oracle importance of each context token (how much any decoded query would lose\n"
     "without it) and each metric's score of it. `kvbudget solve` turns the record into tables.\n"
+    "MODEL is a GGUF file or a folder of Hugging Face; with --plan its config.json is enough.\n"
     "\n"
     "Calibration files have one JSON object per line:\n"
     "  {\"sample_id\": \"story\", \"context\": \"...\", \"questions\": [\"...\"], \"answers\": [\"...\"], "

@@ -63,10 +63,8 @@ static kvb_status open_texts(profile_command *p, char **paths, size_t n, kvb_err
 }
 
 // Hashing files larger than memory takes minutes, in which it should be seen to work.
-static kvb_status open_model(profile_command *p, const char *path, model_options *wishes, kvb_error *err)
+static kvb_status open_model(profile_command *p, const char *path, const model_options *wishes, kvb_error *err)
 {
-    const weights_watch watch = {progress_hashed, &p->bar};
-    wishes->watch = &watch;
     progress_begin(&p->bar, "hash of the model", p->quiet || p->ranks.rank > 0);
     kvb_status status = model_open(&p->m, path, p->device, wishes, err);
     progress_clear(&p->bar);
@@ -85,7 +83,8 @@ kvb_status profile_open_inputs(profile_command *p, char **operands, size_t n, kv
                             .n_layers = (uint32_t)p->layers,
                             .form = p->form,
                             .without_weights = true,
-                            .for_plan = p->plan};
+                            .for_plan = p->plan,
+                            .watch = &(weights_watch){progress_hashed, &p->bar}};
     kvb_status status = open_texts(p, operands + 1, n - 1, err);
     for (size_t i = 0; i < p->n_files && status == KVB_OK; i++)
         wishes.without_tokenizer &= !calib_has_text(&p->files[i]);

@@ -261,7 +261,7 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_recommend = {
     "recommend",
-    "recommend MODEL.gguf TABLE.safetensors TEXT... [--max-kl 0.05] [--confidence 0.95] [OPTION]...",
+    "recommend MODEL TABLE.safetensors TEXT... [--max-kl 0.05] [--confidence 0.95] [OPTION]...",
     "the highest ratio whose damage stays below a limit, with a guarantee",
     "Measures the table's damage on every text at every ratio, as `eval` does, and prints the highest ratio that\n"
     "can be promised: with probability P over the draw of these texts, the mean damage on texts like them is\n"

@@ -121,7 +121,7 @@ static kvb_status search(refine_command *c, kvb_error *err)
                       .n_knots = b->n_knots,
                       .n_texts = b->n_members[SET_CALIBRATION],
                       .n_selection = b->n_members[SET_SELECTION],
-                      .heads = !c->table.options.limits || !c->table.limits.levels, // else a layer's stay together
+                      .heads = !c->layers && !(c->table.options.limits && c->table.limits.levels), // which tie layers
                       .worst = c->worst,
                       .search = c->task.search,
                       .evaluations = (uint32_t)c->evaluations,
@@ -245,6 +245,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios that count (50%,70%,80%,90%,95%)"},
         {"objective", 0, CLI_TEXT, &c.objective, "KIND", "kl (to the full cache) or nll (of the true next tokens)"},
         {"worst", 0, CLI_FLAG, &c.worst, NULL, "the text that loses most counts, not the mean"},
+        {"layers", 0, CLI_FLAG, &c.layers, NULL, "whole layers move only: for few texts, or few evaluations"},
         {"search", 0, CLI_TEXT, &c.search, "KIND",
          "model (the default: gradients from pairs, halving over texts), evolve (separable\nCMA-ES), swap (two at "
          "random)"},
@@ -279,7 +280,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_refine = {
     "refine",
-    "refine MODEL.gguf TABLE.safetensors TEXT... -o REFINED.safetensors [OPTION]...",
+    "refine MODEL TABLE.safetensors TEXT... -o REFINED.safetensors [OPTION]...",
     "improve a table's budgets on the damage that they really do",
     "Starts from a solved table and moves heads along its columns, up or down, while totals, nesting and all\n"
     "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once; a\n"

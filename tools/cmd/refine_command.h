@@ -46,7 +46,7 @@ typedef struct refine_command {
     eval_command e;
     cli_list select, test;
     const char *objective, *search;
-    bool worst;
+    bool worst, layers;
     uint64_t evaluations, patience;
     char **operands; // model, table and the texts of all sets
     size_t n_operands, n_calibration, n_select;

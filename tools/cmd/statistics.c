@@ -149,7 +149,7 @@ static int run(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_statistics = {
     .name = "statistics",
-    .synopsis = "statistics MODEL.gguf TEXT... -o FILE.safetensors [OPTION]...",
+    .synopsis = "statistics MODEL TEXT... -o FILE.safetensors [OPTION]...",
     .summary = "store means and covariances of queries, for Expected Attention without the context's own",
     .details =
         "Expected Attention asks where future queries will look. As published it takes mean and covariance of the\n"

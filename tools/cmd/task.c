@@ -277,7 +277,7 @@ static int run(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_task = {
     .name = "task",
-    .synopsis = "task MODEL.gguf [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
+    .synopsis = "task MODEL [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
     .summary = "ask for what stands in long contexts: needles, variables, word counts, key-value pairs, questions",
     .details =
         "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from a\n"

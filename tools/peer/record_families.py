@@ -2,8 +2,9 @@
 
 usage: record_families.py KVBUDGET [--only NAME,...] [--tokens 150] [--tolerance 1e-4]
 The models are those of families.py. Both record keydiff, knorm, snapkv and Expected Attention; oracle and scores are
-compared relative to each head's maximum. A model whose layers all have a window must be refused by both. Needs torch,
-transformers >= 5.2, numpy, h5py, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
+compared relative to each head's maximum, and budgets of 99 ratios are made from either record: ranked by the same
+scores they must be the same (record_budgets.py says why). A model whose layers all have a window must be refused by
+both. Needs torch, transformers >= 5.2, numpy, h5py, and the package kvbudget in PYTHONPATH with KVBUDGET_LIBRARY.
 """
 import argparse
 import json
@@ -27,6 +28,7 @@ p.add_argument("--tolerance", type=float, default=1e-4)
 a = p.parse_args()
 os.environ["KVBUDGET_PROGRAM"] = a.kvbudget
 import kvbudget
+import record_budgets
 
 transformers.utils.logging.disable_progress_bar()
 METRICS = ["keydiff", "knorm", "snapkv:kvpress:window=16", "ea:kvpress"]
@@ -50,6 +52,26 @@ def relative(x, y):
     return float((np.abs(x - y) / np.abs(x).max(-1, keepdims=True)).max())
 
 
+def agree(off):
+    return max(off.values()) <= a.tolerance
+
+
+def say(off):
+    return ", ".join(f"{name} {value:.1e}" for name, value in off.items())
+
+
+def count_budgets(ours, theirs, scratch):
+    """How many budgets of all metrics there are, differ, and differ though tokens are ranked by the same scores."""
+    mixed = record_budgets.ranked_by(ours, theirs, scratch / "mixed.h5")
+    total = apart = unexplained = 0
+    for metric in METRICS:
+        keep, keep2, keep3 = (record_budgets.solve(a.kvbudget, x, metric, scratch)[0] for x in (ours, theirs, mixed))
+        total += keep.size
+        apart += np.count_nonzero(keep != keep2)
+        unexplained += np.count_nonzero(keep != keep3)
+    return total, apart, unexplained
+
+
 def compare(model, folder, scratch):
     ours, theirs, calib = scratch / "c.h5", scratch / "python.h5", folder / "calib.jsonl"
     chosen = [word for m in METRICS for word in ("-m", m)]
@@ -67,7 +89,10 @@ def compare(model, folder, scratch):
         off |= {m: relative(x["scores"][m][:], y["scores"][m][:]) for m in x["scores"]}
     if folder.name == "llama-dynamic":  # its angles change with every token: transformers rotates old keys otherwise
         del off["oracle"], off["ea:kvpress"]
-    return max(off.values()) <= a.tolerance, ", ".join(f"{name} {value:.1e}" for name, value in off.items())
+        return agree(off), say(off)
+    total, apart, unexplained = count_budgets(ours, theirs, scratch)
+    said = f"{say(off)}; of {total} budgets {apart} differ, {unexplained} ranked by the same scores"
+    return agree(off) and unexplained == 0, said
 
 
 good, n = True, 0
