@@ -116,6 +116,42 @@ MODELS = {
     "olmo3": small("olmo3", 6, 2, hidden_size=96, **WINDOWS),
 }
 
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
+HEAD_SIZES = (8, 16, 24, 40, 64, 80)  # of which three quarters are even, for rotary positions in parts
+OWN_HEAD_SIZE = ("llama", "mistral", "qwen3", "qwen3_moe", "seed_oss")  # may have head_dim where MODELS give none
+
+
+def draw_shape(name, rng):
+    """Sizes in the place of those of MODELS, for make(): heads, groups, widths, windows and experts, drawn by `rng`
+    (random.Random). The form stays: which layers, switches and rotary positions."""
+    kind, settings = MODELS[name]
+    kv_heads, group, head = rng.choice((1, 2, 3)), rng.choice(GROUPS), rng.choice(HEAD_SIZES)
+    heads = kv_heads * group
+    drawn = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, vocab_size=rng.randrange(70, 400))
+    has_experts = any("experts" in key for key in settings)
+    wide = 32 if name.endswith("mxfp4") else 4 if has_experts else 1  # whole blocks; torch's products of experts
+    drawn["intermediate_size"] = wide * rng.randrange(1, 130 // wide)
+    if "head_dim" in settings or kind in OWN_HEAD_SIZE:
+        drawn |= dict(head_dim=head, hidden_size=wide * rng.randrange(1 + 8 // wide, 161 // wide))
+    else:
+        drawn["hidden_size"] = heads * head
+    if "query_pre_attn_scalar" in settings:
+        drawn["query_pre_attn_scalar"] = head  # a GGUF has no place for another
+    if settings.get("sliding_window"):
+        drawn["sliding_window"] = rng.randrange(5, 70)
+    if "moe_intermediate_size" in settings:
+        drawn["moe_intermediate_size"] = 4 * rng.randrange(2, 20)
+    for key in ("num_experts", "num_local_experts"):
+        if key in settings:
+            drawn[key] = rng.randrange(2, 12)
+            drawn["num_experts_per_tok"] = rng.randrange(1, drawn[key] + 1)
+    if name == "phi3-longrope":
+        short = [1.0 + rng.random() for _ in range(head // 2)]
+        factors = dict(short_factor=short, long_factor=[4 * x for x in short])
+        drawn["rope_parameters"] = settings["rope_parameters"] | factors
+    return drawn
+
+
 # Quantised models: config, rows and columns that share a scale (None: all of them), the scales' name and type.
 FP8 = {
     "llama-fp8": (
