@@ -130,6 +130,8 @@ def compare(a, name, folder):
         print(f"{name:16s} {shape}", flush=True)
     m = family_models.make(name, shape)
     family_models.save(m, folder)
+    if name in family_models.READ_BY_TRANSFORMERS and not shape:  # which need not be whole blocks
+        m = family_models.read_quantised(folder, name)
     one, good = Comparison(a, folder, m), True
     models = {"folder": folder}
     if name not in NOT_IN_GGUF and gguf_models.write(m, folder / "model.gguf"):

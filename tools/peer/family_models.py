@@ -69,9 +69,13 @@ MODELS = {
     "ministral3": small(
         "ministral3", 6, 2, 24, **rope("yarn", 1000000.0, factor=16.0, llama_4_scaling_beta=0.1, **MINISTRAL_ROPE)
     ),
+    "ministral3-fp8": small(
+        "ministral3", 6, 2, 24, **rope("yarn", 1000000.0, factor=16.0, llama_4_scaling_beta=0.1, **MINISTRAL_ROPE)
+    ),
     "qwen2": small("qwen2", 4, 2),
     "qwen2-window": small("qwen2", 4, 2, use_sliding_window=True, max_window_layers=2, **WINDOWS),
     "qwen3": small("qwen3", 7, 1, 24),
+    "qwen3-fp8": small("qwen3", 4, 2, 16),
     "qwen3-moe-fp8": small("qwen3_moe", 4, 1, 16, mlp_only_layers=[1], **(QWEN3_MOE | dict(num_hidden_layers=3))),
     "phi3": small("phi3", 4, 2, sliding_window=None),
     "phi3-longrope": small("phi3", 4, 1, sliding_window=None, original_max_position_embeddings=64, **LONGROPE),
@@ -152,6 +156,8 @@ def draw_shape(name, rng):
     return drawn
 
 
+# Of these transformers multiplies the scales itself, on any machine: they are of quant_method fp8, in whole blocks.
+READ_BY_TRANSFORMERS = {"ministral3-fp8", "qwen3-fp8"}
 # Quantised models: config, rows and columns that share a scale (None: all of them), the scales' name and type.
 FP8 = {
     "llama-fp8": (
@@ -164,6 +170,18 @@ FP8 = {
         (1, None),
         "weight_scale",
         torch.bfloat16,
+    ),
+    "ministral3-fp8": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        (None, None),
+        "weight_scale_inv",
+        torch.float32,
+    ),
+    "qwen3-fp8": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 32]},
+        (16, 32),
+        "weight_scale_inv",
+        torch.float32,
     ),
     "qwen3-moe-fp8": (
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [24, 20]},
@@ -216,8 +234,20 @@ def quantise(m, config, block, scale_name, scale_type):
                     scales[i, k] = (one[here].abs().max() / 448).to(scale_type)
                     stored[here] = (one[here] / scales[i, k]).to(torch.float8_e4m3fn)
                     one[here] = stored[here].to(torch.float32) * scales[i, k]
+            if block == (None, None):
+                scales = scales[0, 0]
+                packed[path.replace("weight", "activation_scale")] = torch.tensor(0.5)  # changes nothing here
             packed |= {path: stored, path.replace("weight", scale_name): scales.to(scale_type)}
     return packed, config
+
+
+def read_quantised(folder, name):
+    """The FP8 model of a folder as transformers itself reads it, in float32."""
+    how = transformers.FineGrainedFP8Config(weight_block_size=FP8[name][0]["weight_block_size"], dequantize=True)
+    m = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=how, dtype=torch.float32, attn_implementation="eager"
+    )
+    return m.eval()
 
 
 def matrices_of(name, w):
