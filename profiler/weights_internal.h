@@ -50,8 +50,8 @@ kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err);
 // config_suffices: weight files may be missing.
 kvb_status weights_open_folder(weights *w, const char *folder, bool config_suffices, kvb_error *err);
 kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err);
-// quantization_config of `config`, the object that may have it, into is_fp8, is_mxfp4 and block; `path` is the config's.
-// KVB_UNSUPPORTED for a method that cannot be read.
+// quantization_config of the object `config`, where it has one, into is_fp8, is_mxfp4 and block; `folder` is for
+// messages. KVB_UNSUPPORTED for a method that cannot be read, KVB_FORMAT for blocks that are no sizes.
 kvb_status weights_read_quantisation(weights *w, const struct cJSON *config, const char *folder, kvb_error *err);
 kvb_status weights_add_name(weights *w, const char *name, size_t file, kvb_error *err);
 kvb_status weights_sort_names(weights *w, kvb_error *err);

@@ -2,8 +2,8 @@
 # Runs test passes and adds up their counts: tests/run.sh PASS=BUILD...
 #   unit=BUILD  every Check program BUILD/tests/test_*
 #   cli=BUILD   every tests/cli/*.sh that needs no download, on the program in BUILD
-#   memory=BUILD  as cli=, without the tests whose point is numbers or texts: the plain pass judges these, and unit tests
-#               the memory of what computes them; a sanitised program takes three times as long
+#   memory=BUILD  as cli=, without the tests whose point is numbers or texts: the plain pass judges these, and unit
+#               tests the memory of what computes them; a sanitised program takes three times as long
 #   real=BUILD  tests/cli/real_*.sh: the default model, downloaded once
 #   long=BUILD  tests/cli/long_*.sh
 #   fuzz=BUILD  replays the corpora of tests/fuzz with BUILD/fuzz/fuzz_*
@@ -109,7 +109,8 @@ for pass in "$@"; do
             case $name in lib) continue ;; real_*) own=real ;; long_*) own=long ;; *) own=cli ;; esac
             [ "$own" = "${kind/memory/cli}" ] || continue
             case $kind/$name in
-            memory/constraints | memory/compute | memory/help | memory/ranks | memory/memory | memory/refine) continue ;;
+            memory/constraints | memory/compute | memory/help | memory/ranks) continue ;;
+            memory/memory | memory/refine) continue ;;
             esac
             queue_test "${kind/memory/cli}" "$build" "$name" bash "$t"
         done

@@ -1,6 +1,7 @@
 // What every subcommand shares: option tables with help text, number parsing, progress. No algorithm lives in tools/.
 #pragma once
 #include "runtime/kvbudget.h"
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -80,8 +81,9 @@ bool progress_hashed(void *bar, double done, double total);
 double seconds_now(void); // CLOCK_MONOTONIC
 
 // The number of the first SIGINT or SIGTERM (a second one kills); long work polls it and stops cleanly with
-// KVB_INTERRUPTED. Signals that were ignored when the program started stay ignored.
-extern volatile int cli_stop_requested;
+// KVB_INTERRUPTED. Signals that were ignored when the program started stay ignored. Called before anything starts a
+// thread (a parallel region, MPI), since threads take over what is blocked.
+extern atomic_int cli_stop_requested;
 void cli_catch_signals(void);
 // After such a signal, when all is cleaned up: ends by it, so that a shell's loop ends too. Else does nothing.
 void cli_end_by_signal(void);

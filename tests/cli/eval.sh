@@ -206,7 +206,8 @@ fails 'a table of another metric' 'for metric keydiff, which --metric leaves out
 fails 'a text that is too short' 'text0.txt: [0-9]+ tokens, expected at least 4000' eval tiny.gguf text0.txt \
     --tokens 4000
 fails 'a text twice' 'a text counts once' eval tiny.gguf text0.txt text0.txt --tokens 160
-fails 'a record in the place of a table' 'run.h5: byte [0-9]+ is 0, expected text, found a record' eval tiny.gguf run.h5 --tokens 160
+fails 'a record in the place of a table' 'run.h5: byte [0-9]+ is 0, expected text, found a record' \
+    eval tiny.gguf run.h5 --tokens 160
 fails 'no such text' 'nothing.txt' eval tiny.gguf nothing.txt --tokens 160
 fails 'no such table' 'nothing.safetensors' eval tiny.gguf nothing.safetensors text0.txt --tokens 160
 fails 'an unknown metric' "metric 'nonsense' is unknown" eval tiny.gguf text0.txt -m nonsense --tokens 160

@@ -198,6 +198,10 @@ START_TEST(test_plan_of_fp8)
     write_config(&f, config);
     help_ok(weights_open_config(&w, f.path, err));
     ck_assert(weights_layer_type(w) == STORED_F8_E4M3 && weights_default_type(w) == GGUF_TENSOR_F32);
+    ck_assert(!weights_experts_are_mxfp4(w));
+    weights_close(w);
+    help_ok(weights_open_config(&w, "tests/golden/families/gpt-oss-mxfp4/config.json", err));
+    ck_assert(weights_experts_are_mxfp4(w) && weights_layer_type(w) == GGUF_TENSOR_BF16);
     weights_close(w);
     help_ok(model_open(&bare, f.path, &backend_cpu, &plan, err));
     save(&f, config);

@@ -141,11 +141,11 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && argc - first < 2)
         code = cli_usage_error(self, "a model and at least one text are needed: kvbudget %s", self->synopsis);
     if (code == EXIT_DONE) code = check_options(&e);
+    if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE) code = device_take_threads(self, e.threads);
     if (code == EXIT_DONE) code = eval_open_inputs(&e, argv + first, (size_t)(argc - first));
     if (code == EXIT_DONE) {
         kvb_error err = {0};
-        cli_catch_signals();
         if ((e.speed ? eval_measure_speed(&e, &err) : run_sweep(&e, &err)) != KVB_OK) code = cli_failed(self, &err);
     }
     eval_free_inputs(&e);

@@ -298,6 +298,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     // Shards do not know each other, whoever started them: srun sets a launcher's variables for elements of a job
     // array.
     p.ranks = (ranks){0, 1, 0, 1};
+    if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE && !p.shard && ranks_begin(&p.ranks, &err) != KVB_OK) code = cli_failed(self, &err);
     if (code == EXIT_DONE && argc - first < 2 - p.add)
         code =
@@ -306,10 +307,7 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && p.force && p.resume)
         code = cli_usage_error(self, "--force throws away what --resume would go on with; give one of them");
     if (code == EXIT_DONE) code = share_cores(&p);
-    if (code == EXIT_DONE) {
-        cli_catch_signals();
-        code = run_command(&p, argv + first, (size_t)(argc - first));
-    }
+    if (code == EXIT_DONE) code = run_command(&p, argv + first, (size_t)(argc - first));
     profile_job_free(&p.job);
     model_free(p.m);
     for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);

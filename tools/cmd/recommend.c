@@ -247,11 +247,11 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
         code = cli_usage_error(self, "a model, a table and texts are needed: kvbudget %s", self->synopsis);
     if (code == EXIT_DONE) code = check_options(&c);
     if (code == EXIT_DONE) code = default_ratios(&c);
+    if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE) code = device_take_threads(self, c.e.threads);
     if (code == EXIT_DONE) code = eval_open_table(&c.e, argv + first, (size_t)(argc - first));
     if (code == EXIT_DONE) {
         kvb_error err = {0};
-        cli_catch_signals();
         if (recommend(&c, &err) != KVB_OK) code = cli_failed(self, &err);
     }
     free(c.values);

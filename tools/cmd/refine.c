@@ -265,11 +265,11 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         code = cli_usage_error(self, "a model, a table and texts are needed: kvbudget %s", self->synopsis);
     if (code == EXIT_DONE) code = check_options(&c);
     if (code == EXIT_DONE) code = gather_operands(&c, argv + first, (size_t)(argc - first));
+    if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE) code = device_take_threads(self, c.e.threads);
     if (code == EXIT_DONE) code = eval_open_table(&c.e, c.operands, c.n_operands);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
-        cli_catch_signals();
         kvb_status status = refine(&c, &err);
         status = refine_bench_free(&c.bench, status, &err);
         if (status != KVB_OK) code = cli_failed(self, &err);

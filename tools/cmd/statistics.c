@@ -140,8 +140,8 @@ static int run(const cli_command *self, int argc, char **argv)
             cli_usage_error(self, "--texts: expected 1 or more; --characters: 1 to 16777216; --sinks: at most 1048576");
     const backend *device = code == EXIT_DONE ? device_find(self, backend_name, compute) : NULL;
     if (code == EXIT_DONE && !device) code = EXIT_USAGE;
-    if (code == EXIT_DONE) code = device_take_threads(self, c.threads);
     if (code == EXIT_DONE) cli_catch_signals();
+    if (code == EXIT_DONE) code = device_take_threads(self, c.threads);
     if (code == EXIT_DONE && run_statistics(&c, device, argv + first, (size_t)(argc - first), quiet, &err) != KVB_OK)
         code = cli_failed(self, &err);
     return code < 0 ? EXIT_DONE : code;

@@ -266,8 +266,8 @@ static int run(const cli_command *self, int argc, char **argv)
     } else if (code == EXIT_DONE) {
         code = check_usage(self, &c, argv + first, argc - first);
         if (code == EXIT_DONE) code = methods_read_ratios(&c.with);
-        if (code == EXIT_DONE) code = device_take_threads(self, c.threads);
         if (code == EXIT_DONE) cli_catch_signals();
+        if (code == EXIT_DONE) code = device_take_threads(self, c.threads);
         if (code == EXIT_DONE && run_tasks(&c, argv + first, (size_t)(argc - first), &err) != KVB_OK)
             code = cli_failed(self, &err);
     }

@@ -1,12 +1,13 @@
 """Every family of models against transformers: small random models, as safetensors and as GGUF.
 
-usage: families.py KVBUDGET [--only NAME,...] [--tokens 600] [--compute f32] [--keep FOLDER]
+usage: families.py KVBUDGET [--only NAME,...] [--draw SEED] [--tokens 600] [--compute f32] [--keep FOLDER]
        families.py --fixtures FOLDER
 On token ids, of a folder and, where the container can say it, of a GGUF file: logits of all positions (within 1e-3 and
 1e-4 of their range), oracle importance and the scores of every metric (within 1e-4 of each head's maximum), and the KL
 that `eval` finds after evicting against attention that is masked in PyTorch (within 1e-3). Contexts reach past windows
 and past the original length of scaled rotary positions. Judges of the scores are kvpress and the formulas of
 scorer_peers.py, on what the model itself attends with. Ends with PASS or FAIL.
+--draw: other sizes than family_models.py's, of heads, groups, widths, windows and experts; SEED says which.
 --fixtures: writes the tiny models of tests/unit/test_profiler_families.c, with what transformers makes of them.
 Needs torch, transformers 5.2, kvpress 0.5.5, numpy, h5py, gguf.
 """
@@ -14,6 +15,7 @@ Needs torch, transformers 5.2, kvpress 0.5.5, numpy, h5py, gguf.
 import argparse
 import json
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -123,8 +125,13 @@ class Comparison:
 
 
 def compare(a, name, folder):
-    m = family_models.make(name)
+    shape = family_models.draw_shape(name, random.Random(f"{name} {a.draw}")) if a.draw is not None else {}
+    if shape:
+        print(f"{name:16s} {shape}", flush=True)
+    m = family_models.make(name, shape)
     family_models.save(m, folder)
+    if name in family_models.READ_BY_TRANSFORMERS and not shape:  # which need not be whole blocks
+        m = family_models.read_quantised(folder, name)
     one, good = Comparison(a, folder, m), True
     models = {"folder": folder}
     if name not in NOT_IN_GGUF and gguf_models.write(m, folder / "model.gguf"):
@@ -153,6 +160,7 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("kvbudget", nargs="?")
     p.add_argument("--only", default="", help="names, commas between")
+    p.add_argument("--draw", type=int, metavar="SEED", help="draw the sizes")
     p.add_argument("--tokens", type=int, default=600)
     p.add_argument("--compute", default="f32")
     p.add_argument("--keep", type=pathlib.Path, help="leave the models here")

@@ -69,9 +69,13 @@ MODELS = {
     "ministral3": small(
         "ministral3", 6, 2, 24, **rope("yarn", 1000000.0, factor=16.0, llama_4_scaling_beta=0.1, **MINISTRAL_ROPE)
     ),
+    "ministral3-fp8": small(
+        "ministral3", 6, 2, 24, **rope("yarn", 1000000.0, factor=16.0, llama_4_scaling_beta=0.1, **MINISTRAL_ROPE)
+    ),
     "qwen2": small("qwen2", 4, 2),
     "qwen2-window": small("qwen2", 4, 2, use_sliding_window=True, max_window_layers=2, **WINDOWS),
     "qwen3": small("qwen3", 7, 1, 24),
+    "qwen3-fp8": small("qwen3", 4, 2, 16),
     "qwen3-moe-fp8": small("qwen3_moe", 4, 1, 16, mlp_only_layers=[1], **(QWEN3_MOE | dict(num_hidden_layers=3))),
     "phi3": small("phi3", 4, 2, sliding_window=None),
     "phi3-longrope": small("phi3", 4, 1, sliding_window=None, original_max_position_embeddings=64, **LONGROPE),
@@ -116,6 +120,44 @@ MODELS = {
     "olmo3": small("olmo3", 6, 2, hidden_size=96, **WINDOWS),
 }
 
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 14)
+HEAD_SIZES = (8, 16, 24, 40, 64, 80)  # of which three quarters are even, for rotary positions in parts
+OWN_HEAD_SIZE = ("llama", "mistral", "qwen3", "qwen3_moe", "seed_oss")  # may have head_dim where MODELS give none
+
+
+def draw_shape(name, rng):
+    """Sizes in the place of those of MODELS, for make(): heads, groups, widths, windows and experts, drawn by `rng`
+    (random.Random). The form stays: which layers, switches and rotary positions."""
+    kind, settings = MODELS[name]
+    kv_heads, group, head = rng.choice((1, 2, 3)), rng.choice(GROUPS), rng.choice(HEAD_SIZES)
+    heads = kv_heads * group
+    drawn = dict(num_attention_heads=heads, num_key_value_heads=kv_heads, vocab_size=rng.randrange(70, 400))
+    has_experts = any("experts" in key for key in settings)
+    wide = 32 if name.endswith("mxfp4") else 4 if has_experts else 1  # whole blocks; torch's products of experts
+    drawn["intermediate_size"] = wide * rng.randrange(1, 130 // wide)
+    if "head_dim" in settings or kind in OWN_HEAD_SIZE:
+        drawn |= dict(head_dim=head, hidden_size=wide * rng.randrange(1 + 8 // wide, 161 // wide))
+    else:
+        drawn["hidden_size"] = heads * head
+    if "query_pre_attn_scalar" in settings:
+        drawn["query_pre_attn_scalar"] = head  # a GGUF has no place for another
+    if settings.get("sliding_window"):
+        drawn["sliding_window"] = rng.randrange(5, 70)
+    if "moe_intermediate_size" in settings:
+        drawn["moe_intermediate_size"] = 4 * rng.randrange(2, 20)
+    for key in ("num_experts", "num_local_experts"):
+        if key in settings:
+            drawn[key] = rng.randrange(2, 12)
+            drawn["num_experts_per_tok"] = rng.randrange(1, drawn[key] + 1)
+    if name == "phi3-longrope":
+        short = [1.0 + rng.random() for _ in range(head // 2)]
+        factors = dict(short_factor=short, long_factor=[4 * x for x in short])
+        drawn["rope_parameters"] = settings["rope_parameters"] | factors
+    return drawn
+
+
+# Of these transformers multiplies the scales itself, on any machine: they are of quant_method fp8, in whole blocks.
+READ_BY_TRANSFORMERS = {"ministral3-fp8", "qwen3-fp8"}
 # Quantised models: config, rows and columns that share a scale (None: all of them), the scales' name and type.
 FP8 = {
     "llama-fp8": (
@@ -128,6 +170,18 @@ FP8 = {
         (1, None),
         "weight_scale",
         torch.bfloat16,
+    ),
+    "ministral3-fp8": (
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        (None, None),
+        "weight_scale_inv",
+        torch.float32,
+    ),
+    "qwen3-fp8": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 32]},
+        (16, 32),
+        "weight_scale_inv",
+        torch.float32,
     ),
     "qwen3-moe-fp8": (
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [24, 20]},
@@ -180,8 +234,20 @@ def quantise(m, config, block, scale_name, scale_type):
                     scales[i, k] = (one[here].abs().max() / 448).to(scale_type)
                     stored[here] = (one[here] / scales[i, k]).to(torch.float8_e4m3fn)
                     one[here] = stored[here].to(torch.float32) * scales[i, k]
+            if block == (None, None):
+                scales = scales[0, 0]
+                packed[path.replace("weight", "activation_scale")] = torch.tensor(0.5)  # changes nothing here
             packed |= {path: stored, path.replace("weight", scale_name): scales.to(scale_type)}
     return packed, config
+
+
+def read_quantised(folder, name):
+    """The FP8 model of a folder as transformers itself reads it, in float32."""
+    how = transformers.FineGrainedFP8Config(weight_block_size=FP8[name][0]["weight_block_size"], dequantize=True)
+    m = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=how, dtype=torch.float32, attn_implementation="eager"
+    )
+    return m.eval()
 
 
 def matrices_of(name, w):
