@@ -18,7 +18,7 @@ static const double SMALL = 0.1;       // of the table's loss: a text that loses
 static const double RIDGES[] = {0.25, 0.5, 1, 2, 4, 8, 16}; // in units of all groups' moves together
 static const double FIRST_RADIUS = 0.16;                    // root mean square of a step's moves
 static const double LONGEST = 3;                            // a group's move, in radii
-static const double SIZES[SIZE_COUNT] = {0.5, 1, 2};        // of proposals, in radii
+static const double SIZES[SIZE_COUNT] = {0.5, 1.25, 3};     // of proposals, in radii
 
 typedef struct gradient_model {
     uint32_t pairs, n_rows; // of a round; of the rounds that are kept

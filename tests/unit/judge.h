@@ -20,7 +20,7 @@ enum { QUESTIONS = 5, TAIL = 9 };
 enum { N_SHAPES = 7, N_TOKENS = 4 };
 extern const attention_shape SHAPES[N_SHAPES];
 extern const uint32_t TOKENS[N_TOKENS];
-#if defined(EMULATED) || defined(EMULATED_TILES) // slowly
+#if defined(EMULATED) || defined(EMULATED_TILES) || defined(__SANITIZE_ADDRESS__) // slowly
 enum { LONG = 290, LONGER = 300, LONGEST_SHAPE = 1, ROWS_STEP = 6 };
 #else
 enum { LONG = 530, LONGER = 700, LONGEST_SHAPE = 0, ROWS_STEP = 3 };
