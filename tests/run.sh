@@ -14,7 +14,9 @@
 set -u
 cd "$(dirname "$0")/.." || exit 1
 
-JOBS=${JOBS:-$(nproc 2>/dev/null || echo 2)}
+# Half as many again as there are cores: tests wait for disks and for each other.
+cores=$(nproc 2>/dev/null || echo 2)
+JOBS=${JOBS:-$((cores + cores / 2))}
 ONLY=${ONLY:-}
 work=$(mktemp -d "${TMPDIR:-/tmp}/kvbudget-test.XXXXXX") || exit 1
 trap 'rm -rf "$work"' EXIT
