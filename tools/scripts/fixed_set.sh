@@ -23,15 +23,15 @@ hash_folder() { printf '%s  %s\n' \
     "$(cd "$1" && find . -type f | LC_ALL=C sort | while read -r f; do echo "$f"; cat "$f"; done | sha256sum \
     | cut -c1-24)" "$2"; }
 
-# from_record RECORD NAME: what is made of a record.
+# from_record RECORD NAME RANKS: what is made of a record; RANKS divides the KV heads of a layer.
 from_record() {
-    local record=$1 name=$2 how metric table
+    local record=$1 name=$2 ranks=$3 how metric table
     plain export "$record" --format lukv-steps -o "$work/steps" >/dev/null
     find "$work/steps" -type f ! -name '*.npy' -delete # arrays alone: attributes name versions and parameters
     hash_folder "$work/steps" "$name record"
     rm -r "$work/steps"
     for how in '' --paper '--aggregate worst' '--scope layer' '--order oracle' '--block 16 --pin 0' \
-        '--ratios 0.3,0.8 --exact' '--block 8 --ranks 2' '--layer-cap 0.6' '--levels 1 --floor 0.05' \
+        '--ratios 0.3,0.8 --exact' "--block 8 --ranks $ranks" '--layer-cap 0.6' '--levels 1 --floor 0.05' \
         '--ratios 0.3,0.8 --layer-cap 0.6 --block 4 --exact' '--ratios 0.3,0.8 --levels 1 --block 4 --exact'; do
         mkdir -p "$work/tables"
         # shellcheck disable=SC2086 # options
@@ -76,7 +76,7 @@ for kind in 'ref f32' 'cpu f32' 'cpu bf16x3' 'cpu bf16'; do
     # shellcheck disable=SC2086 # options
     kvbudget profile "$work/tiny.gguf" "$work/calib.jsonl" -o "$work/run.h5" --force -n 8 --ignore-eos $metrics \
         -b "$backend" --compute "$compute"
-    from_record "$work/run.h5" "tiny $kind"
+    from_record "$work/run.h5" "tiny $kind" 2
     kvbudget eval "$work/tiny.gguf" "$work/keydiff.safetensors" "$work/text0.txt" "$work/text1.txt" -t 160 -n 12 \
         -r 0.5,0.8 -a uniform -a pyramid -a ada \
         -a oracle -b "$backend" --compute "$compute" -o "$work/worth"
@@ -92,7 +92,7 @@ for compute in f32 bf16x3 bf16; do
     kvbudget profile "$model" "$root/calib-data/narrative-en.jsonl" "$root/calib-data/code-c.jsonl" -o "$work/real.h5" \
         --force --max-tokens 700 -q 3 -n 12 \
         --ignore-answers --compute "$compute" -m snapkv:kvpress -m keydiff -m ea:kvpress -m h2o -m lagkv
-    from_record "$work/real.h5" "SmolLM2 $compute"
+    from_record "$work/real.h5" "SmolLM2 $compute" 3
     kvbudget eval "$model" "$work/keydiff.safetensors" "$root/LICENSE" -t 500 -n 16 -r 0.5,0.8 -a uniform -a ada \
         --compute "$compute" -o "$work/worth"
     hash_worth "SmolLM2 $compute eval"
