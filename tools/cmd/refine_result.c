@@ -2,6 +2,7 @@
 #include "runtime/fail.h"
 #include "stats/interval.h"
 #include "tools/cmd/refine_command.h"
+#include "tools/json_print.h"
 #include "tools/report/results.h"
 #include <math.h>
 #include <stdio.h>
@@ -20,8 +21,8 @@ static interval share_left(const refine_command *c, refine_set set, uint32_t kno
 {
     size_t n = c->bench.n_members[set], K = c->bench.n_knots;
     const double *before = c->kl[set] + 2 * K + knot * n, *after = before + K * n;
-    const double **rows = malloc(2 * n * sizeof *rows + 1);
-    uint32_t *counts = malloc(n * sizeof *counts + 1);
+    const double **rows = json_calloc(2 * n + 1, sizeof *rows);
+    uint32_t *counts = json_calloc(n + 1, sizeof *counts);
     interval found = {NAN, NAN, NAN};
     for (size_t t = 0; rows && counts && t < n; t++) {
         rows[t] = after + t;
