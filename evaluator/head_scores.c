@@ -3,6 +3,7 @@
 #include "formats/npy.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
+#include "runtime/text.h"
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
@@ -16,12 +17,6 @@ typedef struct score_grid {
     float *values; // [n_layers, columns]
     uint32_t columns;
 } score_grid;
-
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
 
 static kvb_status parse_npy(score_grid *g, const void *data, size_t size, const char *path, uint32_t n_layers,
                             kvb_error *err)
@@ -141,16 +136,16 @@ kvb_status head_scores_parse(const void *data, size_t size, const char *path, ui
 {
     score_grid g = {0};
     kvb_status status;
-    if (ends_with(path, ".npy")) {
+    if (kvb_ends_with(path, ".npy")) {
         status = parse_npy(&g, data, size, path, n_layers, err);
-    } else if (ends_with(path, ".tsv")) {
+    } else if (kvb_ends_with(path, ".tsv")) {
         char *text = malloc(size + 1); // strtod needs an end
         if (!text) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu bytes", path, size);
         memcpy(text, data, size);
         text[size] = '\0';
         status = parse_tsv(&g, text, path, n_layers, n_heads, err);
         free(text);
-    } else if (ends_with(path, ".json")) {
+    } else if (kvb_ends_with(path, ".json")) {
         status = parse_json(&g, data, size, path, n_layers, n_heads, err);
     } else {
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: head scores are read from .npy, .tsv or .json", path);

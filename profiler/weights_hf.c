@@ -6,6 +6,7 @@
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include "runtime/safetensors.h"
+#include "runtime/text.h"
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
@@ -330,12 +331,6 @@ static bool tensor_folder(const weights *w, const weight_name *name, weight_tens
     return true;
 }
 
-static bool ends_with(const char *name, const char *end)
-{
-    size_t n = strlen(name), m = strlen(end);
-    return n >= m && strcmp(name + n - m, end) == 0;
-}
-
 // What a text model does not need: pictures' and sounds' parts, tables that are computed anew, and what engines
 // quantise activations and caches with.
 static bool left_folder(const char *name)
@@ -344,9 +339,9 @@ static bool left_folder(const char *name)
                                          "multi_modal_projector.", "model.multi_modal_projector.", "audio_tower."};
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         if (strncmp(name, others[i], strlen(others[i])) == 0) return true;
-    return strstr(name, "rotary_emb.inv_freq") || ends_with(name, ".input_scale") ||
-           ends_with(name, ".activation_scale") || ends_with(name, ".output_scale") || ends_with(name, ".k_scale") ||
-           ends_with(name, ".v_scale");
+    return strstr(name, "rotary_emb.inv_freq") || kvb_ends_with(name, ".input_scale") ||
+           kvb_ends_with(name, ".activation_scale") || kvb_ends_with(name, ".output_scale") ||
+           kvb_ends_with(name, ".k_scale") || kvb_ends_with(name, ".v_scale");
 }
 
 // ---- The files ----

@@ -55,6 +55,12 @@ const char *kvb_kind_name(kvb_file_kind kind)
     return kinds[kind].name;
 }
 
+bool kvb_ends_with(const char *text, const char *end)
+{
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
 bool kvb_read_digits(const char **text, uint64_t max, uint64_t *out)
 {
     const char *s = *text;

@@ -12,6 +12,8 @@ size_t kvb_utf8_size(const char *at, size_t left);
 // not UTF-8, which no JSON text may hold.
 void kvb_clean_text(char *text);
 
+bool kvb_ends_with(const char *text, const char *end);
+
 // What a file of `size` bytes is by its first bytes. Operands are easily swapped; a reader that finds a file of another
 // kind says which.
 typedef enum kvb_file_kind {

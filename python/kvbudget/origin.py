@@ -1,11 +1,12 @@
 """Which weights a model has, in the words of `kvbudget profile`: files with their hashes, repository, commit, shape."""
 
-import hashlib
 import json
 import os
 import re
 from pathlib import Path
 from typing import Any
+
+from ._library import file_sha256
 
 __all__ = ["describe"]
 
@@ -37,14 +38,6 @@ def _weight_files(folder: Path) -> list[Path]:
         return []
     files = [folder / name for name in sorted(names)]
     return files if all(f.is_file() for f in files) else []
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as f:
-        while piece := f.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def _hub(folder: Path) -> dict[str, str]:
@@ -80,6 +73,6 @@ def describe(model: Any) -> dict[str, str]:
     if folder := _folder(model):
         found |= _hub(folder)
         if files := _weight_files(folder):
-            hashes = {f.name: _sha256(f) for f in files}
+            hashes = {f.name: file_sha256(f) for f in files}
             found |= {"model_container": "safetensors", "model_files": json.dumps(hashes, separators=(",", ":"))}
     return found

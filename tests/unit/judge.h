@@ -80,6 +80,8 @@ decode_case decode_case_make(attention_shape s, uint32_t T, uint32_t rows_each);
 void decode_case_free(decode_case *c);
 // Output of rows [first, first + n) and, behind it, the importance of all questions.
 dev run_rows(backend_device *on, const decode_case *c, uint32_t first, uint32_t n);
+// The importance alone, after all rows.
+dev run_importance(backend_device *on, const decode_case *c);
 
 // The tests of each file.
 void judge_rows(TCase *tc);

@@ -34,12 +34,8 @@ START_TEST(test_attend_rows)
                 reserve(c.T, c.s);
                 BOTH("attend_rows", y, c.q_size, 2e-6f, 3e-5f, 4, { y = run_rows(on, &c, 0, c.n_rows); });
                 // Importance is a product of probabilities: what is off in a score is off in proportion.
-                BOTH("importance", y, c.best_size, 2e-6f, 3e-5f + product_error(&JUDGED) * 8, 0, {
-                    dev all = run_rows(on, &c, 0, c.n_rows);
-                    y = on->b->alloc(on, c.best_size);
-                    on->b->copy(on, y, dev_at(all, c.q_size), c.best_size);
-                    on->b->release(on, all);
-                });
+                BOTH("importance", y, c.best_size, 2e-6f, 3e-5f + product_error(&JUDGED) * 8, 0,
+                     { y = run_importance(on, &c); });
                 decode_case_free(&c);
             }
     check_judged();
@@ -55,12 +51,8 @@ START_TEST(test_summed_importance)
             decode_case c = decode_case_make(SHAPES[i], TOKENS[N_TOKENS - 1], each);
             c.sum = true;
             reserve(c.T, c.s);
-            BOTH("summed importance", y, c.best_size, 1e-5f, 3e-5f + product_error(&JUDGED) * 8, 0, {
-                dev all = run_rows(on, &c, 0, c.n_rows);
-                y = on->b->alloc(on, c.best_size);
-                on->b->copy(on, y, dev_at(all, c.q_size), c.best_size);
-                on->b->release(on, all);
-            });
+            BOTH("summed importance", y, c.best_size, 1e-5f, 3e-5f + product_error(&JUDGED) * 8, 0,
+                 { y = run_importance(on, &c); });
             decode_case_free(&c);
         }
     check_judged();

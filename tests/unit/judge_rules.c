@@ -65,10 +65,8 @@ static void judge_rows_rule(attention_shape plain, int shape, const rule *r, uin
     if (!r->window)
         BOTH("importance", y, c.best_size, 2e-6f, 4e-5f + product_error(&JUDGED) * 8, 0, {
             c.s = shape_with(on, shape, r, sinks);
-            dev all = run_rows(on, &c, 0, c.n_rows);
-            y = on->b->alloc(on, c.best_size);
-            on->b->copy(on, y, dev_at(all, c.q_size), c.best_size);
-            on->b->release(on, all), on->b->release(on, c.s.sinks);
+            y = run_importance(on, &c);
+            on->b->release(on, c.s.sinks);
         });
     decode_case_free(&c);
 }

@@ -181,6 +181,13 @@ START_TEST(kinds_of_files)
 }
 END_TEST
 
+START_TEST(ends_of_names)
+{
+    ck_assert(kvb_ends_with("ids.npy", ".npy") && kvb_ends_with(".npy", ".npy") && kvb_ends_with("ids", ""));
+    ck_assert(!kvb_ends_with("ids.npy", ".np") && !kvb_ends_with("npy", ".npy") && !kvb_ends_with("", ".npy"));
+}
+END_TEST
+
 START_TEST(parsed_json)
 {
     bool no_memory;
@@ -227,6 +234,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, cleaned_texts);
     tcase_add_test(tc, decimal_digits);
     tcase_add_test(tc, kinds_of_files);
+    tcase_add_test(tc, ends_of_names);
     tcase_add_test(tc, parsed_json);
     tcase_add_test(tc, limits_in_units);
 }

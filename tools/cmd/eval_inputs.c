@@ -10,12 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool ends_with(const char *text, const char *end)
-{
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 // ---- Texts ----
 
 static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_t n, kvb_error *err)
@@ -72,7 +66,7 @@ static kvb_status read_text(eval_inputs *e, const char *path, kvb_error *err)
 {
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     kvb_status status;
-    if (ends_with(path, ".jsonl")) {
+    if (kvb_ends_with(path, ".jsonl")) {
         calib_file file;
         status = calib_load(&file, path, err);
         for (size_t i = 0; status == KVB_OK && i < file.count; i++) {
@@ -86,7 +80,7 @@ static kvb_status read_text(eval_inputs *e, const char *path, kvb_error *err)
     file_view view;
     status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
-    status = ends_with(path, ".npy") ? read_npy_ids(e, path, &view, err)
+    status = kvb_ends_with(path, ".npy") ? read_npy_ids(e, path, &view, err)
                                      : encode_text(e, name, (const char *)view.data, view.size, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
@@ -131,7 +125,7 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     if (!n_texts) return cli_usage_error(e->self, "no text is given: any text file, or .jsonl with contexts");
     model_options wishes = {.without_tokenizer = true, .pre = e->in.pre, .statistics = e->in.statistics};
     for (size_t i = 1; i < n; i++)
-        wishes.without_tokenizer &= methods_is_table(operands[i]) || ends_with(operands[i], ".npy");
+        wishes.without_tokenizer &= methods_is_table(operands[i]) || kvb_ends_with(operands[i], ".npy");
     progress bar;
     wishes.watch = &(weights_watch){progress_hashed, &bar};
     progress_begin(&bar, "hash of the model", e->out.quiet);

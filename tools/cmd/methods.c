@@ -1,5 +1,6 @@
 #include "tools/cmd/methods.h"
 #include "runtime/fail.h"
+#include "runtime/text.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -50,11 +51,7 @@ int methods_read_ratios(methods *e)
 
 bool methods_is_table(const char *operand)
 {
-    static const char *const ENDS[] = {".safetensors", ".safetensors:strict"};
-    size_t n = strlen(operand);
-    for (int i = 0; i < 2; i++)
-        if (n >= strlen(ENDS[i]) && strcmp(operand + n - strlen(ENDS[i]), ENDS[i]) == 0) return true;
-    return false;
+    return kvb_ends_with(operand, ".safetensors") || kvb_ends_with(operand, ".safetensors:strict");
 }
 
 static kvb_status check_table(const methods *e, const allocator *a, kvb_error *err)
