@@ -21,18 +21,18 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
     *f = (fidelity){.s = s, .n_next = n_next, .batch = batch};
     kvb_status status = predictions_open(&f->full, n_next, c->vocabulary, err);
     f->o_norm = calloc(c->n_layers, sizeof *f->o_norm);
-    float **const arrays[] = {&f->importance, &f->q, &f->o, &f->k, &f->v, &f->cell_logits, &f->cell_o, &f->projected};
-    const size_t sizes[] = {heads * s->plan.max_tokens,
+    float **const arrays[] = {&f->cell_logits, &f->importance, &f->q, &f->o, &f->k, &f->v, &f->cell_o, &f->projected};
+    const size_t sizes[] = {logits * vocabulary,
+                            heads * s->plan.max_tokens,
                             c->n_layers * queries,
                             c->n_layers * queries,
                             heads * n * c->head_dim,
                             heads * n * c->head_dim,
-                            logits * vocabulary,
                             queries,
                             2 * n * c->width};
+    size_t wanted = s->plan.oracle ? sizeof sizes / sizeof *sizes : 1; // predictions need logits alone
     bool good = f->o_norm;
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        good = (*arrays[i] = malloc(sizes[i] * sizeof(float) + 1)) && good;
+    for (size_t i = 0; i < wanted; i++) good = (*arrays[i] = malloc(sizes[i] * sizeof(float) + 1)) && good;
     if (status == KVB_OK && !good)
         status =
             kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u rows of %u logits", batch * n_next, c->vocabulary);
@@ -81,8 +81,9 @@ static kvb_status finish_reference(fidelity *f, kvb_error *err)
 {
     const model_config *c = &f->s->m->config;
     size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim;
-    predictions_finish(&f->full);
     kvb_status status = KVB_OK;
+    predictions_finish(&f->full);
+    if (!f->s->plan.oracle) return KVB_OK;
     for (uint32_t layer = 0; layer < c->n_layers && status == KVB_OK; layer++) {
         status = decoder_project(f->s->decode, layer, f->o + layer * queries, f->n_next, f->projected, err);
         f->o_norm[layer] = sum_of_squares(f->projected, (size_t)f->n_next * c->width);
@@ -95,12 +96,14 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
 {
     kv_cache *full = NULL;
     decode_hooks hooks = {.context = f, .layer_done = keep_layer};
+    bool oracle = f->s->plan.oracle;
     memcpy(f->full.next, ids + n_tokens, f->n_next * sizeof *ids);
     kvb_status status = session_prefill(f->s, ids, n_tokens, also, progress, err);
-    if (status == KVB_OK) status = session_reference(f->s, f->full.next, f->n_next, f->importance, NULL, err);
+    if (status == KVB_OK && oracle) status = session_reference(f->s, f->full.next, f->n_next, f->importance, NULL, err);
     if (status == KVB_OK) status = session_cache(f->s, NULL, f->n_next, &full, err);
     if (status == KVB_OK)
-        status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->full.next, &hooks, LOGITS_ALL, f->full.logits, err);
+        status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->full.next, oracle ? &hooks : NULL, LOGITS_ALL,
+                             f->full.logits, err);
     kv_cache_close(full);
     if (status == KVB_OK) status = finish_reference(f, err);
     return status;
@@ -128,9 +131,10 @@ void fidelity_cell_free(fidelity_cell *c)
     *c = (fidelity_cell){0};
 }
 
-// Share of all importance that is not kept.
+// Share of all importance that is not kept; NaN where nobody has asked for it.
 static double evicted_importance(const fidelity *f, const kept_set *kept)
 {
+    if (!f->importance) return NAN;
     size_t T = f->s->n_tokens;
     double total = 0, stays = 0;
     for (size_t i = 0; i < kept->n_heads * T; i++) total += f->importance[i];
@@ -163,6 +167,12 @@ static kvb_status measure_outputs(fidelity *f, kv_cache *cache, double *error, k
         kv_cache_drop_last(cache, layer, f->n_next);
     }
     return KVB_OK;
+}
+
+// Not measured.
+static void leave_outputs(const fidelity *f, fidelity_cell *out)
+{
+    for (uint32_t l = 0; l < f->s->m->config.n_layers; l++) out->output_error[l] = NAN;
 }
 
 // Row i of the continuation.
@@ -199,7 +209,8 @@ static kvb_status measure_cell(fidelity *f, const kept_set *kept, kv_cache **cac
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, kept);
     status = kv_cache_compact(*cache, f->n_next, err); // room for the continuation
-    if (status == KVB_OK) status = measure_outputs(f, *cache, out->output_error, err);
+    if (status == KVB_OK && f->s->plan.oracle) return measure_outputs(f, *cache, out->output_error, err);
+    leave_outputs(f, out);
     return status;
 }
 
@@ -245,13 +256,12 @@ typedef struct follower {
 
 static kvb_status begin_policy(fidelity *f, policy_run *run, kv_cache **cache, fidelity_cell *out, kvb_error *err)
 {
-    uint32_t L = f->s->m->config.n_layers;
-    kvb_status status = fidelity_cell_open(out, f->n_next, L, err);
+    kvb_status status = fidelity_cell_open(out, f->n_next, f->s->m->config.n_layers, err);
     if (status == KVB_OK) status = policy_run_cache(run, f->s, 0, cache, err);
     if (status != KVB_OK) return status;
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, policy_run_kept(run));
-    for (uint32_t l = 0; l < L; l++) out->output_error[l] = NAN;
+    leave_outputs(f, out);
     status = kv_cache_compact(*cache, f->n_next, err); // room for the continuation
     return status == KVB_OK ? policy_run_turn(run, *cache, err) : status;
 }

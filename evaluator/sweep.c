@@ -20,10 +20,10 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     const method *m = &s->methods.methods[column->method];
     char text[1024];
     const char *statistics = s->m->statistics ? s->m->statistics->sha256 : "";
-    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
+    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s%s", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
                      s->o.n_next, method_name(m), column->how->identity, c->ratio, c->protect ? m->sink : 0,
-                     c->protect ? m->window : 0, statistics);
+                     c->protect ? m->window : 0, statistics, s->o.predictions ? "\npredictions" : "");
     return sha256_hex(text, (size_t)n, c->key, err);
 }
 
@@ -239,7 +239,7 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     if (status == KVB_OK) status = open_outputs(&r, err);
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
     if (status == KVB_OK && r.n_done < s->n_cells) {
-        session_plan plan = {s->o.n_tokens, s->o.n_next, rows_of(s, batch), metrics, n_metrics, true};
+        session_plan plan = {s->o.n_tokens, s->o.n_next, rows_of(s, batch), metrics, n_metrics, !s->o.predictions};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);

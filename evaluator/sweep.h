@@ -25,6 +25,7 @@ typedef struct sweep_options {
     uint32_t batch;            // cells decoded together
     const char *log;           // results so far, one JSON object per line; NULL: none
     const char *kept;          // JSON lines with the kept positions of every cell; NULL: none
+    bool predictions;          // alone: loss and output_error of every cell are NaN
 } sweep_options;
 
 typedef struct sweep {

@@ -13,12 +13,13 @@ static kvb_status read_result(const sweep *s, fidelity_cell *c, const cJSON *lin
     kvb_status status = fidelity_cell_open(c, n, L, err);
     if (status == KVB_OK && !agree) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for the results", path);
     const char *const names[] = {"kept", "bytes", "allocated", "effective_ratio", "loss", "seconds", "full_nll"};
-    enum { VALUES = sizeof names / sizeof *names };
+    enum { LOSS = 4, VALUES = sizeof names / sizeof *names };
     double values[VALUES] = {0};
     bool good = status == KVB_OK;
     for (int i = 0; i < VALUES; i++) {
         values[i] = log_number(line, names[i]);
-        good = good && isfinite(values[i]) && values[i] >= 0 && values[i] < 0x1p53;
+        good = good && (i == LOSS && s->o.predictions ? isnan(values[i])
+                                                      : isfinite(values[i]) && values[i] >= 0 && values[i] < 0x1p53);
     }
     good = good && log_numbers(c->kl, n, line, "kl", false) && log_numbers(c->nll, n - 1, line, "nll", false) &&
            log_numbers(agree, n, line, "agree", false) && log_numbers(c->output_error, L, line, "output_error", true);
@@ -31,7 +32,7 @@ static kvb_status read_result(const sweep *s, fidelity_cell *c, const cJSON *lin
         c->bytes = (uint64_t)values[1];
         c->allocated = (uint64_t)values[2];
         c->ratio = values[3];
-        c->loss = values[4];
+        c->loss = values[LOSS];
         c->seconds = values[5];
         c->full_nll = values[6];
         c->looked = log_number(line, "looked");

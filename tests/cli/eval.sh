@@ -123,6 +123,27 @@ for p in run["kept"]:
 assert abs(sum(map(len, run["kept"])) - 320) <= 4
 PYTHON_END
 
+# ---- predictions alone
+for again in '' ' again'; do
+    # shellcheck disable=SC2086
+    expect 0 "predictions alone$again" eval tiny.gguf keydiff.safetensors snapkv.safetensors text0.txt text1.txt $SIZE \
+        -r 0,0.5,0.8 -a uniform -a ada --predictions-only -o alone
+    holds 'are those of the whole, and say what was not measured' <<'PYTHON_END'
+import json
+whole, alone = (json.load(open(n + ".json")) for n in ("worth", "alone"))
+name = lambda r: (r["metric"], r["allocator"], r["ratio"])
+found = {name(r): r for r in whole["rows"]}
+assert len(alone["rows"]) == 18 and alone["settings"]["predictions_only"] and not whole["settings"]["predictions_only"]
+for r in alone["rows"]:
+    assert all(r[k] == found[name(r)][k] for k in ("kl", "top1", "nll", "kl_to_uniform", "effective_ratio")), r
+    assert r["loss"] is None and r["output_error"] is None, r
+PYTHON_END
+done
+says 'a line for what was not measured' '^ +80 %  lukv .*  -       -  ' out
+# shellcheck disable=SC2086
+misused 'an allocator that needs what is left away' 'predictions-only leaves away' eval tiny.gguf text0.txt -m keydiff \
+    -a oracle $SIZE -r 0.8 --predictions-only
+
 # ---- policies
 # shellcheck disable=SC2086
 expect 0 'policies, with and without a table' eval tiny.gguf keydiff.safetensors text0.txt text1.txt -p full \

@@ -137,6 +137,33 @@ START_TEST(nothing_evicted_is_nothing_lost)
 }
 END_TEST
 
+START_TEST(predictions_alone_are_the_same)
+{
+    bed b;
+    bed_open(&b);
+    session *s;
+    fidelity *f;
+    kept_set kept;
+    fidelity_cell whole, alone;
+    session_plan plan = {T, N, N, &b.keydiff, 1, false};
+    select_some(&b, 12, &kept);
+    help_ok(fidelity_measure(b.f, &kept, 1, &whole, err));
+    help_ok(session_open(&s, b.m, &plan, err));
+    help_ok(fidelity_open(&f, s, N, 1, err));
+    help_ok(fidelity_begin(f, b.ids, T, NULL, NULL, err));
+    help_ok(fidelity_measure(f, &kept, 1, &alone, err));
+    for (int i = 0; i < N; i++) ck_assert(alone.kl[i] == whole.kl[i] && alone.agree[i] == whole.agree[i]);
+    ck_assert(alone.nll[0] == whole.nll[0] && alone.kept == whole.kept);
+    ck_assert(isnan(alone.loss) && isnan(alone.output_error[0]) && whole.loss > 0 && whole.output_error[0] > 0);
+    fidelity_cell_free(&whole);
+    fidelity_cell_free(&alone);
+    kept_set_free(&kept);
+    fidelity_close(f);
+    session_close(s);
+    bed_close(&b);
+}
+END_TEST
+
 // The first layer's queries depend on nothing that was evicted: its error by hand.
 START_TEST(output_error_of_a_layer)
 {
@@ -444,6 +471,7 @@ static void fill(TCase *tc)
     tcase_add_checked_fixture(tc, setup, help_teardown);
     tcase_add_test(tc, measures_are_their_definitions);
     tcase_add_test(tc, nothing_evicted_is_nothing_lost);
+    tcase_add_test(tc, predictions_alone_are_the_same);
     tcase_add_test(tc, output_error_of_a_layer);
     tcase_add_test(tc, policies_against_the_full_cache);
     tcase_add_test(tc, a_stopped_sweep_goes_on);

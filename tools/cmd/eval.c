@@ -28,6 +28,15 @@ static int check_options(eval_command *e)
     return e->in.device ? EXIT_DONE : EXIT_USAGE;
 }
 
+static int check_allocators(const eval_command *e)
+{
+    for (size_t i = 0; e->predictions && i < e->with.n_columns; i++)
+        if (e->with.columns[i].how->kind == ALLOCATOR_ORACLE)
+            return cli_usage_error(e->self, "allocator %s needs what --predictions-only leaves away",
+                                   e->with.columns[i].how->label);
+    return EXIT_DONE;
+}
+
 static void print_rate(const sweep *s)
 {
     size_t n_resumed = s->n_cells - s->n_measured;
@@ -86,7 +95,7 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
     if (e->out.name) snprintf(log, room, "%s.cells", e->out.name);
     sweep s = {.m = e->in.m,
                .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4,
-                     e->out.name && !e->out.kept ? log : NULL, e->out.kept},
+                     e->out.name && !e->out.kept ? log : NULL, e->out.kept, e->predictions},
                .texts = e->in.texts,
                .n_texts = (uint32_t)e->in.n_texts,
                .methods = methods_list(&e->with)};
@@ -117,6 +126,8 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         {"next", 'n', CLI_COUNT, &e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
         {"no-protect", 0, CLI_FLAG, &e.no_protect, NULL,
          "run everything a second time without the sinks and the window that otherwise\nstay with every allocator"},
+        {"predictions-only", 0, CLI_FLAG, &e.predictions, NULL,
+         "KL, top-1 and NLL alone, without lost and out, which take about a third of a run's time"},
         {"dump-kept", 0, CLI_TEXT, &e.out.kept, "FILE", "write the kept positions of every run, as JSON lines"},
         {"speed", 0, CLI_FLAG, &e.speed, NULL,
          "measure memory and decode speed at the first --ratio (0.8) instead: one metric,\n--next single steps, "
@@ -144,6 +155,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE) cli_catch_signals();
     if (code == EXIT_DONE) code = device_take_threads(self, e.threads);
     if (code == EXIT_DONE) code = eval_open_inputs(&e, argv + first, (size_t)(argc - first));
+    if (code == EXIT_DONE) code = check_allocators(&e);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         if ((e.speed ? eval_measure_speed(&e, &err) : run_sweep(&e, &err)) != KVB_OK) code = cli_failed(self, &err);

@@ -45,7 +45,7 @@ typedef struct eval_command {
     // What is compared, and how:
     methods with;
     uint64_t batch, threads, seed; // seed: of who draws texts
-    bool no_protect, speed;
+    bool no_protect, speed, predictions;
     eval_outputs out;
 } eval_command;
 

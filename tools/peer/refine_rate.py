@@ -144,7 +144,17 @@ def settings(a, n_tokens, n_next, compute):
 
 
 def run_eval(a, n_tokens, n_next):
-    command = [a.program, "eval", a.model, "table=" + a.table, "refined=" + a.refined, *a.ids, "-a", "none"]
+    command = [
+        a.program,
+        "eval",
+        a.model,
+        "table=" + a.table,
+        "refined=" + a.refined,
+        *a.ids,
+        "-a",
+        "none",
+        "--predictions-only",
+    ]
     command += settings(a, n_tokens, n_next, "f32")
     rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["rows"]
     return {(int(r["allocator"] == "refined"), r["ratio"]): r["kl"] for r in rows if r["ratio"] > 0}

@@ -19,14 +19,15 @@ static const char *number(char out[16], int decimals, double value)
 
 static void print_row(const eval_report *e, const sweep_summary *r)
 {
-    char text[6][16];
+    char text[7][16];
     // Of a policy, what it looks at stands in the place of the error that evicting once makes.
     double error = isnan(r->looked) ? r->output_error : r->looked;
-    printf("  %4.0f %%  %-18s %7.4f  %7s..%-7s  %6s  %6s..%-6s  %5.1f  %6.3f  %6.2f  %6s  %7.2f  %6.2f\n",
-           100 * r->ratio, e->with.methods.columns[r->column].how->label, r->kl.value, number(text[0], 4, r->kl.low),
+    printf("  %4.0f %%  %-18s %7.4f  %7s..%-7s  %6s  %6s..%-6s  %5.1f  %6.3f  %6s  %6s  %7.2f  %6.2f\n", 100 * r->ratio,
+           e->with.methods.columns[r->column].how->label, r->kl.value, number(text[0], 4, r->kl.low),
            number(text[1], 4, r->kl.high), number(text[2], 2, r->to_uniform.value),
            number(text[3], 2, r->to_uniform.low), number(text[4], 2, r->to_uniform.high), 100 * r->agree.value,
-           r->nll.value, 100 * r->loss, number(text[5], 2, 100 * error), r->allocated / 0x1p20, 100 * r->effective);
+           r->nll.value, number(text[6], 2, 100 * r->loss), number(text[5], 2, 100 * error), r->allocated / 0x1p20,
+           100 * r->effective);
 }
 
 static void print_head(const method *m, bool bare, double full_nll)
@@ -164,8 +165,8 @@ static void add_row(const eval_report *e, results *to, const sweep_summary *r, s
     add_interval(o, "top1", r->agree);
     add_interval(o, "nll", r->nll);
     cJSON_AddNumberToObject(o, "full_nll", r->full_nll);
-    cJSON_AddNumberToObject(o, "loss", r->loss);
-    cJSON_AddNumberToObject(o, "output_error", r->output_error); // NaN becomes null
+    cJSON_AddNumberToObject(o, "loss", r->loss); // NaN becomes null
+    cJSON_AddNumberToObject(o, "output_error", r->output_error);
     cJSON_AddNumberToObject(o, "looked", r->looked);
     cJSON_AddNumberToObject(o, "cache_bytes", r->bytes);
     cJSON_AddNumberToObject(o, "cache_allocated", r->allocated);
@@ -188,6 +189,7 @@ kvb_status eval_report_results(const eval_report *e, results *to, kvb_error *err
     cJSON_AddNumberToObject(to->settings, "n_tokens", (double)e->s->o.n_tokens);
     cJSON_AddNumberToObject(to->settings, "n_next", (double)e->s->o.n_next);
     cJSON_AddNumberToObject(to->settings, "n_texts", e->s->n_texts);
+    cJSON_AddBoolToObject(to->settings, "predictions_only", e->s->o.predictions);
     for (size_t i = 0; i < e->n_rows && status == KVB_OK; i++) add_row(e, to, &e->rows[i], i);
     return status;
 }
