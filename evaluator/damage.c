@@ -7,7 +7,7 @@ struct damage {
     damage_plan plan;
     session *s;
     float *logits;     // [batch, n_next, vocabulary]
-    kv_cache **caches; // [batch]
+    kv_cache **caches; // [batch] of the last cuts, whose memory the next ones take
     uint32_t *n_rows;  // [batch]
     int32_t *ids;      // [batch, n_next]
     row_damage *rows;  // [batch, n_next]
@@ -47,6 +47,7 @@ void damage_close(damage *d)
 {
     if (!d) return;
     session_close(d->s);
+    for (uint32_t i = 0; d->caches && i < d->plan.batch; i++) kv_cache_close(d->caches[i]);
     free(d->logits);
     free(d->caches);
     free(d->n_rows);
@@ -99,14 +100,14 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
 
 // ---- Cuts ----
 
-static kvb_status cut(damage *d, const uint32_t *keep, kv_cache **out, kvb_error *err)
+static kvb_status cut(damage *d, const uint32_t *keep, kv_cache **cache, kvb_error *err)
 {
     kept_set kept;
     const float *scores;
     kvb_status status = session_rank(d->s, 0, keep, &scores, err);
     if (status == KVB_OK) status = session_select(d->s, scores, keep, d->plan.sink, d->plan.window, &kept, err);
     if (status != KVB_OK) return status;
-    status = session_cache(d->s, &kept, d->plan.n_next, out, err);
+    status = session_cache_again(d->s, &kept, d->plan.n_next, cache, err);
     kept_set_free(&kept);
     return status;
 }
@@ -128,7 +129,6 @@ static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep,
 {
     size_t heads = (size_t)d->s->m->config.n_layers * d->s->m->config.n_kv_heads, next = d->plan.n_next;
     kvb_status status = KVB_OK;
-    memset(d->caches, 0, n * sizeof *d->caches);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         d->n_rows[i] = d->plan.n_next;
         memcpy(d->ids + i * next, t->full.next, next * sizeof *d->ids);
@@ -136,11 +136,13 @@ static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep,
     }
     if (status == KVB_OK)
         status = decoder_run(d->s->decode, d->caches, n, d->n_rows, d->ids, NULL, LOGITS_ALL, d->logits, err);
-    for (uint32_t i = 0; i < n; i++) kv_cache_close(d->caches[i]);
     if (status != KVB_OK) return status;
-#pragma omp parallel for schedule(static)
-    for (size_t row = 0; row < n * next; row++)
-        d->rows[row] = predictions_row(&t->full, (uint32_t)(row % next), d->logits + row * t->full.vocabulary);
+#pragma omp parallel for collapse(2) schedule(static) // a row of all cuts together: the full cache's stays near
+    for (uint32_t row = 0; row < next; row++)
+        for (uint32_t i = 0; i < n; i++) {
+            size_t at = i * next + row;
+            d->rows[at] = predictions_row(&t->full, row, d->logits + at * t->full.vocabulary);
+        }
     for (uint32_t i = 0; i < n; i++) out[i] = mean_of(&t->full, d->rows + i * next);
     return KVB_OK;
 }

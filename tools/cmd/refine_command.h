@@ -25,7 +25,9 @@ typedef struct refine_bench {
     damage_log *log;
     char origin[65];              // SHA-256 of what all keys share: model, precision, metric, lengths
     uint64_t n_measured, n_known; // cuts
-    double seconds;               // spent in measuring, prefills included
+    double seconds;               // spent in measuring, from shifts to damage, prefills included
+    double prefill_seconds;       // of these
+    uint32_t n_prefills;
 } refine_bench;
 
 // `log` (NULL: none) is where results go and come from. The caller frees, also after a failure.
