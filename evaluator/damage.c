@@ -1,17 +1,7 @@
-#include "evaluator/damage.h"
+#include "evaluator/damage_parts.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
-
-struct damage {
-    damage_plan plan;
-    session *s;
-    float *logits;     // [batch, n_next, vocabulary]
-    kv_cache **caches; // [batch]
-    uint32_t *n_rows;  // [batch]
-    int32_t *ids;      // [batch, n_next]
-    row_damage *rows;  // [batch, n_next]
-};
 
 static session_plan session_plan_of(const damage_plan *p)
 {
@@ -111,7 +101,7 @@ static kvb_status cut(damage *d, const uint32_t *keep, kv_cache **out, kvb_error
     return status;
 }
 
-static damage_value mean_of(const predictions *full, const row_damage *rows)
+damage_value damage_mean(const predictions *full, const row_damage *rows)
 {
     damage_value sum = {0};
     uint32_t n = full->n;
@@ -141,7 +131,7 @@ static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep,
 #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < n * next; row++)
         d->rows[row] = predictions_row(&t->full, (uint32_t)(row % next), d->logits + row * t->full.vocabulary);
-    for (uint32_t i = 0; i < n; i++) out[i] = mean_of(&t->full, d->rows + i * next);
+    for (uint32_t i = 0; i < n; i++) out[i] = damage_mean(&t->full, d->rows + i * next);
     return KVB_OK;
 }
 
