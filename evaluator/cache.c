@@ -9,54 +9,68 @@ static size_t n_heads(const kv_cache *c)
     return (size_t)c->n_layers * c->n_kv_heads;
 }
 
-// Takes the arrays for c->offsets, which are set already.
+static void free_arrays(kv_cache *c)
+{
+    free(c->k);
+    free(c->v);
+    free(c->positions);
+    c->k = c->v = NULL;
+    c->positions = NULL;
+    c->capacity = 0;
+}
+
+// Takes the arrays for c->offsets, which are set already, or keeps those that are there and large enough.
 static kvb_status take_arrays(kv_cache *c, kvb_error *err)
 {
     size_t entries = c->offsets[n_heads(c)], floats, bytes;
+    if (c->k && entries <= c->capacity) return KVB_OK;
     if (__builtin_mul_overflow(entries, (size_t)c->head_dim, &floats) ||
         __builtin_mul_overflow(floats, sizeof(float), &bytes))
         return kvb_fail(err, KVB_MEMORY, "KV cache: %zu entries of %u floats do not fit into memory", entries,
                         c->head_dim);
+    free_arrays(c);
     c->k = malloc(bytes + 1);
     c->v = malloc(bytes + 1);
     c->positions = malloc(entries * sizeof *c->positions + 1);
-    if (!c->k || !c->v || !c->positions)
-        return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu entries, %zu MiB", entries, 2 * (bytes >> 20));
-    return KVB_OK;
+    c->capacity = entries;
+    if (c->k && c->v && c->positions) return KVB_OK;
+    free_arrays(c);
+    return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu entries, %zu MiB", entries, 2 * (bytes >> 20));
+}
+
+// Without entries or room for any.
+static kv_cache *open_bare(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, kvb_error *err)
+{
+    kv_cache *c = calloc(1, sizeof *c);
+    size_t heads = (size_t)n_layers * n_kv_heads;
+    if (c) *c = (kv_cache){.n_layers = n_layers, .n_kv_heads = n_kv_heads, .head_dim = head_dim};
+    if (c) c->offsets = calloc(heads + 1, sizeof *c->offsets);
+    if (c) c->counts = calloc(heads + 1, sizeof *c->counts);
+    if (c && c->offsets && c->counts) return c;
+    kv_cache_close(c);
+    kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
+    return NULL;
 }
 
 kvb_status kv_cache_open(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim,
                          const uint32_t *room, kvb_error *err)
 {
-    kv_cache *c = calloc(1, sizeof *c);
-    size_t heads = (size_t)n_layers * n_kv_heads;
+    kv_cache *c = *out = open_bare(n_layers, n_kv_heads, head_dim, err);
+    if (!c) return KVB_MEMORY;
+    for (size_t h = 0; h < n_heads(c); h++) c->offsets[h + 1] = c->offsets[h] + room[h];
+    kvb_status status = take_arrays(c, err);
+    if (status == KVB_OK) return KVB_OK;
+    kv_cache_close(c);
     *out = NULL;
-    if (!c) return kvb_fail(err, KVB_MEMORY, "KV cache: no memory");
-    c->n_layers = n_layers;
-    c->n_kv_heads = n_kv_heads;
-    c->head_dim = head_dim;
-    c->offsets = calloc(heads + 1, sizeof *c->offsets);
-    c->counts = calloc(heads + 1, sizeof *c->counts);
-    kvb_status status =
-        c->offsets && c->counts ? KVB_OK : kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
-    for (size_t h = 0; status == KVB_OK && h < heads; h++) c->offsets[h + 1] = c->offsets[h] + room[h];
-    if (status == KVB_OK) status = take_arrays(c, err);
-    if (status != KVB_OK) {
-        kv_cache_close(c);
-        return status;
-    }
-    *out = c;
-    return KVB_OK;
+    return status;
 }
 
 void kv_cache_close(kv_cache *c)
 {
     if (!c) return;
+    free_arrays(c);
     free(c->offsets);
     free(c->counts);
-    free(c->k);
-    free(c->v);
-    free(c->positions);
     free(c);
 }
 
@@ -128,16 +142,26 @@ kvb_status kv_cache_compact(kv_cache *c, uint32_t extra, kvb_error *err)
 kvb_status kv_cache_gather(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k,
                            const float *v, uint32_t n_tokens, const kept_set *kept, uint32_t extra, kvb_error *err)
 {
-    size_t heads = (size_t)n_layers * n_kv_heads, d = head_dim;
-    uint32_t *room = malloc(heads * sizeof *room + 1);
+    kv_cache *c = *out = open_bare(n_layers, n_kv_heads, head_dim, err);
+    if (!c) return KVB_MEMORY;
+    kvb_status status = kv_cache_refill(c, k, v, n_tokens, kept, extra, err);
+    if (status == KVB_OK) return KVB_OK;
+    kv_cache_close(c);
     *out = NULL;
-    if (!room) return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
-    for (size_t h = 0; h < heads; h++)
-        room[h] = (kept ? (uint32_t)(kept->offsets[h + 1] - kept->offsets[h]) : n_tokens) + extra;
-    kvb_status status = kv_cache_open(out, n_layers, n_kv_heads, head_dim, room, err);
-    free(room);
+    return status;
+}
+
+kvb_status kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
+                           uint32_t extra, kvb_error *err)
+{
+    size_t heads = n_heads(c), d = c->head_dim;
+    for (size_t h = 0; h < heads; h++) {
+        size_t n = kept ? kept->offsets[h + 1] - kept->offsets[h] : n_tokens;
+        c->offsets[h + 1] = c->offsets[h] + n + extra;
+    }
+    memset(c->counts, 0, heads * sizeof *c->counts);
+    kvb_status status = take_arrays(c, err);
     if (status != KVB_OK) return status;
-    kv_cache *c = *out;
 #pragma omp parallel for schedule(static)
     for (size_t h = 0; h < heads; h++) {
         uint32_t n = (uint32_t)(c->offsets[h + 1] - c->offsets[h]) - extra;

@@ -16,6 +16,7 @@ typedef struct kv_cache {
     uint32_t *counts;                        // [L*G] entries in use, from the front of the head's room
     float *k, *v;                            // [offsets[L*G], d]
     uint32_t *positions;                     // [offsets[L*G]]
+    size_t capacity;                         // entries that these three have memory for
     const struct kv_cache *base; // entries that stand before its own, borrowed and never changed; NULL: none
 } kv_cache;
 
@@ -50,6 +51,11 @@ kvb_status kv_cache_extend(kv_cache **out, const kv_cache *base, uint32_t room, 
 // and leaves room for `extra` entries in every head. The next token stands at position n_tokens.
 kvb_status kv_cache_gather(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k,
                            const float *v, uint32_t n_tokens, const kept_set *kept, uint32_t extra, kvb_error *err);
+
+// The same into a cache that is there already and stands by itself, in the memory that it has where that is enough: for
+// many cuts one after the other. After KVB_MEMORY it can only be refilled or closed.
+kvb_status kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
+                           uint32_t extra, kvb_error *err);
 
 kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);      // its own
 kv_span kv_cache_base_span(const kv_cache *c, uint32_t layer, uint32_t kv_head); // of its base; zero without one

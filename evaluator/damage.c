@@ -37,6 +37,7 @@ void damage_close(damage *d)
 {
     if (!d) return;
     session_close(d->s);
+    for (uint32_t i = 0; d->caches && i < d->plan.batch; i++) kv_cache_close(d->caches[i]);
     free(d->logits);
     free(d->caches);
     free(d->n_rows);
@@ -89,19 +90,19 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
 
 // ---- Cuts ----
 
-static kvb_status cut(damage *d, const uint32_t *keep, kv_cache **out, kvb_error *err)
+static kvb_status cut(damage *d, const uint32_t *keep, kv_cache **cache, kvb_error *err)
 {
     kept_set kept;
     const float *scores;
     kvb_status status = session_rank(d->s, 0, keep, &scores, err);
     if (status == KVB_OK) status = session_select(d->s, scores, keep, d->plan.sink, d->plan.window, &kept, err);
     if (status != KVB_OK) return status;
-    status = session_cache(d->s, &kept, d->plan.n_next, out, err);
+    status = session_cache_again(d->s, &kept, d->plan.n_next, cache, err);
     kept_set_free(&kept);
     return status;
 }
 
-damage_value damage_mean(const predictions *full, const row_damage *rows)
+static damage_value mean_of(const predictions *full, const row_damage *rows)
 {
     damage_value sum = {0};
     uint32_t n = full->n;
@@ -113,12 +114,23 @@ damage_value damage_mean(const predictions *full, const row_damage *rows)
     return sum;
 }
 
+void damage_judge(damage *d, const damage_text *t, uint32_t n, damage_value *out)
+{
+    uint32_t next = d->plan.n_next;
+#pragma omp parallel for collapse(2) schedule(static) // a row of all cuts together: the full cache's stays near
+    for (uint32_t row = 0; row < next; row++)
+        for (uint32_t i = 0; i < n; i++) {
+            size_t at = (size_t)i * next + row;
+            d->rows[at] = predictions_row(&t->full, row, d->logits + at * t->full.vocabulary);
+        }
+    for (uint32_t i = 0; i < n; i++) out[i] = mean_of(&t->full, d->rows + (size_t)i * next);
+}
+
 static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep, uint32_t n, damage_value *out,
                                 kvb_error *err)
 {
     size_t heads = (size_t)d->s->m->config.n_layers * d->s->m->config.n_kv_heads, next = d->plan.n_next;
     kvb_status status = KVB_OK;
-    memset(d->caches, 0, n * sizeof *d->caches);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         d->n_rows[i] = d->plan.n_next;
         memcpy(d->ids + i * next, t->full.next, next * sizeof *d->ids);
@@ -126,12 +138,8 @@ static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep,
     }
     if (status == KVB_OK)
         status = decoder_run(d->s->decode, d->caches, n, d->n_rows, d->ids, NULL, LOGITS_ALL, d->logits, err);
-    for (uint32_t i = 0; i < n; i++) kv_cache_close(d->caches[i]);
     if (status != KVB_OK) return status;
-#pragma omp parallel for schedule(static)
-    for (size_t row = 0; row < n * next; row++)
-        d->rows[row] = predictions_row(&t->full, (uint32_t)(row % next), d->logits + row * t->full.vocabulary);
-    for (uint32_t i = 0; i < n; i++) out[i] = damage_mean(&t->full, d->rows + i * next);
+    damage_judge(d, t, n, out);
     return KVB_OK;
 }
 

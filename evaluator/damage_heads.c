@@ -11,13 +11,15 @@ typedef struct head_work {
     damage_text *t;
     const uint32_t *keep; // [n, L*G]
     uint32_t n;
-    kept_set *kept;   // [n] what each row of `keep` would leave
-    kv_cache *whole;  // the context
-    kv_cache *hidden; // [G] the context without one head of the present layer
-    uint32_t *counts; // [G, L*G] of `hidden`
-    float *streams;   // [L, n_next, D] in front of every layer, full cache
-    float *stream;    // [batch, n_next, D]
-    size_t *which;    // [batch] places in `out` of the cuts that wait
+    kept_set *kept;       // [n] what each row of `keep` would leave
+    kv_cache *whole;      // the context
+    kv_cache *hidden;     // [G] the context without one head of the present layer
+    uint32_t *counts;     // [G, L*G] of `hidden`
+    float *streams;       // [L, n_next, D] in front of every layer, full cache
+    float *stream;        // [batch, n_next, D]
+    kv_cache **caches;    // [batch] of the cuts that wait
+    size_t *which;        // [batch] their places in `out`
+    damage_value *judged; // [batch]
     uint32_t waiting;
     damage_value *out;
 } head_work;
@@ -32,14 +34,16 @@ static size_t heads_of(const head_work *w)
 static void close_work(head_work *w)
 {
     for (uint32_t i = 0; w->kept && i < w->n; i++) kept_set_free(&w->kept[i]);
-    for (uint32_t i = 0; i < w->waiting; i++) kv_cache_close(w->d->caches[i]);
+    for (uint32_t i = 0; i < w->waiting; i++) kv_cache_close(w->caches[i]);
     kv_cache_close(w->whole);
     free(w->kept);
     free(w->hidden);
     free(w->counts);
     free(w->streams);
     free(w->stream);
+    free(w->caches);
     free(w->which);
+    free(w->judged);
 }
 
 static kvb_status select_all(head_work *w, kvb_error *err)
@@ -80,8 +84,10 @@ static kvb_status open_work(head_work *w, kvb_error *err)
     w->counts = calloc(c->n_kv_heads * heads_of(w), sizeof *w->counts);
     w->streams = malloc(c->n_layers * row * sizeof(float));
     w->stream = malloc(d->plan.batch * row * sizeof(float));
+    w->caches = calloc(d->plan.batch, sizeof(kv_cache *));
     w->which = calloc(d->plan.batch, sizeof *w->which);
-    if (!w->kept || !w->hidden || !w->counts || !w->streams || !w->stream || !w->which)
+    w->judged = calloc(d->plan.batch, sizeof *w->judged);
+    if (!w->kept || !w->hidden || !w->counts || !w->streams || !w->stream || !w->caches || !w->which || !w->judged)
         return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u cuts of every head", w->n);
     status = select_all(w, err);
     return status == KVB_OK ? run_whole(w, err) : status;
@@ -132,15 +138,12 @@ static kvb_status run_waiting(head_work *w, uint32_t layer, kvb_error *err)
         d->n_rows[i] = next;
         memcpy(w->stream + i * row, w->streams + layer * row, row * sizeof(float));
     }
-    kvb_status status = decoder_run_from(d->s->decode, layer, w->stream, d->caches, n, d->n_rows, d->logits, err);
-    for (uint32_t i = 0; i < n; i++) kv_cache_close(d->caches[i]);
+    kvb_status status = decoder_run_from(d->s->decode, layer, w->stream, w->caches, n, d->n_rows, d->logits, err);
+    for (uint32_t i = 0; i < n; i++) kv_cache_close(w->caches[i]);
     w->waiting = 0;
     if (status != KVB_OK) return status;
-#pragma omp parallel for schedule(static)
-    for (size_t r = 0; r < (size_t)n * next; r++)
-        d->rows[r] =
-            predictions_row(&w->t->full, (uint32_t)(r % next), d->logits + r * w->t->full.vocabulary);
-    for (uint32_t i = 0; i < n; i++) w->out[w->which[i]] = damage_mean(&w->t->full, d->rows + (size_t)i * next);
+    damage_judge(d, w->t, n, w->judged);
+    for (uint32_t i = 0; i < n; i++) w->out[w->which[i]] = w->judged[i];
     return KVB_OK;
 }
 
@@ -154,7 +157,7 @@ static kvb_status run_layer_cuts(head_work *w, uint32_t layer, kvb_error *err)
             size_t at = i * heads_of(w) + (size_t)layer * G + g;
             w->out[at] = (damage_value){0};
             if (w->keep[at] >= n_tokens) continue;
-            status = cut_head(w, layer, g, i, &w->d->caches[w->waiting], err);
+            status = cut_head(w, layer, g, i, &w->caches[w->waiting], err);
             if (status == KVB_OK) w->which[w->waiting++] = at;
             if (status == KVB_OK && w->waiting == w->d->plan.batch) status = run_waiting(w, layer, err);
         }

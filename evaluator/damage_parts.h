@@ -6,11 +6,11 @@ struct damage {
     damage_plan plan;
     session *s;
     float *logits;     // [batch, n_next, vocabulary]
-    kv_cache **caches; // [batch]
+    kv_cache **caches; // [batch] of the last cuts, whose memory the next ones take
     uint32_t *n_rows;  // [batch]
     int32_t *ids;      // [batch, n_next]
     row_damage *rows;  // [batch, n_next]
 };
 
-// The mean over the rows [full->n] of a cut.
-damage_value damage_mean(const predictions *full, const row_damage *rows);
+// d->logits of n cuts' continuations -> out [n].
+void damage_judge(damage *d, const damage_text *t, uint32_t n, damage_value *out);

@@ -11,14 +11,15 @@ struct decoder {
     const model *m;
     const backend *b;
     uint32_t max_rows, max_positions;
-    dev x, picked;          // [max_rows, D] residual stream; rows of it whose logits are wanted
-    dev q_raw, q;           // [max_rows, H*d]
-    layer_pass pass;        // for max_rows rows at positions below max_positions
-    float *sinks;           // [L, H] on the host; NULL: the model has none
-    uint32_t *positions;    // [max_rows]
-    float *host_q, *host_o; // [max_rows, H*d]
-    float *host_k, *host_v; // [max_rows, G*d]
-    uint32_t *chosen;       // [threads, entries] of the choose hook
+    dev x, picked;                        // [max_rows, D] residual stream; rows of it whose logits are wanted
+    dev q_raw, q;                         // [max_rows, H*d]
+    layer_pass pass;                      // for max_rows rows at positions below max_positions
+    float *sinks;                         // [L, H] on the host; NULL: the model has none
+    uint32_t *positions;                  // [max_rows]
+    float *host_q, *host_o;               // [max_rows, H*d]
+    float *host_k, *host_v;               // [max_rows, G*d]
+    const float *queries, *keys, *values; // of the present layer: these, or the device's own where it shares the host's
+    uint32_t *chosen;                     // [threads, entries] of the choose hook
     size_t chosen_entries;
     attend_scratch *scratch; // [n_threads]
     int n_threads;
@@ -106,6 +107,14 @@ kvb_status decoder_begin_context(decoder *d, uint32_t n_tokens, kvb_error *err)
     return layer_begin_context(&d->pass, n_tokens, err);
 }
 
+// n floats of the device on the host: where they stand, or a copy in `host`.
+static const float *bring(const decoder *d, float *host, dev from, size_t n)
+{
+    const float *shared = d->b->host_view(d->pass.on, from);
+    if (!shared) d->b->download(d->pass.on, host, from, n);
+    return shared ? shared : host;
+}
+
 // ---- Attention ----
 
 // Room for the longest head of the batch in every thread's scratch.
@@ -152,7 +161,7 @@ static void attend_sequence(decoder *d, const decode_batch *batch, const decode_
     if (d->sinks) rule.sinks = d->sinks + (size_t)view->layer * c->n_heads + (size_t)g * group;
     if (hooks && hooks->choose && n == 1) {
         uint32_t *indices = d->chosen + (size_t)omp_get_thread_num() * d->chosen_entries;
-        const float *q = d->host_q + first * step + (size_t)g * group * c->head_dim;
+        const float *q = d->queries + first * step + (size_t)g * group * c->head_dim;
         n_chosen = hooks->choose(hooks->context, view, g, span, q, indices);
         if (n_chosen != UINT32_MAX) chosen = indices;
     }
@@ -162,12 +171,12 @@ static void attend_sequence(decoder *d, const decode_batch *batch, const decode_
         kv_span seen = span;
         seen.count = span.count - (n - row - rows);
         rule.position = span.positions[span.count - n + row];
-        attend_head(scratch, d->host_o + at, d->host_q + at, step, rows, group, before, seen, c->head_dim, chosen,
+        attend_head(scratch, d->host_o + at, d->queries + at, step, rows, group, before, seen, c->head_dim, chosen,
                     n_chosen, &rule);
         if (hooks && hooks->attended) {
             decode_view part = *view;
             part.n_rows = rows;
-            part.q = d->host_q + (first + row) * step;
+            part.q = d->queries + (first + row) * step;
             hooks->attended(hooks->context, &part, g, seen, scratch->scores);
         }
     }
@@ -178,8 +187,8 @@ static decode_view view_of(const decoder *d, const decode_batch *batch, uint32_t
 {
     const model_config *c = &d->m->config;
     size_t at = (size_t)first * c->n_heads * c->head_dim;
-    return (decode_view){sequence,       layer,          batch->n_rows[sequence], c->n_heads / c->n_kv_heads,
-                         d->host_q + at, d->host_o + at, batch->caches[sequence]};
+    return (decode_view){sequence,        layer,          batch->n_rows[sequence], c->n_heads / c->n_kv_heads,
+                         d->queries + at, d->host_o + at, batch->caches[sequence]};
 }
 
 static void append_rows(decoder *d, const decode_batch *batch, uint32_t layer)
@@ -190,11 +199,11 @@ static void append_rows(decoder *d, const decode_batch *batch, uint32_t layer)
         for (uint32_t i = 0; i < batch->n_rows[s]; i++, row++)
             for (uint32_t g = 0; g < c->n_kv_heads; g++) {
                 size_t at = (row * c->n_kv_heads + g) * dim;
-                kv_cache_append(batch->caches[s], layer, g, d->host_k + at, d->host_v + at, d->positions[row]);
+                kv_cache_append(batch->caches[s], layer, g, d->keys + at, d->values + at, d->positions[row]);
             }
 }
 
-// From host_q to host_o.
+// From queries to host_o.
 static kvb_status attend_heads(decoder *d, const decode_batch *batch, uint32_t layer, kvb_error *err)
 {
     const model_config *c = &d->m->config;
@@ -215,7 +224,7 @@ static kvb_status attend_layer(decoder *d, const decode_batch *batch, uint32_t l
 {
     const model_config *c = &d->m->config;
     uint32_t n = batch->total_rows;
-    d->b->download(d->pass.on, d->host_q, d->q, (size_t)n * c->n_heads * c->head_dim);
+    d->queries = bring(d, d->host_q, d->q, (size_t)n * c->n_heads * c->head_dim);
     append_rows(d, batch, layer);
     kvb_status attended = attend_heads(d, batch, layer, err);
     if (attended != KVB_OK) return attended;
@@ -238,8 +247,8 @@ static kvb_status run_layer(decoder *d, const decode_batch *batch, uint32_t laye
     uint32_t n = batch->total_rows;
     size_t keys = (size_t)n * c->n_kv_heads * c->head_dim;
     layer_project(&d->pass, layer, d->q_raw, d->q, d->x, d->positions, n);
-    d->b->download(d->pass.on, d->host_k, d->pass.keys, keys);
-    d->b->download(d->pass.on, d->host_v, d->pass.values, keys);
+    d->keys = bring(d, d->host_k, d->pass.keys, keys);
+    d->values = bring(d, d->host_v, d->pass.values, keys);
     kvb_status status = attend_layer(d, batch, layer, err);
     if (status == KVB_OK) layer_finish(&d->pass, layer, d->x, n, 0);
     return status;
@@ -368,7 +377,7 @@ kvb_status decoder_attend(decoder *d, kv_cache *cache, uint32_t layer, const flo
         return kvb_fail(err, KVB_ARGUMENT, "decoder: %u rows, expected 1 to %u", n, d->max_rows);
     kvb_status status = reserve_scratch(d, &batch, err);
     if (status != KVB_OK) return status;
-    memcpy(d->host_q, q, floats * sizeof(float));
+    d->queries = q;
     status = attend_heads(d, &batch, layer, err);
     memcpy(o, d->host_o, floats * sizeof(float));
     return status;

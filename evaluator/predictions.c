@@ -1,4 +1,5 @@
 #include "evaluator/predictions.h"
+#include "profiler/linalg.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
@@ -12,8 +13,9 @@ kvb_status predictions_open(predictions *out, uint32_t n, uint32_t vocabulary, k
                          .logits = malloc(logits * sizeof(float) + 1),
                          .p = malloc(logits * sizeof(float) + 1),
                          .log_sum = calloc(n, sizeof(double)),
-                         .nll = calloc(n, sizeof(double))};
-    if (out->next && out->logits && out->p && out->log_sum && out->nll) return KVB_OK;
+                         .nll = calloc(n, sizeof(double)),
+                         .likeliest = calloc(n, sizeof *out->likeliest)};
+    if (out->next && out->logits && out->p && out->log_sum && out->nll && out->likeliest) return KVB_OK;
     return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u rows of %u logits", n, vocabulary);
 }
 
@@ -24,24 +26,63 @@ void predictions_close(predictions *a)
     free(a->p);
     free(a->log_sum);
     free(a->nll);
+    free(a->likeliest);
     *a = (predictions){0};
 }
 
-// log of the sum of exp(x), in double.
-static double log_sum_exp(const float *x, size_t n)
+// exp(x) for x <= 0, or NaN: 1e-15 relative error, 0 below -700. Inline, so that the loop around it vectorises, which
+// libm's does not let it; in double, since a KL is a small difference of these sums.
+static inline double exp_below(double x)
+{
+    const double shifter = 6755399441055744.0; // 1.5 * 2^52: adding it rounds to an integer in the low mantissa bits
+    static const double inverse_factorials[] = {
+        1.0 / 479001600, 1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320, 1.0 / 5040, 1.0 / 720,
+        1.0 / 120,       1.0 / 24,       1.0 / 6,       0.5,          1,           1};
+    double clamped = x < -700 ? -700 : x;
+    union {
+        double f;
+        uint64_t u;
+    } n = {clamped * 1.4426950408889634 + shifter}, power;
+    double whole = n.f - shifter,
+           r = (clamped - whole * 0.693145751953125) - whole * 1.4286068203094173e-06, // ln 2, first part exact
+        p = 1.0 / 6227020800;
+    for (int i = 0; i < 13; i++) p = p * r + inverse_factorials[i];
+    power.u = (n.u + 1023) << 52 & -(uint64_t) !(x < -700); // 2^whole; a mask, since a branch would not vectorise
+    return p * power.f;
+}
+
+SIMD_CLONES static float largest(const float *x, size_t n)
 {
     float top = x[0];
-    for (size_t i = 1; i < n; i++) top = x[i] > top ? x[i] : top;
-    double sum = exp((double)x[0] - top);
-    for (size_t i = 1; i < n; i++) sum += exp((double)x[i] - top);
+#pragma omp simd reduction(max : top)
+    for (size_t i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
+    return top;
+}
+
+// The first of them.
+static uint32_t place_of(const float *x, uint32_t n, float value)
+{
+    uint32_t i = 0;
+    while (i + 1 < n && x[i] != value) i++;
+    return i;
+}
+
+// log of the sum of exp(x), in double; `top` is the largest of x.
+SIMD_CLONES static double log_sum_exp(const float *x, size_t n, float top)
+{
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) sum += exp_below((double)x[i] - top);
     return top + log(sum);
 }
 
-static size_t largest(const float *x, size_t n)
+// Sum of p (full - got + shift).
+SIMD_CLONES static double divergence(const float *p, const float *full, const float *got, size_t n, double shift)
 {
-    size_t best = 0;
-    for (size_t i = 1; i < n; i++) best = x[i] > x[best] ? i : best;
-    return best;
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) sum += p[i] * ((double)full[i] - got[i] + shift);
+    return sum;
 }
 
 void predictions_finish(predictions *a)
@@ -49,7 +90,9 @@ void predictions_finish(predictions *a)
 #pragma omp parallel for schedule(static)
     for (uint32_t i = 0; i < a->n; i++) {
         const float *row = a->logits + (size_t)i * a->vocabulary;
-        a->log_sum[i] = log_sum_exp(row, a->vocabulary);
+        float top = largest(row, a->vocabulary);
+        a->likeliest[i] = place_of(row, a->vocabulary, top);
+        a->log_sum[i] = log_sum_exp(row, a->vocabulary, top);
         for (size_t t = 0; t < a->vocabulary; t++)
             a->p[(size_t)i * a->vocabulary + t] = (float)exp(row[t] - a->log_sum[i]);
         if (i + 1 < a->n) a->nll[i] = a->log_sum[i] - row[a->next[i + 1]];
@@ -58,11 +101,11 @@ void predictions_finish(predictions *a)
 
 row_damage predictions_row(const predictions *a, uint32_t i, const float *got)
 {
-    size_t vocabulary = a->vocabulary;
-    const float *full = a->logits + i * vocabulary, *p = a->p + i * vocabulary;
-    double log_sum = log_sum_exp(got, vocabulary), shift = log_sum - a->log_sum[i], kl = 0;
-    for (size_t t = 0; t < vocabulary; t++) kl += p[t] * ((double)full[t] - got[t] + shift);
-    return (row_damage){.kl = kl,
+    uint32_t vocabulary = a->vocabulary;
+    const float *full = a->logits + (size_t)i * vocabulary, *p = a->p + (size_t)i * vocabulary;
+    float top = largest(got, vocabulary);
+    double log_sum = log_sum_exp(got, vocabulary, top);
+    return (row_damage){.kl = divergence(p, full, got, vocabulary, log_sum - a->log_sum[i]),
                         .nll = i + 1 < a->n ? log_sum - got[a->next[i + 1]] : NAN,
-                        .agree = largest(got, vocabulary) == largest(full, vocabulary)};
+                        .agree = place_of(got, vocabulary, top) == a->likeliest[i]};
 }

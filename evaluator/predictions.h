@@ -6,11 +6,12 @@
 // n >= 2 teacher-forced rows of the full cache.
 typedef struct predictions {
     uint32_t n, vocabulary;
-    int32_t *next;   // [n] the continuation's tokens; row i is what follows token i
-    float *logits;   // [n, vocabulary]
-    float *p;        // [n, vocabulary] probabilities
-    double *log_sum; // [n] log of the sum of exp(logits)
-    double *nll;     // [n - 1] -log p(true next token)
+    int32_t *next;       // [n] the continuation's tokens; row i is what follows token i
+    float *logits;       // [n, vocabulary]
+    float *p;            // [n, vocabulary] probabilities
+    double *log_sum;     // [n] log of the sum of exp(logits)
+    double *nll;         // [n - 1] -log p(true next token)
+    uint32_t *likeliest; // [n] the token with the largest logit, the first of equal ones
 } predictions;
 
 // Memory for n rows. The caller frees with predictions_close, also after a failure.

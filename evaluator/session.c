@@ -193,6 +193,13 @@ kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra,
     return kv_cache_gather(out, c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra, err);
 }
 
+kvb_status session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache, kvb_error *err)
+{
+    if (!*cache) return session_cache(s, kept, extra, cache, err);
+    if (!s->k || !s->n_tokens) return kvb_fail(err, KVB_ARGUMENT, "evaluation: there is no prefilled context");
+    return kv_cache_refill(*cache, s->k, s->v, s->n_tokens, kept, extra, err);
+}
+
 // ---- Many contexts ----
 
 kvb_status session_context_open(session_context *out, const session *s, kvb_error *err)

@@ -65,6 +65,10 @@ kvb_status session_select_each(const session *s, const float *scores, const uint
 // A cache of what `kept` lists (NULL: the whole context), with room for `extra` tokens. The caller closes it.
 kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra, kv_cache **out, kvb_error *err);
 
+// The same in the memory of an earlier cache of this model, which *cache is (NULL: none yet).
+kvb_status session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache,
+                               kvb_error *err);
+
 // All that a prefill leaves, away from its session, so that one session serves many contexts in turn.
 typedef struct session_context {
     uint32_t n_tokens;

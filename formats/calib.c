@@ -1,6 +1,5 @@
 #include "calib.h"
 #include "file_read.h"
-#include "names.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include "runtime/text.h"
@@ -125,6 +124,7 @@ static kvb_status parse_answers(calib_context *c, const text_or_ids *value, cons
         calib_question *q = &c->questions[n];
         char where[48];
         snprintf(where, sizeof where, "%s: element %zu", key, n++);
+        if (cJSON_IsNull(item)) continue; // this one is sampled
         kvb_status status = value->text ? copy_text(&q->answer, item, where, at)
                                         : copy_ids(&q->answer_ids, &q->n_answer_ids, item, where, at);
         if (status != KVB_OK) return status;
@@ -132,20 +132,19 @@ static kvb_status parse_answers(calib_context *c, const text_or_ids *value, cons
     return KVB_OK;
 }
 
-// "calib/my text.jsonl", line 3 -> "my_text-3"
-static char *default_id(const place *at)
+void calib_default_id(char out[CONTEXT_ID_MAX + 1], const char *path, size_t number)
 {
-    const char *slash = strrchr(at->file, '/');
-    char id[CONTEXT_ID_MAX + 1], stem[40];
-    snprintf(stem, sizeof stem, "%s", slash ? slash + 1 : at->file);
+    const char *slash = strrchr(path, '/');
+    char stem[40];
+    snprintf(stem, sizeof stem, "%s", slash ? slash + 1 : path);
     char *dot = strrchr(stem, '.');
     if (dot && dot != stem) *dot = '\0';
     for (char *p = stem; *p; p++) {
         char one[2] = {*p, '\0'};
         if (*p != '.' && !context_id_valid(one)) *p = '_';
     }
-    snprintf(id, sizeof id, "%s-%zu", stem, at->line);
-    return strdup(id);
+    if (number) snprintf(out, CONTEXT_ID_MAX + 1, "%s-%zu", stem, number);
+    else snprintf(out, CONTEXT_ID_MAX + 1, "%s", stem);
 }
 
 static kvb_status parse_id(calib_context *c, const cJSON *line, const place *at)
@@ -158,7 +157,9 @@ static kvb_status parse_id(calib_context *c, const cJSON *line, const place *at)
         snprintf(text, sizeof text, "%.17g", value->valuedouble);
         c->sample_id = strdup(text);
     } else if (!value) {
-        c->sample_id = default_id(at);
+        char id[CONTEXT_ID_MAX + 1];
+        calib_default_id(id, at->file, at->line);
+        c->sample_id = strdup(id);
     } else {
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: sample_id: expected a string", at->file, at->line);
     }

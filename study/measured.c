@@ -4,8 +4,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-enum { UNITS = 1024 };                // a group's cache, for the solver
-static const double AROUND = 1.5;     // levels go this far beyond the knots, on the axis of shift.h
+enum { UNITS = 1024 };                 // a group's cache, for the solver
+static const double AROUND = 1.5;      // levels go this far beyond the knots, on the axis of shift.h
 static const double LEAST_LOSS = 1e-9; // nats, below which heads are not told apart
 static const double MOST_MOVE = 3;     // a head's shift at most; what was measured says nothing of further ones
 
@@ -31,7 +31,8 @@ typedef struct measured_work {
     double *loss;  // [groups, R + 1]
 } measured_work;
 
-// Of one head between its levels, whose losses stand in `at`, `step` apart: exponential on the axis, and on beyond them.
+// Of one head between its levels, whose losses stand in `at`, `step` apart: exponential on the axis, and on beyond
+// them.
 static double loss_at_axis(const double *levels, uint32_t n, const double *at, size_t step, double x)
 {
     double most[MEASURED_LEVELS_MAX], top = LEAST_LOSS;
@@ -92,8 +93,8 @@ static kvb_status allocate(const measured_work *w, const double *ratios, uint32_
         status = allocation_init(a, &shape, w->base->by_layer ? SCOPE_LAYER : SCOPE_GLOBAL, n_ratios, err);
     for (uint32_t g = 0; g < w->n_groups && status == KVB_OK; g++)
         for (uint32_t i = 0; i < UNITS; i++)
-            c.gain[(size_t)g * UNITS + i] = fmax(0, group_loss(w, g, (double)i / UNITS) -
-                                                        group_loss(w, g, (double)(i + 1) / UNITS));
+            c.gain[(size_t)g * UNITS + i] =
+                fmax(0, group_loss(w, g, (double)i / UNITS) - group_loss(w, g, (double)(i + 1) / UNITS));
     if (status == KVB_OK) loss_curves_sum(&c);
     if (status == KVB_OK) status = hulls_fill(&h, &c, HULL_FEASIBLE, err);
     if (status == KVB_OK) status = greedy_sweep(a, &c, &h, ratios, err);
@@ -155,8 +156,8 @@ kvb_status measured_shifts(const shift_base *base, const double *levels, uint32_
     size_t rows = base->n_rows + 1;
     double *memory = calloc(rows + 2 * groups * rows + n_knots, sizeof *memory);
     if (!memory) return kvb_fail(err, KVB_MEMORY, "no memory for the curves of %u heads", groups);
-    measured_work w = {base,           groups, heads ? 1 : base->n_kv_heads, memory, memory + rows,
-                       memory + rows + groups * rows};
+    measured_work w = {base,   groups,        heads ? 1 : base->n_kv_heads,
+                       memory, memory + rows, memory + rows + groups * rows};
     double *pruned = memory + rows + 2 * groups * rows;
     allocation a = {0};
     fill_rows(&w, levels, n_levels, loss);

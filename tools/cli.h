@@ -96,4 +96,4 @@ int cli_terminal_width(int fd, int otherwise);
 
 extern const cli_command cmd_profile, cmd_solve, cmd_budgets, cmd_plot, cmd_export, cmd_import, cmd_inspect,
     cmd_tokenize, cmd_logits, cmd_validate, cmd_merge, cmd_eval, cmd_task, cmd_statistics, cmd_recommend, cmd_report,
-    cmd_learn, cmd_refine;
+    cmd_learn, cmd_refine, cmd_calib;

@@ -85,8 +85,8 @@ def _context(line: str, path: Path, number: int) -> Context:
             Question(
                 _text(texts[i], where) if texts is not None else None,
                 _ids(lists[i], where) if lists is not None else None,
-                _text(answers[i], where) if answers is not None else None,
-                _ids(answer_ids[i], where) if answer_ids is not None else None,
+                _text(answers[i], where) if answers is not None and answers[i] is not None else None,
+                _ids(answer_ids[i], where) if answer_ids is not None and answer_ids[i] is not None else None,
             )
         )
     return context

@@ -16,8 +16,9 @@ head -c 4096 /dev/zero >zeros
 commands_for() {
     case $1 in
     gguf) printf '%s\n' "inspect FILE" "profile FILE calib.jsonl -o x.h5 --quiet" "tokenize FILE calib.jsonl" \
-        "logits FILE calib.jsonl -o x.npy" ;;
-    jsonl) printf '%s\n' "profile tiny.gguf FILE -o x.h5 --quiet" ;;
+        "logits FILE calib.jsonl -o x.npy" "calib FILE calib.jsonl -o x.jsonl" ;;
+    jsonl) printf '%s\n' "profile tiny.gguf FILE -o x.h5 --quiet" "calib tiny.gguf FILE -o x.jsonl" ;;
+    txt) printf '%s\n' "calib tiny.gguf FILE -o x.jsonl --lines 1" ;;
     h5) printf '%s\n' "inspect FILE" "solve FILE --metric keydiff -o x.safetensors" \
         "export FILE --format lukv-steps -o x.steps" "report table.safetensors --record FILE -o x.html" ;;
     safetensors) printf '%s\n' "inspect FILE" "budgets FILE --ratio 0.5 --tokens 100" "plot FILE -o x.svg" \
@@ -27,7 +28,7 @@ commands_for() {
     esac
 }
 
-for kind in gguf jsonl h5 safetensors json npy; do
+for kind in gguf jsonl txt h5 safetensors json npy; do
     while read -r line; do
         for file in missing.$kind empty zeros folder; do
             # shellcheck disable=SC2086 # words of a command
@@ -55,6 +56,8 @@ done <<'END'
 tiny.gguf profile FILE calib.jsonl -o x.h5 --quiet
 tiny.gguf tokenize FILE calib.jsonl
 calib.jsonl profile tiny.gguf FILE -o x.h5 --quiet
+calib.jsonl calib tiny.gguf FILE -o x.jsonl --lines 1
+tiny.gguf calib FILE calib.jsonl -o x.jsonl
 run.h5 solve FILE --metric keydiff -o x.safetensors
 table.safetensors budgets FILE --ratio 0.5 --tokens 100
 END

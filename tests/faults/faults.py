@@ -71,6 +71,8 @@ CASES = [
     case("plot", "plot IN/keydiff.safetensors -o t.svg", before="old.svg:t.svg"),
     case("statistics", "statistics IN/tiny.gguf IN/text.txt -o s.safetensors --quiet --threads 1",
          before="old.safetensors:s.safetensors"),
+    case("calib", "calib IN/tiny.gguf IN/text.txt IN/texts.jsonl -o c.jsonl -t 64 --repeat 2 --quiet",
+         before="old.svg:c.jsonl"),
     case("tokenize", "tokenize IN/tiny.gguf IN/text.txt --npy ids.npy", before="old.npy:ids.npy"),
     case("logits", "logits IN/tiny.gguf IN/ids.npy -o l.npy", before="old.npy:l.npy"),
     case("learn", "learn IN/two.h5 -o rank.safetensors --quiet", before="old.safetensors:rank.safetensors"),

@@ -75,6 +75,43 @@ START_TEST(cache_evicts_and_shrinks)
 }
 END_TEST
 
+static void expect_same(const kv_cache *a, const kv_cache *b)
+{
+    ck_assert_uint_eq(a->next_position, b->next_position);
+    ck_assert_uint_eq(kv_cache_room(a), kv_cache_room(b));
+    for (uint32_t h = 0; h < L * G; h++) {
+        kv_span s = kv_cache_span(a, h / G, h % G), t = kv_cache_span(b, h / G, h % G);
+        ck_assert_uint_eq(s.count, t.count);
+        ck_assert_mem_eq(s.positions, t.positions, s.count * sizeof *s.positions);
+        ck_assert_mem_eq(s.k, t.k, s.count * D * sizeof *s.k);
+        ck_assert_mem_eq(s.v, t.v, s.count * D * sizeof *s.v);
+    }
+}
+
+START_TEST(a_refilled_cache_is_a_new_one)
+{
+    enum { TOKENS = 6, EXTRA = 2 };
+    float k[L * G * TOKENS * D], v[L * G * TOKENS * D];
+    size_t many[L * G + 1] = {0, 3, 4, 9, 12}, few[L * G + 1] = {0, 1, 2, 2, 5};
+    uint32_t positions[] = {0, 2, 5, 1, 0, 1, 2, 3, 5, 2, 3, 4};
+    const kept_set kept[] = {{L * G, few, positions}, {L * G, many, positions}, {L * G, few, positions}};
+    kv_cache *again = NULL, *fresh;
+    for (size_t i = 0; i < sizeof k / sizeof *k; i++) k[i] = (float)i, v[i] = -(float)i;
+    for (int i = 0; i < 4; i++) { // little, more, little in the memory of more, everything
+        const kept_set *what = i < 3 ? &kept[i] : NULL;
+        const float *memory = again ? again->k : NULL;
+        help_ok(kv_cache_gather(&fresh, L, G, D, k, v, TOKENS, what, EXTRA, err));
+        if (again) help_ok(kv_cache_refill(again, k, v, TOKENS, what, EXTRA, err));
+        else help_ok(kv_cache_gather(&again, L, G, D, k, v, TOKENS, what, EXTRA, err));
+        expect_same(again, fresh);
+        ck_assert(i != 2 || again->k == memory);
+        kv_cache_append(again, 0, 0, k, v, TOKENS); // of which nothing may stay
+        kv_cache_close(fresh);
+    }
+    kv_cache_close(again);
+}
+END_TEST
+
 // ---- decoding ----
 
 typedef struct bed {
@@ -276,8 +313,12 @@ START_TEST(errors)
     c->next_position = T + N;
     help_fails(decoder_run(b.s->decode, &c, 1, &(uint32_t){1}, b.next, NULL, LOGITS_LAST, logits, err), KVB_ARGUMENT,
                "position");
-    kv_cache_close(c);
+    const float *memory = c->k;
+    help_ok(session_cache_again(b.s, NULL, 1, &c, err));
+    ck_assert(c->k == memory && c->next_position == T);
     session_end_prefill(b.s);
+    help_fails(session_cache_again(b.s, NULL, 1, &c, err), KVB_ARGUMENT, "no prefilled context");
+    kv_cache_close(c);
     help_fails(session_cache(b.s, NULL, 1, &c, err), KVB_ARGUMENT, "no prefilled context");
     help_fails(session_prefill(b.s, b.context, T, NULL, NULL, err), KVB_ARGUMENT, "given back");
     bed_close(&b);
@@ -339,6 +380,7 @@ static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, setup, help_teardown);
     tcase_add_test(tc, cache_evicts_and_shrinks);
+    tcase_add_test(tc, a_refilled_cache_is_a_new_one);
     tcase_add_test(tc, full_cache_is_the_forward_pass);
     tcase_add_test(tc, evicting_is_not_looking);
     tcase_add_test(tc, a_batch_is_its_sequences);

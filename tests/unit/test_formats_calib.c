@@ -59,6 +59,21 @@ START_TEST(id_lines)
 }
 END_TEST
 
+START_TEST(some_answers)
+{
+    calib_file f;
+    help_ok(parse(&f,
+                  "{\"context\":\"a\",\"questions\":[\"q\",\"r\"],\"answers\":[null,\"x\"]}\n"
+                  "{\"context_ids\":[1],\"question_ids\":[[3],[4]],\"answer_ids\":[[5],null]}",
+                  err));
+    ck_assert_ptr_null(f.contexts[0].questions[0].answer);
+    ck_assert_str_eq(f.contexts[0].questions[1].answer, "x");
+    ck_assert_int_eq(f.contexts[1].questions[0].answer_ids[0], 5);
+    ck_assert_ptr_null(f.contexts[1].questions[1].answer_ids);
+    calib_free(&f);
+}
+END_TEST
+
 START_TEST(mistakes)
 {
     static const struct {
@@ -205,6 +220,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_is_there_any_text);
     tcase_add_test(tc, text_lines);
     tcase_add_test(tc, id_lines);
+    tcase_add_test(tc, some_answers);
     tcase_add_test(tc, mistakes);
     tcase_add_test(tc, deep_nesting);
     tcase_add_test(tc, long_line);

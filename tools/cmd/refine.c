@@ -132,6 +132,7 @@ static kvb_status find_start(refine_command *c, kvb_error *err)
     free(loss);
     if (status != KVB_OK) return status;
     t->start = c->shift;
+    c->n_start = n_texts;
     t->start_cost = one * n_texts;
     return KVB_OK;
 }
@@ -318,8 +319,9 @@ const cli_command cmd_refine = {
     "improve a table's budgets on the damage that they really do",
     "Starts from a solved table and moves heads along its columns, up or down, while totals, nesting and all\n"
     "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once; a\n"
-    "candidate then costs one continuation over cut caches, many in a batch. First all heads of a layer move\n"
-    "together, then each by itself; every ratio counts relative to what the table loses there.\n"
+    "candidate then costs one continuation over cut caches, many in a batch. The search begins with budgets by what\n"
+    "each head loses when it alone is cut (--start), solved as tables are from importance. Then all heads of a layer\n"
+    "move together, then each by itself; every ratio counts relative to what the table loses there.\n"
     "\n"
     "Three sets of texts: the search sees one, the second chooses among what it finds and ends it, and the third\n"
     "only judges. Each line of progress shows the loss at each ratio on the first two, and what share of the table's\n"

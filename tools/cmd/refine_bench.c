@@ -57,8 +57,11 @@ static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
     const forward_progress watch = {go_on, NULL};
     damage_text *t = &b->open[text];
     if (t->full.next) return KVB_OK;
+    double start = seconds_now();
     kvb_status status = damage_text_open(b->d, t, err);
     if (status == KVB_OK) status = damage_text_fill(b->d, t, b->texts[text].ids, &watch, err);
+    b->prefill_seconds += seconds_now() - start;
+    b->n_prefills++;
     if (status == KVB_OK) return KVB_OK;
     damage_text_close(t);
     *t = (damage_text){0};
@@ -99,13 +102,11 @@ static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep,
 static kvb_status measure_new(refine_bench *b, uint32_t text, const uint32_t *cuts, char (*keys)[DAMAGE_KEY],
                               uint32_t n, kvb_error *err)
 {
-    double start = seconds_now();
     damage_value *found = malloc(n * sizeof *found + 1);
     kvb_status status = found ? fill_text(b, text, err) : kvb_fail(err, KVB_MEMORY, "no memory for %u results", n);
     if (status == KVB_OK) status = damage_measure(b->d, &b->open[text], cuts, n, found, err);
     if (status == KVB_OK) status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])keys, found, n, err);
     if (status == KVB_OK) b->n_measured += n;
-    b->seconds += seconds_now() - start;
     free(found);
     return status;
 }
@@ -133,18 +134,34 @@ static kvb_status measure_text(refine_bench *b, uint32_t text, const uint32_t *k
 
 // ---- Candidates ----
 
-// Budgets of the candidates at the knots, [n, n_knots, heads]: those that an engine would get from their tables.
-static kvb_status list_budgets(const refine_bench *b, const double *shift, uint32_t n, uint32_t *keep, kvb_error *err)
+// Budgets of one candidate at the knots, [n_knots, heads]: those that an engine would get from its table.
+static kvb_status find_budgets(const refine_bench *b, const double *shift, uint32_t *keep, kvb_error *err)
 {
     size_t heads = heads_of(b);
+    kvb_table *table;
+    kvb_status status = refine_table_apply(b->table, b->knots, b->n_knots, shift, &table, err);
+    for (uint32_t k = 0; k < b->n_knots && status == KVB_OK; k++)
+        status = kvb_budgets(table, b->knots[k], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
+                             keep + k * heads, heads, err);
+    kvb_table_close(table);
+    return status;
+}
+
+// Of n candidates, [n, n_knots, heads].
+static kvb_status list_budgets(const refine_bench *b, const double *shift, uint32_t n, uint32_t *keep, kvb_error *err)
+{
+    size_t each = b->n_knots * heads_of(b);
     kvb_status status = KVB_OK;
-    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        kvb_table *table;
-        status = refine_table_apply(b->table, b->knots, b->n_knots, shift + i * b->n_knots * heads, &table, err);
-        for (uint32_t k = 0; k < b->n_knots && status == KVB_OK; k++)
-            status = kvb_budgets(table, b->knots[k], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
-                                 keep + (i * b->n_knots + k) * heads, heads, err);
-        kvb_table_close(table);
+#pragma omp parallel for schedule(dynamic, 1)
+    for (uint32_t i = 0; i < n; i++) {
+        kvb_error own = {0};
+        kvb_status one = find_budgets(b, shift + i * each, keep + i * each, &own);
+        if (one == KVB_OK) continue;
+#pragma omp critical(refine_budgets)
+        {
+            status = one;
+            if (err) *err = own;
+        }
     }
     return status;
 }
@@ -153,12 +170,14 @@ kvb_status refine_bench_measure(refine_bench *b, refine_set set, const double *s
                                 uint32_t n_texts, damage_value *out, kvb_error *err)
 {
     uint32_t cuts = n * b->n_knots;
+    double start = seconds_now();
     if (!texts) n_texts = b->n_members[set];
     uint32_t *keep = malloc(cuts * heads_of(b) * sizeof *keep + 1);
     kvb_status status = keep ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the budgets of %u candidates", n);
     if (status == KVB_OK) status = list_budgets(b, shift, n, keep, err);
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
         status = measure_text(b, b->members[set][texts ? texts[t] : t], keep, cuts, out + t, n_texts, err);
+    b->seconds += seconds_now() - start;
     free(keep);
     return status;
 }
@@ -206,17 +225,20 @@ static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *
 {
     const forward_progress watch = {go_on, NULL};
     size_t cuts = n * heads_of(b), known = 0;
-    double start = seconds_now();
     char(*keys)[DAMAGE_KEY] = calloc(cuts, sizeof *keys);
     kvb_status status = keys ? name_heads(b, text, keep, n, keys, err) : kvb_fail(err, KVB_MEMORY, "no memory");
     for (; status == KVB_OK && known < cuts && damage_log_find(b->log, keys[known]); known++)
         out[known] = *damage_log_find(b->log, keys[known]);
     if (status == KVB_OK && known < cuts) {
+        double begin = seconds_now();
         status = fill_text(b, text, err);
+        double filled = seconds_now();
         if (status == KVB_OK) status = damage_measure_heads(b->d, &b->open[text], keep, n, out, &watch, err);
         if (status == KVB_OK)
             status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])keys, out, (uint32_t)cuts, err);
-        b->seconds_alone += seconds_now() - start;
+        b->seconds += filled - begin;
+        b->alone_seconds += seconds_now() - filled;
+        b->n_alone += cuts;
     }
     free(keys);
     return status;
@@ -237,12 +259,13 @@ kvb_status refine_bench_heads(refine_bench *b, const double *levels, uint32_t n_
         status = kvb_budgets(table, levels[i], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
                              keep + i * heads, heads, err);
     memset(loss, 0, cuts * sizeof *loss);
+    double begin = seconds_now();
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
         status = measure_heads(b, b->members[SET_CALIBRATION][t], keep, n_levels, found, err);
         for (size_t i = 0; i < cuts && status == KVB_OK; i++) loss[i] += found[i].kl / n_texts;
         if (status == KVB_OK && shown)
-            fprintf(stderr, "refine: each head alone at %u budgets, text %u of %u%s\n", n_levels, t + 1, n_texts,
-                    t + 1 < n_texts ? "" : "; the start is found");
+            fprintf(stderr, "refine: heads alone at %u budgets each, text %u of %u, %.0f s left\n", n_levels, t + 1,
+                    n_texts, (seconds_now() - begin) / (t + 1) * (n_texts - t - 1));
     }
     kvb_table_close(table);
     free(none);

@@ -25,8 +25,11 @@ typedef struct refine_bench {
     damage_log *log;
     char origin[65];              // SHA-256 of what all keys share: model, precision, metric, lengths
     uint64_t n_measured, n_known; // cuts
-    double seconds;               // spent in measuring them, prefills included
-    double seconds_alone;         // spent on heads alone
+    double seconds;               // spent in measuring, from shifts to damage, prefills included
+    double prefill_seconds;       // of these
+    uint32_t n_prefills;
+    uint64_t n_alone; // cuts of heads alone
+    double alone_seconds;
 } refine_bench;
 
 // `log` (NULL: none) is where results go and come from. The caller frees, also after a failure.
@@ -60,7 +63,8 @@ typedef struct refine_command {
     refine_table table;
     refine_bench bench;
     refine_task task;
-    double *shift; // [n_knots, heads] the search's start; NULL: the table
+    double *shift;    // [n_knots, heads] the search's start; NULL: the table
+    uint32_t n_start; // texts that it was measured on
     refine_result best;
     double *kl[SET_COUNT]; // mean KL of each set, [2, n_knots], before and after, then of its texts, [2, n_knots, n];
                            // NULL: not measured

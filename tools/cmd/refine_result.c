@@ -62,6 +62,7 @@ static cJSON *describe(const refine_command *c, bool stopped)
     bool ok =
         all && cJSON_AddStringToObject(all, "from", c->table_sha256) &&
         cJSON_AddStringToObject(all, "search", refine_search_name(c->task.search)) &&
+        cJSON_AddNumberToObject(all, "start_texts", c->n_start) &&
         cJSON_AddStringToObject(all, "objective", c->objective) && cJSON_AddBoolToObject(all, "worst", c->worst) &&
         cJSON_AddNumberToObject(all, "seed", (double)c->e.seed) &&
         cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations) &&
@@ -141,6 +142,25 @@ static kvb_status give_results(const refine_command *c, const cJSON *about, kvb_
     return status;
 }
 
+// What was spent. A long search measures as many a second as the second rate says, a short one as the first.
+static void say_work(const refine_command *c, bool stopped)
+{
+    const refine_bench *b = &c->bench;
+    double n = (double)b->n_measured, cutting = b->seconds - b->prefill_seconds;
+    fprintf(stderr,
+            "wrote %s after %.0f evaluations (%s); %.0f cuts measured, %.2f a second, %.2f without the prefills of %u "
+            "texts; %llu known from %s.cells\n",
+            c->e.out.name, c->best.evaluations,
+            stopped           ? "stopped"
+            : c->best.settled ? "the selection texts gained nothing more"
+                              : "all that were wanted",
+            n, b->seconds > 0 ? n / b->seconds : 0, cutting > 0 ? n / cutting : 0, b->n_prefills,
+            (unsigned long long)b->n_known, c->e.out.name);
+    if (b->n_alone)
+        fprintf(stderr, "and %llu cuts of heads alone, %.2f a second\n", (unsigned long long)b->n_alone,
+                (double)b->n_alone / b->alone_seconds);
+}
+
 kvb_status refine_write_result(const refine_command *c, bool stopped, kvb_error *err)
 {
     const refine_bench *b = &c->bench;
@@ -153,14 +173,6 @@ kvb_status refine_write_result(const refine_command *c, bool stopped, kvb_error 
     if (status == KVB_OK && !c->e.out.json) print_result(c);
     cJSON_free(text);
     cJSON_Delete(about);
-    if (status == KVB_OK && !c->e.out.quiet)
-        fprintf(stderr,
-                "wrote %s after %.0f evaluations (%s); %llu cuts measured, %.2f a second, %llu known from %s.cells\n",
-                c->e.out.name, c->best.evaluations,
-                stopped           ? "stopped"
-                : c->best.settled ? "the selection texts gained nothing more"
-                                  : "all that were wanted",
-                (unsigned long long)b->n_measured, b->seconds > 0 ? (double)b->n_measured / b->seconds : 0,
-                (unsigned long long)b->n_known, c->e.out.name);
+    if (status == KVB_OK && !c->e.out.quiet) say_work(c, stopped);
     return status;
 }

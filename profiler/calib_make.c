@@ -1,0 +1,380 @@
+#include "profiler/calib_make.h"
+#include "formats/sha256.h"
+#include "profiler/sampler.h"
+#include "profiler/text_lines.h"
+#include "runtime/fail.h"
+#include "runtime/text.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LEAST_ANSWER = 2, QUOTED = 8 }; // tokens; a profile records a query for each of an answer but the last
+
+// Where a context is made.
+typedef struct maker {
+    const calib_recipe *r;
+    const tokenizer *t;
+    const char *name;
+    calib_context *c;    // being made
+    const int32_t *text; // its tokens behind BOS
+    size_t n, n_behind;  // how many of them are the context, and how many more the text has
+    kvb_error *err;
+} maker;
+
+static kvb_status no_memory(const maker *m)
+{
+    return kvb_fail(m->err, KVB_MEMORY, "%s: no memory for its questions", m->name);
+}
+
+// ---- One question ----
+
+static int32_t *copy_ids(const int32_t *ids, size_t n)
+{
+    int32_t *copy = malloc((n + 1) * sizeof *copy);
+    if (copy) memcpy(copy, ids, n * sizeof *copy);
+    return copy;
+}
+
+// Takes copies. Without an answer (NULL) the profile samples one.
+static kvb_status add_question(const maker *m, const int32_t *asked, size_t n_asked, const int32_t *answer,
+                               size_t n_answer)
+{
+    calib_context *c = m->c;
+    calib_question *larger = reallocarray(c->questions, c->n_questions + 1, sizeof *larger);
+    if (!larger) return no_memory(m);
+    c->questions = larger;
+    calib_question *q = &larger[c->n_questions++];
+    *q = (calib_question){.ids = copy_ids(asked, n_asked), .n_ids = n_asked};
+    if (answer)
+        *q = (calib_question){
+            .ids = q->ids, .n_ids = n_asked, .answer_ids = copy_ids(answer, n_answer), .n_answer_ids = n_answer};
+    return q->ids && (!answer || q->answer_ids) ? KVB_OK : no_memory(m);
+}
+
+static kvb_status encode(const maker *m, const char *text, size_t size, int32_t **ids, size_t *n)
+{
+    return tokenizer_encode(m->t, text, size, false, ids, n, m->err);
+}
+
+// ---- Questions that a context has already ----
+
+static kvb_status check_ids(const maker *m, const char *what, const int32_t *ids, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if ((size_t)ids[i] >= tokenizer_size(m->t))
+            return kvb_fail(m->err, KVB_ARGUMENT,
+                            "%s: sample '%s': %s: id %d, expected 0 to %zu; was it made with another model's "
+                            "tokenizer?",
+                            m->name, m->c->sample_id, what, ids[i], tokenizer_size(m->t) - 1);
+    return KVB_OK;
+}
+
+// Question and answer prefix are encoded as one text, as a profile does it.
+static kvb_status encode_question(const maker *m, const calib_context *from, const calib_question *q, int32_t **ids,
+                                  size_t *n)
+{
+    char *joined;
+    if (q->ids) {
+        *n = q->n_ids;
+        *ids = copy_ids(q->ids, q->n_ids);
+        return *ids ? check_ids(m, "question_ids", *ids, *n) : no_memory(m);
+    }
+    if (asprintf(&joined, "%s%s", q->text, from->answer_prefix) < 0) return no_memory(m);
+    kvb_status status = encode(m, joined, strlen(joined), ids, n);
+    free(joined);
+    return status;
+}
+
+static kvb_status add_own(const maker *m, const calib_context *from, const calib_question *q)
+{
+    int32_t *asked = NULL, *answer = NULL;
+    size_t n_asked = 0, n_answer = q->n_answer_ids;
+    bool given = !m->r->ignore_answers && (q->answer || q->answer_ids);
+    kvb_status status = encode_question(m, from, q, &asked, &n_asked);
+    if (status == KVB_OK && given && q->answer) status = encode(m, q->answer, strlen(q->answer), &answer, &n_answer);
+    if (status == KVB_OK && given && q->answer_ids) status = check_ids(m, "answer_ids", q->answer_ids, q->n_answer_ids);
+    if (status == KVB_OK && (n_asked == 0 || (given && n_answer == 0)))
+        status = kvb_fail(m->err, KVB_ARGUMENT, "%s: sample '%s': a question or its answer has no tokens", m->name,
+                          m->c->sample_id);
+    const int32_t *said = answer ? answer : q->answer_ids;
+    if (status == KVB_OK) status = add_question(m, asked, n_asked, given ? said : NULL, n_answer);
+    free(asked);
+    free(answer);
+    return status;
+}
+
+// ---- Continuation and repetition ----
+
+static kvb_status add_continuations(const maker *m)
+{
+    size_t step = m->r->n_answer, wanted = m->r->n_continued;
+    if (!wanted) return KVB_OK;
+    if (m->n_behind < wanted * step + 1)
+        return kvb_fail(m->err, KVB_ARGUMENT,
+                        "%s: has %zu tokens behind the context's %zu, expected %zu (%zu continuations of %zu, and one "
+                        "to begin with); take a longer text, or fewer --tokens, --continue or --answer-tokens",
+                        m->name, m->n_behind, m->n, wanted * step + 1, wanted, step);
+    // What is asked is the text so far: it is decoded like any question, and not recorded.
+    const int32_t *behind = m->text + m->n;
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < wanted; i++)
+        status = add_question(m, behind, 1 + i * step, behind + 1 + i * step, step);
+    return status;
+}
+
+// What stands before place `at` of the context, as text without broken characters at its ends. malloc'd.
+static char *quoted_before(const maker *m, size_t at)
+{
+    size_t n = at < QUOTED ? at : QUOTED;
+    size_t size = tokenizer_decode(m->t, m->text + at - n, n, NULL, 0), begin = 0, end = 0;
+    char *quoted = malloc(size + 1);
+    if (!quoted) return NULL;
+    tokenizer_decode(m->t, m->text + at - n, n, quoted, size);
+    while (begin < size && !kvb_utf8_size(quoted + begin, size - begin)) begin++;
+    for (size_t bytes; begin + end < size; end += bytes)
+        if (!(bytes = kvb_utf8_size(quoted + begin + end, size - begin - end))) break;
+    memmove(quoted, quoted + begin, end);
+    quoted[end] = '\0';
+    return quoted;
+}
+
+static kvb_status add_repetition(const maker *m, size_t at)
+{
+    size_t left = m->n - at, n_answer = left < m->r->n_answer ? left : m->r->n_answer, n;
+    char *quoted = quoted_before(m, at), *asked = NULL;
+    int32_t *ids = NULL;
+    if (!quoted) return no_memory(m);
+    int length = at ? asprintf(&asked, "\n\nRepeat the text above word for word, from behind \"%s\" on:\n", quoted)
+                    : asprintf(&asked, "\n\nRepeat the text above word for word, from its beginning:\n");
+    kvb_status status = length < 0 ? no_memory(m) : encode(m, asked, (size_t)length, &ids, &n);
+    if (status == KVB_OK) status = add_question(m, ids, n, m->text + at, n_answer);
+    if (length >= 0) free(asked);
+    free(ids);
+    free(quoted);
+    return status;
+}
+
+// Pieces begin at equal distances, the first with the context.
+static kvb_status add_repetitions(const maker *m)
+{
+    size_t wanted = m->r->n_repeated;
+    if (wanted > m->n / LEAST_ANSWER)
+        return kvb_fail(m->err, KVB_ARGUMENT,
+                        "%s: sample '%s': its context has %zu tokens, too few to repeat in %zu pieces; give --repeat "
+                        "%zu at most",
+                        m->name, m->c->sample_id, m->n, wanted, m->n / LEAST_ANSWER);
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < wanted; i++) status = add_repetition(m, i * m->n / wanted);
+    return status;
+}
+
+// ---- Lines ----
+
+static kvb_status add_line(const maker *m, const char *text, const text_line *line)
+{
+    int head = (int)(line->head - line->begin);
+    const char *begin = text + line->begin;
+    int32_t *asked = NULL, *answer = NULL;
+    size_t n_asked, n_answer;
+    char *question;
+    bool han = text_line_is_han(begin, line->end - line->begin);
+    int length = han ? asprintf(&question, "\n\n原文中以“%.*s”开头的句子：%.*s", head, begin, head, begin)
+                     : asprintf(&question, "\n\nThe line of the text above that begins with \"%.*s\" is: %.*s", head,
+                                begin, head, begin);
+    if (length < 0) return no_memory(m);
+    kvb_status status = encode(m, question, (size_t)length, &asked, &n_asked);
+    if (status == KVB_OK) status = encode(m, text + line->head, line->end - line->head, &answer, &n_answer);
+    if (status == KVB_OK && n_answer > m->r->n_answer) n_answer = m->r->n_answer;
+    if (status == KVB_OK) status = add_question(m, asked, n_asked, answer, n_answer);
+    free(question);
+    free(asked);
+    free(answer);
+    return status;
+}
+
+// Keeps the lines whose rest is long enough in tokens too, as a row of dashes is not.
+static kvb_status keep_answers(const maker *m, const char *text, text_line *lines, size_t *n)
+{
+    size_t kept = 0, n_ids;
+    int32_t *ids = NULL;
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < *n; i++) {
+        status = encode(m, text + lines[i].head, lines[i].end - lines[i].head, &ids, &n_ids);
+        if (status == KVB_OK && n_ids >= LEAST_ANSWER) lines[kept++] = lines[i];
+        free(ids);
+    }
+    *n = kept;
+    return status;
+}
+
+// One line of each of as many equal parts of what was found, so that all of the context is asked about.
+static kvb_status draw_lines(const maker *m, const char *text, const text_line *lines, size_t n)
+{
+    size_t wanted = m->r->n_lines;
+    char hash[65];
+    if (n < wanted)
+        return kvb_fail(m->err, KVB_ARGUMENT,
+                        "%s: sample '%s': %zu lines of its context have %d to %d letters and begin as no other does, "
+                        "expected %zu; give --lines %zu, or more --tokens",
+                        m->name, m->c->sample_id, n, TEXT_LINE_MIN, TEXT_LINE_MAX, wanted, n);
+    kvb_status status = sha256_hex(m->c->sample_id, strlen(m->c->sample_id), hash, m->err);
+    if (status != KVB_OK) return status;
+    hash[16] = '\0';
+    uint64_t key = strtoull(hash, NULL, 16);
+    for (size_t i = 0; status == KVB_OK && i < wanted; i++) {
+        size_t begin = i * n / wanted, end = (i + 1) * n / wanted;
+        double place = sampler_uniform(m->r->seed, key, 0, (uint32_t)i);
+        status = add_line(m, text, &lines[begin + (size_t)(place * (double)(end - begin))]);
+    }
+    return status;
+}
+
+// Lines of what the model reads: the text that the context's tokens are.
+static kvb_status add_lines(const maker *m)
+{
+    if (!m->r->n_lines) return KVB_OK;
+    size_t size = tokenizer_decode(m->t, m->text, m->n, NULL, 0), n;
+    char *text = malloc(size + 1);
+    text_line *lines = NULL;
+    if (!text) return no_memory(m);
+    tokenizer_decode(m->t, m->text, m->n, text, size);
+    kvb_status status = text_lines_find(&lines, &n, text, size, m->err);
+    if (status == KVB_OK) status = keep_answers(m, text, lines, &n);
+    if (status == KVB_OK) status = draw_lines(m, text, lines, n);
+    free(lines);
+    free(text);
+    return status;
+}
+
+// ---- One context ----
+
+static kvb_status check_id(const calib_file *out, const maker *m)
+{
+    const char *id = m->c->sample_id;
+    if (!context_id_valid(id))
+        return kvb_fail(m->err, KVB_ARGUMENT,
+                        "%s: its name makes the sample_id \"%s\", expected " CONTEXT_ID_RULE "; rename the file",
+                        m->name, id);
+    for (size_t i = 0; i + 1 < out->count; i++)
+        if (strcmp(out->contexts[i].sample_id, id) == 0)
+            return kvb_fail(m->err, KVB_ARGUMENT,
+                            "%s: there is a context \"%s\" already; rename one of the files, or its sample_id", m->name,
+                            id);
+    return KVB_OK;
+}
+
+static kvb_status begin_context(calib_file *out, maker *m, const char *id)
+{
+    calib_context *larger = reallocarray(out->contexts, out->count + 1, sizeof *larger);
+    if (!larger) return no_memory(m);
+    out->contexts = larger;
+    m->c = &larger[out->count++];
+    *m->c = (calib_context){.sample_id = strdup(id), .answer_prefix = strdup("")};
+    return m->c->sample_id && m->c->answer_prefix ? check_id(out, m) : no_memory(m);
+}
+
+// The context's tokens: BOS (< 0: none) and as many of the n as the recipe wants; m keeps them and those behind.
+static kvb_status cut_context(maker *m, int32_t bos, const int32_t *ids, size_t n)
+{
+    size_t front = bos >= 0, room = m->r->n_tokens - front;
+    m->text = ids;
+    m->n = n < room ? n : room;
+    m->n_behind = n - m->n;
+    if (m->n + front < CALIB_LEAST_CONTEXT)
+        return kvb_fail(m->err, KVB_ARGUMENT, "%s: sample '%s': has %zu tokens, expected %d at least", m->name,
+                        m->c->sample_id, m->n + front, CALIB_LEAST_CONTEXT);
+    m->c->context_ids = malloc((m->n + front) * sizeof *m->c->context_ids);
+    if (!m->c->context_ids) return no_memory(m);
+    if (front) m->c->context_ids[0] = bos;
+    memcpy(m->c->context_ids + front, ids, m->n * sizeof *ids);
+    m->c->n_context_ids = m->n + front;
+    return KVB_OK;
+}
+
+static kvb_status add_made(const maker *m)
+{
+    kvb_status status = add_lines(m);
+    if (status == KVB_OK) status = add_continuations(m);
+    return status == KVB_OK ? add_repetitions(m) : status;
+}
+
+static int32_t bos_of(const tokenizer *t)
+{
+    return tokenizer_add_bos(t) ? tokenizer_bos(t) : -1;
+}
+
+// ---- Texts ----
+
+static kvb_status check_text(const char *name, const char *text, size_t size, kvb_error *err)
+{
+    for (size_t at = 0, bytes; at < size; at += bytes) {
+        bytes = text[at] ? kvb_utf8_size(text + at, size - at) : 0;
+        if (!bytes)
+            return kvb_fail(err, KVB_FORMAT,
+                            "%s: byte %zu is 0x%02x, expected UTF-8 text without NUL; iconv converts "
+                            "other encodings",
+                            name, at, (unsigned char)text[at]);
+    }
+    return KVB_OK;
+}
+
+// As many contexts as are wanted, each with what continues it, one behind the other.
+static kvb_status make_contexts(calib_file *out, maker *m, const int32_t *ids, size_t n)
+{
+    int32_t bos = bos_of(m->t);
+    size_t one = m->r->n_tokens - (bos >= 0), behind = m->r->n_continued ? m->r->n_continued * m->r->n_answer + 1 : 0;
+    size_t whole = n / (one + behind), wanted = m->r->n_contexts ? m->r->n_contexts : whole ? whole : 1;
+    if (wanted > 1 && wanted > whole)
+        return kvb_fail(m->err, KVB_ARGUMENT, "%s: has %zu tokens, expected %zu x %zu; give --contexts %zu at most",
+                        m->name, n, wanted, one + behind, whole);
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < wanted; i++) {
+        char id[CONTEXT_ID_MAX + 1];
+        calib_default_id(id, m->name, i ? i + 1 : 0);
+        status = begin_context(out, m, id);
+        if (status == KVB_OK) status = cut_context(m, bos, ids + i * (one + behind), n - i * (one + behind));
+        if (status == KVB_OK) status = add_made(m);
+    }
+    return status;
+}
+
+kvb_status calib_make_of_text(calib_file *out, const calib_recipe *recipe, const tokenizer *t, const char *name,
+                              const char *text, size_t size, kvb_error *err)
+{
+    maker m = {.r = recipe, .t = t, .name = name, .err = err};
+    int32_t *ids = NULL;
+    size_t n = 0;
+    kvb_status status = check_text(name, text, size, err);
+    if (status == KVB_OK) status = encode(&m, text, size, &ids, &n);
+    if (status == KVB_OK) status = make_contexts(out, &m, ids, n);
+    free(ids);
+    return status;
+}
+
+// Ids that are given begin with BOS or do not, as they are.
+static kvb_status make_of_ids(calib_file *out, maker *m, const calib_context *from, const int32_t *ids, size_t n)
+{
+    int32_t bos = from->context_ids ? -1 : bos_of(m->t);
+    if (from->context_ids && n && ids[0] == tokenizer_bos(m->t)) {
+        bos = *ids++;
+        n--;
+    }
+    kvb_status status = begin_context(out, m, from->sample_id);
+    if (status == KVB_OK) status = check_ids(m, "context_ids", ids, n);
+    if (status == KVB_OK) status = cut_context(m, bos, ids, n);
+    for (size_t i = 0; status == KVB_OK && i < from->n_questions && i < m->r->n_own; i++)
+        status = add_own(m, from, &from->questions[i]);
+    return status == KVB_OK ? add_made(m) : status;
+}
+
+kvb_status calib_make_of_context(calib_file *out, const calib_recipe *recipe, const tokenizer *t, const char *name,
+                                 const calib_context *context, kvb_error *err)
+{
+    maker m = {.r = recipe, .t = t, .name = name, .err = err};
+    int32_t *ids = NULL;
+    size_t n = context->n_context_ids;
+    kvb_status status = context->context ? encode(&m, context->context, strlen(context->context), &ids, &n) : KVB_OK;
+    if (status == KVB_OK) status = make_of_ids(out, &m, context, ids ? ids : context->context_ids, n);
+    free(ids);
+    return status;
+}

@@ -1,0 +1,24 @@
+// Lines of a text that can be asked for by their beginning: questions whose answer the text itself gives, so that no
+// person or model has to write any.
+#pragma once
+#include "runtime/kvbudget.h"
+#include <stdbool.h>
+#include <stddef.h>
+
+// Shortest and longest line, shortest beginning, and shortest rest that is the answer. In letters; one that takes three
+// bytes or more of UTF-8 (Chinese, for example) says more and counts three.
+enum { TEXT_LINE_MIN = 30, TEXT_LINE_MAX = 220, TEXT_LINE_HEAD = 14, TEXT_LINE_REST = 8 };
+
+// Bytes [begin, head) of the text are what the question gives, [head, end) is the answer. Without outer blanks.
+typedef struct text_line {
+    size_t begin, head, end;
+} text_line;
+
+// Finds the lines of `text` (UTF-8) that are of good length and begin as no other line does; a line that is too long is
+// taken as its sentences. The beginning is TEXT_LINE_HEAD letters and the rest of the word in which they end. What ends
+// with the text is left out, since the text may have been cut there. *out is malloc'd, in the order of the text,
+// and not NULL even when *n is 0. KVB_MEMORY.
+kvb_status text_lines_find(text_line **out, size_t *n, const char *text, size_t size, kvb_error *err);
+
+// Whether half of the text's characters at least are Han characters: then it is asked in Chinese.
+bool text_line_is_han(const char *text, size_t size);
