@@ -28,8 +28,9 @@ kvb tokenize tiny.gguf story.txt --json
 import json, sys
 ids = json.load(open(sys.argv[1]))["ids"]
 made = json.loads(open(sys.argv[2]).readline())
-print(made["sample_id"], made["context_ids"] == ids[:300], made["question_ids"][3] + made["answer_ids"][3] == ids[300:310],
-      made["question_ids"][4] + made["answer_ids"][4] == ids[300:319], made["answer_ids"][6] == ids[150:159])
+pieces = [asked + said for asked, said in zip(made["question_ids"], made["answer_ids"])]
+print(made["sample_id"], made["context_ids"] == ids[:300], pieces[3] == ids[300:310], pieces[4] == ids[300:319],
+      made["answer_ids"][6] == ids[150:159])
 END
 says 'a continuation begins where its context ends' '^story True True True True$' verdict
 expect 0 'profile takes it' profile tiny.gguf a.jsonl -o a.h5 --quiet -m keydiff

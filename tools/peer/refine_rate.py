@@ -1,16 +1,21 @@
 """Cuts per second of `kvbudget refine` beside the same search in transformers, and the KLs of both side by side.
 
-usage: refine_rate.py MODEL.gguf HF TABLE.safetensors REFINED.safetensors --ids IDS.npy IDS.npy... [--tokens 1024]
-       [--next 64] [--ratios 0.8] [--program build/kvbudget] [--compute f32] [--evaluations 10]
+usage: refine_rate.py MODEL.gguf HF TABLE.safetensors REFINED.safetensors --ids IDS.npy IDS.npy...
+       [--tokens 1024...] [--next 64...] [--ratios 0.8...] [--compute f32...] [--evaluations 10]
+       [--program build/kvbudget]
 
 HF is the same model as a Hugging Face folder (or the .gguf). Both sides get the same token ids (`kvbudget tokenize`
-writes them), at least two texts, and the same number of threads, one side after the other. The search in transformers
-has two forms: "press" is kvpress as it is used, a prefill for every cut; "kept" holds keys, values and scores of a
-text, as refine does, selects with LUKVPress and hides. Only what a cut takes is counted there, with refine everything,
-prefills included. Exit status 1 when a KL differs from `kvbudget eval`'s by more than 1e-2 of it and 1e-4. Needs the
-packages of kvpress_kl.py; tables of metrics that kvpress has.
+writes them), at least two texts, and the same number of threads, one side after the other, for every length of
+context and continuation. The search in transformers, in float32, has two forms: "press" is kvpress as it is used, a
+prefill for every cut; "kept" holds keys, values and scores of a text, as refine does, selects with LUKVPress and hides,
+one cut after the other. What a cut takes there is the median over all cuts, prefills of the texts not counted. Beside
+it stands what refine measures without its prefills, and with them, of which a short search has many. Exit status 1 when
+a KL differs from `kvbudget eval`'s in f32 by more than 1e-2 of it and 1e-4. Needs the packages of kvpress_kl.py; tables
+of metrics that kvpress has.
 """
+
 import argparse
+import itertools
 import json
 import os
 import re
@@ -55,7 +60,7 @@ class Text:
 
     def __init__(self, model, path, n_tokens, n_next):
         ids = torch.from_numpy(np.load(path).astype("i8"))[None]
-        self.model, self.context, self.next = model, ids[:, :n_tokens], ids[:, n_tokens:n_tokens + n_next]
+        self.model, self.context, self.next = model, ids[:, :n_tokens], ids[:, n_tokens : n_tokens + n_next]
         self.full = self.predict(self.prefill(None))
 
     @torch.no_grad()
@@ -101,12 +106,11 @@ def exported(program, path, target):
         return np.load(target), json.load(f)["metadata"]
 
 
-def run_theirs(a, tables):
+def run_theirs(a, model, tables, n_tokens, n_next):
     """KL by (form, table, ratio), a list over texts each, and the seconds of every cut by form."""
-    model, _ = hf_model.load(a.hf, tokenizer=False)
     kl, seconds = {}, {"press": [], "kept": []}
     for path in a.ids:
-        text = Text(model, path, a.tokens, a.next)
+        text = Text(model, path, n_tokens, n_next)
         keep = KeepScores(scorer(tables[0][1], 0.0))
         cache, by = text.prefill(keep), KeptScores()
         by.kept = keep.scores
@@ -123,24 +127,65 @@ def run_theirs(a, tables):
     return kl, seconds
 
 
-def settings(a):
-    return ["--tokens", str(a.tokens), "--next", str(a.next), "--bos", "no", "--compute", a.compute,
-            "-r", ",".join(map(str, a.ratios)), "--json"]
+def settings(a, n_tokens, n_next, compute):
+    return [
+        "--tokens",
+        str(n_tokens),
+        "--next",
+        str(n_next),
+        "--bos",
+        "no",
+        "--compute",
+        compute,
+        "-r",
+        ",".join(map(str, a.ratios)),
+        "--json",
+    ]
 
 
-def run_eval(a):
+def run_eval(a, n_tokens, n_next):
     command = [a.program, "eval", a.model, "table=" + a.table, "refined=" + a.refined, *a.ids, "-a", "none"]
-    rows = json.loads(subprocess.run(command + settings(a), check=True, capture_output=True, text=True).stdout)["rows"]
+    command += settings(a, n_tokens, n_next, "f32")
+    rows = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)["rows"]
     return {(int(r["allocator"] == "refined"), r["ratio"]): r["kl"] for r in rows if r["ratio"] > 0}
 
 
-def run_refine(a, folder):
-    """Cuts, and how many a second."""
-    command = [a.program, "refine", a.model, a.table, *a.ids[1:], "--select", a.ids[0], "--evaluations",
-               str(a.evaluations), "-o", os.path.join(folder, "refined.safetensors")]
-    told = subprocess.run(command + settings(a), check=True, capture_output=True, text=True).stderr
-    n, rate = re.search(r"(\d+) cuts measured, ([0-9.]+) a second", told).groups()
-    return int(n), float(rate)
+def run_refine(a, n_tokens, n_next, compute):
+    """Cuts, how many a second, and how many without the prefills."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            a.program,
+            "refine",
+            a.model,
+            a.table,
+            *a.ids[1:],
+            "--select",
+            a.ids[0],
+            "--layers",
+            "--evaluations",
+            str(a.evaluations),
+            "-o",
+            os.path.join(folder, "refined.safetensors"),
+        ]
+        command += settings(a, n_tokens, n_next, compute)
+        told = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    pattern = r"(\d+) cuts measured, ([0-9.]+) a second, ([0-9.]+) without"
+    n, whole, cutting = re.search(pattern, told).groups()
+    return int(n), float(whole), float(cutting)
+
+
+def compare(kl, ours):
+    """Prints the KLs side by side; whether all are near."""
+    good = True
+    for (form, t, ratio), values in sorted(kl.items()):
+        found, expected = np.mean(values), ours[t, ratio]
+        near = abs(found - expected) <= max(1e-4, 1e-2 * expected)
+        good &= near
+        print(
+            f"  {('table', 'refined')[t]:8} {ratio:.2f}  eval {expected:.5f}, {form} {found:.5f}, off by "
+            f"{abs(found / expected - 1):.1e} of it{'' if near else '  DIFFERENT'}"
+        )
+    return good
 
 
 def main():
@@ -148,29 +193,31 @@ def main():
     for name in ("model", "hf", "table", "refined"):
         p.add_argument(name)
     p.add_argument("--ids", nargs="+", required=True)
-    p.add_argument("--tokens", type=int, default=1024)
-    p.add_argument("--next", type=int, default=64)
+    p.add_argument("--tokens", type=int, nargs="+", default=[1024])
+    p.add_argument("--next", type=int, nargs="+", default=[64])
     p.add_argument("--ratios", type=float, nargs="+", default=[0.8])
     p.add_argument("--program", default="build/kvbudget")
-    p.add_argument("--compute", default="f32", help="precision of kvbudget; transformers runs in float32")
+    p.add_argument("--compute", nargs="+", default=["f32"], help="precisions of refine; all else is float32")
     p.add_argument("--evaluations", type=int, default=10)
     a = p.parse_args()
+    model, _ = hf_model.load(a.hf, tokenizer=False)
     with tempfile.TemporaryDirectory() as folder:
-        tables = [exported(a.program, path, os.path.join(folder, name))
-                  for path, name in ((a.table, "table.npy"), (a.refined, "refined.npy"))]
-        kl, seconds = run_theirs(a, tables)
-        ours, good = run_eval(a), True
-        n, rate = run_refine(a, folder)
-    for (form, t, ratio), values in sorted(kl.items()):
-        found, expected = np.mean(values), ours[t, ratio]
-        near = abs(found - expected) <= max(1e-4, 1e-2 * expected)
-        good &= near
-        print(f"{('table', 'refined')[t]:8} {ratio:.2f}  eval {expected:.5f}, {form} {found:.5f}, off by "
-              f"{abs(found / expected - 1):.1e} of it{'' if near else '  DIFFERENT'}")
-    print(f"kvbudget refine {a.compute}: {n} cuts, {rate:.2f} a second, prefills included")
-    for form, each in seconds.items():
-        print(f"transformers, {form}: {len(each)} cuts, {1 / np.mean(each):.2f} a second; refine measures "
-              f"{rate * np.mean(each):.1f} times as many")
+        tables = [
+            exported(a.program, path, os.path.join(folder, name))
+            for path, name in ((a.table, "table.npy"), (a.refined, "refined.npy"))
+        ]
+    good = True
+    for n_tokens, n_next in itertools.product(a.tokens, a.next):
+        kl, seconds = run_theirs(a, model, tables, n_tokens, n_next)
+        each = {form: np.median(of) for form, of in seconds.items()}
+        print(f"{n_tokens} + {n_next} tokens: a cut takes {each['press']:.3f} s with press, {each['kept']:.3f} s kept")
+        for compute in a.compute:
+            n, whole, cutting = run_refine(a, n_tokens, n_next, compute)
+            print(f"  refine {compute}: {n} cuts")
+            for name, rate in (("without prefills", cutting), ("with prefills", whole)):
+                times = ", ".join(f"{rate * took:.1f} times {form}" for form, took in each.items())
+                print(f"    {name}: {rate:.2f} a second, {times}", flush=True)
+        good &= compare(kl, run_eval(a, n_tokens, n_next))
     return 0 if good else 1
 
 
