@@ -1,17 +1,7 @@
-#include "evaluator/damage.h"
+#include "evaluator/damage_parts.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
-
-struct damage {
-    damage_plan plan;
-    session *s;
-    float *logits;     // [batch, n_next, vocabulary]
-    kv_cache **caches; // [batch] of the last cuts, whose memory the next ones take
-    uint32_t *n_rows;  // [batch]
-    int32_t *ids;      // [batch, n_next]
-    row_damage *rows;  // [batch, n_next]
-};
 
 static session_plan session_plan_of(const damage_plan *p)
 {
@@ -124,6 +114,18 @@ static damage_value mean_of(const predictions *full, const row_damage *rows)
     return sum;
 }
 
+void damage_judge(damage *d, const damage_text *t, uint32_t n, damage_value *out)
+{
+    uint32_t next = d->plan.n_next;
+#pragma omp parallel for collapse(2) schedule(static) // a row of all cuts together: the full cache's stays near
+    for (uint32_t row = 0; row < next; row++)
+        for (uint32_t i = 0; i < n; i++) {
+            size_t at = (size_t)i * next + row;
+            d->rows[at] = predictions_row(&t->full, row, d->logits + at * t->full.vocabulary);
+        }
+    for (uint32_t i = 0; i < n; i++) out[i] = mean_of(&t->full, d->rows + (size_t)i * next);
+}
+
 static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep, uint32_t n, damage_value *out,
                                 kvb_error *err)
 {
@@ -137,13 +139,7 @@ static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep,
     if (status == KVB_OK)
         status = decoder_run(d->s->decode, d->caches, n, d->n_rows, d->ids, NULL, LOGITS_ALL, d->logits, err);
     if (status != KVB_OK) return status;
-#pragma omp parallel for collapse(2) schedule(static) // a row of all cuts together: the full cache's stays near
-    for (uint32_t row = 0; row < next; row++)
-        for (uint32_t i = 0; i < n; i++) {
-            size_t at = i * next + row;
-            d->rows[at] = predictions_row(&t->full, row, d->logits + at * t->full.vocabulary);
-        }
-    for (uint32_t i = 0; i < n; i++) out[i] = mean_of(&t->full, d->rows + i * next);
+    damage_judge(d, t, n, out);
     return KVB_OK;
 }
 

@@ -44,3 +44,9 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
 // Measures n cuts of a filled text, head h of cut i keeping keep[i * L*G + h] tokens. The same cut has the same bits
 // whatever else is in the batch and however many threads there are; a cut that keeps everything costs exactly 0.
 kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_t n, damage_value *out, kvb_error *err);
+
+// The same of heads one at a time: out[i * L*G + h] is the damage when head h alone is cut, to keep[i * L*G + h]
+// tokens, and all others are whole (KL adds up over heads nearly so: docs/refine.md). A head that keeps everything is
+// not run. Only the layers from the cut on are computed. `progress` (NULL: none) is asked after every layer.
+kvb_status damage_measure_heads(damage *d, damage_text *t, const uint32_t *keep, uint32_t n, damage_value *out,
+                                const forward_progress *progress, kvb_error *err);

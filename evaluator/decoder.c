@@ -271,8 +271,7 @@ static void write_logits(decoder *d, const decode_batch *batch, decode_logits wh
     layer_logits(&d->pass, from, n, &(logit_use){.logits = logits}, 0);
 }
 
-static kvb_status check_batch(const decoder *d, const decode_batch *batch, const int32_t *ids, decode_logits which,
-                              kvb_error *err)
+static kvb_status check_batch(const decoder *d, const decode_batch *batch, decode_logits which, kvb_error *err)
 {
     const model_config *c = &d->m->config;
     for (uint32_t s = 0; s < batch->n_sequences; s++) {
@@ -291,7 +290,52 @@ static kvb_status check_batch(const decoder *d, const decode_batch *batch, const
         if (which == LOGITS_LAST && batch->n_rows[s] == 0)
             return kvb_fail(err, KVB_ARGUMENT, "decoder: sequence %u has no row whose logits could be given", s);
     }
-    return layer_check_ids(&d->pass, ids, batch->total_rows, err);
+    return KVB_OK;
+}
+
+// Counts the rows, checks everything but their ids, and places them.
+static kvb_status begin_batch(decoder *d, decode_batch *batch, decode_logits which, kvb_error *err)
+{
+    uint64_t total = 0;
+    for (uint32_t s = 0; s < batch->n_sequences; s++) total += batch->n_rows[s];
+    if (total == 0 || total > d->max_rows)
+        return kvb_fail(err, KVB_ARGUMENT, "decoder: %llu rows at once, expected 1 to %u", (unsigned long long)total,
+                        d->max_rows);
+    batch->total_rows = (uint32_t)total;
+    kvb_status status = check_batch(d, batch, which, err);
+    if (status == KVB_OK) status = reserve_scratch(d, batch, err);
+    if (status != KVB_OK) return status;
+    for (uint32_t s = 0, row = 0; s < batch->n_sequences; s++)
+        for (uint32_t i = 0; i < batch->n_rows[s]; i++) d->positions[row++] = batch->caches[s]->next_position + i;
+    return KVB_OK;
+}
+
+// The layers from `first` on, over d->x. `streams` [L, rows, D], or NULL, receives what goes into each.
+static kvb_status run_layers(decoder *d, const decode_batch *batch, uint32_t first, float *streams, decode_logits which,
+                             float *logits, kvb_error *err)
+{
+    size_t floats = (size_t)batch->total_rows * d->m->config.width;
+    kvb_status status = KVB_OK;
+    for (uint32_t layer = first; status == KVB_OK && layer < d->m->config.n_layers; layer++) {
+        if (streams) d->b->download(d->pass.on, streams + layer * floats, d->x, floats);
+        status = run_layer(d, batch, layer, err);
+    }
+    if (status != KVB_OK) return status;
+    if (logits) write_logits(d, batch, which, logits);
+    status = layer_end(&d->pass, err);
+    for (uint32_t s = 0; s < batch->n_sequences && status == KVB_OK; s++)
+        batch->caches[s]->next_position += batch->n_rows[s];
+    return status;
+}
+
+static kvb_status run_tokens(decoder *d, decode_batch *batch, const int32_t *ids, float *streams, decode_logits which,
+                             float *logits, kvb_error *err)
+{
+    kvb_status status = begin_batch(d, batch, which, err);
+    if (status == KVB_OK) status = layer_check_ids(&d->pass, ids, batch->total_rows, err);
+    if (status != KVB_OK) return status;
+    layer_embed(&d->pass, d->x, ids, batch->total_rows);
+    return run_layers(d, batch, 0, streams, which, logits, err);
 }
 
 kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
@@ -299,25 +343,26 @@ kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences
                        kvb_error *err)
 {
     decode_batch batch = {caches, n_sequences, n_rows, 0, hooks};
-    uint64_t total = 0;
-    for (uint32_t s = 0; s < n_sequences; s++) total += n_rows[s];
-    if (total == 0 || total > d->max_rows)
-        return kvb_fail(err, KVB_ARGUMENT, "decoder: %llu rows at once, expected 1 to %u", (unsigned long long)total,
-                        d->max_rows);
-    batch.total_rows = (uint32_t)total;
-    kvb_status status = check_batch(d, &batch, ids, which, err);
-    if (status == KVB_OK) status = reserve_scratch(d, &batch, err);
+    return run_tokens(d, &batch, ids, NULL, which, logits, err);
+}
+
+kvb_status decoder_run_streams(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
+                               const int32_t *ids, float *streams, float *logits, kvb_error *err)
+{
+    decode_batch batch = {caches, n_sequences, n_rows, 0, NULL};
+    return run_tokens(d, &batch, ids, streams, LOGITS_ALL, logits, err);
+}
+
+kvb_status decoder_run_from(decoder *d, uint32_t layer, const float *stream, kv_cache *const *caches,
+                            uint32_t n_sequences, const uint32_t *n_rows, float *logits, kvb_error *err)
+{
+    decode_batch batch = {caches, n_sequences, n_rows, 0, NULL};
+    if (layer >= d->m->config.n_layers)
+        return kvb_fail(err, KVB_ARGUMENT, "decoder: layer %u, expected 0 to %u", layer, d->m->config.n_layers - 1);
+    kvb_status status = begin_batch(d, &batch, LOGITS_ALL, err);
     if (status != KVB_OK) return status;
-    for (uint32_t s = 0, row = 0; s < n_sequences; s++)
-        for (uint32_t i = 0; i < n_rows[s]; i++) d->positions[row++] = caches[s]->next_position + i;
-    layer_embed(&d->pass, d->x, ids, batch.total_rows);
-    for (uint32_t layer = 0; status == KVB_OK && layer < d->m->config.n_layers; layer++)
-        status = run_layer(d, &batch, layer, err);
-    if (status != KVB_OK) return status;
-    if (logits) write_logits(d, &batch, which, logits);
-    status = layer_end(&d->pass, err);
-    for (uint32_t s = 0; s < n_sequences && status == KVB_OK; s++) caches[s]->next_position += n_rows[s];
-    return status;
+    d->b->upload(d->pass.on, d->x, stream, (size_t)batch.total_rows * d->m->config.width);
+    return run_layers(d, &batch, layer, NULL, LOGITS_ALL, logits, err);
 }
 
 // ---- Parts of a pass ----

@@ -46,7 +46,8 @@ typedef struct calib_file {
 kvb_status calib_load(calib_file *out, const char *path, kvb_error *err);
 kvb_status calib_parse(calib_file *out, const void *data, size_t size, const char *name, kvb_error *err);
 // Writes one context as a line, in the keys that the reader takes; answers are left out where no question has one. What
-// the reader would refuse is not refused here. Errors: KVB_IO, KVB_MEMORY.
+// the reader would refuse is not refused here, and that `to` cannot be written shows when it is closed
+// (atomic_file_commit). KVB_MEMORY.
 kvb_status calib_write_line(FILE *to, const calib_context *context, kvb_error *err);
 // The sample_id of line `number` of a file that gives none: "texts/my story.jsonl", 3 -> "my_story-3"; 0 -> "my_story",
 // for a file that is one context.

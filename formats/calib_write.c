@@ -45,10 +45,8 @@ kvb_status calib_write_line(FILE *to, const calib_context *c, kvb_error *err)
                 add_questions(line, c) &&
                 (!c->has_answer_prefix || cJSON_AddStringToObject(line, "answer_prefix", c->answer_prefix));
     char *text = good ? cJSON_PrintUnformatted(line) : NULL;
-    kvb_status status = KVB_OK;
-    if (!text) status = kvb_fail(err, KVB_MEMORY, "sample '%s': no memory for a line of JSON", c->sample_id);
-    else if (fprintf(to, "%s\n", text) < 0)
-        status = kvb_fail(err, KVB_IO, "sample '%s': its line cannot be written", c->sample_id);
+    if (text) fprintf(to, "%s\n", text); // whoever closes the stream finds what went wrong with it
+    kvb_status status = text ? KVB_OK : kvb_fail(err, KVB_MEMORY, "sample '%s': no memory for its line", c->sample_id);
     cJSON_free(text);
     cJSON_Delete(line);
     return status;

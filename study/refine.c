@@ -84,6 +84,29 @@ kvb_status refine_value(refine_state *s, kvb_error *err)
     return refine_points(s, s->centre, 1, NULL, 0, s->value, err);
 }
 
+// ---- The start ----
+
+static const double START_PARTS[] = {0.5, 0.75, 1};
+enum { START_ROUNDS = sizeof START_PARTS / sizeof *START_PARTS };
+
+static kvb_status open_start(void **memory, const refine_state *s, kvb_error *err)
+{
+    (void)s;
+    *memory = calloc(1, sizeof(uint32_t)); // rounds so far
+    return *memory ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to refine");
+}
+
+// The centre goes on towards the start, whatever that loses: the selection set chooses where to stay.
+static kvb_status round_of_start(void *memory, refine_state *s, kvb_error *err)
+{
+    uint32_t *rounds = memory;
+    double part = START_PARTS[(*rounds)++];
+    for (size_t i = 0; i < (size_t)s->n_knots * s->n_groups; i++) s->centre[i] = part * s->task->start[i];
+    return refine_value(s, err);
+}
+
+static const refine_method TOWARDS_START = {"start", open_start, round_of_start, free};
+
 // ---- One search ----
 
 typedef struct refine_job {
@@ -127,41 +150,50 @@ static kvb_status judge_centre(refine_job *j, refine_state *s, bool *better, kvb
     return KVB_OK;
 }
 
+// What a stage moves, by which search, and when it is over.
+typedef struct refine_stage {
+    const refine_method *how;
+    bool heads; // single heads move, else layers together
+    double until;
+    uint32_t patience, rounds; // most of both
+} refine_stage;
+
 // Rounds until the evaluations are spent or the selection set has gained nothing for so long.
-static kvb_status run_stage(refine_job *j, refine_state *s, double until, kvb_error *err)
+static kvb_status run_stage(refine_job *j, refine_state *s, const refine_stage *stage, kvb_error *err)
 {
-    const refine_method *how = METHODS[j->task->search];
+    const refine_method *how = stage->how;
     void *memory;
     uint32_t idle = 0;
     kvb_status status = how->open(&memory, s, err);
-    while (status == KVB_OK && s->spent < until && idle < j->task->patience) {
+    for (uint32_t i = 0; status == KVB_OK && i < stage->rounds; i++) {
         bool better = false;
+        if (s->spent >= stage->until || idle >= stage->patience) break;
         s->round++;
         status = how->round(memory, s, err);
         if (status == KVB_OK) status = judge_centre(j, s, &better, err);
         idle = better ? 0 : idle + 1;
     }
-    j->best->settled = idle >= j->task->patience;
+    j->best->settled = idle >= stage->patience;
     how->close(memory);
     return status;
 }
 
-// Layers together, or every head by itself, from the best so far.
-static kvb_status search_groups(refine_job *j, refine_state *s, bool heads, double until, kvb_error *err)
+// From the best so far.
+static kvb_status search_groups(refine_job *j, refine_state *s, const refine_stage *stage, kvb_error *err)
 {
     const refine_task *t = j->task;
     size_t n = (size_t)t->n_knots * t->n_heads;
     uint32_t per_layer = t->n_heads / t->n_layers, *group = malloc(t->n_heads * sizeof *group);
     double *origin = malloc(n * sizeof *origin);
-    s->n_groups = heads ? t->n_heads : t->n_layers;
+    s->n_groups = stage->heads ? t->n_heads : t->n_layers;
     s->centre = calloc((size_t)t->n_knots * s->n_groups, sizeof *s->centre);
     kvb_status status = group && origin && s->centre ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to refine");
-    for (uint32_t h = 0; group && h < t->n_heads; h++) group[h] = heads ? h : h / per_layer;
+    for (uint32_t h = 0; group && h < t->n_heads; h++) group[h] = stage->heads ? h : h / per_layer;
     if (origin) memcpy(origin, j->best->shift, n * sizeof *origin);
     for (uint32_t k = 0; k < t->n_knots; k++) s->value[k] = j->best->calibration[k] / j->scale[k];
     s->group = group;
     s->origin = origin;
-    if (status == KVB_OK) status = run_stage(j, s, until, err);
+    if (status == KVB_OK) status = run_stage(j, s, stage, err);
     free(group);
     free(origin);
     free(s->centre);
@@ -185,10 +217,24 @@ static kvb_status measure_table(refine_job *j, refine_state *s, kvb_error *err)
         j->scale[k] = fmax(fabs(best->calibration_before[k]), LEAST_SCALE);
         s->value[k] = best->calibration[k] / j->scale[k];
     }
-    s->spent = 1 + (double)t->n_selection / t->n_texts;
+    s->spent = t->start_cost + 1 + (double)t->n_selection / t->n_texts;
     best->evaluations = s->spent;
     report(j, s);
     return KVB_OK;
+}
+
+// The start, layers, and heads, which share what the start leaves.
+static kvb_status run_stages(refine_job *j, refine_state *s, kvb_error *err)
+{
+    const refine_task *t = j->task;
+    const refine_method *how = METHODS[t->search];
+    const refine_stage start = {&TOWARDS_START, true, INFINITY, START_ROUNDS, START_ROUNDS};
+    kvb_status status = t->start ? search_groups(j, s, &start, err) : KVB_OK;
+    double left = fmax(0, t->evaluations - s->spent);
+    const refine_stage stages[] = {{how, false, t->evaluations - (t->heads ? left / 2 : 0), t->patience, UINT32_MAX},
+                                   {how, true, t->evaluations, t->patience, UINT32_MAX}};
+    for (int i = 0; i < (t->heads ? 2 : 1) && status == KVB_OK; i++) status = search_groups(j, s, &stages[i], err);
+    return status;
 }
 
 static kvb_status check_task(const refine_task *t, kvb_error *err)
@@ -235,10 +281,8 @@ kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *er
     refine_job j = {task, out, memory, memory + 4 * K, memory + K, memory + 2 * K};
     refine_state s = {.task = task, .n_knots = task->n_knots, .scale = memory, .value = memory + 3 * K, .rng = rng};
     gsl_rng_set(rng, (unsigned long)task->seed);
-    double wanted = task->evaluations;
     status = measure_table(&j, &s, err);
-    if (status == KVB_OK) status = search_groups(&j, &s, false, task->heads ? wanted / 2 : wanted, err);
-    if (status == KVB_OK && task->heads) status = search_groups(&j, &s, true, wanted, err);
+    if (status == KVB_OK) status = run_stages(&j, &s, err);
     gsl_rng_free(rng);
     gsl_set_error_handler(before);
     free(memory);

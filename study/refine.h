@@ -2,9 +2,10 @@
 //
 // Nothing here runs a model: what a candidate loses is asked of the caller. Every ratio that counts, a knot, is a
 // search of its own, but candidates of all knots are measured together as one table, so that rows between stay nested.
-// First all heads of a layer move together, then, from the best of that, each by itself. After every round the centre
-// of the search is measured on texts of a second set, and the best there is what comes out; a search that gains nothing
-// there for `patience` rounds is over.
+// A start that the caller has, as measured.h makes one, is tried first, half of the way to it and the whole. Then all
+// heads of a layer move together, then, from the best of that, each by itself. After every round the centre of the
+// search is measured on texts of a second set, and the best there is what comes out; a search that gains nothing there
+// for `patience` rounds is over.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
@@ -46,6 +47,8 @@ typedef struct refine_task {
     refine_search search;
     uint32_t evaluations, patience; // most of both, at least 1; those on the selection set count too
     uint64_t seed;
+    const double *start; // [n_knots, n_heads] shifts towards which to go first, NULL: none
+    double start_cost;   // evaluations that finding them took
     refine_measure *measure;
     void (*report)(void *context, const refine_progress *p); // NULL: nobody is told
     void *context;                                           // of both

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-// Ratio 0 on the axis: nothing that matters happens between it and the first row of a table.
-static const double AXIS_BEGIN = -8;
 enum { HALVINGS = 60 };
 
 typedef struct shift_work {
@@ -30,7 +28,7 @@ static double read_column(const shift_work *w, size_t h, double x)
 {
     const shift_base *b = w->base;
     uint32_t low = 0, high = b->n_rows; // rows below `low` are at or before x
-    if (x <= AXIS_BEGIN) return 1;
+    if (x <= SHIFT_AXIS_BEGIN) return 1;
     while (low < high) {
         uint32_t middle = (low + high) / 2;
         if (w->x[middle] <= x) low = middle + 1;
@@ -38,7 +36,7 @@ static double read_column(const shift_work *w, size_t h, double x)
     }
     if (low == b->n_rows) return 1 - b->prune[(size_t)(low - 1) * w->n_heads + h];
     double above = 1 - b->prune[low * w->n_heads + h],
-           below = low ? 1 - b->prune[(size_t)(low - 1) * w->n_heads + h] : 1, from = low ? w->x[low - 1] : AXIS_BEGIN;
+           below = low ? 1 - b->prune[(size_t)(low - 1) * w->n_heads + h] : 1, from = low ? w->x[low - 1] : SHIFT_AXIS_BEGIN;
     return below + (above - below) * (x - from) / (w->x[low] - from);
 }
 

@@ -8,6 +8,9 @@
 #pragma once
 #include "runtime/limits.h"
 
+// Ratio 0 on the axis: nothing that matters happens between it and the first row of a table.
+#define SHIFT_AXIS_BEGIN (-8.0)
+
 typedef struct shift_base {
     uint32_t n_rows, n_layers, n_kv_heads; // R, L, G
     const double *ratio;                   // [R] ascending, in (0, 1)

@@ -197,6 +197,19 @@ def test_greedy_is_generate(tmp_path: Path) -> None:
             assert f[f"contexts/c0/questions/{i}/answer_ids"][:].tolist() == wanted[0, ids.shape[1] :].tolist()
 
 
+def test_some_answers_are_given(tmp_path: Path) -> None:
+    """A given answer is followed, one that is null is drawn: as where no answer of the line is given."""
+    model, drawn = build("llama"), []
+    line = {"sample_id": "c0", "context_ids": list(range(1, 41)), "question_ids": [[3, 4], [5, 6, 7]]}
+    for answers in (None, [[8, 9, 10], None]):
+        calib = tmp_path / "some.jsonl"
+        calib.write_text(json.dumps(line | ({"answer_ids": answers} if answers else {})) + "\n")
+        path = kvbudget.record(model, None, calib, ["knorm"], output=tmp_path / f"{len(drawn)}.h5", new_tokens=6)
+        with h5py.File(path) as f:
+            drawn.append([f[f"contexts/c0/questions/{i}/answer_ids"][:].tolist() for i in range(2)])
+    assert drawn[1] == [[8, 9, 10], drawn[0][1]] and len(drawn[0][1]) > 1
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     """Wrong metrics, options, lines and models, and a recording that is in the way: an error that says what to do."""
     model, calib = build("llama"), lines(tmp_path)

@@ -28,8 +28,9 @@ kvb tokenize tiny.gguf story.txt --json
 import json, sys
 ids = json.load(open(sys.argv[1]))["ids"]
 made = json.loads(open(sys.argv[2]).readline())
-print(made["sample_id"], made["context_ids"] == ids[:300], made["question_ids"][3] + made["answer_ids"][3] == ids[300:310],
-      made["question_ids"][4] + made["answer_ids"][4] == ids[300:319], made["answer_ids"][6] == ids[150:159])
+pieces = [asked + said for asked, said in zip(made["question_ids"], made["answer_ids"])]
+print(made["sample_id"], made["context_ids"] == ids[:300], pieces[3] == ids[300:310], pieces[4] == ids[300:319],
+      made["answer_ids"][6] == ids[150:159])
 END
 says 'a continuation begins where its context ends' '^story True True True True$' verdict
 expect 0 'profile takes it' profile tiny.gguf a.jsonl -o a.h5 --quiet -m keydiff
@@ -45,6 +46,8 @@ line_of 'null where none is given' more.jsonl 1 'j["answer_ids"][:2] == [None, N
 line_of 'answers are kept' more.jsonl 2 'len(j["answer_ids"][0]) == 8'
 expect 0 'without the answers' calib tiny.gguf calib.jsonl -o bare.jsonl -q 2 --repeat 1 -n 5 --ignore-answers
 line_of 'only the made one is left' bare.jsonl 2 '[a is None for a in j["answer_ids"]] == [True, True, False]'
+kvb inspect more.jsonl
+says 'inspect counts them' '"long" tokens 230 questions 3 answers 1 '
 expect 0 'profile samples what is missing' profile tiny.gguf bare.jsonl -o bare.h5 -n 4 --ignore-eos --quiet -m keydiff
 kvb inspect bare.h5 --json
 json 'sampled and given answers in one record' out \

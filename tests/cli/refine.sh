@@ -25,6 +25,7 @@ refine 'refine' one.safetensors
 cp out one.json
 json 'texts are dealt: two to search on, two to choose, three to judge' one.json \
     '[len(j["settings"]["refined"][s]["texts"]) for s in ("calibration", "selection", "test")] == [2, 2, 3]'
+json 'the search began at budgets by each head alone' one.json 'j["settings"]["refined"]["start_texts"] == 2'
 json 'no ratio is worse on the texts that choose' one.json \
     'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
 json 'and something is gained' one.json \
@@ -53,6 +54,8 @@ json 'evaluations, seed, and hashes of table and texts' out \
 
 # shellcheck disable=SC2086
 expect 0 'with progress' refine tiny.gguf table.safetensors text?.txt ${SIZE/--quiet --json/} -o shown.safetensors
+says 'it shows the heads alone' 'heads alone at 6 budgets each, text 2 of 2, 0 s left' err
+says 'and their rate' '48 cuts of heads alone, [0-9.]+ a second' err
 says 'it shows the KL of both sets as they fall' 'round 1, .* KL on calibration [0-9.]+ .* on selection [0-9.]+ ' err
 says 'and the KL of all three' 'calibration +selection +test' out
 refine 'again, with one thread and other batches' two.safetensors --threads 1 --batch 3
@@ -77,6 +80,11 @@ expect 0 'and its account' inspect four.safetensors --json
 says 'has what the search saw' 'stopped.*true.*loss_before' out
 expect 0 'what is left is a table' budgets four.safetensors --ratio 0.8 --tokens 1000
 
+refine 'from the table itself' plain.safetensors --start table
+json 'no head was cut alone' out 'j["settings"]["refined"]["start_texts"] == 0'
+refine 'whole layers' layers.safetensors --layers
+expect 2 'no such start' refine tiny.gguf table.safetensors text?.txt -o x.safetensors --start best
+says 'is named with those that there are' 'expected heads or table' err
 for kind in evolve swap; do refine "--search $kind" $kind.safetensors --search $kind; done
 refine '--layers' layers.safetensors --layers
 "$KVB" budgets table.safetensors --ratio 0.8 --tokens 150 --json >before.json

@@ -1,5 +1,6 @@
 // Searches for better budgets on losses with a known best: every kind finds its way, on equal numbers of evaluations;
-// the selection set stops what overfits, any stop leaves the best so far, and a seed repeats everything.
+// the selection set stops what overfits, a start is tried, any stop leaves the best so far, and a seed repeats
+// everything.
 #include "study/refine.h"
 #include "test_solver_cases.h"
 
@@ -58,8 +59,19 @@ static void bowl_make(bowl *b, double drift)
 
 static refine_task task_of(bowl *b, refine_search kind, uint32_t evaluations)
 {
-    return (refine_task){LAYERS, HEADS,       KNOTS, TEXTS, SELECTION, true,   false,
-                         kind,   evaluations, 50,    7,     measure,   listen, b};
+    return (refine_task){.n_layers = LAYERS,
+                         .n_heads = HEADS,
+                         .n_knots = KNOTS,
+                         .n_texts = TEXTS,
+                         .n_selection = SELECTION,
+                         .heads = true,
+                         .search = kind,
+                         .evaluations = evaluations,
+                         .patience = 50,
+                         .seed = 7,
+                         .measure = measure,
+                         .report = listen,
+                         .context = b};
 }
 
 static double gain(const refine_result *r)
@@ -172,11 +184,42 @@ START_TEST(layers_alone_move_together)
 }
 END_TEST
 
+START_TEST(a_start_is_tried_and_judged)
+{
+    bowl b;
+    refine_result r;
+    double start[KNOTS * HEADS];
+    kvb_error err = {0};
+    case_seed("refine, start");
+    bowl_make(&b, 0);
+    refine_task task = task_of(&b, REFINE_MODEL, 20);
+    task.start = start;
+    task.start_cost = 15;
+    for (int part = 2; part <= 4; part++) { // the best is at a half, three quarters, or the whole of it
+        for (int i = 0; i < KNOTS * HEADS; i++) start[i] = b.goal[i / HEADS][i % HEADS] * 4 / part;
+        b.spent = 0;
+        must(refine_run(&r, &task, &err), &err);
+        for (int i = 0; i < HEADS; i++)
+            ck_assert_msg(fabs(r.shift[i] - b.goal[0][i]) < 1e-12, "part %d, head %d: %g, expected %g", part, i,
+                          r.shift[i], b.goal[0][i]);
+        ck_assert(r.rounds == 3 && r.evaluations >= 15 + 4 && r.selection[0] < r.selection_before[0]);
+        refine_free(&r);
+    }
+    b.spent = 0;
+    for (int i = 0; i < KNOTS * HEADS; i++) start[i] = -b.goal[i / HEADS][i % HEADS]; // the wrong way: the table stays
+    must(refine_run(&r, &task, &err), &err);
+    for (int i = 0; i < KNOTS * HEADS; i++) ck_assert(r.shift[i] == 0);
+    ck_assert(r.rounds == 3);
+    refine_free(&r);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, every_search_finds_its_way);
     tcase_add_test(tc, the_selection_set_ends_what_overfits);
     tcase_add_test(tc, a_stop_leaves_the_best_so_far);
+    tcase_add_test(tc, a_start_is_tried_and_judged);
     tcase_add_test(tc, layers_alone_move_together);
 }
 

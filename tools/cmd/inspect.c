@@ -155,13 +155,15 @@ static kvb_status inspect_calib(cJSON *doc, const file_view *view, const char *p
     cJSON *contexts = cJSON_AddArrayToObject(doc, "contexts");
     for (size_t i = 0; i < file.count; i++) {
         const calib_context *c = &file.contexts[i];
+        size_t answers = 0;
+        for (size_t q = 0; q < c->n_questions; q++) answers += c->questions[q].answer || c->questions[q].answer_ids;
         cJSON *one = cJSON_CreateObject();
         cJSON_AddItemToArray(contexts, one);
         cJSON_AddStringToObject(one, "id", c->sample_id);
         if (c->context) cJSON_AddNumberToObject(one, "characters", count_characters(c->context));
         else cJSON_AddNumberToObject(one, "tokens", (double)c->n_context_ids);
         cJSON_AddNumberToObject(one, "questions", (double)c->n_questions);
-        cJSON_AddBoolToObject(one, "answers", c->questions[0].answer || c->questions[0].answer_ids);
+        cJSON_AddNumberToObject(one, "answers", (double)answers);
         cJSON_AddStringToObject(one, "answer_prefix", c->answer_prefix);
     }
     calib_free(&file);

@@ -2,6 +2,7 @@
 #include "formats/atomic_file.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
+#include "study/measured.h"
 #include "tools/cmd/refine_command.h"
 #include "tools/device.h"
 #include "tools/memory.h"
@@ -111,6 +112,31 @@ static void show_round(void *context, const refine_progress *p)
     fprintf(stderr, "\n");
 }
 
+// Where the search begins: budgets by what each head alone loses, on as many texts as three quarters of the evaluations
+// pay for. A head's cuts cost half a continuation each, since only the layers from its own on are run.
+static kvb_status find_start(refine_command *c, kvb_error *err)
+{
+    refine_bench *b = &c->bench;
+    refine_task *t = &c->task;
+    double levels[MEASURED_LEVELS_MAX];
+    uint32_t n_levels = measured_levels(b->knots, b->n_knots, levels);
+    double one = 0.5 * n_levels * t->n_heads / b->n_knots / t->n_texts; // text, in evaluations
+    uint32_t n_texts = (uint32_t)fmin(t->n_texts, floor(0.75 * t->evaluations / one));
+    if (strcmp(c->start, "table") == 0 || n_texts == 0) return KVB_OK;
+    double *loss = malloc((size_t)n_levels * t->n_heads * sizeof *loss);
+    c->shift = malloc((size_t)b->n_knots * t->n_heads * sizeof *c->shift);
+    kvb_status status = loss && c->shift ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %u heads", t->n_heads);
+    if (status == KVB_OK) status = refine_bench_heads(b, levels, n_levels, n_texts, !c->e.out.quiet, loss, err);
+    if (status == KVB_OK)
+        status = measured_shifts(&c->table.base, levels, n_levels, loss, t->heads, b->knots, b->n_knots, c->shift, err);
+    free(loss);
+    if (status != KVB_OK) return status;
+    t->start = c->shift;
+    c->n_start = n_texts;
+    t->start_cost = one * n_texts;
+    return KVB_OK;
+}
+
 static kvb_status search(refine_command *c, kvb_error *err)
 {
     const refine_bench *b = &c->bench;
@@ -130,7 +156,9 @@ static kvb_status search(refine_command *c, kvb_error *err)
                       .measure = refine_bench_losses,
                       .report = c->e.out.quiet ? NULL : show_round,
                       .context = &c->bench};
-    return refine_run(&c->best, &c->task, err);
+    kvb_status status = find_start(c, err);
+    if (status != KVB_OK && status != KVB_INTERRUPTED) return status;
+    return refine_run(&c->best, &c->task, err); // which a stop ends at once, with the table as the best so far
 }
 
 // KL of a set, of the table and of the refined one: of each text, and the mean.
@@ -180,6 +208,8 @@ static int check_options(refine_command *c)
     if (!c->e.out.name) return cli_usage_error(self, "-o is needed: where the refined table goes");
     if (strcmp(c->objective, "kl") != 0 && strcmp(c->objective, "nll") != 0)
         return cli_usage_error(self, "--objective: expected kl or nll, found '%s'", c->objective);
+    if (strcmp(c->start, "heads") != 0 && strcmp(c->start, "table") != 0)
+        return cli_usage_error(self, "--start: expected heads or table, found '%s'", c->start);
     if (!refine_search_parse(&c->task.search, c->search))
         return cli_usage_error(self, "--search: expected model, evolve or swap, found '%s'", c->search);
     if (c->test.count && !c->select.count)
@@ -220,6 +250,7 @@ static void free_command(refine_command *c)
     eval_free_inputs(&c->e);
     cli_list_free(&c->select);
     cli_list_free(&c->test);
+    free(c->shift);
     free(c->operands);
     free(c->table_path);
 }
@@ -233,6 +264,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
                               .seed = 1},
                         .objective = "kl",
                         .search = "model",
+                        .start = "heads",
                         .evaluations = 200,
                         .patience = 6};
     const cli_option options[] = {
@@ -249,6 +281,9 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {"search", 0, CLI_TEXT, &c.search, "KIND",
          "model (the default: gradients from pairs, halving over texts), evolve (separable\nCMA-ES), swap (two at "
          "random)"},
+        {"start", 0, CLI_TEXT, &c.start, "KIND",
+         "where the search begins: heads (the default: budgets by what each head alone loses, for up\nto three "
+         "quarters of the evaluations), or table"},
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
          "candidates at most, in units of one on all texts of the search (200)"},
         {"patience", 0, CLI_COUNT, &c.patience, "N", "rounds without a gain on the selection texts that end it (6)"},
@@ -284,8 +319,9 @@ const cli_command cmd_refine = {
     "improve a table's budgets on the damage that they really do",
     "Starts from a solved table and moves heads along its columns, up or down, while totals, nesting and all\n"
     "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once; a\n"
-    "candidate then costs one continuation over cut caches, many in a batch. First all heads of a layer move\n"
-    "together, then each by itself; every ratio counts relative to what the table loses there.\n"
+    "candidate then costs one continuation over cut caches, many in a batch. The search begins with budgets by what\n"
+    "each head loses when it alone is cut (--start), solved as tables are from importance. Then all heads of a layer\n"
+    "move together, then each by itself; every ratio counts relative to what the table loses there.\n"
     "\n"
     "Three sets of texts: the search sees one, the second chooses among what it finds and ends it, and the third\n"
     "only judges. Each line of progress shows the loss at each ratio on the first two, and what share of the table's\n"

@@ -196,3 +196,80 @@ kvb_status refine_bench_losses(void *context, bool selecting, const double *shif
     free(out);
     return status;
 }
+
+// ---- Heads alone ----
+
+// Budgets of the cut in which head h alone is cut, to keep[h].
+static void cut_alone(const refine_bench *b, const uint32_t *keep, size_t h, uint32_t *out)
+{
+    for (size_t i = 0; i < heads_of(b); i++) out[i] = i == h ? keep[h] : b->plan.n_tokens;
+}
+
+static kvb_status name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n,
+                             char (*keys)[DAMAGE_KEY], kvb_error *err)
+{
+    size_t heads = heads_of(b);
+    uint32_t *cut = malloc(heads * sizeof *cut);
+    kvb_status status = cut ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", heads);
+    for (size_t i = 0; i < n * heads && status == KVB_OK; i++) {
+        cut_alone(b, keep + i / heads * heads, i % heads, cut);
+        status = name_cut(b, text, cut, keys[i], err);
+    }
+    free(cut);
+    return status;
+}
+
+// All n cuts of every head on one text, [n, heads], from the log where it has them all.
+static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
+                                kvb_error *err)
+{
+    const forward_progress watch = {go_on, NULL};
+    size_t cuts = n * heads_of(b), known = 0;
+    char(*keys)[DAMAGE_KEY] = calloc(cuts, sizeof *keys);
+    kvb_status status = keys ? name_heads(b, text, keep, n, keys, err) : kvb_fail(err, KVB_MEMORY, "no memory");
+    for (; status == KVB_OK && known < cuts && damage_log_find(b->log, keys[known]); known++)
+        out[known] = *damage_log_find(b->log, keys[known]);
+    if (status == KVB_OK && known < cuts) {
+        double begin = seconds_now();
+        status = fill_text(b, text, err);
+        double filled = seconds_now();
+        if (status == KVB_OK) status = damage_measure_heads(b->d, &b->open[text], keep, n, out, &watch, err);
+        if (status == KVB_OK)
+            status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])keys, out, (uint32_t)cuts, err);
+        b->seconds += filled - begin;
+        b->alone_seconds += seconds_now() - filled;
+        b->n_alone += cuts;
+    }
+    free(keys);
+    return status;
+}
+
+kvb_status refine_bench_heads(refine_bench *b, const double *levels, uint32_t n_levels, uint32_t n_texts, bool shown,
+                              double *loss, kvb_error *err)
+{
+    size_t heads = heads_of(b), cuts = n_levels * heads;
+    uint32_t *keep = malloc(cuts * sizeof *keep);
+    damage_value *found = malloc(cuts * sizeof *found);
+    kvb_status status = keep && found ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu cuts", cuts);
+    double *none = calloc(heads, sizeof *none);
+    kvb_table *table = NULL;
+    if (status == KVB_OK && !none) status = kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", heads);
+    if (status == KVB_OK) status = refine_table_apply(b->table, b->knots, 1, none, &table, err);
+    for (uint32_t i = 0; i < n_levels && status == KVB_OK; i++)
+        status = kvb_budgets(table, levels[i], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
+                             keep + i * heads, heads, err);
+    memset(loss, 0, cuts * sizeof *loss);
+    double begin = seconds_now();
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
+        status = measure_heads(b, b->members[SET_CALIBRATION][t], keep, n_levels, found, err);
+        for (size_t i = 0; i < cuts && status == KVB_OK; i++) loss[i] += found[i].kl / n_texts;
+        if (status == KVB_OK && shown)
+            fprintf(stderr, "refine: heads alone at %u budgets each, text %u of %u, %.0f s left\n", n_levels, t + 1,
+                    n_texts, (seconds_now() - begin) / (t + 1) * (n_texts - t - 1));
+    }
+    kvb_table_close(table);
+    free(none);
+    free(keep);
+    free(found);
+    return status;
+}

@@ -28,6 +28,8 @@ typedef struct refine_bench {
     double seconds;               // spent in measuring, from shifts to damage, prefills included
     double prefill_seconds;       // of these
     uint32_t n_prefills;
+    uint64_t n_alone; // cuts of heads alone
+    double alone_seconds;
 } refine_bench;
 
 // `log` (NULL: none) is where results go and come from. The caller frees, also after a failure.
@@ -41,13 +43,17 @@ kvb_status refine_bench_measure(refine_bench *b, refine_set set, const double *s
 // The same for a search (refine_measure): `context` is the bench, and losses are what the objective says.
 kvb_status refine_bench_losses(void *context, bool selecting, const double *shift, uint32_t n, const uint32_t *texts,
                                uint32_t n_texts, double *loss, kvb_error *err);
+// What the table loses when one head alone is cut: loss [n_levels, heads], the mean over the first n_texts texts of the
+// search, in KL. Each text is told of when `shown`.
+kvb_status refine_bench_heads(refine_bench *b, const double *levels, uint32_t n_levels, uint32_t n_texts, bool shown,
+                              double *loss, kvb_error *err);
 // Gives back the memory of a set's texts.
 void refine_bench_close_set(refine_bench *b, refine_set set);
 
 typedef struct refine_command {
     eval_command e;
     cli_list select, test;
-    const char *objective, *search;
+    const char *objective, *search, *start;
     bool worst, layers;
     uint64_t evaluations, patience;
     char **operands; // model, table and the texts of all sets
@@ -57,6 +63,8 @@ typedef struct refine_command {
     refine_table table;
     refine_bench bench;
     refine_task task;
+    double *shift;    // [n_knots, heads] the search's start; NULL: the table
+    uint32_t n_start; // texts that it was measured on
     refine_result best;
     double *kl[SET_COUNT]; // mean KL of each set, [2, n_knots], before and after, then of its texts, [2, n_knots, n];
                            // NULL: not measured

@@ -62,6 +62,7 @@ static cJSON *describe(const refine_command *c, bool stopped)
     bool ok =
         all && cJSON_AddStringToObject(all, "from", c->table_sha256) &&
         cJSON_AddStringToObject(all, "search", refine_search_name(c->task.search)) &&
+        cJSON_AddNumberToObject(all, "start_texts", c->n_start) &&
         cJSON_AddStringToObject(all, "objective", c->objective) && cJSON_AddBoolToObject(all, "worst", c->worst) &&
         cJSON_AddNumberToObject(all, "seed", (double)c->e.seed) &&
         cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations) &&
@@ -155,6 +156,9 @@ static void say_work(const refine_command *c, bool stopped)
                               : "all that were wanted",
             n, b->seconds > 0 ? n / b->seconds : 0, cutting > 0 ? n / cutting : 0, b->n_prefills,
             (unsigned long long)b->n_known, c->e.out.name);
+    if (b->n_alone)
+        fprintf(stderr, "and %llu cuts of heads alone, %.2f a second\n", (unsigned long long)b->n_alone,
+                (double)b->n_alone / b->alone_seconds);
 }
 
 kvb_status refine_write_result(const refine_command *c, bool stopped, kvb_error *err)

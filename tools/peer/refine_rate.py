@@ -172,6 +172,8 @@ def run_refine(a, n_tokens, n_next, compute):
             "--select",
             a.ids[0],
             "--layers",
+            "--start",
+            "table",
             "--evaluations",
             str(a.evaluations),
             "-o",

@@ -1,0 +1,27 @@
+// Any bytes as a text to make questions of: lines lie in it, in order, of the length that they promise.
+#include "profiler/text_lines.h"
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    char *text = malloc(size + 1);
+    text_line *lines;
+    size_t n, last = 0;
+    if (!text) return 0;
+    if (size) memcpy(text, data, size);
+    if (text_lines_find(&lines, &n, text, size, NULL) != KVB_OK) abort();
+    for (size_t i = 0; i < n; i++) {
+        const text_line *l = &lines[i];
+        if (l->begin < last || l->head <= l->begin || l->end <= l->head || l->end >= size) abort();
+        if (l->end - l->begin < TEXT_LINE_MIN / 3 || memchr(text + l->begin, '\n', l->end - l->begin)) abort();
+        text_line_is_han(text + l->begin, l->end - l->begin);
+        last = l->end;
+    }
+    free(lines);
+    free(text);
+    return 0;
+}
