@@ -1,9 +1,12 @@
 #include "study/shift.h"
 #include "runtime/fail.h"
+#include <gsl/gsl_errno.h>
+#include <gsl/gsl_roots.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+static const double FARTHEST = 64, NEAR = 1e-14; // on the axis: where searches begin, and where they end
 enum { HALVINGS = 60 };
 
 typedef struct shift_work {
@@ -14,6 +17,7 @@ typedef struct shift_work {
     double *least; // [N] shares that the rows so far allow a head at most
     double *keep;  // [N]
     uint32_t ranks;
+    gsl_root_fsolver *roots;
 } shift_work;
 
 static double axis(double ratio)
@@ -36,7 +40,8 @@ static double read_column(const shift_work *w, size_t h, double x)
     }
     if (low == b->n_rows) return 1 - b->prune[(size_t)(low - 1) * w->n_heads + h];
     double above = 1 - b->prune[low * w->n_heads + h],
-           below = low ? 1 - b->prune[(size_t)(low - 1) * w->n_heads + h] : 1, from = low ? w->x[low - 1] : SHIFT_AXIS_BEGIN;
+           below = low ? 1 - b->prune[(size_t)(low - 1) * w->n_heads + h] : 1,
+           from = low ? w->x[low - 1] : SHIFT_AXIS_BEGIN;
     return below + (above - below) * (x - from) / (w->x[low] - from);
 }
 
@@ -67,33 +72,47 @@ static double part_total(const shift_work *w, shift_part p, double u)
     return sum;
 }
 
-// Of layers first .. last - 1 of one rank.
-static double group_total(const shift_work *w, uint32_t first, uint32_t last, uint32_t rank, double u)
+// Layers first .. last - 1 of one rank, which share a total.
+typedef struct shift_group {
+    const shift_work *w;
+    uint32_t first, last, rank;
+    double target;
+} shift_group;
+
+// What they keep above the target at u: falls with u.
+static double excess(double u, void *context)
 {
-    double sum = 0;
-    for (uint32_t l = first; l < last; l++) {
-        shift_part p = part_of(w, l, rank);
-        sum += fmin(p.cap, part_total(w, p, u));
+    const shift_group *g = context;
+    double sum = -g->target;
+    for (uint32_t l = g->first; l < g->last; l++) {
+        shift_part p = part_of(g->w, l, g->rank);
+        sum += fmin(p.cap, part_total(g->w, p, u));
     }
     return sum;
 }
 
-// Totals fall with u, and every head keeps what it may at the lower end and as little as it ever does at the upper.
-static double solve_group(const shift_work *w, uint32_t first, uint32_t last, uint32_t rank, double target)
+// Every head keeps what it may at the lower end and as little as it ever does at the upper.
+static double solve_group(shift_group *g, uint32_t row)
 {
-    double low = -64, high = 64;
-    for (int i = 0; i < HALVINGS; i++) {
-        double middle = (low + high) / 2;
-        if (group_total(w, first, last, rank, middle) >= target) low = middle;
-        else high = middle;
+    gsl_function f = {excess, g};
+    gsl_root_fsolver *roots = g->w->roots;
+    double around = g->w->x[row], low = around - 1, high = around + 1; // in the middle without shifts
+    while (low > -FARTHEST && excess(low, g) <= 0) low -= FARTHEST / 2;
+    while (high < FARTHEST && excess(high, g) >= 0) high += FARTHEST / 2;
+    if (low <= -FARTHEST) return low;
+    if (high >= FARTHEST) return high;
+    gsl_root_fsolver_set(roots, &f, low, high);
+    for (int i = 0; i < 2 * HALVINGS; i++) { // Brent's method: about a dozen
+        if (gsl_root_fsolver_iterate(roots) != GSL_SUCCESS) break;
+        if (gsl_root_fsolver_x_upper(roots) - gsl_root_fsolver_x_lower(roots) < NEAR) break;
     }
-    return low;
+    return gsl_root_fsolver_root(roots);
 }
 
 static void write_part(shift_work *w, shift_part p, double u)
 {
     if (part_total(w, p, u) > p.cap) { // further up the axis, by itself
-        double low = u, high = 64;
+        double low = u, high = FARTHEST;
         for (int i = 0; i < HALVINGS; i++) {
             double middle = (low + high) / 2;
             if (part_total(w, p, middle) > p.cap) low = middle;
@@ -107,12 +126,12 @@ static void write_part(shift_work *w, shift_part p, double u)
 static void fill_group(shift_work *w, uint32_t row, uint32_t first, uint32_t last, uint32_t rank)
 {
     const double *prune = w->base->prune + (size_t)row * w->n_heads;
-    double target = 0;
+    shift_group g = {w, first, last, rank, 0};
     for (uint32_t l = first; l < last; l++) {
         shift_part p = part_of(w, l, rank);
-        for (size_t h = p.first; h < p.first + p.n; h++) target += 1 - prune[h];
+        for (size_t h = p.first; h < p.first + p.n; h++) g.target += 1 - prune[h];
     }
-    double u = solve_group(w, first, last, rank, target);
+    double u = solve_group(&g, row);
     for (uint32_t l = first; l < last; l++) write_part(w, part_of(w, l, rank), u);
 }
 
@@ -170,14 +189,20 @@ kvb_status shift_table(const shift_base *base, const double *knots, uint32_t n_k
     kvb_status status = check_shifts(base, knots, n_knots, shift, err);
     if (status != KVB_OK) return status;
     double *memory = malloc((base->n_rows + 3 * n) * sizeof *memory);
-    if (!memory) return kvb_fail(err, KVB_MEMORY, "shift: no memory for %zu heads", n);
+    gsl_root_fsolver *roots = gsl_root_fsolver_alloc(gsl_root_fsolver_brent);
+    if (!memory || !roots) {
+        free(memory);
+        if (roots) gsl_root_fsolver_free(roots);
+        return kvb_fail(err, KVB_MEMORY, "shift: no memory for %zu heads", n);
+    }
     shift_work w = {base,
                     n,
                     memory,
                     memory + base->n_rows,
                     memory + base->n_rows + n,
                     memory + base->n_rows + 2 * n,
-                    base->limits ? base->limits->ranks : 1};
+                    base->limits ? base->limits->ranks : 1,
+                    roots};
     bool shifted = false; // once a row is, all that follow: they must stay below it
     for (uint32_t r = 0; r < base->n_rows; r++) w.x[r] = axis(base->ratio[r]);
     for (size_t h = 0; h < n; h++) w.least[h] = 1;
@@ -185,6 +210,7 @@ kvb_status shift_table(const shift_base *base, const double *knots, uint32_t n_k
         shifted = interpolate(&w, knots, n_knots, shift, w.x[r]) || shifted;
         fill_row(&w, r, shifted, out + r * n);
     }
+    gsl_root_fsolver_free(roots);
     free(memory);
     return KVB_OK;
 }
