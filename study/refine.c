@@ -6,7 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const refine_method *const METHODS[] = {&refine_by_model, &refine_by_evolution, &refine_by_swaps};
+static const refine_method NO_SEARCH = {"none", NULL, NULL, NULL};
+static const refine_method *const METHODS[] = {&refine_by_model, &refine_by_evolution, &refine_by_swaps, &NO_SEARCH};
 enum { METHOD_COUNT = sizeof METHODS / sizeof *METHODS };
 
 // A loss that is nearly nothing: smaller ones are not told apart.
@@ -233,7 +234,8 @@ static kvb_status run_stages(refine_job *j, refine_state *s, kvb_error *err)
     double left = fmax(0, t->evaluations - s->spent);
     const refine_stage stages[] = {{how, false, t->evaluations - (t->heads ? left / 2 : 0), t->patience, UINT32_MAX},
                                    {how, true, t->evaluations, t->patience, UINT32_MAX}};
-    for (int i = 0; i < (t->heads ? 2 : 1) && status == KVB_OK; i++) status = search_groups(j, s, &stages[i], err);
+    int n = how == &NO_SEARCH ? 0 : t->heads ? 2 : 1;
+    for (int i = 0; i < n && status == KVB_OK; i++) status = search_groups(j, s, &stages[i], err);
     return status;
 }
 

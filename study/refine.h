@@ -18,10 +18,12 @@ typedef enum refine_search {
     // Separable CMA-ES (Ros and Hansen 2008): an evolution strategy with a step size for every group.
     REFINE_EVOLVE,
     // Two groups at random, one up and one down; what is better stays.
-    REFINE_SWAP
+    REFINE_SWAP,
+    // Nothing behind the start.
+    REFINE_NONE
 } refine_search;
 
-// "model", "evolve", "swap"; false for anything else.
+// "model", "evolve", "swap", "none"; false for anything else.
 bool refine_search_parse(refine_search *out, const char *name);
 const char *refine_search_name(refine_search kind);
 

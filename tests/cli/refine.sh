@@ -83,6 +83,8 @@ expect 0 'what is left is a table' budgets four.safetensors --ratio 0.8 --tokens
 refine 'from the table itself' plain.safetensors --start table
 json 'no head was cut alone' out 'j["settings"]["refined"]["start_texts"] == 0'
 refine 'whole layers' layers.safetensors --layers
+refine 'the start alone' start.safetensors --search none
+json 'three rounds' out 'j["settings"]["refined"]["rounds"] == 3'
 expect 2 'no such start' refine tiny.gguf table.safetensors text?.txt -o x.safetensors --start best
 says 'is named with those that there are' 'expected heads or table' err
 for kind in evolve swap; do refine "--search $kind" $kind.safetensors --search $kind; done
@@ -122,7 +124,7 @@ echo '{"key": 1}' >y.safetensors.cells
 # shellcheck disable=SC2086
 fails 'a log of something else' 'not a result of kvbudget refine' refine tiny.gguf table.safetensors text?.txt $SIZE \
     -o y.safetensors
-misused 'a wrong search' 'model, evolve or swap' refine tiny.gguf table.safetensors text0.txt --search x \
+misused 'a wrong search' 'model, evolve, swap or none' refine tiny.gguf table.safetensors text0.txt --search x \
     -o x.safetensors
 misused 'without -o' 'where the refined table goes' refine tiny.gguf table.safetensors text0.txt
 end

@@ -211,6 +211,12 @@ START_TEST(a_start_is_tried_and_judged)
     for (int i = 0; i < KNOTS * HEADS; i++) ck_assert(r.shift[i] == 0);
     ck_assert(r.rounds == 3);
     refine_free(&r);
+    task.evaluations = 1000; // without a search nothing more is spent
+    task.search = REFINE_NONE;
+    b.spent = 0;
+    must(refine_run(&r, &task, &err), &err);
+    ck_assert(r.rounds == 3 && r.evaluations < 30);
+    refine_free(&r);
 }
 END_TEST
 

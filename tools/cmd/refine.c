@@ -211,7 +211,7 @@ static int check_options(refine_command *c)
     if (strcmp(c->start, "heads") != 0 && strcmp(c->start, "table") != 0)
         return cli_usage_error(self, "--start: expected heads or table, found '%s'", c->start);
     if (!refine_search_parse(&c->task.search, c->search))
-        return cli_usage_error(self, "--search: expected model, evolve or swap, found '%s'", c->search);
+        return cli_usage_error(self, "--search: expected model, evolve, swap or none, found '%s'", c->search);
     if (c->test.count && !c->select.count)
         return cli_usage_error(self, "--test needs --select: texts that choose among what the search finds");
     if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
@@ -280,7 +280,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
         {"layers", 0, CLI_FLAG, &c.layers, NULL, "whole layers move only: for few texts, or few evaluations"},
         {"search", 0, CLI_TEXT, &c.search, "KIND",
          "model (the default: gradients from pairs, halving over texts), evolve (separable\nCMA-ES), swap (two at "
-         "random)"},
+         "random), none (the start alone)"},
         {"start", 0, CLI_TEXT, &c.start, "KIND",
          "where the search begins: heads (the default: budgets by what each head alone loses, for up\nto three "
          "quarters of the evaluations), or table"},
