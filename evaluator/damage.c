@@ -23,9 +23,10 @@ kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kv
                   .caches = calloc(plan->batch, sizeof(kv_cache *)),
                   .n_rows = calloc(plan->batch, sizeof(uint32_t)),
                   .ids = calloc(rows, sizeof(int32_t)),
-                  .rows = calloc(rows, sizeof(row_damage))};
+                  .rows = calloc(rows, sizeof(row_damage)),
+                  .cuts = calloc(plan->batch, sizeof(damage_cut))};
     kvb_status status =
-        d->logits && d->caches && d->n_rows && d->ids && d->rows
+        d->logits && d->caches && d->n_rows && d->ids && d->rows && d->cuts
             ? session_open(&d->s, m, &needs, err)
             : kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %zu rows of %u logits", rows, m->config.vocabulary);
     if (status == KVB_OK) *out = d;
@@ -43,6 +44,7 @@ void damage_close(damage *d)
     free(d->n_rows);
     free(d->ids);
     free(d->rows);
+    free(d->cuts);
     free(d);
 }
 
@@ -90,7 +92,8 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
 
 // ---- Cuts ----
 
-static kvb_status cut(damage *d, const uint32_t *keep, kv_cache **cache, kvb_error *err)
+// The text is open in the session.
+static kvb_status gather(damage *d, const uint32_t *keep, kv_cache **cache, kvb_error *err)
 {
     kept_set kept;
     const float *scores;
@@ -100,6 +103,14 @@ static kvb_status cut(damage *d, const uint32_t *keep, kv_cache **cache, kvb_err
     status = session_cache_again(d->s, &kept, d->plan.n_next, cache, err);
     kept_set_free(&kept);
     return status;
+}
+
+static kvb_status cut(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)
+{
+    kvb_status status = session_exchange(d->s, &c->text->context, err);
+    if (status == KVB_OK) status = gather(d, c->keep, cache, err);
+    kvb_status back = session_exchange(d->s, &c->text->context, status == KVB_OK ? err : NULL);
+    return status == KVB_OK ? back : status;
 }
 
 static damage_value mean_of(const predictions *full, const row_damage *rows)
@@ -114,43 +125,50 @@ static damage_value mean_of(const predictions *full, const row_damage *rows)
     return sum;
 }
 
-void damage_judge(damage *d, const damage_text *t, uint32_t n, damage_value *out)
+void damage_judge(damage *d, const damage_cut *cuts, uint32_t n)
 {
     uint32_t next = d->plan.n_next;
 #pragma omp parallel for collapse(2) schedule(static) // a row of all cuts together: the full cache's stays near
     for (uint32_t row = 0; row < next; row++)
         for (uint32_t i = 0; i < n; i++) {
+            const predictions *full = &cuts[i].text->full;
             size_t at = (size_t)i * next + row;
-            d->rows[at] = predictions_row(&t->full, row, d->logits + at * t->full.vocabulary);
+            d->rows[at] = predictions_row(full, row, d->logits + at * full->vocabulary);
         }
-    for (uint32_t i = 0; i < n; i++) out[i] = mean_of(&t->full, d->rows + (size_t)i * next);
+    for (uint32_t i = 0; i < n; i++) *cuts[i].out = mean_of(&cuts[i].text->full, d->rows + (size_t)i * next);
 }
 
-static kvb_status measure_batch(damage *d, damage_text *t, const uint32_t *keep, uint32_t n, damage_value *out,
-                                kvb_error *err)
+static kvb_status measure_batch(damage *d, const damage_cut *cuts, uint32_t n, kvb_error *err)
 {
-    size_t heads = (size_t)d->s->m->config.n_layers * d->s->m->config.n_kv_heads, next = d->plan.n_next;
+    size_t next = d->plan.n_next;
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         d->n_rows[i] = d->plan.n_next;
-        memcpy(d->ids + i * next, t->full.next, next * sizeof *d->ids);
-        status = cut(d, keep + i * heads, &d->caches[i], err);
+        memcpy(d->ids + i * next, cuts[i].text->full.next, next * sizeof *d->ids);
+        status = cut(d, &cuts[i], &d->caches[i], err);
     }
     if (status == KVB_OK)
         status = decoder_run(d->s->decode, d->caches, n, d->n_rows, d->ids, NULL, LOGITS_ALL, d->logits, err);
-    if (status != KVB_OK) return status;
-    damage_judge(d, t, n, out);
-    return KVB_OK;
+    if (status == KVB_OK) damage_judge(d, cuts, n);
+    return status;
+}
+
+kvb_status damage_measure_cuts(damage *d, const damage_cut *cuts, size_t n, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < n && status == KVB_OK; i += d->plan.batch)
+        status = measure_batch(d, cuts + i, n - i < d->plan.batch ? (uint32_t)(n - i) : d->plan.batch, err);
+    return status;
 }
 
 kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_t n, damage_value *out, kvb_error *err)
 {
     size_t heads = (size_t)d->s->m->config.n_layers * d->s->m->config.n_kv_heads;
-    kvb_status status = session_exchange(d->s, &t->context, err);
-    for (size_t i = 0; i < n && status == KVB_OK; i += d->plan.batch) {
-        uint32_t some = n - i < d->plan.batch ? (uint32_t)(n - i) : d->plan.batch;
-        status = measure_batch(d, t, keep + i * heads, some, out + i, err);
+    kvb_status status = KVB_OK;
+    for (size_t i = 0, some; i < n && status == KVB_OK; i += some) {
+        some = n - i < d->plan.batch ? n - i : d->plan.batch;
+        for (size_t k = 0; k < some; k++) d->cuts[k] = (damage_cut){t, keep + (i + k) * heads, out + i + k};
+        status = damage_measure_cuts(d, d->cuts, some, err);
     }
-    kvb_status back = session_exchange(d->s, &t->context, status == KVB_OK ? err : NULL);
-    return status == KVB_OK ? back : status;
+    return status;
 }

@@ -41,8 +41,17 @@ void damage_text_close(damage_text *t);
 kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const forward_progress *progress,
                             kvb_error *err);
 
-// Measures n cuts of a filled text, head h of cut i keeping keep[i * L*G + h] tokens. The same cut has the same bits
-// whatever else is in the batch and however many threads there are; a cut that keeps everything costs exactly 0.
+// A cut of a filled text: head h keeps keep[h] tokens, [L*G].
+typedef struct damage_cut {
+    damage_text *text;
+    const uint32_t *keep;
+    damage_value *out;
+} damage_cut;
+
+// Measures n cuts, of one text or of several. The same cut has the same bits whatever else is in the batch and however
+// many threads there are; a cut that keeps everything costs exactly 0.
+kvb_status damage_measure_cuts(damage *d, const damage_cut *cuts, size_t n, kvb_error *err);
+// The same of one text, head h of cut i keeping keep[i * L*G + h] tokens: out [n].
 kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_t n, damage_value *out, kvb_error *err);
 
 // The same of heads one at a time: out[i * L*G + h] is the damage when head h alone is cut, to keep[i * L*G + h]

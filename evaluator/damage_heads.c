@@ -11,15 +11,13 @@ typedef struct head_work {
     damage_text *t;
     const uint32_t *keep; // [n, L*G]
     uint32_t n;
-    kept_set *kept;       // [n] what each row of `keep` would leave
-    kv_cache *whole;      // the context
-    kv_cache *hidden;     // [G] the context without one head of the present layer
-    uint32_t *counts;     // [G, L*G] of `hidden`
-    float *streams;       // [L, n_next, D] in front of every layer, full cache
-    float *stream;        // [batch, n_next, D]
-    kv_cache **caches;    // [batch] of the cuts that wait
-    size_t *which;        // [batch] their places in `out`
-    damage_value *judged; // [batch]
+    kept_set *kept;    // [n] what each row of `keep` would leave
+    kv_cache *whole;   // the context
+    kv_cache *hidden;  // [G] the context without one head of the present layer
+    uint32_t *counts;  // [G, L*G] of `hidden`
+    float *streams;    // [L, n_next, D] in front of every layer, full cache
+    float *stream;     // [batch, n_next, D]
+    kv_cache **caches; // [batch] of the cuts that wait, which are in d->cuts
     uint32_t waiting;
     damage_value *out;
 } head_work;
@@ -42,8 +40,6 @@ static void close_work(head_work *w)
     free(w->streams);
     free(w->stream);
     free(w->caches);
-    free(w->which);
-    free(w->judged);
 }
 
 static kvb_status select_all(head_work *w, kvb_error *err)
@@ -85,9 +81,7 @@ static kvb_status open_work(head_work *w, kvb_error *err)
     w->streams = malloc(c->n_layers * row * sizeof(float));
     w->stream = malloc(d->plan.batch * row * sizeof(float));
     w->caches = calloc(d->plan.batch, sizeof(kv_cache *));
-    w->which = calloc(d->plan.batch, sizeof *w->which);
-    w->judged = calloc(d->plan.batch, sizeof *w->judged);
-    if (!w->kept || !w->hidden || !w->counts || !w->streams || !w->stream || !w->caches || !w->which || !w->judged)
+    if (!w->kept || !w->hidden || !w->counts || !w->streams || !w->stream || !w->caches)
         return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u cuts of every head", w->n);
     status = select_all(w, err);
     return status == KVB_OK ? run_whole(w, err) : status;
@@ -142,8 +136,7 @@ static kvb_status run_waiting(head_work *w, uint32_t layer, kvb_error *err)
     for (uint32_t i = 0; i < n; i++) kv_cache_close(w->caches[i]);
     w->waiting = 0;
     if (status != KVB_OK) return status;
-    damage_judge(d, w->t, n, w->judged);
-    for (uint32_t i = 0; i < n; i++) w->out[w->which[i]] = w->judged[i];
+    damage_judge(d, d->cuts, n);
     return KVB_OK;
 }
 
@@ -158,7 +151,7 @@ static kvb_status run_layer_cuts(head_work *w, uint32_t layer, kvb_error *err)
             w->out[at] = (damage_value){0};
             if (w->keep[at] >= n_tokens) continue;
             status = cut_head(w, layer, g, i, &w->caches[w->waiting], err);
-            if (status == KVB_OK) w->which[w->waiting++] = at;
+            if (status == KVB_OK) w->d->cuts[w->waiting++] = (damage_cut){w->t, NULL, &w->out[at]};
             if (status == KVB_OK && w->waiting == w->d->plan.batch) status = run_waiting(w, layer, err);
         }
     }

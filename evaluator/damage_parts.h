@@ -10,7 +10,8 @@ struct damage {
     uint32_t *n_rows;  // [batch]
     int32_t *ids;      // [batch, n_next]
     row_damage *rows;  // [batch, n_next]
+    damage_cut *cuts;  // [batch] that are gathered, where the caller has no such list
 };
 
-// d->logits of n cuts' continuations -> out [n].
-void damage_judge(damage *d, const damage_text *t, uint32_t n, damage_value *out);
+// From d->logits of the n cuts' continuations to what they cost.
+void damage_judge(damage *d, const damage_cut *cuts, uint32_t n);

@@ -59,7 +59,7 @@ START_TEST(damage_is_what_fidelity_measures)
 {
     metric by;
     int32_t ids[TEXTS][T + N];
-    damage_value want[TEXTS][CUTS], got[CUTS], alone;
+    damage_value want[TEXTS][CUTS], one[TEXTS][CUTS], both[TEXTS][CUTS], got[CUTS], alone;
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     draw_ids(ids);
     help_ok(metric_parse(&by, "keydiff", err));
@@ -82,7 +82,13 @@ START_TEST(damage_is_what_fidelity_measures)
             }
             help_ok(damage_measure(d, &texts[t], CUT[3], 1, &alone, err));
             ck_assert(memcmp(&alone, &got[3], sizeof alone) == 0);
+            for (int i = 0; i < CUTS; i++) one[t][i] = got[i];
         }
+    damage_cut mixed[TEXTS * CUTS];
+    for (int i = 0; i < TEXTS * CUTS; i++) // texts in turn, so that every batch has cuts of both
+        mixed[i] = (damage_cut){&texts[i % TEXTS], CUT[i / TEXTS], &both[i % TEXTS][i / TEXTS]};
+    help_ok(damage_measure_cuts(d, mixed, TEXTS * CUTS, err));
+    ck_assert(memcmp(both, one, sizeof one) == 0);
     help_ok(damage_text_fill(d, &texts[0], ids[1], NULL, err)); // a text is filled again
     help_ok(damage_measure(d, &texts[0], CUT[0], 1, &alone, err));
     ck_assert(fabs(alone.kl - want[1][0].kl) < 1e-12);

@@ -81,53 +81,88 @@ static kvb_status name_cut(const refine_bench *b, uint32_t text, const uint32_t 
     return status;
 }
 
-// What the log does not know of n cuts is gathered at the front of `cuts`, a copy, with its keys; *n_new of them. Equal
-// cuts, as different shifts may make, are measured once.
-static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, uint32_t *cuts,
-                           char (*keys)[DAMAGE_KEY], uint32_t *n_new, kvb_error *err)
+// Cuts that the log does not know, of any texts.
+typedef struct new_cuts {
+    damage_cut *cuts;         // [n]
+    char (*keys)[DAMAGE_KEY]; // [n]
+    damage_value *found;      // [n]
+    uint32_t n;
+} new_cuts;
+
+static kvb_status open_new(new_cuts *w, size_t most, kvb_error *err)
 {
-    size_t heads = heads_of(b);
-    *n_new = 0;
-    for (uint32_t i = 0; i < n; i++) {
-        bool known = false;
-        kvb_status status = name_cut(b, text, keep + i * heads, keys[*n_new], err);
-        if (status != KVB_OK) return status;
-        for (uint32_t j = 0; j < *n_new && !known; j++) known = strcmp(keys[j], keys[*n_new]) == 0;
-        if (known || damage_log_find(b->log, keys[*n_new])) continue;
-        memcpy(cuts + (*n_new)++ * heads, keep + i * heads, heads * sizeof *cuts);
-    }
-    return KVB_OK;
+    *w = (new_cuts){.cuts = calloc(most + 1, sizeof *w->cuts),
+                    .keys = calloc(most + 1, sizeof *w->keys),
+                    .found = calloc(most + 1, sizeof *w->found)};
+    return w->cuts && w->keys && w->found ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu cuts", most);
 }
 
-static kvb_status measure_new(refine_bench *b, uint32_t text, const uint32_t *cuts, char (*keys)[DAMAGE_KEY],
-                              uint32_t n, kvb_error *err)
+static void close_new(new_cuts *w)
 {
-    damage_value *found = malloc(n * sizeof *found + 1);
-    kvb_status status = found ? fill_text(b, text, err) : kvb_fail(err, KVB_MEMORY, "no memory for %u results", n);
-    if (status == KVB_OK) status = damage_measure(b->d, &b->open[text], cuts, n, found, err);
-    if (status == KVB_OK) status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])keys, found, n, err);
-    if (status == KVB_OK) b->n_measured += n;
-    free(found);
+    free(w->cuts);
+    free(w->keys);
+    free(w->found);
+}
+
+// Those among n cuts of one text. Equal cuts, as different shifts may make, are measured once.
+static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, new_cuts *w,
+                           kvb_error *err)
+{
+    size_t heads = heads_of(b);
+    uint32_t first = w->n;
+    for (uint32_t i = 0; i < n; i++) {
+        bool known = false;
+        kvb_status status = name_cut(b, text, keep + i * heads, w->keys[w->n], err);
+        if (status != KVB_OK) return status;
+        for (uint32_t j = first; j < w->n && !known; j++) known = strcmp(w->keys[j], w->keys[w->n]) == 0;
+        if (known || damage_log_find(b->log, w->keys[w->n])) continue;
+        w->cuts[w->n] = (damage_cut){&b->open[text], keep + i * heads, &w->found[w->n]};
+        w->n++;
+    }
+    b->n_known += n - (w->n - first);
+    return w->n > first ? fill_text(b, text, err) : KVB_OK;
+}
+
+// A batch at a time, each in the log before the next begins.
+static kvb_status measure_new(refine_bench *b, const new_cuts *w, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (uint32_t i = 0, some; i < w->n && status == KVB_OK; i += some) {
+        some = w->n - i < b->plan.batch ? w->n - i : b->plan.batch;
+        status = damage_measure_cuts(b->d, w->cuts + i, some, err);
+        if (status == KVB_OK)
+            status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])(w->keys + i), w->found + i, some, err);
+        if (status == KVB_OK) b->n_measured += some;
+        if (status == KVB_OK && cli_stop_requested) status = kvb_fail(err, KVB_INTERRUPTED, "stopped");
+    }
     return status;
 }
 
-// n cuts of one text into out[i * step].
-static kvb_status measure_text(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
-                               size_t step, kvb_error *err)
+// What the log has of n cuts of one text, into out[i * step].
+static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
+                             size_t step, kvb_error *err)
 {
-    size_t heads = heads_of(b);
-    uint32_t *cuts = malloc(n * heads * sizeof *cuts + 1), n_new = 0;
-    char(*keys)[DAMAGE_KEY] = calloc(n + 1, sizeof *keys), key[DAMAGE_KEY];
-    kvb_status status = cuts && keys ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %u cuts", n);
-    if (status == KVB_OK) status = find_new(b, text, keep, n, cuts, keys, &n_new, err);
-    if (status == KVB_OK && n_new) status = measure_new(b, text, cuts, keys, n_new, err);
-    b->n_known += n - n_new;
+    char key[DAMAGE_KEY];
+    kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        status = name_cut(b, text, keep + i * heads, key, err);
+        status = name_cut(b, text, keep + i * heads_of(b), key, err);
         if (status == KVB_OK) out[i * step] = *damage_log_find(b->log, key);
     }
-    free(cuts);
-    free(keys);
+    return status;
+}
+
+// n cuts of every listed text, out [n, n_texts].
+static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const uint32_t *texts, uint32_t n_texts,
+                                const uint32_t *keep, uint32_t n, damage_value *out, kvb_error *err)
+{
+    new_cuts w;
+    kvb_status status = open_new(&w, (size_t)n * n_texts, err);
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
+        status = find_new(b, members[texts ? texts[t] : t], keep, n, &w, err);
+    if (status == KVB_OK) status = measure_new(b, &w, err);
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
+        status = take_known(b, members[texts ? texts[t] : t], keep, n, out + t, n_texts, err);
+    close_new(&w);
     if (status == KVB_OK && cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped");
     return status;
 }
@@ -175,8 +210,7 @@ kvb_status refine_bench_measure(refine_bench *b, refine_set set, const double *s
     uint32_t *keep = malloc(cuts * heads_of(b) * sizeof *keep + 1);
     kvb_status status = keep ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the budgets of %u candidates", n);
     if (status == KVB_OK) status = list_budgets(b, shift, n, keep, err);
-    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
-        status = measure_text(b, b->members[set][texts ? texts[t] : t], keep, cuts, out + t, n_texts, err);
+    if (status == KVB_OK) status = measure_texts(b, b->members[set], texts, n_texts, keep, cuts, out, err);
     b->seconds += seconds_now() - start;
     free(keep);
     return status;
