@@ -176,8 +176,7 @@ kvb_status damage_measure_heads(damage *d, damage_text *t, const uint32_t *keep,
 {
     head_work w = {.d = d, .t = t, .keep = keep, .n = n, .out = out};
     kvb_status status = session_exchange(d->s, &t->context, err);
-    if (status != KVB_OK) return status;
-    status = run_all(&w, progress, err);
+    if (status == KVB_OK) status = run_all(&w, progress, err);
     kvb_status back = session_exchange(d->s, &t->context, status == KVB_OK ? err : NULL);
     return status == KVB_OK ? back : status;
 }
