@@ -73,7 +73,7 @@ SIMD_CLONES static double log_sum_exp(const float *x, size_t n, float top)
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (size_t i = 0; i < n; i++) sum += exp_below((double)x[i] - top);
-    return top + log(sum);
+    return top + log(fmax(sum, 1)); // the largest adds 1
 }
 
 // Sum of p (full - got + shift).

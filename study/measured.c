@@ -35,7 +35,7 @@ typedef struct measured_work {
 // them.
 static double loss_at_axis(const double *levels, uint32_t n, const double *at, size_t step, double x)
 {
-    double most[MEASURED_LEVELS_MAX], top = LEAST_LOSS;
+    double most[MEASURED_LEVELS_MAX] = {0}, top = LEAST_LOSS;
     for (uint32_t i = 0; i < n; i++) most[i] = log(top = fmax(top, at[i * step]));
     uint32_t i = 0;
     while (i + 2 < n && axis(levels[i + 1]) < x) i++;

@@ -81,7 +81,7 @@ static kvb_status read_text(eval_inputs *e, const char *path, kvb_error *err)
     status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     status = kvb_ends_with(path, ".npy") ? read_npy_ids(e, path, &view, err)
-                                     : encode_text(e, name, (const char *)view.data, view.size, err);
+                                         : encode_text(e, name, (const char *)view.data, view.size, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;
