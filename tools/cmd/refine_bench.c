@@ -278,6 +278,15 @@ static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *
     return status;
 }
 
+// How far it is. What the log knew took no time, so that only cuts of this run tell how long the others will take.
+static void show_heads(const refine_bench *b, uint32_t n_levels, uint32_t done, uint32_t n_texts, double seconds)
+{
+    double left = (double)(n_texts - done) * n_levels * (double)heads_of(b);
+    fprintf(stderr, "refine: heads alone at %u budgets each, text %u of %u", n_levels, done, n_texts);
+    if (b->n_alone) fprintf(stderr, ", %.0f s left\n", seconds / (double)b->n_alone * left);
+    else fprintf(stderr, ", known from an earlier run\n");
+}
+
 kvb_status refine_bench_heads(refine_bench *b, const double *levels, uint32_t n_levels, uint32_t n_texts, bool shown,
                               double *loss, kvb_error *err)
 {
@@ -297,9 +306,7 @@ kvb_status refine_bench_heads(refine_bench *b, const double *levels, uint32_t n_
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
         status = measure_heads(b, b->members[SET_CALIBRATION][t], keep, n_levels, found, err);
         for (size_t i = 0; i < cuts && status == KVB_OK; i++) loss[i] += found[i].kl / n_texts;
-        if (status == KVB_OK && shown)
-            fprintf(stderr, "refine: heads alone at %u budgets each, text %u of %u, %.0f s left\n", n_levels, t + 1,
-                    n_texts, (seconds_now() - begin) / (t + 1) * (n_texts - t - 1));
+        if (status == KVB_OK && shown) show_heads(b, n_levels, t + 1, n_texts, seconds_now() - begin);
     }
     kvb_table_close(table);
     free(none);
