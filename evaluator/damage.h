@@ -55,7 +55,7 @@ kvb_status damage_measure_cuts(damage *d, const damage_cut *cuts, size_t n, kvb_
 kvb_status damage_measure(damage *d, damage_text *t, const uint32_t *keep, size_t n, damage_value *out, kvb_error *err);
 
 // The same of heads one at a time: out[i * L*G + h] is the damage when head h alone is cut, to keep[i * L*G + h]
-// tokens, and all others are whole (KL adds up over heads nearly so: docs/refine.md). A head that keeps everything is
+// tokens, and all others are whole (KL adds up over heads, roughly: docs/refine.md). A head that keeps everything is
 // not run. Only the layers from the cut on are computed. `progress` (NULL: none) is asked after every layer.
 kvb_status damage_measure_heads(damage *d, damage_text *t, const uint32_t *keep, uint32_t n, damage_value *out,
                                 const forward_progress *progress, kvb_error *err);

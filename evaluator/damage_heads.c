@@ -63,7 +63,7 @@ static kvb_status run_whole(head_work *w, kvb_error *err)
     kv_cache *cache;
     kvb_status status = kv_cache_extend(&cache, w->whole, d->plan.n_next, err);
     if (status != KVB_OK) return status;
-    status = decoder_run_streams(d->s->decode, &cache, 1, &d->plan.n_next, w->t->full.next, w->streams, NULL, err);
+    status = decoder_run_streams(d->s->decode, &cache, 1, &d->plan.n_next, w->t->full.next, w->streams, err);
     kv_cache_close(cache);
     return status;
 }

@@ -347,10 +347,10 @@ kvb_status decoder_run(decoder *d, kv_cache *const *caches, uint32_t n_sequences
 }
 
 kvb_status decoder_run_streams(decoder *d, kv_cache *const *caches, uint32_t n_sequences, const uint32_t *n_rows,
-                               const int32_t *ids, float *streams, float *logits, kvb_error *err)
+                               const int32_t *ids, float *streams, kvb_error *err)
 {
     decode_batch batch = {caches, n_sequences, n_rows, 0, NULL};
-    return run_tokens(d, &batch, ids, streams, LOGITS_ALL, logits, err);
+    return run_tokens(d, &batch, ids, streams, LOGITS_ALL, NULL, err);
 }
 
 kvb_status decoder_run_from(decoder *d, uint32_t layer, const float *stream, kv_cache *const *caches,

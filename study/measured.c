@@ -9,15 +9,10 @@ static const double AROUND = 1.5;      // levels go this far beyond the knots, o
 static const double LEAST_LOSS = 1e-9; // nats, below which heads are not told apart
 static const double MOST_MOVE = 3;     // a head's shift at most; what was measured says nothing of further ones
 
-static double axis(double ratio)
-{
-    return log(ratio / (1 - ratio));
-}
-
 uint32_t measured_levels(const double *knots, uint32_t n_knots, double *levels)
 {
     uint32_t n = n_knots > 1 ? MEASURED_LEVELS_MAX : 4;
-    double from = axis(knots[0]) - AROUND, to = axis(knots[n_knots - 1]) + AROUND;
+    double from = shift_axis(knots[0]) - AROUND, to = shift_axis(knots[n_knots - 1]) + AROUND;
     for (uint32_t i = 0; i < n; i++) levels[i] = 1 / (1 + exp(-(from + (to - from) * i / (n - 1))));
     return n;
 }
@@ -38,8 +33,8 @@ static double loss_at_axis(const double *levels, uint32_t n, const double *at, s
     double most[MEASURED_LEVELS_MAX] = {0}, top = LEAST_LOSS;
     for (uint32_t i = 0; i < n; i++) most[i] = log(top = fmax(top, at[i * step]));
     uint32_t i = 0;
-    while (i + 2 < n && axis(levels[i + 1]) < x) i++;
-    double from = axis(levels[i]), to = axis(levels[i + 1]);
+    while (i + 2 < n && shift_axis(levels[i + 1]) < x) i++;
+    double from = shift_axis(levels[i]), to = shift_axis(levels[i + 1]);
     return exp(most[i] + (most[i + 1] - most[i]) * (x - from) / (to - from));
 }
 
@@ -48,7 +43,7 @@ static void fill_rows(measured_work *w, const double *levels, uint32_t n_levels,
     const shift_base *b = w->base;
     size_t rows = b->n_rows + 1, n = (size_t)w->n_groups * w->per_group;
     w->x[0] = SHIFT_AXIS_BEGIN;
-    for (uint32_t r = 0; r < b->n_rows; r++) w->x[r + 1] = axis(b->ratio[r]);
+    for (uint32_t r = 0; r < b->n_rows; r++) w->x[r + 1] = shift_axis(b->ratio[r]);
     for (size_t h = 0; h < n; h++) {
         double *share = w->share + h / w->per_group * rows, *lost = w->loss + h / w->per_group * rows, before = 1;
         share[0] += 1.0 / w->per_group;
@@ -108,8 +103,8 @@ static double pruned_at(const measured_work *w, double knot)
 {
     size_t rows = w->base->n_rows + 1;
     uint32_t r = 0;
-    while (r + 1 < w->base->n_rows && w->x[r + 1] < axis(knot)) r++;
-    double part = fmin(1, fmax(0, (axis(knot) - w->x[r]) / (w->x[r + 1] - w->x[r]))), keep = 0;
+    while (r + 1 < w->base->n_rows && w->x[r + 1] < shift_axis(knot)) r++;
+    double part = fmin(1, fmax(0, (shift_axis(knot) - w->x[r]) / (w->x[r + 1] - w->x[r]))), keep = 0;
     for (uint32_t g = 0; g < w->n_groups; g++) {
         const double *at = w->share + g * rows + r;
         keep += (at[0] + (at[1] - at[0]) * part) / w->n_groups;
@@ -124,7 +119,7 @@ static void write_shifts(const measured_work *w, const allocation *a, const doub
         for (uint32_t g = 0; g < w->n_groups; g++) {
             double part;
             uint32_t r = find_share(w, g, (double)a->keep[(size_t)k * w->n_groups + g] / UNITS, &part);
-            double x = w->x[r] + (w->x[r + 1] - w->x[r]) * part, move = x - axis(knots[k]);
+            double x = w->x[r] + (w->x[r + 1] - w->x[r]) * part, move = x - shift_axis(knots[k]);
             for (uint32_t i = 0; i < w->per_group; i++)
                 shift[k * n + (size_t)g * w->per_group + i] = fmin(MOST_MOVE, fmax(-MOST_MOVE, move));
         }

@@ -1,6 +1,6 @@
 // Budgets from measured loss curves: what the predictions lose when one head alone is cut, in place of the importance
-// that it loses. KL nearly adds up over heads (docs/refine.md), so the solver's own way, convex hulls and greedy, gives
-// the budgets that lose least together.
+// that it loses. KL adds up over heads, roughly (docs/refine.md), so the solver's own way, convex hulls and greedy,
+// gives budgets that lose little together.
 #pragma once
 #include "study/shift.h"
 #include <stdbool.h>

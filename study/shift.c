@@ -20,11 +20,6 @@ typedef struct shift_work {
     gsl_root_fsolver *roots;
 } shift_work;
 
-static double axis(double ratio)
-{
-    return log(ratio / (1 - ratio));
-}
-
 // ---- A head ----
 
 // What head h keeps at x.
@@ -142,9 +137,10 @@ static bool interpolate(shift_work *w, const double *knots, uint32_t n_knots, co
 {
     uint32_t k = 0;
     bool any = false;
-    while (k < n_knots && axis(knots[k]) <= x) k++;
+    while (k < n_knots && shift_axis(knots[k]) <= x) k++;
     uint32_t above = k < n_knots ? k : n_knots - 1, below = k ? k - 1 : 0;
-    double from = axis(knots[below]), to = axis(knots[above]), part = above > below ? (x - from) / (to - from) : 0;
+    double from = shift_axis(knots[below]), to = shift_axis(knots[above]),
+           part = above > below ? (x - from) / (to - from) : 0;
     for (size_t h = 0; h < w->n_heads; h++) {
         w->now[h] = (1 - part) * shift[below * w->n_heads + h] + part * shift[above * w->n_heads + h];
         any |= w->now[h] != 0;
@@ -204,7 +200,7 @@ kvb_status shift_table(const shift_base *base, const double *knots, uint32_t n_k
                     base->limits ? base->limits->ranks : 1,
                     roots};
     bool shifted = false; // once a row is, all that follow: they must stay below it
-    for (uint32_t r = 0; r < base->n_rows; r++) w.x[r] = axis(base->ratio[r]);
+    for (uint32_t r = 0; r < base->n_rows; r++) w.x[r] = shift_axis(base->ratio[r]);
     for (size_t h = 0; h < n; h++) w.least[h] = 1;
     for (uint32_t r = 0; r < base->n_rows; r++) {
         shifted = interpolate(&w, knots, n_knots, shift, w.x[r]) || shifted;

@@ -7,9 +7,15 @@
 // Rows are made in order, and no head keeps more in a later one: budgets stay nested.
 #pragma once
 #include "runtime/limits.h"
+#include <math.h>
 
 // Ratio 0 on the axis: nothing that matters happens between it and the first row of a table.
 #define SHIFT_AXIS_BEGIN (-8.0)
+// Where a ratio in (0, 1) stands on it.
+static inline double shift_axis(double ratio)
+{
+    return log(ratio / (1 - ratio));
+}
 
 typedef struct shift_base {
     uint32_t n_rows, n_layers, n_kv_heads; // R, L, G

@@ -9,12 +9,8 @@ static tokenizer *tokens;
 
 static void setup(void)
 {
-    gguf_file file;
     help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-    help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
-    help_ok(tokenizer_from_gguf(&tokens, &file, err));
-    gguf_close(&file);
+    tokens = case_tiny_tokenizer();
 }
 
 static void teardown(void)

@@ -9,12 +9,8 @@ static char story[8192];
 
 static void setup(void)
 {
-    gguf_file file;
     help_setup();
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-    help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
-    help_ok(tokenizer_from_gguf(&tokens, &file, err));
-    gguf_close(&file);
+    tokens = case_tiny_tokenizer();
     char *to = story;
     for (int i = 0; i < 60; i++) to += sprintf(to, "%d keys of house %d hang on the wall beside it\n", i * 7 % 61, i);
 }

@@ -86,6 +86,18 @@ static inline void case_tiny_model(const char *path, const char *const *options)
     ck_assert_msg(WIFEXITED(code) && WEXITSTATUS(code) == 0, "%s failed", program);
 }
 
+// The tokenizer of such a model, written to tiny.gguf; the caller frees.
+static inline tokenizer *case_tiny_tokenizer(void)
+{
+    gguf_file file;
+    tokenizer *t;
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+    help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
+    help_ok(tokenizer_from_gguf(&t, &file, err));
+    gguf_close(&file);
+    return t;
+}
+
 static inline model *case_open(const char *path, const backend *device)
 {
     model *m = NULL;
