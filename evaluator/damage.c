@@ -22,11 +22,12 @@ kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kv
                   .logits = malloc(rows * m->config.vocabulary * sizeof(float)),
                   .caches = calloc(plan->batch, sizeof(kv_cache *)),
                   .n_rows = calloc(plan->batch, sizeof(uint32_t)),
+                  .begin = calloc(plan->batch, sizeof(size_t)),
                   .ids = calloc(rows, sizeof(int32_t)),
                   .rows = calloc(rows, sizeof(row_damage)),
                   .cuts = calloc(plan->batch, sizeof(damage_cut))};
     kvb_status status =
-        d->logits && d->caches && d->n_rows && d->ids && d->rows && d->cuts
+        d->logits && d->caches && d->n_rows && d->begin && d->ids && d->rows && d->cuts
             ? session_open(&d->s, m, &needs, err)
             : kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %zu rows of %u logits", rows, m->config.vocabulary);
     if (status == KVB_OK) *out = d;
@@ -42,6 +43,7 @@ void damage_close(damage *d)
     free(d->logits);
     free(d->caches);
     free(d->n_rows);
+    free(d->begin);
     free(d->ids);
     free(d->rows);
     free(d->cuts);
@@ -72,20 +74,23 @@ void damage_text_close(damage_text *t)
 static kvb_status predict(damage *d, damage_text *t, kvb_error *err)
 {
     kv_cache *full;
-    kvb_status status = session_cache(d->s, NULL, d->plan.n_next, &full, err);
+    kvb_status status = session_cache(d->s, NULL, t->full.n, &full, err);
     if (status == KVB_OK)
-        status =
-            decoder_run(d->s->decode, &full, 1, &d->plan.n_next, t->full.next, NULL, LOGITS_ALL, t->full.logits, err);
+        status = decoder_run(d->s->decode, &full, 1, &t->full.n, t->full.next, NULL, LOGITS_ALL, t->full.logits, err);
     kv_cache_close(full);
     if (status == KVB_OK) predictions_finish(&t->full);
     return status;
 }
 
-kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const forward_progress *progress,
+kvb_status damage_text_fill(damage *d, damage_text *t, const damage_input *in, const forward_progress *progress,
                             kvb_error *err)
 {
-    memcpy(t->full.next, ids + d->plan.n_tokens, d->plan.n_next * sizeof *ids);
-    kvb_status status = session_prefill(d->s, ids, d->plan.n_tokens, NULL, progress, err);
+    if (in->n_tokens == 0 || in->n_tokens > d->plan.n_tokens || in->n_next < 2 || in->n_next > d->plan.n_next)
+        return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens behind %u, expected 2 to %u behind 1 to %u",
+                        in->n_next, in->n_tokens, d->plan.n_next, d->plan.n_tokens);
+    t->full.n = in->n_next;
+    memcpy(t->full.next, in->ids + in->n_tokens, in->n_next * sizeof *in->ids);
+    kvb_status status = session_prefill(d->s, in->ids, in->n_tokens, NULL, progress, err);
     if (status == KVB_OK) status = predict(d, t, err);
     return status == KVB_OK ? session_exchange(d->s, &t->context, err) : status;
 }
@@ -93,14 +98,14 @@ kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const
 // ---- Cuts ----
 
 // The text is open in the session.
-static kvb_status gather(damage *d, const uint32_t *keep, kv_cache **cache, kvb_error *err)
+static kvb_status gather(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)
 {
     kept_set kept;
     const float *scores;
-    kvb_status status = session_rank(d->s, 0, keep, &scores, err);
-    if (status == KVB_OK) status = session_select(d->s, scores, keep, d->plan.sink, d->plan.window, &kept, err);
+    kvb_status status = session_rank(d->s, 0, c->keep, &scores, err);
+    if (status == KVB_OK) status = session_select(d->s, scores, c->keep, d->plan.sink, d->plan.window, &kept, err);
     if (status != KVB_OK) return status;
-    status = session_cache_again(d->s, &kept, d->plan.n_next, cache, err);
+    status = session_cache_again(d->s, &kept, c->text->full.n, cache, err);
     kept_set_free(&kept);
     return status;
 }
@@ -108,7 +113,7 @@ static kvb_status gather(damage *d, const uint32_t *keep, kv_cache **cache, kvb_
 static kvb_status cut(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)
 {
     kvb_status status = session_exchange(d->s, &c->text->context, err);
-    if (status == KVB_OK) status = gather(d, c->keep, cache, err);
+    if (status == KVB_OK) status = gather(d, c, cache, err);
     kvb_status back = session_exchange(d->s, &c->text->context, status == KVB_OK ? err : NULL);
     return status == KVB_OK ? back : status;
 }
@@ -128,23 +133,27 @@ static damage_value mean_of(const predictions *full, const row_damage *rows)
 void damage_judge(damage *d, const damage_cut *cuts, uint32_t n)
 {
     uint32_t next = d->plan.n_next;
+    size_t at = 0;
+    for (uint32_t i = 0; i < n; at += cuts[i++].text->full.n) d->begin[i] = at;
 #pragma omp parallel for collapse(2) schedule(static) // a row of all cuts together: the full cache's stays near
     for (uint32_t row = 0; row < next; row++)
         for (uint32_t i = 0; i < n; i++) {
             const predictions *full = &cuts[i].text->full;
-            size_t at = (size_t)i * next + row;
-            d->rows[at] = predictions_row(full, row, d->logits + at * full->vocabulary);
+            size_t here = d->begin[i] + row;
+            if (row < full->n) d->rows[here] = predictions_row(full, row, d->logits + here * full->vocabulary);
         }
-    for (uint32_t i = 0; i < n; i++) *cuts[i].out = mean_of(&cuts[i].text->full, d->rows + (size_t)i * next);
+    for (uint32_t i = 0; i < n; i++) *cuts[i].out = mean_of(&cuts[i].text->full, d->rows + d->begin[i]);
 }
 
 static kvb_status measure_batch(damage *d, const damage_cut *cuts, uint32_t n, kvb_error *err)
 {
-    size_t next = d->plan.n_next;
+    size_t at = 0;
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        d->n_rows[i] = d->plan.n_next;
-        memcpy(d->ids + i * next, cuts[i].text->full.next, next * sizeof *d->ids);
+        const predictions *full = &cuts[i].text->full;
+        d->n_rows[i] = full->n;
+        memcpy(d->ids + at, full->next, full->n * sizeof *d->ids);
+        at += full->n;
         status = cut(d, &cuts[i], &d->caches[i], err);
     }
     if (status == KVB_OK)

@@ -6,7 +6,7 @@
 #include "evaluator/session.h"
 
 typedef struct damage_plan {
-    uint32_t n_tokens, n_next; // context and continuation of every text, tokens; n_next at least 2
+    uint32_t n_tokens, n_next; // the longest context and the longest continuation, tokens; n_next at least 2
     uint32_t batch;            // cuts that are decoded together, at least 1
     const metric *by;          // ranks the tokens; lives as long as the damage
     uint32_t sink, window;     // first and last tokens that stay before all others
@@ -19,6 +19,12 @@ typedef struct damage_text {
     session_context context;
     predictions full;
 } damage_text;
+
+// What a text is filled with.
+typedef struct damage_input {
+    const int32_t *ids;        // [n_tokens + n_next]
+    uint32_t n_tokens, n_next; // at most the plan's; n_next at least 2
+} damage_input;
 
 // Means over the continuation's rows, all against the full cache.
 typedef struct damage_value {
@@ -36,9 +42,9 @@ uint64_t damage_text_bytes(const model *m, const damage_plan *plan);
 // Memory for a text. The caller frees with damage_text_close, also after a failure; a zero struct is allowed there.
 kvb_status damage_text_open(damage *d, damage_text *t, kvb_error *err);
 void damage_text_close(damage_text *t);
-// Prefills ids[0 .. n_tokens-1], scores them, and runs the next n_next ids over the full cache. A text may be filled
-// again with other ids.
-kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const forward_progress *progress,
+// Prefills the context, scores it, and runs what follows over the full cache. A text may be filled again with another
+// input. KVB_ARGUMENT: one that the plan has no room for.
+kvb_status damage_text_fill(damage *d, damage_text *t, const damage_input *in, const forward_progress *progress,
                             kvb_error *err);
 
 // A cut of a filled text: head h keeps keep[h] tokens, [L*G].

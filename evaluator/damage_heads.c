@@ -61,9 +61,9 @@ static kvb_status run_whole(head_work *w, kvb_error *err)
 {
     damage *d = w->d;
     kv_cache *cache;
-    kvb_status status = kv_cache_extend(&cache, w->whole, d->plan.n_next, err);
+    kvb_status status = kv_cache_extend(&cache, w->whole, w->t->full.n, err);
     if (status != KVB_OK) return status;
-    status = decoder_run_streams(d->s->decode, &cache, 1, &d->plan.n_next, w->t->full.next, w->streams, err);
+    status = decoder_run_streams(d->s->decode, &cache, 1, &w->t->full.n, w->t->full.next, w->streams, err);
     kv_cache_close(cache);
     return status;
 }
@@ -72,7 +72,7 @@ static kvb_status open_work(head_work *w, kvb_error *err)
 {
     damage *d = w->d;
     const model_config *c = &d->s->m->config;
-    size_t row = (size_t)d->plan.n_next * c->width;
+    size_t row = (size_t)w->t->full.n * c->width;
     kvb_status status = session_cache(d->s, NULL, 0, &w->whole, err);
     if (status != KVB_OK) return status;
     w->kept = calloc((size_t)w->n + 1, sizeof *w->kept);
@@ -106,7 +106,7 @@ static kvb_status cut_head(head_work *w, uint32_t layer, uint32_t g, uint32_t cu
     const kept_set *kept = &w->kept[cut];
     uint32_t *room = malloc(heads * sizeof *room);
     if (!room) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %zu heads", heads);
-    for (size_t h = 0; h < heads; h++) room[h] = w->d->plan.n_next;
+    for (size_t h = 0; h < heads; h++) room[h] = w->t->full.n;
     room[head] += (uint32_t)(kept->offsets[head + 1] - kept->offsets[head]);
     kvb_status status = kv_cache_open(out, whole->n_layers, whole->n_kv_heads, whole->head_dim, room, err);
     free(room);
@@ -125,7 +125,7 @@ static kvb_status cut_head(head_work *w, uint32_t layer, uint32_t g, uint32_t cu
 static kvb_status run_waiting(head_work *w, uint32_t layer, kvb_error *err)
 {
     damage *d = w->d;
-    uint32_t n = w->waiting, next = d->plan.n_next;
+    uint32_t n = w->waiting, next = w->t->full.n;
     size_t row = (size_t)next * d->s->m->config.width;
     if (n == 0) return KVB_OK;
     for (uint32_t i = 0; i < n; i++) {

@@ -5,11 +5,12 @@
 struct damage {
     damage_plan plan;
     session *s;
-    float *logits;     // [batch, n_next, vocabulary]
+    float *logits;     // of the last batch, cut after cut, a row for every token that follows: [rows, vocabulary]
     kv_cache **caches; // [batch] of the last cuts, whose memory the next ones take
     uint32_t *n_rows;  // [batch]
-    int32_t *ids;      // [batch, n_next]
-    row_damage *rows;  // [batch, n_next]
+    size_t *begin;     // [batch] where each cut's rows begin
+    int32_t *ids;      // [rows]
+    row_damage *rows;  // [rows]
     damage_cut *cuts;  // [batch] that are gathered, where the caller has no such list
 };
 

@@ -8,7 +8,8 @@ typedef struct sweep_text {
     char name[128];
     int32_t *ids; // context and continuation
     uint32_t n_ids;
-    char sha256[65]; // of the ids
+    uint32_t n_tokens; // of these, the context
+    char sha256[65];   // of the ids; where a question follows the context, of n_tokens as well
 } sweep_text;
 
 typedef struct sweep_cell {

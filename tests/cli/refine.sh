@@ -114,6 +114,46 @@ def lists(x):
 layers = [x for x in lists(json.load(open("p.json"))) if len(x) == 2 and all(isinstance(k, int) for k in x)]
 assert len(layers) == 2 and all(a == b and a % 8 == 0 for a, b in layers), layers
 PYTHON_END
+# Questions with answers in place of texts that go on.
+for k in 0 1 2 3 4 5; do "$KVB" tokenize tiny.gguf text$k.txt --json >ids$k.json; done
+"$PYTHON" - <<'PYTHON_END'
+import json
+plain, asked, several = (open(f"{name}.jsonl", "w") for name in ("plain", "asked", "several"))
+for k in range(6):
+    ids = json.load(open(f"ids{k}.json"))["ids"]
+    for to, line in (
+        (plain, {"context_ids": ids[:162], "question_ids": [[1]]}),
+        (asked, {"context_ids": ids[:150], "question_ids": [ids[150:151]], "answer_ids": [ids[151:162]]}),
+        (several, {"context_ids": ids[: 100 + 9 * k], "question_ids": [ids[150 : 153 + k], ids[:4], ids[3:9]],
+                   "answer_ids": [ids[160 : 161 + k], None, ids[:30]]}),
+    ):
+        print(json.dumps({"sample_id": f"text-{k}", **line}), file=to)
+PYTHON_END
+# shellcheck disable=SC2086
+expect 0 'texts that go on' refine tiny.gguf table.safetensors plain.jsonl $SIZE -o plain-ids.safetensors
+cp out plain.json
+# shellcheck disable=SC2086
+expect 0 '--questions' refine tiny.gguf table.safetensors asked.jsonl $SIZE --questions -o asked.safetensors
+json 'is the same where question and answer are how the text goes on' out 'j["rows"] == json.load(open("plain.json"))["rows"]'
+# shellcheck disable=SC2086
+expect 0 'contexts and answers of any length' refine tiny.gguf table.safetensors several.jsonl $SIZE --questions \
+    -o several.safetensors
+json 'every question that has an answer is a text' out '[len(j["settings"]["refined"][s]["texts"]) for s in
+    ("calibration", "selection", "test")] == [3, 3, 6] and j["settings"]["refined"]["questions"] and
+    any(i["name"] == "text-3 question 3" for i in j["inputs"])'
+json 'no ratio is worse on the questions that choose' out \
+    'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
+cp several.safetensors.cells again.safetensors.cells
+# shellcheck disable=SC2086
+expect 0 'again, from its log' refine tiny.gguf table.safetensors several.jsonl $SIZE --questions -o again.safetensors
+same 'the same table' several.safetensors again.safetensors
+# shellcheck disable=SC2086
+fails 'no answers' 'no question has an answer' refine tiny.gguf table.safetensors plain.jsonl $SIZE --questions \
+    -o x.safetensors
+# shellcheck disable=SC2086
+fails 'a text is no question' 'text0.txt: --questions needs questions with answers' refine tiny.gguf table.safetensors \
+    text0.txt $SIZE --questions -o x.safetensors
+
 # shellcheck disable=SC2086
 fails 'two texts are too few' 'at least 3 texts' refine tiny.gguf table.safetensors text0.txt text1.txt $SIZE \
     -o x.safetensors

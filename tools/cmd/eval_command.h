@@ -7,7 +7,8 @@
 typedef struct eval_inputs {
     const char *backend_name, *compute, *bos, *pre, *statistics;
     bool chat, special;
-    uint64_t n_tokens, n_next; // context and continuation of every text
+    bool questions;            // texts are questions with answers, which follow their contexts
+    uint64_t n_tokens, n_next; // context and continuation of every text; with `questions`, context and answer at most
     // Opened:
     const backend *device;
     model *m;

@@ -3,6 +3,7 @@
 #include "formats/file_read.h"
 #include "formats/npy.h"
 #include "formats/sha256.h"
+#include "profiler/profile.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include "tools/cmd/eval_command.h"
@@ -12,10 +13,9 @@
 
 // ---- Texts ----
 
-static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_t n, kvb_error *err)
+// One more text, with room for n_ids ids and a number behind them.
+static kvb_status add_text(eval_inputs *e, const char *name, size_t n_ids, sweep_text **out, kvb_error *err)
 {
-    bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && model_begins_with_bos(e->m));
-    size_t most = e->n_tokens + e->n_next, shift = bos && e->m->special.bos >= 0;
     sweep_text *all = realloc(e->texts, (e->n_texts + 1) * sizeof *all);
     if (!all) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
     e->texts = all;
@@ -23,12 +23,23 @@ static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_
     if (!origin) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
     e->origin = origin;
     origin[e->n_texts] = e->reading;
-    sweep_text *t = &e->texts[e->n_texts];
-    *t = (sweep_text){.n_ids = (uint32_t)(n + shift < most ? n + shift : most)};
+    sweep_text *t = *out = &e->texts[e->n_texts];
+    *t = (sweep_text){.n_ids = (uint32_t)n_ids};
     snprintf(t->name, sizeof t->name, "%s", name);
-    t->ids = malloc((t->n_ids + 1) * sizeof *t->ids);
+    t->ids = malloc((n_ids + 1) * sizeof *t->ids);
     if (!t->ids) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
     e->n_texts++;
+    return KVB_OK;
+}
+
+static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_t n, kvb_error *err)
+{
+    bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && model_begins_with_bos(e->m));
+    size_t most = e->n_tokens + e->n_next, shift = bos && e->m->special.bos >= 0;
+    sweep_text *t;
+    kvb_status status = add_text(e, name, n + shift < most ? n + shift : most, &t, err);
+    if (status != KVB_OK) return status;
+    t->n_tokens = (uint32_t)e->n_tokens;
     if (shift) t->ids[0] = e->m->special.bos;
     if (t->n_ids > shift) memcpy(t->ids + shift, ids, (t->n_ids - shift) * sizeof *ids);
     return sha256_hex(t->ids, t->n_ids * sizeof *t->ids, t->sha256, err);
@@ -62,23 +73,81 @@ static kvb_status read_npy_ids(eval_inputs *e, const char *path, const file_view
     return status;
 }
 
+// Question `number` of a context with its answer behind it, if it has one.
+static kvb_status take_question(eval_inputs *e, const profile_context *c, uint32_t number, kvb_error *err)
+{
+    char name[sizeof((sweep_text *)0)->name];
+    const profile_question *q = &c->questions[number];
+    uint32_t n_answer = q->n_answer < e->n_next ? q->n_answer : (uint32_t)e->n_next;
+    sweep_text *t;
+    if (!q->answer) return KVB_OK;
+    snprintf(name, sizeof name, "%s question %u", c->id, number + 1);
+    kvb_status status = add_text(e, name, (size_t)c->n_tokens + q->n_suffix + n_answer, &t, err);
+    if (status != KVB_OK) return status;
+    t->n_tokens = c->n_tokens;
+    memcpy(t->ids, c->ids, c->n_tokens * sizeof *t->ids);
+    memcpy(t->ids + c->n_tokens, q->suffix, q->n_suffix * sizeof *t->ids);
+    memcpy(t->ids + c->n_tokens + q->n_suffix, q->answer, n_answer * sizeof *t->ids);
+    t->ids[t->n_ids] = (int32_t)t->n_tokens;
+    return sha256_hex(t->ids, (t->n_ids + 1) * sizeof *t->ids, t->sha256, err);
+}
+
+// Every question that has an answer, as a profile takes them.
+static kvb_status take_questions(eval_inputs *e, const calib_file *file, const char *path, kvb_error *err)
+{
+    kvb_error inner = {0};
+    profile_job job;
+    profile_options o = {.new_tokens = 2,
+                         .include_first = true, // answers of one token
+                         .bos = strcmp(e->bos, "yes") == 0  ? BOS_YES
+                                : strcmp(e->bos, "no") == 0 ? BOS_NO
+                                                            : BOS_AS_MODEL,
+                         .max_tokens = (uint32_t)e->n_tokens};
+    size_t before = e->n_texts;
+    kvb_status status = profile_prepare(&job, e->m, file, 1, &o, &inner);
+    if (status != KVB_OK) return kvb_fail(err, status, "%s: %s", path, inner.message);
+    for (size_t i = 0; i < job.n_contexts && status == KVB_OK; i++)
+        for (uint32_t q = 0; q < job.contexts[i].n_questions && status == KVB_OK; q++)
+            status = take_question(e, &job.contexts[i], q, err);
+    profile_job_free(&job);
+    if (status == KVB_OK && e->n_texts == before)
+        return kvb_fail(
+            err, KVB_ARGUMENT,
+            "%s: no question has an answer, and --questions measures these; give \"answers\", or take lines "
+            "that `kvbudget calib` asks for",
+            path);
+    return status;
+}
+
+static kvb_status take_contexts(eval_inputs *e, const calib_file *file, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < file->count; i++) {
+        const calib_context *c = &file->contexts[i];
+        status = c->context ? encode_text(e, c->sample_id, c->context, strlen(c->context), err)
+                            : take_ids(e, c->sample_id, c->context_ids, c->n_context_ids, err);
+    }
+    return status;
+}
+
+static kvb_status read_calibration(eval_inputs *e, const char *path, kvb_error *err)
+{
+    calib_file file;
+    kvb_status status = calib_load(&file, path, err);
+    if (status == KVB_OK) status = e->questions ? take_questions(e, &file, path, err) : take_contexts(e, &file, err);
+    calib_free(&file);
+    return status;
+}
+
 static kvb_status read_text(eval_inputs *e, const char *path, kvb_error *err)
 {
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    kvb_status status;
-    if (kvb_ends_with(path, ".jsonl")) {
-        calib_file file;
-        status = calib_load(&file, path, err);
-        for (size_t i = 0; status == KVB_OK && i < file.count; i++) {
-            const calib_context *c = &file.contexts[i];
-            status = c->context ? encode_text(e, c->sample_id, c->context, strlen(c->context), err)
-                                : take_ids(e, c->sample_id, c->context_ids, c->n_context_ids, err);
-        }
-        calib_free(&file);
-        return status;
-    }
+    if (kvb_ends_with(path, ".jsonl")) return read_calibration(e, path, err);
+    if (e->questions)
+        return kvb_fail(err, KVB_ARGUMENT, "%s: --questions needs questions with answers, which .jsonl files have",
+                        path);
     file_view view;
-    status = file_map(&view, path, err);
+    kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
     status = kvb_ends_with(path, ".npy") ? read_npy_ids(e, path, &view, err)
                                          : encode_text(e, name, (const char *)view.data, view.size, err);
@@ -99,7 +168,7 @@ static kvb_status check_texts(const eval_inputs *e, kvb_error *err)
             if (t[i].ids[j] < 0 || (uint32_t)t[i].ids[j] >= e->m->config.vocabulary)
                 return kvb_fail(err, KVB_ARGUMENT, "%s: token %u: id %d, expected 0 to %u", t[i].name, j, t[i].ids[j],
                                 e->m->config.vocabulary - 1);
-        if (t[i].n_ids < e->n_tokens + e->n_next)
+        if (!e->questions && t[i].n_ids < e->n_tokens + e->n_next)
             return kvb_fail(err, KVB_ARGUMENT,
                             "%s: %u tokens, expected at least %llu of context and %llu to go on with; use a longer "
                             "text or a smaller --tokens",

@@ -66,16 +66,15 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
     const method_column *column = &c->e.with.columns[0];
     const method *by = &c->e.with.items[column->method];
     refine_bench *b = &c->bench;
-    *b = (refine_bench){
-        .m = in->m,
-        .table = &c->table,
-        .strict = column->how->strict,
-        .knots = c->e.with.ratios,
-        .n_knots = (uint32_t)c->e.with.n_ratios,
-        .objective = strcmp(c->objective, "nll") == 0 ? OBJECTIVE_NLL : OBJECTIVE_KL,
-        .texts = in->texts,
-        .n_texts = (uint32_t)in->n_texts,
-        .plan = {(uint32_t)in->n_tokens, (uint32_t)in->n_next, (uint32_t)c->e.batch, &by->m, by->sink, by->window}};
+    *b = (refine_bench){.m = in->m,
+                        .table = &c->table,
+                        .strict = column->how->strict,
+                        .knots = c->e.with.ratios,
+                        .n_knots = (uint32_t)c->e.with.n_ratios,
+                        .objective = strcmp(c->objective, "nll") == 0 ? OBJECTIVE_NLL : OBJECTIVE_KL,
+                        .texts = in->texts,
+                        .n_texts = (uint32_t)in->n_texts,
+                        .plan = {.batch = (uint32_t)c->e.batch, .by = &by->m, .sink = by->sink, .window = by->window}};
     char *log = malloc(strlen(c->e.out.name) + 8);
     c->table_path = path_of_table(c->operands[1], b->strict);
     if (!log || !c->table_path) {
@@ -84,6 +83,7 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
     }
     sprintf(log, "%s.cells", c->e.out.name);
     kvb_status status = deal_texts(c, err);
+    if (status == KVB_OK) status = refine_bench_take_lengths(b, err);
     if (status == KVB_OK) status = check_memory(b, err);
     if (status == KVB_OK) status = atomic_file_check(c->e.out.name, err);
     if (status == KVB_OK) status = sha256_file_hex(c->table_path, c->table_sha256, err);
@@ -276,6 +276,9 @@ static int run_refine(const cli_command *self, int argc, char **argv)
          "select, test"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios that count (50%,70%,80%,90%,95%)"},
         {"objective", 0, CLI_TEXT, &c.objective, "KIND", "kl (to the full cache) or nll (of the true next tokens)"},
+        {"questions", 0, CLI_FLAG, &c.e.in.questions, NULL,
+         "texts are .jsonl whose questions have answers: a context is cut whole, and question and\nanswer are what "
+         "follows; --tokens and --next are the longest context and answer"},
         {"worst", 0, CLI_FLAG, &c.worst, NULL, "the text that loses most counts, not the mean"},
         {"layers", 0, CLI_FLAG, &c.layers, NULL, "whole layers move only: for few texts, or few evaluations"},
         {"search", 0, CLI_TEXT, &c.search, "KIND",
@@ -328,11 +331,13 @@ const cli_command cmd_refine = {
     "it is. Ctrl-C leaves the best table so far. The same seed gives the same table, with any number of threads and\n"
     "after any stop.\n"
     "\n"
-    "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen.\n"
+    "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen. With\n"
+    "--questions every question of a .jsonl that has an answer is one text.\n"
     "\n"
     "Examples:\n"
     "  kvbudget refine model.gguf keydiff.safetensors texts.jsonl -o refined.safetensors\n"
     "  kvbudget refine model.gguf keydiff.safetensors a.txt b.c --select c.txt --test d.txt -o refined.safetensors\n"
+    "  kvbudget refine model.gguf keydiff.safetensors asked.jsonl --questions -o for-questions.safetensors\n"
     "  kvbudget eval model.gguf keydiff.safetensors refined=refined.safetensors other.txt\n",
     run_refine,
 };

@@ -12,6 +12,23 @@ static size_t heads_of(const refine_bench *b)
     return (size_t)b->m->config.n_layers * b->m->config.n_kv_heads;
 }
 
+kvb_status refine_bench_take_lengths(refine_bench *b, kvb_error *err)
+{
+    b->lengths = malloc((b->n_texts + 1) * sizeof *b->lengths);
+    b->length_of = malloc((b->n_texts + 1) * sizeof *b->length_of);
+    if (!b->lengths || !b->length_of) return kvb_fail(err, KVB_MEMORY, "no memory for %u texts", b->n_texts);
+    for (uint32_t t = 0, at; t < b->n_texts; t++) {
+        const sweep_text *text = &b->texts[t];
+        for (at = 0; at < b->n_lengths && b->lengths[at] != text->n_tokens;) at++;
+        if (at == b->n_lengths) b->lengths[b->n_lengths++] = text->n_tokens;
+        b->length_of[t] = at;
+        uint32_t next = text->n_ids - text->n_tokens;
+        if (text->n_tokens > b->plan.n_tokens) b->plan.n_tokens = text->n_tokens;
+        if (next > b->plan.n_next) b->plan.n_next = next;
+    }
+    return KVB_OK;
+}
+
 kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
 {
     char text[1024];
@@ -30,6 +47,8 @@ kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err)
 {
     for (uint32_t t = 0; b->open && t < b->n_texts; t++) damage_text_close(&b->open[t]);
     free(b->open);
+    free(b->lengths);
+    free(b->length_of);
     damage_close(b->d);
     for (int s = 0; s < SET_COUNT; s++) free(b->members[s]);
     return damage_log_close(b->log, status, err);
@@ -59,7 +78,9 @@ static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
     if (t->full.next) return KVB_OK;
     double start = seconds_now();
     kvb_status status = damage_text_open(b->d, t, err);
-    if (status == KVB_OK) status = damage_text_fill(b->d, t, b->texts[text].ids, &watch, err);
+    const sweep_text *from = &b->texts[text];
+    const damage_input in = {from->ids, from->n_tokens, from->n_ids - from->n_tokens};
+    if (status == KVB_OK) status = damage_text_fill(b->d, t, &in, &watch, err);
     b->prefill_seconds += seconds_now() - start;
     b->n_prefills++;
     if (status == KVB_OK) return KVB_OK;
@@ -151,17 +172,22 @@ static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_
     return status;
 }
 
-// n cuts of every listed text, out [n, n_texts].
+// n cuts of every listed text, keep [n_lengths, n, heads], out [n, n_texts].
 static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const uint32_t *texts, uint32_t n_texts,
                                 const uint32_t *keep, uint32_t n, damage_value *out, kvb_error *err)
 {
     new_cuts w;
     kvb_status status = open_new(&w, (size_t)n * n_texts, err);
-    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
-        status = find_new(b, members[texts ? texts[t] : t], keep, n, &w, err);
+    size_t each = n * heads_of(b);
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
+        uint32_t text = members[texts ? texts[t] : t];
+        status = find_new(b, text, keep + b->length_of[text] * each, n, &w, err);
+    }
     if (status == KVB_OK) status = measure_new(b, &w, err);
-    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++)
-        status = take_known(b, members[texts ? texts[t] : t], keep, n, out + t, n_texts, err);
+    for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
+        uint32_t text = members[texts ? texts[t] : t];
+        status = take_known(b, text, keep + b->length_of[text] * each, n, out + t, n_texts, err);
+    }
     close_new(&w);
     if (status == KVB_OK && cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped");
     return status;
@@ -169,20 +195,30 @@ static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const 
 
 // ---- Candidates ----
 
-// Budgets of one candidate at the knots, [n_knots, heads]: those that an engine would get from its table.
-static kvb_status find_budgets(const refine_bench *b, const double *shift, uint32_t *keep, kvb_error *err)
+// A table's budgets at n ratios, [n, heads], for contexts of so many tokens: those that an engine would get.
+static kvb_status read_budgets(const refine_bench *b, const kvb_table *table, const double *ratios, uint32_t n,
+                               uint32_t n_tokens, uint32_t *keep, kvb_error *err)
 {
     size_t heads = heads_of(b);
+    kvb_status status = KVB_OK;
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++)
+        status = kvb_budgets(table, ratios[i], n_tokens, &(kvb_budget_options){.strict = b->strict}, keep + i * heads,
+                             heads, err);
+    return status;
+}
+
+// Of one candidate at the knots, [n_knots, heads] for each length, `apart` from one to the next.
+static kvb_status find_budgets(const refine_bench *b, const double *shift, uint32_t *keep, size_t apart, kvb_error *err)
+{
     kvb_table *table;
     kvb_status status = refine_table_apply(b->table, b->knots, b->n_knots, shift, &table, err);
-    for (uint32_t k = 0; k < b->n_knots && status == KVB_OK; k++)
-        status = kvb_budgets(table, b->knots[k], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
-                             keep + k * heads, heads, err);
+    for (uint32_t i = 0; i < b->n_lengths && status == KVB_OK; i++)
+        status = read_budgets(b, table, b->knots, b->n_knots, b->lengths[i], keep + i * apart, err);
     kvb_table_close(table);
     return status;
 }
 
-// Of n candidates, [n, n_knots, heads].
+// Of n candidates, [n_lengths, n, n_knots, heads].
 static kvb_status list_budgets(const refine_bench *b, const double *shift, uint32_t n, uint32_t *keep, kvb_error *err)
 {
     size_t each = b->n_knots * heads_of(b);
@@ -190,7 +226,7 @@ static kvb_status list_budgets(const refine_bench *b, const double *shift, uint3
 #pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t i = 0; i < n; i++) {
         kvb_error own = {0};
-        kvb_status one = find_budgets(b, shift + i * each, keep + i * each, &own);
+        kvb_status one = find_budgets(b, shift + i * each, keep + i * each, n * each, &own);
         if (one == KVB_OK) continue;
 #pragma omp critical(refine_budgets)
         {
@@ -207,7 +243,7 @@ kvb_status refine_bench_measure(refine_bench *b, refine_set set, const double *s
     uint32_t cuts = n * b->n_knots;
     double start = seconds_now();
     if (!texts) n_texts = b->n_members[set];
-    uint32_t *keep = malloc(cuts * heads_of(b) * sizeof *keep + 1);
+    uint32_t *keep = malloc(b->n_lengths * cuts * heads_of(b) * sizeof *keep + 1);
     kvb_status status = keep ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the budgets of %u candidates", n);
     if (status == KVB_OK) status = list_budgets(b, shift, n, keep, err);
     if (status == KVB_OK) status = measure_texts(b, b->members[set], texts, n_texts, keep, cuts, out, err);
@@ -234,9 +270,9 @@ kvb_status refine_bench_losses(void *context, bool selecting, const double *shif
 // ---- Heads alone ----
 
 // Budgets of the cut in which head h alone is cut, to keep[h].
-static void cut_alone(const refine_bench *b, const uint32_t *keep, size_t h, uint32_t *out)
+static void cut_alone(const refine_bench *b, uint32_t text, const uint32_t *keep, size_t h, uint32_t *out)
 {
-    for (size_t i = 0; i < heads_of(b); i++) out[i] = i == h ? keep[h] : b->plan.n_tokens;
+    for (size_t i = 0; i < heads_of(b); i++) out[i] = i == h ? keep[h] : b->texts[text].n_tokens;
 }
 
 static kvb_status name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n,
@@ -246,7 +282,7 @@ static kvb_status name_heads(const refine_bench *b, uint32_t text, const uint32_
     uint32_t *cut = malloc(heads * sizeof *cut);
     kvb_status status = cut ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", heads);
     for (size_t i = 0; i < n * heads && status == KVB_OK; i++) {
-        cut_alone(b, keep + i / heads * heads, i % heads, cut);
+        cut_alone(b, text, keep + i / heads * heads, i % heads, cut);
         status = name_cut(b, text, cut, keys[i], err);
     }
     free(cut);
@@ -298,13 +334,12 @@ kvb_status refine_bench_heads(refine_bench *b, const double *levels, uint32_t n_
     kvb_table *table = NULL;
     if (status == KVB_OK && !none) status = kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", heads);
     if (status == KVB_OK) status = refine_table_apply(b->table, b->knots, 1, none, &table, err);
-    for (uint32_t i = 0; i < n_levels && status == KVB_OK; i++)
-        status = kvb_budgets(table, levels[i], b->plan.n_tokens, &(kvb_budget_options){.strict = b->strict},
-                             keep + i * heads, heads, err);
     memset(loss, 0, cuts * sizeof *loss);
     double begin = seconds_now();
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
-        status = measure_heads(b, b->members[SET_CALIBRATION][t], keep, n_levels, found, err);
+        uint32_t text = b->members[SET_CALIBRATION][t];
+        status = read_budgets(b, table, levels, n_levels, b->texts[text].n_tokens, keep, err);
+        if (status == KVB_OK) status = measure_heads(b, text, keep, n_levels, found, err);
         for (size_t i = 0; i < cuts && status == KVB_OK; i++) loss[i] += found[i].kl / n_texts;
         if (status == KVB_OK && shown) show_heads(b, n_levels, t + 1, n_texts, seconds_now() - begin);
     }

@@ -18,7 +18,9 @@ typedef struct refine_bench {
     refine_objective objective;
     const sweep_text *texts;
     uint32_t n_texts, *members[SET_COUNT], n_members[SET_COUNT]; // texts of each set, by number
-    damage_plan plan;
+    damage_plan plan;                                            // whose lengths are the longest ones
+    uint32_t *lengths, n_lengths; // [n_lengths] of contexts, tokens: budgets are counted in them
+    uint32_t *length_of;          // [n_texts] which of these
     // Opened:
     damage *d;
     damage_text *open; // [n_texts]; a zero struct: not prefilled yet
@@ -32,6 +34,8 @@ typedef struct refine_bench {
     double alone_seconds;
 } refine_bench;
 
+// How long the texts are, into plan, lengths and length_of. KVB_MEMORY.
+kvb_status refine_bench_take_lengths(refine_bench *b, kvb_error *err);
 // `log` (NULL: none) is where results go and come from. The caller frees, also after a failure.
 kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err);
 // Returns `status`, or what closing the log gave.

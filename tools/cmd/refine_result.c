@@ -67,6 +67,7 @@ static cJSON *describe(const refine_command *c, bool stopped)
         cJSON_AddNumberToObject(all, "seed", (double)c->e.seed) &&
         cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations) &&
         cJSON_AddNumberToObject(all, "rounds", c->best.rounds) && cJSON_AddBoolToObject(all, "stopped", stopped) &&
+        cJSON_AddBoolToObject(all, "questions", c->e.in.questions) &&
         cJSON_AddNumberToObject(all, "n_tokens", b->plan.n_tokens) &&
         cJSON_AddNumberToObject(all, "n_next", b->plan.n_next) &&
         cJSON_AddStringToObject(all, "compute", b->m->device->b->compute) &&
