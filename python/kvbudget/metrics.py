@@ -195,6 +195,29 @@ class SnapKV(Voted):
         return pool(votes, kernel, 1, kernel // 2) if votes.shape[-1] else votes
 
 
+class TOVA(Voted):
+    """The last query's attention, the mean over all heads of the layer or over the group (arXiv 2401.06104)."""
+
+    @property
+    def tail(self) -> int:
+        return 1
+
+    def score(
+        self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
+    ) -> Tensor:
+        n_kv_heads = getattr(layer.config, "num_key_value_heads", None) or layer.n_heads
+        if self.parameters["scope"] == "layer" and keys.shape[0] != n_kv_heads:
+            raise KVBudgetError(
+                f"{layer.name}: {self.name} is a mean over the layer's heads, which once cut hold different tokens; "
+                "for a second cut take tova:scope=group"
+            )
+        return super().score(layer, keys, values, seen, places, heads)
+
+    def join(self, votes: Tensor) -> Tensor:
+        rows = votes[:, :, 0].mean(1)
+        return rows.mean(0, keepdim=True).expand_as(rows) if self.parameters["scope"] == "layer" else rows
+
+
 class ExpectedAttention(Metric):
     """The attention that future queries will pay, if they are Gaussian like the past ones (arXiv 2510.00636).
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._library import KVBudgetError
-from .metrics import ExpectedAttention, KeyDiff, KNorm, LagKV, Metric, MorphKV, Seen, SnapKV, Step
+from .metrics import TOVA, ExpectedAttention, KeyDiff, KNorm, LagKV, Metric, MorphKV, Seen, SnapKV, Step
 from .models import AttentionLayer
 from .ranking import open_ranking
 from .table import Table
@@ -121,6 +121,8 @@ def _as_known(kind: str, press: Any) -> Metric | None:
         return build("keydiff", {})
     if kind == "KnormPress":
         return build("knorm", {})
+    if kind == "TOVAPress":
+        return build("tova", {})
     if kind == "SnapKVPress":
         return build("snapkv:kvpress", {"window": press.window_size, "kernel": press.kernel_size})
     if kind == "LagKVPress":
@@ -158,6 +160,7 @@ _KNOWN: dict[str, tuple[type[Metric], dict[str, Any]]] = {
     "snapkv:keydiff": (SnapKV, dict(zip(_SNAPKV, (32, 7, 0, 0, 0)))),
     "ea:kvpress": (ExpectedAttention, dict(zip(_EA, (512, 4, 0.02, 1, 1, 0, 0)))),
     "morphkv": (MorphKV, {"window": 32, "fusion": "sum"}),
+    "tova": (TOVA, {"scope": "layer"}),
     "lagkv:kvpress": (LagKV, dict(zip(_LAGKV, (4, 128, "lag", 0, 1)))),
     "lagkv:paper": (LagKV, dict(zip(_LAGKV, (16, 1024, "lag", 0, 1)))),
     "ea:lukv": (ExpectedAttention, dict(zip(_EA, (512, 4, 0.02, 1, 1, 1, 0)))),
@@ -167,6 +170,7 @@ _CHOICES = {
     "similarity": ("cos", "dot", "euclid"),
     "fusion": ("sum", "max"),
     "mode": ("lag", "local", "l2norm"),
+    "scope": ("layer", "group"),
 }
 
 

@@ -138,16 +138,17 @@ def test_names_of_presses() -> None:
     assert scorers.of_press(kvpress.SnapKVPress()).name == "snapkv:kvpress"
     assert scorers.of_press(kvpress.ExpectedAttentionPress(epsilon=0.02)).name == "ea:kvpress"
     assert scorers.of_press(kvpress.ExpectedAttentionPress()).name == "ea:kvpress:epsilon=0"
-    assert scorers.of_press(kvpress.TOVAPress()).name == "kvpress:TOVAPress"
+    assert scorers.of_press(kvpress.TOVAPress()).name == "tova"
     assert scorers.of_press(("tova:kvpress", kvpress.TOVAPress())).name == "tova:kvpress"
+    assert scorers.of_press(kvpress.LeverageScorePress()).name == "kvpress:LeverageScorePress"
     assert scorers.of_press(kvpress.LagKVPress(n_sink=2)).name == "lagkv:kvpress:sink=2"
     assert scorers.of_press(kvpress.RandomPress(seed=3)).name == "kvpress:RandomPress:seed=3"
 
 
 def test_a_table_for_any_press(model: Any, make_table: Any) -> None:
     """A metric that only kvpress has works through its press."""
-    table = kvbudget.Table(make_table(4, 4, 2, 16, metric="kvpress:TOVAPress"))
-    with kvbudget.compress(model, table, 0.5, scorer=kvpress.TOVAPress()) as run:
+    table = kvbudget.Table(make_table(4, 4, 2, 16, metric="kvpress:LeverageScorePress"))
+    with kvbudget.compress(model, table, 0.5, scorer=kvpress.LeverageScorePress()) as run:
         cache = DynamicCache(config=model.config)
         with torch.no_grad():
             model(prompt(), past_key_values=cache)

@@ -20,7 +20,14 @@ from kvbudget.hooks import attached
 from kvbudget.models import attention_layers, has_window
 
 PROGRAM = os.environ.get("KVBUDGET_PROGRAM") or shutil.which("kvbudget")
-FEATURES = ["keydiff", "snapkv:kvpress:window=8:kernel=3", "morphkv:window=6", "lagkv:kvpress:lag=8", "ea:kvpress"]
+FEATURES = [
+    "keydiff",
+    "snapkv:kvpress:window=8:kernel=3",
+    "morphkv:window=6",
+    "lagkv:kvpress:lag=8",
+    "ea:kvpress",
+    "tova:scope=group",
+]
 
 
 def scores_of(name: str, keys: torch.Tensor, values: torch.Tensor, query: torch.Tensor) -> np.ndarray:
@@ -52,6 +59,32 @@ def test_morphkv_is_its_formula(arrays: Any, fusion: str) -> None:
     wanted = rows.sum(1) if fusion == "sum" else rows.max(1)
     assert np.abs(found[:, :24] - wanted[:, :24]).max() < 1e-6
     assert np.allclose(found[:, 24:], wanted[:, :24].max() + 1)
+
+
+@pytest.mark.parametrize("scope", ["layer", "group"])
+def test_tova_is_its_formula(arrays: Any, scope: str) -> None:
+    """Attention of the last query, the mean over all heads or over the group's."""
+    keys, values, query = arrays
+    logits = np.stack([(keys[h // 2] @ query[h, 28]).numpy().astype(np.float64) / 4 for h in range(4)])
+    w = np.exp(logits - logits.max(1, keepdims=True))
+    w /= w.sum(1, keepdims=True)
+    wanted = np.repeat(w.mean(0)[None], 2, 0) if scope == "layer" else w.reshape(2, 2, 29).mean(1)
+    found = scores_of(f"tova:scope={scope}", keys, values, query)
+    assert np.abs(found[:, :28] - wanted[:, :28]).max() < 1e-6
+    assert np.allclose(found[:, 28], wanted[:, :28].max() + 1)
+
+
+def test_tova_of_some_heads_is_refused(arrays: Any) -> None:
+    """A mean over the layer wants all its heads, which hold different tokens once they are cut."""
+    keys, values, query = arrays
+    layer, seen, one = attention_layers(build("llama"))[0], metrics.Seen(), slice(0, 1)
+    for scope in ("group", "layer"):
+        metric = scorers.parse(f"tova:scope={scope}")
+        metric.observe(seen, layer, metrics.Step(query, torch.zeros(29, 64)))
+        if scope == "group":
+            assert metric.score(layer, keys[one], values[one], seen, torch.arange(29), one).shape == (1, 29)
+    with pytest.raises(kvbudget.KVBudgetError, match="take tova:scope=group"):
+        metric.score(layer, keys[one], values[one], seen, torch.arange(29), one)
 
 
 @pytest.mark.parametrize("how", ["kvpress", "paper", "kvpress:mode=local:cross=1", "kvpress:mode=l2norm:lambda=2"])
@@ -208,7 +241,7 @@ def test_a_table_carries_its_ranking(learned: kvbudget.Table, make_table: Any) -
     for layer, head in ((0, 0), (3, 1)):
         assert np.allclose(learned.rank(layer, head, features), by_formula(learned, layer, head, features), atol=1e-5)
     for words, call in (
-        ("expected scores of 5 metrics", lambda: learned.rank(0, 0, features[:2])),
+        (f"expected scores of {len(FEATURES)} metrics", lambda: learned.rank(0, 0, features[:2])),
         ("layer and head", lambda: learned.rank(4, 0, features)),
         ("finite", lambda: learned.rank(0, 0, features * np.float32("inf"))),
         ("learned ranking", lambda: kvbudget.Table(make_table(4, 4, 2, 16)).rank(0, 0, features)),
