@@ -118,7 +118,7 @@ PYTHON_END
 for k in 0 1 2 3 4 5; do "$KVB" tokenize tiny.gguf text$k.txt --json >ids$k.json; done
 "$PYTHON" - <<'PYTHON_END'
 import json
-plain, asked, several = (open(f"{name}.jsonl", "w") for name in ("plain", "asked", "several"))
+plain, asked, several, other = (open(f"{name}.jsonl", "w") for name in ("plain", "asked", "several", "other"))
 for k in range(6):
     ids = json.load(open(f"ids{k}.json"))["ids"]
     for to, line in (
@@ -128,18 +128,21 @@ for k in range(6):
                    "answer_ids": [ids[160 : 161 + k], None, ids[:30]]}),
     ):
         print(json.dumps({"sample_id": f"text-{k}", **line}), file=to)
+    if k == 0:
+        print(json.dumps({"context_ids": ids[:100], "question_ids": [[7, 8]], "answer_ids": [[9]]}), file=other)
 PYTHON_END
 # shellcheck disable=SC2086
 expect 0 'texts that go on' refine tiny.gguf table.safetensors plain.jsonl $SIZE -o plain-ids.safetensors
 cp out plain.json
 # shellcheck disable=SC2086
 expect 0 '--questions' refine tiny.gguf table.safetensors asked.jsonl $SIZE --questions -o asked.safetensors
-json 'is the same where question and answer are how the text goes on' out 'j["rows"] == json.load(open("plain.json"))["rows"]'
+json 'is the same where question and answer are how the text goes on' out \
+    'j["rows"] == json.load(open("plain.json"))["rows"]'
 # shellcheck disable=SC2086
 expect 0 'contexts and answers of any length' refine tiny.gguf table.safetensors several.jsonl $SIZE --questions \
     -o several.safetensors
 json 'every question that has an answer is a text' out '[len(j["settings"]["refined"][s]["texts"]) for s in
-    ("calibration", "selection", "test")] == [3, 3, 6] and j["settings"]["refined"]["questions"] and
+    ("calibration", "selection", "test")] == [4, 2, 6] and j["settings"]["refined"]["questions"] and
     any(i["name"] == "text-3 question 3" for i in j["inputs"])'
 json 'no ratio is worse on the questions that choose' out \
     'all(r["kl"] <= r["kl_before"] for r in j["rows"] if r["set"] == "selection")'
@@ -147,6 +150,13 @@ cp several.safetensors.cells again.safetensors.cells
 # shellcheck disable=SC2086
 expect 0 'again, from its log' refine tiny.gguf table.safetensors several.jsonl $SIZE --questions -o again.safetensors
 same 'the same table' several.safetensors again.safetensors
+head -n 1 several.jsonl >one-context.jsonl
+# shellcheck disable=SC2086
+fails 'questions about one context' 'at least 3 contexts' refine tiny.gguf table.safetensors one-context.jsonl $SIZE \
+    --questions -o x.safetensors
+# shellcheck disable=SC2086
+fails 'in two sets' 'have one context and stand in two sets' refine tiny.gguf table.safetensors one-context.jsonl \
+    --select other.jsonl $SIZE --questions -o x.safetensors
 # shellcheck disable=SC2086
 fails 'no answers' 'no question has an answer' refine tiny.gguf table.safetensors plain.jsonl $SIZE --questions \
     -o x.safetensors

@@ -13,11 +13,21 @@
 
 // ---- Sets of texts ----
 
-static refine_set set_of(const refine_command *c, size_t text)
+// The first text with this one's context: questions about one context are in one set.
+static size_t first_with_context(const sweep_text *texts, size_t text)
+{
+    const sweep_text *t = &texts[text];
+    size_t first = 0;
+    while (texts[first].n_tokens != t->n_tokens || memcmp(texts[first].ids, t->ids, t->n_tokens * sizeof *t->ids) != 0)
+        first++;
+    return first;
+}
+
+static refine_set set_of(const refine_command *c, size_t text, size_t n_contexts)
 {
     static const refine_set DEAL[4] = {SET_CALIBRATION, SET_TEST, SET_SELECTION, SET_TEST};
     size_t operand = c->e.in.origin[text];
-    if (!c->n_select) return DEAL[text % 4];
+    if (!c->n_select) return DEAL[n_contexts % 4];
     if (operand < 2 + c->n_calibration) return SET_CALIBRATION;
     return operand < 2 + c->n_calibration + c->n_select ? SET_SELECTION : SET_TEST;
 }
@@ -28,15 +38,25 @@ static kvb_status deal_texts(refine_command *c, kvb_error *err)
     for (int s = 0; s < SET_COUNT; s++)
         if (!(b->members[s] = calloc(c->e.in.n_texts + 1, sizeof *b->members[s])))
             return kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", c->e.in.n_texts);
-    for (size_t t = 0; t < c->e.in.n_texts; t++) {
-        refine_set s = set_of(c, t);
-        b->members[s][b->n_members[s]++] = (uint32_t)t;
+    refine_set *set = calloc(c->e.in.n_texts + 1, sizeof *set);
+    if (!set) return kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", c->e.in.n_texts);
+    kvb_status status = KVB_OK;
+    for (size_t t = 0, n_contexts = 0; t < c->e.in.n_texts && status == KVB_OK; t++) {
+        size_t first = first_with_context(c->e.in.texts, t);
+        set[t] = c->n_select || first == t ? set_of(c, t, n_contexts) : set[first];
+        n_contexts += first == t;
+        b->members[set[t]][b->n_members[set[t]]++] = (uint32_t)t;
+        if (set[t] != set[first])
+            status = kvb_fail(err, KVB_ARGUMENT, "%s and %s have one context and stand in two sets: keep it in one",
+                              b->texts[first].name, b->texts[t].name);
     }
-    if (b->n_members[SET_CALIBRATION] && b->n_members[SET_SELECTION]) return KVB_OK;
+    free(set);
+    if (status != KVB_OK || (b->n_members[SET_CALIBRATION] && b->n_members[SET_SELECTION])) return status;
     return kvb_fail(err, KVB_ARGUMENT,
-                    "%u texts to search on and %u to select by, expected some of both: give at least 3 texts, or "
+                    "%u texts to search on and %u to select by, expected some of both: give at least 3 %s, or "
                     "--select",
-                    b->n_members[SET_CALIBRATION], b->n_members[SET_SELECTION]);
+                    b->n_members[SET_CALIBRATION], b->n_members[SET_SELECTION],
+                    c->e.in.questions ? "contexts" : "texts");
 }
 
 static kvb_status check_memory(const refine_bench *b, kvb_error *err)
@@ -332,7 +352,8 @@ const cli_command cmd_refine = {
     "after any stop.\n"
     "\n"
     "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen. With\n"
-    "--questions every question of a .jsonl that has an answer is one text.\n"
+    "--questions every question of a .jsonl that has an answer is one text, and those about one context are in one\n"
+    "set.\n"
     "\n"
     "Examples:\n"
     "  kvbudget refine model.gguf keydiff.safetensors texts.jsonl -o refined.safetensors\n"
