@@ -74,19 +74,20 @@ static bool go_on(void *context, double done, double total)
 static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
 {
     const forward_progress watch = {go_on, NULL};
-    damage_text *t = &b->open[text];
-    if (t->full.next) return KVB_OK;
-    double start = seconds_now();
-    kvb_status status = damage_text_open(b->d, t, err);
     const sweep_text *from = &b->texts[text];
     const damage_input in = {from->ids, from->n_tokens, from->n_ids - from->n_tokens};
-    if (status == KVB_OK) status = damage_text_fill(b->d, t, &in, &watch, err);
+    damage_text *t = &b->open[text];
+    kvb_error inner = {0};
+    if (t->full.next) return KVB_OK;
+    double start = seconds_now();
+    kvb_status status = damage_text_open(b->d, t, &inner);
+    if (status == KVB_OK) status = damage_text_fill(b->d, t, &in, &watch, &inner);
     b->prefill_seconds += seconds_now() - start;
     b->n_prefills++;
     if (status == KVB_OK) return KVB_OK;
     damage_text_close(t);
     *t = (damage_text){0};
-    return status;
+    return kvb_fail(err, status, "%s: %s", from->name, inner.message);
 }
 
 static kvb_status name_cut(const refine_bench *b, uint32_t text, const uint32_t *keep, char *key, kvb_error *err)
