@@ -151,11 +151,11 @@ class Voted(Metric):
                 f"{layer.name}: {self.name} ranks by the last {window} queries, the context has {seen.n_tokens} "
                 "tokens; use longer contexts or a smaller window"
             )
-        q = _group(seen.tail, layer.config, heads)  # [G, group, W, d]
+        q = _group(seen.tail, layer, heads)  # [G, group, W, d]
         logits = q @ keys[:, None].transpose(2, 3) / math.sqrt(keys.shape[-1])
         at = torch.arange(seen.n_tokens - q.shape[2], seen.n_tokens, device=places.device)
         sinks = (
-            None if layer.sinks is None else _group(layer.sinks, layer.config, heads)[..., None].expand(q.shape[:-1])
+            None if layer.sinks is None else _group(layer.sinks, layer, heads)[..., None].expand(q.shape[:-1])
         )
         votes = attention_weights(logits, places <= at[:, None], layer.softcap, sinks).to(keys.dtype)
         old = int((places < seen.n_tokens - window).sum())
@@ -205,8 +205,7 @@ class TOVA(Voted):
     def score(
         self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
     ) -> Tensor:
-        n_kv_heads = getattr(layer.config, "num_key_value_heads", None) or layer.n_heads
-        if self.parameters["scope"] == "layer" and keys.shape[0] != n_kv_heads:
+        if self.parameters["scope"] == "layer" and keys.shape[0] != layer.n_kv_heads:
             raise KVBudgetError(
                 f"{layer.name}: {self.name} is a mean over the layer's heads, which once cut hold different tokens; "
                 "for a second cut take tova:scope=group"
@@ -265,13 +264,13 @@ class ExpectedAttention(Metric):
         if turn is not None:
             mean = mean @ turn.T
             cov = None if cov is None else turn @ (cov @ turn.T)
-        mean = _group(mean, layer.config, heads)  # [G, group, d]
+        mean = _group(mean, layer, heads)  # [G, group, d]
         n_kv, group = mean.shape[:2]
         first = 0 if p["sinks_in_softmax"] else int((places < self.least).sum())
         k = keys[:, first:].repeat_interleave(group, 0).transpose(1, 2)  # [G * group, d, T]
         logits = (mean.reshape(-1, 1, d) @ k).squeeze(1) / math.sqrt(d)
         if cov is not None:
-            cov = _group(cov, layer.config, heads).reshape(-1, d, d)
+            cov = _group(cov, layer, heads).reshape(-1, d, d)
             logits = logits + torch.einsum("hin,hij,hjn->hn", k, cov, k) / d / 2
         weights = logits.softmax(-1).view(n_kv, group, -1).mean(1)
         if p["value_norm"]:
@@ -321,7 +320,6 @@ class LagKV(Metric):
         return turned.std(-1).softmax(-1)
 
 
-def _group(x: Tensor, config: Any, heads: slice) -> Tensor:
+def _group(x: Tensor, layer: AttentionLayer, heads: slice) -> Tensor:
     """[Hq, ...] to [G, group, ...], of the KV heads ``heads``."""
-    n_kv = getattr(config, "num_key_value_heads", None) or x.shape[0]
-    return x.view(n_kv, x.shape[0] // n_kv, *x.shape[1:])[heads]
+    return x.view(layer.n_kv_heads, x.shape[0] // layer.n_kv_heads, *x.shape[1:])[heads]

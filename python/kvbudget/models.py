@@ -30,6 +30,10 @@ class AttentionLayer:
         return int(self.config.num_attention_heads)
 
     @property
+    def n_kv_heads(self) -> int:
+        return int(getattr(self.config, "num_key_value_heads", None) or self.n_heads)
+
+    @property
     def query_scale(self) -> float:
         """Queries times this make q . k / sqrt(d) the model's attention logit."""
         scaling, d = getattr(self.module, "scaling", None), getattr(self.module, "head_dim", None)

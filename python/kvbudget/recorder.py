@@ -62,7 +62,7 @@ class _Recorder:
 
     def begin_question(self) -> None:
         self.best = {
-            i: torch.zeros(self._kv_heads(layer), self.n_tokens, device=self.norms[i].device)
+            i: torch.zeros(layer.n_kv_heads, self.n_tokens, device=self.norms[i].device)
             for i, layer in ((layer.index, layer) for layer in self.layers)
         }
 
@@ -80,10 +80,6 @@ class _Recorder:
         given = torch.tensor([ids], device=self.model.get_input_embeddings().weight.device)
         logits: Tensor = self.model(given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         return logits[0, -1].float()
-
-    @staticmethod
-    def _kv_heads(layer: AttentionLayer) -> int:
-        return getattr(layer.config, "num_key_value_heads", None) or layer.n_heads
 
     def _keep_query(self, layer: AttentionLayer, query: Tensor, *more: Any) -> None:
         self._query[layer.index] = metrics.in_units(query, more[3])
