@@ -13,44 +13,56 @@
 
 // ---- Sets of texts ----
 
-// The first text with this one's context: questions about one context are in one set.
-static size_t first_with_context(const sweep_text *texts, size_t text)
+// Numbers the contexts, since questions about one are in one set: context_of [n_texts].
+static void number_contexts(const sweep_text *texts, size_t n_texts, size_t *context_of)
 {
-    const sweep_text *t = &texts[text];
-    size_t first = 0;
-    while (texts[first].n_tokens != t->n_tokens || memcmp(texts[first].ids, t->ids, t->n_tokens * sizeof *t->ids) != 0)
-        first++;
-    return first;
+    size_t n = 0;
+    for (size_t t = 0, first; t < n_texts; t++) {
+        const sweep_text *x = &texts[t];
+        for (first = 0; first < t; first++)
+            if (texts[first].n_tokens == x->n_tokens &&
+                memcmp(texts[first].ids, x->ids, x->n_tokens * sizeof *x->ids) == 0)
+                break;
+        context_of[t] = first < t ? context_of[first] : n++;
+    }
 }
 
-static refine_set set_of(const refine_command *c, size_t text, size_t n_contexts)
+static refine_set set_of(const refine_command *c, size_t text, size_t context)
 {
     static const refine_set DEAL[4] = {SET_CALIBRATION, SET_TEST, SET_SELECTION, SET_TEST};
     size_t operand = c->e.in.origin[text];
-    if (!c->n_select) return DEAL[n_contexts % 4];
+    if (!c->n_select) return DEAL[context % 4];
     if (operand < 2 + c->n_calibration) return SET_CALIBRATION;
     return operand < 2 + c->n_calibration + c->n_select ? SET_SELECTION : SET_TEST;
+}
+
+// No context stands in two sets.
+static kvb_status check_contexts(const refine_command *c, const size_t *context_of, kvb_error *err)
+{
+    const sweep_text *texts = c->e.in.texts;
+    for (size_t t = 0; t < c->e.in.n_texts; t++)
+        for (size_t k = 0; k < t; k++)
+            if (context_of[k] == context_of[t] && set_of(c, k, context_of[k]) != set_of(c, t, context_of[t]))
+                return kvb_fail(err, KVB_ARGUMENT, "%s and %s have one context and stand in two sets: keep it in one",
+                                texts[k].name, texts[t].name);
+    return KVB_OK;
 }
 
 static kvb_status deal_texts(refine_command *c, kvb_error *err)
 {
     refine_bench *b = &c->bench;
-    for (int s = 0; s < SET_COUNT; s++)
-        if (!(b->members[s] = calloc(c->e.in.n_texts + 1, sizeof *b->members[s])))
-            return kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", c->e.in.n_texts);
-    refine_set *set = calloc(c->e.in.n_texts + 1, sizeof *set);
-    if (!set) return kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", c->e.in.n_texts);
-    kvb_status status = KVB_OK;
-    for (size_t t = 0, n_contexts = 0; t < c->e.in.n_texts && status == KVB_OK; t++) {
-        size_t first = first_with_context(c->e.in.texts, t);
-        set[t] = c->n_select || first == t ? set_of(c, t, n_contexts) : set[first];
-        n_contexts += first == t;
-        b->members[set[t]][b->n_members[set[t]]++] = (uint32_t)t;
-        if (set[t] != set[first])
-            status = kvb_fail(err, KVB_ARGUMENT, "%s and %s have one context and stand in two sets: keep it in one",
-                              b->texts[first].name, b->texts[t].name);
+    size_t n = c->e.in.n_texts, *context_of = malloc((n + 1) * sizeof *context_of);
+    kvb_status status = context_of ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", n);
+    for (int s = 0; s < SET_COUNT && status == KVB_OK; s++)
+        if (!(b->members[s] = calloc(n + 1, sizeof *b->members[s])))
+            status = kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", n);
+    if (status == KVB_OK) number_contexts(c->e.in.texts, n, context_of);
+    if (status == KVB_OK) status = check_contexts(c, context_of, err);
+    for (size_t t = 0; t < n && status == KVB_OK; t++) {
+        refine_set s = set_of(c, t, context_of[t]);
+        b->members[s][b->n_members[s]++] = (uint32_t)t;
     }
-    free(set);
+    free(context_of);
     if (status != KVB_OK || (b->n_members[SET_CALIBRATION] && b->n_members[SET_SELECTION])) return status;
     return kvb_fail(err, KVB_ARGUMENT,
                     "%u texts to search on and %u to select by, expected some of both: give at least 3 %s, or "
