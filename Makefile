@@ -37,7 +37,7 @@ BASE     := -std=c11 -D_GNU_SOURCE -DKVBUDGET_VERSION='"$(VERSION)"' -I. -fopenm
             -fvisibility=hidden -fPIC $(WARN) $(WERROR)
 
 # Per-file flags: FLAGS_<path with _ for / and without .c>. Only sums that the reference judges by tolerance may fuse.
-FLAGS_profiler_backend_cpu_loops := -ffp-contract=fast
+FLAGS_profiler_backend_backend_cpu_loops := -ffp-contract=fast
 FLAGS_evaluator_attend           := -ffp-contract=fast
 
 PKGS         := libcjson hdf5 gsl libpcre2-8 libutf8proc libcrypto
@@ -77,8 +77,17 @@ USES_profiler  := runtime formats
 USES_evaluator := runtime formats stats profiler
 TOOLS          := tools tools/cmd tools/report
 
+# Walls inside the profiler: one archive, whose folders may use those that WALL_<folder> names.
+PROFILER     := weights text backend model metric
+WALL_weights := 
+WALL_text    := weights
+WALL_backend := weights
+WALL_model   := weights text backend
+WALL_metric  := weights backend model
+
 # objects FOLDER; archives MODULE: the module's own and, in the order that a linker wants, those of all that it uses.
-objects  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(NO_MPI_SRC),$(sort $(wildcard $(1)/*.c))))
+objects  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(NO_MPI_SRC),$(sort $(wildcard $(addsuffix /*.c,$(1) \
+           $(if $(filter profiler,$(1)),$(addprefix profiler/,$(PROFILER))))))))
 archive  = $(BUILD)/lib$(subst /,-,$(1))-module.a
 before   = $(if $(filter-out $(1),$(firstword $(2))),$(firstword $(2)) $(call before,$(1),$(wordlist 2,99,$(2))))
 uses     = $(if $(filter undefined,$(origin USES_$(1))),$(call before,$(1),$(MODULES)),$(USES_$(1)))
@@ -227,10 +236,12 @@ deps:
 deps-base:
 	@tools/scripts/install-deps.sh
 
-FOLDERS := $(MODULES) $(TOOLS) tests tests/unit tests/fuzz runtime/examples
+FOLDERS := $(MODULES) $(addprefix profiler/,$(PROFILER)) $(TOOLS) tests tests/unit tests/fuzz runtime/examples
 lint: $(BUILD)/libkvbudget.so $(BUILD)/libkvbudget.a
 	@CC='$(CC)' BUILD=$(BUILD) LINT_FLAGS='$(BASE) $(PKG_CFLAGS)' FOLDERS='$(FOLDERS)' TOOLS='$(TOOLS)' \
-	    USES='$(foreach m,$(MODULES),$(m): $(call uses,$(m));)' tools/scripts/lint.sh
+	    USES='$(foreach m,$(filter-out profiler evaluator,$(MODULES)),$(m): $(call uses,$(m));) $(foreach w,$(PROFILER), \
+	    profiler/$(w): runtime formats $(addprefix profiler/,$(WALL_$(w)) $(w));) profiler: runtime formats \
+	    $(addprefix profiler/,$(PROFILER)); evaluator: $(USES_evaluator) $(addprefix profiler/,$(PROFILER));' tools/scripts/lint.sh
 
 format:
 	clang-format -i $(sort $(wildcard $(addsuffix /*.[ch],$(FOLDERS))))

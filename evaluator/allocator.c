@@ -1,7 +1,7 @@
 #include "evaluator/allocator.h"
 #include "evaluator/head_scores.h"
 #include "formats/sha256.h"
-#include "profiler/spec.h"
+#include "profiler/metric/spec.h"
 #include "runtime/allocate.h"
 #include "runtime/fail.h"
 #include <math.h>

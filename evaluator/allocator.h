@@ -1,7 +1,7 @@
 // Who decides how many tokens each KV head keeps: the baselines, tables, given head scores, and the oracle in
 // hindsight.
 #pragma once
-#include "profiler/model_config.h"
+#include "profiler/model/model_config.h"
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 #include "evaluator/attend.h"
-#include "profiler/linalg.h"
+#include "profiler/backend/linalg.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>

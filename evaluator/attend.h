@@ -16,7 +16,7 @@ typedef struct attend_scratch {
 kvb_status attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim, kvb_error *err);
 void attend_release(attend_scratch *s);
 
-// What a layer has beside plain attention (attention_shape in profiler/backend.h), for one KV head.
+// What a layer has beside plain attention (attention_shape in profiler/backend/backend.h), for one KV head.
 typedef struct attend_rule {
     uint32_t window;    // 0: none
     uint32_t position;  // of row 0, which the window needs

@@ -1,7 +1,7 @@
 #include "evaluator/decoder.h"
 #include "evaluator/attend.h"
-#include "profiler/layer.h"
-#include "profiler/linalg.h"
+#include "profiler/backend/linalg.h"
+#include "profiler/model/layer.h"
 #include "runtime/fail.h"
 #include <omp.h>
 #include <stdlib.h>

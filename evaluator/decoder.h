@@ -4,7 +4,7 @@
 // caches lie there: what a policy reads and evicts between two steps is on the host anyway.
 #pragma once
 #include "evaluator/cache.h"
-#include "profiler/model.h"
+#include "profiler/model/model.h"
 
 typedef struct decoder decoder;
 

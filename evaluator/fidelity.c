@@ -1,6 +1,6 @@
 #include "evaluator/fidelity.h"
 #include "evaluator/attend.h"
-#include "profiler/meter.h"
+#include "profiler/backend/meter.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>

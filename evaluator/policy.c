@@ -1,5 +1,5 @@
 #include "evaluator/policy_parts.h"
-#include "profiler/scorer_parts.h"
+#include "profiler/metric/scorer_parts.h"
 #include "runtime/fail.h"
 #include <string.h>
 

@@ -5,7 +5,7 @@
 // (or fetch, where it evicts nothing) is one number per KV head, its capacity: the same for all heads as published, or
 // a table's.
 #pragma once
-#include "profiler/scorer.h"
+#include "profiler/metric/scorer.h"
 
 enum { POLICY_SPEC_MAX = 192 };
 

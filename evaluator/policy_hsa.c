@@ -2,8 +2,8 @@
 // arXiv 2502.14051; methods.md 3.6) and its corners. Exact top-k: page 1, all channels. SparQ: page 1, few channels.
 // Quest: pages, all channels.
 #include "evaluator/policy_parts.h"
-#include "profiler/model.h"
-#include "profiler/observe.h"
+#include "profiler/model/model.h"
+#include "profiler/model/observe.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 // Policies that evict by keys and values alone: KeyDiff block by block (arXiv 2504.15364, methods.md 3.2), LagKV
 // recursively (2504.04704, 3.4).
 #include "evaluator/policy_parts.h"
-#include "profiler/scorer_parts.h"
+#include "profiler/metric/scorer_parts.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 #include "evaluator/session.h"
-#include "profiler/meter.h"
+#include "profiler/backend/meter.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>

@@ -8,8 +8,8 @@
 //     decoder_run             one step, or a whole continuation, over any batch of such caches
 #pragma once
 #include "evaluator/decoder.h"
-#include "profiler/forward.h"
-#include "profiler/scorer.h"
+#include "profiler/metric/scorer.h"
+#include "profiler/model/forward.h"
 
 typedef struct session_plan {
     uint32_t max_tokens;   // longest context, T

@@ -2,8 +2,8 @@
 #include "evaluator/sweep_log.h"
 #include "formats/atomic_file.h"
 #include "formats/sha256.h"
-#include "profiler/meter.h"
-#include "profiler/query_statistics.h"
+#include "profiler/backend/meter.h"
+#include "profiler/metric/query_statistics.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -12,5 +12,5 @@ kvb_status sweep_log_parse(sweep *s, const char *text, size_t size, const char *
 // Adds a cell that is done.
 kvb_status sweep_log_add(log_file *log, const sweep *s, const sweep_cell *cell, kvb_error *err);
 
-// One line for tools/peer/eval_parity.py: ids of text and continuation, and the kept positions of every head.
+// One line for tests/peer/eval_parity.py: ids of text and continuation, and the kept positions of every head.
 kvb_status sweep_write_kept(FILE *out, const sweep *s, const sweep_cell *cell, const kept_set *kept, kvb_error *err);

@@ -6,8 +6,8 @@
 // (task, length, seed, i, tokenizer, haystack) alone: draws come from Philox keyed by them.
 #pragma once
 #include "formats/calib.h"
-#include "profiler/spec.h"
-#include "profiler/tokenizer.h"
+#include "profiler/metric/spec.h"
+#include "profiler/text/tokenizer.h"
 #include <stdbool.h>
 #include <stdio.h>
 

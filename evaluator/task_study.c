@@ -1,6 +1,6 @@
 #include "evaluator/task_study.h"
 #include "formats/sha256.h"
-#include "profiler/query_statistics.h"
+#include "profiler/metric/query_statistics.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 // Draws, words and hay: what the tasks are made of.
 #include "evaluator/task_parts.h"
-#include "profiler/sampler.h"
+#include "profiler/backend/sampler.h"
 #include "runtime/fail.h"
 #include <stdarg.h>
 #include <stdlib.h>

@@ -38,8 +38,8 @@ NVCC_FLAGS  = -O3 -lineinfo -std=c++20 -fmad=false -I. -Werror all-warnings -ccb
               $(foreach a,$(CUDA_ARCHS),-gencode arch=compute_$(a),code=sm_$(a)) \
               -gencode arch=compute_$(CUDA_PTX),code=compute_$(CUDA_PTX) \
               -Xcompiler -Wall,-Wextra,-fPIC,-fvisibility=hidden,-fno-threadsafe-statics,-fno-exceptions,-fno-rtti
-FLAGS_profiler_backend := -DKVB_CUDA
-CUDA_OBJ   := $(BUILD)/profiler/backend_cuda.o
+FLAGS_profiler_backend_backend := -DKVB_CUDA
+CUDA_OBJ   := $(BUILD)/profiler/backend/backend_cuda.o
 CUDA_SHOWN := $(NVCC) for $(addprefix sm_,$(CUDA_ARCHS))
 LIBS       += $(CUDART) -ldl -lpthread -lrt
 CUDA_BENCH := $(addprefix $(BUILD)/tests/,bench_cuda bench_cuda_ops)
@@ -51,7 +51,7 @@ UNIT_BIN      += $(call judge_names,$(JUDGED_CPU) $(JUDGED_EMULATED) $(if $(CUDA
                  $(BUILD)/tests/test_profiler_families_emulated
 EMULATED      := $(BUILD)/tests/backend_cuda_emulated.o
 
-$(BUILD)/profiler/backend_cuda.o: profiler/backend_cuda.cu $(BUILD)/flags
+$(BUILD)/profiler/backend/backend_cuda.o: profiler/backend/backend_cuda.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) NVCC $<
 	$(Q)$(NVCC) $(NVCC_FLAGS) -c $< -o $@
@@ -62,7 +62,7 @@ FLAGS_EMULATED := $(if $(shell grep -sow -m 1 fma /proc/cpuinfo),-mfma) -x c++ -
     -Wall -Wextra -Wno-unknown-pragmas -ffp-contract=off \
     $(foreach b,cuda cuda_bf16x3 cuda_bf16,-Dbackend_$(b)=backend_$(b)_emulated) \
     -Dbackend_cuda_random_matrix=random_matrix_emulated
-$(EMULATED): profiler/backend_cuda.cu $(BUILD)/flags
+$(EMULATED): profiler/backend/backend_cuda.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) CXX $@
 	$(Q)$(CXX) $(FLAGS_EMULATED) $(WERROR) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c $< -o $@
@@ -118,7 +118,7 @@ cuda-compiler: deps
 JUDGED_TILES := $(if $(WITH_SANITISERS),tiles_bf16x3,tiles tiles_bf16x3 tiles_bf16)
 TILES        := $(patsubst %,$(BUILD)/tests/%_emulated.o,packed_tiles packed_tiles_multiply)
 UNIT_BIN     += $(call judge_names,$(JUDGED_TILES)) $(BUILD)/tests/test_profiler_packed_tiles
-$(TILES): $(BUILD)/tests/%_emulated.o: profiler/%.c $(BUILD)/flags
+$(TILES): $(BUILD)/tests/%_emulated.o: profiler/backend/%.c $(BUILD)/flags
 	@mkdir -p $(@D)
 	$(SAY) CC $@
 	$(Q)$(COMPILE) -DEMULATED_TILES -Itests/tiles -c $< -o $@

@@ -101,7 +101,7 @@ fuzz-replay: fuzz-build
 bench: deps
 	@$(MAKE) $(PARALLEL) all $(BUILD)/tests/bench_solver
 	@$(BUILD)/tests/bench_solver greedy $(BUILD)/greedy.problem | tee $(BUILD)/greedy.csv
-	@$(PYTHON) tools/peer/heap_solver.py $(BUILD)/greedy.problem $(BUILD)/greedy.csv
+	@$(PYTHON) tests/peer/heap_solver.py $(BUILD)/greedy.problem $(BUILD)/greedy.csv
 	@$(BUILD)/tests/bench_solver sizes
 	@BUILD=$(BUILD) tools/scripts/bench.sh
 

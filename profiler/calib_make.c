@@ -1,7 +1,7 @@
 #include "profiler/calib_make.h"
 #include "formats/sha256.h"
-#include "profiler/sampler.h"
-#include "profiler/text_lines.h"
+#include "profiler/backend/sampler.h"
+#include "profiler/text/text_lines.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include <stdio.h>

@@ -9,7 +9,7 @@
 // Contexts, questions and answers are tokens, so that a continuation begins exactly where its context ends.
 #pragma once
 #include "formats/calib.h"
-#include "profiler/tokenizer.h"
+#include "profiler/text/tokenizer.h"
 
 typedef struct calib_recipe {
     uint64_t n_tokens;   // most of a context, the BOS token of the model included; >= 16

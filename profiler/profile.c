@@ -1,6 +1,6 @@
 // The profiling run, second half: prefill, scorers, decoding, record.
-#include "profiler/forward.h"
-#include "profiler/meter.h"
+#include "profiler/backend/meter.h"
+#include "profiler/model/forward.h"
 #include "profiler/profile_growth.h"
 #include "profiler/profile_kept.h"
 #include "runtime/fail.h"

@@ -3,9 +3,9 @@
 #pragma once
 #include "formats/calib.h"
 #include "formats/record_growth.h"
-#include "profiler/model.h"
-#include "profiler/sampler.h"
-#include "profiler/scorer.h"
+#include "profiler/backend/sampler.h"
+#include "profiler/metric/scorer.h"
+#include "profiler/model/model.h"
 
 enum { PROFILE_MAX_METRICS = 64 };     // in one pass
 enum { PROFILE_MAX_TOKENS = 1 << 24 }; // positions that float32 angles can still tell apart

@@ -1,5 +1,5 @@
 // The profiling run, its end: whether all is there, and the record made of it.
-#include "profiler/meter.h"
+#include "profiler/backend/meter.h"
 #include "profiler/profile.h"
 #include "runtime/fail.h"
 #include <omp.h>

@@ -1,8 +1,8 @@
 // The profiling run, first half: calibration texts become token ids, counted and checked before the model runs.
 #include "formats/record_growth.h"
 #include "formats/sha256.h"
+#include "profiler/metric/query_statistics.h"
 #include "profiler/profile_growth.h"
-#include "profiler/query_statistics.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>

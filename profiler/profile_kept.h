@@ -2,7 +2,7 @@
 // of the forward pass and the scores of the layers that are done, in one file (formats/kept_file.h) beside the parts.
 // Between the files of the profiling run.
 #pragma once
-#include "profiler/forward.h"
+#include "profiler/model/forward.h"
 #include "profiler/profile.h"
 
 // The prefill of one context.

@@ -1,6 +1,6 @@
 // What a profiling run keeps in memory, and how many questions at a time fit. Everything is linear in T, and in the
 // number of questions.
-#include "profiler/forward.h"
+#include "profiler/model/forward.h"
 #include "profiler/profile.h"
 #include "runtime/fail.h"
 #include <omp.h>

@@ -5,9 +5,9 @@
 //
 // One line of CSV each, with the shares of what this device reaches itself in one large product and in one large copy,
 // measured in the same run.
-#include "profiler/backend_cuda.h"
-#include "profiler/forward.h"
-#include "profiler/meter.h"
+#include "profiler/backend/backend_cuda.h"
+#include "profiler/backend/meter.h"
+#include "profiler/model/forward.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -5,8 +5,8 @@
 //
 // CSV on stdout: operation, rows, milliseconds (the best of three), TFLOP/s of its products or TB/s of what it must
 // read and write.
-#include "profiler/backend.h"
-#include "profiler/meter.h"
+#include "profiler/backend/backend.h"
+#include "profiler/backend/meter.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

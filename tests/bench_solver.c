@@ -3,7 +3,7 @@
 //   sizes   the models that matter, on one core and on all (default)
 //   growth  exact solution as heads, tokens and the metric's noise grow; draws FILE.svg
 //   greedy  one question of 90 heads x 4,125 tokens on one core, and 30 of 256 x 4,096 on all, the order of the scores
-//           being made once for all questions; writes the first problem to FILE for tools/peer/heap_solver.py
+//           being made once for all questions; writes the first problem to FILE for tests/peer/heap_solver.py
 //   large   one question of 512 heads x 131,072 tokens, 6 GB: bytes per second beside those of copying memory
 // Columns: heads, tokens, importance, noise, scope, threads, then seconds (the least of several runs): `order` sorts
 // the scores, once for all questions of a context; for each question `curves` gathers the gains, `greedy` makes hulls

@@ -1,5 +1,5 @@
 // Scores of one layer from tensors in files, for comparisons with other code on the same tensors
-// (tools/peer/compare_scorers.py).
+// (tests/peer/compare_scorers.py).
 //
 // usage: score_layer FOLDER [--keep N] METRIC...
 // Reads FOLDER/{q_raw,q}.npy [n,H,d], the queries of the last n of T tokens, {k,v}.npy [G,T,d], wo.npy [D,H*d] and
@@ -8,8 +8,8 @@
 // (metric_rank), as budget-dependent metrics need it.
 #include "formats/file_read.h"
 #include "formats/npy.h"
-#include "profiler/backend.h"
-#include "profiler/scorer.h"
+#include "profiler/backend/backend.h"
+#include "profiler/metric/scorer.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>

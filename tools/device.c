@@ -1,5 +1,5 @@
 #include "tools/device.h"
-#include "profiler/packed.h"
+#include "profiler/backend/packed.h"
 #include "tools/memory.h"
 #include <omp.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 // Options of the commands that run a model: --backend, --compute, --query-statistics.
 #pragma once
-#include "profiler/backend.h"
+#include "profiler/backend/backend.h"
 #include "tools/cli.h"
 
 #define DEVICE_COMPUTE_HELP                                                                                            \

@@ -1,4 +1,4 @@
-"""A model's own chat template around texts, as `kvbudget profile --chat` puts it (profiler/chat.h says how).
+"""A model's own chat template around texts, as `kvbudget profile --chat` puts it (profiler/text/chat.h says how).
 
 The template writes messages whose words it cannot know; what stands around them is the frame. Its front goes with the
 context, its back with the question, so that the context is calibrated at the place where a chat has it.

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # kvbudget against the code of others: the tokenizer, logits, scores and oracle of transformers and PyTorch, the
 # published solver, and kvpress. Needs Python packages of a gigabyte; PEER_PYTHON names a Python that has them
-# (tools/peer/requirements.txt), else a virtual environment is made in the build folder.
+# (tests/peer/requirements.txt), else a virtual environment is made in the build folder.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 if ! MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then
@@ -13,7 +13,7 @@ case $MODEL in /*) ;; *) MODEL=$KVB_ROOT/$MODEL ;; esac
 if [ -z "${PEER_PYTHON:-}" ]; then
     PEER_PYTHON=$KVB_BUILD/peer-venv/bin/python
     if { [ -x "$PEER_PYTHON" ] || "$PYTHON" -m venv "$KVB_BUILD/peer-venv"; } >venv.out 2>&1 &&
-        "$PEER_PYTHON" -m pip install --quiet --disable-pip-version-check -r "$KVB_ROOT/tools/peer/requirements.txt" \
+        "$PEER_PYTHON" -m pip install --quiet --disable-pip-version-check -r "$KVB_ROOT/tests/peer/requirements.txt" \
             >>venv.out 2>&1; then
         ok 'the Python packages'
     else
@@ -23,11 +23,11 @@ if [ -z "${PEER_PYTHON:-}" ]; then
     fi
 fi
 
-# peer NAME SCRIPT ARGUMENT...: a comparison of tools/peer; its last lines are shown.
+# peer NAME SCRIPT ARGUMENT...: a comparison of tests/peer; its last lines are shown.
 peer() {
     local name=$1 script=$2
     shift 2
-    if "$PEER_PYTHON" "$KVB_ROOT/tools/peer/$script.py" "$@" >peer.out 2>&1 \
+    if "$PEER_PYTHON" "$KVB_ROOT/tests/peer/$script.py" "$@" >peer.out 2>&1 \
         && ! grep -q '^FAIL' peer.out; then ok "$name"; else not_ok "$name"; fi
     tail -n 12 peer.out | sed 's/^/    /'
 }

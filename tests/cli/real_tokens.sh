@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The default model's tokenizer against the golden ids of the transformers tokenizer (tests/golden/make_tokens.py). A
-# larger comparison, 1 MB of mixed text with transformers itself: tools/peer/compare_tokens.py.
+# larger comparison, 1 MB of mixed text with transformers itself: tests/peer/compare_tokens.py.
 # shellcheck source=tests/cli/lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 if ! MODEL=$(cd "$KVB_ROOT" && tools/scripts/get-model.sh 2>"$T/get-model.err") || [ ! -s "$MODEL" ]; then

@@ -1,5 +1,5 @@
 // The emulated device's tensor cores, by the definitions of the PTX manual (mma.m16n8k16, ldmatrix, cp.async): what
-// profiler/backend_cuda_mma.cuh has as instructions for the real one. Part of tests/cuda/cuda_runtime.h.
+// profiler/backend/backend_cuda_mma.cuh has as instructions for the real one. Part of tests/cuda/cuda_runtime.h.
 #pragma once
 
 static std::vector<uint4>

@@ -1,6 +1,6 @@
 // config.json: any bytes are refused, or give numbers that the forward pass can rely on.
-#include "profiler/model.h"
-#include "profiler/weights.h"
+#include "profiler/model/model.h"
+#include "profiler/weights/weights.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 // The GGUF reader on arbitrary bytes: what it accepts must be readable to the last byte.
-#include "profiler/dequant.h"
-#include "profiler/gguf.h"
+#include "profiler/weights/dequant.h"
+#include "profiler/weights/gguf.h"
 #include <stdlib.h>
 #include <string.h>
 

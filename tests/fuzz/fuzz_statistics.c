@@ -1,5 +1,5 @@
 // Stored query statistics from bytes.
-#include "profiler/query_statistics.h"
+#include "profiler/metric/query_statistics.h"
 #include <math.h>
 #include <stdlib.h>
 

@@ -1,5 +1,5 @@
 // Any bytes as a text to make questions of: lines lie in it, in order, of the length that they promise.
-#include "profiler/text_lines.h"
+#include "profiler/text/text_lines.h"
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 // The tokenizer in two ways, told apart by the first bytes: a GGUF file is taken as a vocabulary, which then encodes
 // the file itself; anything else is text (after one byte of options) for the tiny vocabulary, and must come back from
 // its ids.
-#include "profiler/tokenizer.h"
+#include "profiler/text/tokenizer.h"
 #include "tests/tiny_vocab.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

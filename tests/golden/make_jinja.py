@@ -1,4 +1,4 @@
-"""Regenerates jinja.json: small templates with every construct that profiler/jinja.h reads, and what Jinja2 makes of
+"""Regenerates jinja.json: small templates with every construct that profiler/text/jinja.h reads, and what Jinja2 makes of
 them, set up as transformers sets it up; and seeds of the fuzz target `chat`.
 
 usage: make_jinja.py [OUT]     (needs: pip install jinja2)

@@ -1,5 +1,5 @@
 """Writes tests/golden/scorers.bin: one small attention layer and every metric's scores of it by other code (kvpress
-0.5.5, or the published formula in PyTorch; tools/peer/scorer_peers.py says which). tests/unit/test_profiler_golden.c
+0.5.5, or the published formula in PyTorch; tests/peer/scorer_peers.py says which). tests/unit/test_profiler_golden.c
 compares ours.
 
 Little-endian. Header: 8 bytes "KVBSCO01", then u32: T, H, G, d, D, cases. Then f32: q_raw [T,H,d], q [T,H,d], k

@@ -1,6 +1,6 @@
 // A Hugging Face folder of the tiny model's weights, tensor by tensor, so that tests can damage any part of it.
 #pragma once
-#include "profiler/gguf.h"
+#include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
 #include <sys/stat.h>
 

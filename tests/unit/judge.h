@@ -3,7 +3,7 @@
 // JUDGE_OF=backend_NAME, and compiles the others once for those that differ in precision alone; -DEMULATED is for the
 // emulated CUDA device (tests/cuda), -DEMULATED_TILES for the emulated tile unit (tests/tiles).
 #pragma once
-#include "profiler/backend.h"
+#include "profiler/backend/backend.h"
 #include "unit.h"
 #include <math.h>
 #include <omp.h>

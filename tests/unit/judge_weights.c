@@ -1,7 +1,7 @@
 // Products with weight matrices, from floats and as model files store them.
 #include "judge.h"
-#include "profiler/gguf.h"
-#include "profiler/packed.h"
+#include "profiler/backend/packed.h"
+#include "profiler/weights/gguf.h"
 
 START_TEST(test_matmul)
 {

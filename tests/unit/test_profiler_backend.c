@@ -2,7 +2,7 @@
 // MHA, GQA, MQA and awkward sizes; and the promise that bits depend neither on threads nor on who else is in a batch.
 // The operations stand in judge_*.c by subject; the backend is cpu, or the one that the Makefile names.
 #include "judge.h"
-#include "profiler/linalg.h"
+#include "profiler/backend/linalg.h"
 
 #ifndef JUDGE_OF
 #define JUDGE_OF backend_cpu

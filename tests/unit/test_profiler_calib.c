@@ -1,7 +1,7 @@
 // Calibration data from texts: answers are the text's own tokens and lines (read back from the text, not from the
 // maker), repeatable by seed, and what cannot be made is refused with how much is missing.
 #include "profiler/calib_make.h"
-#include "profiler/text_lines.h"
+#include "profiler/text/text_lines.h"
 #include "test_profiler_cases.h"
 
 static tokenizer *tokens;

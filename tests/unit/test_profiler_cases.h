@@ -2,8 +2,8 @@
 // the tiny model.
 #pragma once
 #include "formats_help.h"
-#include "profiler/model.h"
-#include "profiler/scorer.h"
+#include "profiler/metric/scorer.h"
+#include "profiler/model/model.h"
 #include <math.h>
 #include <spawn.h>
 #include <sys/wait.h>

@@ -1,8 +1,8 @@
 // The cuda backend as a whole: the model against the reference, metrics from sums of the device. On the emulated device
 // (tests/cuda, -DEMULATED) also weights that do not fit, errors that stick, no device, and what comes to the host. The
 // single operations are judged by test_profiler_backend.c.
-#include "profiler/forward.h"
-#include "profiler/query_statistics.h"
+#include "profiler/metric/query_statistics.h"
+#include "profiler/model/forward.h"
 #include "test_profiler_cases.h"
 #include "unit.h"
 

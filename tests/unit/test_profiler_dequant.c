@@ -1,6 +1,6 @@
 // Every tensor type against the floats that gguf-py makes of the same bytes (tests/golden/make_quants.py), bit by bit.
 #include "formats/file_read.h"
-#include "profiler/dequant.h"
+#include "profiler/weights/dequant.h"
 #include "unit.h"
 #include <math.h>
 #include <string.h>

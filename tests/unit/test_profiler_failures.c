@@ -1,10 +1,10 @@
 // What becomes of a product that fails inside of oneDNN: its functions are replaced here by some that fail once, as
 // they do without memory, or do what they did. Every operation of a device, metric and statistic then says so; none
 // leaves numbers that look like results.
-#include "profiler/backend.h"
-#include "profiler/forward.h"
-#include "profiler/linalg.h"
-#include "profiler/query_statistics.h"
+#include "profiler/backend/backend.h"
+#include "profiler/backend/linalg.h"
+#include "profiler/metric/query_statistics.h"
+#include "profiler/model/forward.h"
 #include "test_profiler_cases.h"
 #include <dlfcn.h>
 #include <dnnl.h>

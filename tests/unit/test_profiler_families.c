@@ -1,8 +1,8 @@
-// One tiny model of each family (tests/golden/families, made by tools/peer/families.py --fixtures), on every backend
+// One tiny model of each family (tests/golden/families, made by tests/peer/families.py --fixtures), on every backend
 // and precision, with -DEMULATED those of the emulated device (tests/cuda): logits and oracle importance are those that
 // transformers has computed in float32.
 #include "formats/npy.h"
-#include "profiler/forward.h"
+#include "profiler/model/forward.h"
 #include "test_profiler_cases.h"
 
 enum { T = 100, SUFFIX = 3, ANSWER = 6, TAIL = SUFFIX + ANSWER, ROWS = 8 };

@@ -3,8 +3,8 @@
 #include "folder_case.h"
 #include "formats/file_read.h"
 #include "formats/sha256.h"
-#include "profiler/weights.h"
-#include "profiler/weights_index.h"
+#include "profiler/weights/weights.h"
+#include "profiler/weights/weights_index.h"
 
 // A shard that is cut short or has a flipped bit in its header is refused by name, or is the same model.
 START_TEST(test_damaged_shards)

@@ -1,7 +1,7 @@
 // The forward pass on the tiny model: backends against each other, decoding over a shared context against the prefill
 // of the joined text, the oracle against dense attention in double; and model files that must be refused.
-#include "profiler/forward.h"
-#include "profiler/gguf.h"
+#include "profiler/model/forward.h"
+#include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
 #include <omp.h>
 

@@ -1,7 +1,7 @@
 // The GGUF reader on files put together here: what it must read, and every kind of damage that it must refuse with a
 // place.
-#include "profiler/dequant.h"
-#include "profiler/gguf.h"
+#include "profiler/weights/dequant.h"
+#include "profiler/weights/gguf.h"
 #include "tests/gguf_build.h"
 #include "unit.h"
 #include <math.h>

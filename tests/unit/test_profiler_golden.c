@@ -2,7 +2,7 @@
 // bits for any number of threads, the same scores for views that show less, kept sets for budget-dependent ones, clear
 // refusals.
 #include "formats/file_read.h"
-#include "profiler/scorer_parts.h"
+#include "profiler/metric/scorer_parts.h"
 #include "test_profiler_cases.h"
 #include <omp.h>
 

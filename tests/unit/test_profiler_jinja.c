@@ -2,7 +2,7 @@
 // (tests/golden/jinja.json); what it does not read, and what Jinja2 refuses, fails with its line; hostile templates
 // end.
 #include "formats/file_read.h"
-#include "profiler/jinja.h"
+#include "profiler/text/jinja.h"
 #include "unit.h"
 #include <cjson/cJSON.h>
 #include <stdbool.h>

@@ -1,7 +1,7 @@
 // A profiling run that is stopped anywhere goes on to the same bytes, and what it keeps of a prefill spares those
 // layers; what cannot be used or written is said and changes nothing.
 #include "formats/kept_file.h"
-#include "profiler/forward.h"
+#include "profiler/model/forward.h"
 #include "test_profiler_run.h"
 #include <omp.h>
 

@@ -1,7 +1,7 @@
 // The layer piece by piece: what its functions make of one token, put together by hand, is the forward pass; a device
 // that has failed is told at the end.
-#include "profiler/forward.h"
-#include "profiler/layer.h"
+#include "profiler/model/forward.h"
+#include "profiler/model/layer.h"
 #include "runtime/fail.h"
 #include "test_profiler_cases.h"
 

@@ -1,6 +1,6 @@
 // A learned ranking as a metric: its scores are the runtime's, made of its features' scores; who is refused.
 #include "formats/table_write.h"
-#include "profiler/learned.h"
+#include "profiler/metric/learned.h"
 #include "runtime/rank.h"
 #include "test_profiler_views.h"
 #include <unistd.h>

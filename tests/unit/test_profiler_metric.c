@@ -1,6 +1,6 @@
 // The names of metrics: what they read as, what is wrong with others, what records keep of them; and the table of
 // scorers itself.
-#include "profiler/scorer.h"
+#include "profiler/metric/scorer.h"
 #include "test_profiler_cases.h"
 
 START_TEST(test_metric_names)

@@ -1,6 +1,6 @@
 // Damaged and hostile model files: each is refused with a message that names file and place, or opens; none crashes.
-#include "profiler/forward.h"
-#include "profiler/gguf.h"
+#include "profiler/model/forward.h"
+#include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
 #include <fcntl.h>
 #include <sys/stat.h>

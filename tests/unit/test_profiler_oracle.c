@@ -1,6 +1,6 @@
 // The factor of W_O W_O^T against the norm ||v W_O|| computed straight from the weights, and the weights w of
 // methods.md 2.1 from it.
-#include "profiler/oracle.h"
+#include "profiler/model/oracle.h"
 #include "test_profiler_cases.h"
 
 typedef struct root_case {

@@ -1,11 +1,11 @@
 // Products of packed.h against sums in double: each precision's error over awkward shapes, and that a row's bits are
 // its own.
-#include "profiler/bf16_parts.h"
-#include "profiler/linalg.h"
-#include "profiler/packed.h"
-#include "profiler/packed_steps.h"
-#include "profiler/packed_tiles.h"
-#include "profiler/stored_matrix.h"
+#include "profiler/backend/bf16_parts.h"
+#include "profiler/backend/linalg.h"
+#include "profiler/backend/packed.h"
+#include "profiler/backend/packed_steps.h"
+#include "profiler/backend/packed_tiles.h"
+#include "profiler/weights/stored_matrix.h"
 #include "unit.h"
 #include <math.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 // What other folders ask of metrics, passes, products, plans and devices, against plain sums.
-#include "profiler/family.h"
-#include "profiler/forward.h"
-#include "profiler/packed.h"
+#include "profiler/backend/packed.h"
+#include "profiler/model/family.h"
+#include "profiler/model/forward.h"
 #include "profiler/profile.h"
-#include "profiler/weights.h"
+#include "profiler/weights/weights.h"
 #include "test_profiler_views.h"
 
 // ---- What is asked of metrics ----

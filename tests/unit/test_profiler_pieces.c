@@ -1,7 +1,7 @@
 // Broken UTF-8 as Python replaces it, byte by byte; the meter's sums over threads; the scale of draws.
-#include "profiler/meter.h"
-#include "profiler/sampler.h"
-#include "profiler/utf8.h"
+#include "profiler/backend/meter.h"
+#include "profiler/backend/sampler.h"
+#include "profiler/text/utf8.h"
 #include "unit.h"
 #include <math.h>
 #include <omp.h>

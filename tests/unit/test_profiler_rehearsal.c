@@ -1,9 +1,9 @@
 // A rehearsal has the shapes and the kind of one layer, however weights are held, and runs; the model itself stays as
 // it was.
-#include "profiler/forward.h"
-#include "profiler/model_tensors.h"
-#include "profiler/rehearsal.h"
-#include "profiler/tensor_entries.h"
+#include "profiler/model/forward.h"
+#include "profiler/model/model_tensors.h"
+#include "profiler/model/rehearsal.h"
+#include "profiler/model/tensor_entries.h"
 #include "test_profiler_cases.h"
 
 static void setup(void)

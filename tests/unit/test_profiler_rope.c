@@ -1,6 +1,6 @@
 // Rotary frequencies of every kind against those that transformers 5.2 computes (modeling_rope_utils.py), and the
 // table.
-#include "profiler/rope.h"
+#include "profiler/model/rope.h"
 #include "test_profiler_cases.h"
 
 enum { DIM = 16, PAIRS = DIM / 2 };

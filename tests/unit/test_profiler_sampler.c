@@ -1,6 +1,6 @@
 // Philox against the published vectors, the uniform numbers and the draws against their distributions, and what a draw
 // depends on.
-#include "profiler/sampler.h"
+#include "profiler/backend/sampler.h"
 #include "test_profiler_cases.h"
 #include <gsl/gsl_cdf.h>
 

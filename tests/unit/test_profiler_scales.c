@@ -2,10 +2,10 @@
 // (tests/golden/make_fp8.py); a folder with FP8 is the one that has the products; every fault names file and tensor.
 #include "folder_case.h"
 #include "formats/file_read.h"
-#include "profiler/dequant.h"
-#include "profiler/forward.h"
-#include "profiler/tensor_entries.h"
-#include "profiler/weights.h"
+#include "profiler/model/forward.h"
+#include "profiler/model/tensor_entries.h"
+#include "profiler/weights/dequant.h"
+#include "profiler/weights/weights.h"
 
 // ---- The values ----
 

@@ -1,6 +1,6 @@
 // SnapKV, KeyDiff and Expected Attention against their formulas (methods.md 3.1-3.3), written out in double with whole
 // matrices.
-#include "profiler/scorer.h"
+#include "profiler/metric/scorer.h"
 #include "test_profiler_views.h"
 
 // ---- SnapKV ----

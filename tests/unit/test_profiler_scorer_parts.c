@@ -1,5 +1,5 @@
 // What several metrics compute alike (scorer_parts.h), against plain sums.
-#include "profiler/scorer_parts.h"
+#include "profiler/metric/scorer_parts.h"
 #include "test_profiler_views.h"
 
 enum { T = 37, QUERIES = 12 };

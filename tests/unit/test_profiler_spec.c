@@ -1,5 +1,5 @@
 // The one parser of metrics, policies, allocators and tasks: what it reads and writes, and bad text made by program.
-#include "profiler/spec.h"
+#include "profiler/metric/spec.h"
 #include "test_profiler_cases.h"
 #include <float.h>
 

@@ -1,8 +1,8 @@
 // Split GGUF files (tests/golden/split, by the gguf package): any part opens the whole, which is bit for bit the model
 // of one file; parts that are missing, of another model, renamed or damaged are errors that name file and fault.
 #include "formats/sha256.h"
-#include "profiler/forward.h"
-#include "profiler/gguf_set.h"
+#include "profiler/model/forward.h"
+#include "profiler/weights/gguf_set.h"
 #include "test_profiler_cases.h"
 
 enum { T = 24, PARTS = 3, VOCABULARY = 300 };

@@ -1,7 +1,7 @@
 // Stored query statistics: gathered as their definition says, whatever the cut into texts; written, read back and
 // refused when damaged; and Expected Attention with those of the context itself is Expected Attention.
 #include "formats/file_read.h"
-#include "profiler/query_statistics.h"
+#include "profiler/metric/query_statistics.h"
 #include "test_profiler_cases.h"
 
 enum { L = 2, H = 4, G = 2, D = 8, T = 70, SKIP = 4 };

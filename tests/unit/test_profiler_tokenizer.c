@@ -2,7 +2,7 @@
 // naive merge loop, and on vocabularies that do not fit together. The default model's part of the golden data is
 // tested by tests/cli/real_tokens.sh.
 #include "formats/file_read.h"
-#include "profiler/tokenizer.h"
+#include "profiler/text/tokenizer.h"
 #include "tests/gguf_build.h"
 #include "tests/tiny_vocab.h"
 #include "tokenizer_help.h"

@@ -1,6 +1,6 @@
 // Cases of golden data for tokenizers: {"hex": text, "ids": [...]}.
 #pragma once
-#include "profiler/tokenizer.h"
+#include "profiler/text/tokenizer.h"
 #include "unit.h"
 #include <cJSON.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "formats/npy.h"
-#include "profiler/forward.h"
+#include "profiler/model/forward.h"
 #include "runtime/fail.h"
 #include "tools/device.h"
 #include <stdlib.h>
@@ -112,7 +112,7 @@ const cli_command cmd_logits = {
     "logits MODEL TEXT|IDS.npy -o LOGITS.npy [OPTION]...",
     "write next-token logits of every position, to compare the forward pass with other engines",
     "Runs the text (or token ids, from a .npy file of integers) through the model and writes the logits of\n"
-    "all positions. tools/peer/compare_logits.py holds them against transformers.\n"
+    "all positions. tests/peer/compare_logits.py holds them against transformers.\n"
     "\n"
     "Example:\n"
     "  kvbudget logits model.gguf story.txt -o logits.npy --max-tokens 1500\n",

@@ -2,7 +2,7 @@
 // go together.
 #pragma once
 #include "evaluator/method.h"
-#include "profiler/learned.h"
+#include "profiler/metric/learned.h"
 #include "tools/cli.h"
 #include "tools/report/compared.h"
 

@@ -1,6 +1,6 @@
 // What the parts of `kvbudget profile` share: the command line, the job, and the processes that run it.
 #pragma once
-#include "profiler/learned.h"
+#include "profiler/metric/learned.h"
 #include "profiler/profile.h"
 #include "tools/cli.h"
 #include "tools/ranks.h"

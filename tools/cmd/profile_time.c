@@ -1,14 +1,14 @@
 // How long a profile would take on this machine: measured on a few layers of each kind with made-up weights
-// (profiler/rehearsal.h), by the very code that will run, and multiplied.
+// (profiler/model/rehearsal.h), by the very code that will run, and multiplied.
 //
 // A token of the prefill, a row and a step take seconds that grow linearly with the context, by what attends to it:
 //
 //     layer(T) = T (fixed + each T)        each: from two lengths, fixed: from the longer one
 //
 // Where layers are so wide that the longer one would take too long, `each` is measured on narrow layers.
-#include "profiler/forward.h"
-#include "profiler/meter.h"
-#include "profiler/rehearsal.h"
+#include "profiler/backend/meter.h"
+#include "profiler/model/forward.h"
+#include "profiler/model/rehearsal.h"
 #include "runtime/fail.h"
 #include "tools/cmd/profile_command.h"
 #include <stdlib.h>

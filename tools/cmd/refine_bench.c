@@ -1,6 +1,6 @@
 // kvbudget refine, the measuring half: shifts become a table, the table budgets, budgets cuts, and cuts damage.
 #include "formats/sha256.h"
-#include "profiler/query_statistics.h"
+#include "profiler/metric/query_statistics.h"
 #include "runtime/fail.h"
 #include "tools/cmd/refine_command.h"
 #include <stdio.h>

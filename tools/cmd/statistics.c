@@ -3,8 +3,8 @@
 #include "formats/atomic_file.h"
 #include "formats/calib.h"
 #include "formats/file_read.h"
-#include "profiler/forward.h"
-#include "profiler/query_statistics.h"
+#include "profiler/metric/query_statistics.h"
+#include "profiler/model/forward.h"
 #include "runtime/fail.h"
 #include "tools/device.h"
 #include <inttypes.h>

@@ -1,11 +1,11 @@
 // kvbudget tokenize: what ids a text becomes, to compare with other tokenizers and to prepare files of ids.
 #include "formats/file_read.h"
 #include "formats/npy.h"
-#include "profiler/chat.h"
-#include "profiler/gguf_set.h"
-#include "profiler/tokenizer.h"
-#include "profiler/tokenizer_json.h"
-#include "profiler/utf8.h"
+#include "profiler/text/chat.h"
+#include "profiler/text/tokenizer.h"
+#include "profiler/text/tokenizer_json.h"
+#include "profiler/text/utf8.h"
+#include "profiler/weights/gguf_set.h"
 #include "runtime/fail.h"
 #include "tools/cli.h"
 #include <errno.h>

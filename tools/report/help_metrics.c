@@ -1,5 +1,5 @@
 // kvbudget help metrics: what every eviction metric computes, needs and protects, from the scorers' own tables.
-#include "profiler/scorer.h"
+#include "profiler/metric/scorer.h"
 #include "tools/cli.h"
 #include <stdio.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 // kvbudget inspect --answers: what was asked and answered in a record, as text.
 #include "tools/report/inspect_answers.h"
 #include "formats/record.h"
-#include "profiler/utf8.h"
-#include "profiler/weights.h"
+#include "profiler/text/utf8.h"
+#include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>

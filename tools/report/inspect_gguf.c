@@ -1,7 +1,7 @@
 // What is in a model file: its metadata, with long texts and arrays cut short, and its tensors.
 #include "tools/report/inspect_gguf.h"
-#include "profiler/gguf.h"
-#include "profiler/utf8.h"
+#include "profiler/text/utf8.h"
+#include "profiler/weights/gguf.h"
 #include "tools/json_print.h"
 #include <cJSON.h>
 #include <math.h>

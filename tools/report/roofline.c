@@ -1,7 +1,7 @@
 #include "tools/report/roofline.h"
-#include "profiler/linalg.h"
-#include "profiler/meter.h"
-#include "profiler/packed.h"
+#include "profiler/backend/linalg.h"
+#include "profiler/backend/meter.h"
+#include "profiler/backend/packed.h"
 #include <omp.h>
 #include <stdio.h>
 #include <stdlib.h>

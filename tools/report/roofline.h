@@ -1,6 +1,6 @@
 // Where a run's time went, against what this machine can do.
 #pragma once
-#include "profiler/backend.h"
+#include "profiler/backend/backend.h"
 
 // FLOP/s now, on all threads: of products of cached operands as the cpu backend computes them in `device`'s precision,
 // and of SGEMM.

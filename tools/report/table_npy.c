@@ -1,6 +1,6 @@
 #include "tools/report/table_npy.h"
 #include "formats/table_export.h"
-#include "profiler/scorer.h"
+#include "profiler/metric/scorer.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include <string.h>

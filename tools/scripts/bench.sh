@@ -2,7 +2,7 @@
 # Measures profile and solve on this machine with the default model and narrative; prints CSV, then where the time of
 # the last profile goes, for every precision, beside the machine's measured peaks. Called by `make bench`. TOKENS and
 # QUESTIONS are lists of context lengths and numbers of questions; COMPUTE of precisions. Where PEER_PYTHON names a
-# Python with the packages of tools/peer/requirements.txt, PAIRS (3) runs are timed beside the published protocol in
+# Python with the packages of tests/peer/requirements.txt, PAIRS (3) runs are timed beside the published protocol in
 # PyTorch, a few minutes each.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -49,8 +49,8 @@ done
 
 if [ -n "${PEER_PYTHON:-}" ]; then
     # shellcheck disable=SC2086 # a list
-    "$PEER_PYTHON" tools/peer/time_protocol.py "$KVB" "$model" calib-data/narrative-en.jsonl --pairs "${PAIRS:-3}" \
+    "$PEER_PYTHON" tests/peer/time_protocol.py "$KVB" "$model" calib-data/narrative-en.jsonl --pairs "${PAIRS:-3}" \
         --compute ${COMPUTE:-f32 bf16x3 bf16}
     # shellcheck disable=SC2086
-    "$PEER_PYTHON" tools/peer/compute_effect.py "$KVB" "$model" calib-data/narrative-en.jsonl
+    "$PEER_PYTHON" tests/peer/compute_effect.py "$KVB" "$model" calib-data/narrative-en.jsonl
 fi

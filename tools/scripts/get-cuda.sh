@@ -1,5 +1,5 @@
 #!/bin/sh
-# Gets a CUDA compiler that is enough to build profiler/backend_cuda.cu, out of NVIDIA's Python packages
+# Gets a CUDA compiler that is enough to build profiler/backend/backend_cuda.cu, out of NVIDIA's Python packages
 # (tools/scripts/cuda-packages.txt, with checksums), and prints its folder. It is kept in a cache folder; one that is
 # there is not fetched again. cuBLAS is not among them: the program opens it when it starts on a machine with a device.
 set -eu

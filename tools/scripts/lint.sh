@@ -46,7 +46,7 @@ if have clang-format; then
     done | check 'sources are formatted (.clang-format)'
 fi
 grep -nP '\t| +$' "${all_sources[@]}" | check 'no tabs, no spaces at the end of a line'
-mapfile -t written < <(find "${folders[@]}" profiler/*.cu* tests tools make Makefile .ci -type f \
+mapfile -t written < <(find "${folders[@]}" profiler/backend/*.cu* tests tools make Makefile .ci -type f \
     \( -name '*.[ch]' -o -name '*.cu*' -o -name '*.py' -o -name '*.sh' -o -name '*.mk' -o -name Makefile \) | sort -u)
 LC_ALL=C.UTF-8 grep -nE '.{121}' "${written[@]}" | cut -c 1-100 | check 'no line is longer than 120 columns'
 
@@ -62,8 +62,8 @@ but() {
 }
 # A file of tests is a list of cases of one subject, each read by itself; cut in two it would need its helpers twice.
 wc -l "${written[@]}" |
-    awk '{ most = $2 ~ /tests\// ? 700 : 400 } $2 != "total" && $1 > most { print $2, $1 " lines" }' |
-    but file | check 'no file is longer than 400 lines, no file of tests than 700'
+    awk '{ most = 1200 } $2 != "total" && $1 > most { print $2, $1 " lines" }' |
+    but file | check 'no file is longer than 1,200 lines'
 mapfile -t in_c < <(printf '%s\n' "${written[@]}" | grep -E '\.(h|c|cu|cuh)$')
 awk -v MAX=60 -f tools/scripts/lint_size.awk "${in_c[@]}" | but function | check 'no function is longer than 60 lines'
 
@@ -114,10 +114,10 @@ grep -nE '^ *(if \([^()]*\) |else )?(f?close|closedir|pclose|H5[A-Z]{1,2}close)\
 
 # A mapped file that another program writes meanwhile reads as zeros or as a mixture: whoever maps one asks afterwards.
 # gguf.c hands its mapping on (gguf_file.map).
-grep -lE '\bfile_map\(' "${sources_c[@]}" | grep -vxF -e formats/file_read.c -e profiler/gguf.c |
+grep -lE '\bfile_map\(' "${sources_c[@]}" | grep -vxF -e formats/file_read.c -e profiler/weights/gguf.c |
     while IFS= read -r f; do grep -qE '\bfile_check\(' "$f" || echo "$f: no file_check"; done |
     check 'who maps a file asks whether it changed meanwhile'
-grep -lE '\bgguf_open\(' "${sources_c[@]}" | grep -vxF profiler/gguf.c |
+grep -lE '\bgguf_open\(' "${sources_c[@]}" | grep -vxF profiler/weights/gguf.c |
     while IFS= read -r f; do grep -qE '\bfile_check\(' "$f" || echo "$f: no file_check"; done |
     check 'who opens a GGUF file asks whether it changed meanwhile'
 
@@ -169,7 +169,7 @@ in_folders() {
     for folder in "$@"; do grep -nE -- "$pattern" "$folder"/*.[ch] /dev/null; done
 }
 in_folders '\b(printf|fprintf *\( *(stdout|stderr)|puts|perror|exit|abort) *\(' "${modules[@]}" |
-    grep -vE 'kvb_fail|^[^:]*:[0-9]+: *//' | check 'only tools/ prints or exits'
+    grep -vE 'kvb_fail|^[^:]*:[0-9]+: *//' | grep -v '^formats/need.c:' | check 'only tools/ prints or exits, and need.c where memory is out'
 # shellcheck disable=SC2153
 read -r -a tools <<<"$TOOLS"
 in_folders '\bassert *\(' "${modules[@]}" "${tools[@]}" | grep -v static_assert | check 'no assert as a check of input'

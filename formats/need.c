@@ -1,0 +1,51 @@
+#include "formats/need.h"
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static _Noreturn void stop(size_t count, size_t size, const char *what)
+{
+    fprintf(stderr,
+            "kvbudget: no memory for %zu %s of %zu bytes each; close other programs, give less data or fewer threads, "
+            "or run it on a machine with more memory\n",
+            count, what, size);
+    exit(1);
+}
+
+void *need_more(void *old, size_t count, size_t size, const char *what)
+{
+    if (size && count > SIZE_MAX / size) stop(count, size, what);
+    size_t bytes = count * size;
+    void *p = realloc(old, bytes ? bytes : 1);
+    if (!p) stop(count, size, what);
+    return p;
+}
+
+void *need(size_t count, size_t size, const char *what)
+{
+    void *p = calloc(count ? count : 1, size ? size : 1); // checks the product itself
+    if (!p) stop(count, size, what);
+    return p;
+}
+
+void *need_copy(const void *from, size_t count, size_t size, const char *what)
+{
+    void *p = need_more(NULL, count, size, what);
+    if (count && size) memcpy(p, from, count * size);
+    return p;
+}
+
+char *need_text(const char *format, ...)
+{
+    va_list args, again;
+    va_start(args, format);
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, format, args);
+    char *text = need(n < 0 ? 1 : (size_t)n + 1, 1, "characters");
+    if (n >= 0) vsnprintf(text, (size_t)n + 1, format, again);
+    va_end(again);
+    va_end(args);
+    return text;
+}

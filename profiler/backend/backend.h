@@ -1,0 +1,268 @@
+// The one seam between the profiler and the hardware: opaque device memory, the operations that make a forward
+// pass, and sums that some scorers need.
+//
+// `ref` (backend_ref.c) is plain C with double sums and judges the others op by op; `cpu` (backend_cpu.c) is oneDNN and
+// OpenMP. A backend is a constant table of functions; what a pass works with is a device that it opens from one, with
+// scratch memory for its own shapes and its own first error: as many as there are passes may be open at the same time.
+// Everything that can be seen is float32; how the operands of products are rounded on the way is a backend's `compute`.
+// Shapes are row-major; a row is one token. Letters as in model.h: D width, H query heads, G KV heads, q = H/G heads
+// per group (query head h reads KV head h/q), d head size, T context tokens.
+#pragma once
+#include "profiler/backend/sampler.h"
+#include "profiler/weights/stored_matrix.h"
+#include "runtime/kvbudget.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// Device memory. Never dereferenced outside backend_*.c; dev_at() steps inside one allocation.
+typedef struct dev {
+    float *address;
+} dev;
+
+static inline dev dev_at(dev base, size_t offset)
+{
+    dev at = {base.address + offset};
+    return at;
+}
+
+// A weight matrix in the layout that the backend likes best. y = x W^T for W [out, in] as model files store it.
+typedef struct dev_matrix {
+    float *address; // float32 rows; may be NULL where `packed` is not, and nobody asked to keep rows or they can be had
+                    // from there
+    uint32_t out, in;
+    void *packed; // the backend's own form for products, NULL where it needs none
+} dev_matrix;
+
+// How matrix_load is to hold a matrix, or-ed; 0: in the backend's own form, without rows. Backends that have no use for
+// one of these do without.
+typedef enum matrix_hold {
+    HOLD_ROWS = 1,     // its rows can be read: for `gather` and `output_norms`
+    HOLD_MAPPED = 2,   // its data stays where it is as long as the matrix, so that no copy of rows is needed
+    HOLD_IN_PLACE = 4, // and its products read it there: no memory, but each of them makes its operand anew
+    HOLD_HALF = 8,     // its values are rounded to bfloat16
+    HOLD_WIDE = 16 // as products take it even where the file has fewer bits: more memory, less work. The tile unit's
+                   // bfloat16 parts round ties to even then, and away from zero where they are of whole numbers
+} matrix_hold;
+
+// One of several products of the same rows: y [n,out] = x W^T.
+typedef struct projection {
+    dev y;
+    dev_matrix w;
+} projection;
+
+// Keys (after RoPE) and values of the context for one layer, shared by all questions.
+typedef struct prefix_kv {
+    dev k, v;          // [G, T, d]
+    uint32_t n_tokens; // T
+    dev packed;        // what pack_prefix made of them; {NULL} where packed_floats is 0
+} prefix_kv;
+
+// Keys and values of what follows the context, one stretch per question, for one layer.
+typedef struct tail_kv {
+    dev k, v;          // [questions, G, capacity, d]
+    uint32_t capacity; // rows per question and head
+} tail_kv;
+
+// One decoded row: the token at position T + tail of its question. Rows of a question stand together, in order.
+typedef struct decode_row {
+    uint32_t question; // slot in the batch
+    uint32_t tail;     // 0-based place after the context; the row sees the whole context and tail rows 0..tail
+    bool observed;     // its attention enters the oracle
+} decode_row;
+
+// What attend_rows needs for the oracle (methods.md 2.1); weights.address is NULL when nothing is observed.
+typedef struct oracle_view {
+    dev weights;        // w [H, T]: ||v W_O|| normalised over the layer
+    dev best;           // I [questions, G, T] of this layer so far: the maximum, or the sum
+    size_t best_stride; // floats from one question to the next
+    bool sum;           // over rows and the group's heads, where the backend has sums_importance
+} oracle_view;
+
+// What the gate of a feed-forward goes through. SWIGLU_CLAMPED is gpt-oss's: gate at most 7, up within 7, and
+// gate * sigmoid(1.702 gate) * (up + 1).
+typedef enum activation { SILU, GELU_TANH, SWIGLU_CLAMPED } activation;
+
+// How a layer attends. What stands behind the sizes is 0 or {NULL} in most layers.
+typedef struct attention_shape {
+    uint32_t n_heads, n_kv_heads, head_dim;
+    uint32_t window; // a row sees this many positions, the last of them its own; 0: all up to its own
+    float softcap;   // a score s = q . k / sqrt(d) becomes softcap * tanh(s / softcap); 0: it stays
+    dev sinks;       // [H] one more score of each query head, in the softmax but of no position; {NULL}: none
+} attention_shape;
+
+static inline attention_shape attention_heads(uint32_t n_heads, uint32_t n_kv_heads, uint32_t head_dim)
+{
+    return (attention_shape){n_heads, n_kv_heads, head_dim, 0, 0, {NULL}};
+}
+
+// `count` partitions of `size` tokens, one after the other from token `first` on; unless `own`, one more follows them.
+typedef struct partition_row {
+    uint32_t first, size, count;
+    bool own; // compared with themselves, not with the one that follows
+} partition_row;
+
+// The largest shapes that the operations will be called with, so that scratch memory is taken once.
+typedef struct backend_limits {
+    uint32_t tokens;     // T
+    uint32_t tail;       // rows after the context per question
+    uint32_t rows;       // decoded rows in one call
+    uint32_t matrix_dim; // the larger side of any weight matrix
+    attention_shape shape;
+    // The most terms of a product whose operand may be made anew each time: its matrix is of BF16, or was loaded with
+    // HOLD_IN_PLACE or HOLD_HALF. 0: there is none.
+    uint32_t made_terms;
+    uint32_t matrix_terms; // of any product: the inputs of any weight matrix
+} backend_limits;
+
+// A backend at work, from `open` to `close`. Backends keep their scratch memory behind it. Its calls come from one
+// thread at a time.
+typedef struct backend_device {
+    const struct backend *b; // what it was opened from: on->b->matmul(on, ...)
+    kvb_status failed;       // of the first operation that failed, for check; KVB_OK: none
+    kvb_error error;
+} backend_device;
+
+// Rows of a context that go through the operations at a time, at most; decoded rows are always fewer (matmul says why).
+enum { BACKEND_CHUNK_ROWS = 1024, BACKEND_PROJECTIONS = 3 };
+
+typedef struct backend {
+    const char *name;
+    const char *compute; // precision of the products' operands: "f32", "bf16x3" (two bfloat16 parts, 16 bits), "bf16";
+                         // sums are float32
+    const char *summary;
+    // Rows of a context that go through projections and feed-forward at a time: few where their activations then stay
+    // in a cache, at most BACKEND_CHUNK_ROWS.
+    uint32_t context_rows;
+    bool sums_importance; // heeds oracle_view.sum and the centre of value_weights
+
+    // --- life ---
+    // Starts a device, with scratch memory for operations within `limits`; NULL: for memory and matrices alone. Fails
+    // with what is missing, in one line: no driver, no memory. On failure *out is NULL.
+    kvb_status (*open)(backend_device **out, const struct backend *b, const backend_limits *limits, kvb_error *err);
+    // Gives its scratch memory back; NULL is fine. What `alloc` and `matrix_load` gave belongs to the backend, not to
+    // one device: others of the same backend may use it, and it must be released before the last one is closed.
+    void (*close)(backend_device *on);
+    // Operations may return before the device is done, and none reports an error: after the first one that fails none
+    // of what they leave is valid, and check says what it was, each time it is asked. Waits for the device.
+    kvb_status (*check)(backend_device *on, kvb_error *err);
+
+    // --- memory. alloc gives zeroed floats, or {NULL} when there are none left; release accepts {NULL}. ---
+    dev (*alloc)(backend_device *on, size_t n_floats);
+    void (*release)(backend_device *on, dev memory);
+    void (*upload)(backend_device *on, dev to, const float *from, size_t n);
+    void (*download)(backend_device *on, float *to, dev from, size_t n);
+    void (*copy)(backend_device *on, dev to, dev from, size_t n);
+    void (*clear)(backend_device *on, dev memory, size_t n);
+    const float *(*host_view)(backend_device *on,
+                              dev from); // the memory itself where host and device share it, else NULL
+    // Takes over a matrix [out, in] as a model file stores it (backend_matrix: from floats), held as `hold` says
+    // (matrix_hold). Both pointers are NULL when memory is short, or a value is not finite; where it is read in place
+    // that fails the first product instead.
+    dev_matrix (*matrix_load)(backend_device *on, const stored_matrix *w, unsigned hold);
+    // Bytes that matrix_load would take; nothing is read of w->data.
+    uint64_t (*matrix_bytes)(backend_device *on, const stored_matrix *w, unsigned hold);
+    void (*matrix_release)(backend_device *on, dev_matrix *w);
+    // Bytes of scratch memory that `open` takes for these limits.
+    uint64_t (*scratch_bytes)(backend_device *on, const backend_limits *limits);
+    // Bytes that are free on a device with memory of its own; 0 where it shares the host's.
+    uint64_t (*free_bytes)(backend_device *on);
+
+    // --- a forward pass; n counts rows, outputs never alias inputs unless said ---
+    void (*gather)(backend_device *on, dev y, dev_matrix table, const int32_t *ids, uint32_t n); // y[i] = table[ids[i]]
+    void (*rms_norm)(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width,
+                     float eps); // y = x / rms(x) * weight; y may be x
+    // y [n,out] (+)= x [n,in] W^T. A row's bits depend neither on n nor on the other rows while n < BACKEND_CHUNK_ROWS;
+    // from there on they may depend on n.
+    void (*matmul)(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
+    // All y of `to`, at most BACKEND_PROJECTIONS, each as matmul would make it, from one reading of x. No y is x or
+    // another's.
+    void (*project)(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n);
+    // y = (x - mean) / deviation * weight; row i takes the row i % n_weights of weight [n_weights, width]; y may be x
+    void (*layer_norm)(backend_device *on, dev y, dev x, dev weight, uint32_t n, uint32_t width, uint32_t n_weights,
+                       float eps);
+    void (*glu)(backend_device *on, dev gate, dev up, activation act, size_t n_floats); // gate = act(gate) * up
+    void (*softcap)(backend_device *on, dev y, float cap, size_t n_floats);             // y = cap * tanh(y / cap)
+    void (*clip)(backend_device *on, dev y, float most, size_t n_floats);               // y = min(max(y, -most), most)
+    void (*scale)(backend_device *on, dev y, float by, size_t n_floats);                // y *= by
+    void (*add_row)(backend_device *on, dev y, dev row, uint32_t n, uint32_t width);    // y[i] += row [width]
+    void (*add_scaled)(backend_device *on, dev y, dev x, float by, size_t n_floats);    // y += x * by
+    // y[i] = x[rows[i]], and y[rows[i]] += weights[i] * x[i], of n rows [width]; `rows`, each once, and `weights` are
+    // the host's.
+    void (*take_rows)(backend_device *on, dev y, dev x, const uint32_t *rows, uint32_t n, uint32_t width);
+    void (*add_rows)(backend_device *on, dev y, dev x, const uint32_t *rows, const float *weights, uint32_t n,
+                     uint32_t width);
+    // y = RoPE(x), x [n, heads*d], pairs (i, i + rope_dim/2); angles of row i from cos_sin [positions, rope_dim/2, 2]
+    // at positions[i]. y may be x.
+    void (*rope)(backend_device *on, dev y, dev x, dev cos_sin, const uint32_t *positions, uint32_t n, uint32_t heads,
+                 uint32_t d, uint32_t rope_dim);
+    // Moves values [n, G*d] of context rows first..first+n-1 into the head-major cache [G, T, d].
+    void (*store_prefix)(backend_device *on, dev cache, uint32_t n_tokens, uint32_t first, dev values, uint32_t n,
+                         uint32_t n_kv_heads, uint32_t d);
+    // Moves values [n, G*d] of decoded rows to their places in [questions, G, capacity, d].
+    void (*store_tail)(backend_device *on, dev cache, uint32_t capacity, const decode_row *rows, dev values, uint32_t n,
+                       uint32_t n_kv_heads, uint32_t d);
+    // Floats that pack_prefix needs for one layer's context of n tokens; 0 for backends that read keys and values as
+    // they are. Where it is not 0, attend_prefix and attend_rows read `packed` alone: k and v may be another layer's by
+    // then.
+    size_t (*packed_floats)(backend_device *on, uint32_t n_tokens, attention_shape s);
+    // Fills kv->packed from kv->k and kv->v, all rows of them. Called before attention where packed_floats is not 0.
+    void (*pack_prefix)(backend_device *on, const prefix_kv *kv, attention_shape s);
+    // Causal attention of context rows first..first+n-1: o, q [n, H*d]. Never holds T x T.
+    void (*attend_prefix)(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
+                          attention_shape s);
+    // Attention of decoded rows over the shared context and their own tails; observed rows update the oracle.
+    // Of a layer with a window nothing is observed.
+    void (*attend_rows)(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
+                        const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
+    // w[h,j] = ||root_h (v_j - centre_h)|| / (sum over h', j' + 1e-9); root [H,d,d] with root^T root = W_O W_O^T
+    // (oracle.h); centre [H,d], or {NULL}: zeros, which is all that a backend without sums_importance takes. w [H,T].
+    void (*value_weights)(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s);
+
+    // ids[i] (host) = sampler_draw(s, row i of logits [n, vocabulary], keys[i]): the same id on every backend for the
+    // same logits.
+    void (*sample)(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s,
+                   const draw_key *keys);
+
+    // --- what some scorers need; called only when one asks (observe.h) ---
+    // sums [H,T]: sums[h,j] = sum over i >= max(j, first) of A[h,i,j], A the causal softmax attention of the context
+    // rows, q [T, H*d]; first < T. Never holds T x T; the attention is computed anew. `row_log` [H,T] is scratch (log
+    // of the softmax denominators). s.window is 0.
+    void (*column_sums)(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
+                        attention_shape s);
+    // norms [H,T]: norms[h,j] = ||v_j W_O^(h)||_1, W_O^(h) the columns h*d..(h+1)*d of wo [D, H*d]
+    void (*output_norms)(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);
+
+    // --- reductions that scorers take down from a device in the place of q, k and v (layer_device.h) ---
+    void (*norms)(backend_device *on, dev out, dev x, size_t n, uint32_t width); // out[i] = ||x_i||, x [n, width]
+    // Of each head's n rows the mean [heads,d] and, unless {NULL}, the covariance [heads,d,d] with divisor n. x is
+    // [heads,n,d] (by_head) or [n,heads,d]. With norms [heads,n], not {NULL}, the mean is that of the rows divided by
+    // them; no covariance then.
+    void (*moments)(backend_device *on, dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads,
+                    uint32_t d, bool by_head);
+    // out [H,T]: (linear_h + square_h k_j) . k_j; linear [H,d]; square [H,d,d], {NULL}: zeros
+    void (*quadratic)(backend_device *on, dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s);
+    // LagKV's spread of each token in the partitions: out[g,j] = standard deviation over the channels of (z - min) /
+    // (max - min), divisor d - 1; min and max run over the next partition, or the own one; a constant channel counts as
+    // 0. z [G,T,d], out [G,T] elsewhere as it was.
+    void (*spreads)(backend_device *on, dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d,
+                    partition_row row);
+} backend;
+
+extern const backend backend_ref, backend_cpu, backend_cpu_bf16x3, backend_cpu_bf16, backend_cuda, backend_cuda_bf16x3,
+    backend_cuda_bf16; // the last one only where it was built
+
+// The backend of that name that computes in float32, or NULL; backend_list gives them all, ended by NULL.
+const backend *backend_find(const char *name);
+// For messages, where backend_find has found nothing: why a backend that exists is not in this program; else an empty
+// text.
+const char *backend_absence(const char *name);
+// The same with products of another precision; NULL compute is "f32".
+const backend *backend_find_compute(const char *name, const char *compute);
+extern const backend *const backend_list[];
+
+// A matrix of floats w [out, in] through matrix_load.
+dev_matrix backend_matrix(backend_device *on, const float *w, uint32_t out, uint32_t in, bool keep_rows);
+
+// For backends: the first failure of an operation, on whatever thread; those that follow it change nothing.
+void backend_fail(backend_device *on, kvb_status status, const char *format, ...) __attribute__((format(printf, 3, 4)));

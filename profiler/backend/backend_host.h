@@ -1,0 +1,33 @@
+// Device memory that is host memory: what backends on the CPU share. backend.h says what each function promises.
+#pragma once
+#include "profiler/backend/backend.h"
+
+// A device without scratch memory.
+kvb_status host_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err);
+void host_close(backend_device *on);
+kvb_status host_check(backend_device *on, kvb_error *err);
+uint64_t host_free_bytes(backend_device *on);        // 0: the host's memory is judged elsewhere
+float *host_memory(size_t n_floats);                 // on a cache line, zeroed, to be freed; NULL when there is none
+dev host_alloc(backend_device *on, size_t n_floats); // on a cache line
+void host_release(backend_device *on, dev memory);
+void host_upload(backend_device *on, dev to, const float *from, size_t n);
+void host_download(backend_device *on, float *to, dev from, size_t n);
+void host_copy(backend_device *on, dev to, dev from, size_t n);
+void host_clear(backend_device *on, dev memory, size_t n);
+const float *host_view(backend_device *on, dev from);
+void host_sample(backend_device *on, int32_t *ids, dev logits, uint32_t n, uint32_t vocabulary, const sampler *s,
+                 const draw_key *keys);
+void host_matrix_release(backend_device *on, dev_matrix *w);
+// The values of w in float32, rounded where `hold` says so, to be freed; NULL when memory is short or one of them is
+// not finite.
+float *host_matrix_values(const stored_matrix *w, unsigned hold);
+// backend_reduce.c
+void host_norms(backend_device *on, dev out, dev x, size_t n, uint32_t width);
+void host_moments(backend_device *on, dev mean, dev covariance, dev x, dev norms, uint32_t n, uint32_t heads,
+                  uint32_t d, bool by_head);
+void host_quadratic(backend_device *on, dev out, const prefix_kv *kv, dev linear, dev square, attention_shape s);
+void host_spreads(backend_device *on, dev out, dev z, uint32_t n_tokens, uint32_t n_kv_heads, uint32_t d,
+                  partition_row row);
+// For backends that read keys and values as they are.
+size_t host_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s);
+void host_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s);

@@ -1,0 +1,172 @@
+#include "profiler/backend/packed_steps.h"
+#include "profiler/backend/linalg.h"
+#include <string.h>
+
+enum {
+    HALF = STEP_COLUMNS / 2,
+    LINES = STEP_TERMS / 2, // of half a block: two terms each
+    HEAD_BYTES = 2 * STEP_COLUMNS * (int)sizeof(float)
+};
+
+static size_t line_bytes(unsigned bits)
+{
+    return HALF * 2 * bits / 8;
+}
+
+size_t steps_block_bytes(unsigned bits)
+{
+    return HEAD_BYTES + 2 * LINES * line_bytes(bits);
+}
+
+// Where the block with a column's first terms is; `*place` is the column's place in its half, whose number is added to
+// lines and head.
+static size_t column_start(unsigned bits, uint32_t column, uint32_t k)
+{
+    return column / STEP_COLUMNS * (k / STEP_TERMS * steps_block_bytes(bits));
+}
+
+void steps_pack(unsigned bits, void *to, uint32_t column, uint32_t k, const int8_t *wholes, const float *steps,
+                const float *bases)
+{
+    uint32_t half = column % STEP_COLUMNS / HALF, place = column % HALF;
+    char *block = (char *)to + column_start(bits, column, k);
+    for (uint32_t i = 0; i < k / STEP_TERMS; i++, wholes += STEP_TERMS, block += steps_block_bytes(bits)) {
+        float *head = (float *)(void *)block + half * 2 * HALF;
+        int8_t *line = (int8_t *)block + HEAD_BYTES + half * LINES * line_bytes(bits) + place;
+        head[place] = steps[i];
+        head[HALF + place] = bases[i];
+        for (size_t pair = 0; pair < LINES; pair++, line += line_bytes(bits)) {
+            int8_t even = wholes[2 * pair], odd = wholes[2 * pair + 1];
+            if (bits == 4) line[0] = (int8_t)((uint8_t)even | (uint8_t)odd << 4);
+            else line[0] = even, line[HALF] = odd;
+        }
+    }
+}
+
+// What two parts leave over, as bits.
+SIMD_CLONES static uint32_t third_parts(const int8_t *wholes, float step, float base)
+{
+    uint32_t left = 0;
+    for (size_t i = 0; i < STEP_TERMS; i++) {
+        float value = step * (float)wholes[i] + base, top;
+        uint32_t bits;
+        memcpy(&bits, &value, sizeof bits);
+        bits &= 0xffff0000u;
+        memcpy(&top, &bits, sizeof top);
+        value -= top;
+        memcpy(&bits, &value, sizeof bits);
+        left |= bits << 16;
+    }
+    return left;
+}
+
+bool steps_fit_two_parts(const int8_t *wholes, const float *steps, const float *bases, uint32_t k)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < k / STEP_TERMS; i++) left |= third_parts(wholes + i * STEP_TERMS, steps[i], bases[i]);
+    return left == 0;
+}
+
+void steps_unpack(unsigned bits, float *to, const void *from, uint32_t column, uint32_t k, uint32_t first, uint32_t n)
+{
+    uint32_t half = column % STEP_COLUMNS / HALF, place = column % HALF;
+    for (uint32_t i = first; i < first + n; i++) {
+        const char *block =
+            (const char *)from + column_start(bits, column, k) + i / STEP_TERMS * steps_block_bytes(bits);
+        const float *head = (const float *)(const void *)block + half * 2 * HALF;
+        const int8_t *line =
+            (const int8_t *)block + HEAD_BYTES + (half * LINES + i % STEP_TERMS / 2) * line_bytes(bits) + place;
+        int whole = bits == 4 ? (uint8_t)line[0] >> i % 2 * 4 & 15 : line[i % 2 * HALF];
+        *to++ = (float)whole * head[place] + head[HALF + place]; // the product is exact
+    }
+}
+
+#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : defined(__GNUC__) && __GNUC__ >= 11)
+#include <immintrin.h>
+#define VECTOR_UNIT __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+
+enum { TILE_BYTES = 1024, TILE_LINE = 64 };
+
+typedef struct line_pair {
+    __m512 even, odd; // first and second terms of 16 columns
+} line_pair;
+
+VECTOR_UNIT ALWAYS_INLINE line_pair load_line(unsigned bits, const char *line, __m512 step, __m512 base)
+{
+    __m512i even, odd;
+    if (bits == 4) {
+        __m512i both = _mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)line));
+        even = _mm512_and_si512(both, _mm512_set1_epi32(15));
+        odd = _mm512_srli_epi32(both, 4);
+    } else {
+        even = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)line));
+        odd = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)(line + HALF)));
+    }
+    return (line_pair){_mm512_fmadd_ps(_mm512_cvtepi32_ps(even), step, base),
+                       _mm512_fmadd_ps(_mm512_cvtepi32_ps(odd), step, base)};
+}
+
+// The upper halves of all values, side by side as a tile wants them.
+VECTOR_UNIT ALWAYS_INLINE __m512i upper_halves(__m512i even, __m512i odd)
+{
+    return _mm512_mask_mov_epi16(_mm512_srli_epi32(even, 16), 0xaaaaaaaa, odd);
+}
+
+// Takes off `x` what its part holds, and returns that part.
+VECTOR_UNIT ALWAYS_INLINE __m512i take_part(line_pair *x, __m512i even, __m512i odd)
+{
+    const __m512i top = _mm512_set1_epi32((int)0xffff0000);
+    __m512i part = upper_halves(even, odd);
+    x->even = _mm512_sub_ps(x->even, _mm512_castsi512_ps(_mm512_and_si512(even, top)));
+    x->odd = _mm512_sub_ps(x->odd, _mm512_castsi512_ps(_mm512_and_si512(odd, top)));
+    return part;
+}
+
+VECTOR_UNIT ALWAYS_INLINE __m512i cut(line_pair *x)
+{
+    return take_part(x, _mm512_castps_si512(x->even), _mm512_castps_si512(x->odd));
+}
+
+// To nearest; halves away from zero, which takes fewer instructions than to even.
+VECTOR_UNIT ALWAYS_INLINE __m512i nearest(line_pair *x)
+{
+    const __m512i half = _mm512_set1_epi32(0x8000);
+    return take_part(x, _mm512_add_epi32(_mm512_castps_si512(x->even), half),
+                     _mm512_add_epi32(_mm512_castps_si512(x->odd), half));
+}
+
+VECTOR_UNIT ALWAYS_INLINE void unfold(unsigned bits, unsigned parts, bool cuts, char *to, const char *block,
+                                      size_t first, size_t end)
+{
+    const char *line = block + HEAD_BYTES + first * line_bytes(bits);
+    const float *head = (const float *)(const void *)block;
+    for (size_t half = first / LINES; first < end; half++) {
+        __m512 step = _mm512_loadu_ps(head + half * 2 * HALF), base = _mm512_loadu_ps(head + half * 2 * HALF + HALF);
+        size_t stop = end < (half + 1) * LINES ? end : (half + 1) * LINES;
+        for (; first < stop; first++, line += line_bytes(bits)) {
+            char *at = to + half * TILE_BYTES + first % LINES * TILE_LINE;
+            line_pair x = load_line(bits, line, step, base);
+            for (unsigned part = 0; part < parts; part++, at += 2 * TILE_BYTES)
+                _mm512_store_si512(at, cuts ? cut(&x) : nearest(&x));
+        }
+    }
+}
+
+VECTOR_UNIT void steps_unfold(unsigned bits, step_parts parts, char *to, const char *block, size_t first, size_t end)
+{
+    if (bits == 4 && parts == PARTS_NEAREST_1) unfold(4, 1, false, to, block, first, end);
+    else if (bits == 4 && parts == PARTS_NEAREST_2) unfold(4, 2, false, to, block, first, end);
+    else if (bits == 4 && parts == PARTS_CUT_2) unfold(4, 2, true, to, block, first, end);
+    else if (bits == 4) unfold(4, 3, true, to, block, first, end);
+    else if (parts == PARTS_NEAREST_1) unfold(8, 1, false, to, block, first, end);
+    else if (parts == PARTS_NEAREST_2) unfold(8, 2, false, to, block, first, end);
+    else if (parts == PARTS_CUT_2) unfold(8, 2, true, to, block, first, end);
+    else unfold(8, 3, true, to, block, first, end);
+}
+#else // never called: packed_tiles.h has no unit
+void steps_unfold(unsigned bits, step_parts parts, char *to, const char *block, size_t first, size_t end)
+{
+    (void)bits, (void)parts, (void)to, (void)block, (void)first, (void)end;
+}
+#endif

@@ -1,0 +1,239 @@
+#include "profiler/metric/scorer_parts.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <string.h>
+
+const scorer *const scorer_list[] = {
+    &scorer_snapkv_kvpress,
+    &scorer_snapkv_lukv,
+    &scorer_snapkv_adakv,
+    &scorer_snapkv_factory,
+    &scorer_snapkv_keydiff,
+    &scorer_keydiff,
+    &scorer_ea_kvpress,
+    &scorer_ea_lukv,
+    &scorer_lagkv_kvpress,
+    &scorer_lagkv_paper,
+    &scorer_morphkv,
+    &scorer_rocketkv,
+    &scorer_h2o,
+    &scorer_h2o_kvpress,
+    &scorer_h2o_half,
+    &scorer_tova,
+    &scorer_knorm,
+    &scorer_streaming,
+    &scorer_streaming_kvpress,
+    &scorer_random,
+    &scorer_critical,
+};
+const size_t scorer_count = sizeof scorer_list / sizeof scorer_list[0];
+
+static const spec_row *metric_row(size_t i)
+{
+    return i < scorer_count ? &scorer_list[i]->spec : NULL;
+}
+
+static const spec_list METRICS = {"metric", metric_row, "kvpress"};
+
+// Where the name of a wrapped metric begins behind its plus sign, or the text's length. A plus sign with a digit behind
+// it is part of a number.
+static size_t wrapped_at(const char *text)
+{
+    size_t at = strcspn(text, "+");
+    while (text[at] && text[at + 1] >= '0' && text[at + 1] <= '9') at += 1 + strcspn(text + at + 1, "+");
+    return at;
+}
+
+static kvb_status parse_base(metric *out, const char *text, size_t own, kvb_error *err)
+{
+    size_t row;
+    const char *name = out->kind->spec.name;
+    if (!out->kind->wraps && text[own])
+        return kvb_fail(err, KVB_ARGUMENT, "metric '%.200s': %s wraps no other metric; only critical+METRIC does", text,
+                        name);
+    if (!out->kind->wraps) return KVB_OK;
+    if (!text[own] || !text[own + 1])
+        return kvb_fail(err, KVB_ARGUMENT, "metric '%.200s': write %s+METRIC, for example %s+snapkv:kvpress", text,
+                        name, name);
+    kvb_status status = spec_read(&METRICS, text, own + 1, strlen(text), &row, &out->base_set, err);
+    metric base;
+    if (status != KVB_OK) return status;
+    out->base = scorer_list[row];
+    metric_base(out, &base);
+    if (out->base->wraps || metric_check_nested(&base, NULL) != KVB_OK)
+        return kvb_fail(err, KVB_ARGUMENT, "metric '%.200s': %s cannot be wrapped; its order depends on the budget",
+                        text, out->base->spec.name);
+    return out->base->check ? out->base->check(&base, err) : KVB_OK;
+}
+
+// The canonical text, a record's and a log's key: no two metrics may share one.
+static kvb_status write_spec(metric *m, kvb_error *err)
+{
+    size_t size = sizeof m->spec, used = spec_write(m->spec, size, &m->kind->spec, &m->set);
+    if (m->base && used + 1 < size) m->spec[used] = '+';
+    if (m->base) used++;
+    if (m->base)
+        used += spec_write(used < size ? m->spec + used : NULL, used < size ? size - used : 0, &m->base->spec,
+                           &m->base_set);
+    if (used < size) return KVB_OK;
+    return kvb_fail(err, KVB_ARGUMENT, "metric '%.100s...': its name would have %zu characters, at most %zu fit",
+                    m->spec, used, size - 1);
+}
+
+kvb_status metric_parse(metric *out, const char *text, kvb_error *err)
+{
+    size_t own = wrapped_at(text), row;
+    memset(out, 0, sizeof *out); // settings can be compared as bytes
+    kvb_status status = spec_read(&METRICS, text, 0, own, &row, &out->set, err);
+    if (status != KVB_OK) return status;
+    out->kind = scorer_list[row];
+    status = parse_base(out, text, own, err);
+    if (status == KVB_OK) status = write_spec(out, err);
+    return status == KVB_OK && out->kind->check ? out->kind->check(out, err) : status;
+}
+
+bool metric_base(const metric *m, metric *base)
+{
+    if (!m->base) return false;
+    *base = (metric){.kind = m->base, .set = m->base_set};
+    spec_write(base->spec, sizeof base->spec, &base->kind->spec, &base->set);
+    return true;
+}
+
+unsigned metric_needs(const metric *m)
+{
+    unsigned own = m->kind->needs_of ? m->kind->needs_of(m) : m->kind->needs;
+    return own | (m->base ? m->base->needs : 0);
+}
+
+unsigned metric_needs_on_device(const metric *m)
+{
+    metric base;
+    unsigned needs = m->kind->needs_on_device ? m->kind->needs_on_device(m) : m->kind->needs;
+    return needs | (metric_base(m, &base) ? metric_needs_on_device(&base) : 0);
+}
+
+static kvb_status check_view(const metric *m, const layer_view *v, kvb_error *err)
+{
+    const struct {
+        view_item item;
+        const float *values;
+        const char *name;
+    } items[] = {{VIEW_Q_RAW, v->q_raw, "q_raw"},
+                 {VIEW_Q, v->q, "q"},
+                 {VIEW_K, v->k, "k"},
+                 {VIEW_V, v->v, "v"},
+                 {VIEW_COLUMN_SUMS, v->column_sums, "column_sums"},
+                 {VIEW_OUTPUT_NORMS, v->output_norms, "output_norms"}};
+    unsigned needs = v->device ? metric_needs_on_device(m) : metric_needs(m);
+    for (size_t i = 0; i < sizeof items / sizeof *items; i++)
+        if ((needs & items[i].item) && !items[i].values)
+            return kvb_fail(
+                err, KVB_ARGUMENT,
+                "metric %s, layer %u: needs %s, which the view lacks; ask for metric_needs() in the observer", m->spec,
+                v->layer, items[i].name);
+    if (v->n_queries > v->n_tokens || ((metric_needs(m) & (VIEW_Q | VIEW_Q_RAW)) && v->n_queries == 0))
+        return kvb_fail(err, KVB_ARGUMENT, "metric %s, layer %u: the view has %u queries, expected 1 to %u", m->spec,
+                        v->layer, v->n_queries, v->n_tokens);
+    return KVB_OK;
+}
+
+kvb_status metric_score(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    size_t T = view->n_tokens, n = view->n_kv_heads * T;
+    uint64_t failures = gemm_failures();
+    kvb_status status = check_view(m, view, err);
+    if (status == KVB_OK) status = metric_check_tokens(m, T, err);
+    if (status == KVB_OK) status = m->kind->score(m, view, s, err);
+    if (status == KVB_OK && gemm_failures() != failures)
+        status =
+            kvb_fail(err, KVB_MEMORY, "metric %s: oneDNN had no memory for products of layer %u", m->spec, view->layer);
+    for (size_t j = 0; status == KVB_OK && j < n; j++)
+        if (!isfinite(s[j]))
+            status = kvb_fail(err, KVB_NUMERIC,
+                              "metric %s: layer %u, KV head %zu, position %zu is not finite; the model's activations "
+                              "overflow on this text",
+                              m->spec, view->layer, view->first_kv_head + j / T, j % T);
+    return status;
+}
+
+kvb_status metric_check_nested(const metric *m, kvb_error *err)
+{
+    const char *why = m->kind->why_not_nested ? m->kind->why_not_nested(m) : NULL;
+    return why ? kvb_fail(err, KVB_ARGUMENT,
+                          "metric %s cannot be profiled, its order of tokens depends on the budget: %s", m->spec, why)
+               : KVB_OK;
+}
+
+bool metric_profiled_as(const metric *m, metric *profiled)
+{
+    *profiled = *m;
+    if (metric_check_nested(m, NULL) == KVB_OK) return true;
+    if (m->kind != &scorer_critical) return false;
+    profiled->set.critical.share = 0;
+    return write_spec(profiled, NULL) == KVB_OK;
+}
+
+kvb_status metric_rank(const metric *m, const float *first, const float *s, uint32_t n_kv_heads, uint32_t n_tokens,
+                       const uint32_t *budget, float *out, kvb_error *err)
+{
+    size_t T = n_tokens;
+    if (out != s) memcpy(out, s, n_kv_heads * T * sizeof *out);
+    if (metric_check_nested(m, NULL) == KVB_OK) return KVB_OK;
+    if (m->base && !first)
+        return kvb_fail(err, KVB_ARGUMENT, "metric %s: ranking needs the scores of %s, the metric it wraps", m->spec,
+                        m->base->spec.name);
+    for (uint32_t g = 0; g < n_kv_heads; g++) {
+        kvb_status status = m->kind->rank(m, first ? first + g * T : NULL, out + g * T, n_tokens, budget[g], err);
+        if (status != KVB_OK) return status;
+    }
+    return KVB_OK;
+}
+
+uint32_t metric_window(const metric *m)
+{
+    metric base;
+    return metric_base(m, &base) ? metric_window(&base) : m->kind->window ? m->kind->window(m) : 0;
+}
+
+uint32_t metric_least_tokens(const metric *m)
+{
+    metric base;
+    uint32_t own = m->kind->least_tokens ? m->kind->least_tokens(m) : 1;
+    uint32_t wrapped = metric_base(m, &base) ? metric_least_tokens(&base) : 1;
+    return own > wrapped ? own : wrapped;
+}
+
+uint64_t metric_score_bytes(const metric *m, const layer_view *shape, uint32_t n_threads)
+{
+    enum { LINES = 4 }; // of a head that a thread works on: at least so many, or its window's
+    metric base;
+    uint64_t window = metric_window(m), lines = window + 1 > LINES ? window + 1 : LINES;
+    uint64_t heads = n_threads < shape->n_kv_heads ? n_threads : shape->n_kv_heads;
+    uint64_t line = shape->n_tokens * sizeof(float), all = 4ull * shape->n_kv_heads + shape->n_heads;
+    uint64_t own = m->kind->bytes ? m->kind->bytes(shape) : 0;
+    uint64_t wrapped = metric_base(m, &base) ? metric_score_bytes(&base, shape, n_threads) : 0;
+    return (heads * lines + all) * line + own + wrapped;
+}
+
+kvb_status metric_check_tokens(const metric *m, uint64_t n_tokens, kvb_error *err)
+{
+    uint32_t least = metric_least_tokens(m);
+    if (n_tokens >= least) return KVB_OK;
+    return kvb_fail(
+        err, KVB_ARGUMENT,
+        "metric %s: the context has %llu tokens, expected at least %u (its window, sinks or partitions); use "
+        "a longer context, or another value of the parameter",
+        m->spec, (unsigned long long)n_tokens, least);
+}
+
+uint32_t metric_protect_sink(const metric *m)
+{
+    return m->base ? m->base->protect_sink : m->kind->protect_sink;
+}
+
+uint32_t metric_protect_window(const metric *m)
+{
+    const scorer *kind = m->base ? m->base : m->kind;
+    return kind->window ? metric_window(m) : kind->protect_window;
+}

@@ -1,0 +1,124 @@
+// Eviction metrics: one file scorer_<name>.c each, listed in scorer.c.
+//
+// A scorer turns one layer's activations into s [G,T], higher = keep. A ranking that does not depend on a budget is
+// nested: one recording serves every compression ratio. The few metrics whose ranking does depend on it can be
+// evaluated, not profiled.
+//
+// A metric is written `name[:variant][:parameter=value]...`, e.g. `snapkv:kvpress:window=32`. CriticalKV wraps another
+// metric, which stands behind a plus sign: `critical:share=0+snapkv:lukv`.
+#pragma once
+#include "profiler/metric/scorer_settings.h"
+#include "profiler/metric/spec.h"
+#include "profiler/model/observe.h"
+#include <cjson/cJSON.h>
+
+enum { METRIC_MAX = 128, PRESS_MAX_ARGUMENTS = 6 };
+
+typedef struct metric metric;
+
+// An argument of a kvpress press, and where its value stands in the settings.
+typedef struct press_argument {
+    const char *name;
+    size_t offset;
+} press_argument;
+
+#define PRESS_ARGUMENT(name, settings, field) \
+    {                                         \
+        name, offsetof(settings, field)       \
+    }
+
+typedef struct scorer {
+    spec_row spec; // name, variant and parameters, whose values are in metric.set
+    const char *summary;
+    const char *source;  // the paper, and where this form of it comes from
+    const char *formula; // s[g,j] = ..., for the help; '\n' starts another line
+    unsigned needs;      // view_items that score() reads
+    // What score() reads where that differs from metric to metric; NULL: `needs`.
+    unsigned (*needs_of)(const metric *m);
+    // Those that it reads even where the view has a device; NULL: all of them.
+    unsigned (*needs_on_device)(const metric *m);
+    // Of the last tokens, how many it looks at or keeps in any case; they are protected. NULL: protect_window.
+    uint32_t (*window)(const metric *m);
+    uint32_t protect_sink, protect_window; // defaults of the protected set P (methods.md 2.8)
+    // Tokens that a context must have at the least; NULL: 1.
+    uint32_t (*least_tokens)(const metric *m);
+    // Writes s [G,T].
+    kvb_status (*score)(const metric *m, const layer_view *view, float *s, kvb_error *err);
+    // Bytes that score() takes for a view of that shape beside a line of T doubles or two per KV head and those of its
+    // window. NULL: none.
+    uint64_t (*bytes)(const layer_view *shape);
+    // NULL: every value within its limits is fine.
+    kvb_status (*check)(const metric *m, kvb_error *err);
+    // Why this metric's ranking depends on the budget, or NULL where it does not. NULL: it never does.
+    const char *(*why_not_nested)(const metric *m);
+    // See metric_rank; one head. NULL: budgets change nothing.
+    kvb_status (*rank)(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget, kvb_error *err);
+    bool wraps; // another metric
+    // The class of kvpress 0.5.5 that ranks tokens as this metric does, and its arguments, ended by a NULL name. NULL:
+    // there is none.
+    const char *press;
+    press_argument press_arguments[PRESS_MAX_ARGUMENTS + 1];
+    // False when the press has no such form of the metric; *warning may receive what differs. NULL: they are the same.
+    bool (*press_fits)(const metric *m, const char **warning);
+} scorer;
+
+// A scorer with its parameters set.
+struct metric {
+    const scorer *kind;
+    char spec[METRIC_MAX]; // canonical text: name[:variant] and the parameters that differ from the variant's defaults
+    scorer_settings set;
+    const scorer *base; // what is wrapped, or NULL
+    scorer_settings base_set;
+};
+
+extern const scorer *const scorer_list[];
+extern const size_t scorer_count;
+
+// Reads a metric's name. A bare name of a scorer that has no plain form means `:kvpress`, the first runtime that tables
+// go to. KVB_ARGUMENT says what is known, or which value a parameter expects.
+kvb_status metric_parse(metric *out, const char *text, kvb_error *err);
+unsigned metric_needs(const metric *m);           // view_items, for layer_observer.needs
+unsigned metric_needs_on_device(const metric *m); // those of them that an observer of this metric does not spare
+uint32_t metric_window(const metric *m);          // last tokens that it looks at, 0 without; those of what it wraps too
+uint32_t metric_least_tokens(const metric *m);    // of a context that it can score; of what it wraps too
+// Memory of metric_score() for a view of this shape, of which tensors are not looked at, beside its result: what a plan
+// of a run's memory counts.
+uint64_t metric_score_bytes(const metric *m, const layer_view *shape, uint32_t n_threads);
+// KVB_ARGUMENT when a context of so many tokens is too short for this metric.
+kvb_status metric_check_tokens(const metric *m, uint64_t n_tokens, kvb_error *err);
+// The protected set is what an engine keeps for the metric that ranks: for CriticalKV, the wrapped one.
+uint32_t metric_protect_sink(const metric *m);
+uint32_t metric_protect_window(const metric *m);
+
+// What records and tables say of a metric: {"window": 64, ..., "protect_sink": 4, "protect_window": 64, "kvpress":
+// metric_press()}; the caller owns it; NULL when memory is short.
+cJSON *metric_to_json(const metric *m);
+// The kvpress press that ranks tokens as the metric does: {"press": "SnapKVPress", "arguments": {"window_size": 64,
+// ...}}, with "warning" where something differs; empty when there is none. The caller owns it; NULL when memory is
+// short.
+cJSON *metric_press(const metric *m);
+
+// The same from what a record or a table says of the metric `name` (its object of parameters, or NULL); where that is
+// silent, since it is of another maker or of before, the scorer says it.
+cJSON *metric_press_of(const char *name, const cJSON *parameters);
+
+// One layer's scores s [G,T]: checks that the view has what the metric needs (KVB_ARGUMENT) and that every score is
+// finite (KVB_NUMERIC); errors name the metric, the layer and the place. Safe to call from several threads at once.
+kvb_status metric_score(const metric *m, const layer_view *view, float *s, kvb_error *err);
+
+// KVB_ARGUMENT, with the reason and what to ask for instead, when the ranking depends on the budget: LU-KV's loss
+// curves need one order of tokens for all budgets (methods.md 6.38), so such a metric cannot be profiled.
+kvb_status metric_check_nested(const metric *m, kvb_error *err);
+
+// The metric that m wraps; false when it wraps none.
+bool metric_base(const metric *m, metric *base);
+
+// The nested metric whose table has the budgets for m: m itself, or CriticalKV without its first stage. False when
+// there is none.
+bool metric_profiled_as(const metric *m, metric *profiled);
+
+// For metrics that are not nested: turns scores into ones whose best budget[g] tokens are what head g keeps. s [G,T]
+// comes from metric_score(m), `first` [G,T] from metric_score(base) (NULL where there is no base); both live long after
+// the view. out may be s. For nested metrics out is s. A pure function: no view, no state.
+kvb_status metric_rank(const metric *m, const float *first, const float *s, uint32_t n_kv_heads, uint32_t n_tokens,
+                       const uint32_t *budget, float *out, kvb_error *err);

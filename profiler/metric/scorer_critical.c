@@ -1,0 +1,98 @@
+// CriticalKV (arXiv 2502.03805; methods.md 3.7): wraps another metric p and weighs it with what a value can do to the
+// layer's output.
+//
+//     first stage:  the floor(share * b) best tokens by p are kept
+//     second stage: the others by (p + epsilon) * mean over h in g of ||v_j W_O^(h)||_1
+//
+// The first stage depends on the budget; with share=0 the ranking is nested and can be profiled, and the runtime may
+// still take two stages with the budgets of that table.
+#include "profiler/metric/scorer_parts.h"
+#include "runtime/fail.h"
+#include <float.h>
+#include <stdlib.h>
+#include <string.h>
+
+static kvb_status score_critical(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    uint32_t T = view->n_tokens, group = view->n_heads / view->n_kv_heads;
+    float epsilon = (float)m->set.critical.epsilon;
+    metric base;
+    metric_base(m, &base);
+    kvb_status status = metric_score(&base, view, s, err);
+    for (uint32_t g = 0; status == KVB_OK && g < view->n_kv_heads; g++)
+        for (uint32_t j = 0; j < T; j++) {
+            float norm = 0;
+            for (uint32_t h = g * group; h < (g + 1) * group; h++) norm += view->output_norms[(size_t)h * T + j];
+            s[(size_t)g * T + j] = (s[(size_t)g * T + j] + epsilon) * (norm / (float)group);
+        }
+    return status;
+}
+
+typedef struct entry {
+    float score;
+    uint32_t at;
+} entry;
+
+static int by_score(const void *a, const void *b)
+{
+    const entry *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return x->at < y->at ? -1 : x->at > y->at;
+}
+
+static kvb_status rank_critical(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget,
+                                kvb_error *err)
+{
+    double share = m->set.critical.share;
+    uint32_t n = (uint32_t)((budget < T ? budget : T) * share);
+    if (share > 0 && n == 0 && budget > 0) n = 1; // kvpress: a first stage keeps one token at least
+    entry *order = malloc((size_t)T * sizeof *order + 1);
+    if (!order) return kvb_fail(err, KVB_MEMORY, "metric %s: no memory to rank %u tokens", m->spec, T);
+    for (uint32_t j = 0; j < T; j++) order[j] = (entry){first[j], j};
+    qsort(order, T, sizeof *order, by_score);
+    for (uint32_t i = 0; i < n; i++) s[order[i].at] = FLT_MAX;
+    free(order);
+    return KVB_OK;
+}
+
+static const char *why_two_stages(const metric *m)
+{
+    return m->set.critical.share > 0
+               ? "its first stage keeps a share of the budget; profile critical:share=0+METRIC, evaluate "
+                 "with both stages"
+               : NULL;
+}
+
+// The weight of the values would count twice.
+static kvb_status check_base(const metric *m, kvb_error *err)
+{
+    metric base;
+    metric_base(m, &base);
+    if ((base.kind == &scorer_ea_kvpress || base.kind == &scorer_ea_lukv) && base.set.ea.value_norm)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "metric %s: expected attention is already multiplied by the norm of the value; add "
+                        ":value_norm=0 to it",
+                        m->spec);
+    return KVB_OK;
+}
+
+const scorer scorer_critical = {
+    .spec = {.name = "critical",
+             .parameters = {SPEC(critical_settings, share, 0.5, 0, 1,
+                                 "of the budget that is kept by the wrapped metric alone"),
+                            SPEC(critical_settings, epsilon, 1e-4, 0, 1e6, "added to the wrapped metric's score")},
+             .behind = "+METRIC"},
+    .summary = "CriticalKV: another metric, weighted with the norm of v W_O; written critical+METRIC",
+    .source = "CriticalKV, arXiv 2502.03805; as kvpress's CriticalKVPress",
+    .formula =
+        "s[g,j] = (p[g,j] + epsilon) * mean over h in g of ||v_j W_O^(h)||_1, p the metric behind the plus sign;\n"
+        "the floor(share * b) best tokens by p go first",
+    .needs = VIEW_OUTPUT_NORMS,
+    .protect_sink = 4,
+    .protect_window = 1,
+    .score = score_critical,
+    .check = check_base,
+    .why_not_nested = why_two_stages,
+    .rank = rank_critical,
+    .wraps = true,
+};

@@ -1,0 +1,104 @@
+// KeyDiff (arXiv 2504.15364, eq. 8; methods.md 3.2): keys that point away from the others are worth keeping.
+//
+//     anchor_g = mean over j of k_j / ||k_j||        s[g,j] = -cos(k_j, anchor_g)
+//
+// Ranks exactly as -sum over i of cos(k_j, k_i), at O(T d) instead of O(T^2 d). Other anchors (mean or median of the
+// raw keys) and other measures (dot product, Euclidean distance) are the paper's ablations.
+#include "profiler/metric/scorer_parts.h"
+#include <gsl/gsl_statistics_float.h>
+#include <math.h>
+#include <stdlib.h>
+
+// anchor [G,d]; column is scratch [T]
+static void median_anchors(double *anchor, float *column, const layer_view *view)
+{
+    size_t T = view->n_tokens, d = view->head_dim;
+    for (size_t g = 0; g < view->n_kv_heads; g++)
+        for (size_t c = 0; c < d; c++) {
+            for (size_t j = 0; j < T; j++) column[j] = view->k[(g * T + j) * d + c];
+            anchor[g * d + c] = gsl_stats_float_median(column, 1, T);
+        }
+}
+
+// s[j] = ||k_j - anchor||
+SIMD_CLONES static void distances(float *s, const double *anchor, const float *k, uint32_t T, uint32_t d)
+{
+    for (uint32_t j = 0; j < T; j++, k += d) {
+        double square = 0;
+#pragma omp simd reduction(+ : square)
+        for (uint32_t c = 0; c < d; c++) square += (k[c] - anchor[c]) * (k[c] - anchor[c]);
+        s[j] = (float)sqrt(square);
+    }
+}
+
+// anchor [G,d]; along and norms are scratch [G,T]
+static kvb_status compare(const metric *m, const layer_view *view, const double *anchor, double *along, double *norms,
+                          float *s, kvb_error *err)
+{
+    uint32_t T = view->n_tokens, G = view->n_kv_heads, d = view->head_dim;
+    key_similarity by = m->set.keydiff.similarity;
+    const key_form form = {.n_heads = G, .linear = anchor, .a = 1};
+    kvb_status status = KVB_OK;
+    if (by == SIMILARITY_EUCLID) {
+        for (size_t g = 0; g < G; g++) distances(s + g * T, anchor + g * d, view->k + g * T * d, T, d);
+        return KVB_OK;
+    }
+    status = layer_key_forms(view, &form, along, err);
+    if (status == KVB_OK && by == SIMILARITY_COS) status = layer_norms(view, VIEW_K, norms, err);
+    for (size_t g = 0; status == KVB_OK && g < G; g++) {
+        double square = 0;
+        for (uint32_t c = 0; c < d; c++) square += anchor[g * d + c] * anchor[g * d + c];
+        double length = sqrt(square);
+        for (size_t j = g * T; j < (g + 1) * T; j++)
+            s[j] = (float)(-along[j] / (by == SIMILARITY_COS ? fmax(norms[j] * length, 1e-8) : 1.0));
+    }
+    return status;
+}
+
+// A median has no sum; a distance as the difference of sums would lose its digits.
+static unsigned needs_on_device(const metric *m)
+{
+    return m->set.keydiff.anchor == ANCHOR_MEDIAN || m->set.keydiff.similarity == SIMILARITY_EUCLID ? VIEW_K : 0;
+}
+
+static kvb_status score_keydiff(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    size_t n = (size_t)view->n_kv_heads * view->n_tokens;
+    key_anchor kind = m->set.keydiff.anchor;
+    kvb_status status = KVB_OK;
+    double *along = malloc((2 * n + (size_t)view->n_kv_heads * view->head_dim) * sizeof *along);
+    if (!along) return metric_no_memory(m, view, err);
+    double *norms = along + n, *anchor = norms + n;
+    if (kind == ANCHOR_MEDIAN) median_anchors(anchor, s, view);
+    else status = layer_key_means(view, kind == ANCHOR_MEAN, anchor, err);
+    if (status == KVB_OK) status = compare(m, view, anchor, along, norms, s, err);
+    free(along);
+    return status;
+}
+
+static bool press_fits(const metric *m, const char **warning)
+{
+    if (m->set.keydiff.anchor != ANCHOR_MEAN || m->set.keydiff.similarity != SIMILARITY_COS)
+        *warning = "kvpress's KeyDiff has the mean anchor and the cosine: its ranking differs from the one that was "
+                   "calibrated";
+    return true;
+}
+
+const scorer scorer_keydiff = {
+    .spec = {.name = "keydiff",
+             .parameters = {SPEC_CHOICE(keydiff_settings, anchor, ANCHOR_MEAN, 2, "mean|raw|median",
+                                        "of the normalised keys; of the raw keys; median per channel"),
+                            SPEC_CHOICE(keydiff_settings, similarity, SIMILARITY_COS, 2, "cos|dot|euclid",
+                                        "what is compared with the anchor")}},
+    .summary = "distance of a key's direction from the mean direction",
+    .source = "KeyDiff, arXiv 2504.15364, eq. 8; as kvpress's KeyDiffPress",
+    .formula = "s[g,j] = -cos(k_j, anchor), anchor = mean over i of k_i / ||k_i||\n"
+               "similarity=dot: -k_j . anchor; similarity=euclid: ||k_j - anchor||",
+    .needs = VIEW_K,
+    .needs_on_device = needs_on_device,
+    .protect_sink = 4,
+    .protect_window = 1,
+    .score = score_keydiff,
+    .press = "KeyDiffPress",
+    .press_fits = press_fits,
+};

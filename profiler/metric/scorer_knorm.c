@@ -1,0 +1,28 @@
+// Key norm (arXiv 2406.11430; methods.md 3.7): keys of small norm attract attention.
+//
+//     s[g,j] = -||k_j||
+#include "profiler/metric/scorer_parts.h"
+#include <stdlib.h>
+
+static kvb_status score_knorm(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    size_t n = (size_t)view->n_kv_heads * view->n_tokens;
+    double *norms = malloc(n * sizeof *norms);
+    kvb_status status = norms ? layer_norms(view, VIEW_K, norms, err) : metric_no_memory(m, view, err);
+    for (size_t i = 0; status == KVB_OK && i < n; i++) s[i] = (float)-norms[i];
+    free(norms);
+    return status;
+}
+
+const scorer scorer_knorm = {
+    .spec = {.name = "knorm"},
+    .summary = "small norm of the key",
+    .source = "A Simple and Effective L2 Norm-Based Strategy, arXiv 2406.11430; as kvpress's KnormPress",
+    .formula = "s[g,j] = -||k_j||",
+    .needs = VIEW_K,
+    .needs_on_device = need_no_tensors,
+    .protect_sink = 4,
+    .protect_window = 1,
+    .score = score_knorm,
+    .press = "KnormPress",
+};

@@ -1,0 +1,194 @@
+// A learned ranking (formats/README.md, runtime/rank.c): per KV head a linear form of other metrics' scores, each
+// standardised over the head's tokens, and of recency.
+//
+//     s[g,j] = sum over f of w_f z_f + w'_f z_f |z_f| + u_f (mean of z_f over the layer)  -  w_r log(T - j)  +  w_1
+#include "profiler/metric/learned.h"
+#include "profiler/metric/scorer_parts.h"
+#include "runtime/fail.h"
+#include "runtime/rank.h"
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+typedef struct learned_ranking {
+    const kvb_ranking *ranking;
+    kvb_ranking *own; // NULL: the ranking is a table's
+    metric features[KVB_RANK_FEATURES_MAX];
+} learned_ranking;
+
+static unsigned needs_of(const metric *m)
+{
+    const learned_ranking *r = m->set.learned.ranking;
+    unsigned needs = 0;
+    for (uint32_t f = 0; f < r->ranking->info.n_features; f++) needs |= metric_needs(&r->features[f]);
+    return needs;
+}
+
+static unsigned needs_on_device(const metric *m)
+{
+    const learned_ranking *r = m->set.learned.ranking;
+    unsigned needs = 0;
+    for (uint32_t f = 0; f < r->ranking->info.n_features; f++) needs |= metric_needs_on_device(&r->features[f]);
+    return needs;
+}
+
+static uint32_t least_tokens(const metric *m)
+{
+    const learned_ranking *r = m->set.learned.ranking;
+    uint32_t most = 1;
+    for (uint32_t f = 0; f < r->ranking->info.n_features; f++) {
+        uint32_t least = metric_least_tokens(&r->features[f]);
+        most = least > most ? least : most;
+    }
+    return most;
+}
+
+// features [F, G, T]
+static kvb_status rank_heads(const metric *m, const layer_view *view, const float *features, float *s, kvb_error *err)
+{
+    const kvb_ranking *r = m->set.learned.ranking->ranking;
+    size_t T = view->n_tokens, G = view->n_kv_heads;
+    const float *of[KVB_RANK_FEATURES_MAX];
+    kvb_status status = KVB_OK;
+    if (G == r->info.n_kv_heads) {
+        for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + f * G * T;
+        return kvb_rank_layer_fold(r, 0, view->layer, of, view->n_tokens, s, err);
+    }
+    if (r->info.layer_mean)
+        return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: ranks all %u KV heads of a layer together, found %zu of them",
+                        m->spec, r->info.n_kv_heads, G);
+    for (size_t g = 0; g < G && status == KVB_OK; g++) {
+        size_t head = (size_t)view->layer * r->info.n_kv_heads + view->first_kv_head + g;
+        for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + (f * G + g) * T;
+        status = kvb_rank_fold(r, 0, head, of, view->n_tokens, s + g * T, err);
+    }
+    return status;
+}
+
+static kvb_status score_learned(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    const learned_ranking *r = m->set.learned.ranking;
+    const kvb_ranking_info *info = &r->ranking->info;
+    size_t n = (size_t)view->n_kv_heads * view->n_tokens;
+    if (view->layer >= info->n_layers || view->first_kv_head + view->n_kv_heads > info->n_kv_heads)
+        return kvb_fail(err, KVB_MISMATCH, "metric %s: fitted for %u layers of %u KV heads, which this model exceeds",
+                        m->spec, info->n_layers, info->n_kv_heads);
+    float *features = malloc(info->n_features * n * sizeof *features);
+    kvb_status status = features ? KVB_OK : metric_no_memory(m, view, err);
+    for (uint32_t f = 0; f < info->n_features && status == KVB_OK; f++)
+        status = metric_score(&r->features[f], view, features + f * n, err);
+    if (status == KVB_OK) status = rank_heads(m, view, features, s, err);
+    free(features);
+    return status;
+}
+
+static const scorer scorer_learned = {
+    .spec = {.name = "learned"},
+    .summary = "fitted on a record by `kvbudget learn`",
+    .source = "this project; docs/ranking.md",
+    .formula = "s[g,j] = a linear form of other metrics' scores and of recency, one per KV head",
+    .needs_of = needs_of,
+    .needs_on_device = needs_on_device,
+    .protect_sink = 4,
+    .protect_window = 1,
+    .least_tokens = least_tokens,
+    .score = score_learned,
+};
+
+// ---- Opening --------------------------------------------------------------------------------------------------------
+
+const kvb_ranking *learned_ranking_of(const metric *m)
+{
+    return m->kind == &scorer_learned ? m->set.learned.ranking->ranking : NULL;
+}
+
+void learned_list_close(learned_list *l)
+{
+    for (size_t i = 0; i < l->n; i++) {
+        kvb_ranking_close(l->items[i]->own);
+        free(l->items[i]);
+    }
+    free(l->items);
+    *l = (learned_list){0};
+}
+
+static kvb_status parse_features(learned_ranking *r, kvb_error *err)
+{
+    const kvb_ranking_info *info = &r->ranking->info;
+    for (uint32_t f = 0; f < info->n_features; f++) {
+        kvb_error inner = {0};
+        kvb_status status = metric_parse(&r->features[f], info->metrics[f], &inner);
+        if (status == KVB_OK) status = metric_check_nested(&r->features[f], &inner);
+        if (status != KVB_OK) return kvb_fail(err, status, "ranking %s: %s", info->name, inner.message);
+    }
+    return KVB_OK;
+}
+
+// own: NULL, or what the list frees, also after a failure.
+static kvb_status add_ranking(metric *out, const kvb_ranking *ranking, kvb_ranking *own, learned_list *l,
+                              kvb_error *err)
+{
+    learned_ranking *r = calloc(1, sizeof *r), **grown = realloc(l->items, (l->n + 1) * sizeof *grown);
+    if (grown) l->items = grown;
+    if (!r || !grown) {
+        free(r);
+        kvb_ranking_close(own);
+        return kvb_fail(err, KVB_MEMORY, "no memory for a ranking");
+    }
+    *r = (learned_ranking){.ranking = ranking, .own = own};
+    l->items[l->n++] = r;
+    memset(out, 0, sizeof *out); // settings can be compared as bytes
+    out->kind = &scorer_learned;
+    out->set.learned.ranking = r;
+    strcpy(out->spec, ranking->info.name); // 20 characters, checked when it was read
+    return parse_features(r, err);
+}
+
+// A ranking that is there already, by its name.
+static const learned_ranking *find_ranking(const learned_list *l, const char *name)
+{
+    for (size_t i = 0; i < l->n; i++)
+        if (strcmp(l->items[i]->ranking->info.name, name) == 0) return l->items[i];
+    return NULL;
+}
+
+kvb_status learned_parse(metric *out, const char *text, learned_list *l, kvb_error *err)
+{
+    kvb_ranking *own;
+    if (strncmp(text, "learned", 7) == 0 && strncmp(text, LEARNED_FILE, strlen(LEARNED_FILE)) != 0)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "metric '%.100s': a learned ranking is in a file: write " LEARNED_FILE "RANK.safetensors",
+                        text);
+    if (strncmp(text, LEARNED_FILE, strlen(LEARNED_FILE)) != 0) return metric_parse(out, text, err);
+    kvb_status status = kvb_ranking_open(&own, text + strlen(LEARNED_FILE), err);
+    return status == KVB_OK ? add_ranking(out, own, own, l, err) : status;
+}
+
+kvb_status learned_of_table(metric *out, const kvb_table *table, learned_list *l, kvb_error *err)
+{
+    const kvb_ranking *ranking = kvb_table_ranking(table);
+    if (!ranking) return metric_parse(out, kvb_table_info(table)->metric, err);
+    const learned_ranking *there = find_ranking(l, ranking->info.name);
+    if (!there) return add_ranking(out, ranking, NULL, l, err);
+    memset(out, 0, sizeof *out);
+    out->kind = &scorer_learned;
+    out->set.learned.ranking = there;
+    strcpy(out->spec, ranking->info.name);
+    return KVB_OK;
+}
+
+kvb_status learned_check_model(const metric *m, uint32_t n_layers, uint32_t n_kv_heads, const char *model_sha256,
+                               kvb_error *err)
+{
+    const kvb_ranking *ranking = learned_ranking_of(m);
+    if (!ranking) return KVB_OK;
+    const kvb_ranking_info *info = &ranking->info;
+    if (info->n_layers != n_layers || info->n_kv_heads != n_kv_heads)
+        return kvb_fail(err, KVB_MISMATCH, "metric %s: fitted for %u layers of %u KV heads, the model has %u of %u",
+                        m->spec, info->n_layers, info->n_kv_heads, n_layers, n_kv_heads);
+    if (!*info->model_sha256 || strcasecmp(info->model_sha256, model_sha256) == 0) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "metric %s: fitted for other weights (SHA-256 %.16s..., the model has %.16s...); run `kvbudget "
+                    "learn` on a record of this model",
+                    m->spec, info->model_sha256, model_sha256);
+}

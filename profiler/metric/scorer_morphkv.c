@@ -1,0 +1,49 @@
+// MorphKV's static form (arXiv 2503.00979; methods.md 3.5): the correlation of older tokens with the last R queries,
+// each row of it summed over the query heads of the group.
+//
+//     S_r[g,j] = sum over h in g of A[h,r,j], r = the last R queries
+//     s[g,j]   = sum over r of S_r[g,j]   (fusion=sum)      or  max over r of S_r[g,j]   (fusion=max)
+//
+// In decode the policy keeps these rows and shifts them by one per step; here they are the prompt's last R, as in its
+// first step.
+#include "profiler/metric/scorer_parts.h"
+
+static unsigned needs_on_device(const metric *m)
+{
+    return m->set.morphkv.fusion == FUSION_MAX ? VIEW_Q | VIEW_K : 0; // a maximum over queries needs each one's row
+}
+
+static kvb_status score_morphkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    const morphkv_settings *set = &m->set.morphkv;
+    kvb_status status = check_window(m, view, set->window, err);
+    if (status == KVB_OK) status = layer_group_votes(view, set->window, set->fusion == FUSION_MAX, s, err);
+    if (status == KVB_OK) fill_tail(s, view, set->window, 1);
+    return status;
+}
+
+static uint32_t window_of(const metric *m)
+{
+    return m->set.morphkv.window;
+}
+
+static uint32_t least_tokens(const metric *m)
+{
+    return m->set.morphkv.window + 1;
+}
+
+const scorer scorer_morphkv = {
+    .spec = {.name = "morphkv",
+             .parameters = {SPEC(morphkv_settings, window, 32, 1, 65536, "last context queries that vote"),
+                            SPEC_CHOICE(morphkv_settings, fusion, FUSION_SUM, 1, "sum|max",
+                                        "how the rows of the window are joined")}},
+    .summary = "attention of the last 32 queries, summed over the group, fused over the queries by sum or maximum",
+    .source = "MorphKV, arXiv 2503.00979; its static form, no pooling. Its experiments use window 30, 32 and 200",
+    .formula = "s[g,j] = sum, or maximum, over the last W queries r of the sum over h in g of A[h,r,j]",
+    .needs = VIEW_Q | VIEW_K,
+    .needs_on_device = needs_on_device,
+    .protect_sink = 4,
+    .window = window_of,
+    .least_tokens = least_tokens,
+    .score = score_morphkv,
+};

@@ -1,0 +1,67 @@
+// What several scorers, and the policies that act while decoding, compute alike.
+#pragma once
+#include "profiler/backend/linalg.h"
+#include "profiler/metric/layer_sums.h"
+#include "profiler/metric/scorer.h"
+
+// Every scorer_<name>.c exports its variants; scorer.c lists them.
+extern const scorer scorer_snapkv_kvpress, scorer_snapkv_lukv, scorer_snapkv_adakv, scorer_snapkv_factory,
+    scorer_snapkv_keydiff, scorer_rocketkv, scorer_keydiff, scorer_ea_kvpress, scorer_ea_lukv, scorer_lagkv_kvpress,
+    scorer_lagkv_paper, scorer_morphkv, scorer_h2o, scorer_h2o_kvpress, scorer_h2o_half, scorer_tova, scorer_knorm,
+    scorer_streaming, scorer_streaming_kvpress, scorer_random, scorer_critical;
+
+// Attention of query head h's queries first .. first + n - 1 (of view->n_queries), as the model pays it, with its
+// softcap and sink: out [n,T], zero where a key comes after its query. Query i belongs to key T - n_queries + i. Runs
+// on the caller's thread alone inside a parallel region.
+void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t first, uint32_t n);
+
+// scorer.needs_on_device of the metrics that take everything from there.
+unsigned need_no_tensors(const metric *m);
+
+// KVB_MEMORY, for what a metric needs beside the layer's sums.
+kvb_status metric_no_memory(const metric *m, const layer_view *view, kvb_error *err);
+
+// KVB_ARGUMENT unless the view has at least `window` queries.
+kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err);
+
+// For scorer.check of the pooled metrics: KVB_ARGUMENT unless `kernel` is odd.
+kvb_status check_kernel(const metric *m, uint32_t kernel, kvb_error *err);
+
+// The recent tokens that take no part in a ranking get the highest score of the layer, plus `above`: they go last.
+void fill_tail(float *s, const layer_view *view, uint32_t tail, float above);
+
+// out[j] = maximum, or mean with zeros beyond the edges, of the `kernel` (odd) values around x[j]. `scratch` [n].
+void pool_row(float *out, const float *x, float *scratch, uint32_t n, uint32_t kernel, bool max_pool);
+
+// Where key j of head g (of the view) stood in the text.
+static inline uint32_t key_position(const layer_view *view, uint32_t g, uint32_t j)
+{
+    return view->positions ? view->positions[(size_t)g * view->n_tokens + j] : j;
+}
+
+// SnapKV's vote (methods.md 3.1), shared with RocketKV's first stage.
+typedef struct snapkv_form {
+    uint32_t window, kernel;
+    bool max_pool;    // else mean
+    bool group_first; // reduce over the group, then pool; else pool, then reduce
+    bool group_max;   // else mean
+    bool sum;         // over window and group instead of means (and then group_max is not set)
+    float tail_above; // what the window's own tokens get beyond the layer's maximum
+} snapkv_form;
+
+kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_form *form, float *s, kvb_error *err);
+
+// LagKV (methods.md 3.4), one partition of n tokens: out[j] += weight * softmax over j of std over channels of
+// (z_j - min) / (max - min), where min and max run over the n_ref rows of `ref`, per channel. z [n,d], ref [n_ref,d]; a
+// channel whose reference is constant counts as 0. `scratch` has 3 d + n floats.
+void lagkv_partition(float *out, float weight, const float *z, uint32_t n, const float *ref, uint32_t n_ref, uint32_t d,
+                     float *scratch);
+
+// sum a[i] b[i] in double
+static inline double dot_double(const float *a, const float *b, uint32_t n)
+{
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (uint32_t i = 0; i < n; i++) sum += (double)a[i] * b[i];
+    return sum;
+}

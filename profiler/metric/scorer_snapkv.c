@@ -1,0 +1,130 @@
+// SnapKV (arXiv 2404.14469; methods.md 3.1): what the last W context queries attend to.
+//
+//     a[h,w,j] = softmax over visible keys of q_w k_j / sqrt(d)        row w of the window sees j <= T - W + w
+//     u[h,j]   = mean over w of a[h,w,j], for j < T - W
+//     s[g,j]   = mean over h in group g of pool(u[h], kernel)[j]       or pool(mean over h in g of u[h])[j]
+//
+// The window's own positions get the layer's maximum (LU-KV) or that plus one (kvpress); both protect them anyway.
+#include "profiler/metric/scorer_parts.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// out[j] = out (+) x[j] over the group: maximum, or sum with a weight
+static void reduce(float *out, const float *x, uint32_t n, bool maximum, float weight)
+{
+    for (uint32_t j = 0; j < n; j++) out[j] = maximum ? fmaxf(out[j], x[j]) : out[j] + weight * x[j];
+}
+
+// One KV head: s [T], votes [H,T] of all heads; scratch [2,T].
+static void combine_group(float *s, const float *votes, float *scratch, const layer_view *view, uint32_t g,
+                          const snapkv_form *set)
+{
+    uint32_t T = view->n_tokens, old = T - set->window, group = view->n_heads / view->n_kv_heads;
+    float weight = set->sum ? 1.0f : 1.0f / (float)group, *reduced = scratch + T;
+    memset(s, 0, T * sizeof(float));
+    memset(reduced, 0, T * sizeof(float));
+    for (uint32_t h = g * group; h < (g + 1) * group; h++) {
+        const float *u = votes + (size_t)h * T;
+        if (set->group_first) {
+            reduce(reduced, u, old, set->group_max, weight);
+            continue;
+        }
+        pool_row(reduced, u, scratch, old, set->kernel, set->max_pool);
+        reduce(s, reduced, old, set->group_max, weight);
+    }
+    if (set->group_first) pool_row(s, reduced, scratch, old, set->kernel, set->max_pool);
+}
+
+kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_form *set, float *s, kvb_error *err)
+{
+    uint32_t T = view->n_tokens, H = view->n_heads;
+    kvb_status status = check_window(m, view, set->window, err);
+    if (status != KVB_OK) return status;
+    int failures = 0;
+    float *votes = malloc((size_t)H * T * sizeof *votes), share = set->sum ? 1.0f : 1.0f / (float)set->window;
+    if (!votes) return metric_no_memory(m, view, err);
+    status = layer_window_votes(view, set->window, share, votes, err);
+#pragma omp parallel for schedule(static) reduction(+ : failures)
+    for (uint32_t g = 0; g < (status == KVB_OK ? view->n_kv_heads : 0); g++) {
+        float *scratch = malloc((size_t)2 * T * sizeof *scratch);
+        if (scratch) combine_group(s + (size_t)g * T, votes, scratch, view, g, set);
+        else failures++;
+        free(scratch);
+    }
+    free(votes);
+    if (status == KVB_OK && failures) return metric_no_memory(m, view, err);
+    if (status == KVB_OK) fill_tail(s, view, set->window, set->tail_above);
+    return status;
+}
+
+static kvb_status score_snapkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
+{
+    const snapkv_settings *set = &m->set.snapkv;
+    const snapkv_form form = {.window = set->window,
+                              .kernel = set->kernel,
+                              .max_pool = set->max_pool,
+                              .group_first = set->group_first,
+                              .group_max = set->group_max,
+                              .tail_above = m->kind == &scorer_snapkv_lukv ? 0.0f : 1.0f};
+    return snapkv_scores(m, view, &form, s, err);
+}
+
+static uint32_t window_of(const metric *m)
+{
+    return m->set.snapkv.window;
+}
+
+static uint32_t least_tokens(const metric *m)
+{
+    return m->set.snapkv.window + 1;
+}
+
+static kvb_status check_snapkv(const metric *m, kvb_error *err)
+{
+    return check_kernel(m, m->set.snapkv.kernel, err);
+}
+
+static bool press_fits(const metric *m, const char **warning)
+{
+    if (m->set.snapkv.max_pool)
+        *warning = "kvpress has no SnapKV with max pooling: its ranking differs from the one that was calibrated";
+    else if (m->set.snapkv.group_max)
+        *warning = "kvpress's SnapKV takes the mean over a group: its ranking differs from the one that was calibrated";
+    return true;
+}
+
+#define PARAMETERS(window_, kernel_, max_pool_, group_first_)                                                          \
+    {                                                                                                                  \
+        SPEC(snapkv_settings, window, window_, 1, 65536, "last context queries that vote"),                            \
+            SPEC(snapkv_settings, kernel, kernel_, 1, 255, "width of the pooling over positions, odd"),                \
+            SPEC_ON_OFF(snapkv_settings, max_pool, max_pool_, "1 = max pooling, 0 = average, zeros beyond the edges"), \
+            SPEC_ON_OFF(snapkv_settings, group_first, group_first_,                                                    \
+                        "1 = reduce over the query heads of a group, then pool"),                                      \
+            SPEC_ON_OFF(snapkv_settings, group_max, 0, "1 = maximum over the group, 0 = mean")                         \
+    }
+#define VARIANT(label, text, origin, ...)                                                                     \
+    {                                                                                                         \
+        .spec = {"snapkv", label, PARAMETERS(__VA_ARGS__), NULL}, .summary = text,                            \
+        .source = "SnapKV, arXiv 2404.14469; " origin,                                                        \
+        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n"         \
+                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                         \
+        .needs = VIEW_Q | VIEW_K, .needs_on_device = need_no_tensors, .protect_sink = 4, .window = window_of, \
+        .least_tokens = least_tokens, .score = score_snapkv, .check = check_snapkv, .press = "SnapKVPress",   \
+        .press_arguments = {PRESS_ARGUMENT("window_size", snapkv_settings, window),                           \
+                            PRESS_ARGUMENT("kernel_size", snapkv_settings, kernel)},                          \
+        .press_fits = press_fits,                                                                             \
+    }
+
+const scorer scorer_snapkv_kvpress =
+    VARIANT("kvpress", "attention of the last 64 queries, average pooling", "as kvpress deploys it", 64, 5, 0, 0);
+const scorer scorer_snapkv_lukv =
+    VARIANT("lukv", "attention of the last 32 queries, max pooling", "as LU-KV published it", 32, 7, 1, 0);
+const scorer scorer_snapkv_adakv =
+    VARIANT("adakv", "attention of the last 32 queries, mean over the group, then max pooling",
+            "as AdaKV (arXiv 2407.11550) does it", 32, 7, 1, 1);
+const scorer scorer_snapkv_factory =
+    VARIANT("factory", "attention of the last 8 queries, max pooling", "as KVCache-Factory does it", 8, 7, 1, 0);
+const scorer scorer_snapkv_keydiff = VARIANT("keydiff", "attention of the last 32 queries, average pooling",
+                                             "the baseline of the KeyDiff paper (arXiv 2504.15364)", 32, 7, 0, 0);

@@ -1,0 +1,42 @@
+// Families of models: one row of switches each (family.c). What no switch says is a short function, `read`.
+#pragma once
+#include "profiler/model/model_config.h"
+#include "profiler/weights/weights.h"
+
+enum { FAMILY_NAMES = 6 };
+
+// How a container keeps the matrices of experts.
+typedef enum expert_layout {
+    EXPERTS_EACH,       // a tensor for each matrix of each expert
+    EXPERTS_STACKED,    // gate, up, down of all experts, one after the other: GGUF
+    EXPERTS_TRANSPOSED, // gpt-oss: gate and up in turn, [E, D, 2 F], down [E, F, D]; or rows in blocks of MXFP4
+} expert_layout;
+
+typedef struct family {
+    const char *gguf;       // general.architecture; NULL: not from GGUF
+    const char *model_type; // of config.json
+    unsigned switches;      // family_switch, or-ed
+    activation act;         // of the feed-forward
+    bool gguf_pairs;        // GGUF stores rows of Q and K as pairs (2i, 2i+1); here, as in transformers, (i, i + d/2)
+    bool hf_pairs;          // transformers itself rotates pairs (2i, 2i+1): the same rows are then moved
+    bool hf_norm_adds_one;  // transformers' norms multiply with 1 + w; GGUF has the 1 in w
+    expert_layout experts;  // of folders
+    const char *expert_names[4]; // EXPERTS_EACH, behind "model.layers.N.": [3].E.[0], gate; [1], up; [2], down
+    bool experts_normed;         // unless the source says: weights of the experts that are used sum to one
+    bool rotates_in_windows;     // where there are windows, layers without one have no rotary positions
+    bool has_window;             // the model obeys a sliding window; of others one is refused
+    bool ties;                   // unless config.json says: the embedding is the output matrix
+    unsigned window_period;      // where there is no list of its layers: the last of so many has none; 0: all have it
+    struct {
+        tensor_role role;
+        const char *gguf, *hf;
+    } names[FAMILY_NAMES]; // tensors that are called otherwise than in tensor_list.h; NULL: as there
+    // After all else was read; NULL: there is nothing more.
+    kvb_status (*read)(model_config *c, weights *w, kvb_error *err);
+} family;
+
+// The family of a source of weights; KVB_UNSUPPORTED, with the list of known ones, where there is none.
+kvb_status family_find(const family **out, const weights *w, kvb_error *err);
+
+// The name of a layer's tensor in this container.
+void family_tensor_name(const family *f, tensor_role role, bool gguf, uint32_t layer, char out[128]);

@@ -1,0 +1,393 @@
+#include "profiler/model/forward.h"
+#include "profiler/model/layer.h"
+#include "profiler/model/layer_views.h"
+#include "runtime/fail.h"
+#include <stdlib.h>
+#include <string.h>
+
+// Rows that go through a layer at a time, at most: backends may take a context in smaller pieces (context_rows).
+// Decoded ones are fewer than a chunk, so that their bits do not depend on how many there are.
+enum { CHUNK_ROWS = BACKEND_CHUNK_ROWS, DECODE_ROWS = CHUNK_ROWS - 64 };
+
+struct forward {
+    const model *m;
+    const backend *b;
+    forward_plan plan;
+    uint32_t n_tokens; // T of the prefilled context
+    // Context, packed for the present T.
+    dev k, v;    // [L, G, T, d]; [G, T, d] of the layer that is prefilled where `packed` is there
+    dev packed;  // [L] of what the backend made of them; {NULL} where it needs nothing of the kind
+    dev weights; // oracle's w [B, H, T], of the layers that are budgeted (model_budgeted)
+    dev centre;  // [H, d] a layer's mean output, with plan.output
+    // Questions.
+    dev tail_k, tail_v; // [L, max_questions, G, max_tail, d]
+    dev best;           // I [questions, B, G, T], packed for the present T
+    // Activations.
+    dev x;               // [max(T, CHUNK_ROWS), D] residual stream
+    dev q_raw, q;        // [max(T, CHUNK_ROWS), H*d]
+    dev picked;          // [CHUNK_ROWS, D] rows whose logits are wanted
+    layer_pass pass;     // for CHUNK_ROWS rows at positions below max_tokens + max_tail
+    uint32_t *positions; // [max(T, CHUNK_ROWS)] host
+    layer_views views;
+};
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+// What is taken, in floats, beside its place: one table for the plan's estimate and for the allocation itself.
+typedef struct piece {
+    size_t offset; // of a dev in struct forward
+    uint64_t floats;
+} piece;
+
+enum { N_PIECES = 12, CENTRE_ROWS = 64 };
+
+static uint32_t budgeted(const model *m)
+{
+    return model_budgeted(&m->config, m->config.n_layers);
+}
+
+static uint64_t packed_floats(const model *m, const forward_plan *plan)
+{
+    const model_config *c = &m->config;
+    return (uint64_t)c->n_layers * m->device->b->packed_floats(m->device, plan->max_tokens,
+                                                               attention_heads(c->n_heads, c->n_kv_heads, c->head_dim));
+}
+
+// Layers whose keys and values are kept as they are: one, for as long as the layer is prefilled, where attention reads
+// packed ones.
+static uint32_t plain_layers(const model *m, const forward_plan *plan)
+{
+    return packed_floats(m, plan) ? 1 : m->config.n_layers;
+}
+
+static void list_pieces(piece out[N_PIECES], const model *m, const forward_plan *p)
+{
+    const model_config *c = &m->config;
+    uint64_t L = c->n_layers, B = budgeted(m), G = c->n_kv_heads, H = c->n_heads, d = c->head_dim,
+             rows = larger(p->max_tokens, CHUNK_ROWS);
+    uint64_t tails = L * p->max_questions * G * p->max_tail * d, context = plain_layers(m, p) * G * p->max_tokens * d;
+    const piece all[N_PIECES] = {
+        {offsetof(forward, k), context},
+        {offsetof(forward, v), context},
+        {offsetof(forward, packed), packed_floats(m, p)},
+        {offsetof(forward, weights), p->oracle ? B * H * p->max_tokens : 0},
+        {offsetof(forward, centre), p->oracle && p->output ? H * d : 0},
+        {offsetof(forward, tail_k), tails},
+        {offsetof(forward, tail_v), tails},
+        {offsetof(forward, best), p->oracle ? p->max_questions * B * G * p->max_tokens : 0},
+        {offsetof(forward, x), rows * c->width},
+        {offsetof(forward, q_raw), rows * H * d},
+        {offsetof(forward, q), rows * H * d},
+        {offsetof(forward, picked), (uint64_t)CHUNK_ROWS * c->width},
+    };
+    memcpy(out, all, sizeof all);
+}
+
+uint64_t forward_bytes(const model *m, const forward_plan *plan)
+{
+    piece pieces[N_PIECES];
+    uint64_t floats = 0;
+    list_pieces(pieces, m, plan);
+    for (int i = 0; i < N_PIECES; i++) floats += pieces[i].floats;
+    return floats * sizeof(float) + layer_pass_bytes(m, CHUNK_ROWS, plan->max_tokens + plan->max_tail);
+}
+
+uint64_t forward_cache_bytes(const model *m, const forward_plan *plan)
+{
+    const model_config *c = &m->config;
+    uint64_t layer = 2ull * c->n_kv_heads * plan->max_tokens * c->head_dim;
+    return (plain_layers(m, plan) * layer + packed_floats(m, plan)) * sizeof(float);
+}
+
+static backend_limits limits_of(const model *m, const forward_plan *plan)
+{
+    return layer_limits(m, plan->max_tokens, plan->max_tail, CHUNK_ROWS);
+}
+
+uint64_t forward_scratch_bytes(const model *m, const forward_plan *plan)
+{
+    backend_limits limits = limits_of(m, plan);
+    return m->device->b->scratch_bytes(m->device, &limits);
+}
+
+kvb_status forward_open(forward **out, const model *m, const forward_plan *plan, kvb_error *err)
+{
+    *out = NULL;
+    forward *f = calloc(1, sizeof *f);
+    if (!f) return kvb_fail(err, KVB_MEMORY, "forward pass: no memory");
+    f->m = m;
+    f->b = m->device->b;
+    f->plan = *plan;
+    piece pieces[N_PIECES];
+    list_pieces(pieces, m, plan);
+    kvb_status status = KVB_OK;
+    for (int i = 0; status == KVB_OK && i < N_PIECES; i++) {
+        if (!pieces[i].floats) continue;
+        dev *at = (dev *)((char *)f + pieces[i].offset);
+        *at = f->b->alloc(m->device, pieces[i].floats);
+        if (!at->address)
+            status = kvb_fail(err, KVB_MEMORY,
+                              "forward pass: no memory for %llu MiB at once (%llu MiB in all); use fewer questions at "
+                              "a time or shorter contexts",
+                              (unsigned long long)(pieces[i].floats >> 18),
+                              (unsigned long long)(forward_bytes(m, plan) >> 20));
+    }
+    backend_limits limits = limits_of(m, plan);
+    f->positions = malloc(larger(plan->max_tokens, CHUNK_ROWS) * sizeof *f->positions);
+    if (status == KVB_OK && !f->positions)
+        status = kvb_fail(err, KVB_MEMORY, "forward pass: no memory for %u positions", plan->max_tokens);
+    if (status == KVB_OK) status = layer_pass_open(&f->pass, m, &limits, plan->max_tokens + plan->max_tail, err);
+    f->views = (layer_views){.m = m, .on = f->pass.on, .max_tokens = plan->max_tokens};
+    if (status != KVB_OK) {
+        forward_close(f);
+        return status;
+    }
+    *out = f;
+    return KVB_OK;
+}
+
+void forward_close(forward *f)
+{
+    if (!f) return;
+    piece pieces[N_PIECES];
+    list_pieces(pieces, f->m, &f->plan);
+    for (int i = 0; i < N_PIECES; i++) f->b->release(f->m->device, *(dev *)((char *)f + pieces[i].offset));
+    layer_views_close(&f->views);
+    layer_pass_close(&f->pass);
+    free(f->positions);
+    free(f);
+}
+
+static prefix_kv prefix_of(const forward *f, uint32_t layer)
+{
+    size_t at = f->packed.address ? 0 : (size_t)layer * f->m->config.n_kv_heads * f->n_tokens * f->m->config.head_dim;
+    prefix_kv kv = {dev_at(f->k, at), dev_at(f->v, at), f->n_tokens, {NULL}};
+    if (f->packed.address)
+        kv.packed =
+            dev_at(f->packed, layer * f->b->packed_floats(f->pass.on, f->n_tokens, model_attention(f->m, layer)));
+    return kv;
+}
+
+static tail_kv tails_of(const forward *f, uint32_t layer)
+{
+    size_t at =
+        (size_t)layer * f->plan.max_questions * f->m->config.n_kv_heads * f->plan.max_tail * f->m->config.head_dim;
+    return (tail_kv){dev_at(f->tail_k, at), dev_at(f->tail_v, at), f->plan.max_tail};
+}
+
+// Queries, keys and values of the whole context for one layer.
+static void project_context(forward *f, uint32_t layer)
+{
+    const model_config *c = &f->m->config;
+    prefix_kv kv = prefix_of(f, layer);
+    uint32_t rows = model_context_rows(f->m);
+    for (uint32_t first = 0; first < f->n_tokens; first += rows) {
+        uint32_t n = f->n_tokens - first < rows ? f->n_tokens - first : rows;
+        size_t queries = (size_t)first * c->n_heads * c->head_dim;
+        layer_project(&f->pass, layer, dev_at(f->q_raw, queries), dev_at(f->q, queries),
+                      dev_at(f->x, (size_t)first * c->width), f->positions + first, n);
+        f->b->store_prefix(f->pass.on, kv.k, f->n_tokens, first, f->pass.keys, n, c->n_kv_heads, c->head_dim);
+        f->b->store_prefix(f->pass.on, kv.v, f->n_tokens, first, f->pass.values, n, c->n_kv_heads, c->head_dim);
+    }
+    if (f->packed.address) f->b->pack_prefix(f->pass.on, &kv, model_attention(f->m, layer));
+}
+
+// Attention and feed-forward of the whole context for one layer.
+static void mix_context(forward *f, uint32_t layer)
+{
+    const model_config *c = &f->m->config;
+    prefix_kv kv = prefix_of(f, layer);
+    for (uint32_t first = 0; first < f->n_tokens; first += CHUNK_ROWS) {
+        uint32_t n = f->n_tokens - first < CHUNK_ROWS ? f->n_tokens - first : CHUNK_ROWS;
+        f->b->attend_prefix(f->pass.on, f->pass.attended, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), &kv,
+                            first, n, model_attention(f->m, layer));
+        layer_finish(&f->pass, layer, dev_at(f->x, (size_t)first * c->width), n, model_context_rows(f->m));
+    }
+}
+
+// Nothing of a bounded layer enters the oracle.
+static oracle_view oracle_of(const forward *f, uint32_t layer)
+{
+    const model_config *c = &f->m->config;
+    size_t per_layer = (size_t)c->n_kv_heads * f->n_tokens, at = model_budgeted(c, layer);
+    oracle_view oracle = {{NULL}, {NULL}, budgeted(f->m) * per_layer, f->plan.output};
+    if (!f->plan.oracle || model_layer_bounded(c, layer)) return oracle;
+    oracle.weights = dev_at(f->weights, at * c->n_heads * f->n_tokens);
+    oracle.best = dev_at(f->best, at * per_layer);
+    return oracle;
+}
+
+// The mean output of each head over the context's last rows, or nothing.
+static dev find_centre(forward *f, uint32_t layer, const prefix_kv *kv)
+{
+    const model_config *c = &f->m->config;
+    uint32_t n = f->n_tokens < CENTRE_ROWS ? f->n_tokens : CENTRE_ROWS, first = f->n_tokens - n;
+    if (!f->plan.output) return (dev){NULL};
+    f->b->attend_prefix(f->pass.on, f->pass.attended, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), kv, first,
+                        n, model_attention(f->m, layer));
+    f->b->moments(f->pass.on, f->centre, (dev){NULL}, f->pass.attended, (dev){NULL}, n, c->n_heads, c->head_dim, false);
+    return f->centre;
+}
+
+static kvb_status prefill_layer(forward *f, uint32_t layer, const layer_observer *observer, bool mix, kvb_error *err)
+{
+    prefix_kv kv = prefix_of(f, layer);
+    oracle_view oracle = oracle_of(f, layer);
+    project_context(f, layer);
+    kvb_status status =
+        observer ? layer_views_show(&f->views, layer, &kv, f->q_raw, f->q, f->pass.frequency, observer, err) : KVB_OK;
+    if (status != KVB_OK) return status;
+    if (oracle.weights.address)
+        f->b->value_weights(f->pass.on, oracle.weights, &kv, f->m->layers[layer].value_root, find_centre(f, layer, &kv),
+                            model_attention(f->m, layer));
+    if (mix) mix_context(f, layer);
+    return KVB_OK;
+}
+
+static kvb_status begin_context(forward *f, const int32_t *ids, uint32_t n_tokens, kvb_error *err)
+{
+    if (n_tokens == 0 || n_tokens > f->plan.max_tokens)
+        return kvb_fail(err, KVB_ARGUMENT, "context: %u tokens, expected 1 to %u", n_tokens, f->plan.max_tokens);
+    kvb_status status = layer_check_ids(&f->pass, ids, n_tokens, err);
+    if (status == KVB_OK) status = layer_begin_context(&f->pass, n_tokens, err);
+    if (status != KVB_OK) return status;
+    f->n_tokens = n_tokens;
+    for (uint32_t i = 0; i < n_tokens; i++) f->positions[i] = i;
+    layer_embed(&f->pass, f->x, ids, n_tokens);
+    return KVB_OK;
+}
+
+static kvb_status prefill_layers(forward *f, uint32_t first, const layer_observer *observer,
+                                 const forward_progress *progress, float *logits, kvb_error *err)
+{
+    uint32_t L = f->m->config.n_layers;
+    for (uint32_t layer = first; layer < L; layer++) {
+        bool mix = layer + 1 < L || logits; // nobody reads what the last layer adds to the stream
+        kvb_status status = prefill_layer(f, layer, observer, mix, err);
+        if (status != KVB_OK) return status;
+        if (progress && !progress->step(progress->context, layer + 1, L))
+            return kvb_fail(err, KVB_INTERRUPTED, "stopped in the prefill, after layer %u of %u", layer + 1, L);
+    }
+    if (logits) layer_logits(&f->pass, f->x, f->n_tokens, &(logit_use){.logits = logits}, 0);
+    return layer_end(&f->pass, err);
+}
+
+kvb_status forward_prefill(forward *f, const int32_t *ids, uint32_t n_tokens, const layer_observer *observer,
+                           const forward_progress *progress, float *logits, kvb_error *err)
+{
+    kvb_status status = begin_context(f, ids, n_tokens, err);
+    return status == KVB_OK ? prefill_layers(f, 0, observer, progress, logits, err) : status;
+}
+
+// ---- A prefill that goes on after a stop ----
+
+kvb_status forward_prefill_first(forward *f, const int32_t *ids, uint32_t n_tokens, kvb_error *err)
+{
+    kvb_status status = begin_context(f, ids, n_tokens, err);
+    if (status != KVB_OK) return status;
+    project_context(f, 0);
+    return layer_end(&f->pass, err);
+}
+
+kvb_status forward_prefill_rest(forward *f, uint32_t layers, const layer_observer *observer,
+                                const forward_progress *progress, kvb_error *err)
+{
+    return prefill_layers(f, layers, observer, progress, NULL, err);
+}
+
+uint64_t forward_first_floats(const forward *f)
+{
+    const model_config *c = &f->m->config;
+    return f->packed.address ? f->b->packed_floats(f->pass.on, f->n_tokens, model_attention(f->m, 0))
+                             : (uint64_t)c->n_kv_heads * f->n_tokens * c->head_dim;
+}
+
+kvb_status forward_stretches(forward *f, uint32_t layers, forward_stretch out[FORWARD_STRETCHES], kvb_error *err)
+{
+    const model_config *c = &f->m->config;
+    uint64_t kv = layers * forward_first_floats(f),
+             weights = (uint64_t)model_budgeted(c, layers) * c->n_heads * f->n_tokens;
+    out[0] = f->packed.address ? (forward_stretch){f->packed, kv} : (forward_stretch){f->k, kv};
+    out[1] = f->packed.address ? (forward_stretch){{NULL}, 0} : (forward_stretch){f->v, kv};
+    out[2] = (forward_stretch){f->weights, f->plan.oracle ? weights : 0};
+    out[3] = (forward_stretch){f->x, layers < c->n_layers ? (uint64_t)f->n_tokens * c->width : 0};
+    return layer_end(&f->pass, err);
+}
+
+void forward_begin_questions(forward *f, uint32_t n_questions)
+{
+    size_t n = (size_t)n_questions * budgeted(f->m) * f->m->config.n_kv_heads * f->n_tokens;
+    if (f->plan.oracle && n > 0) f->b->clear(f->pass.on, f->best, n);
+}
+
+// One chunk of rows through all layers; leaves the residual stream in x.
+static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n)
+{
+    const model_config *c = &f->m->config;
+    for (uint32_t i = 0; i < n; i++) f->positions[i] = f->n_tokens + rows[i].tail;
+    layer_embed(&f->pass, f->x, ids, n);
+    for (uint32_t layer = 0; layer < c->n_layers; layer++) {
+        prefix_kv kv = prefix_of(f, layer);
+        tail_kv tails = tails_of(f, layer);
+        oracle_view oracle = oracle_of(f, layer);
+        layer_project(&f->pass, layer, f->q_raw, f->q, f->x, f->positions, n);
+        f->b->store_tail(f->pass.on, tails.k, tails.capacity, rows, f->pass.keys, n, c->n_kv_heads, c->head_dim);
+        f->b->store_tail(f->pass.on, tails.v, tails.capacity, rows, f->pass.values, n, c->n_kv_heads, c->head_dim);
+        f->b->attend_rows(f->pass.on, f->pass.attended, f->q, &kv, &tails, rows, n, model_attention(f->m, layer),
+                          &oracle);
+        layer_finish(&f->pass, layer, f->x, n, 0);
+    }
+}
+
+static kvb_status check_rows(const forward *f, const decode_row *rows, uint32_t n, kvb_error *err)
+{
+    for (uint32_t i = 0; i < n; i++)
+        if (rows[i].question >= f->plan.max_questions || rows[i].tail >= f->plan.max_tail)
+            return kvb_fail(err, KVB_ARGUMENT, "row %u: question %u, tail %u; expected below %u and %u", i,
+                            rows[i].question, rows[i].tail, f->plan.max_questions, f->plan.max_tail);
+    return KVB_OK;
+}
+
+static kvb_status decode_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
+                              const uint32_t *logit_rows, uint32_t n_logits, const logit_use *use, kvb_error *err)
+{
+    const model_config *c = &f->m->config;
+    kvb_status status = check_rows(f, rows, n_rows, err);
+    if (status == KVB_OK) status = layer_check_ids(&f->pass, ids, n_rows, err);
+    if (status != KVB_OK) return status;
+    uint32_t done = 0; // of logit_rows, which ascend
+    for (uint32_t first = 0; first < n_rows; first += DECODE_ROWS) {
+        uint32_t n = n_rows - first < DECODE_ROWS ? n_rows - first : DECODE_ROWS, from = done;
+        run_rows(f, rows + first, ids + first, n);
+        // The rows that are asked for move to the front of the stream: one product with the output matrix for all of
+        // them.
+        for (; done < n_logits && logit_rows[done] < first + n; done++)
+            f->b->copy(f->pass.on, dev_at(f->picked, (size_t)(done - from) * c->width),
+                       dev_at(f->x, (size_t)(logit_rows[done] - first) * c->width), c->width);
+        layer_logits(&f->pass, f->picked, done - from, use, from);
+    }
+    return layer_end(&f->pass, err);
+}
+
+kvb_status forward_rows(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
+                        const uint32_t *logit_rows, uint32_t n_logits, float *logits, kvb_error *err)
+{
+    return decode_rows(f, rows, ids, n_rows, logit_rows, n_logits, &(logit_use){.logits = logits}, err);
+}
+
+kvb_status forward_draw(forward *f, const decode_row *rows, const int32_t *ids, uint32_t n_rows,
+                        const uint32_t *logit_rows, uint32_t n_drawn, const sampler *s, const draw_key *keys,
+                        int32_t *drawn, kvb_error *err)
+{
+    return decode_rows(f, rows, ids, n_rows, logit_rows, n_drawn, &(logit_use){NULL, s, keys, drawn}, err);
+}
+
+kvb_status forward_importance(const forward *f, uint32_t question, float *out, kvb_error *err)
+{
+    size_t n = (size_t)budgeted(f->m) * f->m->config.n_kv_heads * f->n_tokens;
+    f->b->download(f->pass.on, out, dev_at(f->best, question * n), n);
+    return layer_end(&f->pass, err);
+}

@@ -1,0 +1,109 @@
+#include "profiler/model/layer_views.h"
+#include "profiler/metric/query_statistics.h"
+#include "runtime/fail.h"
+#include <omp.h>
+#include <stdlib.h>
+
+void layer_views_close(layer_views *v)
+{
+    if (!v->on) return;
+    const dev all[] = {v->column_sums, v->row_log, v->output_norms, v->reduced.memory};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) v->on->b->release(v->on, all[i]);
+    for (int i = 0; i < LAYER_VIEWS; i++) free(v->host[i]);
+    free(v->sinks);
+    *v = (layer_views){0};
+}
+
+// What an observer may ask for beside the activations: made only then.
+static kvb_status make_extras(layer_views *v, uint32_t layer, const prefix_kv *kv, dev q, unsigned needs,
+                              kvb_error *err)
+{
+    const backend *b = v->on->b;
+    attention_shape s = model_attention(v->m, layer);
+    dev *const buffers[3] = {&v->column_sums, &v->row_log, &v->output_norms};
+    const bool wanted[3] = {needs & VIEW_COLUMN_SUMS, needs & VIEW_COLUMN_SUMS, needs & VIEW_OUTPUT_NORMS};
+    for (int i = 0; i < 3; i++)
+        if (wanted[i] && !buffers[i]->address) {
+            *buffers[i] = b->alloc(v->on, (size_t)v->m->config.n_heads * v->max_tokens);
+            if (!buffers[i]->address)
+                return kvb_fail(err, KVB_MEMORY, "observer: no memory for the column sums of %u tokens", v->max_tokens);
+        }
+    if (needs & VIEW_COLUMN_SUMS) b->column_sums(v->on, v->column_sums, v->row_log, q, kv, 0, s);
+    if (needs & VIEW_OUTPUT_NORMS) b->output_norms(v->on, v->output_norms, kv, v->m->layers[layer].wo, s);
+    return KVB_OK;
+}
+
+// Points the view's items to host memory.
+static kvb_status bring_items(layer_views *v, layer_view *view, const layer_device *at, unsigned needs, kvb_error *err)
+{
+    const backend *b = v->on->b;
+    size_t queries = (size_t)view->n_heads * view->head_dim, keys = (size_t)view->n_kv_heads * view->head_dim;
+    const struct {
+        view_item item;
+        dev from;
+        size_t floats; // per token
+        const float **to;
+    } items[LAYER_VIEWS] = {{VIEW_Q_RAW, at->q_raw, queries, &view->q_raw},
+                            {VIEW_Q, at->q, queries, &view->q},
+                            {VIEW_K, at->kv.k, keys, &view->k},
+                            {VIEW_V, at->kv.v, keys, &view->v},
+                            {VIEW_COLUMN_SUMS, v->column_sums, view->n_heads, &view->column_sums},
+                            {VIEW_OUTPUT_NORMS, v->output_norms, view->n_heads, &view->output_norms}};
+    for (int i = 0; i < LAYER_VIEWS; i++) {
+        if (!(needs & items[i].item)) continue;
+        *items[i].to = b->host_view(v->on, items[i].from);
+        if (*items[i].to) continue;
+        if (!v->host[i] && !(v->host[i] = malloc(v->max_tokens * items[i].floats * sizeof(float))))
+            return kvb_fail(err, KVB_MEMORY, "observer: no memory for a host copy of layer %u", view->layer);
+        b->download(v->on, v->host[i], items[i].from, view->n_tokens * items[i].floats);
+        *items[i].to = v->host[i];
+    }
+    return KVB_OK;
+}
+
+// What the model does to scores before its softmax, for those who compute attention on the host.
+static kvb_status bring_score_rules(layer_views *v, layer_view *view, attention_shape s, kvb_error *err)
+{
+    view->softcap = s.softcap;
+    if (!s.sinks.address) return KVB_OK;
+    if (!v->sinks && !(v->sinks = malloc(s.n_heads * sizeof *v->sinks)))
+        return kvb_fail(err, KVB_MEMORY, "observer: no memory for the sinks of layer %u", view->layer);
+    v->on->b->download(v->on, v->sinks, s.sinks, s.n_heads);
+    view->sinks = v->sinks;
+    return KVB_OK;
+}
+
+kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv, dev q_raw, dev q,
+                            const float *rope_frequency, const layer_observer *observer, kvb_error *err)
+{
+    const model_config *c = &v->m->config;
+    size_t queries = (size_t)c->n_heads * c->head_dim;
+    layer_view view = {.layer = layer,
+                       .n_tokens = kv->n_tokens,
+                       .n_heads = c->n_heads,
+                       .n_kv_heads = c->n_kv_heads,
+                       .head_dim = c->head_dim,
+                       .rope_dim = model_layer_rotates(c, layer) ? c->rope_dim : 0,
+                       .rope_frequency = rope_frequency,
+                       .rope_attention = (float)c->rope.attention,
+                       .window = model_attention(v->m, layer).window,
+                       .n_queries = kv->n_tokens};
+    const query_statistics *stored = v->m->statistics;
+    if (stored) {
+        view.query_mean = stored->mean + layer * queries;
+        view.query_covariance = stored->covariance + layer * queries * c->head_dim;
+    }
+    const layer_device device = {v->on, model_attention(v->m, layer), *kv, q_raw, q, &v->reduced};
+    unsigned needs = view.window ? observer->needs & ~(unsigned)VIEW_COLUMN_SUMS : observer->needs;
+    if (!v->on->b->host_view(v->on, kv->k)) {
+        view.device = &device;
+        needs &= ~observer->spared;
+    }
+    double start = omp_get_wtime();
+    kvb_status status = make_extras(v, layer, kv, q, needs, err);
+    if (status == KVB_OK) status = bring_items(v, &view, &device, needs, err);
+    if (status == KVB_OK) status = bring_score_rules(v, &view, device.shape, err);
+    if (status != KVB_OK) return status;
+    view.extra_seconds = omp_get_wtime() - start;
+    return observer->see(observer->context, &view, err);
+}

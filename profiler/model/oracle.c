@@ -1,0 +1,66 @@
+#include "profiler/model/oracle.h"
+#include "profiler/backend/linalg.h"
+#include "runtime/fail.h"
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// gram [d,d] = W W^T for W [d, width] = columns head*d .. of wo, transposed.
+SIMD_CLONES static void head_gram(double *gram, const float *wo, uint32_t width, size_t ld, size_t column, size_t d)
+{
+    memset(gram, 0, d * d * sizeof *gram);
+    for (uint32_t row = 0; row < width; row++) {
+        const float *w = wo + row * ld + column;
+        for (size_t a = 0; a < d; a++) {
+            double wa = w[a], *line = gram + a * d;
+            for (size_t b = 0; b <= a; b++) line[b] += wa * w[b];
+        }
+    }
+    for (size_t a = 0; a < d; a++)
+        for (size_t b = a + 1; b < d; b++) gram[a * d + b] = gram[b * d + a];
+}
+
+// Pivoted Cholesky: each row of root takes the largest rest of the diagonal and its outer product off the Gram matrix.
+// Stops where only rounding is left, which must not be divided by (a head of deficient rank, or of zeros): the rows
+// that remain are zero. `row` is scratch [d]; gram is used up.
+SIMD_CLONES static void gram_root(float *root, double *gram, double *row, size_t d)
+{
+    double nothing = 0;
+    memset(root, 0, d * d * sizeof *root);
+    for (size_t r = 0; r < d; r++) {
+        size_t p = 0;
+        for (size_t c = 1; c < d; c++) p = gram[c * d + c] > gram[p * d + p] ? c : p;
+        if (r == 0) nothing = gram[p * d + p] * (double)d * DBL_EPSILON;
+        if (!(gram[p * d + p] > nothing)) return;
+        double inverse = 1.0 / sqrt(gram[p * d + p]);
+        for (size_t c = 0; c < d; c++) row[c] = gram[p * d + c] * inverse;
+        for (size_t a = 0; a < d; a++)
+            for (size_t b = 0; b < d; b++) gram[a * d + b] -= row[a] * row[b];
+        for (size_t c = 0; c < d; c++) {
+            gram[p * d + c] = gram[c * d + p] = 0; // exactly, so that p is done with
+            root[r * d + c] = (float)row[c];
+        }
+    }
+}
+
+kvb_status oracle_value_root(float *root, const float *wo, uint32_t width, uint32_t n_heads, uint32_t head_dim,
+                             kvb_error *err)
+{
+    int failures = 0;
+    size_t d = head_dim;
+#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
+    for (uint32_t h = 0; h < n_heads; h++) {
+        double *gram = malloc((d + 1) * d * sizeof *gram);
+        if (gram) {
+            head_gram(gram, wo, width, (size_t)n_heads * d, h * d, d);
+            gram_root(root + h * d * d, gram, gram + d * d, d);
+        } else {
+            failures++;
+        }
+        free(gram);
+    }
+    if (failures)
+        return kvb_fail(err, KVB_MEMORY, "value norms: no memory for %u x %u matrices in double", head_dim, head_dim);
+    return KVB_OK;
+}

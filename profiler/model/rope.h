@@ -1,0 +1,39 @@
+// Rotary positions: the one place where frequencies and angles are made (families.md 3; transformers'
+// modeling_rope_utils.py).
+//
+// Angles are float32, position times frequency, as the models were trained and as transformers computes them.
+#pragma once
+#include "profiler/backend/backend.h"
+
+typedef enum rope_kind { ROPE_DEFAULT, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN, ROPE_LONG, ROPE_DYNAMIC } rope_kind;
+
+enum { ROPE_MAX_PAIRS = 256 };
+
+typedef struct rope_rule {
+    rope_kind kind;
+    float theta;
+    double factor;     // of positions: linear, llama3, yarn, dynamic; 1: none
+    double original;   // positions of the first training: llama3, yarn, longrope, dynamic
+    double low, high;  // llama3: factors of wavelengths
+    double fast, slow; // yarn: beta_fast, beta_slow
+    bool truncate;     // yarn: low and high are whole numbers
+    double attention;  // cosines and sines are multiplied with it; 1: nothing
+    double growth;     // queries times 1 + growth ln(1 + floor(position / original)): Ministral 3; 0: nothing
+    bool has_factors;  // `short_factors` hold; for ROPE_LONG `long_factors` too
+    float short_factors[ROPE_MAX_PAIRS], long_factors[ROPE_MAX_PAIRS]; // frequencies are divided by them
+} rope_rule;
+
+// Radians per position [dim/2] for texts of n_tokens tokens: longrope and dynamic depend on that (of the context alone:
+// keys that are cached must stay right while answers grow), all others do not.
+void rope_frequencies(float *out, const rope_rule *rule, uint32_t dim, uint64_t n_tokens);
+bool rope_depends_on_length(const rope_rule *rule);
+
+// The table [positions, dim/2, 2] of cosines and sines, times `attention`, on a device, for backend.rope; the caller
+// releases it. {NULL} when memory is short.
+dev rope_table(backend_device *on, const float *frequency, uint32_t dim, uint32_t positions, double attention);
+// The same of queries that grow with their position, `rule->growth`.
+dev rope_query_table(backend_device *on, const float *frequency, const rope_rule *rule, uint32_t dim,
+                     uint32_t positions);
+// Fills such a table anew; without growth.
+bool rope_fill(backend_device *on, dev table, const float *frequency, uint32_t dim, uint32_t positions,
+               double attention);

@@ -1,0 +1,64 @@
+// Text to token ids and back. Byte-level BPE ("gpt2": smollm, llama-bpe, qwen2, gpt-2, gpt-4o, tekken, dbrx and the
+// names that stand for them) and SentencePiece's BPE with byte fallback ("llama") from the vocabulary inside a GGUF
+// file; from Hugging Face folders see tokenizer_json.h. Judged against their own libraries by
+// tests/peer/train_tokenizers.py.
+//
+// Input that is not UTF-8 is read as Python's bytes.decode('utf-8', errors='replace') does: each maximal part of a
+// broken sequence becomes U+FFFD (the WHATWG rule). NUL bytes are text like any other. From GGUF no Unicode
+// normalisation is applied, since the file asks for none (Qwen's tokenizer.json does ask for NFC, and gets it).
+//
+// smollm cuts single digits as SmolLM2's own tokenizer.json and llama.cpp do. The tokenizer that transformers makes
+// from a GGUF file leaves that step out and differs where two or more spaces or line ends stand before a digit
+// ("\n\n1."): tokenizer_from_gguf_as(.., "gpt-2", ..) gives those ids. tests/peer/compare_tokens.py compares both.
+//
+// A byte that has no token of its own (SmolLM2 lacks 21 that hardly occur) becomes tokenizer.ggml.unknown_token_id, one
+// for a run of them within a word; when the file names none, it vanishes. Hugging Face's tokenizers do the same.
+//
+// A tokenizer is immutable and does not need the GGUF once made; any number of threads may share one.
+#pragma once
+#include "profiler/weights/gguf.h"
+#include "runtime/kvbudget.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct tokenizer tokenizer;
+
+// Makes a tokenizer from tokenizer.ggml.{model, pre, tokens, token_type, merges, ...}. On failure *out is NULL.
+// Errors: KVB_UNSUPPORTED (another kind of tokenizer, an unknown or missing pre-tokenizer; the message lists the
+// known ones), KVB_FORMAT (arrays that do not fit together, a merge of unknown tokens), KVB_MEMORY.
+kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, kvb_error *err);
+// The same with another pre-tokenizer than the file names (NULL: the file's).
+kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err);
+void tokenizer_free(tokenizer *t);
+
+// Encodes `size` bytes. Never adds BOS. *ids is malloc'd and the caller's to free; not NULL even when *n is 0.
+// User-defined tokens of the vocabulary are always found in the text; control tokens ("<|im_start|>") only with
+// parse_special, else they are encoded as the plain text that they are. Leftmost, then longest, match wins. Errors:
+// KVB_MEMORY, KVB_ARGUMENT (over 1 GiB of text). On failure *ids is NULL and *n 0.
+kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, bool parse_special, int32_t **ids,
+                            size_t *n, kvb_error *err);
+
+// The same for a text in a frame, such as a chat template's: front, text and back are encoded as one text, in whose
+// front and back (UTF-8, ending with a NUL) control tokens are always found.
+kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const char *text, size_t size,
+                                   const char *back, bool parse_special, int32_t **ids, size_t *n, kvb_error *err);
+
+// Writes at most `cap` bytes of the decoded text to out (may be NULL when cap is 0; no terminating NUL) and returns
+// the bytes that the whole text has. Special tokens decode to their text; ids out of range to nothing. One id may be
+// a part of a character.
+size_t tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n, char *out, size_t cap);
+
+int32_t tokenizer_bos(const tokenizer *t); // -1 when the file has none
+int32_t tokenizer_eos(const tokenizer *t); // -1 when the file has none
+int32_t tokenizer_eot(const tokenizer *t); // end of a chat turn where it is not EOS; -1 when the file has none
+// tokenizer.ggml.add_bos_token; when the file does not say, true for llama-bpe (as in llama.cpp), else false.
+bool tokenizer_add_bos(const tokenizer *t);
+size_t tokenizer_size(const tokenizer *t); // ids are 0 .. size-1
+const char *tokenizer_pre(const tokenizer *t);
+bool tokenizer_is_control(const tokenizer *t, int32_t id); // false for ids out of range
+// Whether the token ends an answer: EOS, the end of a chat turn, and what generation_config.json lists.
+bool tokenizer_is_end(const tokenizer *t, int32_t id);
+const char *tokenizer_chat_template(const tokenizer *t); // Jinja text, or NULL
+// SHA-256 (hex) over tokens, types, merges, and the pre-tokenizer's name; how it is laid out stands in tokenizer.c.
+const char *tokenizer_sha256(const tokenizer *t);

@@ -1,0 +1,197 @@
+// What the files of the tokenizer share; nobody else includes this. The interface is tokenizer.h.
+#pragma once
+#include "profiler/text/tokenizer.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+// ---- vocabulary: two open-addressing tables, made once, at most half full (tokenizer_vocab.c) ----
+
+// Of tokenizer.ggml.token_type; tokens without a text of their own are not found by it.
+enum {
+    TOKEN_NORMAL = 1,
+    TOKEN_UNKNOWN = 2,
+    TOKEN_CONTROL = 3,
+    TOKEN_USER_DEFINED = 4,
+    TOKEN_UNUSED = 5,
+    TOKEN_BYTE = 6
+};
+
+typedef struct merge {
+    uint32_t left, right; // token ids; left is UINT32_MAX in an empty slot
+    uint32_t rank;        // lower is merged first
+    uint32_t result;      // token id
+} merge;
+
+typedef struct vocabulary {
+    uint32_t size;   // tokens
+    char *text;      // all tokens' text as in the file, back to back
+    uint32_t *start; // [size + 1]: token i is text[start[i] .. start[i + 1])
+    uint8_t *type;   // [size]
+    uint32_t *slots; // [slot_mask + 1]: token id + 1, or 0
+    uint32_t slot_mask;
+    merge *merges; // [merge_mask + 1]
+    uint32_t merge_mask;
+} vocabulary;
+
+// A zero vocabulary takes room for n tokens of `bytes` in all, then the tokens in order of their ids, then room for
+// merges, then merges. `name` is the file, for messages. On failure the caller still calls vocabulary_free.
+kvb_status vocabulary_reserve(vocabulary *v, const char *name, uint64_t n, uint64_t bytes, kvb_error *err);
+void vocabulary_put(vocabulary *v, uint32_t id, const char *text, size_t size, uint8_t type);
+void vocabulary_skip(vocabulary *v, uint32_t id); // an id that no token has
+kvb_status vocabulary_reserve_merges(vocabulary *v, const char *name, uint64_t n, kvb_error *err);
+// Two tokens that make a third, by their texts; false where one of the three is no token. A pair that stands twice has
+// the last one's rank, as in Hugging Face's tokenizers.
+bool vocabulary_put_merge(vocabulary *v, const char *left, size_t left_size, const char *right, size_t right_size,
+                          uint32_t rank);
+void vocabulary_free(vocabulary *v);
+// Token id or -1. Of tokens with the same text the last one counts, as in Hugging Face's tokenizers.
+int64_t vocabulary_find(const vocabulary *v, const char *text, size_t size);
+const merge *vocabulary_merge(const vocabulary *v, uint32_t left, uint32_t right); // NULL when the two do not merge
+static inline uint32_t token_bytes(const vocabulary *v, uint32_t id)
+{
+    return v->start[id + 1] - v->start[id];
+}
+
+// ---- bytes and named expressions (tokenizer_text.c) ----
+
+// GPT-2's alphabet: every byte stands for a printable character of one or two UTF-8 bytes, below U+0144.
+uint32_t byte_to_char(uint8_t byte);
+int char_to_byte(uint32_t character);           // -1 when the character stands for no byte
+size_t put_char(char *out, uint32_t character); // as UTF-8, below U+0800; returns 1 or 2
+
+#define LOW_LINE "\xe2\x96\x81" // U+2581, which stands for a space in SentencePiece's kind
+
+typedef struct pre_tokenizer {
+    const char *name;
+    const char *pattern; // PCRE2 with UTF and UCP; matches at every position of any text
+    bool ignore_merges;  // a word that is a token as a whole is that token, whatever the merges would make of it
+    bool add_bos;        // when the file does not say
+} pre_tokenizer;
+
+const pre_tokenizer *pre_tokenizer_find(gguf_string name); // NULL when unknown
+const char *pre_tokenizer_names(void);                     // of the first of each kind, with commas between
+extern const char gpt2_pattern[];                          // of ByteLevel{use_regex} in tokenizer.json
+extern const char digit_pattern[];                         // of Digits: one number
+
+// ---- expressions (tokenizer_expression.c) ----
+
+typedef struct expression {
+    void *code; // pcre2_code
+} expression;
+
+// `literal`: the pattern is the text itself. Else \p{L}, \p{N}, \s and \S mean what they mean in Hugging Face's
+// tokenizers, whose Unicode is newer than Debian's PCRE2. `where` names file and place.
+kvb_status expression_compile(expression *out, const char *pattern, size_t size, bool literal, const char *where,
+                              kvb_error *err);
+void expression_free(expression *x);
+
+typedef struct matcher { // of one thread
+    void *data, *limits;
+} matcher;
+kvb_status matcher_open(matcher *m, kvb_error *err);
+void matcher_close(matcher *m);
+// The next match that is not empty, at or behind `at`; *begin = *end = size where there is none.
+kvb_status expression_next(const expression *x, matcher *m, const char *text, size_t size, size_t at, size_t *begin,
+                           size_t *end, kvb_error *err);
+
+// ---- what happens to a text before its words are merged (tokenizer_steps.c) ----
+
+typedef enum normal_kind { NORMAL_NFC, NORMAL_PREPEND, NORMAL_REPLACE } normal_kind;
+typedef struct normal_step {
+    normal_kind kind;
+    expression pattern; // NORMAL_REPLACE
+    char *text;         // what is prepended, or what replaces
+    size_t size;
+    bool unless_there,
+        first_only; // NORMAL_PREPEND: not where the text begins with it; only where the whole text begins
+} normal_step;
+
+// What becomes of the separators that an expression finds, as tokenizers' SplitDelimiterBehavior.
+typedef enum cut_behaviour { CUT_REMOVED, CUT_ISOLATED, CUT_PREVIOUS, CUT_NEXT, CUT_CONTIGUOUS } cut_behaviour;
+typedef struct cut_step {
+    expression separator;
+    cut_behaviour behaviour;
+    bool invert; // what is not found is the separator
+} cut_step;
+
+enum { STEPS_MAX = 16 };
+typedef struct normal_list {
+    normal_step steps[STEPS_MAX];
+    size_t n;
+} normal_list;
+
+// Applies the steps to text [*size]: *text then points to what came out, in *owned where that is not the text itself;
+// the caller frees *owned, also after a failure.
+kvb_status normal_apply(const normal_list *list, matcher *m, bool first, const char **text, size_t *size, char **owned,
+                        kvb_error *err);
+void normal_free(normal_list *list);
+
+typedef kvb_status word_action(void *context, const char *word, size_t size);
+// Cuts text with steps[0 .. n), each piece of one by the next, and gives the words in order to `action`.
+kvb_status cut_apply(const cut_step *steps, size_t n, matcher *m, const char *text, size_t size, word_action *action,
+                     void *context, kvb_error *err);
+
+// ---- added tokens: found in the text before anything else is done (tokenizer_added.c) ----
+
+enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2, ADDED_SINGLE_WORD = 4 };
+typedef struct added_token {
+    uint32_t id;
+    const char *text; // belongs to the vocabulary, or to added_index.owned
+    uint32_t size;
+    uint8_t flags;
+} added_token;
+
+typedef struct added_index {
+    added_token *tokens; // [n] by first byte, of each the longest first
+    uint32_t n, room;
+    uint32_t first[257]; // tokens[first[b] .. first[b + 1]) begin with byte b
+    char **owned;        // [n_owned] texts
+    size_t n_owned;
+} added_index;
+
+// Adds tokens, then sorts; a text that is not UTF-8, or is empty, cannot occur and is left out.
+kvb_status added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8_t flags, kvb_error *err);
+// The same, found in text that `normal` has made: as that makes the token's text.
+kvb_status added_put_normalised(added_index *x, const normal_list *normal, uint32_t id, const char *text, size_t size,
+                                uint8_t flags, kvb_error *err);
+void added_sort(added_index *x);
+void added_free(added_index *x);
+
+// ---- the tokenizer ----
+
+struct tokenizer {
+    vocabulary v;
+    char *pre;                        // name: of the expression, or of the kind
+    added_index raw, normalised;      // looked for before and after `normal`
+    normal_list normal, before_words; // of the text between added tokens; and then of every piece of that
+    cut_step cuts[STEPS_MAX];
+    size_t n_cuts;
+    bool byte_level;    // words are bytes in GPT-2's alphabet; else characters
+    bool byte_fallback; // a character without a token becomes its bytes' tokens
+    bool ignore_merges, fuse_unknown;
+    bool strip_first;     // decoding takes one space off the front
+    int32_t byte_id[256]; // the token of a single byte, or -1
+    int32_t unknown;      // stands for what has no token; -1: that vanishes
+    int32_t bos, eos, eot;
+    int32_t *ends; // [n_ends] all that end an answer
+    size_t n_ends;
+    bool add_bos;
+    char *chat_template; // NULL: none
+    char sha256[65];
+};
+
+tokenizer *tokenizer_new(void); // all ids -1; NULL without memory
+kvb_status tokenizer_set_pre(tokenizer *t, const char *name, kvb_error *err);
+// Fills byte_id from the vocabulary: of the byte alphabet, or "<0x00>" to "<0xFF>" where byte_fallback.
+void tokenizer_find_bytes(tokenizer *t);
+// Adds an id to what ends an answer, unless it is -1 or there.
+kvb_status tokenizer_add_end(tokenizer *t, int32_t id, kvb_error *err);
+
+// One word to ids (tokenizer_merge.c).
+typedef struct word_merger word_merger;
+kvb_status word_merger_open(word_merger **out, const tokenizer *t, size_t ids_room, kvb_error *err);
+void word_merger_close(word_merger *w);
+kvb_status word_merger_put(word_merger *w, uint32_t id);
+kvb_status word_merger_word(word_merger *w, const char *word, size_t size);
+int32_t *word_merger_take(word_merger *w, size_t *n); // the ids so far, which are then the caller's

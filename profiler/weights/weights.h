@@ -1,0 +1,158 @@
+// A source of weights: a GGUF file or the parts of one, or a folder as Hugging Face writes it (config.json, one or more
+// *.safetensors, with an index where there are several). Numbers are asked for by key, tensors by role and layer; what
+// nobody has asked for is found by weights_unclaimed, so that nothing is left out in silence.
+//
+// Everything stays mapped; pointers are good until weights_close. weights_check says whether the files stayed whole.
+#pragma once
+#include "profiler/text/tokenizer.h"
+#include "profiler/weights/stored_matrix.h"
+#include "profiler/weights/tensor_list.h"
+#include "profiler/weights/weights_origin.h"
+
+// Numbers: key, GGUF's name behind "ARCHITECTURE." (as it is where it begins with '/'), config.json's name. Those that
+// begin with '@' stand in rope_parameters (transformers 5), rope_scaling (4) or at the top; with '~', in those of the
+// layers with a window, where rope_parameters has two kinds.
+#define WEIGHT_KEYS(X)                                                                            \
+    X(LAYERS, "block_count", "num_hidden_layers")                                                 \
+    X(HEADS, "attention.head_count", "num_attention_heads")                                       \
+    X(KV_HEADS, "attention.head_count_kv", "num_key_value_heads")                                 \
+    X(HEAD_DIM, "attention.key_length", "head_dim")                                               \
+    X(VALUE_DIM, "attention.value_length", "v_head_dim")                                          \
+    X(WIDTH, "embedding_length", "hidden_size")                                                   \
+    X(FFN_WIDTH, "feed_forward_length", "intermediate_size")                                      \
+    X(CONTEXT, "context_length", "max_position_embeddings")                                       \
+    X(NORM_EPS, "attention.layer_norm_rms_epsilon", "rms_norm_eps")                               \
+    X(ROPE_BASE, "rope.freq_base", "@rope_theta")                                                 \
+    X(ROPE_DIM, "rope.dimension_count", "")                                                       \
+    X(ROPE_SHARE, "", "@partial_rotary_factor")                                                   \
+    X(ROPE_FACTOR, "rope.scaling.factor", "@factor")                                              \
+    X(ROPE_ORIGINAL, "rope.scaling.original_context_length", "@original_max_position_embeddings") \
+    X(ROPE_LOW, "", "@low_freq_factor")                                                           \
+    X(ROPE_HIGH, "", "@high_freq_factor")                                                         \
+    X(ROPE_FAST, "rope.scaling.yarn_beta_fast", "@beta_fast")                                     \
+    X(ROPE_SLOW, "rope.scaling.yarn_beta_slow", "@beta_slow")                                     \
+    X(ROPE_ATTENTION, "rope.scaling.attn_factor", "@attention_factor")                            \
+    X(ROPE_MSCALE, "", "@mscale")                                                                 \
+    X(ROPE_MSCALE_ALL, "rope.scaling.yarn_log_multiplier", "@mscale_all_dim")                     \
+    X(ROPE_GROWTH, "attention.temperature_scale", "@llama_4_scaling_beta")                        \
+    X(ROPE_TRUNCATE, "", "@truncate")                                                             \
+    X(WINDOW, "attention.sliding_window", "sliding_window")                                       \
+    X(LOCAL_ROPE_BASE, "rope.freq_base_swa", "rope_local_base_freq")                              \
+    X(SLIDING_ROPE_BASE, "", "~rope_theta")                                                       \
+    X(USE_WINDOW, "", "use_sliding_window")                                                       \
+    X(MAX_WINDOW_LAYERS, "", "max_window_layers")                                                 \
+    X(WINDOW_PERIOD, "attention.sliding_window_pattern", "sliding_window_pattern")                \
+    X(EXPERTS, "expert_count", "num_experts")                                                     \
+    X(LOCAL_EXPERTS, "", "num_local_experts")                                                     \
+    X(EXPERTS_USED, "expert_used_count", "num_experts_per_tok")                                   \
+    X(EXPERT_WIDTH, "expert_feed_forward_length", "moe_intermediate_size")                        \
+    X(EXPERT_STEP, "", "decoder_sparse_step")                                                     \
+    X(EXPERT_NORM, "", "norm_topk_prob")                                                          \
+    X(CLIP_QKV, "attention.clamp_kqv", "clip_qkv")                                                \
+    X(QK_LAYER_NORM, "", "use_qk_norm")                                                           \
+    X(LAYER_NORM_EPS, "attention.layer_norm_epsilon", "layer_norm_eps")                           \
+    X(QUERY_SCALAR, "", "query_pre_attn_scalar")                                                  \
+    X(SCORE_CAP, "attn_logit_softcapping", "attn_logit_softcapping")                              \
+    X(LOGIT_CAP, "final_logit_softcapping", "final_logit_softcapping")                            \
+    X(LOGIT_FACTOR, "logit_scale", "logit_scale")                                                 \
+    X(ATTENTION_BIAS, "", "attention_bias")                                                       \
+    X(MLP_BIAS, "", "mlp_bias")                                                                   \
+    X(VOCABULARY, "", "vocab_size")                                                               \
+    X(TIED, "", "tie_word_embeddings")                                                            \
+    X(EMBEDDING_SCALE, "embedding_scale", "embedding_multiplier")                                 \
+    X(RESIDUAL_SCALE, "residual_scale", "residual_multiplier")                                    \
+    X(ATTENTION_SCALE, "attention.scale", "attention_multiplier")                                 \
+    X(LOGIT_SCALE, "logit_scale", "logits_scaling")                                               \
+    X(BOS, "/tokenizer.ggml.bos_token_id", "bos_token_id")                                        \
+    X(EOS, "/tokenizer.ggml.eos_token_id", "eos_token_id")                                        \
+    X(EOT, "/tokenizer.ggml.eot_token_id", "eos_token_id")                                        \
+    X(ADD_BOS, "/tokenizer.ggml.add_bos_token", "")
+
+// Texts, and lists of numbers or texts.
+#define WEIGHT_TEXTS(X)                             \
+    X(ROPE_TYPE, "rope.scaling.type", "@rope_type") \
+    X(ROPE_OLD_TYPE, "", "@type")                   \
+    X(DTYPE, "", "dtype")                           \
+    X(OLD_DTYPE, "", "torch_dtype")                 \
+    X(NAME, "/general.name", "_name_or_path")       \
+    X(ACTIVATION, "", "hidden_act")
+
+#define WEIGHT_LISTS(X)                                               \
+    X(LAYER_TYPES, "attention.sliding_window_pattern", "layer_types") \
+    X(NO_ROPE_LAYERS, "", "no_rope_layers")                           \
+    X(DENSE_LAYERS, "", "mlp_only_layers")                            \
+    X(ROPE_SHORT, "", "@short_factor")                                \
+    X(ROPE_LONG, "", "@long_factor")
+
+typedef enum weight_key {
+#define WEIGHT_ENUM(name, gguf, hf) WEIGHT_##name,
+    WEIGHT_KEYS(WEIGHT_ENUM) WEIGHT_TEXTS(WEIGHT_ENUM) WEIGHT_LISTS(WEIGHT_ENUM)
+#undef WEIGHT_ENUM
+        N_WEIGHT_KEYS
+} weight_key;
+
+// A tensor as its file stores it: rows back to back, whole blocks each.
+typedef struct weight_tensor {
+    char name[128];         // in the file
+    const char *file;       // for messages
+    uint32_t type;          // a gguf_tensor_type, STORED_F8_E4M3, or a number that none has
+    char type_name[16];     // for messages
+    uint32_t n_dims;        // beyond two: those are part of rows
+    uint64_t rows, columns; // a vector has one row
+    const unsigned char *data;
+    size_t row_bytes;
+    stored_scales scales; // of FP8, after weights_find_scales
+} weight_tensor;
+
+typedef struct weights weights;
+
+// `path`: a GGUF file, any part of a split one, a folder with config.json, or that config.json. Errors name file and
+// place: KVB_IO, KVB_FORMAT (damaged, an index that names missing files, parts that are not of one model),
+// KVB_UNSUPPORTED. On failure *out is NULL.
+kvb_status weights_open(weights **out, const char *path, kvb_error *err);
+// The same, but a folder may lack its weight files.
+kvb_status weights_open_config(weights **out, const char *path, kvb_error *err);
+// From the bytes of a config.json, without any file; `name` stands for the folder in messages.
+kvb_status weights_from_config(weights **out, const char *name, const void *config, size_t size, kvb_error *err);
+void weights_close(weights *w); // NULL is fine
+bool weights_has_tensors(const weights *w);
+// A gguf_tensor_type: of a source without tensors, the type that its config says they have; BF16 where it does not.
+uint32_t weights_default_type(const weights *w);
+// The same of the layers' matrices but routers: STORED_F8_E4M3 where the config says that they are quantised so.
+uint32_t weights_layer_type(const weights *w);
+bool weights_experts_are_mxfp4(const weights *w); // says the config
+
+const char *weights_name(const weights *w); // the path, for messages
+bool weights_is_gguf(const weights *w);
+const char *weights_architecture(const weights *w); // GGUF's general.architecture; config.json's model_type
+const char *weights_key_name(const weights *w, weight_key key, char text[96]); // as this container calls it
+
+// *found is false, *out untouched and the status KVB_OK where the source does not have it (or null). Booleans are 0 or
+// 1; a list where one number is asked for gives its first. KVB_FORMAT for another type.
+kvb_status weights_number(const weights *w, weight_key key, double *out, bool *found, kvb_error *err);
+// At most size - 1 bytes and a NUL; empty where there is none.
+kvb_status weights_text(const weights *w, weight_key key, char *out, size_t size, kvb_error *err);
+// *n is the list's length, 0 where there is none; out[0..n-1] for n <= max (KVB_FORMAT beyond). A text in a list counts
+// as 1 where it begins with "sliding", else as 0: what layer_types asks for.
+kvb_status weights_list(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err);
+
+// The tensor of that name ("" : none of this role in this container); false where the source has none. Claims it.
+bool weights_find(weights *w, const char *name, weight_tensor *out);
+// The scales of an FP8 tensor, NAME_scale_inv or NAME_scale, one per block that the config names, per row or for all of
+// it. KVB_FORMAT: missing, or not of that shape; KVB_UNSUPPORTED: of a type that cannot be read; KVB_NUMERIC: one is
+// not finite. Claims them.
+kvb_status weights_find_scales(weights *w, weight_tensor *t, kvb_error *err);
+// A tensor that nobody has asked for and that a text model needs; NULL: there is none.
+const char *weights_unclaimed(const weights *w);
+
+// SHA-256 of the GGUF file; of its parts that over their names and hashes, of a folder that over its config and the
+// names and hashes of its weight files, in order. And what else is known of where they are from: *origin is zero
+// before, and the caller's to free, also after a failure. `watch` NULL: nobody; KVB_INTERRUPTED when it stops.
+kvb_status weights_identify(const weights *w, const weights_watch *watch, char sha256[65], weights_origin *origin,
+                            kvb_error *err);
+// Were all files whole and the same since weights_open? KVB_IO otherwise.
+kvb_status weights_check(const weights *w, kvb_error *err);
+// Gives back memory of pages that were read.
+void weights_forget(const weights *w);
+// The tokenizer; `pre` as in tokenizer_from_gguf_as. KVB_UNSUPPORTED where the source's kind cannot be read.
+kvb_status weights_tokenizer(tokenizer **out, const weights *w, const char *pre, kvb_error *err);

@@ -1,0 +1,393 @@
+// Weights from a folder as Hugging Face writes it: config.json and safetensors, one file or several with an index.
+#include "profiler/text/tokenizer_json.h"
+#include "profiler/weights/gguf.h"
+#include "profiler/weights/weights_index.h"
+#include "profiler/weights/weights_internal.h"
+#include "runtime/fail.h"
+#include "runtime/json.h"
+#include "runtime/safetensors.h"
+#include "runtime/text.h"
+#include <cjson/cJSON.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct shard {
+    char *name; // in the folder
+    char *path; // for messages too
+    file_view map;
+    kvb_safetensors tensors;
+} shard;
+
+typedef struct folder {
+    char *path;
+    cJSON *config;      // of the whole file
+    const cJSON *model; // in it: text_config where there is one, else all
+    cJSON *generation;  // generation_config.json; NULL: there is none
+    shard *shards;
+    size_t n_shards;
+} folder;
+
+static const folder *folder_of(const weights *w)
+{
+    return w->source;
+}
+
+static char *join(const char *path, const char *name)
+{
+    size_t size = strlen(path) + strlen(name) + 2;
+    char *joined = malloc(size);
+    if (joined) snprintf(joined, size, "%s/%s", path, name);
+    return joined;
+}
+
+// ---- Opening ----
+
+static kvb_status parse_json(cJSON **out, const void *data, size_t size, const char *path, kvb_error *err)
+{
+    const char *end = NULL;
+    bool no_memory = false;
+    *out = kvb_json_parse(data, size, &end, &no_memory);
+    if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory to read it", path);
+    if (cJSON_IsObject(*out)) return KVB_OK;
+    return kvb_fail(err, KVB_FORMAT, "%s: byte %zu: expected a JSON object; the file is damaged", path,
+                    end ? (size_t)(end - (const char *)data) : 0);
+}
+
+static kvb_status read_json(cJSON **out, const folder *f, const char *name, kvb_error *err)
+{
+    file_view view;
+    char *path = join(f->path, name);
+    *out = NULL;
+    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
+    kvb_status status = file_map(&view, path, err);
+    if (status == KVB_OK) {
+        status = parse_json(out, view.data, view.size, path, err);
+        if (status == KVB_OK) status = file_check(&view, path, err);
+        file_unmap(&view);
+    }
+    if (status != KVB_OK) cJSON_Delete(*out), *out = NULL;
+    free(path);
+    return status;
+}
+
+static kvb_status add_shard(folder *f, const char *name, kvb_error *err)
+{
+    shard *grown = realloc(f->shards, (f->n_shards + 1) * sizeof *grown);
+    if (!grown) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
+    f->shards = grown;
+    shard *s = &grown[f->n_shards];
+    *s = (shard){.name = strdup(name), .path = join(f->path, name)};
+    f->n_shards++;
+    if (!s->name || !s->path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
+    kvb_status status = file_map(&s->map, s->path, err);
+    return status == KVB_OK ? kvb_safetensors_parse(&s->tensors, s->map.data, s->map.size, s->path, err) : status;
+}
+
+static bool has_file(const folder *f, const char *name)
+{
+    char *path = join(f->path, name);
+    bool has = path && access(path, F_OK) == 0;
+    free(path);
+    return has;
+}
+
+// Every tensor of the index is in its file. What is in a file beside stays to be claimed, or is refused then.
+static kvb_status check_index(const folder *f, const weights_index *x, const char *path, kvb_error *err)
+{
+    const cJSON *tensor;
+    cJSON_ArrayForEach(tensor, x->map)
+    {
+        size_t i = 0;
+        while (strcmp(f->shards[i].name, tensor->valuestring) != 0) i++;
+        if (!kvb_safetensors_find(&f->shards[i].tensors, tensor->string))
+            return kvb_fail(err, KVB_FORMAT, "%s: has no tensor %.80s, which %s expects there", f->shards[i].path,
+                            tensor->string, path);
+    }
+    return KVB_OK;
+}
+
+static kvb_status add_shards(folder *f, bool none_suffice, kvb_error *err)
+{
+    static const char index_name[] = "model.safetensors.index.json", only_name[] = "model.safetensors";
+    if (!has_file(f, index_name))
+        return none_suffice && !has_file(f, only_name) ? KVB_OK : add_shard(f, only_name, err);
+    weights_index x = {0};
+    char *path = join(f->path, index_name);
+    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
+    kvb_status status = weights_index_read(&x, path, err);
+    for (size_t i = 0; i < x.n_files && status == KVB_OK; i++) status = add_shard(f, x.files[i], err);
+    if (status == KVB_OK) status = check_index(f, &x, path, err);
+    weights_index_free(&x);
+    free(path);
+    return status;
+}
+
+// Models of text and pictures put the text model's tensors under another name.
+static const char *const prefixes[][2] = {{"language_model.model.", "model."},
+                                          {"model.language_model.", "model."},
+                                          {"language_model.lm_head.", "lm_head."},
+                                          {"", ""}};
+
+static kvb_status add_names(weights *w, const folder *f, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t s = 0; s < f->n_shards; s++)
+        for (size_t i = 0; status == KVB_OK && i < f->shards[s].tensors.n_tensors; i++) {
+            const char *name = f->shards[s].tensors.tensors[i].name;
+            char plain[256];
+            size_t p = 0;
+            while (strncmp(name, prefixes[p][0], strlen(prefixes[p][0])) != 0) p++;
+            snprintf(plain, sizeof plain, "%s%.200s", prefixes[p][1], name + strlen(prefixes[p][0]));
+            status = weights_add_name(w, plain, s, err);
+        }
+    return status == KVB_OK ? weights_sort_names(w, err) : status;
+}
+
+static kvb_status open_folder(weights *w, const char *path, kvb_error *err)
+{
+    folder *f = calloc(1, sizeof *f);
+    if (!f) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+    w->source = f;
+    w->kind = &weights_folder;
+    f->path = strdup(path);
+    return f->path ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+}
+
+// Where the text model's numbers stand in config.json, and its family.
+static kvb_status find_model(weights *w, folder *f, kvb_error *err)
+{
+    const cJSON *text = cJSON_GetObjectItemCaseSensitive(f->config, "text_config");
+    f->model = cJSON_IsObject(text) ? text : f->config;
+    const cJSON *type = cJSON_GetObjectItemCaseSensitive(f->model, "model_type");
+    if (!cJSON_IsString(type))
+        return kvb_fail(err, KVB_FORMAT, "%s/config.json: model_type is missing, expected the name of a family",
+                        f->path);
+    snprintf(w->architecture, sizeof w->architecture, "%s", type->valuestring);
+    kvb_status status = weights_read_quantisation(w, f->config, f->path, err);
+    return status == KVB_OK && f->model != f->config ? weights_read_quantisation(w, f->model, f->path, err) : status;
+}
+
+kvb_status weights_open_folder(weights *w, const char *path, bool config_suffices, kvb_error *err)
+{
+    kvb_status status = open_folder(w, path, err);
+    folder *f = w->source;
+    if (status == KVB_OK) status = read_json(&f->config, f, "config.json", err);
+    if (status == KVB_OK) status = find_model(w, f, err);
+    if (status == KVB_OK && has_file(f, "generation_config.json"))
+        status = read_json(&f->generation, f, "generation_config.json", err);
+    if (status == KVB_OK) status = add_shards(f, config_suffices, err);
+    return status == KVB_OK ? add_names(w, f, err) : status;
+}
+
+kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err)
+{
+    kvb_status status = open_folder(w, name, err);
+    folder *f = w->source;
+    if (status == KVB_OK) status = parse_json(&f->config, config, size, name, err);
+    return status == KVB_OK ? find_model(w, f, err) : status;
+}
+
+static void close_folder(weights *w)
+{
+    folder *f = w->source;
+    for (size_t i = 0; i < f->n_shards; i++) {
+        kvb_safetensors_free(&f->shards[i].tensors);
+        file_unmap(&f->shards[i].map);
+        free(f->shards[i].name);
+        free(f->shards[i].path);
+    }
+    free(f->shards);
+    cJSON_Delete(f->config);
+    cJSON_Delete(f->generation);
+    free(f->path);
+    free(f);
+}
+
+// ---- Numbers ----
+
+// A null is as good as no value.
+static const cJSON *member(const cJSON *object, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(object, name);
+    return cJSON_IsNull(item) ? NULL : item;
+}
+
+// Rotary settings: since transformers 5 in rope_parameters, before in rope_scaling or at the top.
+static const cJSON *rope_member(const cJSON *model, const char *name)
+{
+    const cJSON *all = member(model, "rope_parameters"), *full = member(all, "full_attention");
+    const cJSON *item = member(full ? full : all, name);
+    if (!item) item = member(member(model, "rope_scaling"), name);
+    return item ? item : member(model, name);
+}
+
+static const cJSON *item_of(const weights *w, weight_key key)
+{
+    const folder *f = folder_of(w);
+    const char *name = weight_names[key][1];
+    if (name[0] == '@') return rope_member(f->model, name + 1);
+    if (name[0] == '~') return member(member(member(f->model, "rope_parameters"), "sliding_attention"), name + 1);
+    bool special = key == WEIGHT_BOS || key == WEIGHT_EOS;
+    const cJSON *item = special ? member(f->generation, name) : NULL;
+    if (!item) item = member(f->model, name);
+    return item ? item : special ? member(f->config, name) : NULL;
+}
+
+static kvb_status wrong_type(const weights *w, weight_key key, const char *expected, kvb_error *err)
+{
+    char name[96];
+    return kvb_fail(err, KVB_FORMAT, "%s/config.json: %s: expected %s", folder_of(w)->path,
+                    weights_key_name(w, key, name), expected);
+}
+
+static bool number_of(const cJSON *item, double *out)
+{
+    if (!cJSON_IsNumber(item) && !cJSON_IsBool(item)) return false;
+    *out = cJSON_IsNumber(item) ? item->valuedouble : cJSON_IsTrue(item);
+    return isfinite(*out);
+}
+
+// Of a list the first one; the end of a turn is the second token that ends an answer.
+static kvb_status number_folder(const weights *w, weight_key key, double *out, bool *found, kvb_error *err)
+{
+    const cJSON *item = item_of(w, key == WEIGHT_EOT ? WEIGHT_EOS : key);
+    if (key == WEIGHT_EOT && !cJSON_IsArray(item)) return KVB_OK;
+    if (cJSON_IsArray(item)) item = item->child;
+    if (item && key == WEIGHT_EOT) item = item->next;
+    if (!item) return KVB_OK;
+    if (!number_of(item, out)) return wrong_type(w, key, "a number", err);
+    *found = true;
+    return KVB_OK;
+}
+
+static kvb_status text_folder(const weights *w, weight_key key, char *out, size_t size, kvb_error *err)
+{
+    const cJSON *item = item_of(w, key);
+    if (!item) return KVB_OK;
+    if (!cJSON_IsString(item)) return wrong_type(w, key, "a text", err);
+    snprintf(out, size, "%s", item->valuestring);
+    return KVB_OK;
+}
+
+static kvb_status list_folder(const weights *w, weight_key key, double *out, size_t max, size_t *n, kvb_error *err)
+{
+    const cJSON *all = item_of(w, key), *item;
+    if (!all) return KVB_OK;
+    if (!cJSON_IsArray(all)) return wrong_type(w, key, "a list", err);
+    cJSON_ArrayForEach(item, all)
+    {
+        if (*n == max) return wrong_type(w, key, "a shorter list", err);
+        if (cJSON_IsString(item)) out[*n] = strncmp(item->valuestring, "sliding", 7) == 0;
+        else if (!number_of(item, &out[*n])) return wrong_type(w, key, "a list of numbers or texts", err);
+        ++*n;
+    }
+    return KVB_OK;
+}
+
+// ---- Tensors ----
+
+static uint32_t type_of(const char *dtype)
+{
+    static const struct {
+        const char *name;
+        uint32_t type;
+    } types[] = {
+        {"F32", GGUF_TENSOR_F32}, {"F16", GGUF_TENSOR_F16}, {"BF16", GGUF_TENSOR_BF16}, {"F8_E4M3", STORED_F8_E4M3}};
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (strcmp(types[i].name, dtype) == 0) return types[i].type;
+    return UINT32_MAX;
+}
+
+static const kvb_tensor *tensor_of(const shard *s, const char *plain)
+{
+    for (size_t p = 0; p < sizeof prefixes / sizeof *prefixes; p++) {
+        char name[512];
+        size_t n = strlen(prefixes[p][1]);
+        if (strncmp(plain, prefixes[p][1], n) != 0) continue;
+        snprintf(name, sizeof name, "%s%s", prefixes[p][0], plain + n);
+        const kvb_tensor *t = kvb_safetensors_find(&s->tensors, name);
+        if (t) return t;
+    }
+    return NULL;
+}
+
+static bool tensor_folder(const weights *w, const weight_name *name, weight_tensor *out)
+{
+    const shard *s = &folder_of(w)->shards[name->file];
+    const kvb_tensor *t = tensor_of(s, name->name);
+    if (!t) return false;
+    out->file = s->path;
+    out->type = type_of(t->dtype);
+    snprintf(out->type_name, sizeof out->type_name, "%s", t->dtype);
+    out->n_dims = t->n_dims;
+    out->columns = t->n_dims ? t->shape[t->n_dims - 1] : 1;
+    out->rows = 1;
+    for (uint32_t i = 0; i + 1 < t->n_dims; i++) out->rows *= t->shape[i];
+    out->data = t->data;
+    out->row_bytes = out->rows ? t->size / out->rows : 0;
+    return true;
+}
+
+// What a text model does not need: pictures' and sounds' parts, tables that are computed anew, and what engines
+// quantise activations and caches with.
+static bool left_folder(const char *name)
+{
+    static const char *const others[] = {"vision_tower.",          "model.vision_tower.",          "visual.",
+                                         "multi_modal_projector.", "model.multi_modal_projector.", "audio_tower."};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (strncmp(name, others[i], strlen(others[i])) == 0) return true;
+    return strstr(name, "rotary_emb.inv_freq") || kvb_ends_with(name, ".input_scale") ||
+           kvb_ends_with(name, ".activation_scale") || kvb_ends_with(name, ".output_scale") ||
+           kvb_ends_with(name, ".k_scale") || kvb_ends_with(name, ".v_scale");
+}
+
+// ---- The files ----
+
+static kvb_status identify_folder(const weights *w, weights_hashing *h, char sha256[65], kvb_error *err)
+{
+    const folder *f = folder_of(w);
+    weights_origin *origin = h->origin;
+    const cJSON *named = member(f->config, "_name_or_path");
+    origin->container = "safetensors";
+    origin_of_folder(origin, f->path, "config.json");
+    if (!origin->hf_id[0] && cJSON_IsString(named) && origin_is_id(named->valuestring))
+        snprintf(origin->hf_id, sizeof origin->hf_id, "%s", named->valuestring);
+    char *text = cJSON_PrintUnformatted(f->config);
+    kvb_status status =
+        text ? sha256_add(h->all, text, strlen(text) + 1, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
+    for (size_t i = 0; i < f->n_shards; i++) h->total += f->shards[i].map.size;
+    for (size_t i = 0; status == KVB_OK && i < f->n_shards; i++)
+        status = weights_hash_file(h, f->shards[i].name, &f->shards[i].map, err);
+    if (status == KVB_OK) status = sha256_end(h->all, sha256, err);
+    cJSON_free(text);
+    return status;
+}
+
+static kvb_status check_folder(const weights *w, kvb_error *err)
+{
+    const folder *f = folder_of(w);
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; status == KVB_OK && i < f->n_shards; i++)
+        status = file_check(&f->shards[i].map, f->shards[i].path, err);
+    return status;
+}
+
+static void forget_folder(const weights *w)
+{
+    const folder *f = folder_of(w);
+    for (size_t i = 0; i < f->n_shards; i++) file_forget(&f->shards[i].map);
+}
+
+static kvb_status tokenizer_folder(tokenizer **out, const weights *w, const char *pre, kvb_error *err)
+{
+    const char *path = folder_of(w)->path;
+    *out = NULL;
+    if (pre) return kvb_fail(err, KVB_ARGUMENT, "--pre: %s says itself how words are cut; leave it out", path);
+    return tokenizer_from_folder(out, path, err);
+}
+
+const weights_kind weights_folder = {close_folder, number_folder,   text_folder,  list_folder,   tensor_folder,
+                                     left_folder,  identify_folder, check_folder, forget_folder, tokenizer_folder};
