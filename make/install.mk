@@ -10,13 +10,21 @@ FILL_IN     = sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(patsubst $(PREFIX)
               -e 's|@VERSION@|$(VERSION)|' -e 's|@SONAME@|$(SONAME)|' \
               -e "s|@INCLUDE@|$$(realpath -m --relative-to='$(CMAKEDIR)' '$(PREFIX)/include')|"
 
-install: all install-runtime
+# Folders stand unquoted in the recipes: what a shell would take apart is refused, before anything is removed.
+.PHONY: folders
+folders: export KVB_FOLDERS = $(DESTDIR)$(PREFIX)$(LIBDIR)
+folders:
+	@case "$$KVB_FOLDERS" in *[[:space:]\'\"\`\$$\;\&\|\<\>\(\)\*\?\[\#\\]*) \
+	    echo "DESTDIR, PREFIX or LIBDIR holds a blank or a character that the shell reads otherwise: choose a folder" \
+	        "without, and move the files there" >&2; exit 1;; esac
+
+install: folders all install-runtime
 	install -d $(DESTDIR)$(PREFIX)/bin
 	install -m 755 $(BUILD)/kvbudget $(DESTDIR)$(PREFIX)/bin/kvbudget
 	install -d $(dir $(call shared,$(MANUALS)))
 	$(foreach m,$(MANUALS),$(BUILD)/kvbudget help $(firstword $(subst :, ,$m)) > $(call shared,$m) &&) :
 
-install-runtime: $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
+install-runtime: folders $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(LIBDIR)/pkgconfig $(DESTDIR)$(CMAKEDIR)
 	install -m 644 runtime/kvbudget.h $(DESTDIR)$(PREFIX)/include/kvbudget.h
 	install -m 644 $(BUILD)/libkvbudget.a $(DESTDIR)$(LIBDIR)/libkvbudget.a
@@ -26,7 +34,7 @@ install-runtime: $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so
 	$(FILL_IN) runtime/kvbudgetConfig.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfig.cmake
 	$(FILL_IN) runtime/kvbudgetConfigVersion.cmake.in > $(DESTDIR)$(CMAKEDIR)/kvbudgetConfigVersion.cmake
 
-uninstall:
+uninstall: folders
 	rm -f $(call shared,$(MANUALS)) $(addprefix $(DESTDIR)$(PREFIX)/,bin/kvbudget include/kvbudget.h) \
 	    $(addprefix $(DESTDIR)$(LIBDIR)/,libkvbudget.a $(SONAME) libkvbudget.so pkgconfig/kvbudget.pc) \
 	    $(addprefix $(DESTDIR)$(CMAKEDIR)/,kvbudgetConfig.cmake kvbudgetConfigVersion.cmake)

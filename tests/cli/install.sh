@@ -118,6 +118,17 @@ if make_it uninstall && [ -z "$(find "$T/root" ! -type d)" ]; then ok 'make unin
     not_ok 'make uninstall leaves nothing'
     find "$T/root" ! -type d
 fi
+# A blank in PREFIX must not make two folders of one; nor in DESTDIR.
+mkdir -p notes
+echo kept >notes/kvbudget
+for where in "PREFIX=$T/with blank" "DESTDIR=$T/with blank" "PREFIX=$T/a;b" "LIBDIR=$T/with	tab"; do
+    for target in uninstall install; do
+        if make_it "$where" $target; then not_ok "make $target: $where is refused"; else
+            says "make $target: $where is refused" 'holds a blank' make.out
+        fi
+    done
+done
+exists 'nothing was removed' notes/kvbudget
 # Nothing is missing, however many words the compiler's command has; a stub keeps the test off the network if it looks
 # so.
 mkdir stub
