@@ -16,7 +16,7 @@ LINES = {
     "solve": "run.h5 --metric keydiff -o OUT --quiet",
     "validate": "run.h5 --metric keydiff --quiet",
     "eval": f"tiny.gguf table.safetensors text0.txt -r 0.5 -a none {SIZE}",
-    "refine": f"tiny.gguf table.safetensors text0.txt text1.txt text2.txt text3.txt -o OUT -r 50% --evaluations 2 {SIZE}",
+    "refine": f"tiny.gguf table.safetensors text0.txt text1.txt text2.txt text3.txt -o OUT --evaluations 2 {SIZE}",
     "recommend": f"tiny.gguf table.safetensors text0.txt text1.txt -r 50% --max-kl 1e6 --confidence 0.1 {SIZE}",
     "report": "table.safetensors -o OUT --quiet",
     "budgets": "table.safetensors --ratio 0.5 --tokens 100",
@@ -83,7 +83,8 @@ def walk(command, options):
         check(code == 1 and "exists and" in err, f"{command} --{option} onto notes", err)
         for other in files[:i]:
             code, err = run([*words, f"--{other}", "new_both.svg", f"--{option}", "./new_both.svg"])
-            check(code != 0 and not os.path.exists("new_both.svg"), f"{command} --{other} and --{option} to one file", err)
+            good = code != 0 and not os.path.exists("new_both.svg")
+            check(good, f"{command} --{other} and --{option} to one file", err)
         remove_new()
     return outputs
 

@@ -30,7 +30,7 @@ fails 'one of the files for each metric' 'is to be read and to be written' solve
 fails 'a record that is merged' 'is to be read' merge run.h5 run.h5 --force
 fails 'a second name of the record' 'is to be read' solve hard.h5 --metric keydiff -o run.h5 < <(ln run.h5 hard.h5)
 fails 'a name that is empty' "expected a file's name" eval tiny.gguf table.safetensors text0.txt -o ''
-fails 'a folder where names of files are formed' "expected a file's name" eval tiny.gguf table.safetensors text0.txt -o ./
+fails 'a folder where names are formed' "expected a file's name" eval tiny.gguf table.safetensors text0.txt -o ./
 echo 'my notes, of today' >notes
 fails 'notes are no CSV' 'exists and is not CSV' solve run.h5 --metric keydiff --csv notes
 expect 0 'with --force they are replaced' solve run.h5 --metric keydiff --csv notes --force --quiet
