@@ -56,7 +56,7 @@ void hsa_absorb(hsa *h, const float *key)
 
 void hsa_channels(const hsa *h, const float *q, uint32_t k1, uint32_t *picked, float *share)
 {
-    float sums[MODEL_MAX_HEAD_DIM] = {0};
+    float sums[BACKEND_MAX_HEAD_DIM] = {0};
     for (uint32_t r = 0; r < h->group; r++)
         for (uint32_t c = 0; c < h->head_dim; c++) sums[c] += fabsf(q[(size_t)r * h->head_dim + c]);
     policy_best(sums, h->head_dim, k1, 0, 0, picked);
@@ -85,7 +85,7 @@ float hsa_estimate(const hsa *h, const float *q, uint32_t r, uint32_t page, cons
 void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *scratch)
 {
     enum { MAX_GROUP = 256 }; // query heads per KV head; more are read as if the rest were not there
-    uint32_t picked[MODEL_MAX_HEAD_DIM], pages = (h->n + h->page - 1) / h->page,
+    uint32_t picked[BACKEND_MAX_HEAD_DIM], pages = (h->n + h->page - 1) / h->page,
                                          group = h->group < MAX_GROUP ? h->group : MAX_GROUP;
     double unit = view_scale(&(layer_view){.head_dim = h->head_dim});
     float share[MAX_GROUP];
@@ -255,7 +255,7 @@ const policy_kind policy_quest = {
 };
 const policy_kind policy_sparq = {
     .spec = {.name = "sparq",
-             .parameters = {SPEC(struct policy_sparq_settings, channels, 16, 1, MODEL_MAX_HEAD_DIM,
+             .parameters = {SPEC(struct policy_sparq_settings, channels, 16, 1, BACKEND_MAX_HEAD_DIM,
                                  "channels of a key that are read")}},
     .summary = "looks at the best tokens by the query's largest channels alone",
     .looks = true,

@@ -15,6 +15,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Heads up to this size; backends keep one head's row on the stack.
+enum { BACKEND_MAX_HEAD_DIM = 512 };
+
 // Device memory. Never dereferenced outside backend_*.c; dev_at() steps inside one allocation.
 typedef struct dev {
     float *address;

@@ -3,7 +3,6 @@
 #include "profiler/backend/backend_cpu.h"
 #include "profiler/backend/meter.h"
 #include "profiler/backend/packed_tiles.h"
-#include "profiler/model/model.h"
 #include "runtime/fail.h"
 #include <omp.h>
 #include <stdlib.h>

@@ -17,7 +17,7 @@ static constexpr uint32_t TILE_LINE = 68;     // floats from one line of a tile 
 static constexpr uint32_t TILE_THREADS = 256; // threads of a block that works on tiles
 static constexpr uint32_t WARP = 32;
 static constexpr uint32_t ALL_LANES = 0xffffffffu;
-static constexpr uint32_t MAX_HEAD_DIM = 512; // as MODEL_MAX_HEAD_DIM
+static constexpr uint32_t MAX_HEAD_DIM = 512; // as BACKEND_MAX_HEAD_DIM
 
 // Rows of a product: row r of the tile is line l = first + r, at base + (l / group) * stride + (l % group) * depth;
 // `count` of them.

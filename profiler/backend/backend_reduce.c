@@ -1,7 +1,6 @@
 // The reductions of backend.h as plain loops with double sums: the judge's form. Backends in host memory list it too,
 // but a scorer that has the tensors at hand reads them itself.
 #include "profiler/backend/backend_host.h"
-#include "profiler/model/model.h"
 #include <math.h>
 
 static double square_sum(const float *x, uint32_t n)
@@ -34,7 +33,7 @@ void host_moments(backend_device *on, dev mean, dev covariance, dev x, dev norms
     (void)on;
     size_t step = by_head ? d : (size_t)heads * d, head = by_head ? (size_t)n * d : d;
     for (uint32_t h = 0; h < heads; h++) {
-        double sums[MODEL_MAX_HEAD_DIM] = {0};
+        double sums[BACKEND_MAX_HEAD_DIM] = {0};
         const float *rows = x.address + h * head;
         for (uint32_t i = 0; i < n; i++) {
             double share = norms.address ? 1.0 / fmax(norms.address[(size_t)h * n + i], 1e-12) : 1.0;
@@ -71,7 +70,7 @@ void host_spreads(backend_device *on, dev out, dev z, uint32_t n_tokens, uint32_
         for (uint32_t j = row.first; j < row.first + row.count * row.size; j++) {
             const float *head = z.address + (size_t)g * n_tokens * d;
             uint32_t from = row.first + ((j - row.first) / row.size + (row.own ? 0 : 1)) * row.size;
-            double sum = 0, values[MODEL_MAX_HEAD_DIM], square = 0;
+            double sum = 0, values[BACKEND_MAX_HEAD_DIM], square = 0;
             for (uint32_t c = 0; c < d; c++) {
                 float low = head[(size_t)from * d + c], high = low;
                 for (uint32_t i = from; i < from + row.size; i++) {

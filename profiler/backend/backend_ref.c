@@ -1,6 +1,5 @@
 // The judge: every operation as plain loops with double sums, in the order of the formula. Slow and obviously right.
 #include "profiler/backend/backend_host.h"
-#include "profiler/model/model.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -217,7 +216,7 @@ static void attend_one(float *o, const float *q, const stretch *seen, int n_seen
                        double *max, double *sum)
 {
     uint32_t d = shape.head_dim;
-    double top = shape.sinks.address ? shape.sinks.address[h] : -INFINITY, acc[MODEL_MAX_HEAD_DIM] = {0};
+    double top = shape.sinks.address ? shape.sinks.address[h] : -INFINITY, acc[BACKEND_MAX_HEAD_DIM] = {0};
     for (int s = 0; s < n_seen; s++)
         for (uint32_t j = 0; j < seen[s].n; j++) top = fmax(top, score(shape, q, seen[s].k + (size_t)j * d));
     double total = shape.sinks.address ? exp(shape.sinks.address[h] - top) : 0;

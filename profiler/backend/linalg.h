@@ -1,5 +1,6 @@
 // Matrix products on host memory by oneDNN, which picks the kernel for this machine's vector units at run time.
 #pragma once
+#include "profiler/weights/simd.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -78,11 +79,3 @@ static inline float softmax_exp2(float x)
     p.u = (p.u + (n.u << 23)) & -(unsigned)(x >= EXP2_LEAST); // the sum of the bits multiplies by 2^n
     return p.f;
 }
-
-// Loops that are worth compiling once per vector width; the loader picks by CPU. Sanitisers cannot run the picking
-// code.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(__SANITIZE_ADDRESS__)
-#define SIMD_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define SIMD_CLONES
-#endif

@@ -6,9 +6,6 @@
 #include "profiler/weights/tensor_list.h"
 #include "profiler/weights/weights_origin.h"
 
-// Heads up to this size; backends keep one head's row on the stack.
-enum { MODEL_MAX_HEAD_DIM = 512 };
-
 // Fields and shapes as tensor_list.h has them; {NULL} where the family has no such tensor.
 typedef struct model_layer {
 #define MATRIX_FIELD(role, field, ...) dev_matrix field;

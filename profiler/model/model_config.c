@@ -49,9 +49,9 @@ static kvb_status read_heads(model_config *c, const weights *w, const family *f,
     if (!(kv_heads >= 1) || kv_heads > c->n_heads || fmod(c->n_heads, kv_heads) != 0)
         return kvb_fail(err, KVB_FORMAT, "%s: %u query heads cannot share %.10g KV heads, expected a divisor",
                         weights_name(w), c->n_heads, kv_heads);
-    if (!(head_dim >= 2) || fmod(head_dim, 2) != 0 || head_dim > MODEL_MAX_HEAD_DIM)
+    if (!(head_dim >= 2) || fmod(head_dim, 2) != 0 || head_dim > BACKEND_MAX_HEAD_DIM)
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", weights_name(w),
-                        head_dim, MODEL_MAX_HEAD_DIM);
+                        head_dim, BACKEND_MAX_HEAD_DIM);
     // GGUF's pairs reach over whole heads; those that transformers turns itself may be of a head's first part.
     bool whole = weights_is_gguf(w) && f->gguf_pairs && !f->hf_pairs;
     if (value_dim != head_dim || !(rope_dim >= 2) || fmod(rope_dim, 2) != 0 || rope_dim > head_dim ||

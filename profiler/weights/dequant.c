@@ -1,5 +1,5 @@
 // Rows of any readable type to float32, and the conversion of halves.
-#include "profiler/backend/linalg.h"
+#include "profiler/weights/simd.h"
 #include "profiler/weights/dequant_blocks.h"
 #include "runtime/fail.h"
 

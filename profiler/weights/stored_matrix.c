@@ -1,5 +1,5 @@
 #include "profiler/weights/stored_matrix.h"
-#include "profiler/backend/linalg.h"
+#include "profiler/weights/simd.h"
 #include "profiler/weights/dequant.h"
 #include <math.h>
 #include <string.h>

@@ -15,7 +15,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     const struct family *f;
     if (model_read_config(&c, &f, w, &err) == KVB_OK) {
         bool sizes = c.n_layers && c.n_layers <= MODEL_MAX_LAYERS && c.n_kv_heads && c.n_heads % c.n_kv_heads == 0 &&
-                     c.head_dim && c.head_dim <= MODEL_MAX_HEAD_DIM && c.width && c.ffn_width && c.vocabulary;
+                     c.head_dim && c.head_dim <= BACKEND_MAX_HEAD_DIM && c.width && c.ffn_width && c.vocabulary;
         bool numbers = c.rope_dim <= c.head_dim && c.norm_eps >= 0 && c.rope.theta > 0 && isfinite(c.query_scale) &&
                        c.n_used <= c.n_experts;
         if (!sizes || !numbers || model_budgeted(&c, c.n_layers) > c.n_layers) abort();
