@@ -1,6 +1,7 @@
 #include "profiler/model/output_error.h"
 #include "formats/need.h"
 #include "profiler/backend/linalg.h"
+#include "profiler/weights/simd.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
@@ -252,22 +253,25 @@ static kvb_status finish(bool good, kvb_error *err)
 }
 
 kvb_status output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
-                         const output_order *order, kvb_error *err)
+                         const output_order *orders, uint32_t n_orders, kvb_error *err)
 {
     attention a;
-    cut c;
+    cut *cuts = need(n_orders, sizeof *cuts, "rankings");
     uint32_t most = most_queries(sets, n_sets);
     bool good = true;
     attention_open(&a, head, most);
-    cut_open(&c, head, order, most);
+    for (uint32_t o = 0; o < n_orders; o++) cut_open(&cuts[o], head, &orders[o], most);
+    memset(errors, 0, (size_t)n_orders * n_sets * OUTPUT_LEVELS * sizeof *errors);
     for (uint32_t i = 0; i < n_sets && good; i++) {
-        memset(errors + (size_t)i * OUTPUT_LEVELS, 0, OUTPUT_LEVELS * sizeof *errors);
         if (sets[i].n == 0) continue;
-        good = attend(&a, head, &sets[i]) && find_differences(&c, head, &a) &&
-               square(errors + (size_t)i * OUTPUT_LEVELS, &c, head, &a);
+        good = attend(&a, head, &sets[i]);
+        for (uint32_t o = 0; o < n_orders && good; o++)
+            good = find_differences(&cuts[o], head, &a) &&
+                   square(errors + ((size_t)o * n_sets + i) * OUTPUT_LEVELS, &cuts[o], head, &a);
     }
-    cut_close(&c);
+    for (uint32_t o = 0; o < n_orders; o++) cut_close(&cuts[o]);
     attention_close(&a);
+    free(cuts);
     return finish(good, err);
 }
 
