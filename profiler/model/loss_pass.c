@@ -34,7 +34,7 @@ static size_t gram_width(const model_config *c)
 
 uint32_t forward_gain_rows(const forward *f)
 {
-    return f->plan.max_tail < DECODE_ROWS / GAIN_KINDS ? f->plan.max_tail : DECODE_ROWS / GAIN_KINDS;
+    return f->plan.max_tail < DECODE_ROWS / (1 + GAIN_KINDS) ? f->plan.max_tail : DECODE_ROWS / (1 + GAIN_KINDS);
 }
 
 uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question)

@@ -7,16 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const double OUTPUT_SHARES[OUTPUT_LEVELS] = {0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.04, 0.06,
-                                             0.09,  0.13,  0.2,    0.3,  0.45,  0.65,  0.85};
-
 enum { BUCKETS = OUTPUT_LEVELS + 1 }; // the last one is what every level drops
-
-uint32_t output_level_tokens(uint32_t i, uint32_t n_tokens, uint32_t protect)
-{
-    uint32_t share = (uint32_t)rint(OUTPUT_SHARES[i] * n_tokens), least = protect > 1 ? protect : 1;
-    return share < least ? (least < n_tokens ? least : n_tokens) : share;
-}
 
 // ---- The order ----
 
@@ -146,7 +137,7 @@ static void cut_open(cut *c, const output_head *h, const output_order *order, ui
     size_t lines = (size_t)queries * h->group, d = h->head_dim, T = h->n_tokens;
     c->order = order;
     c->start[0] = 0;
-    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) c->start[i + 1] = output_level_tokens(i, h->n_tokens, order->protect);
+    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) c->start[i + 1] = record_curve_tokens(i, h->n_tokens, order->protect);
     c->start[BUCKETS] = h->n_tokens;
     c->values = need(T * d, sizeof(float), "values");
     c->weights = need(lines * T, sizeof(float), "attention weights");

@@ -12,16 +12,11 @@
 // difference is computed from what is dropped, o(kept) - o(all) = (sum over dropped i of e_i (o(kept) - v_i)) / all
 // mass, which keeps its digits where little is dropped.
 #pragma once
-#include "runtime/kvbudget.h"
+#include "formats/record.h"
 #include <stddef.h>
 #include <stdint.h>
 
-// Levels of every curve, as shares of T that are kept, ascending. Dense where budgets are small: there curves bend.
-enum { OUTPUT_LEVELS = 15 };
-extern const double OUTPUT_SHARES[OUTPUT_LEVELS];
-
-// Tokens that level i keeps of T, of which `protect` are kept by every level.
-uint32_t output_level_tokens(uint32_t i, uint32_t n_tokens, uint32_t protect);
+enum { OUTPUT_LEVELS = RECORD_CURVE_LEVELS }; // record_curve_tokens() says what they keep
 
 // One KV head's context.
 typedef struct output_head {
