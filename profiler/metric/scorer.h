@@ -69,6 +69,8 @@ struct metric {
     scorer_settings set;
     const scorer *base; // what is wrapped, or NULL
     scorer_settings base_set;
+    bool protects; // other first and last tokens than the scorer's
+    uint32_t sink, window;
 };
 
 extern const scorer *const scorer_list[];

@@ -64,6 +64,7 @@ typedef struct critical_settings {
 // Not a parameter: the ranking that the metric is (learned.h).
 typedef struct learned_settings {
     const struct learned_ranking *ranking;
+    uint32_t fold; // whose weights; 0: those that are fitted on all texts
 } learned_settings;
 
 // Those of one metric; which member is meant, its scorer knows.

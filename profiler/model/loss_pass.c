@@ -32,22 +32,17 @@ static size_t gram_width(const model_config *c)
     return (size_t)c->n_heads / c->n_kv_heads * c->head_dim;
 }
 
-uint32_t forward_gain_rows(const forward *f)
-{
-    return f->plan.max_tail < DECODE_ROWS / (1 + GAIN_KINDS) ? f->plan.max_tail : DECODE_ROWS / (1 + GAIN_KINDS);
-}
-
 uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question)
 {
     const model_config *c = &m->config;
     uint64_t B = budgeted_layers(m), G = c->n_kv_heads, w = gram_width(c), H = (uint64_t)c->n_heads * c->head_dim,
              T = plan->max_tokens, kept = (uint64_t)plan->max_questions * per_question, sequences = 1 + B * GAIN_KINDS,
-             rows = plan->max_tail < 64 ? plan->max_tail : 64;
+             rows = plan->max_tail;
     uint64_t threads = 2 * T * (per_question * (uint64_t)(c->n_heads / G) + 2 * c->head_dim);
     bool packed = m->device->b->packed_floats(m->device, plan->max_tokens,
                                               attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)) > 0;
     return (B * kept * H + B * G * w * w + threads * (B * G < 8 ? B * G : 8) + (packed ? 2 * B * G * T * c->head_dim : 0) +
-            sequences * rows * (c->width + 2 * G * c->head_dim) + 2 * 64ull * c->vocabulary) *
+            sequences * rows * (2 * G * c->head_dim) + sequences * 8 * c->width + 2 * 64ull * c->vocabulary) *
            sizeof(float);
 }
 
@@ -337,11 +332,12 @@ float gain_noise(uint32_t layer, uint32_t row, uint32_t channel)
 // Sequence 0 is the answer as it is; every budgeted layer adds GAIN_KINDS of them.
 typedef struct gain_run {
     forward *f;
-    uint32_t n, first, sequences, layers; // rows of a sequence; the first one that is judged; how many there will be
+    uint32_t question, first, n; // the rows first .. first + n - 1 after the context
+    uint32_t sequences, layers;  // how many there will be; layers that have added theirs
     const loss_ranking *ranking;
     dev x;              // [sequences, n, D]
-    tail_kv tails;      // [sequences, G, n, d] of the layer at hand
-    uint32_t *tail;     // [n] 0, 1, ..
+    tail_kv tails;      // [sequences, G, first + n, d] of the layer at hand
+    uint32_t *tail;     // [n] first, first + 1, ..
     decode_row *rows;   // [DECODE_ROWS]
     float *q, *o;       // [n, H*d] of sequence 0: its queries and its heads' outputs
     float *moved;       // [1 + GAIN_KINDS, n, H*d] o, then the movements
@@ -357,17 +353,18 @@ static size_t head_floats(const gain_run *r)
 static kvb_status open_gains(gain_run *r, kvb_error *err)
 {
     const model_config *c = &r->f->m->config;
-    size_t n = r->n, H = head_floats(r), tails = (size_t)r->sequences * c->n_kv_heads * n * c->head_dim;
+    uint32_t capacity = r->first + r->n;
+    size_t n = r->n, H = head_floats(r), tails = (size_t)r->sequences * c->n_kv_heads * capacity * c->head_dim;
     backend_device *on = r->f->m->device;
     r->x = r->f->b->alloc(on, r->sequences * n * c->width);
-    r->tails = (tail_kv){r->f->b->alloc(on, tails), r->f->b->alloc(on, tails), r->n};
+    r->tails = (tail_kv){r->f->b->alloc(on, tails), r->f->b->alloc(on, tails), capacity};
     r->tail = need(n, sizeof *r->tail, "rows");
     r->rows = need(DECODE_ROWS, sizeof *r->rows, "rows");
     r->q = need(H, sizeof(float), "queries");
     r->o = need(H, sizeof(float), "outputs");
     r->moved = need((1 + GAIN_KINDS) * H, sizeof(float), "outputs");
     r->branch = need((1 + GAIN_KINDS) * n * c->width, sizeof(float), "outputs");
-    for (uint32_t i = 0; i < n; i++) r->tail[i] = i;
+    for (uint32_t i = 0; i < n; i++) r->tail[i] = r->first + i;
     bool good = r->x.address && r->tails.k.address && r->tails.v.address;
     return good ? KVB_OK : kvb_fail(err, KVB_MEMORY, "gains: no memory for %u sequences of %u tokens", r->sequences, r->n);
 }
@@ -391,6 +388,19 @@ static dev sequence_at(const gain_run *r, uint32_t sequence)
     return dev_at(r->x, (size_t)sequence * r->n * r->f->m->config.width);
 }
 
+// What stands before the rows, of all the sequences that are there.
+static void copy_question(gain_run *r, uint32_t layer, uint32_t active)
+{
+    forward *f = r->f;
+    tail_kv from = forward_tails(f, layer);
+    size_t d = f->m->config.head_dim, G = f->m->config.n_kv_heads, n = r->first * d;
+    for (size_t i = 0; i < active * G; i++) {
+        size_t to = i * r->tails.capacity * d, at = (r->question * G + i % G) * from.capacity * d;
+        f->b->copy(f->pass.on, dev_at(r->tails.k, to), dev_at(from.k, at), n);
+        f->b->copy(f->pass.on, dev_at(r->tails.v, to), dev_at(from.v, at), n);
+    }
+}
+
 // Sequences [s, s + count) through attention of a layer; pass.attended has what it gives.
 static void attend_sequences(gain_run *r, uint32_t layer, uint32_t s, uint32_t count)
 {
@@ -400,12 +410,12 @@ static void attend_sequences(gain_run *r, uint32_t layer, uint32_t s, uint32_t c
     const oracle_view none = {{NULL}, {NULL}, 0, false};
     uint32_t rows = count * r->n;
     for (uint32_t i = 0; i < rows; i++) {
-        r->rows[i] = (decode_row){s + i / r->n, i % r->n, false};
-        f->positions[i] = f->n_tokens + i % r->n;
+        r->rows[i] = (decode_row){s + i / r->n, r->first + i % r->n, false};
+        f->positions[i] = f->n_tokens + r->first + i % r->n;
     }
     layer_project(&f->pass, layer, f->q_raw, f->q, sequence_at(r, s), f->positions, rows);
-    f->b->store_tail(f->pass.on, r->tails.k, r->n, r->rows, f->pass.keys, rows, c->n_kv_heads, c->head_dim);
-    f->b->store_tail(f->pass.on, r->tails.v, r->n, r->rows, f->pass.values, rows, c->n_kv_heads, c->head_dim);
+    f->b->store_tail(f->pass.on, r->tails.k, r->tails.capacity, r->rows, f->pass.keys, rows, c->n_kv_heads, c->head_dim);
+    f->b->store_tail(f->pass.on, r->tails.v, r->tails.capacity, r->rows, f->pass.values, rows, c->n_kv_heads, c->head_dim);
     f->b->attend_rows(f->pass.on, f->pass.attended, f->q, &kv, &r->tails, r->rows, rows, model_attention(f->m, layer),
                       &none);
 }
@@ -419,14 +429,15 @@ static kvb_status cut_layer(gain_run *r, uint32_t layer, gain_kind kind, kvb_err
     layer_arrays a;
     float *own_k, *own_v, *to = r->moved + (1 + kind) * head_floats(r);
     open_layer(&a, f, layer, 0);
-    const float *k = bring(f, r->tails.k, (size_t)c->n_kv_heads * r->n * d, &own_k),
-                *v = bring(f, r->tails.v, (size_t)c->n_kv_heads * r->n * d, &own_v);
+    size_t capacity = r->tails.capacity;
+    const float *k = bring(f, r->tails.k, c->n_kv_heads * capacity * d, &own_k),
+                *v = bring(f, r->tails.v, c->n_kv_heads * capacity * d, &own_v);
     int failed = 0;
 #pragma omp parallel for schedule(dynamic, 1) reduction(+ : failed)
     for (uint32_t g = 0; g < c->n_kv_heads; g++) {
         output_head head = head_of(f, &a, layer, g);
         output_order order = order_of(f, r->ranking, layer, g);
-        output_queries set = {r->q + g * w, H, r->tail, k + g * r->n * d, v + g * r->n * d, r->n};
+        output_queries set = {r->q + g * w, H, r->tail, k + g * capacity * d, v + g * capacity * d, r->n};
         float *moved = need(r->n * w, sizeof *moved, "outputs");
         failed += output_difference(moved, &head, &set, &order, CUT_LEVEL[kind], NULL) != KVB_OK;
         for (uint32_t i = 0; i < r->n; i++) memcpy(to + i * H + g * w, moved + i * w, w * sizeof *moved);
@@ -439,14 +450,14 @@ static kvb_status cut_layer(gain_run *r, uint32_t layer, gain_kind kind, kvb_err
     return failed ? kvb_fail(err, KVB_MEMORY, "gains: the product library has no memory") : KVB_OK;
 }
 
-// Mean squared size of what the judged rows of a movement add behind W_O; kind -1: of what attention itself adds.
+// Mean squared size of what the rows of a movement add behind W_O; kind -1: of what attention itself adds.
 static double branch_square(const gain_run *r, int kind)
 {
     size_t D = r->f->m->config.width;
     const float *row = r->branch + (size_t)(1 + kind) * r->n * D;
     double sum = 0;
-    for (size_t i = r->first * D; i < r->n * D; i++) sum += (double)row[i] * (double)row[i];
-    return sum / (r->n - r->first);
+    for (size_t i = 0; i < r->n * D; i++) sum += (double)row[i] * (double)row[i];
+    return sum / r->n;
 }
 
 // All movements of a layer, from its queries and outputs of sequence 0: r->moved, with their squares in r->gains.
@@ -494,6 +505,7 @@ static kvb_status run_layer(gain_run *r, uint32_t layer, kvb_error *err)
     const model_config *c = &f->m->config;
     bool adds = !model_layer_bounded(c, layer);
     uint32_t active = 1 + r->layers * GAIN_KINDS, at_once = DECODE_ROWS / r->n;
+    copy_question(r, layer, active);
     for (uint32_t s = 0; s < active; s += at_once) {
         uint32_t count = active - s < at_once ? active - s : at_once;
         attend_sequences(r, layer, s, count);
@@ -527,22 +539,18 @@ static double divergence(const float *p, const float *q, uint32_t n)
 static kvb_status judge_sequences(gain_run *r, kvb_error *err)
 {
     forward *f = r->f;
-    size_t D = f->m->config.width, V = f->m->config.vocabulary;
-    uint32_t judged = r->n - r->first, at_once = judged < 64 ? 64 / judged : 1;
-    float *base = need(judged * V, sizeof *base, "logits"), *logits = need((size_t)at_once * judged * V, sizeof *logits, "logits");
-    f->b->copy(f->pass.on, f->picked, dev_at(r->x, r->first * D), judged * D);
-    layer_logits(&f->pass, f->picked, judged, &(logit_use){.logits = base}, 0);
+    size_t V = f->m->config.vocabulary;
+    uint32_t n = r->n, at_once = n < 64 ? 64 / n : 1;
+    float *base = need(n * V, sizeof *base, "logits"), *logits = need((size_t)at_once * n * V, sizeof *logits, "logits");
+    layer_logits(&f->pass, r->x, n, &(logit_use){.logits = base}, 0);
     for (uint32_t s = 1; s < r->sequences; s += at_once) {
         uint32_t count = r->sequences - s < at_once ? r->sequences - s : at_once;
-        for (uint32_t i = 0; i < count; i++)
-            f->b->copy(f->pass.on, dev_at(f->picked, i * judged * D),
-                       dev_at(r->x, ((size_t)(s + i) * r->n + r->first) * D), judged * D);
-        layer_logits(&f->pass, f->picked, count * judged, &(logit_use){.logits = logits}, 0);
+        layer_logits(&f->pass, sequence_at(r, s), count * n, &(logit_use){.logits = logits}, 0);
 #pragma omp parallel for schedule(dynamic, 1)
         for (uint32_t i = 0; i < count; i++) {
             double sum = 0;
-            for (uint32_t j = 0; j < judged; j++) sum += divergence(base + j * V, logits + (i * judged + j) * V, (uint32_t)V);
-            r->gains[2 * (s + i - 1)] = sum > 0 ? (float)(sum / judged) : 0;
+            for (uint32_t j = 0; j < n; j++) sum += divergence(base + j * V, logits + ((size_t)i * n + j) * V, (uint32_t)V);
+            r->gains[2 * (s + i - 1)] = sum > 0 ? (float)(sum / n) : 0;
         }
     }
     free(base);
@@ -550,13 +558,14 @@ static kvb_status judge_sequences(gain_run *r, kvb_error *err)
     return layer_end(&f->pass, err);
 }
 
-kvb_status forward_gains(forward *f, const int32_t *ids, uint32_t n, uint32_t first, const loss_ranking *ranking,
-                         float *gains, kvb_error *err)
+kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n,
+                         const loss_ranking *ranking, float *gains, kvb_error *err)
 {
-    gain_run r = {.f = f, .n = n, .first = first, .sequences = 1 + budgeted_layers(f->m) * GAIN_KINDS,
+    gain_run r = {.f = f, .question = question, .first = first, .n = n, .sequences = 1 + budgeted_layers(f->m) * GAIN_KINDS,
                   .ranking = ranking, .gains = gains};
-    if (n <= first || n > forward_gain_rows(f))
-        return kvb_fail(err, KVB_ARGUMENT, "gains: %u rows from %u on, expected at most %u", n, first, forward_gain_rows(f));
+    if (n == 0 || n > DECODE_ROWS / (1 + GAIN_KINDS) || first + n > f->plan.max_tail)
+        return kvb_fail(err, KVB_ARGUMENT, "gains: rows %u to %u after the context, expected 1 to %d below %u", first,
+                        first + n, DECODE_ROWS / (1 + GAIN_KINDS), f->plan.max_tail);
     kvb_status status = layer_check_ids(&f->pass, ids, n, err);
     if (status == KVB_OK) status = make_grams(f, err);
     if (status != KVB_OK) return status;

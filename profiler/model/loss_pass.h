@@ -3,7 +3,7 @@
 //
 //     gain_l = KL(logits; logits with layer l's attention output moved) / mean |W_O (o' - o)|^2
 //
-// For each layer the answer's first tokens are run again over the same caches, once for every kind of movement: with
+// For each layer some of the answer's tokens are run again over the same caches, once for every kind of movement: with
 // the layer's heads cut to the same share of their tokens (o' is what they give then), and with white noise. Nothing
 // before the layer changes, so all these runs are one pass that grows by some sequences at each layer.
 #pragma once
@@ -37,10 +37,8 @@ void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n);
 kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
                                  float *errors, kvb_error *err);
 
-// gains [B, GAIN_KINDS, 2]: the KL, and the mean squared movement, of the rows from `first` on among the n <=
-// forward_gain_rows() tokens `ids` after the context. Layers are cut by `ranking`. It may come before or after other
-// questions: it reads none and leaves none.
-kvb_status forward_gains(forward *f, const int32_t *ids, uint32_t n, uint32_t first, const loss_ranking *ranking,
-                         float *gains, kvb_error *err);
-// The most rows that forward_gains takes.
-uint32_t forward_gain_rows(const forward *f);
+// gains [B, GAIN_KINDS, 2]: the mean KL and the mean squared movement of the n tokens `ids` that stand at the places
+// first .. first + n - 1 after the context; what is before them is the question's in that slot, which was decoded.
+// Layers are cut by `ranking`. Leaves the question as it is.
+kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n,
+                         const loss_ranking *ranking, float *gains, kvb_error *err);
