@@ -70,29 +70,30 @@ endif
 COMPILE = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 
 # ----------------------------------------------------------------------------------------------------------------------
-# The folders of code. A module may use those in front of it, or those that USES_<module> names: an arrow between two
-# is a file on disk, so solver and profiler never include each other (checked by `make lint`). Each becomes an archive.
-MODULES        := runtime formats stats solver study profiler evaluator
-USES_profiler  := runtime formats
-USES_evaluator := runtime formats stats profiler
-TOOLS          := tools tools/cmd tools/report
+# The folders of code, and for each those that it may include, in the order in which a linker wants their archives.
+# An arrow between two modules is a file on disk, so solver and profiler never include each other (`make lint` checks
+# every line). Each module becomes an archive; the profiler's five folders are rooms of one.
+MODULES  := runtime formats stats solver study profiler evaluator
+TOOLS    := tools tools/cmd tools/report
+PROFILER := $(addprefix profiler/,weights text backend model metric)
 
-# Walls inside the profiler: one archive, whose folders may use those that WALL_<folder> names.
-PROFILER     := weights text backend model metric
-WALL_weights := 
-WALL_text    := weights
-WALL_backend := weights
-WALL_model   := weights text backend
-WALL_metric  := weights backend model
+USES_formats          := runtime
+USES_stats            := formats runtime
+USES_solver           := stats formats runtime
+USES_study            := solver stats formats runtime
+USES_profiler/weights := formats runtime
+USES_profiler/text    := profiler/weights formats runtime
+USES_profiler/backend := profiler/weights formats runtime
+USES_profiler/model   := profiler/backend profiler/text profiler/weights formats runtime
+USES_profiler/metric  := profiler/model profiler/backend profiler/weights formats runtime
+USES_profiler         := $(PROFILER) formats runtime
+USES_evaluator        := profiler stats formats runtime
+USES_tools            := evaluator profiler study solver stats formats runtime
 
-# objects FOLDER; archives MODULE: the module's own and, in the order that a linker wants, those of all that it uses.
-objects  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(NO_MPI_SRC),$(sort $(wildcard $(addsuffix /*.c,$(1) \
-           $(if $(filter profiler,$(1)),$(addprefix profiler/,$(PROFILER))))))))
-archive  = $(BUILD)/lib$(subst /,-,$(1))-module.a
-before   = $(if $(filter-out $(1),$(firstword $(2))),$(firstword $(2)) $(call before,$(1),$(wordlist 2,99,$(2))))
-uses     = $(if $(filter undefined,$(origin USES_$(1))),$(call before,$(1),$(MODULES)),$(USES_$(1)))
-reversed = $(if $(1),$(call reversed,$(wordlist 2,99,$(1))) $(firstword $(1)))
-archives = $(foreach m,$(filter $(1),$(MODULES)) $(call reversed,$(call uses,$(1))),$(call archive,$(m)))
+# objects FOLDERS; archives MODULE: its own, where it has one, and those of all that it uses.
+objects  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(NO_MPI_SRC),$(sort $(wildcard $(addsuffix /*.c,$(1))))))
+archive  = $(BUILD)/lib$(1)-module.a
+archives = $(foreach m,$(filter $(MODULES),$(1) $(USES_$(1))),$(call archive,$(m)))
 
 # program NAME, INPUTS [, FLAGS [, LIBRARIES]]: $(BUILD)/NAME from sources, objects and archives.
 define program
@@ -196,7 +197,7 @@ $(PAGE_PARTS).o: $(PAGE_PARTS).c $(BUILD)/flags
 	$(Q)$(COMPILE) -c $< -o $@
 
 define module
-$(call archive,$(1)): $(call objects,$(1))
+$(call archive,$(1)): $(call objects,$(1) $(filter $(1)/%,$(PROFILER)))
 	$(Q)rm -f $$@ && $(AR) rcs $$@ $$^
 endef
 $(foreach m,$(MODULES),$(eval $(call module,$(m))))
@@ -236,12 +237,10 @@ deps:
 deps-base:
 	@tools/scripts/install-deps.sh
 
-FOLDERS := $(MODULES) $(addprefix profiler/,$(PROFILER)) $(TOOLS) tests tests/unit tests/fuzz runtime/examples
+FOLDERS := $(MODULES) $(PROFILER) $(TOOLS) tests tests/unit tests/fuzz runtime/examples
 lint: $(BUILD)/libkvbudget.so $(BUILD)/libkvbudget.a
 	@CC='$(CC)' BUILD=$(BUILD) LINT_FLAGS='$(BASE) $(PKG_CFLAGS)' FOLDERS='$(FOLDERS)' TOOLS='$(TOOLS)' \
-	    USES='$(foreach m,$(filter-out profiler evaluator,$(MODULES)),$(m): $(call uses,$(m));) $(foreach w,$(PROFILER), \
-	    profiler/$(w): runtime formats $(addprefix profiler/,$(WALL_$(w)) $(w));) profiler: runtime formats \
-	    $(addprefix profiler/,$(PROFILER)); evaluator: $(USES_evaluator) $(addprefix profiler/,$(PROFILER));' tools/scripts/lint.sh
+	    USES='$(foreach m,$(MODULES) $(PROFILER),$(m): $(USES_$(m));)' tools/scripts/lint.sh
 
 format:
 	clang-format -i $(sort $(wildcard $(addsuffix /*.[ch],$(FOLDERS))))

@@ -37,6 +37,12 @@ void *need_copy(const void *from, size_t count, size_t size, const char *what)
     return p;
 }
 
+void *needed(void *p, const char *what)
+{
+    if (!p) stop(1, 1, what);
+    return p;
+}
+
 char *need_text(const char *format, ...)
 {
     va_list args, again;

@@ -12,5 +12,7 @@ void *need(size_t count, size_t size, const char *what);
 void *need_more(void *old, size_t count, size_t size, const char *what);
 // A copy of count objects.
 void *need_copy(const void *from, size_t count, size_t size, const char *what);
+// p itself, which a library made; NULL is a lack of memory.
+void *needed(void *p, const char *what);
 // A text as printf would print it.
 char *need_text(const char *format, ...) __attribute__((format(printf, 1, 2)));

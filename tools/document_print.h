@@ -4,5 +4,4 @@
 #pragma once
 #include <cjson/cJSON.h>
 
-// Memory that runs out shows in json_ran_out().
 void document_print(const cJSON *document);

@@ -1,40 +1,18 @@
 #include "tools/json_print.h"
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include "runtime/text.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static bool ran_out;
-
-static void *watched_malloc(size_t size)
+static void *json_malloc(size_t size)
 {
-    void *p = malloc(size);
-    ran_out |= !p;
-    return p;
+    return need(size, 1, "bytes of JSON");
 }
 
-void *json_calloc(size_t n, size_t size)
+void json_needs_memory(void)
 {
-    void *p = calloc(n, size);
-    ran_out |= !p;
-    return p;
-}
-
-void json_lacks_memory(void)
-{
-    ran_out = true;
-}
-
-void json_watch_memory(void)
-{
-    cJSON_Hooks hooks = {watched_malloc, free};
-    cJSON_InitHooks(&hooks);
-}
-
-bool json_ran_out(void)
-{
-    return ran_out;
+    cJSON_InitHooks(&(cJSON_Hooks){json_malloc, free});
 }
 
 // cJSON escapes what JSON must not hold, but knows nothing of UTF-8.
@@ -47,23 +25,16 @@ static void make_utf8(char *text)
     }
 }
 
-char *json_text(const cJSON *document, kvb_error *err)
+char *json_text(const cJSON *document)
 {
-    char *text = document ? cJSON_Print(document) : NULL;
-    if (text && !ran_out) {
-        make_utf8(text);
-        return text;
-    }
-    cJSON_free(text);
-    (void)kvb_fail(err, KVB_MEMORY, "not enough memory for the JSON text");
-    return NULL;
+    char *text = needed(cJSON_Print(document), "JSON text");
+    make_utf8(text);
+    return text;
 }
 
-kvb_status json_print(const cJSON *document, kvb_error *err)
+void json_print(const cJSON *document)
 {
-    char *text = json_text(document, err);
-    if (!text) return KVB_MEMORY;
+    char *text = json_text(document);
     puts(text);
     cJSON_free(text);
-    return KVB_OK;
 }

@@ -3,7 +3,7 @@
 
 README.md runs first, in a clean copy of the tree; every other page in a copy of what README.md leaves. So that this
 takes two minutes and not an hour, the copy's model is the default one cut to its first layers, and its texts are
-shortened; with --long both are whole, and blocks marked as long run too. tests/docs/pages.py has the markers.
+shortened; with --long both are whole, and blocks that directions.json calls long run too.
 The last line is "N passed, N failed".
 """
 

@@ -105,6 +105,14 @@ static inline model *case_open(const char *path, const backend *device)
     return m;
 }
 
+// Its text side; the caller closes it.
+static inline model_text case_text(const model *m)
+{
+    model_text t;
+    help_ok(model_text_open(&t, m->source, m->config.vocabulary, NULL, err));
+    return t;
+}
+
 // A device without scratch memory, or with it for these limits.
 static inline backend_device *case_device(const backend *b, const backend_limits *limits)
 {

@@ -36,10 +36,8 @@ static const char *content(const char *path)
 static results two_rows(void)
 {
     static char *words[] = {"run.h5", "--csv"};
-    kvb_error err;
-    results r;
     results_remember(2, words);
-    ck_assert_int_eq(results_begin(&r, "solve", &err), KVB_OK);
+    results r = results_begin("solve");
     results_input(&r, "record", "run.h5", "ab");
     cJSON *row = results_row(&r);
     cJSON_AddStringToObject(row, "metric", "a,\"b\"\n");
@@ -91,8 +89,7 @@ END_TEST
 START_TEST(files_have_the_hash_of_their_bytes)
 {
     kvb_error err;
-    results r;
-    ck_assert_int_eq(results_begin(&r, "validate", &err), KVB_OK);
+    results r = results_begin("validate");
     FILE *f = fopen("input", "wb");
     ck_assert(f && fputs("abc", f) >= 0 && fclose(f) == 0);
     ck_assert_int_eq(results_file(&r, "table", "input", &err), KVB_OK);

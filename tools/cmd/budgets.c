@@ -250,11 +250,10 @@ static void add_settings(cJSON *to, const budgets_command *b)
 
 static kvb_status report(const budgets_command *b, kvb_error *err)
 {
-    results found;
     if (!b->json) print_text(b);
     if (!b->json && !b->csv) return KVB_OK;
-    kvb_status status = results_begin(&found, "budgets", err);
-    if (status == KVB_OK) status = results_file(&found, "table", b->path, err);
+    results found = results_begin("budgets");
+    kvb_status status = results_file(&found, "table", b->path, err);
     if (status == KVB_OK) {
         add_settings(found.settings, b);
         add_heads(&found, b);

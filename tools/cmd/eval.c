@@ -55,12 +55,10 @@ static void print_rate(const sweep *s)
 static kvb_status report(const eval_command *e, const eval_report *r, kvb_error *err)
 {
     const char *name = e->out.name;
-    kvb_status status;
-    results found;
     if (!e->out.json) eval_report_print(r);
     if (!e->out.json && !e->out.csv && !name) return KVB_OK;
-    status = eval_report_results(r, &found, err);
-    if (status == KVB_OK) status = results_give(&found, e->out.json, e->out.csv, err);
+    results found = eval_report_results(r);
+    kvb_status status = results_give(&found, e->out.json, e->out.csv, err);
     if (status == KVB_OK && name) status = eval_report_write(r, &found, name, err);
     results_free(&found);
     if (status == KVB_OK && name && !e->out.quiet)

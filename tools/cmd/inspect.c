@@ -253,15 +253,6 @@ static kvb_status inspect_view(cJSON *doc, const file_view *view, const char *pa
 
 // ---- The command ----
 
-static kvb_status print_all(const cJSON *doc, bool json, kvb_error *err)
-{
-    if (!json) {
-        document_print(doc);
-        return json_ran_out() ? kvb_fail(err, KVB_MEMORY, "not enough memory; some lines are missing") : KVB_OK;
-    }
-    return json_print(doc, err);
-}
-
 typedef struct inspect_options {
     bool json;
     const char *answers, *pre; // a model; NULL: what is in the file
@@ -282,7 +273,7 @@ static kvb_status inspect(const char *path, const inspect_options *o, kvb_error 
     else if (o->answers) status = inspect_answers(doc, path, o->answers, o->pre, err);
     else status = inspect_view(doc, &view, path, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
-    if (status == KVB_OK) status = print_all(doc, o->json, err);
+    if (status == KVB_OK) o->json ? json_print(doc) : document_print(doc);
     cJSON_Delete(doc);
     file_unmap(&view);
     return status;

@@ -1,6 +1,6 @@
 // kvbudget learn: a record in, a ranking of tokens out.
 #include "formats/atomic_file.h"
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include "tools/cmd/solve_line.h"
 #include "tools/json_print.h"
 #include "tools/report/learn_report.h"
@@ -23,8 +23,7 @@ static kvb_status fit_and_write(learn_command *c, const selection *from, kvb_err
     progress bar;
     char name[24] = "";
     study_progress told = progress_on(&bar);
-    learned *l = calloc(1, sizeof *l);
-    if (!l) return kvb_fail(err, KVB_MEMORY, "no memory for a ranking");
+    learned *l = need(1, sizeof *l, "rankings");
     progress_begin(&bar, "learn", c->quiet);
     kvb_status status = learn_fit(l, from, &c->options, &told, err);
     if (status == KVB_OK) progress_end(&bar, "%u fits judged on %zu texts left out", l->n_trials, from->n_contexts);
@@ -33,7 +32,7 @@ static kvb_status fit_and_write(learn_command *c, const selection *from, kvb_err
     if (status == KVB_OK && !c->quiet) fprintf(stderr, "wrote %s\n", c->output);
     if (status == KVB_OK && c->json) {
         cJSON *o = learned_to_json(l, name);
-        status = o ? json_print(o, err) : kvb_fail(err, KVB_MEMORY, "no memory for the JSON text");
+        json_print(o);
         cJSON_Delete(o);
     } else if (status == KVB_OK) {
         print_learned(l, name);

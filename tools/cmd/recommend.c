@@ -138,17 +138,14 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
 // The document of --json and --csv.
 static kvb_status give_results(const recommend_command *c, const promise_report *r, kvb_error *err)
 {
-    results found;
+    results found = results_begin("recommend");
     const eval_inputs *in = &c->e.in;
-    kvb_status status = results_begin(&found, "recommend", err);
-    if (status == KVB_OK) {
-        results_input(&found, "model", in->m->config.name, in->m->sha256);
-        for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
-        cJSON_AddStringToObject(found.settings, "table", c->e.with.columns[0].how->identity);
-        cJSON_AddStringToObject(found.settings, "backend", in->device->name);
-        cJSON_AddStringToObject(found.settings, "compute", in->device->compute);
-        status = promise_report_fill(r, &found, err);
-    }
+    results_input(&found, "model", in->m->config.name, in->m->sha256);
+    for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
+    cJSON_AddStringToObject(found.settings, "table", c->e.with.columns[0].how->identity);
+    cJSON_AddStringToObject(found.settings, "backend", in->device->name);
+    cJSON_AddStringToObject(found.settings, "compute", in->device->compute);
+    kvb_status status = promise_report_fill(r, &found, err);
     if (status == KVB_OK) status = results_give(&found, c->e.out.json, c->e.out.csv, err);
     results_free(&found);
     return status;

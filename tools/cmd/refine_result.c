@@ -1,8 +1,8 @@
 // kvbudget refine, the last part: what is written and printed.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "stats/interval.h"
 #include "tools/cmd/refine_command.h"
-#include "tools/json_print.h"
 #include "tools/report/results.h"
 #include <math.h>
 #include <stdio.h>
@@ -21,15 +21,15 @@ static interval share_left(const refine_command *c, refine_set set, uint32_t kno
 {
     size_t n = c->bench.n_members[set], K = c->bench.n_knots;
     const double *before = c->kl[set] + 2 * K + knot * n, *after = before + K * n;
-    const double **rows = json_calloc(2 * n + 1, sizeof *rows);
-    uint32_t *counts = json_calloc(n + 1, sizeof *counts);
+    const double **rows = need(2 * n, sizeof *rows, "texts");
+    uint32_t *counts = need(n, sizeof *counts, "texts");
     interval found = {NAN, NAN, NAN};
-    for (size_t t = 0; rows && counts && t < n; t++) {
+    for (size_t t = 0; t < n; t++) {
         rows[t] = after + t;
         rows[n + t] = before + t;
         counts[t] = 1;
     }
-    if (rows && counts && n) found = interval_ratio(&(value_groups){rows, counts, (uint32_t)n}, rows + n);
+    if (n) found = interval_ratio(&(value_groups){rows, counts, (uint32_t)n}, rows + n);
     free(rows);
     free(counts);
     return found;
@@ -128,17 +128,14 @@ static void add_rows(const refine_command *c, results *to)
 
 static kvb_status give_results(const refine_command *c, const cJSON *about, kvb_error *err)
 {
-    results found;
+    results found = results_begin("refine");
     const eval_inputs *in = &c->e.in;
-    kvb_status status = results_begin(&found, "refine", err);
-    if (status == KVB_OK) {
-        results_input(&found, "model", in->m->config.name, in->m->sha256);
-        results_input(&found, "table", c->table_path, c->table_sha256);
-        for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
-        cJSON_AddItemToObject(found.settings, "refined", cJSON_Duplicate(about, true));
-        add_rows(c, &found);
-        status = results_give(&found, c->e.out.json, c->e.out.csv, err);
-    }
+    results_input(&found, "model", in->m->config.name, in->m->sha256);
+    results_input(&found, "table", c->table_path, c->table_sha256);
+    for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
+    cJSON_AddItemToObject(found.settings, "refined", cJSON_Duplicate(about, true));
+    add_rows(c, &found);
+    kvb_status status = results_give(&found, c->e.out.json, c->e.out.csv, err);
     results_free(&found);
     return status;
 }

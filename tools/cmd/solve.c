@@ -157,9 +157,8 @@ static kvb_status solve_all(solve_line *l, const study_words *study, kvb_error *
 {
     selection from = {0};
     const solve_outputs *out = &l->outputs;
-    results found;
-    kvb_status status = results_begin(&found, "solve", err);
-    if (status == KVB_OK) status = prepare(l, &from, study->records[0], err);
+    results found = results_begin("solve");
+    kvb_status status = prepare(l, &from, study->records[0], err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = study_given(study) ? run_study(l, study, &from, from.metrics[i], &found, err)
                                     : solve_metric(l, &from, from.metrics[i], &found, err);

@@ -159,7 +159,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
                               .tokens = c->tokens,
                               .print = !c->out.json,
                               .quiet = c->out.quiet};
-    if (status == KVB_OK) status = task_report_open(&c->report, err);
+    if (status == KVB_OK) task_report_open(&c->report);
     if (status == KVB_OK && c->out.results && asprintf(&c->log_path, "%s.cells", c->out.results) < 0) {
         c->log_path = NULL;
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->out.results);

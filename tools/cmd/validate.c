@@ -93,9 +93,8 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     kvb_table *table = NULL;
     selection from = {0};
     const solve_outputs *out = &l->outputs;
-    results found;
-    kvb_status status = results_begin(&found, "validate", err);
-    if (status == KVB_OK && out->csv) status = atomic_file_check(out->csv, err);
+    results found = results_begin("validate");
+    kvb_status status = out->csv ? atomic_file_check(out->csv, err) : KVB_OK;
     if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
     else if (status == KVB_OK) status = open_record(l, &from, path, err);
     if (status == KVB_OK && out->picture)
@@ -125,12 +124,11 @@ static kvb_status run_check(table_check *k, bool quiet, kvb_error *err)
 static kvb_status check_certificate(const solve_line *l, const char *table, const char *path, kvb_error *err)
 {
     uint32_t faults = 0;
-    results found = {0};
+    results found = results_begin("validate");
     bool wanted = l->outputs.json || l->outputs.csv;
     table_check *k = calloc(1, sizeof *k);
     if (!k) return kvb_fail(err, KVB_MEMORY, "no memory to check a table");
-    kvb_status status = results_begin(&found, "validate", err);
-    if (status == KVB_OK) status = table_check_open(k, table, path, &l->wanted, err);
+    kvb_status status = table_check_open(k, table, path, &l->wanted, err);
     if (status == KVB_OK) status = run_check(k, l->outputs.quiet, err);
     if (status == KVB_OK) status = report_table_check(k, wanted ? &found : NULL, &faults, err);
     if (status == KVB_OK) status = give_results(l, &k->from, table, &found, err);

@@ -1,6 +1,6 @@
 // kvbudget eval: results as a table, JSON, CSV and curves.
 #include "tools/report/eval_report.h"
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include "tools/report/curves.h"
 #include "tools/report/words.h"
 #include <math.h>
@@ -176,9 +176,9 @@ static void add_row(const eval_report *e, results *to, const sweep_summary *r, s
     add_layers(e, about, cell);
 }
 
-kvb_status eval_report_results(const eval_report *e, results *to, kvb_error *err)
+results eval_report_results(const eval_report *e)
 {
-    kvb_status status = results_begin(to, "eval", err);
+    results made = results_begin("eval"), *to = &made;
     const model *m = e->s->m;
     results_input(to, "model", m->config.name, m->sha256);
     for (size_t i = 0; i < e->s->n_texts; i++) results_input(to, "text", e->s->texts[i].name, e->s->texts[i].sha256);
@@ -190,8 +190,8 @@ kvb_status eval_report_results(const eval_report *e, results *to, kvb_error *err
     cJSON_AddNumberToObject(to->settings, "n_next", (double)e->s->o.n_next);
     cJSON_AddNumberToObject(to->settings, "n_texts", e->s->n_texts);
     cJSON_AddBoolToObject(to->settings, "predictions_only", e->s->o.predictions);
-    for (size_t i = 0; i < e->n_rows && status == KVB_OK; i++) add_row(e, to, &e->rows[i], i);
-    return status;
+    for (size_t i = 0; i < e->n_rows; i++) add_row(e, to, &e->rows[i], i);
+    return made;
 }
 
 // ---- Curves ----
@@ -215,8 +215,7 @@ static kvb_status write_curves(const eval_report *e, const char *path, kvb_error
 {
     static const curve_kind KINDS[] = {{"KL to the full cache, nats per token", true, SVG_NUMBERS},
                                        {"likeliest token as with the full cache", false, SVG_SHARES}};
-    interval *values = malloc((2 * e->with.methods.n_columns * e->with.n_ratios + 1) * sizeof *values);
-    if (!values) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu rows", path, e->n_rows);
+    interval *values = need(2 * e->with.methods.n_columns * e->with.n_ratios, sizeof *values, "rows");
     fill_values(e, values);
     char subtitle[256];
     snprintf(subtitle, sizeof subtitle,
@@ -236,10 +235,7 @@ static kvb_status write_curves(const eval_report *e, const char *path, kvb_error
 
 kvb_status eval_report_write(const eval_report *e, const results *found, const char *name, kvb_error *err)
 {
-    size_t room = strlen(name) + 8;
-    char *path = malloc(room);
-    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", name);
-    snprintf(path, room, "%s.svg", name);
+    char *path = need_text("%s.svg", name);
     kvb_status status = results_write_pair(found, name, err);
     if (status == KVB_OK) status = write_curves(e, path, err);
     free(path);

@@ -13,7 +13,7 @@ typedef struct eval_report {
 } eval_report;
 
 void eval_report_print(const eval_report *r);
-// The caller frees *to, also after a failure. Errors: KVB_MEMORY, and those of reading the tables.
-kvb_status eval_report_results(const eval_report *r, results *to, kvb_error *err);
+// The caller frees them.
+results eval_report_results(const eval_report *r);
 // NAME.json, NAME.csv and NAME.svg, each whole or not at all.
 kvb_status eval_report_write(const eval_report *r, const results *found, const char *name, kvb_error *err);

@@ -1,4 +1,5 @@
 #include "tools/report/html.h"
+#include "formats/need.h"
 #include "runtime/text.h"
 #include <stdarg.h>
 #include <stdlib.h>
@@ -58,21 +59,19 @@ void html_putf(FILE *out, const char *format, ...)
     va_start(args, format);
     if (vasprintf(&text, format, args) < 0) text = NULL;
     va_end(args);
-    html_put(out, text ? text : "");
+    html_put(out, needed(text, "characters"));
     free(text);
 }
 
-bool html_json(FILE *out, const cJSON *value)
+void html_json(FILE *out, const cJSON *value)
 {
     char *text = cJSON_PrintUnformatted(value);
-    if (!text) return false;
     kvb_clean_text(text);
     for (const char *p = text; *p; p++) {
         if (*p == '<') fputs("\\u003c", out); // it can stand in strings only
         else fputc(*p, out);
     }
     cJSON_free(text);
-    return true;
 }
 
 void html_shell_word(FILE *out, const char *word)

@@ -1,7 +1,6 @@
 // Text and data in an HTML page, whatever the bytes are: names of files and metadata come from anybody.
 #pragma once
 #include <cjson/cJSON.h>
-#include <stdbool.h>
 #include <stdio.h>
 
 // Escaped for the text of an element and for a quoted attribute. Control characters become '?', bytes that are not
@@ -11,9 +10,8 @@ void html_put(FILE *out, const char *text);
 // Formatted, then escaped.
 void html_putf(FILE *out, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
-// The content of a <script type="application/json">: no text in it can end the element. False: no memory, nothing or
-// part of it was written.
-bool html_json(FILE *out, const cJSON *value);
+// The content of a <script type="application/json">: no text in it can end the element.
+void html_json(FILE *out, const cJSON *value);
 
 // A word of a shell's command line, in quotes where it needs them.
 void html_shell_word(FILE *out, const char *word);

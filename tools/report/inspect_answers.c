@@ -1,5 +1,6 @@
 // kvbudget inspect --answers: what was asked and answered in a record, as text.
 #include "tools/report/inspect_answers.h"
+#include "formats/need.h"
 #include "formats/record.h"
 #include "profiler/text/tokenizer.h"
 #include "profiler/text/utf8.h"
@@ -14,18 +15,11 @@ static kvb_status decode(char **text, const tokenizer *t, const int32_t *ids, si
 {
     size_t size = tokenizer_decode(t, ids, n, NULL, 0), valid_size = 0;
     const char *valid = NULL;
-    char *owned = NULL, *bytes = malloc(size + 1);
-    kvb_status status = bytes ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for an answer of %zu bytes", size);
-    if (status == KVB_OK) {
-        tokenizer_decode(t, ids, n, bytes, size);
-        status = utf8_repair(bytes, size, &valid, &valid_size, &owned, err);
-    }
-    *text = status == KVB_OK ? malloc(valid_size + 1) : NULL;
-    if (status == KVB_OK && !*text) status = kvb_fail(err, KVB_MEMORY, "no memory for an answer of %zu bytes", size);
-    if (*text) {
-        for (size_t i = 0; i < valid_size; i++) (*text)[i] = valid[i] ? valid[i] : ' ';
-        (*text)[valid_size] = '\0';
-    }
+    char *owned = NULL, *bytes = need(size + 1, 1, "characters");
+    tokenizer_decode(t, ids, n, bytes, size);
+    kvb_status status = utf8_repair(bytes, size, &valid, &valid_size, &owned, err);
+    *text = need(valid_size + 1, 1, "characters");
+    for (size_t i = 0; i < valid_size; i++) (*text)[i] = valid[i] ? valid[i] : ' ';
     free(owned);
     free(bytes);
     return status;
@@ -33,12 +27,12 @@ static kvb_status decode(char **text, const tokenizer *t, const int32_t *ids, si
 
 typedef kvb_status id_reader(record *r, size_t context, size_t question, int32_t *out, kvb_error *err);
 
-static kvb_status add_text(cJSON *to, const char *key, id_reader *read, record *r, size_t i, size_t q, uint32_t n,
-                           const tokenizer *t, kvb_error *err)
+static kvb_status add_answer(cJSON *to, const char *key, id_reader *read, record *r, size_t i, size_t q, uint32_t n,
+                             const tokenizer *t, kvb_error *err)
 {
     char *text = NULL;
-    int32_t *ids = malloc(n * sizeof *ids + 1);
-    kvb_status status = ids ? read(r, i, q, ids, err) : kvb_fail(err, KVB_MEMORY, "no memory for %u ids", n);
+    int32_t *ids = need(n, sizeof *ids, "token ids");
+    kvb_status status = read(r, i, q, ids, err);
     if (status == KVB_OK) status = decode(&text, t, ids, n, err);
     if (status == KVB_OK) cJSON_AddStringToObject(to, key, text);
     free(text);
@@ -56,9 +50,9 @@ static kvb_status add_context(cJSON *list, record *r, size_t i, const tokenizer 
         cJSON_AddStringToObject(one, "context", c->id);
         cJSON_AddNumberToObject(one, "question", c->questions[q].number);
         cJSON_AddNumberToObject(one, "n_queries", c->questions[q].n_queries);
-        status = add_text(one, "asked", record_read_suffix, r, i, q, c->questions[q].n_suffix, t, err);
+        status = add_answer(one, "asked", record_read_suffix, r, i, q, c->questions[q].n_suffix, t, err);
         if (status == KVB_OK)
-            status = add_text(one, "answered", record_read_answer, r, i, q, c->questions[q].n_answer, t, err);
+            status = add_answer(one, "answered", record_read_answer, r, i, q, c->questions[q].n_answer, t, err);
     }
     return status;
 }

@@ -1,5 +1,6 @@
 // What is in a model file: its metadata, with long texts and arrays cut short, and its tensors.
 #include "tools/report/inspect_gguf.h"
+#include "formats/need.h"
 #include "profiler/text/utf8.h"
 #include "profiler/weights/gguf.h"
 #include "tools/json_print.h"
@@ -40,7 +41,7 @@ static size_t number_size(gguf_value_type type)
     return sizes[type];
 }
 
-// Valid UTF-8 without NUL bytes, at most `max` bytes of it (0: all). NULL when memory runs out; the caller frees.
+// Valid UTF-8 without NUL bytes, at most `max` bytes of it (0: all). The caller frees.
 static char *clean_text(gguf_string s, size_t max)
 {
     size_t size = max && s.size > max ? max : s.size, n;
@@ -48,12 +49,9 @@ static char *clean_text(gguf_string s, size_t max)
         size--; // not inside of a character
     const char *repaired;
     char *owned = NULL;
-    if (utf8_repair(s.data, size, &repaired, &n, &owned, NULL) != KVB_OK) return NULL;
-    char *text = malloc(n + 1);
-    if (text) {
-        for (size_t i = 0; i < n; i++) text[i] = (char)(repaired[i] ? repaired[i] : ' ');
-        text[n] = 0;
-    }
+    if (utf8_repair(s.data, size, &repaired, &n, &owned, NULL) != KVB_OK) n = 0;
+    char *text = need(n + 1, 1, "characters");
+    for (size_t i = 0; i < n; i++) text[i] = (char)(repaired[i] ? repaired[i] : ' ');
     free(owned);
     return text;
 }
@@ -65,7 +63,7 @@ static void print_text(gguf_string s)
 {
     char *text = clean_text(s, TEXT_SHOWN);
     putchar('"');
-    for (const char *p = text ? text : ""; *p; p++) {
+    for (const char *p = text; *p; p++) {
         unsigned char c = (unsigned char)*p;
         if (c == '\n') printf("\\n");
         else if (c == '\t') printf("\\t");
@@ -161,7 +159,7 @@ static void print_all(const gguf_file *f)
 static cJSON *text_item(gguf_string s)
 {
     char *text = clean_text(s, 0);
-    cJSON *item = text ? cJSON_CreateString(text) : NULL;
+    cJSON *item = cJSON_CreateString(text);
     free(text);
     return item;
 }
@@ -173,62 +171,58 @@ static cJSON *number_item(gguf_value_type type, const unsigned char *p)
     return cJSON_CreateRaw(number);
 }
 
-// cJSON takes NULL items without harm and returns false, so one check at the end finds any failed allocation.
-static cJSON *array_item(const gguf_value *v, bool *good)
+static cJSON *array_item(const gguf_value *v)
 {
     gguf_array rest = {v->element, v->count, v->data, v->size};
     gguf_string s;
-    cJSON *item = cJSON_CreateObject(), *first = cJSON_CreateArray();
-    *good &= cJSON_AddStringToObject(item, "element", gguf_value_type_name(v->element)) != NULL;
-    *good &= cJSON_AddNumberToObject(item, "count", (double)v->count) != NULL;
-    for (uint64_t i = 0; i < v->count && i < ELEMENTS_SHOWN && v->element != GGUF_VALUE_ARRAY; i++) {
-        bool string = gguf_next_string(&rest, &s);
-        *good &= cJSON_AddItemToArray(first, string ? text_item(s)
-                                                    : number_item(v->element, v->data + i * number_size(v->element)));
-    }
-    *good &= cJSON_AddItemToObject(item, "first", first);
+    cJSON *item = cJSON_CreateObject(), *first;
+    cJSON_AddStringToObject(item, "element", gguf_value_type_name(v->element));
+    cJSON_AddNumberToObject(item, "count", (double)v->count);
+    first = cJSON_AddArrayToObject(item, "first");
+    for (uint64_t i = 0; i < v->count && i < ELEMENTS_SHOWN && v->element != GGUF_VALUE_ARRAY; i++)
+        cJSON_AddItemToArray(first, gguf_next_string(&rest, &s)
+                                        ? text_item(s)
+                                        : number_item(v->element, v->data + i * number_size(v->element)));
     return item;
 }
 
-static cJSON *tensor_item(const gguf_tensor *t, bool *good)
+static cJSON *tensor_item(const gguf_tensor *t)
 {
-    cJSON *item = cJSON_CreateObject(), *shape = cJSON_CreateArray();
-    *good &= cJSON_AddItemToObject(item, "name", text_item(t->name));
-    *good &= cJSON_AddStringToObject(item, "type", gguf_tensor_type_name(t->type)) != NULL;
-    for (uint32_t d = t->n_dims; d-- > 0;) *good &= cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->dims[d]));
-    *good &= cJSON_AddItemToObject(item, "shape", shape);
-    *good &= cJSON_AddNumberToObject(item, "bytes", (double)t->size) != NULL;
-    *good &= cJSON_AddBoolToObject(item, "readable", t->data != NULL) != NULL;
+    cJSON *item = cJSON_CreateObject(), *shape;
+    cJSON_AddItemToObject(item, "name", text_item(t->name));
+    cJSON_AddStringToObject(item, "type", gguf_tensor_type_name(t->type));
+    shape = cJSON_AddArrayToObject(item, "shape");
+    for (uint32_t d = t->n_dims; d-- > 0;) cJSON_AddItemToArray(shape, cJSON_CreateNumber((double)t->dims[d]));
+    cJSON_AddNumberToObject(item, "bytes", (double)t->size);
+    cJSON_AddBoolToObject(item, "readable", t->data != NULL);
     return item;
 }
 
-static kvb_status print_json(const gguf_file *f, kvb_error *err)
+static void print_json(const gguf_file *f)
 {
-    bool good = true;
     double values;
     uint64_t bytes;
     (void)sum_tensors(f, &values, &bytes);
-    cJSON *root = cJSON_CreateObject();
-    good &= cJSON_AddStringToObject(root, "format", "gguf") != NULL;
-    good &= cJSON_AddNumberToObject(root, "version", f->version) != NULL;
-    good &= cJSON_AddNumberToObject(root, "alignment", f->alignment) != NULL;
-    good &= cJSON_AddNumberToObject(root, "n_values", values) != NULL;
-    good &= cJSON_AddNumberToObject(root, "n_bytes", (double)bytes) != NULL;
-    cJSON *metadata = cJSON_AddObjectToObject(root, "metadata");
+    cJSON *root = cJSON_CreateObject(), *metadata, *tensors;
+    cJSON_AddStringToObject(root, "format", "gguf");
+    cJSON_AddNumberToObject(root, "version", f->version);
+    cJSON_AddNumberToObject(root, "alignment", f->alignment);
+    cJSON_AddNumberToObject(root, "n_values", values);
+    cJSON_AddNumberToObject(root, "n_bytes", (double)bytes);
+    metadata = cJSON_AddObjectToObject(root, "metadata");
     for (size_t i = 0; i < f->n_values; i++) {
         const gguf_value *v = &f->values[i];
         char *key = clean_text(v->key, 0);
-        cJSON *item = v->type == GGUF_VALUE_STRING  ? text_item((gguf_string){(const char *)v->data, v->size})
-                      : v->type == GGUF_VALUE_ARRAY ? array_item(v, &good)
-                                                    : number_item(v->type, v->data);
-        good &= key && cJSON_AddItemToObject(metadata, key, item);
+        cJSON_AddItemToObject(metadata, key,
+                              v->type == GGUF_VALUE_STRING  ? text_item((gguf_string){(const char *)v->data, v->size})
+                              : v->type == GGUF_VALUE_ARRAY ? array_item(v)
+                                                            : number_item(v->type, v->data));
         free(key);
     }
-    cJSON *tensors = cJSON_AddArrayToObject(root, "tensors");
-    for (size_t i = 0; i < f->n_tensors; i++) good &= cJSON_AddItemToArray(tensors, tensor_item(&f->tensors[i], &good));
-    kvb_status status = json_print(good ? root : NULL, err);
+    tensors = cJSON_AddArrayToObject(root, "tensors");
+    for (size_t i = 0; i < f->n_tensors; i++) cJSON_AddItemToArray(tensors, tensor_item(&f->tensors[i]));
+    json_print(root);
     cJSON_Delete(root);
-    return status;
 }
 
 int inspect_gguf(const char *path, bool json, kvb_error *err)
@@ -236,9 +230,8 @@ int inspect_gguf(const char *path, bool json, kvb_error *err)
     gguf_file f;
     kvb_status status = gguf_open(&f, path, err);
     if (status != KVB_OK) return status;
-    if (json) status = print_json(&f, err);
-    else print_all(&f);
-    if (status == KVB_OK) status = file_check(&f.map, path, err);
+    json ? print_json(&f) : print_all(&f);
+    status = file_check(&f.map, path, err);
     gguf_close(&f);
     return status;
 }

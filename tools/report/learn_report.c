@@ -70,29 +70,26 @@ void print_learned(const learned *l, const char *name)
 
 static cJSON *trial_to_json(const learned *l, const learn_trial *t)
 {
-    cJSON *o = cJSON_CreateObject(), *metrics = cJSON_AddArrayToObject(o, "metrics"),
-          *loss = cJSON_AddArrayToObject(o, "loss");
-    bool ok = metrics && loss && cJSON_AddBoolToObject(o, "plain", t->plain) &&
-              cJSON_AddNumberToObject(o, "lambda", t->lambda) && cJSON_AddNumberToObject(o, "exponent", t->exponent) &&
-              cJSON_AddNumberToObject(o, "cost", t->cost);
-    for (uint32_t i = 0; i < l->from->n_metrics && ok; i++)
-        if (t->set >> i & 1) ok = cJSON_AddItemToArray(metrics, cJSON_CreateString(l->from->metrics[i]));
-    for (int r = 0; r < LEARN_RATIOS && ok; r++) ok = cJSON_AddItemToArray(loss, cJSON_CreateNumber(t->loss[r]));
-    if (ok) return o;
-    cJSON_Delete(o);
-    return NULL;
+    cJSON *o = cJSON_CreateObject(), *metrics = cJSON_AddArrayToObject(o, "metrics");
+    cJSON_AddItemToObject(o, "loss", cJSON_CreateDoubleArray(t->loss, LEARN_RATIOS));
+    cJSON_AddBoolToObject(o, "plain", t->plain);
+    cJSON_AddNumberToObject(o, "lambda", t->lambda);
+    cJSON_AddNumberToObject(o, "exponent", t->exponent);
+    cJSON_AddNumberToObject(o, "cost", t->cost);
+    for (uint32_t i = 0; i < l->from->n_metrics; i++)
+        if (t->set >> i & 1) cJSON_AddItemToArray(metrics, cJSON_CreateString(l->from->metrics[i]));
+    return o;
 }
 
 cJSON *learned_to_json(const learned *l, const char *name)
 {
-    cJSON *o = cJSON_CreateObject(), *ratios = cJSON_AddArrayToObject(o, "ratios"),
-          *trials = cJSON_AddArrayToObject(o, "trials");
-    bool ok = ratios && trials && cJSON_AddStringToObject(o, "name", name) &&
-              cJSON_AddNumberToObject(o, "chosen", l->chosen) && cJSON_AddNumberToObject(o, "best_set", l->best) &&
-              cJSON_AddNumberToObject(o, "folds", l->n_folds);
-    for (int r = 0; r < LEARN_RATIOS && ok; r++) ok = cJSON_AddItemToArray(ratios, cJSON_CreateNumber(LEARN_RATIO[r]));
-    for (uint32_t i = 0; i < l->n_trials && ok; i++) ok = cJSON_AddItemToArray(trials, trial_to_json(l, &l->trials[i]));
-    if (ok) return o;
-    cJSON_Delete(o);
-    return NULL;
+    cJSON *o = cJSON_CreateObject(), *trials;
+    cJSON_AddItemToObject(o, "ratios", cJSON_CreateDoubleArray(LEARN_RATIO, LEARN_RATIOS));
+    trials = cJSON_AddArrayToObject(o, "trials");
+    cJSON_AddStringToObject(o, "name", name);
+    cJSON_AddNumberToObject(o, "chosen", l->chosen);
+    cJSON_AddNumberToObject(o, "best_set", l->best);
+    cJSON_AddNumberToObject(o, "folds", l->n_folds);
+    for (uint32_t i = 0; i < l->n_trials; i++) cJSON_AddItemToArray(trials, trial_to_json(l, &l->trials[i]));
+    return o;
 }

@@ -1,7 +1,6 @@
 #include "tools/report/page.h"
 #include "formats/atomic_file.h"
 #include "runtime/fail.h"
-#include "tools/json_print.h"
 #include "tools/report/html.h"
 #include "tools/report/page_parts.h"
 #include "tools/report/page_sections.h"
@@ -54,24 +53,23 @@ static void put_head(page_writer *w)
 }
 
 // Data stand in an element of their own, so that the script holds nothing that came from outside.
-static bool put_tail(page_writer *w)
+static void put_tail(page_writer *w)
 {
     cJSON *data = page_map_data(w->p);
-    bool good = cJSON_AddItemReferenceToObject(data, "charts", w->charts);
+    cJSON_AddItemReferenceToObject(data, "charts", w->charts);
     fputs("</main>\n<footer><p>Made by kvbudget ", w->out);
     html_put(w->out, kvb_version());
     fputs(" report. Methods: LU-KV, arXiv 2602.08585.</p></footer>\n"
           "<script type=\"application/json\" id=\"data\">",
           w->out);
-    good = good && html_json(w->out, data);
+    html_json(w->out, data);
     fputs("</script>\n<script>\n", w->out);
     put_lines(w->out, page_js);
     fputs("</script>\n</body>\n</html>\n", w->out);
     cJSON_Delete(data);
-    return good && !json_ran_out();
 }
 
-static bool put_page(const page *p, FILE *out)
+static void put_page(const page *p, FILE *out)
 {
     page_writer w = {.p = p, .out = out, .charts = cJSON_CreateArray()};
     put_head(&w);
@@ -85,9 +83,8 @@ static bool put_page(const page *p, FILE *out)
     page_put_origin(&w);
     page_put_use(&w);
     page_put_repeat(&w);
-    bool good = put_tail(&w);
+    put_tail(&w);
     cJSON_Delete(w.charts);
-    return good;
 }
 
 kvb_status page_write(const page *p, const char *path, kvb_error *err)
@@ -95,8 +92,8 @@ kvb_status page_write(const page *p, const char *path, kvb_error *err)
     atomic_file file;
     kvb_status status = atomic_file_begin(&file, path, err);
     if (status != KVB_OK) return status;
-    if (!put_page(p, file.stream)) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
-    long size = status == KVB_OK ? ftell(file.stream) : 0;
+    put_page(p, file.stream);
+    long size = ftell(file.stream);
     if (size > PAGE_BYTES_MAX)
         status =
             kvb_fail(err, KVB_UNSUPPORTED,

@@ -1,6 +1,6 @@
 // Heads that are not certain, and memory at lengths.
+#include "formats/need.h"
 #include "study/stats.h"
-#include "tools/json_print.h"
 #include "tools/report/html.h"
 #include "tools/report/page_sections.h"
 #include <stdlib.h>
@@ -15,8 +15,7 @@ static void put_flags(page_writer *w, const page_table *t, double ratio)
     const kvb_info *info = kvb_table_info(t->file);
     uint32_t heads = info->n_layers * info->n_kv_heads, listed = 0;
     kvb_row row = page_row_near(t->file, ratio);
-    uint8_t *flags = json_calloc(heads, sizeof *flags);
-    if (!flags) return;
+    uint8_t *flags = need(heads, sizeof *flags, "heads");
     uint32_t n = flag_heads(row.prune_ratio, row.std, heads, flags);
     fputs("<tr><th>", w->out);
     page_put_name(w, t);
@@ -83,8 +82,7 @@ static void put_table_memory(page_writer *w, const page_table *t)
     static const uint32_t lengths[] = {1024, 4096, 8192, 32768, 131072};
     const kvb_info *info = kvb_table_info(t->file);
     size_t heads = (size_t)info->n_layers * info->n_kv_heads;
-    uint32_t *keep = json_calloc(heads, sizeof *keep);
-    if (!keep) return;
+    uint32_t *keep = need(heads, sizeof *keep, "heads");
     fputs("<h3>", w->out);
     page_put_name(w, t);
     fputs("</h3>\n<div class=\"wide\"><table><thead><tr><th>tokens</th><th>whole cache</th>", w->out);

@@ -1,6 +1,5 @@
 // Head maps of the page: what every KV head keeps.
-#include "study/stats.h"
-#include "tools/json_print.h"
+#include "formats/need.h"
 #include "tools/report/html.h"
 #include "tools/report/page_sections.h"
 #include "tools/report/viridis.h"
@@ -100,8 +99,7 @@ static uint32_t row_step(const page *p)
 // Whole thousandths as "[1000,352,...]".
 static cJSON *thousandths(const double *values, size_t n, bool from_one)
 {
-    char *text = json_calloc(n * 24 + 3, 1), *at = text;
-    if (!text) return NULL;
+    char *text = need(n * 24 + 3, 1, "characters"), *at = text;
     *at++ = '[';
     for (size_t i = 0; i < n; i++)
         at += sprintf(at, "%s%ld", i ? "," : "", lround(1000 * fmin(9, from_one ? 1 - values[i] : values[i])));

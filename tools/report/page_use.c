@@ -1,6 +1,6 @@
 // How to load a table, and how to make all of the page again.
+#include "formats/need.h"
 #include "formats/table_export.h"
-#include "tools/json_print.h"
 #include "tools/report/html.h"
 #include "tools/report/page_sections.h"
 #include "tools/report/table_npy.h"
@@ -14,7 +14,7 @@ static void put_literal(FILE *out, const char *text)
 {
     cJSON *item = cJSON_CreateString(text);
     char *literal = cJSON_PrintUnformatted(item);
-    html_put(out, literal ? literal : "");
+    html_put(out, literal);
     cJSON_free(literal);
     cJSON_Delete(item);
 }
@@ -33,13 +33,12 @@ static void put_kvpress(page_writer *w, const page_table *t)
     size_t stem = dot ? (size_t)(dot - base) : strlen(base);
     snprintf(npy, sizeof npy, "%.*s.npy", stem < 280 ? (int)stem : 280, base);
     char *code = table_kvpress_code(npy, t->metadata, press);
-    if (!code) json_lacks_memory();
     fputs("<h4>kvpress</h4>\n<pre>kvbudget export ", w->out);
     html_shell_word(w->out, t->path);
     fputs(" --format npy -o ", w->out);
     html_shell_word(w->out, npy);
     fputs("</pre>\n<pre>", w->out);
-    html_put(w->out, code ? code : "");
+    html_put(w->out, needed(code, "lines of code"));
     fputs("</pre>\n", w->out);
     if (kvb_table_info(t->file)->n_rows != 99)
         fputs(

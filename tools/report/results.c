@@ -1,7 +1,7 @@
 #include "tools/report/results.h"
 #include "formats/atomic_file.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
-#include "runtime/fail.h"
 #include "tools/json_print.h"
 #include <stdlib.h>
 #include <string.h>
@@ -17,23 +17,21 @@ void results_remember(int argc, char **argv)
     words.items = argv;
 }
 
-kvb_status results_begin(results *r, const char *command, kvb_error *err)
+results results_begin(const char *command)
 {
     cJSON *root = cJSON_CreateObject(), *arguments;
-    *r = (results){.document = root};
+    results r = {.document = root};
     cJSON_AddStringToObject(root, "schema", RESULTS_SCHEMA);
     cJSON_AddNumberToObject(root, "schema_version", RESULTS_VERSION);
     cJSON_AddStringToObject(root, "tool_version", kvb_version());
     cJSON_AddStringToObject(root, "command", command);
     arguments = cJSON_AddArrayToObject(root, "arguments");
-    for (int i = 0; i < words.count && arguments; i++)
-        cJSON_AddItemToArray(arguments, cJSON_CreateString(words.items[i]));
-    r->inputs = cJSON_AddArrayToObject(root, "inputs");
-    r->settings = cJSON_AddObjectToObject(root, "settings");
-    r->rows = cJSON_AddArrayToObject(root, "rows");
-    r->details = cJSON_AddArrayToObject(root, "details");
-    if (r->inputs && r->settings && r->rows && r->details) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "no memory for the results of %s", command);
+    for (int i = 0; i < words.count; i++) cJSON_AddItemToArray(arguments, cJSON_CreateString(words.items[i]));
+    r.inputs = cJSON_AddArrayToObject(root, "inputs");
+    r.settings = cJSON_AddObjectToObject(root, "settings");
+    r.rows = cJSON_AddArrayToObject(root, "rows");
+    r.details = cJSON_AddArrayToObject(root, "details");
+    return r;
 }
 
 void results_free(results *r)
@@ -46,9 +44,8 @@ void results_free(results *r)
 static cJSON *append(cJSON *list)
 {
     cJSON *item = cJSON_CreateObject();
-    if (cJSON_AddItemToArray(list, item)) return item;
-    cJSON_Delete(item);
-    return NULL;
+    cJSON_AddItemToArray(list, item);
+    return item;
 }
 
 void results_input(results *r, const char *kind, const char *name, const char *sha256)
@@ -124,25 +121,22 @@ static void put_text(FILE *out, const char *text)
     putc('"', out);
 }
 
-// Numbers as the JSON document has them, so that both are the same ones. False: no memory.
-static bool put_cell(FILE *out, const cJSON *cell)
+// Numbers as the JSON document has them, so that both are the same ones.
+static void put_cell(FILE *out, const cJSON *cell)
 {
-    if (!cell || cJSON_IsNull(cell)) return true;
+    if (!cell || cJSON_IsNull(cell)) return;
     if (cJSON_IsString(cell)) {
         put_text(out, cell->valuestring);
-        return true;
+        return;
     }
     char *text = cJSON_PrintUnformatted(cell);
-    if (!text) return false;
     if (strcmp(text, "null") != 0) put_text(out, text); // what JSON makes of NaN
     cJSON_free(text);
-    return true;
 }
 
-static bool put_csv(FILE *out, const cJSON *rows, const cJSON *columns)
+static void put_csv(FILE *out, const cJSON *rows, const cJSON *columns)
 {
     const cJSON *row, *column;
-    bool good = true;
     cJSON_ArrayForEach(column, columns)
     {
         if (column != columns->child) putc(',', out);
@@ -154,64 +148,55 @@ static bool put_csv(FILE *out, const cJSON *rows, const cJSON *columns)
         cJSON_ArrayForEach(column, columns)
         {
             if (column != columns->child) putc(',', out);
-            good = good && put_cell(out, cJSON_GetObjectItemCaseSensitive(row, column->string));
+            put_cell(out, cJSON_GetObjectItemCaseSensitive(row, column->string));
         }
         putc('\n', out);
     }
-    return good;
 }
 
 kvb_status results_write_csv(const results *r, const char *path, kvb_error *err)
 {
     atomic_file file;
+    kvb_status status = atomic_file_begin(&file, path, err);
+    if (status != KVB_OK) return status;
     cJSON *columns = cJSON_CreateObject();
     collect_columns(r->rows, columns);
-    kvb_status status = columns && !json_ran_out() ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
-    if (status == KVB_OK) status = atomic_file_begin(&file, path, err);
-    if (status == KVB_OK && !put_csv(file.stream, r->rows, columns)) {
-        atomic_file_abandon(&file);
-        status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
-    } else if (status == KVB_OK) status = atomic_file_commit(&file, err);
+    put_csv(file.stream, r->rows, columns);
     cJSON_Delete(columns);
-    return status;
+    return atomic_file_commit(&file, err); // finds what went wrong with the stream
 }
 
 // ---- JSON -----------------------------------------------------------------------------------------------------------
 
-kvb_status results_print(const results *r, kvb_error *err)
+void results_print(const results *r)
 {
-    return json_print(r->document, err);
+    json_print(r->document);
 }
 
 kvb_status results_write(const results *r, const char *path, kvb_error *err)
 {
-    char *text = json_text(r->document, err);
-    if (!text) return KVB_MEMORY;
     atomic_file file;
     kvb_status status = atomic_file_begin(&file, path, err);
-    if (status == KVB_OK) {
-        fprintf(file.stream, "%s\n", text);
-        status = atomic_file_commit(&file, err); // finds what went wrong with the stream
-    }
+    if (status != KVB_OK) return status;
+    char *text = json_text(r->document);
+    fprintf(file.stream, "%s\n", text);
     cJSON_free(text);
-    return status;
+    return atomic_file_commit(&file, err);
 }
 
 kvb_status results_write_pair(const results *r, const char *name, kvb_error *err)
 {
-    size_t room = strlen(name) + 6;
-    char *path = malloc(room);
-    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", name);
-    snprintf(path, room, "%s.json", name);
-    kvb_status status = results_write(r, path, err);
-    snprintf(path, room, "%s.csv", name);
-    if (status == KVB_OK) status = results_write_csv(r, path, err);
-    free(path);
+    char *json = need_text("%s.json", name), *csv = need_text("%s.csv", name);
+    kvb_status status = results_write(r, json, err);
+    if (status == KVB_OK) status = results_write_csv(r, csv, err);
+    free(json);
+    free(csv);
     return status;
 }
 
 kvb_status results_give(const results *r, bool json, const char *csv, kvb_error *err)
 {
     kvb_status status = csv ? results_write_csv(r, csv, err) : KVB_OK;
-    return status == KVB_OK && json ? results_print(r, err) : status;
+    if (status == KVB_OK && json) results_print(r);
+    return status;
 }

@@ -8,7 +8,6 @@
 #define RESULTS_SCHEMA "kvbudget-results"
 enum { RESULTS_VERSION = 1 };
 
-// Memory that runs out while a document is filled shows when it is written: results_write(), json_ran_out().
 typedef struct results {
     cJSON *document;                           // owned
     cJSON *inputs, *settings, *rows, *details; // inside of it
@@ -17,9 +16,9 @@ typedef struct results {
 // The words of the command line, for every document that this process begins. argv stays the caller's.
 void results_remember(int argc, char **argv);
 
-// An empty document of a command ("solve"). KVB_MEMORY. The caller frees it, also after a failure.
-kvb_status results_begin(results *r, const char *command, kvb_error *err);
-void results_free(results *r);
+// An empty document of a command ("solve"). The caller frees it.
+results results_begin(const char *command);
+void results_free(results *r); // a zero struct is allowed
 
 // A file that the numbers are from: "record", "table", "model" or "text". The SHA-256 is of its bytes; of a model of
 // its weights, of a text of the tokens in use; "" where it is not known.
@@ -35,10 +34,10 @@ cJSON *results_detail(results *r);
 // Three columns: NAME, NAME_low and NAME_high. NaN is null.
 void results_interval(cJSON *row, const char *name, double value, double low, double high);
 
-// Prints the document to standard output. KVB_MEMORY.
-kvb_status results_print(const results *r, kvb_error *err);
+// Prints the document to standard output.
+void results_print(const results *r);
 // Writes it, or its rows as CSV (RFC 4180, a header, empty where a row has no such column or null), whole or not at
-// all. Errors: KVB_MEMORY, and those of atomic_file.h.
+// all. Errors: those of atomic_file.h.
 kvb_status results_write(const results *r, const char *path, kvb_error *err);
 kvb_status results_write_csv(const results *r, const char *path, kvb_error *err);
 // NAME.json and NAME.csv.

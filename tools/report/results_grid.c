@@ -1,5 +1,5 @@
 #include "tools/report/results_grid.h"
-#include "tools/json_print.h"
+#include "formats/need.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -59,8 +59,7 @@ static void add_name(results_grid *g, const char *name)
 results_grid *results_grid_make(const grid_rows *from, const char *column)
 {
     const cJSON *row;
-    results_grid *g = json_calloc(1, sizeof *g);
-    if (!g) return NULL;
+    results_grid *g = need(1, sizeof *g, "grids of results");
     cJSON_ArrayForEach(row, from->rows)
     {
         double ratio = results_number(row, "ratio");

@@ -27,7 +27,7 @@ typedef struct grid_rows {
 const char *results_method(const cJSON *row);
 // Whether a row is one of them.
 bool grid_has_row(const grid_rows *from, const cJSON *row);
-// The values of a column, by the row's allocator. NULL: no memory. The caller frees it with free().
+// The values of a column, by the row's allocator. The caller frees it with free().
 results_grid *results_grid_make(const grid_rows *from, const char *column);
 // Place of a name or a ratio (to 1e-9), or n_names, n_ratios.
 size_t grid_find_name(const results_grid *g, const char *name);

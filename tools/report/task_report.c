@@ -1,6 +1,6 @@
 // kvbudget task: results as a table, JSON, CSV and curves.
 #include "tools/report/task_report.h"
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include "tools/report/curves.h"
 #include "tools/report/words.h"
 #include <inttypes.h>
@@ -88,16 +88,15 @@ static void add_cell(task_report *r, const task_study *s, double tokens, const t
                              cJSON_CreateDoubleArray(cell->samples[i].scores, (int)cell->samples[i].n_questions));
 }
 
-kvb_status task_report_open(task_report *r, kvb_error *err)
+void task_report_open(task_report *r)
 {
-    kvb_status status = results_begin(&r->found, "task", err);
+    r->found = results_begin("task");
     cJSON *settings = r->found.settings;
     results_input(&r->found, "model", r->m->config.name, r->m->sha256);
     cJSON_AddStringToObject(settings, "backend", r->device->name);
     cJSON_AddStringToObject(settings, "compute", r->device->compute);
     cJSON_AddNumberToObject(settings, "seed", (double)r->seed);
     add_allocators(&r->found, &r->with);
-    return status;
 }
 
 kvb_status task_report_add(task_report *r, const task_study *s, double tokens, kvb_error *err)
@@ -169,10 +168,10 @@ static size_t list_tasks(const task_report *r, curve_kind *kinds)
 static kvb_status write_curves(const task_report *r, const char *path, kvb_error *err)
 {
     size_t n = list_tasks(r, NULL);
-    curve_kind *kinds = calloc(n + 1, sizeof *kinds);
-    interval *values = calloc(n * r->with.methods.n_columns * r->with.n_ratios + 1, sizeof *values);
-    if (kinds) list_tasks(r, kinds);
-    for (size_t i = 0; i < n && kinds && values; i++)
+    curve_kind *kinds = need(n, sizeof *kinds, "tasks");
+    interval *values = need(n * r->with.methods.n_columns * r->with.n_ratios, sizeof *values, "scores");
+    list_tasks(r, kinds);
+    for (size_t i = 0; i < n; i++)
         for (uint32_t c = 0; c < r->with.methods.n_columns; c++)
             for (size_t k = 0; k < r->with.n_ratios; k++)
                 values[curve_place(&r->with, i, c, k)] = score_of(r, kinds[i].title, c, r->with.ratios[k]);
@@ -185,8 +184,7 @@ static kvb_status write_curves(const task_report *r, const char *path, kvb_error
                              .kinds = kinds,
                              .n_kinds = n,
                              .values = values};
-    kvb_status status = kinds && values ? curves_write(path, &view, err)
-                                        : kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu tasks", path, n);
+    kvb_status status = curves_write(path, &view, err);
     free(kinds);
     free(values);
     return status;
@@ -194,10 +192,7 @@ static kvb_status write_curves(const task_report *r, const char *path, kvb_error
 
 kvb_status task_report_write(const task_report *r, const char *name, kvb_error *err)
 {
-    size_t room = strlen(name) + 8;
-    char *path = malloc(room);
-    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", name);
-    snprintf(path, room, "%s.svg", name);
+    char *path = need_text("%s.svg", name);
     kvb_status status = results_write_pair(&r->found, name, err);
     if (status == KVB_OK && r->with.methods.n_columns) status = write_curves(r, path, err);
     free(path);

@@ -13,8 +13,8 @@ typedef struct task_report {
     results found;         // of all tasks so far; owned
 } task_report;
 
-// Begins the results with what does not depend on tasks. KVB_MEMORY. The caller frees them, also after a failure.
-kvb_status task_report_open(task_report *r, kvb_error *err);
+// Begins the results with what does not depend on tasks. The caller frees them.
+void task_report_open(task_report *r);
 // What was found for one task: printed, if that is wanted, and added to the results. tokens: mean of its samples.
 kvb_status task_report_add(task_report *r, const task_study *s, double tokens, kvb_error *err);
 // NAME.json, NAME.csv and, where something is compared, NAME.svg of the whole document.
