@@ -149,7 +149,6 @@ static inline void write_all(const folder *f)
     write_shard(f, "model.safetensors", 0, f->n);
 }
 
-
 static inline model *open_path(const char *path)
 {
     model *m = NULL;

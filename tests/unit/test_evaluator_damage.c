@@ -289,11 +289,10 @@ START_TEST(impossible_plans_are_refused)
     kvb_error err = {0};
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     ck_assert(metric_parse(&by, "keydiff", &err) == KVB_OK);
-    const damage_plan plans[] = {
-        {T, 1, 3, &by, 4, 1, NULL},
-        {0, N, 3, &by, 4, 1, NULL},
-        {T, N, 0, &by, 4, 1, NULL},
-        {m->config.context_length, N, 3, &by, 4, 1, NULL}};
+    const damage_plan plans[] = {{T, 1, 3, &by, 4, 1, NULL},
+                                 {0, N, 3, &by, 4, 1, NULL},
+                                 {T, N, 0, &by, 4, 1, NULL},
+                                 {m->config.context_length, N, 3, &by, 4, 1, NULL}};
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
         ck_assert(damage_open(&d, m, &plans[i], &err) == KVB_ARGUMENT);
         ck_assert_ptr_null(d);

@@ -4,6 +4,7 @@
 #include "formats_help.h"
 #include "profiler/metric/scorer.h"
 #include "profiler/model/model.h"
+#include "profiler/text/model_text.h"
 #include <math.h>
 #include <spawn.h>
 #include <sys/wait.h>

@@ -134,7 +134,8 @@ START_TEST(test_identity)
     ck_assert_str_eq(weights_origin_of(m->source)->hf_id, "org/name");
     ck_assert_str_eq(weights_origin_of(m->source)->hf_revision, commit);
     ck_assert_str_eq(m->config.name, "org/name");
-    ck_assert(weights_origin_of(m->source)->n_files == 1 && strcmp(weights_origin_of(m->source)->container, "safetensors") == 0);
+    ck_assert(weights_origin_of(m->source)->n_files == 1 &&
+              strcmp(weights_origin_of(m->source)->container, "safetensors") == 0);
     ck_assert_str_eq(weights_origin_of(m->source)->files[0].name, "model.safetensors");
     char sha256[65];
     file_view view;

@@ -1,4 +1,5 @@
 // Damaged and hostile model files: each is refused with a message that names file and place, or opens; none crashes.
+#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
 #include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
@@ -217,8 +218,8 @@ START_TEST(test_no_tokenizer_where_all_ids_are_given)
     model *m = case_open(help_path("odd.gguf"), &backend_cpu), *with = case_open(help_path("tiny.gguf"), &backend_cpu);
     model_text text, own = case_text(with);
     const model_text_options options = {.without_tokenizer = true};
-    help_fails(model_text_open(&text, m->source, VOCABULARY, NULL, err), KVB_UNSUPPORTED, "what");
-    help_ok(model_text_open(&text, m->source, VOCABULARY, &options, err));
+    help_fails(model_text_open(&text, m->source, m->config.vocabulary, NULL, err), KVB_UNSUPPORTED, "what");
+    help_ok(model_text_open(&text, m->source, m->config.vocabulary, &options, err));
     ck_assert(!text.tokens && memcmp(&text.special, &own.special, sizeof own.special) == 0 && own.special.eos == 2);
     ck_assert(model_text_ends_answer(&text, own.special.eos) && !model_text_ends_answer(&text, own.special.bos) &&
               !model_text_ends_answer(&text, -1));
@@ -235,10 +236,10 @@ START_TEST(test_options)
     query_statistics *none;
     help_ok(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.n_layers = 1}, err));
     ck_assert_uint_eq(m->config.n_layers, 1);
-    help_ok(model_text_open(&text, m->source, VOCABULARY, &(model_text_options){.pre = "qwen2"}, err));
+    help_ok(model_text_open(&text, m->source, m->config.vocabulary, &(model_text_options){.pre = "qwen2"}, err));
     ck_assert_str_eq(tokenizer_pre(text.tokens), "qwen2");
     model_text_close(&text);
-    help_fails(model_text_open(&text, m->source, VOCABULARY, &(model_text_options){.pre = "none"}, err),
+    help_fails(model_text_open(&text, m->source, m->config.vocabulary, &(model_text_options){.pre = "none"}, err),
                KVB_UNSUPPORTED, "none");
     ck_assert_ptr_null(text.tokens);
     help_fails(query_statistics_open(&none, "/none", m, err), KVB_IO, "/none");

@@ -208,7 +208,8 @@ START_TEST(test_job_errors_of_length_and_names)
     free(data);
     c = case_make("nobos.gguf", LINE_A);
     c.o.bos = BOS_YES;
-    help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT, "the model has no BOS token");
+    help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT,
+               "the model has no BOS token");
     case_free(&c);
 }
 END_TEST

@@ -3,6 +3,7 @@
 #include "formats/sha256.h"
 #include "profiler/model/forward.h"
 #include "profiler/weights/gguf_set.h"
+#include "profiler/weights/weights.h"
 #include "test_profiler_cases.h"
 
 enum { T = 24, PARTS = 3, VOCABULARY = 300 };
