@@ -90,7 +90,7 @@ static kvb_status gather(statistics_command *c, char **paths, size_t n, kvb_erro
     forward_plan plan = {(uint32_t)longest, 1, 1, false, false};
     kvb_status status = forward_open(&c->f, c->opened.m, &plan, err);
     if (status == KVB_OK)
-        status = query_gather_open(&c->gather, m->n_layers, m->n_heads, m->head_dim, (uint32_t)c->skip, err);
+        c->gather = query_gather_open(m->n_layers, m->n_heads, m->head_dim, (uint32_t)c->skip);
     for (size_t i = 0; i < n && status == KVB_OK; i++) status = add_file(c, paths[i], err);
     return status;
 }
