@@ -300,6 +300,9 @@ START_TEST(test_room_of_weights)
     model *m = NULL;
     const model_options o = {.without_weights = true};
     help_ok(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &o, err));
+    ck_assert_str_eq(m->sha256, "");
+    help_ok(model_identify(m, NULL, err));
+    ck_assert_uint_eq(strlen(m->sha256), 64);
     uint32_t groups = m->config.n_layers + 1;
     ck_assert_uint_eq(model_mapped_bytes(m, groups), 0);
     for (uint32_t held = 0; held <= groups; held++) {
