@@ -202,8 +202,8 @@ static int run_command(profile_command *p, char **operands, size_t n)
 static int parse_profile(profile_command *p, int argc, char **argv, int *first)
 {
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &p->output, "FILE", "the record to write (.h5)"},
-        {"metric", 'm', CLI_LIST, &p->metric_names, "M",
+        {"output", 'o', CLI_WRITES(FILE_RECORD), &p->output, "FILE", "the record to write (.h5)"},
+        {"metric", 'm', CLI_INPUTS, &p->metric_names, "M",
          "eviction metric to record, repeatable: `kvbudget help metrics` lists them;\ndefault snapkv:kvpress, keydiff "
          "and ea:kvpress"},
         {"new-tokens", 'n', CLI_COUNT, &p->new_tokens, "N",

@@ -1,5 +1,4 @@
 // kvbudget refine: budgets improved on measured damage.
-#include "formats/atomic_file.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
 #include "study/measured.h"
@@ -121,7 +120,6 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
     kvb_status status = deal_texts(c, err);
     if (status == KVB_OK) status = refine_bench_take_lengths(b, err);
     if (status == KVB_OK) status = check_memory(b, err);
-    if (status == KVB_OK) status = atomic_file_check(c->e.out.name, err);
     if (status == KVB_OK) status = sha256_file_hex(c->table_path, c->table_sha256, err);
     if (status == KVB_OK) status = refine_table_open(&c->table, column->how->table, c->table_path, err);
     if (status == KVB_OK) status = refine_bench_open(b, log, err);
@@ -304,10 +302,10 @@ static int run_refine(const cli_command *self, int argc, char **argv)
                         .evaluations = 200,
                         .patience = 6};
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &c.e.out.name, "FILE",
+        {"output", 'o', CLI_WRITES(FILE_REFINED_TABLE), &c.e.out.name, "FILE",
          "the refined table; results so far stand in FILE.cells, and the same command goes on"},
-        {"select", 0, CLI_LIST, &c.select, "TEXT", "text that chooses among what is found, repeatable"},
-        {"test", 0, CLI_LIST, &c.test, "TEXT",
+        {"select", 0, CLI_INPUTS, &c.select, "TEXT", "text that chooses among what is found, repeatable"},
+        {"test", 0, CLI_INPUTS, &c.test, "TEXT",
          "text that only judges the result, repeatable. Without --select the texts are dealt\nin turn: search, test, "
          "select, test"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios that count (50%,70%,80%,90%,95%)"},
