@@ -88,8 +88,7 @@ static kvb_status gather(statistics_command *c, char **paths, size_t n, kvb_erro
     uint64_t longest = c->characters * 4 < m->context_length ? c->characters * 4 : m->context_length;
     forward_plan plan = {(uint32_t)longest, 1, 1, false, false};
     kvb_status status = forward_open(&c->f, c->m, &plan, err);
-    if (status == KVB_OK)
-        c->gather = query_gather_open(m->n_layers, m->n_heads, m->head_dim, (uint32_t)c->skip);
+    if (status == KVB_OK) c->gather = query_gather_open(m->n_layers, m->n_heads, m->head_dim, (uint32_t)c->skip);
     for (size_t i = 0; i < n && status == KVB_OK; i++) status = add_file(c, paths[i], err);
     return status;
 }
