@@ -228,7 +228,7 @@ static kvb_status multi_turn(policy_head *h, kv_span span, kvb_error *err)
                        .n_queries = window,
                        .positions = span.positions,
                        .first_kv_head = h->kv_head};
-    first_stage.set.rocketkv.window = window;
+    metric_set_value(&first_stage, "window", window);
     kvb_status status =
         scores ? KVB_OK : kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %u scores", h->p->spec, span.count);
     if (status == KVB_OK && span.count > window) status = metric_score(&first_stage, &view, scores, err);

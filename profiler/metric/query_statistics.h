@@ -30,10 +30,9 @@ kvb_status query_statistics_write(const query_statistics *s, const char *path, u
 typedef struct query_gather query_gather;
 
 // `skip` first queries of every text are left out (the sinks; 4 in kvpress).
-kvb_status query_gather_open(query_gather **out, uint32_t n_layers, uint32_t n_heads, uint32_t head_dim, uint32_t skip,
-                             kvb_error *err);
+query_gather *query_gather_open(uint32_t n_layers, uint32_t n_heads, uint32_t head_dim, uint32_t skip);
 void query_gather_close(query_gather *g);
 layer_observer query_gather_observer(query_gather *g);
 uint64_t query_gather_count(const query_gather *g); // queries of every head so far
-// Needs at least two queries (KVB_ARGUMENT). *out is the caller's.
+// Needs at least two queries (KVB_ARGUMENT). *out is the caller's, NULL on failure.
 kvb_status query_gather_finish(const query_gather *g, query_statistics **out, kvb_error *err);

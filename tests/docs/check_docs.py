@@ -3,7 +3,7 @@
 
 README.md runs first, in a clean copy of the tree; every other page in a copy of what README.md leaves. So that this
 takes two minutes and not an hour, the copy's model is the default one cut to its first layers, and its texts are
-shortened; with --long both are whole, and blocks marked as long run too. tests/docs/pages.py has the markers.
+shortened; with --long both are whole, and blocks that directions.json calls long run too.
 The last line is "N passed, N failed".
 """
 
@@ -28,10 +28,10 @@ TIMEOUT, LONG_TIMEOUT = 1200, 7200
 
 
 def all_pages() -> list[str]:
-    """README.md first; then what a user reads."""
+    """What a user reads; README.md runs before all others."""
     folders = ("docs", "runtime", "python", "solver", "evaluator", "study", "formats", "calib-data")
     names = [str(p.relative_to(ROOT)) for folder in folders for p in sorted((ROOT / folder).glob("*.md"))]
-    return ["README.md", *names, "ARCHITECTURE.md"]
+    return ["README.md", *names, "ARCHITECTURE.md", "CONTRIBUTING.md"]
 
 
 def copy_tree(target: Path, build: Path) -> None:
@@ -263,7 +263,7 @@ def check(work: Path, args: argparse.Namespace) -> int:
                 copy_build(own, build)
         return Run(page, own, args.long, python).run()
 
-    names = args.pages or all_pages()[1:]
+    names = [n for n in args.pages or all_pages() if n != "README.md"]
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for run in pool.map(one, names):
             report(run)

@@ -1,26 +1,27 @@
-"""What stands in a page: its blocks, and what its markers say of them.
+"""What stands in a page: its blocks, and what directions.json says of them.
 
-A marker is an HTML comment, which no reader sees, on the line before a block:
+That file names a block by words that no other block of its page has, and says what to do with it and why:
 
-    <!-- check-docs: long: evaluates eight texts -->   run with LONG=1 only, for this reason
-    <!-- check-docs: skip: needs a GPU -->             never run, for this reason
-    <!-- check-docs: exit 1 -->                        the block must end with this status
-    <!-- check-docs: numbers vary -->                  of a `text` block: compare words alone
-    <!-- check-docs: default model -->                 of a `text` block: numbers count with LONG=1, else words alone
-    <!-- check-docs: file profiler/x.c -->             write the block to this file
-    <!-- check-docs: patch -->                         apply the block, a diff
-    <!-- check-docs: own build -->                     anywhere: the page's commands build the program
+    ["long", "evaluates eight texts"]   run with LONG=1 only, for this reason
+    ["skip", "needs a GPU"]             never run, for this reason
+    ["exit 1"]                          the block must end with this status
+    ["numbers vary"]                    of a `text` block: compare words alone
+    ["default model"]                   of a `text` block: numbers count with LONG=1, else words alone
+    ["file", "profiler/x.c"]            write the block to this file
+    ["patch"]                           apply the block, a diff
 
-A `text` block behind a command block is what its commands print; a line `...` in it stands for any lines.
+Under "own build" are the pages whose commands build the program. A `text` block behind a command block is what its
+commands print; a line `...` in it stands for any lines.
 """
 
+import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MARKER = re.compile(r"\s*<!-- check-docs: (.*?) -->\s*")
+DIRECTIONS = "tests/docs/directions.json"
 FENCE = re.compile(r"```(\w*)\s*")
-KINDS = {"long", "skip", "exit 1", "numbers vary", "default model", "file", "patch", "own build"}
+KINDS = {"long", "skip", "exit 1", "numbers vary", "default model", "file", "patch"}
 LANGUAGES = {"sh", "python", "c", "cmake", "json", "text", "diff"}
 # An indented line that begins so is a command that nothing would run.
 COMMAND = re.compile(r" {4}(kvbudget|build/|make\b|tools/|python3?\b|pip\b|mpirun|cc\b|OMP_|[A-Z_]+=\S+ \S)")
@@ -28,7 +29,7 @@ COMMAND = re.compile(r" {4}(kvbudget|build/|make\b|tools/|python3?\b|pip\b|mpiru
 
 @dataclass
 class Block:
-    """A fenced block: its language, its text, the marker before it, and for commands what they should print."""
+    """A fenced block: its language, its text, what directions.json says of it, and for commands what they should print."""
 
     page: str
     line: int
@@ -51,18 +52,23 @@ class Page:
     own_build: bool = False
 
 
-def split_marker(text: str) -> tuple[str, str]:
-    """The kind of a marker and the words behind it: "long: two minutes" gives ("long", "two minutes")."""
-    for kind in KINDS:
-        if text == kind or text.startswith((kind + ": ", kind + " ")):
-            return kind, text[len(kind) :].lstrip(": ")
-    return "", text
+def direct(page: Page, every: list[Block], directions: dict) -> None:
+    """Gives each block what the page's directions say of it."""
+    page.own_build = page.name in directions["own build"]
+    for words, (kind, *reason) in directions["blocks"].get(page.name, {}).items():
+        found = [block for block in every if words in block.text]
+        if len(found) != 1:
+            page.faults.append(f"{page.name}: {DIRECTIONS}: {len(found)} blocks hold '{words}', one was expected")
+        elif kind not in KINDS:
+            page.faults.append(f"{page.name}: {DIRECTIONS}: unknown direction '{kind}'")
+        else:
+            found[0].marker, found[0].reason = kind, "".join(reason)
 
 
 def read_page(root: Path, name: str) -> Page:
     """Reads a page's blocks; faults are what no reader or checker could follow."""
     page = Page(name)
-    marker, reason, block, last, before = "", "", None, None, ""
+    every, block, last, before = [], None, None, ""
     for number, line in enumerate((root / name).read_text(encoding="utf-8").splitlines(), 1):
         if block is not None:
             if line.strip() != "```":
@@ -74,15 +80,9 @@ def read_page(root: Path, name: str) -> Page:
                 page.blocks.append(block)
                 last = block
             block = None
-        elif found := MARKER.fullmatch(line):
-            marker, reason = split_marker(found[1])
-            if not marker:
-                page.faults.append(f"{name}:{number}: unknown marker '{found[1]}'")
-            if marker == "own build":
-                page.own_build, marker = True, ""
         elif found := FENCE.fullmatch(line):
-            block = Block(name, number, found[1], "", marker, reason)
-            marker, reason = "", ""
+            block = Block(name, number, found[1], "")
+            every.append(block)
             if block.language not in LANGUAGES:
                 page.faults.append(
                     f"{name}:{number}: a block needs one of the languages {', '.join(sorted(LANGUAGES))}"
@@ -92,6 +92,7 @@ def read_page(root: Path, name: str) -> Page:
                 page.faults.append(f"{name}:{number}: commands belong into a block ```sh, so that they are run")
             last = None
         before = line
+    direct(page, every, json.loads((root / DIRECTIONS).read_text(encoding="utf-8")))
     return page
 
 

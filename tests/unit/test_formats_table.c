@@ -4,6 +4,7 @@
 #include "formats/table_export.h"
 #include "formats/table_write.h"
 #include "formats_help.h"
+#include "runtime/safetensors.h"
 #include <math.h>
 
 enum { R = 99, L = 2, G = 3, N = R * L * G };
@@ -75,6 +76,8 @@ START_TEST(written_tables_open)
     ck_assert_str_eq(kvb_table_info(table)->model_id, "tiny \"quoted\" \xc3\xa9");
     kvb_table_close(table);
     help_ok(table_metadata_read(&back, path, err));
+    ck_assert_ptr_nonnull(cJSON_GetObjectItem(back, KVB_CONTENT_KEY));
+    cJSON_DeleteItemFromObject(back, KVB_CONTENT_KEY);
     ck_assert(cJSON_Compare(m, back, 1));
     cJSON_Delete(back);
 
@@ -180,13 +183,13 @@ START_TEST(export_for_kvpress)
 }
 END_TEST
 
-// What the runtime makes of damaged copies of a written table.
+// Copies that are cut short or have one wrong bit: refused, or else they say what the whole one says.
 START_TEST(damage)
 {
     cJSON *m = metadata();
     table_content t = content(m);
     unsigned char *good;
-    size_t size, refused = 0, header = 0;
+    size_t size, opened = 0, header = 0;
     help_ok(table_serialize(&good, &size, &t, err));
     memcpy(&header, good, 8);
     for (size_t i = 0; i < size; i += i < header + 64 ? 1 : 37) {
@@ -198,11 +201,14 @@ START_TEST(damage)
         ck_assert(strstr(e.message, "t.safetensors") != NULL);
         free(copy);
         good[i] ^= (unsigned char)(1 << i % 8);
-        if (kvb_table_open_memory(&table, good, size, "t.safetensors", NULL, &e) != KVB_OK) refused++;
+        if (kvb_table_open_memory(&table, good, size, "t.safetensors", NULL, &e) == KVB_OK) {
+            opened++;
+            ck_assert(memcmp(kvb_table_prune_ratios(table), prune, sizeof prune) == 0);
+        } else ck_assert(strstr(e.message, "t.safetensors") != NULL);
         kvb_table_close(table);
         good[i] ^= (unsigned char)(1 << i % 8);
     }
-    ck_assert_uint_gt(refused, 100);
+    ck_assert_uint_le(opened, strlen(KVB_CONTENT_KEY)); // where the key of the hash itself was hit
     free(good);
     cJSON_Delete(m);
 }

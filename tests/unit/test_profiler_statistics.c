@@ -37,9 +37,8 @@ static void free_layer(layer_data *a)
 // Two texts of both layers; returns the statistics, and the queries of layer 1, head 2 in `all` [*n, D].
 static query_statistics *gather_two(float *all, uint32_t *n)
 {
-    query_gather *g;
+    query_gather *g = query_gather_open(L, H, D, SKIP);
     query_statistics *s;
-    help_ok(query_gather_open(&g, L, H, D, SKIP, err));
     help_fails(query_gather_finish(g, &s, err), KVB_ARGUMENT, "at least two");
     layer_observer observer = query_gather_observer(g);
     *n = 0;
@@ -108,11 +107,10 @@ END_TEST
 
 START_TEST(of_the_context_itself)
 {
-    query_gather *g;
+    query_gather *g = query_gather_open(1, H, D, SKIP);
     query_statistics *s;
     layer_data a;
     layer_view view = make_layer(&a, 0, T);
-    help_ok(query_gather_open(&g, 1, H, D, SKIP, err));
     layer_observer observer = query_gather_observer(g);
     help_ok(observer.see(observer.context, &view, err));
     help_ok(query_gather_finish(g, &s, err));

@@ -156,16 +156,17 @@ static const struct {
     unsigned needs;
     kvb_status (*run)(export_command *x, kvb_error *err);
     kvb_status (*write)(export_command *x, const budget_export *b, kvb_error *err); // with NEEDS_BUDGETS
+    file_kind kind; // FILE_ANY: a folder, which must be new
 } formats[] = {
-    {"npy", ".npy", 0, export_npy, NULL},
-    {"csv", ".csv", 0, export_csv, NULL},
-    {"lukv-steps", NULL, 0, export_steps, NULL},
-    {"curves", NULL, NEEDS_METRIC, export_curves, NULL},
-    {"varlen", NULL, NEEDS_BUDGETS, NULL, write_varlen},
-    {"per-layer", NULL, NEEDS_BUDGETS, NULL, write_per_layer},
-    {"tensorrt-llm", ".yaml", NEEDS_BUDGETS, NULL, write_tensorrt_llm},
-    {"duo", NULL, NEEDS_BUDGETS, NULL, write_duo},
-    {"headkv", NULL, NEEDS_BUDGETS, NULL, write_headkv},
+    {"npy", ".npy", 0, export_npy, NULL, FILE_TABLE_ARRAY},
+    {"csv", ".csv", 0, export_csv, NULL, FILE_CSV},
+    {"lukv-steps", NULL, 0, export_steps, NULL, FILE_ANY},
+    {"curves", NULL, NEEDS_METRIC, export_curves, NULL, FILE_ARRAY},
+    {"varlen", NULL, NEEDS_BUDGETS, NULL, write_varlen, FILE_ANY},
+    {"per-layer", NULL, NEEDS_BUDGETS, NULL, write_per_layer, FILE_JSON},
+    {"tensorrt-llm", ".yaml", NEEDS_BUDGETS, NULL, write_tensorrt_llm, FILE_YAML},
+    {"duo", NULL, NEEDS_BUDGETS, NULL, write_duo, FILE_ANY},
+    {"headkv", NULL, NEEDS_BUDGETS, NULL, write_headkv, FILE_JSON},
 };
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
 #define FORMAT_NAMES "npy|csv|lukv-steps|curves|varlen|per-layer|tensorrt-llm|duo|headkv"
@@ -212,7 +213,7 @@ static int run(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"format", 'f', CLI_TEXT, &x.format, FORMAT_NAMES,
          "what to write, see below; may be left out when OUT ends with\n.npy, .csv or .yaml"},
-        {"output", 'o', CLI_TEXT, &x.output, "OUT", "the file or new folder to write"},
+        {"output", 'o', CLI_WRITES(FILE_ANY), &x.output, "OUT", "the file or new folder to write"},
         {"ratio", 'r', CLI_TEXT, &x.ratio_text, "RATIO", "share of all cached tokens to prune: 0.8 or 80%"},
         {"tokens", 't', CLI_COUNT, &x.n_tokens, "N", "length of the context, sinks and window included"},
         {"block", 0, CLI_COUNT, &x.block, "N", "whole pages of N tokens"},
@@ -232,7 +233,9 @@ static int run(const cli_command *self, int argc, char **argv)
     code = check_needs(self, &x, formats[i].needs, formats[i].name);
     if (code != EXIT_DONE) return code;
     kvb_error err;
-    kvb_status status = formats[i].write ? with_budgets(&x, formats[i].write, &err) : formats[i].run(&x, &err);
+    kvb_status status = named_output(x.output, "--output", formats[i].kind, &err);
+    if (status != KVB_OK) return cli_failed(self, &err);
+    status = formats[i].write ? with_budgets(&x, formats[i].write, &err) : formats[i].run(&x, &err);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 

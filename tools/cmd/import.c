@@ -175,7 +175,8 @@ static int import(const cli_command *self, const settings *s)
     if (!steps && (s->resume || s->attributes.count > 0))
         return cli_usage_error(self, "--resume and --attribute are for lukv-steps");
     kvb_error err;
-    kvb_status status = steps ? import_steps(s, &err) : import_npy(s, &err);
+    kvb_status status = named_output(s->output, "--output", steps ? FILE_RECORD : FILE_TABLE, &err);
+    if (status == KVB_OK) status = steps ? import_steps(s, &err) : import_npy(s, &err);
     return status == KVB_OK ? EXIT_DONE : cli_failed(self, &err);
 }
 
@@ -185,13 +186,15 @@ static int run(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"format", 'f', CLI_TEXT, &s.format, "lukv-steps|npy",
          "What INPUT is; by default lukv-steps for a folder, npy for a file."},
-        {"output", 'o', CLI_TEXT, &s.output, "OUT", "The record (.h5) or the table (.safetensors) to write."},
+        {"output", 'o', CLI_WRITES(FILE_ANY), &s.output, "OUT",
+         "The record (.h5) or the table (.safetensors) to write."},
         {"model-heads", 0, CLI_COUNT, &s.heads, "N", "Query heads of the model, which the arrays do not tell."},
         {"head-dim", 0, CLI_COUNT, &s.head_dim, "N", "Head size of the model."},
         {"queries", 0, CLI_COUNT, &s.queries, "N",
          "Decode queries of a question without answer_ids_<i>.npy; by default 63, the published protocol's most."},
         {"attribute", 0, CLI_LIST, &s.attributes, "NAME=VALUE", "Write this into the record, e.g. model_id=NAME."},
-        {"metadata", 0, CLI_TEXT, &s.metadata, "FILE", "The side-car of a .npy; by default INPUT with .json for .npy."},
+        {"metadata", 0, CLI_INPUT, &s.metadata, "FILE",
+         "The side-car of a .npy; by default INPUT with .json for .npy."},
         {"resume", 0, CLI_FLAG, &s.resume, NULL, "Go on with a record that an interrupted import began."},
         {"force", 0, CLI_FLAG, &s.force, NULL, "Replace a record that exists."},
         {0}};

@@ -1,5 +1,4 @@
 // kvbudget logits: next-token logits of every position of a text, to hold the forward pass against other engines.
-#include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "formats/npy.h"
 #include "profiler/model/forward.h"
@@ -67,8 +66,7 @@ static kvb_status write_logits(const logits_command *o, const char *model_path, 
     float *logits = NULL;
     size_t n = 0;
     const model_options wishes = {.without_tokenizer = are_ids(text_path)};
-    kvb_status status = atomic_file_check(o->output, err);
-    if (status == KVB_OK) status = model_open(&m, model_path, o->device, &wishes, err);
+    kvb_status status = model_open(&m, model_path, o->device, &wishes, err);
     if (status == KVB_OK) status = read_ids(&ids, &n, m, text_path, o, err);
     if (status == KVB_OK) {
         forward_plan plan = {(uint32_t)n, 1, 1, false, false};
@@ -91,7 +89,8 @@ static int run_logits(const cli_command *self, int argc, char **argv)
     logits_command o = {0};
     const char *backend_name = "cpu", *compute = "f32";
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &o.output, "FILE", "the array [tokens, vocabulary] to write, float32 (.npy)"},
+        {"output", 'o', CLI_WRITES(FILE_ARRAY), &o.output, "FILE",
+         "the array [tokens, vocabulary] to write, float32 (.npy)"},
         {"max-tokens", 0, CLI_COUNT, &o.max_tokens, "N", "use only the first N tokens"},
         {"bos", 0, CLI_FLAG, &o.bos, NULL, "begin with BOS (a text only; ids are taken as they are)"},
         {"backend", 'b', CLI_TEXT, &backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},

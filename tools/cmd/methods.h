@@ -30,7 +30,7 @@ typedef struct methods {
      &(e).ratio_names, "R,...", "pruned shares of the cache, such as 0.8 or 80% (0.5,0.8,0.9,0.95)"},                \
         {"metric",                                                                                                   \
          'm',                                                                                                        \
-         CLI_LIST,                                                                                                   \
+         CLI_INPUTS,                                                                                                 \
          &(e).metric_names,                                                                                          \
          "M",                                                                                                        \
          "eviction metric, repeatable; default: those of the tables, else snapkv:kvpress,\nkeydiff and ea:kvpress; " \
@@ -44,7 +44,7 @@ typedef struct methods {
          "scores and from every table (task --list shows all)"},                                                     \
         {"allocator",                                                                                                \
          'a',                                                                                                        \
-         CLI_LIST,                                                                                                   \
+         CLI_INPUTS,                                                                                                 \
          &(e).allocator_names,                                                                                       \
          "A",                                                                                                        \
          "to compare with, repeatable: uniform, pyramid, ada (these three by default),\nada-original, ada-global, "  \

@@ -1,4 +1,5 @@
 // kvbudget profile: calibration texts and a model in, a record out.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/profile_command.h"
 #include "tools/device.h"
@@ -10,9 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-static const char *const DEFAULT_METRICS[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
-enum { DEFAULT_METRIC_COUNT = sizeof DEFAULT_METRICS / sizeof *DEFAULT_METRICS };
 
 static bool is_listed(const profile_command *p, const char *spec)
 {
@@ -40,14 +38,12 @@ static int read_metrics(profile_command *p)
     size_t n_held = held ? held->n_metrics : 0, n = p->metric_names.count;
     bool by_default = !n && !p->base;
     int code = EXIT_DONE;
-    p->metrics = calloc(n_held + n + DEFAULT_METRIC_COUNT, sizeof *p->metrics);
-    if (!p->metrics) return cli_failed(p->self, &(kvb_error){KVB_MEMORY, "no memory for the metrics"});
+    p->metrics = need(n_held + n + scorer_count, sizeof *p->metrics, "metrics");
     p->options.metrics = p->metrics;
     for (size_t i = 0; i < n_held; i++)
         p->options.n_metrics += metric_parse(&p->metrics[p->options.n_metrics], held->metrics[i], NULL) == KVB_OK;
     for (size_t i = 0; i < n && code == EXIT_DONE; i++) code = read_metric(p, p->metric_names.items[i]);
-    for (size_t i = 0; by_default && i < DEFAULT_METRIC_COUNT && code == EXIT_DONE; i++)
-        code = read_metric(p, DEFAULT_METRICS[i]);
+    for (size_t i = 0; by_default && metric_usual(&p->metrics[i], i); i++) p->options.n_metrics++;
     return code;
 }
 
@@ -206,8 +202,8 @@ static int run_command(profile_command *p, char **operands, size_t n)
 static int parse_profile(profile_command *p, int argc, char **argv, int *first)
 {
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &p->output, "FILE", "the record to write (.h5)"},
-        {"metric", 'm', CLI_LIST, &p->metric_names, "M",
+        {"output", 'o', CLI_WRITES(FILE_RECORD), &p->output, "FILE", "the record to write (.h5)"},
+        {"metric", 'm', CLI_INPUTS, &p->metric_names, "M",
          "eviction metric to record, repeatable: `kvbudget help metrics` lists them;\ndefault snapkv:kvpress, keydiff "
          "and ea:kvpress"},
         {"new-tokens", 'n', CLI_COUNT, &p->new_tokens, "N",

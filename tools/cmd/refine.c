@@ -1,5 +1,4 @@
 // kvbudget refine: budgets improved on measured damage.
-#include "formats/atomic_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
@@ -76,7 +75,6 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
     char *log = need_text("%s.cells", c->e.out.name);
     kvb_status status = deal_texts(c, err);
     if (status == KVB_OK) status = check_memory(&c->bench, err);
-    if (status == KVB_OK) status = atomic_file_check(c->e.out.name, err);
     if (status == KVB_OK) status = sha256_file_hex(column->how->path, c->table_sha256, err);
     if (status == KVB_OK) status = refine_table_open(&c->table, column->how->table, column->how->path, err);
     if (status == KVB_OK) status = refine_bench_open(&c->bench, log, err);
@@ -214,10 +212,10 @@ static int run_refine(const cli_command *self, int argc, char **argv)
                         .evaluations = 200,
                         .patience = 6};
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &c.e.out.name, "FILE",
+        {"output", 'o', CLI_WRITES(FILE_REFINED_TABLE), &c.e.out.name, "FILE",
          "the refined table; results so far stand in FILE.cells, and the same command goes on"},
-        {"select", 0, CLI_LIST, &c.select, "TEXT", "text that chooses among what is found, repeatable"},
-        {"test", 0, CLI_LIST, &c.test, "TEXT",
+        {"select", 0, CLI_INPUTS, &c.select, "TEXT", "text that chooses among what is found, repeatable"},
+        {"test", 0, CLI_INPUTS, &c.test, "TEXT",
          "text that only judges the result, repeatable. Without --select the texts are dealt\nin turn: search, test, "
          "select, test"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios that count (50%,70%,80%,90%,95%)"},

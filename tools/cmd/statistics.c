@@ -1,6 +1,5 @@
 // kvbudget statistics: means and covariances of queries, over texts of their own, for Expected Attention with stored
 // statistics.
-#include "formats/atomic_file.h"
 #include "formats/calib.h"
 #include "formats/file_read.h"
 #include "profiler/metric/query_statistics.h"
@@ -90,7 +89,7 @@ static kvb_status gather(statistics_command *c, char **paths, size_t n, kvb_erro
     forward_plan plan = {(uint32_t)longest, 1, 1, false, false};
     kvb_status status = forward_open(&c->f, c->m, &plan, err);
     if (status == KVB_OK)
-        status = query_gather_open(&c->gather, m->n_layers, m->n_heads, m->head_dim, (uint32_t)c->skip, err);
+        c->gather = query_gather_open(m->n_layers, m->n_heads, m->head_dim, (uint32_t)c->skip);
     for (size_t i = 0; i < n && status == KVB_OK; i++) status = add_file(c, paths[i], err);
     return status;
 }
@@ -99,8 +98,7 @@ static kvb_status run_statistics(statistics_command *c, const backend *device, c
                                  kvb_error *err)
 {
     query_statistics *found = NULL;
-    kvb_status status = atomic_file_check(c->output, err);
-    if (status == KVB_OK) status = model_open(&c->m, operands[0], device, NULL, err);
+    kvb_status status = model_open(&c->m, operands[0], device, NULL, err);
     progress_begin(&c->bar, "statistics", quiet);
     if (status == KVB_OK) status = gather(c, operands + 1, n - 1, err);
     uint64_t queries = c->gather ? query_gather_count(c->gather) : 0;
@@ -121,7 +119,7 @@ static int run(const cli_command *self, int argc, char **argv)
     const char *backend_name = "cpu", *compute = "f32";
     bool quiet = false;
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &c.output, "FILE", "the statistics to write (.safetensors)"},
+        {"output", 'o', CLI_WRITES(FILE_STATISTICS), &c.output, "FILE", "the statistics to write (.safetensors)"},
         {"texts", 'n', CLI_COUNT, &c.n_texts, "N", "pieces of text at most (100)"},
         {"characters", 'c', CLI_COUNT, &c.characters, "N", "length of a piece (1000)"},
         {"sinks", 0, CLI_COUNT, &c.skip, "N", "first queries of every piece that are left out (4)"},

@@ -140,10 +140,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     bool bare = !c->with.allocator_names.count && !c->with.ratio_names.count;
     atomic_file samples = {0};
     const model_options wishes = {.statistics = c->statistics};
-    kvb_status status = c->out.results ? output_check_results(c->out.results, err) : KVB_OK;
-    if (status == KVB_OK && c->out.csv) status = atomic_file_check(c->out.csv, err);
-    if (status == KVB_OK && c->out.head_scores) status = atomic_file_check(c->out.head_scores, err);
-    if (status == KVB_OK) status = model_open(&c->m, operands[0], c->device, &wishes, err);
+    kvb_status status = model_open(&c->m, operands[0], c->device, &wishes, err);
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
     if (status == KVB_OK) status = methods_open(&c->with, c->m, operands + 1, n - 1, bare, err);
@@ -161,7 +158,6 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
         c->log_path = NULL;
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->out.results);
     }
-    if (status == KVB_OK && c->out.results) status = output_check_results(c->out.results, err);
     if (status == KVB_OK && c->out.head_scores) status = retrieval_open(&c->heads, c->m, err);
     if (status == KVB_OK && c->out.samples) status = atomic_file_begin(&samples, c->out.samples, err);
     for (size_t i = 0; status == KVB_OK && i < c->tasks.count; i++)
@@ -233,18 +229,18 @@ static int run(const cli_command *self, int argc, char **argv)
         {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task, default 20"},
         {"seed", 's', CLI_COUNT, &c.seed, "N", "of all draws, default 1"},
         METHODS_OPTIONS(c.with),
-        {"results", 'o', CLI_TEXT, &c.out.results, "NAME",
+        {"results", 'o', CLI_WRITES(FILE_RESULTS_SET), &c.out.results, "NAME",
          "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
          "where it was stopped"},
-        {"output", 0, CLI_TEXT, &c.out.samples, "FILE.jsonl",
+        {"output", 0, CLI_WRITES(FILE_LINES), &c.out.samples, "FILE.jsonl",
          "write the samples as calibration data, and answer them only if there is\n--answer or something to compare"},
         {"answer", 0, CLI_FLAG, &c.answer, NULL, "let the model answer also with --output or --head-scores"},
-        {"head-scores", 0, CLI_TEXT, &c.out.head_scores, "FILE.tsv",
+        {"head-scores", 0, CLI_WRITES(FILE_HEAD_SCORES), &c.out.head_scores, "FILE.tsv",
          "write how much each query head looks at what the right answers repeat, for the\nallocators headkv=FILE.tsv "
          "and duo=FILE.tsv; needles or pairs only"},
         {"verbose", 'v', CLI_FLAG, &c.out.verbose, NULL, "print every answer"},
-        {"haystack", 0, CLI_TEXT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
-        {"texts", 0, CLI_TEXT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
+        {"haystack", 0, CLI_INPUT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
+        {"texts", 0, CLI_INPUT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
         {"chat", 0, CLI_FLAG, &c.chat, NULL,
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
         {"special", 0, CLI_FLAG, &c.special, NULL,

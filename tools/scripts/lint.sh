@@ -113,9 +113,9 @@ mapfile -t pages < <(find . -path ./.git -prune -o -path './build*' -prune -o -n
 LC_ALL=C.UTF-8 grep -nE '^[^|].{120}' "${pages[@]}" | cut -c 1-100 |
     check 'no line of a page but rows of tables is longer than 120 columns'
 wc -l README.md | awk '$1 > 120 { print $2, $1 " lines" }' | check 'README.md has at most 120 lines'
+grep -n -- '<!--' "${pages[@]}" | grep -v '^tests/fuzz/' | check 'no page has an HTML comment'
 if have "${PYTHON:-python3}"; then
-    "${PYTHON:-python3}" tools/scripts/lint_figures.py "${pages[@]}" |
-        check 'no figure is told differently by two pages'
+    "${PYTHON:-python3}" tools/scripts/lint_figures.py | check 'README and pages quote docs/figures.json'
 fi
 
 # An error may show first when a file is closed: what was written must look at it, what was only read says (void).

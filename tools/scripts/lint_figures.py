@@ -1,47 +1,105 @@
 #!/usr/bin/env python3
-"""Finds figures that two pages tell differently: lint_figures.py PAGE.md...
+"""Compares the figures that several pages quote with docs/figures.json: lint_figures.py (in the root of the tree)
 
-A figure that stands in two places carries a marker, which no reader sees, behind the number in both:
-`0.0261<!--figure:learned-80-->`. README.md only repeats what other pages measure, so there every figure of a table has
-one. Prints a line per finding.
+The file has under "commands" what measures a group of figures, and under "figures" a line for each: its value, its
+unit, the command's name as "by", and for each page that quotes it a place, which must be there exactly once:
+
+    "Greedy solver"             a paragraph, or a row of a table, that holds these words
+    "KeyDiff, AdaKV > 50 %"     the cell under a column of that name, in the row that begins with these cells
+
+Places are compared without markup. README.md repeats what other pages measure, so each figure in its tables must be
+in the file. Prints a line per finding.
 """
 
+import json
 import re
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+FIGURES = "docs/figures.json"
 NUMBER = r"\d[\d,.]*(?:e-?\d+)?"
-MARKED = re.compile(rf"({NUMBER})[^\d<]*<!--figure:([a-z0-9-]+)-->")
 # What a row of README.md counts or measures: a number that stands alone, no version, name or part of a link.
 FIGURE = re.compile(rf"(?<![\w./(-])({NUMBER})(?![\w/-])")
 
 
-def unmarked(row: str) -> list[str]:
-    """Figures of a table's row without a marker; the first cell is a name."""
-    rest = MARKED.sub("", row.split("|", 2)[-1])
-    found = [n for n in FIGURE.findall(rest) if n.count(".") < 2]  # 0.5.5 is a version
-    return [n for n in found if re.search(r"[.,e]\d", n) or int(n) >= 100]
+@dataclass
+class Piece:
+    """A cell of a table, or a paragraph: `row` is the row's beginning, `column` the head of the cell's column."""
+
+    text: str
+    row: str = ""
+    column: str = ""
+
+
+def plain(text: str) -> str:
+    """Without markup: bold, code, links; blanks and line ends are one blank."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+    return " ".join(re.sub(r"\*\*|`", "", text).split())
+
+
+def pieces_of(page: str) -> list[Piece]:
+    pieces: list[Piece] = []
+    head: list[str] = []
+    for block in re.split(r"\n\s*\n|\n(?=\|)", Path(page).read_text(encoding="utf-8")):
+        if not block.startswith("|"):
+            pieces.append(Piece(plain(block)))
+            head = []
+            continue
+        row, *below = block.split("\n", 1)  # what stands directly below a table is a paragraph
+        cells = [plain(c) for c in row.strip().strip("|").split("|")]
+        if not head:
+            head = cells
+        elif not set(row) <= set("|-: "):
+            pieces += [Piece(c, " | ".join(cells), column) for c, column in zip(cells[1:], head[1:])]
+        if below and below[0].strip():
+            pieces.append(Piece(plain(below[0])))
+            head = []
+    return pieces
+
+
+def numbers(text: str) -> list[str]:
+    return [n.rstrip(".,") for n in re.findall(NUMBER, text)]
+
+
+def at(pieces: list[Piece], place: str) -> list[list[Piece]]:
+    """What a place names: a list for each paragraph, row or cell."""
+    row, _, column = place.partition(" > ")
+    if column:
+        return [[p] for p in pieces if p.column == column and f"{p.row} |".startswith(f"{row} |")]
+    rows: dict[str, list[Piece]] = {}
+    for p in pieces:
+        if row in (p.row or p.text):
+            rows.setdefault(p.row or p.text, []).append(p)
+    return list(rows.values())
 
 
 def main() -> None:
-    told: dict[str, list[tuple[str, str]]] = {}
-    for page in sys.argv[1:]:
-        lines = Path(page).read_text(encoding="utf-8").splitlines()
-        for number, (line, below) in enumerate(zip(lines, [*lines[1:], ""]), 1):
-            where = f"{page}:{number}"
-            marked = MARKED.findall(line)
-            if line.count("<!--figure:") != len(marked):
-                print(f"{where}: a figure's marker without a number before it")
-            for value, name in marked:
-                told.setdefault(name, []).append((where, value.rstrip(".,")))
-            if Path(page).name == page == "README.md" and line.startswith("|") and not below.startswith("|--"):
-                for value in unmarked(line):
-                    print(f"{where}: {value} has no marker: which page measures it?")
-    for name, places in sorted(told.items()):
-        if len({where.split(":")[0] for where, _ in places}) < 2:
-            print(f"{places[0][0]}: figure {name} stands in one page only")
-        if len({value for _, value in places}) > 1:
-            print(f"figure {name}: " + ", ".join(f"{value} ({where})" for where, value in places))
+    told = json.loads(Path(FIGURES).read_text(encoding="utf-8"))
+    pages: dict[str, list[Piece]] = {}
+    quoted: set[tuple[int, str]] = set()
+    for name, figure in told["figures"].items():
+        places = {key: place for key, place in figure.items() if key not in ("value", "unit", "by")}
+        if figure.get("by") not in told["commands"] or "unit" not in figure or len(places) < 2:
+            print(f"{FIGURES}: {name} needs value, unit, by (a name of commands) and two pages or more")
+        for page, place in places.items():
+            pieces = pages.setdefault(page, pieces_of(page))
+            found = at(pieces, place)
+            if len(found) != 1:
+                print(f"{page}: '{place}' of figure {name} is there {len(found)} times, once was expected")
+            for piece in found[0] if len(found) == 1 else []:
+                if figure["value"] in numbers(piece.text):
+                    quoted.add((id(piece), figure["value"]))
+                    break
+            else:
+                if len(found) == 1:
+                    print(f"{page}: '{place}' does not say {figure['value']}, which is figure {name}")
+    for used in {f["by"] for f in told["figures"].values()} ^ set(told["commands"]):
+        print(f"{FIGURES}: no figure is measured by '{used}', or no command has that name")
+    for piece in pages.setdefault("README.md", pieces_of("README.md")):
+        for n in (n.rstrip(".,") for n in FIGURE.findall(piece.text) if piece.row and n.count(".") < 2):
+            large = re.search(r"[.,e]\d", n) or int(n) >= 100
+            if large and (id(piece), n) not in quoted:
+                print(f"README.md: {n} in the row '{piece.row[:40]}' is not in {FIGURES}: which page measures it?")
 
 
 main()
