@@ -36,6 +36,8 @@ typedef struct profile_options {
     bool memory_is_asked;   // by the user: then a batch takes all of it, otherwise 2 GB at most
     bool beyond_trained;    // contexts longer than the model was trained for are allowed
     double keep_after;      // seconds: a stop keeps the layers of a prefill that has taken as long
+    uint32_t loss_queries;  // queries of every question that curves of output errors are recorded for; 0: no curves
+    uint32_t gain_rows;     // of a context's shortest question, that the layers' gains are measured on; 0: no gains
     record *grows;          // a finished record that the run adds to (the caller's), or NULL
 } profile_options;
 
@@ -122,6 +124,7 @@ typedef struct profile_times {
     double prefill, scorers, decode, writing; // seconds
     double extras;                            // what several scorers share: column sums, output norms (observe.h)
     double each[PROFILE_MAX_METRICS];         // of every metric
+    double curves, gains;                     // of the losses; decode and prefill are without them
     uint64_t queries, skipped;                // recorded queries; questions that ended before a query was recorded
 } profile_times;
 

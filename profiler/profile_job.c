@@ -3,6 +3,7 @@
 #include "formats/sha256.h"
 #include "profiler/metric/query_statistics.h"
 #include "profiler/profile_growth.h"
+#include "profiler/profile_losses.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -167,7 +168,7 @@ static kvb_status list_files(char **out, const calib_file *files, size_t n, kvb_
     return KVB_OK;
 }
 
-static void count_job(profile_job *job, const model *m)
+static void count_job(profile_job *job, const model *m, const profile_options *o)
 {
     for (size_t i = 0; i < job->n_contexts; i++) {
         const profile_context *context = &job->contexts[i];
@@ -186,6 +187,7 @@ static void count_job(profile_job *job, const model *m)
     }
     if (job->growth.check.n_tokens > job->max_tokens) job->max_tokens = job->growth.check.n_tokens;
     if (job->n_contexts && !job->n_pairs) job->max_questions = job->max_tail = 1; // nothing is decoded
+    profile_losses_count(job, o);
 }
 
 kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
@@ -230,7 +232,7 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
     for (size_t i = 0; status == KVB_OK && i < out->n_contexts; i++) out->n_given += out->contexts[i].n_given;
     if (status == KVB_OK && o->grows) status = profile_grow_job(out, o, err);
     if (status == KVB_OK) {
-        count_job(out, m);
+        count_job(out, m, o);
         status = profile_fit_batch(out, m, o, err);
     }
     if (status != KVB_OK) profile_job_free(out);

@@ -20,10 +20,11 @@ enum { QUESTIONS = 5, TAIL = 9 };
 enum { N_SHAPES = 7, N_TOKENS = 4 };
 extern const attention_shape SHAPES[N_SHAPES];
 extern const uint32_t TOKENS[N_TOKENS];
-#if defined(EMULATED) || defined(EMULATED_TILES) || defined(__SANITIZE_ADDRESS__) // slowly
-enum { LONG = 290, LONGER = 300, LONGEST_SHAPE = 1, ROWS_STEP = 6 };
+#if defined(EMULATED) || defined(EMULATED_TILES) || \
+    defined(__SANITIZE_ADDRESS__) // slowly: one in JUDGE_SLOW of the long cases
+enum { LONG = 290, LONGER = 300, LONGEST_SHAPE = 1, ROWS_STEP = 6, JUDGE_SLOW = 3 };
 #else
-enum { LONG = 530, LONGER = 700, LONGEST_SHAPE = 0, ROWS_STEP = 3 };
+enum { LONG = 530, LONGER = 700, LONGEST_SHAPE = 0, ROWS_STEP = 3, JUDGE_SLOW = 1 };
 #endif
 
 // The devices at work; `judged` has scratch memory for the limits of the last `reserve`.

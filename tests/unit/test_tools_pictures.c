@@ -124,7 +124,7 @@ START_TEST(pictures_by_their_ending)
     }
     ck_assert_int_eq(picture_check("x.svg", &err), KVB_OK);
     const char *metrics[] = {"m"};
-    ck_assert_int_eq(output_check_pictures("/tmp/x.gif", metrics, 1, &err), KVB_ARGUMENT);
+    ck_assert_int_eq(output_check_pictures("/tmp/x.gif", "-o", metrics, 1, &err), KVB_ARGUMENT);
 
     char folder[] = "/tmp/kvb-picture-XXXXXX", path[64];
     ck_assert_ptr_nonnull(mkdtemp(folder));
