@@ -60,18 +60,21 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
     const eval_inputs *in = &c->e.in;
     const method_column *column = &c->e.with.columns[0];
     const method *by = &c->e.with.items[column->method];
-    c->bench =
-        (refine_bench){.m = in->m,
-                       .table = &c->table,
-                       .strict = column->how->strict,
-                       .knots = c->e.with.ratios,
-                       .n_knots = (uint32_t)c->e.with.n_ratios,
-                       .nll = strcmp(c->objective, "nll") == 0,
-                       .texts = in->texts,
-                       .n_texts = (uint32_t)in->n_texts,
-                       .plan = {.batch = (uint32_t)c->e.batch, .by = &by->m, .sink = by->sink, .window = by->window},
-                       .stop = &STOP,
-                       .heads_told = c->e.out.quiet ? NULL : show_heads};
+    c->bench = (refine_bench){.m = in->m,
+                              .table = &c->table,
+                              .strict = column->how->strict,
+                              .knots = c->e.with.ratios,
+                              .n_knots = (uint32_t)c->e.with.n_ratios,
+                              .nll = strcmp(c->objective, "nll") == 0,
+                              .texts = in->texts,
+                              .n_texts = (uint32_t)in->n_texts,
+                              .plan = {.batch = (uint32_t)c->e.batch,
+                                       .by = &by->m,
+                                       .sink = by->sink,
+                                       .window = by->window,
+                                       .statistics = in->opened.statistics},
+                              .stop = &STOP,
+                              .heads_told = c->e.out.quiet ? NULL : show_heads};
     char *log = need_text("%s.cells", c->e.out.name);
     kvb_status status = deal_texts(c, err);
     if (status == KVB_OK) status = check_memory(&c->bench, err);
