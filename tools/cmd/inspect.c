@@ -8,7 +8,7 @@
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include "runtime/text.h"
-#include "study/stats.h"
+#include "study/interval.h"
 #include "tools/cli.h"
 #include "tools/document_print.h"
 #include "tools/json_print.h"

@@ -29,12 +29,11 @@ static kvb_status write_tables(const study_table *t, const solve_outputs *out, k
         if (status == KVB_OK) say_written(out, path, "");
     }
     if (status == KVB_OK && out->npy) {
-        uint32_t heads = t->pairs.longest.n_kv_heads;
-        double *prune_ratio = NULL;
+        kvb_table *table = NULL;
         status = output_path(path, out->npy, metric, ".npy", several, err);
-        if (status == KVB_OK) status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, ROWS, heads, err);
-        if (status == KVB_OK) status = write_table_npy(path, ROWS, t->layers.n_layers, heads, prune_ratio, about, err);
-        free(prune_ratio);
+        if (status == KVB_OK) status = study_table_in_memory(&table, t, about, path, err);
+        if (status == KVB_OK) status = write_table_npy(path, table, about, err);
+        kvb_table_close(table);
         if (status == KVB_OK) say_written(out, path, " and its side-car");
     }
     cJSON_Delete(about);

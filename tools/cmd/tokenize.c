@@ -8,6 +8,7 @@
 #include "profiler/weights/gguf_set.h"
 #include "runtime/fail.h"
 #include "tools/cli.h"
+#include "tools/terminal.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -168,7 +169,7 @@ static kvb_status print_decoded(const tokenizer *t, const char *path, kvb_error 
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu bytes of text", path, size);
     if (status == KVB_OK) {
         tokenizer_decode(t, ids, array.count, text, size);
-        fwrite(text, 1, size, stdout); // main looks at what became of it
+        terminal_put_bytes(text, size); // main looks at what became of it
     }
     free(text);
     free(ids);
