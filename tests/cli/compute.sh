@@ -16,7 +16,7 @@ for compute in f32 bf16x3 bf16; do
             --compute $compute --threads $threads --batch 1
         same "$compute: the same bytes with $threads threads" $compute.h5 other.h5
     done
-    timeout -s KILL "$((took / 1000)).$(printf %03d $((took % 1000)))" "$KVB" "${PROFILE[@]}" -o killed.h5 \
+    killed_after "$took" "$KVB" "${PROFILE[@]}" -o killed.h5 \
         --compute $compute --batch 1 >out 2>err </dev/null
     if [ -e killed.h5 ]; then
         skip "$compute: the run was over before it could be killed"
