@@ -73,22 +73,21 @@ COMPILE = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 # The folders of code, and for each those that it may include, in the order in which a linker wants their archives.
 # An arrow between two modules is a file on disk, so solver and profiler never include each other (`make lint` checks
 # every line). Each module becomes an archive; the profiler's five folders are rooms of one.
-MODULES  := runtime formats stats solver study profiler evaluator
+MODULES  := runtime formats solver study profiler evaluator
 TOOLS    := tools tools/cmd tools/report
 PROFILER := $(addprefix profiler/,weights text backend model metric)
 
 USES_formats          := runtime
-USES_stats            := formats runtime
-USES_solver           := stats formats runtime
-USES_study            := solver stats formats runtime
+USES_solver           := formats runtime
+USES_study            := solver formats runtime
 USES_profiler/weights := formats runtime
 USES_profiler/text    := profiler/weights formats runtime
 USES_profiler/backend := profiler/weights formats runtime
-USES_profiler/model   := profiler/backend profiler/text profiler/weights formats runtime
+USES_profiler/model   := profiler/backend profiler/weights formats runtime
 USES_profiler/metric  := profiler/model profiler/backend profiler/weights formats runtime
 USES_profiler         := $(PROFILER) formats runtime
-USES_evaluator        := profiler stats formats runtime
-USES_tools            := evaluator profiler study solver stats formats runtime
+USES_evaluator        := profiler study solver formats runtime
+USES_tools            := evaluator profiler study solver formats runtime
 
 # objects FOLDERS; archives MODULE: its own, where it has one, and those of all that it uses.
 objects  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(NO_MPI_SRC),$(sort $(wildcard $(addsuffix /*.c,$(1))))))

@@ -257,11 +257,13 @@ kvb_status metric_check_tokens(const metric *m, uint64_t n_tokens, kvb_error *er
 
 uint32_t metric_protect_sink(const metric *m)
 {
+    if (m->protects) return m->sink;
     return m->base ? m->base->protect_sink : m->kind->protect_sink;
 }
 
 uint32_t metric_protect_window(const metric *m)
 {
+    if (m->protects) return m->window;
     uint32_t window = metric_window(m);
     return window ? window : m->base ? m->base->protect_window : m->kind->protect_window;
 }

@@ -79,6 +79,9 @@ struct metric {
     metric_values set;
     const scorer *base; // what is wrapped, or NULL
     metric_values base_set;
+    bool protects; // other first and last tokens than the scorer's
+    uint32_t sink, window;
+    uint32_t fold; // of a learned ranking, whose weights; 0: those fitted on all texts
 };
 
 extern const scorer *const scorer_list[];

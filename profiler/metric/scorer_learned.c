@@ -60,7 +60,7 @@ static kvb_status rank_heads(const metric *m, const layer_view *view, const floa
     kvb_status status = KVB_OK;
     if (G == r->info.n_kv_heads) {
         for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + f * G * T;
-        return kvb_rank_layer_fold(r, 0, view->layer, of, view->n_tokens, s, err);
+        return kvb_rank_layer_fold(r, m->fold, view->layer, of, view->n_tokens, s, err);
     }
     if (r->info.layer_mean)
         return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: ranks all %u KV heads of a layer together, found %zu of them",
@@ -68,7 +68,7 @@ static kvb_status rank_heads(const metric *m, const layer_view *view, const floa
     for (size_t g = 0; g < G && status == KVB_OK; g++) {
         size_t head = (size_t)view->layer * r->info.n_kv_heads + view->first_kv_head + g;
         for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + (f * G + g) * T;
-        status = kvb_rank_fold(r, 0, head, of, view->n_tokens, s + g * T, err);
+        status = kvb_rank_fold(r, m->fold, head, of, view->n_tokens, s + g * T, err);
     }
     return status;
 }
@@ -108,6 +108,13 @@ static const scorer scorer_learned = {
 const kvb_ranking *learned_ranking_of(const metric *m)
 {
     return m->kind == &scorer_learned ? ranking_of(m)->ranking : NULL;
+}
+
+metric learned_fold(const metric *m, uint32_t fold)
+{
+    metric out = *m;
+    out.fold = fold;
+    return out;
 }
 
 void learned_list_close(learned_list *l)

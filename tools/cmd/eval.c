@@ -70,8 +70,7 @@ static kvb_status measure(const eval_command *e, sweep *s, kvb_error *err)
 {
     progress bar;
     sweep_watch watch = {show_progress, &bar};
-    kvb_status status = e->out.name ? output_check_results(e->out.name, err) : KVB_OK;
-    if (status == KVB_OK) status = sweep_open(s, e->with.ratios, e->with.n_ratios, e->no_protect, err);
+    kvb_status status = sweep_open(s, e->with.ratios, e->with.n_ratios, e->no_protect, err);
     if (status != KVB_OK) return status;
     progress_begin(&bar, "eval", e->out.quiet);
     status = sweep_run(s, &watch, err);
@@ -92,6 +91,7 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
     if (!log) return kvb_fail(err, KVB_MEMORY, "no memory");
     if (e->out.name) snprintf(log, room, "%s.cells", e->out.name);
     sweep s = {.m = e->in.m,
+               .statistics = e->in.opened.statistics,
                .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4,
                      e->out.name && !e->out.kept ? log : NULL, e->out.kept, e->predictions},
                .texts = e->in.texts,
@@ -99,9 +99,7 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
                .methods = methods_list(&e->with)};
     sweep_summary *rows = NULL;
     eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with)};
-    kvb_status status = e->out.name ? output_check_results(e->out.name, err) : KVB_OK;
-    if (status == KVB_OK && e->out.csv) status = atomic_file_check(e->out.csv, err);
-    if (status == KVB_OK) status = measure(e, &s, err);
+    kvb_status status = measure(e, &s, err);
     if (status == KVB_OK) status = sweep_summarize(&s, &rows, &r.n_rows, err);
     r.rows = rows;
     if (status == KVB_OK) status = report(e, &r, err);
@@ -116,7 +114,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
     eval_command e = {
         .self = self, .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX}, .in = EVAL_INPUTS};
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &e.out.name, "NAME",
+        {"output", 'o', CLI_WRITES(FILE_RESULTS_SET), &e.out.name, "NAME",
          "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
          "where it was stopped"},
         METHODS_OPTIONS(e.with),
@@ -126,7 +124,8 @@ static int run_eval(const cli_command *self, int argc, char **argv)
          "run everything a second time without the sinks and the window that otherwise\nstay with every allocator"},
         {"predictions-only", 0, CLI_FLAG, &e.predictions, NULL,
          "KL, top-1 and NLL alone, without lost and out, which take about a third of a run's time"},
-        {"dump-kept", 0, CLI_TEXT, &e.out.kept, "FILE", "write the kept positions of every run, as JSON lines"},
+        {"dump-kept", 0, CLI_WRITES(FILE_LINES), &e.out.kept, "FILE",
+         "write the kept positions of every run, as JSON lines"},
         {"speed", 0, CLI_FLAG, &e.speed, NULL,
          "measure memory and decode speed at the first --ratio (0.8) instead: one metric,\n--next single steps, "
          "--batch sequences at a time"},

@@ -1,10 +1,10 @@
 // kvbudget learn: a record in, a ranking of tokens out.
-#include "formats/atomic_file.h"
 #include "formats/need.h"
 #include "tools/cmd/solve_line.h"
 #include "tools/json_print.h"
 #include "tools/report/learn_report.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -48,8 +48,7 @@ static kvb_status run_learn(learn_command *c, const char *path, kvb_error *err)
     const char *any = "all";
     c->wanted.metrics = c->features.count ? c->features.items : &any;
     c->wanted.n_metrics = c->features.count ? c->features.count : 1;
-    kvb_status status = atomic_file_check(c->output, err);
-    if (status == KVB_OK) status = selection_open(&from, path, &c->wanted, err);
+    kvb_status status = selection_open(&from, path, &c->wanted, err);
     if (status == KVB_OK) status = fit_and_write(c, &from, err);
     selection_close(&from);
     return status;
@@ -83,7 +82,7 @@ static int run(const cli_command *self, int argc, char **argv)
                        .options = {.lambda = NAN, .exponent = NAN, .slack = 0.05},
                        .sink = 4};
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &c.output, "FILE", "the ranking to write (.safetensors)"},
+        {"output", 'o', CLI_WRITES(FILE_RANKING), &c.output, "FILE", "the ranking to write (.safetensors)"},
         {"feature", 'f', CLI_LIST, &c.features, "M",
          "recorded metric that may be a feature, repeatable (default: all of the record)"},
         {"all-features", 0, CLI_FLAG, &c.options.all_features, NULL, "take them all; no set is searched"},

@@ -117,7 +117,7 @@ static int run(const cli_command *self, int argc, char **argv)
     plot_command c = {.self = self, .kind = "maps"};
     const char *ratios = NULL, *axis = NULL, *size = NULL;
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &c.output, "FILE.svg|.pdf|.png", "the picture to write"},
+        {"output", 'o', CLI_WRITES(FILE_PICTURE), &c.output, "FILE.svg|.pdf|.png", "the picture to write"},
         {"kind", 'k', CLI_TEXT, &c.kind, "maps|heads|losses|weights",
          "of tables: what every head keeps, as maps (default); what every head gives\nup, a line per table (the "
          "paper's figure 2b); or loss against the ratio; of a\nlearned ranking or a table with one: what every head "

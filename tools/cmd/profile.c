@@ -1,6 +1,7 @@
 // kvbudget profile: calibration texts and a model in, a record out.
 #include "formats/need.h"
 #include "runtime/fail.h"
+#include "study/record_metric.h"
 #include "tools/cmd/profile_command.h"
 #include "tools/device.h"
 #include "tools/memory.h"
@@ -27,7 +28,28 @@ static int read_metric(profile_command *p, const char *name)
         return cli_usage_error(p->self, "%s", err.message);
     bool held = p->base && record_context(p->base, 0) && record_has_metric(record_context(p->base, 0), m->spec);
     if (is_listed(p, m->spec) && !held) return cli_usage_error(p->self, "metric %s is asked for twice", m->spec);
+    bool own = p->sink != UINT64_MAX || p->window != UINT64_MAX;
+    if (own) {
+        uint32_t sink = p->sink == UINT64_MAX ? metric_protect_sink(m) : (uint32_t)p->sink,
+                 window = p->window == UINT64_MAX ? metric_protect_window(m) : (uint32_t)p->window;
+        m->protects = true, m->sink = sink, m->window = window;
+    }
     p->options.n_metrics += !is_listed(p, m->spec);
+    return EXIT_DONE;
+}
+
+// A metric of the record, with the tokens that it keeps there in any case.
+static int take_held(profile_command *p, const char *name)
+{
+    kvb_error err = {0};
+    record_metric about;
+    metric *m = &p->metrics[p->options.n_metrics];
+    if (metric_parse(m, name, NULL) != KVB_OK) return EXIT_DONE;
+    if (record_metric_read(&about, p->base, name, &err) != KVB_OK) return cli_failed(p->self, &err);
+    m->protects = about.sink != metric_protect_sink(m) || about.window != metric_protect_window(m);
+    m->sink = about.sink, m->window = about.window;
+    record_metric_free(&about);
+    p->options.n_metrics++;
     return EXIT_DONE;
 }
 
@@ -40,8 +62,7 @@ static int read_metrics(profile_command *p)
     int code = EXIT_DONE;
     p->metrics = need(n_held + n + scorer_count, sizeof *p->metrics, "metrics");
     p->options.metrics = p->metrics;
-    for (size_t i = 0; i < n_held; i++)
-        p->options.n_metrics += metric_parse(&p->metrics[p->options.n_metrics], held->metrics[i], NULL) == KVB_OK;
+    for (size_t i = 0; i < n_held && code == EXIT_DONE; i++) code = take_held(p, held->metrics[i]);
     for (size_t i = 0; i < n && code == EXIT_DONE; i++) code = read_metric(p, p->metric_names.items[i]);
     for (size_t i = 0; by_default && metric_usual(&p->metrics[i], i); i++) p->options.n_metrics++;
     return code;
@@ -120,6 +141,8 @@ static int check_options(profile_command *p)
     o->beyond_trained = p->beyond_trained;
     o->keep_after = p->keep_after;
     o->grows = p->base;
+    o->loss_queries = p->no_curves ? 0 : (uint32_t)p->curve_queries;
+    o->gain_rows = (uint32_t)p->gain_rows;
     return read_metrics(p);
 }
 
@@ -180,9 +203,10 @@ static int run_command(profile_command *p, char **operands, size_t n)
     double wall = seconds_now() - start;
     if (!p->quiet && p->ranks.rank == 0) {
         fprintf(stderr,
-                "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, writing %.2f; peak memory %.3f GiB "
+                "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, curves %.2f, gains %.2f, writing %.2f; peak memory %.3f GiB "
                 "(planned %.3f)\n",
-                wall, times.prefill, times.scorers + times.extras, times.decode, times.writing, peak / 0x1p30,
+                wall, times.prefill, times.scorers + times.extras, times.decode, times.curves,
+                times.gains, times.writing, peak / 0x1p30,
                 (double)profile_expected_peak(p) / 0x1p30);
         print_scorers(p, &times);
     }
@@ -202,8 +226,8 @@ static int run_command(profile_command *p, char **operands, size_t n)
 static int parse_profile(profile_command *p, int argc, char **argv, int *first)
 {
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &p->output, "FILE", "the record to write (.h5)"},
-        {"metric", 'm', CLI_LIST, &p->metric_names, "M",
+        {"output", 'o', CLI_WRITES(FILE_RECORD), &p->output, "FILE", "the record to write (.h5)"},
+        {"metric", 'm', CLI_INPUTS, &p->metric_names, "M",
          "eviction metric to record, repeatable: `kvbudget help metrics` lists them;\ndefault snapkv:kvpress, keydiff "
          "and ea:kvpress"},
         {"new-tokens", 'n', CLI_COUNT, &p->new_tokens, "N",
@@ -217,6 +241,14 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "generate even where the calibration data gives answers"},
         {"include-first", 0, CLI_FLAG, &p->include_first, NULL,
          "also record the last prompt token's query, which emits the first token"},
+        {"no-curves", 0, CLI_FLAG, &p->no_curves, NULL,
+         "do not record what evicting tokens does to the model's output, which `solve` minimises then"},
+        {"curve-queries", 0, CLI_COUNT, &p->curve_queries, "N", "queries of every question that this is measured on (8)"},
+        {"gain-rows", 0, CLI_COUNT, &p->gain_rows, "N",
+         "tokens of each context's shortest question that the layers' gains are measured on (4)"},
+        {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, of the metrics named here"},
+        {"window", 0, CLI_COUNT, &p->window, "N",
+         "last tokens that are always kept (default of both: each metric's own)"},
         {"oracle", 0, CLI_TEXT, &p->oracle, "KIND",
          "what a token is worth to a question: lukv (default), the most that any query takes from\nit, which tables "
          "are solved for; output, how far outputs move without it, for learn"},
@@ -286,6 +318,10 @@ static int run_profile(const cli_command *self, int argc, char **argv)
                          .weights = "keep",
                          .held = UINT64_MAX,
                          .new_tokens = 64,
+                         .curve_queries = 8,
+                         .gain_rows = 4,
+                         .sink = UINT64_MAX,
+                         .window = UINT64_MAX,
                          .temperature = 0.7,
                          .keep_after = 10,
                          .seed = 1};
@@ -305,6 +341,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE) code = share_cores(&p);
     if (code == EXIT_DONE) code = run_command(&p, argv + first, (size_t)(argc - first));
     profile_job_free(&p.job);
+    model_text_close(&p.text);
+    query_statistics_free(p.stored);
     model_free(p.m);
     for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);
     free(p.files);

@@ -29,12 +29,11 @@ static kvb_status write_tables(const study_table *t, const solve_outputs *out, k
         if (status == KVB_OK) say_written(out, path, "");
     }
     if (status == KVB_OK && out->npy) {
-        uint32_t heads = t->pairs.longest.n_kv_heads;
-        double *prune_ratio = NULL;
+        kvb_table *table = NULL;
         status = output_path(path, out->npy, metric, ".npy", several, err);
-        if (status == KVB_OK) status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, ROWS, heads, err);
-        if (status == KVB_OK) status = write_table_npy(path, ROWS, t->layers.n_layers, heads, prune_ratio, about, err);
-        free(prune_ratio);
+        if (status == KVB_OK) status = study_table_in_memory(&table, t, about, path, err);
+        if (status == KVB_OK) status = write_table_npy(path, table, about, err);
+        kvb_table_close(table);
         if (status == KVB_OK) say_written(out, path, " and its side-car");
     }
     cJSON_Delete(about);
@@ -130,12 +129,13 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
                         path);
     const solve_outputs *out = &l->outputs;
     const char *const patterns[] = {out->table, out->npy, out->budgets};
-    const char *const endings[] = {".safetensors", ".npy", ".npy"};
-    if (out->csv) status = atomic_file_check(out->csv, err);
+    const output_form forms[] = {{"--output", FILE_TABLE, ".safetensors"},
+                                 {"--npy", FILE_TABLE_ARRAY, ".npy"},
+                                 {"--budgets", FILE_ARRAY, ".npy"}};
     for (int i = 0; i < 3 && status == KVB_OK; i++)
-        if (patterns[i]) status = output_check(patterns[i], endings[i], from->metrics, from->n_metrics, err);
+        if (patterns[i]) status = output_check(patterns[i], &forms[i], from->metrics, from->n_metrics, err);
     if (status == KVB_OK && out->picture)
-        status = output_check_pictures(out->picture, from->metrics, from->n_metrics, err);
+        status = output_check_pictures(out->picture, "--picture", from->metrics, from->n_metrics, err);
     return status;
 }
 
@@ -177,9 +177,9 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"metric", 'm', CLI_LIST, &line->metrics, "M",
          "eviction metric that the table is for, repeatable; 'all': every one of the\nrecord; 'snapkv' is enough when "
          "only one begins like this"},
-        {"output", 'o', CLI_TEXT, &line->outputs.table, "FILE",
+        {"output", 'o', CLI_WRITES(FILE_TABLE | FILE_PER_METRIC), &line->outputs.table, "FILE",
          "the table to write (.safetensors); for several metrics a folder, or a name\nwith {metric} in it"},
-        {"npy", 0, CLI_TEXT, &line->outputs.npy, "FILE",
+        {"npy", 0, CLI_WRITES(FILE_TABLE_ARRAY | FILE_PER_METRIC), &line->outputs.npy, "FILE",
          "also write the prune ratios for kvpress, with a JSON side-car"},
         {"aggregate", 'a', CLI_TEXT, &line->words.aggregate, "HOW",
          "mean_loss (default): the budgets with the least average loss; mean_ratio: the\naverage of every question's "
@@ -204,7 +204,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"monotone", 0, CLI_FLAG, &line->options.monotone, NULL,
          "with --exact: no head may keep more when more is pruned; says what it costs"},
         SELECTION_OPTIONS(*line),
-        {"budgets", 0, CLI_TEXT, &line->outputs.budgets, "FILE",
+        {"budgets", 0, CLI_WRITES(FILE_ARRAY | FILE_PER_METRIC), &line->outputs.budgets, "FILE",
          "also write every question's own optimum: tokens kept, an int32 .npy\n[questions, 99, layers, KV heads]"},
         CONSTRAINT_OPTIONS(line->wishes),
         {"holdout", 0, CLI_TEXT, &w->holdout, "WHAT",
@@ -218,7 +218,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"lengths", 0, CLI_FLAG, &w->lengths, NULL,
          "write no table, but compare tables from several records of the same contexts, cut\nto different lengths "
          "(profile --max-tokens), on each other's"},
-        {"picture", 0, CLI_TEXT, &line->outputs.picture, "FILE.svg|.pdf|.png",
+        {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg|.pdf|.png",
          "with --holdout, --ablation or --lengths: also draw it"},
         {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),

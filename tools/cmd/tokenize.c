@@ -8,6 +8,7 @@
 #include "profiler/weights/gguf_set.h"
 #include "runtime/fail.h"
 #include "tools/cli.h"
+#include "tools/terminal.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -168,7 +169,7 @@ static kvb_status print_decoded(const tokenizer *t, const char *path, kvb_error 
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu bytes of text", path, size);
     if (status == KVB_OK) {
         tokenizer_decode(t, ids, array.count, text, size);
-        fwrite(text, 1, size, stdout); // main looks at what became of it
+        terminal_put_bytes(text, size); // main looks at what became of it
     }
     free(text);
     free(ids);
@@ -187,7 +188,8 @@ static int run(const cli_command *self, int argc, char **argv)
          "Take \"<|im_start|>\" and the like in the text as the tokens that they name."},
         {"pre", 0, CLI_TEXT, &s.pre, "NAME",
          "Use this pre-tokenizer instead of the file's: smollm, llama-bpe, qwen2, gpt-2."},
-        {"npy", 0, CLI_TEXT, &s.npy, "FILE", "Write the ids to FILE as NumPy int32 instead of printing them."},
+        {"npy", 0, CLI_WRITES(FILE_ARRAY), &s.npy, "FILE",
+         "Write the ids to FILE as NumPy int32 instead of printing them."},
         {"json", 0, CLI_FLAG, &s.json, NULL, "Print one JSON object with the ids and the tokenizer's hash."},
         {"text", 0, CLI_FLAG, &s.text, NULL, "Print one token a line: id, tab, text."},
         {"decode", 0, CLI_FLAG, &s.decode, NULL, "TEXT is a .npy file of ids; print the text that they are."},

@@ -94,11 +94,11 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     selection from = {0};
     const solve_outputs *out = &l->outputs;
     results found = results_begin("validate");
-    kvb_status status = out->csv ? atomic_file_check(out->csv, err) : KVB_OK;
+    kvb_status status = KVB_OK;
     if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
     else if (status == KVB_OK) status = open_record(l, &from, path, err);
     if (status == KVB_OK && out->picture)
-        status = output_check_pictures(out->picture, from.metrics, from.n_metrics, err);
+        status = output_check_pictures(out->picture, "--output", from.metrics, from.n_metrics, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
     if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
@@ -163,9 +163,9 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     solve_line l = solve_line_make(self);
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &l.metrics, "M", "as for solve: eviction metric, repeatable, or 'all'"},
-        {"output", 'o', CLI_TEXT, &l.outputs.picture, "FILE.svg|.pdf|.png",
+        {"output", 'o', CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &l.outputs.picture, "FILE.svg|.pdf|.png",
          "also draw it; for several metrics a folder, or a name with {metric} in it"},
-        {"certificate", 0, CLI_TEXT, &certificate, "TABLE", "check the bounds of this table instead"},
+        {"certificate", 0, CLI_INPUT, &certificate, "TABLE", "check the bounds of this table instead"},
         {"aggregate", 'a', CLI_TEXT, &l.words.aggregate, "HOW",
          "mean_ratio (default): every question is a problem; mean_loss: their average is"},
         {"shrink", 0, CLI_REAL, &l.options.shrink, "A", "as for solve"},

@@ -25,42 +25,30 @@ kvb_status output_path(char out[PATH_SIZE], const char *pattern, const char *met
     return used < PATH_SIZE ? KVB_OK : kvb_fail(err, KVB_ARGUMENT, "%s: the path is too long", pattern);
 }
 
-kvb_status output_check(const char *pattern, const char *extension, const char *const *metrics, size_t n,
+kvb_status output_check(const char *pattern, const output_form *form, const char *const *metrics, size_t n,
                         kvb_error *err)
 {
     char path[PATH_SIZE], other[PATH_SIZE];
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
-        status = output_path(path, pattern, metrics[i], extension, n > 1, err);
+        status = output_path(path, pattern, metrics[i], form->ending, n > 1, err);
         for (size_t k = 0; k < i && status == KVB_OK; k++) {
-            status = output_path(other, pattern, metrics[k], extension, true, err);
+            status = output_path(other, pattern, metrics[k], form->ending, true, err);
             if (status == KVB_OK && strcmp(path, other) == 0)
                 status = kvb_fail(err, KVB_ARGUMENT,
                                   "%s: metrics %s and %s would be written to the same file; solve one after the other",
                                   path, metrics[k], metrics[i]);
         }
-        if (status == KVB_OK) status = atomic_file_check(path, err);
+        if (status == KVB_OK) status = named_output(path, form->option, form->kind, err);
     }
     return status;
 }
 
-kvb_status output_check_results(const char *name, kvb_error *err)
-{
-    static const char *const extensions[] = {".json", ".csv", ".svg", ".cells"};
-    char path[PATH_SIZE];
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; i < sizeof extensions / sizeof *extensions && status == KVB_OK; i++) {
-        if (snprintf(path, sizeof path, "%s%s", name, extensions[i]) >= PATH_SIZE)
-            return kvb_fail(err, KVB_ARGUMENT, "%s: the path is too long", name);
-        status = atomic_file_check(path, err);
-    }
-    return status;
-}
-
-kvb_status output_check_pictures(const char *pattern, const char *const *metrics, size_t n, kvb_error *err)
+kvb_status output_check_pictures(const char *pattern, const char *option, const char *const *metrics, size_t n,
+                                 kvb_error *err)
 {
     char path[PATH_SIZE];
-    kvb_status status = output_check(pattern, ".svg", metrics, n, err);
+    kvb_status status = output_check(pattern, &(output_form){option, FILE_PICTURE, ".svg"}, metrics, n, err);
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
         status = output_path(path, pattern, metrics[i], ".svg", n > 1, err);
         if (status == KVB_OK) status = picture_check(path, err);
