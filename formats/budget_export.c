@@ -1,6 +1,5 @@
 #include "budget_export.h"
-#include "atomic_file.h"
-#include "atomic_folder.h"
+#include "formats/atomic_file.h"
 #include "json_file.h"
 #include "need.h"
 #include "npy.h"

@@ -32,7 +32,7 @@ static char *find_real(const char *path)
 {
     char *real = realpath(path, NULL);
     if (real || errno != ENOENT) return real;
-    char *folder = file_folder(path), *real_folder = folder ? realpath(folder, NULL) : NULL;
+    char *folder = file_folder(path), *real_folder = realpath(folder, NULL);
     if (real_folder) real = need_text("%s/%s", strcmp(real_folder, "/") == 0 ? "" : real_folder, file_base(path));
     free(folder);
     free(real_folder);
