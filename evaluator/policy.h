@@ -17,7 +17,7 @@ typedef enum policy_reading { READS_WHOLE, READS_BLOCKS } policy_reading;
 typedef union policy_settings {
     struct policy_morphkv_settings {
         uint32_t window;
-        row_fusion fusion;
+        uint32_t fusion; // a row_fusion (scorer_parts.h)
     } morphkv;
     struct policy_h2o_settings {
         double recent;

@@ -1,6 +1,7 @@
 // Policies that evict at every step by the attention they saw: MorphKV, TOVA, H2O; and StreamingLLM, which needs to see
 // nothing.
 #include "evaluator/policy_parts.h"
+#include "profiler/metric/scorer_parts.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>

@@ -86,7 +86,7 @@ void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *sc
 {
     enum { MAX_GROUP = 256 }; // query heads per KV head; more are read as if the rest were not there
     uint32_t picked[BACKEND_MAX_HEAD_DIM], pages = (h->n + h->page - 1) / h->page,
-                                         group = h->group < MAX_GROUP ? h->group : MAX_GROUP;
+                                           group = h->group < MAX_GROUP ? h->group : MAX_GROUP;
     double unit = view_scale(&(layer_view){.head_dim = h->head_dim});
     float share[MAX_GROUP];
     hsa_channels(h, q, k1, picked, share);
@@ -228,7 +228,7 @@ static kvb_status multi_turn(policy_head *h, kv_span span, kvb_error *err)
                        .n_queries = window,
                        .positions = span.positions,
                        .first_kv_head = h->kv_head};
-    first_stage.set.rocketkv.window = window;
+    metric_set_value(&first_stage, "window", window);
     kvb_status status =
         scores ? KVB_OK : kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %u scores", h->p->spec, span.count);
     if (status == KVB_OK && span.count > window) status = metric_score(&first_stage, &view, scores, err);

@@ -1,8 +1,9 @@
 #include "formats/rank_write.h"
 #include "formats/atomic_file.h"
-#include "formats/sha256.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/rank.h"
+#include "runtime/sha256.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,18 +20,15 @@ rank_content rank_content_of(const kvb_ranking *r)
                           r->info.n_columns, r->weights,       r->info.about};
 }
 
-kvb_status rank_name(char out[24], const rank_content *r, kvb_error *err)
+char *rank_name(char name[24], const rank_content *r)
 {
     char hash[65];
-    sha256_state *s = NULL;
     tensor_entry weights = rank_tensor(r);
-    kvb_status status = sha256_begin(&s, err);
-    if (status == KVB_OK) status = sha256_add(s, r->about, strlen(r->about), err);
-    if (status == KVB_OK) status = sha256_add(s, r->weights, tensor_count(&weights) * sizeof *r->weights, err);
-    if (status == KVB_OK) status = sha256_end(s, hash, err);
-    sha256_free(s);
-    if (status == KVB_OK) snprintf(out, 24, "learned:%.12s", hash);
-    return status;
+    const kvb_bytes pieces[] = {{r->about, strlen(r->about)},
+                                {r->weights, tensor_count(&weights) * sizeof *r->weights}};
+    kvb_sha256(pieces, 2, hash);
+    snprintf(name, 24, "learned:%.12s", hash);
+    return need_text("%.*s,\"name\":\"%s\"}", (int)strlen(r->about) - 1, r->about, name);
 }
 
 static cJSON *whole_metadata(const rank_content *r, const cJSON *metadata)

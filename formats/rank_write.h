@@ -15,8 +15,10 @@ tensor_entry rank_tensor(const rank_content *r);
 // What a ranking in memory was read from; lives as long as that.
 rank_content rank_content_of(const kvb_ranking *r);
 
-// "learned:" and 12 digits of the SHA-256 of `about` and the weights: rankings that differ have names that differ.
-kvb_status rank_name(char out[24], const rank_content *r, kvb_error *err);
+// The name of a ranking whose `about` does not say it yet: "learned:" and 12 digits of the SHA-256 of `about` and the
+// weights, so that rankings that differ have names that differ. Returns `about` with the name as its last entry, to be
+// freed; kvb_ranking_open() computes the hash again and compares.
+char *rank_name(char name[24], const rank_content *r);
 
 // Writes atomically, and nothing that kvb_ranking_open() would refuse. metadata: flat object of strings (model,
 // record, ...), to which format, format_version and "ranking" are added. KVB_ARGUMENT, KVB_NUMERIC, KVB_IO, KVB_MEMORY.

@@ -48,6 +48,22 @@ typedef struct record_question {
     uint32_t n_queries; // decode queries that went into the oracle
 } record_question;
 
+// What evicting tokens does to the model's output (docs/objective.md), of one question. A curve has RECORD_CURVE_LEVELS
+// errors of every head, the mean squares of how far its output moves when it keeps record_curve_tokens(level) tokens of
+// a metric's ranking. A gain has RECORD_GAIN_KINDS pairs of every layer: the KL of the model's output, and the squared
+// movement of the layer's attention that did it (profiler/model/loss_pass.h lists the kinds).
+enum { RECORD_CURVE_LEVELS = 15, RECORD_GAIN_KINDS = 3 };
+typedef struct record_losses {
+    const char *const *metrics; // [n] of the curves
+    const float *const *curves; // [n] of [L, G, RECORD_CURVE_LEVELS], finite and >= 0
+    size_t n;
+    const char *gain_metric; // whose ranking cut the layers
+    const float *gains;      // [L, RECORD_GAIN_KINDS, 2], finite and >= 0; NULL: none
+} record_losses;
+
+// Tokens that a level keeps of T, at least the `protect` that every level keeps.
+uint32_t record_curve_tokens(uint32_t level, uint32_t n_tokens, uint32_t protect);
+
 // Opens the folder of parts for the record `path`, making it when it is not there.
 // attributes: flat object of strings, numbers and booleans that says how the run was made (copied). They become HDF5
 // attributes of the root. Names: [A-Za-z0-9_.-]{1,64}, not those of the format itself (format, format_version,
@@ -81,6 +97,13 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
 // Puts one question of a context that was put before (T is that context's).
 kvb_status record_put_question(record_writer *w, const char *id, uint32_t question, const record_question *q,
                                kvb_error *err);
+
+// Puts what there is of losses of a question: before the question itself, so that one that is there has them. Of a
+// question that the finished record has (RECORD_ADD) these join its own.
+kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question, const record_losses *l,
+                             kvb_error *err);
+// Whether the question has this metric's curves, in the finished record or put before.
+bool record_writer_has_losses(const record_writer *w, const char *id, uint32_t question, const char *metric);
 
 // For runs whose input may have changed since they were stopped: compare what is there with what would be put now, bit
 // by bit. KVB_MISMATCH names the first difference.
@@ -156,6 +179,14 @@ kvb_status record_read_suffix(record *r, size_t i, size_t question_index, int32_
                               kvb_error *err);
 kvb_status record_read_answer(record *r, size_t i, size_t question_index, int32_t *out /* [n_answer] */,
                               kvb_error *err);
+
+// Of losses, which records of before do not have. `metric` NULL: of any ranking.
+bool record_has_curves(record *r, size_t i, size_t question_index, const char *metric);
+bool record_has_gains(record *r, size_t i, size_t question_index, const char *metric);
+kvb_status record_read_curves(record *r, size_t i, size_t question_index, const char *metric,
+                              float *out /* [L,G,RECORD_CURVE_LEVELS] */, kvb_error *err);
+kvb_status record_read_gains(record *r, size_t i, size_t question_index, const char *metric,
+                             float *out /* [L,RECORD_GAIN_KINDS,2] */, kvb_error *err);
 
 // ---- Shards: the records of one run that was shared out among processes which cannot see each other's files ----
 

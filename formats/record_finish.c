@@ -120,6 +120,27 @@ static kvb_status copy_part(record_output *out, const record_writer *w, const pa
     return status;
 }
 
+// Those that were put now, and those of the finished record.
+static kvb_status copy_losses(record_output *out, const record_writer *w, const part *p, kvb_error *err)
+{
+    h5_file put = {.id = -1};
+    const h5_file *from[2];
+    size_t n = 0;
+    char *path = part_losses_path(w->folder, p->id, p->question);
+    kvb_status status = path ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
+    if (status == KVB_OK && path_exists(path)) {
+        status = h5_open(&put, path, err);
+        from[n++] = &put;
+    }
+    const record_context_info *c = w->base ? record_find_context(w->base, p->id) : NULL;
+    for (uint32_t q = 0; c && q < c->n_questions; q++)
+        if (c->questions[q].number == p->question) from[n++] = &w->base->file;
+    if (status == KVB_OK) status = record_output_losses(out, p->id, p->question, from, n, err);
+    h5_close(&put);
+    free(path);
+    return status;
+}
+
 static kvb_status assemble(const record_writer *w, const part *all, size_t n, uint64_t bytes, const char *const *ids,
                            size_t n_ids, kvb_error *err)
 {
@@ -128,7 +149,10 @@ static kvb_status assemble(const record_writer *w, const part *all, size_t n, ui
     for (size_t i = 0; i < n_ids && status == KVB_OK; i++) {
         size_t first, count;
         find_context_parts(all, n, ids[i], &first, &count);
-        for (size_t k = 0; k < count && status == KVB_OK; k++) status = copy_part(&out, w, &all[first + k], err);
+        for (size_t k = 0; k < count && status == KVB_OK; k++) {
+            status = copy_part(&out, w, &all[first + k], err);
+            if (status == KVB_OK && all[first + k].is_question) status = copy_losses(&out, w, &all[first + k], err);
+        }
     }
     return record_output_end(&out, status, err);
 }

@@ -147,10 +147,21 @@ static kvb_status parse_metrics(cJSON **out, const char *name, const cJSON *attr
     return *out ? KVB_OK : no_memory(err);
 }
 
-// Bit by bit: cJSON_Compare calls numbers equal that differ in their last digits.
+// The settings as text, without what follows from the metric's name and what records of before therefore lack. Text,
+// because cJSON_Compare calls numbers equal that differ in their last digits. NULL for want of memory.
+static char *settings_text(const cJSON *settings)
+{
+    cJSON *copy = cJSON_Duplicate(settings, true);
+    cJSON_DeleteItemFromObjectCaseSensitive(copy, "cost");
+    cJSON_DeleteItemFromObjectCaseSensitive(copy, "kin");
+    char *text = copy ? cJSON_PrintUnformatted(copy) : NULL;
+    cJSON_Delete(copy);
+    return text;
+}
+
 static kvb_status same_settings(bool *same, const cJSON *a, const cJSON *b, kvb_error *err)
 {
-    char *x = cJSON_PrintUnformatted(a), *y = cJSON_PrintUnformatted(b);
+    char *x = settings_text(a), *y = settings_text(b);
     kvb_status status = x && y ? KVB_OK : no_memory(err);
     *same = status == KVB_OK && strcmp(x, y) == 0;
     cJSON_free(y);

@@ -58,6 +58,7 @@ typedef struct part {
 
 char *parts_path(const char *record_path); // malloc'd; NULL when memory is short
 char *part_path(const char *folder, const char *id, bool is_question, uint32_t question);
+char *part_losses_path(const char *folder, const char *id, uint32_t question);
 char *parts_head_path(const char *folder);
 char *parts_kept_path(const char *folder, const char *id);
 // Whether something is there. They take no memory, so that none that is short makes a part look missing, or a run that
@@ -114,6 +115,17 @@ kvb_status record_compare_context(layer_pair *m, const record *a, const record *
 kvb_status record_compare_question(layer_pair *m, const record *a, const record *b, const char *id, uint32_t number,
                                    kvb_error *err);
 
+// One part under way: a small record that holds nothing but one context, or one question or its losses.
+typedef struct part_file {
+    atomic_file out;
+    h5_file h5;
+    char *path;
+    hid_t contexts, context;
+} part_file;
+// `path` is taken, also after a failure, and may be NULL for want of memory; part_end must follow with how writing went.
+kvb_status part_begin(part_file *p, const record_writer *w, char *path, const char *id, uint64_t bytes, kvb_error *err);
+kvb_status part_end(part_file *p, kvb_status status, kvb_error *err);
+
 // T of a context that was put before; KVB_ARGUMENT when it was not.
 kvb_status record_n_tokens(uint32_t *out, const record_writer *w, const char *id, kvb_error *err);
 
@@ -144,3 +156,13 @@ kvb_status record_output_context(record_output *out, const char *id, const h5_fi
                                  kvb_error *err);
 kvb_status record_output_question(record_output *out, const char *id, uint32_t number, const h5_file *from,
                                   kvb_error *err);
+
+// ---- Losses (record_losses.c) ----
+
+// Checks what a question's group has of them.
+kvb_status record_scan_losses(const record *r, hid_t question, kvb_error *err);
+// Copies those of the question that was output last from the files that have any: each metric's from the first.
+kvb_status record_output_losses(record_output *out, const char *id, uint32_t number, const h5_file *const *from,
+                                size_t n, kvb_error *err);
+// KVB_MISMATCH where two records both have a metric's and they are not equal bit by bit.
+kvb_status record_compare_losses(const record *a, const record *b, const char *id, uint32_t number, kvb_error *err);

@@ -309,6 +309,22 @@ static kvb_status check_known(const merge *m, kvb_error *err)
 
 // ---- Putting together ----
 
+// The question that the inputs found[0 .. n) have: equal in all of them, losses of each metric from the first that has
+// them.
+static kvb_status merge_question(merge *m, record_output *out, const char *id, const found *q, size_t n,
+                                 const h5_file **files, kvb_error *err)
+{
+    kvb_status status = record_output_question(out, id, q->number, &m->inputs[q->input]->file, err);
+    for (size_t k = 0; k < n && status == KVB_OK; k++) {
+        const record *before = k ? m->inputs[q[k - 1].input] : NULL, *next = m->inputs[q[k].input];
+        files[k] = &next->file;
+        if (before) status = record_compare_question(&m->pair, before, next, id, q->number, err);
+        for (size_t j = 0; j < k && status == KVB_OK; j++)
+            status = record_compare_losses(m->inputs[q[j].input], next, id, q->number, err);
+    }
+    return status == KVB_OK ? record_output_losses(out, id, q->number, files, n, err) : status;
+}
+
 static kvb_status merge_context(merge *m, record_output *out, const char *id, kvb_error *err)
 {
     const record *source = NULL;
@@ -323,16 +339,13 @@ static kvb_status merge_context(merge *m, record_output *out, const char *id, kv
         else source = m->inputs[i];
     }
     if (status == KVB_OK) status = record_output_context(out, id, files, n_files, err);
-    free(files);
     bool has_context;
     if (status == KVB_OK) status = find_questions(m, id, &n_found, &has_context, err);
-    for (size_t k = 0; k < n_found && status == KVB_OK; k++) {
-        const found *q = &m->questions[k];
-        if (k && m->questions[k - 1].number == q->number) // each is compared with the one before: all are equal then
-            status = record_compare_question(&m->pair, m->inputs[m->questions[k - 1].input], m->inputs[q->input], id,
-                                             q->number, err);
-        else status = record_output_question(out, id, q->number, &m->inputs[q->input]->file, err);
+    for (size_t k = 0, n; k < n_found && status == KVB_OK; k += n) {
+        for (n = 1; k + n < n_found && m->questions[k + n].number == m->questions[k].number;) n++;
+        status = merge_question(m, out, id, m->questions + k, n, files, err);
     }
+    free(files);
     return status;
 }
 

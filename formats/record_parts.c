@@ -46,6 +46,12 @@ char *part_path(const char *folder, const char *id, bool is_question, uint32_t q
     return join(folder, name);
 }
 
+char *part_losses_path(const char *folder, const char *id, uint32_t question)
+{
+    char *path = NULL;
+    return asprintf(&path, "%s/losses-%010u-%s.h5", folder, question, id) < 0 ? NULL : path;
+}
+
 static const char kept_before[] = "prefill-", kept_after[] = ".kept";
 
 char *parts_kept_path(const char *folder, const char *id)
@@ -112,10 +118,20 @@ static bool is_kept_name(const char *name)
     return context_id_valid(id);
 }
 
+static bool is_losses_name(const char *name)
+{
+    part ignored;
+    char question[PART_NAME_MAX];
+    if (strncmp(name, "losses-", 7) != 0) return false;
+    int length = snprintf(question, sizeof question, "question-%.110s", name + 7); // longer ones are of nobody
+    return strlen(name) <= 110 && length > 0 && parse_part_name(&ignored, question);
+}
+
 // What belongs to the run whose head the folder has, the head itself aside.
 static bool is_of_run(const char *name)
 {
     part ignored;
+    if (is_losses_name(name)) return true;
     return parse_part_name(&ignored, name) || is_kept_name(name) || strcmp(name, replace_name) == 0;
 }
 
@@ -251,10 +267,15 @@ kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *fold
     for (struct dirent *e; (e = readdir(dir));) {
         part one;
         struct stat st;
-        if (!parse_part_name(&one, e->d_name)) continue;
+        bool counted = parse_part_name(&one, e->d_name);
+        if (!counted && !is_losses_name(e->d_name)) continue;
         if (fstatat(dirfd(dir), e->d_name, &st, AT_SYMLINK_NOFOLLOW) != 0) {
             status = kvb_fail(err, KVB_IO, "%s/%s: cannot read its size: %s", folder, e->d_name, strerror(errno));
             break;
+        }
+        if (!counted) {
+            *bytes += (uint64_t)st.st_size;
+            continue;
         }
         if (*n == capacity) {
             capacity = capacity ? 2 * capacity : 64;

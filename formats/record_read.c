@@ -69,6 +69,7 @@ static kvb_status scan_question(record *r, context_entry *c, hid_t questions, co
     } else if (status == KVB_OK && h5_has_link(group, "oracle")) {
         status = h5_fail(err, KVB_FORMAT, r->path, group, "oracle", "is there though n_queries is 0");
     }
+    if (status == KVB_OK) status = record_scan_losses(r, group, err);
     h5_release(group);
     return status;
 }

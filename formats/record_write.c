@@ -194,19 +194,9 @@ char *record_writer_kept_path(const record_writer *w, const char *id)
 
 // ---- Putting ----
 
-// One part under way: a small record that holds nothing but one context or one question.
-typedef struct part_file {
-    atomic_file out;
-    h5_file h5;
-    char *path;
-    hid_t contexts, context;
-} part_file;
-
-static kvb_status begin_part(part_file *p, const record_writer *w, const char *id, bool is_question, uint32_t question,
-                             uint64_t bytes, kvb_error *err)
+kvb_status part_begin(part_file *p, const record_writer *w, char *path, const char *id, uint64_t bytes, kvb_error *err)
 {
-    *p = (part_file){.h5 = {.id = -1}, .contexts = -1, .context = -1};
-    p->path = part_path(w->folder, id, is_question, question);
+    *p = (part_file){.h5 = {.id = -1}, .contexts = -1, .context = -1, .path = path};
     if (!p->path) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
     kvb_status status = atomic_file_begin_own(&p->out, p->path, err);
     if (status == KVB_OK) status = h5_create(&p->h5, p->out.temp_path, p->path, bytes + PART_OVERHEAD, err);
@@ -217,7 +207,7 @@ static kvb_status begin_part(part_file *p, const record_writer *w, const char *i
 }
 
 // Finishes a part whose contents were written with `status`; removes it when that is no success.
-static kvb_status end_part(part_file *p, kvb_status status, kvb_error *err)
+kvb_status part_end(part_file *p, kvb_status status, kvb_error *err)
 {
     status = h5_end(&p->h5, p->context, status, err);
     status = h5_end(&p->h5, p->contexts, status, err);
@@ -296,13 +286,13 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
     h5_error_printing before = h5_quiet();
     part_file p;
     hid_t group = -1;
-    status = begin_part(&p, w, id, false, 0, n_metrics * array_bytes(w, n_tokens) + n_tokens * sizeof(int32_t), err);
+    status = part_begin(&p, w, part_path(w->folder, id, false, 0), id, n_metrics * array_bytes(w, n_tokens) + n_tokens * sizeof(int32_t), err);
     if (status == KVB_OK) status = h5_write_ids(&p.h5, p.context, "token_ids", token_ids, n_tokens, err);
     if (status == KVB_OK) status = h5_make_group(&group, &p.h5, p.context, "scores", err);
     for (size_t m = 0; m < n_metrics && status == KVB_OK; m++)
         status = write_array(w, &p.h5, group, metrics[m], n_tokens, scores[m], err);
     status = h5_end(&p.h5, group, status, err);
-    status = end_part(&p, status, err);
+    status = part_end(&p, status, err);
     h5_loud(before);
     return status;
 }
@@ -380,9 +370,9 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
     if (status == KVB_OK) {
         part_file p;
         uint64_t ids = ((uint64_t)q->n_suffix + q->n_answer) * sizeof(int32_t);
-        status = begin_part(&p, w, id, true, question, (q->oracle ? array_bytes(w, n_tokens) : 0) + ids, err);
+        status = part_begin(&p, w, part_path(w->folder, id, true, question), id, (q->oracle ? array_bytes(w, n_tokens) : 0) + ids, err);
         if (status == KVB_OK) status = write_question(w, &p, question, q, n_tokens, err);
-        status = end_part(&p, status, err);
+        status = part_end(&p, status, err);
     }
     h5_loud(before);
     return status;

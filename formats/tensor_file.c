@@ -1,5 +1,6 @@
 #include "tensor_file.h"
 #include "runtime/fail.h"
+#include "runtime/safetensors.h"
 #include <endian.h>
 #include <stdbool.h>
 #include <stdlib.h>
@@ -28,11 +29,16 @@ static bool add_tensor(cJSON *header, const tensor_entry *x, size_t begin)
            cJSON_AddItemToArray(offsets, cJSON_CreateNumber((double)(begin + tensor_bytes(x))));
 }
 
+// What stands in the place of the file's hash while it is computed: as many characters as it has digits.
+static const char no_digits[] = "0000000000000000000000000000000000000000000000000000000000000000";
+
 // The JSON header as text, malloc'd; NULL when memory is short. *data_size receives the bytes of all tensors.
 static char *make_header(const tensor_entry *tensors, size_t n, const cJSON *about, size_t *data_size)
 {
     cJSON *header = cJSON_CreateObject(), *metadata = cJSON_Duplicate(about, 1);
-    if (!header || !metadata || !cJSON_AddItemToObject(header, "__metadata__", metadata)) {
+    cJSON_DeleteItemFromObjectCaseSensitive(metadata, KVB_CONTENT_KEY); // of the file that `about` was read from
+    if (!header || !cJSON_AddStringToObject(metadata, KVB_CONTENT_KEY, no_digits) || !metadata ||
+        !cJSON_AddItemToObject(header, "__metadata__", metadata)) {
         cJSON_Delete(metadata);
         cJSON_Delete(header);
         return NULL;
@@ -88,6 +94,9 @@ kvb_status tensor_file_make(unsigned char **out, size_t *size, const tensor_entr
         memset(at + text_size, ' ', header_size - text_size);
         at += header_size;
         for (size_t i = 0; i < n; i++) at = put_tensor(at, &tensors[i]);
+        char hex[65];
+        size_t place;
+        if (kvb_content_sha256(*out, *size, &place, hex)) memcpy(*out + place, hex, sizeof hex - 1);
     }
     free(text);
     return *out ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the bytes of a file");

@@ -17,8 +17,8 @@ typedef struct tensor_entry {
 // Elements; the caller has made sure that they fit.
 size_t tensor_count(const tensor_entry *t);
 
-// Tensors one after the other in the given order, and metadata, a flat object of strings: equal content gives equal
-// bytes. Put F64 before U8, so that every tensor is aligned. *out is malloc'd and belongs to the caller; NULL on
-// failure. KVB_MEMORY.
+// Tensors one after the other in the given order, and metadata, a flat object of strings, to which "content_sha256" is
+// added (runtime/safetensors.h): equal content gives equal bytes. Put F64 before U8, so that every tensor is aligned.
+// *out is malloc'd and belongs to the caller; NULL on failure. KVB_MEMORY.
 kvb_status tensor_file_make(unsigned char **out, size_t *size, const tensor_entry *tensors, size_t n,
                             const cJSON *metadata, kvb_error *err);

@@ -1,8 +1,11 @@
 // The profiling run, second half: prefill, scorers, decoding, record.
 #include "profiler/backend/meter.h"
+#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
 #include "profiler/profile_growth.h"
 #include "profiler/profile_kept.h"
+#include "profiler/profile_losses.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <omp.h>
@@ -31,6 +34,7 @@ typedef struct run {
     int32_t *ids;         // [batch * tail]
     uint32_t *logit_rows; // [batch]
     int32_t *answers;     // [batch, new_tokens]
+    profile_losses losses;
 } run;
 
 // One question while its batch is decoded.
@@ -66,11 +70,13 @@ static kvb_status open_buffers(run *r, kvb_error *err)
                         T, batch);
     forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, r->job->n_pairs > 0,
                          r->o->oracle == ORACLE_OUTPUT};
-    return forward_open(&r->f, r->m, &plan, err);
+    kvb_status status = forward_open(&r->f, r->m, &plan, err);
+    return status == KVB_OK ? profile_losses_open(&r->losses, r->m, r->job, r->o, r->f, r->times, err) : status;
 }
 
 static void close_buffers(run *r)
 {
+    profile_losses_close(&r->losses);
     forward_close(r->f);
     for (size_t i = 0; r->scores && i < r->o->n_metrics; i++) free(r->scores[i]);
     free(r->scores);
@@ -94,6 +100,7 @@ static kvb_status score_layer(void *context, const layer_view *view, kvb_error *
         if (!profile_scores_metric(r->job, r->c, i)) continue;
         double start = meter_now();
         kvb_status status = metric_score(&r->o->metrics[i], view, r->scores[i] + at, err);
+        if (status == KVB_OK) status = profile_losses_score(&r->losses, i, view, at, err);
         if (status != KVB_OK) return status;
         r->times->scorers += meter_now() - start;
         meter_add_parallel(METER_SCORERS, start, omp_get_max_threads());
@@ -127,7 +134,9 @@ static kvb_status run_layers(run *r, const layer_observer *observer, double star
     prefill_watch watch = {r, profile_work(r->m, c, NULL), start};
     forward_progress progress = {prefill_step, &watch};
     kept_prefill kept = kept_of(r);
-    kvb_status status = profile_take_kept(&r->layers, &kept, err);
+    // Curves need what a kept prefill does not hold where keys and values are packed.
+    r->layers = 0;
+    kvb_status status = profile_losses_wanted(&r->losses) ? KVB_OK : profile_take_kept(&r->layers, &kept, err);
     if (status != KVB_OK) return status;
     if (r->layers == 0) return forward_prefill(r->f, c->ids, c->n_tokens, observer, &progress, NULL, err);
     if (!advance(r, watch.work * r->layers / r->m->config.n_layers))
@@ -137,10 +146,12 @@ static kvb_status run_layers(run *r, const layer_observer *observer, double star
 
 static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 {
-    layer_observer observer = {score_layer, r, 0, 0};
+    layer_observer observer = {score_layer, r, 0, 0, NULL, NULL};
     unsigned on_device = 0;
+    query_statistics_show(r->o->statistics, &observer);
     r->c = c;
     r->spent = 0;
+    profile_losses_enter(&r->losses, c);
     for (size_t i = 0; i < r->o->n_metrics; i++) {
         if (!profile_scores_metric(r->job, c, i)) continue;
         observer.needs |= metric_needs(&r->o->metrics[i]);
@@ -159,12 +170,14 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 
 static bool is_end(const run *r, int32_t id)
 {
-    return !r->o->ignore_eos && model_ends_answer(r->m, id);
+    return !r->o->ignore_eos && model_text_ends_answer(r->job->text, id);
 }
 
 // Adds one row for the question's next token.
 static void add_row(run *r, uint32_t *n, active *a, uint32_t slot, int32_t id, bool observed)
 {
+    uint32_t planned = (a->q->answer ? a->q->n_answer : r->o->new_tokens) - 1;
+    if (a->tail >= a->q->n_suffix) profile_losses_see_row(&r->losses, *n, a->tail - a->q->n_suffix, planned);
     r->rows[*n] = (decode_row){slot, a->tail++, observed};
     r->ids[(*n)++] = id;
     a->n_queries += observed;
@@ -233,6 +246,7 @@ static kvb_status decode_batch(run *r, const profile_context *c, active *batch, 
     double row_work = work_per_row(r, c, batch, n_batch);
     while (n) {
         list_keys(r, c, batch, n_batch);
+        profile_losses_begin_rows(&r->losses);
         kvb_status status =
             forward_draw(r->f, r->rows, r->ids, n, r->logit_rows, n_logits, &r->o->draw, r->keys, r->drawn, err);
         if (status == KVB_OK) status = take_tokens(r, c, batch, n_batch, err);
@@ -277,6 +291,47 @@ static kvb_status write_question(run *r, const profile_context *c, const active 
     return record_put_question(r->record, c->id, a->number, &q, err);
 }
 
+static kvb_status put_losses(run *r, const profile_context *c, const active *batch, uint32_t n, kvb_error *err)
+{
+    if (!profile_losses_wanted(&r->losses)) return KVB_OK;
+    decoded_question *q = need(n, sizeof *q, "questions");
+    for (uint32_t i = 0; i < n; i++)
+        q[i] = (decoded_question){batch[i].number, batch[i].q->suffix, batch[i].answer, batch[i].q->n_suffix,
+                                  batch[i].n_answer, batch[i].n_queries};
+    kvb_status status = profile_losses_put(&r->losses, c, q, n, r->scores, r->record, err);
+    free(q);
+    return status;
+}
+
+// Decodes the questions that the finished record has of a context, for the curves of metrics that are added.
+static kvb_status run_recorded(run *r, const profile_context *c, kvb_error *err)
+{
+    recorded_questions held;
+    if (!c->recorded || !profile_losses_wanted(&r->losses) || record_writer_has_context(r->record, c->id))
+        return KVB_OK;
+    kvb_status status = profile_recorded_read(&held, r->o, c, err);
+    profile_question *questions = need(held.n, sizeof *questions, "questions");
+    active *batch = need(held.n, sizeof *batch, "questions");
+    for (uint32_t i = 0; i < held.n; i++) {
+        const decoded_question *q = &held.each[i];
+        questions[i] = (profile_question){q->suffix, q->n_suffix, q->answer, q->n_answer,
+                                          q->n_suffix + q->n_answer - 1};
+        batch[i] = (active){.number = q->number, .q = &questions[i], .answer = q->answer,
+                            .n_answer = q->n_answer};
+    }
+    double start = meter_now();
+    for (uint32_t first = 0, n; first < held.n && status == KVB_OK; first += n) {
+        n = held.n - first < r->job->max_questions ? held.n - first : r->job->max_questions;
+        status = decode_batch(r, c, batch + first, n, err);
+        if (status == KVB_OK) status = put_losses(r, c, batch + first, n, err);
+    }
+    r->times->decode += meter_now() - start;
+    free(batch);
+    free(questions);
+    profile_recorded_free(&held);
+    return status;
+}
+
 // Questions [first, first + n) of a context, those that the record has left out: no number depends on who else is in
 // the batch.
 static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, uint32_t n, kvb_error *err)
@@ -298,6 +353,7 @@ static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, ui
     double start = meter_now(), done = r->done;
     kvb_status status = missing ? decode_batch(r, c, batch, missing, err) : KVB_OK;
     r->times->decode += meter_now() - start;
+    if (status == KVB_OK) status = put_losses(r, c, batch, missing, err);
     start = meter_now();
     for (uint32_t i = 0; status == KVB_OK && i < missing; i++) {
         done += profile_work(r->m, c, batch[i].q); // an early end counts as done
@@ -341,6 +397,7 @@ static kvb_status run_questions(run *r, const profile_context *c, const profile_
 {
     uint32_t end = p->first + p->count;
     kvb_status status = prefill(r, c, err);
+    if (status == KVB_OK) status = run_recorded(r, c, err); // before the context, which says that it was done
     if (status == KVB_OK) status = write_context(r, c, err);
     for (uint32_t first = p->first; status == KVB_OK && first < end; first += r->job->max_questions) {
         uint32_t left = end - first;

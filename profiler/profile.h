@@ -6,6 +6,7 @@
 #include "profiler/backend/sampler.h"
 #include "profiler/metric/scorer.h"
 #include "profiler/model/model.h"
+#include "profiler/text/model_text.h"
 
 enum { PROFILE_MAX_METRICS = 64 };     // in one pass
 enum { PROFILE_MAX_TOKENS = 1 << 24 }; // positions that float32 angles can still tell apart
@@ -21,6 +22,7 @@ typedef enum oracle_kind { ORACLE_LUKV, ORACLE_OUTPUT } oracle_kind;
 typedef struct profile_options {
     const metric *metrics; // any subset, all in one pass; at most PROFILE_MAX_METRICS
     size_t n_metrics;
+    const struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
     sampler draw;
     uint32_t new_tokens; // generated per question, >= 2: the first comes out of the prefill, so new_tokens - 1 queries
                          // are recorded
@@ -36,6 +38,8 @@ typedef struct profile_options {
     bool memory_is_asked;   // by the user: then a batch takes all of it, otherwise 2 GB at most
     bool beyond_trained;    // contexts longer than the model was trained for are allowed
     double keep_after;      // seconds: a stop keeps the layers of a prefill that has taken as long
+    uint32_t loss_queries;  // queries of every question that curves of output errors are recorded for; 0: no curves
+    uint32_t gain_rows;     // of a context's shortest question, that the layers' gains are measured on; 0: no gains
     record *grows;          // a finished record that the run adds to (the caller's), or NULL
 } profile_options;
 
@@ -71,6 +75,7 @@ typedef struct profile_growth {
 
 // Everything tokenised and counted before the model runs.
 typedef struct profile_job {
+    const model_text *text; // that tokenised it; lives as long as the job
     profile_context *contexts;
     size_t n_contexts;
     uint32_t max_tokens, max_questions, max_tail; // over all contexts; max_questions is what one batch holds
@@ -85,8 +90,8 @@ typedef struct profile_job {
 // (KVB_ARGUMENT, cut with max_tokens or allowed by beyond_trained), ids outside the vocabulary, the same sample_id
 // twice, a given answer of fewer than two tokens (nothing to record). Of a model that was opened for a plan and has no
 // tokenizer texts are counted, four bytes a token.
-kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
-                           const profile_options *o, kvb_error *err);
+kvb_status profile_prepare(profile_job *out, const model *m, const model_text *text, const calib_file *files,
+                           size_t n_files, const profile_options *o, kvb_error *err);
 void profile_job_free(profile_job *job);
 
 // The record's attributes: everything that must be equal for two runs to be one (model, tokenizer, text, metrics,
@@ -122,6 +127,7 @@ typedef struct profile_times {
     double prefill, scorers, decode, writing; // seconds
     double extras;                            // what several scorers share: column sums, output norms (observe.h)
     double each[PROFILE_MAX_METRICS];         // of every metric
+    double curves, gains;                     // of the losses; decode and prefill are without them
     uint64_t queries, skipped;                // recorded queries; questions that ended before a query was recorded
 } profile_times;
 

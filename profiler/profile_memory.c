@@ -1,6 +1,6 @@
 // What a profiling run keeps in memory, and how many questions at a time fit. Everything is linear in T, and in the
 // number of questions.
-#include "profiler/model/forward.h"
+#include "profiler/model/loss_pass.h"
 #include "profiler/profile.h"
 #include "runtime/fail.h"
 #include <omp.h>
@@ -45,6 +45,9 @@ profile_memory profile_memory_of(const model *m, const profile_job *job, const p
     uint64_t layers = c->n_layers, heads = (uint64_t)model_budgeted(c, c->n_layers) * c->n_kv_heads,
              T = job->max_tokens;
     uint64_t rows = (uint64_t)batch * job->max_tail;
+    uint64_t losses = o->loss_queries ? forward_loss_bytes(m, &plan, o->loss_queries) +
+                                            batch * o->n_metrics * heads * OUTPUT_LEVELS * sizeof(float)
+                                      : 0;
     profile_memory out = {
         .cache = forward_cache_bytes(m, &plan),
         .questions = batch * (heads * T + 2 * layers * c->n_kv_heads * job->max_tail * c->head_dim) * sizeof(float),
@@ -52,7 +55,7 @@ profile_memory profile_memory_of(const model *m, const profile_job *job, const p
             forward_scratch_bytes(m, &plan) + metric_bytes(m, job, o) + (uint64_t)omp_get_max_threads() * THREAD_BYTES,
         .host = (o->n_metrics + 1) * heads * T * sizeof(float) +
                 batch * (2ull * c->vocabulary + o->new_tokens) * sizeof(float) +
-                rows * (sizeof(decode_row) + sizeof(int32_t)),
+                rows * (sizeof(decode_row) + sizeof(int32_t)) + losses,
     };
     out.activations = forward_bytes(m, &plan) - out.cache - out.questions;
     return out;

@@ -2,6 +2,7 @@
 #include "fail.h"
 #include "json.h"
 #include "rank.h"
+#include "sha256.h"
 #include "table.h"
 #include <cjson/cJSON.h>
 #include <math.h>
@@ -152,6 +153,24 @@ static kvb_status read_weights(kvb_ranking *r, const kvb_safetensors *file, kvb_
     return KVB_OK;
 }
 
+// The name is a hash of the text, as it was before the name was added to its end, and of the weights.
+static kvb_status check_name(const kvb_ranking *r, const kvb_safetensors *file, kvb_error *err)
+{
+    static const char key[] = ",\"name\":\"";
+    const kvb_tensor *weights = kvb_safetensors_find(file, "rank_weights");
+    const char *text = r->about, *at = strstr(text, key), *rest = at ? at + sizeof key - 1 + strlen(r->info.name) : "";
+    char hash[65] = "";
+    if (*rest++ == '"') {
+        const kvb_bytes pieces[] = {{text, (size_t)(at - text)}, {rest, strlen(rest)}, {weights->data, weights->size}};
+        kvb_sha256(pieces, 3, hash);
+    }
+    if (strncmp(r->info.name + sizeof "learned:" - 1, hash, 12) == 0) return KVB_OK;
+    return kvb_fail(err, KVB_FORMAT,
+                    "%s: the ranking is called %s, but what it holds has the name learned:%.12s; it is damaged, get it "
+                    "again or make it with `kvbudget learn`",
+                    file->name, r->info.name, hash);
+}
+
 static kvb_status check_format(const kvb_safetensors *file, const char *text, kvb_error *err)
 {
     const char *format = kvb_safetensors_metadata(file->header, "format"),
@@ -196,6 +215,7 @@ kvb_status kvb_ranking_read(kvb_ranking **out, const kvb_safetensors *file, kvb_
     if (!status) status = read_form(r, file->name, err);
     if (!status) status = read_folds(r, file->name, err);
     if (!status) status = read_weights(r, file, err);
+    if (!status) status = check_name(r, file, err);
     if (status) {
         kvb_ranking_close(r);
         return status;

@@ -1,8 +1,8 @@
 #include "safetensors.h"
 #include "fail.h"
 #include "json.h"
+#include "sha256.h"
 #include <cjson/cJSON.h>
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -182,6 +182,36 @@ static kvb_status parse_entries(kvb_safetensors *out, const unsigned char *data,
     return check_layout(out, data, size, err);
 }
 
+bool kvb_content_sha256(const void *data, size_t size, size_t *place, char hex[65])
+{
+    // In JSON text these bytes can only be a key with a text behind it: quotes inside of texts are escaped.
+    static const char key[] = "\"" KVB_CONTENT_KEY "\":\"";
+    static const char zeros[] = "0000000000000000000000000000000000000000000000000000000000000000";
+    const size_t length = sizeof key - 1, n_digits = sizeof zeros - 1;
+    const char *text = data;
+    size_t at = 8;
+    while (at + length + n_digits <= size && memcmp(text + at, key, length) != 0) at++;
+    if (at + length + n_digits > size) return false;
+    *place = at + length;
+    const kvb_bytes pieces[] = {
+        {text, *place}, {zeros, n_digits}, {text + *place + n_digits, size - *place - n_digits}};
+    kvb_sha256(pieces, 3, hex);
+    return true;
+}
+
+static kvb_status check_content(const kvb_safetensors *file, const void *data, size_t size, kvb_error *err)
+{
+    const char *said = kvb_safetensors_metadata(file->header, KVB_CONTENT_KEY);
+    char hex[65] = "";
+    size_t place = 0;
+    if (!said || (kvb_content_sha256(data, size, &place, hex) && strcmp(said, hex) == 0)) return KVB_OK;
+    return kvb_fail(err, KVB_FORMAT,
+                    "%s: metadata \"" KVB_CONTENT_KEY
+                    "\": says %.64s, the file has %s: it is damaged, get it again; if "
+                    "it was changed on purpose, leave that entry out",
+                    file->name, said, *hex ? hex : "another form");
+}
+
 kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t size, const char *name, kvb_error *err)
 {
     const unsigned char *bytes = data;
@@ -208,6 +238,7 @@ kvb_status kvb_safetensors_parse(kvb_safetensors *out, const void *data, size_t 
     }
     status = kvb_json_object(&out->header, (const char *)bytes + 8, (size_t)header_size, out->name, "header", err);
     if (!status) status = parse_entries(out, bytes + 8 + header_size, size - 8 - (size_t)header_size, err);
+    if (!status) status = check_content(out, data, size, err);
     if (status) kvb_safetensors_free(out);
     return status;
 }

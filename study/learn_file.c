@@ -70,21 +70,17 @@ static bool add_origin(cJSON *m, const learned *l, const char *record_sha256)
     return ok;
 }
 
-// The name is the hash of the text without it.
 static kvb_status write_named(const char *path, rank_content *content, cJSON *about, const cJSON *origin, char name[24],
                               kvb_error *err)
 {
     char *text = cJSON_PrintUnformatted(about);
+    if (!text) return kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
     content->about = text;
-    kvb_status status =
-        text ? rank_name(name, content, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
-    cJSON_free(text);
-    if (status != KVB_OK) return status;
-    char *named = cJSON_AddStringToObject(about, "name", name) ? cJSON_PrintUnformatted(about) : NULL;
+    char *named = rank_name(name, content);
     content->about = named;
-    status = named ? rank_write(path, content, origin, err)
-                   : kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
-    cJSON_free(named);
+    kvb_status status = rank_write(path, content, origin, err);
+    cJSON_free(text);
+    free(named);
     return status;
 }
 

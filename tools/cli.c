@@ -1,5 +1,6 @@
 // Option tables: one description of an option serves getopt_long, the checks of its value, and the manual.
 #include "tools/cli.h"
+#include "formats/need.h"
 #include <ctype.h>
 #include <errno.h>
 #include <getopt.h>
@@ -11,7 +12,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { OPTION_HELP = 1000, OPTIONS_MAX = 64, HELP_COLUMN = 30 };
+enum { OPTION_HELP = 1000, OPTIONS_MAX = 64, OPTION_FORCE = OPTION_HELP + OPTIONS_MAX + 1, HELP_COLUMN = 30 };
 
 static void print_prefix(const cli_command *command)
 {
@@ -44,13 +45,10 @@ void cli_list_free(cli_list *list)
     *list = (cli_list){0};
 }
 
-static kvb_status list_append(cli_list *list, const char *text)
+static void list_append(cli_list *list, const char *text)
 {
-    const char **items = realloc(list->items, (list->count + 1) * sizeof *items);
-    if (!items) return KVB_MEMORY;
-    items[list->count++] = text;
-    list->items = items;
-    return KVB_OK;
+    list->items = need_more(list->items, list->count + 1, sizeof *list->items, "values of an option");
+    list->items[list->count++] = text;
 }
 
 // Digits only: strtoull alone would take " 5", "+5" and even "-1" (as 2^64-1).
@@ -81,9 +79,6 @@ static int store(const cli_command *command, const cli_option *option, const cha
     case CLI_FLAG:
         *(bool *)option->value = true;
         return EXIT_DONE;
-    case CLI_TEXT:
-        *(const char **)option->value = text;
-        return EXIT_DONE;
     case CLI_COUNT:
         if (parse_count(text, option->value)) return EXIT_DONE;
         return cli_usage_error(command, "--%s: expected a whole number of 0 or more, found '%s'", option->name, text);
@@ -91,11 +86,13 @@ static int store(const cli_command *command, const cli_option *option, const cha
         if (parse_real(text, option->value)) return EXIT_DONE;
         return cli_usage_error(command, "--%s: expected a decimal number, found '%s'", option->name, text);
     case CLI_LIST:
-        if (list_append(option->value, text) == KVB_OK) return EXIT_DONE;
-        fprintf(stderr, "kvbudget %s: not enough memory for the options\n", command->name);
-        return EXIT_FAILED;
+    case CLI_INPUTS:
+        list_append(option->value, text);
+        return EXIT_DONE;
+    default:
+        *(const char **)option->value = text;
+        return EXIT_DONE;
     }
-    return EXIT_FAILED;
 }
 
 // What getopt_long calls the option that it has just refused. optopt is the short letter, the value of a long option
@@ -109,6 +106,7 @@ static int refuse_option(const cli_command *command, const cli_option *options, 
         return cli_usage_error(command, "-%c needs a value", optopt);
     }
     if (optopt == OPTION_HELP) return cli_usage_error(command, "--help takes no value");
+    if (optopt == OPTION_FORCE) return cli_usage_error(command, "--force takes no value");
     if (optopt > OPTION_HELP)
         return cli_usage_error(command, "--%s takes no value", options[optopt - OPTION_HELP - 1].name);
     if (is_long) return cli_usage_error(command, "unknown or ambiguous option '%s'", word);
@@ -122,9 +120,26 @@ void cli_print_manuals_by(cli_manual_printer *printer)
     manual_printer = printer ? printer : cli_print_manual;
 }
 
-int cli_parse(const cli_command *command, const cli_option *options, int argc, char **argv, int *first)
+// ---- Options --------------------------------------------------------------------------------------------------------
+
+static bool force_given; // where the command itself has no such option
+static const cli_option force_option = {"force",      0,    CLI_FLAG,
+                                        &force_given, NULL, "let outputs replace files that hold something else"};
+
+const cli_option *cli_force_option(const cli_option *options)
 {
-    struct option longs[OPTIONS_MAX + 2] = {{"help", no_argument, NULL, OPTION_HELP}};
+    bool writes = false;
+    for (; options->name; options++) {
+        if (strcmp(options->name, force_option.name) == 0) return NULL;
+        writes |= options->kind >= CLI_OUTPUT;
+    }
+    return writes ? &force_option : NULL;
+}
+
+// Fills what the options name; the operands begin at optind then.
+static int parse_options(const cli_command *command, const cli_option *options, int argc, char **argv)
+{
+    struct option longs[OPTIONS_MAX + 3] = {{"help", no_argument, NULL, OPTION_HELP}};
     char shorts[2 * OPTIONS_MAX + 4] = ":h"; // the colon makes getopt tell a missing value from an unknown option
     size_t n = 0, length = strlen(shorts);
     for (; n < OPTIONS_MAX && options[n].name; n++) {
@@ -135,6 +150,8 @@ int cli_parse(const cli_command *command, const cli_option *options, int argc, c
         shorts[length++] = options[n].short_name;
         if (!flag) shorts[length++] = ':';
     }
+    if (cli_force_option(options)) longs[n + 1] = (struct option){force_option.name, no_argument, NULL, OPTION_FORCE};
+    force_given = false;
     optind = 0; // glibc: forget the state of an earlier call
     opterr = 0;
     for (int c; (c = getopt_long(argc, argv, shorts, longs, NULL)) != -1;) {
@@ -142,7 +159,7 @@ int cli_parse(const cli_command *command, const cli_option *options, int argc, c
             manual_printer(command, options);
             return -1;
         }
-        const cli_option *option = NULL;
+        const cli_option *option = c == OPTION_FORCE ? &force_option : NULL;
         for (size_t i = 0; i < n && !option; i++)
             if (c == OPTION_HELP + 1 + (int)i || (options[i].short_name && c == options[i].short_name))
                 option = &options[i];
@@ -150,9 +167,62 @@ int cli_parse(const cli_command *command, const cli_option *options, int argc, c
         int code = store(command, option, optarg);
         if (code != EXIT_DONE) return code;
     }
-    *first = optind;
     return EXIT_DONE;
 }
+
+static void name_inputs(const cli_option *options, char **operands, int n)
+{
+    for (int i = 0; i < n; i++) named_input(operands[i]);
+    for (const cli_option *o = options; o->name; o++) {
+        if (o->kind == CLI_INPUT && *(const char **)o->value) named_input(*(const char **)o->value);
+        const cli_list *list = o->kind == CLI_INPUTS ? o->value : &(cli_list){0};
+        for (size_t i = 0; i < list->count; i++) named_input(list->items[i]);
+    }
+}
+
+static kvb_status name_outputs(const cli_option *options, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (const cli_option *o = options; o->name && status == KVB_OK; o++) {
+        const char *path = o->kind >= CLI_OUTPUT ? *(const char **)o->value : NULL;
+        char option[64];
+        snprintf(option, sizeof option, "--%s", o->name);
+        if (path) status = named_output(path, option, o->kind - CLI_OUTPUT, err);
+    }
+    return status;
+}
+
+// written: what the first operand is, FILE_ANY: it is read as the others are.
+static int parse(const cli_command *command, const cli_option *options, file_kind written, int argc, char **argv,
+                 int *first)
+{
+    int code = parse_options(command, options, argc, argv);
+    if (code != EXIT_DONE) return code;
+    *first = optind;
+    bool force = force_given;
+    for (const cli_option *o = options; o->name; o++)
+        if (strcmp(o->name, force_option.name) == 0) force = *(const bool *)o->value;
+    int from = written != FILE_ANY && optind < argc;
+    kvb_error err;
+    named_files_begin(force);
+    name_inputs(options, argv + optind + from, argc - optind - from);
+    kvb_status status = from ? named_output(argv[optind], argv[optind], written, &err) : KVB_OK;
+    if (status == KVB_OK) status = name_outputs(options, &err);
+    return status == KVB_OK ? EXIT_DONE : cli_failed(command, &err);
+}
+
+int cli_parse(const cli_command *command, const cli_option *options, int argc, char **argv, int *first)
+{
+    return parse(command, options, FILE_ANY, argc, argv, first);
+}
+
+int cli_parse_output(const cli_command *command, const cli_option *options, file_kind written, int argc, char **argv,
+                     int *first)
+{
+    return parse(command, options, written, argc, argv, first);
+}
+
+// ---- Help -----------------------------------------------------------------------------------------------------------
 
 static void print_option(const cli_option *option)
 {
@@ -179,6 +249,7 @@ void cli_print_manual(const cli_command *command, const cli_option *options)
 {
     printf("kvbudget %s: %s\n\nUsage: kvbudget %s\n\nOptions:\n", command->name, command->summary, command->synopsis);
     for (const cli_option *option = options; option->name; option++) print_option(option);
+    if (cli_force_option(options)) print_option(cli_force_option(options));
     print_option(&(cli_option){.name = "help", .short_name = 'h', .help = "print this text"});
     if (command->details && *command->details) {
         printf("\n%s", command->details);

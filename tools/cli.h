@@ -1,6 +1,7 @@
 // What every subcommand shares: option tables with help text, number parsing, progress. No algorithm lives in tools/.
 #pragma once
 #include "runtime/kvbudget.h"
+#include "tools/named_files.h"
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -10,8 +11,10 @@ enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 // One option of a subcommand. `value` receives what the user gave, by kind:
 // FLAG bool*, TEXT const char** (points into argv), COUNT uint64_t*, REAL double*, LIST cli_list* (the option may be
-// repeated).
-typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_COUNT, CLI_REAL, CLI_LIST } cli_kind;
+// repeated). INPUT and INPUTS are TEXT and LIST that name files to read, or hold one behind a '='; CLI_WRITES(kind) is
+// TEXT that names a file to write.
+typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_COUNT, CLI_REAL, CLI_LIST, CLI_INPUT, CLI_INPUTS, CLI_OUTPUT } cli_kind;
+#define CLI_WRITES(file_kind) (CLI_OUTPUT + (file_kind))
 
 typedef struct cli_list {
     const char **items; // point into argv; the array belongs to the list (cli_list_free)
@@ -40,13 +43,20 @@ typedef struct cli_command {
 #define RESULTS_OPTIONS(o)                                                                                  \
     {"json", 0, CLI_FLAG, &(o).json, NULL, "print all rows as JSON instead of the table (docs/output.md)"}, \
     {                                                                                                       \
-        "csv", 0, CLI_TEXT, &(o).csv, "FILE", "also write all rows as CSV"                                  \
+        "csv", 0, CLI_WRITES(FILE_CSV), &(o).csv, "FILE", "also write all rows as CSV"                      \
     }
 
 // Parses argv with getopt_long. `options` ends with a {0} entry. On success returns EXIT_DONE and the operands are
 // argv[*first .. argc-1]; --help prints the manual of the command and returns -1 (the caller returns EXIT_DONE);
-// a wrong option prints what is wrong and where to look and returns EXIT_USAGE.
+// a wrong option prints what is wrong and where to look and returns EXIT_USAGE. Operands and options that are files are
+// told to named_files.h; EXIT_FAILED after a message where an output may not be written. A command with outputs has
+// --force, whether its options say so or not.
 int cli_parse(const cli_command *command, const cli_option *options, int argc, char **argv, int *first);
+// The same where the first operand is a file of this kind to write.
+int cli_parse_output(const cli_command *command, const cli_option *options, file_kind written, int argc, char **argv,
+                     int *first);
+// The --force of a command whose table lacks it, for manuals; NULL where the table has it or nothing is written.
+const cli_option *cli_force_option(const cli_option *options);
 void cli_print_manual(const cli_command *command, const cli_option *options);
 // What --help prints with from here on; NULL: cli_print_manual again.
 typedef void cli_manual_printer(const cli_command *command, const cli_option *options);
@@ -80,9 +90,12 @@ void progress_clear(progress *p); // takes away what a terminal shows of it; not
 bool progress_hashed(void *bar, double done, double total);
 double seconds_now(void); // CLOCK_MONOTONIC
 
-// The number of the first SIGINT or SIGTERM (a second one kills); long work polls it and stops cleanly with
-// KVB_INTERRUPTED. Signals that were ignored when the program started stay ignored. Called before anything starts a
-// thread (a parallel region, MPI), since threads take over what is blocked.
+// SIGINT, SIGTERM and SIGHUP end the program, and its temporary files with it; those that were ignored when it started
+// stay ignored. A file that grows beyond `ulimit -f` is an error of writing. Called before anything starts a thread (a
+// parallel region, MPI), since threads take over what is blocked.
+void cli_watch_signals(void);
+// From here on the first of them only leaves its number here, and a second one kills; long work polls it and stops
+// cleanly with KVB_INTERRUPTED.
 extern atomic_int cli_stop_requested;
 void cli_catch_signals(void);
 // After such a signal, when all is cleaned up: ends by it, so that a shell's loop ends too. Else does nothing.

@@ -12,7 +12,7 @@
 // --query-statistics, for the commands that score contexts.
 #define QUERY_STATISTICS_OPTION(path)                                                  \
     {                                                                                  \
-        "query-statistics", 0, CLI_TEXT, &(path), "FILE",                              \
+        "query-statistics", 0, CLI_INPUT, &(path), "FILE",                             \
             "stored query statistics, for metrics with stored=1 (kvbudget statistics)" \
     }
 

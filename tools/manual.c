@@ -66,6 +66,7 @@ static void put_roff_command(const cli_command *command, const cli_option *optio
     fputs(".PP\n.B kvbudget\n", stdout);
     put_roff(command->synopsis, strlen(command->synopsis));
     for (const cli_option *o = options; o->name; o++) put_roff_option(o);
+    if (cli_force_option(options)) put_roff_option(cli_force_option(options));
     if (!command->details) return;
     puts(".PP");
     put_roff_text(command->details);
@@ -104,6 +105,7 @@ static void put_bash_command(const cli_command *command, const cli_option *optio
 {
     printf("    %s)\n        options='--help", command->name);
     for (const cli_option *o = options; o->name; o++) printf(" --%s", o->name);
+    if (cli_force_option(options)) fputs(" --force", stdout);
     fputs("'\n        case $before in\n", stdout);
     for (const cli_option *o = options; o->name; o++) {
         if (!is_choice(o)) continue;
@@ -160,7 +162,7 @@ static void put_zsh(const char *text)
 
 static void put_zsh_option(const cli_option *o)
 {
-    const char *again = o->kind == CLI_LIST ? "*" : "";
+    const char *again = o->kind == CLI_LIST || o->kind == CLI_INPUTS ? "*" : "";
     for (int is_short = 0; is_short < (o->short_name ? 2 : 1); is_short++) {
         if (is_short) printf("            '%s-%c%s[", again, o->short_name, o->kind == CLI_FLAG ? "" : "+");
         else printf("            '%s--%s%s[", again, o->name, o->kind == CLI_FLAG ? "" : "=");
@@ -183,6 +185,7 @@ static void put_zsh_command(const cli_command *command, const cli_option *option
 {
     printf("    %s)\n        _arguments -s \\\n", command->name);
     for (const cli_option *o = options; o->name; o++) put_zsh_option(o);
+    if (cli_force_option(options)) put_zsh_option(cli_force_option(options));
     fputs("            '(- *)'{-h,--help}'[print the manual of the command]' '*:file:_files' ;;\n", stdout);
 }
 

@@ -24,6 +24,9 @@ kvb_status learned_parse(metric *out, const char *text, learned_list *l, kvb_err
 // list.
 kvb_status learned_of_table(metric *out, const kvb_table *table, learned_list *l, kvb_error *err);
 
+// The same ranking with the weights of one of its folds (kvb_ranking_fold).
+metric learned_fold(const metric *m, uint32_t fold);
+
 // NULL for a plain metric.
 const kvb_ranking *learned_ranking_of(const metric *m);
 

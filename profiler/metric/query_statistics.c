@@ -1,6 +1,7 @@
 #include "profiler/metric/query_statistics.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/backend/linalg.h"
 #include "runtime/fail.h"
@@ -11,19 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
-static kvb_status statistics_alloc(query_statistics **out, uint32_t L, uint32_t H, uint32_t d, kvb_error *err)
+static query_statistics *statistics_new(uint32_t L, uint32_t H, uint32_t d)
 {
     size_t means = (size_t)L * H * d;
-    *out = calloc(1, sizeof **out);
-    if (*out) {
-        **out = (query_statistics){.n_layers = L, .n_heads = H, .head_dim = d};
-        (*out)->mean = malloc(means * sizeof(float) + 1);
-        (*out)->covariance = malloc(means * d * sizeof(float) + 1);
-    }
-    if (*out && (*out)->mean && (*out)->covariance) return KVB_OK;
-    query_statistics_free(*out);
-    *out = NULL;
-    return kvb_fail(err, KVB_MEMORY, "query statistics: no memory for %u layers of %u heads", L, H);
+    query_statistics *s = need(1, sizeof *s, "query statistics");
+    *s = (query_statistics){.n_layers = L, .n_heads = H, .head_dim = d};
+    s->mean = need(means, sizeof *s->mean, "means of queries");
+    s->covariance = need(means * d, sizeof *s->covariance, "covariances of queries");
+    return s;
+}
+
+void query_statistics_show(const query_statistics *s, layer_observer *observer)
+{
+    observer->stored_mean = s ? s->mean : NULL;
+    observer->stored_covariance = s ? s->covariance : NULL;
 }
 
 void query_statistics_free(query_statistics *s)
@@ -64,11 +66,11 @@ kvb_status query_statistics_parse(query_statistics **out, const void *data, size
     const uint64_t shape[] = {n_layers, n_heads, head_dim, head_dim};
     *out = NULL;
     kvb_status status = kvb_safetensors_parse(&file, data, size, name, err);
-    if (status == KVB_OK) status = statistics_alloc(out, n_layers, n_heads, head_dim, err);
+    if (status == KVB_OK) *out = statistics_new(n_layers, n_heads, head_dim);
     if (status == KVB_OK) status = read_tensor((*out)->mean, &file, "query_mean", 3, shape, err);
     if (status == KVB_OK) status = read_tensor((*out)->covariance, &file, "query_cov", 4, shape, err);
-    const char *model = status == KVB_OK ? kvb_safetensors_metadata(file.header, "model_sha256") : NULL;
-    if (model) snprintf((*out)->model_sha256, sizeof(*out)->model_sha256, "%s", model);
+    const char *sha256 = status == KVB_OK ? kvb_safetensors_metadata(file.header, "model_sha256") : NULL;
+    if (sha256) snprintf((*out)->model_sha256, sizeof(*out)->model_sha256, "%s", sha256);
     kvb_safetensors_free(&file);
     if (status == KVB_OK) return KVB_OK;
     query_statistics_free(*out);
@@ -76,14 +78,26 @@ kvb_status query_statistics_parse(query_statistics **out, const void *data, size
     return status;
 }
 
-kvb_status query_statistics_open(query_statistics **out, const char *path, uint32_t n_layers, uint32_t n_heads,
-                                 uint32_t head_dim, kvb_error *err)
+// Files of kvpress do not say whose queries they hold; another model of the same shape would give wrong numbers.
+static kvb_status check_model(const query_statistics *s, const char *path, const model *m, kvb_error *err)
 {
+    if (!s->model_sha256[0] || !m->sha256[0] || strcmp(s->model_sha256, m->sha256) == 0) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s: query statistics of another model (SHA-256 %.16s..., this one's is %.16s...); gather them "
+                    "again with kvbudget statistics",
+                    path, s->model_sha256, m->sha256);
+}
+
+kvb_status query_statistics_open(query_statistics **out, const char *path, const model *m, kvb_error *err)
+{
+    const model_config *c = &m->config;
     file_view view;
     *out = NULL;
+    if (!path) return KVB_OK;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
-    status = query_statistics_parse(out, view.data, view.size, path, n_layers, n_heads, head_dim, err);
+    status = query_statistics_parse(out, view.data, view.size, path, c->n_layers, c->n_heads, c->head_dim, err);
+    if (status == KVB_OK) status = check_model(*out, path, m, err);
     if (status == KVB_OK) status = sha256_hex(view.data, view.size, (*out)->sha256, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
     if (status != KVB_OK) query_statistics_free(*out), *out = NULL;
@@ -93,35 +107,35 @@ kvb_status query_statistics_open(query_statistics **out, const char *path, uint3
 
 // ---- Writing ----
 
-static bool describe_tensor(cJSON *header, const char *name, const uint32_t *shape, int n_dims, size_t begin,
+static void describe_tensor(cJSON *header, const char *name, const uint32_t *shape, int n_dims, size_t begin,
                             size_t end)
 {
     const double offsets[] = {(double)begin, (double)end};
     double dims[4];
     for (int i = 0; i < n_dims; i++) dims[i] = shape[i];
     cJSON *o = cJSON_AddObjectToObject(header, name);
-    return o && cJSON_AddStringToObject(o, "dtype", "F32") &&
-           cJSON_AddItemToObject(o, "shape", cJSON_CreateDoubleArray(dims, n_dims)) &&
-           cJSON_AddItemToObject(o, "data_offsets", cJSON_CreateDoubleArray(offsets, 2));
+    cJSON_AddStringToObject(o, "dtype", "F32");
+    cJSON_AddItemToObject(o, "shape", cJSON_CreateDoubleArray(dims, n_dims));
+    cJSON_AddItemToObject(o, "data_offsets", cJSON_CreateDoubleArray(offsets, 2));
 }
 
-// The header's text, padded with blanks to a multiple of 8 bytes; malloc'd, NULL when memory is short.
+// The header's text, padded with blanks to a multiple of 8 bytes; the caller's.
 static char *make_header(const query_statistics *s, uint64_t texts, uint64_t queries)
 {
     const uint32_t shape[] = {s->n_layers, s->n_heads, s->head_dim, s->head_dim};
     size_t means = (size_t)s->n_layers * s->n_heads * s->head_dim * sizeof(float);
-    char numbers[2][24], *padded = NULL;
+    char numbers[2][24];
     snprintf(numbers[0], sizeof numbers[0], "%llu", (unsigned long long)texts);
     snprintf(numbers[1], sizeof numbers[1], "%llu", (unsigned long long)queries);
-    cJSON *header = cJSON_CreateObject(), *about = header ? cJSON_AddObjectToObject(header, "__metadata__") : NULL;
-    bool good = about && cJSON_AddStringToObject(about, "format", "kvbudget-query-statistics") &&
-                cJSON_AddStringToObject(about, "texts", numbers[0]) &&
-                cJSON_AddStringToObject(about, "queries", numbers[1]) &&
-                (!s->model_sha256[0] || cJSON_AddStringToObject(about, "model_sha256", s->model_sha256)) &&
-                describe_tensor(header, "query_mean", shape, 3, 0, means) &&
-                describe_tensor(header, "query_cov", shape, 4, means, means + means * s->head_dim);
-    char *text = good ? cJSON_PrintUnformatted(header) : NULL;
-    if (text && asprintf(&padded, "%s%*s", text, (int)((8 - strlen(text) % 8) % 8), "") < 0) padded = NULL;
+    cJSON *header = cJSON_CreateObject(), *about = cJSON_AddObjectToObject(header, "__metadata__");
+    cJSON_AddStringToObject(about, "format", "kvbudget-query-statistics");
+    cJSON_AddStringToObject(about, "texts", numbers[0]);
+    cJSON_AddStringToObject(about, "queries", numbers[1]);
+    if (s->model_sha256[0]) cJSON_AddStringToObject(about, "model_sha256", s->model_sha256);
+    describe_tensor(header, "query_mean", shape, 3, 0, means);
+    describe_tensor(header, "query_cov", shape, 4, means, means + means * s->head_dim);
+    char *text = cJSON_PrintUnformatted(header);
+    char *padded = need_text("%s%*s", text, (int)((8 - strlen(text) % 8) % 8), "");
     cJSON_free(text);
     cJSON_Delete(header);
     return padded;
@@ -133,7 +147,6 @@ kvb_status query_statistics_write(const query_statistics *s, const char *path, u
     atomic_file file;
     size_t means = (size_t)s->n_layers * s->n_heads * s->head_dim;
     char *header = make_header(s, texts, queries);
-    if (!header) return kvb_fail(err, KVB_MEMORY, "%s: no memory for its header", path);
     kvb_status status = atomic_file_begin(&file, path, err);
     if (status == KVB_OK) {
         uint64_t length = strlen(header);
@@ -162,22 +175,16 @@ struct query_gather {
     size_t rows_room;
 };
 
-kvb_status query_gather_open(query_gather **out, uint32_t n_layers, uint32_t n_heads, uint32_t head_dim, uint32_t skip,
-                             kvb_error *err)
+query_gather *query_gather_open(uint32_t n_layers, uint32_t n_heads, uint32_t head_dim, uint32_t skip)
 {
     size_t means = (size_t)n_layers * n_heads * head_dim;
-    query_gather *g = calloc(1, sizeof *g);
-    *out = g;
-    if (!g) return kvb_fail(err, KVB_MEMORY, "query statistics: no memory");
+    query_gather *g = need(1, sizeof *g, "query statistics");
     *g = (query_gather){.n_layers = n_layers, .n_heads = n_heads, .head_dim = head_dim, .skip = skip};
-    g->sums = calloc(means + 1, sizeof *g->sums);
-    g->products = calloc(means * head_dim + 1, sizeof *g->products);
-    g->shift = calloc(means + 1, sizeof *g->shift);
-    g->product = calloc((size_t)head_dim * head_dim + 1, sizeof *g->product);
-    if (g->sums && g->products && g->shift && g->product) return KVB_OK;
-    query_gather_close(g);
-    *out = NULL;
-    return kvb_fail(err, KVB_MEMORY, "query statistics: no memory for %u layers of %u heads", n_layers, n_heads);
+    g->sums = need(means, sizeof *g->sums, "sums of queries");
+    g->products = need(means * head_dim, sizeof *g->products, "products of queries");
+    g->shift = need(means, sizeof *g->shift, "means of queries");
+    g->product = need((size_t)head_dim * head_dim, sizeof *g->product, "products of queries");
+    return g;
 }
 
 void query_gather_close(query_gather *g)
@@ -214,10 +221,8 @@ static kvb_status see_queries(void *context, const layer_view *view, kvb_error *
     uint32_t T = view->n_tokens, n = T > g->skip ? T - g->skip : 0;
     size_t d = g->head_dim, ld = (size_t)g->n_heads * d;
     if (n > g->rows_room) {
-        free(g->rows);
-        g->rows = malloc(n * d * sizeof *g->rows);
-        g->rows_room = g->rows ? n : 0;
-        if (!g->rows) return kvb_fail(err, KVB_MEMORY, "query statistics: no memory for %u queries", n);
+        g->rows = need_more(g->rows, n * d, sizeof *g->rows, "queries");
+        g->rows_room = n;
     }
     uint64_t failures = gemm_failures();
     for (uint32_t h = 0; n && h < g->n_heads; h++)
@@ -245,8 +250,7 @@ kvb_status query_gather_finish(const query_gather *g, query_statistics **out, kv
     if (g->n < 2)
         return kvb_fail(err, KVB_ARGUMENT, "query statistics: %llu queries, expected at least two; use longer texts",
                         (unsigned long long)g->n);
-    kvb_status status = statistics_alloc(out, g->n_layers, g->n_heads, g->head_dim, err);
-    if (status != KVB_OK) return status;
+    *out = statistics_new(g->n_layers, g->n_heads, g->head_dim);
     double n = (double)g->n;
     for (size_t h = 0; h < heads; h++) {
         const double *sums = g->sums + h * d, *products = g->products + h * d * d;

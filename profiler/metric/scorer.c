@@ -3,29 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-const scorer *const scorer_list[] = {
-    &scorer_snapkv_kvpress,
-    &scorer_snapkv_lukv,
-    &scorer_snapkv_adakv,
-    &scorer_snapkv_factory,
-    &scorer_snapkv_keydiff,
-    &scorer_keydiff,
-    &scorer_ea_kvpress,
-    &scorer_ea_lukv,
-    &scorer_lagkv_kvpress,
-    &scorer_lagkv_paper,
-    &scorer_morphkv,
-    &scorer_rocketkv,
-    &scorer_h2o,
-    &scorer_h2o_kvpress,
-    &scorer_h2o_half,
-    &scorer_tova,
-    &scorer_knorm,
-    &scorer_streaming,
-    &scorer_streaming_kvpress,
-    &scorer_random,
-    &scorer_critical,
-};
+#define LIST_SCORER(name) &scorer_##name,
+const scorer *const scorer_list[] = {SCORERS(LIST_SCORER)};
 const size_t scorer_count = sizeof scorer_list / sizeof scorer_list[0];
 
 static const spec_row *metric_row(size_t i)
@@ -55,7 +34,7 @@ static kvb_status parse_base(metric *out, const char *text, size_t own, kvb_erro
     if (!text[own] || !text[own + 1])
         return kvb_fail(err, KVB_ARGUMENT, "metric '%.200s': write %s+METRIC, for example %s+snapkv:kvpress", text,
                         name, name);
-    kvb_status status = spec_read(&METRICS, text, own + 1, strlen(text), &row, &out->base_set, err);
+    kvb_status status = spec_read(&METRICS, text, own + 1, strlen(text), &row, out->base_set.bytes, err);
     metric base;
     if (status != KVB_OK) return status;
     out->base = scorer_list[row];
@@ -69,12 +48,12 @@ static kvb_status parse_base(metric *out, const char *text, size_t own, kvb_erro
 // The canonical text, a record's and a log's key: no two metrics may share one.
 static kvb_status write_spec(metric *m, kvb_error *err)
 {
-    size_t size = sizeof m->spec, used = spec_write(m->spec, size, &m->kind->spec, &m->set);
+    size_t size = sizeof m->spec, used = spec_write(m->spec, size, &m->kind->spec, m->set.bytes);
     if (m->base && used + 1 < size) m->spec[used] = '+';
     if (m->base) used++;
     if (m->base)
         used += spec_write(used < size ? m->spec + used : NULL, used < size ? size - used : 0, &m->base->spec,
-                           &m->base_set);
+                           m->base_set.bytes);
     if (used < size) return KVB_OK;
     return kvb_fail(err, KVB_ARGUMENT, "metric '%.100s...': its name would have %zu characters, at most %zu fit",
                     m->spec, used, size - 1);
@@ -84,7 +63,7 @@ kvb_status metric_parse(metric *out, const char *text, kvb_error *err)
 {
     size_t own = wrapped_at(text), row;
     memset(out, 0, sizeof *out); // settings can be compared as bytes
-    kvb_status status = spec_read(&METRICS, text, 0, own, &row, &out->set, err);
+    kvb_status status = spec_read(&METRICS, text, 0, own, &row, out->set.bytes, err);
     if (status != KVB_OK) return status;
     out->kind = scorer_list[row];
     status = parse_base(out, text, own, err);
@@ -92,11 +71,48 @@ kvb_status metric_parse(metric *out, const char *text, kvb_error *err)
     return status == KVB_OK && out->kind->check ? out->kind->check(out, err) : status;
 }
 
+bool metric_usual(metric *out, size_t i)
+{
+    for (size_t k = 0; k < scorer_count; k++) {
+        const spec_row *row = &scorer_list[k]->spec;
+        if (!scorer_list[k]->usual || i-- > 0) continue;
+        *out = (metric){.kind = scorer_list[k]};
+        spec_set_defaults(row, out->set.bytes);
+        spec_write(out->spec, sizeof out->spec, row, out->set.bytes);
+        return true;
+    }
+    return false;
+}
+
+const void *metric_settings(const metric *m)
+{
+    return m->set.bytes;
+}
+
+static const spec_parameter *find_parameter(const metric *m, const char *name)
+{
+    const spec_parameter *p = m->kind->spec.parameters;
+    while (p->name && strcmp(p->name, name) != 0) p++;
+    return p->name ? p : NULL;
+}
+
+double metric_value(const metric *m, const char *parameter, double otherwise)
+{
+    const spec_parameter *p = find_parameter(m, parameter);
+    return p ? spec_value(p, m->set.bytes) : otherwise;
+}
+
+void metric_set_value(metric *m, const char *parameter, double value)
+{
+    const spec_parameter *p = find_parameter(m, parameter);
+    if (p) spec_set_value(p, m->set.bytes, value);
+}
+
 bool metric_base(const metric *m, metric *base)
 {
     if (!m->base) return false;
     *base = (metric){.kind = m->base, .set = m->base_set};
-    spec_write(base->spec, sizeof base->spec, &base->kind->spec, &base->set);
+    spec_write(base->spec, sizeof base->spec, &base->kind->spec, base->set.bytes);
     return true;
 }
 
@@ -111,6 +127,19 @@ unsigned metric_needs_on_device(const metric *m)
     metric base;
     unsigned needs = m->kind->needs_on_device ? m->kind->needs_on_device(m) : m->kind->needs;
     return needs | (metric_base(m, &base) ? metric_needs_on_device(&base) : 0);
+}
+
+uint32_t metric_cost(const metric *m)
+{
+    unsigned needs = metric_needs(m);
+    if (needs & (VIEW_COLUMN_SUMS | VIEW_OUTPUT_NORMS)) return 16;
+    return needs & VIEW_Q ? 4 : needs & VIEW_Q_RAW ? 2 : needs ? 1 : 0;
+}
+
+const char *metric_kin(const metric *m)
+{
+    const scorer *kind = m->base ? m->base : m->kind;
+    return kind->kin ? kind->kin : kind->spec.name;
 }
 
 static kvb_status check_view(const metric *m, const layer_view *v, kvb_error *err)
@@ -169,9 +198,7 @@ bool metric_profiled_as(const metric *m, metric *profiled)
 {
     *profiled = *m;
     if (metric_check_nested(m, NULL) == KVB_OK) return true;
-    if (m->kind != &scorer_critical) return false;
-    profiled->set.critical.share = 0;
-    return write_spec(profiled, NULL) == KVB_OK;
+    return m->kind->make_nested && m->kind->make_nested(profiled) && write_spec(profiled, NULL) == KVB_OK;
 }
 
 kvb_status metric_rank(const metric *m, const float *first, const float *s, uint32_t n_kv_heads, uint32_t n_tokens,
@@ -193,13 +220,14 @@ kvb_status metric_rank(const metric *m, const float *first, const float *s, uint
 uint32_t metric_window(const metric *m)
 {
     metric base;
-    return metric_base(m, &base) ? metric_window(&base) : m->kind->window ? m->kind->window(m) : 0;
+    return metric_base(m, &base) ? metric_window(&base) : (uint32_t)metric_value(m, "window", 0);
 }
 
 uint32_t metric_least_tokens(const metric *m)
 {
     metric base;
-    uint32_t own = m->kind->least_tokens ? m->kind->least_tokens(m) : 1;
+    uint32_t votes = m->kind->needs & VIEW_Q ? metric_window(m) : 0;
+    uint32_t own = m->kind->least_tokens ? m->kind->least_tokens(m) : votes + 1;
     uint32_t wrapped = metric_base(m, &base) ? metric_least_tokens(&base) : 1;
     return own > wrapped ? own : wrapped;
 }
@@ -229,11 +257,13 @@ kvb_status metric_check_tokens(const metric *m, uint64_t n_tokens, kvb_error *er
 
 uint32_t metric_protect_sink(const metric *m)
 {
+    if (m->protects) return m->sink;
     return m->base ? m->base->protect_sink : m->kind->protect_sink;
 }
 
 uint32_t metric_protect_window(const metric *m)
 {
-    const scorer *kind = m->base ? m->base : m->kind;
-    return kind->window ? metric_window(m) : kind->protect_window;
+    if (m->protects) return m->window;
+    uint32_t window = metric_window(m);
+    return window ? window : m->base ? m->base->protect_window : m->kind->protect_window;
 }

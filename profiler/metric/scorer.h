@@ -7,12 +7,11 @@
 // A metric is written `name[:variant][:parameter=value]...`, e.g. `snapkv:kvpress:window=32`. CriticalKV wraps another
 // metric, which stands behind a plus sign: `critical:share=0+snapkv:lukv`.
 #pragma once
-#include "profiler/metric/scorer_settings.h"
 #include "profiler/metric/spec.h"
 #include "profiler/model/observe.h"
 #include <cjson/cJSON.h>
 
-enum { METRIC_MAX = 128, PRESS_MAX_ARGUMENTS = 6 };
+enum { METRIC_MAX = 128, PRESS_MAX_ARGUMENTS = 6, METRIC_SETTINGS_BYTES = 64 };
 
 typedef struct metric metric;
 
@@ -37,10 +36,10 @@ typedef struct scorer {
     unsigned (*needs_of)(const metric *m);
     // Those that it reads even where the view has a device; NULL: all of them.
     unsigned (*needs_on_device)(const metric *m);
-    // Of the last tokens, how many it looks at or keeps in any case; they are protected. NULL: protect_window.
-    uint32_t (*window)(const metric *m);
-    uint32_t protect_sink, protect_window; // defaults of the protected set P (methods.md 2.8)
-    // Tokens that a context must have at the least; NULL: 1.
+    // Defaults of the protected set P (methods.md 2.8). A metric with a parameter `window` looks at that many of the
+    // last tokens, or keeps them in any case, and protects them instead of protect_window.
+    uint32_t protect_sink, protect_window;
+    // Tokens that a context must have at the least; NULL: one more than the window where queries are looked at, else 1.
     uint32_t (*least_tokens)(const metric *m);
     // Writes s [G,T].
     kvb_status (*score)(const metric *m, const layer_view *view, float *s, kvb_error *err);
@@ -53,7 +52,12 @@ typedef struct scorer {
     const char *(*why_not_nested)(const metric *m);
     // See metric_rank; one head. NULL: budgets change nothing.
     kvb_status (*rank)(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget, kvb_error *err);
-    bool wraps; // another metric
+    // Makes of a metric whose ranking depends on the budget the nested one that is profiled for it; false where there
+    // is none. NULL: there never is.
+    bool (*make_nested)(metric *m);
+    bool wraps;      // another metric
+    bool usual;      // commands take it where no metric is named
+    const char *kin; // the metric of which this one is a form under a name of its own; NULL: it goes by its own name
     // The class of kvpress 0.5.5 that ranks tokens as this metric does, and its arguments, ended by a NULL name. NULL:
     // there is none.
     const char *press;
@@ -62,13 +66,22 @@ typedef struct scorer {
     bool (*press_fits)(const metric *m, const char **warning);
 } scorer;
 
+// The parameters' values: a struct that the scorer's own file declares and reads by metric_settings(). Only members of
+// the declared types are written, and bytes that belong to none are zero, so that settings can be compared as bytes.
+typedef struct metric_values {
+    _Alignas(8) unsigned char bytes[METRIC_SETTINGS_BYTES];
+} metric_values;
+
 // A scorer with its parameters set.
 struct metric {
     const scorer *kind;
     char spec[METRIC_MAX]; // canonical text: name[:variant] and the parameters that differ from the variant's defaults
-    scorer_settings set;
+    metric_values set;
     const scorer *base; // what is wrapped, or NULL
-    scorer_settings base_set;
+    metric_values base_set;
+    bool protects; // other first and last tokens than the scorer's
+    uint32_t sink, window;
+    uint32_t fold; // of a learned ranking, whose weights; 0: those fitted on all texts
 };
 
 extern const scorer *const scorer_list[];
@@ -77,6 +90,24 @@ extern const size_t scorer_count;
 // Reads a metric's name. A bare name of a scorer that has no plain form means `:kvpress`, the first runtime that tables
 // go to. KVB_ARGUMENT says what is known, or which value a parameter expects.
 kvb_status metric_parse(metric *out, const char *text, kvb_error *err);
+// The i-th of the metrics that commands take where none is named; false behind the last one.
+bool metric_usual(metric *out, size_t i);
+
+// The scorer's own settings struct.
+const void *metric_settings(const metric *m);
+// A parameter's value by its name; `otherwise` where the metric has no such parameter.
+double metric_value(const metric *m, const char *parameter, double otherwise);
+// Gives a parameter that the metric has another value, within its limits; m->spec stays as it was.
+void metric_set_value(metric *m, const char *parameter, double value);
+
+// What an engine pays for the scores, by what they are made of: 0 nothing but positions, 1 keys or values, 2 moments of
+// the queries, 4 the attention of some queries, 16 that of all, or norms of the values' outputs. CriticalKV pays for
+// what it wraps as well.
+uint32_t metric_cost(const metric *m);
+// The name that forms of one idea share: "snapkv" for its variants and for RocketKV's first stage; for CriticalKV, that
+// of what it wraps.
+const char *metric_kin(const metric *m);
+
 unsigned metric_needs(const metric *m);           // view_items, for layer_observer.needs
 unsigned metric_needs_on_device(const metric *m); // those of them that an observer of this metric does not spare
 uint32_t metric_window(const metric *m);          // last tokens that it looks at, 0 without; those of what it wraps too
@@ -90,8 +121,8 @@ kvb_status metric_check_tokens(const metric *m, uint64_t n_tokens, kvb_error *er
 uint32_t metric_protect_sink(const metric *m);
 uint32_t metric_protect_window(const metric *m);
 
-// What records and tables say of a metric: {"window": 64, ..., "protect_sink": 4, "protect_window": 64, "kvpress":
-// metric_press()}; the caller owns it; NULL when memory is short.
+// What records and tables say of a metric: {"window": 64, ..., "protect_sink": 4, "protect_window": 64, "cost": 4,
+// "kin": "snapkv", "kvpress": metric_press()}; the caller owns it; NULL when memory is short.
 cJSON *metric_to_json(const metric *m);
 // The kvpress press that ranks tokens as the metric does: {"press": "SnapKVPress", "arguments": {"window_size": 64,
 // ...}}, with "warning" where something differs; empty when there is none. The caller owns it; NULL when memory is

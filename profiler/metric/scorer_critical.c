@@ -12,10 +12,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct critical_settings {
+    double share, epsilon;
+} critical_settings;
+
 static kvb_status score_critical(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     uint32_t T = view->n_tokens, group = view->n_heads / view->n_kv_heads;
-    float epsilon = (float)m->set.critical.epsilon;
+    const critical_settings *set = metric_settings(m);
+    float epsilon = (float)set->epsilon;
     metric base;
     metric_base(m, &base);
     kvb_status status = metric_score(&base, view, s, err);
@@ -43,11 +48,11 @@ static int by_score(const void *a, const void *b)
 static kvb_status rank_critical(const metric *m, const float *first, float *s, uint32_t T, uint32_t budget,
                                 kvb_error *err)
 {
-    double share = m->set.critical.share;
-    uint32_t n = (uint32_t)((budget < T ? budget : T) * share);
-    if (share > 0 && n == 0 && budget > 0) n = 1; // kvpress: a first stage keeps one token at least
-    entry *order = malloc((size_t)T * sizeof *order + 1);
-    if (!order) return kvb_fail(err, KVB_MEMORY, "metric %s: no memory to rank %u tokens", m->spec, T);
+    const critical_settings *set = metric_settings(m);
+    uint32_t n = (uint32_t)((budget < T ? budget : T) * set->share);
+    if (set->share > 0 && n == 0 && budget > 0) n = 1; // kvpress: a first stage keeps one token at least
+    (void)err;
+    entry *order = need(T, sizeof *order, "tokens of a ranking");
     for (uint32_t j = 0; j < T; j++) order[j] = (entry){first[j], j};
     qsort(order, T, sizeof *order, by_score);
     for (uint32_t i = 0; i < n; i++) s[order[i].at] = FLT_MAX;
@@ -57,10 +62,16 @@ static kvb_status rank_critical(const metric *m, const float *first, float *s, u
 
 static const char *why_two_stages(const metric *m)
 {
-    return m->set.critical.share > 0
-               ? "its first stage keeps a share of the budget; profile critical:share=0+METRIC, evaluate "
-                 "with both stages"
-               : NULL;
+    const critical_settings *set = metric_settings(m);
+    return set->share > 0 ? "its first stage keeps a share of the budget; profile critical:share=0+METRIC, evaluate "
+                            "with both stages"
+                          : NULL;
+}
+
+static bool leave_out_first_stage(metric *m)
+{
+    metric_set_value(m, "share", 0);
+    return true;
 }
 
 // The weight of the values would count twice.
@@ -68,7 +79,7 @@ static kvb_status check_base(const metric *m, kvb_error *err)
 {
     metric base;
     metric_base(m, &base);
-    if ((base.kind == &scorer_ea_kvpress || base.kind == &scorer_ea_lukv) && base.set.ea.value_norm)
+    if (metric_value(&base, "value_norm", 0) != 0)
         return kvb_fail(err, KVB_ARGUMENT,
                         "metric %s: expected attention is already multiplied by the norm of the value; add "
                         ":value_norm=0 to it",
@@ -94,5 +105,6 @@ const scorer scorer_critical = {
     .check = check_base,
     .why_not_nested = why_two_stages,
     .rank = rank_critical,
+    .make_nested = leave_out_first_stage,
     .wraps = true,
 };

@@ -1,10 +1,12 @@
 // Expected Attention (methods.md 3.3): the attention that future queries will pay, if they are Gaussian like the past
 // ones.
 //
-//     mu_h, C_h  = mean and covariance (divisor n) of the queries before RoPE, rows n_s..T-1; stored ones of other
-//     texts with stored=1 mu', C'    = R mu, R C R^T,  R = mean RoPE rotation over positions T .. T + future - 1 z[h,j]
-//     = mu'.k_j / sqrt(d) + k_j^T C' k_j / (2 d) p[h]       = softmax of z over j >= n_s (kvpress) or over all j
-//     (LU-KV) s[g,j]     = (mean over h in g of p[h,j] + epsilon) * ||v_j||
+//     mu_h, C_h = mean and covariance (divisor n) of the queries before RoPE, rows n_s .. T - 1; with stored=1 those
+//                 of other texts
+//     mu', C'   = R mu, R C R^T,  R = mean RoPE rotation over positions T .. T + future - 1
+//     z[h,j]    = mu'.k_j / sqrt(d) + k_j^T C' k_j / (2 d)
+//     p[h]      = softmax of z over j >= n_s (kvpress) or over all j (LU-KV)
+//     s[g,j]    = (mean over h in g of p[h,j] + epsilon) * ||v_j||
 //
 // kvpress leaves the sinks out and gives them the layer's maximum plus one. Statistics are in double: C' enters an
 // exponent.
@@ -13,6 +15,12 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+typedef struct ea_settings {
+    uint32_t future, sinks;
+    double epsilon;
+    bool covariance, value_norm, sinks_in_softmax, stored;
+} ea_settings;
 
 // Of all query heads; the block of doubles begins at mean.
 typedef struct ea_sums {
@@ -29,16 +37,15 @@ static uint64_t sums_bytes(const layer_view *view)
     return (H * (d + d * d + T) + view->n_kv_heads * T + view->rope_dim) * sizeof(double);
 }
 
-static bool sums_alloc(ea_sums *out, const layer_view *view)
+static ea_sums sums_of(const layer_view *view)
 {
     size_t T = view->n_tokens, H = view->n_heads, d = view->head_dim;
-    out->mean = malloc(sums_bytes(view) + 1);
-    if (!out->mean) return false;
-    out->covariance = out->mean + H * d;
-    out->z = out->covariance + H * d * d;
-    out->norms = out->z + H * T;
-    out->cos_sin = out->norms + view->n_kv_heads * T;
-    return true;
+    ea_sums s = {.mean = need(1, sums_bytes(view), "bytes of query statistics")};
+    s.covariance = s.mean + H * d;
+    s.z = s.covariance + H * d * d;
+    s.norms = s.z + H * T;
+    s.cos_sin = s.norms + view->n_kv_heads * T;
+    return s;
 }
 
 // x = R x for x [d] with a step between its elements; R is 2x2 per pair: [c -s; s c].
@@ -125,12 +132,13 @@ static void mean_rotation(double *cos_sin, const layer_view *view, double future
 
 static uint32_t least_tokens(const metric *m)
 {
-    return m->set.ea.sinks + 1;
+    const ea_settings *set = metric_settings(m);
+    return set->sinks + 1;
 }
 
 static kvb_status check_ea(const metric *m, const layer_view *view, kvb_error *err)
 {
-    const ea_settings *set = &m->set.ea;
+    const ea_settings *set = metric_settings(m);
     if (set->stored && !view->query_mean)
         return kvb_fail(
             err, KVB_ARGUMENT,
@@ -153,11 +161,10 @@ static void lift_sinks(float *s, const layer_view *view, uint32_t sinks)
 
 static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    const ea_settings *set = &m->set.ea;
-    ea_sums sums;
+    const ea_settings *set = metric_settings(m);
     kvb_status status = check_ea(m, view, err);
     if (status != KVB_OK) return status;
-    if (!sums_alloc(&sums, view)) return metric_no_memory(m, view, err);
+    ea_sums sums = sums_of(view);
     mean_rotation(sums.cos_sin, view, set->future);
     status = take_moments(view, set, &sums, err);
     if (status == KVB_OK) status = take_attention(view, set, &sums, err);
@@ -171,9 +178,10 @@ static kvb_status score_ea(const metric *m, const layer_view *view, float *s, kv
 
 static bool press_fits(const metric *m, const char **warning)
 {
-    if (m->set.ea.stored)
+    const ea_settings *set = metric_settings(m);
+    if (set->stored)
         *warning = "calibrated with stored query statistics: use ExpectedAttentionStatsPress with the same ones";
-    else if (m->set.ea.sinks_in_softmax)
+    else if (set->sinks_in_softmax)
         *warning = "kvpress leaves the sinks out of the softmax: its ranking differs from the one that was calibrated";
     return true;
 }
@@ -188,7 +196,7 @@ static bool press_fits(const metric *m, const char **warning)
             SPEC_ON_OFF(ea_settings, sinks_in_softmax, sinks_in_softmax_, "1 = the softmax runs over the sinks too"), \
             SPEC_ON_OFF(ea_settings, stored, 0, "1 = query statistics of other texts (--query-statistics)")           \
     }
-#define VARIANT(label, text, origin, sinks_in_softmax)                                                        \
+#define VARIANT(usual_, label, text, origin, sinks_in_softmax)                                                \
     {                                                                                                         \
         .spec = {"ea", label, PARAMETERS(sinks_in_softmax), NULL},                                            \
         .summary = "expected attention of future queries, " text,                                             \
@@ -204,8 +212,8 @@ static bool press_fits(const metric *m, const char **warning)
                             PRESS_ARGUMENT("use_covariance", ea_settings, covariance),                        \
                             PRESS_ARGUMENT("use_vnorm", ea_settings, value_norm),                             \
                             PRESS_ARGUMENT("epsilon", ea_settings, epsilon)},                                 \
-        .press_fits = press_fits,                                                                             \
+        .press_fits = press_fits, .usual = usual_,                                                            \
     }
 
-const scorer scorer_ea_kvpress = VARIANT("kvpress", "sinks outside the softmax", "as kvpress deploys it", 0);
-const scorer scorer_ea_lukv = VARIANT("lukv", "sinks inside the softmax", "as LU-KV published it", 1);
+const scorer scorer_ea_kvpress = VARIANT(true, "kvpress", "sinks outside the softmax", "as kvpress deploys it", 0);
+const scorer scorer_ea_lukv = VARIANT(false, "lukv", "sinks inside the softmax", "as LU-KV published it", 1);

@@ -10,6 +10,10 @@
 #include <float.h>
 #include <string.h>
 
+typedef struct h2o_settings {
+    uint32_t window;
+} h2o_settings;
+
 static kvb_status score_h2o(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     (void)err;
@@ -42,11 +46,6 @@ static const char *why_half(const metric *m)
     return "half of every budget are the most recent tokens; h2o and h2o:kvpress rank alike for all budgets";
 }
 
-static uint32_t window_of(const metric *m)
-{
-    return m->set.h2o.window;
-}
-
 static bool needs_attentions(const metric *m, const char **warning)
 {
     (void)m;
@@ -64,7 +63,6 @@ const scorer scorer_h2o = {
     .formula = FORMULA,
     .needs = VIEW_COLUMN_SUMS,
     .protect_sink = 4,
-    .window = window_of,
     .score = score_h2o,
 };
 

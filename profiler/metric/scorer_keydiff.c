@@ -9,6 +9,14 @@
 #include <math.h>
 #include <stdlib.h>
 
+typedef enum key_anchor { ANCHOR_MEAN, ANCHOR_RAW, ANCHOR_MEDIAN } key_anchor;
+typedef enum key_similarity { SIMILARITY_COS, SIMILARITY_DOT, SIMILARITY_EUCLID } key_similarity;
+
+typedef struct keydiff_settings {
+    key_anchor anchor;
+    key_similarity similarity;
+} keydiff_settings;
+
 // anchor [G,d]; column is scratch [T]
 static void median_anchors(double *anchor, float *column, const layer_view *view)
 {
@@ -36,7 +44,8 @@ static kvb_status compare(const metric *m, const layer_view *view, const double 
                           float *s, kvb_error *err)
 {
     uint32_t T = view->n_tokens, G = view->n_kv_heads, d = view->head_dim;
-    key_similarity by = m->set.keydiff.similarity;
+    const keydiff_settings *set = metric_settings(m);
+    key_similarity by = set->similarity;
     const key_form form = {.n_heads = G, .linear = anchor, .a = 1};
     kvb_status status = KVB_OK;
     if (by == SIMILARITY_EUCLID) {
@@ -58,19 +67,19 @@ static kvb_status compare(const metric *m, const layer_view *view, const double 
 // A median has no sum; a distance as the difference of sums would lose its digits.
 static unsigned needs_on_device(const metric *m)
 {
-    return m->set.keydiff.anchor == ANCHOR_MEDIAN || m->set.keydiff.similarity == SIMILARITY_EUCLID ? VIEW_K : 0;
+    const keydiff_settings *set = metric_settings(m);
+    return set->anchor == ANCHOR_MEDIAN || set->similarity == SIMILARITY_EUCLID ? VIEW_K : 0;
 }
 
 static kvb_status score_keydiff(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     size_t n = (size_t)view->n_kv_heads * view->n_tokens;
-    key_anchor kind = m->set.keydiff.anchor;
+    const keydiff_settings *set = metric_settings(m);
     kvb_status status = KVB_OK;
-    double *along = malloc((2 * n + (size_t)view->n_kv_heads * view->head_dim) * sizeof *along);
-    if (!along) return metric_no_memory(m, view, err);
+    double *along = need(2 * n + (size_t)view->n_kv_heads * view->head_dim, sizeof *along, "products with keys");
     double *norms = along + n, *anchor = norms + n;
-    if (kind == ANCHOR_MEDIAN) median_anchors(anchor, s, view);
-    else status = layer_key_means(view, kind == ANCHOR_MEAN, anchor, err);
+    if (set->anchor == ANCHOR_MEDIAN) median_anchors(anchor, s, view);
+    else status = layer_key_means(view, set->anchor == ANCHOR_MEAN, anchor, err);
     if (status == KVB_OK) status = compare(m, view, anchor, along, norms, s, err);
     free(along);
     return status;
@@ -78,7 +87,8 @@ static kvb_status score_keydiff(const metric *m, const layer_view *view, float *
 
 static bool press_fits(const metric *m, const char **warning)
 {
-    if (m->set.keydiff.anchor != ANCHOR_MEAN || m->set.keydiff.similarity != SIMILARITY_COS)
+    const keydiff_settings *set = metric_settings(m);
+    if (set->anchor != ANCHOR_MEAN || set->similarity != SIMILARITY_COS)
         *warning = "kvpress's KeyDiff has the mean anchor and the cosine: its ranking differs from the one that was "
                    "calibrated";
     return true;
@@ -98,6 +108,7 @@ const scorer scorer_keydiff = {
     .needs_on_device = needs_on_device,
     .protect_sink = 4,
     .protect_window = 1,
+    .usual = true,
     .score = score_keydiff,
     .press = "KeyDiffPress",
     .press_fits = press_fits,

@@ -6,9 +6,10 @@
 
 static kvb_status score_knorm(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
+    (void)m;
     size_t n = (size_t)view->n_kv_heads * view->n_tokens;
-    double *norms = malloc(n * sizeof *norms);
-    kvb_status status = norms ? layer_norms(view, VIEW_K, norms, err) : metric_no_memory(m, view, err);
+    double *norms = need(n, sizeof *norms, "norms of keys");
+    kvb_status status = layer_norms(view, VIEW_K, norms, err);
     for (size_t i = 0; status == KVB_OK && i < n; i++) s[i] = (float)-norms[i];
     free(norms);
     return status;

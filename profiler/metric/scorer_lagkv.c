@@ -15,6 +15,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef enum lag_mode { LAG_NEXT, LAG_LOCAL, LAG_L2NORM } lag_mode;
+
+typedef struct lagkv_settings {
+    uint32_t sink, lag;
+    lag_mode mode;
+    bool cross;
+    double lambda;
+} lagkv_settings;
+
 // out[j] += weight * softmax of the spreads t [n], which are used up.
 static void add_partition(float *out, float weight, float *t, uint32_t n)
 {
@@ -92,7 +101,7 @@ static void score_head(float *s, const layer_view *view, uint32_t g, const lag_f
     for (uint32_t j = set->sink + (partitions - 1) * lag; j < T; j++) s[j] = top;
 }
 
-static kvb_status take_sums(const metric *m, const layer_view *view, const lag_form *set, lag_sums *out, kvb_error *err)
+static kvb_status take_sums(const layer_view *view, const lag_form *set, lag_sums *out, kvb_error *err)
 {
     size_t n = (size_t)view->n_kv_heads * view->n_tokens;
     uint32_t partitions = (view->n_tokens - set->sink) / set->lag;
@@ -101,8 +110,8 @@ static kvb_status take_sums(const metric *m, const layer_view *view, const lag_f
         kvb_status status = layer_spreads(view, VIEW_K, row, out->keys, err);
         return status == KVB_OK ? layer_spreads(view, VIEW_V, row, out->values, err) : status;
     }
-    double *norms = malloc(n * sizeof *norms);
-    kvb_status status = norms ? layer_norms(view, VIEW_K, norms, err) : metric_no_memory(m, view, err);
+    double *norms = need(n, sizeof *norms, "norms of keys");
+    kvb_status status = layer_norms(view, VIEW_K, norms, err);
     for (size_t i = 0; status == KVB_OK && i < n; i++) out->keys[i] = (float)norms[i];
     free(norms);
     return status;
@@ -111,37 +120,36 @@ static kvb_status take_sums(const metric *m, const layer_view *view, const lag_f
 static kvb_status score_lagkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     uint32_t T = view->n_tokens;
-    const lagkv_settings *given = &m->set.lagkv;
+    const lagkv_settings *given = metric_settings(m);
     float lambda = (float)given->lambda, both = 1 + lambda;
     bool mean = m->kind == &scorer_lagkv_kvpress;
     const lag_form set = {given->sink,  given->lag,          given->mode,
                           given->cross, mean ? 1 / both : 1, mean ? lambda / both : lambda};
-    int failures = 0;
     size_t n = (size_t)view->n_kv_heads * T;
-    float *keys = malloc(2 * n * sizeof *keys);
-    if (!keys) return metric_no_memory(m, view, err);
+    float *keys = need(2 * n, sizeof *keys, "spreads of keys and values");
     lag_sums sums = {keys, keys + n};
-    kvb_status status = take_sums(m, view, &set, &sums, err);
-#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
+    kvb_status status = take_sums(view, &set, &sums, err);
+#pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t g = 0; g < (status == KVB_OK ? view->n_kv_heads : 0); g++) {
-        entry *order = malloc(set.lag * sizeof *order);
-        if (order) score_head(s + (size_t)g * T, view, g, &set, &sums, order);
-        else failures++;
+        entry *order = need(set.lag, sizeof *order, "tokens of a partition");
+        score_head(s + (size_t)g * T, view, g, &set, &sums, order);
         free(order);
     }
     free(keys);
-    return failures ? metric_no_memory(m, view, err) : status;
+    return status;
 }
 
 // The sinks and two partitions.
 static uint32_t least_tokens(const metric *m)
 {
-    return m->set.lagkv.sink + 2 * m->set.lagkv.lag;
+    const lagkv_settings *set = metric_settings(m);
+    return set->sink + 2 * set->lag;
 }
 
 static bool press_fits(const metric *m, const char **warning)
 {
-    if (m->set.lagkv.mode != LAG_NEXT || m->set.lagkv.lambda != 1)
+    const lagkv_settings *set = metric_settings(m);
+    if (set->mode != LAG_NEXT || set->lambda != 1)
         *warning = "kvpress's LagKV has no other mode or weight: its ranking differs from the one that was calibrated";
     return true;
 }

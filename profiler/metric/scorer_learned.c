@@ -16,9 +16,17 @@ typedef struct learned_ranking {
     metric features[KVB_RANK_FEATURES_MAX];
 } learned_ranking;
 
+// The metric's settings are a pointer to it.
+static const learned_ranking *ranking_of(const metric *m)
+{
+    const learned_ranking *r;
+    memcpy(&r, m->set.bytes, sizeof r);
+    return r;
+}
+
 static unsigned needs_of(const metric *m)
 {
-    const learned_ranking *r = m->set.learned.ranking;
+    const learned_ranking *r = ranking_of(m);
     unsigned needs = 0;
     for (uint32_t f = 0; f < r->ranking->info.n_features; f++) needs |= metric_needs(&r->features[f]);
     return needs;
@@ -26,7 +34,7 @@ static unsigned needs_of(const metric *m)
 
 static unsigned needs_on_device(const metric *m)
 {
-    const learned_ranking *r = m->set.learned.ranking;
+    const learned_ranking *r = ranking_of(m);
     unsigned needs = 0;
     for (uint32_t f = 0; f < r->ranking->info.n_features; f++) needs |= metric_needs_on_device(&r->features[f]);
     return needs;
@@ -34,7 +42,7 @@ static unsigned needs_on_device(const metric *m)
 
 static uint32_t least_tokens(const metric *m)
 {
-    const learned_ranking *r = m->set.learned.ranking;
+    const learned_ranking *r = ranking_of(m);
     uint32_t most = 1;
     for (uint32_t f = 0; f < r->ranking->info.n_features; f++) {
         uint32_t least = metric_least_tokens(&r->features[f]);
@@ -46,13 +54,13 @@ static uint32_t least_tokens(const metric *m)
 // features [F, G, T]
 static kvb_status rank_heads(const metric *m, const layer_view *view, const float *features, float *s, kvb_error *err)
 {
-    const kvb_ranking *r = m->set.learned.ranking->ranking;
+    const kvb_ranking *r = ranking_of(m)->ranking;
     size_t T = view->n_tokens, G = view->n_kv_heads;
     const float *of[KVB_RANK_FEATURES_MAX];
     kvb_status status = KVB_OK;
     if (G == r->info.n_kv_heads) {
         for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + f * G * T;
-        return kvb_rank_layer_fold(r, 0, view->layer, of, view->n_tokens, s, err);
+        return kvb_rank_layer_fold(r, m->fold, view->layer, of, view->n_tokens, s, err);
     }
     if (r->info.layer_mean)
         return kvb_fail(err, KVB_UNSUPPORTED, "metric %s: ranks all %u KV heads of a layer together, found %zu of them",
@@ -60,21 +68,21 @@ static kvb_status rank_heads(const metric *m, const layer_view *view, const floa
     for (size_t g = 0; g < G && status == KVB_OK; g++) {
         size_t head = (size_t)view->layer * r->info.n_kv_heads + view->first_kv_head + g;
         for (uint32_t f = 0; f < r->info.n_features; f++) of[f] = features + (f * G + g) * T;
-        status = kvb_rank_fold(r, 0, head, of, view->n_tokens, s + g * T, err);
+        status = kvb_rank_fold(r, m->fold, head, of, view->n_tokens, s + g * T, err);
     }
     return status;
 }
 
 static kvb_status score_learned(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    const learned_ranking *r = m->set.learned.ranking;
+    const learned_ranking *r = ranking_of(m);
     const kvb_ranking_info *info = &r->ranking->info;
     size_t n = (size_t)view->n_kv_heads * view->n_tokens;
     if (view->layer >= info->n_layers || view->first_kv_head + view->n_kv_heads > info->n_kv_heads)
         return kvb_fail(err, KVB_MISMATCH, "metric %s: fitted for %u layers of %u KV heads, which this model exceeds",
                         m->spec, info->n_layers, info->n_kv_heads);
-    float *features = malloc(info->n_features * n * sizeof *features);
-    kvb_status status = features ? KVB_OK : metric_no_memory(m, view, err);
+    float *features = need(info->n_features * n, sizeof *features, "scores of features");
+    kvb_status status = KVB_OK;
     for (uint32_t f = 0; f < info->n_features && status == KVB_OK; f++)
         status = metric_score(&r->features[f], view, features + f * n, err);
     if (status == KVB_OK) status = rank_heads(m, view, features, s, err);
@@ -99,7 +107,14 @@ static const scorer scorer_learned = {
 
 const kvb_ranking *learned_ranking_of(const metric *m)
 {
-    return m->kind == &scorer_learned ? m->set.learned.ranking->ranking : NULL;
+    return m->kind == &scorer_learned ? ranking_of(m)->ranking : NULL;
+}
+
+metric learned_fold(const metric *m, uint32_t fold)
+{
+    metric out = *m;
+    out.fold = fold;
+    return out;
 }
 
 void learned_list_close(learned_list *l)
@@ -124,23 +139,23 @@ static kvb_status parse_features(learned_ranking *r, kvb_error *err)
     return KVB_OK;
 }
 
+static void make_metric(metric *out, const learned_ranking *r)
+{
+    memset(out, 0, sizeof *out); // settings can be compared as bytes
+    out->kind = &scorer_learned;
+    memcpy(out->set.bytes, &r, sizeof r);
+    strcpy(out->spec, r->ranking->info.name); // 20 characters, checked when it was read
+}
+
 // own: NULL, or what the list frees, also after a failure.
 static kvb_status add_ranking(metric *out, const kvb_ranking *ranking, kvb_ranking *own, learned_list *l,
                               kvb_error *err)
 {
-    learned_ranking *r = calloc(1, sizeof *r), **grown = realloc(l->items, (l->n + 1) * sizeof *grown);
-    if (grown) l->items = grown;
-    if (!r || !grown) {
-        free(r);
-        kvb_ranking_close(own);
-        return kvb_fail(err, KVB_MEMORY, "no memory for a ranking");
-    }
+    learned_ranking *r = need(1, sizeof *r, "learned rankings");
     *r = (learned_ranking){.ranking = ranking, .own = own};
+    l->items = need_more(l->items, l->n + 1, sizeof(struct learned_ranking *), "learned rankings");
     l->items[l->n++] = r;
-    memset(out, 0, sizeof *out); // settings can be compared as bytes
-    out->kind = &scorer_learned;
-    out->set.learned.ranking = r;
-    strcpy(out->spec, ranking->info.name); // 20 characters, checked when it was read
+    make_metric(out, r);
     return parse_features(r, err);
 }
 
@@ -170,10 +185,7 @@ kvb_status learned_of_table(metric *out, const kvb_table *table, learned_list *l
     if (!ranking) return metric_parse(out, kvb_table_info(table)->metric, err);
     const learned_ranking *there = find_ranking(l, ranking->info.name);
     if (!there) return add_ranking(out, ranking, NULL, l, err);
-    memset(out, 0, sizeof *out);
-    out->kind = &scorer_learned;
-    out->set.learned.ranking = there;
-    strcpy(out->spec, ranking->info.name);
+    make_metric(out, there);
     return KVB_OK;
 }
 

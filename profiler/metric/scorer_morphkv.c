@@ -8,28 +8,24 @@
 // first step.
 #include "profiler/metric/scorer_parts.h"
 
+typedef struct morphkv_settings {
+    uint32_t window;
+    row_fusion fusion;
+} morphkv_settings;
+
 static unsigned needs_on_device(const metric *m)
 {
-    return m->set.morphkv.fusion == FUSION_MAX ? VIEW_Q | VIEW_K : 0; // a maximum over queries needs each one's row
+    const morphkv_settings *set = metric_settings(m);
+    return set->fusion == FUSION_MAX ? VIEW_Q | VIEW_K : 0; // a maximum over queries needs each one's row
 }
 
 static kvb_status score_morphkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    const morphkv_settings *set = &m->set.morphkv;
+    const morphkv_settings *set = metric_settings(m);
     kvb_status status = check_window(m, view, set->window, err);
     if (status == KVB_OK) status = layer_group_votes(view, set->window, set->fusion == FUSION_MAX, s, err);
     if (status == KVB_OK) fill_tail(s, view, set->window, 1);
     return status;
-}
-
-static uint32_t window_of(const metric *m)
-{
-    return m->set.morphkv.window;
-}
-
-static uint32_t least_tokens(const metric *m)
-{
-    return m->set.morphkv.window + 1;
 }
 
 const scorer scorer_morphkv = {
@@ -43,7 +39,5 @@ const scorer scorer_morphkv = {
     .needs = VIEW_Q | VIEW_K,
     .needs_on_device = needs_on_device,
     .protect_sink = 4,
-    .window = window_of,
-    .least_tokens = least_tokens,
     .score = score_morphkv,
 };

@@ -48,12 +48,6 @@ unsigned need_no_tensors(const metric *m)
     return 0;
 }
 
-kvb_status metric_no_memory(const metric *m, const layer_view *view, kvb_error *err)
-{
-    return kvb_fail(err, KVB_MEMORY, "metric %s: no memory for %u tokens of %u heads", m->spec, view->n_tokens,
-                    view->n_heads);
-}
-
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err)
 {
     if (view->n_queries < window)
@@ -109,9 +103,9 @@ void pool_row(float *out, const float *x, float *scratch, uint32_t n, uint32_t k
     }
 }
 
-kvb_status check_kernel(const metric *m, uint32_t kernel, kvb_error *err)
+kvb_status check_kernel(const metric *m, kvb_error *err)
 {
-    return kernel % 2 == 1
+    return fmod(metric_value(m, "kernel", 1), 2) == 1
                ? KVB_OK
                : kvb_fail(err, KVB_ARGUMENT,
                           "metric %s: kernel must be odd, so that a position stands in the middle of its pool",

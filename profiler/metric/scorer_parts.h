@@ -1,14 +1,41 @@
 // What several scorers, and the policies that act while decoding, compute alike.
 #pragma once
+#include "formats/need.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/metric/layer_sums.h"
 #include "profiler/metric/scorer.h"
 
-// Every scorer_<name>.c exports its variants; scorer.c lists them.
-extern const scorer scorer_snapkv_kvpress, scorer_snapkv_lukv, scorer_snapkv_adakv, scorer_snapkv_factory,
-    scorer_snapkv_keydiff, scorer_rocketkv, scorer_keydiff, scorer_ea_kvpress, scorer_ea_lukv, scorer_lagkv_kvpress,
-    scorer_lagkv_paper, scorer_morphkv, scorer_h2o, scorer_h2o_kvpress, scorer_h2o_half, scorer_tova, scorer_knorm,
-    scorer_streaming, scorer_streaming_kvpress, scorer_random, scorer_critical;
+// All metrics, in the order of the help; plain forms come before their variants. row(NAME) is what scorer_NAME.c, or a
+// file of several variants, defines as `const scorer scorer_NAME`.
+// clang-format off
+#define SCORERS(row) \
+    row(snapkv_kvpress) \
+    row(snapkv_lukv) \
+    row(snapkv_adakv) \
+    row(snapkv_factory) \
+    row(snapkv_keydiff) \
+    row(keydiff) \
+    row(ea_kvpress) \
+    row(ea_lukv) \
+    row(lagkv_kvpress) \
+    row(lagkv_paper) \
+    row(morphkv) \
+    row(rocketkv) \
+    row(h2o) \
+    row(h2o_kvpress) \
+    row(h2o_half) \
+    row(tova) \
+    row(knorm) \
+    row(streaming) \
+    row(streaming_kvpress) \
+    row(random) \
+    row(critical)
+// clang-format on
+#define DECLARE_SCORER(name) extern const scorer scorer_##name;
+SCORERS(DECLARE_SCORER)
+
+// How MorphKV joins the rows of its window, as a metric and as a policy.
+typedef enum row_fusion { FUSION_SUM, FUSION_MAX } row_fusion;
 
 // Attention of query head h's queries first .. first + n - 1 (of view->n_queries), as the model pays it, with its
 // softcap and sink: out [n,T], zero where a key comes after its query. Query i belongs to key T - n_queries + i. Runs
@@ -18,14 +45,11 @@ void attention_rows(float *out, const layer_view *view, uint32_t h, uint32_t fir
 // scorer.needs_on_device of the metrics that take everything from there.
 unsigned need_no_tensors(const metric *m);
 
-// KVB_MEMORY, for what a metric needs beside the layer's sums.
-kvb_status metric_no_memory(const metric *m, const layer_view *view, kvb_error *err);
-
 // KVB_ARGUMENT unless the view has at least `window` queries.
 kvb_status check_window(const metric *m, const layer_view *view, uint32_t window, kvb_error *err);
 
-// For scorer.check of the pooled metrics: KVB_ARGUMENT unless `kernel` is odd.
-kvb_status check_kernel(const metric *m, uint32_t kernel, kvb_error *err);
+// For scorer.check of the pooled metrics: KVB_ARGUMENT unless the parameter `kernel` is odd.
+kvb_status check_kernel(const metric *m, kvb_error *err);
 
 // The recent tokens that take no part in a ranking get the highest score of the layer, plus `above`: they go last.
 void fill_tail(float *s, const layer_view *view, uint32_t tail, float above);

@@ -5,11 +5,15 @@
 #include "profiler/backend/sampler.h"
 #include "profiler/metric/scorer_parts.h"
 
+typedef struct random_settings {
+    uint64_t seed;
+} random_settings;
+
 static kvb_status score_random(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     (void)err;
-    uint64_t seed = m->set.random.seed;
-    const uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    const random_settings *set = metric_settings(m);
+    const uint32_t key[2] = {(uint32_t)set->seed, (uint32_t)(set->seed >> 32)};
     uint32_t T = view->n_tokens;
 #pragma omp parallel for collapse(2) schedule(static)
     for (uint32_t g = 0; g < view->n_kv_heads; g++)

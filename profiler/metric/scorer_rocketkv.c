@@ -4,9 +4,13 @@
 //     s[g,j] = max over |i - j| <= 31 of  sum over h in g, w of the last W queries, of A[h,w,i]
 #include "profiler/metric/scorer_parts.h"
 
+typedef struct rocketkv_settings {
+    uint32_t window, kernel;
+} rocketkv_settings;
+
 static kvb_status score_rocketkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    const rocketkv_settings *set = &m->set.rocketkv;
+    const rocketkv_settings *set = metric_settings(m);
     const snapkv_form form = {.window = set->window,
                               .kernel = set->kernel,
                               .max_pool = true,
@@ -14,21 +18,6 @@ static kvb_status score_rocketkv(const metric *m, const layer_view *view, float 
                               .sum = true,
                               .tail_above = 1};
     return snapkv_scores(m, view, &form, s, err);
-}
-
-static uint32_t window_of(const metric *m)
-{
-    return m->set.rocketkv.window;
-}
-
-static uint32_t least_tokens(const metric *m)
-{
-    return m->set.rocketkv.window + 1;
-}
-
-static kvb_status check_rocketkv(const metric *m, kvb_error *err)
-{
-    return check_kernel(m, m->set.rocketkv.kernel, err);
 }
 
 const scorer scorer_rocketkv = {
@@ -42,8 +31,7 @@ const scorer scorer_rocketkv = {
     .needs = VIEW_Q | VIEW_K,
     .needs_on_device = need_no_tensors,
     .protect_sink = 4,
-    .window = window_of,
-    .least_tokens = least_tokens,
     .score = score_rocketkv,
-    .check = check_rocketkv,
+    .check = check_kernel,
+    .kin = "snapkv",
 };

@@ -11,6 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct snapkv_settings {
+    uint32_t window, kernel;
+    bool max_pool, group_first, group_max;
+} snapkv_settings;
+
 // out[j] = out (+) x[j] over the group: maximum, or sum with a weight
 static void reduce(float *out, const float *x, uint32_t n, bool maximum, float weight)
 {
@@ -42,26 +47,22 @@ kvb_status snapkv_scores(const metric *m, const layer_view *view, const snapkv_f
     uint32_t T = view->n_tokens, H = view->n_heads;
     kvb_status status = check_window(m, view, set->window, err);
     if (status != KVB_OK) return status;
-    int failures = 0;
-    float *votes = malloc((size_t)H * T * sizeof *votes), share = set->sum ? 1.0f : 1.0f / (float)set->window;
-    if (!votes) return metric_no_memory(m, view, err);
+    float *votes = need((size_t)H * T, sizeof *votes, "votes"), share = set->sum ? 1.0f : 1.0f / (float)set->window;
     status = layer_window_votes(view, set->window, share, votes, err);
-#pragma omp parallel for schedule(static) reduction(+ : failures)
+#pragma omp parallel for schedule(static)
     for (uint32_t g = 0; g < (status == KVB_OK ? view->n_kv_heads : 0); g++) {
-        float *scratch = malloc((size_t)2 * T * sizeof *scratch);
-        if (scratch) combine_group(s + (size_t)g * T, votes, scratch, view, g, set);
-        else failures++;
+        float *scratch = need((size_t)2 * T, sizeof *scratch, "pooled votes");
+        combine_group(s + (size_t)g * T, votes, scratch, view, g, set);
         free(scratch);
     }
     free(votes);
-    if (status == KVB_OK && failures) return metric_no_memory(m, view, err);
     if (status == KVB_OK) fill_tail(s, view, set->window, set->tail_above);
     return status;
 }
 
 static kvb_status score_snapkv(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
-    const snapkv_settings *set = &m->set.snapkv;
+    const snapkv_settings *set = metric_settings(m);
     const snapkv_form form = {.window = set->window,
                               .kernel = set->kernel,
                               .max_pool = set->max_pool,
@@ -71,26 +72,12 @@ static kvb_status score_snapkv(const metric *m, const layer_view *view, float *s
     return snapkv_scores(m, view, &form, s, err);
 }
 
-static uint32_t window_of(const metric *m)
-{
-    return m->set.snapkv.window;
-}
-
-static uint32_t least_tokens(const metric *m)
-{
-    return m->set.snapkv.window + 1;
-}
-
-static kvb_status check_snapkv(const metric *m, kvb_error *err)
-{
-    return check_kernel(m, m->set.snapkv.kernel, err);
-}
-
 static bool press_fits(const metric *m, const char **warning)
 {
-    if (m->set.snapkv.max_pool)
+    const snapkv_settings *set = metric_settings(m);
+    if (set->max_pool)
         *warning = "kvpress has no SnapKV with max pooling: its ranking differs from the one that was calibrated";
-    else if (m->set.snapkv.group_max)
+    else if (set->group_max)
         *warning = "kvpress's SnapKV takes the mean over a group: its ranking differs from the one that was calibrated";
     return true;
 }
@@ -104,27 +91,27 @@ static bool press_fits(const metric *m, const char **warning)
                         "1 = reduce over the query heads of a group, then pool"),                                      \
             SPEC_ON_OFF(snapkv_settings, group_max, 0, "1 = maximum over the group, 0 = mean")                         \
     }
-#define VARIANT(label, text, origin, ...)                                                                     \
-    {                                                                                                         \
-        .spec = {"snapkv", label, PARAMETERS(__VA_ARGS__), NULL}, .summary = text,                            \
-        .source = "SnapKV, arXiv 2404.14469; " origin,                                                        \
-        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n"         \
-                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                         \
-        .needs = VIEW_Q | VIEW_K, .needs_on_device = need_no_tensors, .protect_sink = 4, .window = window_of, \
-        .least_tokens = least_tokens, .score = score_snapkv, .check = check_snapkv, .press = "SnapKVPress",   \
-        .press_arguments = {PRESS_ARGUMENT("window_size", snapkv_settings, window),                           \
-                            PRESS_ARGUMENT("kernel_size", snapkv_settings, kernel)},                          \
-        .press_fits = press_fits,                                                                             \
+#define VARIANT(usual_, label, text, origin, ...)                                                               \
+    {                                                                                                           \
+        .spec = {"snapkv", label, PARAMETERS(__VA_ARGS__), NULL}, .summary = text,                              \
+        .source = "SnapKV, arXiv 2404.14469; " origin,                                                          \
+        .formula = "s[g,j] = mean over h in g of pool(mean over the last W queries w of A[h,w,j]);\n"           \
+                   "group_first=1: pool(mean, or maximum, over h in g of that mean)",                           \
+        .needs = VIEW_Q | VIEW_K, .needs_on_device = need_no_tensors, .protect_sink = 4, .score = score_snapkv, \
+        .check = check_kernel, .press = "SnapKVPress",                                                          \
+        .press_arguments = {PRESS_ARGUMENT("window_size", snapkv_settings, window),                             \
+                            PRESS_ARGUMENT("kernel_size", snapkv_settings, kernel)},                            \
+        .press_fits = press_fits, .usual = usual_,                                                              \
     }
 
 const scorer scorer_snapkv_kvpress =
-    VARIANT("kvpress", "attention of the last 64 queries, average pooling", "as kvpress deploys it", 64, 5, 0, 0);
+    VARIANT(true, "kvpress", "attention of the last 64 queries, average pooling", "as kvpress deploys it", 64, 5, 0, 0);
 const scorer scorer_snapkv_lukv =
-    VARIANT("lukv", "attention of the last 32 queries, max pooling", "as LU-KV published it", 32, 7, 1, 0);
+    VARIANT(false, "lukv", "attention of the last 32 queries, max pooling", "as LU-KV published it", 32, 7, 1, 0);
 const scorer scorer_snapkv_adakv =
-    VARIANT("adakv", "attention of the last 32 queries, mean over the group, then max pooling",
+    VARIANT(false, "adakv", "attention of the last 32 queries, mean over the group, then max pooling",
             "as AdaKV (arXiv 2407.11550) does it", 32, 7, 1, 1);
 const scorer scorer_snapkv_factory =
-    VARIANT("factory", "attention of the last 8 queries, max pooling", "as KVCache-Factory does it", 8, 7, 1, 0);
-const scorer scorer_snapkv_keydiff = VARIANT("keydiff", "attention of the last 32 queries, average pooling",
+    VARIANT(false, "factory", "attention of the last 8 queries, max pooling", "as KVCache-Factory does it", 8, 7, 1, 0);
+const scorer scorer_snapkv_keydiff = VARIANT(false, "keydiff", "attention of the last 32 queries, average pooling",
                                              "the baseline of the KeyDiff paper (arXiv 2504.15364)", 32, 7, 0, 0);

@@ -6,15 +6,20 @@
 // same.
 #include "profiler/metric/scorer_parts.h"
 
+typedef struct streaming_settings {
+    uint32_t sinks;
+} streaming_settings;
+
 static kvb_status score_streaming(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     (void)err;
-    uint32_t T = view->n_tokens, sinks = m->set.streaming.sinks;
+    const streaming_settings *set = metric_settings(m);
+    uint32_t T = view->n_tokens;
     for (uint32_t g = 0; g < view->n_kv_heads; g++) {
         float end = (float)(key_position(view, g, T - 1) + 1);
         for (uint32_t j = 0; j < T; j++) {
             uint32_t at = key_position(view, g, j);
-            s[(size_t)g * T + j] = at < sinks ? 2.0f : (float)at / end;
+            s[(size_t)g * T + j] = at < set->sinks ? 2.0f : (float)at / end;
         }
     }
     return KVB_OK;
@@ -25,7 +30,8 @@ static kvb_status rank_kvpress(const metric *m, const float *first, float *s, ui
                                kvb_error *err)
 {
     (void)first, (void)err;
-    uint32_t sinks = m->set.streaming.sinks, pruned = T - (budget < T ? budget : T);
+    const streaming_settings *set = metric_settings(m);
+    uint32_t sinks = set->sinks, pruned = T - (budget < T ? budget : T);
     for (uint32_t j = 0; j < T; j++) s[j] = j >= sinks && j - sinks < pruned ? 0 : 1;
     return KVB_OK;
 }

@@ -6,14 +6,25 @@
 #include <stdlib.h>
 #include <string.h>
 
+typedef enum tova_scope { SCOPE_OF_LAYER, SCOPE_OF_GROUP } tova_scope;
+
+typedef struct tova_settings {
+    tova_scope scope;
+} tova_settings;
+
+static bool whole_layer(const metric *m)
+{
+    const tova_settings *set = metric_settings(m);
+    return set->scope == SCOPE_OF_LAYER;
+}
+
 static kvb_status score_tova(const metric *m, const layer_view *view, float *s, kvb_error *err)
 {
     uint32_t T = view->n_tokens, H = view->n_heads, G = view->n_kv_heads, group = H / G;
-    bool layer = m->set.tova.scope == SCOPE_OF_LAYER;
+    bool layer = whole_layer(m);
     kvb_status status = check_window(m, view, 1, err);
     if (status != KVB_OK) return status;
-    float *rows = malloc((size_t)H * T * sizeof *rows);
-    if (!rows) return metric_no_memory(m, view, err);
+    float *rows = need((size_t)H * T, sizeof *rows, "votes");
     status = layer_window_votes(view, 1, 1, rows, err);
     memset(s, 0, (size_t)G * T * sizeof *s);
     for (uint32_t h = 0; status == KVB_OK && h < H; h++) {
@@ -29,7 +40,7 @@ static kvb_status score_tova(const metric *m, const layer_view *view, float *s, 
 static bool press_fits(const metric *m, const char **warning)
 {
     (void)warning;
-    return m->set.tova.scope == SCOPE_OF_LAYER;
+    return whole_layer(m);
 }
 
 static uint32_t least_tokens(const metric *m)

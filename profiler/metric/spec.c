@@ -89,7 +89,7 @@ double spec_value(const spec_parameter *p, const void *settings)
 }
 
 // The value is within the parameter's limits, which the field's type holds.
-static void set_value(const spec_parameter *p, void *settings, double value)
+void spec_set_value(const spec_parameter *p, void *settings, double value)
 {
     char *at = (char *)settings + p->offset;
     bool on = value != 0;
@@ -112,7 +112,7 @@ static void set_value(const spec_parameter *p, void *settings, double value)
 
 void spec_set_defaults(const spec_row *row, void *settings)
 {
-    for (const spec_parameter *p = row->parameters; p->name; p++) set_value(p, settings, p->value);
+    for (const spec_parameter *p = row->parameters; p->name; p++) spec_set_value(p, settings, p->value);
 }
 
 // The value that `choices` ("a|b|c") calls so, or NaN.
@@ -145,7 +145,7 @@ static kvb_status read_value(const spec_list *list, const spec_parameter *p, con
     double value = p->choices ? choice_value(p->choices, text + at, n) : decimal_value(text + at, n);
     bool whole = p->type == SPEC_DOUBLE || value == floor(value);
     if (value >= p->low && value <= p->high && whole) {
-        set_value(p, settings, value);
+        spec_set_value(p, settings, value);
         return KVB_OK;
     }
     quoted(wrong, text + at, n);

@@ -74,6 +74,7 @@ kvb_status spec_find(const spec_list *list, const char *text, size_t from, size_
 void spec_set_defaults(const spec_row *row, void *settings);
 
 double spec_value(const spec_parameter *p, const void *settings);
+void spec_set_value(const spec_parameter *p, void *settings, double value); // within its limits
 // The value as it is written: a choice's name, or a number. Returns its length.
 size_t spec_value_text(char *out, size_t size, const spec_parameter *p, const void *settings);
 // A number with as few digits as read back as the same one: 15, or 17. Returns its length.

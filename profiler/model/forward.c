@@ -1,35 +1,8 @@
 #include "profiler/model/forward.h"
-#include "profiler/model/layer.h"
-#include "profiler/model/layer_views.h"
+#include "profiler/model/forward_parts.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
-
-// Rows that go through a layer at a time, at most: backends may take a context in smaller pieces (context_rows).
-// Decoded ones are fewer than a chunk, so that their bits do not depend on how many there are.
-enum { CHUNK_ROWS = BACKEND_CHUNK_ROWS, DECODE_ROWS = CHUNK_ROWS - 64 };
-
-struct forward {
-    const model *m;
-    const backend *b;
-    forward_plan plan;
-    uint32_t n_tokens; // T of the prefilled context
-    // Context, packed for the present T.
-    dev k, v;    // [L, G, T, d]; [G, T, d] of the layer that is prefilled where `packed` is there
-    dev packed;  // [L] of what the backend made of them; {NULL} where it needs nothing of the kind
-    dev weights; // oracle's w [B, H, T], of the layers that are budgeted (model_budgeted)
-    dev centre;  // [H, d] a layer's mean output, with plan.output
-    // Questions.
-    dev tail_k, tail_v; // [L, max_questions, G, max_tail, d]
-    dev best;           // I [questions, B, G, T], packed for the present T
-    // Activations.
-    dev x;               // [max(T, CHUNK_ROWS), D] residual stream
-    dev q_raw, q;        // [max(T, CHUNK_ROWS), H*d]
-    dev picked;          // [CHUNK_ROWS, D] rows whose logits are wanted
-    layer_pass pass;     // for CHUNK_ROWS rows at positions below max_tokens + max_tail
-    uint32_t *positions; // [max(T, CHUNK_ROWS)] host
-    layer_views views;
-};
 
 static uint32_t larger(uint32_t a, uint32_t b)
 {
@@ -152,6 +125,7 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
 void forward_close(forward *f)
 {
     if (!f) return;
+    loss_pass_close(f);
     piece pieces[N_PIECES];
     list_pieces(pieces, f->m, &f->plan);
     for (int i = 0; i < N_PIECES; i++) f->b->release(f->m->device, *(dev *)((char *)f + pieces[i].offset));
@@ -161,7 +135,7 @@ void forward_close(forward *f)
     free(f);
 }
 
-static prefix_kv prefix_of(const forward *f, uint32_t layer)
+prefix_kv forward_prefix(const forward *f, uint32_t layer)
 {
     size_t at = f->packed.address ? 0 : (size_t)layer * f->m->config.n_kv_heads * f->n_tokens * f->m->config.head_dim;
     prefix_kv kv = {dev_at(f->k, at), dev_at(f->v, at), f->n_tokens, {NULL}};
@@ -171,7 +145,7 @@ static prefix_kv prefix_of(const forward *f, uint32_t layer)
     return kv;
 }
 
-static tail_kv tails_of(const forward *f, uint32_t layer)
+tail_kv forward_tails(const forward *f, uint32_t layer)
 {
     size_t at =
         (size_t)layer * f->plan.max_questions * f->m->config.n_kv_heads * f->plan.max_tail * f->m->config.head_dim;
@@ -182,7 +156,7 @@ static tail_kv tails_of(const forward *f, uint32_t layer)
 static void project_context(forward *f, uint32_t layer)
 {
     const model_config *c = &f->m->config;
-    prefix_kv kv = prefix_of(f, layer);
+    prefix_kv kv = forward_prefix(f, layer);
     uint32_t rows = model_context_rows(f->m);
     for (uint32_t first = 0; first < f->n_tokens; first += rows) {
         uint32_t n = f->n_tokens - first < rows ? f->n_tokens - first : rows;
@@ -199,7 +173,7 @@ static void project_context(forward *f, uint32_t layer)
 static void mix_context(forward *f, uint32_t layer)
 {
     const model_config *c = &f->m->config;
-    prefix_kv kv = prefix_of(f, layer);
+    prefix_kv kv = forward_prefix(f, layer);
     for (uint32_t first = 0; first < f->n_tokens; first += CHUNK_ROWS) {
         uint32_t n = f->n_tokens - first < CHUNK_ROWS ? f->n_tokens - first : CHUNK_ROWS;
         f->b->attend_prefix(f->pass.on, f->pass.attended, dev_at(f->q, (size_t)first * c->n_heads * c->head_dim), &kv,
@@ -234,9 +208,10 @@ static dev find_centre(forward *f, uint32_t layer, const prefix_kv *kv)
 
 static kvb_status prefill_layer(forward *f, uint32_t layer, const layer_observer *observer, bool mix, kvb_error *err)
 {
-    prefix_kv kv = prefix_of(f, layer);
+    prefix_kv kv = forward_prefix(f, layer);
     oracle_view oracle = oracle_of(f, layer);
     project_context(f, layer);
+    loss_pass_take_context(f, layer, &kv);
     kvb_status status =
         observer ? layer_views_show(&f->views, layer, &kv, f->q_raw, f->q, f->pass.frequency, observer, err) : KVB_OK;
     if (status != KVB_OK) return status;
@@ -320,6 +295,7 @@ kvb_status forward_stretches(forward *f, uint32_t layers, forward_stretch out[FO
 void forward_begin_questions(forward *f, uint32_t n_questions)
 {
     size_t n = (size_t)n_questions * budgeted(f->m) * f->m->config.n_kv_heads * f->n_tokens;
+    loss_pass_begin(f->losses);
     if (f->plan.oracle && n > 0) f->b->clear(f->pass.on, f->best, n);
 }
 
@@ -330,10 +306,11 @@ static void run_rows(forward *f, const decode_row *rows, const int32_t *ids, uin
     for (uint32_t i = 0; i < n; i++) f->positions[i] = f->n_tokens + rows[i].tail;
     layer_embed(&f->pass, f->x, ids, n);
     for (uint32_t layer = 0; layer < c->n_layers; layer++) {
-        prefix_kv kv = prefix_of(f, layer);
-        tail_kv tails = tails_of(f, layer);
+        prefix_kv kv = forward_prefix(f, layer);
+        tail_kv tails = forward_tails(f, layer);
         oracle_view oracle = oracle_of(f, layer);
         layer_project(&f->pass, layer, f->q_raw, f->q, f->x, f->positions, n);
+        loss_pass_take_queries(f, layer);
         f->b->store_tail(f->pass.on, tails.k, tails.capacity, rows, f->pass.keys, n, c->n_kv_heads, c->head_dim);
         f->b->store_tail(f->pass.on, tails.v, tails.capacity, rows, f->pass.values, n, c->n_kv_heads, c->head_dim);
         f->b->attend_rows(f->pass.on, f->pass.attended, f->q, &kv, &tails, rows, n, model_attention(f->m, layer),
@@ -361,6 +338,7 @@ static kvb_status decode_rows(forward *f, const decode_row *rows, const int32_t 
     uint32_t done = 0; // of logit_rows, which ascend
     for (uint32_t first = 0; first < n_rows; first += DECODE_ROWS) {
         uint32_t n = n_rows - first < DECODE_ROWS ? n_rows - first : DECODE_ROWS, from = done;
+        loss_pass_chunk(f->losses, rows, first, n);
         run_rows(f, rows + first, ids + first, n);
         // The rows that are asked for move to the front of the stream: one product with the output matrix for all of
         // them.

@@ -56,7 +56,7 @@ expect 0 'contexts alone' calib tiny.gguf calib.jsonl -o short.jsonl -t 100
 line_of 'cut, with their questions' short.jsonl 1 'len(j["context_ids"]) == 100 and len(j["question_ids"]) == 3'
 
 # ---- refusals
-echo old >old.jsonl
+echo '{"old": 1}' >old.jsonl
 fails 'a text that is too short' 'has 0 tokens behind.*expected 65' calib tiny.gguf other.txt -o old.jsonl --continue 1
 fails 'too few contexts' 'expected 50 x 100' calib tiny.gguf story.txt -o old.jsonl --contexts 50 -t 100 --lines 1
 fails 'too few lines' 'expected 99; give --lines' calib tiny.gguf story.txt -o old.jsonl --lines 99
@@ -66,7 +66,7 @@ fails 'another encoding' 'latin.txt: byte 3 is 0xe9, expected UTF-8' calib tiny.
 fails 'two texts of one name' 'there is a context "story" already' calib tiny.gguf story.txt ./story.txt -o old.jsonl \
     --repeat 1
 fails 'an input as output' 'is to be read and to be written' calib tiny.gguf calib.jsonl -o calib.jsonl
-says 'a refusal leaves the old file' '^old$' old.jsonl
+says 'a refusal leaves the old file' '^."old": 1.$' old.jsonl
 misused 'no output' 'expected a model, texts and -o FILE' calib tiny.gguf story.txt --lines 1
 misused 'a context of nothing' '--tokens: expected at least 16' calib tiny.gguf story.txt -o x.jsonl --lines 1 -t 0
 misused 'an answer of one token' '--answer-tokens: expected at least 2' calib tiny.gguf story.txt -o x.jsonl -n 1

@@ -31,7 +31,7 @@ def all_pages() -> list[str]:
     """What a user reads; README.md runs before all others."""
     folders = ("docs", "runtime", "python", "solver", "evaluator", "study", "formats", "calib-data")
     names = [str(p.relative_to(ROOT)) for folder in folders for p in sorted((ROOT / folder).glob("*.md"))]
-    return ["README.md", *names, "ARCHITECTURE.md"]
+    return ["README.md", *names, "ARCHITECTURE.md", "CONTRIBUTING.md"]
 
 
 def copy_tree(target: Path, build: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, os.path.join(HERE, "..", "..", "tools", "peer"))
+sys.path.insert(0, os.path.join(HERE, "..", "..", "tests", "peer"))
 import scorer_peers as peers
 
 T, H, G, D_HEAD, WIDTH, LAG = 200, 4, 2, 16, 48, 32

@@ -13,7 +13,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.argv, out = ["train"], sys.argv[1] if len(sys.argv) > 1 else os.path.join(HERE, "tokenizers.json")
 spec = importlib.util.spec_from_file_location("train",
-                                              os.path.join(HERE, "..", "..", "tools", "peer", "train_tokenizers.py"))
+                                              os.path.join(HERE, "..", "..", "tests", "peer", "train_tokenizers.py"))
 train = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(train)
 

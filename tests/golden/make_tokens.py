@@ -16,7 +16,7 @@ import tempfile
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-sys.path.insert(0, os.path.join(ROOT, "tools", "peer"))
+sys.path.insert(0, os.path.join(ROOT, "tests", "peer"))
 
 from gguf import GGUFReader
 from tokenizers import AddedToken, pre_tokenizers

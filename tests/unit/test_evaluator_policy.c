@@ -183,7 +183,7 @@ START_TEST(specs)
     help_ok(policy_parse(&p, "morphkv:fusion=max:window=32", err));
     ck_assert_str_eq(p.spec, "morphkv:fusion=max");
     help_ok(policy_parse(&p, "morphkv:fusion=max", err));
-    ck_assert(p.set.morphkv.fusion == FUSION_MAX && p.set.morphkv.window == 32);
+    ck_assert(p.set.morphkv.fusion == 1 && p.set.morphkv.window == 32);
     help_fails(policy_parse(&p, "morph", err), KVB_ARGUMENT, "expected one of full, morphkv");
     help_fails(policy_parse(&p, "morphkv:window=0", err), KVB_ARGUMENT, "from 1 to 4096");
     help_fails(policy_parse(&p, "morphkv:window=1.5", err), KVB_ARGUMENT, "window expects an integer");

@@ -162,6 +162,8 @@ START_TEST(test_calibration_is_the_hash_of_one_file_or_of_all)
 }
 END_TEST
 
+#define FACTS "{\"window\":0.1,\"cost\":4,\"kin\":\"snapkv\"}"
+
 START_TEST(test_attributes_join_by_relation)
 {
     cJSON *a = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3}),
@@ -180,6 +182,13 @@ START_TEST(test_attributes_join_by_relation)
                          "{\"tova\":{\"window\":0.1},\"keydiff\":{\"window\":0.1}}");
         cJSON_Delete(all);
     }
+    // What follows from a metric's name is no setting: records of before lack it.
+    cJSON *old = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3}),
+          *now = attributes_of(&(piece){.contexts = 1, .metrics = 1, .questions = 3, .settings = FACTS});
+    help_ok(record_join_attributes(&all, "old", old, "now", now, RECORD_SAME_TEXTS, err));
+    cJSON_Delete(all);
+    cJSON_Delete(now);
+    cJSON_Delete(old);
     cJSON_AddStringToObject(b, "tokenizer_sha256", "t"); // one of them may lack it, but not have another
     help_ok(record_join_attributes(&all, "a", a, "b", b, RECORD_NEW_TEXTS, err));
     ck_assert_str_eq(cJSON_GetObjectItem(all, "tokenizer_sha256")->valuestring, "t");

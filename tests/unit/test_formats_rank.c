@@ -1,4 +1,5 @@
 // Rankings as they are written, in a file of their own and inside of a table; the runtime that reads them also ranks.
+#include "formats/sha256.h"
 #include "formats/table_write.h"
 #include "formats_help.h"
 #include "runtime/rank.h"
@@ -6,14 +7,26 @@
 
 enum { L = 2, G = 1, P = 4, R = 99 };
 
-#define ABOUT(name) \
-    "{" name "\"features\":[{\"metric\":\"knorm\",\"log\":false}],\"sink\":1,\"folds\":[],\"target\":\"mean\"}"
+#define ABOUT(more) \
+    "{" more "\"features\":[{\"metric\":\"knorm\",\"log\":false}],\"sink\":1,\"folds\":[],\"target\":\"mean\"}"
 
 static double weights[L * G * P] = {1, 0, 0, 0, -2, 0.5, 0.25, 3};
 
 static rank_content content(const char *about)
 {
     return (rank_content){0, L, G, P, weights, about};
+}
+
+// With the name in its text, as files hold it.
+static char name[24];
+static rank_content with_name(rank_content r)
+{
+    static char text[512];
+    char *named = rank_name(name, &r);
+    snprintf(text, sizeof text, "%s", named);
+    free(named);
+    r.about = text;
+    return r;
 }
 
 static cJSON *table_metadata(const char *metric, const char *about)
@@ -63,14 +76,14 @@ static kvb_status write_table(const char *path, const rank_content *ranking, cJS
 
 START_TEST(written_rankings_open)
 {
-    char name[24], other[24];
+    char other[24];
     const rank_content plain = content(ABOUT(""));
-    help_ok(rank_name(name, &plain, err));
     weights[3] += 1;
-    help_ok(rank_name(other, &plain, err));
+    with_name(plain);
+    strcpy(other, name);
     weights[3] -= 1;
+    const rank_content named = with_name(plain);
     ck_assert_str_ne(name, other);
-    const rank_content named = content(ABOUT("\"name\":\"learned:0123456789ab\","));
     const char *path = help_path("rank.safetensors");
     cJSON *m = cJSON_CreateObject();
     cJSON_AddStringToObject(m, "model_sha256", "abc");
@@ -93,10 +106,9 @@ END_TEST
 
 START_TEST(tables_carry_them)
 {
-    const char *about = ABOUT("\"name\":\"learned:0123456789ab\",");
-    const rank_content named = content(about);
+    const rank_content named = with_name(content(ABOUT("")));
     const char *path = help_path("table.safetensors");
-    help_ok(write_table(path, &named, table_metadata("learned:0123456789ab", about), err));
+    help_ok(write_table(path, &named, table_metadata(name, named.about), err));
     kvb_table *table;
     help_ok(kvb_table_open(&table, path, NULL, err));
     const kvb_ranking *carried = kvb_table_ranking(table);
@@ -116,8 +128,9 @@ START_TEST(tables_carry_them)
     help_fails(kvb_rank(table, 0, 0, missing, 4, out, err), KVB_ARGUMENT, "knorm");
     kvb_ranking_close(alone);
     kvb_table_close(table);
-    help_fails(write_table(path, &named, table_metadata("knorm", about), err), KVB_FORMAT, "not that of the table");
-    help_fails(write_table(path, NULL, table_metadata("learned:0123456789ab", about), err), KVB_FORMAT, "rank_weights");
+    help_fails(write_table(path, &named, table_metadata("knorm", named.about), err), KVB_FORMAT,
+               "not that of the table");
+    help_fails(write_table(path, NULL, table_metadata(name, named.about), err), KVB_FORMAT, "rank_weights");
     help_ok(write_table(path, NULL, table_metadata("knorm", NULL), err));
     help_ok(kvb_table_open(&table, path, NULL, err));
     ck_assert_ptr_null(kvb_table_ranking(table));
@@ -143,7 +156,25 @@ START_TEST(bytes_of_a_file)
               n->data == bytes + size - 19);
     ck_assert(f && f->n_dims == 1 && f->size == 3 && memcmp(f->data, flags, 3) == 0);
     ck_assert_str_eq(kvb_safetensors_metadata(file.header, "k"), "v");
+
+    // Its own hash: the digits are those of the file with zeros in their place, by another SHA-256 than the writer's.
+    char hex[65];
+    const char *digits = kvb_safetensors_metadata(file.header, "content_sha256");
+    char *place = memmem(bytes, size, digits, 64);
+    memset(place, '0', 64);
+    help_ok(sha256_hex(bytes, size, hex, err));
+    ck_assert_str_eq(digits, hex);
+    memcpy(place, hex, 64);
     kvb_safetensors_free(&file);
+    for (size_t i = 0; i < size; i++) { // one wrong bit in every byte
+        bytes[i] ^= (unsigned char)(1 << i % 8);
+        kvb_status status = kvb_safetensors_parse(&file, bytes, size, "f", NULL);
+        ck_assert_msg(status == KVB_FORMAT || status == KVB_UNSUPPORTED ||
+                          !kvb_safetensors_metadata(file.header, "content_sha256"), // the key is another
+                      "byte %zu", i);
+        if (status == KVB_OK) kvb_safetensors_free(&file);
+        bytes[i] ^= (unsigned char)(1 << i % 8);
+    }
     free(bytes);
     cJSON_Delete(m);
 }
@@ -153,11 +184,10 @@ END_TEST
 START_TEST(rankings_of_whole_layers)
 {
     static double of_layers[L * G * 5] = {1, 0, 0.5, 0, 0, -2, 0.5, 1, 0.25, 3};
-    const char *about = ABOUT("\"name\":\"learned:0123456789ab\",\"layer_mean\":true,");
-    const rank_content named = {0, L, G, 5, of_layers, about};
+    const rank_content named = with_name((rank_content){0, L, G, 5, of_layers, ABOUT("\"layer_mean\":true,")});
     const char *path = help_path("table.safetensors");
     kvb_table *table;
-    help_ok(write_table(path, &named, table_metadata("learned:0123456789ab", about), err));
+    help_ok(write_table(path, &named, table_metadata(name, named.about), err));
     help_ok(kvb_table_open(&table, path, NULL, err));
     const kvb_ranking *r = kvb_table_ranking(table);
     ck_assert(kvb_ranking_about(r)->layer_mean && kvb_ranking_about(r)->n_columns == 5);

@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 enum { LAYERS = 2 };
-static char path[64];
+static char path[64], ranking_name[24];
 
 // Features for the shape's heads, weights that differ from head to head.
 static void write_ranking(const char *features, uint32_t n_features, uint32_t G)
@@ -15,14 +15,16 @@ static void write_ranking(const char *features, uint32_t n_features, uint32_t G)
     double weights[LAYERS * 8 * 6];
     kvb_error err = {0};
     for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) weights[i] = 0.1 * (double)(i % 13) - 0.5;
-    snprintf(about, sizeof about, "{\"name\":\"learned:0123456789ab\",\"features\":[%s],\"sink\":4,\"folds\":[]}",
-             features);
-    const rank_content content = {0, LAYERS, G, 2 * n_features + 2, weights, about};
+    snprintf(about, sizeof about, "{\"features\":[%s],\"sink\":4,\"folds\":[]}", features);
+    rank_content content = {0, LAYERS, G, 2 * n_features + 2, weights, about};
+    char *named = rank_name(ranking_name, &content);
+    content.about = named;
     cJSON *m = cJSON_CreateObject();
     cJSON_AddStringToObject(m, "model_sha256", "AAAA");
     kvb_status status = rank_write(path, &content, m, &err);
     ck_assert_msg(status == KVB_OK, "%s", err.message);
     cJSON_Delete(m);
+    free(named);
 }
 
 #define TWO "{\"metric\":\"knorm\",\"log\":false},{\"metric\":\"snapkv:kvpress:window=8\",\"log\":true}"
@@ -56,7 +58,7 @@ START_TEST(scores_are_the_runtimes)
     v.layer = 1;
     write_ranking(TWO, 2, s.G);
     ck_assert_msg(learned_parse(&m, named(), &list, &err) == KVB_OK, "%s", err.message);
-    ck_assert_str_eq(m.spec, "learned:0123456789ab");
+    ck_assert_str_eq(m.spec, ranking_name);
     metric_parse(&knorm, "knorm", NULL);
     metric_parse(&snapkv, "snapkv:kvpress:window=8", NULL);
     ck_assert_uint_eq(metric_needs(&m), metric_needs(&knorm) | metric_needs(&snapkv));
@@ -91,7 +93,7 @@ START_TEST(refusals)
     ck_assert_int_eq(learned_check_model(&m, LAYERS, 2, "aaaa", &err), KVB_MISMATCH);
     write_ranking("{\"metric\":\"nonsense\",\"log\":false}", 1, 3);
     ck_assert_int_eq(learned_parse(&m, named(), &list, &err), KVB_ARGUMENT);
-    ck_assert_ptr_nonnull(strstr(err.message, "ranking learned:0123456789ab"));
+    ck_assert_ptr_nonnull(strstr(err.message, ranking_name));
     write_ranking("{\"metric\":\"streaming:kvpress\",\"log\":false}", 1, 3); // its order depends on the budget
     ck_assert_int_eq(learned_parse(&m, named(), &list, &err), KVB_ARGUMENT);
     ck_assert_int_eq(learned_parse(&m, "learned:0123456789ab", &list, &err), KVB_ARGUMENT);
@@ -173,7 +175,7 @@ START_TEST(of_a_table)
     char file[80];
     snprintf(file, sizeof file, "%s.table", path);
     write_ranking(TWO, 2, 3);
-    write_table(file, "learned:0123456789ab", path);
+    write_table(file, ranking_name, path);
     ck_assert_int_eq(kvb_table_open(&table, file, NULL, &err), KVB_OK);
     ck_assert_int_eq(learned_of_table(&m, table, &list, &err), KVB_OK);
     ck_assert_int_eq(learned_of_table(&again, table, &list, &err), KVB_OK);

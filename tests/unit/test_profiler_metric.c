@@ -43,13 +43,17 @@ START_TEST(test_metric_names)
         ck_assert_uint_eq(metric_protect_window(&m), cases[i].window);
     }
     metric m = case_metric("ea:epsilon=0.125:future=64");
-    ck_assert_double_eq(m.set.ea.epsilon, 0.125);
-    ck_assert_uint_eq(m.set.ea.future, 64);
-    ck_assert_uint_eq(m.set.ea.sinks, 4);
+    ck_assert_double_eq(metric_value(&m, "epsilon", 0), 0.125);
+    ck_assert_double_eq(metric_value(&m, "future", 0), 64);
+    ck_assert_double_eq(metric_value(&m, "sinks", 0), 4);
+    ck_assert_double_eq(metric_value(&m, "window", -1), -1);
+    metric_set_value(&m, "future", 9);
+    ck_assert_double_eq(metric_value(&m, "future", 0), 9);
     // A plus sign of a number is not that of a wrapped metric.
     m = case_metric("random:seed=1000000000000000");
     ck_assert_str_eq(m.spec, "random:seed=1e+15");
-    ck_assert_uint_eq(case_metric(m.spec).set.random.seed, 1000000000000000);
+    m = case_metric(m.spec);
+    ck_assert_double_eq(metric_value(&m, "seed", 0), 1e15);
     ck_assert_str_eq(case_metric("critical+random:seed=1e+15").spec, "critical+random:seed=1e+15");
 }
 END_TEST
@@ -126,7 +130,8 @@ START_TEST(test_metric_names_tell_values_apart)
                                         "ea:epsilon=0.30000000000000004"};
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         metric m = case_metric(texts[i]), again = case_metric(m.spec);
-        ck_assert_msg(m.set.ea.epsilon == again.set.ea.epsilon, "%s is written as %s", texts[i], m.spec);
+        ck_assert_msg(metric_value(&m, "epsilon", 0) == metric_value(&again, "epsilon", 1), "%s is written as %s",
+                      texts[i], m.spec);
     }
 }
 END_TEST
@@ -135,28 +140,32 @@ START_TEST(test_metric_json)
 {
     static const char *const cases[][2] = {
         {"snapkv", "{\"window\":64,\"kernel\":5,\"max_pool\":0,\"group_first\":0,\"group_max\":0,"
-                   "\"protect_sink\":4,\"protect_window\":64,\"kvpress\":{\"press\":\"SnapKVPress\",\"arguments\":{"
+                   "\"protect_sink\":4,\"protect_window\":64,\"cost\":4,\"kin\":\"snapkv\",\"kvpress\":{\"press\":"
+                   "\"SnapKVPress\",\"arguments\":{"
                    "\"window_size\":64,\"kernel_size\":5}}}"},
         {"snapkv:lukv:window=8",
          "{\"window\":8,\"kernel\":7,\"max_pool\":1,\"group_first\":0,"
-         "\"group_max\":0,\"protect_sink\":4,\"protect_window\":8,\"kvpress\":{\"press\":"
+         "\"group_max\":0,\"protect_sink\":4,\"protect_window\":8,\"cost\":4,\"kin\":\"snapkv\",\"kvpress\":{\"press\":"
          "\"SnapKVPress\",\"arguments\":{\"window_size\":8,\"kernel_size\":7},\"warning\":\"kvpress "
          "has no SnapKV with max pooling: its ranking differs from the one that was "
          "calibrated\"}}"},
-        {"keydiff:similarity=cos",
-         "{\"anchor\":\"mean\",\"similarity\":\"cos\",\"protect_sink\":4,\"protect_window\":1,"
-         "\"kvpress\":{\"press\":\"KeyDiffPress\",\"arguments\":{}}}"},
+        {"keydiff:similarity=cos", "{\"anchor\":\"mean\",\"similarity\":\"cos\",\"protect_sink\":4,\"protect_window\":"
+                                   "1,\"cost\":1,\"kin\":\"keydiff\","
+                                   "\"kvpress\":{\"press\":\"KeyDiffPress\",\"arguments\":{}}}"},
         {"keydiff:anchor=raw",
-         "{\"anchor\":\"raw\",\"similarity\":\"cos\",\"protect_sink\":4,\"protect_window\":1,\"kvpress\":{\"press\":"
+         "{\"anchor\":\"raw\",\"similarity\":\"cos\",\"protect_sink\":4,\"protect_window\":1,\"cost\":1,\"kin\":"
+         "\"keydiff\",\"kvpress\":{\"press\":"
          "\"KeyDiffPress\",\"arguments\":{},\"warning\":\"kvpress's KeyDiff has the mean anchor and the cosine: its "
          "ranking differs from the one that was calibrated\"}}"},
-        {"knorm", "{\"protect_sink\":4,\"protect_window\":1,\"kvpress\":{\"press\":\"KnormPress\",\"arguments\":{}}}"},
+        {"knorm", "{\"protect_sink\":4,\"protect_window\":1,\"cost\":1,\"kin\":\"knorm\",\"kvpress\":{\"press\":"
+                  "\"KnormPress\",\"arguments\":{}}}"},
         {"critical:share=0+tova",
          "{\"share\":0,\"epsilon\":0.0001,\"wraps\":\"tova\",\"parameters\":{\"scope\":\"layer\"},"
-         "\"protect_sink\":4,\"protect_window\":1,\"kvpress\":{}}"},
+         "\"protect_sink\":4,\"protect_window\":1,\"cost\":16,\"kin\":\"tova\",\"kvpress\":{}}"},
         {"ea:epsilon=0.30000000000000004",
          "{\"future\":512,\"sinks\":4,\"epsilon\":0.30000000000000004,\"covariance\":1,\"value_norm\":1,"
-         "\"sinks_in_softmax\":0,\"stored\":0,\"protect_sink\":4,\"protect_window\":1,\"kvpress\":{"
+         "\"sinks_in_softmax\":0,\"stored\":0,\"protect_sink\":4,\"protect_window\":1,\"cost\":2,\"kin\":\"ea\","
+         "\"kvpress\":{"
          "\"press\":\"ExpectedAttentionPress\",\"arguments\":{\"n_future_positions\":512,\"n_sink\":4,"
          "\"use_covariance\":true,\"use_vnorm\":true,\"epsilon\":0.30000000000000004}}}"},
     };
@@ -184,8 +193,10 @@ START_TEST(test_scorer_table)
         ck_assert_str_eq(m.spec, text);
         ck_assert(s->score && *s->summary && *s->source && *s->formula);
         ck_assert(!s->why_not_nested == !s->rank);
-        for (const spec_parameter *p = s->spec.parameters; p->name; p++)
+        for (const spec_parameter *p = s->spec.parameters; p->name; p++) {
             ck_assert(p->low <= p->value && p->value <= p->high);
+            ck_assert_uint_le(p->offset + sizeof(double), METRIC_SETTINGS_BYTES);
+        }
         // Every argument of its press is one of its parameters.
         cJSON *press = metric_press(&m);
         ck_assert_ptr_nonnull(press);
@@ -195,8 +206,44 @@ START_TEST(test_scorer_table)
 }
 END_TEST
 
+// What an engine pays follows from what the formula reads; kin from the name, but for RocketKV and what wraps.
+START_TEST(test_metric_cost_and_kin)
+{
+    static const struct {
+        const char *text, *kin;
+        uint32_t cost;
+    } cases[] = {{"streaming", "streaming", 0},   {"random", "random", 0},
+                 {"keydiff", "keydiff", 1},       {"knorm", "knorm", 1},
+                 {"lagkv:paper", "lagkv", 1},     {"ea:lukv", "ea", 2},
+                 {"snapkv:factory", "snapkv", 4}, {"rocketkv", "snapkv", 4},
+                 {"morphkv", "morphkv", 4},       {"tova", "tova", 4},
+                 {"h2o:kvpress", "h2o", 16},      {"critical:share=0+rocketkv", "snapkv", 16}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        metric m = case_metric(cases[i].text);
+        ck_assert_uint_eq(metric_cost(&m), cases[i].cost);
+        ck_assert_str_eq(metric_kin(&m), cases[i].kin);
+    }
+}
+END_TEST
+
+START_TEST(test_usual_metrics)
+{
+    static const char *const names[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
+    metric m;
+    for (size_t i = 0; i < 3; i++) {
+        ck_assert(metric_usual(&m, i));
+        metric named = case_metric(names[i]);
+        ck_assert_str_eq(m.spec, names[i]);
+        ck_assert_mem_eq(&m, &named, sizeof m);
+    }
+    ck_assert(!metric_usual(&m, 3));
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
+    tcase_add_test(tc, test_metric_cost_and_kin);
+    tcase_add_test(tc, test_usual_metrics);
     tcase_add_test(tc, test_metric_names);
     tcase_add_test(tc, test_metric_errors);
     tcase_add_test(tc, test_metric_names_tell_values_apart);

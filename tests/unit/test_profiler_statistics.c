@@ -37,9 +37,8 @@ static void free_layer(layer_data *a)
 // Two texts of both layers; returns the statistics, and the queries of layer 1, head 2 in `all` [*n, D].
 static query_statistics *gather_two(float *all, uint32_t *n)
 {
-    query_gather *g;
+    query_gather *g = query_gather_open(L, H, D, SKIP);
     query_statistics *s;
-    help_ok(query_gather_open(&g, L, H, D, SKIP, err));
     help_fails(query_gather_finish(g, &s, err), KVB_ARGUMENT, "at least two");
     layer_observer observer = query_gather_observer(g);
     *n = 0;
@@ -85,13 +84,19 @@ START_TEST(files)
     query_statistics *s = gather_two(all, &n), *back;
     memset(s->model_sha256, 'a', 64);
     help_ok(query_statistics_write(s, path, 2, n, err));
-    help_ok(query_statistics_open(&back, path, L, H, D, err));
+    model m = {.config = {.n_layers = L, .n_heads = H, .head_dim = D}};
+    help_ok(query_statistics_open(&back, path, &m, err));
     case_same("mean", back->mean, s->mean, L * H * D);
     case_same("covariance", back->covariance, s->covariance, L * H * D * D);
     ck_assert_uint_eq(strlen(back->sha256), 64);
     ck_assert_str_eq(back->model_sha256, s->model_sha256);
     query_statistics_free(back);
-    help_fails(query_statistics_open(&back, path, L + 1, H, D, err), KVB_MISMATCH, "another shape");
+    memset(m.sha256, 'b', 64);
+    help_fails(query_statistics_open(&back, path, &m, err), KVB_MISMATCH, "query statistics of another model");
+    m.config.n_layers++;
+    help_fails(query_statistics_open(&back, path, &m, err), KVB_MISMATCH, "another shape");
+    help_ok(query_statistics_open(&back, NULL, &m, err));
+    ck_assert_ptr_null(back);
     file_view view;
     help_ok(file_map(&view, path, err));
     unsigned char *bytes = case_alloc(view.size, 1);
@@ -108,11 +113,10 @@ END_TEST
 
 START_TEST(of_the_context_itself)
 {
-    query_gather *g;
+    query_gather *g = query_gather_open(1, H, D, SKIP);
     query_statistics *s;
     layer_data a;
     layer_view view = make_layer(&a, 0, T);
-    help_ok(query_gather_open(&g, 1, H, D, SKIP, err));
     layer_observer observer = query_gather_observer(g);
     help_ok(observer.see(observer.context, &view, err));
     help_ok(query_gather_finish(g, &s, err));

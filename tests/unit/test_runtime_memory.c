@@ -121,9 +121,9 @@ static kvb_status open_ranking(const task *it, kvb_error *err)
 static unsigned char *ranking_bytes(size_t *size)
 {
     static const char header[] =
-        "{\"__metadata__\":{\"format\":\"kvbudget-rank\",\"format_version\":\"1\",\"ranking\":\"{\\\"name\\\":"
-        "\\\"learned:0123456789ab\\\",\\\"features\\\":[{\\\"metric\\\":\\\"knorm\\\",\\\"log\\\":false}],"
-        "\\\"sink\\\":4,\\\"folds\\\":[]}\"},"
+        "{\"__metadata__\":{\"format\":\"kvbudget-rank\",\"format_version\":\"1\",\"ranking\":\"{"
+        "\\\"features\\\":[{\\\"metric\\\":\\\"knorm\\\",\\\"log\\\":false}],"
+        "\\\"sink\\\":4,\\\"folds\\\":[],\\\"name\\\":\\\"learned:4c7e23d2510d\\\"}\"},"
         "\"rank_weights\":{\"dtype\":\"F64\",\"shape\":[1,1,1,4],\"data_offsets\":[0,32]}}";
     size_t n = sizeof header - 1;
     unsigned char *bytes = calloc(8 + n + 32, 1);

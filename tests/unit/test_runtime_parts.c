@@ -3,6 +3,7 @@
 #include "runtime/json.h"
 #include "runtime/limits.h"
 #include "runtime/safetensors.h"
+#include "runtime/sha256.h"
 #include "runtime/text.h"
 #include "unit.h"
 #include <cJSON.h>
@@ -23,6 +24,34 @@ static size_t make(const char *header, size_t n_data)
     for (size_t i = 0; i < n_data; i++) bytes[8 + n + i] = (unsigned char)i;
     return 8 + n + n_data;
 }
+
+// The examples of FIPS 180-4 (their last one a million times "a", here in pieces that do not fit the blocks), and
+// lengths about where the padding takes another block.
+START_TEST(hashes)
+{
+    static const struct {
+        const char *text, *hash;
+    } cases[] = {{"", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"},
+                 {"abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"},
+                 {"abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+                  "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1"},
+                 {"0123456789012345678901234567890123456789012345678901234",
+                  "f34d5a0f80c0cbf84c8c0b90218c22637abd199965249da736a20143c8c9c9d9"},
+                 {"0123456789012345678901234567890123456789012345678901234567890123",
+                  "9674d9e078535b7cec43284387a6ee39956188e735a85452b0050b55341cda56"}};
+    char hex[65];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        kvb_sha256(&(kvb_bytes){cases[i].text, strlen(cases[i].text)}, 1, hex);
+        ck_assert_str_eq(hex, cases[i].hash);
+    }
+    static char a[1001];
+    kvb_bytes pieces[1000];
+    memset(a, 'a', sizeof a);
+    for (size_t i = 0; i < 1000; i++) pieces[i] = (kvb_bytes){a, i % 2 ? 999 : 1001};
+    kvb_sha256(pieces, 1000, hex);
+    ck_assert_str_eq(hex, "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+}
+END_TEST
 
 START_TEST(container)
 {
@@ -110,7 +139,10 @@ END_TEST
 
 START_TEST(cleaned_texts)
 {
-    char text[] = "a\tb\033[2J\x7f \xc3\xa9 \xff\xc3 \xc2\x9b end";
+    char text[] = "a\tb\033[2J\x7f \xc3\xa9 \xff\xc3 \xc2\x9b end",
+         turned[] = "a\xe2\x80\xae+\xe2\x81\xa6\xd8\x9c\xe2\x80\x93";
+    kvb_clean_text(turned);
+    ck_assert_str_eq(turned, "a???+?????\xe2\x80\x93"); // an override, an isolate, a mark; not a dash
     kvb_clean_text(text);
     ck_assert_str_eq(text, "a?b?[2J? \xc3\xa9 ?? ?? end");
 }
@@ -228,6 +260,7 @@ END_TEST
 
 static void fill(TCase *tc)
 {
+    tcase_add_test(tc, hashes);
     tcase_add_test(tc, container);
     tcase_add_test(tc, damaged_containers);
     tcase_add_test(tc, sequences_of_utf8);

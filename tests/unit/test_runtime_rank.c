@@ -9,10 +9,12 @@
 enum { L = 2, G = 2, F = 2, P = 2 * F + 2, FOLDS = 1, N_WEIGHTS = (1 + FOLDS) * L * G * P };
 
 #define HASH "00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"
-#define RANKING                                                                                                 \
-    "{\\\"name\\\":\\\"learned:0123456789ab\\\",\\\"features\\\":[{\\\"metric\\\":\\\"keydiff\\\",\\\"log\\\":" \
-    "false},{\\\"metric\\\":\\\"snapkv:kvpress\\\",\\\"log\\\":true}],\\\"sink\\\":2,\\\"folds\\\":[[\\\"" HASH \
-    "\\\"]]}"
+// The name is Python's hashlib.sha256() of the text without it and of the weights.
+#define NAME "learned:e00be92dad6e"
+#define RANKING                                                                              \
+    "{\\\"features\\\":[{\\\"metric\\\":\\\"keydiff\\\",\\\"log\\\":false},{\\\"metric\\\":" \
+    "\\\"snapkv:kvpress\\\",\\\"log\\\":true}],\\\"sink\\\":2,\\\"folds\\\":[[\\\"" HASH     \
+    "\\\"]],\\\"name\\\":\\\"" NAME "\\\"}"
 
 static unsigned char bytes[8192];
 
@@ -86,7 +88,7 @@ START_TEST(what_the_file_says)
     kvb_ranking *r = open_made();
     const kvb_ranking_info *info = kvb_ranking_about(r);
     ck_assert(info->n_layers == L && info->n_kv_heads == G && info->n_features == F && info->n_columns == P);
-    ck_assert_str_eq(info->name, "learned:0123456789ab");
+    ck_assert_str_eq(info->name, NAME);
     ck_assert_str_eq(info->metrics[1], "snapkv:kvpress");
     ck_assert(info->logarithm[0] == 0 && info->logarithm[1] == 1 && info->sink == 2);
     ck_assert(info->weights[P] == weight(P));
@@ -108,8 +110,11 @@ START_TEST(damaged_files)
         {"kvbudget-rank", "kvbudget-roll", "expected a ranking", KVB_FORMAT},
         {"\"ranking\"", "\"rankink\"", "without a ranking", KVB_FORMAT},
         {"version\":\"1\"", "version\":\"2\"", "newer kvbudget", KVB_VERSION},
-        {"learned:0123", "learned:012", "12 digits", KVB_FORMAT},
-        {"learned:0123", "learned:XYZW", "12 digits", KVB_FORMAT},
+        {"learned:e00b", "learned:", "12 digits", KVB_FORMAT},
+        {"learned:e00b", "learned:XYZW", "12 digits", KVB_FORMAT},
+        {"learned:e00b", "learned:fade", "has the name " NAME, KVB_FORMAT},
+        {"\\\"log\\\":true", "\\\"log\\\":false", "but what it holds has the name", KVB_FORMAT},
+        {"]],\\\"name\\\"", "]],\\\"more\\\":1, \\\"name\\\"", "but what it holds has the name", KVB_FORMAT},
         {"\\\"log\\\":true", "\\\"log\\\":1", "feature 1", KVB_FORMAT},
         {"\\\"features\\\"", "\\\"futures\\\"", "1 to 16 features", KVB_FORMAT},
         {"\\\"sink\\\":2", "\\\"sink\\\":2.5", "sink", KVB_FORMAT},
@@ -136,6 +141,10 @@ START_TEST(damaged_files)
     memset(bytes + size - 8, 0xff, 8); // NaN
     ck_assert_int_eq(kvb_ranking_open_memory(&r, bytes, size, "case", &err), KVB_NUMERIC);
     ck_assert_ptr_nonnull(strstr(err.message, "not finite"));
+    size = make(NULL, NULL);
+    bytes[size - 9] ^= 1; // another weight
+    ck_assert_int_eq(kvb_ranking_open_memory(&r, bytes, size, "case", &err), KVB_FORMAT);
+    ck_assert_ptr_nonnull(strstr(err.message, "is called " NAME));
     ck_assert_int_eq(kvb_ranking_open_memory(&r, bytes, size - 1, "case", &err), KVB_FORMAT);
     ck_assert_int_eq(kvb_ranking_open(&r, "/no/such/file", &err), KVB_IO);
     ck_assert_int_eq(kvb_ranking_open(NULL, "x", &err), KVB_ARGUMENT);

@@ -9,8 +9,7 @@
 
 enum { L = 2, G = 1, P = 4 };
 
-#define ABOUT \
-    "{\"name\":\"learned:0123456789ab\",\"features\":[{\"metric\":\"knorm\",\"log\":false}],\"sink\":1,\"folds\":[]}"
+#define ABOUT "{\"features\":[{\"metric\":\"knorm\",\"log\":false}],\"sink\":1,\"folds\":[]}"
 
 // One feature: w, w', recency, constant. What one deviation does: |w + w'|, and of recency |w_r|.
 static double weights[L * G * P] = {3, 0, 1, 0, -2, 0.5, 0.5, 3};
@@ -18,11 +17,15 @@ static double weights[L * G * P] = {3, 0, 1, 0, -2, 0.5, 0.5, 3};
 static const char *ranking_file(void)
 {
     const char *path = help_path("rank.safetensors");
-    const rank_content content = {0, L, G, P, weights, ABOUT};
+    char name[24];
+    rank_content content = {0, L, G, P, weights, ABOUT};
+    char *named = rank_name(name, &content);
+    content.about = named;
     cJSON *metadata = cJSON_CreateObject();
     cJSON_AddStringToObject(metadata, "model_sha256", "abc");
     help_ok(rank_write(path, &content, metadata, err));
     cJSON_Delete(metadata);
+    free(named);
     return path;
 }
 

@@ -2,13 +2,13 @@
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "profiler/calib_make.h"
+#include "profiler/text/tokenizer.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include "tools/cli.h"
 #include <inttypes.h>
 #include <stdio.h>
-#include <sys/stat.h>
 
 typedef struct calib_command {
     const cli_command *self;
@@ -30,19 +30,10 @@ static kvb_status open_tokenizer(calib_command *c, const char *path, kvb_error *
 {
     weights *w = NULL;
     kvb_status status = weights_open(&w, path, err);
-    if (status == KVB_OK) status = weights_tokenizer(&c->tokens, w, NULL, err);
+    if (status == KVB_OK) status = tokenizer_open(&c->tokens, w, NULL, err);
     if (status == KVB_OK) status = weights_check(w, err);
     weights_close(w);
     return status;
-}
-
-// The output would take an input's place.
-static kvb_status check_not_output(const calib_command *c, const char *path, kvb_error *err)
-{
-    struct stat in, out;
-    if (stat(path, &in) == 0 && stat(c->output, &out) == 0 && in.st_dev == out.st_dev && in.st_ino == out.st_ino)
-        return kvb_fail(err, KVB_ARGUMENT, "%s: is to be read and to be written; give -o another name", path);
-    return KVB_OK;
 }
 
 static kvb_status add_calibration(calib_command *c, const char *path, kvb_error *err)
@@ -104,9 +95,7 @@ static void print_summary(const calib_command *c)
 
 static kvb_status run_calib(calib_command *c, char **operands, size_t n, kvb_error *err)
 {
-    kvb_status status = atomic_file_check(c->output, err);
-    for (size_t i = 1; status == KVB_OK && i < n; i++) status = check_not_output(c, operands[i], err);
-    if (status == KVB_OK) status = open_tokenizer(c, operands[0], err);
+    kvb_status status = open_tokenizer(c, operands[0], err);
     for (size_t i = 1; status == KVB_OK && i < n; i++)
         status = is_calibration(operands[i]) ? add_calibration(c, operands[i], err) : add_text(c, operands[i], err);
     if (status == KVB_OK) status = write_lines(c, err);
@@ -142,21 +131,21 @@ static int run(const cli_command *self, int argc, char **argv)
                        .recipe = {.n_tokens = 2048, .n_contexts = 1, .n_own = UINT64_MAX, .n_answer = 64, .seed = 1}};
     calib_recipe *r = &c.recipe;
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &c.output, "FILE", "the calibration data to write (.jsonl)"},
-        {"tokens", 't', CLI_COUNT, &r->n_tokens, "N", "contexts are the first N tokens of a text (2048)"},
+        {"output", 'o', CLI_WRITES(FILE_LINES), &c.output, "FILE", "the calibration data to write (.jsonl)"},
+        {"tokens", 't', CLI_COUNT, &r->n_tokens, "N", "tokens of a context (2048)"},
         {"contexts", 'c', CLI_COUNT, &r->n_contexts, "N",
-         "contexts of each plain text, one behind the other (1); 0: as many as there are tokens for"},
-        {"lines", 0, CLI_COUNT, &r->n_lines, "N", "ask for N lines of each context by their beginning, drawn evenly"},
+         "contexts to take from each plain text, one after the other (1); 0: as many as fit"},
+        {"lines", 0, CLI_COUNT, &r->n_lines, "N", "ask for N lines of each context by their first words, drawn evenly"},
         {"continue", 0, CLI_COUNT, &r->n_continued, "N",
-         "take N pieces of what follows each context as answers to no question"},
-        {"repeat", 0, CLI_COUNT, &r->n_repeated, "N", "have N pieces of each context repeated, at equal distances"},
+         "add N pieces of what follows each context, as answers without a question"},
+        {"repeat", 0, CLI_COUNT, &r->n_repeated, "N",
+         "ask for N pieces of each context word for word, at equal distances"},
         {"answer-tokens", 'n', CLI_COUNT, &r->n_answer, "N",
-         "tokens of a piece, and the most of a line's rest (64); a profile records N - 1 queries"},
-        {"questions", 'q', CLI_COUNT, &r->n_own, "N",
-         "of calibration data, keep only the first N questions of every context"},
+         "tokens of a piece, and at most of a line's rest (64); a profile records N - 1 queries"},
+        {"questions", 'q', CLI_COUNT, &r->n_own, "N", "keep only the first N questions of each context that has some"},
         {"ignore-answers", 0, CLI_FLAG, &r->ignore_answers, NULL,
-         "leave out the answers of those questions, so that `profile` samples them"},
-        {"seed", 's', CLI_COUNT, &r->seed, "N", "of the lines that are drawn (1)"},
+         "drop the answers of those questions, so that `profile` samples them"},
+        {"seed", 's', CLI_COUNT, &r->seed, "N", "seed of the lines that are drawn (1)"},
         {"quiet", 0, CLI_FLAG, &c.quiet, NULL, "no summary"},
         {0},
     };

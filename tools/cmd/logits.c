@@ -1,9 +1,9 @@
 // kvbudget logits: next-token logits of every position of a text, to hold the forward pass against other engines.
-#include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "formats/npy.h"
 #include "profiler/model/forward.h"
 #include "runtime/fail.h"
+#include "tools/cmd/opened_model.h"
 #include "tools/device.h"
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +22,10 @@ static bool are_ids(const char *path)
 }
 
 // The text as token ids; a .npy file of integers is taken as ids.
-static kvb_status read_ids(int32_t **ids, size_t *n, const model *m, const char *path, const logits_command *o,
-                           kvb_error *err)
+static kvb_status read_ids(int32_t **ids, size_t *n, const opened_model *from, const char *path,
+                           const logits_command *o, kvb_error *err)
 {
+    const model *m = from->m;
     file_view view;
     npy_array array;
     kvb_status status = file_map(&view, path, err);
@@ -37,12 +38,12 @@ static kvb_status read_ids(int32_t **ids, size_t *n, const model *m, const char 
         if (status == KVB_OK) status = npy_to_i32(&array, *ids, path, err);
         *n = status == KVB_OK ? array.count : 0;
     } else {
-        status = model_encode(m, TEXT_ALONE, (const char *)view.data, view.size, ids, n, err);
+        status = model_text_encode(&from->text, TEXT_ALONE, (const char *)view.data, view.size, ids, n, err);
         if (status == KVB_OK && o->bos) {
             int32_t *with = malloc((*n + 1) * sizeof *with);
             if (!with) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu ids", path, *n);
             if (with) {
-                with[0] = m->special.bos;
+                with[0] = from->text.special.bos;
                 memcpy(with + 1, *ids, *n * sizeof *with);
                 free(*ids);
                 *ids = with;
@@ -61,15 +62,15 @@ static kvb_status read_ids(int32_t **ids, size_t *n, const model *m, const char 
 
 static kvb_status write_logits(const logits_command *o, const char *model_path, const char *text_path, kvb_error *err)
 {
-    model *m = NULL;
+    opened_model opened = {.m = NULL};
     forward *f = NULL;
     int32_t *ids = NULL;
     float *logits = NULL;
     size_t n = 0;
-    const model_options wishes = {.without_tokenizer = are_ids(text_path)};
-    kvb_status status = atomic_file_check(o->output, err);
-    if (status == KVB_OK) status = model_open(&m, model_path, o->device, &wishes, err);
-    if (status == KVB_OK) status = read_ids(&ids, &n, m, text_path, o, err);
+    const opened_wishes wishes = {.text = {.without_tokenizer = are_ids(text_path)}};
+    kvb_status status = opened_model_open(&opened, model_path, o->device, &wishes, err);
+    const model *m = opened.m;
+    if (status == KVB_OK) status = read_ids(&ids, &n, &opened, text_path, o, err);
     if (status == KVB_OK) {
         forward_plan plan = {(uint32_t)n, 1, 1, false, false};
         status = forward_open(&f, m, &plan, err);
@@ -82,7 +83,7 @@ static kvb_status write_logits(const logits_command *o, const char *model_path, 
     free(logits);
     free(ids);
     forward_close(f);
-    model_free(m);
+    opened_model_close(&opened);
     return status;
 }
 
@@ -91,9 +92,10 @@ static int run_logits(const cli_command *self, int argc, char **argv)
     logits_command o = {0};
     const char *backend_name = "cpu", *compute = "f32";
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &o.output, "FILE", "the array [tokens, vocabulary] to write, float32 (.npy)"},
+        {"output", 'o', CLI_WRITES(FILE_ARRAY), &o.output, "FILE",
+         "the array [tokens, vocabulary] to write, float32 (.npy)"},
         {"max-tokens", 0, CLI_COUNT, &o.max_tokens, "N", "use only the first N tokens"},
-        {"bos", 0, CLI_FLAG, &o.bos, NULL, "begin with BOS (a text only; ids are taken as they are)"},
+        {"bos", 0, CLI_FLAG, &o.bos, NULL, "begin a text with BOS; token ids are taken as they are"},
         {"backend", 'b', CLI_TEXT, &backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
         {"compute", 0, CLI_TEXT, &compute, "KIND", DEVICE_COMPUTE_HELP},
         {0},

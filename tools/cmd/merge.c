@@ -20,7 +20,7 @@ static int run(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {{"force", 0, CLI_FLAG, &force, NULL, "replace OUT.h5 when it exists"},
                                   {"quiet", 0, CLI_FLAG, &quiet, NULL, "no summary"},
                                   {0}};
-    int first, code = cli_parse(self, options, argc, argv, &first);
+    int first, code = cli_parse_output(self, options, FILE_RECORD, argc, argv, &first);
     if (code != EXIT_DONE) return code < 0 ? EXIT_DONE : code;
     if (argc - first < 2)
         return cli_usage_error(self, "expected the record to write and at least one shard or record: kvbudget %s",

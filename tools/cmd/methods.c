@@ -5,7 +5,6 @@
 #include <string.h>
 
 static const char *const DEFAULT_ALLOCATORS[] = {"uniform", "pyramid", "ada"};
-static const char *const DEFAULT_METRICS[] = {"snapkv:kvpress", "keydiff", "ea:kvpress"};
 static const double DEFAULT_RATIOS[] = {0.5, 0.8, 0.9, 0.95};
 
 // ---- Ratios ----
@@ -108,13 +107,13 @@ static kvb_status agreed(const methods *e, const char *key, const char *option, 
     return KVB_OK;
 }
 
-kvb_status methods_set_texts(const methods *e, model *m, bool chat, bool special, kvb_error *err)
+kvb_status methods_set_texts(const methods *e, model_text *t, bool chat, bool special, kvb_error *err)
 {
     kvb_status status = agreed(e, "chat", "--chat", &chat, err);
     if (status == KVB_OK) status = agreed(e, "special", "--special", &special, err);
     if (status != KVB_OK) return status;
-    m->special_text = special;
-    return chat ? model_use_chat(m, err) : KVB_OK;
+    t->parse_special = special;
+    return chat ? model_text_use_chat(t, err) : KVB_OK;
 }
 
 static method *find_metric(methods *e, const char *spec)
@@ -197,8 +196,8 @@ static bool is_none(const cli_list *names)
 
 static kvb_status choose_metrics(methods *e, bool bare, kvb_error *err)
 {
-    size_t n_defaults = bare ? 0 : sizeof DEFAULT_METRICS / sizeof *DEFAULT_METRICS;
-    size_t room = e->metric_names.count + e->policy_names.count + e->n_allocators + n_defaults + 1;
+    metric usual;
+    size_t room = e->metric_names.count + e->policy_names.count + e->n_allocators + scorer_count + 1;
     bool *seen = calloc(room, sizeof *seen), tables = false;
     e->items = calloc(room, sizeof *e->items);
     kvb_status status = seen && e->items ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the metrics");
@@ -209,8 +208,9 @@ static kvb_status choose_metrics(methods *e, bool bare, kvb_error *err)
         tables = true;
         status = follow_table(e, &e->allocators[i], seen, err);
     }
-    if (e->metric_names.count || e->policy_names.count || tables) n_defaults = 0;
-    for (size_t i = 0; i < n_defaults && status == KVB_OK; i++) status = add_named(e, DEFAULT_METRICS[i], err);
+    bool by_default = !bare && !e->metric_names.count && !e->policy_names.count && !tables;
+    for (size_t i = 0; by_default && status == KVB_OK && metric_usual(&usual, i); i++)
+        status = add_named(e, usual.spec, err);
     for (size_t i = 0; i < e->policy_names.count && status == KVB_OK; i++)
         status = policy_parse(&e->items[e->n_items++].p, e->policy_names.items[i], err);
     free(seen);

@@ -1,6 +1,7 @@
 // What the parts of `kvbudget profile` share: the command line, the job, and the processes that run it.
 #pragma once
 #include "profiler/metric/learned.h"
+#include "profiler/metric/query_statistics.h"
 #include "profiler/profile.h"
 #include "tools/cli.h"
 #include "tools/ranks.h"
@@ -10,6 +11,8 @@ typedef struct profile_command {
     const cli_command *self;
     cli_list metric_names;
     const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics, *weights, *oracle;
+    uint64_t curve_queries, gain_rows, sink, window; // UINT64_MAX: the metrics' own
+    bool no_curves;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
     double temperature, keep_after;
     bool beyond_trained, chat, special;
@@ -27,6 +30,8 @@ typedef struct profile_command {
     calib_file *files;
     size_t n_files;
     model *m;
+    model_text text;
+    query_statistics *stored;
     profile_job job;
     ranks ranks;
     bool peer_failed; // another rank has failed, and says why itself

@@ -9,10 +9,10 @@ static int run(const cli_command *self, int argc, char **argv)
     const char *output = NULL;
     bool quiet = false;
     const cli_option options[] = {
-        {"output", 'o', CLI_TEXT, &output, "FILE.html", "the page to write"},
-        {"record", 'R', CLI_LIST, &records, "RUN.h5",
+        {"output", 'o', CLI_WRITES(FILE_PAGE), &output, "FILE.html", "the page to write"},
+        {"record", 'R', CLI_INPUTS, &records, "RUN.h5",
          "the record that a table was made from, repeatable: its texts and settings"},
-        {"results", 'r', CLI_LIST, &results, "FILE.json",
+        {"results", 'r', CLI_INPUTS, &results, "FILE.json",
          "what eval, task, validate, solve or solve --holdout found (their --json, or the\nNAME.json of eval and "
          "task), repeatable"},
         {"quiet", 'q', CLI_FLAG, &quiet, NULL, "do not say what was written"},
@@ -52,8 +52,8 @@ const cli_command cmd_report = {
     "several\n"
     "lengths; what it was made from; how to load it; and how to repeat it.\n"
     "\n"
-    "The table alone gives a page too; what was not measured it says. Results belong to a table when they are of its\n"
-    "metric, and in eval and task when they are of this very file.\n"
+    "A table alone gives a page too, which says what was not measured. Results belong to a table when they are\n"
+    "of its metric and, from eval and task, of this very file.\n"
     "\n"
     "Examples:\n"
     "  kvbudget report keydiff.safetensors -o keydiff.html\n"

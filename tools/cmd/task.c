@@ -4,6 +4,7 @@
 #include "formats/file_read.h"
 #include "runtime/fail.h"
 #include "tools/cmd/methods.h"
+#include "tools/cmd/opened_model.h"
 #include "tools/device.h"
 #include "tools/report/output.h"
 #include "tools/report/task_report.h"
@@ -28,7 +29,7 @@ typedef struct task_command {
     } out;
     // Opened:
     const backend *device;
-    model *m;
+    opened_model opened;
     char *haystack;
     calib_file texts;
     task_report report;
@@ -63,7 +64,7 @@ static void show_answer(void *context, const task_cell *cell, const task_sample 
 static kvb_status run_samples(task_command *c, const task *t, task_study *study, FILE *to, double *tokens,
                               kvb_error *err)
 {
-    const task_source source = {c->m->tokens, c->seed, c->haystack,
+    const task_source source = {c->opened.text.tokens, c->seed, c->haystack,
                                 task_needs_texts(t->kind) && c->texts_path ? &c->texts : NULL};
     task_listener listener = {show_answer, &c->report};
     kvb_status status = KVB_OK;
@@ -98,7 +99,9 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
     if (status != KVB_OK) return status;
     bool texts = task_needs_texts(t.kind) && c->texts_path;
     uint64_t count = texts && c->texts.count < c->count ? c->texts.count : c->count;
-    task_study study = {.m = c->m,
+    task_study study = {.m = c->opened.m,
+                        .text = &c->opened.text,
+                        .statistics = c->opened.statistics,
                         .t = &t,
                         .seed = c->seed,
                         .n_samples = (uint32_t)count,
@@ -121,7 +124,7 @@ static void close_command(task_command *c)
     calib_free(&c->texts);
     free(c->haystack);
     free(c->log_path);
-    model_free(c->m);
+    opened_model_close(&c->opened);
 }
 
 static kvb_status refuse_oracle(const task_command *c, kvb_error *err)
@@ -139,17 +142,14 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     // Only the full cache answers, unless somebody asks for less.
     bool bare = !c->with.allocator_names.count && !c->with.ratio_names.count;
     atomic_file samples = {0};
-    const model_options wishes = {.statistics = c->statistics};
-    kvb_status status = c->out.results ? output_check_results(c->out.results, err) : KVB_OK;
-    if (status == KVB_OK && c->out.csv) status = atomic_file_check(c->out.csv, err);
-    if (status == KVB_OK && c->out.head_scores) status = atomic_file_check(c->out.head_scores, err);
-    if (status == KVB_OK) status = model_open(&c->m, operands[0], c->device, &wishes, err);
+    const opened_wishes wishes = {.statistics = c->statistics};
+    kvb_status status = opened_model_open(&c->opened, operands[0], c->device, &wishes, err);
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
-    if (status == KVB_OK) status = methods_open(&c->with, c->m, operands + 1, n - 1, bare, err);
-    if (status == KVB_OK) status = methods_set_texts(&c->with, c->m, c->chat, c->special, err);
+    if (status == KVB_OK) status = methods_open(&c->with, c->opened.m, operands + 1, n - 1, bare, err);
+    if (status == KVB_OK) status = methods_set_texts(&c->with, &c->opened.text, c->chat, c->special, err);
     if (status == KVB_OK) status = refuse_oracle(c, err);
-    c->report = (task_report){.m = c->m,
+    c->report = (task_report){.m = c->opened.m,
                               .device = c->device,
                               .with = methods_compared(&c->with),
                               .seed = c->seed,
@@ -161,8 +161,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
         c->log_path = NULL;
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->out.results);
     }
-    if (status == KVB_OK && c->out.results) status = output_check_results(c->out.results, err);
-    if (status == KVB_OK && c->out.head_scores) status = retrieval_open(&c->heads, c->m, err);
+    if (status == KVB_OK && c->out.head_scores) status = retrieval_open(&c->heads, c->opened.m, &c->opened.text, err);
     if (status == KVB_OK && c->out.samples) status = atomic_file_begin(&samples, c->out.samples, err);
     for (size_t i = 0; status == KVB_OK && i < c->tasks.count; i++)
         status = run_task(c, c->tasks.items[i], samples.stream, err);
@@ -229,22 +228,23 @@ static int run(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"task", 'k', CLI_LIST, &c.tasks, "TASK",
          "a task, name[:parameter=value...]; may be repeated. --list shows all"},
-        {"tokens", 't', CLI_COUNT, &c.tokens, "N", "length of the contexts; for qa, 0 (the default) takes whole texts"},
-        {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task, default 20"},
-        {"seed", 's', CLI_COUNT, &c.seed, "N", "of all draws, default 1"},
+        {"tokens", 't', CLI_COUNT, &c.tokens, "N", "length of the contexts; for qa, 0 (default) takes whole texts"},
+        {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task (20)"},
+        {"seed", 's', CLI_COUNT, &c.seed, "N", "seed of all draws (1)"},
         METHODS_OPTIONS(c.with),
-        {"results", 'o', CLI_TEXT, &c.out.results, "NAME",
-         "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
+        {"results", 'o', CLI_WRITES(FILE_RESULTS_SET), &c.out.results, "NAME",
+         "write NAME.json, NAME.csv and NAME.svg; NAME.cells keeps results so far, and the same\ncommand continues "
          "where it was stopped"},
-        {"output", 0, CLI_TEXT, &c.out.samples, "FILE.jsonl",
-         "write the samples as calibration data, and answer them only if there is\n--answer or something to compare"},
-        {"answer", 0, CLI_FLAG, &c.answer, NULL, "let the model answer also with --output or --head-scores"},
-        {"head-scores", 0, CLI_TEXT, &c.out.head_scores, "FILE.tsv",
-         "write how much each query head looks at what the right answers repeat, for the\nallocators headkv=FILE.tsv "
-         "and duo=FILE.tsv; needles or pairs only"},
+        {"output", 0, CLI_WRITES(FILE_LINES), &c.out.samples, "FILE.jsonl",
+         "write the samples as calibration data; they are answered only with --answer or when\nthere is something to "
+         "compare"},
+        {"answer", 0, CLI_FLAG, &c.answer, NULL, "answer the samples even with --output or --head-scores"},
+        {"head-scores", 0, CLI_WRITES(FILE_HEAD_SCORES), &c.out.head_scores, "FILE.tsv",
+         "write how much attention each query head gives to what the right answers repeat, for\nthe allocators "
+         "headkv=FILE.tsv and duo=FILE.tsv; only for needles and pairs"},
         {"verbose", 'v', CLI_FLAG, &c.out.verbose, NULL, "print every answer"},
-        {"haystack", 0, CLI_TEXT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
-        {"texts", 0, CLI_TEXT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
+        {"haystack", 0, CLI_INPUT, &c.haystack_path, "FILE", "hide needles in this text instead of filler sentences"},
+        {"texts", 0, CLI_INPUT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
         {"chat", 0, CLI_FLAG, &c.chat, NULL,
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
         {"special", 0, CLI_FLAG, &c.special, NULL,
@@ -254,7 +254,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores)"},
         RESULTS_OPTIONS(c.out),
-        {"quiet", 'q', CLI_FLAG, &c.out.quiet, NULL, "no progress, no file names"},
+        {"quiet", 'q', CLI_FLAG, &c.out.quiet, NULL, "no progress and no names of files"},
         {"list", 'l', CLI_FLAG, &list, NULL, "list the tasks and their parameters"},
         {0},
     };
@@ -280,10 +280,10 @@ const cli_command cmd_task = {
     .synopsis = "task MODEL [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
     .summary = "ask for what stands in long contexts: needles, variables, word counts, key-value pairs, questions",
     .details =
-        "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from a\n"
-        "seed: the same seed gives the same bytes. The model answers them with its full cache, greedily, and the\n"
-        "score (0 to 100, as RULER scores) says whether a task is worth measuring eviction with. With --output they\n"
-        "are written as calibration data that `profile` takes.\n"
+        "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from\n"
+        "a seed: the same seed gives the same bytes. The model answers them greedily with its full cache; the score\n"
+        "(0 to 100, as RULER scores) says whether the task can measure eviction at all. --output writes them as\n"
+        "calibration data for `profile`.\n"
         "\n"
         "With tables, --metric, --policy, --allocator or --ratio it also answers with less: the context is evicted\n"
         "before any question is seen, by every metric and allocator (tables serve their own metric), or under\n"

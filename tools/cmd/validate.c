@@ -30,10 +30,10 @@ static kvb_status run_metric(validation *v, bool quiet, kvb_error *err)
 
 static kvb_status draw_metric(const validation *v, const solve_outputs *out, kvb_error *err)
 {
-    picture p;
+    atomic_file p;
     kvb_status status = picture_begin(&p, out->picture, v->pairs.metric, v->pairs.from->n_metrics > 1, err);
     if (status != KVB_OK) return status;
-    draw_validation(v, p.svg);
+    draw_validation(v, p.stream);
     return picture_end(&p, out->quiet, err);
 }
 
@@ -94,11 +94,11 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     selection from = {0};
     const solve_outputs *out = &l->outputs;
     results found = results_begin("validate");
-    kvb_status status = out->csv ? atomic_file_check(out->csv, err) : KVB_OK;
+    kvb_status status = KVB_OK;
     if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
     else if (status == KVB_OK) status = open_record(l, &from, path, err);
     if (status == KVB_OK && out->picture)
-        status = output_check_pictures(out->picture, from.metrics, from.n_metrics, err);
+        status = output_check_pictures(out->picture, "--output", from.metrics, from.n_metrics, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
     if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
@@ -163,18 +163,18 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     solve_line l = solve_line_make(self);
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &l.metrics, "M", "as for solve: eviction metric, repeatable, or 'all'"},
-        {"output", 'o', CLI_TEXT, &l.outputs.picture, "FILE.svg|.pdf|.png",
+        {"output", 'o', CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &l.outputs.picture, "FILE.svg|.pdf|.png",
          "also draw it; for several metrics a folder, or a name with {metric} in it"},
-        {"certificate", 0, CLI_TEXT, &certificate, "TABLE", "check the bounds of this table instead"},
+        {"certificate", 0, CLI_INPUT, &certificate, "TABLE", "instead, check the lower bounds of this table"},
         {"aggregate", 'a', CLI_TEXT, &l.words.aggregate, "HOW",
-         "mean_ratio (default): every question is a problem; mean_loss: their average is"},
+         "mean_ratio (default): one problem for each question; mean_loss: one for their average"},
         {"shrink", 0, CLI_REAL, &l.options.shrink, "A", "as for solve"},
         {"min-keep", 0, CLI_REAL, &l.options.min_keep, "F", "as for solve"},
         {"scope", 0, CLI_TEXT, &l.words.scope, "SCOPE", "global (default), or layer"},
         SELECTION_OPTIONS(l),
         CONSTRAINT_OPTIONS(l.wishes),
         RESULTS_OPTIONS(l.outputs),
-        {"quiet", 0, CLI_FLAG, &l.outputs.quiet, NULL, "no progress, no file names"},
+        {"quiet", 0, CLI_FLAG, &l.outputs.quiet, NULL, "no progress and no names of files"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first), n = argc - first;

@@ -78,7 +78,7 @@ static void print_scorer(const scorer *s)
     print_indented("source", s->source);
     print_needs(s);
     if (s->wraps) print_indented("protected", "as the wrapped metric");
-    else if (s->window) printf("    %-10s %u sinks, the window\n", "protected", s->protect_sink);
+    else if (metric_window(&defaults)) printf("    %-10s %u sinks, the window\n", "protected", s->protect_sink);
     else printf("    %-10s %u sinks, the last %u\n", "protected", s->protect_sink, s->protect_window);
     if (why) print_indented("profile", "no, its order of tokens depends on the budget:");
     if (why) print_indented("", why);

@@ -1,6 +1,9 @@
 #include "tools/report/output.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
+#include "runtime/text.h"
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -25,42 +28,30 @@ kvb_status output_path(char out[PATH_SIZE], const char *pattern, const char *met
     return used < PATH_SIZE ? KVB_OK : kvb_fail(err, KVB_ARGUMENT, "%s: the path is too long", pattern);
 }
 
-kvb_status output_check(const char *pattern, const char *extension, const char *const *metrics, size_t n,
+kvb_status output_check(const char *pattern, const output_form *form, const char *const *metrics, size_t n,
                         kvb_error *err)
 {
     char path[PATH_SIZE], other[PATH_SIZE];
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
-        status = output_path(path, pattern, metrics[i], extension, n > 1, err);
+        status = output_path(path, pattern, metrics[i], form->ending, n > 1, err);
         for (size_t k = 0; k < i && status == KVB_OK; k++) {
-            status = output_path(other, pattern, metrics[k], extension, true, err);
+            status = output_path(other, pattern, metrics[k], form->ending, true, err);
             if (status == KVB_OK && strcmp(path, other) == 0)
                 status = kvb_fail(err, KVB_ARGUMENT,
                                   "%s: metrics %s and %s would be written to the same file; solve one after the other",
                                   path, metrics[k], metrics[i]);
         }
-        if (status == KVB_OK) status = atomic_file_check(path, err);
+        if (status == KVB_OK) status = named_output(path, form->option, form->kind, err);
     }
     return status;
 }
 
-kvb_status output_check_results(const char *name, kvb_error *err)
-{
-    static const char *const extensions[] = {".json", ".csv", ".svg", ".cells"};
-    char path[PATH_SIZE];
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; i < sizeof extensions / sizeof *extensions && status == KVB_OK; i++) {
-        if (snprintf(path, sizeof path, "%s%s", name, extensions[i]) >= PATH_SIZE)
-            return kvb_fail(err, KVB_ARGUMENT, "%s: the path is too long", name);
-        status = atomic_file_check(path, err);
-    }
-    return status;
-}
-
-kvb_status output_check_pictures(const char *pattern, const char *const *metrics, size_t n, kvb_error *err)
+kvb_status output_check_pictures(const char *pattern, const char *option, const char *const *metrics, size_t n,
+                                 kvb_error *err)
 {
     char path[PATH_SIZE];
-    kvb_status status = output_check(pattern, ".svg", metrics, n, err);
+    kvb_status status = output_check(pattern, &(output_form){option, FILE_PICTURE, ".svg"}, metrics, n, err);
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
         status = output_path(path, pattern, metrics[i], ".svg", n > 1, err);
         if (status == KVB_OK) status = picture_check(path, err);
@@ -68,16 +59,28 @@ kvb_status output_check_pictures(const char *pattern, const char *const *metrics
     return status;
 }
 
-kvb_status picture_begin(picture *p, const char *pattern, const char *metric, bool several, kvb_error *err)
+kvb_status picture_check(const char *path, kvb_error *err)
+{
+    if (kvb_ends_with(path, ".svg") && strlen(path) > 4) return KVB_OK;
+    return kvb_fail(
+        err, KVB_ARGUMENT,
+        "%s: expected a name that ends in .svg; `rsvg-convert -f pdf x.svg -o x.pdf` makes a PDF of it, and "
+        "-f png a PNG",
+        path);
+}
+
+kvb_status picture_begin(atomic_file *p, const char *pattern, const char *metric, bool several, kvb_error *err)
 {
     char path[PATH_SIZE];
     kvb_status status = output_path(path, pattern, metric, ".svg", several, err);
-    return status == KVB_OK ? picture_open(p, path, err) : status;
+    return status == KVB_OK ? atomic_file_begin(p, path, err) : status;
 }
 
-kvb_status picture_end(picture *p, bool quiet, kvb_error *err)
+kvb_status picture_end(atomic_file *p, bool quiet, kvb_error *err)
 {
-    kvb_status status = picture_close(p, err);
-    if (status == KVB_OK && !quiet) fprintf(stderr, "wrote %s\n", p->path);
+    char *path = need_text("%s", p->final_path);
+    kvb_status status = atomic_file_commit(p, err);
+    if (status == KVB_OK && !quiet) fprintf(stderr, "wrote %s\n", path);
+    free(path);
     return status;
 }

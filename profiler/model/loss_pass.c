@@ -1,0 +1,579 @@
+#include "profiler/model/loss_pass.h"
+#include "formats/need.h"
+#include "profiler/backend/linalg.h"
+#include "profiler/model/forward_parts.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+// Share of its tokens that each head keeps in the runs that cut a layer: a level of every curve.
+static const uint32_t CUT_LEVEL[GAIN_KINDS] = {[GAIN_CUT_80] = 10, [GAIN_CUT_96] = 6};
+static const double NOISE_SIZE = 0.01;
+
+struct loss_pass {
+    uint32_t per_question, n_kept, max_kept;
+    uint32_t *slot, *tail; // [max_kept] of the queries kept so far
+    dev queries;           // [B, max_kept, H*d]
+    uint32_t *rows;        // [n_rows] which the next call is asked for
+    uint32_t n_rows, room;
+    uint32_t *local, n_local, base; // of these, rows of the chunk at hand, from the base-th kept query on
+    dev k, v;                       // [B, G, T, d] where the context is packed; else {NULL}
+    float *grams;                   // [B, G, group d, group d]; NULL: not made yet
+};
+
+static uint32_t budgeted_layers(const model *m)
+{
+    return model_budgeted(&m->config, m->config.n_layers);
+}
+
+static size_t gram_width(const model_config *c)
+{
+    return (size_t)c->n_heads / c->n_kv_heads * c->head_dim;
+}
+
+uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question)
+{
+    const model_config *c = &m->config;
+    uint64_t B = budgeted_layers(m), G = c->n_kv_heads, w = gram_width(c), H = (uint64_t)c->n_heads * c->head_dim,
+             T = plan->max_tokens, kept = (uint64_t)plan->max_questions * per_question, sequences = 1 + B * GAIN_KINDS,
+             rows = plan->max_tail;
+    uint64_t threads = 2 * T * (per_question * (uint64_t)(c->n_heads / G) + 2 * c->head_dim);
+    bool packed = m->device->b->packed_floats(m->device, plan->max_tokens,
+                                              attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)) > 0;
+    return (B * kept * H + B * G * w * w + threads * (B * G < 8 ? B * G : 8) + (packed ? 2 * B * G * T * c->head_dim : 0) +
+            sequences * rows * (2 * G * c->head_dim) + sequences * 8 * c->width + 2 * 64ull * c->vocabulary) *
+           sizeof(float);
+}
+
+kvb_status forward_keep_queries(forward *f, uint32_t per_question, kvb_error *err)
+{
+    const model_config *c = &f->m->config;
+    size_t B = budgeted_layers(f->m), H = (size_t)c->n_heads * c->head_dim,
+           kept = (size_t)f->plan.max_questions * per_question;
+    loss_pass *l = f->losses = need(1, sizeof *l, "loss pass");
+    *l = (loss_pass){.per_question = per_question, .max_kept = (uint32_t)kept};
+    l->slot = need(kept, sizeof *l->slot, "kept queries");
+    l->tail = need(kept, sizeof *l->tail, "kept queries");
+    l->local = need(kept, sizeof *l->local, "kept queries");
+    l->queries = f->b->alloc(f->m->device, B * kept * H);
+    bool good = l->queries.address != NULL;
+    if (good && f->packed.address) {
+        size_t floats = B * c->n_kv_heads * f->plan.max_tokens * c->head_dim;
+        l->k = f->b->alloc(f->m->device, floats);
+        l->v = f->b->alloc(f->m->device, floats);
+        good = l->k.address && l->v.address;
+    }
+    return good ? KVB_OK : kvb_fail(err, KVB_MEMORY, "output errors: no memory for the queries of %zu rows", kept);
+}
+
+void loss_pass_close(forward *f)
+{
+    loss_pass *l = f->losses;
+    if (!l) return;
+    f->b->release(f->m->device, l->queries);
+    f->b->release(f->m->device, l->k);
+    f->b->release(f->m->device, l->v);
+    free(l->slot);
+    free(l->tail);
+    free(l->rows);
+    free(l->local);
+    free(l->grams);
+    free(l);
+    f->losses = NULL;
+}
+
+// ---- While the context and its questions go through the layers -----------------------------------------------------
+
+void loss_pass_begin(loss_pass *l)
+{
+    if (l) l->n_kept = l->n_rows = 0;
+}
+
+void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n)
+{
+    loss_pass *l = f->losses;
+    if (n > l->room) l->rows = need_more(l->rows, l->room = n, sizeof *l->rows, "rows");
+    memcpy(l->rows, rows, n * sizeof *rows);
+    l->n_rows = n;
+}
+
+void loss_pass_chunk(loss_pass *l, const decode_row *rows, uint32_t first, uint32_t n)
+{
+    if (!l) return;
+    l->n_local = 0;
+    l->base = l->n_kept;
+    for (uint32_t i = 0; i < l->n_rows && l->n_kept < l->max_kept; i++) {
+        if (l->rows[i] < first || l->rows[i] >= first + n) continue;
+        const decode_row *row = &rows[l->rows[i]];
+        l->local[l->n_local++] = l->rows[i] - first;
+        l->slot[l->n_kept] = row->question;
+        l->tail[l->n_kept++] = row->tail;
+    }
+}
+
+void loss_pass_take_queries(forward *f, uint32_t layer)
+{
+    const loss_pass *l = f->losses;
+    const model_config *c = &f->m->config;
+    if (!l || model_layer_bounded(c, layer)) return;
+    size_t H = (size_t)c->n_heads * c->head_dim, at = (size_t)model_budgeted(c, layer) * l->max_kept + l->base;
+    for (uint32_t i = 0; i < l->n_local; i++)
+        f->b->copy(f->pass.on, dev_at(l->queries, (at + i) * H), dev_at(f->q, l->local[i] * H), H);
+}
+
+void loss_pass_take_context(forward *f, uint32_t layer, const prefix_kv *kv)
+{
+    const loss_pass *l = f->losses;
+    const model_config *c = &f->m->config;
+    if (!l || !l->k.address || model_layer_bounded(c, layer)) return;
+    size_t n = (size_t)c->n_kv_heads * f->n_tokens * c->head_dim, at = model_budgeted(c, layer) * n;
+    f->b->copy(f->pass.on, dev_at(l->k, at), kv->k, n);
+    f->b->copy(f->pass.on, dev_at(l->v, at), kv->v, n);
+}
+
+// ---- Memory of the device as the host sees it ----------------------------------------------------------------------
+
+// `own` is freed by the caller: a copy where the host cannot see the memory itself, else NULL.
+static const float *bring(const forward *f, dev from, size_t n, float **own)
+{
+    const float *seen = f->b->host_view(f->pass.on, from);
+    *own = NULL;
+    if (seen) return seen;
+    *own = need(n, sizeof(float), "numbers of the device");
+    f->b->download(f->pass.on, *own, from, n);
+    return *own;
+}
+
+// What the heads of one budgeted layer are judged with.
+enum { LAYER_ARRAYS = 5 };
+typedef struct layer_arrays {
+    const float *k, *v, *q, *tail_k, *tail_v;
+    float *own[LAYER_ARRAYS], *sinks;
+    attention_shape shape;
+} layer_arrays;
+
+static void open_layer(layer_arrays *a, const forward *f, uint32_t layer, uint32_t n_questions)
+{
+    const loss_pass *l = f->losses;
+    const model_config *c = &f->m->config;
+    prefix_kv kv = forward_prefix(f, layer);
+    tail_kv tails = forward_tails(f, layer);
+    size_t G = c->n_kv_heads, d = c->head_dim, b = model_budgeted(c, layer), context = G * f->n_tokens * d,
+           H = c->n_heads * d, tail = n_questions * G * tails.capacity * d;
+    if (l->k.address) kv.k = dev_at(l->k, b * context), kv.v = dev_at(l->v, b * context);
+    *a = (layer_arrays){.shape = model_attention(f->m, layer)};
+    a->k = bring(f, kv.k, context, &a->own[0]);
+    a->v = bring(f, kv.v, context, &a->own[1]);
+    a->q = bring(f, dev_at(l->queries, b * l->max_kept * H), l->n_kept * H, &a->own[2]);
+    a->tail_k = bring(f, tails.k, tail, &a->own[3]);
+    a->tail_v = bring(f, tails.v, tail, &a->own[4]);
+    if (!a->shape.sinks.address) return;
+    a->sinks = need(c->n_heads, sizeof(float), "attention sinks");
+    f->b->download(f->pass.on, a->sinks, a->shape.sinks, c->n_heads);
+}
+
+static void close_layer(layer_arrays *a)
+{
+    for (int i = 0; i < LAYER_ARRAYS; i++) free(a->own[i]);
+    free(a->sinks);
+}
+
+static output_head head_of(const forward *f, const layer_arrays *a, uint32_t layer, uint32_t g)
+{
+    const model_config *c = &f->m->config;
+    uint32_t group = c->n_heads / c->n_kv_heads;
+    size_t context = (size_t)g * f->n_tokens * c->head_dim, w = gram_width(c),
+           at = (size_t)model_budgeted(c, layer) * c->n_kv_heads + g;
+    return (output_head){.k = a->k + context,
+                         .v = a->v + context,
+                         .n_tokens = f->n_tokens,
+                         .group = group,
+                         .head_dim = c->head_dim,
+                         .softcap = a->shape.softcap,
+                         .sinks = a->sinks ? a->sinks + (size_t)g * group : NULL,
+                         .gram = f->losses->grams + at * w * w};
+}
+
+static output_order order_of(const forward *f, const loss_ranking *r, uint32_t layer, uint32_t g)
+{
+    const model_config *c = &f->m->config;
+    size_t at = (size_t)model_budgeted(c, layer) * c->n_kv_heads + g;
+    output_order order = {.position = need(f->n_tokens, sizeof *order.position, "ranked tokens")};
+    output_order_make(&order, r->scores + at * f->n_tokens, f->n_tokens, r->sink, r->window);
+    return order;
+}
+
+// W_O^T W_O of every group, once for all contexts.
+static kvb_status make_grams(forward *f, kvb_error *err)
+{
+    const model_config *c = &f->m->config;
+    size_t w = gram_width(c), H = (size_t)c->n_heads * c->head_dim;
+    if (f->losses->grams) return KVB_OK;
+    float *wo = need((size_t)c->width * H, sizeof *wo, "weights");
+    int32_t *ids = need(CHUNK_ROWS, sizeof *ids, "rows");
+    f->losses->grams = need((size_t)budgeted_layers(f->m) * c->n_kv_heads * w * w, sizeof(float), "Gram matrices");
+    float *to = f->losses->grams;
+    bool good = true;
+    for (uint32_t layer = 0; layer < c->n_layers && good; layer++) {
+        if (model_layer_bounded(c, layer)) continue;
+        for (uint32_t first = 0; first < c->width; first += CHUNK_ROWS) {
+            uint32_t n = c->width - first < CHUNK_ROWS ? c->width - first : CHUNK_ROWS;
+            for (uint32_t i = 0; i < n; i++) ids[i] = (int32_t)(first + i);
+            f->b->gather(f->pass.on, f->q_raw, f->m->layers[layer].wo, ids, n);
+            f->b->download(f->pass.on, wo + first * H, f->q_raw, n * H);
+        }
+        for (uint32_t g = 0; g < c->n_kv_heads && good; g++, to += w * w)
+            good = gemm(true, false, w, w, c->width, 1, wo + g * w, H, wo + g * w, H, 0, to, w);
+    }
+    free(ids);
+    free(wo);
+    return good ? layer_end(&f->pass, err) : kvb_fail(err, KVB_MEMORY, "Gram matrices: the product library has no memory");
+}
+
+// ---- Curves --------------------------------------------------------------------------------------------------------
+
+typedef struct curve_job {
+    forward *f;
+    uint32_t n_questions, n_rankings;
+    const loss_ranking *rankings;
+    float *errors;
+} curve_job;
+
+// The kept queries of each question; `queries` and `tails` [n_kept] are scratch, in the order of the questions.
+static void gather_sets(output_queries *sets, const curve_job *j, const layer_arrays *a, uint32_t g, float *queries,
+                        uint32_t *tails)
+{
+    const loss_pass *l = j->f->losses;
+    const model_config *c = &j->f->m->config;
+    size_t w = gram_width(c), H = (size_t)c->n_heads * c->head_dim,
+           tail = (size_t)j->f->plan.max_tail * c->head_dim;
+    uint32_t n = 0;
+    for (uint32_t q = 0; q < j->n_questions; q++) {
+        size_t at = ((size_t)q * c->n_kv_heads + g) * tail;
+        sets[q] = (output_queries){.q = queries + n * w, .stride = w, .tail = tails + n, .k = a->tail_k + at,
+                                   .v = a->tail_v + at};
+        for (uint32_t i = 0; i < l->n_kept; i++) {
+            if (l->slot[i] != q) continue;
+            memcpy(queries + n * w, a->q + i * H + g * w, w * sizeof *queries);
+            tails[n++] = l->tail[i];
+            sets[q].n++;
+        }
+    }
+}
+
+static kvb_status judge_head(const curve_job *j, const layer_arrays *a, uint32_t layer, uint32_t g, kvb_error *err)
+{
+    const loss_pass *l = j->f->losses;
+    const model_config *c = &j->f->m->config;
+    output_head head = head_of(j->f, a, layer, g);
+    output_queries *sets = need(j->n_questions, sizeof *sets, "questions");
+    output_order *orders = need(j->n_rankings, sizeof *orders, "rankings");
+    float *queries = need(l->n_kept * gram_width(c), sizeof *queries, "queries"),
+          *errors = need((size_t)j->n_rankings * j->n_questions * OUTPUT_LEVELS, sizeof *errors, "errors");
+    uint32_t *tails = need(l->n_kept, sizeof *tails, "queries");
+    gather_sets(sets, j, a, g, queries, tails);
+    for (uint32_t r = 0; r < j->n_rankings; r++) orders[r] = order_of(j->f, &j->rankings[r], layer, g);
+    kvb_status status = output_errors(errors, &head, sets, j->n_questions, orders, j->n_rankings, err);
+    size_t heads = (size_t)budgeted_layers(j->f->m) * c->n_kv_heads,
+           at = (size_t)model_budgeted(c, layer) * c->n_kv_heads + g;
+    for (uint32_t r = 0; r < j->n_rankings; r++) {
+        for (uint32_t q = 0; q < j->n_questions; q++)
+            memcpy(j->errors + (((size_t)q * j->n_rankings + r) * heads + at) * OUTPUT_LEVELS,
+                   errors + ((size_t)r * j->n_questions + q) * OUTPUT_LEVELS, OUTPUT_LEVELS * sizeof *errors);
+        free(orders[r].position);
+    }
+    free(tails);
+    free(errors);
+    free(queries);
+    free(orders);
+    free(sets);
+    return status;
+}
+
+kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ranking *rankings, uint32_t n_rankings,
+                                 float *errors, kvb_error *err)
+{
+    const model_config *c = &f->m->config;
+    const curve_job job = {f, n_questions, n_rankings, rankings, errors};
+    kvb_status status = make_grams(f, err);
+    bool shared = f->b->host_view(f->pass.on, f->x) != NULL; // else one layer's copies at a time
+    uint32_t at_once = shared ? c->n_layers : 1;
+    layer_arrays *arrays = need(at_once, sizeof *arrays, "layers");
+    for (uint32_t first = 0; first < c->n_layers && status == KVB_OK; first += at_once) {
+        uint32_t n = c->n_layers - first < at_once ? c->n_layers - first : at_once;
+        int failed = 0;
+        for (uint32_t i = 0; i < n; i++)
+            if (!model_layer_bounded(c, first + i)) open_layer(&arrays[i], f, first + i, n_questions);
+#pragma omp parallel for collapse(2) schedule(dynamic, 1) reduction(+ : failed)
+        for (uint32_t i = 0; i < n; i++)
+            for (uint32_t g = 0; g < c->n_kv_heads; g++)
+                if (!model_layer_bounded(c, first + i))
+                    failed += judge_head(&job, &arrays[i], first + i, g, NULL) != KVB_OK;
+        for (uint32_t i = 0; i < n; i++)
+            if (!model_layer_bounded(c, first + i)) close_layer(&arrays[i]);
+        if (failed) status = kvb_fail(err, KVB_MEMORY, "output errors: the product library has no memory");
+    }
+    free(arrays);
+    return status == KVB_OK ? layer_end(&f->pass, err) : status;
+}
+
+// ---- Gains ---------------------------------------------------------------------------------------------------------
+
+float gain_noise(uint32_t layer, uint32_t row, uint32_t channel)
+{
+    uint64_t x = ((uint64_t)layer << 48) ^ ((uint64_t)row << 24) ^ channel;
+    x += 0x9e3779b97f4a7c15u; // SplitMix64
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return (x ^ x >> 31) >> 63 ? 1.0f : -1.0f;
+}
+
+// Sequence 0 is the answer as it is; every budgeted layer adds GAIN_KINDS of them.
+typedef struct gain_run {
+    forward *f;
+    uint32_t question, first, n; // the rows first .. first + n - 1 after the context
+    uint32_t sequences, layers;  // how many there will be; layers that have added theirs
+    const loss_ranking *ranking;
+    dev x;              // [sequences, n, D]
+    tail_kv tails;      // [sequences, G, first + n, d] of the layer at hand
+    uint32_t *tail;     // [n] first, first + 1, ..
+    decode_row *rows;   // [DECODE_ROWS]
+    float *q, *o;       // [n, H*d] of sequence 0: its queries and its heads' outputs
+    float *moved;       // [1 + GAIN_KINDS, n, H*d] o, then the movements
+    float *branch;      // [1 + GAIN_KINDS, n, D] the same times W_O
+    float *gains;
+} gain_run;
+
+static size_t head_floats(const gain_run *r)
+{
+    return (size_t)r->n * r->f->m->config.n_heads * r->f->m->config.head_dim;
+}
+
+static kvb_status open_gains(gain_run *r, kvb_error *err)
+{
+    const model_config *c = &r->f->m->config;
+    uint32_t capacity = r->first + r->n;
+    size_t n = r->n, H = head_floats(r), tails = (size_t)r->sequences * c->n_kv_heads * capacity * c->head_dim;
+    backend_device *on = r->f->m->device;
+    r->x = r->f->b->alloc(on, r->sequences * n * c->width);
+    r->tails = (tail_kv){r->f->b->alloc(on, tails), r->f->b->alloc(on, tails), capacity};
+    r->tail = need(n, sizeof *r->tail, "rows");
+    r->rows = need(DECODE_ROWS, sizeof *r->rows, "rows");
+    r->q = need(H, sizeof(float), "queries");
+    r->o = need(H, sizeof(float), "outputs");
+    r->moved = need((1 + GAIN_KINDS) * H, sizeof(float), "outputs");
+    r->branch = need((1 + GAIN_KINDS) * n * c->width, sizeof(float), "outputs");
+    for (uint32_t i = 0; i < n; i++) r->tail[i] = r->first + i;
+    bool good = r->x.address && r->tails.k.address && r->tails.v.address;
+    return good ? KVB_OK : kvb_fail(err, KVB_MEMORY, "gains: no memory for %u sequences of %u tokens", r->sequences, r->n);
+}
+
+static void close_gains(gain_run *r)
+{
+    backend_device *on = r->f->m->device;
+    r->f->b->release(on, r->x);
+    r->f->b->release(on, r->tails.k);
+    r->f->b->release(on, r->tails.v);
+    free(r->tail);
+    free(r->rows);
+    free(r->q);
+    free(r->o);
+    free(r->moved);
+    free(r->branch);
+}
+
+static dev sequence_at(const gain_run *r, uint32_t sequence)
+{
+    return dev_at(r->x, (size_t)sequence * r->n * r->f->m->config.width);
+}
+
+// What stands before the rows, of all the sequences that are there.
+static void copy_question(gain_run *r, uint32_t layer, uint32_t active)
+{
+    forward *f = r->f;
+    tail_kv from = forward_tails(f, layer);
+    size_t d = f->m->config.head_dim, G = f->m->config.n_kv_heads, n = r->first * d;
+    for (size_t i = 0; i < active * G; i++) {
+        size_t to = i * r->tails.capacity * d, at = (r->question * G + i % G) * from.capacity * d;
+        f->b->copy(f->pass.on, dev_at(r->tails.k, to), dev_at(from.k, at), n);
+        f->b->copy(f->pass.on, dev_at(r->tails.v, to), dev_at(from.v, at), n);
+    }
+}
+
+// Sequences [s, s + count) through attention of a layer; pass.attended has what it gives.
+static void attend_sequences(gain_run *r, uint32_t layer, uint32_t s, uint32_t count)
+{
+    forward *f = r->f;
+    const model_config *c = &f->m->config;
+    prefix_kv kv = forward_prefix(f, layer);
+    const oracle_view none = {{NULL}, {NULL}, 0, false};
+    uint32_t rows = count * r->n;
+    for (uint32_t i = 0; i < rows; i++) {
+        r->rows[i] = (decode_row){s + i / r->n, r->first + i % r->n, false};
+        f->positions[i] = f->n_tokens + r->first + i % r->n;
+    }
+    layer_project(&f->pass, layer, f->q_raw, f->q, sequence_at(r, s), f->positions, rows);
+    f->b->store_tail(f->pass.on, r->tails.k, r->tails.capacity, r->rows, f->pass.keys, rows, c->n_kv_heads, c->head_dim);
+    f->b->store_tail(f->pass.on, r->tails.v, r->tails.capacity, r->rows, f->pass.values, rows, c->n_kv_heads, c->head_dim);
+    f->b->attend_rows(f->pass.on, f->pass.attended, f->q, &kv, &r->tails, r->rows, rows, model_attention(f->m, layer),
+                      &none);
+}
+
+// How the heads of a layer move when each keeps the level's share of its tokens.
+static kvb_status cut_layer(gain_run *r, uint32_t layer, gain_kind kind, kvb_error *err)
+{
+    forward *f = r->f;
+    const model_config *c = &f->m->config;
+    size_t w = gram_width(c), H = (size_t)c->n_heads * c->head_dim, d = c->head_dim;
+    layer_arrays a;
+    float *own_k, *own_v, *to = r->moved + (1 + kind) * head_floats(r);
+    open_layer(&a, f, layer, 0);
+    size_t capacity = r->tails.capacity;
+    const float *k = bring(f, r->tails.k, c->n_kv_heads * capacity * d, &own_k),
+                *v = bring(f, r->tails.v, c->n_kv_heads * capacity * d, &own_v);
+    int failed = 0;
+#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failed)
+    for (uint32_t g = 0; g < c->n_kv_heads; g++) {
+        output_head head = head_of(f, &a, layer, g);
+        output_order order = order_of(f, r->ranking, layer, g);
+        output_queries set = {r->q + g * w, H, r->tail, k + g * capacity * d, v + g * capacity * d, r->n};
+        float *moved = need(r->n * w, sizeof *moved, "outputs");
+        failed += output_difference(moved, &head, &set, &order, CUT_LEVEL[kind], NULL) != KVB_OK;
+        for (uint32_t i = 0; i < r->n; i++) memcpy(to + i * H + g * w, moved + i * w, w * sizeof *moved);
+        free(moved);
+        free(order.position);
+    }
+    free(own_k);
+    free(own_v);
+    close_layer(&a);
+    return failed ? kvb_fail(err, KVB_MEMORY, "gains: the product library has no memory") : KVB_OK;
+}
+
+// Mean squared size of what the rows of a movement add behind W_O; kind -1: of what attention itself adds.
+static double branch_square(const gain_run *r, int kind)
+{
+    size_t D = r->f->m->config.width;
+    const float *row = r->branch + (size_t)(1 + kind) * r->n * D;
+    double sum = 0;
+    for (size_t i = 0; i < r->n * D; i++) sum += (double)row[i] * (double)row[i];
+    return sum / r->n;
+}
+
+// All movements of a layer, from its queries and outputs of sequence 0: r->moved, with their squares in r->gains.
+static kvb_status move_layer(gain_run *r, uint32_t layer, kvb_error *err)
+{
+    forward *f = r->f;
+    const model_config *c = &f->m->config;
+    size_t n = head_floats(r), H = n / r->n;
+    float *noise = r->moved + (1 + GAIN_NOISE) * n;
+    kvb_status status = KVB_OK;
+    memcpy(r->moved, r->o, n * sizeof *r->o);
+    for (size_t i = 0; i < n; i++) noise[i] = gain_noise(layer, (uint32_t)(i / H), (uint32_t)(i % H));
+    for (gain_kind kind = GAIN_CUT_80; kind < GAIN_KINDS && status == KVB_OK; kind++)
+        status = cut_layer(r, layer, kind, err);
+    if (status != KVB_OK) return status;
+    f->b->upload(f->pass.on, f->pass.attended, r->moved, (1 + GAIN_KINDS) * n);
+    layer_project_output(&f->pass, layer, f->picked, (1 + GAIN_KINDS) * r->n);
+    f->b->download(f->pass.on, r->branch, f->picked, (size_t)(1 + GAIN_KINDS) * r->n * c->width);
+    double white = branch_square(r, GAIN_NOISE), size = white > 0 ? sqrt(NOISE_SIZE * branch_square(r, -1) / white) : 0;
+    for (size_t i = 0; i < n; i++) noise[i] *= (float)size;
+    float *gains = r->gains + (size_t)model_budgeted(c, layer) * GAIN_KINDS * 2;
+    for (int kind = 0; kind < GAIN_KINDS; kind++)
+        gains[2 * kind + 1] = (float)(branch_square(r, kind) * (kind == GAIN_NOISE ? size * size : 1));
+    return KVB_OK;
+}
+
+// The sequences that a layer adds: sequence 0 with its attention moved, through the rest of the layer.
+static kvb_status add_sequences(gain_run *r, uint32_t layer, kvb_error *err)
+{
+    forward *f = r->f;
+    kvb_status status = move_layer(r, layer, err);
+    size_t n = head_floats(r);
+    for (int kind = 0; kind < GAIN_KINDS; kind++)
+        for (size_t i = 0; i < n; i++) r->moved[(1 + kind) * n + i] += r->o[i];
+    if (status != KVB_OK) return status;
+    f->b->upload(f->pass.on, f->pass.attended, r->moved + n, GAIN_KINDS * n);
+    layer_finish(&f->pass, layer, sequence_at(r, 1 + r->layers * GAIN_KINDS), GAIN_KINDS * r->n, 0);
+    r->layers++;
+    return KVB_OK;
+}
+
+static kvb_status run_layer(gain_run *r, uint32_t layer, kvb_error *err)
+{
+    forward *f = r->f;
+    const model_config *c = &f->m->config;
+    bool adds = !model_layer_bounded(c, layer);
+    uint32_t active = 1 + r->layers * GAIN_KINDS, at_once = DECODE_ROWS / r->n;
+    copy_question(r, layer, active);
+    for (uint32_t s = 0; s < active; s += at_once) {
+        uint32_t count = active - s < at_once ? active - s : at_once;
+        attend_sequences(r, layer, s, count);
+        if (s == 0 && adds) {
+            f->b->download(f->pass.on, r->q, f->q, head_floats(r));
+            f->b->download(f->pass.on, r->o, f->pass.attended, head_floats(r));
+            for (uint32_t kind = 0; kind < GAIN_KINDS; kind++)
+                f->b->copy(f->pass.on, sequence_at(r, active + kind), r->x, (size_t)r->n * c->width);
+        }
+        layer_finish(&f->pass, layer, sequence_at(r, s), count * r->n, 0);
+    }
+    return adds ? add_sequences(r, layer, err) : KVB_OK;
+}
+
+// KL(p; q) of two rows of logits.
+static double divergence(const float *p, const float *q, uint32_t n)
+{
+    float top_p = p[0], top_q = q[0];
+    double sum_p = 0, sum_q = 0, kl = 0;
+    for (uint32_t i = 1; i < n; i++) top_p = fmaxf(top_p, p[i]), top_q = fmaxf(top_q, q[i]);
+    for (uint32_t i = 0; i < n; i++) {
+        double e = exp((double)p[i] - (double)top_p);
+        sum_p += e;
+        sum_q += exp((double)q[i] - (double)top_q);
+        kl += e * ((double)p[i] - (double)q[i]);
+    }
+    return kl / sum_p - ((double)top_p + log(sum_p)) + (double)top_q + log(sum_q);
+}
+
+// The KL of every sequence, some of them at a time.
+static kvb_status judge_sequences(gain_run *r, kvb_error *err)
+{
+    forward *f = r->f;
+    size_t V = f->m->config.vocabulary;
+    uint32_t n = r->n, at_once = n < 64 ? 64 / n : 1;
+    float *base = need(n * V, sizeof *base, "logits"), *logits = need((size_t)at_once * n * V, sizeof *logits, "logits");
+    layer_logits(&f->pass, r->x, n, &(logit_use){.logits = base}, 0);
+    for (uint32_t s = 1; s < r->sequences; s += at_once) {
+        uint32_t count = r->sequences - s < at_once ? r->sequences - s : at_once;
+        layer_logits(&f->pass, sequence_at(r, s), count * n, &(logit_use){.logits = logits}, 0);
+#pragma omp parallel for schedule(dynamic, 1)
+        for (uint32_t i = 0; i < count; i++) {
+            double sum = 0;
+            for (uint32_t j = 0; j < n; j++) sum += divergence(base + j * V, logits + ((size_t)i * n + j) * V, (uint32_t)V);
+            r->gains[2 * (s + i - 1)] = sum > 0 ? (float)(sum / n) : 0;
+        }
+    }
+    free(base);
+    free(logits);
+    return layer_end(&f->pass, err);
+}
+
+kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n,
+                         const loss_ranking *ranking, float *gains, kvb_error *err)
+{
+    gain_run r = {.f = f, .question = question, .first = first, .n = n, .sequences = 1 + budgeted_layers(f->m) * GAIN_KINDS,
+                  .ranking = ranking, .gains = gains};
+    if (n == 0 || n > DECODE_ROWS / (1 + GAIN_KINDS) || first + n > f->plan.max_tail)
+        return kvb_fail(err, KVB_ARGUMENT, "gains: rows %u to %u after the context, expected 1 to %d below %u", first,
+                        first + n, DECODE_ROWS / (1 + GAIN_KINDS), f->plan.max_tail);
+    kvb_status status = layer_check_ids(&f->pass, ids, n, err);
+    if (status == KVB_OK) status = make_grams(f, err);
+    if (status != KVB_OK) return status;
+    status = open_gains(&r, err);
+    if (status == KVB_OK) layer_embed(&f->pass, r.x, ids, n);
+    for (uint32_t layer = 0; layer < f->m->config.n_layers && status == KVB_OK; layer++)
+        status = run_layer(&r, layer, err);
+    if (status == KVB_OK) status = judge_sequences(&r, err);
+    close_gains(&r);
+    return status;
+}

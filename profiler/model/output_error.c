@@ -1,0 +1,282 @@
+#include "profiler/model/output_error.h"
+#include "formats/need.h"
+#include "profiler/backend/linalg.h"
+#include "profiler/weights/simd.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { BUCKETS = OUTPUT_LEVELS + 1 }; // the last one is what every level drops
+
+// ---- The order ----
+
+typedef struct ranked {
+    float score;
+    uint32_t position;
+} ranked;
+
+static int compare_ranked(const void *a, const void *b)
+{
+    const ranked *x = a, *y = b;
+    if (x->score != y->score) return x->score > y->score ? -1 : 1;
+    return (x->position > y->position) - (x->position < y->position);
+}
+
+void output_order_make(output_order *out, const float *scores, uint32_t n_tokens, uint32_t sink, uint32_t window)
+{
+    uint32_t n = 0, first = sink < n_tokens ? sink : n_tokens,
+             end = window < n_tokens - first ? n_tokens - window : first;
+    ranked *middle = need(n_tokens, sizeof *middle, "ranked tokens");
+    for (uint32_t i = 0; i < first; i++) out->position[n++] = i;
+    for (uint32_t i = end; i < n_tokens; i++) out->position[n++] = i;
+    out->protect = n;
+    for (uint32_t i = first; i < end; i++) middle[i - first] = (ranked){scores[i], i};
+    qsort(middle, end - first, sizeof *middle, compare_ranked);
+    for (uint32_t i = 0; i < end - first; i++) out->position[n++] = middle[i].position;
+    free(middle);
+}
+
+// ---- Attention over the whole context ----
+
+// Lines are the group's heads of the queries at hand, side by side for each query.
+typedef struct attention {
+    uint32_t lines;
+    float *queries; // [lines, d], scaled
+    float *weights; // [lines, T] exp(score - the line's largest)
+    float *tail;    // [lines, d] the sum of e v over the tokens after the context
+    float *mass;    // [lines] of e over these, and over an attention sink
+} attention;
+
+static void attention_open(attention *a, const output_head *h, uint32_t queries)
+{
+    size_t lines = (size_t)queries * h->group;
+    a->lines = (uint32_t)lines;
+    a->queries = need(lines * h->head_dim, sizeof(float), "queries");
+    a->weights = need(lines * h->n_tokens, sizeof(float), "attention weights");
+    a->tail = need(lines * h->head_dim, sizeof(float), "values");
+    a->mass = need(lines, sizeof(float), "sums");
+}
+
+static void attention_close(attention *a)
+{
+    free(a->queries);
+    free(a->weights);
+    free(a->tail);
+    free(a->mass);
+}
+
+static float bend(const output_head *h, float score)
+{
+    return h->softcap > 0 ? h->softcap * tanhf(score / h->softcap) : score;
+}
+
+static float dot(const float *a, const float *b, uint32_t n)
+{
+    float sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += a[i] * b[i];
+    return sum;
+}
+
+// One line's scores become weights; `scores` is scratch for those of the tail.
+SIMD_CLONES static void weigh_line(attention *a, const output_head *h, const output_queries *s, uint32_t line,
+                                   float *scores)
+{
+    uint32_t d = h->head_dim, n = s->tail[line / h->group] + 1, T = h->n_tokens;
+    float *e = a->weights + (size_t)line * T, *tail = a->tail + (size_t)line * d,
+          top = h->sinks ? h->sinks[line % h->group] : -INFINITY, sum = 0;
+    for (uint32_t i = 0; h->softcap > 0 && i < T; i++) e[i] = bend(h, e[i]);
+    for (uint32_t i = 0; i < T; i++) top = e[i] > top ? e[i] : top;
+    for (uint32_t i = 0; i < n; i++) {
+        scores[i] = bend(h, dot(a->queries + (size_t)line * d, s->k + (size_t)i * d, d));
+        top = scores[i] > top ? scores[i] : top;
+    }
+    for (uint32_t i = 0; i < T; i++) e[i] = softmax_exp(e[i] - top);
+    if (h->sinks) sum += expf(h->sinks[line % h->group] - top);
+    memset(tail, 0, d * sizeof *tail);
+    for (uint32_t i = 0; i < n; i++) {
+        float weight = softmax_exp(scores[i] - top);
+        sum += weight;
+        for (uint32_t c = 0; c < d; c++) tail[c] += weight * s->v[(size_t)i * d + c];
+    }
+    a->mass[line] = sum;
+}
+
+static bool attend(attention *a, const output_head *h, const output_queries *s)
+{
+    uint32_t d = h->head_dim, most = 0;
+    float scale = 1 / sqrtf((float)d);
+    a->lines = s->n * h->group;
+    for (uint32_t i = 0; i < s->n; i++) {
+        for (uint32_t c = 0; c < h->group * d; c++)
+            a->queries[(size_t)i * h->group * d + c] = s->q[i * s->stride + c] * scale;
+        most = s->tail[i] > most ? s->tail[i] : most;
+    }
+    if (!gemm(false, true, a->lines, h->n_tokens, d, 1, a->queries, d, h->k, d, 0, a->weights, h->n_tokens))
+        return false;
+    float *scores = need((size_t)most + 1, sizeof *scores, "scores");
+    for (uint32_t line = 0; line < a->lines; line++) weigh_line(a, h, s, line, scores);
+    free(scores);
+    return true;
+}
+
+// ---- What is left when the context is cut ----
+
+typedef struct cut {
+    const output_order *order;
+    uint32_t start[BUCKETS + 1]; // of the buckets, in the order
+    float *values;               // [T, d] in the order
+    float *weights;              // [lines, tokens of a bucket]
+    float *sums, *mass;          // [BUCKETS, lines, d], [BUCKETS, lines] of each bucket
+    float *rest;                 // [lines, d] scratch
+    float *difference, *moved;   // [OUTPUT_LEVELS, lines, d]: o(kept) - o(all), and the same times gram
+} cut;
+
+static void cut_open(cut *c, const output_head *h, const output_order *order, uint32_t queries)
+{
+    size_t lines = (size_t)queries * h->group, d = h->head_dim, T = h->n_tokens;
+    c->order = order;
+    c->start[0] = 0;
+    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) c->start[i + 1] = record_curve_tokens(i, h->n_tokens, order->protect);
+    c->start[BUCKETS] = h->n_tokens;
+    c->values = need(T * d, sizeof(float), "values");
+    c->weights = need(lines * T, sizeof(float), "attention weights");
+    c->sums = need(BUCKETS * lines * d, sizeof(float), "sums");
+    c->mass = need(BUCKETS * lines, sizeof(float), "sums");
+    c->rest = need(d, sizeof(float), "sums");
+    c->difference = need(OUTPUT_LEVELS * lines * d, sizeof(float), "differences");
+    c->moved = need(OUTPUT_LEVELS * lines * d, sizeof(float), "differences");
+    for (size_t i = 0; i < T; i++) memcpy(c->values + i * d, h->v + order->position[i] * d, d * sizeof(float));
+}
+
+static void cut_close(cut *c)
+{
+    free(c->values);
+    free(c->weights);
+    free(c->sums);
+    free(c->mass);
+    free(c->rest);
+    free(c->difference);
+    free(c->moved);
+}
+
+// Sums of e and e v in each bucket.
+static bool sum_buckets(cut *c, const output_head *h, const attention *a)
+{
+    uint32_t d = h->head_dim;
+    for (uint32_t b = 0; b < BUCKETS; b++) {
+        uint32_t n = c->start[b + 1] - c->start[b];
+        const uint32_t *position = c->order->position + c->start[b];
+        float *sums = c->sums + (size_t)b * a->lines * d, *mass = c->mass + (size_t)b * a->lines;
+        memset(mass, 0, a->lines * sizeof *mass);
+        memset(sums, 0, (size_t)a->lines * d * sizeof *sums);
+        if (n == 0) continue;
+        for (uint32_t line = 0; line < a->lines; line++) {
+            const float *from = a->weights + (size_t)line * h->n_tokens;
+            float *to = c->weights + (size_t)line * n, sum = 0;
+            for (uint32_t i = 0; i < n; i++) sum += to[i] = from[position[i]];
+            mass[line] = sum;
+        }
+        if (!gemm(false, false, a->lines, d, n, 1, c->weights, n, c->values + (size_t)c->start[b] * d, d, 0, sums, d))
+            return false;
+    }
+    return true;
+}
+
+// One line's differences at all levels. From the most tokens to the fewest `rest` and `dropped` sum what is evicted;
+// what is kept was summed from the other end.
+SIMD_CLONES static void line_differences(cut *c, const output_head *h, const attention *a, uint32_t line)
+{
+    uint32_t d = h->head_dim;
+    size_t step = (size_t)a->lines * d;
+    float *at = c->difference + (size_t)line * d, dropped = 0, kept = a->mass[line], mass[OUTPUT_LEVELS];
+    const float *sums = c->sums + (size_t)line * d;
+    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) { // the sums of what is kept stand where the differences will
+        const float *before = i ? at + (i - 1) * step : a->tail + (size_t)line * d;
+        for (uint32_t x = 0; x < d; x++) at[i * step + x] = before[x] + sums[i * step + x];
+        mass[i] = kept += c->mass[i * a->lines + line];
+    }
+    float all = kept + c->mass[OUTPUT_LEVELS * a->lines + line];
+    memset(c->rest, 0, d * sizeof *c->rest);
+    for (uint32_t i = OUTPUT_LEVELS; i-- > 0;) {
+        dropped += c->mass[(i + 1) * a->lines + line];
+        float share = mass[i] > 0 ? dropped / mass[i] : 0, scale = all > 0 ? 1 / all : 0;
+        for (uint32_t x = 0; x < d; x++) {
+            c->rest[x] += sums[(i + 1) * step + x];
+            at[i * step + x] = (share * at[i * step + x] - c->rest[x]) * scale;
+        }
+    }
+}
+
+static bool find_differences(cut *c, const output_head *h, const attention *a)
+{
+    if (!sum_buckets(c, h, a)) return false;
+    for (uint32_t line = 0; line < a->lines; line++) line_differences(c, h, a, line);
+    return true;
+}
+
+static bool square(float *errors, cut *c, const output_head *h, const attention *a)
+{
+    uint32_t width = h->group * h->head_dim, n = a->lines / h->group;
+    if (!gemm(false, false, (size_t)OUTPUT_LEVELS * n, width, width, 1, c->difference, width, h->gram, width, 0,
+              c->moved, width))
+        return false;
+    for (uint32_t i = 0; i < OUTPUT_LEVELS; i++) {
+        double sum = 0;
+        size_t first = (size_t)i * n * width;
+        for (uint32_t q = 0; q < n; q++)
+            sum += (double)dot(c->difference + first + (size_t)q * width, c->moved + first + (size_t)q * width, width);
+        errors[i] = sum > 0 ? (float)(sum / n) : 0;
+    }
+    return true;
+}
+
+static uint32_t most_queries(const output_queries *sets, uint32_t n_sets)
+{
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < n_sets; i++) most = sets[i].n > most ? sets[i].n : most;
+    return most;
+}
+
+static kvb_status finish(bool good, kvb_error *err)
+{
+    return good ? KVB_OK : kvb_fail(err, KVB_MEMORY, "output errors: the product library has no memory");
+}
+
+kvb_status output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
+                         const output_order *orders, uint32_t n_orders, kvb_error *err)
+{
+    attention a;
+    cut *cuts = need(n_orders, sizeof *cuts, "rankings");
+    uint32_t most = most_queries(sets, n_sets);
+    bool good = true;
+    attention_open(&a, head, most);
+    for (uint32_t o = 0; o < n_orders; o++) cut_open(&cuts[o], head, &orders[o], most);
+    memset(errors, 0, (size_t)n_orders * n_sets * OUTPUT_LEVELS * sizeof *errors);
+    for (uint32_t i = 0; i < n_sets && good; i++) {
+        if (sets[i].n == 0) continue;
+        good = attend(&a, head, &sets[i]);
+        for (uint32_t o = 0; o < n_orders && good; o++)
+            good = find_differences(&cuts[o], head, &a) &&
+                   square(errors + ((size_t)o * n_sets + i) * OUTPUT_LEVELS, &cuts[o], head, &a);
+    }
+    for (uint32_t o = 0; o < n_orders; o++) cut_close(&cuts[o]);
+    attention_close(&a);
+    free(cuts);
+    return finish(good, err);
+}
+
+kvb_status output_difference(float *difference, const output_head *head, const output_queries *set,
+                             const output_order *order, uint32_t level, kvb_error *err)
+{
+    attention a;
+    cut c;
+    attention_open(&a, head, set->n);
+    cut_open(&c, head, order, set->n);
+    bool good = attend(&a, head, set) && find_differences(&c, head, &a);
+    size_t n = (size_t)a.lines * head->head_dim;
+    if (good) memcpy(difference, c.difference + level * n, n * sizeof *difference);
+    cut_close(&c);
+    attention_close(&a);
+    return finish(good, err);
+}

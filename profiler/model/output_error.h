@@ -1,0 +1,54 @@
+// How far a KV head's output moves when tokens of its cache are evicted: the curve that tables are solved for
+// (docs/objective.md).
+//
+// KV head h with its g query heads j, and a query q that comes after the context. With e_i = exp(score of token i), and
+// u, w the sums of e and of e v over the tokens after the context that q sees, which always stay:
+//
+//     o_j(q; kept) = (sum over kept i of e_i v_i + w) / (sum over kept i of e_i + u)
+//     e_h(n)       = mean over q of | sum over j of W_O,j (o_j(q; the ranking's first n) - o_j(q; all)) |^2
+//
+// The ranking's first n are the sinks, the window, and then the best of the rest. Tokens are put into buckets that lie
+// between two levels n, in the ranking's order, so one product with the values gives the output of every level; and the
+// difference is computed from what is dropped, o(kept) - o(all) = (sum over dropped i of e_i (o(kept) - v_i)) / all
+// mass, which keeps its digits where little is dropped.
+#pragma once
+#include "formats/record.h"
+#include <stddef.h>
+#include <stdint.h>
+
+enum { OUTPUT_LEVELS = RECORD_CURVE_LEVELS }; // record_curve_tokens() says what they keep
+
+// One KV head's context.
+typedef struct output_head {
+    const float *k, *v; // [T, d]
+    uint32_t n_tokens, group, head_dim;
+    float softcap;      // as attention_shape's
+    const float *sinks; // [group] as attention_shape's; NULL: none
+    const float *gram;  // [group d, group d]: W_O^T W_O of the group's columns
+} output_head;
+
+// Queries of one question, and the tokens after the context that they see.
+typedef struct output_queries {
+    const float *q; // query i: [group, d] at q + i * stride
+    size_t stride;
+    const uint32_t *tail; // [n] query i sees the tokens 0 .. tail[i] after the context
+    const float *k, *v;   // [.., d] of these
+    uint32_t n;
+} output_queries;
+
+// A ranking's order of all T tokens, protected ones first, then best first.
+typedef struct output_order {
+    uint32_t *position; // [T]
+    uint32_t protect;   // of them are protected
+} output_order;
+
+// Sorts one head's scores [T]; equal ones: the lower position first. position [T] is filled.
+void output_order_make(output_order *out, const float *scores, uint32_t n_tokens, uint32_t sink, uint32_t window);
+
+// errors [n_orders, n_sets, OUTPUT_LEVELS], mean over the queries of each set; 0 for a set without queries. No number of
+// a set depends on the others. KVB_MEMORY when the product library has none.
+kvb_status output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
+                         const output_order *orders, uint32_t n_orders, kvb_error *err);
+// The differences themselves, o(kept) - o(all) [n, group d], at one level.
+kvb_status output_difference(float *difference, const output_head *head, const output_queries *set,
+                             const output_order *order, uint32_t level, kvb_error *err);

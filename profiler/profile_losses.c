@@ -1,0 +1,201 @@
+#include "profiler/profile_losses.h"
+#include "formats/need.h"
+#include "formats/sha256.h"
+#include "profiler/backend/meter.h"
+#include "profiler/metric/learned.h"
+#include "profiler/profile_growth.h"
+#include "runtime/fail.h"
+#include "runtime/rank.h"
+#include <endian.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t budgeted_heads(const model *m)
+{
+    return (size_t)model_budgeted(&m->config, m->config.n_layers) * m->config.n_kv_heads;
+}
+
+kvb_status profile_losses_open(profile_losses *l, const model *m, const profile_job *job, const profile_options *o,
+                               forward *f, profile_times *times, kvb_error *err)
+{
+    *l = (profile_losses){.m = m, .job = job, .o = o, .times = times};
+    size_t n = o->n_metrics, batch = job->max_questions, layers = model_budgeted(&m->config, m->config.n_layers);
+    if (!o->loss_queries || job->max_tail < 2 || n == 0) return KVB_OK;
+    l->fold_scores = need(n, sizeof *l->fold_scores, "rankings");
+    l->rankings = need(n, sizeof *l->rankings, "rankings");
+    l->names = need(n, sizeof *l->names, "rankings");
+    l->errors = need(batch * n * budgeted_heads(m) * OUTPUT_LEVELS, sizeof(float), "output errors");
+    l->gains = need(layers * GAIN_KINDS * 2, sizeof(float), "gains");
+    l->rows = need(batch * job->max_tail, sizeof *l->rows, "rows");
+    l->f = f;
+    return forward_keep_queries(f, o->loss_queries, err);
+}
+
+void profile_losses_close(profile_losses *l)
+{
+    for (size_t i = 0; l->fold_scores && i < l->o->n_metrics; i++) free(l->fold_scores[i]);
+    free(l->fold_scores);
+    free(l->rankings);
+    free(l->names);
+    free(l->errors);
+    free(l->gains);
+    free(l->rows);
+    *l = (profile_losses){0};
+}
+
+void profile_losses_see_row(profile_losses *l, uint32_t row, uint32_t step, uint32_t planned)
+{
+    uint64_t wanted = l->o->loss_queries;
+    if (!l->f || (wanted < planned && (step + 1) * wanted / planned == step * wanted / planned)) return;
+    l->rows[l->n_rows++] = row;
+}
+
+void profile_losses_begin_rows(profile_losses *l)
+{
+    if (!l->f) return;
+    forward_keep_rows(l->f, l->rows, l->n_rows);
+    l->n_rows = 0;
+}
+
+// ---- Rankings that were fitted on the context ----
+
+static uint32_t fold_of(const kvb_ranking *r, const profile_context *c)
+{
+    char sha256[65];
+    int32_t *ids = need_copy(c->ids, c->n_tokens, sizeof *ids, "token ids");
+    for (uint32_t i = 0; i < c->n_tokens; i++) ids[i] = (int32_t)htole32((uint32_t)ids[i]);
+    uint32_t fold =
+        sha256_hex(ids, c->n_tokens * sizeof *ids, sha256, NULL) == KVB_OK ? kvb_ranking_fold(r, sha256) : 0;
+    free(ids);
+    return fold;
+}
+
+void profile_losses_enter(profile_losses *l, const profile_context *c)
+{
+    for (size_t i = 0; l->f && i < l->o->n_metrics; i++) {
+        const kvb_ranking *r = learned_ranking_of(&l->o->metrics[i]);
+        bool other = r && profile_scores_metric(l->job, c, i) && fold_of(r, c) != 0;
+        free(l->fold_scores[i]);
+        l->fold_scores[i] = other ? need(budgeted_heads(l->m) * c->n_tokens, sizeof(float), "scores") : NULL;
+        if (other) l->rankings[i].sink = fold_of(r, c); // until rankings are listed
+    }
+}
+
+kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_view *view, size_t at, kvb_error *err)
+{
+    if (!l->f || !l->fold_scores[i]) return KVB_OK;
+    metric fold = learned_fold(&l->o->metrics[i], l->rankings[i].sink);
+    return metric_score(&fold, view, l->fold_scores[i] + at, err);
+}
+
+// ---- What is recorded ----
+
+// The question with the fewest tokens before its answer: its runs are the cheapest.
+static uint32_t gain_question(const profile_context *c, const decoded_question *q, uint32_t n)
+{
+    uint32_t best = 0, fewest = UINT32_MAX;
+    for (uint32_t i = 0; i < c->n_questions && !c->recorded; i++)
+        if (c->questions[i].n_suffix < fewest) best = i, fewest = c->questions[i].n_suffix;
+    for (uint32_t i = 0; i < n && c->recorded; i++)
+        if (q[i].n_suffix < fewest) best = q[i].number, fewest = q[i].n_suffix;
+    return best;
+}
+
+static kvb_status find_gains(bool *found, profile_losses *l, const decoded_question *q, uint32_t slot, kvb_error *err)
+{
+    uint32_t n = q->n_answer - 1 < l->o->gain_rows ? q->n_answer - 1 : l->o->gain_rows;
+    *found = false;
+    if (n == 0) return KVB_OK;
+    double start = meter_now();
+    kvb_status status = forward_gains(l->f, slot, q->answer, q->n_suffix, n, &l->rankings[0], l->gains, err);
+    l->times->gains += meter_now() - start;
+    *found = status == KVB_OK;
+    return status;
+}
+
+kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const decoded_question *q, uint32_t n,
+                              float *const *scores, record_writer *writer, kvb_error *err)
+{
+    size_t n_rankings = 0, floats = budgeted_heads(l->m) * OUTPUT_LEVELS;
+    if (!l->f || n == 0) return KVB_OK;
+    for (size_t i = 0; i < l->o->n_metrics; i++) {
+        const metric *m = &l->o->metrics[i];
+        if (c->recorded && l->job->growth.recorded >> i & 1) continue;
+        l->names[n_rankings] = m->spec;
+        l->rankings[n_rankings++] = (loss_ranking){l->fold_scores[i] ? l->fold_scores[i] : scores[i],
+                                                   metric_protect_sink(m), metric_protect_window(m)};
+    }
+    if (n_rankings == 0) return KVB_OK;
+    double start = meter_now();
+    kvb_status status = forward_output_errors(l->f, n, l->rankings, (uint32_t)n_rankings, l->errors, err);
+    l->times->curves += meter_now() - start;
+    const float **curves = need(n_rankings, sizeof *curves, "curves");
+    uint32_t measured = gain_question(c, q, n);
+    for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
+        bool gains = false;
+        if (q[i].n_queries == 0) continue;
+        for (size_t r = 0; r < n_rankings; r++) curves[r] = l->errors + (i * n_rankings + r) * floats;
+        if (q[i].number == measured) status = find_gains(&gains, l, &q[i], i, err);
+        record_losses losses = {l->names, curves, n_rankings, l->names[0], gains ? l->gains : NULL};
+        if (status == KVB_OK) status = record_put_losses(writer, c->id, q[i].number, &losses, err);
+    }
+    free(curves);
+    return status;
+}
+
+// ---- Questions of the finished record ----
+
+static size_t find_recorded(const record *r, const char *id)
+{
+    size_t i = 0, n = record_context_count(r);
+    while (i < n && strcmp(record_context(r, i)->id, id) != 0) i++;
+    return i;
+}
+
+kvb_status profile_recorded_read(recorded_questions *out, const profile_options *o, const profile_context *c,
+                                 kvb_error *err)
+{
+    *out = (recorded_questions){0};
+    size_t at = o->grows ? find_recorded(o->grows, c->id) : 0;
+    const record_context_info *held = o->grows ? record_context(o->grows, at) : NULL;
+    if (!held || !o->loss_queries) return KVB_OK;
+    kvb_status status = KVB_OK;
+    out->each = need(held->n_questions, sizeof *out->each, "questions");
+    for (uint32_t i = 0; i < held->n_questions && status == KVB_OK; i++) {
+        const record_question_info *q = &held->questions[i];
+        if (q->n_queries == 0 || q->n_answer < 2) continue;
+        int32_t *suffix = need(q->n_suffix, sizeof *suffix, "token ids"),
+                *answer = need(q->n_answer, sizeof *answer, "token ids");
+        out->each[out->n++] = (decoded_question){q->number, suffix, answer, q->n_suffix, q->n_answer, q->n_queries};
+        if (q->n_suffix) status = record_read_suffix(o->grows, at, i, suffix, err);
+        if (status == KVB_OK) status = record_read_answer(o->grows, at, i, answer, err);
+        uint32_t tail = q->n_suffix + q->n_answer - 1;
+        if (tail > out->n_tail) out->n_tail = tail;
+    }
+    return status;
+}
+
+void profile_recorded_free(recorded_questions *q)
+{
+    for (uint32_t i = 0; i < q->n; i++) {
+        free(q->each[i].suffix);
+        free(q->each[i].answer);
+    }
+    free(q->each);
+    *q = (recorded_questions){0};
+}
+
+void profile_losses_count(profile_job *job, const profile_options *o)
+{
+    for (size_t i = 0; i < job->n_contexts && o->grows && o->loss_queries; i++) {
+        const profile_context *c = &job->contexts[i];
+        const record_context_info *held =
+            c->recorded ? record_context(o->grows, find_recorded(o->grows, c->id)) : NULL;
+        if (!held) continue;
+        if (held->n_questions > job->max_questions) job->max_questions = held->n_questions;
+        for (uint32_t q = 0; q < held->n_questions; q++) {
+            uint32_t tail = held->questions[q].n_suffix + held->questions[q].n_answer;
+            if (tail > job->max_tail) job->max_tail = tail;
+        }
+    }
+}

@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# No output takes the place of an input, of another output, or of a file that is something else: every option of every
+# command that takes a value is tried with every file that the command reads.
+# shellcheck source=tests/cli/lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+tiny_model tiny.gguf
+tiny_calib calib.jsonl
+expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 4 --ignore-eos --metric keydiff
+expect 0 'solve' solve run.h5 --metric keydiff -o table.safetensors --npy table.npy --quiet
+expect 0 'learn' learn run.h5 -o rank.safetensors --quiet
+"$PYTHON" -c '
+for k in range(4):
+    print("\n".join(f"line {i * (k + 3) % 101} of text {k} says {i * i % (97 + k)}" for i in range(40)),
+        file=open(f"text{k}.txt", "w"))'
+"$PYTHON" "$KVB_ROOT/tests/cli/outputs.py" "$KVB" || FAILED=$((FAILED + $?))
+
+# What only some commands can do.
+fails 'a file inside the model folder' 'stands in model, which is read' profile model -o model/config.json calib.jsonl \
+    --force < <(mkdir model; echo '{}' >model/config.json)
+fails 'a ranking that is read' 'is to be read and to be written' profile tiny.gguf calib.jsonl \
+    --metric learned=rank.safetensors -o rank.safetensors --force
+fails 'head scores that are read' 'is to be read' task tiny.gguf -k niah_single -t 200 -c 1 --answer \
+    -a headkv=heads.tsv:k=1 --head-scores heads.tsv < <(printf '1\t2\n' >heads.tsv)
+fails 'the metadata beside an array' 'is to be read' import table.npy -o table.json --force
+fails 'the array and its metadata' 'would write the same file' solve run.h5 --metric keydiff --npy a.npy -o a.json
+fails 'the results and the kept positions' 'would write the same file' eval tiny.gguf table.safetensors text0.txt \
+    -o both --dump-kept both.csv
+fails 'one of the files for each metric' 'is to be read and to be written' solve run.h5 --metric keydiff \
+    -o '{metric}.safetensors' --force < <(ln -s run.h5 keydiff.safetensors)
+fails 'a record that is merged' 'is to be read' merge run.h5 run.h5 --force
+fails 'a second name of the record' 'is to be read' solve hard.h5 --metric keydiff -o run.h5 < <(ln run.h5 hard.h5)
+fails 'a name that is empty' "expected a file's name" eval tiny.gguf table.safetensors text0.txt -o ''
+fails 'a folder where names are formed' "expected a file's name" eval tiny.gguf table.safetensors text0.txt -o ./
+echo 'my notes, of today' >notes
+fails 'notes are no CSV' 'exists and is not CSV' solve run.h5 --metric keydiff --csv notes
+expect 0 'with --force they are replaced' solve run.h5 --metric keydiff --csv notes --force --quiet
+expect 0 'a CSV is replaced' solve run.h5 --metric keydiff --csv notes --quiet
+says 'and is one' '^metric,' notes
+end
