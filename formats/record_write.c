@@ -286,7 +286,8 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
     h5_error_printing before = h5_quiet();
     part_file p;
     hid_t group = -1;
-    status = part_begin(&p, w, part_path(w->folder, id, false, 0), id, n_metrics * array_bytes(w, n_tokens) + n_tokens * sizeof(int32_t), err);
+    status = part_begin(&p, w, part_path(w->folder, id, false, 0), id,
+                        n_metrics * array_bytes(w, n_tokens) + n_tokens * sizeof(int32_t), err);
     if (status == KVB_OK) status = h5_write_ids(&p.h5, p.context, "token_ids", token_ids, n_tokens, err);
     if (status == KVB_OK) status = h5_make_group(&group, &p.h5, p.context, "scores", err);
     for (size_t m = 0; m < n_metrics && status == KVB_OK; m++)
@@ -370,7 +371,8 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
     if (status == KVB_OK) {
         part_file p;
         uint64_t ids = ((uint64_t)q->n_suffix + q->n_answer) * sizeof(int32_t);
-        status = part_begin(&p, w, part_path(w->folder, id, true, question), id, (q->oracle ? array_bytes(w, n_tokens) : 0) + ids, err);
+        status = part_begin(&p, w, part_path(w->folder, id, true, question), id,
+                            (q->oracle ? array_bytes(w, n_tokens) : 0) + ids, err);
         if (status == KVB_OK) status = write_question(w, &p, question, q, n_tokens, err);
         status = part_end(&p, status, err);
     }

@@ -203,11 +203,11 @@ static int run_command(profile_command *p, char **operands, size_t n)
     double wall = seconds_now() - start;
     if (!p->quiet && p->ranks.rank == 0) {
         fprintf(stderr,
-                "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, curves %.2f, gains %.2f, writing %.2f; peak memory %.3f GiB "
+                "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, curves %.2f, gains %.2f, writing %.2f; peak memory "
+                "%.3f GiB "
                 "(planned %.3f)\n",
-                wall, times.prefill, times.scorers + times.extras, times.decode, times.curves,
-                times.gains, times.writing, peak / 0x1p30,
-                (double)profile_expected_peak(p) / 0x1p30);
+                wall, times.prefill, times.scorers + times.extras, times.decode, times.curves, times.gains,
+                times.writing, peak / 0x1p30, (double)profile_expected_peak(p) / 0x1p30);
         print_scorers(p, &times);
     }
     if (p->roofline && p->ranks.rank == 0) roofline_print(p->device, wall);
@@ -243,7 +243,8 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "also record the last prompt token's query, which emits the first token"},
         {"no-curves", 0, CLI_FLAG, &p->no_curves, NULL,
          "do not record what evicting tokens does to the model's output, which `solve` minimises then"},
-        {"curve-queries", 0, CLI_COUNT, &p->curve_queries, "N", "queries of every question that this is measured on (8)"},
+        {"curve-queries", 0, CLI_COUNT, &p->curve_queries, "N",
+         "queries of every question that this is measured on (8)"},
         {"gain-rows", 0, CLI_COUNT, &p->gain_rows, "N",
          "tokens of each context's shortest question that the layers' gains are measured on (4)"},
         {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, of the metrics named here"},
