@@ -284,7 +284,8 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "a stop (Ctrl-C, SIGTERM) keeps the layers of a prefill that has taken S seconds (10),\nand --resume goes on "
          "with the next one"},
         {"force", 0, CLI_FLAG, &p->force, NULL,
-         "start again although the record exists; the old one stays until the new one is complete"},
+         "start again although the record exists; the old one stays until the new one is complete.\nWith --add: throw "
+         "away what another addition that was stopped has left"},
         {"add", 0, CLI_FLAG, &p->add, NULL,
          "add metrics, texts or questions to the finished RUN.h5, with its settings"},
         {"plan", 0, CLI_FLAG, &p->plan, NULL, "print the work, memory and time that it would take, and stop"},
