@@ -160,9 +160,12 @@ static void take_standard_streams(void)
             _exit(EXIT_FAILED); // nothing can be said
 }
 
-// OMP_NUM_THREADS may say anything; OpenMP's library believes it.
+// OMP_NUM_THREADS may say anything; OpenMP's library believes it. And every team has as many threads as were counted
+// on: scratch memory is shared out by that number, and oneDNN shares out work by it.
 static void bound_threads(void)
 {
+    omp_set_dynamic(0);
+    if (omp_get_thread_limit() < omp_get_max_threads()) omp_set_num_threads(omp_get_thread_limit());
     if (omp_get_max_threads() <= DEVICE_THREADS_MAX) return;
     fprintf(stderr, "warning: OMP_NUM_THREADS: %d threads; %d are taken\n", omp_get_max_threads(), DEVICE_THREADS_MAX);
     omp_set_num_threads(DEVICE_THREADS_MAX);

@@ -25,16 +25,18 @@ typedef struct eval_inputs {
     {                                                                                          \
         .backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64 \
     }
-#define EVAL_INPUT_OPTIONS(in)                                                                                      \
-    {"tokens", 't', CLI_COUNT, &(in).n_tokens, "N", "context: the first N tokens of every text (2048)"},            \
-        {"next", 'n', CLI_COUNT, &(in).n_next, "N", "tokens that follow, teacher-forced (64)"},                     \
-        {"chat", 0, CLI_FLAG, &(in).chat, NULL, "wrap texts in the model's chat template (default: as the table)"}, \
-        {"special", 0, CLI_FLAG, &(in).special, NULL, "find control tokens in texts (default: as the table)"},      \
-        {"bos", 0, CLI_TEXT, &(in).bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},    \
-        QUERY_STATISTICS_OPTION((in).statistics),                                                                   \
-        {"backend", 'b', CLI_TEXT, &(in).backend_name, "NAME", "cpu or ref"},                                       \
-    {                                                                                                               \
-        "compute", 0, CLI_TEXT, &(in).compute, "KIND", DEVICE_COMPUTE_HELP                                          \
+#define EVAL_INPUT_OPTIONS(in)                                                                                   \
+    {"tokens", 't', CLI_COUNT, &(in).n_tokens, "N", "context: the first N tokens of every text (2048)"},         \
+        {"next", 'n', CLI_COUNT, &(in).n_next, "N", "tokens that follow, teacher-forced (64)"},                  \
+        {"chat",     0,    CLI_FLAG,                                                                             \
+         &(in).chat, NULL, "wrap texts in the model's chat template (default: as the table was calibrated)"},    \
+        {"special",     0,    CLI_FLAG,                                                                          \
+         &(in).special, NULL, "find control tokens in texts (default: as the table was calibrated)"},            \
+        {"bos", 0, CLI_TEXT, &(in).bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"}, \
+        QUERY_STATISTICS_OPTION((in).statistics),                                                                \
+        {"backend", 'b', CLI_TEXT, &(in).backend_name, "NAME", "cpu or ref"},                                    \
+    {                                                                                                            \
+        "compute", 0, CLI_TEXT, &(in).compute, "KIND", DEVICE_COMPUTE_HELP                                       \
     }
 
 typedef struct eval_outputs {

@@ -196,13 +196,14 @@ static int run(const cli_command *self, int argc, char **argv)
     export_command x = {0};
     const cli_option options[] = {
         {"format", 'f', CLI_TEXT, &x.format, FORMAT_NAMES,
-         "what to write, see below; may be left out when OUT ends with\n.npy or .csv"},
+         "what to write, see below; may be left out when OUT ends with .npy or .csv"},
         {"output", 'o', CLI_WRITES(FILE_ANY), &x.output, "OUT", "the file or new folder to write"},
         {"ratio", 'r', CLI_TEXT, &x.ratio_text, "RATIO", "share of all cached tokens to prune: 0.8 or 80%"},
         {"tokens", 't', CLI_COUNT, &x.n_tokens, "N", "length of the context, sinks and window included"},
         {"block", 0, CLI_COUNT, &x.block, "N", "whole pages of N tokens"},
-        {"strict", 0, CLI_FLAG, &x.strict, NULL, "no head keeps fewer than the protected tokens; the total stays"},
-        {"metric", 'm', CLI_TEXT, &x.metric, "M", "curves: of which metric in the record"},
+        {"strict", 0, CLI_FLAG, &x.strict, NULL,
+         "no head keeps fewer than the protected tokens; the total stays the same"},
+        {"metric", 'm', CLI_TEXT, &x.metric, "M", "with curves: the metric of the record"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);

@@ -196,18 +196,18 @@ static int run(const cli_command *self, int argc, char **argv)
     settings s = {0};
     const cli_option options[] = {
         {"format", 'f', CLI_TEXT, &s.format, "lukv-steps|npy",
-         "What INPUT is; by default lukv-steps for a folder, npy for a file."},
+         "what INPUT is (default: lukv-steps for a folder, npy for a file)"},
         {"output", 'o', CLI_WRITES(FILE_ANY), &s.output, "OUT",
-         "The record (.h5) or the table (.safetensors) to write."},
-        {"model-heads", 0, CLI_COUNT, &s.heads, "N", "Query heads of the model, which the arrays do not tell."},
-        {"head-dim", 0, CLI_COUNT, &s.head_dim, "N", "Head size of the model."},
+         "the record (.h5) or the table (.safetensors) to write"},
+        {"model-heads", 0, CLI_COUNT, &s.heads, "N", "query heads of the model, which the arrays do not say"},
+        {"head-dim", 0, CLI_COUNT, &s.head_dim, "N", "head size of the model"},
         {"queries", 0, CLI_COUNT, &s.queries, "N",
-         "Decode queries of a question without answer_ids_<i>.npy; by default 63, the published protocol's most."},
-        {"attribute", 0, CLI_LIST, &s.attributes, "NAME=VALUE", "Write this into the record, e.g. model_id=NAME."},
+         "decoded queries of a question without answer_ids_<i>.npy (63, the most in the\npublished protocol)"},
+        {"attribute", 0, CLI_LIST, &s.attributes, "NAME=VALUE", "write this into the record, such as model_id=NAME"},
         {"metadata", 0, CLI_INPUT, &s.metadata, "FILE",
-         "The side-car of a .npy; by default INPUT with .json for .npy."},
-        {"resume", 0, CLI_FLAG, &s.resume, NULL, "Go on with a record that an interrupted import began."},
-        {"force", 0, CLI_FLAG, &s.force, NULL, "Replace a record that exists."},
+         "the side-car of a .npy (default: INPUT with .json instead of .npy)"},
+        {"resume", 0, CLI_FLAG, &s.resume, NULL, "continue an import that was interrupted"},
+        {"force", 0, CLI_FLAG, &s.force, NULL, "replace a record that exists"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);

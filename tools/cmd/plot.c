@@ -128,11 +128,11 @@ static int run(const cli_command *self, int argc, char **argv)
         {"axis", 'a', CLI_TEXT, &axis, "linear|log|relative",
          "of losses and results; relative: divided by the even split's, losses by their\nlower bound"},
         {"column", 'c', CLI_LIST, &c.columns, "NAME",
-         "of results: which column, repeatable (default: kl and top1, score, or held-out loss)"},
-        {"series", 's', CLI_LIST, &c.series, "NAME", "only the lines of this name, repeatable"},
-        {"title", 0, CLI_TEXT, &c.title, "TEXT", "in the place of the usual title"},
-        {"size", 0, CLI_TEXT, &size, "WxH", "of the whole picture in pixels; a PNG has twice as many"},
-        {"terminal", 't', CLI_FLAG, &c.terminal, NULL, "print the maps (the default without --output)"},
+         "of results: the column to draw, repeatable (default: kl and top1, score, or held-out\nloss)"},
+        {"series", 's', CLI_LIST, &c.series, "NAME", "draw only the lines of this name, repeatable"},
+        {"title", 0, CLI_TEXT, &c.title, "TEXT", "title instead of the usual one"},
+        {"size", 0, CLI_TEXT, &size, "WxH", "size of the whole picture in pixels; a PNG has twice as many"},
+        {"terminal", 't', CLI_FLAG, &c.terminal, NULL, "print the maps in the terminal (default without --output)"},
         {0}};
     int first, code = cli_parse(self, options, argc, argv, &first);
     bool parsed = code == EXIT_DONE;

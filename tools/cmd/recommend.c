@@ -210,18 +210,21 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
                            .max_nll = NAN,
                            .confidence = 0.95};
     const cli_option options[] = {
-        {"max-kl", 0, CLI_REAL, &c.max_kl, "NATS", "mean KL to the full cache (0.05, if no limit is given)"},
-        {"max-flips", 0, CLI_REAL, &c.max_flips, "SHARE", "mean share of tokens whose likeliest successor changes"},
-        {"max-nll", 0, CLI_REAL, &c.max_nll, "NATS", "what true next tokens may cost more than with the full cache"},
-        {"confidence", 0, CLI_REAL, &c.confidence, "P", "of the promise, over the draw of the texts (0.95)"},
+        {"max-kl", 0, CLI_REAL, &c.max_kl, "NATS",
+         "limit of the mean KL to the full cache (0.05 if no limit is given)"},
+        {"max-flips", 0, CLI_REAL, &c.max_flips, "SHARE",
+         "limit of the mean share of tokens whose likeliest successor changes"},
+        {"max-nll", 0, CLI_REAL, &c.max_nll, "NATS", "limit of the mean rise in NLL of the true next tokens"},
+        {"confidence", 0, CLI_REAL, &c.confidence, "P",
+         "probability, over the draw of the texts, that the promise holds (0.95)"},
         {"cap", 0, CLI_REAL, &c.cap, "NATS", "a text's KL or NLL counts as at most this (5 times the limit)"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to try (5%, 10%, ... 95%)"},
-        {"length", 0, CLI_COUNT, &c.length, "N", "tell the memory saved at N tokens (default: --tokens)"},
+        {"length", 0, CLI_COUNT, &c.length, "N", "print the memory saved at N tokens (default: --tokens)"},
         {"check", 0, CLI_COUNT, &c.draws, "N", "N times, let half of the texts promise and the other half judge"},
         EVAL_INPUT_OPTIONS(c.e.in),
-        {"batch", 0, CLI_COUNT, &c.e.batch, "N", "ratios that are decoded together (4)"},
+        {"batch", 0, CLI_COUNT, &c.e.batch, "N", "ratios decoded together (4)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
-        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "of --check (1)"},
+        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "seed of --check (1)"},
         RESULTS_OPTIONS(c.e.out),
         {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
         {0},
@@ -243,14 +246,16 @@ const cli_command cmd_recommend = {
     "recommend",
     "recommend MODEL TABLE.safetensors TEXT... [--max-kl 0.05] [--confidence 0.95] [OPTION]...",
     "the highest ratio whose damage stays below a limit, with a guarantee",
-    "Measures the table's damage on every text at every ratio, as `eval` does, and prints the highest ratio that\n"
-    "can be promised: with probability P over the draw of these texts, the mean damage on texts like them is\n"
-    "below the limit at that ratio. Nothing is assumed about distributions, only that the texts given and those\n"
-    "to come are drawn alike (Learn then Test, arXiv 2110.01052: fixed-sequence testing from low to high ratios).\n"
+    "Measures the table's damage on every text at every ratio, as `eval` does, and prints the highest ratio\n"
+    "that can be promised: with probability P over the draw of these texts, the mean damage on texts like them\n"
+    "is below the limit at that ratio. Nothing is assumed about distributions, only that the given texts and\n"
+    "those to come are drawn alike (Learn then Test, arXiv 2110.01052: fixed-sequence testing from low to high\n"
+    "ratios).\n"
     "\n"
-    "KL and NLL have no upper end, so the promise is about a text's damage clipped at --cap. A smaller cap needs\n"
-    "fewer texts and promises less. A text counts once, however long it is. With several limits all hold at once.\n"
-    "When the texts are too few to promise anything, that is said with how many it takes, and the exit status is 1.\n"
+    "KL and NLL have no upper end, so the promise is about a text's damage clipped at --cap. A smaller cap\n"
+    "needs fewer texts and promises less. A text counts once, however long it is. Several limits hold at once.\n"
+    "When there are too few texts to promise anything, the command says how many it takes and ends with status\n"
+    "1.\n"
     "\n"
     "Texts: any text file, .jsonl with contexts (each is a text), or .npy with token ids; use texts that no table\n"
     "has seen.\n"

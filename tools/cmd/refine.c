@@ -216,30 +216,30 @@ static int run_refine(const cli_command *self, int argc, char **argv)
                         .patience = 6};
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_REFINED_TABLE), &c.e.out.name, "FILE",
-         "the refined table; results so far stand in FILE.cells, and the same command goes on"},
-        {"select", 0, CLI_INPUTS, &c.select, "TEXT", "text that chooses among what is found, repeatable"},
+         "the refined table to write; FILE.cells keeps results so far, and the same command\ncontinues"},
+        {"select", 0, CLI_INPUTS, &c.select, "TEXT", "text that chooses among the tables found, repeatable"},
         {"test", 0, CLI_INPUTS, &c.test, "TEXT",
          "text that only judges the result, repeatable. Without --select the texts are dealt\nin turn: search, test, "
          "select, test"},
-        {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios that count (50%,70%,80%,90%,95%)"},
+        {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to improve (50%,70%,80%,90%,95%)"},
         {"objective", 0, CLI_TEXT, &c.objective, "KIND", "kl (to the full cache) or nll (of the true next tokens)"},
         {"questions", 0, CLI_FLAG, &c.e.in.questions, NULL,
-         "texts are .jsonl whose questions have answers: a context is cut whole, and question and\nanswer are what "
-         "follows; --tokens and --next are the longest context and answer"},
-        {"worst", 0, CLI_FLAG, &c.worst, NULL, "the text that loses most counts, not the mean"},
-        {"layers", 0, CLI_FLAG, &c.layers, NULL, "whole layers move only: for few texts, or few evaluations"},
+         "texts are the questions of .jsonl files that have answers: the whole context is cut,\nquestion and answer "
+         "follow; --tokens and --next limit context and answer"},
+        {"worst", 0, CLI_FLAG, &c.worst, NULL, "minimise the loss of the text that loses most, instead of the mean"},
+        {"layers", 0, CLI_FLAG, &c.layers, NULL, "move whole layers only: for few texts or few evaluations"},
         {"search", 0, CLI_TEXT, &c.search, "KIND",
          "what follows the start: model (the default: gradients from pairs, halving over texts), or none"},
         {"start", 0, CLI_TEXT, &c.start, "KIND",
-         "where the search begins: heads (the default: budgets by what each head alone loses, for up\nto three "
-         "quarters of the evaluations), or table"},
+         "where the search begins: heads (default), budgets solved from what each head loses\nwhen it is cut alone, "
+         "which takes up to three quarters of the evaluations; or table"},
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
-         "candidates at most, in units of one on all texts of the search (200)"},
-        {"patience", 0, CLI_COUNT, &c.patience, "N", "rounds without a gain on the selection texts that end it (6)"},
+         "how many candidates to measure at most, each on all texts of the search (200)"},
+        {"patience", 0, CLI_COUNT, &c.patience, "N", "stop after N rounds without a gain on the selection texts (6)"},
         EVAL_INPUT_OPTIONS(c.e.in),
-        {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts that are decoded together (8)"},
+        {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
-        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "of the search (1)"},
+        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "seed of the search (1)"},
         RESULTS_OPTIONS(c.e.out),
         {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
         {0},
@@ -263,17 +263,16 @@ const cli_command cmd_refine = {
     "refine",
     "refine MODEL TABLE.safetensors TEXT... -o REFINED.safetensors [OPTION]...",
     "improve a table's budgets on the damage that they really do",
-    "Starts from a solved table and moves heads along its columns, up or down, while totals, nesting and all\n"
-    "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once; a\n"
+    "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\n"
+    "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once. A\n"
     "candidate then costs one continuation over cut caches, many in a batch. The search begins with budgets by what\n"
     "each head loses when it alone is cut (--start), solved as tables are from importance. Then all heads of a layer\n"
     "move together, then each by itself; every ratio counts relative to what the table loses there.\n"
     "\n"
-    "Three sets of texts: the search sees one, the second chooses among what it finds and ends it, and the third\n"
-    "only judges. Each line of progress shows the loss at each ratio on the first two, and what share of the table's\n"
-    "it is. Ctrl-C writes the best table so far, unless a better one\n"
-    "is there. The same seed gives the same table, with any number of threads and\n"
-    "after any stop.\n"
+    "There are three sets of texts: the search sees the first, the second chooses among what it finds and\n"
+    "decides when to stop, and the third only judges. Each line of progress shows the loss at each ratio on the\n"
+    "first two, and its share of the table's loss. Ctrl-C writes the best table so far, unless a\n"
+    "better one is there. The same seed gives the same table, with any number of threads and after any stop.\n"
     "\n"
     "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen. With\n"
     "--questions every question of a .jsonl that has an answer is one text, and those about one context are in one\n"
