@@ -51,10 +51,11 @@ static kvb_status compare_head(const record_writer *w, const char *path, kvb_err
     if (status == KVB_OK) status = record_root_read(&f, &shape, &attributes, err);
     root_difference d;
     if (status == KVB_OK && w->adds && record_root_differs(&d, &shape, attributes, &w->shape, w->attributes))
-        status = kvb_fail(err, KVB_MISMATCH,
-                          "%s: holds an addition that was stopped, with %s = %s, now %s; give the command that began it, "
-                          "or throw away what it has made with --add --force",
-                          w->folder, d.name, d.held, d.given);
+        status =
+            kvb_fail(err, KVB_MISMATCH,
+                     "%s: holds an addition that was stopped, with %s = %s, now %s; give the command that began it, "
+                     "or throw away what it has made with --add --force",
+                     w->folder, d.name, d.held, d.given);
     else if (status == KVB_OK)
         status = record_root_compare(&shape, attributes, &w->shape, w->attributes, w->folder, err);
     cJSON_Delete(attributes);

@@ -72,7 +72,7 @@ fails 'are refused for this one' 'other.safetensors: query statistics of another
 # ---- An addition that was stopped does not block another one for good
 expect 0 'a record to add to' profile tiny.gguf calib.jsonl -o base.h5 --quiet --new-tokens 3 --ignore-eos -m keydiff
 cp base.h5 whole.h5
-FAULT_DIR=$PWD FAULT_AT=30 FAULT_MODE=kill LD_PRELOAD=$SHIM "$KVB" profile tiny.gguf --add -o base.h5 -m knorm --quiet \
+FAULT_DIR=$PWD FAULT_AT=40 FAULT_MODE=kill LD_PRELOAD=$SHIM "$KVB" profile tiny.gguf --add -o base.h5 -m knorm --quiet \
     2>/dev/null
 exists 'it was stopped' base.h5.parts/head.h5
 fails 'another one says what to do' 'holds an addition that was stopped, with .*--add --force' profile tiny.gguf --add \

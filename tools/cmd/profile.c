@@ -263,7 +263,7 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "split words as this pre-tokenizer does instead of the file's: smollm, llama-bpe,\nqwen2, gpt-2 (as "
          "transformers reads SmolLM2's GGUF)"},
         {"max-tokens", 0, CLI_COUNT, &p->max_tokens, "N", "cut contexts to their first N tokens"},
-        {"questions", 'q', CLI_COUNT, &p->max_questions, "N", "use only the first N questions of every context"},
+        {"questions", 'q', CLI_POSITIVE, &p->max_questions, "N", "use only the first N questions of every context"},
         {"beyond-trained", 0, CLI_FLAG, &p->beyond_trained, NULL,
          "allow contexts longer than the model was trained for"},
         {"batch", 0, CLI_COUNT, &p->batch, "N", "decode N questions at a time (default: by memory); changes no number"},
@@ -285,7 +285,8 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "after Ctrl-C or SIGTERM, keep the finished layers of a prefill that has run for S\nseconds (10), so that "
          "--resume continues with the next layer"},
         {"force", 0, CLI_FLAG, &p->force, NULL,
-         "start again although the record exists; the old record stays until the new one is\ncomplete. With --add: throw "
+         "start again although the record exists; the old record stays until the new one is\ncomplete. With --add: "
+         "throw "
          "away what another addition that was stopped has left"},
         {"add", 0, CLI_FLAG, &p->add, NULL,
          "add metrics, texts or questions to the finished RUN.h5, with its settings"},
