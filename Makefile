@@ -60,12 +60,6 @@ else
 NO_MPI_SRC := tools/ranks_mpi.c
 endif
 
-# PDF and PNG of pictures: librsvg's headers while building; the library itself is loaded only where one is written.
-RSVG ?= $(if $(shell pkg-config --exists librsvg-2.0 2>/dev/null && echo yes),1,0)
-ifeq ($(RSVG),1)
-FLAGS_tools_report_picture := -DKVB_RSVG $(patsubst -I%,-isystem %,$(shell pkg-config --cflags librsvg-2.0 2>/dev/null))
-endif
-
 # -MMD -MP: headers are dependencies, found by the compiler.
 COMPILE = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 
@@ -123,7 +117,8 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make bench        measure profile and solve on this machine: CSV, roofline table; PEER_PYTHON=... beside PyTorch
 ##: make bench-cuda   with a GPU: operations against the reference, compute-sanitizer, speed of a model of 8B shape
 ##: make wheel        a wheel of the Python package with the library and the program, in $(BUILD)/wheel
-##: make check-wheel  the wheel in a fresh environment, by python/README.md alone (downloads PyTorch)
+##: make wheel-library a wheel with the library alone, all of it Apache-2.0, in $(BUILD)/wheel-library
+##: make check-wheel  both wheels in a fresh environment, by python/README.md alone (downloads PyTorch)
 ##: make check-python the Python package's tests, in their own environment (pinned torch, transformers, kvpress: 6 GB)
 ##: make cuda-pack    what bench-cuda runs, as one archive for a machine without compiler or internet
 ##: make bench-memory peak memory against the context's length: LAYERS=4 (0: all), TOKENS="1024 ... 32768", SVG=FILE
@@ -138,7 +133,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make clean        remove the build folders (never downloads or results)
 ##:
 ##: Variables: CC CXX CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON; WERROR=-Werror; V=1 (show
-##: commands); MPI=0, CUDA=0, RSVG=0 (without); NVCC CUDA_HOME CUDA_ARCHS; FUZZ_CC
+##: commands); MPI=0, CUDA=0 (without); NVCC CUDA_HOME CUDA_ARCHS; FUZZ_CC
 
 all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(HELPERS)
 
@@ -255,8 +250,6 @@ showconfig:
 	    tr ' ' . | grep '[0-9]' || echo 'missing: run make deps')"
 	@printf '%-12s %s\n' MPI \
 	    '$(if $(filter 1,$(MPI)),$(shell pkg-config --modversion ompi-c 2>/dev/null) (OpenMPI),not built in)'
-	@printf '%-12s %s\n' librsvg \
-	    '$(if $(filter 1,$(RSVG)),$(shell pkg-config --modversion librsvg-2.0 2>/dev/null),not built in: SVG only)'
 	@printf '%-12s %s\n' CUDA '$(CUDA_SHOWN)'
 	@printf '%-12s %s\n' fuzzing \
 	    '$(if $(FUZZ_CC),$(FUZZ_CC) if it links libFuzzer,clang not found: corpora are replayed with $(CC))'

@@ -87,11 +87,11 @@ END_TEST
 
 START_TEST(pictures)
 {
-    picture p;
+    atomic_file p;
     size_t n;
     mkdir(help_path("pictures"), 0777);
     help_ok(picture_begin(&p, help_path("pictures"), "snapkv:kvpress", true, err));
-    fprintf(p.file.stream, "<svg/>");
+    fprintf(p.stream, "<svg/>");
     help_ok(picture_end(&p, true, err));
     char *text = (char *)help_slurp(help_path("pictures/snapkv_kvpress.svg"), &n);
     ck_assert(n == 6 && memcmp(text, "<svg/>", 6) == 0);

@@ -30,10 +30,10 @@ static kvb_status run_metric(validation *v, bool quiet, kvb_error *err)
 
 static kvb_status draw_metric(const validation *v, const solve_outputs *out, kvb_error *err)
 {
-    picture p;
+    atomic_file p;
     kvb_status status = picture_begin(&p, out->picture, v->pairs.metric, v->pairs.from->n_metrics > 1, err);
     if (status != KVB_OK) return status;
-    draw_validation(v, p.svg);
+    draw_validation(v, p.stream);
     return picture_end(&p, out->quiet, err);
 }
 

@@ -116,8 +116,10 @@ wc -l README.md | awk '$1 > 120 { print $2, $1 " lines" }' | check 'README.md ha
 grep -n -- '<!--' "${pages[@]}" | grep -v '^tests/fuzz/' | check 'no page has an HTML comment'
 # A module's README lists its files: `name` or `name.c` in the first column of a table whose head is `file`.
 for folder in runtime solver study evaluator; do
-    awk -F '|' '!/^\|/ { on = 0 } $2 ~ /^ file / { on = 1 } on { print $2 }' "$folder/README.md" | grep -oE '`[a-z0-9_]+(\.[ch])?`' | tr -d '`' |
-        sed 's/\.[ch]$//' | sort -u >"$work/listed"
+    awk -F '|' '!/^\|/ { on = 0 } $2 ~ /^ file / { on = 1; next } /^\|--/ { next } on {
+        n = split($2, name, "`")
+        for (i = 2; i <= n; i += 2) { sub(/\.[ch]$/, "", name[i]); print name[i] }
+    }' "$folder/README.md" | sort -u >"$work/listed"
     for f in "$folder"/*.c; do basename "$f" .c; done | sort >"$work/there"
     comm -13 "$work/listed" "$work/there" | sed "s|^|$folder/README.md does not list |"
     comm -23 "$work/listed" "$work/there" | while read -r name; do
