@@ -185,10 +185,6 @@ fails 'a context that is too long' '--tokens: expected at most 4294967295, found
     keydiff --keep-tokens 10 --tokens 4294967296
 misused 'a context of nothing' "--tokens: expected a whole number of 1 or more, found '0'" budgets table.safetensors \
     -r 0.5 -t 0
-for command in "profile tiny.gguf calib.jsonl -o x.h5" "solve run.h5 --metric keydiff" "learn run.h5 -o x.safetensors"; do
-    # shellcheck disable=SC2086 # words of a command
-    misused "${command%% *} without questions" '--questions: expected a whole number of 1 or more' $command -q 0
-done
 CODE=0
 (ulimit -n 4 && exec "$KVB" profile tiny.gguf calib.jsonl -o x.h5 --quiet) >out 2>err || CODE=$?
 if [ "$CODE" = 1 ] && ! grep -q '(null)' err; then ok 'too few open files'; else not_ok 'too few open files' && show; fi

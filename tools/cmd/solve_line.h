@@ -19,7 +19,7 @@
          "number that loses least"},                                                                             \
         {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"},     \
     {                                                                                                            \
-        "questions", 'q', CLI_POSITIVE, &(l).wanted.max_questions, "N",                                          \
+        "questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N",                                          \
             "use only the first N questions of every context"                                                    \
     }
 
