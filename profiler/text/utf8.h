@@ -1,6 +1,5 @@
 // Broken UTF-8, read as Python's bytes.decode('utf-8', errors='replace') and web browsers do.
 #pragma once
-#include "runtime/kvbudget.h"
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -9,7 +8,7 @@
 size_t utf8_step(const unsigned char *p, size_t n, bool *valid);
 // Sets *out to text with each broken part replaced by U+FFFD: malloc'd in *owned, or the text itself and *owned NULL
 // when nothing is broken.
-kvb_status utf8_repair(const char *text, size_t size, const char **out, size_t *out_size, char **owned, kvb_error *err);
+void utf8_repair(const char *text, size_t size, const char **out, size_t *out_size, char **owned);
 
 // The bytes at the text's begin, or end, that are spaces as Python's str.strip() has them: Unicode's too.
 size_t utf8_spaces_before(const char *text, size_t size);
