@@ -90,9 +90,12 @@ void progress_clear(progress *p); // takes away what a terminal shows of it; not
 bool progress_hashed(void *bar, double done, double total);
 double seconds_now(void); // CLOCK_MONOTONIC
 
-// The number of the first SIGINT or SIGTERM (a second one kills); long work polls it and stops cleanly with
-// KVB_INTERRUPTED. Signals that were ignored when the program started stay ignored. Called before anything starts a
-// thread (a parallel region, MPI), since threads take over what is blocked.
+// SIGINT, SIGTERM and SIGHUP end the program, and its temporary files with it; those that were ignored when it started
+// stay ignored. A file that grows beyond `ulimit -f` is an error of writing. Called before anything starts a thread (a
+// parallel region, MPI), since threads take over what is blocked.
+void cli_watch_signals(void);
+// From here on the first of them only leaves its number here, and a second one kills; long work polls it and stops
+// cleanly with KVB_INTERRUPTED.
 extern atomic_int cli_stop_requested;
 void cli_catch_signals(void);
 // After such a signal, when all is cleaned up: ends by it, so that a shell's loop ends too. Else does nothing.
@@ -104,6 +107,28 @@ bool cli_colour_wanted(int fd);
 // Columns of the terminal behind fd, or `otherwise` when it is none.
 int cli_terminal_width(int fd, int otherwise);
 
-extern const cli_command cmd_profile, cmd_solve, cmd_budgets, cmd_plot, cmd_export, cmd_import, cmd_inspect,
-    cmd_tokenize, cmd_logits, cmd_validate, cmd_merge, cmd_eval, cmd_task, cmd_statistics, cmd_recommend, cmd_report,
-    cmd_learn, cmd_refine, cmd_calib;
+// All commands, in the order of the help: row(NAME) is what cmd/NAME.c defines as `const cli_command cmd_NAME`.
+// clang-format off
+#define ALL_COMMANDS(row) \
+    row(calib) \
+    row(profile) \
+    row(merge) \
+    row(learn) \
+    row(solve) \
+    row(validate) \
+    row(eval) \
+    row(refine) \
+    row(recommend) \
+    row(report) \
+    row(budgets) \
+    row(plot) \
+    row(export) \
+    row(import) \
+    row(inspect) \
+    row(tokenize) \
+    row(logits) \
+    row(task) \
+    row(statistics)
+// clang-format on
+#define DECLARE_COMMAND(name) extern const cli_command cmd_##name;
+ALL_COMMANDS(DECLARE_COMMAND)
