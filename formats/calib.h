@@ -37,6 +37,7 @@ typedef struct calib_context {
 typedef struct calib_file {
     calib_context *contexts;
     size_t count;    // >= 1
+    char *name;      // for messages: the path
     char sha256[65]; // of the whole file
 } calib_file;
 

@@ -219,15 +219,16 @@ kvb_status profile_prepare(profile_job *out, const model *m, const model_text *t
         for (size_t k = 0; status == KVB_OK && k < files[i].count; k++) {
             const calib_context *c = &files[i].contexts[k];
             if (id_is_taken(out, c->sample_id)) {
-                status =
-                    kvb_fail(err, KVB_ARGUMENT, "line %zu: sample_id %s stands in two files; give each context its own",
-                             c->line, c->sample_id);
+                status = kvb_fail(err, KVB_ARGUMENT,
+                                  "%s: line %zu: sample_id %s stands in another file too; give each context its own",
+                                  files[i].name, c->line, c->sample_id);
                 break;
             }
             status = prepare_context(&out->contexts[out->n_contexts++], m, text, c, o, err);
             if (status != KVB_OK) {
                 kvb_error inner = err ? *err : (kvb_error){0};
-                status = kvb_fail(err, status, "line %zu, sample %s: %s", c->line, c->sample_id, inner.message);
+                status = kvb_fail(err, status, "%s: line %zu, sample %s: %s", files[i].name, c->line, c->sample_id,
+                                  inner.message);
             }
         }
     for (size_t i = 0; status == KVB_OK && i < out->n_contexts; i++) out->n_given += out->contexts[i].n_given;

@@ -1,5 +1,6 @@
 #include "profiler/text/utf8.h"
 #include "formats/need.h"
+#include "runtime/fail.h"
 #include <string.h>
 
 // The table of well-formed sequences in the Unicode standard (3-7): only the second byte's range depends on the first.
@@ -43,6 +44,19 @@ void utf8_repair(const char *text, size_t size, const char **out, size_t *out_si
     }
     *out = *owned;
     *out_size = repaired;
+}
+
+kvb_status utf8_check_text(const char *name, const char *text, size_t size, kvb_error *err)
+{
+    bool valid = true;
+    for (size_t at = 0, step; at < size; at += step) {
+        step = utf8_step((const unsigned char *)text + at, size - at, &valid);
+        if (!valid || !text[at])
+            return kvb_fail(err, KVB_FORMAT,
+                            "%s: byte %zu is 0x%02x, expected UTF-8 text without NUL; iconv converts other encodings",
+                            name, at, (unsigned char)text[at]);
+    }
+    return KVB_OK;
 }
 
 // Bytes of the space character that begins here, as Python's str.strip() has it; 0: it is another one.

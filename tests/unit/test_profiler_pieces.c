@@ -40,6 +40,20 @@ START_TEST(repairs_as_python)
 }
 END_TEST
 
+START_TEST(tells_text_from_other_files)
+{
+    kvb_error err;
+    ck_assert_int_eq(utf8_check_text("f", "a\xe2\x82\xac\n", 5, &err), KVB_OK);
+    ck_assert_int_eq(utf8_check_text("f", "a\0b", 3, &err), KVB_FORMAT);
+    ck_assert_str_eq(err.message, "f: byte 1 is 0x00, expected UTF-8 text without NUL; iconv converts other encodings");
+    ck_assert_int_eq(utf8_check_text("f",
+                                     "\xff\xfe"
+                                     "a",
+                                     3, &err),
+                     KVB_FORMAT); // UTF-16
+}
+END_TEST
+
 START_TEST(steps_over_characters)
 {
     bool valid = true;
@@ -86,6 +100,7 @@ END_TEST
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, repairs_as_python);
+    tcase_add_test(tc, tells_text_from_other_files);
     tcase_add_test(tc, steps_over_characters);
     tcase_add_test(tc, meter_adds_up);
     tcase_add_test(tc, scale_of_draws);

@@ -151,17 +151,17 @@ START_TEST(test_job_errors)
 {
     static const char *const cases[][2] = {
         {"{\"sample_id\":\"x\",\"context_ids\":[1,300],\"question_ids\":[[1]]}",
-         "line 2, sample x: id 300 at place 1, expected 0 to 299"},
+         "calib.jsonl: line 2, sample x: id 300 at place 1, expected 0 to 299"},
         {"{\"sample_id\":\"x\",\"context_ids\":[1,2],\"question_ids\":[[1],[7,999]]}",
-         "line 2, sample x: question 2: id 999 at place 1"},
+         "calib.jsonl: line 2, sample x: question 2: id 999 at place 1"},
         {"{\"sample_id\":\"x\",\"context_ids\":[1,2],\"question_ids\":[[1]],\"answer_ids\":[[5,6,301]]}",
-         "line 2, sample x: question 1: id 301 at place 2"},
+         "calib.jsonl: line 2, sample x: question 1: id 301 at place 2"},
         {"{\"sample_id\":\"x\",\"context_ids\":[1,2],\"question_ids\":[[1],[2]],\"answer_ids\":[[5,6],[7]]}",
-         "line 2, sample x: question 2: the answer has 1 tokens, expected at least 2"},
+         "calib.jsonl: line 2, sample x: question 2: the answer has 1 tokens, expected at least 2"},
         {"{\"sample_id\":\"x\",\"context\":\"the\",\"questions\":[\"who\"],\"answers\":[\"\"]}",
-         "line 2, sample x: question 1: the answer has 0 tokens"},
+         "calib.jsonl: line 2, sample x: question 1: the answer has 0 tokens"},
         {"{\"sample_id\":\"x\",\"context\":\"the\",\"questions\":[\"\"],\"answer_prefix\":\"\"}",
-         "line 2, sample x: question 1: the question has no tokens"},
+         "calib.jsonl: line 2, sample x: question 1: the question has no tokens"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         char text[2000];
@@ -184,7 +184,7 @@ START_TEST(test_job_errors_of_length_and_names)
     snprintf(text + used, room - used, "]}\n");
     profile_case c = case_make("tiny.gguf", text);
     help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT,
-               "line 1, sample long: the context has 4097 tokens, expected 1 to 4096");
+               "calib.jsonl: line 1, sample long: the context has 4097 tokens, expected 1 to 4096");
     c.o.max_tokens = 4096;
     prepare(&c);
     ck_assert_uint_eq(c.job.max_tokens, 4096);
@@ -195,7 +195,7 @@ START_TEST(test_job_errors_of_length_and_names)
     calib_file twice[2] = {c.file};
     help_ok(calib_parse(&twice[1], "\n" LINE_B, strlen("\n" LINE_B), "other.jsonl", err));
     help_fails(profile_prepare(&c.job, c.m, &c.text, twice, 2, &c.o, err), KVB_ARGUMENT,
-               "line 2: sample_id b stands in two files");
+               "other.jsonl: line 2: sample_id b stands in another file too");
     calib_free(&twice[1]);
     case_free(&c);
 
