@@ -3,7 +3,7 @@
 #include "profiler/backend/meter.h"
 #include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
-#include "profiler/profile_growth.h"
+#include "profiler/profile_job.h"
 #include "profiler/profile_kept.h"
 #include "profiler/profile_losses.h"
 #include "runtime/fail.h"
@@ -314,8 +314,11 @@ static kvb_status run_recorded(run *r, const profile_context *c, kvb_error *err)
     active *batch = need(held.n, sizeof *batch, "questions");
     for (uint32_t i = 0; i < held.n; i++) {
         const decoded_question *q = &held.each[i];
-        questions[i] =
-            (profile_question){q->suffix, q->n_suffix, q->answer, q->n_answer, q->n_suffix + q->n_answer - 1};
+        questions[i] = (profile_question){.suffix = q->suffix,
+                                          .n_suffix = q->n_suffix,
+                                          .answer = q->answer,
+                                          .n_answer = q->n_answer,
+                                          .tail = q->n_suffix + q->n_answer - 1};
         batch[i] = (active){.number = q->number, .q = &questions[i], .answer = q->answer, .n_answer = q->n_answer};
     }
     double start = meter_now();
