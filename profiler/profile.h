@@ -132,6 +132,11 @@ typedef struct profile_times {
     uint64_t queries, skipped;                // recorded queries; questions that ended before a query was recorded
 } profile_times;
 
+// How long the run would take on this machine, by rehearsing layers of each kind: prefill, with its scorers, and decode,
+// and the writing of a record of so many bytes. Takes some seconds. Errors: those of a forward pass.
+kvb_status profile_estimate_time(profile_times *out, const model *m, const profile_job *job, const profile_options *o,
+                                 double record_bytes, kvb_error *err);
+
 // Told of all that happens; returns false to stop (KVB_INTERRUPTED). done and total are rows of work over the whole
 // job.
 typedef struct profile_watch {
