@@ -231,7 +231,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_export = {
     .name = "export",
     .synopsis = "export FILE [--format FORMAT] -o OUT [OPTION]...",
-    .summary = "write a table or a record in a format that others read",
+    .summary = "write a table or a record in the format of another program",
     .details =
         "Of a table, all ratios:\n"
         "npy           For kvpress: OUT.npy holds the prune ratios, float64 [99, layers, KV heads], and OUT.json\n"
