@@ -1,7 +1,7 @@
 // What the reader, the writer and the assembler of records share. formats/README.md gives the layout.
 #pragma once
 #include "formats/atomic_file.h"
-#include "formats/h5_io.h"
+#include "formats/h5.h"
 #include "formats/record.h"
 
 typedef struct context_entry {
