@@ -6,10 +6,11 @@
 #include "evaluator/session.h"
 
 typedef struct damage_plan {
-    uint32_t n_tokens, n_next; // the longest context and the longest continuation, tokens; n_next at least 2
-    uint32_t batch;            // cuts that are decoded together, at least 1
-    const metric *by;          // ranks the tokens; lives as long as the damage
-    uint32_t sink, window;     // first and last tokens that stay before all others
+    uint32_t n_tokens, n_next;          // the longest context and the longest continuation, tokens; n_next at least 2
+    uint32_t batch;                     // cuts that are decoded together, at least 1
+    const metric *by;                   // ranks the tokens; lives as long as the damage
+    uint32_t sink, window;              // first and last tokens that stay before all others
+    const query_statistics *statistics; // for a metric that uses stored ones; NULL: none
 } damage_plan;
 
 typedef struct damage damage;

@@ -86,7 +86,7 @@ void hsa_scores(const hsa *h, const float *q, uint32_t k1, float *out, float *sc
 {
     enum { MAX_GROUP = 256 }; // query heads per KV head; more are read as if the rest were not there
     uint32_t picked[BACKEND_MAX_HEAD_DIM], pages = (h->n + h->page - 1) / h->page,
-                                         group = h->group < MAX_GROUP ? h->group : MAX_GROUP;
+                                           group = h->group < MAX_GROUP ? h->group : MAX_GROUP;
     double unit = view_scale(&(layer_view){.head_dim = h->head_dim});
     float share[MAX_GROUP];
     hsa_channels(h, q, k1, picked, share);

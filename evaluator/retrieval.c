@@ -4,9 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-kvb_status retrieval_open(retrieval *r, const model *m, kvb_error *err)
+kvb_status retrieval_open(retrieval *r, const model *m, const model_text *text, kvb_error *err)
 {
-    *r = (retrieval){.m = m, .sums = calloc((size_t)m->config.n_layers * m->config.n_heads + 1, sizeof(double))};
+    *r = (retrieval){
+        .m = m, .text = text, .sums = calloc((size_t)m->config.n_layers * m->config.n_heads + 1, sizeof(double))};
     return r->sums ? KVB_OK : kvb_fail(err, KVB_MEMORY, "head scores: no memory");
 }
 
@@ -32,18 +33,13 @@ static size_t mark_text(bool *marks, const char *text, const uint32_t *starts, u
     return marked;
 }
 
-// Byte-level tokens: the text of ids is that of each, one behind the other. *text is malloc'd; starts [n + 1].
-static kvb_status spell(char **text, uint32_t *starts, const model *m, const int32_t *ids, uint32_t n, kvb_error *err)
+// Byte-level tokens: the text of ids is that of each, one behind the other: token i's begins at byte starts[i] of
+// starts [n + 1].
+static void find_starts(uint32_t *starts, const model_text *t, const int32_t *ids, uint32_t n)
 {
-    size_t size = tokenizer_decode(m->tokens, ids, n, NULL, 0);
-    *text = malloc(size + 1);
-    if (!*text) return kvb_fail(err, KVB_MEMORY, "head scores: no memory for a text");
-    tokenizer_decode(m->tokens, ids, n, *text, size);
-    (*text)[size] = '\0';
     starts[0] = 0;
     for (uint32_t i = 0; i < n; i++)
-        starts[i + 1] = starts[i] + (uint32_t)tokenizer_decode(m->tokens, &ids[i], 1, NULL, 0);
-    return KVB_OK;
+        starts[i + 1] = starts[i] + (uint32_t)tokenizer_decode(t->tokens, &ids[i], 1, NULL, 0);
 }
 
 // ---- One question ----
@@ -69,7 +65,7 @@ static void add_attention(void *context, const decode_view *view, uint32_t kv_he
 }
 
 // Ids of the question and of its gold strings, joined by ", " behind a blank. *ids is malloc'd.
-static kvb_status encode_answer(int32_t **ids, uint32_t *n_question, uint32_t *n_answer, const model *m,
+static kvb_status encode_answer(int32_t **ids, uint32_t *n_question, uint32_t *n_answer, const model_text *t,
                                 const task_question *q, kvb_error *err)
 {
     int32_t *question = NULL, *answer = NULL;
@@ -79,8 +75,8 @@ static kvb_status encode_answer(int32_t **ids, uint32_t *n_question, uint32_t *n
     if (!to) return kvb_fail(err, KVB_MEMORY, "head scores: no memory for an answer");
     for (size_t i = 0; i < q->n_gold; i++) fprintf(to, "%s%s", i ? ", " : " ", q->gold[i]);
     kvb_status status = fclose(to) == 0 ? KVB_OK : kvb_fail(err, KVB_MEMORY, "head scores: no memory for an answer");
-    if (status == KVB_OK) status = model_encode(m, TEXT_QUESTION, q->text, strlen(q->text), &question, &nq, err);
-    if (status == KVB_OK) status = model_encode(m, TEXT_ALONE, text, size, &answer, &na, err);
+    if (status == KVB_OK) status = model_text_encode(t, TEXT_QUESTION, q->text, strlen(q->text), &question, &nq, err);
+    if (status == KVB_OK) status = model_text_encode(t, TEXT_ALONE, text, size, &answer, &na, err);
     *ids = status == KVB_OK ? malloc((nq + na + 1) * sizeof **ids) : NULL;
     if (status == KVB_OK && !*ids) status = kvb_fail(err, KVB_MEMORY, "head scores: no memory for %zu ids", nq + na);
     if (status == KVB_OK) {
@@ -113,7 +109,7 @@ static kvb_status add_question(retrieval *r, session *s, const bool *marks, cons
     needle_watch w = {.r = r, .marks = marks, .n_tokens = s->n_tokens};
     int32_t *ids = NULL;
     kv_cache *cache = NULL;
-    kvb_status status = encode_answer(&ids, &w.n_question, &w.n_answer, r->m, q, err);
+    kvb_status status = encode_answer(&ids, &w.n_question, &w.n_answer, r->text, q, err);
     const uint32_t rows = w.n_question + w.n_answer;
     const decode_hooks hooks = {.context = &w, .attended = add_attention};
     if (status == KVB_OK) status = session_cache(s, NULL, rows, &cache, err);
@@ -125,14 +121,14 @@ static kvb_status add_question(retrieval *r, session *s, const bool *marks, cons
 }
 
 // The most rows of a question and its answer.
-static kvb_status count_rows(uint32_t *out, const model *m, const task_sample *sample, kvb_error *err)
+static kvb_status count_rows(uint32_t *out, const model_text *t, const task_sample *sample, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     *out = 0;
     for (size_t i = 0; i < sample->n_questions && status == KVB_OK; i++) {
         int32_t *ids = NULL;
         uint32_t question, answer;
-        status = encode_answer(&ids, &question, &answer, m, &sample->questions[i], err);
+        status = encode_answer(&ids, &question, &answer, t, &sample->questions[i], err);
         if (question + answer > *out) *out = question + answer;
         free(ids);
     }
@@ -146,11 +142,14 @@ kvb_status retrieval_add(retrieval *r, const task *t, const task_sample *sample,
     bool *marks = NULL;
     char *text = NULL;
     session *s = NULL;
-    kvb_status status = task_context_ids(&ids, &n, r->m, sample, err);
-    if (status == KVB_OK) status = count_rows(&rows, r->m, sample, err);
+    kvb_status status = task_context_ids(&ids, &n, r->m, r->text, sample, err);
+    if (status == KVB_OK) status = count_rows(&rows, r->text, sample, err);
     if (status == KVB_OK && (!(starts = malloc((n + 1) * sizeof *starts)) || !(marks = malloc(n + 1))))
         status = kvb_fail(err, KVB_MEMORY, "task %s: no memory for %u tokens", t->spec, n);
-    if (status == KVB_OK) status = spell(&text, starts, r->m, ids, n, err);
+    if (status == KVB_OK) {
+        text = model_text_decode(r->text, ids, n, NULL);
+        find_starts(starts, r->text, ids, n);
+    }
     const session_plan plan = {.max_tokens = n, .max_new = rows, .max_rows = rows};
     if (status == KVB_OK) status = session_open(&s, r->m, &plan, err);
     if (status == KVB_OK) status = session_prefill(s, ids, n, NULL, NULL, err);

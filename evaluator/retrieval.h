@@ -6,11 +6,12 @@
 
 typedef struct retrieval {
     const model *m;
+    const model_text *text;
     double *sums; // [L, H]
     size_t n;     // questions in them
 } retrieval;
 
-kvb_status retrieval_open(retrieval *r, const model *m, kvb_error *err);
+kvb_status retrieval_open(retrieval *r, const model *m, const model_text *text, kvb_error *err);
 void retrieval_close(retrieval *r);
 
 // Adds every question of a sample: the gold strings are teacher-forced behind the question over the full cache, and a

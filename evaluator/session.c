@@ -97,7 +97,8 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
         needs |= metric_needs(&s->plan.metrics[i]);
         on_device |= metric_needs_on_device(&s->plan.metrics[i]);
     }
-    layer_observer observer = {see_layer, &w, needs, ~on_device};
+    layer_observer observer = {see_layer, &w, needs, ~on_device, NULL, NULL};
+    query_statistics_show(s->plan.statistics, &observer);
     if (!s->prefill) return kvb_fail(err, KVB_ARGUMENT, "evaluation: the prefill's memory was given back");
     s->n_tokens = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);

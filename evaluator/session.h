@@ -8,6 +8,7 @@
 //     decoder_run             one step, or a whole continuation, over any batch of such caches
 #pragma once
 #include "evaluator/decoder.h"
+#include "profiler/metric/query_statistics.h"
 #include "profiler/metric/scorer.h"
 #include "profiler/model/forward.h"
 
@@ -17,7 +18,8 @@ typedef struct session_plan {
     uint32_t max_rows;     // rows that the decoder runs at once, over all sequences
     const metric *metrics; // live as long as the session
     size_t n_metrics;
-    bool oracle; // session_reference will be asked for importance
+    const query_statistics *statistics; // for metrics that use stored ones; NULL: none
+    bool oracle;                        // session_reference will be asked for importance
 } session_plan;
 
 typedef struct session {

@@ -3,7 +3,6 @@
 #include "formats/atomic_file.h"
 #include "formats/sha256.h"
 #include "profiler/backend/meter.h"
-#include "profiler/metric/query_statistics.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -19,7 +18,7 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     const method_column *column = &s->methods.columns[c->column];
     const method *m = &s->methods.methods[column->method];
     char text[1024];
-    const char *statistics = s->m->statistics ? s->m->statistics->sha256 : "";
+    const char *statistics = s->statistics ? s->statistics->sha256 : "";
     int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s%s", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
                      s->o.n_next, method_name(m), column->how->identity, c->ratio, c->protect ? m->sink : 0,
@@ -239,7 +238,8 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     if (status == KVB_OK) status = open_outputs(&r, err);
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
     if (status == KVB_OK && r.n_done < s->n_cells) {
-        session_plan plan = {s->o.n_tokens, s->o.n_next, rows_of(s, batch), metrics, n_metrics, !s->o.predictions};
+        session_plan plan = {s->o.n_tokens, s->o.n_next,   rows_of(s, batch), metrics,
+                             n_metrics,     s->statistics, !s->o.predictions};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);

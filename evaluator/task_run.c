@@ -3,23 +3,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const task_sample *sample, kvb_error *err)
+kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const model_text *text,
+                            const task_sample *sample, kvb_error *err)
 {
-    int32_t *text = NULL;
-    size_t n_text = 0, bos = model_begins_with_bos(m);
+    int32_t *own = NULL;
+    size_t n_text = 0, bos = model_text_begins_with_bos(text);
     *ids = NULL;
-    kvb_status status = model_encode(m, TEXT_CONTEXT, sample->context, strlen(sample->context), &text, &n_text, err);
+    kvb_status status =
+        model_text_encode(text, TEXT_CONTEXT, sample->context, strlen(sample->context), &own, &n_text, err);
     if (status == KVB_OK && n_text + bos > m->config.context_length)
         status = kvb_fail(err, KVB_ARGUMENT, "sample %s: %zu tokens, the model was trained for %u", sample->id,
                           n_text + bos, m->config.context_length);
     if (status == KVB_OK && !(*ids = malloc((n_text + 2) * sizeof **ids)))
         status = kvb_fail(err, KVB_MEMORY, "sample %s: no memory for %zu ids", sample->id, n_text);
     if (status == KVB_OK) {
-        if (bos) (*ids)[0] = m->special.bos;
-        memcpy(*ids + bos, text, n_text * sizeof **ids);
+        if (bos) (*ids)[0] = text->special.bos;
+        memcpy(*ids + bos, own, n_text * sizeof **ids);
         *n = (uint32_t)(n_text + bos);
     }
-    free(text);
+    free(own);
     return status;
 }
 
@@ -32,9 +34,10 @@ typedef struct talk {
     bool done;
 } talk;
 
-static kvb_status encode_question(talk *k, const model *m, const task *t, const task_question *q, kvb_error *err)
+static kvb_status encode_question(talk *k, const model_text *text, const task *t, const task_question *q,
+                                  kvb_error *err)
 {
-    kvb_status status = model_encode(m, TEXT_QUESTION, q->text, strlen(q->text), &k->ids, &k->n_question, err);
+    kvb_status status = model_text_encode(text, TEXT_QUESTION, q->text, strlen(q->text), &k->ids, &k->n_question, err);
     if (status != KVB_OK) return status;
     if (k->n_question == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: a question without tokens", t->spec);
     int32_t *longer = realloc(k->ids, (k->n_question + task_new_tokens(t->kind)) * sizeof *longer);
@@ -44,23 +47,19 @@ static kvb_status encode_question(talk *k, const model *m, const task *t, const 
     return KVB_OK;
 }
 
-kvb_status task_positions(uint32_t *out, const model *m, const task *t, const task_sample *sample, kvb_error *err)
+kvb_status task_positions(uint32_t *out, const model_text *text, const task *t, const task_sample *sample,
+                          kvb_error *err)
 {
     size_t most = 0;
     kvb_status status = KVB_OK;
     for (size_t i = 0; status == KVB_OK && i < sample->n_questions; i++) {
         talk k = {0};
-        status = encode_question(&k, m, t, &sample->questions[i], err);
+        status = encode_question(&k, text, t, &sample->questions[i], err);
         most = k.n_question > most ? k.n_question : most;
         free(k.ids);
     }
     *out = (uint32_t)most + task_new_tokens(t->kind);
     return status;
-}
-
-static bool ends_answer(const tokenizer *tokens, int32_t id)
-{
-    return tokenizer_is_end(tokens, id);
 }
 
 // The largest logit; ties go to the lower id. NaN is an error.
@@ -77,32 +76,27 @@ static kvb_status pick_token(int32_t *id, const float *logits, uint32_t n, kvb_e
 }
 
 // The answer so far, as text and score.
-static kvb_status read_answer(const talk *k, const model *m, const task *t, kvb_error *err)
+static void read_answer(const talk *k, const model_text *text, const task *t)
 {
     const task_question *q = k->turn->question;
-    size_t size = tokenizer_decode(m->tokens, k->ids + k->n_question, k->n - k->n_question, NULL, 0);
-    char *text = realloc(k->turn->answer, size + 1);
-    if (!text) return kvb_fail(err, KVB_MEMORY, "task %s: no memory for an answer", t->spec);
-    tokenizer_decode(m->tokens, k->ids + k->n_question, k->n - k->n_question, text, size);
-    text[size] = '\0';
-    k->turn->answer = text;
-    k->turn->score = task_score(task_rule_of(t->kind), text, q->gold, q->n_gold);
-    return KVB_OK;
+    free(k->turn->answer);
+    k->turn->answer = model_text_decode(text, k->ids + k->n_question, k->n - k->n_question, NULL);
+    k->turn->score = task_score(task_rule_of(t->kind), k->turn->answer, q->gold, q->n_gold);
 }
 
-static kvb_status take_token(talk *k, const model *m, const task *t, const float *logits, kvb_error *err)
+static kvb_status take_token(talk *k, const model_text *text, const task *t, const float *logits, kvb_error *err)
 {
     const task_question *q = k->turn->question;
     int32_t id = -1;
-    kvb_status status = pick_token(&id, logits, m->config.vocabulary, err);
+    kvb_status status = pick_token(&id, logits, text->vocabulary, err);
     if (status != KVB_OK) return status;
-    k->done = ends_answer(m->tokens, id);
+    k->done = model_text_ends_answer(text, id);
     if (!k->done) k->ids[k->n++] = id;
-    status = read_answer(k, m, t, err);
-    if (status == KVB_OK && (k->n == k->n_question + task_new_tokens(t->kind) ||
-                             task_score_is_final(task_rule_of(t->kind), k->turn->answer, q->gold, q->n_gold)))
+    read_answer(k, text, t);
+    if (k->n == k->n_question + task_new_tokens(t->kind) ||
+        task_score_is_final(task_rule_of(t->kind), k->turn->answer, q->gold, q->n_gold))
         k->done = true;
-    return status;
+    return KVB_OK;
 }
 
 // What the decoder is given in a step; arrays [talks], ids [rows].
@@ -116,7 +110,7 @@ typedef struct step {
     uint32_t n;
 } step;
 
-static kvb_status step_open(step *s, const talk *talks, size_t n, const model *m, kvb_error *err)
+static kvb_status step_open(step *s, const talk *talks, size_t n, uint32_t vocabulary, kvb_error *err)
 {
     size_t rows = n;
     for (size_t i = 0; i < n; i++) rows += talks[i].n_question;
@@ -125,7 +119,7 @@ static kvb_status step_open(step *s, const talk *talks, size_t n, const model *m
                 .rows = calloc(n, sizeof *s->rows),
                 .hooks = calloc(n, sizeof *s->hooks),
                 .ids = calloc(rows, sizeof *s->ids),
-                .logits = malloc(n * m->config.vocabulary * sizeof *s->logits + 1)};
+                .logits = malloc(n * vocabulary * sizeof *s->logits + 1)};
     if (s->active && s->caches && s->rows && s->hooks && s->ids && s->logits) return KVB_OK;
     return kvb_fail(err, KVB_MEMORY, "decoding: no memory for %zu questions at a time", n);
 }
@@ -158,7 +152,7 @@ static void step_gather(step *s, talk *talks, size_t n)
     }
 }
 
-static kvb_status step_take(step *s, const model *m, const task *t, kvb_error *err)
+static kvb_status step_take(step *s, const model_text *text, const task *t, kvb_error *err)
 {
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < s->n && status == KVB_OK; i++) {
@@ -166,12 +160,12 @@ static kvb_status step_take(step *s, const model *m, const task *t, kvb_error *e
         k->fed += s->rows[i];
         if (k->turn->run && k->fed == k->n_question) status = policy_run_turn(k->turn->run, k->turn->cache, err);
         if (status == KVB_OK && k->fed >= k->n_question)
-            status = take_token(k, m, t, s->logits + (size_t)i * m->config.vocabulary, err);
+            status = take_token(k, text, t, s->logits + (size_t)i * text->vocabulary, err);
     }
     return status;
 }
 
-kvb_status task_answer(task_turn *turns, size_t n, decoder *d, const model *m, const task *t, kvb_error *err)
+kvb_status task_answer(task_turn *turns, size_t n, decoder *d, const model_text *text, const task *t, kvb_error *err)
 {
     step s = {0};
     talk *talks = calloc(n + 1, sizeof *talks);
@@ -179,14 +173,14 @@ kvb_status task_answer(task_turn *turns, size_t n, decoder *d, const model *m, c
     for (size_t i = 0; status == KVB_OK && i < n; i++) {
         turns[i].answer = NULL;
         talks[i].turn = &turns[i];
-        status = encode_question(&talks[i], m, t, turns[i].question, err);
+        status = encode_question(&talks[i], text, t, turns[i].question, err);
     }
-    if (status == KVB_OK) status = step_open(&s, talks, n, m, err);
+    if (status == KVB_OK) status = step_open(&s, talks, n, text->vocabulary, err);
     while (status == KVB_OK) {
         step_gather(&s, talks, n);
         if (!s.n) break;
         status = decoder_run(d, s.caches, s.n, s.rows, s.ids, s.hooks, LOGITS_LAST, s.logits, err);
-        if (status == KVB_OK) status = step_take(&s, m, t, err);
+        if (status == KVB_OK) status = step_take(&s, text, t, err);
     }
     for (size_t i = 0; talks && i < n; i++) {
         free(talks[i].ids);

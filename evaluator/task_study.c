@@ -1,6 +1,5 @@
 #include "evaluator/task_study.h"
 #include "formats/sha256.h"
-#include "profiler/metric/query_statistics.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdio.h>
@@ -71,7 +70,7 @@ static kvb_status name_result(const task_study *s, const task_cell *c, const cha
     int n = snprintf(text, sizeof text, "kvbudget-task 1\n%s\n%s %s\n%s\n%s\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->t->spec, sample, m ? method_name(m) : "full",
                      column ? column->how->identity : "", c->ratio, m ? m->sink : 0, m ? m->window : 0,
-                     s->m->statistics ? s->m->statistics->sha256 : "");
+                     s->statistics ? s->statistics->sha256 : "");
     return sha256_hex(text, (size_t)n, key, err);
 }
 
@@ -205,7 +204,7 @@ static void close_turns(bench *b)
 static kvb_status flush_turns(bench *b, kvb_error *err)
 {
     if (!b->n_turns) return KVB_OK;
-    kvb_status status = task_answer(b->turns, b->n_turns, b->session->decode, b->s->m, b->s->t, err);
+    kvb_status status = task_answer(b->turns, b->n_turns, b->session->decode, b->s->text, b->s->t, err);
     for (size_t i = 0; status == KVB_OK && i < b->n_turns; i++) {
         const bench_cell *c = b->owners[i];
         c->cell->samples[b->index].scores[b->questions[i]] = b->turns[i].score;
@@ -267,7 +266,8 @@ static kvb_status list_missing(bench *b, const char *hash, kvb_error *err)
 
 static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
 {
-    session_plan plan = {.max_tokens = b->n_tokens, .max_new = b->extra, .max_rows = ROWS};
+    session_plan plan = {
+        .max_tokens = b->n_tokens, .max_new = b->extra, .max_rows = ROWS, .statistics = b->s->statistics};
     kvb_status status = method_metrics(metrics, &plan.n_metrics, &b->s->methods, err);
     plan.metrics = *metrics;
     b->rows = b->extra - task_new_tokens(b->s->t->kind);
@@ -305,8 +305,8 @@ kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *s
     kvb_status status = hash_sample(sample, hash, err);
     if (status == KVB_OK) status = list_missing(&b, hash, err);
     if (status == KVB_OK && b.n) {
-        status = task_context_ids(&ids, &b.n_tokens, s->m, sample, err);
-        if (status == KVB_OK) status = task_positions(&b.extra, s->m, s->t, sample, err);
+        status = task_context_ids(&ids, &b.n_tokens, s->m, s->text, sample, err);
+        if (status == KVB_OK) status = task_positions(&b.extra, s->text, s->t, sample, err);
         if (status == KVB_OK) status = open_session(&b, &metrics, err);
         if (status == KVB_OK) status = open_policies(&b, err);
         if (status == KVB_OK) status = prefill(&b, ids, err);

@@ -27,11 +27,13 @@ judge_names      = $(addprefix $(BUILD)/tests/test_profiler_backend_,$(1))
 ifeq ($(CUDA),1)
 $(if $(and $(NVCC),$(CUDART)),,$(error CUDA=1: no nvcc of CUDA 12 or later with libcudart_static.a was found; \
     set CUDA_HOME, or run tools/scripts/get-cuda.sh))
-# Real code for these, as far as the compiler knows them; sm_80's runs on 8.6 and 8.9 too, and its PTX is compiled by
-# the driver for what lies between and ahead.
+# Real code for the GPUs of this machine, or for sm_80 where there is none (each takes the compiler 10 seconds); any
+# newer GPU gets its code from the driver, out of the PTX. What goes to another machine is built for all (cuda-pack).
+CUDA_KNOWN := $(patsubst sm_%,%,$(shell $(NVCC) --list-gpu-code 2>/dev/null))
+CUDA_ALL   := $(filter 80 90 100 120,$(CUDA_KNOWN))
 ifeq ($(origin CUDA_ARCHS),undefined)
-CUDA_KNOWN := $(shell $(NVCC) --list-gpu-code 2>/dev/null)
-CUDA_ARCHS := $(foreach a,80 90 100 120,$(if $(filter sm_$(a),$(CUDA_KNOWN)),$(a)))
+CUDA_ARCHS := $(or $(filter $(CUDA_KNOWN),$(sort $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader \
+              2>/dev/null | tr -d '. '))),80)
 endif
 CUDA_PTX   := $(firstword $(CUDA_ARCHS))
 NVCC_FLAGS  = -O3 -lineinfo -std=c++20 -fmad=false -I. -Werror all-warnings -ccbin $(CXX) -MMD -MP \
@@ -107,7 +109,7 @@ bench-cuda: deps cuda-compiler
 	@BUILD=$(BUILD) tools/scripts/check-cuda.sh
 
 cuda-pack: deps cuda-compiler
-	@$(MAKE) $(PARALLEL) all check-cuda-build
+	@$(MAKE) $(PARALLEL) $(if $(CUDA_ALL),CUDA_ARCHS='$(CUDA_ALL)') all check-cuda-build
 	@BUILD=$(BUILD) tools/scripts/check-cuda.sh --pack $(BUILD)/check-cuda.tar.xz
 
 cuda-compiler: deps

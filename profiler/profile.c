@@ -1,5 +1,6 @@
 // The profiling run, second half: prefill, scorers, decoding, record.
 #include "profiler/backend/meter.h"
+#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
 #include "profiler/profile_growth.h"
 #include "profiler/profile_kept.h"
@@ -145,8 +146,9 @@ static kvb_status run_layers(run *r, const layer_observer *observer, double star
 
 static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 {
-    layer_observer observer = {score_layer, r, 0, 0};
+    layer_observer observer = {score_layer, r, 0, 0, NULL, NULL};
     unsigned on_device = 0;
+    query_statistics_show(r->o->statistics, &observer);
     r->c = c;
     r->spent = 0;
     profile_losses_enter(&r->losses, c);
@@ -168,7 +170,7 @@ static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 
 static bool is_end(const run *r, int32_t id)
 {
-    return !r->o->ignore_eos && model_ends_answer(r->m, id);
+    return !r->o->ignore_eos && model_text_ends_answer(r->job->text, id);
 }
 
 // Adds one row for the question's next token.

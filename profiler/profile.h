@@ -6,6 +6,7 @@
 #include "profiler/backend/sampler.h"
 #include "profiler/metric/scorer.h"
 #include "profiler/model/model.h"
+#include "profiler/text/model_text.h"
 
 enum { PROFILE_MAX_METRICS = 64 };     // in one pass
 enum { PROFILE_MAX_TOKENS = 1 << 24 }; // positions that float32 angles can still tell apart
@@ -21,6 +22,7 @@ typedef enum oracle_kind { ORACLE_LUKV, ORACLE_OUTPUT } oracle_kind;
 typedef struct profile_options {
     const metric *metrics; // any subset, all in one pass; at most PROFILE_MAX_METRICS
     size_t n_metrics;
+    const struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
     sampler draw;
     uint32_t new_tokens; // generated per question, >= 2: the first comes out of the prefill, so new_tokens - 1 queries
                          // are recorded
@@ -73,6 +75,7 @@ typedef struct profile_growth {
 
 // Everything tokenised and counted before the model runs.
 typedef struct profile_job {
+    const model_text *text; // that tokenised it; lives as long as the job
     profile_context *contexts;
     size_t n_contexts;
     uint32_t max_tokens, max_questions, max_tail; // over all contexts; max_questions is what one batch holds
@@ -87,8 +90,8 @@ typedef struct profile_job {
 // (KVB_ARGUMENT, cut with max_tokens or allowed by beyond_trained), ids outside the vocabulary, the same sample_id
 // twice, a given answer of fewer than two tokens (nothing to record). Of a model that was opened for a plan and has no
 // tokenizer texts are counted, four bytes a token.
-kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
-                           const profile_options *o, kvb_error *err);
+kvb_status profile_prepare(profile_job *out, const model *m, const model_text *text, const calib_file *files,
+                           size_t n_files, const profile_options *o, kvb_error *err);
 void profile_job_free(profile_job *job);
 
 // The record's attributes: everything that must be equal for two runs to be one (model, tokenizer, text, metrics,

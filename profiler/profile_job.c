@@ -4,6 +4,7 @@
 #include "profiler/metric/query_statistics.h"
 #include "profiler/profile_growth.h"
 #include "profiler/profile_losses.h"
+#include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,71 +30,71 @@ static kvb_status append_made(id_list *out, int32_t *ids, size_t n, kvb_error *e
     return KVB_OK;
 }
 
-static kvb_status append_text(id_list *out, const model *m, text_part part, const char *text, kvb_error *err)
+static kvb_status append_text(id_list *out, const model_text *t, text_part part, const char *text, kvb_error *err)
 {
     int32_t *ids = NULL;
     size_t n = 0;
-    kvb_status status = model_encode(m, part, text, strlen(text), &ids, &n, err);
+    kvb_status status = model_text_encode(t, part, text, strlen(text), &ids, &n, err);
     return status == KVB_OK ? append_made(out, ids, n, err) : status;
 }
 
-static kvb_status append_ids(id_list *out, const model *m, const int32_t *ids, size_t n, kvb_error *err)
+static kvb_status append_ids(id_list *out, const model_text *t, const int32_t *ids, size_t n, kvb_error *err)
 {
     int32_t *joined = realloc(out->ids, (out->n + n + 1) * sizeof *joined);
     if (!joined) return kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", out->n + n);
     out->ids = joined;
     for (size_t i = 0; i < n; i++) {
-        if (ids[i] < 0 || (uint32_t)ids[i] >= m->config.vocabulary)
+        if (ids[i] < 0 || (uint32_t)ids[i] >= t->vocabulary)
             return kvb_fail(err, KVB_ARGUMENT,
                             "id %d at place %zu, expected 0 to %u; were the ids made with another model's tokenizer?",
-                            ids[i], i, m->config.vocabulary - 1);
+                            ids[i], i, t->vocabulary - 1);
         joined[out->n++] = ids[i];
     }
     return KVB_OK;
 }
 
 // The context's ids, BOS first where the rule says so. Ids given by the user are taken as they are.
-static kvb_status context_ids(id_list *out, const model *m, const calib_context *c, const profile_options *o,
+static kvb_status context_ids(id_list *out, const model_text *t, const calib_context *c, const profile_options *o,
                               kvb_error *err)
 {
-    if (c->context_ids && m->chat.kind)
+    if (c->context_ids && t->chat.kind)
         return kvb_fail(err, KVB_ARGUMENT,
                         "--chat wraps texts, but this context is given as token ids; leave out --chat");
-    if (c->context_ids) return append_ids(out, m, c->context_ids, c->n_context_ids, err);
-    int32_t bos = m->special.bos;
+    if (c->context_ids) return append_ids(out, t, c->context_ids, c->n_context_ids, err);
+    int32_t bos = t->special.bos;
     if (o->bos == BOS_YES && bos < 0)
         return kvb_fail(err, KVB_ARGUMENT, "the model has no BOS token, but --bos yes asks for it");
-    if (o->bos == BOS_YES || (o->bos == BOS_AS_MODEL && model_begins_with_bos(m))) {
-        kvb_status status = append_ids(out, m, &bos, 1, err);
+    if (o->bos == BOS_YES || (o->bos == BOS_AS_MODEL && model_text_begins_with_bos(t))) {
+        kvb_status status = append_ids(out, t, &bos, 1, err);
         if (status != KVB_OK) return status;
     }
-    return append_text(out, m, TEXT_CONTEXT, c->context, err);
+    return append_text(out, t, TEXT_CONTEXT, c->context, err);
 }
 
 // Question and answer prefix are encoded as one text. A chat template says itself where the answer begins, so the
 // prefix that is usual without one is left out.
-static kvb_status suffix_ids(id_list *out, const model *m, const calib_context *c, const calib_question *q,
+static kvb_status suffix_ids(id_list *out, const model_text *t, const calib_context *c, const calib_question *q,
                              kvb_error *err)
 {
-    if (q->ids && m->chat.kind)
+    if (q->ids && t->chat.kind)
         return kvb_fail(err, KVB_ARGUMENT, "--chat wraps texts, but it is given as token ids; leave out --chat");
-    if (q->ids) return append_ids(out, m, q->ids, q->n_ids, err);
+    if (q->ids) return append_ids(out, t, q->ids, q->n_ids, err);
     int32_t *ids = NULL;
     size_t n = 0;
-    bool left_out = m->chat.kind && !c->has_answer_prefix;
-    kvb_status status = model_encode_question(m, q->text, left_out ? "" : c->answer_prefix, &ids, &n, err);
+    bool left_out = t->chat.kind && !c->has_answer_prefix;
+    kvb_status status = model_text_encode_question(t, q->text, left_out ? "" : c->answer_prefix, &ids, &n, err);
     return status == KVB_OK ? append_made(out, ids, n, err) : status;
 }
 
-static kvb_status prepare_question(profile_question *out, const model *m, const calib_context *c,
+static kvb_status prepare_question(profile_question *out, const model_text *t, const calib_context *c,
                                    const calib_question *q, const profile_options *o, kvb_error *err)
 {
     id_list suffix = {0}, answer = {0};
-    kvb_status status = suffix_ids(&suffix, m, c, q, err);
+    kvb_status status = suffix_ids(&suffix, t, c, q, err);
     if (status == KVB_OK && !o->ignore_answers && q->answer_ids)
-        status = append_ids(&answer, m, q->answer_ids, q->n_answer_ids, err);
+        status = append_ids(&answer, t, q->answer_ids, q->n_answer_ids, err);
     else if (status == KVB_OK && !o->ignore_answers && q->answer)
-        status = append_text(&answer, m, TEXT_ALONE, q->answer, err);
+        status = append_text(&answer, t, TEXT_ALONE, q->answer, err);
     if (status == KVB_OK && suffix.n == 0) status = kvb_fail(err, KVB_ARGUMENT, "the question has no tokens");
     if (status == KVB_OK && answer.ids && answer.n + o->include_first < 2)
         status = kvb_fail(err, KVB_ARGUMENT,
@@ -112,12 +113,12 @@ static kvb_status prepare_question(profile_question *out, const model *m, const 
     return KVB_OK;
 }
 
-static kvb_status prepare_context(profile_context *out, const model *m, const calib_context *c,
+static kvb_status prepare_context(profile_context *out, const model *m, const model_text *t, const calib_context *c,
                                   const profile_options *o, kvb_error *err)
 {
     id_list ids = {0};
     char hash[65];
-    kvb_status status = context_ids(&ids, m, c, o, err);
+    kvb_status status = context_ids(&ids, t, c, o, err);
     out->ids = ids.ids;
     if (status == KVB_OK && o->max_tokens && ids.n > o->max_tokens) ids.n = o->max_tokens;
     uint32_t most = o->beyond_trained ? PROFILE_MAX_TOKENS : m->config.context_length;
@@ -138,7 +139,7 @@ static kvb_status prepare_context(profile_context *out, const model *m, const ca
     out->questions = calloc(n, sizeof *out->questions);
     if (!out->questions) return kvb_fail(err, KVB_MEMORY, "no memory for %zu questions", n);
     for (out->n_questions = 0; out->n_questions < n; out->n_questions++) {
-        status = prepare_question(&out->questions[out->n_questions], m, c, &c->questions[out->n_questions], o, err);
+        status = prepare_question(&out->questions[out->n_questions], t, c, &c->questions[out->n_questions], o, err);
         if (status != KVB_OK) {
             kvb_error inner = err ? *err : (kvb_error){0};
             return kvb_fail(err, status, "question %u: %s", out->n_questions + 1, inner.message);
@@ -190,10 +191,10 @@ static void count_job(profile_job *job, const model *m, const profile_options *o
     profile_losses_count(job, o);
 }
 
-kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *files, size_t n_files,
-                           const profile_options *o, kvb_error *err)
+kvb_status profile_prepare(profile_job *out, const model *m, const model_text *text, const calib_file *files,
+                           size_t n_files, const profile_options *o, kvb_error *err)
 {
-    memset(out, 0, sizeof *out);
+    *out = (profile_job){.text = text};
     size_t n = 0;
     if (model_budgeted(&m->config, m->config.n_layers) == 0)
         return kvb_fail(
@@ -223,7 +224,7 @@ kvb_status profile_prepare(profile_job *out, const model *m, const calib_file *f
                              c->line, c->sample_id);
                 break;
             }
-            status = prepare_context(&out->contexts[out->n_contexts++], m, c, o, err);
+            status = prepare_context(&out->contexts[out->n_contexts++], m, text, c, o, err);
             if (status != KVB_OK) {
                 kvb_error inner = err ? *err : (kvb_error){0};
                 status = kvb_fail(err, status, "line %zu, sample %s: %s", c->line, c->sample_id, inner.message);
@@ -318,6 +319,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
     static const char *const oracle_texts[] = {
         "max over queries of attention times layer-normalised |v W_O|, max over the group",
         "mean over queries of attention times layer-normalised |(v - mean output) W_O|, mean over the group"};
+    const model_text *t = job->text;
     char seed[24], bounded[6 * MODEL_MAX_LAYERS];
     list_bounded(bounded, sizeof bounded, &m->config);
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)o->draw.seed);
@@ -326,7 +328,7 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddStringToObject(a, "architecture", m->config.architecture) &&
               cJSON_AddStringToObject(a, "model_id", m->config.name) &&
               cJSON_AddStringToObject(a, "model_sha256", m->sha256) &&
-              cJSON_AddStringToObject(a, "tokenizer_sha256", m->tokens ? tokenizer_sha256(m->tokens) : "") &&
+              cJSON_AddStringToObject(a, "tokenizer_sha256", t->tokens ? tokenizer_sha256(t->tokens) : "") &&
               record_set_calibration(a, job->calibration_files, NULL) == KVB_OK &&
               cJSON_AddStringToObject(a, "backend", m->device->b->name) &&
               cJSON_AddStringToObject(a, "compute", m->device->b->compute) &&
@@ -342,13 +344,13 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
               cJSON_AddStringToObject(a, "bos", bos_names[o->bos]) &&
               cJSON_AddNumberToObject(a, "max_tokens", o->max_tokens) &&
               cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o) &&
-              add_shape(a, &m->config) && origin_describe(&m->origin, a);
+              add_shape(a, &m->config) && origin_describe(weights_origin_of(m->source), a);
     if (bounded[0]) ok = ok && cJSON_AddStringToObject(a, "bounded_layers", bounded);
     if (bounded[0]) ok = ok && cJSON_AddNumberToObject(a, "layer_window", m->config.window);
-    if (m->chat.kind) ok = ok && add_chat(a, &m->chat);
-    if (m->special_text) ok = ok && cJSON_AddStringToObject(a, "special", "yes");
+    if (t->chat.kind) ok = ok && add_chat(a, &t->chat);
+    if (t->parse_special) ok = ok && cJSON_AddStringToObject(a, "special", "yes");
     if (m->form == WEIGHTS_HALF) ok = ok && cJSON_AddStringToObject(a, "weights", "bf16");
-    if (m->statistics) ok = ok && cJSON_AddStringToObject(a, "query_statistics_sha256", m->statistics->sha256);
+    if (o->statistics) ok = ok && cJSON_AddStringToObject(a, "query_statistics_sha256", o->statistics->sha256);
     if (!ok) {
         cJSON_Delete(a);
         return NULL;

@@ -22,6 +22,12 @@ static query_statistics *statistics_new(uint32_t L, uint32_t H, uint32_t d)
     return s;
 }
 
+void query_statistics_show(const query_statistics *s, layer_observer *observer)
+{
+    observer->stored_mean = s ? s->mean : NULL;
+    observer->stored_covariance = s ? s->covariance : NULL;
+}
+
 void query_statistics_free(query_statistics *s)
 {
     if (!s) return;
@@ -63,8 +69,8 @@ kvb_status query_statistics_parse(query_statistics **out, const void *data, size
     if (status == KVB_OK) *out = statistics_new(n_layers, n_heads, head_dim);
     if (status == KVB_OK) status = read_tensor((*out)->mean, &file, "query_mean", 3, shape, err);
     if (status == KVB_OK) status = read_tensor((*out)->covariance, &file, "query_cov", 4, shape, err);
-    const char *model = status == KVB_OK ? kvb_safetensors_metadata(file.header, "model_sha256") : NULL;
-    if (model) snprintf((*out)->model_sha256, sizeof(*out)->model_sha256, "%s", model);
+    const char *sha256 = status == KVB_OK ? kvb_safetensors_metadata(file.header, "model_sha256") : NULL;
+    if (sha256) snprintf((*out)->model_sha256, sizeof(*out)->model_sha256, "%s", sha256);
     kvb_safetensors_free(&file);
     if (status == KVB_OK) return KVB_OK;
     query_statistics_free(*out);
@@ -72,14 +78,26 @@ kvb_status query_statistics_parse(query_statistics **out, const void *data, size
     return status;
 }
 
-kvb_status query_statistics_open(query_statistics **out, const char *path, uint32_t n_layers, uint32_t n_heads,
-                                 uint32_t head_dim, kvb_error *err)
+// Files of kvpress do not say whose queries they hold; another model of the same shape would give wrong numbers.
+static kvb_status check_model(const query_statistics *s, const char *path, const model *m, kvb_error *err)
 {
+    if (!s->model_sha256[0] || !m->sha256[0] || strcmp(s->model_sha256, m->sha256) == 0) return KVB_OK;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s: query statistics of another model (SHA-256 %.16s..., this one's is %.16s...); gather them "
+                    "again with kvbudget statistics",
+                    path, s->model_sha256, m->sha256);
+}
+
+kvb_status query_statistics_open(query_statistics **out, const char *path, const model *m, kvb_error *err)
+{
+    const model_config *c = &m->config;
     file_view view;
     *out = NULL;
+    if (!path) return KVB_OK;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
-    status = query_statistics_parse(out, view.data, view.size, path, n_layers, n_heads, head_dim, err);
+    status = query_statistics_parse(out, view.data, view.size, path, c->n_layers, c->n_heads, c->head_dim, err);
+    if (status == KVB_OK) status = check_model(*out, path, m, err);
     if (status == KVB_OK) status = sha256_hex(view.data, view.size, (*out)->sha256, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
     if (status != KVB_OK) query_statistics_free(*out), *out = NULL;

@@ -1,5 +1,4 @@
 #include "profiler/model/layer_views.h"
-#include "profiler/metric/query_statistics.h"
 #include "runtime/fail.h"
 #include <omp.h>
 #include <stdlib.h>
@@ -88,10 +87,9 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
                        .rope_attention = (float)c->rope.attention,
                        .window = model_attention(v->m, layer).window,
                        .n_queries = kv->n_tokens};
-    const query_statistics *stored = v->m->statistics;
-    if (stored) {
-        view.query_mean = stored->mean + layer * queries;
-        view.query_covariance = stored->covariance + layer * queries * c->head_dim;
+    if (observer->stored_mean) {
+        view.query_mean = observer->stored_mean + layer * queries;
+        view.query_covariance = observer->stored_covariance + layer * queries * c->head_dim;
     }
     const layer_device device = {v->on, model_attention(v->m, layer), *kv, q_raw, q, &v->reduced};
     unsigned needs = view.window ? observer->needs & ~(unsigned)VIEW_COLUMN_SUMS : observer->needs;

@@ -1,8 +1,6 @@
-// A model that is loaded: its numbers (model_config.h), its weights on a device, its tokenizer.
+// A model that is loaded: its numbers (model_config.h) and its weights on a device. Texts are model_text.h's.
 #pragma once
 #include "profiler/model/model_config.h"
-#include "profiler/text/chat.h"
-#include "profiler/text/tokenizer.h"
 #include "profiler/weights/tensor_list.h"
 #include "profiler/weights/weights_origin.h"
 
@@ -18,12 +16,6 @@ typedef struct model_layer {
     dev expert_bias;     // [E, 2 F + D] of the same; {NULL}: none
     dev value_root;      // [H, d, d]: root_h^T root_h = W_O^(h) W_O^(h)T, so ||v W_O^(h)|| = ||root_h v||
 } model_layer;
-
-// Tokens that the model's file names, -1 where it names none or one that has no row of the embedding.
-typedef struct special_ids {
-    int32_t bos, eos, eot; // eot: end of a chat turn
-    bool add_bos;          // texts begin with bos
-} special_ids;
 
 // How weights stand in memory. In all of them the numbers that come out are the same, but for WEIGHTS_HALF where the
 // file has more bits.
@@ -41,16 +33,11 @@ typedef struct weight_room {
 
 // What may be wished of model_open; zero: nothing.
 typedef struct model_options {
-    bool without_tokenizer; // all token ids are given: the file may have any tokenizer, or none
-    const char *pre;        // another pre-tokenizer than the file names; NULL: the file's
-    const char
-        *statistics;   // file of query statistics for metrics that use stored ones (query_statistics.h); NULL: none
     uint32_t n_layers; // the first ones only, for studies of time and memory: what comes out is no language model.
                        // 0: all; KVB_ARGUMENT when the file has fewer
     weight_form form;
-    bool without_weights; // none are loaded: for model_load, or for a plan
-    bool for_plan; // as well: a folder may lack its weight files, or be a config.json alone, and a tokenizer that
-                   // cannot be read is as good as none, unless `pre` is given. Nothing is hashed.
+    bool without_weights;       // nothing is hashed or loaded: for model_identify and model_load, or for a plan
+    bool for_plan;              // as well: a folder may lack its weight files, or be a config.json alone
     const weights_watch *watch; // told while the files are hashed; NULL: nobody
 } model_options;
 
@@ -60,23 +47,17 @@ typedef struct model {
     dev_matrix embedding;   // [vocabulary, D]
     dev_matrix head;        // [vocabulary, D]; the embedding itself when tied
     bool head_is_tied;
-    dev final_norm;      // [D]
-    model_layer *layers; // L
-    tokenizer *tokens;   // NULL where model_options.without_tokenizer
-    special_ids special;
-    char sha256[65];        // of the whole model file, or of all weight files (weights_identify)
+    dev final_norm;         // [D]
+    model_layer *layers;    // L
+    char sha256[65];        // of the whole model file, or of all weight files (weights_identify); "" before that
     struct weights *source; // stays open: rows and weights are read from it where they stand
     const struct family *family;
     weight_form form;
-    weight_room *rooms;                  // [1 + L]
-    uint32_t n_held;                     // groups that are held in memory, the first ones; the others are read in place
-    uint32_t most_terms;                 // the widest row of any matrix
-    uint32_t expert_type;                // gguf_tensor_type of the experts' matrices, where the model has any
-    bool has_halves;                     // a matrix is of BF16, and held so
-    weights_origin origin;               // where they are from
-    chat_frame chat;                     // what texts are wrapped in (model_use_chat); kind NULL: nothing
-    bool special_text;                   // control tokens are found in texts; the caller's to set
-    struct query_statistics *statistics; // for metrics that use stored ones; NULL: none
+    weight_room *rooms;   // [1 + L]
+    uint32_t n_held;      // groups that are held in memory, the first ones; the others are read in place
+    uint32_t most_terms;  // the widest row of any matrix
+    uint32_t expert_type; // gguf_tensor_type of the experts' matrices, where the model has any
+    bool has_halves;      // a matrix is of BF16, and held so
 } model;
 
 // Loads a model from a GGUF file or a folder of Hugging Face (weights.h) onto a device of that backend: reads the
@@ -86,6 +67,9 @@ typedef struct model {
 // model: model_check says whether it is still the same. `options` NULL: none. On failure *out is NULL. model_free(NULL)
 // is fine.
 kvb_status model_open(model **out, const char *path, const backend *b, const model_options *options, kvb_error *err);
+// Hashes the files of a model that was opened without_weights, for its sha256 and its source's origin; `watch` as
+// above.
+kvb_status model_identify(model *m, const weights_watch *watch, kvb_error *err);
 // Loads the weights of a model that was opened without_weights, those of the first n_held groups (model.n_held) into
 // memory; products read the others from the file, which gives the same bits and takes longer.
 kvb_status model_load(model *m, uint32_t n_held, kvb_error *err);
@@ -103,27 +87,5 @@ uint32_t model_made_terms(const model *m);
 // Rows of a context that go through projections and feed-forward at a time: the backend's own number, or as many as
 // possible where each such step makes weights anew, or where experts share the rows out: each gets few.
 uint32_t model_context_rows(const model *m);
-// From here on contexts and questions are wrapped in the model's own chat template. KVB_ARGUMENT: there is no
-// tokenizer; KVB_UNSUPPORTED: no template, or one of a kind that is not known.
-kvb_status model_use_chat(model *m, kvb_error *err);
-// Does BOS stand in front of contexts? As the chat template says, else as the tokenizer; false where there is none.
-bool model_begins_with_bos(const model *m);
-
-// What a text is: with a chat template a context begins the message, a question ends it and the answer is to follow.
-typedef enum text_part { TEXT_ALONE, TEXT_CONTEXT, TEXT_QUESTION } text_part;
-
-// Text to token ids (tokenizer_encode) without BOS; *ids is malloc'd, the caller's to free. A token without a row of
-// the embedding is KVB_ARGUMENT, which names it: tokenizers of folders may know more tokens than the model. Of a
-// model that was opened for a plan and has no tokenizer tokens are only counted, four bytes each, and are all 0. On
-// failure *ids is NULL and *n 0.
-kvb_status model_encode(const model *m, text_part part, const char *text, size_t size, int32_t **ids, size_t *n,
-                        kvb_error *err);
-// A question, ending with a NUL, with the begin of its answer behind all.
-kvb_status model_encode_question(const model *m, const char *text, const char *answer_prefix, int32_t **ids, size_t *n,
-                                 kvb_error *err);
-
 // How a layer attends.
 attention_shape model_attention(const model *m, uint32_t layer);
-
-// Does this token end an answer?
-bool model_ends_answer(const model *m, int32_t id);

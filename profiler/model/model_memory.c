@@ -2,6 +2,7 @@
 #include "profiler/model/expert_tensors.h"
 #include "profiler/model/model_tensors.h"
 #include "profiler/model/tensor_entries.h"
+#include "profiler/weights/gguf.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 

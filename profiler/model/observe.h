@@ -60,6 +60,8 @@ double view_scale(const layer_view *v);
 typedef struct layer_observer {
     kvb_status (*see)(void *context, const layer_view *view, kvb_error *err);
     void *context;
-    unsigned needs;  // view_items, or-ed
-    unsigned spared; // of these, what it does without where the view has a device
+    unsigned needs;                               // view_items, or-ed
+    unsigned spared;                              // of these, what it does without where the view has a device
+    const float *stored_mean, *stored_covariance; // [L,H,d], [L,H,d,d]: statistics of other texts' queries that its
+                                                  // views are to show; NULL: none
 } layer_observer;

@@ -1,6 +1,7 @@
 #include "profiler/model/rehearsal.h"
 #include "profiler/model/model_tensors.h"
 #include "profiler/model/tensor_entries.h"
+#include "profiler/weights/gguf.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
@@ -192,11 +193,10 @@ kvb_status rehearsal_open(rehearsal *out, const model *m, uint32_t layer, bool n
     types t;
     *out = (rehearsal){.m = *m};
     model *own = &out->m;
-    own->device = NULL, own->layers = NULL, own->rooms = NULL, own->tokens = NULL, own->source = NULL;
+    own->device = NULL, own->layers = NULL, own->rooms = NULL, own->source = NULL;
     own->embedding = own->head = (dev_matrix){NULL, 0, 0, NULL};
     own->final_norm = (dev){NULL};
     own->head_is_tied = false;
-    own->origin = (weights_origin){.container = NULL};
     set_config(&own->config, layer, narrow);
     bool small = !narrow && !own->config.n_experts && values_of(&own->config) <= LAYER_VALUES;
     own->config.n_layers = small ? REHEARSAL_MOST_LAYERS : REHEARSAL_LAYERS;

@@ -1,8 +1,9 @@
 // A tokenizer's life, its accessors, and decoding. It is made in tokenizer_gguf.c and tokenizer_json.c; encoding is in
 // tokenizer_encode.c.
-#include "profiler/text/tokenizer.h"
+#include "profiler/text/tokenizer_json.h"
 #include "profiler/text/tokenizer_parts.h"
 #include "profiler/text/utf8.h"
+#include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +16,16 @@ tokenizer *tokenizer_new(void)
     t->bos = t->eos = t->eot = t->unknown = -1;
     for (int b = 0; b < 256; b++) t->byte_id[b] = -1;
     return t;
+}
+
+kvb_status tokenizer_open(tokenizer **out, const weights *w, const char *pre, kvb_error *err)
+{
+    const gguf_file *file = weights_gguf_file(w);
+    const char *folder = weights_folder_path(w);
+    *out = NULL;
+    if (file) return tokenizer_from_gguf_as(out, file, pre, err);
+    if (pre) return kvb_fail(err, KVB_ARGUMENT, "--pre: %s says itself how words are cut; leave it out", folder);
+    return tokenizer_from_folder(out, folder, err);
 }
 
 void tokenizer_free(tokenizer *t)

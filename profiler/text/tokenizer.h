@@ -22,6 +22,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct weights;
 typedef struct tokenizer tokenizer;
 
 // Makes a tokenizer from tokenizer.ggml.{model, pre, tokens, token_type, merges, ...}. On failure *out is NULL.
@@ -30,6 +31,8 @@ typedef struct tokenizer tokenizer;
 kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, kvb_error *err);
 // The same with another pre-tokenizer than the file names (NULL: the file's).
 kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err);
+// The tokenizer of a model: of the GGUF file, or of the folder. `pre` as above; with a folder it is KVB_ARGUMENT.
+kvb_status tokenizer_open(tokenizer **out, const struct weights *w, const char *pre, kvb_error *err);
 void tokenizer_free(tokenizer *t);
 
 // Encodes `size` bytes. Never adds BOS. *ids is malloc'd and the caller's to free; not NULL even when *n is 0.

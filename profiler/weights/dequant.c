@@ -1,6 +1,6 @@
 // Rows of any readable type to float32, and the conversion of halves.
-#include "profiler/weights/simd.h"
 #include "profiler/weights/dequant_blocks.h"
+#include "profiler/weights/simd.h"
 #include "runtime/fail.h"
 
 float half_to_float(uint16_t half)

@@ -1,6 +1,6 @@
 #include "profiler/weights/stored_matrix.h"
-#include "profiler/weights/simd.h"
 #include "profiler/weights/dequant.h"
+#include "profiler/weights/simd.h"
 #include <math.h>
 #include <string.h>
 

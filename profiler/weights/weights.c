@@ -100,7 +100,13 @@ void weights_close(weights *w)
     if (w->kind) w->kind->close(w);
     for (size_t i = 0; i < w->n_names; i++) free(w->names[i].name);
     free(w->names);
+    origin_free(&w->origin);
     free(w);
+}
+
+const weights_origin *weights_origin_of(const weights *w)
+{
+    return &w->origin;
 }
 
 const char *weights_name(const weights *w)
@@ -194,10 +200,10 @@ const char *weights_unclaimed(const weights *w)
     return NULL;
 }
 
-kvb_status weights_identify(const weights *w, const weights_watch *watch, char sha256[65], weights_origin *origin,
-                            kvb_error *err)
+kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[65], kvb_error *err)
 {
-    weights_hashing h = {.origin = origin, .watch = watch};
+    weights_hashing h = {.origin = &w->origin, .watch = watch};
+    origin_free(&w->origin);
     kvb_status status = sha256_begin(&h.all, err);
     if (status == KVB_OK) status = w->kind->identify(w, &h, sha256, err);
     sha256_free(h.all);
@@ -240,9 +246,4 @@ kvb_status weights_check(const weights *w, kvb_error *err)
 void weights_forget(const weights *w)
 {
     w->kind->forget(w);
-}
-
-kvb_status weights_tokenizer(tokenizer **out, const weights *w, const char *pre, kvb_error *err)
-{
-    return w->kind->tokenizer(out, w, pre, err);
 }

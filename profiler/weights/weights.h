@@ -4,7 +4,6 @@
 //
 // Everything stays mapped; pointers are good until weights_close. weights_check says whether the files stayed whole.
 #pragma once
-#include "profiler/text/tokenizer.h"
 #include "profiler/weights/stored_matrix.h"
 #include "profiler/weights/tensor_list.h"
 #include "profiler/weights/weights_origin.h"
@@ -146,13 +145,16 @@ kvb_status weights_find_scales(weights *w, weight_tensor *t, kvb_error *err);
 const char *weights_unclaimed(const weights *w);
 
 // SHA-256 of the GGUF file; of its parts that over their names and hashes, of a folder that over its config and the
-// names and hashes of its weight files, in order. And what else is known of where they are from: *origin is zero
-// before, and the caller's to free, also after a failure. `watch` NULL: nobody; KVB_INTERRUPTED when it stops.
-kvb_status weights_identify(const weights *w, const weights_watch *watch, char sha256[65], weights_origin *origin,
-                            kvb_error *err);
+// names and hashes of its weight files, in order. `watch` NULL: nobody; KVB_INTERRUPTED when it stops.
+kvb_status weights_identify(weights *w, const weights_watch *watch, char sha256[65], kvb_error *err);
+// Where the weights are from; empty before weights_identify.
+const weights_origin *weights_origin_of(const weights *w);
 // Were all files whole and the same since weights_open? KVB_IO otherwise.
 kvb_status weights_check(const weights *w, kvb_error *err);
 // Gives back memory of pages that were read.
 void weights_forget(const weights *w);
-// The tokenizer; `pre` as in tokenizer_from_gguf_as. KVB_UNSUPPORTED where the source's kind cannot be read.
-kvb_status weights_tokenizer(tokenizer **out, const weights *w, const char *pre, kvb_error *err);
+
+// For readers of what else stands beside the weights, such as the tokenizer: the GGUF file with the metadata, NULL for
+// a folder; and the folder's path, NULL for a GGUF file.
+const struct gguf_file *weights_gguf_file(const weights *w);
+const char *weights_folder_path(const weights *w);

@@ -173,10 +173,10 @@ static void forget_gguf(const weights *w)
     for (size_t i = 0; i < set_of(w)->n; i++) file_forget(&set_of(w)->files[i].map);
 }
 
-static kvb_status tokenizer_gguf(tokenizer **out, const weights *w, const char *pre, kvb_error *err)
+const gguf_file *weights_gguf_file(const weights *w)
 {
-    return tokenizer_from_gguf_as(out, file_of(w), pre, err);
+    return weights_is_gguf(w) ? file_of(w) : NULL;
 }
 
-const weights_kind weights_gguf = {close_gguf, number_gguf,   text_gguf,  list_gguf,   tensor_gguf,
-                                   left_gguf,  identify_gguf, check_gguf, forget_gguf, tokenizer_gguf};
+const weights_kind weights_gguf = {close_gguf, number_gguf,   text_gguf,  list_gguf,  tensor_gguf,
+                                   left_gguf,  identify_gguf, check_gguf, forget_gguf};

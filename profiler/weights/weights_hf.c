@@ -1,5 +1,4 @@
 // Weights from a folder as Hugging Face writes it: config.json and safetensors, one file or several with an index.
-#include "profiler/text/tokenizer_json.h"
 #include "profiler/weights/gguf.h"
 #include "profiler/weights/weights_index.h"
 #include "profiler/weights/weights_internal.h"
@@ -381,13 +380,10 @@ static void forget_folder(const weights *w)
     for (size_t i = 0; i < f->n_shards; i++) file_forget(&f->shards[i].map);
 }
 
-static kvb_status tokenizer_folder(tokenizer **out, const weights *w, const char *pre, kvb_error *err)
+const char *weights_folder_path(const weights *w)
 {
-    const char *path = folder_of(w)->path;
-    *out = NULL;
-    if (pre) return kvb_fail(err, KVB_ARGUMENT, "--pre: %s says itself how words are cut; leave it out", path);
-    return tokenizer_from_folder(out, path, err);
+    return weights_is_gguf(w) ? NULL : folder_of(w)->path;
 }
 
-const weights_kind weights_folder = {close_folder, number_folder,   text_folder,  list_folder,   tensor_folder,
-                                     left_folder,  identify_folder, check_folder, forget_folder, tokenizer_folder};
+const weights_kind weights_folder = {close_folder, number_folder,   text_folder,  list_folder,  tensor_folder,
+                                     left_folder,  identify_folder, check_folder, forget_folder};

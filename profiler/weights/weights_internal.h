@@ -28,7 +28,6 @@ typedef struct weights_kind {
     kvb_status (*identify)(const weights *w, struct weights_hashing *h, char sha256[65], kvb_error *err);
     kvb_status (*check)(const weights *w, kvb_error *err);
     void (*forget)(const weights *w);
-    kvb_status (*tokenizer)(tokenizer **out, const weights *w, const char *pre, kvb_error *err);
 } weights_kind;
 
 struct weights {
@@ -41,6 +40,7 @@ struct weights {
     uint32_t block[2];  // rows and columns that share a scale; 0: the scales' shape says it
     weight_name *names; // of all tensors, sorted
     size_t n_names, max_names;
+    weights_origin origin;
 };
 
 extern const weights_kind weights_gguf, weights_folder;

@@ -149,11 +149,9 @@ static inline void write_all(const folder *f)
     write_shard(f, "model.safetensors", 0, f->n);
 }
 
-static const model_options ids_only = {.without_tokenizer = true};
-
 static inline model *open_path(const char *path)
 {
     model *m = NULL;
-    help_ok(model_open(&m, path, &backend_cpu, &ids_only, err));
+    help_ok(model_open(&m, path, &backend_cpu, NULL, err));
     return m;
 }

@@ -93,7 +93,7 @@ static stored_matrix random_stored(uint32_t type, uint32_t out, uint32_t in, boo
 // Matrices as model files store them: every type, rows in RoPE pairs, as weights and as rows to be read.
 START_TEST(test_matrix_load)
 {
-    enum { IN = 256, OUT = 336, T = 17 };
+    enum { IN = 256, OUT = STORED_ROWS, T = 17 };
     static const uint32_t rows[] = {1, 30, 100};
 #define GGUF_TENSOR_NUMBER(name, number, values, bytes) number,
     static const uint32_t types[] = {GGUF_TENSOR_LIST(GGUF_TENSOR_NUMBER)};
@@ -172,7 +172,7 @@ static bool rounds_ties_otherwise(uint32_t type)
 // read in place takes no more memory than what is held.
 START_TEST(test_matrix_hold)
 {
-    enum { IN = 256, OUT = 336, MOST = 100 };
+    enum { IN = 256, OUT = STORED_ROWS, MOST = 100 };
     static const uint32_t types[] = {GGUF_TENSOR_F32,  GGUF_TENSOR_F16,  GGUF_TENSOR_BF16,
                                      GGUF_TENSOR_Q4_0, GGUF_TENSOR_Q8_0, GGUF_TENSOR_Q6_K};
     static const uint32_t rows[] = {1, 32, MOST};

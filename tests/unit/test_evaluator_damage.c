@@ -38,7 +38,7 @@ static void judge(const model *m, const metric *by, const damage_input *in, dama
 {
     session *s;
     fidelity *f;
-    session_plan plan = {in->n_tokens, in->n_next, CUTS * in->n_next, by, 1, true};
+    session_plan plan = {in->n_tokens, in->n_next, CUTS * in->n_next, by, 1, NULL, true};
     help_ok(session_open(&s, m, &plan, err));
     help_ok(fidelity_open(&f, s, in->n_next, CUTS, err));
     help_ok(fidelity_begin(f, in->ids, in->n_tokens, NULL, NULL, err));
@@ -66,7 +66,7 @@ START_TEST(damage_is_what_fidelity_measures)
     for (int t = 0; t < TEXTS; t++) judge(m, &by, &(damage_input){ids[t], T, N}, want[t]);
     damage *d;
     damage_text texts[TEXTS];
-    damage_plan plan = {T, N, 3, &by, 4, 1};
+    damage_plan plan = {T, N, 3, &by, 4, 1, NULL};
     help_ok(damage_open(&d, m, &plan, err));
     for (int t = 0; t < TEXTS; t++) help_ok(damage_text_open(d, &texts[t], err));
     for (int t = 0; t < TEXTS; t++) help_ok(damage_text_fill(d, &texts[t], &(damage_input){ids[t], T, N}, NULL, err));
@@ -108,7 +108,7 @@ START_TEST(texts_may_differ_in_length)
     damage_text texts[TEXTS];
     damage_cut mixed[TEXTS * CUTS];
     damage *d;
-    damage_plan plan = {T, N, 3, &by, 4, 1};
+    damage_plan plan = {T, N, 3, &by, 4, 1, NULL};
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     draw_ids(ids);
     help_ok(metric_parse(&by, "keydiff", err));
@@ -156,7 +156,7 @@ START_TEST(a_head_alone_is_one_cut)
     for (uint32_t batch = 1; batch <= 4; batch += 3) {
         damage *d;
         damage_text text;
-        damage_plan plan = {T, N, batch, &by, 4, 1};
+        damage_plan plan = {T, N, batch, &by, 4, 1, NULL};
         help_ok(damage_open(&d, m, &plan, err));
         help_ok(damage_text_open(d, &text, err));
         help_ok(damage_text_fill(d, &text, &(damage_input){ids[0], T, N}, NULL, err));
@@ -198,7 +198,7 @@ START_TEST(heads_alone_can_be_stopped)
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     draw_ids(ids);
     help_ok(metric_parse(&by, "keydiff", err));
-    damage_plan plan = {T, N, 2, &by, 4, 1};
+    damage_plan plan = {T, N, 2, &by, 4, 1, NULL};
     help_ok(damage_open(&d, m, &plan, err));
     help_ok(damage_text_open(d, &text, err));
     help_ok(damage_text_fill(d, &text, &(damage_input){ids[0], T, N}, NULL, err));
@@ -220,7 +220,7 @@ START_TEST(contexts_are_put_aside_and_taken_back)
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     draw_ids(ids);
     help_ok(metric_parse(&by, "keydiff", err));
-    session_plan plan = {T, N, N, &by, 1, false};
+    session_plan plan = {T, N, N, &by, 1, NULL, false};
     help_ok(session_open(&s, m, &plan, err));
     help_ok(session_context_open(&aside, s, err));
     help_ok(session_prefill(s, ids[0], T, NULL, NULL, err));
@@ -289,8 +289,10 @@ START_TEST(impossible_plans_are_refused)
     kvb_error err = {0};
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     ck_assert(metric_parse(&by, "keydiff", &err) == KVB_OK);
-    const damage_plan plans[] = {
-        {T, 1, 3, &by, 4, 1}, {0, N, 3, &by, 4, 1}, {T, N, 0, &by, 4, 1}, {m->config.context_length, N, 3, &by, 4, 1}};
+    const damage_plan plans[] = {{T, 1, 3, &by, 4, 1, NULL},
+                                 {0, N, 3, &by, 4, 1, NULL},
+                                 {T, N, 0, &by, 4, 1, NULL},
+                                 {m->config.context_length, N, 3, &by, 4, 1, NULL}};
     for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) {
         ck_assert(damage_open(&d, m, &plans[i], &err) == KVB_ARGUMENT);
         ck_assert_ptr_null(d);

@@ -145,13 +145,14 @@ static task_sample sample_of(char *context, char *question, char *gold)
 START_TEST(retrieval_scores)
 {
     model *m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    model_text text = case_text(m);
     task t;
     help_ok(task_parse(&t, "niah_single", err));
     retrieval r;
     char context[] = "the number of the clerk is 4711 and that is all there is to know about it",
          question[] = "What is the number of the clerk?", gold[] = "4711", absent[] = "0815";
     const task_sample good = sample_of(context, question, gold), bad = sample_of(context, question, absent);
-    help_ok(retrieval_open(&r, m, err));
+    help_ok(retrieval_open(&r, m, &text, err));
     help_fails(retrieval_add(&r, &t, &bad, err), KVB_ARGUMENT, "does not stand in its context");
     ck_assert_uint_eq(r.n, 0);
     help_ok(retrieval_add(&r, &t, &good, err));
@@ -173,7 +174,7 @@ START_TEST(retrieval_scores)
     // The whole context as the answer: every head looks at it more than at four of its letters.
     const task_sample whole = sample_of(context, question, context);
     double most = 0;
-    help_ok(retrieval_open(&r, m, err));
+    help_ok(retrieval_open(&r, m, &text, err));
     help_ok(retrieval_add(&r, &t, &whole, err));
     for (int i = 0; i < L * H; i++) {
         ck_assert_msg(r.sums[i] > 0 && r.sums[i] < 1, "head %d: %g", i, r.sums[i]);
@@ -181,6 +182,7 @@ START_TEST(retrieval_scores)
     }
     ck_assert(most > all);
     retrieval_close(&r);
+    model_text_close(&text);
     model_free(m);
 }
 END_TEST

@@ -13,6 +13,7 @@ static void setup(void)
 
 typedef struct bed {
     model *m;
+    model_text text;
     task t;
     method methods[3];
     allocator allocators[2];
@@ -28,6 +29,7 @@ static void bed_open(bed *b, uint32_t n_columns, const char *log)
     const allocator_shape shape = {.n_layers = 2, .n_heads = 4, .n_kv_heads = 2};
     memset(b, 0, sizeof *b);
     b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
+    b->text = case_text(b->m);
     help_ok(task_parse(&b->t, "niah_multikey:keys=2:questions=2", err));
     help_ok(metric_parse(&b->methods[0].m, "keydiff", err));
     help_ok(policy_parse(&b->methods[1].p, "morphkv:window=8", err));
@@ -39,6 +41,7 @@ static void bed_open(bed *b, uint32_t n_columns, const char *log)
         {0, &b->allocators[0]}, {0, &b->allocators[1]}, {1, &b->allocators[0]}, {2, &b->allocators[0]}};
     memcpy(b->columns, columns, sizeof columns);
     b->s = (task_study){.m = b->m,
+                        .text = &b->text,
                         .t = &b->t,
                         .seed = 3,
                         .n_samples = SAMPLES,
@@ -52,6 +55,7 @@ static void bed_close(bed *b)
     task_study_close(&b->s);
     allocator_free(&b->allocators[0]);
     allocator_free(&b->allocators[1]);
+    model_text_close(&b->text);
     model_free(b->m);
 }
 
@@ -66,7 +70,7 @@ static void hear(void *context, const task_cell *cell, const task_sample *sample
 
 static void answer(bed *b, uint32_t first, uint32_t end)
 {
-    const task_source source = {b->m->tokens, 3, NULL, NULL};
+    const task_source source = {b->text.tokens, 3, NULL, NULL};
     const task_listener listener = {hear, b};
     for (uint32_t i = first; i < end; i++) {
         task_sample sample;

@@ -26,7 +26,7 @@ static void bed_open(bed *b)
 {
     b->m = case_open(help_path("tiny.gguf"), backend_find("cpu"));
     help_ok(metric_parse(&b->keydiff, "keydiff", err));
-    session_plan plan = {T, N, 3 * N, &b->keydiff, 1, true};
+    session_plan plan = {T, N, 3 * N, &b->keydiff, 1, NULL, true};
     help_ok(session_open(&b->s, b->m, &plan, err));
     help_ok(fidelity_open(&b->f, b->s, N, 3, err));
     for (int i = 0; i < T + N; i++) b->ids[i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
@@ -145,7 +145,7 @@ START_TEST(predictions_alone_are_the_same)
     fidelity *f;
     kept_set kept;
     fidelity_cell whole, alone;
-    session_plan plan = {T, N, N, &b.keydiff, 1, false};
+    session_plan plan = {T, N, N, &b.keydiff, 1, NULL, false};
     select_some(&b, 12, &kept);
     help_ok(fidelity_measure(b.f, &kept, 1, &whole, err));
     help_ok(session_open(&s, b.m, &plan, err));

@@ -4,6 +4,7 @@
 #include "formats_help.h"
 #include "profiler/metric/scorer.h"
 #include "profiler/model/model.h"
+#include "profiler/text/model_text.h"
 #include <math.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -103,6 +104,14 @@ static inline model *case_open(const char *path, const backend *device)
     model *m = NULL;
     help_ok(model_open(&m, path, device, NULL, err));
     return m;
+}
+
+// Its text side; the caller closes it.
+static inline model_text case_text(const model *m)
+{
+    model_text t;
+    help_ok(model_text_open(&t, m->source, m->config.vocabulary, NULL, err));
+    return t;
 }
 
 // A device without scratch memory, or with it for these limits.

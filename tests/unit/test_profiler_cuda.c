@@ -345,14 +345,16 @@ static uint64_t score_metric(scored *s, const char *spec, const char *path, cons
     forward_plan plan = {T, 1, 1, false, false};
     int32_t *ids = case_alloc(T, sizeof *ids);
     for (uint32_t i = 0; i < T; i++) ids[i] = (int32_t)(i * i % m->config.vocabulary);
-    m->statistics = other_statistics(&m->config);
+    query_statistics *stored = other_statistics(&m->config);
     s->scores = case_alloc((size_t)m->config.n_layers * m->config.n_kv_heads * T, sizeof(float));
-    layer_observer observer = {score_layer, s, metric_needs(&s->m), ~metric_needs_on_device(&s->m)};
+    layer_observer observer = {score_layer, s, metric_needs(&s->m), ~metric_needs_on_device(&s->m), NULL, NULL};
+    query_statistics_show(stored, &observer);
     help_ok(forward_open(&f, m, &plan, err));
     uint64_t before = emulator_copied_to_host();
     help_ok(forward_prefill(f, ids, T, &observer, NULL, NULL, err));
     before = emulator_copied_to_host() - before;
     forward_close(f);
+    query_statistics_free(stored);
     model_free(m);
     free(ids);
     return before;

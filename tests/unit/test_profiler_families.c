@@ -70,7 +70,7 @@ static void run(const char *name, const accuracy *a)
     snprintf(what, sizeof what, "%s, %s %s", name, a->b->name, a->b->compute);
     for (int i = 0; i < T + TAIL; i++) ids[i] = (i * 37 + i * i % 11) % 60 + 1;
     for (uint32_t i = 0; i < TAIL; i++) rows[i] = (decode_row){0, i, i >= SUFFIX};
-    help_ok(model_open(&m, path, a->b, &(model_options){.without_tokenizer = true}, err));
+    help_ok(model_open(&m, path, a->b, NULL, err));
     const model_config *c = &m->config;
     float *want = read_floats(name, "logits.npy", &n_logits), *oracle = read_floats(name, "oracle.npy", &n_oracle);
     size_t heads = (size_t)model_budgeted(c, c->n_layers) * c->n_kv_heads;

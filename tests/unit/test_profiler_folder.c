@@ -20,7 +20,7 @@ START_TEST(test_damaged_shards)
     for (size_t cut = 0; cut < size; cut += cut < header + 64 ? 61 : size / 9) {
         help_spew(path, whole, cut);
         model *m = NULL;
-        ck_assert_msg(model_open(&m, f.path, &backend_cpu, &ids_only, &said) != KVB_OK, "cut to %zu bytes", cut);
+        ck_assert_msg(model_open(&m, f.path, &backend_cpu, NULL, &said) != KVB_OK, "cut to %zu bytes", cut);
         ck_assert_msg(strstr(said.message, "model.safetensors"), "cut to %zu bytes: %s", cut, said.message);
     }
     unsigned refused = 0, same = 0;
@@ -28,7 +28,7 @@ START_TEST(test_damaged_shards)
         whole[at] ^= 1u << at % 8;
         help_spew(path, whole, size);
         model *m = NULL;
-        if (model_open(&m, f.path, &backend_cpu, &ids_only, &said) == KVB_OK) same++;
+        if (model_open(&m, f.path, &backend_cpu, NULL, &said) == KVB_OK) same++;
         else refused += strstr(said.message, f.path) || strstr(said.message, "model.");
         model_free(m);
         whole[at] ^= 1u << at % 8;
@@ -131,20 +131,21 @@ START_TEST(test_identity)
     folder f = folder_make(cache);
     write_all(&f);
     model *m = open_path(f.path);
-    ck_assert_str_eq(m->origin.hf_id, "org/name");
-    ck_assert_str_eq(m->origin.hf_revision, commit);
+    ck_assert_str_eq(weights_origin_of(m->source)->hf_id, "org/name");
+    ck_assert_str_eq(weights_origin_of(m->source)->hf_revision, commit);
     ck_assert_str_eq(m->config.name, "org/name");
-    ck_assert(m->origin.n_files == 1 && strcmp(m->origin.container, "safetensors") == 0);
-    ck_assert_str_eq(m->origin.files[0].name, "model.safetensors");
+    ck_assert(weights_origin_of(m->source)->n_files == 1 &&
+              strcmp(weights_origin_of(m->source)->container, "safetensors") == 0);
+    ck_assert_str_eq(weights_origin_of(m->source)->files[0].name, "model.safetensors");
     char sha256[65];
     file_view view;
     snprintf(path, sizeof path, "%s/model.safetensors", f.path);
     help_ok(file_map(&view, path, err));
     help_ok(sha256_hex(view.data, view.size, sha256, err));
     file_unmap(&view);
-    ck_assert_str_eq(m->origin.files[0].sha256, sha256);
+    ck_assert_str_eq(weights_origin_of(m->source)->files[0].sha256, sha256);
     cJSON *a = cJSON_CreateObject();
-    ck_assert(origin_describe(&m->origin, a));
+    ck_assert(origin_describe(weights_origin_of(m->source), a));
     char want[256];
     snprintf(want, sizeof want, "{\"model.safetensors\":\"%s\"}", sha256);
     ck_assert_str_eq(cJSON_GetObjectItem(a, "model_files")->valuestring, want);
@@ -163,13 +164,13 @@ START_TEST(test_identity)
     snprintf(line, sizeof line, "%s\netag\n1.0\n", commit);
     help_spew(path, line, strlen(line));
     m = open_path(f.path);
-    ck_assert_str_eq(m->origin.hf_id, "org/other");
-    ck_assert_str_eq(m->origin.hf_revision, commit);
+    ck_assert_str_eq(weights_origin_of(m->source)->hf_id, "org/other");
+    ck_assert_str_eq(weights_origin_of(m->source)->hf_revision, commit);
     model_free(m);
     write_config(&f, "");
     remove(path);
     m = open_path(f.path);
-    ck_assert(!m->origin.hf_id[0] && !m->origin.hf_revision[0]);
+    ck_assert(!weights_origin_of(m->source)->hf_id[0] && !weights_origin_of(m->source)->hf_revision[0]);
     ck_assert_str_eq(m->config.name, "downloaded");
     model_free(m);
     folder_free(&f);
@@ -187,25 +188,29 @@ END_TEST
 START_TEST(test_tokens_without_a_row)
 {
     folder f = folder_make("tokens");
-    model *m = NULL;
+    model_text t;
     int32_t *ids;
     size_t n;
     write_all(&f);
     write_text(&f, "tokenizer.json", TOKENIZER);
     write_text(&f, "tokenizer_config.json", "{\"bos_token\":\"<bos>\",\"eos_token\":\"<extra>\"}");
-    help_ok(model_open(&m, f.path, &backend_cpu, NULL, err));
-    ck_assert(tokenizer_size(m->tokens) == 302 && m->special.bos == -1 && m->special.eos == -1);
-    help_ok(model_encode(m, TEXT_ALONE, "ab<last>", 8, &ids, &n, err));
+    model *m = open_path(f.path);
+    help_ok(model_text_open(&t, m->source, VOCABULARY, NULL, err));
+    ck_assert(tokenizer_size(t.tokens) == 302 && t.special.bos == -1 && t.special.eos == -1);
+    help_ok(model_text_encode(&t, TEXT_ALONE, "ab<last>", 8, &ids, &n, err));
     ck_assert(n == 3 && ids[0] == 0 && ids[1] == 1 && ids[2] == 299);
     free(ids);
-    ck_assert(!model_begins_with_bos(m));
-    help_fails(model_use_chat(m, err), KVB_UNSUPPORTED, "has no chat template");
-    help_fails(model_encode(m, TEXT_ALONE, "a<extra>", 8, &ids, &n, err), KVB_ARGUMENT,
+    ck_assert(!model_text_begins_with_bos(&t));
+    help_fails(model_text_use_chat(&t, err), KVB_UNSUPPORTED, "has no chat template");
+    help_fails(model_text_encode(&t, TEXT_ALONE, "a<extra>", 8, &ids, &n, err), KVB_ARGUMENT,
                "token 1 of the text is \"<extra>\" with id 300, but the embedding has 300 rows");
     ck_assert(!ids && n == 0);
+    model_text_close(&t);
     model_free(m);
     write_text(&f, "tokenizer_config.json", "{\"bos_token\":\"<bos>\",\"add_bos_token\":true}");
-    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "texts begin with token 301 (BOS)");
+    m = open_path(f.path);
+    help_fails(model_text_open(&t, m->source, VOCABULARY, NULL, err), KVB_FORMAT, "texts begin with token 301 (BOS)");
+    model_free(m);
     folder_free(&f);
 }
 END_TEST
@@ -220,7 +225,7 @@ END_TEST
 START_TEST(test_texts_in_a_template)
 {
     folder f = folder_make("chat");
-    model *m = NULL, *without = NULL;
+    model_text t, without;
     int32_t *context, *question, *alone;
     size_t n_context, n_question, n_alone;
     write_all(&f);
@@ -230,26 +235,28 @@ START_TEST(test_texts_in_a_template)
         "{\"id\":298,\"content\":\"<start_of_turn>\",\"special\":true},{\"id\":297,\"content\":\"<end_of_turn>\","
         "\"special\":true}],\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\" \":2},\"merges\":[]}}");
     write_text(&f, "tokenizer_config.json", CHAT);
-    help_ok(model_open(&m, f.path, &backend_cpu, NULL, err));
-    ck_assert(!model_begins_with_bos(m) && !m->chat.kind);
-    help_ok(model_encode(m, TEXT_CONTEXT, " ab", 3, &context, &n_context, err));
+    model *m = open_path(f.path);
+    help_ok(model_text_open(&t, m->source, VOCABULARY, NULL, err));
+    ck_assert(!model_text_begins_with_bos(&t) && !t.chat.kind);
+    help_ok(model_text_encode(&t, TEXT_CONTEXT, " ab", 3, &context, &n_context, err));
     ck_assert(n_context == 3 && context[0] == 2); // as it is
     free(context);
-    help_ok(model_use_chat(m, err));
-    ck_assert(model_begins_with_bos(m) && strcmp(m->chat.kind, "gemma") == 0);
-    help_ok(model_encode(m, TEXT_CONTEXT, " ab", 3, &context, &n_context, err));
+    help_ok(model_text_use_chat(&t, err));
+    ck_assert(model_text_begins_with_bos(&t) && strcmp(t.chat.kind, "gemma") == 0);
+    help_ok(model_text_encode(&t, TEXT_CONTEXT, " ab", 3, &context, &n_context, err));
     ck_assert(n_context == 3 && context[0] == 298 && context[1] == 0 && context[2] == 1); // "user" has no tokens here
-    help_ok(model_encode(m, TEXT_QUESTION, "b ", 2, &question, &n_question, err));
+    help_ok(model_text_encode(&t, TEXT_QUESTION, "b ", 2, &question, &n_question, err));
     ck_assert(n_question == 3 && question[0] == 1 && question[1] == 297 && question[2] == 298);
     free(question);
-    help_ok(model_encode_question(m, "b ", "a", &question, &n_question, err));
+    help_ok(model_text_encode_question(&t, "b ", "a", &question, &n_question, err));
     ck_assert(n_question == 4 && question[2] == 298 && question[3] == 0);
-    help_ok(model_encode(m, TEXT_ALONE, " a", 2, &alone, &n_alone, err));
+    help_ok(model_text_encode(&t, TEXT_ALONE, " a", 2, &alone, &n_alone, err));
     ck_assert(n_alone == 2 && alone[0] == 2);
     free(context), free(question), free(alone);
-    help_ok(model_open(&without, f.path, &backend_cpu, &ids_only, err));
-    help_fails(model_use_chat(without, err), KVB_ARGUMENT, "only token ids are given");
-    model_free(m), model_free(without);
+    help_ok(model_text_open(&without, m->source, VOCABULARY, &(model_text_options){.without_tokenizer = true}, err));
+    help_fails(model_text_use_chat(&without, err), KVB_ARGUMENT, "only token ids are given");
+    model_text_close(&t), model_text_close(&without);
+    model_free(m);
     folder_free(&f);
 }
 END_TEST

@@ -13,6 +13,7 @@ static const char one_question[] = LINE("a", IDS_A, "[100,101,102]"),
                   all[] = LINE("a", IDS_A, "[100,101,102],[103]") LINE("b", IDS_B, "[104],[105,106]");
 
 static model *m;
+static model_text words;
 static metric metrics[3];
 
 static void setup(void)
@@ -20,6 +21,7 @@ static void setup(void)
     help_setup();
     case_tiny_model(help_path("tiny.gguf"), NULL);
     m = case_open(help_path("tiny.gguf"), &backend_cpu);
+    words = case_text(m);
     help_ok(metric_parse(&metrics[0], "keydiff", err));
     help_ok(metric_parse(&metrics[1], "snapkv:window=8", err));
     help_ok(metric_parse(&metrics[2], "random", err));
@@ -27,6 +29,7 @@ static void setup(void)
 
 static void teardown(void)
 {
+    model_text_close(&words);
     model_free(m);
     help_teardown();
 }
@@ -49,7 +52,7 @@ static grown prepare(const char *lines, size_t n_metrics, record *base)
                      .ignore_eos = true,
                      .grows = base}};
     if (lines) help_ok(calib_parse(&g.file, lines, strlen(lines), "calib.jsonl", err));
-    g.status = profile_prepare(&g.job, m, &g.file, lines != NULL, &g.o, &g.problem);
+    g.status = profile_prepare(&g.job, m, &words, &g.file, lines != NULL, &g.o, &g.problem);
     return g;
 }
 

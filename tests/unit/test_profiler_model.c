@@ -1,4 +1,5 @@
 // Damaged and hostile model files: each is refused with a message that names file and place, or opens; none crashes.
+#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
 #include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
@@ -214,14 +215,15 @@ START_TEST(test_no_tokenizer_where_all_ids_are_given)
     const gguf_value *kind = gguf_find(&p.file, "tokenizer.ggml.model");
     memcpy(bytes_at(kind->data), "what", 4); // a kind that nobody knows
     help_spew(help_path("odd.gguf"), p.data, p.size);
-    model *m = NULL, *with = case_open(help_path("tiny.gguf"), &backend_cpu);
-    const model_options options = {.without_tokenizer = true};
-    help_fails(model_open(&m, help_path("odd.gguf"), &backend_cpu, NULL, err), KVB_UNSUPPORTED, "what");
-    help_ok(model_open(&m, help_path("odd.gguf"), &backend_cpu, &options, err));
-    ck_assert(!m->tokens && m->special.bos == with->special.bos && m->special.eos == with->special.eos &&
-              m->special.eot == with->special.eot && m->special.add_bos == with->special.add_bos);
-    ck_assert(model_ends_answer(m, m->special.eos) && !model_ends_answer(m, m->special.bos) &&
-              !model_ends_answer(m, -1));
+    model *m = case_open(help_path("odd.gguf"), &backend_cpu), *with = case_open(help_path("tiny.gguf"), &backend_cpu);
+    model_text text, own = case_text(with);
+    const model_text_options options = {.without_tokenizer = true};
+    help_fails(model_text_open(&text, m->source, m->config.vocabulary, NULL, err), KVB_UNSUPPORTED, "what");
+    help_ok(model_text_open(&text, m->source, m->config.vocabulary, &options, err));
+    ck_assert(!text.tokens && memcmp(&text.special, &own.special, sizeof own.special) == 0 && own.special.eos == 2);
+    ck_assert(model_text_ends_answer(&text, own.special.eos) && !model_text_ends_answer(&text, own.special.bos) &&
+              !model_text_ends_answer(&text, -1));
+    model_text_close(&text), model_text_close(&own);
     model_free(m), model_free(with);
     patient_close(&p);
 }
@@ -230,15 +232,20 @@ END_TEST
 START_TEST(test_options)
 {
     model *m = NULL;
-    help_ok(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.n_layers = 1, .pre = "qwen2"}, err));
-    ck_assert(m->config.n_layers == 1 && strcmp(tokenizer_pre(m->tokens), "qwen2") == 0);
+    model_text text;
+    query_statistics *none;
+    help_ok(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.n_layers = 1}, err));
+    ck_assert_uint_eq(m->config.n_layers, 1);
+    help_ok(model_text_open(&text, m->source, m->config.vocabulary, &(model_text_options){.pre = "qwen2"}, err));
+    ck_assert_str_eq(tokenizer_pre(text.tokens), "qwen2");
+    model_text_close(&text);
+    help_fails(model_text_open(&text, m->source, m->config.vocabulary, &(model_text_options){.pre = "none"}, err),
+               KVB_UNSUPPORTED, "none");
+    ck_assert_ptr_null(text.tokens);
+    help_fails(query_statistics_open(&none, "/none", m, err), KVB_IO, "/none");
     model_free(m);
     help_fails(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.n_layers = 3}, err), KVB_ARGUMENT,
                "has 2 layers, 3 were asked for");
-    help_fails(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.pre = "none"}, err),
-               KVB_UNSUPPORTED, "none");
-    help_fails(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &(model_options){.statistics = "/none"}, err),
-               KVB_IO, "/none");
 }
 END_TEST
 
@@ -293,6 +300,9 @@ START_TEST(test_room_of_weights)
     model *m = NULL;
     const model_options o = {.without_weights = true};
     help_ok(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &o, err));
+    ck_assert_str_eq(m->sha256, "");
+    help_ok(model_identify(m, NULL, err));
+    ck_assert_uint_eq(strlen(m->sha256), 64);
     uint32_t groups = m->config.n_layers + 1;
     ck_assert_uint_eq(model_mapped_bytes(m, groups), 0);
     for (uint32_t held = 0; held <= groups; held++) {

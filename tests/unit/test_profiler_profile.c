@@ -30,11 +30,11 @@ static taken take(const char *path, size_t context, size_t question)
 
 // ---- the first half: jobs ----
 
-static void check_ids(const model *m, const char *what, const int32_t *ids, uint32_t n, const char *text)
+static void check_ids(const model_text *t, const char *what, const int32_t *ids, uint32_t n, const char *text)
 {
     int32_t *want;
     size_t n_want;
-    help_ok(tokenizer_encode(m->tokens, text, strlen(text), false, &want, &n_want, err));
+    help_ok(tokenizer_encode(t->tokens, text, strlen(text), false, &want, &n_want, err));
     ck_assert_msg(n == n_want && memcmp(ids, want, n * sizeof *ids) == 0, "%s: other tokens than those of '%s'", what,
                   text);
     free(want);
@@ -48,8 +48,8 @@ START_TEST(test_job_of_texts_and_ids)
     const profile_context *a = &c.job.contexts[0], *b = &c.job.contexts[1];
     ck_assert_uint_eq(c.job.n_contexts, 2);
     ck_assert_str_eq(a->id, "a");
-    check_ids(c.m, "context", a->ids, a->n_tokens, TEXT_A TEXT_A "again.");
-    check_ids(c.m, "question 2", a->questions[1].suffix, a->questions[1].n_suffix, "Where to?\nAnswer:");
+    check_ids(&c.text, "context", a->ids, a->n_tokens, TEXT_A TEXT_A "again.");
+    check_ids(&c.text, "question 2", a->questions[1].suffix, a->questions[1].n_suffix, "Where to?\nAnswer:");
     ck_assert_uint_eq(b->n_tokens, 21);
     ck_assert_int_eq(b->ids[9], 250);
     ck_assert_mem_eq(b->questions[0].suffix, a1, sizeof a1); // ids are taken as they are: no answer prefix
@@ -117,8 +117,8 @@ START_TEST(test_job_bos)
             const profile_context *a = &c.job.contexts[0];
             bool bos = expected[file][rule];
             ck_assert_int_eq(a->ids[0] == TINY_IM_START, bos);
-            check_ids(c.m, "context", a->ids + bos, a->n_tokens - bos, TEXT_A TEXT_A "again.");
-            check_ids(c.m, "question", a->questions[0].suffix, a->questions[0].n_suffix, "Who went?\nAnswer:");
+            check_ids(&c.text, "context", a->ids + bos, a->n_tokens - bos, TEXT_A TEXT_A "again.");
+            check_ids(&c.text, "question", a->questions[0].suffix, a->questions[0].n_suffix, "Who went?\nAnswer:");
             ck_assert_int_eq(c.job.contexts[1].ids[0], 9); // given ids never get one
         }
         case_free(&c);
@@ -134,8 +134,8 @@ START_TEST(test_job_answers)
     profile_case c = case_make("tiny.gguf", lines);
     prepare(&c);
     const profile_question *q = &c.job.contexts[0].questions[1];
-    check_ids(c.m, "suffix", q->suffix, q->n_suffix, "Why A:");
-    check_ids(c.m, "answer", q->answer, q->n_answer, " in the and");
+    check_ids(&c.text, "suffix", q->suffix, q->n_suffix, "Why A:");
+    check_ids(&c.text, "answer", q->answer, q->n_answer, " in the and");
     ck_assert_uint_eq(q->tail, q->n_suffix + q->n_answer - 1);
     ck_assert_uint_eq(c.job.contexts[0].n_given, 2);
     c.o.ignore_answers = true;
@@ -167,9 +167,9 @@ START_TEST(test_job_errors)
         char text[2000];
         snprintf(text, sizeof text, LINE_B "%s\n", cases[i][0]);
         profile_case c = case_make("tiny.gguf", text);
-        help_fails(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, err), KVB_ARGUMENT, cases[i][1]);
+        help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT, cases[i][1]);
         ck_assert_ptr_null(c.job.contexts);
-        ck_assert_int_eq(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, NULL), KVB_ARGUMENT);
+        ck_assert_int_eq(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, NULL), KVB_ARGUMENT);
         case_free(&c);
     }
 }
@@ -183,7 +183,7 @@ START_TEST(test_job_errors_of_length_and_names)
     for (int i = 0; i < 4097; i++) used += (size_t)snprintf(text + used, room - used, "%s%d", i ? "," : "", i % 300);
     snprintf(text + used, room - used, "]}\n");
     profile_case c = case_make("tiny.gguf", text);
-    help_fails(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, err), KVB_ARGUMENT,
+    help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT,
                "line 1, sample long: the context has 4097 tokens, expected 1 to 4096");
     c.o.max_tokens = 4096;
     prepare(&c);
@@ -194,7 +194,7 @@ START_TEST(test_job_errors_of_length_and_names)
     c = case_make("tiny.gguf", LINE_A LINE_B);
     calib_file twice[2] = {c.file};
     help_ok(calib_parse(&twice[1], "\n" LINE_B, strlen("\n" LINE_B), "other.jsonl", err));
-    help_fails(profile_prepare(&c.job, c.m, twice, 2, &c.o, err), KVB_ARGUMENT,
+    help_fails(profile_prepare(&c.job, c.m, &c.text, twice, 2, &c.o, err), KVB_ARGUMENT,
                "line 2: sample_id b stands in two files");
     calib_free(&twice[1]);
     case_free(&c);
@@ -208,7 +208,8 @@ START_TEST(test_job_errors_of_length_and_names)
     free(data);
     c = case_make("nobos.gguf", LINE_A);
     c.o.bos = BOS_YES;
-    help_fails(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, err), KVB_ARGUMENT, "the model has no BOS token");
+    help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT,
+               "the model has no BOS token");
     case_free(&c);
 }
 END_TEST
@@ -511,9 +512,9 @@ START_TEST(test_metric_needs_more_tokens)
     c.o.max_tokens = 8;
     c.o.metrics = c.metrics;
     c.o.n_metrics = 3;
-    help_fails(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, err), KVB_ARGUMENT,
+    help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT,
                "snapkv:kvpress:window=8: the context has 8 tokens");
-    help_fails(profile_prepare(&c.job, c.m, &c.file, 1, &c.o, err), KVB_ARGUMENT, "sample b");
+    help_fails(profile_prepare(&c.job, c.m, &c.text, &c.file, 1, &c.o, err), KVB_ARGUMENT, "sample b");
     c.o.max_tokens = 9; // one to rank
     prepare(&c);
     case_free(&c);

@@ -15,7 +15,7 @@ static void setup(void)
 static model *opened(const char *path)
 {
     model *m = NULL;
-    const model_options o = {.without_tokenizer = true, .without_weights = true, .for_plan = true};
+    const model_options o = {.without_weights = true, .for_plan = true};
     help_ok(model_open(&m, path, &backend_cpu, &o, err));
     return m;
 }

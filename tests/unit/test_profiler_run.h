@@ -22,6 +22,7 @@ static inline void setup(void)
 
 typedef struct profile_case {
     model *m;
+    model_text text;
     calib_file file;
     metric metrics[3];
     profile_options o;
@@ -31,6 +32,7 @@ typedef struct profile_case {
 static inline profile_case case_make(const char *model_file, const char *jsonl)
 {
     profile_case c = {.m = case_open(help_path("%s", model_file), &backend_cpu)};
+    c.text = case_text(c.m);
     help_ok(calib_parse(&c.file, jsonl, strlen(jsonl), "calib.jsonl", err));
     help_ok(metric_parse(&c.metrics[0], "snapkv:window=8", err));
     help_ok(metric_parse(&c.metrics[1], "keydiff", err));
@@ -43,6 +45,7 @@ static inline void case_free(profile_case *c)
 {
     profile_job_free(&c->job);
     calib_free(&c->file);
+    model_text_close(&c->text);
     model_free(c->m);
 }
 
@@ -51,7 +54,7 @@ static inline void prepare(profile_case *c)
     profile_job_free(&c->job);
     c->o.metrics = c->metrics;
     c->o.n_metrics = 3;
-    help_ok(profile_prepare(&c->job, c->m, &c->file, 1, &c->o, err));
+    help_ok(profile_prepare(&c->job, c->m, &c->text, &c->file, 1, &c->o, err));
 }
 
 // What a run told its watcher; it stops the run at call number `stop_at`.

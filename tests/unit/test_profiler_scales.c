@@ -154,7 +154,7 @@ static float *logits_of(const char *path, const backend *b)
     int32_t ids[T];
     forward *f;
     float *logits = case_alloc((size_t)T * VOCABULARY, sizeof *logits);
-    help_ok(model_open(&m, path, b, &ids_only, err));
+    help_ok(model_open(&m, path, b, NULL, err));
     for (int i = 0; i < T; i++) ids[i] = i * 37 % VOCABULARY;
     help_ok(forward_open(&f, m, &(forward_plan){T, 1, 1, false, false}, err));
     help_ok(forward_prefill(f, ids, T, NULL, NULL, logits, err));
@@ -189,7 +189,7 @@ START_TEST(test_plan_of_fp8)
 {
     folder f = folder_make("plan"), plain = folder_make("unused");
     model *bare = NULL, *whole = NULL;
-    const model_options plan = {.without_tokenizer = true, .without_weights = true, .for_plan = true};
+    const model_options plan = {.without_weights = true, .for_plan = true};
     char config[512];
     weights *w;
     quantise(&f, &plain, &FORMS[0]);
@@ -223,7 +223,7 @@ static void refused(const folder *f, const char *config, kvb_status status, cons
 {
     model *m = NULL;
     save(f, config);
-    help_fails(model_open(&m, f->path, &backend_cpu, &ids_only, err), status, text);
+    help_fails(model_open(&m, f->path, &backend_cpu, NULL, err), status, text);
 }
 
 START_TEST(test_wrong_scales)

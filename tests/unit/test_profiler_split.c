@@ -3,6 +3,7 @@
 #include "formats/sha256.h"
 #include "profiler/model/forward.h"
 #include "profiler/weights/gguf_set.h"
+#include "profiler/weights/weights.h"
 #include "test_profiler_cases.h"
 
 enum { T = 24, PARTS = 3, VOCABULARY = 300 };
@@ -58,15 +59,18 @@ START_TEST(any_part_opens_the_whole)
     model *whole = case_open(help_path("tiny.gguf"), &backend_cpu), *m = case_open(part_path(_i), &backend_cpu);
     float *want = logits_of(whole), *got = logits_of(m);
     case_same("logits", got, want, (size_t)T * VOCABULARY);
-    ck_assert_ptr_nonnull(m->tokens);
+    const weights_origin *from = weights_origin_of(m->source);
+    model_text text = case_text(m);
+    ck_assert_ptr_nonnull(text.tokens);
+    model_text_close(&text);
     ck_assert_str_eq(m->config.name, whole->config.name);
-    ck_assert_uint_eq(m->origin.n_files, PARTS);
+    ck_assert_uint_eq(from->n_files, PARTS);
     for (int i = 0; i < PARTS; i++) {
         char name[40], hash[65];
         snprintf(name, sizeof name, FORM, i + 1);
         help_ok(sha256_file_hex(part_path(i), hash, err));
-        ck_assert_str_eq(m->origin.files[i].name, name);
-        ck_assert_str_eq(m->origin.files[i].sha256, hash);
+        ck_assert_str_eq(from->files[i].name, name);
+        ck_assert_str_eq(from->files[i].sha256, hash);
         ck_assert_str_ne(m->sha256, hash);
     }
     model *other = case_open(part_path((_i + 1) % PARTS), &backend_cpu);

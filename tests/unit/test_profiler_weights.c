@@ -26,7 +26,11 @@ static void same_as_gguf(const char *path, bool same)
     size_t n = (size_t)T * VOCABULARY;
     if (same) case_same("logits", got, want, n);
     else ck_assert(memcmp(got, want, n * sizeof *got) != 0);
-    ck_assert(other->special.bos == 1 && other->special.eos == 2 && other->special.eot == 0);
+    model_text text;
+    const model_text_options ids_alone = {.without_tokenizer = true};
+    help_ok(model_text_open(&text, other->source, VOCABULARY, &ids_alone, err));
+    ck_assert(text.special.bos == 1 && text.special.eos == 2 && text.special.eot == 0);
+    model_text_close(&text);
     free(want), free(got);
     model_free(gguf), model_free(other);
 }
@@ -64,22 +68,22 @@ START_TEST(test_shards_and_other_prefixes)
     same_as_gguf(f.path, true);
     write_shard(&f, "b.safetensors", 8, f.n);
     model *m = NULL;
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT,
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT,
                "shards/model.safetensors.index.json expects there");
     snprintf(file, sizeof file, "%s/b.safetensors", f.path);
     remove(file);
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_IO, "b.safetensors");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_IO, "b.safetensors");
     write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":\"../tiny.gguf\"}}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT,
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT,
                "tensor x: names the file '../tiny.gguf', expected a file of the folder");
     write_text(&f, "model.safetensors.index.json", "{\"weight_map\":[]}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "expected an object weight_map");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "expected an object weight_map");
     write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":3}}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "tensor x: expected a file's name");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "tensor x: expected a file's name");
     write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":\"a\",\"x\":\"b\"}}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "model.safetensors.index.json");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "model.safetensors.index.json");
     write_text(&f, "model.safetensors.index.json", "{\"weight_map\":{\"x\":\"a\"}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "model.safetensors.index.json");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "model.safetensors.index.json");
     folder_free(&f);
 }
 END_TEST
@@ -144,19 +148,22 @@ START_TEST(test_wrong_configs)
     write_all(&f);
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         write_config(&f, cases[i].more);
-        help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), cases[i].status, cases[i].text);
+        help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), cases[i].status, cases[i].text);
     }
     write_text(&f, "config.json", "{\"model_type\":\"unheard_of\"}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_UNSUPPORTED,
                "model_type is 'unheard_of', expected llama, mistral, ministral3, qwen2");
     write_text(&f, "config.json", "{\"model_type\":\"llama\"}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "lacks num_hidden_layers");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "lacks num_hidden_layers");
     write_text(&f, "config.json", "{\"architectures\":[]}");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "model_type is missing");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "model_type is missing");
     write_text(&f, "config.json", "{\"model_type\":");
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT, "expected a JSON object");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "expected a JSON object");
     write_config(&f, "");
-    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_IO, "tokenizer.json");
+    model_text text;
+    m = open_path(f.path);
+    help_fails(model_text_open(&text, m->source, VOCABULARY, NULL, err), KVB_IO, "tokenizer.json");
+    model_free(m);
     folder_free(&f);
 }
 END_TEST
@@ -167,7 +174,7 @@ START_TEST(test_config_alone)
     folder f = folder_make("alone");
     model *bare = NULL, *whole = NULL;
     weights *w = NULL;
-    const model_options plan = {.without_tokenizer = true, .without_weights = true, .for_plan = true};
+    const model_options plan = {.without_weights = true, .for_plan = true};
     write_config(&f, "\"vocab_size\":300,\"tie_word_embeddings\":true,\"torch_dtype\":\"float32\"");
     help_fails(model_open(&bare, f.path, &backend_cpu, NULL, err), KVB_IO, "model.safetensors");
     help_ok(weights_open_config(&w, f.path, err));
@@ -198,7 +205,7 @@ END_TEST
 START_TEST(test_config_alone_of_every_family)
 {
     static const char families[] = "tests/golden/families";
-    const model_options plan = {.without_tokenizer = true, .without_weights = true, .for_plan = true};
+    const model_options plan = {.without_weights = true, .for_plan = true};
     DIR *all = opendir(families);
     unsigned n = 0;
     ck_assert_ptr_nonnull(all);
@@ -234,28 +241,27 @@ START_TEST(test_wrong_tensors)
     written *t = tensor_of(&f, "model.layers.1.mlp.up_proj.weight");
     t->dtype = "F8_E5M2";
     write_shard(&f, "model.safetensors", 0, f.n);
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_UNSUPPORTED,
                "model.layers.1.mlp.up_proj.weight: type F8_E5M2 cannot be read");
     t->dtype = "F32";
     strcpy(t->name, "model.layers.1.mlp.other.weight");
     write_shard(&f, "model.safetensors", 0, f.n);
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT,
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT,
                "model.layers.1.mlp.up_proj.weight is missing, expected [128, 64]");
     strcpy(t->name, "model.layers.1.mlp.up_proj.weight");
     t->values[5] = NAN;
     write_shard(&f, "model.safetensors", 0, f.n);
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_NUMERIC,
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_NUMERIC,
                "model.layers.1.mlp.up_proj.weight: value 5 of 8192 is not finite");
     t->values[5] = 0;
     t->rows /= 2, t->columns *= 2;
     write_shard(&f, "model.safetensors", 0, f.n);
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_FORMAT,
-               "has shape [64, 128], expected [128, 64]");
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_FORMAT, "has shape [64, 128], expected [128, 64]");
     t->rows *= 2, t->columns /= 2;
     f.tensors[f.n] = (written){"model.layers.0.self_attn.sinks", "F32", 0, 4, case_alloc(4, sizeof(float))};
     f.n++;
     write_shard(&f, "model.safetensors", 0, f.n);
-    help_fails(model_open(&m, f.path, &backend_cpu, &ids_only, err), KVB_UNSUPPORTED,
+    help_fails(model_open(&m, f.path, &backend_cpu, NULL, err), KVB_UNSUPPORTED,
                "tensor 'model.layers.0.self_attn.sinks' is not part of the llama architecture with 2 layers");
     folder_free(&f);
 }
@@ -267,7 +273,6 @@ static void judge_source(const char *path, bool is_gguf, const char *layers, con
 {
     weights *w;
     weight_tensor t;
-    weights_origin origin = {0};
     tokenizer *words;
     char name[96], text[8], sha256[65];
     double number = 0, list[4];
@@ -292,14 +297,13 @@ static void judge_source(const char *path, bool is_gguf, const char *layers, con
     ck_assert(weights_find(w, embedding, &t) && t.rows == VOCABULARY && t.columns == 64);
     for (int i = 0; i < 100 && (open = weights_unclaimed(w)); i++) ck_assert(weights_find(w, open, &t));
     ck_assert_ptr_null(open);
-    help_ok(weights_identify(w, NULL, sha256, &origin, err));
-    ck_assert(strlen(sha256) == 64 && origin.n_files == 1);
-    ck_assert_str_eq(origin.container, is_gguf ? "gguf" : "safetensors");
-    free(origin.files);
+    help_ok(weights_identify(w, NULL, sha256, err));
+    ck_assert(strlen(sha256) == 64 && weights_origin_of(w)->n_files == 1);
+    ck_assert_str_eq(weights_origin_of(w)->container, is_gguf ? "gguf" : "safetensors");
     weights_forget(w); // what is read again is the same
     help_ok(weights_check(w, err));
     kvb_error problem = {0};
-    kvb_status status = weights_tokenizer(&words, w, NULL, &problem);
+    kvb_status status = tokenizer_open(&words, w, NULL, &problem);
     ck_assert_int_eq(status == KVB_OK, is_gguf); // the folder has none
     if (is_gguf) tokenizer_free(words);
     FILE *more = fopen(t.file, "a");

@@ -2,6 +2,7 @@
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "profiler/calib_make.h"
+#include "profiler/text/tokenizer.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
@@ -29,7 +30,7 @@ static kvb_status open_tokenizer(calib_command *c, const char *path, kvb_error *
 {
     weights *w = NULL;
     kvb_status status = weights_open(&w, path, err);
-    if (status == KVB_OK) status = weights_tokenizer(&c->tokens, w, NULL, err);
+    if (status == KVB_OK) status = tokenizer_open(&c->tokens, w, NULL, err);
     if (status == KVB_OK) status = weights_check(w, err);
     weights_close(w);
     return status;

@@ -91,6 +91,7 @@ static kvb_status run_sweep(const eval_command *e, kvb_error *err)
     if (!log) return kvb_fail(err, KVB_MEMORY, "no memory");
     if (e->out.name) snprintf(log, room, "%s.cells", e->out.name);
     sweep s = {.m = e->in.m,
+               .statistics = e->in.opened.statistics,
                .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4,
                      e->out.name && !e->out.kept ? log : NULL, e->out.kept, e->predictions},
                .texts = e->in.texts,

@@ -2,6 +2,7 @@
 #pragma once
 #include "evaluator/sweep.h"
 #include "tools/cmd/methods.h"
+#include "tools/cmd/opened_model.h"
 
 // Who runs on which texts.
 typedef struct eval_inputs {
@@ -11,7 +12,8 @@ typedef struct eval_inputs {
     uint64_t n_tokens, n_next; // context and continuation of every text; with `questions`, context and answer at most
     // Opened:
     const backend *device;
-    model *m;
+    opened_model opened;
+    const model *m; // of it
     sweep_text *texts;
     size_t n_texts;
     size_t *origin; // [n_texts] which operand each came from, the model being 0

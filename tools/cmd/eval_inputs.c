@@ -34,13 +34,14 @@ static kvb_status add_text(eval_inputs *e, const char *name, size_t n_ids, sweep
 
 static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_t n, kvb_error *err)
 {
-    bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && model_begins_with_bos(e->m));
-    size_t most = e->n_tokens + e->n_next, shift = bos && e->m->special.bos >= 0;
+    const model_text *own = &e->opened.text;
+    bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && model_text_begins_with_bos(own));
+    size_t most = e->n_tokens + e->n_next, shift = bos && own->special.bos >= 0;
     sweep_text *t;
     kvb_status status = add_text(e, name, n + shift < most ? n + shift : most, &t, err);
     if (status != KVB_OK) return status;
     t->n_tokens = (uint32_t)e->n_tokens;
-    if (shift) t->ids[0] = e->m->special.bos;
+    if (shift) t->ids[0] = own->special.bos;
     if (t->n_ids > shift) memcpy(t->ids + shift, ids, (t->n_ids - shift) * sizeof *ids);
     return sha256_hex(t->ids, t->n_ids * sizeof *t->ids, t->sha256, err);
 }
@@ -55,7 +56,7 @@ static kvb_status encode_text(eval_inputs *e, const char *name, const char *text
                         name, (size_t)(nul - text), kvb_kind_name(kvb_kind_of_file(text, size)));
     int32_t *ids = NULL;
     size_t n = 0;
-    kvb_status status = model_encode(e->m, TEXT_CONTEXT, text, size, &ids, &n, err);
+    kvb_status status = model_text_encode(&e->opened.text, TEXT_CONTEXT, text, size, &ids, &n, err);
     if (status == KVB_OK) status = take_ids(e, name, ids, n, err);
     free(ids);
     return status;
@@ -104,7 +105,7 @@ static kvb_status take_questions(eval_inputs *e, const calib_file *file, const c
                                                             : BOS_AS_MODEL,
                          .max_tokens = (uint32_t)e->n_tokens};
     size_t before = e->n_texts;
-    kvb_status status = profile_prepare(&job, e->m, file, 1, &o, &inner);
+    kvb_status status = profile_prepare(&job, e->m, &e->opened.text, file, 1, &o, &inner);
     if (status != KVB_OK) return kvb_fail(err, status, "%s: %s", path, inner.message);
     for (size_t i = 0; i < job.n_contexts && status == KVB_OK; i++)
         for (uint32_t q = 0; q < job.contexts[i].n_questions && status == KVB_OK; q++)
@@ -192,16 +193,17 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     size_t n_texts = 0;
     for (size_t i = 1; i < n; i++) n_texts += !methods_is_table(operands[i]);
     if (!n_texts) return cli_usage_error(e->self, "no text is given: any text file, or .jsonl with contexts");
-    model_options wishes = {.without_tokenizer = true, .pre = e->in.pre, .statistics = e->in.statistics};
+    opened_wishes wishes = {.text = {.without_tokenizer = true, .pre = e->in.pre}, .statistics = e->in.statistics};
     for (size_t i = 1; i < n; i++)
-        wishes.without_tokenizer &= methods_is_table(operands[i]) || kvb_ends_with(operands[i], ".npy");
+        wishes.text.without_tokenizer &= methods_is_table(operands[i]) || kvb_ends_with(operands[i], ".npy");
     progress bar;
     wishes.watch = &(weights_watch){progress_hashed, &bar};
     progress_begin(&bar, "hash of the model", e->out.quiet);
-    kvb_status status = model_open(&e->in.m, operands[0], e->in.device, &wishes, &err);
+    kvb_status status = opened_model_open(&e->in.opened, operands[0], e->in.device, &wishes, &err);
+    e->in.m = e->in.opened.m;
     progress_clear(&bar);
     if (status == KVB_OK) status = methods_open(&e->with, e->in.m, operands + 1, n - 1, false, &err);
-    if (status == KVB_OK) status = methods_set_texts(&e->with, e->in.m, e->in.chat, e->in.special, &err);
+    if (status == KVB_OK) status = methods_set_texts(&e->with, &e->in.opened.text, e->in.chat, e->in.special, &err);
     if (status == KVB_OK && !e->with.n_columns)
         status = kvb_fail(&err, KVB_ARGUMENT, "there is nothing to compare: give a table, or --allocator");
     for (size_t i = 1; i < n && status == KVB_OK; i++) {
@@ -230,5 +232,5 @@ void eval_free_inputs(eval_command *e)
     for (size_t i = 0; i < e->in.n_texts; i++) free(e->in.texts[i].ids);
     free(e->in.texts);
     free(e->in.origin);
-    model_free(e->in.m);
+    opened_model_close(&e->in.opened);
 }

@@ -131,7 +131,10 @@ kvb_status eval_measure_speed(const eval_command *e, kvb_error *err)
 {
     speed_run r = {.e = e, .n_sequences = e->batch ? (uint32_t)e->batch : 1, .n_steps = (uint32_t)e->in.n_next};
     const method_list list = methods_list(&e->with);
-    session_plan plan = {.max_tokens = (uint32_t)e->in.n_tokens, .max_new = r.n_steps, .max_rows = r.n_sequences};
+    session_plan plan = {.max_tokens = (uint32_t)e->in.n_tokens,
+                         .max_new = r.n_steps,
+                         .max_rows = r.n_sequences,
+                         .statistics = e->in.opened.statistics};
     metric *metrics = NULL;
     progress bar;
     speed_row *rows = calloc(e->with.n_columns + 1, sizeof *rows);

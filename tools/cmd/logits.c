@@ -3,6 +3,7 @@
 #include "formats/npy.h"
 #include "profiler/model/forward.h"
 #include "runtime/fail.h"
+#include "tools/cmd/opened_model.h"
 #include "tools/device.h"
 #include <stdlib.h>
 #include <string.h>
@@ -21,9 +22,10 @@ static bool are_ids(const char *path)
 }
 
 // The text as token ids; a .npy file of integers is taken as ids.
-static kvb_status read_ids(int32_t **ids, size_t *n, const model *m, const char *path, const logits_command *o,
-                           kvb_error *err)
+static kvb_status read_ids(int32_t **ids, size_t *n, const opened_model *from, const char *path,
+                           const logits_command *o, kvb_error *err)
 {
+    const model *m = from->m;
     file_view view;
     npy_array array;
     kvb_status status = file_map(&view, path, err);
@@ -36,12 +38,12 @@ static kvb_status read_ids(int32_t **ids, size_t *n, const model *m, const char 
         if (status == KVB_OK) status = npy_to_i32(&array, *ids, path, err);
         *n = status == KVB_OK ? array.count : 0;
     } else {
-        status = model_encode(m, TEXT_ALONE, (const char *)view.data, view.size, ids, n, err);
+        status = model_text_encode(&from->text, TEXT_ALONE, (const char *)view.data, view.size, ids, n, err);
         if (status == KVB_OK && o->bos) {
             int32_t *with = malloc((*n + 1) * sizeof *with);
             if (!with) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu ids", path, *n);
             if (with) {
-                with[0] = m->special.bos;
+                with[0] = from->text.special.bos;
                 memcpy(with + 1, *ids, *n * sizeof *with);
                 free(*ids);
                 *ids = with;
@@ -60,14 +62,15 @@ static kvb_status read_ids(int32_t **ids, size_t *n, const model *m, const char 
 
 static kvb_status write_logits(const logits_command *o, const char *model_path, const char *text_path, kvb_error *err)
 {
-    model *m = NULL;
+    opened_model opened = {.m = NULL};
     forward *f = NULL;
     int32_t *ids = NULL;
     float *logits = NULL;
     size_t n = 0;
-    const model_options wishes = {.without_tokenizer = are_ids(text_path)};
-    kvb_status status = model_open(&m, model_path, o->device, &wishes, err);
-    if (status == KVB_OK) status = read_ids(&ids, &n, m, text_path, o, err);
+    const opened_wishes wishes = {.text = {.without_tokenizer = are_ids(text_path)}};
+    kvb_status status = opened_model_open(&opened, model_path, o->device, &wishes, err);
+    const model *m = opened.m;
+    if (status == KVB_OK) status = read_ids(&ids, &n, &opened, text_path, o, err);
     if (status == KVB_OK) {
         forward_plan plan = {(uint32_t)n, 1, 1, false, false};
         status = forward_open(&f, m, &plan, err);
@@ -80,7 +83,7 @@ static kvb_status write_logits(const logits_command *o, const char *model_path, 
     free(logits);
     free(ids);
     forward_close(f);
-    model_free(m);
+    opened_model_close(&opened);
     return status;
 }
 

@@ -107,13 +107,13 @@ static kvb_status agreed(const methods *e, const char *key, const char *option, 
     return KVB_OK;
 }
 
-kvb_status methods_set_texts(const methods *e, model *m, bool chat, bool special, kvb_error *err)
+kvb_status methods_set_texts(const methods *e, model_text *t, bool chat, bool special, kvb_error *err)
 {
     kvb_status status = agreed(e, "chat", "--chat", &chat, err);
     if (status == KVB_OK) status = agreed(e, "special", "--special", &special, err);
     if (status != KVB_OK) return status;
-    m->special_text = special;
-    return chat ? model_use_chat(m, err) : KVB_OK;
+    t->parse_special = special;
+    return chat ? model_text_use_chat(t, err) : KVB_OK;
 }
 
 static method *find_metric(methods *e, const char *spec)

@@ -3,6 +3,7 @@
 #pragma once
 #include "evaluator/method.h"
 #include "profiler/metric/learned.h"
+#include "profiler/text/model_text.h"
 #include "tools/cli.h"
 #include "tools/report/compared.h"
 
@@ -62,9 +63,9 @@ int methods_read_ratios(methods *e);
 // --policy there are the three metrics that `profile` records, or none at all when `bare`.
 kvb_status methods_open(methods *e, const model *m, char **operands, size_t n, bool bare, kvb_error *err);
 // How texts are to become ids, chat template and control tokens: as the tables were calibrated (metadata chat,
-// special), or as options say that are true already. KVB_MISMATCH where tables differ and no option decides. Sets m
+// special), or as options say that are true already. KVB_MISMATCH where tables differ and no option decides. Sets t
 // accordingly.
-kvb_status methods_set_texts(const methods *e, model *m, bool chat, bool special, kvb_error *err);
+kvb_status methods_set_texts(const methods *e, model_text *t, bool chat, bool special, kvb_error *err);
 method_list methods_list(const methods *e);
 compared methods_compared(const methods *e);
 void methods_free(methods *e);

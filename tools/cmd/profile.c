@@ -341,6 +341,8 @@ static int run_profile(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE) code = share_cores(&p);
     if (code == EXIT_DONE) code = run_command(&p, argv + first, (size_t)(argc - first));
     profile_job_free(&p.job);
+    model_text_close(&p.text);
+    query_statistics_free(p.stored);
     model_free(p.m);
     for (size_t i = 0; i < p.n_files; i++) calib_free(&p.files[i]);
     free(p.files);

@@ -1,6 +1,7 @@
 // What the parts of `kvbudget profile` share: the command line, the job, and the processes that run it.
 #pragma once
 #include "profiler/metric/learned.h"
+#include "profiler/metric/query_statistics.h"
 #include "profiler/profile.h"
 #include "tools/cli.h"
 #include "tools/ranks.h"
@@ -29,6 +30,8 @@ typedef struct profile_command {
     calib_file *files;
     size_t n_files;
     model *m;
+    model_text text;
+    query_statistics *stored;
     profile_job job;
     ranks ranks;
     bool peer_failed; // another rank has failed, and says why itself

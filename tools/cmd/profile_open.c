@@ -63,11 +63,27 @@ static kvb_status open_texts(profile_command *p, char **paths, size_t n, kvb_err
 }
 
 // Hashing files larger than memory takes minutes, in which it should be seen to work.
-static kvb_status open_model(profile_command *p, const char *path, const model_options *wishes, kvb_error *err)
+static kvb_status identify_model(profile_command *p, kvb_error *err)
 {
     progress_begin(&p->bar, "hash of the model", p->quiet || p->ranks.rank > 0);
-    kvb_status status = model_open(&p->m, path, p->device, wishes, err);
+    kvb_status status = model_identify(p->m, &(weights_watch){progress_hashed, &p->bar}, err);
     progress_clear(&p->bar);
+    return status;
+}
+
+// The model's numbers and its text side; what takes long, or a plan does without, comes last.
+static kvb_status open_model(profile_command *p, const char *path, bool ids_alone, kvb_error *err)
+{
+    const model_options wishes = {
+        .n_layers = (uint32_t)p->layers, .form = p->form, .without_weights = true, .for_plan = p->plan};
+    const model_text_options texts = {.without_tokenizer = ids_alone, .pre = p->pre, .for_plan = p->plan};
+    kvb_status status = model_open(&p->m, path, p->device, &wishes, err);
+    if (status == KVB_OK) status = model_text_open(&p->text, p->m->source, p->m->config.vocabulary, &texts, err);
+    if (status == KVB_OK && p->chat && (p->text.tokens || !p->plan)) status = model_text_use_chat(&p->text, err);
+    p->text.parse_special = p->special;
+    if (status == KVB_OK && !p->plan) status = identify_model(p, err);
+    if (status == KVB_OK) status = query_statistics_open(&p->stored, p->statistics, p->m, err);
+    p->options.statistics = p->stored;
     return status;
 }
 
@@ -77,25 +93,15 @@ kvb_status profile_open_inputs(profile_command *p, char **operands, size_t n, kv
     // What is added by ids alone has the record's tokenizer, if that has one.
     const cJSON *hash =
         p->base ? cJSON_GetObjectItemCaseSensitive(record_attributes(p->base), "tokenizer_sha256") : NULL;
-    model_options wishes = {.without_tokenizer = !cJSON_IsString(hash) || !*hash->valuestring,
-                            .pre = p->pre,
-                            .statistics = p->statistics,
-                            .n_layers = (uint32_t)p->layers,
-                            .form = p->form,
-                            .without_weights = true,
-                            .for_plan = p->plan,
-                            .watch = &(weights_watch){progress_hashed, &p->bar}};
+    bool ids_alone = !cJSON_IsString(hash) || !*hash->valuestring;
     kvb_status status = open_texts(p, operands + 1, n - 1, err);
-    for (size_t i = 0; i < p->n_files && status == KVB_OK; i++)
-        wishes.without_tokenizer &= !calib_has_text(&p->files[i]);
-    if (status == KVB_OK) status = open_model(p, operands[0], &wishes, err);
-    if (status == KVB_OK && p->chat && (p->m->tokens || !p->plan)) status = model_use_chat(p->m, err);
-    if (status == KVB_OK) p->m->special_text = p->special;
+    for (size_t i = 0; i < p->n_files && status == KVB_OK; i++) ids_alone &= !calib_has_text(&p->files[i]);
+    if (status == KVB_OK) status = open_model(p, operands[0], ids_alone, err);
     for (size_t i = 0; i < p->options.n_metrics && status == KVB_OK; i++) {
         const model_config *c = &p->m->config;
         status = learned_check_model(&p->metrics[i], c->n_layers, c->n_kv_heads, p->m->sha256, err);
     }
-    if (status == KVB_OK) status = profile_prepare(&p->job, p->m, p->files, p->n_files, &p->options, err);
+    if (status == KVB_OK) status = profile_prepare(&p->job, p->m, &p->text, p->files, p->n_files, &p->options, err);
     if (status == KVB_OK) status = allot_memory(p, err);
     if (status == KVB_OK) status = profile_fit_batch(&p->job, p->m, &p->options, err);
     if (status == KVB_OK && !p->plan) status = model_load(p->m, p->m->n_held, err);

@@ -112,8 +112,9 @@ static kvb_status stage_open(stage *s, const profile_command *p, uint32_t layer,
 
 static layer_observer observer_of(stage *s)
 {
-    layer_observer observer = {score, s, 0, 0};
+    layer_observer observer = {score, s, 0, 0, NULL, NULL};
     unsigned on_device = 0;
+    query_statistics_show(s->p->options.statistics, &observer);
     for (size_t i = 0; i < s->p->options.n_metrics; i++) {
         observer.needs |= metric_needs(&s->p->options.metrics[i]);
         on_device |= metric_needs_on_device(&s->p->options.metrics[i]);

@@ -105,7 +105,11 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
                         .objective = strcmp(c->objective, "nll") == 0 ? OBJECTIVE_NLL : OBJECTIVE_KL,
                         .texts = in->texts,
                         .n_texts = (uint32_t)in->n_texts,
-                        .plan = {.batch = (uint32_t)c->e.batch, .by = &by->m, .sink = by->sink, .window = by->window}};
+                        .plan = {.batch = (uint32_t)c->e.batch,
+                                 .by = &by->m,
+                                 .sink = by->sink,
+                                 .window = by->window,
+                                 .statistics = in->opened.statistics}};
     char *log = malloc(strlen(c->e.out.name) + 8);
     c->table_path = path_of_table(c->operands[1], b->strict);
     if (!log || !c->table_path) {

@@ -1,6 +1,5 @@
 // kvbudget refine, the measuring half: shifts become a table, the table budgets, budgets cuts, and cuts damage.
 #include "formats/sha256.h"
-#include "profiler/metric/query_statistics.h"
 #include "runtime/fail.h"
 #include "tools/cmd/refine_command.h"
 #include <stdio.h>
@@ -32,7 +31,7 @@ kvb_status refine_bench_take_lengths(refine_bench *b, kvb_error *err)
 kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
 {
     char text[1024];
-    const char *statistics = b->m->statistics ? b->m->statistics->sha256 : "";
+    const char *statistics = b->plan.statistics ? b->plan.statistics->sha256 : "";
     int n = snprintf(text, sizeof text, "kvbudget-refine 1\n%s\n%s %s\n%u %u\n%s\n%u %u%s", b->m->sha256,
                      b->m->device->b->name, b->m->device->b->compute, b->plan.n_tokens, b->plan.n_next,
                      b->plan.by->spec, b->plan.sink, b->plan.window, statistics);

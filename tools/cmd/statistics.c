@@ -2,9 +2,9 @@
 // statistics.
 #include "formats/calib.h"
 #include "formats/file_read.h"
-#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
 #include "runtime/fail.h"
+#include "tools/cmd/opened_model.h"
 #include "tools/device.h"
 #include <inttypes.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 typedef struct statistics_command {
     const char *output;
     uint64_t n_texts, characters, skip, threads;
-    model *m;
+    opened_model opened;
     forward *f;
     query_gather *gather;
     uint64_t done; // texts
@@ -36,7 +36,7 @@ static kvb_status add_piece(statistics_command *c, const char *text, size_t size
 {
     int32_t *ids = NULL;
     size_t n = 0;
-    kvb_status status = model_encode(c->m, TEXT_ALONE, text, size, &ids, &n, err);
+    kvb_status status = model_text_encode(&c->opened.text, TEXT_ALONE, text, size, &ids, &n, err);
     layer_observer observer = query_gather_observer(c->gather);
     if (status == KVB_OK && n > 0) status = forward_prefill(c->f, ids, (uint32_t)n, &observer, NULL, NULL, err);
     free(ids);
@@ -83,13 +83,12 @@ static kvb_status add_file(statistics_command *c, const char *path, kvb_error *e
 
 static kvb_status gather(statistics_command *c, char **paths, size_t n, kvb_error *err)
 {
-    const model_config *m = &c->m->config;
+    const model_config *m = &c->opened.m->config;
     // A character is at most four bytes, and a byte at most a token.
     uint64_t longest = c->characters * 4 < m->context_length ? c->characters * 4 : m->context_length;
     forward_plan plan = {(uint32_t)longest, 1, 1, false, false};
-    kvb_status status = forward_open(&c->f, c->m, &plan, err);
-    if (status == KVB_OK)
-        c->gather = query_gather_open(m->n_layers, m->n_heads, m->head_dim, (uint32_t)c->skip);
+    kvb_status status = forward_open(&c->f, c->opened.m, &plan, err);
+    if (status == KVB_OK) c->gather = query_gather_open(m->n_layers, m->n_heads, m->head_dim, (uint32_t)c->skip);
     for (size_t i = 0; i < n && status == KVB_OK; i++) status = add_file(c, paths[i], err);
     return status;
 }
@@ -98,18 +97,18 @@ static kvb_status run_statistics(statistics_command *c, const backend *device, c
                                  kvb_error *err)
 {
     query_statistics *found = NULL;
-    kvb_status status = model_open(&c->m, operands[0], device, NULL, err);
+    kvb_status status = opened_model_open(&c->opened, operands[0], device, NULL, err);
     progress_begin(&c->bar, "statistics", quiet);
     if (status == KVB_OK) status = gather(c, operands + 1, n - 1, err);
     uint64_t queries = c->gather ? query_gather_count(c->gather) : 0;
     if (status == KVB_OK) status = query_gather_finish(c->gather, &found, err);
-    if (status == KVB_OK) memcpy(found->model_sha256, c->m->sha256, sizeof found->model_sha256);
+    if (status == KVB_OK) memcpy(found->model_sha256, c->opened.m->sha256, sizeof found->model_sha256);
     if (status == KVB_OK) status = query_statistics_write(found, c->output, c->done, queries, err);
     progress_end(&c->bar, "%" PRIu64 " texts, %" PRIu64 " queries of every head", c->done, queries);
     query_statistics_free(found);
     query_gather_close(c->gather);
     forward_close(c->f);
-    model_free(c->m);
+    opened_model_close(&c->opened);
     return status;
 }
 

@@ -4,6 +4,7 @@
 #include "formats/file_read.h"
 #include "runtime/fail.h"
 #include "tools/cmd/methods.h"
+#include "tools/cmd/opened_model.h"
 #include "tools/device.h"
 #include "tools/report/output.h"
 #include "tools/report/task_report.h"
@@ -28,7 +29,7 @@ typedef struct task_command {
     } out;
     // Opened:
     const backend *device;
-    model *m;
+    opened_model opened;
     char *haystack;
     calib_file texts;
     task_report report;
@@ -63,7 +64,7 @@ static void show_answer(void *context, const task_cell *cell, const task_sample 
 static kvb_status run_samples(task_command *c, const task *t, task_study *study, FILE *to, double *tokens,
                               kvb_error *err)
 {
-    const task_source source = {c->m->tokens, c->seed, c->haystack,
+    const task_source source = {c->opened.text.tokens, c->seed, c->haystack,
                                 task_needs_texts(t->kind) && c->texts_path ? &c->texts : NULL};
     task_listener listener = {show_answer, &c->report};
     kvb_status status = KVB_OK;
@@ -98,7 +99,9 @@ static kvb_status run_task(task_command *c, const char *spec, FILE *to, kvb_erro
     if (status != KVB_OK) return status;
     bool texts = task_needs_texts(t.kind) && c->texts_path;
     uint64_t count = texts && c->texts.count < c->count ? c->texts.count : c->count;
-    task_study study = {.m = c->m,
+    task_study study = {.m = c->opened.m,
+                        .text = &c->opened.text,
+                        .statistics = c->opened.statistics,
                         .t = &t,
                         .seed = c->seed,
                         .n_samples = (uint32_t)count,
@@ -121,7 +124,7 @@ static void close_command(task_command *c)
     calib_free(&c->texts);
     free(c->haystack);
     free(c->log_path);
-    model_free(c->m);
+    opened_model_close(&c->opened);
 }
 
 static kvb_status refuse_oracle(const task_command *c, kvb_error *err)
@@ -139,14 +142,14 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
     // Only the full cache answers, unless somebody asks for less.
     bool bare = !c->with.allocator_names.count && !c->with.ratio_names.count;
     atomic_file samples = {0};
-    const model_options wishes = {.statistics = c->statistics};
-    kvb_status status = model_open(&c->m, operands[0], c->device, &wishes, err);
+    const opened_wishes wishes = {.statistics = c->statistics};
+    kvb_status status = opened_model_open(&c->opened, operands[0], c->device, &wishes, err);
     if (status == KVB_OK) status = read_haystack(c, err);
     if (status == KVB_OK && c->texts_path) status = calib_load(&c->texts, c->texts_path, err);
-    if (status == KVB_OK) status = methods_open(&c->with, c->m, operands + 1, n - 1, bare, err);
-    if (status == KVB_OK) status = methods_set_texts(&c->with, c->m, c->chat, c->special, err);
+    if (status == KVB_OK) status = methods_open(&c->with, c->opened.m, operands + 1, n - 1, bare, err);
+    if (status == KVB_OK) status = methods_set_texts(&c->with, &c->opened.text, c->chat, c->special, err);
     if (status == KVB_OK) status = refuse_oracle(c, err);
-    c->report = (task_report){.m = c->m,
+    c->report = (task_report){.m = c->opened.m,
                               .device = c->device,
                               .with = methods_compared(&c->with),
                               .seed = c->seed,
@@ -158,7 +161,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
         c->log_path = NULL;
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->out.results);
     }
-    if (status == KVB_OK && c->out.head_scores) status = retrieval_open(&c->heads, c->m, err);
+    if (status == KVB_OK && c->out.head_scores) status = retrieval_open(&c->heads, c->opened.m, &c->opened.text, err);
     if (status == KVB_OK && c->out.samples) status = atomic_file_begin(&samples, c->out.samples, err);
     for (size_t i = 0; status == KVB_OK && i < c->tasks.count; i++)
         status = run_task(c, c->tasks.items[i], samples.stream, err);

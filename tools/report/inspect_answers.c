@@ -2,6 +2,7 @@
 #include "tools/report/inspect_answers.h"
 #include "formats/need.h"
 #include "formats/record.h"
+#include "profiler/text/tokenizer.h"
 #include "profiler/text/utf8.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
@@ -77,7 +78,7 @@ kvb_status inspect_answers(cJSON *doc, const char *path, const char *model, cons
     tokenizer *t = NULL;
     kvb_status status = record_open(&r, path, err);
     if (status == KVB_OK) status = weights_open(&w, model, err);
-    if (status == KVB_OK) status = weights_tokenizer(&t, w, pre, err);
+    if (status == KVB_OK) status = tokenizer_open(&t, w, pre, err);
     if (status == KVB_OK) status = check_tokenizer(r, path, t, model, err);
     cJSON *list = cJSON_AddArrayToObject(doc, "answers");
     for (size_t i = 0; status == KVB_OK && i < record_context_count(r); i++) status = add_context(list, r, i, t, err);

@@ -1,0 +1,170 @@
+#include "profiler/text/model_text.h"
+#include "formats/need.h"
+#include "profiler/text/utf8.h"
+#include "profiler/weights/weights.h"
+#include "runtime/fail.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+// ---- Opening ----
+
+static kvb_status read_id(int32_t *out, const weights *w, weight_key key, uint32_t vocabulary, kvb_error *err)
+{
+    double id = -1;
+    bool found;
+    char name[96];
+    kvb_status status = weights_number(w, key, &id, &found, err);
+    if (status == KVB_OK && found && !(id >= 0 && id < vocabulary))
+        return kvb_fail(err, KVB_FORMAT, "%s: %s: expected a token id below %u, found %.10g; the file is damaged",
+                        weights_name(w), weights_key_name(w, key, name), vocabulary, id);
+    *out = (int32_t)id;
+    return status;
+}
+
+// Without a tokenizer its file's word is all there is; with one it also knows what its kind does by default.
+static kvb_status read_special_ids(model_text *t, const weights *w, kvb_error *err)
+{
+    double add_bos = 0;
+    bool found;
+    kvb_status status = read_id(&t->special.bos, w, WEIGHT_BOS, t->vocabulary, err);
+    if (status == KVB_OK) status = read_id(&t->special.eos, w, WEIGHT_EOS, t->vocabulary, err);
+    if (status == KVB_OK) status = read_id(&t->special.eot, w, WEIGHT_EOT, t->vocabulary, err);
+    if (status == KVB_OK) status = weights_number(w, WEIGHT_ADD_BOS, &add_bos, &found, err);
+    t->special.add_bos = add_bos != 0;
+    return status;
+}
+
+// A token without a row is never decoded, and cannot be put in front of a text.
+static int32_t id_with_row(int32_t id, uint32_t vocabulary)
+{
+    return id >= 0 && (uint32_t)id < vocabulary ? id : -1;
+}
+
+static kvb_status read_tokenizer(model_text *t, const weights *w, const model_text_options *o, kvb_error *err)
+{
+    kvb_error unread;
+    if (o->without_tokenizer) return read_special_ids(t, w, err);
+    kvb_status status = tokenizer_open(&t->tokens, w, o->pre, &unread);
+    if (status != KVB_OK && o->for_plan && !o->pre) return KVB_OK;
+    if (status != KVB_OK) return kvb_fail(err, status, "%s", unread.message);
+    int32_t bos = tokenizer_bos(t->tokens);
+    t->special = (special_ids){id_with_row(bos, t->vocabulary), id_with_row(tokenizer_eos(t->tokens), t->vocabulary),
+                               id_with_row(tokenizer_eot(t->tokens), t->vocabulary), tokenizer_add_bos(t->tokens)};
+    if (t->special.add_bos && t->special.bos < 0)
+        return kvb_fail(err, KVB_FORMAT,
+                        "%s: texts begin with token %d (BOS), but the embedding has %u rows; expected a tokenizer of "
+                        "this model",
+                        t->name, bos, t->vocabulary);
+    return KVB_OK;
+}
+
+kvb_status model_text_open(model_text *out, const weights *w, uint32_t vocabulary, const model_text_options *options,
+                           kvb_error *err)
+{
+    const model_text_options none = {0};
+    *out = (model_text){.vocabulary = vocabulary};
+    snprintf(out->name, sizeof out->name, "%s", weights_name(w));
+    kvb_status status = read_tokenizer(out, w, options ? options : &none, err);
+    if (status != KVB_OK) model_text_close(out);
+    return status;
+}
+
+void model_text_close(model_text *t)
+{
+    tokenizer_free(t->tokens);
+    chat_frame_free(&t->chat);
+    *t = (model_text){.tokens = NULL};
+}
+
+kvb_status model_text_use_chat(model_text *t, kvb_error *err)
+{
+    if (!t->tokens)
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "--chat wraps texts, but only token ids are given, which are taken as they are");
+    chat_frame_free(&t->chat);
+    return chat_frame_of(&t->chat, t->tokens, t->name, err);
+}
+
+bool model_text_begins_with_bos(const model_text *t)
+{
+    return t->special.bos >= 0 && (t->chat.kind ? t->chat.bos : t->special.add_bos);
+}
+
+bool model_text_ends_answer(const model_text *t, int32_t id)
+{
+    bool listed = t->tokens && tokenizer_is_end(t->tokens, id); // generation_config.json may name several
+    return id >= 0 && (listed || id == t->special.eos || id == t->special.eot);
+}
+
+// ---- Encoding and decoding ----
+
+// Tokens that were added behind a vocabulary have no row where nobody has made the embedding longer; transformers'
+// conversion from GGUF adds such ones. They do no harm until a text holds one.
+static kvb_status check_rows(const model_text *t, const int32_t *ids, size_t n, kvb_error *err)
+{
+    for (size_t i = 0; i < n; i++) {
+        if (ids[i] >= 0 && (uint32_t)ids[i] < t->vocabulary) continue;
+        char text[33];
+        size_t size = tokenizer_decode(t->tokens, &ids[i], 1, text, sizeof text - 1);
+        text[size < sizeof text ? size : sizeof text - 1] = '\0';
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "token %zu of the text is \"%s\" with id %d, but the embedding has %u rows: the tokenizer was "
+                        "given tokens that the model does not know; leave it out of the text",
+                        i, text, ids[i], t->vocabulary);
+    }
+    return KVB_OK;
+}
+
+static kvb_status encode_framed(const model_text *t, const char *front, const char *text, size_t size, const char *back,
+                                int32_t **ids, size_t *n, kvb_error *err)
+{
+    enum { BYTES_PER_TOKEN = 4 }; // of a plan's guess
+    if (!t->tokens) {
+        *n = size / BYTES_PER_TOKEN + 1;
+        *ids = need(*n, sizeof **ids, "token ids");
+        return KVB_OK;
+    }
+    kvb_status status = tokenizer_encode_framed(t->tokens, front, text, size, back, t->parse_special, ids, n, err);
+    if (status == KVB_OK) status = check_rows(t, *ids, *n, err);
+    if (status == KVB_OK) return KVB_OK;
+    free(*ids);
+    *ids = NULL;
+    *n = 0;
+    return status;
+}
+
+kvb_status model_text_encode(const model_text *t, text_part part, const char *text, size_t size, int32_t **ids,
+                             size_t *n, kvb_error *err)
+{
+    const chat_frame *f = &t->chat;
+    if (!f->kind || part == TEXT_ALONE) return encode_framed(t, "", text, size, "", ids, n, err);
+    if (part == TEXT_CONTEXT) {
+        size_t left_out = f->trim ? utf8_spaces_before(text, size) : 0;
+        return encode_framed(t, f->front, text + left_out, size - left_out, "", ids, n, err);
+    }
+    if (f->trim) size -= utf8_spaces_behind(text, size);
+    return encode_framed(t, "", text, size, f->back, ids, n, err);
+}
+
+kvb_status model_text_encode_question(const model_text *t, const char *text, const char *answer_prefix, int32_t **ids,
+                                      size_t *n, kvb_error *err)
+{
+    const chat_frame *f = &t->chat;
+    size_t size = strlen(text);
+    char *joined = need_text("%s%s", f->kind ? f->back : text, answer_prefix);
+    if (f->kind && f->trim) size -= utf8_spaces_behind(text, size);
+    kvb_status status = f->kind ? encode_framed(t, "", text, size, joined, ids, n, err)
+                                : encode_framed(t, "", joined, strlen(joined), "", ids, n, err);
+    free(joined);
+    return status;
+}
+
+char *model_text_decode(const model_text *t, const int32_t *ids, size_t n, size_t *size)
+{
+    size_t bytes = tokenizer_decode(t->tokens, ids, n, NULL, 0);
+    char *text = need(bytes + 1, 1, "characters");
+    tokenizer_decode(t->tokens, ids, n, text, bytes);
+    if (size) *size = bytes;
+    return text;
+}
