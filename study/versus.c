@@ -124,12 +124,15 @@ kvb_status versus_choose(versus *v, study_table *t, study_progress *progress, kv
     j.others = need(t->pairs.from->n_contexts, sizeof *j.others, "texts");
     for (int r = 0; r < N_RIVALS; r++) j.tables[r] = need(cells, sizeof(double), "tables");
     for (size_t i = 0; i < cells; i++) j.tables[RIVAL_UNIFORM][i] = t->options.ratios[i / t->n_heads];
-    study_progress_begin(progress, 3.0 * t->pairs.n_pairs);
+    study_progress_begin(progress, 4.0 * t->pairs.n_pairs);
     kvb_status status = pairs_open(&importance, t->pairs.from, t->pairs.metric, &o, err);
     if (status == KVB_OK) status = read_sums(&j.own, &t->pairs, &t->options, progress, err);
     if (status == KVB_OK) status = read_sums(&j.published, &importance, &o, progress, err);
     if (status == KVB_OK) status = judge(&j, progress, err);
     if (status == KVB_OK) status = put_rows(&j, err);
+    if (status == KVB_OK) status = study_table_judge(t, progress, err);
+    for (int r = 0; r < ROWS && status == KVB_OK; r++)
+        if (v->best[r] != RIVAL_NONE) t->loss[r] = t->table_loss[r];
     close_sums(&j.own);
     close_sums(&j.published);
     pairs_close(&importance);

@@ -2,6 +2,7 @@
 #include "formats/need.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/model/forward_parts.h"
+#include "profiler/weights/simd.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
@@ -520,16 +521,17 @@ static kvb_status run_layer(gain_run *r, uint32_t layer, kvb_error *err)
     return adds ? add_sequences(r, layer, err) : KVB_OK;
 }
 
-// KL(p; q) of two rows of logits.
-static double divergence(const float *p, const float *q, uint32_t n)
+// KL(p; q) of two rows of logits: exponentials in float32, which vectorise, and sums in double.
+SIMD_CLONES static double divergence(const float *p, const float *q, uint32_t n)
 {
     float top_p = p[0], top_q = q[0];
     double sum_p = 0, sum_q = 0, kl = 0;
-    for (uint32_t i = 1; i < n; i++) top_p = fmaxf(top_p, p[i]), top_q = fmaxf(top_q, q[i]);
+    for (uint32_t i = 1; i < n; i++) top_p = p[i] > top_p ? p[i] : top_p;
+    for (uint32_t i = 1; i < n; i++) top_q = q[i] > top_q ? q[i] : top_q;
     for (uint32_t i = 0; i < n; i++) {
-        double e = exp((double)p[i] - (double)top_p);
+        double e = (double)softmax_exp(p[i] - top_p);
         sum_p += e;
-        sum_q += exp((double)q[i] - (double)top_q);
+        sum_q += (double)softmax_exp(q[i] - top_q);
         kl += e * ((double)p[i] - (double)q[i]);
     }
     return kl / sum_p - ((double)top_p + log(sum_p)) + (double)top_q + log(sum_q);
