@@ -60,12 +60,6 @@ else
 NO_MPI_SRC := tools/ranks_mpi.c
 endif
 
-# PDF and PNG of pictures: librsvg's headers while building; the library itself is loaded only where one is written.
-RSVG ?= $(if $(shell pkg-config --exists librsvg-2.0 2>/dev/null && echo yes),1,0)
-ifeq ($(RSVG),1)
-FLAGS_tools_report_picture := -DKVB_RSVG $(patsubst -I%,-isystem %,$(shell pkg-config --cflags librsvg-2.0 2>/dev/null))
-endif
-
 # -MMD -MP: headers are dependencies, found by the compiler.
 COMPILE = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 
@@ -73,22 +67,21 @@ COMPILE = $(CC) $(BASE) $(PKG_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP
 # The folders of code, and for each those that it may include, in the order in which a linker wants their archives.
 # An arrow between two modules is a file on disk, so solver and profiler never include each other (`make lint` checks
 # every line). Each module becomes an archive; the profiler's five folders are rooms of one.
-MODULES  := runtime formats stats solver study profiler evaluator
+MODULES  := runtime formats solver study profiler evaluator
 TOOLS    := tools tools/cmd tools/report
 PROFILER := $(addprefix profiler/,weights text backend model metric)
 
 USES_formats          := runtime
-USES_stats            := formats runtime
-USES_solver           := stats formats runtime
-USES_study            := solver stats formats runtime
+USES_solver           := formats runtime
+USES_study            := solver formats runtime
 USES_profiler/weights := formats runtime
 USES_profiler/text    := profiler/weights formats runtime
 USES_profiler/backend := profiler/weights formats runtime
 USES_profiler/model   := profiler/backend profiler/weights formats runtime
 USES_profiler/metric  := profiler/model profiler/backend profiler/weights formats runtime
 USES_profiler         := $(PROFILER) formats runtime
-USES_evaluator        := profiler stats formats runtime
-USES_tools            := evaluator profiler study solver stats formats runtime
+USES_evaluator        := profiler study solver formats runtime
+USES_tools            := evaluator profiler study solver formats runtime
 
 # objects FOLDERS; archives MODULE: its own, where it has one, and those of all that it uses.
 objects  = $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(NO_MPI_SRC),$(sort $(wildcard $(addsuffix /*.c,$(1))))))
@@ -139,7 +132,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make clean        remove the build folders (never downloads or results)
 ##:
 ##: Variables: CC CXX CFLAGS CPPFLAGS LDFLAGS PREFIX LIBDIR DESTDIR BUILD JOBS PYTHON; WERROR=-Werror; V=1 (show
-##: commands); MPI=0, CUDA=0, RSVG=0 (without); NVCC CUDA_HOME CUDA_ARCHS; FUZZ_CC
+##: commands); MPI=0, CUDA=0 (without); NVCC CUDA_HOME CUDA_ARCHS; FUZZ_CC
 
 all: $(BUILD)/kvbudget $(BUILD)/libkvbudget.a $(BUILD)/libkvbudget.so $(HELPERS)
 
@@ -256,8 +249,6 @@ showconfig:
 	    tr ' ' . | grep '[0-9]' || echo 'missing: run make deps')"
 	@printf '%-12s %s\n' MPI \
 	    '$(if $(filter 1,$(MPI)),$(shell pkg-config --modversion ompi-c 2>/dev/null) (OpenMPI),not built in)'
-	@printf '%-12s %s\n' librsvg \
-	    '$(if $(filter 1,$(RSVG)),$(shell pkg-config --modversion librsvg-2.0 2>/dev/null),not built in: SVG only)'
 	@printf '%-12s %s\n' CUDA '$(CUDA_SHOWN)'
 	@printf '%-12s %s\n' fuzzing \
 	    '$(if $(FUZZ_CC),$(FUZZ_CC) if it links libFuzzer,clang not found: corpora are replayed with $(CC))'

@@ -1,5 +1,6 @@
 #include "evaluator/allocator.h"
 #include "evaluator/head_scores.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/metric/spec.h"
 #include "runtime/allocate.h"
@@ -8,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct allocator_row {
     spec_row spec; // parameters are fields of the allocator itself
@@ -45,8 +47,7 @@ static kvb_status read_scores(allocator *a, const char *path, const allocator_sh
 {
     bool queries = a->kind == ALLOCATOR_HEADKV;
     a->n_scores = (size_t)shape->n_layers * (queries ? shape->n_heads : shape->n_kv_heads);
-    a->scores = malloc(a->n_scores * sizeof *a->scores + 1);
-    if (!a->scores) return kvb_fail(err, KVB_MEMORY, "allocator %s: no memory for head scores", a->label);
+    a->scores = need(a->n_scores, sizeof *a->scores, "head scores");
     kvb_status status =
         head_scores_read(path, shape->n_layers, shape->n_heads, shape->n_kv_heads, queries, a->scores, err);
     return status == KVB_OK ? sha256_file_hex(path, hash, err) : status;
@@ -80,7 +81,7 @@ kvb_status allocator_parse(allocator *out, const char *text, const allocator_sha
     return status;
 }
 
-static void append(allocator *a, const char *prefix, const char *text)
+static void append_label(allocator *a, const char *prefix, const char *text)
 {
     size_t used = strlen(a->label);
     snprintf(a->label + used, sizeof a->label - used, "%s%s", prefix, text);
@@ -94,47 +95,46 @@ static void name_table(allocator *a)
                *shrink = kvb_table_metadata(a->table, "shrink");
     double pulled = shrink ? strtod(shrink, NULL) : 0;
     bool usual = strcmp(info->aggregate, "mean_loss") == 0 && fabs(pulled - 0.1) < 1e-9;
-    append(a, "", usual ? "kvbudget" : "lukv");
-    if (strcmp(info->scope, "global") != 0) append(a, "-", info->scope);
-    if (!usual && strcmp(info->aggregate, "mean_ratio") != 0) append(a, "-", info->aggregate);
+    append_label(a, "", usual ? "kvbudget" : "lukv");
+    if (strcmp(info->scope, "global") != 0) append_label(a, "-", info->scope);
+    if (!usual && strcmp(info->aggregate, "mean_ratio") != 0) append_label(a, "-", info->aggregate);
     if (!usual && pulled != 0) {
         char text[24];
         snprintf(text, sizeof text, "%g", pulled);
-        append(a, "-shrink", text);
+        append_label(a, "-shrink", text);
     }
-    if (strcmp(info->hull, "feasible") != 0) append(a, "-", info->hull);
-    if (solver) append(a, "-", solver);
-    if (order && strcmp(order, "metric") != 0) append(a, "-", "no_gap");
-    if (kvb_table_metadata(a->table, "refined")) append(a, "-", "refined");
+    if (strcmp(info->hull, "feasible") != 0) append_label(a, "-", info->hull);
+    if (solver) append_label(a, "-", solver);
+    if (order && strcmp(order, "metric") != 0) append_label(a, "-", "no_gap");
+    if (kvb_table_metadata(a->table, "refined")) append_label(a, "-", "refined");
 }
 
-// The path in `LABEL=FILE:strict`, malloc'd (NULL: no memory); *label is the length of the label, 0 for none.
+// The path in `LABEL=FILE:strict`, malloc'd; *label is the length of the label, 0 for none. A label is a short word: a
+// path with '=' in it has a '/' or a '.' before it, or is there under its whole name.
 static char *table_path(const char *text, size_t *label, bool *strict)
 {
     static const char STRICT[] = ":strict";
-    const char *equals = strchr(text, '=');
     size_t length = strlen(text), end = sizeof STRICT - 1;
     *strict = length > end && strcmp(text + length - end, STRICT) == 0;
-    // A label is a short word; a path with '=' in it has a '/' or a '.' before it.
-    *label = equals && strcspn(text, "/.") > (size_t)(equals - text) ? (size_t)(equals - text) : 0;
-    if (*label >= sizeof((allocator *)0)->label) *label = 0;
-    const char *path = *label ? equals + 1 : text;
-    return strndup(path, strlen(path) - (*strict ? end : 0));
+    char *path = need_text("%.*s", (int)(length - (*strict ? end : 0)), text), *equals = strchr(path, '=');
+    *label = equals && strcspn(path, "/.") > (size_t)(equals - path) ? (size_t)(equals - path) : 0;
+    if (*label >= sizeof((allocator *)0)->label || access(path, F_OK) == 0) *label = 0;
+    if (*label) memmove(path, equals + 1, strlen(equals));
+    return path;
 }
 
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err)
 {
     size_t label;
+    char hash[65] = "";
     *out = (allocator){.kind = ALLOCATOR_TABLE};
-    char hash[65] = "", *path = table_path(text, &label, &out->strict);
-    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", text);
-    kvb_status status = kvb_table_open(&out->table, path, NULL, err);
-    if (status == KVB_OK) status = sha256_file_hex(path, hash, err);
-    free(path);
+    out->path = table_path(text, &label, &out->strict);
+    kvb_status status = kvb_table_open(&out->table, out->path, NULL, err);
+    if (status == KVB_OK) status = sha256_file_hex(out->path, hash, err);
     if (status != KVB_OK) return status;
     if (label) snprintf(out->label, sizeof out->label, "%.*s", (int)label, text);
     else name_table(out);
-    if (!label && out->strict) append(out, "-", "strict");
+    if (!label && out->strict) append_label(out, "-", "strict");
     snprintf(out->identity, sizeof out->identity, "table %s%s", hash, out->strict ? " strict" : "");
     return KVB_OK;
 }
@@ -143,6 +143,7 @@ void allocator_free(allocator *a)
 {
     kvb_table_close(a->table);
     free(a->scores);
+    free(a->path);
     *a = (allocator){0};
 }
 
@@ -152,14 +153,11 @@ bool allocator_needs_scores(const allocator *a)
            a->kind == ALLOCATOR_ORACLE;
 }
 
-kvb_status grant_open(grant *out, const allocator_shape *shape, kvb_error *err)
+grant grant_open(const allocator_shape *shape)
 {
     size_t heads = (size_t)shape->n_layers * shape->n_kv_heads;
-    *out = (grant){calloc(heads + 1, sizeof(uint32_t)), calloc(heads + 1, sizeof(uint32_t)),
-                   calloc(heads + 1, sizeof(uint32_t))};
-    if (out->keep && out->sink && out->window) return KVB_OK;
-    grant_free(out);
-    return kvb_fail(err, KVB_MEMORY, "no memory for the budgets of %zu heads", heads);
+    return (grant){need(heads, sizeof(uint32_t), "heads"), need(heads, sizeof(uint32_t), "heads"),
+                   need(heads, sizeof(uint32_t), "heads")};
 }
 
 void grant_free(grant *a)
@@ -240,8 +238,8 @@ static kvb_status allocate_all(const allocator *a, const allocator_shape *shape,
 // The layers of values [L, row] that are not bounded, side by side; to be freed.
 static float *budgeted_layers(const allocator_shape *shape, const float *values, size_t row)
 {
-    float *out = malloc(shape->n_layers * row * sizeof *out + 1), *to = out;
-    for (uint32_t l = 0; out && l < shape->n_layers; l++) {
+    float *out = need(shape->n_layers * row, sizeof *out, "scores"), *to = out;
+    for (uint32_t l = 0; l < shape->n_layers; l++) {
         if (layer_set_has(shape->bounded, l)) continue;
         memcpy(to, values + l * row, row * sizeof *to);
         to += row;
@@ -268,12 +266,9 @@ kvb_status allocator_budgets(const allocator *a, const allocator_shape *shape, d
     if (!shape->bounded || part.n_layers == shape->n_layers || a->kind == ALLOCATOR_TABLE) // tables know the layers
         return allocate_all(a, shape, ratio, n_tokens, scores, sink, window, out, err);
     allocator own = *a;
-    float *some = NULL;
-    bool good = true;
-    if (scores) good = (some = budgeted_layers(shape, scores, (size_t)shape->n_kv_heads * n_tokens)) != NULL;
-    if (a->scores) good = good && (own.scores = budgeted_layers(shape, a->scores, a->n_scores / shape->n_layers));
-    kvb_status status = good ? allocate_all(&own, &part, ratio, n_tokens, some, sink, window, out, err)
-                             : kvb_fail(err, KVB_MEMORY, "no memory for the scores of %u layers", part.n_layers);
+    float *some = scores ? budgeted_layers(shape, scores, (size_t)shape->n_kv_heads * n_tokens) : NULL;
+    if (a->scores) own.scores = budgeted_layers(shape, a->scores, a->n_scores / shape->n_layers);
+    kvb_status status = allocate_all(&own, &part, ratio, n_tokens, some, sink, window, out, err);
     free(some);
     if (own.scores != a->scores) free(own.scores);
     if (status != KVB_OK) return status;

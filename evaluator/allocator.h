@@ -25,6 +25,7 @@ typedef struct allocator {
     double beta, alpha;
     uint32_t window;  // PyramidKV's and HeadKV's
     kvb_table *table; // ALLOCATOR_TABLE; owned
+    char *path;       // of the table; owned
     bool strict;      // of a table: no head keeps less than sinks and window (kvb_budget_options)
     float *scores;    // HeadKV, DuoAttention; owned
     size_t n_scores;
@@ -40,7 +41,7 @@ typedef struct allocator_shape {
 // KVCache-Factory's JSON
 // {"layer-head": [scores]}. Errors say what is known. The caller frees with allocator_free, also after a failure.
 kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err);
-// Opens a table, `FILE` or `LABEL=FILE`, with `:strict` behind it for budgets that never cut into sinks and window;
+// Opens a table, `FILE` or `LABEL=FILE` (a file that is there under the whole name has no label), with `:strict` behind it for budgets that never cut into sinks and window;
 // without, they are kvpress's. Without a label it is named after how it was solved: kvbudget for `solve`'s default,
 // lukv for the published way, then what differs from it: kvbudget-exact, lukv-layer, lukv-mean_loss, lukv-no_gap.
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err);
@@ -56,7 +57,7 @@ typedef struct grant {
     uint32_t *window; // [L*G] protected last tokens
 } grant;
 
-kvb_status grant_open(grant *out, const allocator_shape *shape, kvb_error *err);
+grant grant_open(const allocator_shape *shape);
 void grant_free(grant *a); // a zero struct is allowed; leaves it zero
 
 // The budgets for a context of n_tokens at a pruned ratio below 1. `scores` [L, G, T] of the metric in use (AdaKV) or

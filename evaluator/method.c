@@ -1,4 +1,5 @@
 #include "evaluator/method.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 
@@ -7,14 +8,13 @@ const char *method_name(const method *m)
     return m->p.kind ? m->p.spec : m->m.spec;
 }
 
-kvb_status method_metrics(metric **out, size_t *n, const method_list *list, kvb_error *err)
+metric *method_metrics(size_t *n, const method_list *list)
 {
+    metric *metrics = need(list->n, sizeof *metrics, "metrics");
     *n = 0;
-    *out = calloc((size_t)list->n + 1, sizeof **out);
-    if (!*out) return kvb_fail(err, KVB_MEMORY, "no memory for %u metrics", list->n);
     for (uint32_t i = 0; i < list->n; i++)
-        if (list->methods[i].m.kind) (*out)[(*n)++] = list->methods[i].m;
-    return KVB_OK;
+        if (list->methods[i].m.kind) metrics[(*n)++] = list->methods[i].m;
+    return metrics;
 }
 
 static allocator_shape shape_of(const model *m)
@@ -29,14 +29,12 @@ kvb_status method_select(session *s, const method_list *list, const method_colum
     const allocator_shape shape = shape_of(s->m);
     bool oracle = column->how->kind == ALLOCATOR_ORACLE;
     const float *scores = oracle ? importance : s->scores[column->method];
-    grant a;
     *out = (kept_set){0};
     if (!scores)
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs the importance of what follows, which is not known here",
                         column->how->label);
-    kvb_status status = grant_open(&a, &shape, err);
-    if (status != KVB_OK) return status;
-    status = allocator_budgets(column->how, &shape, ratio, s->n_tokens, scores, protect ? m->sink : 0,
+    grant a = grant_open(&shape);
+    kvb_status status = allocator_budgets(column->how, &shape, ratio, s->n_tokens, scores, protect ? m->sink : 0,
                                protect ? m->window : 0, &a, err);
     if (status == KVB_OK && !oracle) status = session_rank(s, column->method, a.keep, &scores, err);
     if (status == KVB_OK) status = session_select_each(s, scores, a.keep, a.sink, a.window, out, err);
@@ -49,14 +47,12 @@ kvb_status method_policy(policy_run **out, const model *m, const method_list *li
 {
     const policy *p = &list->methods[column->method].p;
     const allocator_shape shape = shape_of(m);
-    grant a;
     *out = NULL;
     if (allocator_needs_scores(column->how))
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs scores that are not there when a policy begins",
                         column->how->label);
-    kvb_status status = grant_open(&a, &shape, err);
-    if (status != KVB_OK) return status;
-    status = allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, 0, 0, &a, err);
+    grant a = grant_open(&shape);
+    kvb_status status = allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, 0, 0, &a, err);
     if (status == KVB_OK) status = policy_run_open(out, p, m, a.keep, ratio, n_tokens, extra, err);
     grant_free(&a);
     return status;

@@ -29,7 +29,7 @@ typedef struct method_list {
 } method_list;
 
 // The metrics of a list, for session_plan; malloc'd, *n of them.
-kvb_status method_metrics(metric **out, size_t *n, const method_list *list, kvb_error *err);
+metric *method_metrics(size_t *n, const method_list *list);
 
 // Of a metric: budgets for the session's context at a pruned ratio, and the tokens that it picks with them.
 // `importance` [L, G, T] is the oracle's, for that allocator alone (NULL: KVB_ARGUMENT). Without `protect`, no sinks

@@ -1,7 +1,7 @@
 // Means of a sweep over positions and texts, and how sure they are.
 #pragma once
 #include "evaluator/sweep.h"
-#include "stats/interval.h"
+#include "study/interval.h"
 
 // One allocator at one ratio, over all texts.
 typedef struct sweep_summary {

@@ -231,11 +231,10 @@ static uint32_t rows_of(const sweep *s, uint32_t batch)
 kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
 {
     sweep_run_state r = {.s = s, .watch = watch};
-    metric *metrics = NULL;
-    size_t n_metrics = 0;
-    kvb_status status = method_metrics(&metrics, &n_metrics, &s->methods, err);
+    size_t n_metrics;
+    metric *metrics = method_metrics(&n_metrics, &s->methods);
     uint32_t batch = s->o.batch < 1 ? 1 : s->o.batch > BATCH_MAX ? BATCH_MAX : s->o.batch;
-    if (status == KVB_OK) status = open_outputs(&r, err);
+    kvb_status status = open_outputs(&r, err);
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
     if (status == KVB_OK && r.n_done < s->n_cells) {
         session_plan plan = {s->o.n_tokens, s->o.n_next,   rows_of(s, batch), metrics,

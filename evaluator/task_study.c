@@ -268,8 +268,7 @@ static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
 {
     session_plan plan = {
         .max_tokens = b->n_tokens, .max_new = b->extra, .max_rows = ROWS, .statistics = b->s->statistics};
-    kvb_status status = method_metrics(metrics, &plan.n_metrics, &b->s->methods, err);
-    plan.metrics = *metrics;
+    plan.metrics = *metrics = method_metrics(&plan.n_metrics, &b->s->methods);
     b->rows = b->extra - task_new_tokens(b->s->t->kind);
     if (b->rows > plan.max_rows) plan.max_rows = b->rows;
     for (size_t i = 0; i < b->n; i++) {
@@ -279,7 +278,7 @@ static kvb_status open_session(bench *b, metric **metrics, kvb_error *err)
                              : 0;
         if (block > plan.max_rows) plan.max_rows = block;
     }
-    return status == KVB_OK ? session_open(&b->session, b->s->m, &plan, err) : status;
+    return session_open(&b->session, b->s->m, &plan, err);
 }
 
 static kvb_status finish_cells(bench *b, const char *hash, kvb_error *err)

@@ -5,7 +5,7 @@
 #include "evaluator/method.h"
 #include "evaluator/task_log.h"
 #include "evaluator/task_run.h"
-#include "stats/interval.h"
+#include "study/interval.h"
 
 typedef struct task_cell {
     const method_column *column; // NULL: nothing is evicted

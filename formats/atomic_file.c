@@ -1,10 +1,13 @@
-#include "atomic_file.h"
-#include "file_io.h"
+#include "formats/atomic_file.h"
+#include "formats/file_io.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,7 +20,14 @@ enum { HEX_DIGITS = 8, STREAM_BUFFER = 1 << 16 };
 static const char partial_suffix[] = ".partial";
 enum { LONGEST_NAME = NAME_MAX - (1 + HEX_DIGITS + (int)sizeof partial_suffix - 1) };
 
+// A temporary file or folder that is being written.
+typedef struct temporary {
+    const char *path;
+    struct temporary *next;
+} temporary;
+
 struct atomic_state {
+    temporary self;
     int file; // -1: closed
     // The same open file again: its lock, which tells others that the writer lives, lasts until after the rename.
     int lock;
@@ -25,6 +35,44 @@ struct atomic_state {
     mode_t mode;  // of the file that is replaced
     bool replace; // there is one
 };
+
+// ---- What is being written ----
+
+// Held while a temporary file is made, renamed or removed, and for good by the thread that removes them all.
+static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
+static temporary *first;
+
+static void enlist(temporary *t, const char *path)
+{
+    *t = (temporary){path, first};
+    first = t;
+}
+
+static void strike_off(const temporary *t)
+{
+    temporary **at = &first;
+    while (*at && *at != t) at = &(*at)->next;
+    if (*at) *at = t->next;
+}
+
+static int remove_one(const char *path, const struct stat *st, int kind, struct FTW *where)
+{
+    (void)st;
+    (void)where;
+    return kind == FTW_DP ? rmdir(path) : unlink(path);
+}
+
+// A folder with all in it, or a file.
+static void remove_tree(const char *path)
+{
+    (void)nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS); // what stays goes with the next run
+}
+
+void atomic_files_remove(void)
+{
+    pthread_mutex_lock(&guard);
+    for (; first; first = first->next) remove_tree(first->path);
+}
 
 // ---- The target ----
 
@@ -62,8 +110,8 @@ static kvb_status resolve_target(struct atomic_state *s, char **out, const char 
     if (found && !S_ISLNK(link.st_mode)) st = link;
     kvb_status status = found ? look_at_target(s, path, &st, err) : KVB_OK;
     if (status != KVB_OK) return status;
-    *out = found && S_ISLNK(link.st_mode) ? realpath(path, NULL) : strdup(path);
-    if (!*out) return kvb_fail(err, KVB_MEMORY, "%s: cannot write: %s", path, strerror(errno));
+    *out = found && S_ISLNK(link.st_mode) ? realpath(path, NULL) : need_text("%s", path);
+    if (!*out) return refuse(err, path, strerror(errno));
     size_t length = strlen(file_base(*out));
     if (length > 0 && length <= LONGEST_NAME) return KVB_OK;
     status = kvb_fail(err, KVB_ARGUMENT, "%s: the name of a file to write has 1 to %d bytes, this one %zu", path,
@@ -76,7 +124,6 @@ static kvb_status resolve_target(struct atomic_state *s, char **out, const char 
 static kvb_status check_folder(const char *final_path, const char *path, kvb_error *err)
 {
     char *folder = file_folder(final_path);
-    if (!folder) return kvb_fail(err, KVB_MEMORY, "%s: no memory for its name", path);
     struct stat st;
     bool good = stat(folder, &st) == 0;
     if (good && !S_ISDIR(st.st_mode)) errno = ENOTDIR, good = false;
@@ -158,42 +205,36 @@ static void close_all(struct atomic_state *s)
     free(s);
 }
 
+// Makes the temporary file; on failure the caller closes what is open.
 static kvb_status begin(atomic_file *f, struct atomic_state *s, char *final_path, const char *path, kvb_error *err)
 {
     size_t size = strlen(final_path) + 1 + HEX_DIGITS + sizeof partial_suffix;
-    char *temp_path = malloc(size);
-    if (!temp_path) return kvb_fail(err, KVB_MEMORY, "%s: no memory for its name", path);
-    if (!open_new(s, temp_path, size, final_path)) {
-        kvb_status status = kvb_fail(err, KVB_IO, "%s: cannot make a file in its folder: %s", path, strerror(errno));
-        free(temp_path);
-        return status;
-    }
-    FILE *stream = !s->replace || fchmod(s->file, s->mode) == 0 ? open_stream(s) : NULL;
-    if (stream) {
-        *f = (atomic_file){stream, temp_path, final_path, s};
-        return KVB_OK;
-    }
-    kvb_status status = kvb_fail(err, KVB_IO, "%s: cannot write: %s", path, strerror(errno));
-    unlink(temp_path);
-    free(temp_path);
-    return status;
+    char *temp_path = need(size, 1, "bytes of a file's name");
+    pthread_mutex_lock(&guard);
+    bool made = open_new(s, temp_path, size, final_path);
+    if (made) enlist(&s->self, temp_path);
+    pthread_mutex_unlock(&guard);
+    FILE *stream = made && (!s->replace || fchmod(s->file, s->mode) == 0) ? open_stream(s) : NULL;
+    *f = (atomic_file){stream, temp_path, final_path, s};
+    if (stream) return KVB_OK;
+    return kvb_fail(err, KVB_IO, "%s: cannot %s: %s", path, made ? "write" : "make a file in its folder",
+                    strerror(errno));
 }
 
 static kvb_status begin_at(atomic_file *f, const char *path, bool own, kvb_error *err)
 {
     *f = (atomic_file){0};
-    struct atomic_state *s = calloc(1, sizeof *s);
-    if (!s) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+    struct atomic_state *s = need(1, sizeof *s, "files to write");
     s->file = s->lock = -1;
-    char *final_path = own ? strdup(path) : NULL;
-    kvb_status status = KVB_OK;
-    if (own && !final_path) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for its name", path);
-    else if (!own) status = resolve_target(s, &final_path, path, err);
-    if (status == KVB_OK && !own) atomic_file_remove_stale(final_path);
-    if (status == KVB_OK) status = begin(f, s, final_path, path, err);
-    if (status == KVB_OK) return KVB_OK;
-    free(final_path);
-    close_all(s);
+    char *final_path = own ? need_text("%s", path) : NULL;
+    kvb_status status = own ? KVB_OK : resolve_target(s, &final_path, path, err);
+    if (status != KVB_OK) {
+        free(s);
+        return status;
+    }
+    if (!own) atomic_file_remove_stale(final_path);
+    status = begin(f, s, final_path, path, err);
+    if (status != KVB_OK) atomic_file_abandon(f);
     return status;
 }
 
@@ -230,10 +271,15 @@ static const char *finish_writing(atomic_file *f)
 kvb_status atomic_file_commit(atomic_file *f, kvb_error *err)
 {
     const char *what = finish_writing(f);
-    if (!what && rename(f->temp_path, f->final_path) != 0) what = "cannot put the finished file in place";
     kvb_status status = KVB_OK;
-    if (what) {
-        status = kvb_fail(err, KVB_IO, "%s: %s: %s; nothing was changed", f->final_path, what, strerror(errno));
+    pthread_mutex_lock(&guard);
+    bool placed = !what && rename(f->temp_path, f->final_path) == 0;
+    int why = errno;
+    if (placed) strike_off(&f->state->self);
+    pthread_mutex_unlock(&guard);
+    if (!placed) {
+        if (!what) what = "cannot put the finished file in place";
+        status = kvb_fail(err, KVB_IO, "%s: %s: %s; nothing was changed", f->final_path, what, strerror(why));
     } else {
         free(f->temp_path);
         f->temp_path = NULL; // it has its final name now: nothing to remove
@@ -248,7 +294,12 @@ kvb_status atomic_file_commit(atomic_file *f, kvb_error *err)
 void atomic_file_abandon(atomic_file *f)
 {
     if (f->stream) (void)fclose(f->stream); // it is thrown away
-    if (f->temp_path) unlink(f->temp_path);
+    if (f->temp_path) {
+        pthread_mutex_lock(&guard);
+        if (f->state->self.path) unlink(f->temp_path);
+        strike_off(&f->state->self);
+        pthread_mutex_unlock(&guard);
+    }
     if (f->state) close_all(f->state);
     free(f->temp_path);
     free(f->final_path);
@@ -287,10 +338,125 @@ void atomic_file_remove_stale(const char *path)
 {
     char *target = realpath(path, NULL), *folder = file_folder(target ? target : path);
     const char *base = file_base(target ? target : path);
-    DIR *dir = folder ? opendir(folder) : NULL;
+    DIR *dir = opendir(folder);
     for (struct dirent *e; dir && (e = readdir(dir));)
         if (atomic_file_is_partial(e->d_name, base, strlen(base))) remove_if_stale(dirfd(dir), e->d_name);
     if (dir) (void)closedir(dir);
     free(folder);
     free(target);
+}
+
+// ---- Folders ----
+
+static int open_folder(const char *path)
+{
+    return file_open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW, 0);
+}
+
+// What killed writers left; a living one holds a lock on its own.
+static void remove_stale_folders(const char *final_path)
+{
+    char *parent = file_folder(final_path), *path;
+    const char *base = file_base(final_path);
+    DIR *dir = opendir(parent);
+    for (struct dirent *e; dir && (e = readdir(dir));) {
+        if (!atomic_file_is_partial(e->d_name, base, strlen(base))) continue;
+        path = need_text("%s/%s", parent, e->d_name);
+        int file = open_folder(path);
+        if (file >= 0 && file_lock(file, false)) remove_tree(path);
+        if (file >= 0) (void)file_close(file); // only its lock
+        free(path);
+    }
+    if (dir) (void)closedir(dir); // only read
+    free(parent);
+}
+
+// The name without slashes at its end, and where a symbolic link leads.
+static kvb_status resolve_folder(char **out, const char *dir, kvb_error *err)
+{
+    struct stat st;
+    size_t n = strlen(dir);
+    while (n > 1 && dir[n - 1] == '/') n--;
+    bool found = lstat(dir, &st) == 0;
+    *out = found ? realpath(dir, NULL) : need_text("%.*s", (int)n, dir);
+    if (*out) return KVB_OK;
+    return kvb_fail(err, KVB_IO, "%s: cannot make the folder: %s", dir, strerror(errno));
+}
+
+static kvb_status check_empty(const char *dir, kvb_error *err)
+{
+    DIR *open_dir = opendir(dir);
+    if (!open_dir && errno == ENOENT) return KVB_OK;
+    if (!open_dir) return kvb_fail(err, KVB_IO, "%s: cannot read the folder: %s", dir, strerror(errno));
+    bool empty = true;
+    for (struct dirent *e; (e = readdir(open_dir));)
+        empty = empty && (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0);
+    (void)closedir(open_dir); // only read
+    if (empty) return KVB_OK;
+    return kvb_fail(err, KVB_ARGUMENT, "%s: is not empty; give a new folder, so that nothing old is mixed in", dir);
+}
+
+// Makes and holds the temporary folder; false with errno. A name that was taken is left to another attempt.
+static bool make_folder(atomic_folder *f)
+{
+    for (int attempt = 0; attempt < 100; attempt++) {
+        uint32_t number;
+        if (getrandom(&number, sizeof number, 0) != (ssize_t)sizeof number) return false;
+        free(f->temp_path);
+        f->temp_path = need_text("%s.%0*x%s", f->final_path, HEX_DIGITS, number, partial_suffix);
+        if (mkdir(f->temp_path, 0777) != 0 && errno == EEXIST) continue;
+        f->lock = open_folder(f->temp_path);
+        if (f->lock < 0 && errno == ENOENT) continue; // somebody took it for a leftover, before the lock
+        if (f->lock >= 0) (void)file_lock(f->lock, true);
+        else rmdir(f->temp_path);
+        return f->lock >= 0;
+    }
+    return false;
+}
+
+static void folder_forget(atomic_folder *f)
+{
+    free(f->self);
+    free(f->temp_path);
+    free(f->final_path);
+    *f = (atomic_folder){.lock = -1};
+}
+
+kvb_status atomic_folder_begin(atomic_folder *f, const char *dir, kvb_error *err)
+{
+    *f = (atomic_folder){.lock = -1};
+    kvb_status status = resolve_folder(&f->final_path, dir, err);
+    if (status == KVB_OK) status = check_empty(f->final_path, err);
+    if (status == KVB_OK) {
+        remove_stale_folders(f->final_path);
+        f->self = need(1, sizeof *f->self, "folders to write");
+        pthread_mutex_lock(&guard);
+        bool made = make_folder(f);
+        int why = errno;
+        if (made) enlist(f->self, f->temp_path);
+        pthread_mutex_unlock(&guard);
+        if (!made) status = kvb_fail(err, KVB_IO, "%s: cannot make the folder: %s", dir, strerror(why));
+    }
+    if (status != KVB_OK) folder_forget(f);
+    return status;
+}
+
+kvb_status atomic_folder_end(atomic_folder *f, kvb_status status, kvb_error *err)
+{
+    if (!f->temp_path) return status;
+    if (status == KVB_OK && !file_sync(f->lock))
+        status = kvb_fail(err, KVB_IO, "%s: cannot sync: %s", f->final_path, strerror(errno));
+    pthread_mutex_lock(&guard);
+    if (status == KVB_OK && rename(f->temp_path, f->final_path) != 0)
+        status =
+            kvb_fail(err, KVB_IO, "%s: cannot put the finished folder in place: %s", f->final_path, strerror(errno));
+    if (status != KVB_OK) remove_tree(f->temp_path);
+    strike_off(f->self);
+    pthread_mutex_unlock(&guard);
+    if (status == KVB_OK && !file_sync_folder(f->final_path))
+        status =
+            kvb_fail(err, KVB_IO, "%s: written, but its folder cannot be synced: %s", f->final_path, strerror(errno));
+    (void)file_close(f->lock); // only its lock
+    folder_forget(f);
+    return status;
 }

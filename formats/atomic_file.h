@@ -1,5 +1,5 @@
-// Files that appear whole or not at all: everything is written to a temporary file in the same folder, synced, and
-// renamed.
+// Files and folders that appear whole or not at all: everything is written to a temporary one in the same folder,
+// synced, and renamed.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
@@ -17,7 +17,7 @@ typedef struct atomic_file {
 
 // What atomic_file_begin refuses, without touching the disk: for outputs that are written only after long work.
 // Errors: KVB_ARGUMENT (a folder, a device, a name too long), KVB_IO (no such folder, not writable, a read-only file, a
-// link that leads nowhere), KVB_MEMORY.
+// link that leads nowhere).
 kvb_status atomic_file_check(const char *path, kvb_error *err);
 
 // Opens a temporary file next to `path` and removes those that writers of `path` left when they were killed (a living
@@ -44,3 +44,21 @@ kvb_status atomic_write(const char *path, const void *data, size_t size, kvb_err
 void atomic_file_remove_stale(const char *path);
 // Whether `name` is that of a temporary file for `base`.
 bool atomic_file_is_partial(const char *name, const char *base, size_t base_length);
+
+// Removes all that is being written, before the program ends by a signal or for want of memory: another thread that
+// begins or ends a file then waits for good.
+void atomic_files_remove(void);
+
+// A folder of files.
+typedef struct atomic_folder {
+    char *temp_path;  // where to put the files: DIR.<8 hex digits>.partial
+    char *final_path; // DIR, with a symbolic link resolved
+    int lock;         // tells others that the writer lives
+    struct temporary *self;
+} atomic_folder;
+
+// `dir` must not exist, or be an empty folder. What killed writers of `dir` left is removed. On failure *f holds
+// nothing. Errors: KVB_ARGUMENT (not empty, no folder), KVB_IO.
+kvb_status atomic_folder_begin(atomic_folder *f, const char *dir, kvb_error *err);
+// Puts it in place when `status` is KVB_OK, else removes it. Returns `status`, or what went wrong here.
+kvb_status atomic_folder_end(atomic_folder *f, kvb_status status, kvb_error *err);

@@ -1,95 +1,34 @@
 #include "budget_export.h"
-#include "atomic_file.h"
-#include "atomic_folder.h"
+#include "formats/atomic_file.h"
 #include "json_file.h"
+#include "need.h"
 #include "npy.h"
+#include "runtime/budgets_round.h"
 #include "runtime/fail.h"
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 // ---- What several share ---------------------------------------------------------------------------------------------
 
-static uint64_t layer_total(const budget_export *b, uint32_t layer)
-{
-    uint32_t n = kvb_table_info(b->table)->n_kv_heads;
-    uint64_t total = 0;
-    for (uint32_t g = 0; g < n; g++) total += b->keep[(size_t)layer * n + g];
-    return total;
-}
-
-// What a layer keeps when all its heads keep the same, whole pages with b->block; 1 to T, or the end of its page.
-static uint32_t layer_tokens(const budget_export *b, uint32_t layer)
-{
-    uint32_t n = kvb_table_info(b->table)->n_kv_heads, block = b->block ? b->block : 1;
-    uint64_t mean = (2 * layer_total(b, layer) + n) / (2 * (uint64_t)n), pages = (mean + block - 1) / block;
-    uint64_t tokens = pages ? pages * block : block;
-    return (uint32_t)(tokens < UINT32_MAX ? tokens : mean);
-}
-
 // Where the numbers come from, for people: what the formats themselves have no place for.
-static cJSON *provenance(const budget_export *b)
+static void add_provenance(cJSON *to, const budget_export *b)
 {
     const kvb_info *info = kvb_table_info(b->table);
-    cJSON *o = cJSON_CreateObject();
-    bool ok = o && cJSON_AddStringToObject(o, "table", b->table_path) &&
-              cJSON_AddStringToObject(o, "metric", info->metric) &&
-              cJSON_AddStringToObject(o, "model_id", info->model_id) &&
-              cJSON_AddStringToObject(o, "model_sha256", info->model_sha256) && json_add_exact(o, "ratio", b->ratio) &&
-              cJSON_AddNumberToObject(o, "n_tokens", b->n_tokens) &&
-              cJSON_AddNumberToObject(o, "block", b->block ? b->block : 1) &&
-              cJSON_AddNumberToObject(o, "budgets_version", kvb_budgets_version());
-    if (ok) return o;
-    cJSON_Delete(o);
-    return NULL;
-}
-
-// Takes `value`, NULL where memory ran out for it.
-static bool add(cJSON *object, const char *name, cJSON *value)
-{
-    if (value && object && cJSON_AddItemToObject(object, name, value)) return true;
-    cJSON_Delete(value);
-    return false;
-}
-
-// Writes what is in memory of `text`, and frees it. ok: whether all of it could be made.
-static kvb_status write_text(const char *path, FILE *to, char **text, const size_t *size, bool ok, kvb_error *err)
-{
-    ok = fclose(to) == 0 && ok;
-    kvb_status status =
-        ok ? atomic_write(path, *text, *size, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
-    free(*text);
-    return status;
-}
-
-typedef struct text_file {
-    char *text;
-    size_t size;
-    FILE *to;
-} text_file;
-
-static kvb_status text_begin(text_file *f, const char *path, kvb_error *err)
-{
-    *f = (text_file){0};
-    f->to = open_memstream(&f->text, &f->size);
-    return f->to ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
-}
-
-// FOLDER/NAME, malloc'd.
-static kvb_status path_in(char **out, const char *folder, const char *name, kvb_error *err)
-{
-    if (asprintf(out, "%s/%s", folder, name) >= 0) return KVB_OK;
-    *out = NULL;
-    return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
+    cJSON_AddStringToObject(to, "table", b->table_path);
+    cJSON_AddStringToObject(to, "metric", info->metric);
+    cJSON_AddStringToObject(to, "model_id", info->model_id);
+    cJSON_AddStringToObject(to, "model_sha256", info->model_sha256);
+    json_add_exact(to, "ratio", b->ratio);
+    cJSON_AddNumberToObject(to, "n_tokens", b->n_tokens);
+    cJSON_AddNumberToObject(to, "block", b->block ? b->block : 1);
+    cJSON_AddNumberToObject(to, "budgets_version", kvb_budgets_version());
 }
 
 static kvb_status write_json_in(const char *folder, const char *name, const cJSON *value, kvb_error *err)
 {
-    char *path;
-    kvb_status status = path_in(&path, folder, name, err);
-    if (status == KVB_OK) status = json_write(path, value, err);
+    char *path = need_text("%s/%s", folder, name);
+    kvb_status status = json_write(path, value, err);
     free(path);
     return status;
 }
@@ -119,33 +58,27 @@ static cJSON *duo_config(const budget_export *b)
     double recent = fmax(fmax(rint(mean) - info->sink, info->window), 1);
     double kept = (heads - n_streaming) * b->n_tokens + n_streaming * fmin(info->sink + recent, b->n_tokens);
     cJSON *o = cJSON_CreateObject();
-    bool ok =
-        o && cJSON_AddStringToObject(o, "model_name", info->model_id) &&
-        cJSON_AddNumberToObject(o, "sink_size", info->sink) && cJSON_AddNumberToObject(o, "recent_size", recent) &&
-        json_add_exact(o, "head_compression_ratio", n_streaming / heads) &&
-        json_add_exact(o, "effective_ratio", 1 - kept / (heads * b->n_tokens)) && add(o, "kvbudget", provenance(b));
-    if (ok) return o;
-    cJSON_Delete(o);
-    return NULL;
+    cJSON_AddStringToObject(o, "model_name", info->model_id);
+    cJSON_AddNumberToObject(o, "sink_size", info->sink);
+    cJSON_AddNumberToObject(o, "recent_size", recent);
+    json_add_exact(o, "head_compression_ratio", n_streaming / heads);
+    json_add_exact(o, "effective_ratio", 1 - kept / (heads * b->n_tokens));
+    add_provenance(cJSON_AddObjectToObject(o, "kvbudget"), b);
+    return o;
 }
 
 static kvb_status write_shares(const budget_export *b, const char *folder, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(b->table);
-    char *path;
-    text_file f;
-    kvb_status status = path_in(&path, folder, "full_attention_heads.tsv", err);
-    if (status == KVB_OK) status = text_begin(&f, path, err);
-    if (status == KVB_OK) {
-        bool ok = true;
-        for (uint32_t l = 0; l < info->n_layers; l++)
-            for (uint32_t g = 0; g < info->n_kv_heads && ok; g++)
-                ok = fprintf(f.to, "%.9g%c", (double)b->keep[(size_t)l * info->n_kv_heads + g] / b->n_tokens,
-                             g + 1 < info->n_kv_heads ? '\t' : '\n') > 0;
-        status = write_text(path, f.to, &f.text, &f.size, ok, err);
-    }
+    char *path = need_text("%s/full_attention_heads.tsv", folder);
+    atomic_file f;
+    kvb_status status = atomic_file_begin(&f, path, err);
     free(path);
-    return status;
+    if (status != KVB_OK) return status;
+    for (size_t h = 0; h < (size_t)info->n_layers * info->n_kv_heads; h++)
+        fprintf(f.stream, "%.9g%c", (double)b->keep[h] / b->n_tokens,
+                h % info->n_kv_heads + 1 < info->n_kv_heads ? '\t' : '\n');
+    return atomic_file_commit(&f, err); // finds what went wrong with the stream
 }
 
 kvb_status export_duo(const budget_export *b, const char *path, kvb_error *err)
@@ -162,38 +95,51 @@ kvb_status export_duo(const budget_export *b, const char *path, kvb_error *err)
 
 // ---- One length per layer -------------------------------------------------------------------------------------------
 
+// What each layer keeps when all its heads keep the same, tokens [L]: the mean of its heads, rounded to whole tokens,
+// or pages with b->block, so that the total over the layers stays. Layers without a budget keep everything. Returns the
+// share that is then pruned.
+static double layer_tokens(const budget_export *b, uint32_t *tokens)
+{
+    const kvb_info *info = kvb_table_info(b->table);
+    size_t heads = info->n_kv_heads, n = 0;
+    double *prune = need(info->n_layers, sizeof *prune, "layers");
+    uint32_t *rounded = need(info->n_layers, sizeof *rounded, "layers");
+    uint64_t total = 0;
+    for (size_t l = 0; l < info->n_layers; l++) {
+        double sum = 0;
+        for (size_t g = 0; g < heads; g++) sum += b->keep[l * heads + g];
+        if (!info->bounded || !info->bounded[l]) prune[n++] = 1 - sum / ((double)heads * b->n_tokens);
+    }
+    const kvb_mix means = {.below = prune, .above = prune};
+    kvb_round_global(&means, n, b->n_tokens, rounded);
+    if (b->block > 1) kvb_round_blocks(rounded, n, b->n_tokens, b->block, 1);
+    for (size_t i = 0; i < n; i++) total += rounded[i];
+    for (size_t l = info->n_layers; l-- > 0;)
+        tokens[l] = info->bounded && info->bounded[l] ? b->n_tokens : rounded[--n];
+    free(prune);
+    free(rounded);
+    return 1 - (double)total / ((double)info->n_budgeted * b->n_tokens);
+}
+
 kvb_status export_per_layer(const budget_export *b, const char *path, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(b->table);
-    cJSON *o = cJSON_CreateObject(), *tokens = cJSON_CreateArray(), *ratios = cJSON_CreateArray();
-    bool ok = o && tokens && ratios;
-    for (uint32_t l = 0; l < info->n_layers && ok; l++) {
-        double n = fmin(layer_tokens(b, l), b->n_tokens);
+    uint32_t *kept = need(info->n_layers, sizeof *kept, "layers");
+    double effective = layer_tokens(b, kept);
+    cJSON *o = cJSON_CreateObject(), *tokens = cJSON_AddArrayToObject(o, "tokens"),
+          *ratios = cJSON_AddArrayToObject(o, "compression_ratios");
+    for (uint32_t l = 0; l < info->n_layers; l++) {
+        cJSON_AddItemToArray(tokens, cJSON_CreateNumber(kept[l]));
         // kvpress keeps floor((1 - r) T): half a token more, so that no rounding of r can take one away.
-        cJSON *count = cJSON_CreateNumber(n), *ratio = json_exact(fmax(0, 1 - (n + 0.5) / b->n_tokens));
-        ok = count && ratio && cJSON_AddItemToArray(tokens, count) && cJSON_AddItemToArray(ratios, ratio);
+        cJSON_AddItemToArray(ratios, json_exact(fmax(0, 1 - (kept[l] + 0.5) / b->n_tokens)));
     }
-    ok = add(o, "tokens", tokens) & add(o, "compression_ratios", ratios) && ok;
-    ok = ok && cJSON_AddNumberToObject(o, "sink", info->sink) && add(o, "kvbudget", provenance(b));
-    kvb_status status = json_write(path, ok ? o : NULL, err);
+    cJSON_AddNumberToObject(o, "sink", info->sink);
+    json_add_exact(o, "effective_ratio", effective);
+    add_provenance(cJSON_AddObjectToObject(o, "kvbudget"), b);
+    free(kept);
+    kvb_status status = json_write(path, o, err);
     cJSON_Delete(o);
     return status;
-}
-
-kvb_status export_tensorrt_llm(const budget_export *b, const char *path, kvb_error *err)
-{
-    const kvb_info *info = kvb_table_info(b->table);
-    text_file f;
-    kvb_status status = text_begin(&f, path, err);
-    if (status != KVB_OK) return status;
-    bool ok = fprintf(f.to,
-                      "# %s, ratio %.10g of %u tokens, by kvbudget export. Layers keep their latest tokens and the "
-                      "sinks.\nkv_cache_config:\n  max_attention_window: [",
-                      info->metric, b->ratio, b->n_tokens) > 0;
-    for (uint32_t l = 0; l < info->n_layers && ok; l++)
-        ok = fprintf(f.to, "%s%u", l ? ", " : "", layer_tokens(b, l)) > 0;
-    ok = ok && fprintf(f.to, "]\n  sink_token_length: %u\n", info->sink) > 0;
-    return write_text(path, f.to, &f.text, &f.size, ok, err);
 }
 
 // ---- HeadKV ---------------------------------------------------------------------------------------------------------
@@ -203,21 +149,21 @@ kvb_status export_headkv(const budget_export *b, const char *path, uint32_t *cap
     const kvb_info *info = kvb_table_info(b->table);
     uint32_t group = info->n_heads / info->n_kv_heads;
     uint64_t sum = 0, heads = (uint64_t)info->n_layers * info->n_kv_heads;
-    text_file f;
-    kvb_status status = text_begin(&f, path, err);
+    atomic_file f;
+    kvb_status status = atomic_file_begin(&f, path, err);
     if (status != KVB_OK) return status;
-    bool ok = fputc('{', f.to) != EOF;
+    fputc('{', f.stream);
     for (uint32_t l = 0; l < info->n_layers; l++) {
-        for (uint32_t h = 0; h < info->n_heads && ok; h++) {
+        for (uint32_t h = 0; h < info->n_heads; h++) {
             uint32_t keep = b->keep[(size_t)l * info->n_kv_heads + h / group];
             uint32_t score = keep > info->window ? keep - info->window : 0;
-            ok = fprintf(f.to, "%s\"%u-%u\": [%u]", l || h ? ", " : "", l, h, score) > 0;
+            fprintf(f.stream, "%s\"%u-%u\": [%u]", l || h ? ", " : "", l, h, score);
             if (h % group == 0) sum += score;
         }
     }
-    ok = ok && fputs("}\n", f.to) != EOF;
+    fputs("}\n", f.stream);
     *capacity = (uint32_t)((2 * sum + heads) / (2 * heads));
-    return write_text(path, f.to, &f.text, &f.size, ok, err);
+    return atomic_file_commit(&f, err);
 }
 
 // ---- Lengths, cu_seqlens, block tables ------------------------------------------------------------------------------
@@ -225,9 +171,8 @@ kvb_status export_headkv(const budget_export *b, const char *path, uint32_t *cap
 static kvb_status write_array_in(const char *folder, const char *name, uint32_t n_dims, const uint64_t *shape,
                                  const void *data, kvb_error *err)
 {
-    char *path;
-    kvb_status status = path_in(&path, folder, name, err);
-    if (status == KVB_OK) status = npy_write(path, NPY_I32, n_dims, shape, data, err);
+    char *path = need_text("%s/%s", folder, name);
+    kvb_status status = npy_write(path, NPY_I32, n_dims, shape, data, err);
     free(path);
     return status;
 }
@@ -253,8 +198,7 @@ static kvb_status write_pages(const budget_export *b, const char *folder, const 
     for (size_t i = 0; i < layers * (n + 1) - 1; i++)
         if (indptr[i + 1] > indptr[i] && (size_t)(indptr[i + 1] - indptr[i]) > most)
             most = (size_t)(indptr[i + 1] - indptr[i]);
-    int32_t *table = malloc(layers * n * most * sizeof *table);
-    if (!table) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu pages", folder, layers * n * most);
+    int32_t *table = need(layers * n * most, sizeof *table, "pages of a block table");
     for (size_t l = 0; l < layers; l++)
         for (size_t g = 0; g < n; g++) {
             int32_t first = indptr[l * (n + 1) + g], end = indptr[l * (n + 1) + g + 1];
@@ -274,8 +218,7 @@ static kvb_status write_varlen(const budget_export *b, const char *folder, kvb_e
 {
     const kvb_info *info = kvb_table_info(b->table);
     size_t n = info->n_kv_heads, layers = info->n_layers;
-    int32_t *cu = malloc(layers * (n + 1) * sizeof *cu);
-    if (!cu) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu offsets", folder, layers * (n + 1));
+    int32_t *cu = need(layers * (n + 1), sizeof *cu, "offsets");
     // The lengths are at most the ends that were counted here, so they fit too.
     kvb_status status = fill_offsets(cu, b, 1, err);
     if (status == KVB_OK) status = write_array_in(folder, "lengths.npy", 2, (uint64_t[]){layers, n}, b->keep, err);
@@ -293,7 +236,8 @@ kvb_status export_varlen(const budget_export *b, const char *path, kvb_error *er
     atomic_folder folder;
     kvb_status status = atomic_folder_begin(&folder, path, err);
     if (status != KVB_OK) return status;
-    cJSON *about = provenance(b);
+    cJSON *about = cJSON_CreateObject();
+    add_provenance(about, b);
     status = write_varlen(b, folder.temp_path, err);
     if (status == KVB_OK) status = write_json_in(folder.temp_path, "kvbudget.json", about, err);
     cJSON_Delete(about);

@@ -23,14 +23,11 @@ typedef struct budget_export {
 // here, and these heads' mean is what recent_size gives them, at least the table's window.
 kvb_status export_duo(const budget_export *b, const char *path, kvb_error *err);
 
-// One number of tokens per layer, the heads' rounded mean, for kvpress's PerLayerCompressionPress and mlx-lm's
-// RotatingKVCache: JSON with "tokens" [L], "compression_ratios" [L], which kvpress turns into just these tokens,
-// "sink".
+// One number of tokens per layer, the mean of its heads, for kvpress's PerLayerCompressionPress and mlx-lm's
+// RotatingKVCache: JSON with "tokens" [L], "compression_ratios" [L], which kvpress turns into just these tokens, "sink"
+// and "effective_ratio". Counts are whole, and whole pages with `block`; what rounding takes from one layer another one
+// gets, so the total stays. Layers without a budget keep all T tokens.
 kvb_status export_per_layer(const budget_export *b, const char *path, kvb_error *err);
-
-// The same numbers as TensorRT-LLM's kv_cache_config: YAML with max_attention_window [L] and sink_token_length. With
-// pages, windows are whole pages: each distinct window is a pool of its own there.
-kvb_status export_tensorrt_llm(const budget_export *b, const char *path, kvb_error *err);
 
 // HeadKV (arXiv 2410.19258) as KVCache-Factory reads it: one line of JSON, {"layer-head": [score]} of query heads in
 // order. Its capacities leave out the window, which it adds: a score is keep - window, which run with --head_beta 1,

@@ -1,4 +1,5 @@
-#include "file_io.h"
+#include "formats/file_io.h"
+#include "formats/need.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -66,8 +67,8 @@ bool file_lock(int file, bool wait)
 char *file_folder(const char *path)
 {
     const char *slash = strrchr(path, '/');
-    if (!slash) return strdup(".");
-    return strndup(path, slash == path ? 1 : (size_t)(slash - path));
+    if (!slash) return need_text(".");
+    return need_text("%.*s", slash == path ? 1 : (int)(slash - path), path);
 }
 
 const char *file_base(const char *path)
@@ -79,7 +80,7 @@ const char *file_base(const char *path)
 bool file_sync_folder(const char *path)
 {
     char *folder = file_folder(path);
-    int file = folder ? file_open(folder, O_RDONLY | O_DIRECTORY, 0) : -1;
+    int file = file_open(folder, O_RDONLY | O_DIRECTORY, 0);
     free(folder);
     if (file < 0) return false;
     bool synced = file_sync(file) || errno == EINVAL || errno == EROFS;

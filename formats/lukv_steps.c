@@ -1,6 +1,6 @@
 // The names of the layout, and writing it.
 #include "lukv_steps.h"
-#include "atomic_folder.h"
+#include "formats/atomic_file.h"
 #include "json_file.h"
 #include "lukv_layout.h"
 #include "names.h"

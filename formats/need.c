@@ -1,9 +1,11 @@
 #include "formats/need.h"
+#include "formats/atomic_file.h"
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static _Noreturn void stop(size_t count, size_t size, const char *what)
 {
@@ -11,7 +13,8 @@ static _Noreturn void stop(size_t count, size_t size, const char *what)
             "kvbudget: no memory for %zu %s of %zu bytes each; close other programs, give less data or fewer threads, "
             "or run it on a machine with more memory\n",
             count, what, size);
-    exit(1);
+    atomic_files_remove();
+    _exit(1); // exit() would run what other threads may still be using
 }
 
 void *need_more(void *old, size_t count, size_t size, const char *what)

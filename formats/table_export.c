@@ -1,7 +1,9 @@
 #include "table_export.h"
 #include "file_read.h"
 #include "json_file.h"
+#include "need.h"
 #include "npy.h"
+#include "rank_write.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include "runtime/safetensors.h"
@@ -14,12 +16,11 @@
 
 #define SIDECAR_FORMAT "kvbudget-npy-sidecar"
 
-char *table_sidecar_path(const char *npy_path)
+char *table_beside(const char *npy_path, const char *ending)
 {
     size_t n = strlen(npy_path);
     if (n > 4 && strcmp(npy_path + n - 4, ".npy") == 0) n -= 4;
-    char *path = NULL;
-    return asprintf(&path, "%.*s.json", (int)n, npy_path) < 0 ? NULL : path;
+    return need_text("%.*s%s", (int)n, npy_path, ending);
 }
 
 kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err)
@@ -33,7 +34,6 @@ kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err)
     if (status == KVB_OK) {
         const cJSON *metadata = cJSON_GetObjectItemCaseSensitive(file.header, "__metadata__");
         *out = metadata ? cJSON_Duplicate(metadata, 1) : cJSON_CreateObject();
-        if (!*out) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
         kvb_safetensors_free(&file);
     }
     if (status == KVB_OK) status = file_check(&view, path, err);
@@ -49,7 +49,7 @@ static const char *text_of(const cJSON *metadata, const char *key)
     return cJSON_IsString(item) ? item->valuestring : "";
 }
 
-// As a literal of JSON and Python alike; to be freed with cJSON_free, NULL when memory is short.
+// As a literal of JSON and Python alike; to be freed with cJSON_free.
 static char *quoted(const char *text)
 {
     cJSON *item = cJSON_CreateString(text);
@@ -64,112 +64,139 @@ static bool is_identifier(const char *text)
     return *text && strspn(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") == strlen(text);
 }
 
-static bool print_argument(FILE *to, const cJSON *a, const char *separator)
+// One argument of a call in Python: window_size=64.
+static char *argument_text(const cJSON *a)
 {
     char number[32];
     if (cJSON_IsString(a)) {
-        char *text = quoted(a->valuestring);
-        bool ok = text && fprintf(to, "%s%s=%s", separator, a->string, text) > 0;
-        cJSON_free(text);
-        return ok;
+        char *literal = quoted(a->valuestring), *text = need_text("%s=%s", a->string, literal);
+        cJSON_free(literal);
+        return text;
     }
-    if (cJSON_IsRaw(a)) return fprintf(to, "%s%s=%s", separator, a->string, a->valuestring) > 0;
-    if (cJSON_IsBool(a)) return fprintf(to, "%s%s=%s", separator, a->string, cJSON_IsTrue(a) ? "True" : "False") > 0;
+    if (cJSON_IsRaw(a)) return need_text("%s=%s", a->string, a->valuestring);
+    if (cJSON_IsBool(a)) return need_text("%s=%s", a->string, cJSON_IsTrue(a) ? "True" : "False");
     snprintf(number, sizeof number, "%.15g", a->valuedouble);
     if (strtod(number, NULL) != a->valuedouble) snprintf(number, sizeof number, "%.17g", a->valuedouble);
-    return fprintf(to, "%s%s=%s", separator, a->string, number) > 0;
+    return need_text("%s=%s", a->string, number);
 }
 
-// "SnapKVPress(window_size=64, kernel_size=5)" of what a scorer declares; malloc'd, NULL when memory is short.
+// "SnapKVPress(window_size=64, kernel_size=5)" of what a scorer declares.
 static char *call_text(const cJSON *press)
 {
     const cJSON *argument;
-    const char *name = text_of(press, "press");
-    char *text = NULL;
-    size_t size = 0;
-    FILE *to = open_memstream(&text, &size);
-    if (!to) return NULL;
-    bool ok = fprintf(to, "%s(", is_identifier(name) ? name : "YourPress") > 0;
-    const char *separator = "";
+    const char *name = text_of(press, "press"), *separator = "";
+    char *text = need_text("%s(", is_identifier(name) ? name : "YourPress");
     cJSON_ArrayForEach(argument, cJSON_GetObjectItemCaseSensitive(press, "arguments"))
     {
         if (!is_identifier(argument->string)) continue;
-        ok = ok && print_argument(to, argument, separator);
+        char *before = text, *more = argument_text(argument);
+        text = need_text("%s%s%s", before, separator, more);
+        free(before);
+        free(more);
         separator = ", ";
     }
-    ok = ok && fprintf(to, ")") > 0;
-    if (fclose(to) == 0 && ok) return text;
+    char *call = need_text("%s)", text);
     free(text);
-    return NULL;
+    return call;
 }
 
 char *table_kvpress_code(const char *npy_name, const cJSON *metadata, const cJSON *press)
 {
     const char *sink = text_of(metadata, "sink"), *window = text_of(metadata, "window");
-    char *call = call_text(press), *name = quoted(npy_name), *load = NULL;
-    if (!call || !name ||
-        asprintf(&load,
-                 "import numpy, kvpress\n"
-                 "press = kvpress.LUKVPress(kvpress.%s, compression_ratio=0.8, sink=%s, window=%s)\n"
-                 "press._budget_curves = numpy.load(%s)  # [99, layers, KV heads], share of tokens pruned",
-                 call, *sink ? sink : "4", *window ? window : "1", name) < 0)
-        load = NULL;
+    char *call = call_text(press), *name = quoted(npy_name);
+    char *load = need_text("import numpy, kvpress\n"
+                           "press = kvpress.LUKVPress(kvpress.%s, compression_ratio=0.8, sink=%s, window=%s)\n"
+                           "press._budget_curves = numpy.load(%s)  # [99, layers, KV heads], share of tokens pruned",
+                           call, *sink ? sink : "4", *window ? window : "1", name);
     free(call);
     cJSON_free(name);
     return load;
 }
 
-static bool add_kvpress(cJSON *sidecar, const cJSON *metadata, const cJSON *press, const char *npy_path)
+char *table_kvpress_warning(const kvb_table *table, const cJSON *metadata, const cJSON *press)
 {
-    const char *slash = strrchr(npy_path, '/');
-    const char *warning = text_of(press, "press")[0] ? text_of(press, "warning")
-                                                     : "choose the kvpress scorer that ranks tokens as the metric does";
-    char *call = call_text(press), *load = table_kvpress_code(slash ? slash + 1 : npy_path, metadata, press);
-    cJSON *kvpress = call && load ? cJSON_AddObjectToObject(sidecar, "kvpress") : NULL;
-    bool ok = kvpress && cJSON_AddStringToObject(kvpress, "version", "0.5.5") &&
-              cJSON_AddStringToObject(kvpress, "press", call) && cJSON_AddStringToObject(kvpress, "load", load) &&
-              (!*warning || cJSON_AddStringToObject(kvpress, "warning", warning));
+    const char *scorer = text_of(press, "press")[0] ? text_of(press, "warning")
+                                                    : "choose the kvpress scorer that ranks tokens as the metric does";
+    const char *limits =
+        text_of(metadata, "constraints")[0]
+            ? "LUKVPress ignores the table's constraints (pages, ranks, caps): BudgetPress of kvbudget "
+              "keeps to them"
+            : "";
+    char *saturated = NULL;
+    kvb_row row;
+    for (uint32_t i = 0; !saturated && kvb_table_row(table, i, &row, NULL) == KVB_OK; i++)
+        if (row.saturated)
+            saturated = need_text("from ratio %g on less is pruned than LUKVPress is asked for, since heads stopped at "
+                                  "their floor: %g at %g",
+                                  row.ratio, row.effective_ratio, row.ratio);
+    char *all = need_text("%s%s%s%s%s", scorer, *scorer && *limits ? "; " : "", limits,
+                          (*scorer || *limits) && saturated ? "; " : "", saturated ? saturated : "");
+    free(saturated);
+    return all;
+}
+
+static cJSON *make_sidecar(const kvb_table *table, const char *npy_path, const char *npy_sha256, const cJSON *metadata,
+                           const cJSON *press)
+{
+    const char *slash = strrchr(npy_path, '/'), *name = slash ? slash + 1 : npy_path;
+    char *call = call_text(press), *load = table_kvpress_code(name, metadata, press),
+         *warning = table_kvpress_warning(table, metadata, press);
+    cJSON *sidecar = cJSON_CreateObject();
+    cJSON_AddStringToObject(sidecar, "format", SIDECAR_FORMAT);
+    cJSON_AddStringToObject(sidecar, "format_version", "1");
+    cJSON_AddStringToObject(sidecar, "npy", name);
+    cJSON_AddStringToObject(sidecar, "npy_sha256", npy_sha256);
+    cJSON_AddItemToObject(sidecar, "metadata", cJSON_Duplicate(metadata, 1));
+    cJSON *kvpress = cJSON_AddObjectToObject(sidecar, "kvpress");
+    cJSON_AddStringToObject(kvpress, "version", "0.5.5");
+    cJSON_AddStringToObject(kvpress, "press", call);
+    cJSON_AddStringToObject(kvpress, "load", load);
+    if (*warning) cJSON_AddStringToObject(kvpress, "warning", warning);
     free(call);
     free(load);
-    return ok;
+    free(warning);
+    return sidecar;
 }
 
-// NULL when memory is short.
-static cJSON *make_sidecar(const char *npy_path, const char *npy_sha256, const cJSON *metadata, const cJSON *press)
+// A learned ranking's weights, which neither the array nor JSON can hold well, as a file of their own.
+static kvb_status write_ranking(const kvb_table *table, const char *npy_path, const cJSON *metadata, kvb_error *err)
 {
-    const char *slash = strrchr(npy_path, '/');
-    cJSON *sidecar = cJSON_CreateObject(), *copy = cJSON_Duplicate(metadata, 1);
-    bool ok = sidecar && copy && cJSON_AddStringToObject(sidecar, "format", SIDECAR_FORMAT) &&
-              cJSON_AddStringToObject(sidecar, "format_version", "1") &&
-              cJSON_AddStringToObject(sidecar, "npy", slash ? slash + 1 : npy_path) &&
-              cJSON_AddStringToObject(sidecar, "npy_sha256", npy_sha256) &&
-              cJSON_AddItemToObject(sidecar, "metadata", copy);
-    if (ok) ok = add_kvpress(sidecar, metadata, press, npy_path);
-    else cJSON_Delete(copy);
-    if (ok) return sidecar;
-    cJSON_Delete(sidecar);
-    return NULL;
+    const kvb_ranking *ranking = kvb_table_ranking(table);
+    if (!ranking) return KVB_OK;
+    const rank_content content = rank_content_of(ranking);
+    cJSON *origin = cJSON_CreateObject();
+    cJSON_AddStringToObject(origin, "model_sha256", text_of(metadata, "model_sha256"));
+    char *path = table_beside(npy_path, TABLE_RANKING);
+    kvb_status status = rank_write(path, &content, origin, err);
+    free(path);
+    cJSON_Delete(origin);
+    return status;
 }
 
-kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
-                            const double *prune_ratio, const cJSON *metadata, const cJSON *press, kvb_error *err)
+kvb_status table_export_npy(const char *npy_path, const kvb_table *table, const cJSON *metadata, const cJSON *press,
+                            kvb_error *err)
 {
-    size_t count;
-    if (__builtin_mul_overflow((size_t)n_rows * n_layers, n_kv_heads, &count))
-        return kvb_fail(err, KVB_ARGUMENT, "%s: impossible shape [%u,%u,%u]", npy_path, n_rows, n_layers, n_kv_heads);
-    for (size_t i = 0; i < count; i++) {
-        if (!(prune_ratio[i] >= 0 && prune_ratio[i] <= 1))
-            return kvb_fail(err, KVB_NUMERIC, "%s: element %zu is %g, expected a prune ratio, 0 to 1", npy_path, i,
-                            prune_ratio[i]);
-    }
-    const uint64_t shape[3] = {n_rows, n_layers, n_kv_heads};
-    char sha256[65], *sidecar_path = table_sidecar_path(npy_path);
-    kvb_status status = sidecar_path ? npy_write(npy_path, NPY_F64, 3, shape, prune_ratio, err)
-                                     : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", npy_path);
+    const kvb_info *info = kvb_table_info(table);
+    kvb_row last;
+    kvb_status status = kvb_table_row(table, info->n_rows - 1, &last, err);
+    if (status != KVB_OK) return status;
+    if (text_of(metadata, "n_rows")[0])
+        return kvb_fail(
+            err, KVB_UNSUPPORTED,
+            "%s: the table has %u rows up to ratio %g, and kvpress's LUKVPress takes row round(100 r) of 99, "
+            "whichever ratio stands there; solve it without --ratios, or use kvbudget.BudgetPress, which "
+            "reads the table itself",
+            npy_path, info->n_rows, last.ratio);
+    const uint64_t shape[3] = {info->n_rows, info->n_layers, info->n_kv_heads};
+    char sha256[65], *sidecar_path = table_beside(npy_path, TABLE_SIDECAR);
+    status = npy_write(npy_path, NPY_F64, 3, shape, kvb_table_prune_ratios(table), err);
     if (status == KVB_OK) status = sha256_file_hex(npy_path, sha256, err);
-    cJSON *sidecar = status == KVB_OK ? make_sidecar(npy_path, sha256, metadata, press) : NULL;
-    if (status == KVB_OK) status = json_write(sidecar_path, sidecar, err);
-    cJSON_Delete(sidecar);
+    if (status == KVB_OK) status = write_ranking(table, npy_path, metadata, err);
+    if (status == KVB_OK) {
+        cJSON *sidecar = make_sidecar(table, npy_path, sha256, metadata, press);
+        status = json_write(sidecar_path, sidecar, err);
+        cJSON_Delete(sidecar);
+    }
     free(sidecar_path);
     return status;
 }
@@ -201,7 +228,6 @@ kvb_status table_sidecar_parse(cJSON **metadata, const void *data, size_t size, 
     }
     if (status == KVB_OK) {
         *metadata = cJSON_Duplicate(held, 1);
-        if (!*metadata) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", name);
     }
     cJSON_Delete(sidecar);
     return status;

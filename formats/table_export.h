@@ -8,19 +8,25 @@
 // The metadata of a table file, a flat object of strings: the caller's, cJSON_Delete.
 kvb_status table_metadata_read(cJSON **out, const char *path, kvb_error *err);
 
-// Path of the side-car: ".npy" at the end replaced by ".json", else ".json" appended. malloc'd; NULL when memory is
-// short.
-char *table_sidecar_path(const char *npy_path);
+// The names of what lies beside the array: ".npy" at the end of npy_path replaced by `ending`, else that appended. To
+// be freed.
+#define TABLE_SIDECAR ".json"
+#define TABLE_RANKING ".ranking.safetensors" // only of a table with a learned ranking
+char *table_beside(const char *npy_path, const char *ending);
 
-// prune_ratio [n_rows,L,G] finite, in [0,1]; metadata: the table's (flat object of strings), copied; press: of its
-// metric, {"press": "SnapKVPress", "arguments": {"window_size": 64}, "warning": ...}, as metric_press_of makes it (NULL
-// or empty: there is none). Each file is written atomically; the side-car is written last and holds
-// the SHA-256 of the .npy, so that a pair that does not belong together can be told.
-kvb_status table_export_npy(const char *npy_path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
-                            const double *prune_ratio, const cJSON *metadata, const cJSON *press, kvb_error *err);
+// metadata: the table's (flat object of strings), copied; press: of its metric, {"press": "SnapKVPress", "arguments":
+// {"window_size": 64}, "warning": ...}, as metric_press_of makes it (NULL or empty: there is none). Each file is
+// written atomically; the side-car is written last and holds the SHA-256 of the .npy, so that a pair that does not
+// belong together can be told. KVB_UNSUPPORTED: a table that has not a row for every per cent, which kvpress would
+// misread.
+kvb_status table_export_npy(const char *npy_path, const kvb_table *table, const cJSON *metadata, const cJSON *press,
+                            kvb_error *err);
 
-// The Python lines that load such an .npy into kvpress: what the side-car's "load" is. malloc'd; NULL when memory is
-// short.
+// In which points LUKVPress will not do what the table says: another scorer, constraints that it ignores, rows that
+// prune less than they are called. To be freed; empty when there are none.
+char *table_kvpress_warning(const kvb_table *table, const cJSON *metadata, const cJSON *press);
+
+// The Python lines that load such an .npy into kvpress: what the side-car's "load" is. To be freed.
 char *table_kvpress_code(const char *npy_name, const cJSON *metadata, const cJSON *press);
 
 // Reads a side-car, or a file that holds nothing but such metadata: *metadata receives the flat object of strings (the

@@ -101,18 +101,22 @@ kvb_status table_serialize(unsigned char **out, size_t *size, const table_conten
     return status == KVB_OK ? tensor_file_make(out, size, tensors, n, t->metadata, err) : status;
 }
 
+kvb_status table_write_bytes(const char *path, const unsigned char *bytes, size_t size, kvb_error *err)
+{
+    kvb_table *table = NULL;
+    // Nothing is written that the runtime would not open again.
+    const kvb_table_options no_limit = {SIZE_MAX};
+    kvb_status status = kvb_table_open_memory(&table, bytes, size, path, &no_limit, err);
+    kvb_table_close(table);
+    return status == KVB_OK ? atomic_write(path, bytes, size, err) : status;
+}
+
 kvb_status table_write(const char *path, const table_content *t, kvb_error *err)
 {
     unsigned char *bytes;
     size_t size;
-    kvb_table *table = NULL;
     kvb_status status = table_serialize(&bytes, &size, t, err);
-    if (status != KVB_OK) return status;
-    // Nothing is written that the runtime would not open again.
-    const kvb_table_options no_limit = {SIZE_MAX};
-    status = kvb_table_open_memory(&table, bytes, size, path, &no_limit, err);
-    kvb_table_close(table);
-    if (status == KVB_OK) status = atomic_write(path, bytes, size, err);
+    if (status == KVB_OK) status = table_write_bytes(path, bytes, size, err);
     free(bytes);
     return status;
 }

@@ -29,3 +29,5 @@ kvb_status table_write(const char *path, const table_content *t, kvb_error *err)
 
 // The same bytes in memory: *out is malloc'd and belongs to the caller.
 kvb_status table_serialize(unsigned char **out, size_t *size, const table_content *t, kvb_error *err);
+// Their file.
+kvb_status table_write_bytes(const char *path, const unsigned char *bytes, size_t size, kvb_error *err);

@@ -99,10 +99,12 @@ kvb_status kvb_table_check(const kvb_table *table, const kvb_expectation *expect
     if (!table || !expected) return kvb_fail(err, KVB_ARGUMENT, "kvb_table_check: table and expected must not be NULL");
     const kvb_info *info = &table->info;
     kvb_status status = check_numbers(table, expected, err);
-    if (!status && expected->model_sha256 && !kvb_same_hash(expected->model_sha256, info->model_sha256)) {
-        status = kvb_fail(err, KVB_MISMATCH,
-                          "%s: model_sha256: expected %.64s, the table says %s; it was made for other weights",
-                          table->name, expected->model_sha256, *info->model_sha256 ? info->model_sha256 : "nothing");
+    // An empty hash belongs to no weights, not even where the table leaves its own open.
+    const char *hash = expected->model_sha256;
+    if (!status && hash && (!*hash || !kvb_same_hash(hash, info->model_sha256))) {
+        status = kvb_fail(
+            err, KVB_MISMATCH, "%s: model_sha256: expected %.64s, the table says %s; it was made for other weights",
+            table->name, *hash ? hash : "a hash, got none", *info->model_sha256 ? info->model_sha256 : "nothing");
     }
     if (!status && expected->metric && strcmp(expected->metric, info->metric) != 0) {
         status =

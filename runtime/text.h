@@ -8,8 +8,9 @@
 // missing continuation, an overlong form, a surrogate, beyond U+10FFFF).
 size_t kvb_utf8_size(const char *at, size_t left);
 
-// Puts a '?' in the place of every byte of a control character, which a terminal would obey, and of every byte that is
-// not UTF-8, which no JSON text may hold.
+// Puts a '?' in the place of every byte of a control character, which a terminal would obey, of a mark that changes the
+// direction of writing, behind which a line reads as another one, and of every byte that is not UTF-8, which no JSON
+// text may hold.
 void kvb_clean_text(char *text);
 
 bool kvb_ends_with(const char *text, const char *end);

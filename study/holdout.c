@@ -1,6 +1,7 @@
 // Two walks over the pairs. The first sums up what each text's tables are made from; the second judges, on every pair,
 // tables that have not seen its text (or, by question, not the pair itself).
 #include "study/holdout.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/holdout_fit.h"
 #include <math.h>
@@ -26,17 +27,15 @@ static uint32_t text_at(const holdout *h, const pair_walk *w)
 }
 
 // Whether a level of the learning curve leaves in the question number `index` of the text's n.
-static kvb_status is_drawn(const holdout *h, uint32_t level, uint32_t text, uint32_t index, uint32_t n, bool *in,
-                           kvb_error *err)
+static bool is_drawn(const holdout *h, uint32_t level, uint32_t text, uint32_t index, uint32_t n)
 {
-    uint32_t *chosen = malloc(n * sizeof *chosen), k = h->questions.level[level];
+    uint32_t *chosen = need(n, sizeof *chosen, "questions"), k = h->questions.level[level];
+    bool in = false;
     if (k > n) k = n;
-    *in = false;
-    if (!chosen) return kvb_fail(err, KVB_MEMORY, "no memory for %u questions", n);
-    kvb_status status = draw_subset(chosen, k, n, h->seed, (uint64_t)text * LEVELS_MAX + level, err);
-    for (uint32_t i = 0; i < k && status == KVB_OK; i++) *in |= chosen[i] == index;
+    draw_subset(chosen, k, n, h->seed, (uint64_t)text * LEVELS_MAX + level);
+    for (uint32_t i = 0; i < k; i++) in |= chosen[i] == index;
     free(chosen);
-    return status;
+    return in;
 }
 
 static kvb_status collect_pair(holdout *h, pair_walk *w, kvb_error *err)
@@ -47,11 +46,8 @@ static kvb_status collect_pair(holdout *h, pair_walk *w, kvb_error *err)
     if (status == KVB_OK) status = pair_sums_add(&h->work->texts[t], p, err);
     for (uint32_t r = 0; r < h->n_rows && status == KVB_OK; r++)
         h->loss[((size_t)r * N_METHODS + METHOD_OPTIMUM) * h->n_pairs + w->pair] = p->loss[r];
-    for (uint32_t l = 0; l < h->questions.n_levels && status == KVB_OK; l++) {
-        bool in;
-        status = is_drawn(h, l, t, w->pair - h->first[t], n, &in, err);
-        if (status == KVB_OK && in) status = pair_sums_add(&h->work->levels[l][t], p, err);
-    }
+    for (uint32_t l = 0; l < h->questions.n_levels && status == KVB_OK; l++)
+        if (is_drawn(h, l, t, w->pair - h->first[t], n)) status = pair_sums_add(&h->work->levels[l][t], p, err);
     return status;
 }
 
@@ -96,9 +92,8 @@ static kvb_status judge_pair(holdout *h, pair_walk *w, kvb_error *err)
 static kvb_status count_texts(holdout *h, kvb_error *err)
 {
     const selection *s = h->pairs.from;
-    h->first = calloc(s->n_contexts + 1, sizeof *h->first);
-    h->selected = calloc(s->n_contexts + 1, sizeof *h->selected);
-    if (!h->first || !h->selected) return kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", s->n_contexts);
+    h->first = need(s->n_contexts + 1, sizeof *h->first, "contexts");
+    h->selected = need(s->n_contexts, sizeof *h->selected, "contexts");
     for (size_t k = 0; k < s->n_contexts; k++) {
         uint32_t n = selection_count(s, k);
         if (n == 0) continue;
@@ -122,8 +117,7 @@ kvb_status holdout_open(holdout *h, const selection *from, const char *metric, c
     kvb_status status = pairs_open(&h->pairs, from, metric, o, err);
     if (status == KVB_OK) status = count_texts(h, err);
     if (status != KVB_OK) return status;
-    h->loss = calloc((size_t)h->n_rows * N_METHODS * h->n_pairs, sizeof *h->loss);
-    if (!h->loss) return kvb_fail(err, KVB_MEMORY, "no memory for %u pairs", h->n_pairs);
+    h->loss = need((size_t)h->n_rows * N_METHODS * h->n_pairs, sizeof *h->loss, "losses");
     return holdout_work_init(h, err);
 }
 
@@ -159,7 +153,7 @@ kvb_status holdout_run(holdout *h, study_progress *progress, kvb_error *err)
     for (uint32_t r = 0; r < h->n_rows && status == KVB_OK; r++) {
         loss_sample sample = {N_METHODS, h->n_pairs, h->n_texts, h->loss + (size_t)r * N_METHODS * h->n_pairs,
                               h->first};
-        status = loss_intervals(&sample, METHOD_PAPER, h->mean[r], h->ratio[r], err);
+        loss_intervals(&sample, METHOD_PAPER, h->mean[r], h->ratio[r]);
     }
     return status;
 }

@@ -1,7 +1,7 @@
 // How tables do on texts or questions that they were not made from: leave-one-out losses.
 #pragma once
+#include "study/interval.h"
 #include "study/pairs.h"
-#include "study/stats.h"
 
 // The tables that are compared.
 enum {
@@ -33,12 +33,12 @@ typedef struct holdout {
     uint64_t seed; // of draws of texts and questions
     uint32_t n_rows;
     double ratios[ROWS];
-    uint32_t n_texts;                                            // contexts in use
-    uint32_t n_pairs, *first;                                    // first pair of each text; [n_texts + 1]
-    size_t *selected;                                            // index of each text in the selection
-    double *loss;                                                // [R, M, P]
-    loss_interval mean[ROWS][N_METHODS], ratio[ROWS][N_METHODS]; // ratio: to the paper's table, minus 1
-    learning_curve questions, texts;                             // by text only
+    uint32_t n_texts;                                       // contexts in use
+    uint32_t n_pairs, *first;                               // first pair of each text; [n_texts + 1]
+    size_t *selected;                                       // index of each text in the selection
+    double *loss;                                           // [R, M, P]
+    interval mean[ROWS][N_METHODS], ratio[ROWS][N_METHODS]; // ratio: to the paper's table, minus 1
+    learning_curve questions, texts;                        // by text only
     double *transfer;          // [R, texts, texts] loss of the table of the first on the second; or NULL
     struct holdout_work *work; // sums and tables while it runs
 } holdout;

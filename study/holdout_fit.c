@@ -1,5 +1,5 @@
 #include "study/holdout_fit.h"
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include <stdlib.h>
 
 static const double SHRINKS[] = {0, 0.1, 0.2, 0.3}; // of METHOD_MEAN_LOSS and those after it
@@ -53,8 +53,7 @@ static kvb_status fit_entries(holdout *h, const pair_sums **parts, uint32_t held
 {
     holdout_work *w = h->work;
     kvb_status status = KVB_OK;
-    uint32_t *chosen = malloc(h->n_texts * sizeof *chosen);
-    if (!chosen) return kvb_fail(err, KVB_MEMORY, "no memory for %u texts", h->n_texts);
+    uint32_t *chosen = need(h->n_texts, sizeof *chosen, "texts");
     for (size_t e = 0; e < w->n_entries && status == KVB_OK; e++) {
         holdout_entry *one = &w->entries[e];
         uint32_t n;
@@ -63,10 +62,10 @@ static kvb_status fit_entries(holdout *h, const pair_sums **parts, uint32_t held
         } else {
             // Entries of one level are draws of its subsets, the two methods of a draw side by side.
             uint32_t m = one->curve->level[one->level];
-            status = draw_subset(chosen, m, h->n_texts - 1, h->seed, (uint64_t)(e / 2) << 32 | held, err);
+            draw_subset(chosen, m, h->n_texts - 1, h->seed, (uint64_t)(e / 2) << 32 | held);
             n = choose_parts(h, w->texts, held, chosen, m, parts);
         }
-        if (status == KVB_OK) status = fit_either(&w->options, one->method, one->table, parts, n, err);
+        status = fit_either(&w->options, one->method, one->table, parts, n, err);
     }
     free(chosen);
     return status;
@@ -76,8 +75,7 @@ kvb_status holdout_fit_fold(holdout *h, problem *p, uint32_t text, kvb_error *er
 {
     holdout_work *w = h->work;
     if (!h->by_question && w->fitted == text) return KVB_OK;
-    const pair_sums **parts = calloc(h->n_texts, sizeof *parts);
-    if (!parts) return kvb_fail(err, KVB_MEMORY, "no memory for %u texts", h->n_texts);
+    const pair_sums **parts = need(h->n_texts, sizeof *parts, "texts");
     uint32_t n = choose_parts(h, w->texts, text, NULL, 0, parts);
     kvb_status status = KVB_OK;
     if (h->by_question) {
@@ -109,8 +107,7 @@ kvb_status holdout_fit_own(holdout *h, kvb_error *err)
 static kvb_status init_sums(const holdout *h, pair_sums **out, kvb_error *err)
 {
     kvb_status status = KVB_OK;
-    *out = calloc(h->n_texts, sizeof **out);
-    if (!*out) return kvb_fail(err, KVB_MEMORY, "no memory for %u texts", h->n_texts);
+    *out = need(h->n_texts, sizeof **out, "texts");
     for (uint32_t t = 0; t < h->n_texts && status == KVB_OK; t++)
         status = pair_sums_init(&(*out)[t], &h->pairs.longest, STUDY_GRID, h->n_rows, err);
     return status;
@@ -123,17 +120,13 @@ static void set_levels(learning_curve *c, uint32_t most)
     if (most) c->level[c->n_levels++] = most;
 }
 
-static kvb_status add_entries(holdout *h, learning_curve *curve, uint32_t level, uint32_t draws, kvb_error *err)
+static void add_entries(holdout *h, learning_curve *curve, uint32_t level, uint32_t draws)
 {
     holdout_work *w = h->work;
     for (uint32_t d = 0; d < draws; d++)
-        for (uint32_t m = 0; m < 2; m++) {
-            holdout_entry *e = &w->entries[w->n_entries];
-            *e = (holdout_entry){curve, level, m, 1.0 / draws, malloc(holdout_cells(h) * sizeof *e->table)};
-            if (!e->table) return kvb_fail(err, KVB_MEMORY, "no memory for a learning curve");
-            w->n_entries++;
-        }
-    return KVB_OK;
+        for (uint32_t m = 0; m < 2; m++)
+            w->entries[w->n_entries++] =
+                (holdout_entry){curve, level, m, 1.0 / draws, need(holdout_cells(h), sizeof(double), "ratios")};
 }
 
 // Learning curves and transfer, where they fit: sums for every level and text.
@@ -147,27 +140,24 @@ static kvb_status prepare_curves(holdout *h, kvb_error *err)
     set_levels(&h->questions, most);
     set_levels(&h->texts, h->n_texts - 1);
     kvb_status status = KVB_OK;
-    w->entries = calloc((size_t)LEVELS_MAX * 2 * (1 + DRAWS_MAX), sizeof *w->entries);
-    h->transfer = calloc((size_t)h->n_rows * h->n_texts * h->n_texts, sizeof *h->transfer);
-    w->own = malloc(h->n_texts * holdout_cells(h) * sizeof *w->own);
-    if (!w->entries || !h->transfer || !w->own) return kvb_fail(err, KVB_MEMORY, "no memory for %u texts", h->n_texts);
+    w->entries = need((size_t)LEVELS_MAX * 2 * (1 + DRAWS_MAX), sizeof *w->entries, "tables of learning curves");
+    h->transfer = need((size_t)h->n_rows * h->n_texts * h->n_texts, sizeof *h->transfer, "losses");
+    w->own = need(h->n_texts * holdout_cells(h), sizeof *w->own, "ratios");
     for (uint32_t l = 0; l < h->questions.n_levels && status == KVB_OK; l++) {
         status = init_sums(h, &w->levels[l], err);
-        if (status == KVB_OK) status = add_entries(h, &h->questions, l, 1, err);
+        add_entries(h, &h->questions, l, 1);
     }
-    for (uint32_t l = 0; l < h->texts.n_levels && status == KVB_OK; l++)
-        status = add_entries(h, &h->texts, l, h->texts.level[l] == h->n_texts - 1 ? 1 : DRAWS_MAX, err);
+    for (uint32_t l = 0; l < h->texts.n_levels; l++)
+        add_entries(h, &h->texts, l, h->texts.level[l] == h->n_texts - 1 ? 1 : DRAWS_MAX);
     return status;
 }
 
 kvb_status holdout_work_init(holdout *h, kvb_error *err)
 {
     size_t cells = holdout_cells(h), heads = shape_heads(&h->pairs.longest);
-    holdout_work *w = h->work = calloc(1, sizeof *w);
-    bool ok = w != NULL;
-    if (w) w->keep = malloc(heads * sizeof *w->keep);
-    for (int m = 0; m < N_METHODS && w; m++) ok = (w->tables[m] = malloc(cells * sizeof *w->tables[m])) && ok;
-    if (!ok || !w->keep) return kvb_fail(err, KVB_MEMORY, "no memory for %u pairs", h->n_pairs);
+    holdout_work *w = h->work = need(1, sizeof *w, "held-out studies");
+    w->keep = need(heads, sizeof *w->keep, "heads");
+    for (int m = 0; m < N_METHODS; m++) w->tables[m] = need(cells, sizeof *w->tables[m], "ratios");
     w->options = (solve_options){h->options.hull, h->options.scope, h->ratios, h->n_rows, h->options.limits};
     w->fitted = h->n_texts;
     for (size_t i = 0; i < cells; i++) w->tables[METHOD_UNIFORM][i] = h->ratios[i / heads];

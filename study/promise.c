@@ -1,27 +1,9 @@
 #include "study/promise.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
-#include "study/stats.h"
-#include <gsl/gsl_cdf.h>
+#include "study/interval.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
-
-static const char *const TEST_NAMES[] = {"betting", "bentkus"};
-
-bool promise_test_parse(promise_test *out, const char *name)
-{
-    for (int i = 0; i < 2; i++)
-        if (strcmp(name, TEST_NAMES[i]) == 0) {
-            *out = (promise_test)i;
-            return true;
-        }
-    return false;
-}
-
-const char *promise_test_name(promise_test how)
-{
-    return TEST_NAMES[how];
-}
 
 // ---- p-values ----
 
@@ -30,7 +12,7 @@ const char *promise_test_name(promise_test how)
 enum { BETS = 4 };
 static const double BET[BETS] = {1, 0.5, 0.25, 0.125}, STAKE[BETS] = {0.5, 0.25, 0.125, 0.125};
 
-static double p_by_betting(const double *loss, uint32_t n, double limit, double times)
+double promise_p_value(const double *loss, uint32_t n, double limit, double times)
 {
     double wealth = 0;
     for (int k = 0; k < BETS; k++) {
@@ -41,47 +23,25 @@ static double p_by_betting(const double *loss, uint32_t n, double limit, double 
     return wealth > 1 ? 1 / wealth : 1;
 }
 
-// Relative entropy of coins with probabilities a and b.
-static double coin_entropy(double a, double b)
-{
-    return (a > 0 ? a * log(a / b) : 0) + (a < 1 ? (1 - a) * log((1 - a) / (1 - b)) : 0);
-}
-
-static double p_by_bentkus(double mean, double n, double limit)
-{
-    double hoeffding = exp(-n * coin_entropy(fmin(mean, limit), limit));
-    // 1e-9 of grace: a sum of equal losses is not always the whole number that it should be.
-    double bentkus = exp(1) * gsl_cdf_binomial_P((unsigned)ceil(n * mean - 1e-9), limit, (unsigned)n);
-    return fmin(1, fmin(hoeffding, bentkus));
-}
-
-double promise_p_value(promise_test how, const double *loss, uint32_t n, double limit, double times)
-{
-    if (how == PROMISE_BETTING) return p_by_betting(loss, n, limit, times);
-    double mean = 0;
-    for (uint32_t i = 0; i < n; i++) mean += loss[i] / n;
-    return p_by_bentkus(mean, floor(n * times + 0.5), limit);
-}
-
 // ---- How many texts ----
 
 static const uint32_t MOST_TEXTS = 1000000;
 
-uint32_t promise_texts_needed(promise_test how, const double *loss, uint32_t n, double limit, double error)
+uint32_t promise_texts_needed(const double *loss, uint32_t n, double limit, double error)
 {
     uint32_t low = 0, high = MOST_TEXTS; // low fails, high passes
-    if (promise_p_value(how, loss, n, limit, (double)high / n) > error) return 0;
+    if (promise_p_value(loss, n, limit, (double)high / n) > error) return 0;
     while (high - low > 1) {
         uint32_t middle = low + (high - low) / 2;
-        if (promise_p_value(how, loss, n, limit, (double)middle / n) <= error) high = middle;
+        if (promise_p_value(loss, n, limit, (double)middle / n) <= error) high = middle;
         else low = middle;
     }
     return high;
 }
 
-uint32_t promise_least_texts(promise_test how, double limit, double error)
+uint32_t promise_least_texts(double limit, double error)
 {
-    return promise_texts_needed(how, &(double){0}, 1, limit, error);
+    return promise_texts_needed(&(double){0}, 1, limit, error);
 }
 
 // ---- Fixed-sequence testing ----
@@ -116,7 +76,7 @@ static promise_row judge_ratio(const promise_task *t, const promise_criterion *c
         row.mean += value / n;
         row.clipped += scratch[i] * c->cap / n;
     }
-    row.p = promise_p_value(t->how, scratch, n, c->limit / c->cap, 1);
+    row.p = promise_p_value(scratch, n, c->limit / c->cap, 1);
     return row;
 }
 
@@ -133,8 +93,7 @@ kvb_status promise_find(const promise_task *task, promise_row *rows, uint32_t *n
     *n_passed = 0;
     kvb_status status = check_task(task, err);
     if (status != KVB_OK) return status;
-    double *scratch = malloc(task->n_texts * sizeof *scratch);
-    if (!scratch) return kvb_fail(err, KVB_MEMORY, "no memory for the losses of %u texts", task->n_texts);
+    double *scratch = need(task->n_texts, sizeof *scratch, "texts");
     *n_passed = count_passed(task, NULL, task->n_texts, scratch);
     for (uint32_t c = 0; rows && c < task->n_criteria; c++)
         for (uint32_t r = 0; r < task->n_ratios; r++)
@@ -168,12 +127,10 @@ kvb_status promise_try(const promise_task *task, uint32_t draws, uint64_t seed, 
     kvb_status status = check_task(task, err);
     if (status == KVB_OK && half == 0) status = kvb_fail(err, KVB_ARGUMENT, "promise: 1 text cannot be halved");
     if (status != KVB_OK) return status;
-    uint32_t *texts = malloc(n * sizeof *texts);
-    double *scratch = malloc(n * sizeof *scratch);
-    if (!texts || !scratch) status = kvb_fail(err, KVB_MEMORY, "no memory for the losses of %u texts", n);
-    for (uint32_t i = 0; i < draws && status == KVB_OK; i++) {
-        status = draw_subset(texts, half, n, seed, i, err);
-        if (status != KVB_OK) break;
+    uint32_t *texts = need(n, sizeof *texts, "texts");
+    double *scratch = need(n, sizeof *scratch, "texts");
+    for (uint32_t i = 0; i < draws; i++) {
+        draw_subset(texts, half, n, seed, i);
         list_others(texts, half, n, texts + half);
         uint32_t passed = count_passed(task, texts, half, scratch);
         out->mean_passed += (double)passed / draws;
@@ -182,5 +139,5 @@ kvb_status promise_try(const promise_task *task, uint32_t draws, uint64_t seed, 
     }
     free(texts);
     free(scratch);
-    return status;
+    return KVB_OK;
 }

@@ -10,30 +10,18 @@
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
 
-// p-values of "the mean loss is above the limit".
-typedef enum promise_test {
-    // By betting (Waudby-Smith and Ramdas 2024, arXiv 2010.09686): 1 / the mean of prod(1 + b (limit - loss)) over a
-    // few
-    // fixed bets b in (0, 1 / (1 - limit)]. The product's mean is at most 1 when the mean loss is above the limit
-    // (Markov's inequality does the rest). Gains from a small variance; the order of the texts does not matter.
-    PROMISE_BETTING,
-    // Hoeffding and Bentkus (Bates et al. 2021, arXiv 2101.02703, as in Learn then Test): from the mean alone.
-    PROMISE_BENTKUS
-} promise_test;
-
-// "betting", "bentkus"; false for anything else.
-bool promise_test_parse(promise_test *out, const char *name);
-const char *promise_test_name(promise_test how);
-
-// n >= 1 losses in [0, 1], limit in (0, 1). `times` >= 1 counts every loss so often: what as many texts of the same
-// kind would show.
-double promise_p_value(promise_test how, const double *loss, uint32_t n, double limit, double times);
+// p-value of "the mean loss is above the limit", by betting (Waudby-Smith and Ramdas 2024, arXiv 2010.09686): 1 / the
+// mean of prod(1 + b (limit - loss)) over a few fixed bets b in (0, 1 / (1 - limit)]. The product's mean is at most 1
+// when the mean loss is above the limit (Markov's inequality does the rest). Gains from a small variance; the order of
+// the texts does not matter. n >= 1 losses in [0, 1], limit in (0, 1). `times` >= 1 counts every loss so often: what as
+// many texts of the same kind would show.
+double promise_p_value(const double *loss, uint32_t n, double limit, double times);
 
 // The fewest texts that could promise anything, if none lost anything at all.
-uint32_t promise_least_texts(promise_test how, double limit, double error);
+uint32_t promise_least_texts(double limit, double error);
 // About how many texts with the losses of these it takes to pass; 0: their mean is not below the limit, or over a
 // million would be needed.
-uint32_t promise_texts_needed(promise_test how, const double *loss, uint32_t n, double limit, double error);
+uint32_t promise_texts_needed(const double *loss, uint32_t n, double limit, double error);
 
 // What must hold of a ratio. A promise about several is one that all hold at once: a ratio passes with the largest p.
 typedef struct promise_criterion {
@@ -44,8 +32,7 @@ typedef struct promise_criterion {
 typedef struct promise_task {
     const promise_criterion *criteria;
     uint32_t n_criteria, n_ratios, n_texts; // ratios ascend
-    promise_test how;
-    double error; // 1 - confidence
+    double error;                           // 1 - confidence
 } promise_task;
 
 // One ratio under one criterion: means over the texts, raw and clipped.
@@ -54,7 +41,7 @@ typedef struct promise_row {
 } promise_row;
 
 // rows [n_criteria, n_ratios] (NULL: not wanted); *n_passed leading ratios can be promised, 0: none. Errors:
-// KVB_ARGUMENT limits or caps that cannot be, KVB_NUMERIC a value that is not finite, KVB_MEMORY.
+// KVB_ARGUMENT limits or caps that cannot be, KVB_NUMERIC a value that is not finite.
 kvb_status promise_find(const promise_task *task, promise_row *rows, uint32_t *n_passed, kvb_error *err);
 
 // How often the promise would have been broken: `draws` times, half of the texts, drawn at random, choose the ratio,

@@ -1,4 +1,5 @@
 #include "study/refine.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/refine_parts.h"
 #include <gsl/gsl_errno.h>
@@ -6,31 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const refine_method NO_SEARCH = {"none", NULL, NULL, NULL};
-static const refine_method *const METHODS[] = {&refine_by_model, &refine_by_evolution, &refine_by_swaps, &NO_SEARCH};
-enum { METHOD_COUNT = sizeof METHODS / sizeof *METHODS };
-
 // A loss that is nearly nothing: smaller ones are not told apart.
 static const double LEAST_SCALE = 1e-6;
 
-bool refine_search_parse(refine_search *out, const char *name)
-{
-    for (int i = 0; i < METHOD_COUNT; i++)
-        if (strcmp(name, METHODS[i]->name) == 0) {
-            *out = (refine_search)i;
-            return true;
-        }
-    return false;
-}
-
-const char *refine_search_name(refine_search kind)
-{
-    return METHODS[kind]->name;
-}
-
 // ---- Candidates ----
 
-void refine_expand(const refine_state *s, const double *point, double *shift)
+// Shifts of heads [K, n_heads] of one point [K, D].
+static void expand_point(const refine_state *s, const double *point, double *shift)
 {
     size_t n = s->task->n_heads;
     for (uint32_t k = 0; k < s->n_knots; k++)
@@ -52,13 +35,14 @@ static double over_texts(const refine_task *t, const double *loss, uint32_t n)
 static kvb_status measure_shifts(const refine_task *t, bool selection, const double *shift, uint32_t n,
                                  const uint32_t *texts, uint32_t n_texts, double *loss, kvb_error *err)
 {
-    uint32_t whole = selection ? t->n_selection : t->n_texts, *all = NULL;
-    if (!texts) n_texts = whole;
-    double *each = malloc((size_t)n * t->n_knots * n_texts * sizeof *each + 1);
-    if (!texts && (all = malloc(whole * sizeof *all)))
-        for (uint32_t i = 0; i < whole; i++) all[i] = i;
-    kvb_status status = each && (texts || all) ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %u candidates", n);
-    if (status == KVB_OK) status = t->measure(t->context, selection, shift, n, texts ? texts : all, n_texts, each, err);
+    uint32_t *all = NULL;
+    if (!texts) {
+        n_texts = selection ? t->n_selection : t->n_texts;
+        texts = all = need(n_texts, sizeof *all, "texts");
+        for (uint32_t i = 0; i < n_texts; i++) all[i] = i;
+    }
+    double *each = need((size_t)n * t->n_knots * n_texts, sizeof *each, "losses");
+    kvb_status status = t->measure(t->context, selection, shift, n, texts, n_texts, each, err);
     for (size_t i = 0; i < (size_t)n * t->n_knots && status == KVB_OK; i++)
         loss[i] = over_texts(t, each + i * n_texts, n_texts);
     free(each);
@@ -70,9 +54,8 @@ kvb_status refine_points(refine_state *s, const double *points, uint32_t n, cons
                          double *loss, kvb_error *err)
 {
     size_t heads = (size_t)s->n_knots * s->task->n_heads, groups = (size_t)s->n_knots * s->n_groups;
-    double *shift = calloc(n * heads + 1, sizeof *shift);
-    if (!shift) return kvb_fail(err, KVB_MEMORY, "no memory for %u candidates", n);
-    for (uint32_t i = 0; i < n; i++) refine_expand(s, points + i * groups, shift + i * heads);
+    double *shift = need(n * heads, sizeof *shift, "shifts");
+    for (uint32_t i = 0; i < n; i++) expand_point(s, points + i * groups, shift + i * heads);
     kvb_status status = measure_shifts(s->task, false, shift, n, texts, n_texts, loss, err);
     for (size_t i = 0; i < (size_t)n * s->n_knots && status == KVB_OK; i++) loss[i] /= s->scale[i % s->n_knots];
     s->spent += texts ? (double)n * n_texts / s->task->n_texts : n;
@@ -80,33 +63,18 @@ kvb_status refine_points(refine_state *s, const double *points, uint32_t n, cons
     return status;
 }
 
-kvb_status refine_value(refine_state *s, kvb_error *err)
-{
-    return refine_points(s, s->centre, 1, NULL, 0, s->value, err);
-}
-
 // ---- The start ----
 
 static const double START_PARTS[] = {0.5, 0.75, 1};
 enum { START_ROUNDS = sizeof START_PARTS / sizeof *START_PARTS };
 
-static kvb_status open_start(void **memory, const refine_state *s, kvb_error *err)
-{
-    (void)s, (void)err;
-    *memory = NULL; // the round says which part is next: the start comes first
-    return KVB_OK;
-}
-
 // The centre goes on towards the start, whatever that loses: the selection set chooses where to stay.
-static kvb_status round_of_start(void *memory, refine_state *s, kvb_error *err)
+static kvb_status go_towards_start(refine_state *s, kvb_error *err)
 {
-    (void)memory;
-    double part = START_PARTS[s->round - 1];
+    double part = START_PARTS[s->round - 1]; // the start comes first
     for (size_t i = 0; i < (size_t)s->n_knots * s->n_groups; i++) s->centre[i] = part * s->task->start[i];
-    return refine_value(s, err);
+    return refine_points(s, s->centre, 1, NULL, 0, s->value, err);
 }
-
-static const refine_method TOWARDS_START = {"start", open_start, round_of_start, free};
 
 // ---- One search ----
 
@@ -133,7 +101,7 @@ static kvb_status judge_centre(refine_job *j, refine_state *s, bool *better, kvb
 {
     const refine_task *t = j->task;
     size_t n = t->n_heads;
-    refine_expand(s, s->centre, j->shift);
+    expand_point(s, s->centre, j->shift);
     kvb_status status = measure_shifts(t, true, j->shift, 1, NULL, 0, j->selection, err);
     if (status != KVB_OK) return status;
     s->spent += (double)t->n_selection / t->n_texts;
@@ -151,9 +119,9 @@ static kvb_status judge_centre(refine_job *j, refine_state *s, bool *better, kvb
     return KVB_OK;
 }
 
-// What a stage moves, by which search, and when it is over.
+// What a stage moves, and when it is over.
 typedef struct refine_stage {
-    const refine_method *how;
+    bool start; // towards the start, instead of a search
     bool heads; // single heads move, else layers together
     double until;
     uint32_t patience, rounds; // most of both
@@ -162,20 +130,19 @@ typedef struct refine_stage {
 // Rounds until the evaluations are spent or the selection set has gained nothing for so long.
 static kvb_status run_stage(refine_job *j, refine_state *s, const refine_stage *stage, kvb_error *err)
 {
-    const refine_method *how = stage->how;
-    void *memory;
+    gradient_model *m = stage->start ? NULL : gradient_model_open(s);
     uint32_t idle = 0;
-    kvb_status status = how->open(&memory, s, err);
+    kvb_status status = KVB_OK;
     for (uint32_t i = 0; status == KVB_OK && i < stage->rounds; i++) {
         bool better = false;
         if (s->spent >= stage->until || idle >= stage->patience) break;
         s->round++;
-        status = how->round(memory, s, err);
+        status = m ? gradient_model_round(m, s, err) : go_towards_start(s, err);
         if (status == KVB_OK) status = judge_centre(j, s, &better, err);
         idle = better ? 0 : idle + 1;
     }
     j->best->settled = idle >= stage->patience;
-    how->close(memory);
+    gradient_model_close(m);
     return status;
 }
 
@@ -184,17 +151,15 @@ static kvb_status search_groups(refine_job *j, refine_state *s, const refine_sta
 {
     const refine_task *t = j->task;
     size_t n = (size_t)t->n_knots * t->n_heads;
-    uint32_t per_layer = t->n_heads / t->n_layers, *group = malloc(t->n_heads * sizeof *group);
-    double *origin = malloc(n * sizeof *origin);
+    uint32_t per_layer = t->n_heads / t->n_layers, *group = need(t->n_heads, sizeof *group, "heads");
+    double *origin = need_copy(j->best->shift, n, sizeof *origin, "shifts");
     s->n_groups = stage->heads ? t->n_heads : t->n_layers;
-    s->centre = calloc((size_t)t->n_knots * s->n_groups, sizeof *s->centre);
-    kvb_status status = group && origin && s->centre ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to refine");
-    for (uint32_t h = 0; group && h < t->n_heads; h++) group[h] = stage->heads ? h : h / per_layer;
-    if (origin) memcpy(origin, j->best->shift, n * sizeof *origin);
+    s->centre = need((size_t)t->n_knots * s->n_groups, sizeof *s->centre, "shifts");
+    for (uint32_t h = 0; h < t->n_heads; h++) group[h] = stage->heads ? h : h / per_layer;
     for (uint32_t k = 0; k < t->n_knots; k++) s->value[k] = j->best->calibration[k] / j->scale[k];
     s->group = group;
     s->origin = origin;
-    if (status == KVB_OK) status = run_stage(j, s, stage, err);
+    kvb_status status = run_stage(j, s, stage, err);
     free(group);
     free(origin);
     free(s->centre);
@@ -228,13 +193,12 @@ static kvb_status measure_table(refine_job *j, refine_state *s, kvb_error *err)
 static kvb_status run_stages(refine_job *j, refine_state *s, kvb_error *err)
 {
     const refine_task *t = j->task;
-    const refine_method *how = METHODS[t->search];
-    const refine_stage start = {&TOWARDS_START, true, INFINITY, START_ROUNDS, START_ROUNDS};
+    const refine_stage start = {true, true, INFINITY, START_ROUNDS, START_ROUNDS};
     kvb_status status = t->start ? search_groups(j, s, &start, err) : KVB_OK;
     double left = fmax(0, t->evaluations - s->spent);
-    const refine_stage stages[] = {{how, false, t->evaluations - (t->heads ? left / 2 : 0), t->patience, UINT32_MAX},
-                                   {how, true, t->evaluations, t->patience, UINT32_MAX}};
-    int n = how == &NO_SEARCH ? 0 : t->heads ? 2 : 1;
+    const refine_stage stages[] = {{false, false, t->evaluations - (t->heads ? left / 2 : 0), t->patience, UINT32_MAX},
+                                   {false, true, t->evaluations, t->patience, UINT32_MAX}};
+    int n = t->start_alone ? 0 : t->heads ? 2 : 1;
     for (int i = 0; i < n && status == KVB_OK; i++) status = search_groups(j, s, &stages[i], err);
     return status;
 }
@@ -250,36 +214,20 @@ static kvb_status check_task(const refine_task *t, kvb_error *err)
                     t->n_heads, t->n_layers, t->n_knots, t->n_texts, t->n_selection, t->evaluations, t->patience);
 }
 
-static kvb_status open_result(refine_result *out, const refine_task *t, kvb_error *err)
-{
-    size_t K = t->n_knots;
-    *out = (refine_result){.shift = calloc(K * t->n_heads, sizeof(double)),
-                           .calibration_before = calloc(K, sizeof(double)),
-                           .calibration = calloc(K, sizeof(double)),
-                           .selection_before = calloc(K, sizeof(double)),
-                           .selection = calloc(K, sizeof(double))};
-    if (out->shift && out->calibration_before && out->calibration && out->selection_before && out->selection)
-        return KVB_OK;
-    refine_free(out);
-    return kvb_fail(err, KVB_MEMORY, "no memory to refine %u heads", t->n_heads);
-}
-
 kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *err)
 {
     *out = (refine_result){0};
     kvb_status status = check_task(task, err);
-    if (status == KVB_OK) status = open_result(out, task, err);
     if (status != KVB_OK) return status;
     size_t K = task->n_knots;
-    double *memory = calloc(4 * K + K * task->n_heads, sizeof *memory); // four lists over knots, the centre's shifts
-    gsl_error_handler_t *before = gsl_set_error_handler_off(); // GSL's failures here are a lack of memory, and checked
-    gsl_rng *rng = gsl_rng_alloc(gsl_rng_mt19937);
-    if (!memory || !rng) {
-        free(memory);
-        if (rng) gsl_rng_free(rng);
-        gsl_set_error_handler(before);
-        return kvb_fail(err, KVB_MEMORY, "no memory to refine %u heads", task->n_heads);
-    }
+    *out = (refine_result){.shift = need(K * task->n_heads, sizeof(double), "shifts"),
+                           .calibration_before = need(K, sizeof(double), "losses"),
+                           .calibration = need(K, sizeof(double), "losses"),
+                           .selection_before = need(K, sizeof(double), "losses"),
+                           .selection = need(K, sizeof(double), "losses")};
+    double *memory = need(4 * K + K * task->n_heads, sizeof *memory, "shifts"); // four lists over knots, the centre's
+    gsl_error_handler_t *before = gsl_set_error_handler_off(); // GSL's failures here are a lack of memory
+    gsl_rng *rng = needed(gsl_rng_alloc(gsl_rng_mt19937), "random generators");
     refine_job j = {task, out, memory, memory + 4 * K, memory + K, memory + 2 * K};
     refine_state s = {.task = task, .n_knots = task->n_knots, .scale = memory, .value = memory + 3 * K, .rng = rng};
     gsl_rng_set(rng, (unsigned long)task->seed);
@@ -289,6 +237,13 @@ kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *er
     gsl_set_error_handler(before);
     free(memory);
     return status;
+}
+
+bool refine_gained(const refine_result *r, uint32_t n_knots)
+{
+    for (uint32_t k = 0; k < n_knots; k++)
+        if (r->selection[k] < r->selection_before[k]) return true;
+    return false;
 }
 
 void refine_free(refine_result *r)

@@ -3,29 +3,14 @@
 // Nothing here runs a model: what a candidate loses is asked of the caller. Every ratio that counts, a knot, is a
 // search of its own, but candidates of all knots are measured together as one table, so that rows between stay nested.
 // A start that the caller has, as measured.h makes one, is tried first, half of the way to it and the whole. Then all
-// heads of a layer move together, then, from the best of that, each by itself. After every round the centre of the
-// search is measured on texts of a second set, and the best there is what comes out; a search that gains nothing there
-// for `patience` rounds is over.
+// heads of a layer move together, then, from the best of that, each by itself: a linear model of the loss in the shifts
+// is fitted by ridge regression on pairs of candidates that move all groups up or down at random, each pair on one
+// text, with a part that the knots share; then come steps against its gradient, by successive halving over texts, in a
+// trust region for each knot. After every round the centre of the search is measured on texts of a second set, and the
+// best there is what comes out; a search that gains nothing there for `patience` rounds is over.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <stdbool.h>
-
-typedef enum refine_search {
-    // A linear model of the loss in the shifts, fitted by ridge regression on pairs of candidates that move all groups
-    // up or down at random, each pair on one text; the knots share a common part. Then steps against its gradient:
-    // successive halving over texts, and a trust region for each knot.
-    REFINE_MODEL,
-    // Separable CMA-ES (Ros and Hansen 2008): an evolution strategy with a step size for every group.
-    REFINE_EVOLVE,
-    // Two groups at random, one up and one down; what is better stays.
-    REFINE_SWAP,
-    // Nothing behind the start.
-    REFINE_NONE
-} refine_search;
-
-// "model", "evolve", "swap", "none"; false for anything else.
-bool refine_search_parse(refine_search *out, const char *name);
-const char *refine_search_name(refine_search kind);
 
 // Losses of n candidates, shift [n, n_knots, n_heads], on n_texts texts of the calibration or the selection set, listed
 // by number: loss [n, n_knots, n_texts]. Equal candidates must have equal losses. A failure, or KVB_INTERRUPTED, ends
@@ -43,10 +28,10 @@ typedef struct refine_progress {
 typedef struct refine_task {
     uint32_t n_layers, n_heads; // heads of the whole model, layer-major
     uint32_t n_knots;
-    uint32_t n_texts, n_selection; // of both sets, at least 1
-    bool heads;                    // single heads move as well; else only whole layers
-    bool worst;                    // the loss of the text that loses most counts, not the mean over texts
-    refine_search search;
+    uint32_t n_texts, n_selection;  // of both sets, at least 1
+    bool heads;                     // single heads move as well; else only whole layers
+    bool worst;                     // the loss of the text that loses most counts, not the mean over texts
+    bool start_alone;               // nothing is searched behind the start
     uint32_t evaluations, patience; // most of both, at least 1; those on the selection set count too
     uint64_t seed;
     const double *start; // [n_knots, n_heads] shifts towards which to go first, NULL: none
@@ -65,8 +50,10 @@ typedef struct refine_result {
     bool settled; // the selection set gained nothing for `patience` rounds
 } refine_result;
 
+// Whether any knot of it loses less on the selection set than the table.
+bool refine_gained(const refine_result *r, uint32_t n_knots);
+
 // The same seed and losses give the same result. Whatever is returned, also KVB_INTERRUPTED, *out holds the best so far
-// (without any: the table itself) and is freed by refine_free, except after KVB_ARGUMENT and KVB_MEMORY, when its shift
-// may be NULL.
+// (without any: the table itself) and is freed by refine_free, except after KVB_ARGUMENT, when its shift is NULL.
 kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *err);
 void refine_free(refine_result *r); // a zero struct is allowed

@@ -3,7 +3,7 @@
 // every move cancel all that is even, each text counts by what share of its loss a pair changes, so that none rules,
 // and a ridge, chosen by what it predicts of texts left out, shares the rest out. A pair costs one text, and texts take
 // turns.
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include "study/refine_parts.h"
 #include <gsl/gsl_linalg.h>
 #include <math.h>
@@ -20,7 +20,7 @@ static const double FIRST_RADIUS = 0.16;                    // root mean square 
 static const double LONGEST = 3;                            // a group's move, in radii
 static const double SIZES[SIZE_COUNT] = {0.5, 1.25, 3};     // of proposals, in radii
 
-typedef struct gradient_model {
+struct gradient_model {
     uint32_t pairs, n_rows; // of a round; of the rounds that are kept
     double *signs;          // [ROUNDS_KEPT * pairs, D] of the moves; the newest round first
     double *change;         // [.., K] what half a pair changes, as a share of its text's loss
@@ -31,19 +31,18 @@ typedef struct gradient_model {
     double *radius;         // [K]
     double *points, *loss;  // [2 pairs or PROPOSALS, K, D], and [.., K]
     uint32_t *texts;        // [n_texts]
-} gradient_model;
+};
 
-static void close_model(void *memory)
+void gradient_model_close(gradient_model *m)
 {
-    gradient_model *m = memory;
     if (!m) return;
-    if (m->products) gsl_matrix_free(m->products);
+    gsl_matrix_free(m->products);
     free(m->signs);
     free(m->texts);
     free(m);
 }
 
-static kvb_status open_model(void **memory, const refine_state *s, kvb_error *err)
+gradient_model *gradient_model_open(const refine_state *s)
 {
     const refine_task *t = s->task;
     size_t K = s->n_knots, D = s->n_groups;
@@ -52,14 +51,11 @@ static kvb_status open_model(void **memory, const refine_state *s, kvb_error *er
     uint32_t pairs = (uint32_t)per_text * t->n_texts;
     if (pairs < PAIRS_MIN) pairs = PAIRS_MIN;
     size_t rows = (size_t)ROUNDS_KEPT * pairs, points = 2 * pairs > PROPOSALS ? 2 * pairs : PROPOSALS;
-    gradient_model *m = calloc(1, sizeof *m);
-    *memory = m;
-    if (!m) return kvb_fail(err, KVB_MEMORY, "no memory for %u pairs", pairs);
+    gradient_model *m = need(1, sizeof *m, "models of losses");
     m->pairs = pairs;
-    m->products = gsl_matrix_calloc(D, D);
-    m->signs = calloc(rows * (D + K) + 2 * (K + 1) * D + K + points * K * (D + 1), sizeof(double));
-    m->texts = calloc(t->n_texts + rows, sizeof *m->texts);
-    if (!m->products || !m->signs || !m->texts) return kvb_fail(err, KVB_MEMORY, "no memory for %u pairs", pairs);
+    m->products = needed(gsl_matrix_calloc(D, D), "matrices over groups of heads");
+    m->signs = need(rows * (D + K) + 2 * (K + 1) * D + K + points * K * (D + 1), sizeof(double), "moves of pairs");
+    m->texts = need(t->n_texts + rows, sizeof *m->texts, "texts");
     m->fold = m->texts + t->n_texts;
     m->change = m->signs + rows * D;
     m->slopes = m->change + rows * K;
@@ -68,7 +64,7 @@ static kvb_status open_model(void **memory, const refine_state *s, kvb_error *er
     m->points = m->radius + K;
     m->loss = m->points + points * K * D;
     for (size_t k = 0; k < K; k++) m->radius[k] = FIRST_RADIUS;
-    return KVB_OK;
+    return m;
 }
 
 // ---- Pairs ----
@@ -129,11 +125,9 @@ static void add_up(gradient_model *m, uint32_t K, uint32_t D, uint32_t without)
 }
 
 // x = (products + ridge I)^-1 b; b and x may be the same.
-static kvb_status solve_ridge(const gradient_model *m, double ridge, const double *b, double *x, size_t D,
-                              kvb_error *err)
+static void solve_ridge(const gradient_model *m, double ridge, const double *b, double *x, size_t D)
 {
-    gsl_matrix *a = gsl_matrix_alloc(D, D);
-    if (!a) return kvb_fail(err, KVB_MEMORY, "no memory for %zu groups", D);
+    gsl_matrix *a = needed(gsl_matrix_alloc(D, D), "matrices over groups of heads");
     gsl_matrix_memcpy(a, m->products);
     for (size_t i = 0; i < D; i++) *gsl_matrix_ptr(a, i, i) += ridge;
     if (x != b) memcpy(x, b, D * sizeof *x);
@@ -141,7 +135,6 @@ static kvb_status solve_ridge(const gradient_model *m, double ridge, const doubl
     gsl_linalg_cholesky_decomp1(a); // positive definite: the ridge is above 0
     gsl_linalg_cholesky_svx(a, &v.vector);
     gsl_matrix_free(a);
-    return KVB_OK;
 }
 
 // What the gradient x does not explain of the pairs of one fold, squared, all knots' mean.
@@ -159,24 +152,22 @@ static double miss(const gradient_model *m, const double *x, uint32_t K, uint32_
 }
 
 // The ridge under which the texts of each fold are best told from the others.
-static kvb_status choose_ridge(gradient_model *m, const refine_state *s, double *ridge, kvb_error *err)
+static double choose_ridge(gradient_model *m, const refine_state *s)
 {
     enum { COUNT = sizeof RIDGES / sizeof *RIDGES };
     uint32_t K = s->n_knots, D = s->n_groups;
     double *x = m->points, missed[COUNT] = {0};
-    kvb_status status = KVB_OK;
     for (uint32_t fold = 0; fold < FOLDS; fold++) {
         add_up(m, K, D, fold);
-        for (int i = 0; i < COUNT && status == KVB_OK; i++) {
-            status = solve_ridge(m, RIDGES[i] * D, m->slopes + (size_t)K * D, x, D, err);
-            if (status == KVB_OK) missed[i] += miss(m, x, K, D, fold);
+        for (int i = 0; i < COUNT; i++) {
+            solve_ridge(m, RIDGES[i] * D, m->slopes + (size_t)K * D, x, D);
+            missed[i] += miss(m, x, K, D, fold);
         }
     }
     int best = 0;
     for (int i = 1; i < COUNT; i++)
         if (missed[i] < missed[best]) best = i;
-    *ridge = RIDGES[best] * D;
-    return status;
+    return RIDGES[best] * D;
 }
 
 // A direction for the moves: against the gradient, no common shift, root mean square 1, no group far ahead.
@@ -190,25 +181,23 @@ static void normalise(double *x, uint32_t D)
 }
 
 // The knots' common gradient first, and what each has of its own beyond that under a stronger ridge.
-static kvb_status find_directions(gradient_model *m, const refine_state *s, kvb_error *err)
+static void find_directions(gradient_model *m, const refine_state *s)
 {
     uint32_t K = s->n_knots, D = s->n_groups;
-    double *common = m->direction + (size_t)K * D, *b = m->points, ridge;
-    kvb_status status = choose_ridge(m, s, &ridge, err);
+    double *common = m->direction + (size_t)K * D, *b = m->points, ridge = choose_ridge(m, s);
     add_up(m, K, D, FOLDS);
-    if (status == KVB_OK) status = solve_ridge(m, ridge, m->slopes + (size_t)K * D, common, D, err);
-    for (uint32_t k = 0; k < K && status == KVB_OK; k++) {
+    solve_ridge(m, ridge, m->slopes + (size_t)K * D, common, D);
+    for (uint32_t k = 0; k < K; k++) {
         double *own = m->direction + (size_t)k * D;
         for (uint32_t d = 0; d < D; d++) {
             b[d] = m->slopes[(size_t)k * D + d];
             for (uint32_t j = 0; j < D; j++) b[d] -= gsl_matrix_get(m->products, d, j) * common[j];
         }
-        status = solve_ridge(m, 2 * ridge, b, own, D, err);
+        solve_ridge(m, 2 * ridge, b, own, D);
         for (uint32_t d = 0; d < D; d++) own[d] += common[d];
         normalise(own, D);
     }
     normalise(common, D);
-    return status;
 }
 
 // ---- Steps ----
@@ -265,13 +254,12 @@ static kvb_status halve(gradient_model *m, refine_state *s, uint32_t left, kvb_e
     return status;
 }
 
-static kvb_status round_of_model(void *memory, refine_state *s, kvb_error *err)
+kvb_status gradient_model_round(gradient_model *m, refine_state *s, kvb_error *err)
 {
-    gradient_model *m = memory;
     uint32_t K = s->n_knots, D = s->n_groups;
     kvb_status status = observe(m, s, err);
-    if (status == KVB_OK) status = find_directions(m, s, err);
     if (status != KVB_OK) return status;
+    find_directions(m, s);
     status = halve(m, s, propose(m, s), err);
     for (uint32_t k = 0; k < K && status == KVB_OK; k++) {
         double *point = m->points + (size_t)k * D, *centre = s->centre + (size_t)k * D, square = 0;
@@ -284,5 +272,3 @@ static kvb_status round_of_model(void *memory, refine_state *s, kvb_error *err)
     }
     return status;
 }
-
-const refine_method refine_by_model = {"model", open_model, round_of_model, close_model};

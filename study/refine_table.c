@@ -1,8 +1,11 @@
 #include "study/refine_table.h"
+#include "formats/need.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 // Where each array of R numbers begins in `numbers`; std [R, N] and prune ratios [R, N] follow.
 enum { RATIO, LOSS, BOUND, LAMBDA, TABLE_LOSS, EFFECTIVE, COLUMNS };
@@ -30,10 +33,9 @@ kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char
 {
     const kvb_info *info = kvb_table_info(table);
     size_t R = info->n_rows, n = (size_t)info->n_layers * info->n_kv_heads;
-    double *at = malloc(R * (COLUMNS + 2 * n) * sizeof *at);
-    uint8_t *saturated = calloc(R, 1);
+    double *at = need(R * (COLUMNS + 2 * n), sizeof *at, "numbers of a table");
+    uint8_t *saturated = need(R, 1, "rows");
     *t = (refine_table){.numbers = at, .content = {.saturated = saturated}};
-    if (!at || !saturated) return kvb_fail(err, KVB_MEMORY, "%s: no memory for a copy", path);
     t->content = (table_content){.n_rows = info->n_rows,
                                  .n_layers = info->n_layers,
                                  .n_kv_heads = info->n_kv_heads,
@@ -73,8 +75,7 @@ static kvb_status shift_content(const refine_table *t, const double *knots, uint
                                 table_content *out, double **numbers, kvb_error *err)
 {
     size_t R = t->content.n_rows, n = (size_t)t->content.n_layers * t->content.n_kv_heads;
-    double *prune = *numbers = malloc(R * (n + 1) * sizeof *prune);
-    if (!prune) return kvb_fail(err, KVB_MEMORY, "no memory for %zu rows", R);
+    double *prune = *numbers = need(R * (n + 1), sizeof *prune, "numbers of a table");
     double *mean = prune + R * n;
     kvb_status status = shift_table(&t->base, knots, n_knots, shift, prune, err);
     if (status != KVB_OK) return status;
@@ -105,20 +106,62 @@ kvb_status refine_table_apply(const refine_table *t, const double *knots, uint32
 }
 
 kvb_status refine_table_write(const refine_table *t, const double *knots, uint32_t n_knots, const double *shift,
-                              const char *refined, const char *path, kvb_error *err)
+                              const cJSON *about, const char *path, kvb_error *err)
 {
     table_content content;
     double *numbers;
     kvb_status status = shift_content(t, knots, n_knots, shift, &content, &numbers, err);
-    cJSON *metadata = status == KVB_OK ? cJSON_Duplicate(t->content.metadata, true) : NULL;
+    cJSON *metadata = cJSON_Duplicate(t->content.metadata, true);
     cJSON_DeleteItemFromObjectCaseSensitive(metadata, "refined"); // of an earlier refinement
     cJSON_DeleteItemFromObjectCaseSensitive(metadata, "unknown");
-    if (status == KVB_OK && !(metadata && cJSON_AddStringToObject(metadata, "refined", refined) &&
-                              cJSON_AddStringToObject(metadata, "unknown", "table_loss")))
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for the table's metadata", path);
+    char *text = cJSON_PrintUnformatted(about);
+    cJSON_AddStringToObject(metadata, "refined", text);
+    cJSON_AddStringToObject(metadata, "unknown", "table_loss");
     content.metadata = metadata;
     if (status == KVB_OK) status = table_write(path, &content, err);
+    cJSON_free(text);
     cJSON_Delete(metadata);
     free(numbers);
     return status;
+}
+
+// What is left of the loss on the selection texts, as a mean over the ratios; NaN where an account does not say.
+static double loss_left(const cJSON *about)
+{
+    const cJSON *set = cJSON_GetObjectItemCaseSensitive(about, "selection"),
+                *before = cJSON_GetObjectItemCaseSensitive(set, "loss_before"),
+                *after = cJSON_GetObjectItemCaseSensitive(set, "loss");
+    int n = cJSON_GetArraySize(before);
+    double sum = n > 0 && cJSON_GetArraySize(after) == n ? 0 : NAN;
+    for (int i = 0; i < n && !isnan(sum); i++)
+        sum += cJSON_GetNumberValue(cJSON_GetArrayItem(after, i)) / cJSON_GetNumberValue(cJSON_GetArrayItem(before, i));
+    return sum / n;
+}
+
+// Whether two accounts are of one table and judged alike, so that their losses can be compared.
+static bool judged_alike(const cJSON *a, const cJSON *b)
+{
+    static const char *const settings[] = {"from",     "objective", "worst",   "questions",
+                                           "n_tokens", "n_next",    "compute", "ratios"};
+    bool alike = true;
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        alike = alike && cJSON_Compare(cJSON_GetObjectItemCaseSensitive(a, settings[i]),
+                                       cJSON_GetObjectItemCaseSensitive(b, settings[i]), true);
+    const cJSON *x = cJSON_GetObjectItemCaseSensitive(a, "selection"),
+                *y = cJSON_GetObjectItemCaseSensitive(b, "selection");
+    return alike && cJSON_Compare(cJSON_GetObjectItemCaseSensitive(x, "texts"),
+                                  cJSON_GetObjectItemCaseSensitive(y, "texts"), true);
+}
+
+bool refine_table_may_replace(const char *path, const cJSON *about)
+{
+    cJSON *metadata = NULL;
+    if (access(path, F_OK) != 0) return true;
+    if (table_metadata_read(&metadata, path, NULL) != KVB_OK) return false;
+    const char *text = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(metadata, "refined"));
+    cJSON *there = text ? cJSON_Parse(text) : NULL;
+    bool worse = judged_alike(there, about) && loss_left(there) > loss_left(about);
+    cJSON_Delete(there);
+    cJSON_Delete(metadata);
+    return worse;
 }

@@ -21,7 +21,11 @@ void refine_table_free(refine_table *t); // a zero struct is allowed
 // The table with the shifts [n_knots, L*G] of shift.h, as an engine would open it; the caller closes it.
 kvb_status refine_table_apply(const refine_table *t, const double *knots, uint32_t n_knots, const double *shift,
                               kvb_table **out, kvb_error *err);
-// Writes that table, with `refined` (JSON text of how it was found) as metadata. Bounds and multipliers stay: they hold
-// for any budgets of these totals; the loss of the table itself on the record is marked as unknown.
+// Writes that table, with `about`, an account of how it was found, as metadata "refined". Bounds and multipliers stay:
+// they hold for any budgets of these totals; the loss of the table itself on the record is marked as unknown.
 kvb_status refine_table_write(const refine_table *t, const double *knots, uint32_t n_knots, const double *shift,
-                              const char *refined, const char *path, kvb_error *err);
+                              const cJSON *about, const char *path, kvb_error *err);
+// Whether a search that was stopped may put its best so far at `path`: nothing is there, or a refinement of the same
+// table, judged by the same selection texts in the same way, that loses more on them. A better file, and one that says
+// nothing of itself, stays.
+bool refine_table_may_replace(const char *path, const cJSON *about);

@@ -29,7 +29,6 @@ trap 'exit 130' INT TERM
 # Sanitisers: leaks count, and undefined behaviour says where it came from. Passive waiting: several programs share the
 # cores.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1:abort_on_error=0:allocator_may_return_null=1}
-export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$PWD/tests/leaks_of_libraries.txt:print_suppressions=0}
 export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive}
 export KVB_ROOT=$PWD LC_ALL=C

@@ -90,9 +90,12 @@ void progress_clear(progress *p); // takes away what a terminal shows of it; not
 bool progress_hashed(void *bar, double done, double total);
 double seconds_now(void); // CLOCK_MONOTONIC
 
-// The number of the first SIGINT or SIGTERM (a second one kills); long work polls it and stops cleanly with
-// KVB_INTERRUPTED. Signals that were ignored when the program started stay ignored. Called before anything starts a
-// thread (a parallel region, MPI), since threads take over what is blocked.
+// SIGINT, SIGTERM and SIGHUP end the program, and its temporary files with it; those that were ignored when it started
+// stay ignored. A file that grows beyond `ulimit -f` is an error of writing. Called before anything starts a thread (a
+// parallel region, MPI), since threads take over what is blocked.
+void cli_watch_signals(void);
+// From here on the first of them only leaves its number here, and a second one kills; long work polls it and stops
+// cleanly with KVB_INTERRUPTED.
 extern atomic_int cli_stop_requested;
 void cli_catch_signals(void);
 // After such a signal, when all is cleaned up: ends by it, so that a shell's loop ends too. Else does nothing.

@@ -31,7 +31,8 @@ int device_take_threads(const cli_command *self, uint64_t threads)
     if (threads > DEVICE_THREADS_MAX)
         return cli_usage_error(self, "--threads: expected at most %d, found %llu", DEVICE_THREADS_MAX,
                                (unsigned long long)threads);
-    if (threads) omp_set_num_threads((int)threads);
+    int limit = omp_get_thread_limit(); // OMP_THREAD_LIMIT
+    if (threads) omp_set_num_threads((int)threads < limit ? (int)threads : limit);
     uint64_t room = memory_address_room() >> 20, taken = (uint64_t)omp_get_max_threads();
     if (room >= MIB_FOR_ALL + MIB_PER_THREAD * taken) return EXIT_DONE;
     fprintf(stderr,

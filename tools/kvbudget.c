@@ -1,9 +1,11 @@
 // The program: finds the subcommand and runs it.
+#include "formats/atomic_file.h"
 #include "tools/cli.h"
 #include "tools/device.h"
 #include "tools/json_print.h"
 #include "tools/manual.h"
 #include "tools/report/results.h"
+#include "tools/terminal.h"
 #include <cJSON.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -158,9 +160,12 @@ static void take_standard_streams(void)
             _exit(EXIT_FAILED); // nothing can be said
 }
 
-// OMP_NUM_THREADS may say anything; OpenMP's library believes it.
+// OMP_NUM_THREADS may say anything; OpenMP's library believes it. And every team has as many threads as were counted
+// on: scratch memory is shared out by that number, and oneDNN shares out work by it.
 static void bound_threads(void)
 {
+    omp_set_dynamic(0);
+    if (omp_get_thread_limit() < omp_get_max_threads()) omp_set_num_threads(omp_get_thread_limit());
     if (omp_get_max_threads() <= DEVICE_THREADS_MAX) return;
     fprintf(stderr, "warning: OMP_NUM_THREADS: %d threads; %d are taken\n", omp_get_max_threads(), DEVICE_THREADS_MAX);
     omp_set_num_threads(DEVICE_THREADS_MAX);
@@ -216,6 +221,7 @@ static void explain_exit(void)
 {
     static const char text[] = "kvbudget: a library ended the program, most likely for want of memory\n";
     if (has_returned) return;
+    atomic_files_remove();
     ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
     (void)written; // nothing sensible can be done about it here
     _exit(EXIT_FAILED);
@@ -224,17 +230,17 @@ static void explain_exit(void)
 int main(int argc, char **argv)
 {
     take_standard_streams();
-    // Lines of both streams stay whole and in order in `2>&1 | tee`.
-    setvbuf(stdout, NULL, _IOLBF, 1 << 16);
-    setvbuf(stderr, NULL, _IOLBF, 1 << 12);
+    terminal_guard_streams();
+    cli_watch_signals();
     atexit(explain_exit);
     json_needs_memory();
     bound_threads();
     if (argc > 2) results_remember(argc - 2, argv + 2);
     int code = run(argc, argv);
     // A full disk behind `> file` shows up here at the latest; silence would leave half a file and exit status 0.
-    if (fflush(stdout) != 0 || ferror(stdout)) {
-        fprintf(stderr, "kvbudget: standard output: %s\n", strerror(errno));
+    const char *failure = terminal_output_failure();
+    if (failure) {
+        fprintf(stderr, "kvbudget: standard output: %s\n", failure);
         code = code == EXIT_DONE ? EXIT_FAILED : code;
     }
     if (code == EXIT_FAILED) cli_end_by_signal();

@@ -32,7 +32,7 @@ static char *find_real(const char *path)
 {
     char *real = realpath(path, NULL);
     if (real || errno != ENOENT) return real;
-    char *folder = file_folder(path), *real_folder = folder ? realpath(folder, NULL) : NULL;
+    char *folder = file_folder(path), *real_folder = realpath(folder, NULL);
     if (real_folder) real = need_text("%s/%s", strcmp(real_folder, "/") == 0 ? "" : real_folder, file_base(path));
     free(folder);
     free(real_folder);
@@ -205,10 +205,6 @@ static bool holds_json(const file_start *f)
 {
     return begins_with(f, "{");
 }
-static bool holds_yaml(const file_start *f)
-{
-    return mentions(f, "max_attention_window");
-}
 static bool holds_page(const file_start *f)
 {
     return begins_with(f, "<!DOCTYPE html>");
@@ -237,7 +233,6 @@ static const struct {
     [FILE_HEAD_SCORES] = {"head scores", holds_head_scores},
     [FILE_LINES] = {"lines of JSON", holds_lines},
     [FILE_JSON] = {"a JSON object", holds_json},
-    [FILE_YAML] = {"settings of TensorRT-LLM", holds_yaml},
     [FILE_PICTURE] = {"a picture", holds_picture},
     [FILE_PAGE] = {"an HTML page", holds_page},
     [FILE_RESULTS] = {"results as JSON", holds_results},
@@ -322,9 +317,11 @@ kvb_status named_output(const char *path, const char *option, unsigned told, kvb
         return status;
     }
     status = take_output(path, option, kind, err);
-    if (status == KVB_OK && kind == FILE_TABLE_ARRAY)
-        status =
-            take_beside(path, kvb_ends_with(path, ".npy") ? length - 4 : length, ".json", option, FILE_METADATA, err);
+    if (kind == FILE_TABLE_ARRAY) {
+        length -= kvb_ends_with(path, ".npy") ? 4 : 0;
+        if (status == KVB_OK) status = take_beside(path, length, ".json", option, FILE_METADATA, err);
+        if (status == KVB_OK) status = take_beside(path, length, ".ranking.safetensors", option, FILE_RANKING, err);
+    }
     if (status == KVB_OK && kind == FILE_REFINED_TABLE)
         status = take_beside(path, length, ".cells", option, FILE_LOG, err);
     return status;

@@ -2,9 +2,11 @@
 // which broke `valgrind kvbudget` and `ld.so kvbudget`; now it happens between the loader and the libraries.
 //
 // libgomp's threads spin for milliseconds while they wait for work. On a shared machine that keeps the very thread from
-// running that they wait for: with two cores under load everything took 1.2 to 7 times as long. Sleeping at once costs
-// too: decoding waits thousands of times a second for microseconds, and was a tenth slower. So they spin for a fifth of
-// a millisecond (measured: any number from 10,000 to 30,000 is best both alone and beside busy neighbours).
+// running that they wait for: with two busy cores a small profile took 12 s instead of 1. Sleeping at once costs too:
+// decoding waits thousands of times a second for microseconds, and was a tenth slower on an idle machine. So they spin
+// for some 10 microseconds, as long as it takes to wake a thread. Measured on two cores with other work, two rounds: 48
+// tokens of SmolLM2 take 20 s of processor time when they spin 20,000 times, 6.2 at 1,000 and 5.6 at 200 or 0; a small
+// profile beside four busy processes 2.2 to 14 s at 20,000, 0.7 at 500, 0.5 at 0.
 //
 // libgomp reads its environment in a constructor, which runs before any of this program's. Only functions in
 // .preinit_array run earlier, so early that setenv() is of no use: libc sets `environ` to what the kernel gave
@@ -14,7 +16,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-static char spin[] = "GOMP_SPINCOUNT=20000";
+static char spin[] = "GOMP_SPINCOUNT=500";
 
 static struct {
     char **place, *variable; // where `spin` stands, and what belongs there; NULL: nothing was lent

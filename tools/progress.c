@@ -1,8 +1,7 @@
-// Progress of long work on stderr, and the signals that end it early.
+// Progress of long work on stderr.
 #include "tools/cli.h"
+#include "tools/terminal.h"
 #include <math.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,67 +14,11 @@
 #define SECONDS_LOG 5.0
 enum { BAR_WIDTH = 24 };
 
-atomic_int cli_stop_requested = 0;
-
 double seconds_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-// A thread of its own waits for the signals that stop long work; every other one has them blocked. A handler would run
-// on the stack of whoever is interrupted, and dnnl_sgemm (oneDNN 2.6) has none at times: where it multiplies many terms
-// its stack pointer stands at the front of a workspace on the heap, 4 % of the time in a profile of the tiny model. The
-// signal's frame then overwrote what lies before the workspace: numbers that were written to disk afterwards, or the
-// heap's own records ("corrupted size vs. prev_size").
-static sigset_t stop_signals;
-
-static void *wait_for_stop(void *unused)
-{
-    static const char text[] = "\nkvbudget: stopping; what is finished stays on disk (once more kills)\n";
-    int number;
-    while (sigwait(&stop_signals, &number) != 0) {
-    }
-    cli_stop_requested = number;
-    ssize_t written = write(STDERR_FILENO, text, sizeof text - 1);
-    (void)written; // nothing sensible can be done about it here
-    pthread_sigmask(SIG_UNBLOCK, &stop_signals, NULL);
-    for (;;) pause(); // here the next one ends the program
-    return unused;
-}
-
-void cli_catch_signals(void)
-{
-    enum { STACK = 256 << 10 }; // enough for a sanitiser's too, and little beside `ulimit -v`
-    static const int numbers[] = {SIGINT, SIGTERM};
-    struct sigaction before;
-    pthread_attr_t attributes;
-    pthread_t waiting;
-    sigemptyset(&stop_signals);
-    for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-        // A shell lets its background jobs ignore Ctrl-C, and nohup does the like: so it stays.
-        if (sigaction(numbers[i], NULL, &before) != 0 || before.sa_handler == SIG_IGN) continue;
-        sigaddset(&stop_signals, numbers[i]);
-        signal(numbers[i], SIG_DFL); // for the second one, whatever a library has put there
-    }
-    pthread_sigmask(SIG_BLOCK, &stop_signals, NULL);
-    bool begun = pthread_attr_init(&attributes) == 0;
-    if (begun) {
-        pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-        pthread_attr_setstacksize(&attributes, STACK);
-        begun = pthread_create(&waiting, &attributes, wait_for_stop, NULL) == 0;
-        pthread_attr_destroy(&attributes);
-    }
-    // Without memory for a thread they end the program at once, which loses what is in flight and nothing else.
-    if (!begun) pthread_sigmask(SIG_UNBLOCK, &stop_signals, NULL);
-}
-
-void cli_end_by_signal(void)
-{
-    if (!cli_stop_requested) return;
-    pthread_sigmask(SIG_UNBLOCK, &stop_signals, NULL);
-    raise(cli_stop_requested);
 }
 
 void progress_begin(progress *p, const char *label, bool quiet)
@@ -134,8 +77,9 @@ static void draw_terminal(const progress *p, const char *state, double done, dou
     }
     int length = snprintf(line, sizeof line, "%s %s%s", p->label, bar, state);
     if (columns >= 0 && columns < (int)sizeof line && length > columns) line[columns] = '\0';
-    fprintf(stderr, "\r%s\033[K", line);
-    fflush(stderr);
+    terminal_sequence(stderr, "\r");
+    fputs(line, stderr);
+    terminal_sequence(stderr, "\033[K");
 }
 
 void progress_update(progress *p, double done, double total, const char *unit)
@@ -159,13 +103,13 @@ void progress_end(progress *p, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    fprintf(stderr, "%s%s: %s (%.1f s)%s\n", p->terminal ? "\r" : "", p->label, text, seconds_now() - p->start,
-            p->terminal ? "\033[K" : "");
+    if (p->terminal) terminal_sequence(stderr, "\r\033[K");
+    fprintf(stderr, "%s: %s (%.1f s)\n", p->label, text, seconds_now() - p->start);
 }
 
 void progress_clear(progress *p)
 {
-    if (!p->quiet && p->terminal && isfinite(p->last_shown)) fprintf(stderr, "\r\033[K");
+    if (!p->quiet && p->terminal && isfinite(p->last_shown)) terminal_sequence(stderr, "\r\033[K");
 }
 
 bool progress_hashed(void *bar, double done, double total)

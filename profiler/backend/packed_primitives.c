@@ -42,6 +42,16 @@ static bool describe_any(dnnl_memory_desc_t *d, uint32_t rows, uint32_t columns,
     return dnnl_memory_desc_init_by_tag(d, 2, dims, type, dnnl_format_tag_any) == dnnl_success;
 }
 
+// oneDNN works on this thread alone until the caller gives omp_set_num_threads() what this returns. Inside a parallel
+// region it does so anyway, but for regions of one thread (OMP_NUM_THREADS=1,2): these count as none, and numbers would
+// depend on how many threads a nested region may have.
+static int one_thread(void)
+{
+    int threads = omp_get_max_threads();
+    omp_set_num_threads(1);
+    return threads;
+}
+
 // The description of a product's primitive, made as if the machine had one thread. b may be given as `any`.
 static dnnl_primitive_desc_t plan_product(primitive *p)
 {
@@ -49,7 +59,6 @@ static dnnl_primitive_desc_t plan_product(primitive *p)
     dnnl_primitive_attr_t attributes = NULL;
     dnnl_post_ops_t sum = NULL;
     dnnl_primitive_desc_t d = NULL;
-    int threads = omp_get_max_threads();
     bool ok = dnnl_primitive_attr_create(&attributes) == dnnl_success &&
               dnnl_primitive_attr_set_scratchpad_mode(attributes, dnnl_scratchpad_mode_user) == dnnl_success &&
               dnnl_post_ops_create(&sum) == dnnl_success;
@@ -57,7 +66,7 @@ static dnnl_primitive_desc_t plan_product(primitive *p)
         ok = dnnl_post_ops_append_sum(sum, 1.0f) == dnnl_success &&
              dnnl_primitive_attr_set_post_ops(attributes, sum) == dnnl_success;
     ok = ok && dnnl_matmul_desc_init(&plan, &p->a, &p->b, NULL, &p->c) == dnnl_success;
-    omp_set_num_threads(1);
+    int threads = one_thread();
     if (ok && dnnl_primitive_desc_create(&d, &plan, attributes, library.engine, NULL) != dnnl_success) d = NULL;
     omp_set_num_threads(threads);
     dnnl_post_ops_destroy(sum);
@@ -117,8 +126,7 @@ static dnnl_primitive_desc_t plan_reorder(primitive *p)
     dnnl_primitive_desc_t d = NULL;
     size_t row_step = key->transposed ? 1 : key->ld, column_step = key->transposed ? key->ld : 1;
     if (!describe(&p->a, key->k, key->n, dnnl_f32, row_step, column_step)) return NULL;
-    int threads = omp_get_max_threads();
-    omp_set_num_threads(1);
+    int threads = one_thread();
     if (dnnl_reorder_primitive_desc_create(&d, &p->a, library.engine, &p->b, library.engine, NULL) != dnnl_success)
         d = NULL;
     omp_set_num_threads(threads);
@@ -252,7 +260,9 @@ bool primitive_run(const primitive *p, const void *a, const void *b, float *c)
                   : dnnl_memory_create(&own[i], argument_of(p, i), library.engine, places[i].out) == dnnl_success;
         given[i] = (dnnl_exec_arg_t){names[i], kept ? kept : own[i]};
     }
+    int threads = one_thread();
     ok = ok && dnnl_primitive_execute(p->handle, library.stream, n, given) == dnnl_success;
+    omp_set_num_threads(threads);
     for (int i = 0; i < n; i++) dnnl_memory_destroy(own[i]);
     return ok;
 }

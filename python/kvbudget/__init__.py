@@ -4,6 +4,7 @@ Only numpy is needed for tables. What needs torch and transformers, or kvpress, 
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from ._library import KVBudgetError, MismatchError, library
@@ -53,7 +54,23 @@ def version() -> str:
     return text
 
 
+def _needs(name: str) -> tuple[str, ...]:
+    return ("torch", "transformers", "kvpress") if name == "BudgetPress" else ("torch", "transformers")
+
+
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return version()
     if name not in _LATER:
         raise AttributeError(f"module 'kvbudget' has no attribute {name!r}")
+    missing = [package for package in _needs(name) if importlib.util.find_spec(package) is None]
+    if missing:
+        extra = "kvpress" if name == "BudgetPress" else "transformers"
+        raise ImportError(f"kvbudget.{name} needs {' and '.join(missing)}: pip install 'kvbudget[{extra}]'")
     return getattr(importlib.import_module(f".{_LATER[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    """With what can be had here: help() asks for every name in the list."""
+    ready = [name for name in __all__ if name not in _LATER or all(map(importlib.util.find_spec, _needs(name)))]
+    return sorted([*ready, "__version__", *(name for name in globals() if name.startswith("__"))])

@@ -7,12 +7,14 @@ then where the system's linker looks. Structures and signatures repeat runtime/k
 import ctypes as c
 import functools
 import hashlib
+import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 SONAME = "libkvbudget.so.0"
+MAX_BYTES = 64 << 20  # of a table or a ranking, as the library has it
 BUDGETS_VERSION = 3  # of the arithmetic that this package was written for
 
 
@@ -122,8 +124,7 @@ class Weights(c.Structure):
         """Reads and hashes the files."""
         hashes = [file_sha256(path).encode() for path in files]
         found = cls((c.c_char_p * len(hashes))(*hashes), len(hashes))
-        found.hf_id = hf_id.encode() if hf_id else None
-        found.hf_revision = hf_revision.encode() if hf_revision else None
+        found.hf_id, found.hf_revision = text("hf_id", hf_id), text("hf_revision", hf_revision)
         return found
 
 
@@ -145,8 +146,8 @@ class Summary(c.Structure):
 _TABLE, _ERROR, _COUNTS = c.c_void_p, c.POINTER(Error), c.POINTER(c.c_uint32)
 _BUDGET = [_TABLE, c.c_double, c.c_uint32, c.POINTER(Options), _COUNTS, c.c_size_t]
 _STATUS: dict[str, list[Any]] = {  # functions that return a kvb_status and take a kvb_error last
-    "kvb_table_open": [c.POINTER(_TABLE), c.c_char_p, c.c_void_p, _ERROR],
-    "kvb_ranking_open": [c.POINTER(c.c_void_p), c.c_char_p, _ERROR],
+    "kvb_table_open_memory": [c.POINTER(_TABLE), c.c_char_p, c.c_size_t, c.c_char_p, c.c_void_p, _ERROR],
+    "kvb_ranking_open_memory": [c.POINTER(c.c_void_p), c.c_char_p, c.c_size_t, c.c_char_p, _ERROR],
     "kvb_table_row": [_TABLE, c.c_uint32, c.POINTER(Row), _ERROR],
     "kvb_table_check": [_TABLE, c.POINTER(Expectation), _ERROR],
     "kvb_table_check_weights": [_TABLE, c.POINTER(Weights), _ERROR],
@@ -209,17 +210,56 @@ def library() -> c.CDLL:
 
 
 def call(name: str, *arguments: Any) -> None:
-    """Calls a function that returns a kvb_status; what it refuses becomes an exception with its message."""
-    error = Error()
-    status = getattr(library(), name)(*arguments, c.byref(error))
+    """Calls a function that returns a kvb_status; what it refuses becomes an exception with its message.
+
+    Every count and ratio goes through :func:`count` and :func:`real` here, whoever calls: ctypes would cut off the bits
+    that do not fit.
+    """
+    error, kinds = Error(), {c.c_uint32: count, c.c_double: real}
+    checked = (kinds[t](a) if t in kinds else a for a, t in zip(arguments, _STATUS[name]))
+    status = getattr(library(), name)(*checked, c.byref(error))
     if status == 0:
         return
     text, kind = error.message.decode(errors="replace"), library().kvb_status_name(status).decode()
     raise MismatchError(text) if kind == "MISMATCH" else KVBudgetError(text, kind)
 
 
-def count(value: int) -> int:
-    """ctypes would cut off what does not fit."""
-    if not 0 <= value < 2**32:
-        raise KVBudgetError(f"expected a count from 0 to {2**32 - 1}, found {value}")
-    return int(value)
+def count(value: Any, name: str = "a count") -> int:
+    """A whole number as the library takes it, 0 to 2**32 - 1. ``name`` is what messages call it."""
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise KVBudgetError(f"{name}: expected a whole number, found {value!r}") from None
+    if not 0 <= found < 2**32:
+        raise KVBudgetError(f"{name}: expected 0 to {2**32 - 1}, found {found}")
+    return found
+
+
+def real(value: Any, name: str = "ratio") -> float:
+    """A number; a text such as "80%" is none."""
+    try:
+        if not isinstance(value, str):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    raise KVBudgetError(f"{name}: expected a number such as 0.8, found {value!r}")
+
+
+def text(name: str, value: str | None) -> bytes | None:
+    """A text as C reads it; None stands for "do not look at it", so an empty one is a mistake."""
+    if value is None:
+        return None
+    if not value or "\0" in value:
+        raise KVBudgetError(f"{name}: expected a text, found {value!r}; leave it out if it is not to be compared")
+    return value.encode()
+
+
+def read_file(path: str | os.PathLike[str], most: int) -> bytes:
+    """The bytes of a file; of a larger one ``most`` and one more, which the library then refuses."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(most + 1)
+    except OSError as why:
+        raise KVBudgetError(f"{os.fspath(path)}: opening: {why.strerror}", "IO") from None
+    except ValueError as why:  # a NUL character, at which C would end the name
+        raise KVBudgetError(f"{os.fspath(path)!r}: opening: {why}", "IO") from None

@@ -2,7 +2,7 @@
 
 import ctypes as c
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -11,8 +11,18 @@ from numpy.typing import NDArray
 from . import _library as lib
 
 
-@dataclass(frozen=True)
-class Ranking:
+class Compared:
+    """Equality for dataclasses that hold arrays, whose own == gives an array."""
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking(Compared):
     """What `kvbudget learn` fitted, as a table carries it: a linear form of features per KV head (kvbudget.h)."""
 
     name: str  # the table's metric
@@ -39,7 +49,8 @@ def read_ranking(handle: Any) -> Ranking | None:
 def open_ranking(path: str | os.PathLike[str]) -> Ranking:
     """The ranking in a file of `kvbudget learn`, or in a table that was made with one."""
     handle = c.c_void_p()
-    lib.call("kvb_ranking_open", c.byref(handle), os.fspath(path).encode())
+    data = lib.read_file(path, lib.MAX_BYTES)
+    lib.call("kvb_ranking_open_memory", c.byref(handle), data, len(data), os.fsencode(path))
     try:
         found = read_ranking(handle)
         assert found is not None

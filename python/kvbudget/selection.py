@@ -1,9 +1,24 @@
 """Which tokens a head keeps, and where heads lie behind one another: the library's own selection."""
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from . import _library as lib
+
+
+def _scores(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    scores = np.ascontiguousarray(scores, np.float32)
+    if scores.ndim != 1:
+        raise lib.KVBudgetError(f"scores: expected those of one head, [tokens], found the shape {scores.shape}")
+    return scores
+
+
+def counts(values: ArrayLike, name: str) -> NDArray[np.uint32]:
+    """An array of what `_library.count` takes: NumPy, too, would cut off what does not fit."""
+    given = np.asarray(values)
+    if given.size and (given.dtype.kind not in "iu" or given.min() < 0 or given.max() >= 2**32):
+        raise lib.KVBudgetError(f"{name}: expected whole numbers from 0 to {2**32 - 1}")
+    return np.ascontiguousarray(given, np.uint32)
 
 
 def select(scores: NDArray[np.float32], keep: int, sink: int, window: int) -> NDArray[np.uint32]:
@@ -11,7 +26,8 @@ def select(scores: NDArray[np.float32], keep: int, sink: int, window: int) -> ND
 
     scores  float32 [T], higher = keep; a NaN raises :class:`KVBudgetError`
     """
-    scores = np.ascontiguousarray(scores, np.float32)
+    scores = _scores(scores)
+    keep, sink, window = lib.count(keep, "keep"), lib.count(sink, "sink"), lib.count(window, "window")
     out = np.empty(min(keep, scores.size), np.uint32)
     lib.call("kvb_select", scores.ctypes.data, scores.size, keep, sink, window, out.ctypes.data, out.size)
     return out
@@ -24,7 +40,8 @@ def reselect(
 
     scores  float32 [rows]; places: the positions of the rows' tokens, ascending; tokens: how many were seen in all
     """
-    scores, places = np.ascontiguousarray(scores, np.float32), np.ascontiguousarray(places, np.uint32)
+    scores, places = _scores(scores), counts(places, "places")
+    keep, sink, window = lib.count(keep, "keep"), lib.count(sink, "sink"), lib.count(window, "window")
     if scores.shape != places.shape:
         raise lib.KVBudgetError(f"reselect: {scores.shape} scores for {places.shape} places")
     out = np.empty(min(keep, scores.size), np.uint32)
@@ -38,15 +55,8 @@ def reselect(
 def cu_seqlens(lengths: NDArray[np.uint32], slack: int = 0, block: int = 1) -> NDArray[np.int32]:
     """Where sequences of these lengths begin and end that lie behind one another, int32 [n + 1], each with ``slack``
     free rows; with ``block`` counted in pages (kvb_cu_seqlens of the library)."""
-    lengths = np.ascontiguousarray(lengths, np.uint32).ravel()
+    lengths = counts(lengths, "lengths").ravel()
     out = np.empty(lengths.size + 1, np.int32)
-    lib.call(
-        "kvb_cu_seqlens",
-        lengths.ctypes.data,
-        lengths.size,
-        lib.count(slack),
-        lib.count(block),
-        out.ctypes.data,
-        out.size,
-    )
+    slack, block = lib.count(slack, "slack"), lib.count(block, "block")
+    lib.call("kvb_cu_seqlens", lengths.ctypes.data, lengths.size, slack, block, out.ctypes.data, out.size)
     return out

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from . import _library as lib
 from ._library import MismatchError
-from .ranking import Ranking, read_ranking
+from .ranking import Compared, Ranking, read_ranking
 
 Rounding = Literal["layer_lr", "floor", "global_lr"]
 Lookup = Literal["nearest", "linear"]
@@ -48,7 +48,7 @@ class ModelShape:
                 f"the config of {type(config).__name__} lacks num_hidden_layers or num_attention_heads"
             )
         dim = get("head_dim") or (get("hidden_size") or 0) // heads
-        return cls(int(layers), int(heads), int(get("num_key_value_heads") or heads), int(dim))
+        return cls(layers, heads, get("num_key_value_heads") or heads, dim)
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class TableInfo:
     n_budgeted: int  # how many layers have one
 
 
-@dataclass(frozen=True)
-class Row:
+@dataclass(frozen=True, eq=False)
+class Row(Compared):
     """What the solver found for one global ratio. Losses are shares of the oracle's total importance."""
 
     ratio: float
@@ -99,8 +99,8 @@ class Row:
     std: NDArray[np.float64] = field(repr=False)  # [L, G]
 
 
-@dataclass(frozen=True)
-class Budgets:
+@dataclass(frozen=True, eq=False)
+class Budgets(Compared):
     """How many of ``tokens`` tokens each head keeps, and the numbers that ``kvbudget budgets`` prints beside them."""
 
     keep: NDArray[np.uint32] = field(repr=False)  # [L, G]
@@ -123,12 +123,15 @@ class Table:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
-        self.path = os.fspath(path)
+        self._open(os.fspath(path), lib.read_file(path, lib.MAX_BYTES))
+
+    def _open(self, path: str, data: bytes) -> None:
+        self.path, self._data = path, data
         handle = c.c_void_p()
-        lib.call("kvb_table_open", c.byref(handle), os.fsencode(path), None)
+        lib.call("kvb_table_open_memory", c.byref(handle), data, len(data), os.fsencode(path), None)
         self._handle = handle
         self._close = weakref.finalize(self, lib.library().kvb_table_close, handle)
-        self.info = _info(lib.library().kvb_table_info(handle).contents)
+        self.info = _info(path, lib.library().kvb_table_info(handle).contents)
         info = self.info
         shape = (info.n_rows, info.n_layers, info.n_kv_heads)
         ratios = np.ctypeslib.as_array(lib.library().kvb_table_prune_ratios(handle), shape).copy()
@@ -142,18 +145,24 @@ class Table:
         i = self.info
         return f"Table({self.path!r}: {i.metric}, {i.n_layers} layers x {i.n_kv_heads} KV heads, {i.n_rows} ratios)"
 
-    def __reduce__(self) -> tuple[Any, ...]:  # pickling and copying open the file again
-        return Table, (self.path,)
+    def __copy__(self) -> "Table":
+        return self  # nothing can change it
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Table":
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:  # what was read goes along: the file may be another one by then
+        return _reopen, (self.path, self._data)
 
     def metadata(self, key: str) -> str | None:
         """One entry of the file's metadata as it stands there, also such that this version does not know."""
-        text: bytes | None = lib.library().kvb_table_metadata(self._handle, key.encode())
+        text: bytes | None = lib.library().kvb_table_metadata(self._handle, lib.text("key", key))
         return None if text is None else text.decode()
 
     def row(self, index: int) -> Row:
         """Row ``index`` of the table, counted from 0; its ratio says which one it is."""
         row = lib.Row()
-        lib.call("kvb_table_row", self._handle, index, c.byref(row))
+        lib.call("kvb_table_row", self._handle, lib.count(index, "index"), c.byref(row))
         shape = (self.info.n_layers, self.info.n_kv_heads)
         names = ("ratio", "effective_ratio", "loss", "lower_bound", "multiplier", "table_loss")
         numbers = {name: getattr(row, name) for name in names}
@@ -185,12 +194,15 @@ class Table:
         if config is not None:
             shape = ModelShape.of(config)
             for name in ("n_layers", "n_heads", "n_kv_heads", "head_dim"):
-                setattr(expected, name, getattr(shape, name))
-        expected.metric = metric.encode() if metric else None
-        expected.model_sha256 = model_sha256.encode() if model_sha256 else None
+                setattr(expected, name, lib.count(getattr(shape, name), name))
+        expected.metric, expected.model_sha256 = lib.text("metric", metric), lib.text("model_sha256", model_sha256)
         if protection is not None:
-            expected.has_protection, expected.sink, expected.window = 1, *protection
+            sink, window = protection
+            expected.has_protection = 1
+            expected.sink, expected.window = lib.count(sink, "sink"), lib.count(window, "window")
         lib.call("kvb_table_check", self._handle, c.byref(expected))
+        if weight_files is not None and not weight_files:
+            raise lib.KVBudgetError("weight_files: expected the files that hold the weights, found none")
         mine = lib.Weights.of(weight_files or (), hf_id, hf_revision)
         lib.call("kvb_table_check_weights", self._handle, c.byref(mine))
 
@@ -198,7 +210,7 @@ class Table:
         """Scores [T] of one head's tokens from those of the ranking's metrics, float32 [F, T] (kvb_rank)."""
         features, rows = self._features(features, 2)
         out = np.empty(features.shape[1], np.float32)
-        lib.call("kvb_rank", self._handle, lib.count(layer), lib.count(head), rows, out.size, out.ctypes.data)
+        lib.call("kvb_rank", self._handle, layer, head, rows, out.size, out.ctypes.data)
         return out
 
     def rank_layer(self, layer: int, features: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -207,7 +219,7 @@ class Table:
         out = np.empty((features.shape[1], features.shape[2]), np.float32)
         if out.shape[0] != self.info.n_kv_heads:
             raise lib.KVBudgetError(f"{self.path}: expected {self.info.n_kv_heads} KV heads, found {out.shape[0]}")
-        lib.call("kvb_rank_layer", self._handle, lib.count(layer), rows, out.shape[1], out.ctypes.data)
+        lib.call("kvb_rank_layer", self._handle, layer, rows, out.shape[1], out.ctypes.data)
         return out
 
     def _features(self, features: NDArray[np.float32], n_dims: int) -> tuple[NDArray[np.float32], Any]:
@@ -235,7 +247,8 @@ class Table:
         """
         keep = np.empty((self.info.n_layers, self.info.n_kv_heads), np.uint32)
         options = _options(rounding, lookup, strict, block)
-        lib.call("kvb_budgets", self._handle, ratio, lib.count(tokens), c.byref(options), _pointer(keep), keep.size)
+        tokens = lib.count(tokens, "tokens")
+        lib.call("kvb_budgets", self._handle, ratio, tokens, c.byref(options), _pointer(keep), keep.size)
         return keep
 
     def budgets(
@@ -293,7 +306,13 @@ class Table:
         return said
 
 
-def _info(i: lib.Info) -> TableInfo:
+def _reopen(path: str, data: bytes) -> Table:
+    table = Table.__new__(Table)
+    table._open(path, data)
+    return table
+
+
+def _info(path: str, i: lib.Info) -> TableInfo:
     values: dict[str, Any] = {}
     for name, *_ in lib.Info._fields_:
         value = getattr(i, name)
@@ -301,9 +320,9 @@ def _info(i: lib.Info) -> TableInfo:
     values["bounded"] = tuple(layer for layer in range(i.n_layers) if i.bounded and i.bounded[layer])
     values["calibration_tokens"] = tuple(i.calibration_tokens[: values.pop("n_calibration_tokens")])
     try:
-        values["metric_parameters"] = json.loads(values["metric_parameters"] or "{}")
-    except json.JSONDecodeError:
-        values["metric_parameters"] = {}
+        values["metric_parameters"] = json.loads(values["metric_parameters"])
+    except (ValueError, RecursionError) as why:  # the library's JSON is more generous than Python's
+        raise lib.KVBudgetError(f'{path}: metadata "metric_parameters": {why}', "FORMAT") from None
     return TableInfo(**values)
 
 
@@ -311,7 +330,7 @@ def _options(rounding: str, lookup: str, strict: bool, block: int) -> lib.Option
     for name, value, known in (("rounding", rounding, _ROUNDINGS), ("lookup", lookup, _LOOKUPS)):
         if value not in known:
             raise lib.KVBudgetError(f"{name}: expected one of {', '.join(known)}, found {value!r}")
-    return lib.Options(_ROUNDINGS.index(rounding), _LOOKUPS.index(lookup), bool(strict), lib.count(block))
+    return lib.Options(_ROUNDINGS.index(rounding), _LOOKUPS.index(lookup), bool(strict), lib.count(block, "block"))
 
 
 def _pointer(counts: NDArray[np.uint32]) -> Any:

@@ -75,7 +75,7 @@ def test_per_layer_compression_of_kvpress_keeps_these_tokens(path: Path) -> None
         cache = prefill(model, prompt(1))
     assert [layer.keys.shape[2] for layer in cache.layers] == layers["tokens"]
     means = kvbudget.Table(path).keep(0.7, T).mean(1)
-    assert np.abs(np.array(layers["tokens"]) - means).max() <= 0.5
+    assert np.abs(np.array(layers["tokens"]) - means).max() < 1 and sum(layers["tokens"]) == round(means.sum())
 
 
 def test_rotating_caches_of_mlx_lm_hold_these_tokens(path: Path) -> None:
@@ -89,18 +89,6 @@ def test_rotating_caches_of_mlx_lm_hold_these_tokens(path: Path) -> None:
             held, _ = cache.update_and_fetch(*[mx.full((1, 2, 1, 4), step)] * 2)
         sinks, latest = list(range(layers["sink"])), list(range(T - n + layers["sink"], T))
         assert sorted(np.array(held)[0, 0, :, 0].tolist()) == sinks + latest
-
-
-def test_tensorrt_llm_takes_the_yaml(path: Path) -> None:
-    """Its KvCacheConfig (llmapi/llm_args.py, commit 0004396) refuses unknown entries; it cannot be installed here."""
-    yaml = pytest.importorskip("yaml")
-    read = yaml.safe_load(export(path, "tensorrt-llm", "t.yaml").read_text())
-    assert set(read) == {"kv_cache_config"}
-    config = read["kv_cache_config"]
-    assert set(config) == {"max_attention_window", "sink_token_length"}
-    windows = config["max_attention_window"]
-    assert len(windows) == 4 and all(type(n) is int and n > 0 for n in windows)
-    assert type(config["sink_token_length"]) is int and config["sink_token_length"] >= 0
 
 
 def test_headkv_makes_the_tables_capacities(path: Path) -> None:

@@ -97,7 +97,7 @@ def test_a_table_of_other_weights_is_refused(make_table: Callable[..., Path], tm
     table.check(weight_files=files[::-1], hf_id="org/name", hf_revision="0123")
     for other, wrong, sides in (
         (table, {"weight_files": files[:1]}, ("1 files", "has 2")),
-        (table, {"weight_files": [files[0], __file__]}, ("file 1", "none of the table's 2 files")),
+        (table, {"weight_files": [files[0], __file__]}, ("file 1", "and 0 of the table's 2")),
         (table, {"hf_id": "org/other"}, ("expected org/other", "says org/name")),
         (table, {"hf_revision": "4567"}, ("expected 4567", "says 0123")),
         (silent, {"hf_id": "org/name"}, ("expected org/name", "says nothing")),
@@ -151,8 +151,97 @@ def test_select() -> None:
         kvbudget.select(np.full(4, np.nan, np.float32), 2, 0, 0)
 
 
-def test_threads_and_copies(path: Path) -> None:
-    """One table serves several threads; copies and pickles outlive it."""
+def test_counts_are_whole_and_fit(path: Path) -> None:
+    """ctypes and NumPy would cut integers to 32 bits, and take 7.9 for 7."""
+    table, scores = kvbudget.Table(path), np.arange(6, dtype=np.float32)
+    places = np.arange(6, dtype=np.uint32)
+    for wrong in (-1, 2**32, 2**32 + 3, 7.9, "7", None):
+        for call in (
+            lambda n: kvbudget.select(scores, n, 0, 0),
+            lambda n: kvbudget.select(scores, 3, n, 0),
+            lambda n: kvbudget.select(scores, 3, 0, n),
+            lambda n: kvbudget.reselect(scores, places, n, 3, 0, 0),
+            lambda n: kvbudget.reselect(scores, places, 6, n, 0, 0),
+            lambda n: kvbudget.cu_seqlens(places, slack=n),
+            lambda n: kvbudget.cu_seqlens([n, 1]),
+            lambda n: table.row(n),
+            lambda n: table.keep(0.5, n),
+            lambda n: table.budgets(0.5, 100, block=n),
+            lambda n: table.rank(n, 0, scores[None]),
+            lambda n: table.check(protection=(n, 3)),
+            lambda n: table.check(kvbudget.ModelShape(n, 8, 2, 16)),
+        ):
+            with pytest.raises(kvbudget.KVBudgetError, match="whole number|0 to 4294967295"):
+                call(wrong)
+    assert table.keep(0.5, np.int64(100)).sum() == table.keep(0.5, 100).sum()
+    for wrong in (scores.reshape(2, 3), np.float32(1)):
+        with pytest.raises(kvbudget.KVBudgetError, match="of one head"):
+            kvbudget.select(wrong.reshape(-1, 1) if wrong.ndim == 0 else wrong, 1, 0, 0)
+    for ratio in ("80%", "0.8", None, [0.5]):
+        with pytest.raises(kvbudget.KVBudgetError, match="ratio: expected a number such as 0.8"):
+            table.keep(ratio, 100)
+
+
+def test_numbers_that_hold_arrays_are_compared(path: Path) -> None:
+    """== of an array is an array."""
+    table = kvbudget.Table(path)
+    assert table.budgets(0.5, 100) == table.budgets(0.5, 100) != table.budgets(0.5, 101)
+    assert table.row(3) == table.row(3) != table.row(4)
+    assert (table.row(3) == 3) is False
+
+
+def test_texts_end_where_they_end(path: Path) -> None:
+    """C would read a text up to its NUL character; an empty one names nothing."""
+    table = kvbudget.Table(path)
+    with pytest.raises(kvbudget.KVBudgetError, match="null") as refusal:
+        kvbudget.Table(str(path) + "\0.other")
+    assert refusal.value.status == "IO"
+    for name in ("metric", "model_sha256", "hf_id", "hf_revision"):
+        for wrong in ("", "keydiff\0"):
+            with pytest.raises(kvbudget.KVBudgetError, match=name):
+                table.check(**{name: wrong})
+    with pytest.raises(kvbudget.KVBudgetError, match="key"):
+        table.metadata("metric\0")
+    with pytest.raises(kvbudget.KVBudgetError, match="weight_files: expected the files"):
+        table.check(weight_files=[])
+
+
+def test_parameters_that_python_cannot_read(make_table: Any) -> None:
+    """The library's JSON takes 1., Python's does not: no {} in their place."""
+    with pytest.raises(kvbudget.KVBudgetError, match="metric_parameters") as refusal:
+        kvbudget.Table(make_table(4, 4, 2, 16, metric_parameters='{"window":1.}'))
+    assert refusal.value.status == "FORMAT"
+
+
+def test_what_a_shell_shows(tmp_path: Path) -> None:
+    """dir() and help() name what can be had; what cannot be had says by which extra."""
+    import sys
+
+    assert kvbudget.__version__ == kvbudget.version()
+    code = (
+        "import importlib.util, pydoc, sys, kvbudget; torch = importlib.util.find_spec('torch') is not None\n"
+        "assert 'Table' in dir(kvbudget) and ('compress' in dir(kvbudget)) == torch\n"
+        "text = pydoc.plain(pydoc.render_doc(kvbudget))\n"
+        "assert (' compress(' in text) == torch and ' class Table(' in text, text\n"
+        "if not torch: kvbudget.compress\n"
+    )
+    for flags in ([], ["-S"]):  # without site-packages there is no torch; NumPy is found by its path
+        (tmp_path / "numpy").symlink_to(Path(np.__file__).parent) if flags else None
+        folders = [str(Path(kvbudget.__file__).parents[1]), str(tmp_path)]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
+        ran = subprocess.run([sys.executable, *flags, "-c", code], env=env, capture_output=True, text=True)
+        said = ran.stderr.splitlines()[-1] if ran.stderr else ""
+        assert (ran.returncode == 0) == (not flags), ran.stderr
+        assert not flags or said == (
+            "ImportError: kvbudget.compress needs torch and transformers: pip install 'kvbudget[transformers]'"
+        )
+    if PROGRAM:
+        ran = subprocess.run([sys.executable, "-m", "kvbudget", "--version"], capture_output=True, text=True)
+        assert ran.returncode == 0 and kvbudget.__version__ in ran.stdout.splitlines()[0]
+
+
+def test_threads_and_copies(path: Path, make_table: Any) -> None:
+    """One table serves several threads; copies and pickles outlive it and its file, and never read another one."""
     import copy
     import pickle
 
@@ -164,10 +253,13 @@ def test_threads_and_copies(path: Path) -> None:
     for t in threads:
         t.join()
     assert len(found) == 8 and all(np.array_equal(f, wanted) for f in found)
-    for other in (copy.copy(table), copy.deepcopy(table), pickle.loads(pickle.dumps(table))):
-        del table
-        table = other
-    assert np.array_equal(table.keep(0.7, 300), wanted)
+    copies = [copy.copy(table), copy.deepcopy(table)]
+    del table
+    path.write_bytes(make_table(4, 8, 2, 16, seed=1).read_bytes())  # another table by now
+    copies += [pickle.loads(pickle.dumps(copies[0])), copy.deepcopy(copies[1])]
+    path.unlink()
+    copies.append(pickle.loads(pickle.dumps(copies[-2])))
+    assert all(np.array_equal(t.keep(0.7, 300), wanted) and t.path == str(path) for t in copies)
 
 
 def test_without_a_library() -> None:

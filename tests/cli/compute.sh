@@ -16,7 +16,15 @@ for compute in f32 bf16x3 bf16; do
             --compute $compute --threads $threads --batch 1
         same "$compute: the same bytes with $threads threads" $compute.h5 other.h5
     done
-    timeout -s KILL "$((took / 1000)).$(printf %03d $((took % 1000)))" "$KVB" "${PROFILE[@]}" -o killed.h5 \
+    # What the environment says of nested teams, of limits and of teams as large as seems good changes none either: a
+    # part that one process makes and another goes on with is one record.
+    for said in OMP_NUM_THREADS=1,2 OMP_NUM_THREADS=4,3,2 OMP_THREAD_LIMIT=1 OMP_DYNAMIC=true \
+        'OMP_NUM_THREADS=2,4 OMP_THREAD_LIMIT=1' 'OMP_NUM_THREADS=2,2 OMP_MAX_ACTIVE_LEVELS=3'; do
+        # shellcheck disable=SC2086 # several variables
+        env $said "$KVB" "${PROFILE[@]}" -o other.h5 --force --compute $compute >out 2>err </dev/null || show
+        same "$compute: the same bytes with $said" $compute.h5 other.h5
+    done
+    killed_after "$took" "$KVB" "${PROFILE[@]}" -o killed.h5 \
         --compute $compute --batch 1 >out 2>err </dev/null
     if [ -e killed.h5 ]; then
         skip "$compute: the run was over before it could be killed"

@@ -126,10 +126,9 @@ LONG=("${ADD[@]}" short.jsonl -m knorm -o run.h5)
 lives=0 whole=1
 for milliseconds in 5 10 15 20 25 30 35 40 50 60 80 100 150 200 300 500 1000 5000; do
     lives=$((lives + 1)) code=0
-    timeout -s KILL "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" "$KVB" "${LONG[@]}" \
-        >out 2>err </dev/null || code=$?
+    killed_after "$milliseconds" "$KVB" "${LONG[@]}" >out 2>err </dev/null || code=$?
     [ "$code" = 0 ] && break
-    [ "$code" = 137 ] || not_ok "life $lives ends by the kill, not by status $code"
+    [ "$code" = 137 ] || { not_ok "life $lives ends by the kill, not by status $code"; sed 's/^/    /' err; }
     cmp -s run.h5 long.h5 || cmp -s run.h5 all.h5 || whole=0
 done
 if [ "$whole" = 1 ]; then ok "killed $((lives - 1)) times: never half a record"; else not_ok 'half a record'; fi

@@ -119,6 +119,15 @@ check() {
     fi
 }
 
+# killed_after MILLISECONDS COMMAND...: kills it when it has taken so long, and waits until it is gone. Without
+# --foreground `timeout -s KILL` kills itself as well and is over while the command still dies, and still holds its locks
+# (beside a busy machine for up to a tenth of a second): the next command then finds a record that another process uses.
+killed_after() {
+    local milliseconds=$1
+    shift
+    timeout --foreground -s KILL "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" "$@"
+}
+
 # tiny_model FILE: the generated two-layer model.
 tiny_model() { "$KVB_BUILD/tests/tiny_model" "$1" >/dev/null; }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks of the pages: figures that a page tells otherwise than docs/figures.json, directions that no block of a page has.
-# shellcheck source=tests/cli/lib.sh
+# shellcheck source=tests/cli/lib.sh disable=SC2317
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # finds NAME PATTERN COMMAND...: it prints exactly one line, which matches; with the pattern '' it prints nothing.
 finds() {

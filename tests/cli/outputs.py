@@ -30,6 +30,7 @@ LINES = {
     "statistics": "tiny.gguf text0.txt -o OUT --quiet",
 }
 NAMES = ("eval --output", "task --results")  # of which names of files are made: tried by outputs.sh
+STRANGE = "\x1b[31m\u202e\x9b"
 failed = 0
 
 
@@ -46,7 +47,7 @@ def run(words):
 
 def remove_new():
     for name in os.listdir("."):
-        if name.startswith("new"):
+        if name.startswith(("new", STRANGE + "new")):
             subprocess.run(["rm", "-rf", name], check=True)
 
 
@@ -89,6 +90,23 @@ def walk(command, options):
     return outputs
 
 
+def say_names(command):
+    """Names and texts that a terminal would obey are shown as escapes, whatever prints them."""
+    words = [command]
+    for word in LINES[command].replace("OUT", "new.svg").replace("--quiet", "").split():
+        if os.path.exists(word) and not os.path.exists(STRANGE + word):
+            subprocess.run(["cp", "-r", word, STRANGE + word], check=True)
+            if word.endswith(".npy"):
+                subprocess.run(["cp", word[:-4] + ".json", STRANGE + word[:-4] + ".json"], check=True)
+        words.append(STRANGE + word if os.path.exists(word) or word == "new.svg" else word)
+    p = subprocess.run([KVB, *words], stdin=subprocess.DEVNULL, capture_output=True)
+    said = (p.stdout + p.stderr).decode()
+    remove_new()
+    bad = re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said)
+    check(p.returncode == 0 and not bad, f"{command} prints no control characters", repr(said[-300:]))
+    return "\\u001b" in said
+
+
 text = subprocess.run([KVB, "help"], capture_output=True, text=True, check=True).stdout
 commands = re.findall(r"^  ([a-z]+) ", text.split("Commands:")[1].split("\n\n")[0], re.M)
 check(set(commands) == set(LINES), "every command has a line here", str(set(commands) ^ set(LINES)))
@@ -98,5 +116,7 @@ for command in commands:
     options = re.findall(r"^  (?:-\w, |    )--([a-z-]+) [^ ]", text, re.M)
     found += [f"{command} --{o}" for o in walk(command, options)]
 print("outputs:", ", ".join(found))
+said = [command for command in commands if say_names(command)]
+check(len(said) >= 8, "names are printed", str(said))
 check(len(found) >= 27, "outputs are found", str(len(found)))
 sys.exit(min(failed, 100))

@@ -30,8 +30,7 @@ expect 0 'profile' "${PROFILE[@]}" -o run.h5
 took=$((($(date +%s%N) - start) / 1000000))
 for percent in 30 60 85; do
     milliseconds=$((took * percent / 100))
-    timeout -s KILL "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" \
-        "$KVB" "${PROFILE[@]}" -o killed.h5 --resume --quiet >out 2>err </dev/null
+    killed_after "$milliseconds" "$KVB" "${PROFILE[@]}" -o killed.h5 --resume --quiet >out 2>err </dev/null
 done 2>/dev/null
 expect 0 'profile --resume after three kills' "${PROFILE[@]}" -o killed.h5 --resume --quiet
 same 'the same bytes' run.h5 killed.h5

@@ -48,11 +48,11 @@ json 'gives the same rows' one.json '(j["rows"], j["details"]) == (lambda k: (k[
     json.load(open("two.json")))'
 exists 'rows as CSV' rows.csv
 # shellcheck disable=SC2086
-expect 0 'three limits, and p-values from the mean' recommend tiny.gguf table.safetensors many.jsonl $SIZE --json \
-    --quiet --max-kl 1e3 --max-flips 0.9 --max-nll 1e3 --p-value bentkus -r 30%,60%
+expect 0 'three limits' recommend tiny.gguf table.safetensors many.jsonl $SIZE --json \
+    --quiet --max-kl 1e3 --max-flips 0.9 --max-nll 1e3 -r 30%,60%
 cp out two.json
 json 'all limits are shown' two.json \
-    '[r["measure"] for r in j["rows"]] == 2 * ["kl", "flips", "nll"] and j["settings"]["p_value"] == "bentkus"'
+    '[r["measure"] for r in j["rows"]] == 2 * ["kl", "flips", "nll"] and j["settings"]["p_value"] == "betting"'
 # shellcheck disable=SC2086
 fails 'too few texts are refused before any work, with the number that it takes' \
     '5 texts promise nothing.*at least [0-9]+ texts' recommend tiny.gguf table.safetensors few.jsonl $SIZE
@@ -62,5 +62,4 @@ says 'is refused with the reason' 'nothing can be promised|promise nothing' err
 # shellcheck disable=SC2086
 misused 'a wrong confidence' 'confidence' recommend tiny.gguf table.safetensors many.jsonl $SIZE --confidence 2
 misused 'two tables' 'expected one' recommend tiny.gguf table.safetensors table.safetensors many.jsonl
-misused 'a wrong p-value' 'betting or bentkus' recommend tiny.gguf table.safetensors many.jsonl --p-value t
 end

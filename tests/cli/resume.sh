@@ -16,8 +16,7 @@ for tenth in 1 2 3 4 5 6 7 8 9 10 11 12 14 16 20 30 50 100 400; do
     milliseconds=$((took * tenth / 10))
     lives=$((lives + 1))
     code=0
-    timeout -s KILL "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" \
-        "$KVB" "${PROFILE[@]}" -o killed.h5 --resume --quiet 2>err >out </dev/null || code=$?
+    killed_after "$milliseconds" "$KVB" "${PROFILE[@]}" -o killed.h5 --resume --quiet 2>err >out </dev/null || code=$?
     [ "$code" = 0 ] && break
     if [ "$code" != 137 ]; then
         not_ok "life $lives ends by the kill, not by status $code"

@@ -47,7 +47,7 @@ interrupt() {
         sleep 0.02
     done
     kill "-$signal" "$pid"
-    wait "$pid" || CODE=$?
+    wait "$pid" 2>/dev/null || CODE=$?
 }
 ended() { if [ "$CODE" = "$1" ] && ! grep -q -e 'Sanitizer' -e 'runtime error:' err; then ok "$2"; else
     not_ok "$2 (expected exit status $1)"
@@ -61,6 +61,18 @@ exists 'what is finished stays' "$(find k.h5.parts -name 'question-*' | head -n 
 expect 0 'and goes on' "${LONG[@]}" -o k.h5 --resume
 interrupt TERM env --default-signal=INT "$KVB" "${LONG[@]}" -o k.h5
 ended 143 'so does a termination'
+interrupt HUP env --default-signal=HUP "$KVB" "${LONG[@]}" -o k.h5
+ended 129 'and a terminal that is closed'
 interrupt INT env --ignore-signal=INT "$KVB" "${LONG[@]}" -o k.h5
 ended 0 'a signal that was ignored stays so'
+
+# ---- Outputs that find no room ----
+CODE=0
+(ulimit -f 1 && exec "$KVB" export whole.safetensors -o big.csv) >out 2>err || CODE=$?
+ended 1 'a file that may not grow is an error'
+says 'which names it' 'big.csv: .*File too large' err
+CODE=0
+"$KVB" tokenize tiny.gguf calib.jsonl --text >/dev/full 2>err || CODE=$?
+ended 1 'a full device behind standard output is an error'
+says 'with its reason' 'standard output: No space left on device' err
 end

@@ -51,7 +51,6 @@ COMMANDS = {
     "export varlen": ("export table.safetensors -f varlen -r 0.5 -t 99 --block 16 -o arrays", 15),
     "export duo": ("export table.safetensors -f duo -r 0.5 -t 99 -o duo", 15),
     "export per-layer": ("export table.safetensors -f per-layer -r 0.5 -t 99 -o layers.json", 15),
-    "export tensorrt-llm": ("export table.safetensors -r 0.5 -t 99 -o t.yaml", 10),
     "export headkv": ("export table.safetensors -f headkv -r 0.5 -t 99 -o h.json", 10),
     "import": ("import steps.in -o imported.h5", 20),
     "inspect gguf": ("inspect tiny.gguf --json", 15),

@@ -77,39 +77,53 @@ START_TEST(duo_without_streaming_heads)
 }
 END_TEST
 
-START_TEST(per_layer)
+static void expect_layers(const double tokens[3], double effective_ratio)
 {
-    const double tokens[3] = {60, 41, 7}; // halves go up
     help_ok(export_per_layer(&b, help_path("layers.json"), err));
     cJSON *o = read_json(help_path("layers.json"));
     for (int l = 0; l < 3; l++) {
+        double ratio = element(o, "compression_ratios", l);
         ck_assert_double_eq(element(o, "tokens", l), tokens[l]);
-        // What kvpress does with it.
-        ck_assert_double_eq(floor(TOKENS * (1 - element(o, "compression_ratios", l))), tokens[l]);
+        ck_assert(ratio >= 0 && floor(TOKENS * (1 - ratio)) == tokens[l]); // what kvpress does with it
     }
     ck_assert_double_eq(number(o, "sink"), 4);
+    ck_assert_double_eq_tol(number(o, "effective_ratio"), effective_ratio, 1e-15);
     ck_assert_double_eq(number(cJSON_GetObjectItem(o, "kvbudget"), "n_tokens"), TOKENS);
     cJSON_Delete(o);
+}
+
+START_TEST(per_layer)
+{
+    // Means of 60, 40.5 and 6.5 tokens: 107 in all. Of two equal halves the lower layer has the token.
+    expect_layers((const double[]){60, 41, 6}, 1 - 107 / 300.0);
+    // 107 tokens are 6.7 pages of 16, so there are 7; each layer has at least one.
+    b.block = 16;
+    expect_layers((const double[]){48, 48, 16}, 1 - 112 / 300.0);
     const uint32_t all[6] = {100, 100, 100, 100, 1, 1};
     b.keep = all;
-    help_ok(export_per_layer(&b, help_path("layers.json"), err));
-    o = read_json(help_path("layers.json"));
-    ck_assert_double_eq(element(o, "compression_ratios", 0), 0); // never below
-    ck_assert_double_eq(element(o, "tokens", 2), 1);
-    cJSON_Delete(o);
+    b.block = 0;
+    expect_layers((const double[]){100, 100, 1}, 1 - 201 / 300.0);
 }
 END_TEST
 
-START_TEST(tensorrt_llm)
+// What is asked for is what is given, within half a page over the whole model; rounding each layer up gave up to a page
+// more in every layer.
+START_TEST(pages_keep_the_total)
 {
-    size_t size;
-    b.block = 16;
-    help_ok(export_tensorrt_llm(&b, help_path("t.yaml"), err));
-    char *text = (char *)help_slurp(help_path("t.yaml"), &size);
-    ck_assert_ptr_nonnull(strstr(text, "\nkv_cache_config:\n  max_attention_window: [64, 48, 16]\n  "
-                                       "sink_token_length: 4\n"));
-    ck_assert_int_eq(text[0], '#');
-    free(text);
+    table_case c = case_default();
+    c.n_layers = 30, c.n_kv_heads = 3;
+    kvb_table *deep = case_open(&c);
+    uint32_t keep[90];
+    for (uint32_t tokens = 300; tokens < 4200; tokens += 611) {
+        const kvb_budget_options options = {.block = 16};
+        help_ok(kvb_budgets(deep, 0.9, tokens, &options, keep, 90, err));
+        const budget_export deep_b = {deep, "t", 0.9, tokens, 16, keep};
+        help_ok(export_per_layer(&deep_b, help_path("deep.json"), err));
+        cJSON *o = read_json(help_path("deep.json"));
+        ck_assert_double_eq_tol(number(o, "effective_ratio"), 0.9, 16 / (30.0 * tokens));
+        cJSON_Delete(o);
+    }
+    kvb_table_close(deep);
 }
 END_TEST
 
@@ -189,7 +203,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, duo);
     tcase_add_test(tc, duo_without_streaming_heads);
     tcase_add_test(tc, per_layer);
-    tcase_add_test(tc, tensorrt_llm);
+    tcase_add_test(tc, pages_keep_the_total);
     tcase_add_test(tc, headkv);
     tcase_add_test(tc, varlen);
     tcase_add_test(tc, varlen_without_pages);

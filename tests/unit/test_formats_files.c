@@ -1,4 +1,5 @@
 // Files that appear whole or not at all, mapped files, and SHA-256 against the standard's examples.
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "formats_help.h"
 #include <dirent.h>
@@ -210,6 +211,34 @@ START_TEST(test_mapped_files_that_change)
 }
 END_TEST
 
+// What a signal or a lack of memory ends leaves nothing temporary behind: files and folders with files, but not what is
+// finished.
+START_TEST(removed_at_an_end)
+{
+    for (int ending = 0; ending < 2; ending++) {
+        pid_t child = fork();
+        if (child == 0) {
+            atomic_file done, file;
+            atomic_folder folder;
+            bool good = atomic_file_begin(&done, help_path("done"), NULL) == KVB_OK &&
+                        atomic_file_begin(&file, help_path("file"), NULL) == KVB_OK &&
+                        atomic_folder_begin(&folder, help_path("folder"), NULL) == KVB_OK;
+            char *inner = need_text("%s/inner", folder.temp_path);
+            good = good && atomic_file_begin_own(&file, inner, NULL) == KVB_OK &&
+                   atomic_file_commit(&done, NULL) == KVB_OK && atomic_write(inner, "x", 1, NULL) == KVB_OK;
+            if (!good) _exit(2);
+            if (ending) need(SIZE_MAX / 2, 1, "bytes that no machine has");
+            atomic_files_remove();
+            _exit(1);
+        }
+        int status;
+        ck_assert_int_eq(waitpid(child, &status, 0), child);
+        ck_assert_int_eq(status, 1 << 8);
+        ck_assert_int_eq(count_files(), 1);
+    }
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
@@ -220,6 +249,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, relative_path);
     tcase_add_test(tc, full_disk_keeps_the_old_file);
     tcase_add_test(tc, killed_while_writing);
+    tcase_add_test(tc, removed_at_an_end);
     tcase_add_test(tc, mapping);
     tcase_add_test(tc, hashes);
 }

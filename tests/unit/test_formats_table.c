@@ -136,12 +136,15 @@ END_TEST
 START_TEST(export_for_kvpress)
 {
     cJSON *m = metadata(), *back;
-    content(m);
+    table_content c = content(m);
+    kvb_table *table;
     const char *path = help_path("curve.npy");
+    help_ok(table_write(help_path("t.safetensors"), &c, err));
+    help_ok(kvb_table_open(&table, help_path("t.safetensors"), NULL, err));
     cJSON *press =
         cJSON_Parse("{\"press\":\"SnapKVPress\",\"arguments\":{\"window_size\":64,\"share\":0.30000000000000004,"
                     "\"use_vnorm\":true,\"mode\":\"mean\"},\"warning\":\"not quite\"}");
-    help_ok(table_export_npy(path, R, L, G, prune, m, press, err));
+    help_ok(table_export_npy(path, table, m, press, err));
     cJSON_Delete(press);
     size_t size, text_size;
     unsigned char *data = help_slurp(path, &size);
@@ -149,14 +152,17 @@ START_TEST(export_for_kvpress)
     help_ok(npy_parse(&a, data, size, path, err));
     ck_assert(a.type == NPY_F64 && a.n_dims == 3 && a.shape[0] == R && a.shape[1] == L && a.shape[2] == G);
     ck_assert(memcmp(a.data, prune, sizeof prune) == 0);
-    char *side = table_sidecar_path(path), sha256[65];
+    char *side = table_beside(path, TABLE_SIDECAR), sha256[65];
     ck_assert_str_eq(strrchr(side, '/'), "/curve.json");
     help_ok(sha256_hex(data, size, sha256, err));
     unsigned char *text = help_slurp(side, &text_size);
     ck_assert(strstr((char *)text,
                      "SnapKVPress(window_size=64, share=0.30000000000000004, use_vnorm=True, mode=\\\"mean\\\")") !=
               NULL);
-    ck_assert(strstr((char *)text, "\"not quite\"") != NULL);
+    // Rows 96 to 98 are saturated: what kvpress calls 0.97 is what the table says of it.
+    ck_assert_ptr_nonnull(strstr((char *)text,
+                                 "\"not quite; from ratio 0.97 on less is pruned than LUKVPress is asked for, "
+                                 "since heads stopped at their floor: 0.48 at 0.97\""));
     ck_assert(strstr((char *)text, "sink=4, window=64") != NULL && strstr((char *)text, "curve.npy") != NULL);
     help_ok(table_sidecar_parse(&back, text, text_size, side, sha256, err));
     ck_assert(cJSON_Compare(m, back, 1));
@@ -174,11 +180,38 @@ START_TEST(export_for_kvpress)
     free(text);
     free(side);
     free(data);
-    side = table_sidecar_path("npy");
+    side = table_beside("npy", TABLE_SIDECAR);
     ck_assert_str_eq(side, "npy.json");
     free(side);
-    prune[1] = -0.1;
-    help_fails(table_export_npy(path, R, L, G, prune, m, NULL, err), KVB_NUMERIC, "element 1");
+    kvb_table_close(table);
+    cJSON_Delete(m);
+}
+END_TEST
+
+// kvpress takes row round(100 r) of 99 and keeps to no constraints.
+START_TEST(what_kvpress_cannot_do)
+{
+    cJSON *m = metadata();
+    cJSON_AddStringToObject(m, "constraints", "{\"block\":16}");
+    table_content c = content(m);
+    kvb_table *table;
+    const char *path = help_path("t.safetensors");
+    help_ok(table_write(path, &c, err));
+    help_ok(kvb_table_open(&table, path, NULL, err));
+    char *warning = table_kvpress_warning(table, m, NULL);
+    ck_assert_ptr_nonnull(strstr(warning, "choose the kvpress scorer"));
+    ck_assert_ptr_nonnull(strstr(warning, "; LUKVPress ignores the table's constraints"));
+    ck_assert_ptr_nonnull(strstr(warning, "; from ratio 0.97 on"));
+    free(warning);
+    kvb_table_close(table);
+    cJSON_AddStringToObject(m, "n_rows", "41");
+    c.n_rows = 41;
+    help_ok(table_write(path, &c, err));
+    help_ok(kvb_table_open(&table, path, NULL, err));
+    help_fails(table_export_npy(help_path("curve.npy"), table, m, NULL, err), KVB_UNSUPPORTED,
+               "the table has 41 rows up to ratio 0.41, and kvpress's LUKVPress takes row");
+    ck_assert(!help_exists(help_path("curve.npy")));
+    kvb_table_close(table);
     cJSON_Delete(m);
 }
 END_TEST
@@ -220,6 +253,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, written_tables_open);
     tcase_add_test(tc, refusals);
     tcase_add_test(tc, export_for_kvpress);
+    tcase_add_test(tc, what_kvpress_cannot_do);
     tcase_add_test(tc, damage);
 }
 

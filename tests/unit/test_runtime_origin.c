@@ -31,6 +31,10 @@ START_TEST(test_check_weights)
     ck_assert_int_eq(kvb_table_check_weights(nothing, &(kvb_weights){0}, &err), KVB_OK);
     ck_assert_str_eq(kvb_table_metadata(t, "hf_id"), "org/name");
     weights_differ(t, (kvb_weights){other, 2, NULL, NULL}, "file 1 has SHA-256 cccc");
+    const char *const twice[] = {HASH("a"), HASH("A")};
+    weights_differ(t, (kvb_weights){twice, 2, NULL, NULL}, "as 2 of those given have, and 1 of the table's 2");
+    weights_differ(t, (kvb_weights){NULL, 0, "", NULL}, "hf_id: expected a name, got none, the table says org/name");
+    weights_differ(nothing, (kvb_weights){NULL, 0, NULL, ""}, "hf_revision: expected a name");
     weights_differ(t, (kvb_weights){same, 1, NULL, NULL}, "expected the hashes of 1 files, the table has 2");
     weights_differ(nothing, (kvb_weights){same, 2, NULL, NULL}, "the table has 0 (container: not known)");
     weights_differ(t, (kvb_weights){NULL, 0, "org/other", NULL}, "hf_id: expected org/other, the table says org/name");

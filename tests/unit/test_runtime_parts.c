@@ -139,7 +139,10 @@ END_TEST
 
 START_TEST(cleaned_texts)
 {
-    char text[] = "a\tb\033[2J\x7f \xc3\xa9 \xff\xc3 \xc2\x9b end";
+    char text[] = "a\tb\033[2J\x7f \xc3\xa9 \xff\xc3 \xc2\x9b end",
+         turned[] = "a\xe2\x80\xae+\xe2\x81\xa6\xd8\x9c\xe2\x80\x93";
+    kvb_clean_text(turned);
+    ck_assert_str_eq(turned, "a???+?????\xe2\x80\x93"); // an override, an isolate, a mark; not a dash
     kvb_clean_text(text);
     ck_assert_str_eq(text, "a?b?[2J? \xc3\xa9 ?? ?? end");
 }

@@ -418,6 +418,12 @@ START_TEST(test_check)
     other.model_sha256 = "000000000000000000000000000000000000000000000000000000000000000A";
     ck_assert_int_eq(kvb_table_check(t, &other, &err), KVB_MISMATCH);
     ck_assert_ptr_nonnull(strstr(err.message, "model_sha256"));
+    table_case open = case_default();
+    open.edit_from = "0000000000000000000000000000000000000000000000000000000000000007", open.edit_to = "";
+    kvb_table *of_no_hash = case_open(&open);
+    ck_assert_int_eq(kvb_table_check(of_no_hash, &(kvb_expectation){.model_sha256 = ""}, &err), KVB_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(err.message, "expected a hash, got none"));
+    kvb_table_close(of_no_hash);
     ck_assert_int_eq(kvb_table_check(t, NULL, NULL), KVB_ARGUMENT);
     ck_assert_int_eq(kvb_table_check(NULL, &e, NULL), KVB_ARGUMENT);
     kvb_table_close(t);

@@ -12,13 +12,13 @@ static double draw_loss(int kind, double mean)
     return case_uniform() < 0.1 ? 5 * mean : mean * 5 / 9;
 }
 
-static double share_passed(promise_test how, int kind, double mean, double limit, uint32_t n, double error)
+static double share_passed(int kind, double mean, double limit, uint32_t n, double error)
 {
     double loss[64];
     uint32_t passed = 0;
     for (int d = 0; d < DRAWS; d++) {
         for (uint32_t i = 0; i < n; i++) loss[i] = draw_loss(kind, mean);
-        passed += promise_p_value(how, loss, n, limit, 1) <= error;
+        passed += promise_p_value(loss, n, limit, 1) <= error;
     }
     return (double)passed / DRAWS;
 }
@@ -26,62 +26,50 @@ static double share_passed(promise_test how, int kind, double mean, double limit
 START_TEST(p_values_keep_their_level)
 {
     case_seed("promise");
-    for (int how = 0; how < 2; how++)
-        for (int kind = 0; kind < 3; kind++)
-            for (uint32_t n = 10; n <= 60; n += 25) {
-                // The mean is the limit itself: the hardest case in which no promise may be made.
-                double wrong = share_passed((promise_test)how, kind, 0.15, 0.15, n, 0.1);
-                ck_assert_msg(wrong <= 0.1 + 3 * sqrt(0.1 * 0.9 / DRAWS), "%s, kind %d, %u texts: broken in %.3f",
-                              promise_test_name((promise_test)how), kind, n, wrong);
-            }
+    for (int kind = 0; kind < 3; kind++)
+        for (uint32_t n = 10; n <= 60; n += 25) {
+            // The mean is the limit itself: the hardest case in which no promise may be made.
+            double wrong = share_passed(kind, 0.15, 0.15, n, 0.1);
+            ck_assert_msg(wrong <= 0.1 + 3 * sqrt(0.1 * 0.9 / DRAWS), "kind %d, %u texts: broken in %.3f", kind, n,
+                          wrong);
+        }
 }
 END_TEST
 
 START_TEST(small_variance_is_rewarded)
 {
     case_seed("promise, power");
-    double betting = share_passed(PROMISE_BETTING, 1, 0.07, 0.15, 40, 0.1),
-           bentkus = share_passed(PROMISE_BENTKUS, 1, 0.07, 0.15, 40, 0.1);
-    ck_assert_msg(betting > 0.95, "betting passes %.3f", betting);
-    ck_assert_msg(bentkus < betting, "from the mean alone %.3f, by betting %.3f", bentkus, betting);
-    ck_assert(share_passed(PROMISE_BENTKUS, 1, 0.03, 0.15, 60, 0.1) > 0.95);
+    double steady = share_passed(1, 0.07, 0.15, 40, 0.1), coins = share_passed(0, 0.07, 0.15, 40, 0.1);
+    ck_assert_msg(steady > 0.95, "nearly constant losses pass in %.3f", steady);
+    ck_assert_msg(coins < steady, "coins in %.3f, nearly constant losses in %.3f", coins, steady);
 }
 END_TEST
 
 START_TEST(p_values_by_hand)
 {
     const double none[3] = {0, 0, 0}, all[2] = {1, 1};
-    // Nothing lost: (1 - limit)^-n for the largest bet, and the binomial's (1 - limit)^n.
+    // Nothing lost: (1 - limit)^-n for the largest bet.
     double wealth = 0;
     const double bets[4] = {1, 0.5, 0.25, 0.125}, stakes[4] = {0.5, 0.25, 0.125, 0.125};
     for (int k = 0; k < 4; k++) wealth += stakes[k] * pow(1 + bets[k] * 0.2 / 0.8, 3);
-    ck_assert_double_eq_tol(promise_p_value(PROMISE_BETTING, none, 3, 0.2, 1), 1 / wealth, 1e-12);
-    ck_assert_double_eq_tol(promise_p_value(PROMISE_BENTKUS, none, 3, 0.2, 1), pow(0.8, 3), 1e-12);
-    ck_assert_double_eq(promise_p_value(PROMISE_BETTING, all, 2, 0.2, 1), 1);
-    ck_assert_double_eq(promise_p_value(PROMISE_BENTKUS, all, 2, 0.2, 1), 1);
+    ck_assert_double_eq_tol(promise_p_value(none, 3, 0.2, 1), 1 / wealth, 1e-12);
+    ck_assert_double_eq(promise_p_value(all, 2, 0.2, 1), 1);
     // Every loss counted twice is six texts.
     const double six[6] = {0};
-    for (int how = 0; how < 2; how++)
-        ck_assert_double_eq_tol(promise_p_value((promise_test)how, none, 3, 0.2, 2),
-                                promise_p_value((promise_test)how, six, 6, 0.2, 1), 1e-12);
+    ck_assert_double_eq_tol(promise_p_value(none, 3, 0.2, 2), promise_p_value(six, 6, 0.2, 1), 1e-12);
 }
 END_TEST
 
 START_TEST(how_many_texts)
 {
-    for (int how = 0; how < 2; how++) {
-        uint32_t n = promise_least_texts((promise_test)how, 0.2, 0.05);
-        double none[64] = {0};
-        ck_assert(n > 1 && n < 64);
-        ck_assert(promise_p_value((promise_test)how, none, n, 0.2, 1) <= 0.05);
-        ck_assert(promise_p_value((promise_test)how, none, n - 1, 0.2, 1) > 0.05);
-        const double some[4] = {0.1, 0.05, 0.15, 0.1}, many[2] = {0.3, 0.2};
-        ck_assert_uint_gt(promise_texts_needed((promise_test)how, some, 4, 0.2, 0.05), n);
-        ck_assert_uint_eq(promise_texts_needed((promise_test)how, many, 2, 0.2, 0.05), 0);
-    }
-    promise_test how;
-    ck_assert(promise_test_parse(&how, "bentkus") && how == PROMISE_BENTKUS);
-    ck_assert(!promise_test_parse(&how, "Bentkus"));
+    uint32_t n = promise_least_texts(0.2, 0.05);
+    double none[64] = {0};
+    ck_assert(n > 1 && n < 64);
+    ck_assert(promise_p_value(none, n, 0.2, 1) <= 0.05);
+    ck_assert(promise_p_value(none, n - 1, 0.2, 1) > 0.05);
+    const double some[4] = {0.1, 0.05, 0.15, 0.1}, many[2] = {0.3, 0.2};
+    ck_assert_uint_gt(promise_texts_needed(some, 4, 0.2, 0.05), n);
+    ck_assert_uint_eq(promise_texts_needed(many, 2, 0.2, 0.05), 0);
 }
 END_TEST
 
@@ -96,7 +84,7 @@ START_TEST(the_sequence_ends_at_the_first_failure)
             flips[r][i] = r ? 0.5 : 0;
         }
     promise_criterion criteria[2] = {{0.1, 0.5, kl[0]}, {0.2, 1, flips[0]}};
-    promise_task task = {criteria, 1, RATIOS, TEXTS, PROMISE_BETTING, 0.05};
+    promise_task task = {criteria, 1, RATIOS, TEXTS, 0.05};
     promise_row rows[2 * RATIOS];
     uint32_t passed;
     kvb_error err = {0};
@@ -130,19 +118,17 @@ START_TEST(promises_are_kept_on_halves)
         for (int r = 0; r < RATIOS; r++) kl[r][i] = 0.002 * weight * exp(0.6 * r);
     }
     const promise_criterion one = {0.05, 0.25, kl[0]};
-    for (int how = 0; how < 2; how++) {
-        promise_trial trial, again;
-        promise_task task = {&one, 1, RATIOS, TEXTS, (promise_test)how, 0.1};
-        kvb_error err = {0};
-        must(promise_try(&task, RESAMPLES, 5, &trial, &err), &err);
-        must(promise_try(&task, RESAMPLES, 5, &again, &err), &err);
-        ck_assert(memcmp(&trial, &again, sizeof trial) == 0);
-        ck_assert_msg(trial.broken <= 20, "%u of 200 promises were broken", trial.broken);
-        ck_assert_msg(trial.refused < 20 && trial.mean_passed >= 2, "%u refused, %.1f ratios", trial.refused,
-                      trial.mean_passed);
-        task.n_texts = 1;
-        ck_assert(promise_try(&task, 1, 5, &trial, &err) == KVB_ARGUMENT);
-    }
+    promise_trial trial, again;
+    promise_task task = {&one, 1, RATIOS, TEXTS, 0.1};
+    kvb_error err = {0};
+    must(promise_try(&task, RESAMPLES, 5, &trial, &err), &err);
+    must(promise_try(&task, RESAMPLES, 5, &again, &err), &err);
+    ck_assert(memcmp(&trial, &again, sizeof trial) == 0);
+    ck_assert_msg(trial.broken <= 20, "%u of 200 promises were broken", trial.broken);
+    ck_assert_msg(trial.refused < 20 && trial.mean_passed >= 2, "%u refused, %.1f ratios", trial.refused,
+                  trial.mean_passed);
+    task.n_texts = 1;
+    ck_assert(promise_try(&task, 1, 5, &trial, &err) == KVB_ARGUMENT);
 }
 END_TEST
 

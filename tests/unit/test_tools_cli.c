@@ -2,6 +2,7 @@
 #include "tools/cli.h"
 #include "tools/manual.h"
 #include "tools/report/heatmap.h"
+#include "tools/terminal.h"
 #include "unit.h"
 #include <fcntl.h>
 #include <signal.h>
@@ -378,6 +379,55 @@ static int interruptible(int threads)
     return found;
 }
 
+// What a guarded standard output shows of `pieces`, each written by itself.
+static void shown(char *out, size_t size, const char *const *pieces)
+{
+    int ends[2];
+    ck_assert_int_eq(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        dup2(ends[1], STDOUT_FILENO);
+        terminal_guard_streams();
+        for (; *pieces; pieces++) {
+            fputs(*pieces, stdout);
+            fflush(stdout);
+        }
+        terminal_sequence(stdout, "\033[%dm", 1);
+        terminal_put_bytes("\033\xff", 2);
+        _exit(terminal_output_failure() ? 1 : 0);
+    }
+    close(ends[1]);
+    int status;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);
+    ck_assert_int_eq(status, 0);
+    ssize_t n = read(ends[0], out, size - 1);
+    out[n > 0 ? n : 0] = '\0';
+    close(ends[0]);
+}
+
+// Outside text cannot command a terminal or turn a line round; characters that are cut in two by buffers stay whole.
+START_TEST(terminal_shows)
+{
+    static const struct {
+        const char *pieces[5], *shown;
+    } cases[] = {
+        {{"a\tb\n"}, "a\tb\n"},
+        {{"\033[31m\r\x7f\a"}, "\\u001b[31m\\u000d\\u007f\\u0007"},
+        {{"\xc2\x9b\xe2\x80\xae\xe2\x81\xa9\xd8\x9c\xe2\x80\xa8"}, "\\u009b\\u202e\\u2069\\u061c\\u2028"},
+        {{"\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"}, "\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80"},
+        {{"\xe2", "\x82", "\xac", "\xf0\x9f"}, "\xe2\x82\xac\\xf0\\x9f"},
+        {{"\xe2\x80", "\xae", "\xe2", "x\xff"}, "\\u202e\\xe2x\\xff"},
+        {{"\xc2", "\xc2\x9b", "\x80"}, "\\xc2\\u009b\\x80"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char out[256], expected[256];
+        shown(out, sizeof out, cases[i].pieces);
+        snprintf(expected, sizeof expected, "%s\033[1m\033\xff", cases[i].shown);
+        ck_assert_msg(strcmp(out, expected) == 0, "case %zu: %s", i, out);
+    }
+}
+END_TEST
+
 // The first signal asks to stop, interrupts no thread that computes, and the program then ends by it; without one
 // nothing happens.
 START_TEST(signals)
@@ -432,6 +482,7 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, messages);
     tcase_add_test(tc, progress_in_a_log);
+    tcase_add_test(tc, terminal_shows);
     tcase_add_test(tc, signals);
     tcase_add_test(tc, other_manuals);
     tcase_add_test(tc, terminals);

@@ -129,6 +129,8 @@ START_TEST(files_of_metrics)
 {
     char path[PATH_SIZE];
     const char *const two[] = {"a:b", "a=b"}, *folder = help_path("d");
+    const output_form arrays = {"--npy", FILE_ARRAY, ".npy"}, pictures = {"--svg", FILE_PICTURE, ".svg"};
+    named_files_begin(false);
     ck_assert_int_eq(mkdir(folder, 0755), 0);
     help_ok(output_path(path, "x.svg", "a:b", ".svg", false, err));
     ck_assert_str_eq(path, "x.svg");
@@ -137,16 +139,14 @@ START_TEST(files_of_metrics)
     help_ok(output_path(path, folder, "a:b", ".svg", true, err));
     ck_assert_ptr_nonnull(strstr(path, "/d/a_b.svg"));
     help_fails(output_path(path, "x.svg", "a:b", ".svg", true, err), KVB_ARGUMENT, "with several metrics");
-    help_fails(output_check("{metric}.npy", "", two, 2, err), KVB_ARGUMENT,
+    help_fails(output_check("{metric}.npy", &arrays, two, 2, err), KVB_ARGUMENT,
                "metrics a:b and a=b would be written to the same");
-    help_ok(output_check("{metric}.npy", "", two, 1, err));
+    help_ok(output_check("{metric}.npy", &arrays, two, 1, err));
     // What cannot be written is found before any work: a folder where the file should be, and one that is not there.
     ck_assert_int_eq(mkdir(help_path("d/a_b.svg"), 0755), 0);
-    help_fails(output_check(folder, ".svg", two, 1, err), KVB_ARGUMENT, "d/a_b.svg");
-    help_ok(output_check(folder, ".npy", two, 1, err));
-    help_fails(output_check(help_path("no/such"), ".svg", two, 1, err), KVB_IO, "no/such");
-    help_ok(output_check_results(help_path("r"), err));
-    help_fails(output_check_results(help_path("no/r"), err), KVB_IO, "no/r.json");
+    help_fails(output_check(folder, &pictures, two, 1, err), KVB_ARGUMENT, "d/a_b.svg");
+    help_ok(output_check(folder, &arrays, two, 1, err));
+    help_fails(output_check(help_path("no/such"), &pictures, two, 1, err), KVB_IO, "no/such");
 }
 END_TEST
 

@@ -315,7 +315,7 @@ START_TEST(of_a_promise)
     for (int i = 0; i < N; i++) losses[N + i] = 0.5;
     const char *const names[] = {"KL"}, *const measures[] = {"kl"};
     const promise_criterion limit = {0.1, 1, losses};
-    const promise_task task = {&limit, 1, 2, N, PROMISE_BETTING, 0.1};
+    const promise_task task = {&limit, 1, 2, N, 0.1};
     kvb_table *table;
     promise_row rows[2];
     help_ok(kvb_table_open(&table, write_table(), NULL, err));

@@ -3,6 +3,7 @@
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "study_help.h"
+#include "test_runtime_cases.h"
 #include "tools/device.h"
 #include "tools/json_print.h"
 #include "tools/memory.h"
@@ -86,11 +87,11 @@ END_TEST
 
 START_TEST(pictures)
 {
-    picture p;
+    atomic_file p;
     size_t n;
     mkdir(help_path("pictures"), 0777);
     help_ok(picture_begin(&p, help_path("pictures"), "snapkv:kvpress", true, err));
-    fprintf(p.file.stream, "<svg/>");
+    fprintf(p.stream, "<svg/>");
     help_ok(picture_end(&p, true, err));
     char *text = (char *)help_slurp(help_path("pictures/snapkv_kvpress.svg"), &n);
     ck_assert(n == 6 && memcmp(text, "<svg/>", 6) == 0);
@@ -155,9 +156,13 @@ START_TEST(curves_for_kvpress)
 {
     static double ratios[99 * 2 * 3];
     for (int i = 0; i < 99 * 6; i++) ratios[i] = i / 600.0;
+    table_case c = case_default();
+    c.n_layers = 2, c.n_kv_heads = 3, c.prune_ratio = ratios;
+    kvb_table *table = case_open(&c);
     cJSON *metadata = cJSON_Parse("{\"metric\":\"keydiff\",\"metric_parameters\":\"{}\"}");
     size_t n;
-    help_ok(write_table_npy(help_path("curve.npy"), 99, 2, 3, ratios, metadata, err));
+    help_ok(write_table_npy(help_path("curve.npy"), table, metadata, err));
+    kvb_table_close(table);
     unsigned char *bytes = help_slurp(help_path("curve.npy"), &n);
     npy_array a;
     double back[99 * 6];

@@ -115,34 +115,33 @@ static int run_eval(const cli_command *self, int argc, char **argv)
         .self = self, .with = {.self = self, .sink = UINT64_MAX, .window = UINT64_MAX}, .in = EVAL_INPUTS};
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_RESULTS_SET), &e.out.name, "NAME",
-         "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
+         "write NAME.json, NAME.csv and NAME.svg; NAME.cells keeps results so far, and the same\ncommand continues "
          "where it was stopped"},
         METHODS_OPTIONS(e.with),
         {"tokens", 't', CLI_COUNT, &e.in.n_tokens, "N", "context: the first N tokens of every text (2048)"},
         {"next", 'n', CLI_COUNT, &e.in.n_next, "N", "tokens that follow, teacher-forced (64)"},
-        {"no-protect", 0, CLI_FLAG, &e.no_protect, NULL,
-         "run everything a second time without the sinks and the window that otherwise\nstay with every allocator"},
+        {"no-protect", 0, CLI_FLAG, &e.no_protect, NULL, "run everything a second time with nothing protected"},
         {"predictions-only", 0, CLI_FLAG, &e.predictions, NULL,
-         "KL, top-1 and NLL alone, without lost and out, which take about a third of a run's time"},
+         "only KL, top-1 and NLL, without lost and out, which take part of a run's time"},
         {"dump-kept", 0, CLI_WRITES(FILE_LINES), &e.out.kept, "FILE",
          "write the kept positions of every run, as JSON lines"},
         {"speed", 0, CLI_FLAG, &e.speed, NULL,
-         "measure memory and decode speed at the first --ratio (0.8) instead: one metric,\n--next single steps, "
-         "--batch sequences at a time"},
+         "instead, measure memory and decoding speed at the first --ratio (0.8): one metric,\n--next steps of one "
+         "token, --batch sequences at a time"},
         {"chat", 0, CLI_FLAG, &e.in.chat, NULL,
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
         {"special", 0, CLI_FLAG, &e.in.special, NULL,
          "take \"<|im_start|>\" and the like in texts as the tokens that they name (default: as the\ntables)"},
         {"bos", 0, CLI_TEXT, &e.in.bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},
-        {"pre", 0, CLI_TEXT, &e.in.pre, "NAME", "split words as this pre-tokenizer does, not as the file says"},
+        {"pre", 0, CLI_TEXT, &e.in.pre, "NAME", "split words as this pre-tokenizer does instead of the file's"},
         QUERY_STATISTICS_OPTION(e.in.statistics),
         {"backend", 'b', CLI_TEXT, &e.in.backend_name, "NAME",
          "cpu or ref; attention over cut caches runs on the host"},
         {"compute", 0, CLI_TEXT, &e.in.compute, "KIND", DEVICE_COMPUTE_HELP},
-        {"batch", 0, CLI_COUNT, &e.batch, "N", "runs that are decoded together (4)"},
+        {"batch", 0, CLI_COUNT, &e.batch, "N", "runs decoded together (4)"},
         {"threads", 0, CLI_COUNT, &e.threads, "N", "OpenMP threads (default: all cores)"},
         RESULTS_OPTIONS(e.out),
-        {"quiet", 'q', CLI_FLAG, &e.out.quiet, NULL, "no progress, no file names"},
+        {"quiet", 'q', CLI_FLAG, &e.out.quiet, NULL, "no progress and no names of files"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
@@ -165,10 +164,10 @@ const cli_command cmd_eval = {
     "eval",
     "eval MODEL [[NAME=]TABLE.safetensors]... TEXT... [-o NAME] [OPTION]...",
     "evict for real and decode on: how far each way to split the cache moves the model",
-    "Every text is prefilled once with full attention. Then, for every metric, allocator and ratio, the tokens\n"
-    "that the allocator grants each KV head are picked by the metric, all others are thrown away, the cache is\n"
-    "compacted, and the tokens that follow in the text are teacher-forced over what is left. The compression\n"
-    "does not know what follows, as in kvpress.\n"
+    "Every text is prefilled once with full attention. Then, for every metric, allocator and ratio, the\n"
+    "allocator says how many tokens each KV head keeps, the metric picks them, all others are thrown away, the\n"
+    "cache is compacted, and the next tokens of the text are teacher-forced over what is left. As in kvpress,\n"
+    "what follows plays no part in the choice.\n"
     "\n"
     "It prints, over all texts and positions:\n"
     "  KL          divergence of the next-token distributions from those of the full cache, nats\n"
@@ -181,9 +180,9 @@ const cli_command cmd_eval = {
     "Intervals take texts as observations and need five of them; tables are compared text by text with uniform,\n"
     "AdaKV and the published form where these are run.\n"
     "\n"
-    "A table serves the metric that it was solved for, and is refused for another model. All allocators of a\n"
-    "metric keep the same sinks and window. With few tokens a table may grant a head less than these, as kvpress\n"
-    "does, and then the newest are lost; with TABLE.safetensors:strict other heads give up some for it. Texts:\n"
+    "A table is used with the metric that it was solved for, and refused for another model. All allocators of a\n"
+    "metric keep the same sinks and window. With few tokens a table may give a head less than these, as kvpress\n"
+    "does, and the newest are lost; TABLE.safetensors:strict takes the missing tokens from other heads. Texts:\n"
     "any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has\n"
     "seen.\n"
     "\n"

@@ -25,16 +25,18 @@ typedef struct eval_inputs {
     {                                                                                          \
         .backend_name = "cpu", .compute = "f32", .bos = "auto", .n_tokens = 2048, .n_next = 64 \
     }
-#define EVAL_INPUT_OPTIONS(in)                                                                                      \
-    {"tokens", 't', CLI_COUNT, &(in).n_tokens, "N", "context: the first N tokens of every text (2048)"},            \
-        {"next", 'n', CLI_COUNT, &(in).n_next, "N", "tokens that follow, teacher-forced (64)"},                     \
-        {"chat", 0, CLI_FLAG, &(in).chat, NULL, "wrap texts in the model's chat template (default: as the table)"}, \
-        {"special", 0, CLI_FLAG, &(in).special, NULL, "find control tokens in texts (default: as the table)"},      \
-        {"bos", 0, CLI_TEXT, &(in).bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"},    \
-        QUERY_STATISTICS_OPTION((in).statistics),                                                                   \
-        {"backend", 'b', CLI_TEXT, &(in).backend_name, "NAME", "cpu or ref"},                                       \
-    {                                                                                                               \
-        "compute", 0, CLI_TEXT, &(in).compute, "KIND", DEVICE_COMPUTE_HELP                                          \
+#define EVAL_INPUT_OPTIONS(in)                                                                                   \
+    {"tokens", 't', CLI_COUNT, &(in).n_tokens, "N", "context: the first N tokens of every text (2048)"},         \
+        {"next", 'n', CLI_COUNT, &(in).n_next, "N", "tokens that follow, teacher-forced (64)"},                  \
+        {"chat",     0,    CLI_FLAG,                                                                             \
+         &(in).chat, NULL, "wrap texts in the model's chat template (default: as the table was calibrated)"},    \
+        {"special",     0,    CLI_FLAG,                                                                          \
+         &(in).special, NULL, "find control tokens in texts (default: as the table was calibrated)"},            \
+        {"bos", 0, CLI_TEXT, &(in).bos, "WHEN", "begin texts with BOS: auto (as the model file says), yes, no"}, \
+        QUERY_STATISTICS_OPTION((in).statistics),                                                                \
+        {"backend", 'b', CLI_TEXT, &(in).backend_name, "NAME", "cpu or ref"},                                    \
+    {                                                                                                            \
+        "compute", 0, CLI_TEXT, &(in).compute, "KIND", DEVICE_COMPUTE_HELP                                       \
     }
 
 typedef struct eval_outputs {
@@ -57,8 +59,10 @@ int eval_check_lengths(const eval_command *e);
 // From operands and options to methods, ratios and texts. What is wrong with the command line is printed, and
 // EXIT_USAGE returned; what is wrong with a file, EXIT_FAILED.
 int eval_open_inputs(eval_command *e, char **operands, size_t n);
-// The same for commands that are about one table and nothing else: e->with has one column.
-int eval_open_table(eval_command *e, char **operands, size_t n);
+// For commands that are about one table and nothing else, such as refine: whether there are operands enough.
+int eval_check_operands(const cli_command *self, int n);
+// Catches signals, takes the threads, and opens; e->with has one column. `ratios`: those without --ratio.
+int eval_open_table(eval_command *e, char **operands, size_t n, const char *ratios);
 void eval_free_inputs(eval_command *e);
 
 // `--speed`: memory and decode speed of compacted caches against the full one.

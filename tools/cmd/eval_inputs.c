@@ -1,12 +1,14 @@
 // kvbudget eval, first half: the texts, and what is compared on them.
 #include "formats/calib.h"
 #include "formats/file_read.h"
+#include "formats/need.h"
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "profiler/profile.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include "tools/cmd/eval_command.h"
+#include "tools/device.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -214,16 +216,23 @@ int eval_open_inputs(eval_command *e, char **operands, size_t n)
     return status == KVB_OK ? EXIT_DONE : cli_failed(e->self, &err);
 }
 
-int eval_open_table(eval_command *e, char **operands, size_t n)
+int eval_check_operands(const cli_command *self, int n)
+{
+    return n >= 3 ? EXIT_DONE
+                  : cli_usage_error(self, "a model, a table and texts are needed: kvbudget %s", self->synopsis);
+}
+
+int eval_open_table(eval_command *e, char **operands, size_t n, const char *ratios)
 {
     size_t n_tables = 0;
     for (size_t i = 1; i < n; i++) n_tables += methods_is_table(operands[i]);
     if (n_tables != 1) return cli_usage_error(e->self, "%zu tables (.safetensors) are given, expected one", n_tables);
-    const char **none = malloc(sizeof *none);
-    if (!none) return cli_failed(e->self, &(kvb_error){KVB_MEMORY, "no memory"});
-    *none = "none";
-    e->with.allocator_names = (cli_list){none, 1};
-    return eval_open_inputs(e, operands, n);
+    e->with.allocator_names = (cli_list){need_copy(&(const char *){"none"}, 1, sizeof(char *), "names"), 1};
+    if (!e->with.ratio_names.count)
+        e->with.ratio_names = (cli_list){need_copy(&ratios, 1, sizeof ratios, "lists of ratios"), 1};
+    cli_catch_signals();
+    int code = device_take_threads(e->self, e->threads);
+    return code == EXIT_DONE ? eval_open_inputs(e, operands, n) : code;
 }
 
 void eval_free_inputs(eval_command *e)

@@ -149,9 +149,8 @@ kvb_status eval_measure_speed(const eval_command *e, kvb_error *err)
     if (status == KVB_OK && !e->with.items[0].m.kind)
         status =
             kvb_fail(err, KVB_ARGUMENT, "--speed measures caches that were evicted once: give a metric or a table");
-    if (status == KVB_OK) status = method_metrics(&metrics, &plan.n_metrics, &list, err);
     if (status == KVB_OK) {
-        plan.metrics = metrics;
+        plan.metrics = metrics = method_metrics(&plan.n_metrics, &list);
         r.ids = e->in.texts[0].ids + e->in.n_tokens;
         progress_begin(&bar, "speed", e->out.quiet);
         status = session_open(&r.s, e->in.m, &plan, err);

@@ -2,13 +2,13 @@
 #include "formats/atomic_file.h"
 #include "formats/budget_export.h"
 #include "formats/lukv_steps.h"
+#include "formats/need.h"
 #include "formats/record.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
 #include "study/mean_curves.h"
 #include "tools/cli.h"
 #include "tools/report/table_npy.h"
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,11 +29,7 @@ static kvb_status export_npy(export_command *x, kvb_error *err)
     cJSON *metadata = NULL;
     kvb_status status = kvb_table_open(&table, x->input, NULL, err);
     if (status == KVB_OK) status = table_metadata_read(&metadata, x->input, err);
-    if (status == KVB_OK) {
-        const kvb_info *info = kvb_table_info(table);
-        status = write_table_npy(x->output, info->n_rows, info->n_layers, info->n_kv_heads,
-                                 kvb_table_prune_ratios(table), metadata, err);
-    }
+    if (status == KVB_OK) status = write_table_npy(x->output, table, metadata, err);
     cJSON_Delete(metadata);
     kvb_table_close(table);
     return status;
@@ -45,17 +41,15 @@ static kvb_status write_csv(const kvb_table *table, const char *output, kvb_erro
     atomic_file f;
     kvb_status status = atomic_file_begin(&f, output, err);
     if (status != KVB_OK) return status;
-    bool written = fprintf(f.stream, "ratio,layer,head,prune_ratio\n") > 0;
-    for (uint32_t i = 0; i < info->n_rows && status == KVB_OK && written; i++) {
+    fprintf(f.stream, "ratio,layer,head,prune_ratio\n");
+    for (uint32_t i = 0; i < info->n_rows && status == KVB_OK; i++) {
         kvb_row row;
         status = kvb_table_row(table, i, &row, err);
-        for (uint32_t h = 0; h < info->n_layers * info->n_kv_heads && status == KVB_OK && written; h++)
-            written = fprintf(f.stream, "%.12g,%u,%u,%.17g\n", row.ratio, h / info->n_kv_heads, h % info->n_kv_heads,
-                              row.prune_ratio[h]) > 0;
+        for (uint32_t h = 0; h < info->n_layers * info->n_kv_heads && status == KVB_OK; h++)
+            fprintf(f.stream, "%.12g,%u,%u,%.17g\n", row.ratio, h / info->n_kv_heads, h % info->n_kv_heads,
+                    row.prune_ratio[h]);
     }
-    if (status == KVB_OK && !written)
-        status = kvb_fail(err, KVB_IO, "%s: cannot write: %s; nothing was changed", output, strerror(errno));
-    if (status == KVB_OK) return atomic_file_commit(&f, err);
+    if (status == KVB_OK) return atomic_file_commit(&f, err); // finds what went wrong with the stream
     atomic_file_abandon(&f);
     return status;
 }
@@ -97,48 +91,39 @@ static kvb_status export_curves(export_command *x, kvb_error *err)
 // ---- Budgets of one ratio and length --------------------------------------------------------------------------------
 
 static kvb_status with_budgets(export_command *x,
-                               kvb_status (*write)(export_command *, const budget_export *, kvb_error *),
+                               kvb_status (*write)(const budget_export *, export_command *, kvb_error *),
                                kvb_error *err)
 {
     kvb_table *table = NULL;
-    uint32_t *keep = NULL;
     const kvb_budget_options options = {.strict = x->strict, .block = (uint32_t)x->block};
     kvb_status status = kvb_table_open(&table, x->input, NULL, err);
-    if (status == KVB_OK) {
-        const kvb_info *info = kvb_table_info(table);
-        size_t n = (size_t)info->n_layers * info->n_kv_heads;
-        keep = malloc(n * sizeof *keep);
-        if (!keep) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu counts", x->input, n);
-        if (status == KVB_OK) status = kvb_budgets(table, x->ratio, (uint32_t)x->n_tokens, &options, keep, n, err);
-    }
+    if (status != KVB_OK) return status;
+    size_t n = (size_t)kvb_table_info(table)->n_layers * kvb_table_info(table)->n_kv_heads;
+    uint32_t *keep = need(n, sizeof *keep, "heads");
     const budget_export b = {table, x->input, x->ratio, (uint32_t)x->n_tokens, (uint32_t)x->block, keep};
-    if (status == KVB_OK) status = write(x, &b, err);
+    status = kvb_budgets(table, x->ratio, b.n_tokens, &options, keep, n, err);
+    if (status == KVB_OK) status = write(&b, x, err);
     free(keep);
     kvb_table_close(table);
     return status;
 }
 
-static kvb_status write_duo(export_command *x, const budget_export *b, kvb_error *err)
+static kvb_status write_duo(const budget_export *b, export_command *x, kvb_error *err)
 {
     return export_duo(b, x->output, err);
 }
 
-static kvb_status write_per_layer(export_command *x, const budget_export *b, kvb_error *err)
+static kvb_status write_per_layer(const budget_export *b, export_command *x, kvb_error *err)
 {
     return export_per_layer(b, x->output, err);
 }
 
-static kvb_status write_tensorrt_llm(export_command *x, const budget_export *b, kvb_error *err)
-{
-    return export_tensorrt_llm(b, x->output, err);
-}
-
-static kvb_status write_varlen(export_command *x, const budget_export *b, kvb_error *err)
+static kvb_status write_varlen(const budget_export *b, export_command *x, kvb_error *err)
 {
     return export_varlen(b, x->output, err);
 }
 
-static kvb_status write_headkv(export_command *x, const budget_export *b, kvb_error *err)
+static kvb_status write_headkv(const budget_export *b, export_command *x, kvb_error *err)
 {
     kvb_status status = export_headkv(b, x->output, &x->capacity, err);
     if (status == KVB_OK)
@@ -155,7 +140,7 @@ static const struct {
     const char *name, *ending; // of outputs that tell their format; NULL: none
     unsigned needs;
     kvb_status (*run)(export_command *x, kvb_error *err);
-    kvb_status (*write)(export_command *x, const budget_export *b, kvb_error *err); // with NEEDS_BUDGETS
+    kvb_status (*write)(const budget_export *b, export_command *x, kvb_error *err); // with NEEDS_BUDGETS
     file_kind kind; // FILE_ANY: a folder, which must be new
 } formats[] = {
     {"npy", ".npy", 0, export_npy, NULL, FILE_TABLE_ARRAY},
@@ -164,12 +149,11 @@ static const struct {
     {"curves", NULL, NEEDS_METRIC, export_curves, NULL, FILE_ARRAY},
     {"varlen", NULL, NEEDS_BUDGETS, NULL, write_varlen, FILE_ANY},
     {"per-layer", NULL, NEEDS_BUDGETS, NULL, write_per_layer, FILE_JSON},
-    {"tensorrt-llm", ".yaml", NEEDS_BUDGETS, NULL, write_tensorrt_llm, FILE_YAML},
     {"duo", NULL, NEEDS_BUDGETS, NULL, write_duo, FILE_ANY},
     {"headkv", NULL, NEEDS_BUDGETS, NULL, write_headkv, FILE_JSON},
 };
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
-#define FORMAT_NAMES "npy|csv|lukv-steps|curves|varlen|per-layer|tensorrt-llm|duo|headkv"
+#define FORMAT_NAMES "npy|csv|lukv-steps|curves|varlen|per-layer|duo|headkv"
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -212,13 +196,14 @@ static int run(const cli_command *self, int argc, char **argv)
     export_command x = {0};
     const cli_option options[] = {
         {"format", 'f', CLI_TEXT, &x.format, FORMAT_NAMES,
-         "what to write, see below; may be left out when OUT ends with\n.npy, .csv or .yaml"},
+         "what to write, see below; may be left out when OUT ends with .npy or .csv"},
         {"output", 'o', CLI_WRITES(FILE_ANY), &x.output, "OUT", "the file or new folder to write"},
         {"ratio", 'r', CLI_TEXT, &x.ratio_text, "RATIO", "share of all cached tokens to prune: 0.8 or 80%"},
         {"tokens", 't', CLI_COUNT, &x.n_tokens, "N", "length of the context, sinks and window included"},
         {"block", 0, CLI_COUNT, &x.block, "N", "whole pages of N tokens"},
-        {"strict", 0, CLI_FLAG, &x.strict, NULL, "no head keeps fewer than the protected tokens; the total stays"},
-        {"metric", 'm', CLI_TEXT, &x.metric, "M", "curves: of which metric in the record"},
+        {"strict", 0, CLI_FLAG, &x.strict, NULL,
+         "no head keeps fewer than the protected tokens; the total stays the same"},
+        {"metric", 'm', CLI_TEXT, &x.metric, "M", "with curves: the metric of the record"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
@@ -256,8 +241,6 @@ const cli_command cmd_export = {
         "              page_indptr.npy and block_table.npy [layers, KV heads, pages], -1 behind a head's last page.\n"
         "per-layer     For kvpress's PerLayerCompressionPress (\"compression_ratios\") and mlx-lm (\"tokens\":\n"
         "              [RotatingKVCache(max_size=n, keep=sink) for n in tokens]): JSON, a layer's heads averaged.\n"
-        "tensorrt-llm  For trtllm-serve and KvCacheConfig: YAML with max_attention_window and sink_token_length.\n"
-        "              It keeps a layer's latest tokens, as mlx-lm does: export a table for the metric streaming.\n"
         "duo           For DuoAttention and kvpress's DuoAttentionPress: a folder with full_attention_heads.tsv, the\n"
         "              shares that heads keep, and config.json with sink_size, recent_size and the ratio of heads "
         "that\n"

@@ -1,6 +1,7 @@
 // kvbudget import: records and tables out of the formats of others.
 #include "formats/file_read.h"
 #include "formats/lukv_steps.h"
+#include "formats/need.h"
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "formats/table_export.h"
@@ -71,11 +72,10 @@ static kvb_status import_steps(const settings *s, kvb_error *err)
 
 static kvb_status load_metadata(cJSON **out, const settings *s, const file_view *npy, kvb_error *err)
 {
-    char sha256[65], *beside = s->metadata ? NULL : table_sidecar_path(s->input);
+    char sha256[65], *beside = table_beside(s->input, TABLE_SIDECAR);
     const char *path = s->metadata ? s->metadata : beside;
     file_view view = {0};
-    kvb_status status = path ? sha256_hex(npy->data, npy->size, sha256, err)
-                             : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", s->input);
+    kvb_status status = sha256_hex(npy->data, npy->size, sha256, err);
     if (status == KVB_OK) status = file_map(&view, path, err);
     if (status == KVB_OK) status = table_sidecar_parse(out, view.data, view.size, path, sha256, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
@@ -95,15 +95,26 @@ static kvb_status check_shape(const npy_array *a, const char *path, kvb_error *e
                     TABLE_ROWS, a->n_dims, (unsigned long long)(a->n_dims ? a->shape[0] : 0));
 }
 
+// A table with a learned ranking has its weights in a file beside the array. *out: NULL for any other table.
+static kvb_status load_ranking(kvb_ranking **out, const settings *s, const cJSON *metadata, kvb_error *err)
+{
+    *out = NULL;
+    if (!cJSON_GetObjectItemCaseSensitive(metadata, "ranking")) return KVB_OK;
+    char *path = table_beside(s->input, TABLE_RANKING);
+    kvb_status status = kvb_ranking_open(out, path, err);
+    free(path);
+    return status;
+}
+
 // What an array of ratios does not know is zero, and the metadata name it.
 static kvb_status write_table(const settings *s, const npy_array *a, const double *prune_ratio, cJSON *metadata,
-                              kvb_error *err)
+                              const kvb_ranking *ranking, kvb_error *err)
 {
     size_t per_row = a->count / TABLE_ROWS;
-    double *std = calloc(a->count, sizeof *std);
+    double *std = need(a->count, sizeof *std, "deviations");
+    const rank_content carried = ranking ? rank_content_of(ranking) : (rank_content){0};
     double ratio[TABLE_ROWS], effective[TABLE_ROWS], unknown[TABLE_ROWS] = {0};
     uint8_t saturated[TABLE_ROWS] = {0};
-    kvb_status status = std ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", s->input);
     for (size_t i = 0; i < TABLE_ROWS; i++) {
         ratio[i] = (double)(i + 1) / 100;
         effective[i] = 0;
@@ -111,9 +122,7 @@ static kvb_status write_table(const settings *s, const npy_array *a, const doubl
         effective[i] /= (double)per_row;
     }
     cJSON_DeleteItemFromObjectCaseSensitive(metadata, "unknown");
-    if (status == KVB_OK &&
-        !cJSON_AddStringToObject(metadata, "unknown", "std,loss,lower_bound,lambda,table_loss,saturated"))
-        status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", s->input);
+    cJSON_AddStringToObject(metadata, "unknown", "std,loss,lower_bound,lambda,table_loss,saturated");
     table_content content = {TABLE_ROWS,
                              (uint32_t)a->shape[1],
                              (uint32_t)a->shape[2],
@@ -126,9 +135,9 @@ static kvb_status write_table(const settings *s, const npy_array *a, const doubl
                              unknown,
                              effective,
                              saturated,
-                             NULL,
+                             ranking ? &carried : NULL,
                              metadata};
-    if (status == KVB_OK) status = table_write(s->output, &content, err);
+    kvb_status status = table_write(s->output, &content, err);
     free(std);
     return status;
 }
@@ -138,18 +147,20 @@ static kvb_status import_npy(const settings *s, kvb_error *err)
     file_view view;
     npy_array a = {0};
     cJSON *metadata = NULL;
+    kvb_ranking *ranking = NULL;
     double *prune_ratio = NULL;
     kvb_status status = file_map(&view, s->input, err);
     if (status == KVB_OK) status = npy_parse(&a, view.data, view.size, s->input, err);
     if (status == KVB_OK) status = check_shape(&a, s->input, err);
     if (status == KVB_OK) status = load_metadata(&metadata, s, &view, err);
+    if (status == KVB_OK) status = load_ranking(&ranking, s, metadata, err);
     if (status == KVB_OK) {
-        prune_ratio = malloc(a.count * sizeof *prune_ratio); // its bytes are in the file: no overflow
-        status = prune_ratio ? npy_to_f64(&a, prune_ratio, s->input, err)
-                             : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", s->input);
+        prune_ratio = need(a.count, sizeof *prune_ratio, "prune ratios"); // whose bytes are in the file
+        status = npy_to_f64(&a, prune_ratio, s->input, err);
     }
     if (status == KVB_OK) status = file_check(&view, s->input, err);
-    if (status == KVB_OK) status = write_table(s, &a, prune_ratio, metadata, err);
+    if (status == KVB_OK) status = write_table(s, &a, prune_ratio, metadata, ranking, err);
+    kvb_ranking_close(ranking);
     free(prune_ratio);
     cJSON_Delete(metadata);
     file_unmap(&view);
@@ -185,18 +196,18 @@ static int run(const cli_command *self, int argc, char **argv)
     settings s = {0};
     const cli_option options[] = {
         {"format", 'f', CLI_TEXT, &s.format, "lukv-steps|npy",
-         "What INPUT is; by default lukv-steps for a folder, npy for a file."},
+         "what INPUT is (default: lukv-steps for a folder, npy for a file)"},
         {"output", 'o', CLI_WRITES(FILE_ANY), &s.output, "OUT",
-         "The record (.h5) or the table (.safetensors) to write."},
-        {"model-heads", 0, CLI_COUNT, &s.heads, "N", "Query heads of the model, which the arrays do not tell."},
-        {"head-dim", 0, CLI_COUNT, &s.head_dim, "N", "Head size of the model."},
+         "the record (.h5) or the table (.safetensors) to write"},
+        {"model-heads", 0, CLI_COUNT, &s.heads, "N", "query heads of the model, which the arrays do not say"},
+        {"head-dim", 0, CLI_COUNT, &s.head_dim, "N", "head size of the model"},
         {"queries", 0, CLI_COUNT, &s.queries, "N",
-         "Decode queries of a question without answer_ids_<i>.npy; by default 63, the published protocol's most."},
-        {"attribute", 0, CLI_LIST, &s.attributes, "NAME=VALUE", "Write this into the record, e.g. model_id=NAME."},
+         "decoded queries of a question without answer_ids_<i>.npy (63, the most in the\npublished protocol)"},
+        {"attribute", 0, CLI_LIST, &s.attributes, "NAME=VALUE", "write this into the record, such as model_id=NAME"},
         {"metadata", 0, CLI_INPUT, &s.metadata, "FILE",
-         "The side-car of a .npy; by default INPUT with .json for .npy."},
-        {"resume", 0, CLI_FLAG, &s.resume, NULL, "Go on with a record that an interrupted import began."},
-        {"force", 0, CLI_FLAG, &s.force, NULL, "Replace a record that exists."},
+         "the side-car of a .npy (default: INPUT with .json instead of .npy)"},
+        {"resume", 0, CLI_FLAG, &s.resume, NULL, "continue an import that was interrupted"},
+        {"force", 0, CLI_FLAG, &s.force, NULL, "replace a record that exists"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);

@@ -8,7 +8,7 @@
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include "runtime/text.h"
-#include "study/stats.h"
+#include "study/interval.h"
 #include "tools/cli.h"
 #include "tools/document_print.h"
 #include "tools/json_print.h"
@@ -284,9 +284,9 @@ static int run(const cli_command *self, int argc, char **argv)
     inspect_options o = {0};
     const cli_option options[] = {
         {"answers", 0, CLI_INPUT, &o.answers, "MODEL",
-         "Of a record: what was asked and answered, as text; MODEL is the one that it was profiled with."},
-        {"pre", 0, CLI_TEXT, &o.pre, "NAME", "The pre-tokenizer, where the record was profiled with --pre."},
-        {"json", 0, CLI_FLAG, &o.json, NULL, "Print one JSON object instead of text."},
+         "of a record: print what was asked and answered; MODEL is the one that it was profiled\nwith"},
+        {"pre", 0, CLI_TEXT, &o.pre, "NAME", "the pre-tokenizer, where the record was profiled with --pre"},
+        {"json", 0, CLI_FLAG, &o.json, NULL, "print one JSON object instead of text"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);

@@ -84,22 +84,23 @@ static int run(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_RANKING), &c.output, "FILE", "the ranking to write (.safetensors)"},
         {"feature", 'f', CLI_LIST, &c.features, "M",
-         "recorded metric that may be a feature, repeatable (default: all of the record)"},
-        {"all-features", 0, CLI_FLAG, &c.options.all_features, NULL, "take them all; no set is searched"},
-        {"own", 0, CLI_FLAG, &c.own, NULL, "a head looks at its own scores only, not at the mean of its layer's heads"},
+         "recorded metric that the ranking may use, repeatable (default: all of the record)"},
+        {"all-features", 0, CLI_FLAG, &c.options.all_features, NULL, "use all of them instead of searching for a set"},
+        {"own", 0, CLI_FLAG, &c.own, NULL, "use each head's own scores only, not the mean over its layer's heads"},
         {"within", 0, CLI_REAL, &c.options.slack, "S",
-         "take the cheapest set whose loss is at most this share above the best one's (0.05)"},
+         "take the cheapest set whose loss is at most this share above the best set's (0.05)"},
         {"target", 0, CLI_TEXT, &c.target, "T",
-         "what a token is worth: its importance to the question that needs it most, max\n(default), or the mean over "
-         "questions, mean"},
-        {"lambda", 0, CLI_REAL, &c.options.lambda, "L", "of the ridge regression (default: by held-out loss)"},
+         "what a token is worth: max (default), its importance to the question that needs it\nmost; mean, the mean "
+         "over the questions"},
+        {"lambda", 0, CLI_REAL, &c.options.lambda, "L",
+         "strength of the ridge regression (default: chosen by held-out loss)"},
         {"exponent", 0, CLI_REAL, &c.options.exponent, "E",
-         "tokens weigh in by their importance to this power (default: by held-out loss)"},
-        {"sink", 0, CLI_COUNT, &c.sink, "N", "first tokens that always stay and are not fitted (4)"},
+         "weight of a token: its importance to this power (default: chosen by held-out loss)"},
+        {"sink", 0, CLI_COUNT, &c.sink, "N", "first tokens that are always kept and not fitted (4)"},
         {"contexts", 'c', CLI_TEXT, &c.wanted.contexts, "IDS", "use only these contexts, commas between"},
         {"questions", 'q', CLI_COUNT, &c.wanted.max_questions, "N", "use only the first N questions of every context"},
-        {"json", 0, CLI_FLAG, &c.json, NULL, "print all trials as JSON instead of the short table"},
-        {"quiet", 0, CLI_FLAG, &c.quiet, NULL, "no progress, no file names"},
+        {"json", 0, CLI_FLAG, &c.json, NULL, "print all trials as JSON instead of the table"},
+        {"quiet", 0, CLI_FLAG, &c.quiet, NULL, "no progress and no names of files"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
@@ -118,24 +119,18 @@ const cli_command cmd_learn = {
     .synopsis = "learn RUN.h5 -o RANK.safetensors [OPTION]...",
     .summary = "fit a ranking of tokens to a record: per head a linear form of recorded metrics",
     .details =
-        "Budgets say how many tokens a head keeps; which ones, the metric says, and most of what is lost is lost "
-        "there.\n"
-        "This fits, for every KV head, a ridge regression of the oracle importance on what the recorded metrics say of "
-        "a\n"
-        "token, each as z and z|z| over the head's tokens, on the mean of z over the layer's KV heads, which knows "
-        "rare\n"
-        "tokens that one head overlooks, and on recency. It takes seconds.\n"
+        "Budgets say how many tokens a head keeps. Which ones, the metric says, and most of what is lost is lost\n"
+        "there. For every KV head this fits a ridge regression of the oracle importance on the recorded metrics'\n"
+        "scores of a token (z and z|z| over the head's tokens, and the mean of z over the layer's KV heads, which\n"
+        "finds rare tokens that one head overlooks) and on recency. It takes seconds.\n"
         "\n"
-        "Every set of metrics is judged on texts that were left out in turn, and the cheapest one that is within 5 % "
-        "of\n"
-        "the best is taken: cheap are metrics that read keys only, dear those that recompute attention. To have a "
-        "ranking\n"
-        "that needs no query, name such metrics alone with --feature. lambda and exponent are chosen in the same way.\n"
+        "Every set of metrics is judged on texts left out in turn, and the cheapest set within 5 % of the best is\n"
+        "taken: metrics that only read keys are cheap, those that recompute attention are not. For a ranking that\n"
+        "needs no queries, name only such metrics with --feature. lambda and exponent are chosen in the same way.\n"
         "\n"
-        "The ranking is a metric: --metric learned=RANK.safetensors in solve, profile, eval and task. Budgets for it "
-        "are\n"
-        "made from the record that it was fitted on, every text ranked by weights that have not seen it. The table\n"
-        "carries the ranking, so that an engine needs no other file (kvb_rank). docs/ranking.md has figures.\n"
+        "The ranking is a metric: --metric learned=RANK.safetensors in solve, profile, eval and task. Its budgets\n"
+        "are solved from the record that it was fitted to, each text ranked by weights that have not seen it. The\n"
+        "table carries the ranking, so an engine needs no other file (kvb_rank). docs/ranking.md has figures.\n"
         "\n"
         "Examples:\n"
         "  kvbudget profile model.gguf calib.jsonl -o run.h5 --metric keydiff --metric ea --metric knorm\n"

@@ -95,7 +95,7 @@ static int run_logits(const cli_command *self, int argc, char **argv)
         {"output", 'o', CLI_WRITES(FILE_ARRAY), &o.output, "FILE",
          "the array [tokens, vocabulary] to write, float32 (.npy)"},
         {"max-tokens", 0, CLI_COUNT, &o.max_tokens, "N", "use only the first N tokens"},
-        {"bos", 0, CLI_FLAG, &o.bos, NULL, "begin with BOS (a text only; ids are taken as they are)"},
+        {"bos", 0, CLI_FLAG, &o.bos, NULL, "begin a text with BOS; token ids are taken as they are"},
         {"backend", 'b', CLI_TEXT, &backend_name, "NAME", "cpu, or ref (plain C, slow, the judge)"},
         {"compute", 0, CLI_TEXT, &compute, "KIND", DEVICE_COMPUTE_HELP},
         {0},

@@ -1,6 +1,7 @@
 // kvbudget plot: tables as head maps and lines, results as lines, in the terminal and as SVG, PDF and PNG.
+#include "formats/atomic_file.h"
 #include "tools/cmd/plot_command.h"
-#include "tools/report/picture.h"
+#include "tools/report/output.h"
 #include "tools/report/weights_picture.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,12 +66,12 @@ static bool is_kind(const char *word)
 static kvb_status plot_weights(const plot_command *c, kvb_error *err)
 {
     kvb_ranking *ranking = NULL;
-    picture p = {0};
+    atomic_file p = {0};
     kvb_status status = kvb_ranking_open(&ranking, c->paths[0], err);
-    if (status == KVB_OK) status = picture_open(&p, c->output, err);
-    if (status == KVB_OK) status = weights_svg(ranking, p.svg, err);
-    if (status == KVB_OK) status = picture_close(&p, err);
-    picture_abandon(&p);
+    if (status == KVB_OK) status = atomic_file_begin(&p, c->output, err);
+    if (status == KVB_OK) status = weights_svg(ranking, p.stream, err);
+    if (status == KVB_OK) status = atomic_file_commit(&p, err);
+    atomic_file_abandon(&p);
     kvb_ranking_close(ranking);
     return status;
 }
@@ -117,7 +118,8 @@ static int run(const cli_command *self, int argc, char **argv)
     plot_command c = {.self = self, .kind = "maps"};
     const char *ratios = NULL, *axis = NULL, *size = NULL;
     const cli_option options[] = {
-        {"output", 'o', CLI_WRITES(FILE_PICTURE), &c.output, "FILE.svg|.pdf|.png", "the picture to write"},
+        {"output", 'o', CLI_WRITES(FILE_PICTURE), &c.output, "FILE.svg",
+         "the picture to write; rsvg-convert makes PDF and PNG of it"},
         {"kind", 'k', CLI_TEXT, &c.kind, "maps|heads|losses|weights",
          "of tables: what every head keeps, as maps (default); what every head gives\nup, a line per table (the "
          "paper's figure 2b); or loss against the ratio; of a\nlearned ranking or a table with one: what every head "
@@ -128,11 +130,11 @@ static int run(const cli_command *self, int argc, char **argv)
         {"axis", 'a', CLI_TEXT, &axis, "linear|log|relative",
          "of losses and results; relative: divided by the even split's, losses by their\nlower bound"},
         {"column", 'c', CLI_LIST, &c.columns, "NAME",
-         "of results: which column, repeatable (default: kl and top1, score, or held-out loss)"},
-        {"series", 's', CLI_LIST, &c.series, "NAME", "only the lines of this name, repeatable"},
-        {"title", 0, CLI_TEXT, &c.title, "TEXT", "in the place of the usual title"},
-        {"size", 0, CLI_TEXT, &size, "WxH", "of the whole picture in pixels; a PNG has twice as many"},
-        {"terminal", 't', CLI_FLAG, &c.terminal, NULL, "print the maps (the default without --output)"},
+         "of results: the column to draw, repeatable (default: kl and top1, score, or held-out\nloss)"},
+        {"series", 's', CLI_LIST, &c.series, "NAME", "draw only the lines of this name, repeatable"},
+        {"title", 0, CLI_TEXT, &c.title, "TEXT", "title instead of the usual one"},
+        {"size", 0, CLI_TEXT, &size, "WxH", "size of the whole picture in pixels"},
+        {"terminal", 't', CLI_FLAG, &c.terminal, NULL, "print the maps in the terminal (default without --output)"},
         {0}};
     int first, code = cli_parse(self, options, argc, argv, &first);
     bool parsed = code == EXIT_DONE;
@@ -143,9 +145,11 @@ static int run(const cli_command *self, int argc, char **argv)
     }
     if (parsed && code == EXIT_DONE) {
         kvb_error err = {0};
-        kvb_status status = strcmp(c.kind, "results") == 0   ? plot_results(&c, &err)
-                            : strcmp(c.kind, "weights") == 0 ? plot_weights(&c, &err)
-                                                             : plot_tables(&c, &err);
+        kvb_status status = c.output ? picture_check(c.output, &err) : KVB_OK;
+        if (status == KVB_OK)
+            status = strcmp(c.kind, "results") == 0   ? plot_results(&c, &err)
+                     : strcmp(c.kind, "weights") == 0 ? plot_weights(&c, &err)
+                                                      : plot_tables(&c, &err);
         if (status != KVB_OK) code = cli_failed(self, &err);
     }
     cli_list_free(&c.columns);
@@ -154,7 +158,7 @@ static int run(const cli_command *self, int argc, char **argv)
 }
 
 const cli_command cmd_plot = {
-    "plot", "plot TABLE...|RESULTS.json... [-o FILE.svg|.pdf|.png] [OPTION]...",
+    "plot", "plot TABLE...|RESULTS.json... [-o FILE.svg] [OPTION]...",
     "draw budgets, losses and results, in the terminal or for a paper",
     "Head maps have one panel per table and ratio: rows are layers, columns are KV heads, the colour is the share of "
     "its\n"
@@ -164,15 +168,13 @@ const cli_command cmd_plot = {
     "\n"
     "Lines have one colour, mark and dash per allocator, the same in every picture, and can be told apart in grey "
     "too.\n"
-    "Results are what eval, task and solve --holdout write as JSON. The ending of the name says the form of the "
-    "picture;\n"
-    "PDF and PNG need librsvg on the machine.\n"
+    "Results are what eval, task and solve --holdout write as JSON. For a PDF: rsvg-convert -f pdf x.svg -o x.pdf\n"
     "\n"
     "Examples:\n"
     "  kvbudget plot snapkv.safetensors\n"
     "  kvbudget plot snapkv.safetensors keydiff.safetensors -o both.svg --ratios 20,50,80,95\n"
-    "  kvbudget plot story.safetensors code.safetensors -o figure2b.pdf --kind heads --ratios 80\n"
-    "  kvbudget plot keydiff.safetensors -o loss.pdf --kind losses --axis log --size 640x400\n"
+    "  kvbudget plot story.safetensors code.safetensors -o figure2b.svg --kind heads --ratios 80\n"
+    "  kvbudget plot keydiff.safetensors -o loss.svg --kind losses --axis log --size 640x400\n"
     "  kvbudget plot rank.safetensors --kind weights -o weights.svg\n"
-    "  kvbudget plot worth.json -o worth.pdf --axis relative --series kvbudget --series ada --column kl\n",
+    "  kvbudget plot worth.json -o worth.svg --axis relative --series kvbudget --series ada --column kl\n",
     run};

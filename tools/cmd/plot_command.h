@@ -24,7 +24,7 @@ typedef struct plot_command {
 
 // Maps, heads or losses of tables; plot_results() lines of what eval, task or solve --holdout found.
 // Errors: those of the readers; KVB_ARGUMENT what is asked for is not there; KVB_MISMATCH tables of different shapes;
-// those of picture_open().
+// those of atomic_file_begin().
 kvb_status plot_tables(plot_command *c, kvb_error *err);
 kvb_status plot_results(const plot_command *c, kvb_error *err);
 

@@ -1,7 +1,8 @@
 // Pictures of results: KL, agreement, scores or held-out losses against the ratio, a line per allocator.
+#include "formats/atomic_file.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/plot_command.h"
-#include "tools/report/picture.h"
 #include "tools/report/results_grid.h"
 #include <math.h>
 #include <stdlib.h>
@@ -87,7 +88,7 @@ static results_grid *make_grid(const plot_command *c, const panel *p)
     bool relative = c->axis == AXIS_RELATIVE;
     bool is_kl = strcmp(p->column, "kl") == 0;
     results_grid *g = results_grid_make(&p->from, relative && is_kl ? "kl_to_uniform" : p->column);
-    if (!g || !relative || is_kl) return g;
+    if (!relative || is_kl) return g;
     size_t base = grid_find_name(g, "uniform");
     g->has_intervals = false;
     for (size_t k = 0; k < g->n_ratios; k++) {
@@ -128,25 +129,24 @@ static void draw_panel(const plot_command *c, const plot_sheet *layout, const sh
 
 static kvb_status draw(const plot_command *c, const sheet *s, kvb_error *err)
 {
-    picture out;
-    kvb_status status = picture_open(&out, c->output, err);
+    atomic_file out;
+    kvb_status status = atomic_file_begin(&out, c->output, err);
     if (status != KVB_OK) return status;
     size_t wide = s->n_panels > 1 ? 2 : 1;
     plot_sheet layout = plot_layout(c, wide, (s->n_panels + wide - 1) / wide);
-    svg_begin(out.svg, layout.width, layout.height, c->title ? c->title : "What evicting costs",
+    svg_begin(out.stream, layout.width, layout.height, c->title ? c->title : "What evicting costs",
               "bands: 95 % intervals");
     for (size_t i = 0; i < s->n_panels && status == KVB_OK; i++) {
         results_grid *g = make_grid(c, &s->panels[i]);
-        if (!g) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", c->output);
-        else if (g->n_ratios == 0)
+        if (g->n_ratios == 0)
             status = kvb_fail(err, KVB_ARGUMENT, "%s: column %s has no values beside the even split's", c->paths[0],
                               s->panels[i].column);
-        else draw_panel(c, &layout, s, i, g, out.svg);
+        else draw_panel(c, &layout, s, i, g, out.stream);
         free(g);
     }
-    svg_end(out.svg);
-    if (status == KVB_OK) return picture_close(&out, err);
-    picture_abandon(&out);
+    svg_end(out.stream);
+    if (status == KVB_OK) return atomic_file_commit(&out, err);
+    atomic_file_abandon(&out);
     return status;
 }
 
@@ -154,15 +154,15 @@ kvb_status plot_results(const plot_command *c, kvb_error *err)
 {
     if (c->n_paths > DOCUMENTS_MAX)
         return kvb_fail(err, KVB_ARGUMENT, "expected at most %d documents, found %zu", DOCUMENTS_MAX, c->n_paths);
-    sheet *s = calloc(1, sizeof *s);
-    kvb_status status = s ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for a picture");
+    sheet *s = need(1, sizeof *s, "pictures");
+    kvb_status status = KVB_OK;
     for (size_t i = 0; i < c->n_paths && status == KVB_OK; i++) {
         status = results_open(&s->documents[i], c->paths[i], err);
         if (status == KVB_OK) s->n_documents++;
     }
     if (status == KVB_OK) status = find_panels(c, s, err);
     if (status == KVB_OK) status = draw(c, s, err);
-    for (size_t i = 0; s && i < s->n_documents; i++) results_close(&s->documents[i]);
+    for (size_t i = 0; i < s->n_documents; i++) results_close(&s->documents[i]);
     free(s);
     return status;
 }

@@ -1,8 +1,9 @@
 // Pictures of tables: head maps, pruned shares of all heads as lines, and losses.
+#include "formats/atomic_file.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/plot_command.h"
 #include "tools/report/heatmap.h"
-#include "tools/report/picture.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -142,7 +143,7 @@ static void describe(const plot *p, char title[NAME_SIZE], char subtitle[NAME_SI
 
 // ---- Maps -----------------------------------------------------------------------------------------------------------
 
-static kvb_status draw_maps(plot *p, picture *out, kvb_error *err)
+static kvb_status draw_maps(plot *p, FILE *out, kvb_error *err)
 {
     char title[NAME_SIZE], subtitle[NAME_SIZE];
     const char *names[TABLES_MAX];
@@ -162,7 +163,7 @@ static kvb_status draw_maps(plot *p, picture *out, kvb_error *err)
                          .shown_width = p->c->width,
                          .shown_height = p->c->height,
                          .kept = p->kept};
-    if (p->c->output) heatmap_svg(&map, out->svg);
+    if (p->c->output) heatmap_svg(&map, out);
     if (!p->c->output || p->c->terminal) {
         heatmap_terminal t = heatmap_detect(STDOUT_FILENO);
         heatmap_print(&map, &t, stdout);
@@ -172,7 +173,7 @@ static kvb_status draw_maps(plot *p, picture *out, kvb_error *err)
 
 // ---- Pruned shares of all heads, as in the paper's figure 2b --------------------------------------------------------
 
-static kvb_status draw_heads(plot *p, picture *out, kvb_error *err)
+static kvb_status draw_heads(plot *p, FILE *out, kvb_error *err)
 {
     char title[NAME_SIZE], subtitle[NAME_SIZE], heading[64];
     const kvb_info *info = kvb_table_info(p->tables[0]);
@@ -185,7 +186,7 @@ static kvb_status draw_heads(plot *p, picture *out, kvb_error *err)
     for (size_t i = 0; i < p->n_tables * p->c->n_ratios * n; i++) p->kept[i] = 1 - p->kept[i];
     describe(p, title, subtitle);
     plot_sheet sheet = plot_layout(p->c, 1, p->c->n_ratios);
-    svg_begin(out->svg, sheet.width, sheet.height, title, subtitle);
+    svg_begin(out, sheet.width, sheet.height, title, subtitle);
     for (size_t r = 0; r < p->c->n_ratios; r++) {
         svg_series series[SVG_SERIES_MAX];
         size_t used = 0;
@@ -201,9 +202,9 @@ static kvb_status draw_heads(plot *p, picture *out, kvb_error *err)
                                  .series = series,
                                  .x_unit = SVG_NUMBERS,
                                  .y_unit = SVG_SHARES};
-        plot_panel(out->svg, &sheet, r, &chart);
+        plot_panel(out, &sheet, r, &chart);
     }
-    svg_end(out->svg);
+    svg_end(out);
     free(head);
     return KVB_OK;
 }
@@ -254,7 +255,7 @@ static size_t fill_losses(const plot *p, bool of_bound, loss_line lines[SVG_SERI
     return used;
 }
 
-static kvb_status draw_losses(plot *p, picture *out, kvb_error *err)
+static kvb_status draw_losses(plot *p, FILE *out, kvb_error *err)
 {
     char title[NAME_SIZE], subtitle[NAME_SIZE];
     double x[PLOT_RATIOS_MAX];
@@ -265,8 +266,7 @@ static kvb_status draw_losses(plot *p, picture *out, kvb_error *err)
         if (unknown && strstr(unknown, "table_loss"))
             return kvb_fail(err, KVB_ARGUMENT, "%s: the table does not know its losses", p->c->paths[t]);
     }
-    loss_line *lines = calloc(SVG_SERIES_MAX, sizeof *lines);
-    if (!lines) return kvb_fail(err, KVB_MEMORY, "no memory for the lines of %zu tables", p->n_tables);
+    loss_line *lines = need(SVG_SERIES_MAX, sizeof *lines, "lines");
     size_t n = fill_losses(p, of_bound, lines, x);
     for (size_t i = 0; i < n; i++) series[i] = (svg_series){.name = lines[i].name, .y = lines[i].y};
     describe(p, title, subtitle);
@@ -281,9 +281,9 @@ static kvb_status draw_losses(plot *p, picture *out, kvb_error *err)
                              .from_low = of_bound,
                              .y_unit = of_bound ? SVG_NUMBERS : SVG_SHARES};
     plot_sheet sheet = plot_layout(p->c, 1, 1);
-    svg_begin(out->svg, sheet.width, sheet.height, title, subtitle);
-    plot_panel(out->svg, &sheet, 0, &chart);
-    svg_end(out->svg);
+    svg_begin(out, sheet.width, sheet.height, title, subtitle);
+    plot_panel(out, &sheet, 0, &chart);
+    svg_end(out);
     free(lines);
     return KVB_OK;
 }
@@ -292,18 +292,18 @@ kvb_status plot_tables(plot_command *c, kvb_error *err)
 {
     static const struct {
         const char *kind;
-        kvb_status (*draw)(plot *, picture *, kvb_error *);
+        kvb_status (*draw)(plot *, FILE *, kvb_error *);
     } kinds[] = {{"maps", draw_maps}, {"heads", draw_heads}, {"losses", draw_losses}};
     plot p = {.c = c};
-    picture out = {0};
+    atomic_file out = {0};
     kvb_status status = open_tables(&p, err);
     if (status == KVB_OK) name_tables(&p);
     if (status == KVB_OK && c->n_ratios == 0) status = choose_ratios(&p, err);
-    if (status == KVB_OK && c->output) status = picture_open(&out, c->output, err);
+    if (status == KVB_OK && c->output) status = atomic_file_begin(&out, c->output, err);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && status == KVB_OK; i++)
-        if (strcmp(c->kind, kinds[i].kind) == 0) status = kinds[i].draw(&p, &out, err);
-    if (status == KVB_OK && c->output) status = picture_close(&out, err);
-    else if (out.svg) picture_abandon(&out);
+        if (strcmp(c->kind, kinds[i].kind) == 0) status = kinds[i].draw(&p, out.stream, err);
+    if (status == KVB_OK && c->output) status = atomic_file_commit(&out, err);
+    atomic_file_abandon(&out);
     for (size_t i = 0; i < p.n_tables; i++) kvb_table_close(p.tables[i]);
     free(p.kept);
     return status;

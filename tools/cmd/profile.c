@@ -203,11 +203,11 @@ static int run_command(profile_command *p, char **operands, size_t n)
     double wall = seconds_now() - start;
     if (!p->quiet && p->ranks.rank == 0) {
         fprintf(stderr,
-                "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, curves %.2f, gains %.2f, writing %.2f; peak memory %.3f GiB "
+                "%.2f s: prefill %.2f, scorers %.2f, decoding %.2f, curves %.2f, gains %.2f, writing %.2f; peak memory "
+                "%.3f GiB "
                 "(planned %.3f)\n",
-                wall, times.prefill, times.scorers + times.extras, times.decode, times.curves,
-                times.gains, times.writing, peak / 0x1p30,
-                (double)profile_expected_peak(p) / 0x1p30);
+                wall, times.prefill, times.scorers + times.extras, times.decode, times.curves, times.gains,
+                times.writing, peak / 0x1p30, (double)profile_expected_peak(p) / 0x1p30);
         print_scorers(p, &times);
     }
     if (p->roofline && p->ranks.rank == 0) roofline_print(p->device, wall);
@@ -232,35 +232,36 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "and ea:kvpress"},
         {"new-tokens", 'n', CLI_COUNT, &p->new_tokens, "N",
          "tokens to generate per question (64); N - 1 queries are recorded"},
-        {"temperature", 't', CLI_REAL, &p->temperature, "T", "of the seeded sampling (0.7)"},
-        {"seed", 's', CLI_COUNT, &p->seed, "N", "of the sampling (1)"},
+        {"temperature", 't', CLI_REAL, &p->temperature, "T", "temperature of the seeded sampling (0.7)"},
+        {"seed", 's', CLI_COUNT, &p->seed, "N", "seed of the sampling (1)"},
         {"greedy", 0, CLI_FLAG, &p->greedy, NULL, "take the likeliest token instead of sampling"},
         {"ignore-eos", 0, CLI_FLAG, &p->ignore_eos, NULL,
-         "go on after an end token, so that every question records N - 1 queries"},
+         "ignore end tokens, so that every question records N - 1 queries"},
         {"ignore-answers", 0, CLI_FLAG, &p->ignore_answers, NULL,
-         "generate even where the calibration data gives answers"},
+         "generate answers even where the calibration data has some"},
         {"include-first", 0, CLI_FLAG, &p->include_first, NULL,
          "also record the last prompt token's query, which emits the first token"},
         {"no-curves", 0, CLI_FLAG, &p->no_curves, NULL,
          "do not record what evicting tokens does to the model's output, which `solve` minimises then"},
-        {"curve-queries", 0, CLI_COUNT, &p->curve_queries, "N", "queries of every question that this is measured on (8)"},
+        {"curve-queries", 0, CLI_COUNT, &p->curve_queries, "N",
+         "queries of every question that this is measured on (8)"},
         {"gain-rows", 0, CLI_COUNT, &p->gain_rows, "N",
          "tokens of each context's shortest question that the layers' gains are measured on (4)"},
         {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, of the metrics named here"},
         {"window", 0, CLI_COUNT, &p->window, "N",
          "last tokens that are always kept (default of both: each metric's own)"},
         {"oracle", 0, CLI_TEXT, &p->oracle, "KIND",
-         "what a token is worth to a question: lukv (default), the most that any query takes from\nit, which tables "
-         "are solved for; output, how far outputs move without it, for learn"},
+         "what makes a token important: lukv (default), the most that any query takes from it,\nto solve tables from; "
+         "output, how far outputs move without it, to fit rankings to\n(learn)"},
         {"chat", 0, CLI_FLAG, &p->chat, NULL,
          "wrap context and question in the model's own chat template (ChatML, Llama 3, Mistral,\nGemma, Phi, gpt-oss); "
-         "an answer_prefix follows only where the line gives one"},
+         "an answer_prefix is added only where the line has one"},
         {"special", 0, CLI_FLAG, &p->special, NULL,
          "take \"<|im_start|>\" and the like in the texts as the tokens that they name"},
         {"bos", 0, CLI_TEXT, &p->bos, "WHEN", "begin contexts with BOS: auto (as the model file says), yes, no"},
         {"pre", 0, CLI_TEXT, &p->pre, "NAME",
-         "split words as this pre-tokenizer does, not as the file says: smollm, llama-bpe,\nqwen2, gpt-2 (what "
-         "transformers makes of SmolLM2's GGUF)"},
+         "split words as this pre-tokenizer does instead of the file's: smollm, llama-bpe,\nqwen2, gpt-2 (as "
+         "transformers reads SmolLM2's GGUF)"},
         {"max-tokens", 0, CLI_COUNT, &p->max_tokens, "N", "cut contexts to their first N tokens"},
         {"questions", 'q', CLI_COUNT, &p->max_questions, "N", "use only the first N questions of every context"},
         {"beyond-trained", 0, CLI_FLAG, &p->beyond_trained, NULL,
@@ -270,25 +271,26 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "memory that this process may use, such as 4GiB (default: what is free); changes no\nnumber"},
         {"weights", 0, CLI_TEXT, &p->weights, "KIND", WEIGHTS_HELP},
         {"held", 0, CLI_COUNT, &p->held, "N", HELD_HELP},
-        {"layers", 0, CLI_COUNT, &p->layers, "N", "run only the first N layers, to measure a shorter model"},
+        {"layers", 0, CLI_COUNT, &p->layers, "N", "run only the first N layers, to measure time and memory"},
         {"backend", 'b', CLI_TEXT, &p->backend_name, "NAME", "cpu (oneDNN), or ref (plain C, slow, the judge)"},
         {"compute", 0, CLI_TEXT, &p->compute, "KIND", DEVICE_COMPUTE_HELP},
         QUERY_STATISTICS_OPTION(p->statistics),
         {"threads", 0, CLI_COUNT, &p->threads, "N", "OpenMP threads (default: all cores); changes no number"},
         {"shard", 0, CLI_TEXT, &p->shard, "I/N",
-         "run only the I-th of N shares of the work, as an element of a job array; `kvbudget\nmerge` puts the shards "
-         "together"},
-        {"resume", 0, CLI_FLAG, &p->resume, NULL, "go on with a run that was stopped; same bytes as one that was not"},
+         "run only the I-th of N shares of the work, as one element of a job array; `kvbudget\nmerge` joins the "
+         "shards"},
+        {"resume", 0, CLI_FLAG, &p->resume, NULL,
+         "continue a run that was stopped; the record has the same bytes as that of one that was\nnot"},
         {"keep-after", 0, CLI_REAL, &p->keep_after, "S",
-         "a stop (Ctrl-C, SIGTERM) keeps the layers of a prefill that has taken S seconds (10),\nand --resume goes on "
-         "with the next one"},
+         "after Ctrl-C or SIGTERM, keep the finished layers of a prefill that has run for S\nseconds (10), so that "
+         "--resume continues with the next layer"},
         {"force", 0, CLI_FLAG, &p->force, NULL,
-         "start again although the record exists; the old one stays until the new one is complete"},
+         "start again although the record exists; the old record stays until the new one is\ncomplete"},
         {"add", 0, CLI_FLAG, &p->add, NULL,
          "add metrics, texts or questions to the finished RUN.h5, with its settings"},
-        {"plan", 0, CLI_FLAG, &p->plan, NULL, "print the work, memory and time that it would take, and stop"},
+        {"plan", 0, CLI_FLAG, &p->plan, NULL, "print how much work, memory and time it would take, and stop"},
         {"roofline", 0, CLI_FLAG, &p->roofline, NULL,
-         "say at the end where the time went, beside this machine's measured peaks"},
+         "print at the end where the time went, compared with this machine's measured peaks"},
         {"quiet", 0, CLI_FLAG, &p->quiet, NULL, "no progress, no summary"},
         {0},
     };
@@ -358,26 +360,26 @@ const cli_command cmd_profile = {
     "profile",
     "profile MODEL CALIB.jsonl... -o RUN.h5 [OPTION]...",
     "watch the model decode with its full cache; record what every head needed",
-    "Prefills each context once, decodes all its questions over the shared keys and values, and records\n"
-    "for every KV head the oracle importance of each context token (how much any decoded query would lose\n"
-    "without it) and each metric's score of it. `kvbudget solve` turns the record into tables.\n"
+    "Prefills each context once and decodes all its questions over the shared keys and values. For every KV\n"
+    "head it records each context token's oracle importance (how much any decoded query would lose without it)\n"
+    "and each metric's score of it. `kvbudget solve` turns the record into tables.\n"
     "MODEL is a GGUF file or a folder of Hugging Face; with --plan its config.json is enough.\n"
     "\n"
     "Calibration files have one JSON object per line:\n"
     "  {\"sample_id\": \"story\", \"context\": \"...\", \"questions\": [\"...\"], \"answers\": [\"...\"], "
     "\"answer_prefix\": \"\\nAnswer:\"}\n"
-    "With answers, decoding follows them (all steps in one pass); without, answers are sampled with a seed.\n"
+    "With answers, decoding follows them, all steps in one pass; without, the model's own are sampled.\n"
     "context_ids, question_ids and answer_ids give tokens instead of text.\n"
     "\n"
-    "--add adds to a finished record. Metrics: contexts are prefilled again for their scores, nothing is decoded.\n"
-    "Texts, and questions behind those that a text had: only these are run. The record has then the bytes of one\n"
-    "profile over everything; before, model and settings must be its own, and scores that are computed again must\n"
-    "be equal bit by bit. The old record stays until the new one is complete; a stopped --add goes on when it is\n"
-    "given again.\n"
+    "--add adds to a finished record. For a metric, contexts are prefilled again and nothing is decoded. For\n"
+    "texts, and for further questions of a text, only these are run. The record then has the bytes of one\n"
+    "profile over everything. Model and settings must be the record's, and scores that are computed again must\n"
+    "be equal bit by bit. The old record stays until the new one is complete; repeat the command to continue an\n"
+    "--add that was stopped.\n"
     "\n"
-    "Results lie in RUN.h5.parts/ until the end; a run that was stopped goes on with --resume.\n"
-    "Under `mpirun -n N` the ranks share out contexts and questions, all writing to one RUN.h5.parts/ on a common\n"
-    "file system; the record has the same bytes as that of one process. Without MPI or a common file system,\n"
+    "Results are in RUN.h5.parts/ until the end; --resume continues a run that was stopped. Under `mpirun -n N`\n"
+    "the ranks divide contexts and questions among themselves and write to one RUN.h5.parts/ on a common file\n"
+    "system; the record has the same bytes as that of one process. Without MPI or a common file system,\n"
     "--shard I/N runs one share, and `kvbudget merge` does the rest.\n"
     "\n"
     "Examples:\n"

@@ -14,7 +14,6 @@
 typedef struct recommend_command {
     eval_command e;
     double max_kl, max_flips, max_nll, cap, confidence; // NAN: not asked for
-    const char *test_name;
     uint64_t length, draws;
     // Measured:
     promise_criterion criteria[PROMISE_LIMITS];
@@ -50,7 +49,7 @@ static kvb_status open_task(recommend_command *c, kvb_error *err)
     add_limit(c, "NLL", c->max_nll, c->cap > 0 ? c->cap : 5 * c->max_nll, 2);
     for (uint32_t i = 0; i < c->task.n_criteria; i++) {
         double share = c->criteria[i].limit / c->criteria[i].cap;
-        uint32_t least = promise_least_texts(c->task.how, share, c->task.error);
+        uint32_t least = promise_least_texts(share, c->task.error);
         if (c->task.n_texts >= least) continue;
         return kvb_fail(err, KVB_ARGUMENT,
                         "%u texts promise nothing: with a limit of %g on %s, clipped at %g, %g %% confidence takes at "
@@ -180,7 +179,6 @@ static int check_options(recommend_command *c)
 {
     const cli_command *self = c->e.self;
     eval_inputs *in = &c->e.in;
-    if (!c->test_name) c->test_name = "betting";
     if (isnan(c->max_kl) && isnan(c->max_flips) && isnan(c->max_nll)) c->max_kl = 0.05;
     const double limits[] = {c->max_kl, c->max_flips, c->max_nll};
     for (int i = 0; i < PROMISE_LIMITS; i++) {
@@ -190,8 +188,6 @@ static int check_options(recommend_command *c)
     }
     if (!(c->confidence > 0 && c->confidence < 1) || c->cap < 0)
         return cli_usage_error(self, "--confidence: expected between 0 and 1, such as 0.95; --cap: above 0");
-    if (!promise_test_parse(&c->task.how, c->test_name))
-        return cli_usage_error(self, "--p-value: expected betting or bentkus, found '%s'", c->test_name);
     if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
     if (c->length > UINT32_MAX) return cli_usage_error(self, "--length: expected at most 4294967295");
     if (c->e.batch < 1 || c->e.batch > 64 || c->draws > 1000000)
@@ -200,17 +196,7 @@ static int check_options(recommend_command *c)
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
 
-// Without --ratio: every five per cent.
-static int default_ratios(recommend_command *c)
-{
-    static const char FIVES[] = "5%,10%,15%,20%,25%,30%,35%,40%,45%,50%,55%,60%,65%,70%,75%,80%,85%,90%,95%";
-    if (c->e.with.ratio_names.count) return EXIT_DONE;
-    const char **one = malloc(sizeof *one);
-    if (!one) return cli_failed(c->e.self, &(kvb_error){KVB_MEMORY, "no memory"});
-    *one = FIVES;
-    c->e.with.ratio_names = (cli_list){one, 1};
-    return EXIT_DONE; // cppcheck-suppress memleak ; the list owns it
-}
+static const char FIVES[] = "5%,10%,15%,20%,25%,30%,35%,40%,45%,50%,55%,60%,65%,70%,75%,80%,85%,90%,95%";
 
 static int run_recommend(const cli_command *self, int argc, char **argv)
 {
@@ -224,31 +210,29 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
                            .max_nll = NAN,
                            .confidence = 0.95};
     const cli_option options[] = {
-        {"max-kl", 0, CLI_REAL, &c.max_kl, "NATS", "mean KL to the full cache (0.05, if no limit is given)"},
-        {"max-flips", 0, CLI_REAL, &c.max_flips, "SHARE", "mean share of tokens whose likeliest successor changes"},
-        {"max-nll", 0, CLI_REAL, &c.max_nll, "NATS", "what true next tokens may cost more than with the full cache"},
-        {"confidence", 0, CLI_REAL, &c.confidence, "P", "of the promise, over the draw of the texts (0.95)"},
+        {"max-kl", 0, CLI_REAL, &c.max_kl, "NATS",
+         "limit of the mean KL to the full cache (0.05 if no limit is given)"},
+        {"max-flips", 0, CLI_REAL, &c.max_flips, "SHARE",
+         "limit of the mean share of tokens whose likeliest successor changes"},
+        {"max-nll", 0, CLI_REAL, &c.max_nll, "NATS", "limit of the mean rise in NLL of the true next tokens"},
+        {"confidence", 0, CLI_REAL, &c.confidence, "P",
+         "probability, over the draw of the texts, that the promise holds (0.95)"},
         {"cap", 0, CLI_REAL, &c.cap, "NATS", "a text's KL or NLL counts as at most this (5 times the limit)"},
-        {"p-value", 0, CLI_TEXT, &c.test_name, "KIND", "betting (the default), or bentkus: from the mean alone"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to try (5%, 10%, ... 95%)"},
-        {"length", 0, CLI_COUNT, &c.length, "N", "tell the memory saved at N tokens (default: --tokens)"},
+        {"length", 0, CLI_COUNT, &c.length, "N", "print the memory saved at N tokens (default: --tokens)"},
         {"check", 0, CLI_COUNT, &c.draws, "N", "N times, let half of the texts promise and the other half judge"},
         EVAL_INPUT_OPTIONS(c.e.in),
-        {"batch", 0, CLI_COUNT, &c.e.batch, "N", "ratios that are decoded together (4)"},
+        {"batch", 0, CLI_COUNT, &c.e.batch, "N", "ratios decoded together (4)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
-        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "of --check (1)"},
+        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "seed of --check (1)"},
         RESULTS_OPTIONS(c.e.out),
         {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
-    if (code == EXIT_DONE && argc - first < 3)
-        code = cli_usage_error(self, "a model, a table and texts are needed: kvbudget %s", self->synopsis);
+    if (code == EXIT_DONE) code = eval_check_operands(self, argc - first);
     if (code == EXIT_DONE) code = check_options(&c);
-    if (code == EXIT_DONE) code = default_ratios(&c);
-    if (code == EXIT_DONE) cli_catch_signals();
-    if (code == EXIT_DONE) code = device_take_threads(self, c.e.threads);
-    if (code == EXIT_DONE) code = eval_open_table(&c.e, argv + first, (size_t)(argc - first));
+    if (code == EXIT_DONE) code = eval_open_table(&c.e, argv + first, (size_t)(argc - first), FIVES);
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         if (recommend(&c, &err) != KVB_OK) code = cli_failed(self, &err);
@@ -262,14 +246,16 @@ const cli_command cmd_recommend = {
     "recommend",
     "recommend MODEL TABLE.safetensors TEXT... [--max-kl 0.05] [--confidence 0.95] [OPTION]...",
     "the highest ratio whose damage stays below a limit, with a guarantee",
-    "Measures the table's damage on every text at every ratio, as `eval` does, and prints the highest ratio that\n"
-    "can be promised: with probability P over the draw of these texts, the mean damage on texts like them is\n"
-    "below the limit at that ratio. Nothing is assumed about distributions, only that the texts given and those\n"
-    "to come are drawn alike (Learn then Test, arXiv 2110.01052: fixed-sequence testing from low to high ratios).\n"
+    "Measures the table's damage on every text at every ratio, as `eval` does, and prints the highest ratio\n"
+    "that can be promised: with probability P over the draw of these texts, the mean damage on texts like them\n"
+    "is below the limit at that ratio. Nothing is assumed about distributions, only that the given texts and\n"
+    "those to come are drawn alike (Learn then Test, arXiv 2110.01052: fixed-sequence testing from low to high\n"
+    "ratios).\n"
     "\n"
-    "KL and NLL have no upper end, so the promise is about a text's damage clipped at --cap. A smaller cap needs\n"
-    "fewer texts and promises less. A text counts once, however long it is. With several limits all hold at once.\n"
-    "When the texts are too few to promise anything, that is said with how many it takes, and the exit status is 1.\n"
+    "KL and NLL have no upper end, so the promise is about a text's damage clipped at --cap. A smaller cap\n"
+    "needs fewer texts and promises less. A text counts once, however long it is. Several limits hold at once.\n"
+    "When there are too few texts to promise anything, the command says how many it takes and ends with status\n"
+    "1.\n"
     "\n"
     "Texts: any text file, .jsonl with contexts (each is a text), or .npy with token ids; use texts that no table\n"
     "has seen.\n"

@@ -1,128 +1,86 @@
 // kvbudget refine: budgets improved on measured damage.
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
-#include "study/measured.h"
 #include "tools/cmd/refine_command.h"
 #include "tools/device.h"
 #include "tools/memory.h"
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-// ---- Sets of texts ----
-
-// Numbers the contexts, since questions about one are in one set: context_of [n_texts].
-static void number_contexts(const sweep_text *texts, size_t n_texts, size_t *context_of)
+static bool go_on(void *context, double done, double total)
 {
-    size_t n = 0;
-    for (size_t t = 0, first; t < n_texts; t++) {
-        const sweep_text *x = &texts[t];
-        for (first = 0; first < t; first++)
-            if (texts[first].n_tokens == x->n_tokens &&
-                memcmp(texts[first].ids, x->ids, x->n_tokens * sizeof *x->ids) == 0)
-                break;
-        context_of[t] = first < t ? context_of[first] : n++;
-    }
+    (void)context, (void)done, (void)total;
+    return !cli_stop_requested;
 }
 
-static refine_set set_of(const refine_command *c, size_t text, size_t context)
+static void show_heads(const refine_bench *b, uint32_t n_levels, uint32_t done, uint32_t n_texts, double seconds)
 {
-    static const refine_set DEAL[4] = {SET_CALIBRATION, SET_TEST, SET_SELECTION, SET_TEST};
-    size_t operand = c->e.in.origin[text];
-    if (!c->n_select) return DEAL[context % 4];
-    if (operand < 2 + c->n_calibration) return SET_CALIBRATION;
-    return operand < 2 + c->n_calibration + c->n_select ? SET_SELECTION : SET_TEST;
-}
-
-// No context stands in two sets.
-static kvb_status check_contexts(const refine_command *c, const size_t *context_of, kvb_error *err)
-{
-    const sweep_text *texts = c->e.in.texts;
-    for (size_t t = 0; t < c->e.in.n_texts; t++)
-        for (size_t k = 0; k < t; k++)
-            if (context_of[k] == context_of[t] && set_of(c, k, context_of[k]) != set_of(c, t, context_of[t]))
-                return kvb_fail(err, KVB_ARGUMENT, "%s and %s have one context and stand in two sets: keep it in one",
-                                texts[k].name, texts[t].name);
-    return KVB_OK;
-}
-
-static kvb_status deal_texts(refine_command *c, kvb_error *err)
-{
-    refine_bench *b = &c->bench;
-    size_t n = c->e.in.n_texts, *context_of = malloc((n + 1) * sizeof *context_of);
-    kvb_status status = context_of ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", n);
-    for (int s = 0; s < SET_COUNT && status == KVB_OK; s++)
-        if (!(b->members[s] = calloc(n + 1, sizeof *b->members[s])))
-            status = kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", n);
-    if (status == KVB_OK) number_contexts(c->e.in.texts, n, context_of);
-    if (status == KVB_OK) status = check_contexts(c, context_of, err);
-    for (size_t t = 0; t < n && status == KVB_OK; t++) {
-        refine_set s = set_of(c, t, context_of[t]);
-        b->members[s][b->n_members[s]++] = (uint32_t)t;
-    }
-    free(context_of);
-    if (status != KVB_OK || (b->n_members[SET_CALIBRATION] && b->n_members[SET_SELECTION])) return status;
-    return kvb_fail(err, KVB_ARGUMENT,
-                    "%u texts to search on and %u to select by, expected some of both: give at least 3 %s, or "
-                    "--select",
-                    b->n_members[SET_CALIBRATION], b->n_members[SET_SELECTION],
-                    c->e.in.questions ? "contexts" : "texts");
-}
-
-static kvb_status check_memory(const refine_bench *b, kvb_error *err)
-{
-    uint64_t one = damage_text_bytes(b->m, &b->plan), n = b->n_members[SET_CALIBRATION] + b->n_members[SET_SELECTION],
-             most = memory_free();
-    if (!most || (n + 2) * one < most) return KVB_OK; // one test text, and the session's own
-    return kvb_fail(err, KVB_MEMORY,
-                    "%llu texts of %.0f MiB each do not fit into %.0f MiB; use fewer texts or a smaller --tokens",
-                    (unsigned long long)n, (double)one / 0x1p20, (double)most / 0x1p20);
+    double left = (double)(n_texts - done) * n_levels * b->m->config.n_layers * b->m->config.n_kv_heads;
+    fprintf(stderr, "refine: heads alone at %u budgets each, text %u of %u", n_levels, done, n_texts);
+    // What the log knew took no time, so that only cuts of this run tell how long the others will take.
+    if (b->n_alone) fprintf(stderr, ", %.0f s left\n", seconds / (double)b->n_alone * left);
+    else fprintf(stderr, ", known from an earlier run\n");
 }
 
 // ---- Opening ----
 
-// TABLE, LABEL=TABLE or TABLE:strict: the path alone.
-static char *path_of_table(const char *operand, bool strict)
+// The sets that the command line names.
+static kvb_status deal_texts(refine_command *c, kvb_error *err)
 {
-    const char *equals = strchr(operand, '=');
-    bool label = equals && strcspn(operand, "/.") > (size_t)(equals - operand);
-    const char *path = label ? equals + 1 : operand;
-    return strndup(path, strlen(path) - (strict ? strlen(":strict") : 0));
+    size_t n = c->e.in.n_texts;
+    if (!c->n_select) return refine_bench_deal(&c->bench, NULL, err);
+    refine_set *asked = need(n, sizeof *asked, "texts");
+    for (size_t t = 0; t < n; t++) {
+        size_t text = c->e.in.origin[t] - 2; // behind the model and the table
+        asked[t] = text < c->n_calibration                 ? SET_CALIBRATION
+                   : text < c->n_calibration + c->n_select ? SET_SELECTION
+                                                           : SET_TEST;
+    }
+    kvb_status status = refine_bench_deal(&c->bench, asked, err);
+    free(asked);
+    return status;
+}
+
+static kvb_status check_memory(const refine_bench *b, kvb_error *err)
+{
+    uint64_t bytes = refine_bench_bytes(b), most = memory_free();
+    if (!most || bytes < most) return KVB_OK;
+    return kvb_fail(err, KVB_MEMORY,
+                    "%u texts take %.0f MiB while they are searched on, there are %.0f MiB; use fewer texts or a "
+                    "smaller --tokens",
+                    b->n_members[SET_CALIBRATION] + b->n_members[SET_SELECTION], (double)bytes / 0x1p20,
+                    (double)most / 0x1p20);
 }
 
 static kvb_status open_bench(refine_command *c, kvb_error *err)
 {
+    static const forward_progress STOP = {go_on, NULL};
     const eval_inputs *in = &c->e.in;
     const method_column *column = &c->e.with.columns[0];
     const method *by = &c->e.with.items[column->method];
-    refine_bench *b = &c->bench;
-    *b = (refine_bench){.m = in->m,
-                        .table = &c->table,
-                        .strict = column->how->strict,
-                        .knots = c->e.with.ratios,
-                        .n_knots = (uint32_t)c->e.with.n_ratios,
-                        .objective = strcmp(c->objective, "nll") == 0 ? OBJECTIVE_NLL : OBJECTIVE_KL,
-                        .texts = in->texts,
-                        .n_texts = (uint32_t)in->n_texts,
-                        .plan = {.batch = (uint32_t)c->e.batch,
-                                 .by = &by->m,
-                                 .sink = by->sink,
-                                 .window = by->window,
-                                 .statistics = in->opened.statistics}};
-    char *log = malloc(strlen(c->e.out.name) + 8);
-    c->table_path = path_of_table(c->operands[1], b->strict);
-    if (!log || !c->table_path) {
-        free(log);
-        return kvb_fail(err, KVB_MEMORY, "no memory");
-    }
-    sprintf(log, "%s.cells", c->e.out.name);
+    c->bench = (refine_bench){.m = in->m,
+                              .table = &c->table,
+                              .strict = column->how->strict,
+                              .knots = c->e.with.ratios,
+                              .n_knots = (uint32_t)c->e.with.n_ratios,
+                              .nll = strcmp(c->objective, "nll") == 0,
+                              .texts = in->texts,
+                              .n_texts = (uint32_t)in->n_texts,
+                              .plan = {.batch = (uint32_t)c->e.batch,
+                                       .by = &by->m,
+                                       .sink = by->sink,
+                                       .window = by->window,
+                                       .statistics = in->opened.statistics},
+                              .stop = &STOP,
+                              .heads_told = c->e.out.quiet ? NULL : show_heads};
+    char *log = need_text("%s.cells", c->e.out.name);
     kvb_status status = deal_texts(c, err);
-    if (status == KVB_OK) status = refine_bench_take_lengths(b, err);
-    if (status == KVB_OK) status = check_memory(b, err);
-    if (status == KVB_OK) status = sha256_file_hex(c->table_path, c->table_sha256, err);
-    if (status == KVB_OK) status = refine_table_open(&c->table, column->how->table, c->table_path, err);
-    if (status == KVB_OK) status = refine_bench_open(b, log, err);
+    if (status == KVB_OK) status = check_memory(&c->bench, err);
+    if (status == KVB_OK) status = sha256_file_hex(column->how->path, c->table_sha256, err);
+    if (status == KVB_OK) status = refine_table_open(&c->table, column->how->table, column->how->path, err);
+    if (status == KVB_OK) status = refine_bench_open(&c->bench, log, err);
     free(log);
     return status;
 }
@@ -140,35 +98,10 @@ static void show_round(void *context, const refine_progress *p)
 {
     refine_bench *b = context;
     fprintf(stderr, "refine: round %u, %.0f of %.0f evaluations; %s", p->round, p->evaluations, p->wanted,
-            b->objective == OBJECTIVE_NLL ? "NLL" : "KL");
+            b->nll ? "NLL" : "KL");
     show_losses(" on calibration", p->calibration, p->calibration_before, b->n_knots);
     show_losses(", on selection", p->selection, p->selection_before, b->n_knots);
     fprintf(stderr, "\n");
-}
-
-// Where the search begins: budgets by what each head alone loses, on as many texts as three quarters of the evaluations
-// pay for. A head's cuts cost half a continuation each, since only the layers from its own on are run.
-static kvb_status find_start(refine_command *c, kvb_error *err)
-{
-    refine_bench *b = &c->bench;
-    refine_task *t = &c->task;
-    double levels[MEASURED_LEVELS_MAX];
-    uint32_t n_levels = measured_levels(b->knots, b->n_knots, levels);
-    double one = 0.5 * n_levels * t->n_heads / b->n_knots / t->n_texts; // text, in evaluations
-    uint32_t n_texts = (uint32_t)fmin(t->n_texts, floor(0.75 * t->evaluations / one));
-    if (strcmp(c->start, "table") == 0 || n_texts == 0) return KVB_OK;
-    double *loss = malloc((size_t)n_levels * t->n_heads * sizeof *loss);
-    c->shift = malloc((size_t)b->n_knots * t->n_heads * sizeof *c->shift);
-    kvb_status status = loss && c->shift ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %u heads", t->n_heads);
-    if (status == KVB_OK) status = refine_bench_heads(b, levels, n_levels, n_texts, !c->e.out.quiet, loss, err);
-    if (status == KVB_OK)
-        status = measured_shifts(&c->table.base, levels, n_levels, loss, t->heads, b->knots, b->n_knots, c->shift, err);
-    free(loss);
-    if (status != KVB_OK) return status;
-    t->start = c->shift;
-    c->n_start = n_texts;
-    t->start_cost = one * n_texts;
-    return KVB_OK;
 }
 
 static kvb_status search(refine_command *c, kvb_error *err)
@@ -183,54 +116,41 @@ static kvb_status search(refine_command *c, kvb_error *err)
                       .n_selection = b->n_members[SET_SELECTION],
                       .heads = !c->layers && !(c->table.options.limits && c->table.limits.levels), // which tie layers
                       .worst = c->worst,
-                      .search = c->task.search,
+                      .start_alone = strcmp(c->search, "none") == 0,
                       .evaluations = (uint32_t)c->evaluations,
                       .patience = (uint32_t)c->patience,
                       .seed = c->e.seed,
                       .measure = refine_bench_losses,
                       .report = c->e.out.quiet ? NULL : show_round,
                       .context = &c->bench};
-    kvb_status status = find_start(c, err);
-    if (status != KVB_OK && status != KVB_INTERRUPTED) return status;
-    return refine_run(&c->best, &c->task, err); // which a stop ends at once, with the table as the best so far
-}
-
-// KL of a set, of the table and of the refined one: of each text, and the mean.
-static kvb_status judge_set(refine_command *c, refine_set set, kvb_error *err)
-{
-    refine_bench *b = &c->bench;
-    size_t K = b->n_knots, heads = c->task.n_heads, n = b->n_members[set];
-    double *shift = calloc(2 * K * heads, sizeof *shift), *kl = calloc(2 * K * (n + 1), sizeof *kl);
-    damage_value *found = malloc(2 * K * sizeof *found);
-    kvb_status status = shift && kl && found ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to judge");
-    if (status == KVB_OK) memcpy(shift + K * heads, c->best.shift, K * heads * sizeof *shift);
-    for (uint32_t t = 0; t < n && status == KVB_OK; t++) {
-        status = refine_bench_measure(b, set, shift, 2, &t, 1, found, err);
-        for (size_t i = 0; i < 2 * K && status == KVB_OK; i++) {
-            kl[i] += found[i].kl / (double)n;
-            kl[2 * K + i * n + t] = found[i].kl;
-        }
-        if (set == SET_TEST) refine_bench_close_set(b, set); // one at a time: each is asked once
-    }
-    if (status == KVB_OK) c->kl[set] = kl;
-    else free(kl);
-    free(shift);
-    free(found);
-    return status;
+    kvb_status status = KVB_OK;
+    if (strcmp(c->start, "heads") == 0) status = refine_bench_start(&c->bench, &c->task, &c->n_start, err);
+    return status == KVB_OK ? refine_run(&c->best, &c->task, err) : status;
 }
 
 static kvb_status refine(refine_command *c, kvb_error *err)
 {
+    const char *name = c->e.out.name;
+    bool written = false;
     kvb_status status = open_bench(c, err);
     if (status != KVB_OK) return status;
     status = search(c, err);
-    for (int s = 0; s < SET_COUNT && status == KVB_OK; s++) status = judge_set(c, (refine_set)s, err);
-    bool stopped = status == KVB_INTERRUPTED; // what was found until then is written
+    for (int s = 0; s < SET_COUNT && status == KVB_OK; s++)
+        status = refine_bench_judge(&c->bench, (refine_set)s, c->best.shift, &c->kl[s], err);
+    bool stopped = status == KVB_INTERRUPTED;
     if (status != KVB_OK && !stopped) return status;
-    status = refine_write_result(c, stopped, err);
+    if (stopped && !(c->best.shift && refine_gained(&c->best, c->bench.n_knots)))
+        return kvb_fail(err, KVB_INTERRUPTED,
+                        "stopped before anything better than the table was found; nothing is written, and the same "
+                        "command goes on");
+    status = refine_write_result(c, stopped, &written, err);
     if (status != KVB_OK || !stopped) return status;
-    return kvb_fail(err, KVB_INTERRUPTED, "stopped; %s is the best so far, and the same command goes on",
-                    c->e.out.name);
+    if (!written)
+        return kvb_fail(err, KVB_INTERRUPTED,
+                        "stopped; %s stays as it was, since what was found so far is not known to be better, and the "
+                        "same command goes on",
+                        name);
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped; %s is the best so far, and the same command goes on", name);
 }
 
 // ---- The command line ----
@@ -244,8 +164,8 @@ static int check_options(refine_command *c)
         return cli_usage_error(self, "--objective: expected kl or nll, found '%s'", c->objective);
     if (strcmp(c->start, "heads") != 0 && strcmp(c->start, "table") != 0)
         return cli_usage_error(self, "--start: expected heads or table, found '%s'", c->start);
-    if (!refine_search_parse(&c->task.search, c->search))
-        return cli_usage_error(self, "--search: expected model, evolve, swap or none, found '%s'", c->search);
+    if (strcmp(c->search, "model") != 0 && strcmp(c->search, "none") != 0)
+        return cli_usage_error(self, "--search: expected model or none, found '%s'", c->search);
     if (c->test.count && !c->select.count)
         return cli_usage_error(self, "--test needs --select: texts that choose among what the search finds");
     if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
@@ -259,8 +179,7 @@ static int check_options(refine_command *c)
 // All texts in one list, so that one reading sees whether any stands in two sets.
 static int gather_operands(refine_command *c, char **operands, size_t n)
 {
-    c->operands = calloc(n + c->select.count + c->test.count, sizeof *c->operands);
-    if (!c->operands) return cli_failed(c->e.self, &(kvb_error){KVB_MEMORY, "no memory for the operands"});
+    c->operands = need(n + c->select.count + c->test.count, sizeof *c->operands, "operands");
     if (methods_is_table(operands[0]) || !methods_is_table(operands[1]))
         return cli_usage_error(c->e.self, "expected a model, then a table (.safetensors), then texts");
     for (size_t i = 0; i < n; i++) c->operands[c->n_operands++] = operands[i];
@@ -268,11 +187,6 @@ static int gather_operands(refine_command *c, char **operands, size_t n)
     for (size_t i = 0; i < c->test.count; i++) c->operands[c->n_operands++] = (char *)(uintptr_t)c->test.items[i];
     c->n_calibration = n - 2;
     c->n_select = c->select.count;
-    if (c->e.with.ratio_names.count) return EXIT_DONE;
-    const char **one = malloc(sizeof *one);
-    if (!one) return cli_failed(c->e.self, &(kvb_error){KVB_MEMORY, "no memory"});
-    *one = "50%,70%,80%,90%,95%";
-    c->e.with.ratio_names = (cli_list){one, 1};
     return EXIT_DONE;
 }
 
@@ -284,9 +198,8 @@ static void free_command(refine_command *c)
     eval_free_inputs(&c->e);
     cli_list_free(&c->select);
     cli_list_free(&c->test);
-    free(c->shift);
+    free((void *)(uintptr_t)c->task.start);
     free(c->operands);
-    free(c->table_path);
 }
 
 static int run_refine(const cli_command *self, int argc, char **argv)
@@ -303,43 +216,39 @@ static int run_refine(const cli_command *self, int argc, char **argv)
                         .patience = 6};
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_REFINED_TABLE), &c.e.out.name, "FILE",
-         "the refined table; results so far stand in FILE.cells, and the same command goes on"},
-        {"select", 0, CLI_INPUTS, &c.select, "TEXT", "text that chooses among what is found, repeatable"},
+         "the refined table to write; FILE.cells keeps results so far, and the same command\ncontinues"},
+        {"select", 0, CLI_INPUTS, &c.select, "TEXT", "text that chooses among the tables found, repeatable"},
         {"test", 0, CLI_INPUTS, &c.test, "TEXT",
          "text that only judges the result, repeatable. Without --select the texts are dealt\nin turn: search, test, "
          "select, test"},
-        {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios that count (50%,70%,80%,90%,95%)"},
+        {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to improve (50%,70%,80%,90%,95%)"},
         {"objective", 0, CLI_TEXT, &c.objective, "KIND", "kl (to the full cache) or nll (of the true next tokens)"},
         {"questions", 0, CLI_FLAG, &c.e.in.questions, NULL,
-         "texts are .jsonl whose questions have answers: a context is cut whole, and question and\nanswer are what "
-         "follows; --tokens and --next are the longest context and answer"},
-        {"worst", 0, CLI_FLAG, &c.worst, NULL, "the text that loses most counts, not the mean"},
-        {"layers", 0, CLI_FLAG, &c.layers, NULL, "whole layers move only: for few texts, or few evaluations"},
+         "texts are the questions of .jsonl files that have answers: the whole context is cut,\nquestion and answer "
+         "follow; --tokens and --next limit context and answer"},
+        {"worst", 0, CLI_FLAG, &c.worst, NULL, "minimise the loss of the text that loses most, instead of the mean"},
+        {"layers", 0, CLI_FLAG, &c.layers, NULL, "move whole layers only: for few texts or few evaluations"},
         {"search", 0, CLI_TEXT, &c.search, "KIND",
-         "model (the default: gradients from pairs, halving over texts), evolve (separable\nCMA-ES), swap (two at "
-         "random), none (the start alone)"},
+         "what follows the start: model (the default: gradients from pairs, halving over texts), or none"},
         {"start", 0, CLI_TEXT, &c.start, "KIND",
-         "where the search begins: heads (the default: budgets by what each head alone loses, for up\nto three "
-         "quarters of the evaluations), or table"},
+         "where the search begins: heads (default), budgets solved from what each head loses\nwhen it is cut alone, "
+         "which takes up to three quarters of the evaluations; or table"},
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
-         "candidates at most, in units of one on all texts of the search (200)"},
-        {"patience", 0, CLI_COUNT, &c.patience, "N", "rounds without a gain on the selection texts that end it (6)"},
+         "how many candidates to measure at most, each on all texts of the search (200)"},
+        {"patience", 0, CLI_COUNT, &c.patience, "N", "stop after N rounds without a gain on the selection texts (6)"},
         EVAL_INPUT_OPTIONS(c.e.in),
-        {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts that are decoded together (8)"},
+        {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
-        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "of the search (1)"},
+        {"seed", 's', CLI_COUNT, &c.e.seed, "N", "seed of the search (1)"},
         RESULTS_OPTIONS(c.e.out),
         {"quiet", 'q', CLI_FLAG, &c.e.out.quiet, NULL, "no progress"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first);
-    if (code == EXIT_DONE && argc - first < 3)
-        code = cli_usage_error(self, "a model, a table and texts are needed: kvbudget %s", self->synopsis);
+    if (code == EXIT_DONE) code = eval_check_operands(self, argc - first);
     if (code == EXIT_DONE) code = check_options(&c);
     if (code == EXIT_DONE) code = gather_operands(&c, argv + first, (size_t)(argc - first));
-    if (code == EXIT_DONE) cli_catch_signals();
-    if (code == EXIT_DONE) code = device_take_threads(self, c.e.threads);
-    if (code == EXIT_DONE) code = eval_open_table(&c.e, c.operands, c.n_operands);
+    if (code == EXIT_DONE) code = eval_open_table(&c.e, c.operands, c.n_operands, "50%,70%,80%,90%,95%");
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         kvb_status status = refine(&c, &err);
@@ -354,16 +263,16 @@ const cli_command cmd_refine = {
     "refine",
     "refine MODEL TABLE.safetensors TEXT... -o REFINED.safetensors [OPTION]...",
     "improve a table's budgets on the damage that they really do",
-    "Starts from a solved table and moves heads along its columns, up or down, while totals, nesting and all\n"
-    "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once; a\n"
+    "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\n"
+    "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once. A\n"
     "candidate then costs one continuation over cut caches, many in a batch. The search begins with budgets by what\n"
     "each head loses when it alone is cut (--start), solved as tables are from importance. Then all heads of a layer\n"
     "move together, then each by itself; every ratio counts relative to what the table loses there.\n"
     "\n"
-    "Three sets of texts: the search sees one, the second chooses among what it finds and ends it, and the third\n"
-    "only judges. Each line of progress shows the loss at each ratio on the first two, and what share of the table's\n"
-    "it is. Ctrl-C leaves the best table so far. The same seed gives the same table, with any number of threads and\n"
-    "after any stop.\n"
+    "There are three sets of texts: the search sees the first, the second chooses among what it finds and\n"
+    "decides when to stop, and the third only judges. Each line of progress shows the loss at each ratio on the\n"
+    "first two, and its share of the table's loss. Ctrl-C writes the best table so far, unless a\n"
+    "better one is there. The same seed gives the same table, with any number of threads and after any stop.\n"
     "\n"
     "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen. With\n"
     "--questions every question of a .jsonl that has an answer is one text, and those about one context are in one\n"

@@ -1,7 +1,6 @@
-// kvbudget refine, the last part: what is written and printed.
+// kvbudget refine, the second part: what is written and printed.
 #include "formats/need.h"
-#include "runtime/fail.h"
-#include "stats/interval.h"
+#include "study/interval.h"
 #include "tools/cmd/refine_command.h"
 #include "tools/report/results.h"
 #include <math.h>
@@ -35,47 +34,46 @@ static interval share_left(const refine_command *c, refine_set set, uint32_t kno
     return found;
 }
 
-static bool add_numbers(cJSON *to, const char *name, const double *values, uint32_t n)
+static void add_numbers(cJSON *to, const char *name, const double *values, uint32_t n)
 {
-    return !values || cJSON_AddItemToObject(to, name, cJSON_CreateDoubleArray(values, (int)n));
+    if (values) cJSON_AddItemToObject(to, name, cJSON_CreateDoubleArray(values, (int)n));
 }
 
 // Its texts, what the search saw of it (losses by the objective), and mean KL before and after.
-static bool describe_set(const refine_command *c, refine_set set, cJSON *to)
+static void describe_set(const refine_command *c, refine_set set, cJSON *to)
 {
     const refine_bench *b = &c->bench;
     cJSON *one = cJSON_AddObjectToObject(to, SET_NAMES[set]), *texts = cJSON_AddArrayToObject(one, "texts");
-    bool ok = texts != NULL;
-    for (uint32_t t = 0; t < b->n_members[set] && ok; t++)
-        ok = cJSON_AddItemToArray(texts, cJSON_CreateString(b->texts[b->members[set][t]].sha256));
+    for (uint32_t t = 0; t < b->n_members[set]; t++)
+        cJSON_AddItemToArray(texts, cJSON_CreateString(b->texts[b->members[set][t]].sha256));
     const double *const losses[SET_COUNT][2] = {{c->best.calibration_before, c->best.calibration},
                                                 {c->best.selection_before, c->best.selection}};
-    uint32_t n = b->n_knots;
-    return ok && add_numbers(one, "loss_before", losses[set][0], n) && add_numbers(one, "loss", losses[set][1], n) &&
-           add_numbers(one, "kl_before", mean_kl(c, set, false), n) && add_numbers(one, "kl", mean_kl(c, set, true), n);
+    add_numbers(one, "loss_before", losses[set][0], b->n_knots);
+    add_numbers(one, "loss", losses[set][1], b->n_knots);
+    add_numbers(one, "kl_before", mean_kl(c, set, false), b->n_knots);
+    add_numbers(one, "kl", mean_kl(c, set, true), b->n_knots);
 }
 
 static cJSON *describe(const refine_command *c, bool stopped)
 {
     const refine_bench *b = &c->bench;
     cJSON *all = cJSON_CreateObject();
-    bool ok =
-        all && cJSON_AddStringToObject(all, "from", c->table_sha256) &&
-        cJSON_AddStringToObject(all, "search", refine_search_name(c->task.search)) &&
-        cJSON_AddNumberToObject(all, "start_texts", c->n_start) &&
-        cJSON_AddStringToObject(all, "objective", c->objective) && cJSON_AddBoolToObject(all, "worst", c->worst) &&
-        cJSON_AddNumberToObject(all, "seed", (double)c->e.seed) &&
-        cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations) &&
-        cJSON_AddNumberToObject(all, "rounds", c->best.rounds) && cJSON_AddBoolToObject(all, "stopped", stopped) &&
-        cJSON_AddBoolToObject(all, "questions", c->e.in.questions) &&
-        cJSON_AddNumberToObject(all, "n_tokens", b->plan.n_tokens) &&
-        cJSON_AddNumberToObject(all, "n_next", b->plan.n_next) &&
-        cJSON_AddStringToObject(all, "compute", b->m->device->b->compute) &&
-        cJSON_AddItemToObject(all, "ratios", cJSON_CreateDoubleArray(b->knots, (int)b->n_knots));
-    for (int s = 0; s < SET_COUNT && ok; s++) ok = describe_set(c, (refine_set)s, all);
-    if (ok) return all;
-    cJSON_Delete(all);
-    return NULL;
+    cJSON_AddStringToObject(all, "from", c->table_sha256);
+    cJSON_AddStringToObject(all, "search", c->search);
+    cJSON_AddNumberToObject(all, "start_texts", c->n_start);
+    cJSON_AddStringToObject(all, "objective", c->objective);
+    cJSON_AddBoolToObject(all, "worst", c->worst);
+    cJSON_AddNumberToObject(all, "seed", (double)c->e.seed);
+    cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations);
+    cJSON_AddNumberToObject(all, "rounds", c->best.rounds);
+    cJSON_AddBoolToObject(all, "stopped", stopped);
+    cJSON_AddBoolToObject(all, "questions", c->e.in.questions);
+    cJSON_AddNumberToObject(all, "n_tokens", b->plan.n_tokens);
+    cJSON_AddNumberToObject(all, "n_next", b->plan.n_next);
+    cJSON_AddStringToObject(all, "compute", b->m->device->b->compute);
+    add_numbers(all, "ratios", b->knots, b->n_knots);
+    for (int s = 0; s < SET_COUNT; s++) describe_set(c, (refine_set)s, all);
+    return all;
 }
 
 static void print_result(const refine_command *c)
@@ -131,7 +129,7 @@ static kvb_status give_results(const refine_command *c, const cJSON *about, kvb_
     results found = results_begin("refine");
     const eval_inputs *in = &c->e.in;
     results_input(&found, "model", in->m->config.name, in->m->sha256);
-    results_input(&found, "table", c->table_path, c->table_sha256);
+    results_input(&found, "table", c->e.with.columns[0].how->path, c->table_sha256);
     for (size_t i = 0; i < in->n_texts; i++) results_input(&found, "text", in->texts[i].name, in->texts[i].sha256);
     cJSON_AddItemToObject(found.settings, "refined", cJSON_Duplicate(about, true));
     add_rows(c, &found);
@@ -159,18 +157,18 @@ static void say_work(const refine_command *c, bool stopped)
                 (double)b->n_alone / b->alone_seconds);
 }
 
-kvb_status refine_write_result(const refine_command *c, bool stopped, kvb_error *err)
+kvb_status refine_write_result(const refine_command *c, bool stopped, bool *written, kvb_error *err)
 {
     const refine_bench *b = &c->bench;
     cJSON *about = describe(c, stopped);
-    char *text = about ? cJSON_PrintUnformatted(about) : NULL;
-    kvb_status status =
-        text ? refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, text, c->e.out.name, err)
-             : kvb_fail(err, KVB_MEMORY, "%s: no memory for the result", c->e.out.name);
-    if (status == KVB_OK) status = give_results(c, about, err);
-    if (status == KVB_OK && !c->e.out.json) print_result(c);
-    cJSON_free(text);
+    kvb_status status = KVB_OK;
+    *written = !stopped || refine_table_may_replace(c->e.out.name, about);
+    if (*written) {
+        status = refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, about, c->e.out.name, err);
+        if (status == KVB_OK) status = give_results(c, about, err);
+        if (status == KVB_OK && !c->e.out.json) print_result(c);
+        if (status == KVB_OK && !c->e.out.quiet) say_work(c, stopped);
+    }
     cJSON_Delete(about);
-    if (status == KVB_OK && !c->e.out.quiet) say_work(c, stopped);
     return status;
 }

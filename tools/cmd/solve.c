@@ -30,12 +30,11 @@ static kvb_status write_tables(const study_table *t, const solve_outputs *out, k
         if (status == KVB_OK) say_written(out, path, "");
     }
     if (status == KVB_OK && out->npy) {
-        uint32_t heads = t->pairs.longest.n_kv_heads;
-        double *prune_ratio = NULL;
+        kvb_table *table = NULL;
         status = output_path(path, out->npy, metric, ".npy", several, err);
-        if (status == KVB_OK) status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, ROWS, heads, err);
-        if (status == KVB_OK) status = write_table_npy(path, ROWS, t->layers.n_layers, heads, prune_ratio, about, err);
-        free(prune_ratio);
+        if (status == KVB_OK) status = study_table_in_memory(&table, t, about, path, err);
+        if (status == KVB_OK) status = write_table_npy(path, table, about, err);
+        kvb_table_close(table);
         if (status == KVB_OK) say_written(out, path, " and its side-car");
     }
     cJSON_Delete(about);
@@ -192,8 +191,8 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
 {
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &line->metrics, "M",
-         "eviction metric that the table is for, repeatable; 'all': every one of the\nrecord; 'snapkv' is enough when "
-         "only one begins like this"},
+         "eviction metric that the table is for, repeatable; 'all' takes every metric of the\nrecord; 'snapkv' is "
+         "enough when only one begins with it"},
         {"output", 'o', CLI_WRITES(FILE_TABLE | FILE_PER_METRIC), &line->outputs.table, "FILE",
          "the table to write (.safetensors); for several metrics a folder, or a name\nwith {metric} in it"},
         {"npy", 0, CLI_WRITES(FILE_TABLE_ARRAY | FILE_PER_METRIC), &line->outputs.npy, "FILE",
@@ -206,47 +205,44 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"alone", 0, CLI_FLAG, &line->words.alone, NULL,
          "do not compare with uniform and published budgets on left-out texts, ratio by ratio"},
         {"aggregate", 'a', CLI_TEXT, &line->words.aggregate, "HOW",
-         "mean_loss (default): the budgets with the least average loss; mean_ratio: the\naverage of every question's "
-         "best "
-         "budgets; worst: the least loss of the text that\nloses most; cvar:0.2: of the fifth of the texts that lose "
-         "most"},
+         "mean_loss (default): budgets with the least average loss; mean_ratio: the average of\neach question's best "
+         "budgets; worst: least loss of the text that loses most; cvar:0.2:\nleast loss of the fifth of the texts that "
+         "lose most"},
         {"paper", 0, CLI_FLAG, &line->words.paper, NULL, "as the paper does: --aggregate mean_ratio --shrink 0"},
         {"shrink", 0, CLI_REAL, &line->options.shrink, "A",
-         "pull every row towards uniform, 0 to 1: each head's curve becomes 1 - A of its\nown and A of the average "
-         "head's (default: 0.1 with mean_loss, else 0)"},
+         "pull budgets towards uniform: each head's curve becomes 1 - A of its own plus A of the\naverage head's (0 to "
+         "1; default: 0.1 with mean_loss, else 0)"},
         {"min-keep", 0, CLI_REAL, &line->options.min_keep, "F",
          "no head keeps less than this share of its tokens (default: 1 %, or sinks and\nwindow where that is more)"},
         {"scope", 0, CLI_TEXT, &line->words.scope, "SCOPE",
          "global (default): layers share one budget; layer: each meets the ratio"},
         {"hull", 0, CLI_TEXT, &line->words.hull, "RANGE",
-         "feasible (default), or full: as the published code, to compare"},
+         "feasible (default); full: as in the published code, to compare"},
         {"order", 0, CLI_TEXT, &line->words.order, "ORDER",
-         "which token goes first when budgets are made: metric (default), as it will be; or\noracle, as if the metric "
-         "ranked perfectly, to compare"},
+         "which tokens go first when budgets are solved: those of the lowest metric (default),\nor, to compare, "
+         "oracle: as if the metric ranked perfectly"},
         {"exact", 0, CLI_FLAG, &line->options.exact, NULL,
-         "the true optimum at token resolution in place of greedy's budgets"},
+         "the true optimum, token by token, instead of greedy's budgets"},
         {"monotone", 0, CLI_FLAG, &line->options.monotone, NULL,
-         "with --exact: no head may keep more when more is pruned; says what it costs"},
+         "with --exact: no head may keep more when more is pruned; prints what that costs"},
         SELECTION_OPTIONS(*line),
         {"budgets", 0, CLI_WRITES(FILE_ARRAY | FILE_PER_METRIC), &line->outputs.budgets, "FILE",
-         "also write every question's own optimum: tokens kept, an int32 .npy\n[questions, 99, layers, KV heads]"},
+         "also write each question's own best budgets: tokens kept, an int32 .npy [questions,\n99, layers, KV heads]"},
         CONSTRAINT_OPTIONS(line->wishes),
         {"holdout", 0, CLI_TEXT, &w->holdout, "WHAT",
-         "write no table, but measure every aggregation on what it has not seen: leave out\neach text, or each "
-         "question, in "
-         "turn"},
+         "write no table; measure every --aggregate on texts (or questions) that are left out in\nturn: text, "
+         "question"},
         {"ablation", 0, CLI_FLAG, &w->ablation, NULL,
-         "write no table, but compare every question's optimum with uniform, PyramidKV and\nAdaKV budgets, and with "
-         "budgets "
+         "write no table; compare each question's best budgets with uniform, PyramidKV and\nAdaKV, and with budgets "
          "that ignore how well the metric ranks"},
         {"lengths", 0, CLI_FLAG, &w->lengths, NULL,
-         "write no table, but compare tables from several records of the same contexts, cut\nto different lengths "
-         "(profile --max-tokens), on each other's"},
+         "write no table; compare tables from several records of the same contexts, cut to\ndifferent lengths (profile "
+         "--max-tokens), on each other's contexts"},
         {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg|.pdf|.png",
          "with --holdout, --ablation or --lengths: also draw it"},
-        {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: of the draws behind its intervals (1)"},
+        {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: seed of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),
-        {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress, no file names"},
+        {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress and no names of files"},
         {0},
     };
     return cli_parse(line->self, options, argc, argv, first);
@@ -316,10 +312,11 @@ const cli_command cmd_solve = {
     "metric ranks.\n"
     "\n"
     "Constraints hold in the table and in what the runtime makes of it, at any length: whole pages (--block),\n"
-    "few budgets per layer (--levels), equal totals of tensor-parallel ranks (--ranks), caps of layers, floors and\n"
-    "ceilings of heads, heads that keep everything (--pin). They go together, but --levels with --ranks. Wishes\n"
-    "that contradict each other, and ratios from --ratios or --bytes that limits do not allow, are refused with the\n"
-    "numbers; a table for every per cent ends at the last one that floors and pins allow.\n"
+    "few budgets per layer (--levels), equal totals of tensor-parallel ranks (--ranks), caps of layers, floors\n"
+    "and ceilings of heads, heads that keep everything (--pin). All can be combined except --levels with\n"
+    "--ranks. Constraints that contradict each other, and ratios from --ratios or --bytes that they do not\n"
+    "allow, are refused with the numbers; a table for every per cent ends at the last one that floors and pins\n"
+    "allow.\n"
     "\n"
     "Examples:\n"
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"

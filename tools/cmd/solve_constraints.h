@@ -23,10 +23,10 @@ typedef struct constraint_wishes {
         {"keep-tokens",    0,   CLI_COUNT,                                                                             \
          &(w).keep_tokens, "N", "solve for a cache of at most N tokens, summed over all KV heads, with --tokens"},     \
         {"tokens", 0, CLI_COUNT, &(w).tokens, "T", "with --bytes or --keep-tokens: length of the context"},            \
-        {"block", 0, CLI_COUNT, &(w).block, "N", "budgets are whole pages of N tokens"},                               \
+        {"block", 0, CLI_COUNT, &(w).block, "N", "make budgets whole pages of N tokens"},                              \
         {"levels", 0, CLI_COUNT, &(w).levels, "K", "at most K different budgets within a layer"},                      \
         {"ranks",    0,   CLI_COUNT,                                                                                   \
-         &(w).ranks, "P", "equal totals for P tensor-parallel ranks, which split every layer's heads"},                \
+         &(w).ranks, "P", "equal totals for P tensor-parallel ranks, which divide every layer's heads"},               \
         {"layer-cap",     0,                                                                                           \
          CLI_LIST,        &(w).caps,                                                                                   \
          "SHARE[@LAYER]", "a layer keeps at most this share of its tokens; repeatable"},                               \

@@ -9,13 +9,13 @@
 #define SELECTION_OPTIONS(l)                                                                                           \
     {"sink",    0,                                                                                                     \
      CLI_COUNT, &(l).options.sink,                                                                                     \
-     "N",       "first tokens that always stay (default: as recorded with the metric)"},                               \
+     "N",       "first tokens that are always kept (default: as recorded with the metric)"},                           \
         {"window",                                                                                                     \
          0,                                                                                                            \
          CLI_TEXT,                                                                                                     \
          &(l).words.window,                                                                                            \
          "N|auto",                                                                                                     \
-         "last tokens that always stay (default: as recorded with the metric); in solve\nalso auto: the "              \
+         "last tokens that are always kept (default: as recorded with the metric); solve also\ntakes auto: the "       \
          "number that loses least"},                                                                                   \
         {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"},           \
     {                                                                                                                  \

@@ -55,10 +55,10 @@ static kvb_status run_holdout(const solve_line *l, const study_words *w, const s
         status = holdout_run(h, &told, err);
         progress_end(&bar, "%s", status == KVB_OK ? "held out and judged" : "stopped");
     }
-    picture p;
+    atomic_file p;
     if (status == KVB_OK && l->outputs.picture) {
         status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_holdout(h, p.svg);
+        if (status == KVB_OK) draw_holdout(h, p.stream);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_holdout(to, h);
@@ -72,7 +72,7 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
                                kvb_error *err)
 {
     ablation x;
-    picture p;
+    atomic_file p;
     progress bar;
     study_progress told = progress_on(&bar);
     kvb_status status = ablation_open(&x, from, metric, &l->options, err);
@@ -83,7 +83,7 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
     }
     if (status == KVB_OK && l->outputs.picture) {
         status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_ablation(&x, p.svg);
+        if (status == KVB_OK) draw_ablation(&x, p.stream);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_ablation(to, &x);
@@ -117,13 +117,13 @@ static kvb_status run_lengths(const solve_line *l, const study_words *w, const s
 {
     lengths *x = calloc(1, sizeof *x);
     if (!x) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
-    picture p;
+    atomic_file p;
     const selection_request wanted = {&metric, 1, l->wanted.contexts, l->wanted.max_questions, NULL};
     kvb_status status = lengths_open(x, w->records, w->n_records, &wanted, &l->options, err);
     if (status == KVB_OK) status = walk_lengths(x, l->outputs.quiet, err);
     if (status == KVB_OK && l->outputs.picture) {
         status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_lengths(x, p.svg);
+        if (status == KVB_OK) draw_lengths(x, p.stream);
         if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_lengths(to, x);

@@ -119,9 +119,9 @@ static int run(const cli_command *self, int argc, char **argv)
     bool quiet = false;
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_STATISTICS), &c.output, "FILE", "the statistics to write (.safetensors)"},
-        {"texts", 'n', CLI_COUNT, &c.n_texts, "N", "pieces of text at most (100)"},
-        {"characters", 'c', CLI_COUNT, &c.characters, "N", "length of a piece (1000)"},
-        {"sinks", 0, CLI_COUNT, &c.skip, "N", "first queries of every piece that are left out (4)"},
+        {"texts", 'n', CLI_COUNT, &c.n_texts, "N", "use at most N pieces of text (100)"},
+        {"characters", 'c', CLI_COUNT, &c.characters, "N", "characters of a piece (1000)"},
+        {"sinks", 0, CLI_COUNT, &c.skip, "N", "leave out the first N queries of every piece (4)"},
         {"backend", 'b', CLI_TEXT, &backend_name, "NAME", "cpu, ref or cuda"},
         {"compute", 0, CLI_TEXT, &compute, "KIND", DEVICE_COMPUTE_HELP},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores)"},

@@ -228,21 +228,22 @@ static int run(const cli_command *self, int argc, char **argv)
     const cli_option options[] = {
         {"task", 'k', CLI_LIST, &c.tasks, "TASK",
          "a task, name[:parameter=value...]; may be repeated. --list shows all"},
-        {"tokens", 't', CLI_COUNT, &c.tokens, "N", "length of the contexts; for qa, 0 (the default) takes whole texts"},
-        {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task, default 20"},
-        {"seed", 's', CLI_COUNT, &c.seed, "N", "of all draws, default 1"},
+        {"tokens", 't', CLI_COUNT, &c.tokens, "N", "length of the contexts; for qa, 0 (default) takes whole texts"},
+        {"count", 'c', CLI_COUNT, &c.count, "N", "samples of each task (20)"},
+        {"seed", 's', CLI_COUNT, &c.seed, "N", "seed of all draws (1)"},
         METHODS_OPTIONS(c.with),
         {"results", 'o', CLI_WRITES(FILE_RESULTS_SET), &c.out.results, "NAME",
-         "write NAME.json, NAME.csv and NAME.svg; results so far stand in NAME.cells, and\nthe same command goes on "
+         "write NAME.json, NAME.csv and NAME.svg; NAME.cells keeps results so far, and the same\ncommand continues "
          "where it was stopped"},
         {"output", 0, CLI_WRITES(FILE_LINES), &c.out.samples, "FILE.jsonl",
-         "write the samples as calibration data, and answer them only if there is\n--answer or something to compare"},
-        {"answer", 0, CLI_FLAG, &c.answer, NULL, "let the model answer also with --output or --head-scores"},
+         "write the samples as calibration data; they are answered only with --answer or when\nthere is something to "
+         "compare"},
+        {"answer", 0, CLI_FLAG, &c.answer, NULL, "answer the samples even with --output or --head-scores"},
         {"head-scores", 0, CLI_WRITES(FILE_HEAD_SCORES), &c.out.head_scores, "FILE.tsv",
-         "write how much each query head looks at what the right answers repeat, for the\nallocators headkv=FILE.tsv "
-         "and duo=FILE.tsv; needles or pairs only"},
+         "write how much attention each query head gives to what the right answers repeat, for\nthe allocators "
+         "headkv=FILE.tsv and duo=FILE.tsv; only for needles and pairs"},
         {"verbose", 'v', CLI_FLAG, &c.out.verbose, NULL, "print every answer"},
-        {"haystack", 0, CLI_INPUT, &c.haystack_path, "FILE", "hide needles in this text instead of noise sentences"},
+        {"haystack", 0, CLI_INPUT, &c.haystack_path, "FILE", "hide needles in this text instead of filler sentences"},
         {"texts", 0, CLI_INPUT, &c.texts_path, "FILE", "calibration data with answers, for the task qa"},
         {"chat", 0, CLI_FLAG, &c.chat, NULL,
          "wrap texts in the model's own chat template (default: as the tables were calibrated)"},
@@ -253,7 +254,7 @@ static int run(const cli_command *self, int argc, char **argv)
         {"compute", 0, CLI_TEXT, &c.compute, "KIND", DEVICE_COMPUTE_HELP},
         {"threads", 0, CLI_COUNT, &c.threads, "N", "OpenMP threads (default: all cores)"},
         RESULTS_OPTIONS(c.out),
-        {"quiet", 'q', CLI_FLAG, &c.out.quiet, NULL, "no progress, no file names"},
+        {"quiet", 'q', CLI_FLAG, &c.out.quiet, NULL, "no progress and no names of files"},
         {"list", 'l', CLI_FLAG, &list, NULL, "list the tasks and their parameters"},
         {0},
     };
@@ -279,10 +280,10 @@ const cli_command cmd_task = {
     .synopsis = "task MODEL [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
     .summary = "ask for what stands in long contexts: needles, variables, word counts, key-value pairs, questions",
     .details =
-        "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from a\n"
-        "seed: the same seed gives the same bytes. The model answers them with its full cache, greedily, and the\n"
-        "score (0 to 100, as RULER scores) says whether a task is worth measuring eviction with. With --output they\n"
-        "are written as calibration data that `profile` takes.\n"
+        "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from\n"
+        "a seed: the same seed gives the same bytes. The model answers them greedily with its full cache; the score\n"
+        "(0 to 100, as RULER scores) says whether the task can measure eviction at all. --output writes them as\n"
+        "calibration data for `profile`.\n"
         "\n"
         "With tables, --metric, --policy, --allocator or --ratio it also answers with less: the context is evicted\n"
         "before any question is seen, by every metric and allocator (tables serve their own metric), or under\n"

@@ -8,6 +8,7 @@
 #include "profiler/weights/gguf_set.h"
 #include "runtime/fail.h"
 #include "tools/cli.h"
+#include "tools/terminal.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -168,7 +169,7 @@ static kvb_status print_decoded(const tokenizer *t, const char *path, kvb_error 
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu bytes of text", path, size);
     if (status == KVB_OK) {
         tokenizer_decode(t, ids, array.count, text, size);
-        fwrite(text, 1, size, stdout); // main looks at what became of it
+        terminal_put_bytes(text, size); // main looks at what became of it
     }
     free(text);
     free(ids);
@@ -181,17 +182,17 @@ static int run(const cli_command *self, int argc, char **argv)
     settings s = {.bos = "auto"};
     const cli_option options[] = {
         {"bos", 0, CLI_TEXT, &s.bos, "yes|no|auto",
-         "Put the model's BOS token in front; auto (the default) as the file says."},
-        {"chat", 0, CLI_FLAG, &s.chat, NULL, "Take the text as a user's message in the model's own chat template."},
+         "put the model's BOS token in front; auto (default): as the file says"},
+        {"chat", 0, CLI_FLAG, &s.chat, NULL, "take the text as a user's message in the model's own chat template"},
         {"special", 0, CLI_FLAG, &s.special, NULL,
-         "Take \"<|im_start|>\" and the like in the text as the tokens that they name."},
+         "take \"<|im_start|>\" and the like in the text as the tokens that they name"},
         {"pre", 0, CLI_TEXT, &s.pre, "NAME",
-         "Use this pre-tokenizer instead of the file's: smollm, llama-bpe, qwen2, gpt-2."},
+         "use this pre-tokenizer instead of the file's: smollm, llama-bpe, qwen2, gpt-2"},
         {"npy", 0, CLI_WRITES(FILE_ARRAY), &s.npy, "FILE",
-         "Write the ids to FILE as NumPy int32 instead of printing them."},
-        {"json", 0, CLI_FLAG, &s.json, NULL, "Print one JSON object with the ids and the tokenizer's hash."},
-        {"text", 0, CLI_FLAG, &s.text, NULL, "Print one token a line: id, tab, text."},
-        {"decode", 0, CLI_FLAG, &s.decode, NULL, "TEXT is a .npy file of ids; print the text that they are."},
+         "write the ids to FILE as NumPy int32 instead of printing them"},
+        {"json", 0, CLI_FLAG, &s.json, NULL, "print one JSON object with the ids and the tokenizer's hash"},
+        {"text", 0, CLI_FLAG, &s.text, NULL, "print one token per line: id, tab, text"},
+        {"decode", 0, CLI_FLAG, &s.decode, NULL, "TEXT is a .npy file of ids; print the text that they stand for"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
@@ -221,9 +222,9 @@ const cli_command cmd_tokenize = {
     .synopsis = "tokenize MODEL TEXT",
     .summary = "print the token ids that a text becomes",
     .details =
-        "Encodes the file TEXT (or standard input, -) with the tokenizer of the model, a GGUF file or a Hugging Face\n"
-        "folder with a tokenizer.json, and prints the ids on one line. Text that is not UTF-8 is read as Python's "
-        "errors='replace' reads it.\n"
+        "Encodes the file TEXT (or standard input, -) with the tokenizer of the model, a GGUF file or a Hugging\n"
+        "Face folder with a tokenizer.json, and prints the ids on one line. Text that is not UTF-8 is read as\n"
+        "Python's errors='replace' reads it.\n"
         "\n"
         "Examples:\n"
         "  kvbudget tokenize model.gguf text.txt\n"

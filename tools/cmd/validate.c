@@ -30,10 +30,10 @@ static kvb_status run_metric(validation *v, bool quiet, kvb_error *err)
 
 static kvb_status draw_metric(const validation *v, const solve_outputs *out, kvb_error *err)
 {
-    picture p;
+    atomic_file p;
     kvb_status status = picture_begin(&p, out->picture, v->pairs.metric, v->pairs.from->n_metrics > 1, err);
     if (status != KVB_OK) return status;
-    draw_validation(v, p.svg);
+    draw_validation(v, p.stream);
     return picture_end(&p, out->quiet, err);
 }
 
@@ -165,16 +165,16 @@ static int run_validate(const cli_command *self, int argc, char **argv)
         {"metric", 'm', CLI_LIST, &l.metrics, "M", "as for solve: eviction metric, repeatable, or 'all'"},
         {"output", 'o', CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &l.outputs.picture, "FILE.svg|.pdf|.png",
          "also draw it; for several metrics a folder, or a name with {metric} in it"},
-        {"certificate", 0, CLI_INPUT, &certificate, "TABLE", "check the bounds of this table instead"},
+        {"certificate", 0, CLI_INPUT, &certificate, "TABLE", "instead, check the lower bounds of this table"},
         {"aggregate", 'a', CLI_TEXT, &l.words.aggregate, "HOW",
-         "mean_ratio (default): every question is a problem; mean_loss: their average is"},
+         "mean_ratio (default): one problem for each question; mean_loss: one for their average"},
         {"shrink", 0, CLI_REAL, &l.options.shrink, "A", "as for solve"},
         {"min-keep", 0, CLI_REAL, &l.options.min_keep, "F", "as for solve"},
         {"scope", 0, CLI_TEXT, &l.words.scope, "SCOPE", "global (default), or layer"},
         SELECTION_OPTIONS(l),
         CONSTRAINT_OPTIONS(l.wishes),
         RESULTS_OPTIONS(l.outputs),
-        {"quiet", 0, CLI_FLAG, &l.outputs.quiet, NULL, "no progress, no file names"},
+        {"quiet", 0, CLI_FLAG, &l.outputs.quiet, NULL, "no progress and no names of files"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first), n = argc - first;

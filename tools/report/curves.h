@@ -1,6 +1,6 @@
 // Pictures of results against the ratio: for every method a row of charts, in each a line with its band per allocator.
 #pragma once
-#include "stats/interval.h"
+#include "study/interval.h"
 #include "tools/report/compared.h"
 #include "tools/report/svg.h"
 

@@ -2,6 +2,7 @@
 #include "tools/cli.h"
 #include "tools/report/svg.h"
 #include "tools/report/viridis.h"
+#include "tools/terminal.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -79,8 +80,8 @@ static void put_colour(FILE *out, const heatmap_terminal *t, int layer, double k
 {
     double position = scale(kept);
     viridis_rgb c = viridis_at(position);
-    if (t->colours == HEATMAP_TRUECOLOUR) fprintf(out, "\033[%d;2;%d;%d;%dm", layer, c.r, c.g, c.b);
-    else fprintf(out, "\033[%d;5;%dm", layer, XTERM[lround(position * VIRIDIS_LAST)]);
+    if (t->colours == HEATMAP_TRUECOLOUR) terminal_sequence(out, "\033[%d;2;%d;%d;%dm", layer, c.r, c.g, c.b);
+    else terminal_sequence(out, "\033[%d;5;%dm", layer, XTERM[lround(position * VIRIDIS_LAST)]);
 }
 
 typedef struct terminal_layout {
@@ -123,10 +124,10 @@ static void print_panel_line(const heatmap *map, const heatmap_terminal *t, cons
         }
         bool lower = layer + 1 < map->n_layers;
         if (lower) put_colour(out, t, 48, kept[(size_t)(layer + 1) * map->n_heads + g]);
-        else fprintf(out, "\033[49m");
+        else terminal_sequence(out, "\033[49m");
         for (int i = 0; i < l->cell_width; i++) fputs("\u2580", out); // upper half block
     }
-    if (t->colours != HEATMAP_PLAIN) fputs("\033[0m", out);
+    if (t->colours != HEATMAP_PLAIN) terminal_sequence(out, "\033[0m");
 }
 
 // The names of the tables over their panels, then what is pruned, then the least and the most that a head keeps.
@@ -178,7 +179,9 @@ static void print_legend(const heatmap_terminal *t, FILE *out)
     fputs("share of its tokens that a KV head keeps: ", out);
     for (int i = 0; i < N_TICKS; i++) {
         put_colour(out, t, 48, TICKS[i]);
-        fprintf(out, "   \033[0m %.0f%%  ", 100 * TICKS[i]);
+        fputs("   ", out);
+        terminal_sequence(out, "\033[0m");
+        fprintf(out, " %.0f%%  ", 100 * TICKS[i]);
     }
     fprintf(out,
             "\n%*sa row is a layer%s, a column a KV head; in the headings: what is pruned, percent kept at least and "

@@ -1,5 +1,5 @@
 // What solve --holdout prints, as text and as JSON, and draws.
-#include "stats/interval.h"
+#include "study/interval.h"
 #include "tools/report/study_report.h"
 #include "tools/report/svg.h"
 #include "tools/report/words.h"
@@ -9,7 +9,7 @@
 
 static void print_change(const holdout *h, int percent, int method)
 {
-    const loss_interval *x = &h->ratio[holdout_row(h, percent)][method];
+    const interval *x = &h->ratio[holdout_row(h, percent)][method];
     printf(" at %d %%: %+.2f %%", percent, 100 * x->value);
     if (!isnan(x->low)) printf(" (%+.2f .. %+.2f)", 100 * x->low, 100 * x->high);
     printf(",");
@@ -84,7 +84,7 @@ void print_holdout(const holdout *h)
 
 // ---- JSON -----------------------------------------------------------------------------------------------------------
 
-static void add_interval(cJSON *row, const char *name, const loss_interval *i)
+static void add_interval(cJSON *row, const char *name, const interval *i)
 {
     results_interval(row, name, i->value, i->low, i->high);
 }
@@ -175,7 +175,7 @@ static void draw_changes(const holdout *h, int top, FILE *out)
     uint32_t first = (uint32_t)holdout_row(h, 20);
     for (int i = 0; i < N_DRAWN; i++) {
         for (uint32_t r = first; r < h->n_rows; r++) {
-            const loss_interval *change = &h->ratio[r][drawn[i]];
+            const interval *change = &h->ratio[r][drawn[i]];
             values[i][0][r] = 1 + change->value;
             values[i][1][r] = 1 + change->low;
             values[i][2][r] = 1 + change->high;

@@ -1,10 +1,10 @@
 // Where a metric's files go, and writing a picture there.
 #pragma once
+#include "formats/atomic_file.h"
 #include "tools/named_files.h"
-#include "tools/report/picture.h"
 #include <stdbool.h>
 
-enum { PATH_SIZE = PICTURE_PATH_SIZE };
+enum { PATH_SIZE = 4096 };
 
 // `pattern` with {metric} replaced, or in the folder `pattern`, or, unless there are several metrics, just so.
 // KVB_ARGUMENT: a pattern that does not tell metrics apart, or a path that is too long.
@@ -22,9 +22,11 @@ typedef struct output_form {
 kvb_status output_check(const char *pattern, const output_form *form, const char *const *metrics, size_t n,
                         kvb_error *err);
 
-// Whether every metric's picture can be written, and in that form (picture.h).
+// Pictures are SVG; rsvg-convert makes PDF and PNG of it. KVB_ARGUMENT: a name that does not end in .svg.
+kvb_status picture_check(const char *path, kvb_error *err);
+// Whether every metric's picture can be written.
 kvb_status output_check_pictures(const char *pattern, const char *option, const char *const *metrics, size_t n,
                                  kvb_error *err);
-// Begins the picture of a metric, an .svg where the pattern is a folder; picture_end() puts it in place, and says so.
-kvb_status picture_begin(picture *p, const char *pattern, const char *metric, bool several, kvb_error *err);
-kvb_status picture_end(picture *p, bool quiet, kvb_error *err);
+// Begins the picture of a metric, drawn to its stream; picture_end() puts it in place, and says so.
+kvb_status picture_begin(atomic_file *p, const char *pattern, const char *metric, bool several, kvb_error *err);
+kvb_status picture_end(atomic_file *p, bool quiet, kvb_error *err);

@@ -56,7 +56,6 @@ static void put_head(page_writer *w)
 static void put_tail(page_writer *w)
 {
     cJSON *data = page_map_data(w->p);
-    cJSON_AddItemReferenceToObject(data, "charts", w->charts);
     fputs("</main>\n<footer><p>Made by kvbudget ", w->out);
     html_put(w->out, kvb_version());
     fputs(" report. Methods: LU-KV, arXiv 2602.08585.</p></footer>\n"
@@ -71,7 +70,7 @@ static void put_tail(page_writer *w)
 
 static void put_page(const page *p, FILE *out)
 {
-    page_writer w = {.p = p, .out = out, .charts = cJSON_CreateArray()};
+    page_writer w = {.p = p, .out = out};
     put_head(&w);
     page_put_verdicts(&w);
     page_put_worth(&w);
@@ -84,7 +83,6 @@ static void put_page(const page *p, FILE *out)
     page_put_use(&w);
     page_put_repeat(&w);
     put_tail(&w);
-    cJSON_Delete(w.charts);
 }
 
 kvb_status page_write(const page *p, const char *path, kvb_error *err)

@@ -1,6 +1,6 @@
 // The page of `kvbudget report`: one HTML file about tables, from the tables themselves, their records and results.
 // It holds its own style and script and asks no network for anything. Every number stands in a table of the page; the
-// script adds the slider of the head maps and draws the charts from the same numbers.
+// script adds the slider of the head maps.
 #pragma once
 #include "formats/record.h"
 #include "tools/report/results_read.h"
@@ -42,5 +42,5 @@ kvb_status page_open(page *p, const page_paths *paths, kvb_error *err);
 void page_free(page *p); // a zero struct is allowed
 
 // Writes the page, whole or not at all. KVB_UNSUPPORTED: it would be larger than PAGE_BYTES_MAX. Errors also:
-// KVB_MEMORY and those of atomic_file.h.
+// those of atomic_file.h.
 kvb_status page_write(const page *p, const char *path, kvb_error *err);

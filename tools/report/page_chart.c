@@ -1,60 +1,8 @@
 #include "tools/report/page_chart.h"
 #include "tools/report/html.h"
-#include "tools/report/results_grid.h"
-#include "tools/report/series_style.h"
 #include <math.h>
-#include <stdlib.h>
 
-// ---- For the script -------------------------------------------------------------------------------------------------
-
-// Five digits are more than a picture shows. Memory that runs out shows when the whole document is printed.
-static cJSON *rounded_list(const double *values, size_t n)
-{
-    cJSON *list = cJSON_CreateArray();
-    for (size_t i = 0; i < n; i++) {
-        char text[32];
-        snprintf(text, sizeof text, "%.5g", values[i]);
-        cJSON_AddItemToArray(list, isfinite(values[i]) ? cJSON_CreateRaw(text) : cJSON_CreateNull());
-    }
-    return list;
-}
-
-static cJSON *series_data(const svg_series *s, size_t n, series_style style)
-{
-    char colour[16];
-    snprintf(colour, sizeof colour, "#%06x", style.colour);
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddStringToObject(o, "name", s->name);
-    cJSON_AddStringToObject(o, "colour", colour);
-    cJSON_AddStringToObject(o, "mark", series_mark_names[style.mark]);
-    cJSON_AddNumberToObject(o, "dash", style.dash);
-    cJSON_AddItemToObject(o, "y", rounded_list(s->y, n));
-    if (s->low && s->high) {
-        cJSON_AddItemToObject(o, "low", rounded_list(s->low, n));
-        cJSON_AddItemToObject(o, "high", rounded_list(s->high, n));
-    }
-    return o;
-}
-
-static void add_data(cJSON *charts, const svg_chart *c)
-{
-    cJSON *o = cJSON_CreateObject();
-    cJSON_AddItemToArray(charts, o);
-    cJSON_AddStringToObject(o, "title", c->title);
-    cJSON_AddStringToObject(o, "x_label", c->x_label);
-    cJSON_AddBoolToObject(o, "shares", c->y_unit == SVG_SHARES);
-    cJSON_AddBoolToObject(o, "logarithmic", c->logarithmic);
-    cJSON_AddItemToObject(o, "x", rounded_list(c->x, c->n));
-    cJSON *series = cJSON_AddArrayToObject(o, "series");
-    const char *names[GRID_NAMES_MAX];
-    series_style styles[GRID_NAMES_MAX];
-    size_t n = c->n_series < GRID_NAMES_MAX ? c->n_series : GRID_NAMES_MAX;
-    for (size_t s = 0; s < n; s++) names[s] = c->series[s].name;
-    series_styles(names, n, styles);
-    for (size_t s = 0; s < n; s++) cJSON_AddItemToArray(series, series_data(&c->series[s], c->n, styles[s]));
-}
-
-// ---- For everybody --------------------------------------------------------------------------------------------------
+// ---- The numbers ----------------------------------------------------------------------------------------------------
 
 static void put_value(FILE *out, const svg_chart *c, double y)
 {
@@ -104,8 +52,26 @@ static void put_numbers(FILE *out, const svg_chart *c)
     fputs("</tbody></table></div></details>", out);
 }
 
+// Names beside their strokes, as text of the page, so that long ones find room.
+static void put_keys(FILE *out, const svg_chart *c)
+{
+    fputs("<div class=\"keys\">", out);
+    for (size_t s = 0; s < c->n_series && s < SVG_SERIES_MAX; s++) {
+        fputs("<span><svg viewBox=\"0 0 28 12\">", out);
+        svg_chart_key(out, c, s, 2, 6);
+        fputs("</svg>", out);
+        html_put(out, c->series[s].name);
+        fputs("</span>", out);
+    }
+    if (c->n_series > SVG_SERIES_MAX) fputs("<span>the others: in the table</span>", out);
+    fputs("</div>\n", out);
+}
+
 void page_put_chart(page_writer *w, const svg_chart *chart, const char *note)
 {
+    enum { WIDTH = 440, HEIGHT = 260 };
+    svg_chart bare = *chart;
+    bare.bare = true;
     fprintf(w->out, "<figure class=\"chart\"><figcaption>");
     html_put(w->out, chart->title);
     fputs("</figcaption>\n", w->out);
@@ -114,8 +80,12 @@ void page_put_chart(page_writer *w, const svg_chart *chart, const char *note)
         html_put(w->out, note);
         fputs("</p>\n", w->out);
     }
-    fprintf(w->out, "<div class=\"plot\" data-chart=\"%d\"></div>\n", cJSON_GetArraySize(w->charts));
+    fprintf(w->out, "<div class=\"plot\"><svg viewBox=\"0 0 %d %d\" role=\"img\">\n<title>", WIDTH, HEIGHT);
+    html_put(w->out, chart->title);
+    fputs("</title>\n", w->out);
+    svg_chart_put(w->out, &bare, 0, 0, WIDTH, HEIGHT);
+    fputs("</svg></div>\n", w->out);
+    put_keys(w->out, &bare);
     put_numbers(w->out, chart);
     fputs("</figure>\n", w->out);
-    add_data(w->charts, chart);
 }

@@ -1,6 +1,6 @@
 // Heads that are not certain, and memory at lengths.
 #include "formats/need.h"
-#include "study/stats.h"
+#include "study/interval.h"
 #include "tools/report/html.h"
 #include "tools/report/page_sections.h"
 #include <stdlib.h>

@@ -7,7 +7,6 @@
 typedef struct page_writer {
     const page *p;
     FILE *out;
-    cJSON *charts; // what the script draws; the list belongs to the writer
 } page_writer;
 
 // "snapkv:kvpress", with the file's name behind it where two tables are for one metric.
@@ -27,7 +26,7 @@ void page_put_holdout(page_writer *w);
 void page_put_use(page_writer *w);
 void page_put_repeat(page_writer *w);
 
-// What the script needs of the tables: shares kept and deviations in thousandths. NULL: no memory.
+// What the script needs of the tables: shares kept and deviations in thousandths.
 cJSON *page_map_data(const page *p);
 
 // What an `eval` says of a table at one ratio, or of another allocator.

@@ -1,5 +1,5 @@
 // What the page says first: whether a table is worth anything, in words.
-#include "study/stats.h"
+#include "study/interval.h"
 #include "tools/report/html.h"
 #include "tools/report/page_sections.h"
 #include <math.h>

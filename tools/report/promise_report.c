@@ -1,4 +1,5 @@
 #include "tools/report/promise_report.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdio.h>
@@ -10,21 +11,20 @@ static const promise_row *row_of(const promise_report *r, uint32_t criterion, ui
 }
 
 // Texts with the losses of these that it takes to promise a ratio under all limits; 0: more would not help.
-static kvb_status texts_needed(const promise_report *r, uint32_t ratio, uint32_t *out, kvb_error *err)
+static uint32_t texts_needed(const promise_report *r, uint32_t ratio)
 {
     const promise_task *t = r->task;
-    double *loss = malloc(t->n_texts * sizeof *loss);
-    if (!loss) return kvb_fail(err, KVB_MEMORY, "no memory for the losses of %u texts", t->n_texts);
-    *out = 1;
+    double *loss = need(t->n_texts, sizeof *loss, "texts");
+    uint32_t most = 1;
     for (uint32_t c = 0; c < t->n_criteria; c++) {
         const promise_criterion *one = &t->criteria[c];
         for (uint32_t i = 0; i < t->n_texts; i++)
             loss[i] = fmin(fmax(one->values[(size_t)ratio * t->n_texts + i], 0), one->cap) / one->cap;
-        uint32_t n = promise_texts_needed(t->how, loss, t->n_texts, one->limit / one->cap, t->error);
-        *out = n == 0 || *out == 0 ? 0 : n > *out ? n : *out;
+        uint32_t n = promise_texts_needed(loss, t->n_texts, one->limit / one->cap, t->error);
+        most = n == 0 || most == 0 ? 0 : n > most ? n : most;
     }
     free(loss);
-    return KVB_OK;
+    return most;
 }
 
 // Bytes of keys and values of two bytes an element, of `length` tokens: all, and what stays at the ratio.
@@ -33,8 +33,7 @@ static kvb_status count_bytes(const promise_report *r, double ratio, double *all
     const kvb_info *info = kvb_table_info(r->table);
     size_t heads = (size_t)info->n_layers * info->n_kv_heads;
     double entry = 2.0 * 2.0 * info->head_dim, kept = 0;
-    uint32_t *keep = malloc(heads * sizeof *keep);
-    if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", heads);
+    uint32_t *keep = need(heads, sizeof *keep, "heads");
     kvb_status status =
         kvb_budgets(r->table, ratio, r->length, &(kvb_budget_options){.strict = r->strict}, keep, heads, err);
     for (size_t h = 0; h < heads && status == KVB_OK; h++) kept += keep[h];
@@ -72,27 +71,23 @@ static kvb_status print_promise(const promise_report *r, kvb_error *err)
     for (uint32_t c = 0; c < t->n_criteria; c++)
         printf("  %s is below %g (a text counts as at most %g)\n", r->names[c], t->criteria[c].limit,
                t->criteria[c].cap);
-    printf("(Learn then Test with fixed-sequence testing, arXiv 2110.01052; p-values: %s).\n",
-           promise_test_name(t->how));
+    printf("(Learn then Test with fixed-sequence testing, arXiv 2110.01052; p-values by betting).\n");
     printf("At %u tokens that saves %.1f of %.1f MiB (two bytes an element).\n", r->length, (all - stays) / 0x1p20,
            all / 0x1p20);
     return KVB_OK;
 }
 
-static kvb_status print_next(const promise_report *r, kvb_error *err)
+static void print_next(const promise_report *r)
 {
-    uint32_t needed;
     if (r->n_passed == r->task->n_ratios) {
         printf("That is the highest ratio that was tried.\n");
-        return KVB_OK;
+        return;
     }
-    kvb_status status = texts_needed(r, r->n_passed, &needed, err);
-    if (status != KVB_OK) return status;
-    if (needed) printf("%.4g %% would take about %u texts like these.\n", 100 * r->ratios[r->n_passed], needed);
+    uint32_t n = texts_needed(r, r->n_passed);
+    if (n) printf("%.4g %% would take about %u texts like these.\n", 100 * r->ratios[r->n_passed], n);
     else
         printf("%.4g %% is not to be had with more texts: their mean is above the limit.\n",
                100 * r->ratios[r->n_passed]);
-    return KVB_OK;
 }
 
 kvb_status promise_report_print(const promise_report *r, kvb_error *err)
@@ -100,7 +95,7 @@ kvb_status promise_report_print(const promise_report *r, kvb_error *err)
     print_rows(r);
     kvb_status status = KVB_OK;
     if (r->n_passed) status = print_promise(r, err);
-    if (r->n_passed && status == KVB_OK) status = print_next(r, err);
+    if (r->n_passed && status == KVB_OK) print_next(r);
     if (r->trial.draws)
         printf("Check: of %u promises made from one half of the texts, the other half broke %u (%.3g %%, allowed %.3g "
                "%%); %u halves promised nothing.\n",
@@ -111,14 +106,12 @@ kvb_status promise_report_print(const promise_report *r, kvb_error *err)
 
 kvb_status promise_report_refusal(const promise_report *r, kvb_error *err)
 {
-    uint32_t needed;
-    kvb_status status = texts_needed(r, 0, &needed, err);
-    if (status != KVB_OK) return status;
-    if (needed)
+    uint32_t n = texts_needed(r, 0);
+    if (n)
         return kvb_fail(err, KVB_UNSUPPORTED,
                         "%u texts promise nothing: even %.4g %% pruned takes about %u texts like these; give more "
                         "texts, begin at a lower --ratio, or ask for less",
-                        r->task->n_texts, 100 * r->ratios[0], needed);
+                        r->task->n_texts, 100 * r->ratios[0], n);
     return kvb_fail(err, KVB_UNSUPPORTED,
                     "nothing can be promised: at %.4g %% pruned the mean damage is above the limit already; begin at a "
                     "lower --ratio, or allow more",
@@ -149,15 +142,14 @@ static void add_row(const promise_report *r, results *to, uint32_t criterion, ui
 static kvb_status add_promise(const promise_report *r, cJSON *to, kvb_error *err)
 {
     double all, stays;
-    uint32_t needed = 0;
+    uint32_t n = r->n_passed < r->task->n_ratios ? texts_needed(r, r->n_passed) : 0;
     kvb_status status = KVB_OK;
     if (r->n_passed) status = count_bytes(r, r->ratios[r->n_passed - 1], &all, &stays, err);
-    if (status == KVB_OK && r->n_passed < r->task->n_ratios) status = texts_needed(r, r->n_passed, &needed, err);
     if (status != KVB_OK) return status;
     cJSON_AddNumberToObject(to, "promised_ratio", r->n_passed ? r->ratios[r->n_passed - 1] : NAN); // NaN becomes null
     cJSON_AddNumberToObject(to, "bytes", r->n_passed ? all : NAN);
     cJSON_AddNumberToObject(to, "bytes_saved", r->n_passed ? all - stays : NAN);
-    cJSON_AddNumberToObject(to, "texts_for_next_ratio", needed ? needed : NAN);
+    cJSON_AddNumberToObject(to, "texts_for_next_ratio", n ? n : NAN);
     return KVB_OK;
 }
 
@@ -165,7 +157,7 @@ kvb_status promise_report_fill(const promise_report *r, results *to, kvb_error *
 {
     cJSON *all = to->settings;
     cJSON_AddStringToObject(all, "method", "learn then test, fixed sequence (arXiv 2110.01052)");
-    cJSON_AddStringToObject(all, "p_value", promise_test_name(r->task->how));
+    cJSON_AddStringToObject(all, "p_value", "betting");
     cJSON_AddNumberToObject(all, "confidence", r->confidence);
     cJSON_AddNumberToObject(all, "n_texts", r->task->n_texts);
     cJSON_AddNumberToObject(all, "n_tokens", r->n_tokens);

@@ -1,7 +1,7 @@
 // Documents of results (results.h, docs/output.md) as they are read again.
 #pragma once
 #include "runtime/kvbudget.h"
-#include "stats/interval.h"
+#include "study/interval.h"
 #include <cjson/cJSON.h>
 #include <stddef.h>
 

@@ -4,8 +4,6 @@
 #include <stdint.h>
 #include <string.h>
 
-const char *const series_mark_names[N_MARKS] = {"dot", "square", "diamond", "up", "down", "cross", "ring"};
-
 enum {
     BLUE = 0x0072B2,
     VERMILION = 0xD55E00,

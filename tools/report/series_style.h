@@ -5,7 +5,6 @@
 
 typedef enum series_mark { MARK_DOT, MARK_SQUARE, MARK_DIAMOND, MARK_UP, MARK_DOWN, MARK_CROSS, MARK_RING } series_mark;
 enum { N_MARKS = MARK_RING + 1 };
-extern const char *const series_mark_names[N_MARKS];
 
 typedef struct series_style {
     unsigned colour; // 0xRRGGBB, to be read on white and on black

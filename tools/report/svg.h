@@ -38,12 +38,15 @@ typedef struct svg_chart {
     bool logarithmic; // the y axis
     svg_unit x_unit, y_unit;
     bool from_low; // the linear y axis begins at the least value, not at 0
+    bool bare;     // without title and names of the lines, which the caller puts beside it (svg_chart_key)
 } svg_chart;
 
 enum { SVG_SERIES_MAX = 8 }; // lines that can be told apart; more are not drawn
 
 // The chart with its labels in a box of this size.
 void svg_chart_put(FILE *out, const svg_chart *chart, int left, int top, int width, int height);
+// What tells a line from the others: a stroke of 24 pixels from (x, y) on with a mark in its middle.
+void svg_chart_key(FILE *out, const svg_chart *chart, size_t series, double x, double y);
 
 // A table of numbers as coloured cells.
 typedef struct svg_matrix {

@@ -3,7 +3,7 @@
 #include "tools/report/svg.h"
 #include <math.h>
 
-enum { LABELS = 62, TITLE = 24, FOOT = 40, LEGEND = 140 };
+enum { LABELS = 62, TITLE = 24, FOOT = 40, LEGEND = 140, KEY = 24, TICKS_MAX = 24 };
 
 typedef struct axes {
     double left, top, width, height;         // of the plotted area, pixels
@@ -22,12 +22,12 @@ static double place_y(const axes *a, double y)
     return a->top + a->height * (1 - (y - a->y_least) / (a->y_most - a->y_least));
 }
 
-// Least positive and largest of n numbers; NaN counts as none of them.
+// Least positive and largest of n numbers; NaN and infinity count as none of them.
 static void widen(double *least, double *most, const double *y, size_t n)
 {
     for (size_t i = 0; y && i < n; i++) {
-        *most = fmax(*most, y[i]);
-        if (y[i] > 0) *least = fmin(*least, y[i]);
+        if (isfinite(y[i])) *most = fmax(*most, y[i]);
+        if (isfinite(y[i]) && y[i] > 0) *least = fmin(*least, y[i]);
     }
 }
 
@@ -57,8 +57,10 @@ static void find_range(axes *a, const svg_chart *chart)
     a->x_unit = chart->x_unit;
     a->y_unit = chart->y_unit;
     a->logarithmic = chart->logarithmic;
-    a->y_least = chart->from_low && most > 0 ? fmax(0, least - 0.05 * (most - least)) : 0;
-    a->y_most = most > a->y_least ? most + 0.05 * (most - a->y_least) : 1;
+    // Values that differ in their last digits alone are one value.
+    double span = fmax(most - least, 1e-6 * most);
+    a->y_least = chart->from_low && most > 0 ? fmax(0, least - 0.05 * span) : 0;
+    a->y_most = most > 0 ? most + 0.05 * (most - a->y_least) : 1;
     if (!chart->logarithmic) return;
     a->y_most = most > 0 ? snap(log10(most), true) : 0;
     a->y_least = most > 0 ? fmax(snap(log10(least), false), a->y_most - 8) : -1;
@@ -70,6 +72,19 @@ static double nice_step(double span)
 {
     double step = pow(10, floor(log10(span)));
     return step * (span / step < 2 ? 0.2 : span / step < 5 ? 0.5 : 1);
+}
+
+// The multiples of a step from `least` to `most`, at most TICKS_MAX. They are counted, since adding a step to a large
+// number may leave it as it is.
+static int list_ticks(double ticks[TICKS_MAX], double least, double most, double step)
+{
+    double first = ceil(least / step - 1e-9);
+    int n = 0;
+    while (n < TICKS_MAX && (first + n) * step <= most + 1e-9 * step) {
+        ticks[n] = (first + n) * step;
+        n++;
+    }
+    return n;
 }
 
 static void put_y_tick(FILE *out, const axes *a, double y, double value)
@@ -100,8 +115,9 @@ static void put_y_axis(FILE *out, const axes *a)
         put_log_axis(out, a);
         return;
     }
-    double span = a->y_most - a->y_least, step = nice_step(span);
-    for (double y = ceil(a->y_least / step) * step; y <= a->y_most + 1e-9 * span; y += step) put_y_tick(out, a, y, y);
+    double ticks[TICKS_MAX];
+    int n = list_ticks(ticks, a->y_least, a->y_most, nice_step(a->y_most - a->y_least));
+    for (int i = 0; i < n; i++) put_y_tick(out, a, ticks[i], ticks[i]);
 }
 
 static void put_x_tick(FILE *out, const axes *a, double x, bool labelled)
@@ -124,9 +140,9 @@ static void put_x_axis(FILE *out, const axes *a, const svg_chart *chart)
         put_x_tick(out, a, chart->x[i], labelled);
         if (labelled) last = place_x(a, chart->x[i]);
     }
-    if (chart->n > FEW || a->x_unit != SVG_SHARES)
-        for (double x = ceil(a->x_least / step - 1e-9) * step; x <= a->x_most + 1e-9 * step; x += step)
-            put_x_tick(out, a, x, true);
+    double ticks[TICKS_MAX];
+    int n = chart->n > FEW || a->x_unit != SVG_SHARES ? list_ticks(ticks, a->x_least, a->x_most, step) : 0;
+    for (int i = 0; i < n; i++) put_x_tick(out, a, ticks[i], true);
     svg_text(out, a->left + a->width / 2, a->top + a->height + 31, "m sub", chart->x_label);
 }
 
@@ -207,17 +223,38 @@ static void put_line(FILE *out, const axes *a, const svg_chart *chart, size_t se
     }
 }
 
-void svg_chart_put(FILE *out, const svg_chart *chart, int left, int top, int width, int height)
+// The styles of the lines that are drawn; how many.
+static size_t choose_styles(const svg_chart *chart, series_style styles[SVG_SERIES_MAX])
 {
-    const char *names[SVG_SERIES_MAX];
-    series_style styles[SVG_SERIES_MAX];
+    const char *names[SVG_SERIES_MAX] = {NULL};
     size_t n = chart->n_series < SVG_SERIES_MAX ? chart->n_series : SVG_SERIES_MAX;
-    axes a = {
-        .left = left + LABELS, .top = top + TITLE, .width = width - LABELS - LEGEND, .height = height - TITLE - FOOT};
     for (size_t s = 0; s < n; s++) names[s] = chart->series[s].name;
     series_styles(names, n, styles);
+    return n;
+}
+
+static void put_key(FILE *out, series_style style, double x, double y)
+{
+    begin_line(out, style);
+    fprintf(out, "M%.1f %.1f h%d\"/>\n", x, y, KEY);
+    put_mark(out, style, x + KEY / 2.0, y);
+}
+
+void svg_chart_key(FILE *out, const svg_chart *chart, size_t series, double x, double y)
+{
+    series_style styles[SVG_SERIES_MAX];
+    if (series < choose_styles(chart, styles)) put_key(out, styles[series], x, y);
+}
+
+void svg_chart_put(FILE *out, const svg_chart *chart, int left, int top, int width, int height)
+{
+    series_style styles[SVG_SERIES_MAX];
+    size_t n = choose_styles(chart, styles);
+    int above = chart->bare ? TITLE / 3 : TITLE, beside = chart->bare ? TITLE : LEGEND;
+    axes a = {
+        .left = left + LABELS, .top = top + above, .width = width - LABELS - beside, .height = height - above - FOOT};
     find_range(&a, chart);
-    svg_text(out, left, top + 12, "name", chart->title);
+    if (!chart->bare) svg_text(out, left, top + 12, "name", chart->title);
     put_y_axis(out, &a);
     put_x_axis(out, &a, chart);
     fprintf(out, "<rect class=\"f\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>\n", a.left, a.top, a.width,
@@ -226,9 +263,8 @@ void svg_chart_put(FILE *out, const svg_chart *chart, int left, int top, int wid
     for (size_t s = 0; s < n; s++) {
         double x = a.left + a.width + 10, y = a.top + 12 + 18 * (double)s;
         put_line(out, &a, chart, s, styles[s]);
-        begin_line(out, styles[s]);
-        fprintf(out, "M%.1f %.1f h24\"/>\n", x, y - 4);
-        put_mark(out, styles[s], x + 12, y - 4);
-        svg_text(out, x + 29, y, "t", names[s]);
+        if (chart->bare) continue;
+        put_key(out, styles[s], x, y - 4);
+        svg_text(out, x + KEY + 5, y, "t", chart->series[s].name);
     }
 }

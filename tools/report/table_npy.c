@@ -1,8 +1,9 @@
 #include "tools/report/table_npy.h"
 #include "formats/table_export.h"
 #include "profiler/metric/scorer.h"
-#include "runtime/fail.h"
 #include "runtime/json.h"
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 cJSON *press_of_table(const cJSON *metadata)
@@ -16,13 +17,13 @@ cJSON *press_of_table(const cJSON *metadata)
     return press;
 }
 
-kvb_status write_table_npy(const char *path, uint32_t n_rows, uint32_t n_layers, uint32_t n_kv_heads,
-                           const double *prune_ratio, const cJSON *metadata, kvb_error *err)
+kvb_status write_table_npy(const char *path, const kvb_table *table, const cJSON *metadata, kvb_error *err)
 {
     cJSON *press = press_of_table(metadata);
-    kvb_status status = press ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
-    if (status == KVB_OK)
-        status = table_export_npy(path, n_rows, n_layers, n_kv_heads, prune_ratio, metadata, press, err);
+    kvb_status status = table_export_npy(path, table, metadata, press, err);
+    char *warning = table_kvpress_warning(table, metadata, press);
+    if (status == KVB_OK && *warning) fprintf(stderr, "warning: %s: %s\n", path, warning);
+    free(warning);
     cJSON_Delete(press);
     return status;
 }

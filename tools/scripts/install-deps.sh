@@ -1,8 +1,8 @@
 #!/bin/sh
 # Installs what kvbudget needs on Debian and its relatives. Asks for each thing itself, not for its package, so
 # libraries that came another way count too. When nothing is missing it is silent, quick and never touches the network.
-# With the argument `mpi` also OpenMPI, which a run on one machine does not need, and librsvg for pictures as PDF and
-# PNG: where they cannot be had, only a line says so.
+# With the argument `mpi` also OpenMPI, which a run on one machine does not need: where it cannot be had, only a line
+# says so.
 set -u
 
 CC=${CC:-gcc}
@@ -44,7 +44,6 @@ optional_packages() {
     [ "${1:-}" = mpi ] || return 0
     probe libopenmpi-dev pkg-config --exists ompi-c
     probe openmpi-bin command -v mpirun
-    probe librsvg2-dev pkg-config --exists librsvg-2.0
 }
 
 missing=$(missing_packages | tr '\n' ' ')

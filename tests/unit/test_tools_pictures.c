@@ -1,6 +1,4 @@
-// Sizes on the command line, memory as Linux tells it, JSON on standard output, and the parts of pictures.
-#include "tools/json_print.h"
-#include "tools/memory.h"
+// The parts of pictures: text, cells, colours, lines, and the files that they go to.
 #include "tools/report/output.h"
 #include "tools/report/series_style.h"
 #include "tools/report/svg.h"
@@ -8,106 +6,7 @@
 #include "unit.h"
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <unistd.h>
-
-START_TEST(sizes)
-{
-    const struct {
-        const char *text;
-        uint64_t bytes;
-    } good[] = {{"1", 1},
-                {"8000000000", 8000000000},
-                {"4GiB", (uint64_t)4 << 30},
-                {"512M", 512000000},
-                {"1.5 GB", 1500000000},
-                {"2Ki", 2048},
-                {"3tib", (uint64_t)3 << 40},
-                {"7b", 7}};
-    uint64_t bytes;
-    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-        ck_assert_msg(memory_parse(good[i].text, &bytes), "%s", good[i].text);
-        ck_assert_msg(bytes == good[i].bytes, "%s: %llu", good[i].text, (unsigned long long)bytes);
-    }
-    const char *bad[] = {"",     "0", "-1", "+1", "0.5", "1x", "1 GiBx", "GiB", "inf", "nan", "0x10", "9999999999999T",
-                         "1e400"};
-    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) ck_assert_msg(!memory_parse(bad[i], &bytes), "%s", bad[i]);
-}
-END_TEST
-
-START_TEST(memory_of_this_process)
-{
-    enum { SIZE = 64 << 20 };
-    uint64_t before = memory_resident();
-    char *block = malloc(SIZE);
-    for (size_t i = 0; i < SIZE; i += 1024) *(volatile char *)(block + i) = 1; // so that it is really written
-    uint64_t with = memory_resident();
-    ck_assert_msg(with >= before + SIZE * 9 / 10, "%llu after %llu", (unsigned long long)with,
-                  (unsigned long long)before);
-    free(block);
-    ck_assert(memory_peak() + SIZE / 10 >= with); // Linux counts pages in batches
-    ck_assert(memory_free() > 0);
-}
-END_TEST
-
-// A limit of the address space is seen, and memory_free never promises more than it leaves.
-START_TEST(room_of_the_address_space)
-{
-    ck_assert(memory_address_room() == UINT64_MAX);
-    struct rlimit was, less;
-    ck_assert_int_eq(getrlimit(RLIMIT_AS, &was), 0);
-    FILE *f = fopen("/proc/self/statm", "r");
-    unsigned long pages = 0;
-    ck_assert(f && fscanf(f, "%lu", &pages) == 1);
-    fclose(f);
-    uint64_t used = (uint64_t)pages * (uint64_t)sysconf(_SC_PAGESIZE), spare = (uint64_t)128 << 20;
-    less = was;
-    less.rlim_cur = used + spare;
-    ck_assert_int_eq(setrlimit(RLIMIT_AS, &less), 0);
-    uint64_t room = memory_address_room(), available = memory_free();
-    less.rlim_cur = used / 2;
-    ck_assert_int_eq(setrlimit(RLIMIT_AS, &less), 0);
-    uint64_t none = memory_address_room();
-    ck_assert_int_eq(setrlimit(RLIMIT_AS, &was), 0);
-    ck_assert_msg(room <= spare && room >= spare / 2, "%llu left of %llu", (unsigned long long)room,
-                  (unsigned long long)spare);
-    ck_assert(available <= spare);
-    ck_assert(none == 0);
-}
-END_TEST
-
-// What `print` puts on standard output; valid until the next call.
-static const char *printed(kvb_status (*print)(const cJSON *, kvb_error *), const cJSON *document, kvb_status want)
-{
-    static char text[1000];
-    fflush(stdout);
-    int shown = dup(STDOUT_FILENO);
-    FILE *file = tmpfile();
-    dup2(fileno(file), STDOUT_FILENO);
-    kvb_error err;
-    kvb_status status = print(document, &err);
-    fflush(stdout);
-    dup2(shown, STDOUT_FILENO);
-    close(shown);
-    rewind(file);
-    text[fread(text, 1, sizeof text - 1, file)] = 0;
-    fclose(file);
-    ck_assert_int_eq(status, want);
-    return text;
-}
-
-START_TEST(json_to_stdout)
-{
-    cJSON *document = cJSON_Parse("{\"a\": [1, true], \"b\": \"x\"}");
-    const char *text = printed(json_print, document, KVB_OK);
-    ck_assert(strchr(text, '\n') != strrchr(text, '\n') && text[strlen(text) - 1] == '\n');
-    cJSON *again = cJSON_Parse(text);
-    ck_assert(cJSON_Compare(document, again, 1));
-    cJSON_Delete(again);
-    cJSON_Delete(document);
-    ck_assert_str_eq(printed(json_print, NULL, KVB_MEMORY), "");
-}
-END_TEST
 
 START_TEST(parts_of_pictures)
 {
@@ -215,52 +114,57 @@ START_TEST(lines_of_a_picture_differ)
 }
 END_TEST
 
-START_TEST(pictures_by_their_ending)
+START_TEST(pictures_are_svg)
 {
-    static const char *const wrong[] = {"x", "x.jpg", ".svg", "x.svg2", "x.SVG", "x.pdf.gz"};
+    static const char *const wrong[] = {"x", "x.jpg", ".svg", "x.svg2", "x.SVG", "x.pdf", "x.png"};
     kvb_error err;
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         ck_assert_msg(picture_check(wrong[i], &err) == KVB_ARGUMENT, "%s", wrong[i]);
-        ck_assert(strstr(err.message, ".svg, .pdf or .png"));
+        ck_assert(strstr(err.message, "rsvg-convert"));
     }
     ck_assert_int_eq(picture_check("x.svg", &err), KVB_OK);
     const char *metrics[] = {"m"};
-    ck_assert_int_eq(output_check_pictures("/tmp/x.gif", metrics, 1, &err), KVB_ARGUMENT);
+    ck_assert_int_eq(output_check_pictures("/tmp/x.gif", "-o", metrics, 1, &err), KVB_ARGUMENT);
+}
+END_TEST
 
-    char folder[] = "/tmp/kvb-picture-XXXXXX", path[64];
-    ck_assert_ptr_nonnull(mkdtemp(folder));
-    snprintf(path, sizeof path, "%s/x.svg", folder);
-    picture p;
-    ck_assert_int_eq(picture_open(&p, path, &err), KVB_OK);
-    fputs("<svg/>", p.svg);
-    picture_abandon(&p);
-    picture_abandon(&p);
-    ck_assert_int_ne(access(path, F_OK), 0);
-    ck_assert_int_eq(picture_begin(&p, path, "m", false, &err), KVB_OK);
-    fputs("<svg/>", p.svg);
-    ck_assert_int_eq(picture_end(&p, true, &err), KVB_OK);
-    ck_assert_int_eq(picture_open(&p, path, &err), KVB_OK);
-    ck_assert_int_eq(picture_close(&p, &err), KVB_OK); // replaced by an empty one
-    FILE *file = fopen(path, "r");
-    ck_assert_int_eq(fgetc(file), EOF);
-    fclose(file);
-    ck_assert_int_eq(remove(path), 0);
-    ck_assert_int_eq(rmdir(folder), 0); // nothing else was left
+// Values that differ in the last bit, or not at all, still make an axis with few ticks and no coordinate that is none.
+START_TEST(equal_values_make_an_axis)
+{
+    static char text[20000];
+    const double x[2] = {0.5, 0.8},
+                 pairs[][2] = {{9.0, 9.000000000000002}, {9, 9}, {0, 0}, {1e-300, 1e-300}, {NAN, NAN}};
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++)
+        for (int how = 0; how < 4; how++) {
+            const svg_series line = {.name = "a", .y = pairs[i]};
+            const svg_chart chart = {.title = "T",
+                                     .x_label = "x",
+                                     .x = x,
+                                     .n = how == 3 ? 1 : 2, // a single value
+                                     .n_series = 1,
+                                     .series = &line,
+                                     .logarithmic = how == 1,
+                                     .from_low = how == 2,
+                                     .y_unit = SVG_NUMBERS};
+            memset(text, 0, sizeof text);
+            FILE *file = fmemopen(text, sizeof text - 1, "w");
+            svg_chart_put(file, &chart, 0, 0, 600, 400);
+            ck_assert_msg(fclose(file) == 0 && strlen(text) < 8000, "pair %zu, axis %d: %zu bytes", i, how,
+                          strlen(text));
+            ck_assert_msg(!strstr(text, "nan") && !strstr(text, "inf"), "pair %zu, axis %d: %s", i, how, text);
+        }
 }
 END_TEST
 
 static void fill(TCase *tc)
 {
-    tcase_add_test(tc, sizes);
-    tcase_add_test(tc, memory_of_this_process);
-    tcase_add_test(tc, room_of_the_address_space);
-    tcase_add_test(tc, json_to_stdout);
     tcase_add_test(tc, parts_of_pictures);
     tcase_add_test(tc, matrices);
     tcase_add_test(tc, colours);
     tcase_add_test(tc, charts_have_ticks_where_measured);
     tcase_add_test(tc, lines_of_a_picture_differ);
-    tcase_add_test(tc, pictures_by_their_ending);
+    tcase_add_test(tc, pictures_are_svg);
+    tcase_add_test(tc, equal_values_make_an_axis);
 }
 
-UNIT_MAIN("tools_pieces", fill)
+UNIT_MAIN("tools/pictures", fill)

@@ -1,8 +1,12 @@
-#include "stats/interval.h"
+#include "study/interval.h"
+#include "formats/need.h"
 #include <gsl/gsl_cdf.h>
+#include <gsl/gsl_errno.h>
+#include <gsl/gsl_randist.h>
 #include <math.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdlib.h>
 
 // Sums over the values of a group, or of all: of a, and of b or how many there are.
 typedef struct sums {
@@ -126,4 +130,66 @@ interval interval_share_difference(const value_groups *a, const double *const *b
            error = sqrt(fmax(0, (square + 1) / (n + 2) - center * center) / (n + 2));
     interval least = student(center, error, n - 1);
     return (interval){value, fmax(-1, fmin(x.low, least.low)), fmin(1, fmax(x.high, least.high))};
+}
+
+// ---- Losses of methods ----------------------------------------------------------------------------------------------
+
+void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interval *ratio)
+{
+    const double **own = need(2 * (size_t)s->n_texts, sizeof *own, "texts"), **others = own + s->n_texts;
+    uint32_t *counts = need(s->n_texts, sizeof *counts, "texts");
+    for (size_t m = 0; m < s->n_methods; m++) {
+        for (uint32_t t = 0; t < s->n_texts; t++) {
+            own[t] = s->loss + m * s->n_pairs + s->first[t];
+            others[t] = s->loss + (size_t)base * s->n_pairs + s->first[t];
+            counts[t] = s->first[t + 1] - s->first[t];
+        }
+        const value_groups groups = {own, counts, s->n_texts};
+        interval x = interval_ratio(&groups, others);
+        mean[m] = interval_positive(&groups);
+        // A loss of the base that is 0 says nothing: the change is 0.
+        ratio[m] = isnan(x.value) ? (interval){0, 0, 0} : (interval){x.value - 1, x.low - 1, x.high - 1};
+    }
+    free(counts);
+    free(own);
+}
+
+// One seed from two: GSL's generator takes 32 bits, so all of both must be mixed into these (splitmix64).
+static uint64_t mix(uint64_t seed, uint64_t draw)
+{
+    uint64_t z = seed * 0x9e3779b97f4a7c15u + draw + 1;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return (z ^ z >> 31) >> 32;
+}
+
+// GSL's own handler would abort the program; its only failure here is a lack of memory.
+static gsl_rng *make_generator(uint64_t seed)
+{
+    gsl_error_handler_t *old = gsl_set_error_handler_off();
+    gsl_rng *rng = needed(gsl_rng_alloc(gsl_rng_mt19937), "random generators");
+    gsl_set_error_handler(old);
+    gsl_rng_set(rng, (unsigned long)seed);
+    return rng;
+}
+
+void draw_subset(uint32_t *chosen, uint32_t k, uint32_t n, uint64_t seed, uint64_t draw)
+{
+    gsl_rng *rng = make_generator(mix(seed, draw));
+    uint32_t *all = need(n, sizeof *all, "numbers");
+    for (uint32_t i = 0; i < n; i++) all[i] = i;
+    if (k) gsl_ran_choose(rng, chosen, k, all, n, sizeof *all); // keeps their order
+    gsl_rng_free(rng);
+    free(all);
+}
+
+uint32_t flag_heads(const double *prune_ratio, const double *std, uint32_t n, uint8_t *flags)
+{
+    uint32_t count = 0;
+    for (uint32_t h = 0; h < n; h++) {
+        uint8_t flag = std[h] > 1 - prune_ratio[h];
+        count += flag;
+        if (flags) flags[h] = flag;
+    }
+    return count;
 }

@@ -1,6 +1,7 @@
-// Intervals against theory, against values worked by hand, and their coverage in simulations of few texts.
-#include "stats/interval.h"
-#include "unit.h"
+// Intervals against theory, against values worked by hand, and their coverage in simulations of few texts; intervals of
+// losses, and draws of subsets.
+#include "study/interval.h"
+#include "test_solver_cases.h"
 #include <gsl/gsl_randist.h>
 #include <math.h>
 #include <stdbool.h>
@@ -153,6 +154,78 @@ START_TEST(all_right_is_not_certain)
 }
 END_TEST
 
+START_TEST(interval_of_a_mean_is_that_of_theory)
+{
+    case_seed("intervals");
+    enum { TEXTS = 400 };
+    // One question per text, loss uniform in [0, 1): the mean's deviation is 1 / sqrt(12 n).
+    double loss[2 * TEXTS];
+    uint32_t first[TEXTS + 1];
+    for (uint32_t i = 0; i < TEXTS; i++) {
+        first[i] = i;
+        loss[i] = case_uniform();
+        loss[TEXTS + i] = 0.8 * loss[i];
+    }
+    first[TEXTS] = TEXTS;
+    loss_sample s = {2, TEXTS, TEXTS, loss, first};
+    interval mean[2], ratio[2];
+    loss_intervals(&s, 0, mean, ratio);
+    double half = (mean[0].high - mean[0].low) / 2, theory = 1.96 / sqrt(12.0 * TEXTS);
+    ck_assert_double_eq_tol(mean[0].value, 0.5, 3 * theory);
+    ck_assert_double_eq_tol(half, theory, 0.15 * theory);
+    ck_assert(mean[0].low < mean[0].value && mean[0].value < mean[0].high);
+    // A fixed ratio has no spread: methods are compared text by text.
+    ck_assert_double_eq_tol(ratio[1].value, -0.2, 1e-12);
+    ck_assert_double_eq_tol(ratio[1].low, -0.2, 1e-12);
+    ck_assert_double_eq_tol(ratio[1].high, -0.2, 1e-12);
+}
+END_TEST
+
+// Ten equal questions of each of six texts are worth six observations, not sixty; two texts say nothing.
+START_TEST(questions_of_a_text_are_not_independent)
+{
+    double loss[60];
+    for (int i = 0; i < 60; i++) loss[i] = 1 + i / 10;
+    const uint32_t first[7] = {0, 10, 20, 30, 40, 50, 60};
+    loss_sample s = {1, 60, 6, loss, first};
+    interval mean, ratio;
+    loss_intervals(&s, 0, &mean, &ratio);
+    ck_assert_double_eq_tol(mean.value, 3.5, 1e-12);
+    ck_assert(mean.low < 2 && mean.high > 5);
+    ck_assert(ratio.value == 0 && fabs(ratio.low) < 1e-12 && fabs(ratio.high) < 1e-12);
+    s.n_texts = 2;
+    s.n_pairs = 20;
+    loss_intervals(&s, 0, &mean, &ratio);
+    ck_assert(mean.value == 1.5 && isnan(mean.low) && isnan(mean.high));
+}
+END_TEST
+
+START_TEST(subsets_are_subsets)
+{
+    uint32_t seen[10] = {0};
+    for (uint64_t draw = 0; draw < 200; draw++) {
+        uint32_t chosen[4];
+        draw_subset(chosen, 4, 10, 3, draw << 32); // high bits count too
+        for (int i = 0; i < 4; i++) {
+            ck_assert_uint_lt(chosen[i], 10);
+            ck_assert(i == 0 || chosen[i] > chosen[i - 1]);
+            seen[chosen[i]]++;
+        }
+    }
+    for (int i = 0; i < 10; i++) ck_assert_msg(seen[i] > 40 && seen[i] < 120, "%u of 80", seen[i]);
+    draw_subset(seen, 0, 0, 3, 0);
+}
+END_TEST
+
+START_TEST(heads_on_which_pairs_disagree_are_flagged)
+{
+    const double prune_ratio[3] = {0.9, 0.9, 0}, std[3] = {0.05, 0.11, 0};
+    uint8_t flags[3];
+    ck_assert_uint_eq(flag_heads(prune_ratio, std, 3, flags), 1);
+    ck_assert(!flags[0] && flags[1] && !flags[2]);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, paired_intervals_cover_92_to_98_per_cent_for_5_8_and_20_texts);
@@ -160,6 +233,10 @@ static void fill(TCase *tc)
     tcase_add_test(tc, a_mean_is_that_of_students_tables);
     tcase_add_test(tc, ratios_of_the_same_draws_have_no_spread_and_zeros_no_logarithm);
     tcase_add_test(tc, all_right_is_not_certain);
+    tcase_add_test(tc, interval_of_a_mean_is_that_of_theory);
+    tcase_add_test(tc, questions_of_a_text_are_not_independent);
+    tcase_add_test(tc, subsets_are_subsets);
+    tcase_add_test(tc, heads_on_which_pairs_disagree_are_flagged);
 }
 
-UNIT_MAIN("stats_interval", fill)
+UNIT_MAIN("study/interval", fill)

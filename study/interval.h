@@ -35,3 +35,25 @@ interval interval_share(const value_groups *a);
 // interval for single values (Statistics in Medicine 24, 2005), which adds two that speak for neither, so that "all the
 // same" does not look certain.
 interval interval_share_difference(const value_groups *a, const double *const *b);
+
+// ---- Losses of methods on the same pairs: a text is a group, since its questions are alike and no independent draws
+// ----
+
+// Losses of M methods on P pairs; pairs of one text stand together.
+typedef struct loss_sample {
+    uint32_t n_methods, n_pairs, n_texts; // at least 1 each
+    const double *loss;                   // [M, P]
+    const uint32_t *first;                // [n_texts + 1] first pair of each text; the last entry is P
+} loss_sample;
+
+// mean [M]: each method's mean over the pairs; ratio [M]: this mean divided by that of method `base`, minus 1 (0 when
+// that is 0). All methods are measured on the same texts, so their ratios vary less than they do.
+void loss_intervals(const loss_sample *s, uint32_t base, interval *mean, interval *ratio);
+
+// Fills chosen[k] with k <= n different numbers below n, ascending, from a generator that `seed` and `draw` make: what
+// a learning curve leaves in.
+void draw_subset(uint32_t *chosen, uint32_t k, uint32_t n, uint64_t seed, uint64_t draw);
+
+// A head is not to be trusted at a ratio when the pairs disagree by more about what it should keep than it keeps:
+// std > 1 - prune_ratio. Returns how many of the n heads are; flags [n] may be NULL.
+uint32_t flag_heads(const double *prune_ratio, const double *std, uint32_t n, uint8_t *flags);

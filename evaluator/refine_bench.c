@@ -1,7 +1,10 @@
-// kvbudget refine, the measuring half: shifts become a table, the table budgets, budgets cuts, and cuts damage.
+#include "evaluator/refine_bench.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
+#include "profiler/backend/meter.h"
 #include "runtime/fail.h"
-#include "tools/cmd/refine_command.h"
+#include "study/measured.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,11 +14,38 @@ static size_t heads_of(const refine_bench *b)
     return (size_t)b->m->config.n_layers * b->m->config.n_kv_heads;
 }
 
-kvb_status refine_bench_take_lengths(refine_bench *b, kvb_error *err)
+// ---- Sets of texts ----
+
+// Numbers the contexts, since questions about one are in one set: context_of [n_texts].
+static void number_contexts(const refine_bench *b, uint32_t *context_of)
 {
-    b->lengths = malloc((b->n_texts + 1) * sizeof *b->lengths);
-    b->length_of = malloc((b->n_texts + 1) * sizeof *b->length_of);
-    if (!b->lengths || !b->length_of) return kvb_fail(err, KVB_MEMORY, "no memory for %u texts", b->n_texts);
+    uint32_t n = 0;
+    for (uint32_t t = 0, first; t < b->n_texts; t++) {
+        const sweep_text *x = &b->texts[t];
+        for (first = 0; first < t; first++)
+            if (b->texts[first].n_tokens == x->n_tokens &&
+                memcmp(b->texts[first].ids, x->ids, x->n_tokens * sizeof *x->ids) == 0)
+                break;
+        context_of[t] = first < t ? context_of[first] : n++;
+    }
+}
+
+static kvb_status check_sets(const refine_bench *b, const uint32_t *context_of, const refine_set *set_of,
+                             kvb_error *err)
+{
+    for (uint32_t t = 0; t < b->n_texts; t++)
+        for (uint32_t k = 0; k < t; k++)
+            if (context_of[k] == context_of[t] && set_of[k] != set_of[t])
+                return kvb_fail(err, KVB_ARGUMENT, "%s and %s have one context and stand in two sets: keep it in one",
+                                b->texts[k].name, b->texts[t].name);
+    return KVB_OK;
+}
+
+// How long the texts are, into plan, lengths and length_of.
+static void take_lengths(refine_bench *b)
+{
+    b->lengths = need(b->n_texts, sizeof *b->lengths, "texts");
+    b->length_of = need(b->n_texts, sizeof *b->length_of, "texts");
     for (uint32_t t = 0, at; t < b->n_texts; t++) {
         const sweep_text *text = &b->texts[t];
         for (at = 0; at < b->n_lengths && b->lengths[at] != text->n_tokens;) at++;
@@ -25,8 +55,34 @@ kvb_status refine_bench_take_lengths(refine_bench *b, kvb_error *err)
         if (text->n_tokens > b->plan.n_tokens) b->plan.n_tokens = text->n_tokens;
         if (next > b->plan.n_next) b->plan.n_next = next;
     }
-    return KVB_OK;
 }
+
+kvb_status refine_bench_deal(refine_bench *b, const refine_set *asked, kvb_error *err)
+{
+    static const refine_set DEAL[4] = {SET_CALIBRATION, SET_TEST, SET_SELECTION, SET_TEST};
+    uint32_t n = b->n_texts, *context_of = need(n, sizeof *context_of, "texts");
+    refine_set *set_of = need(n, sizeof *set_of, "texts");
+    number_contexts(b, context_of);
+    for (uint32_t t = 0; t < n; t++) set_of[t] = asked ? asked[t] : DEAL[context_of[t] % 4];
+    kvb_status status = check_sets(b, context_of, set_of, err);
+    for (int s = 0; s < SET_COUNT; s++) b->members[s] = need(n, sizeof *b->members[s], "texts");
+    for (uint32_t t = 0; t < n; t++) b->members[set_of[t]][b->n_members[set_of[t]]++] = t;
+    take_lengths(b);
+    free(set_of);
+    free(context_of);
+    if (status != KVB_OK || (b->n_members[SET_CALIBRATION] && b->n_members[SET_SELECTION])) return status;
+    return kvb_fail(err, KVB_ARGUMENT,
+                    "%u texts to search on and %u to select by, expected some of both: give at least 3 texts, of "
+                    "different contexts, or --select",
+                    b->n_members[SET_CALIBRATION], b->n_members[SET_SELECTION]);
+}
+
+uint64_t refine_bench_bytes(const refine_bench *b)
+{
+    return (b->n_members[SET_CALIBRATION] + b->n_members[SET_SELECTION] + 2) * damage_text_bytes(b->m, &b->plan);
+}
+
+// ---- Opening ----
 
 kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
 {
@@ -35,8 +91,7 @@ kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
     int n = snprintf(text, sizeof text, "kvbudget-refine 1\n%s\n%s %s\n%u %u\n%s\n%u %u%s", b->m->sha256,
                      b->m->device->b->name, b->m->device->b->compute, b->plan.n_tokens, b->plan.n_next,
                      b->plan.by->spec, b->plan.sink, b->plan.window, statistics);
-    b->open = calloc(b->n_texts + 1, sizeof *b->open);
-    if (!b->open) return kvb_fail(err, KVB_MEMORY, "no memory for %u texts", b->n_texts);
+    b->open = need(b->n_texts, sizeof *b->open, "texts");
     kvb_status status = sha256_hex(text, (size_t)n, b->origin, err);
     if (status == KVB_OK) status = damage_log_open(&b->log, log, err);
     return status == KVB_OK ? damage_open(&b->d, b->m, &b->plan, err) : status;
@@ -53,47 +108,41 @@ kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err)
     return damage_log_close(b->log, status, err);
 }
 
-void refine_bench_close_set(refine_bench *b, refine_set set)
-{
-    for (uint32_t i = 0; i < b->n_members[set]; i++) {
-        damage_text *t = &b->open[b->members[set][i]];
-        damage_text_close(t);
-        *t = (damage_text){0};
-    }
-}
-
 // ---- One text ----
 
-static bool go_on(void *context, double done, double total)
+static kvb_status check_stop(const refine_bench *b, kvb_error *err)
 {
-    (void)context, (void)done, (void)total;
-    return !cli_stop_requested;
+    if (!b->stop || b->stop->step(b->stop->context, 0, 1)) return KVB_OK;
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped");
+}
+
+static void close_text(damage_text *t)
+{
+    damage_text_close(t);
+    *t = (damage_text){0};
 }
 
 static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
 {
-    const forward_progress watch = {go_on, NULL};
     const sweep_text *from = &b->texts[text];
     const damage_input in = {from->ids, from->n_tokens, from->n_ids - from->n_tokens};
     damage_text *t = &b->open[text];
     kvb_error inner = {0};
     if (t->full.next) return KVB_OK;
-    double start = seconds_now();
+    double start = meter_now();
     kvb_status status = damage_text_open(b->d, t, &inner);
-    if (status == KVB_OK) status = damage_text_fill(b->d, t, &in, &watch, &inner);
-    b->prefill_seconds += seconds_now() - start;
+    if (status == KVB_OK) status = damage_text_fill(b->d, t, &in, b->stop, &inner);
+    b->prefill_seconds += meter_now() - start;
     b->n_prefills++;
     if (status == KVB_OK) return KVB_OK;
-    damage_text_close(t);
-    *t = (damage_text){0};
+    close_text(t);
     return kvb_fail(err, status, "%s: %s", from->name, inner.message);
 }
 
 static kvb_status name_cut(const refine_bench *b, uint32_t text, const uint32_t *keep, char *key, kvb_error *err)
 {
     size_t n = heads_of(b), prefix = 2 * 64;
-    unsigned char *bytes = malloc(prefix + n * sizeof *keep);
-    if (!bytes) return kvb_fail(err, KVB_MEMORY, "no memory for a name");
+    unsigned char *bytes = need(prefix + n * sizeof *keep, 1, "bytes of a cut's name");
     memcpy(bytes, b->origin, 64);
     memcpy(bytes + 64, b->texts[text].sha256, 64);
     memcpy(bytes + prefix, keep, n * sizeof *keep);
@@ -109,14 +158,6 @@ typedef struct new_cuts {
     damage_value *found;      // [n]
     uint32_t n;
 } new_cuts;
-
-static kvb_status open_new(new_cuts *w, size_t most, kvb_error *err)
-{
-    *w = (new_cuts){.cuts = calloc(most + 1, sizeof *w->cuts),
-                    .keys = calloc(most + 1, sizeof *w->keys),
-                    .found = calloc(most + 1, sizeof *w->found)};
-    return w->cuts && w->keys && w->found ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu cuts", most);
-}
 
 static void close_new(new_cuts *w)
 {
@@ -154,7 +195,7 @@ static kvb_status measure_new(refine_bench *b, const new_cuts *w, kvb_error *err
         if (status == KVB_OK)
             status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])(w->keys + i), w->found + i, some, err);
         if (status == KVB_OK) b->n_measured += some;
-        if (status == KVB_OK && cli_stop_requested) status = kvb_fail(err, KVB_INTERRUPTED, "stopped");
+        if (status == KVB_OK) status = check_stop(b, err);
     }
     return status;
 }
@@ -176,21 +217,21 @@ static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_
 static kvb_status measure_texts(refine_bench *b, const uint32_t *members, const uint32_t *texts, uint32_t n_texts,
                                 const uint32_t *keep, uint32_t n, damage_value *out, kvb_error *err)
 {
-    new_cuts w;
-    kvb_status status = open_new(&w, (size_t)n * n_texts, err);
-    size_t each = n * heads_of(b);
+    size_t each = n * heads_of(b), most = (size_t)n * n_texts;
+    new_cuts w = {need(most, sizeof *w.cuts, "cuts"), need(most + 1, sizeof *w.keys, "cuts"),
+                  need(most, sizeof *w.found, "cuts"), 0};
+    kvb_status status = KVB_OK;
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
-        uint32_t text = members[texts ? texts[t] : t];
+        uint32_t text = members[texts[t]];
         status = find_new(b, text, keep + b->length_of[text] * each, n, &w, err);
     }
     if (status == KVB_OK) status = measure_new(b, &w, err);
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
-        uint32_t text = members[texts ? texts[t] : t];
+        uint32_t text = members[texts[t]];
         status = take_known(b, text, keep + b->length_of[text] * each, n, out + t, n_texts, err);
     }
     close_new(&w);
-    if (status == KVB_OK && cli_stop_requested) return kvb_fail(err, KVB_INTERRUPTED, "stopped");
-    return status;
+    return status == KVB_OK ? check_stop(b, err) : status;
 }
 
 // ---- Candidates ----
@@ -237,17 +278,17 @@ static kvb_status list_budgets(const refine_bench *b, const double *shift, uint3
     return status;
 }
 
-kvb_status refine_bench_measure(refine_bench *b, refine_set set, const double *shift, uint32_t n, const uint32_t *texts,
-                                uint32_t n_texts, damage_value *out, kvb_error *err)
+// All damage of candidates, shift [n, n_knots, heads], on texts of a set by their number in it: out [n, n_knots,
+// n_texts].
+static kvb_status measure_shifts(refine_bench *b, refine_set set, const double *shift, uint32_t n,
+                                 const uint32_t *texts, uint32_t n_texts, damage_value *out, kvb_error *err)
 {
     uint32_t cuts = n * b->n_knots;
-    double start = seconds_now();
-    if (!texts) n_texts = b->n_members[set];
-    uint32_t *keep = malloc(b->n_lengths * cuts * heads_of(b) * sizeof *keep + 1);
-    kvb_status status = keep ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the budgets of %u candidates", n);
-    if (status == KVB_OK) status = list_budgets(b, shift, n, keep, err);
+    double start = meter_now();
+    uint32_t *keep = need(b->n_lengths * cuts * heads_of(b), sizeof *keep, "budgets");
+    kvb_status status = list_budgets(b, shift, n, keep, err);
     if (status == KVB_OK) status = measure_texts(b, b->members[set], texts, n_texts, keep, cuts, out, err);
-    b->seconds += seconds_now() - start;
+    b->seconds += meter_now() - start;
     free(keep);
     return status;
 }
@@ -257,13 +298,33 @@ kvb_status refine_bench_losses(void *context, bool selecting, const double *shif
 {
     refine_bench *b = context;
     size_t cells = (size_t)n * b->n_knots * n_texts;
-    damage_value *out = malloc(cells * sizeof *out + 1);
-    if (!out) return kvb_fail(err, KVB_MEMORY, "no memory for %zu results", cells);
+    damage_value *out = need(cells, sizeof *out, "results");
     kvb_status status =
-        refine_bench_measure(b, selecting ? SET_SELECTION : SET_CALIBRATION, shift, n, texts, n_texts, out, err);
-    for (size_t i = 0; i < cells && status == KVB_OK; i++)
-        loss[i] = b->objective == OBJECTIVE_NLL ? out[i].nll : out[i].kl;
+        measure_shifts(b, selecting ? SET_SELECTION : SET_CALIBRATION, shift, n, texts, n_texts, out, err);
+    for (size_t i = 0; i < cells && status == KVB_OK; i++) loss[i] = b->nll ? out[i].nll : out[i].kl;
     free(out);
+    return status;
+}
+
+kvb_status refine_bench_judge(refine_bench *b, refine_set set, const double *shift, double **out, kvb_error *err)
+{
+    size_t K = b->n_knots, heads = heads_of(b), n = b->n_members[set];
+    double *both = need(2 * K * heads, sizeof *both, "shifts"), *kl = need(2 * K * (n + 1), sizeof *kl, "losses");
+    damage_value *found = need(2 * K, sizeof *found, "results");
+    kvb_status status = KVB_OK;
+    memcpy(both + K * heads, shift, K * heads * sizeof *shift);
+    for (uint32_t t = 0; t < n && status == KVB_OK; t++) {
+        status = measure_shifts(b, set, both, 2, &t, 1, found, err);
+        for (size_t i = 0; i < 2 * K && status == KVB_OK; i++) {
+            kl[i] += found[i].kl / (double)n;
+            kl[2 * K + i * n + t] = found[i].kl;
+        }
+        if (set == SET_TEST) close_text(&b->open[b->members[set][t]]); // each is asked once
+    }
+    free(both);
+    free(found);
+    *out = status == KVB_OK ? kl : NULL;
+    if (status != KVB_OK) free(kl);
     return status;
 }
 
@@ -279,8 +340,8 @@ static kvb_status name_heads(const refine_bench *b, uint32_t text, const uint32_
                              char (*keys)[DAMAGE_KEY], kvb_error *err)
 {
     size_t heads = heads_of(b);
-    uint32_t *cut = malloc(heads * sizeof *cut);
-    kvb_status status = cut ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", heads);
+    uint32_t *cut = need(heads, sizeof *cut, "heads");
+    kvb_status status = KVB_OK;
     for (size_t i = 0; i < n * heads && status == KVB_OK; i++) {
         cut_alone(b, text, keep + i / heads * heads, i % heads, cut);
         status = name_cut(b, text, cut, keys[i], err);
@@ -293,59 +354,69 @@ static kvb_status name_heads(const refine_bench *b, uint32_t text, const uint32_
 static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
                                 kvb_error *err)
 {
-    const forward_progress watch = {go_on, NULL};
     size_t cuts = n * heads_of(b), known = 0;
-    char(*keys)[DAMAGE_KEY] = calloc(cuts, sizeof *keys);
-    kvb_status status = keys ? name_heads(b, text, keep, n, keys, err) : kvb_fail(err, KVB_MEMORY, "no memory");
+    char(*keys)[DAMAGE_KEY] = need(cuts, sizeof *keys, "cuts");
+    kvb_status status = name_heads(b, text, keep, n, keys, err);
     for (; status == KVB_OK && known < cuts && damage_log_find(b->log, keys[known]); known++)
         out[known] = *damage_log_find(b->log, keys[known]);
     if (status == KVB_OK && known < cuts) {
-        double begin = seconds_now();
+        double begin = meter_now();
         status = fill_text(b, text, err);
-        double filled = seconds_now();
-        if (status == KVB_OK) status = damage_measure_heads(b->d, &b->open[text], keep, n, out, &watch, err);
+        double filled = meter_now();
+        if (status == KVB_OK) status = damage_measure_heads(b->d, &b->open[text], keep, n, out, b->stop, err);
         if (status == KVB_OK)
             status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])keys, out, (uint32_t)cuts, err);
         b->seconds += filled - begin;
-        b->alone_seconds += seconds_now() - filled;
+        b->alone_seconds += meter_now() - filled;
         b->n_alone += cuts;
     }
     free(keys);
     return status;
 }
 
-// How far it is. What the log knew took no time, so that only cuts of this run tell how long the others will take.
-static void show_heads(const refine_bench *b, uint32_t n_levels, uint32_t done, uint32_t n_texts, double seconds)
-{
-    double left = (double)(n_texts - done) * n_levels * (double)heads_of(b);
-    fprintf(stderr, "refine: heads alone at %u budgets each, text %u of %u", n_levels, done, n_texts);
-    if (b->n_alone) fprintf(stderr, ", %.0f s left\n", seconds / (double)b->n_alone * left);
-    else fprintf(stderr, ", known from an earlier run\n");
-}
-
-kvb_status refine_bench_heads(refine_bench *b, const double *levels, uint32_t n_levels, uint32_t n_texts, bool shown,
-                              double *loss, kvb_error *err)
+// What the table loses when one head alone is cut: loss [n_levels, heads], the mean over the first n_texts texts of the
+// search, in KL.
+static kvb_status measure_alone(refine_bench *b, const double *levels, uint32_t n_levels, uint32_t n_texts,
+                                double *loss, kvb_error *err)
 {
     size_t heads = heads_of(b), cuts = n_levels * heads;
-    uint32_t *keep = malloc(cuts * sizeof *keep);
-    damage_value *found = malloc(cuts * sizeof *found);
-    kvb_status status = keep && found ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu cuts", cuts);
-    double *none = calloc(heads, sizeof *none);
+    uint32_t *keep = need(cuts, sizeof *keep, "budgets");
+    damage_value *found = need(cuts, sizeof *found, "results");
+    double *none = need(heads, sizeof *none, "shifts"), begin = meter_now();
     kvb_table *table = NULL;
-    if (status == KVB_OK && !none) status = kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", heads);
-    if (status == KVB_OK) status = refine_table_apply(b->table, b->knots, 1, none, &table, err);
-    memset(loss, 0, cuts * sizeof *loss);
-    double begin = seconds_now();
+    kvb_status status = refine_table_apply(b->table, b->knots, 1, none, &table, err);
     for (uint32_t t = 0; t < n_texts && status == KVB_OK; t++) {
         uint32_t text = b->members[SET_CALIBRATION][t];
         status = read_budgets(b, table, levels, n_levels, b->texts[text].n_tokens, keep, err);
         if (status == KVB_OK) status = measure_heads(b, text, keep, n_levels, found, err);
         for (size_t i = 0; i < cuts && status == KVB_OK; i++) loss[i] += found[i].kl / n_texts;
-        if (status == KVB_OK && shown) show_heads(b, n_levels, t + 1, n_texts, seconds_now() - begin);
+        if (status == KVB_OK && b->heads_told) b->heads_told(b, n_levels, t + 1, n_texts, meter_now() - begin);
     }
     kvb_table_close(table);
     free(none);
     free(keep);
     free(found);
     return status;
+}
+
+kvb_status refine_bench_start(refine_bench *b, refine_task *t, uint32_t *n_texts, kvb_error *err)
+{
+    double levels[MEASURED_LEVELS_MAX];
+    uint32_t n_levels = measured_levels(b->knots, b->n_knots, levels);
+    double one = 0.5 * n_levels * t->n_heads / b->n_knots / t->n_texts; // text, in evaluations
+    *n_texts = (uint32_t)fmin(t->n_texts, floor(0.75 * t->evaluations / one));
+    if (*n_texts == 0) return KVB_OK;
+    double *loss = need((size_t)n_levels * t->n_heads, sizeof *loss, "losses"),
+           *shift = need((size_t)b->n_knots * t->n_heads, sizeof *shift, "shifts");
+    kvb_status status = measure_alone(b, levels, n_levels, *n_texts, loss, err);
+    if (status == KVB_OK)
+        status = measured_shifts(&b->table->base, levels, n_levels, loss, t->heads, b->knots, b->n_knots, shift, err);
+    free(loss);
+    if (status != KVB_OK) {
+        free(shift);
+        return status;
+    }
+    t->start = shift;
+    t->start_cost = one * *n_texts;
+    return KVB_OK;
 }

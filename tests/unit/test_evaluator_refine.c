@@ -1,0 +1,232 @@
+// What the search for better budgets is given to measure with: texts dealt into sets by their contexts, candidates that
+// lose what their cuts lose and are measured once, a start that no more texts are spent on than are paid for, and
+// stops.
+#include "evaluator/refine_bench.h"
+#include "formats/table_write.h"
+#include "test_profiler_cases.h"
+
+enum { L = 2, G = 2, HEADS = L * G, VOCABULARY = 300, T = 60, N = 8, TEXTS = 6, LINES = 9, KNOTS = 2 };
+static const double RATIO_OF[KNOTS] = {0.4, 0.8};
+
+typedef struct bench_case {
+    model *m;
+    metric by;
+    sweep_text texts[TEXTS];
+    int32_t ids[TEXTS][T + N];
+    kvb_table *table;
+    refine_table refined;
+    refine_bench b;
+} bench_case;
+
+// A table of even rows; heads of the second layer keep more.
+static void write_table(const char *path, const char *sha256)
+{
+    double ratio[LINES], prune[LINES * HEADS], zeros[LINES * HEADS] = {0};
+    uint8_t saturated[LINES] = {0};
+    cJSON *metadata = cJSON_CreateObject();
+    for (int r = 0; r < LINES; r++) {
+        ratio[r] = (r + 1) / 10.0;
+        for (int h = 0; h < HEADS; h++) prune[r * HEADS + h] = ratio[r] + (h < G ? 0.05 : -0.05) * (r < LINES - 1);
+    }
+    const char *const texts[][2] = {{"format", "kvbudget-table"},
+                                    {"format_version", "1"},
+                                    {"tool_version", "0.1.0"},
+                                    {"architecture", "llama"},
+                                    {"model_id", "tiny"},
+                                    {"model_sha256", sha256},
+                                    {"tokenizer_sha256", ""},
+                                    {"n_layers", "2"},
+                                    {"n_heads", "4"},
+                                    {"n_kv_heads", "2"},
+                                    {"head_dim", "16"},
+                                    {"metric", "keydiff"},
+                                    {"metric_parameters", "{}"},
+                                    {"sink", "4"},
+                                    {"window", "1"},
+                                    {"scope", "global"},
+                                    {"aggregate", "mean_loss"},
+                                    {"hull", "feasible"},
+                                    {"max_prune", "0.99"},
+                                    {"calibration_tokens", "60"},
+                                    {"n_contexts", "1"},
+                                    {"n_questions", "1"},
+                                    {"n_queries", "1,1"},
+                                    {"calibration_sha256", ""},
+                                    {"record_sha256", ""},
+                                    {"shrink", "0.1"},
+                                    {"min_keep", "0"},
+                                    {"n_rows", "9"}};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
+        cJSON_AddStringToObject(metadata, texts[i][0], texts[i][1]);
+    const table_content content = {.n_rows = LINES,
+                                   .n_layers = L,
+                                   .n_kv_heads = G,
+                                   .ratio = ratio,
+                                   .prune_ratio = prune,
+                                   .std = zeros,
+                                   .loss = zeros,
+                                   .lower_bound = zeros,
+                                   .lambda = zeros,
+                                   .table_loss = zeros,
+                                   .effective_ratio = ratio,
+                                   .saturated = saturated,
+                                   .metadata = metadata};
+    help_ok(table_write(path, &content, err));
+    cJSON_Delete(metadata);
+}
+
+// Six texts of random ids; the last is about the context of the first, and a little is asked otherwise.
+static void open_case(bench_case *c)
+{
+    const char *path = help_path("table.safetensors");
+    *c = (bench_case){.m = case_open(help_path("tiny.gguf"), backend_find("cpu"))};
+    help_ok(metric_parse(&c->by, "keydiff", err));
+    write_table(path, c->m->sha256);
+    help_ok(kvb_table_open(&c->table, path, NULL, err));
+    help_ok(refine_table_open(&c->refined, c->table, path, err));
+    for (int t = 0; t < TEXTS; t++) {
+        sweep_text *x = &c->texts[t];
+        for (int i = 0; i < T + N; i++) c->ids[t][i] = (int32_t)((case_uniform() + 1) * 0.5 * VOCABULARY);
+        if (t == TEXTS - 1) memcpy(c->ids[t], c->ids[0], T * sizeof(int32_t));
+        *x = (sweep_text){.ids = c->ids[t], .n_ids = T + N, .n_tokens = T};
+        snprintf(x->name, sizeof x->name, "text %d", t);
+        memset(x->sha256, 'a' + t, 64);
+    }
+    c->b = (refine_bench){.m = c->m,
+                          .table = &c->refined,
+                          .knots = RATIO_OF,
+                          .n_knots = KNOTS,
+                          .texts = c->texts,
+                          .n_texts = TEXTS,
+                          .plan = {.batch = 3, .by = &c->by, .sink = 4, .window = 1}};
+}
+
+static void close_case(bench_case *c)
+{
+    ck_assert(refine_bench_free(&c->b, KVB_OK, NULL) == KVB_OK);
+    refine_table_free(&c->refined);
+    kvb_table_close(c->table);
+    model_free(c->m);
+}
+
+static void setup(void)
+{
+    help_setup();
+    case_tiny_model(help_path("tiny.gguf"), NULL);
+}
+
+START_TEST(contexts_are_dealt_in_turn)
+{
+    bench_case c;
+    open_case(&c);
+    c.texts[2].n_tokens = T - 5; // another length
+    help_ok(refine_bench_deal(&c.b, NULL, err));
+    const uint32_t want[SET_COUNT][3] = {{0, 4, 5}, {2}, {1, 3}}, n[SET_COUNT] = {3, 1, 2}; // 5 stands with its context
+    for (int s = 0; s < SET_COUNT; s++) {
+        ck_assert_uint_eq(c.b.n_members[s], n[s]);
+        for (uint32_t i = 0; i < n[s]; i++) ck_assert_uint_eq(c.b.members[s][i], want[s][i]);
+    }
+    ck_assert(c.b.n_lengths == 2 && c.b.lengths[c.b.length_of[2]] == T - 5 && c.b.lengths[c.b.length_of[3]] == T);
+    ck_assert(c.b.plan.n_tokens == T && c.b.plan.n_next == N + 5);
+    ck_assert_uint_eq(refine_bench_bytes(&c.b), 6 * damage_text_bytes(c.m, &c.b.plan));
+    close_case(&c);
+}
+END_TEST
+
+START_TEST(sets_that_are_asked_for)
+{
+    bench_case c;
+    kvb_error err = {0};
+    open_case(&c);
+    const refine_set split[TEXTS] = {SET_CALIBRATION, SET_CALIBRATION, SET_SELECTION,
+                                     SET_TEST,        SET_TEST,        SET_SELECTION},
+                     none[TEXTS] = {0}; // all in one
+    ck_assert(refine_bench_deal(&c.b, split, &err) == KVB_ARGUMENT);
+    ck_assert_ptr_nonnull(strstr(err.message, "text 0 and text 5 have one context and stand in two sets"));
+    close_case(&c);
+    open_case(&c);
+    ck_assert(refine_bench_deal(&c.b, none, &err) == KVB_ARGUMENT && strstr(err.message, "expected some of both"));
+    close_case(&c);
+}
+END_TEST
+
+// A candidate loses what its table's budgets lose; nothing is measured twice, and a log keeps it.
+START_TEST(candidates_lose_what_their_cuts_lose)
+{
+    bench_case c;
+    double shift[2 * KNOTS * HEADS] = {0}, loss[2 * KNOTS * 2], again[2 * KNOTS * 2], *kl;
+    const uint32_t both[2] = {0, 1};
+    for (int k = 0; k < KNOTS; k++) shift[(KNOTS + k) * HEADS] = -1; // the second candidate: head 0 keeps more
+    open_case(&c);
+    help_ok(refine_bench_deal(&c.b, NULL, err));
+    help_ok(refine_bench_open(&c.b, help_path("bench.cells"), err));
+    help_ok(refine_bench_losses(&c.b, false, shift, 2, both, 2, loss, err));
+    ck_assert(c.b.n_measured == 2 * KNOTS * 2 && c.b.n_prefills == 2);
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < KNOTS; k++) {
+            kvb_table *t;
+            uint32_t keep[HEADS];
+            damage_value want;
+            help_ok(refine_table_apply(&c.refined, RATIO_OF, KNOTS, shift + i * KNOTS * HEADS, &t, err));
+            help_ok(kvb_budgets(t, RATIO_OF[k], T, NULL, keep, HEADS, err));
+            help_ok(damage_measure(c.b.d, &c.b.open[c.b.members[SET_CALIBRATION][1]], keep, 1, &want, err));
+            ck_assert(fabs(loss[(i * KNOTS + k) * 2 + 1] - want.kl) < 1e-12 && want.kl > 0);
+            kvb_table_close(t);
+        }
+    help_ok(refine_bench_losses(&c.b, false, shift, 2, both, 2, again, err));
+    ck_assert(memcmp(loss, again, sizeof loss) == 0 && c.b.n_measured == 2 * KNOTS * 2);
+    help_ok(refine_bench_judge(&c.b, SET_TEST, shift + KNOTS * HEADS, &kl, err));
+    for (int i = 0; i < 2 * KNOTS; i++) // means, then the texts
+        ck_assert(fabs(kl[i] - (kl[2 * KNOTS + i * 2] + kl[2 * KNOTS + i * 2 + 1]) / 2) < 1e-12 && kl[i] > 0);
+    free(kl);
+    close_case(&c);
+}
+END_TEST
+
+static bool never(void *context, double done, double total)
+{
+    (void)context, (void)done, (void)total;
+    return false;
+}
+
+START_TEST(a_start_costs_what_is_paid)
+{
+    bench_case c;
+    uint32_t n;
+    refine_task t = {
+        .n_layers = L, .n_heads = HEADS, .n_knots = KNOTS, .n_texts = 3, .heads = true, .evaluations = 100};
+    open_case(&c);
+    help_ok(refine_bench_deal(&c.b, NULL, err));
+    help_ok(refine_bench_open(&c.b, NULL, err));
+    // Six budgets of four heads, half a continuation each, at two ratios and three texts: two evaluations a text.
+    help_ok(refine_bench_start(&c.b, &t, &n, err));
+    ck_assert_uint_eq(n, 3);
+    ck_assert(t.start && fabs(t.start_cost - 6) < 1e-12 && c.b.n_alone == 3 * 6 * HEADS);
+    free((void *)(uintptr_t)t.start);
+    t.start = NULL;
+    t.evaluations = 5; // three quarters of these pay for one text
+    help_ok(refine_bench_start(&c.b, &t, &n, err));
+    ck_assert(n == 1 && t.start && fabs(t.start_cost - 2) < 1e-12 && c.b.n_alone == 3 * 6 * HEADS); // known
+    free((void *)(uintptr_t)t.start);
+    t.start = NULL;
+    t.evaluations = 2;
+    help_ok(refine_bench_start(&c.b, &t, &n, err));
+    ck_assert(n == 0 && !t.start);
+    const forward_progress stop = {never, NULL};
+    double shift[KNOTS * HEADS] = {0}, loss[KNOTS];
+    c.b.stop = &stop;
+    ck_assert(refine_bench_losses(&c.b, true, shift, 1, &(uint32_t){0}, 1, loss, NULL) == KVB_INTERRUPTED);
+    close_case(&c);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_unchecked_fixture(tc, setup, help_teardown);
+    tcase_add_test(tc, contexts_are_dealt_in_turn);
+    tcase_add_test(tc, sets_that_are_asked_for);
+    tcase_add_test(tc, candidates_lose_what_their_cuts_lose);
+    tcase_add_test(tc, a_start_costs_what_is_paid);
+}
+
+UNIT_MAIN("evaluator/refine_bench", fill)
