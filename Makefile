@@ -117,7 +117,8 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make bench        measure profile and solve on this machine: CSV, roofline table; PEER_PYTHON=... beside PyTorch
 ##: make bench-cuda   with a GPU: operations against the reference, compute-sanitizer, speed of a model of 8B shape
 ##: make wheel        a wheel of the Python package with the library and the program, in $(BUILD)/wheel
-##: make check-wheel  the wheel in a fresh environment, by python/README.md alone (downloads PyTorch)
+##: make wheel-library a wheel with the library alone, all of it Apache-2.0, in $(BUILD)/wheel-library
+##: make check-wheel  both wheels in a fresh environment, by python/README.md alone (downloads PyTorch)
 ##: make check-python the Python package's tests, in their own environment (pinned torch, transformers, kvpress: 6 GB)
 ##: make cuda-pack    what bench-cuda runs, as one archive for a machine without compiler or internet
 ##: make bench-memory peak memory against the context's length: LAYERS=4 (0: all), TOKENS="1024 ... 32768", SVG=FILE

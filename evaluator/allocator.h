@@ -41,9 +41,10 @@ typedef struct allocator_shape {
 // KVCache-Factory's JSON
 // {"layer-head": [scores]}. Errors say what is known. The caller frees with allocator_free, also after a failure.
 kvb_status allocator_parse(allocator *out, const char *text, const allocator_shape *shape, kvb_error *err);
-// Opens a table, `FILE` or `LABEL=FILE` (a file that is there under the whole name has no label), with `:strict` behind it for budgets that never cut into sinks and window;
-// without, they are kvpress's. Without a label it is named after how it was solved: kvbudget for `solve`'s default,
-// lukv for the published way, then what differs from it: kvbudget-exact, lukv-layer, lukv-mean_loss, lukv-no_gap.
+// Opens a table, `FILE` or `LABEL=FILE` (a file that is there under the whole name has no label), with `:strict` behind
+// it for budgets that never cut into sinks and window; without, they are kvpress's. Without a label it is named after
+// how it was solved: kvbudget for `solve`'s default, lukv for the published way, then what differs from it:
+// kvbudget-exact, lukv-layer, lukv-mean_loss, lukv-no_gap.
 kvb_status allocator_open_table(allocator *out, const char *text, kvb_error *err);
 void allocator_free(allocator *a);
 

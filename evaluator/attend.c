@@ -1,22 +1,18 @@
 #include "evaluator/attend.h"
+#include "formats/need.h"
 #include "profiler/backend/linalg.h"
-#include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-kvb_status attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim, kvb_error *err)
+void attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim)
 {
-    if (s->scores && entries <= s->entries) return KVB_OK;
+    if (s->scores && entries <= s->entries) return;
     attend_release(s);
-    entries = (entries + 255) / 256 * 256; // decoding grows a cache by a token at a time
-    s->scores = malloc(ATTEND_LINES * entries * sizeof(float));
-    s->queries = malloc((size_t)ATTEND_LINES * head_dim * sizeof(float));
-    s->outputs = malloc((size_t)ATTEND_LINES * head_dim * sizeof(float));
-    s->entries = entries;
-    if (s->scores && s->queries && s->outputs) return KVB_OK;
-    attend_release(s);
-    return kvb_fail(err, KVB_MEMORY, "attention: no memory for %d lines of %zu entries", ATTEND_LINES, entries);
+    s->entries = (entries + 255) / 256 * 256; // decoding grows a cache by a token at a time
+    s->scores = need(ATTEND_LINES * s->entries, sizeof(float), "attention scores");
+    s->queries = need((size_t)ATTEND_LINES * head_dim, sizeof(float), "numbers of queries");
+    s->outputs = need((size_t)ATTEND_LINES * head_dim, sizeof(float), "numbers of outputs");
 }
 
 void attend_release(attend_scratch *s)

@@ -13,7 +13,7 @@ typedef struct attend_scratch {
 } attend_scratch;
 
 // Makes room for heads of `entries` entries. Whatever was there is lost.
-kvb_status attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim, kvb_error *err);
+void attend_reserve(attend_scratch *s, size_t entries, uint32_t head_dim);
 void attend_release(attend_scratch *s);
 
 // What a layer has beside plain attention (attention_shape in profiler/backend/backend.h), for one KV head.

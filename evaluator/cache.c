@@ -1,6 +1,5 @@
 #include "evaluator/cache.h"
-#include "runtime/fail.h"
-#include <malloc.h>
+#include "formats/need.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,49 +19,34 @@ static void free_arrays(kv_cache *c)
 }
 
 // Takes the arrays for c->offsets, which are set already, or keeps those that are there and large enough.
-static kvb_status take_arrays(kv_cache *c, kvb_error *err)
+static void take_arrays(kv_cache *c)
 {
-    size_t entries = c->offsets[n_heads(c)], floats, bytes;
-    if (c->k && entries <= c->capacity) return KVB_OK;
-    if (__builtin_mul_overflow(entries, (size_t)c->head_dim, &floats) ||
-        __builtin_mul_overflow(floats, sizeof(float), &bytes))
-        return kvb_fail(err, KVB_MEMORY, "KV cache: %zu entries of %u floats do not fit into memory", entries,
-                        c->head_dim);
+    size_t entries = c->offsets[n_heads(c)];
+    if (c->k && entries <= c->capacity) return;
     free_arrays(c);
-    c->k = malloc(bytes + 1);
-    c->v = malloc(bytes + 1);
-    c->positions = malloc(entries * sizeof *c->positions + 1);
+    c->k = need_more(NULL, entries, c->head_dim * sizeof(float), "keys of a cache");
+    c->v = need_more(NULL, entries, c->head_dim * sizeof(float), "values of a cache");
+    c->positions = need_more(NULL, entries, sizeof *c->positions, "positions of a cache");
     c->capacity = entries;
-    if (c->k && c->v && c->positions) return KVB_OK;
-    free_arrays(c);
-    return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu entries, %zu MiB", entries, 2 * (bytes >> 20));
 }
 
 // Without entries or room for any.
-static kv_cache *open_bare(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, kvb_error *err)
+static kv_cache *open_bare(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim)
 {
-    kv_cache *c = calloc(1, sizeof *c);
+    kv_cache *c = need(1, sizeof *c, "caches");
     size_t heads = (size_t)n_layers * n_kv_heads;
-    if (c) *c = (kv_cache){.n_layers = n_layers, .n_kv_heads = n_kv_heads, .head_dim = head_dim};
-    if (c) c->offsets = calloc(heads + 1, sizeof *c->offsets);
-    if (c) c->counts = calloc(heads + 1, sizeof *c->counts);
-    if (c && c->offsets && c->counts) return c;
-    kv_cache_close(c);
-    kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
-    return NULL;
+    *c = (kv_cache){.n_layers = n_layers, .n_kv_heads = n_kv_heads, .head_dim = head_dim};
+    c->offsets = need(heads + 1, sizeof *c->offsets, "heads");
+    c->counts = need(heads, sizeof *c->counts, "heads");
+    return c;
 }
 
-kvb_status kv_cache_open(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim,
-                         const uint32_t *room, kvb_error *err)
+kv_cache *kv_cache_open(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const uint32_t *room)
 {
-    kv_cache *c = *out = open_bare(n_layers, n_kv_heads, head_dim, err);
-    if (!c) return KVB_MEMORY;
+    kv_cache *c = open_bare(n_layers, n_kv_heads, head_dim);
     for (size_t h = 0; h < n_heads(c); h++) c->offsets[h + 1] = c->offsets[h] + room[h];
-    kvb_status status = take_arrays(c, err);
-    if (status == KVB_OK) return KVB_OK;
-    kv_cache_close(c);
-    *out = NULL;
-    return status;
+    take_arrays(c);
+    return c;
 }
 
 void kv_cache_close(kv_cache *c)
@@ -99,60 +83,45 @@ static void copy_entries(kv_cache *to, const kv_cache *from)
     to->next_position = from->next_position;
 }
 
-kvb_status kv_cache_fork(kv_cache **out, const kv_cache *c, uint32_t extra, kvb_error *err)
+kv_cache *kv_cache_fork(const kv_cache *c, uint32_t extra)
 {
     size_t heads = n_heads(c);
-    uint32_t *room = malloc(heads * sizeof *room + 1);
-    *out = NULL;
-    if (!room) return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
+    uint32_t *room = need(heads, sizeof *room, "heads");
     for (size_t h = 0; h < heads; h++) room[h] = c->counts[h] + extra;
-    kvb_status status = kv_cache_open(out, c->n_layers, c->n_kv_heads, c->head_dim, room, err);
+    kv_cache *fork = kv_cache_open(c->n_layers, c->n_kv_heads, c->head_dim, room);
     free(room);
-    if (status == KVB_OK) copy_entries(*out, c);
-    return status;
+    copy_entries(fork, c);
+    return fork;
 }
 
-kvb_status kv_cache_extend(kv_cache **out, const kv_cache *base, uint32_t room, kvb_error *err)
+kv_cache *kv_cache_extend(const kv_cache *base, uint32_t room)
 {
-    size_t heads = n_heads(base);
-    uint32_t *rooms = malloc(heads * sizeof *rooms + 1);
-    *out = NULL;
-    if (!rooms) return kvb_fail(err, KVB_MEMORY, "KV cache: no memory for %zu heads", heads);
-    for (size_t h = 0; h < heads; h++) rooms[h] = room;
-    kvb_status status = kv_cache_open(out, base->n_layers, base->n_kv_heads, base->head_dim, rooms, err);
-    free(rooms);
-    if (status != KVB_OK) return status;
-    (*out)->base = base;
-    (*out)->next_position = base->next_position;
-    return KVB_OK;
+    kv_cache *c = open_bare(base->n_layers, base->n_kv_heads, base->head_dim);
+    for (size_t h = 0; h < n_heads(c); h++) c->offsets[h + 1] = c->offsets[h] + room;
+    take_arrays(c);
+    c->base = base;
+    c->next_position = base->next_position;
+    return c;
 }
 
-kvb_status kv_cache_compact(kv_cache *c, uint32_t extra, kvb_error *err)
+void kv_cache_compact(kv_cache *c, uint32_t extra)
 {
-    kv_cache *smaller;
-    kvb_status status = kv_cache_fork(&smaller, c, extra, err);
-    if (status != KVB_OK) return status;
-    kv_cache old = *c;
+    kv_cache *smaller = kv_cache_fork(c, extra), old = *c;
     *c = *smaller;
     *smaller = old;
     kv_cache_close(smaller);
-    return KVB_OK;
 }
 
-kvb_status kv_cache_gather(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k,
-                           const float *v, uint32_t n_tokens, const kept_set *kept, uint32_t extra, kvb_error *err)
+kv_cache *kv_cache_gather(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k, const float *v,
+                          uint32_t n_tokens, const kept_set *kept, uint32_t extra)
 {
-    kv_cache *c = *out = open_bare(n_layers, n_kv_heads, head_dim, err);
-    if (!c) return KVB_MEMORY;
-    kvb_status status = kv_cache_refill(c, k, v, n_tokens, kept, extra, err);
-    if (status == KVB_OK) return KVB_OK;
-    kv_cache_close(c);
-    *out = NULL;
-    return status;
+    kv_cache *c = open_bare(n_layers, n_kv_heads, head_dim);
+    kv_cache_refill(c, k, v, n_tokens, kept, extra);
+    return c;
 }
 
-kvb_status kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
-                           uint32_t extra, kvb_error *err)
+void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
+                     uint32_t extra)
 {
     size_t heads = n_heads(c), d = c->head_dim;
     for (size_t h = 0; h < heads; h++) {
@@ -160,8 +129,7 @@ kvb_status kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t
         c->offsets[h + 1] = c->offsets[h] + n + extra;
     }
     memset(c->counts, 0, heads * sizeof *c->counts);
-    kvb_status status = take_arrays(c, err);
-    if (status != KVB_OK) return status;
+    take_arrays(c);
 #pragma omp parallel for schedule(static)
     for (size_t h = 0; h < heads; h++) {
         uint32_t n = (uint32_t)(c->offsets[h + 1] - c->offsets[h]) - extra;
@@ -175,7 +143,6 @@ kvb_status kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t
         c->counts[h] = n;
     }
     c->next_position = n_tokens;
-    return KVB_OK;
 }
 
 uint32_t kv_cache_room(const kv_cache *c)
@@ -239,16 +206,14 @@ uint64_t kv_cache_bytes(const kv_cache *c)
 
 uint64_t kv_cache_allocated(const kv_cache *c)
 {
-    return malloc_usable_size(c->k) + malloc_usable_size(c->v) + malloc_usable_size(c->positions) +
-           malloc_usable_size(c->offsets) + malloc_usable_size(c->counts) + sizeof *c;
+    size_t heads = n_heads(c), entry = 2 * c->head_dim * sizeof *c->k + sizeof *c->positions;
+    return c->capacity * entry + (heads + 1) * sizeof *c->offsets + heads * sizeof *c->counts + sizeof *c;
 }
 
-kvb_status kept_set_open(kept_set *out, uint32_t n, size_t n_positions, kvb_error *err)
+kept_set kept_set_open(uint32_t n, size_t n_positions)
 {
-    *out = (kept_set){n, calloc((size_t)n + 1, sizeof *out->offsets), calloc(n_positions + 1, sizeof *out->positions)};
-    if (out->offsets && out->positions) return KVB_OK;
-    kept_set_free(out);
-    return kvb_fail(err, KVB_MEMORY, "no memory for %zu kept positions of %u heads", n_positions, n);
+    return (kept_set){n, need((size_t)n + 1, sizeof(size_t), "heads"),
+                      need(n_positions, sizeof(uint32_t), "kept positions")};
 }
 
 void kept_set_free(kept_set *kept)

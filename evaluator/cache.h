@@ -35,27 +35,26 @@ typedef struct kept_set {
     uint32_t *positions;
 } kept_set;
 
-// An empty cache with room for room[h] entries of each of the L*G heads. On failure *out is NULL.
-kvb_status kv_cache_open(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim,
-                         const uint32_t *room, kvb_error *err);
+// An empty cache with room for room[h] entries of each of the L*G heads. The caller closes it, as all of these.
+kv_cache *kv_cache_open(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const uint32_t *room);
 void kv_cache_close(kv_cache *c); // NULL is allowed
 // A copy with room for `extra` entries more in every head. The cache must stand by itself (no base).
-kvb_status kv_cache_fork(kv_cache **out, const kv_cache *c, uint32_t extra, kvb_error *err);
+kv_cache *kv_cache_fork(const kv_cache *c, uint32_t extra);
 
 // An empty cache behind `base`, with room for `room` entries in every head: what is appended goes there, and attention
 // sees both. Many questions share one context so. `base` stands by itself, outlives the new cache, and does not change
 // while that lives.
-kvb_status kv_cache_extend(kv_cache **out, const kv_cache *base, uint32_t room, kvb_error *err);
+kv_cache *kv_cache_extend(const kv_cache *base, uint32_t room);
 
 // The cache of a context of n_tokens: of keys and values [L, G, T, d] it copies what `kept` lists (NULL: everything)
 // and leaves room for `extra` entries in every head. The next token stands at position n_tokens.
-kvb_status kv_cache_gather(kv_cache **out, uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k,
-                           const float *v, uint32_t n_tokens, const kept_set *kept, uint32_t extra, kvb_error *err);
+kv_cache *kv_cache_gather(uint32_t n_layers, uint32_t n_kv_heads, uint32_t head_dim, const float *k, const float *v,
+                          uint32_t n_tokens, const kept_set *kept, uint32_t extra);
 
 // The same into a cache that is there already and stands by itself, in the memory that it has where that is enough: for
-// many cuts one after the other. After KVB_MEMORY it can only be refilled or closed.
-kvb_status kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
-                           uint32_t extra, kvb_error *err);
+// many cuts one after the other.
+void kv_cache_refill(kv_cache *c, const float *k, const float *v, uint32_t n_tokens, const kept_set *kept,
+                     uint32_t extra);
 
 kv_span kv_cache_span(const kv_cache *c, uint32_t layer, uint32_t kv_head);      // its own
 kv_span kv_cache_base_span(const kv_cache *c, uint32_t layer, uint32_t kv_head); // of its base; zero without one
@@ -69,16 +68,16 @@ void kv_cache_evict(kv_cache *c, uint32_t layer, uint32_t kv_head, uint32_t inde
 void kv_cache_keep(kv_cache *c, uint32_t layer, uint32_t kv_head, const uint32_t *indices, uint32_t n);
 // Removes the last n entries of every head of a layer.
 void kv_cache_drop_last(kv_cache *c, uint32_t layer, uint32_t n);
-// Moves everything into arrays of exactly the entries in use plus `extra` per head and gives the old ones back. On
-// KVB_MEMORY the cache is as it was.
-kvb_status kv_cache_compact(kv_cache *c, uint32_t extra, kvb_error *err);
+// Moves everything into arrays of exactly the entries in use plus `extra` per head and gives the old ones back.
+void kv_cache_compact(kv_cache *c, uint32_t extra);
 
 // All of the following count what is the cache's own, without its base.
 uint64_t kv_cache_entries(const kv_cache *c); // in use, over all heads
-// Bytes of keys and values in use; and all bytes that the cache has taken, as the allocator counts them.
+// Bytes of keys and values in use; and all bytes that the cache has asked for, positions and offsets included, which do
+// not depend on what else has run.
 uint64_t kv_cache_bytes(const kv_cache *c);
 uint64_t kv_cache_allocated(const kv_cache *c);
 
 // Room for n_positions kept positions of n_heads heads.
-kvb_status kept_set_open(kept_set *out, uint32_t n_heads, size_t n_positions, kvb_error *err);
+kept_set kept_set_open(uint32_t n_heads, size_t n_positions);
 void kept_set_free(kept_set *kept); // a zero struct is allowed; leaves it zero

@@ -1,4 +1,5 @@
 #include "evaluator/damage_parts.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
@@ -14,22 +15,18 @@ kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kv
     if (plan->n_tokens == 0 || plan->n_next < 2 || plan->batch == 0 || (uint64_t)plan->batch * plan->n_next > INT32_MAX)
         return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens behind %u in batches of %u, expected 2 or more",
                         plan->n_next, plan->n_tokens, plan->batch);
-    damage *d = calloc(1, sizeof *d);
-    if (!d) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory");
+    damage *d = need(1, sizeof *d, "evaluations");
     size_t rows = (size_t)plan->batch * plan->n_next;
     session_plan needs = session_plan_of(plan);
     *d = (damage){.plan = *plan,
-                  .logits = malloc(rows * m->config.vocabulary * sizeof(float)),
-                  .caches = calloc(plan->batch, sizeof(kv_cache *)),
-                  .n_rows = calloc(plan->batch, sizeof(uint32_t)),
-                  .begin = calloc(plan->batch, sizeof(size_t)),
-                  .ids = calloc(rows, sizeof(int32_t)),
-                  .rows = calloc(rows, sizeof(row_damage)),
-                  .cuts = calloc(plan->batch, sizeof(damage_cut))};
-    kvb_status status =
-        d->logits && d->caches && d->n_rows && d->begin && d->ids && d->rows && d->cuts
-            ? session_open(&d->s, m, &needs, err)
-            : kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %zu rows of %u logits", rows, m->config.vocabulary);
+                  .logits = need(rows * m->config.vocabulary, sizeof(float), "logits"),
+                  .caches = need(plan->batch, sizeof(kv_cache *), "cuts"),
+                  .n_rows = need(plan->batch, sizeof(uint32_t), "cuts"),
+                  .begin = need(plan->batch, sizeof(size_t), "cuts"),
+                  .ids = need(rows, sizeof(int32_t), "token ids"),
+                  .rows = need(rows, sizeof(row_damage), "rows"),
+                  .cuts = need(plan->batch, sizeof(damage_cut), "cuts")};
+    kvb_status status = session_open(&d->s, m, &needs, err);
     if (status == KVB_OK) *out = d;
     else damage_close(d);
     return status;
@@ -39,7 +36,7 @@ void damage_close(damage *d)
 {
     if (!d) return;
     session_close(d->s);
-    for (uint32_t i = 0; d->caches && i < d->plan.batch; i++) kv_cache_close(d->caches[i]);
+    for (uint32_t i = 0; i < d->plan.batch; i++) kv_cache_close(d->caches[i]);
     free(d->logits);
     free(d->caches);
     free(d->n_rows);
@@ -58,11 +55,9 @@ uint64_t damage_text_bytes(const model *m, const damage_plan *plan)
     return session_context_bytes(m, plan->n_tokens, 1) + logits;
 }
 
-kvb_status damage_text_open(damage *d, damage_text *t, kvb_error *err)
+damage_text damage_text_open(const damage *d)
 {
-    *t = (damage_text){0};
-    kvb_status status = session_context_open(&t->context, d->s, err);
-    return status == KVB_OK ? predictions_open(&t->full, d->plan.n_next, d->s->m->config.vocabulary, err) : status;
+    return (damage_text){session_context_open(d->s), predictions_open(d->plan.n_next, d->s->m->config.vocabulary)};
 }
 
 void damage_text_close(damage_text *t)

@@ -40,8 +40,8 @@ void damage_close(damage *d); // NULL is allowed
 // Bytes that one text takes while it is open.
 uint64_t damage_text_bytes(const model *m, const damage_plan *plan);
 
-// Memory for a text. The caller frees with damage_text_close, also after a failure; a zero struct is allowed there.
-kvb_status damage_text_open(damage *d, damage_text *t, kvb_error *err);
+// Memory for a text. The caller frees with damage_text_close; a zero struct is allowed there.
+damage_text damage_text_open(const damage *d);
 void damage_text_close(damage_text *t);
 // Prefills the context, scores it, and runs what follows over the full cache. A text may be filled again with another
 // input. KVB_ARGUMENT: one that the plan has no room for.

@@ -1,6 +1,7 @@
 // Heads cut one at a time. Below the head's layer nothing changes, so a cut begins there, with the residual stream of
 // the full cache; and all cuts share the context's keys and values but those of the head itself.
 #include "evaluator/damage_parts.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
@@ -60,10 +61,8 @@ static kvb_status select_all(head_work *w, kvb_error *err)
 static kvb_status run_whole(head_work *w, kvb_error *err)
 {
     damage *d = w->d;
-    kv_cache *cache;
-    kvb_status status = kv_cache_extend(&cache, w->whole, w->t->full.n, err);
-    if (status != KVB_OK) return status;
-    status = decoder_run_streams(d->s->decode, &cache, 1, &w->t->full.n, w->t->full.next, w->streams, err);
+    kv_cache *cache = kv_cache_extend(w->whole, w->t->full.n);
+    kvb_status status = decoder_run_streams(d->s->decode, &cache, 1, &w->t->full.n, w->t->full.next, w->streams, err);
     kv_cache_close(cache);
     return status;
 }
@@ -75,14 +74,12 @@ static kvb_status open_work(head_work *w, kvb_error *err)
     size_t row = (size_t)w->t->full.n * c->width;
     kvb_status status = session_cache(d->s, NULL, 0, &w->whole, err);
     if (status != KVB_OK) return status;
-    w->kept = calloc((size_t)w->n + 1, sizeof *w->kept);
-    w->hidden = calloc(c->n_kv_heads, sizeof *w->hidden);
-    w->counts = calloc(c->n_kv_heads * heads_of(w), sizeof *w->counts);
-    w->streams = malloc(c->n_layers * row * sizeof(float));
-    w->stream = malloc(d->plan.batch * row * sizeof(float));
-    w->caches = calloc(d->plan.batch, sizeof(kv_cache *));
-    if (!w->kept || !w->hidden || !w->counts || !w->streams || !w->stream || !w->caches)
-        return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u cuts of every head", w->n);
+    w->kept = need(w->n, sizeof *w->kept, "cuts");
+    w->hidden = need(c->n_kv_heads, sizeof *w->hidden, "heads");
+    w->counts = need(c->n_kv_heads * heads_of(w), sizeof *w->counts, "heads");
+    w->streams = need(c->n_layers * row, sizeof(float), "numbers of the residual stream");
+    w->stream = need(d->plan.batch * row, sizeof(float), "numbers of the residual stream");
+    w->caches = need(d->plan.batch, sizeof(kv_cache *), "cuts");
     status = select_all(w, err);
     return status == KVB_OK ? run_whole(w, err) : status;
 }
@@ -99,26 +96,24 @@ static void hide_head(head_work *w, uint32_t layer, uint32_t g)
     w->hidden[g].counts[(size_t)layer * w->whole->n_kv_heads + g] = 0;
 }
 
-static kvb_status cut_head(head_work *w, uint32_t layer, uint32_t g, uint32_t cut, kv_cache **out, kvb_error *err)
+static kv_cache *cut_head(head_work *w, uint32_t layer, uint32_t g, uint32_t cut)
 {
     const kv_cache *whole = w->whole;
     size_t heads = heads_of(w), head = (size_t)layer * whole->n_kv_heads + g, d = whole->head_dim;
     const kept_set *kept = &w->kept[cut];
-    uint32_t *room = malloc(heads * sizeof *room);
-    if (!room) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %zu heads", heads);
+    uint32_t *room = need(heads, sizeof *room, "heads");
     for (size_t h = 0; h < heads; h++) room[h] = w->t->full.n;
     room[head] += (uint32_t)(kept->offsets[head + 1] - kept->offsets[head]);
-    kvb_status status = kv_cache_open(out, whole->n_layers, whole->n_kv_heads, whole->head_dim, room, err);
+    kv_cache *out = kv_cache_open(whole->n_layers, whole->n_kv_heads, whole->head_dim, room);
     free(room);
-    if (status != KVB_OK) return status;
     kv_span from = kv_cache_span(whole, layer, g);
     for (size_t i = kept->offsets[head]; i < kept->offsets[head + 1]; i++) {
         uint32_t j = kept->positions[i]; // entries of the whole context stand at their positions
-        kv_cache_append(*out, layer, g, from.k + j * d, from.v + j * d, j);
+        kv_cache_append(out, layer, g, from.k + j * d, from.v + j * d, j);
     }
-    (*out)->base = &w->hidden[g];
-    (*out)->next_position = whole->next_position;
-    return KVB_OK;
+    out->base = &w->hidden[g];
+    out->next_position = whole->next_position;
+    return out;
 }
 
 // Runs the cuts that wait, all of one layer.
@@ -150,9 +145,9 @@ static kvb_status run_layer_cuts(head_work *w, uint32_t layer, kvb_error *err)
             size_t at = i * heads_of(w) + (size_t)layer * G + g;
             w->out[at] = (damage_value){0};
             if (w->keep[at] >= n_tokens) continue;
-            status = cut_head(w, layer, g, i, &w->caches[w->waiting], err);
-            if (status == KVB_OK) w->d->cuts[w->waiting++] = (damage_cut){w->t, NULL, &w->out[at]};
-            if (status == KVB_OK && w->waiting == w->d->plan.batch) status = run_waiting(w, layer, err);
+            w->caches[w->waiting] = cut_head(w, layer, g, i);
+            w->d->cuts[w->waiting++] = (damage_cut){w->t, NULL, &w->out[at]};
+            if (w->waiting == w->d->plan.batch) status = run_waiting(w, layer, err);
         }
     }
     return status == KVB_OK ? run_waiting(w, layer, err) : status;

@@ -1,5 +1,6 @@
 #include "evaluator/decoder.h"
 #include "evaluator/attend.h"
+#include "formats/need.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/model/layer.h"
 #include "runtime/fail.h"
@@ -41,41 +42,40 @@ static const decode_hooks *hooks_of(const decode_batch *batch, uint32_t sequence
 }
 
 // Attention is the host's, so are its sinks.
-static bool take_sinks(decoder *d)
+static void take_sinks(decoder *d)
 {
     const model_config *c = &d->m->config;
-    if (!(c->switches & SINKS)) return true;
-    d->sinks = malloc((size_t)c->n_layers * c->n_heads * sizeof *d->sinks);
-    for (uint32_t l = 0; d->sinks && l < c->n_layers; l++)
+    if (!(c->switches & SINKS)) return;
+    d->sinks = need((size_t)c->n_layers * c->n_heads, sizeof *d->sinks, "sinks");
+    for (uint32_t l = 0; l < c->n_layers; l++)
         d->b->download(d->m->device, d->sinks + (size_t)l * c->n_heads, d->m->layers[l].sinks, c->n_heads);
-    return d->sinks != NULL;
 }
 
 kvb_status decoder_open(decoder **out, const model *m, uint32_t max_rows, uint32_t max_positions, kvb_error *err)
 {
     const model_config *c = &m->config;
     size_t rows = max_rows, heads = (size_t)c->n_heads * c->head_dim, kv = (size_t)c->n_kv_heads * c->head_dim;
-    decoder *d = calloc(1, sizeof *d);
+    decoder *d = need(1, sizeof *d, "decoders");
+    bool good = true;
     *out = NULL;
-    if (!d) return kvb_fail(err, KVB_MEMORY, "decoder: no memory");
     *d = (decoder){.m = m, .b = m->device->b, .max_rows = max_rows, .max_positions = max_positions};
     d->n_threads = omp_get_max_threads();
-    d->scratch = calloc((size_t)d->n_threads, sizeof *d->scratch);
-    d->positions = malloc(rows * sizeof *d->positions + 1);
-    d->host_q = malloc(rows * heads * sizeof(float) + 1);
-    d->host_o = malloc(rows * heads * sizeof(float) + 1);
-    d->host_k = malloc(rows * kv * sizeof(float) + 1);
-    d->host_v = malloc(rows * kv * sizeof(float) + 1);
-    bool good = d->scratch && d->positions && d->host_q && d->host_o && d->host_k && d->host_v;
+    d->scratch = need((size_t)d->n_threads, sizeof *d->scratch, "threads");
+    d->positions = need(rows, sizeof *d->positions, "positions");
+    d->host_q = need(rows * heads, sizeof(float), "numbers of queries");
+    d->host_o = need(rows * heads, sizeof(float), "numbers of outputs");
+    d->host_k = need(rows * kv, sizeof(float), "numbers of keys");
+    d->host_v = need(rows * kv, sizeof(float), "numbers of values");
     dev *const places[] = {&d->x, &d->picked, &d->q_raw, &d->q};
     for (int i = 0; i < 4; i++) {
         *places[i] = d->b->alloc(m->device, rows * (i < 2 ? c->width : heads));
         good = good && places[i]->address;
     }
-    good = good && take_sinks(d);
+    take_sinks(d);
     backend_limits limits = layer_limits(m, 1, 1, max_rows); // attention is not the device's
-    kvb_status status = good ? layer_pass_open(&d->pass, m, &limits, max_positions, err)
-                             : kvb_fail(err, KVB_MEMORY, "decoder: no memory for %u rows at a time", max_rows);
+    kvb_status status =
+        good ? layer_pass_open(&d->pass, m, &limits, max_positions, err)
+             : kvb_fail(err, KVB_MEMORY, "decoder: the device has no memory for %u rows at a time", max_rows);
     if (status != KVB_OK) {
         decoder_close(d);
         return status;
@@ -118,7 +118,7 @@ static const float *bring(const decoder *d, float *host, dev from, size_t n)
 // ---- Attention ----
 
 // Room for the longest head of the batch in every thread's scratch.
-static kvb_status reserve_scratch(decoder *d, const decode_batch *batch, kvb_error *err)
+static void reserve_scratch(decoder *d, const decode_batch *batch)
 {
     uint32_t longest = 1;
     bool choose = false;
@@ -131,18 +131,11 @@ static kvb_status reserve_scratch(decoder *d, const decode_batch *batch, kvb_err
         }
     }
     longest += batch->total_rows;
-    for (int t = 0; t < d->n_threads; t++) {
-        kvb_status status = attend_reserve(&d->scratch[t], longest, d->m->config.head_dim, err);
-        if (status != KVB_OK) return status;
-    }
-    if (choose && longest > d->chosen_entries) {
-        free(d->chosen);
-        d->chosen_entries = (size_t)longest + 256;
-        d->chosen = malloc((size_t)d->n_threads * d->chosen_entries * sizeof *d->chosen);
-        if (!d->chosen) d->chosen_entries = 0;
-        if (!d->chosen) return kvb_fail(err, KVB_MEMORY, "decoder: no memory for the choice of %u entries", longest);
-    }
-    return KVB_OK;
+    for (int t = 0; t < d->n_threads; t++) attend_reserve(&d->scratch[t], longest, d->m->config.head_dim);
+    if (!choose || longest <= d->chosen_entries) return;
+    free(d->chosen);
+    d->chosen_entries = (size_t)longest + 256;
+    d->chosen = need((size_t)d->n_threads * d->chosen_entries, sizeof *d->chosen, "chosen entries");
 }
 
 // One KV head of one sequence; `first` is the sequence's first row in the batch.
@@ -303,8 +296,8 @@ static kvb_status begin_batch(decoder *d, decode_batch *batch, decode_logits whi
                         d->max_rows);
     batch->total_rows = (uint32_t)total;
     kvb_status status = check_batch(d, batch, which, err);
-    if (status == KVB_OK) status = reserve_scratch(d, batch, err);
     if (status != KVB_OK) return status;
+    reserve_scratch(d, batch);
     for (uint32_t s = 0, row = 0; s < batch->n_sequences; s++)
         for (uint32_t i = 0; i < batch->n_rows[s]; i++) d->positions[row++] = batch->caches[s]->next_position + i;
     return KVB_OK;
@@ -375,10 +368,9 @@ kvb_status decoder_attend(decoder *d, kv_cache *cache, uint32_t layer, const flo
     decode_batch batch = {&cache, 1, &n, n, NULL};
     if (n == 0 || n > d->max_rows)
         return kvb_fail(err, KVB_ARGUMENT, "decoder: %u rows, expected 1 to %u", n, d->max_rows);
-    kvb_status status = reserve_scratch(d, &batch, err);
-    if (status != KVB_OK) return status;
+    reserve_scratch(d, &batch);
     d->queries = q;
-    status = attend_heads(d, &batch, layer, err);
+    kvb_status status = attend_heads(d, &batch, layer, err);
     memcpy(o, d->host_o, floats * sizeof(float));
     return status;
 }

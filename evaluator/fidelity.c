@@ -1,5 +1,6 @@
 #include "evaluator/fidelity.h"
 #include "evaluator/attend.h"
+#include "formats/need.h"
 #include "profiler/backend/meter.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -16,11 +17,9 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
     if (n_next < 2 || n_next > s->plan.max_new || batch == 0 || (uint64_t)batch * n_next > s->plan.max_rows)
         return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens in batches of %u, expected 2 to %u and %u rows",
                         n_next, batch, s->plan.max_new, s->plan.max_rows);
-    fidelity *f = calloc(1, sizeof *f);
-    if (!f) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory");
-    *f = (fidelity){.s = s, .n_next = n_next, .batch = batch};
-    kvb_status status = predictions_open(&f->full, n_next, c->vocabulary, err);
-    f->o_norm = calloc(c->n_layers, sizeof *f->o_norm);
+    fidelity *f = need(1, sizeof *f, "evaluations");
+    *f = (fidelity){.s = s, .n_next = n_next, .batch = batch, .full = predictions_open(n_next, c->vocabulary)};
+    f->o_norm = need(c->n_layers, sizeof *f->o_norm, "layers");
     float **const arrays[] = {&f->cell_logits, &f->importance, &f->q, &f->o, &f->k, &f->v, &f->cell_o, &f->projected};
     const size_t sizes[] = {logits * vocabulary,
                             heads * s->plan.max_tokens,
@@ -31,14 +30,9 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
                             queries,
                             2 * n * c->width};
     size_t wanted = s->plan.oracle ? sizeof sizes / sizeof *sizes : 1; // predictions need logits alone
-    bool good = f->o_norm;
-    for (size_t i = 0; i < wanted; i++) good = (*arrays[i] = malloc(sizes[i] * sizeof(float) + 1)) && good;
-    if (status == KVB_OK && !good)
-        status =
-            kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u rows of %u logits", batch * n_next, c->vocabulary);
-    if (status == KVB_OK) *out = f;
-    else fidelity_close(f);
-    return status;
+    for (size_t i = 0; i < wanted; i++) *arrays[i] = need(sizes[i], sizeof(float), "numbers of an evaluation");
+    *out = f;
+    return KVB_OK;
 }
 
 void fidelity_close(fidelity *f)
@@ -111,15 +105,13 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
 
 // ---- A compacted cache ----
 
-kvb_status fidelity_cell_open(fidelity_cell *c, uint32_t n, uint32_t n_layers, kvb_error *err)
+fidelity_cell fidelity_cell_open(uint32_t n, uint32_t n_layers)
 {
-    *c = (fidelity_cell){.kl = calloc(n, sizeof(double)),
-                         .nll = calloc(n, sizeof(double)),
-                         .agree = calloc(n, 1),
-                         .output_error = calloc(n_layers, sizeof(double)),
-                         .looked = NAN};
-    if (c->kl && c->nll && c->agree && c->output_error) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for the results of %u rows", n);
+    return (fidelity_cell){.kl = need(n, sizeof(double), "rows"),
+                           .nll = need(n, sizeof(double), "rows"),
+                           .agree = need(n, 1, "rows"),
+                           .output_error = need(n_layers, sizeof(double), "layers"),
+                           .looked = NAN};
 }
 
 void fidelity_cell_free(fidelity_cell *c)
@@ -203,15 +195,15 @@ static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cel
 
 static kvb_status measure_cell(fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out, kvb_error *err)
 {
-    kvb_status status = fidelity_cell_open(out, f->n_next, f->s->m->config.n_layers, err);
-    if (status == KVB_OK) status = session_cache(f->s, kept, 0, cache, err);
+    *out = fidelity_cell_open(f->n_next, f->s->m->config.n_layers);
+    kvb_status status = session_cache(f->s, kept, 0, cache, err);
     if (status != KVB_OK) return status;
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, kept);
-    status = kv_cache_compact(*cache, f->n_next, err); // room for the continuation
-    if (status == KVB_OK && f->s->plan.oracle) return measure_outputs(f, *cache, out->output_error, err);
+    kv_cache_compact(*cache, f->n_next); // room for the continuation
+    if (f->s->plan.oracle) return measure_outputs(f, *cache, out->output_error, err);
     leave_outputs(f, out);
-    return status;
+    return KVB_OK;
 }
 
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err)
@@ -219,11 +211,10 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
     size_t rows = (size_t)n * f->n_next, vocabulary = f->s->m->config.vocabulary;
     double start = meter_now();
     memset(out, 0, n * sizeof *out);
-    kv_cache **caches = calloc(n, sizeof *caches);
-    uint32_t *n_rows = calloc(n, sizeof *n_rows);
-    int32_t *ids = calloc(rows, sizeof *ids);
-    kvb_status status =
-        caches && n_rows && ids ? KVB_OK : kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u cells", n);
+    kv_cache **caches = need(n, sizeof *caches, "cells");
+    uint32_t *n_rows = need(n, sizeof *n_rows, "cells");
+    int32_t *ids = need(rows, sizeof *ids, "token ids");
+    kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         n_rows[i] = f->n_next;
         memcpy(ids + (size_t)i * f->n_next, f->full.next, f->n_next * sizeof *ids);
@@ -236,7 +227,7 @@ kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidel
         out[i].seconds = (meter_now() - start) / n;
     }
     for (uint32_t i = 0; i < n; i++) {
-        if (caches) kv_cache_close(caches[i]);
+        kv_cache_close(caches[i]);
         if (status != KVB_OK) fidelity_cell_free(&out[i]);
     }
     free(caches);
@@ -256,14 +247,14 @@ typedef struct follower {
 
 static kvb_status begin_policy(fidelity *f, policy_run *run, kv_cache **cache, fidelity_cell *out, kvb_error *err)
 {
-    kvb_status status = fidelity_cell_open(out, f->n_next, f->s->m->config.n_layers, err);
-    if (status == KVB_OK) status = policy_run_cache(run, f->s, 0, cache, err);
+    *out = fidelity_cell_open(f->n_next, f->s->m->config.n_layers);
+    kvb_status status = policy_run_cache(run, f->s, 0, cache, err);
     if (status != KVB_OK) return status;
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, policy_run_kept(run));
     leave_outputs(f, out);
-    status = kv_cache_compact(*cache, f->n_next, err); // room for the continuation
-    return status == KVB_OK ? policy_run_turn(run, *cache, err) : status;
+    kv_cache_compact(*cache, f->n_next); // room for the continuation
+    return policy_run_turn(run, *cache, err);
 }
 
 static kvb_status follow(fidelity *f, follower *w, uint32_t n, fidelity_cell *out, kvb_error *err)

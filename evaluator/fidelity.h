@@ -29,7 +29,7 @@ typedef struct fidelity_cell {
     uint64_t kept;        // entries over all heads
     double ratio;         // 1 - kept / (L G T): what is really pruned
     uint64_t bytes;       // keys and values that are left, before the continuation
-    uint64_t allocated;   // what the allocator holds for them, positions and offsets included
+    uint64_t allocated;   // bytes that the cache asked for: these, positions and offsets
     double loss;          // share of the oracle importance over this continuation that was evicted before it, or NaN
     double *kl;           // [n] KL(full || evicted) in nats of each next-token distribution
     double *nll;          // [n - 1] -log p(true next token)
@@ -63,5 +63,5 @@ enum { FIDELITY_POLICIES = 16 }; // that are stepped together
 kvb_status fidelity_follow(fidelity *f, policy_run *const *runs, uint32_t n, fidelity_cell *out, kvb_error *err);
 
 // Zeroed results of n rows.
-kvb_status fidelity_cell_open(fidelity_cell *c, uint32_t n, uint32_t n_layers, kvb_error *err);
+fidelity_cell fidelity_cell_open(uint32_t n, uint32_t n_layers);
 void fidelity_cell_free(fidelity_cell *c); // a zero struct is allowed

@@ -1,5 +1,6 @@
 #include "evaluator/head_scores.h"
 #include "formats/file_read.h"
+#include "formats/need.h"
 #include "formats/npy.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
@@ -28,8 +29,7 @@ static kvb_status parse_npy(score_grid *g, const void *data, size_t size, const 
         return kvb_fail(err, KVB_MISMATCH, "%s: expected head scores [%u layers, heads], found %u dimensions", path,
                         n_layers, a.n_dims);
     g->columns = (uint32_t)a.shape[1];
-    g->values = malloc(a.count * sizeof *g->values + 1);
-    if (!g->values) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu scores", path, a.count);
+    g->values = need(a.count, sizeof *g->values, "head scores");
     return npy_to_f32(&a, g->values, path, err);
 }
 
@@ -37,8 +37,7 @@ static kvb_status parse_npy(score_grid *g, const void *data, size_t size, const 
 static kvb_status parse_tsv(score_grid *g, const char *text, const char *path, uint32_t n_layers, uint32_t most,
                             kvb_error *err)
 {
-    g->values = calloc((size_t)n_layers * most + 1, sizeof *g->values);
-    if (!g->values) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %u x %u scores", path, n_layers, most);
+    g->values = need((size_t)n_layers * most, sizeof *g->values, "head scores");
     uint32_t layer = 0;
     for (const char *line = text; *line; layer++) {
         uint32_t n = 0;
@@ -92,8 +91,7 @@ static kvb_status parse_json(score_grid *g, const char *text, size_t size, const
                           "layers, found %d entries",
                           path, n_layers, n);
     g->columns = status == KVB_OK ? (uint32_t)n / n_layers : 0;
-    g->values = status == KVB_OK ? malloc((size_t)n * sizeof *g->values) : NULL;
-    if (status == KVB_OK && !g->values) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %d scores", path, n);
+    g->values = status == KVB_OK ? need((size_t)n, sizeof *g->values, "head scores") : NULL;
     for (int i = 0; status == KVB_OK && i < n; i++) {
         char key[32];
         snprintf(key, sizeof key, "%u-%u", (uint32_t)i / g->columns, (uint32_t)i % g->columns);
@@ -139,10 +137,8 @@ kvb_status head_scores_parse(const void *data, size_t size, const char *path, ui
     if (kvb_ends_with(path, ".npy")) {
         status = parse_npy(&g, data, size, path, n_layers, err);
     } else if (kvb_ends_with(path, ".tsv")) {
-        char *text = malloc(size + 1); // strtod needs an end
-        if (!text) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu bytes", path, size);
+        char *text = need(size + 1, 1, "characters"); // strtod needs an end
         memcpy(text, data, size);
-        text[size] = '\0';
         status = parse_tsv(&g, text, path, n_layers, n_heads, err);
         free(text);
     } else if (kvb_ends_with(path, ".json")) {

@@ -35,7 +35,7 @@ kvb_status method_select(session *s, const method_list *list, const method_colum
                         column->how->label);
     grant a = grant_open(&shape);
     kvb_status status = allocator_budgets(column->how, &shape, ratio, s->n_tokens, scores, protect ? m->sink : 0,
-                               protect ? m->window : 0, &a, err);
+                                          protect ? m->window : 0, &a, err);
     if (status == KVB_OK && !oracle) status = session_rank(s, column->method, a.keep, &scores, err);
     if (status == KVB_OK) status = session_select_each(s, scores, a.keep, a.sink, a.window, out, err);
     grant_free(&a);
@@ -52,7 +52,8 @@ kvb_status method_policy(policy_run **out, const model *m, const method_list *li
         return kvb_fail(err, KVB_ARGUMENT, "allocator %s needs scores that are not there when a policy begins",
                         column->how->label);
     grant a = grant_open(&shape);
-    kvb_status status = allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, 0, 0, &a, err);
+    kvb_status status =
+        allocator_budgets(column->how, &shape, policy_capacity_ratio(p, ratio), n_tokens, NULL, 0, 0, &a, err);
     if (status == KVB_OK) status = policy_run_open(out, p, m, a.keep, ratio, n_tokens, extra, err);
     grant_free(&a);
     return status;

@@ -1,8 +1,8 @@
 // Policies that evict at every step by the attention they saw: MorphKV, TOVA, H2O; and StreamingLLM, which needs to see
 // nothing.
 #include "evaluator/policy_parts.h"
+#include "formats/need.h"
 #include "profiler/metric/scorer_parts.h"
-#include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +10,6 @@
 static uint32_t smaller(uint32_t a, uint32_t b)
 {
     return a < b ? a : b;
-}
-
-static kvb_status no_memory(const policy_head *h, kvb_error *err)
-{
-    return kvb_fail(err, KVB_MEMORY, "policy %s: no memory for attention rows of %u tokens", h->p->spec, h->n_context);
 }
 
 // x[i] = x[keep[i]]; keep is ascending.
@@ -85,9 +80,8 @@ static kvb_status morph_prefill(policy_head *h, const layer_view *view, const fl
                                 uint32_t *n_keep, kvb_error *err)
 {
     uint32_t T = view->n_tokens, R = smaller(h->p->set.morphkv.window, view->n_queries);
-    float *rows = malloc((size_t)2 * R * T * sizeof *rows);
+    float *rows = need((size_t)2 * R * T, sizeof *rows, "numbers of attention rows");
     (void)scores;
-    if (!rows) return no_memory(h, err);
     policy_group_rows(rows, rows + (size_t)R * T, view, h->kv_head, view->n_queries - R, R);
     h->counts[0] = 0;
     h->counts[1] = R;
@@ -139,9 +133,8 @@ static kvb_status tova_prefill(policy_head *h, const layer_view *view, const flo
                                uint32_t *n_keep, kvb_error *err)
 {
     uint32_t T = view->n_tokens;
-    float *rows = malloc((size_t)2 * T * sizeof *rows);
+    float *rows = need((size_t)2 * T, sizeof *rows, "numbers of attention rows");
     (void)scores;
-    if (!rows) return no_memory(h, err);
     policy_group_rows(rows, rows + T, view, h->kv_head, view->n_queries - 1, 1);
     memcpy(h->memory, rows, T * sizeof *rows);
     free(rows);

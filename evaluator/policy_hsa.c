@@ -2,9 +2,9 @@
 // arXiv 2502.14051; methods.md 3.6) and its corners. Exact top-k: page 1, all channels. SparQ: page 1, few channels.
 // Quest: pages, all channels.
 #include "evaluator/policy_parts.h"
+#include "formats/need.h"
 #include "profiler/model/model.h"
 #include "profiler/model/observe.h"
-#include "runtime/fail.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -216,7 +216,7 @@ static kvb_status multi_turn(policy_head *h, kv_span span, kvb_error *err)
 {
     uint32_t window = h->counts[3];
     metric first_stage = h->p->scores;
-    float *scores = malloc(span.count * sizeof *scores + 1);
+    float *scores = need(span.count, sizeof *scores, "scores");
     layer_view view = {.layer = h->layer,
                        .n_tokens = span.count,
                        .n_heads = h->group,
@@ -229,10 +229,7 @@ static kvb_status multi_turn(policy_head *h, kv_span span, kvb_error *err)
                        .positions = span.positions,
                        .first_kv_head = h->kv_head};
     metric_set_value(&first_stage, "window", window);
-    kvb_status status =
-        scores ? KVB_OK : kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %u scores", h->p->spec, span.count);
-    if (status == KVB_OK && span.count > window) status = metric_score(&first_stage, &view, scores, err);
-    else if (status == KVB_OK) memset(scores, 0, span.count * sizeof *scores);
+    kvb_status status = span.count > window ? metric_score(&first_stage, &view, scores, err) : KVB_OK;
     if (status == KVB_OK) mark_best(h, scores, span.count);
     free(scores);
     return status;

@@ -1,15 +1,10 @@
 // Policies that evict by keys and values alone: KeyDiff block by block (arXiv 2504.15364, methods.md 3.2), LagKV
 // recursively (2504.04704, 3.4).
 #include "evaluator/policy_parts.h"
+#include "formats/need.h"
 #include "profiler/metric/scorer_parts.h"
-#include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
-
-static kvb_status no_memory(const policy_head *h, kvb_error *err)
-{
-    return kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %u keys", h->p->spec, h->room);
-}
 
 #define PREFILL_PARAMETER(settings)                               \
     SPEC_CHOICE(settings, prefill, READS_WHOLE, 1, "full|blocks", \
@@ -29,8 +24,7 @@ static kvb_status keydiff_best(const policy_head *h, const float *keys, uint32_t
                        .k = keys,
                        .first_kv_head = h->kv_head};
     uint32_t recent = (uint32_t)((double)h->capacity * h->p->set.keydiff.window);
-    float *scores = malloc(n * sizeof *scores + 1);
-    if (!scores) return no_memory(h, err);
+    float *scores = need(n, sizeof *scores, "scores");
     kvb_status status = metric_score(&h->p->scores, &view, scores, err);
     if (status == KVB_OK) *n_keep = policy_best(scores, n, h->capacity, 0, recent, keep);
     free(scores);
@@ -51,9 +45,9 @@ static kvb_status keydiff_prefill(policy_head *h, const layer_view *view, const 
     uint32_t T = view->n_tokens, d = h->head_dim, block = h->p->set.keydiff.block,
              n = T < h->capacity ? T : h->capacity;
     const float *k = view->k + (size_t)h->kv_head * T * d;
-    uint32_t *best = malloc(((size_t)h->capacity + block) * sizeof *best);
-    float *keys = malloc(((size_t)h->capacity + block) * d * sizeof *keys);
-    kvb_status status = best && keys ? KVB_OK : no_memory(h, err);
+    uint32_t *best = need((size_t)h->capacity + block, sizeof *best, "entries");
+    float *keys = need(((size_t)h->capacity + block) * d, sizeof *keys, "numbers of keys");
+    kvb_status status = KVB_OK;
     (void)scores;
     for (uint32_t i = 0; i < n; i++) keep[i] = i;
     for (uint32_t at = n; status == KVB_OK && at < T; at += block) {
@@ -115,24 +109,17 @@ static uint32_t kept_per_partition(const policy_head *h)
 
 // Compresses the oldest partition of n entries with keys k and values v; removes the others from `keep`, the list of
 // what is left.
-static kvb_status compress_partition(policy_head *h, const float *k, const float *v, uint32_t *keep, uint32_t *n_keep,
-                                     kvb_error *err)
+static void compress_partition(policy_head *h, const float *k, const float *v, uint32_t *keep, uint32_t *n_keep)
 {
     uint32_t lag = h->p->set.lagkv.lag, d = h->head_dim, first = h->counts[0], kept = kept_per_partition(h);
     size_t rows = (size_t)2 * lag * d;
-    float *keys = malloc((2 * rows + 3 * (size_t)d + 2 * (size_t)lag) * sizeof *keys), *values, *scores, *scratch;
-    uint32_t *best = malloc(lag * sizeof *best);
-    if (!keys || !best) {
-        free(keys);
-        free(best);
-        return no_memory(h, err);
-    }
-    values = keys + rows, scores = values + rows, scratch = scores + lag;
+    float *keys = need(2 * rows + 3 * (size_t)d + 2 * (size_t)lag, sizeof *keys, "numbers of keys and values"),
+          *values = keys + rows, *scores = values + rows, *scratch = scores + lag;
+    uint32_t *best = need(lag, sizeof *best, "entries");
     for (uint32_t i = 0; i < 2 * lag; i++) {
         memcpy(keys + (size_t)i * d, k + (size_t)keep[first + i] * d, d * sizeof *keys);
         memcpy(values + (size_t)i * d, v + (size_t)keep[first + i] * d, d * sizeof *keys);
     }
-    memset(scores, 0, lag * sizeof *scores);
     lagkv_partition(scores, 1, keys, lag, keys + rows / 2, lag, d, scratch);
     lagkv_partition(scores, (float)h->p->set.lagkv.lambda, values, lag, values + rows / 2, lag, d, scratch);
     uint32_t n_best = policy_best(scores, lag, kept, 0, 0, best);
@@ -142,33 +129,31 @@ static kvb_status compress_partition(policy_head *h, const float *k, const float
     h->counts[0] += n_best;
     free(keys);
     free(best);
-    return KVB_OK;
 }
 
-static kvb_status lagkv_compress(policy_head *h, const float *k, const float *v, uint32_t n, uint32_t *keep,
-                                 uint32_t *n_keep, kvb_error *err)
+static void lagkv_compress(policy_head *h, const float *k, const float *v, uint32_t n, uint32_t *keep, uint32_t *n_keep)
 {
     uint32_t lag = h->p->set.lagkv.lag, sink = h->p->set.lagkv.sink;
-    kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n; i++) keep[i] = i;
     *n_keep = n;
     if (h->counts[0] < sink) h->counts[0] = n < sink ? n : sink;
-    while (status == KVB_OK && *n_keep - h->counts[0] >= 2 * lag)
-        status = compress_partition(h, k, v, keep, n_keep, err);
-    return status;
+    while (*n_keep - h->counts[0] >= 2 * lag) compress_partition(h, k, v, keep, n_keep);
 }
 
 static kvb_status lagkv_evict(policy_head *h, kv_span span, uint32_t *keep, uint32_t *n_keep, kvb_error *err)
 {
-    return lagkv_compress(h, span.k, span.v, span.count, keep, n_keep, err);
+    (void)err;
+    lagkv_compress(h, span.k, span.v, span.count, keep, n_keep);
+    return KVB_OK;
 }
 
 static kvb_status lagkv_prefill(policy_head *h, const layer_view *view, const float *scores, uint32_t *keep,
                                 uint32_t *n_keep, kvb_error *err)
 {
     size_t at = (size_t)h->kv_head * view->n_tokens * h->head_dim;
-    (void)scores;
-    return lagkv_compress(h, view->k + at, view->v + at, view->n_tokens, keep, n_keep, err);
+    (void)scores, (void)err;
+    lagkv_compress(h, view->k + at, view->v + at, view->n_tokens, keep, n_keep);
+    return KVB_OK;
 }
 
 // Sinks and two partitions first, then partition by partition.

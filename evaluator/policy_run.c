@@ -1,5 +1,6 @@
 #include "evaluator/policy_run.h"
 #include "evaluator/policy_parts.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
@@ -42,10 +43,8 @@ static kvb_status open_heads(policy_run *r, const uint32_t *capacity, double rat
         floats += r->p->kind->floats ? r->p->kind->floats(h) : 0;
     }
     r->memory_at[r->n_heads] = floats;
-    r->memory = calloc(floats + 1, sizeof *r->memory);
-    r->memory_after = calloc(floats + 1, sizeof *r->memory_after);
-    if (!r->memory || !r->memory_after)
-        return kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %zu MiB of state", r->p->spec, floats >> 17);
+    r->memory = need(floats, sizeof *r->memory, "numbers of a policy's state");
+    r->memory_after = need(floats, sizeof *r->memory_after, "numbers of a policy's state");
     for (size_t i = 0; i < r->n_heads; i++) {
         r->heads[i].memory = r->memory + r->memory_at[i];
         r->heads[i].marks = r->marks + i * r->max_room;
@@ -65,28 +64,21 @@ kvb_status policy_run_open(policy_run **out, const policy *p, const model *m, co
                         "policy %s: %s has layers whose cache is bounded by a window of %u positions; policies that "
                         "evict during decoding do not know them, metrics do",
                         p->spec, m->config.name, m->config.window);
-    policy_run *r = calloc(1, sizeof *r);
-    if (!r) return kvb_fail(err, KVB_MEMORY, "policy %s: no memory", p->spec);
+    policy_run *r = need(1, sizeof *r, "policies");
     *r = (policy_run){
         .p = p, .m = m, .n_tokens = n_tokens, .extra = extra, .max_room = (uint32_t)room, .n_heads = n_heads};
-    r->heads = calloc(n_heads, sizeof *r->heads);
-    r->after = calloc(n_heads, sizeof *r->after);
-    r->memory_at = calloc(n_heads + 1, sizeof *r->memory_at);
-    r->marks = calloc(n_heads * room + 1, sizeof *r->marks);
-    r->marks_after = calloc(n_heads * room + 1, sizeof *r->marks_after);
-    r->keep = calloc(room + 1, sizeof *r->keep);
-    r->scores = calloc((size_t)m->config.n_kv_heads * n_tokens + 1, sizeof *r->scores);
-    kvb_status status = KVB_OK;
-    if (!r->heads || !r->after || !r->memory_at || !r->marks || !r->marks_after || !r->keep || !r->scores)
-        status = kvb_fail(err, KVB_MEMORY, "policy %s: no memory for %zu heads of %zu tokens", p->spec, n_heads, room);
-    if (status == KVB_OK) status = kept_set_open(&r->kept, (uint32_t)n_heads, n_heads * n_tokens, err);
-    if (status == KVB_OK) status = open_heads(r, capacity, ratio, err);
-    if (status != KVB_OK) {
-        policy_run_close(r);
-        return status;
-    }
-    *out = r;
-    return KVB_OK;
+    r->heads = need(n_heads, sizeof *r->heads, "heads");
+    r->after = need(n_heads, sizeof *r->after, "heads");
+    r->memory_at = need(n_heads + 1, sizeof *r->memory_at, "heads");
+    r->marks = need(n_heads * room, sizeof *r->marks, "marked entries");
+    r->marks_after = need(n_heads * room, sizeof *r->marks_after, "marked entries");
+    r->keep = need(room, sizeof *r->keep, "entries");
+    r->scores = need((size_t)m->config.n_kv_heads * n_tokens, sizeof *r->scores, "scores");
+    r->kept = kept_set_open((uint32_t)n_heads, n_heads * n_tokens);
+    kvb_status status = open_heads(r, capacity, ratio, err);
+    if (status == KVB_OK) *out = r;
+    else policy_run_close(r);
+    return status;
 }
 
 void policy_run_close(policy_run *r)
@@ -261,21 +253,19 @@ policy_stats policy_run_stats(const policy_run *r)
 // ---- Blocks ----
 
 // A cache that holds what may stay of the blocks so far, and the next block; or what stays of all, and `extra`.
-static kvb_status open_block_cache(policy_run *r, uint32_t extra, kv_cache **out, kvb_error *err)
+static kv_cache *open_block_cache(policy_run *r, uint32_t extra)
 {
     const model_config *c = &r->m->config;
     uint32_t block = r->p->kind->block(r->p, 1), first = r->p->kind->block(r->p, 0);
-    uint32_t *room = malloc(r->n_heads * sizeof *room + 1);
-    *out = NULL;
-    if (!room) return kvb_fail(err, KVB_MEMORY, "policy %s: no memory", r->p->spec);
+    uint32_t *room = need(r->n_heads, sizeof *room, "heads");
     for (size_t i = 0; i < r->n_heads; i++) {
         uint32_t most = r->p->kind->most ? r->p->kind->most(&r->heads[i]) : r->heads[i].capacity;
         room[i] = most + (block > extra ? block : extra);
         room[i] = room[i] > first ? room[i] : first;
     }
-    kvb_status status = kv_cache_open(out, c->n_layers, c->n_kv_heads, c->head_dim, room, err);
+    kv_cache *cache = kv_cache_open(c->n_layers, c->n_kv_heads, c->head_dim, room);
     free(room);
-    return status;
+    return cache;
 }
 
 kvb_status policy_run_blocks(policy_run *r, decoder *d, const int32_t *ids, uint32_t n, uint32_t extra, kv_cache **out,
@@ -286,7 +276,8 @@ kvb_status policy_run_blocks(policy_run *r, decoder *d, const int32_t *ids, uint
         return kvb_fail(err, KVB_UNSUPPORTED,
                         "policy %s: cannot prefill in blocks, since it needs every query's attention", r->p->spec);
     for (size_t i = 0; i < r->n_heads; i++) memset(r->heads[i].counts, 0, sizeof r->heads[i].counts);
-    kvb_status status = open_block_cache(r, extra, out, err);
+    kvb_status status = KVB_OK;
+    *out = open_block_cache(r, extra);
     decode_hooks hooks = policy_run_hooks(r);
     hooks.attended = NULL;
     for (uint32_t at = 0, rows; status == KVB_OK && at < n; at += rows) {

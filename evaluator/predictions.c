@@ -1,22 +1,20 @@
 #include "evaluator/predictions.h"
+#include "formats/need.h"
 #include "profiler/backend/linalg.h"
-#include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 
-kvb_status predictions_open(predictions *out, uint32_t n, uint32_t vocabulary, kvb_error *err)
+predictions predictions_open(uint32_t n, uint32_t vocabulary)
 {
     size_t logits = (size_t)n * vocabulary;
-    *out = (predictions){.n = n,
+    return (predictions){.n = n,
                          .vocabulary = vocabulary,
-                         .next = calloc(n, sizeof *out->next),
-                         .logits = malloc(logits * sizeof(float) + 1),
-                         .p = malloc(logits * sizeof(float) + 1),
-                         .log_sum = calloc(n, sizeof(double)),
-                         .nll = calloc(n, sizeof(double)),
-                         .likeliest = calloc(n, sizeof *out->likeliest)};
-    if (out->next && out->logits && out->p && out->log_sum && out->nll && out->likeliest) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u rows of %u logits", n, vocabulary);
+                         .next = need(n, sizeof(int32_t), "token ids"),
+                         .logits = need(logits, sizeof(float), "logits"),
+                         .p = need(logits, sizeof(float), "probabilities"),
+                         .log_sum = need(n, sizeof(double), "rows"),
+                         .nll = need(n, sizeof(double), "rows"),
+                         .likeliest = need(n, sizeof(uint32_t), "rows")};
 }
 
 void predictions_close(predictions *a)

@@ -14,8 +14,8 @@ typedef struct predictions {
     uint32_t *likeliest; // [n] the token with the largest logit, the first of equal ones
 } predictions;
 
-// Memory for n rows. The caller frees with predictions_close, also after a failure.
-kvb_status predictions_open(predictions *out, uint32_t n, uint32_t vocabulary, kvb_error *err);
+// Memory for n rows. The caller frees with predictions_close.
+predictions predictions_open(uint32_t n, uint32_t vocabulary);
 void predictions_close(predictions *a); // a zero struct is allowed
 
 // From next and logits to all the others.

@@ -130,8 +130,8 @@ static kvb_status fill_text(refine_bench *b, uint32_t text, kvb_error *err)
     kvb_error inner = {0};
     if (t->full.next) return KVB_OK;
     double start = meter_now();
-    kvb_status status = damage_text_open(b->d, t, &inner);
-    if (status == KVB_OK) status = damage_text_fill(b->d, t, &in, b->stop, &inner);
+    *t = damage_text_open(b->d);
+    kvb_status status = damage_text_fill(b->d, t, &in, b->stop, &inner);
     b->prefill_seconds += meter_now() - start;
     b->n_prefills++;
     if (status == KVB_OK) return KVB_OK;

@@ -1,14 +1,15 @@
 #include "evaluator/retrieval.h"
 #include "formats/atomic_file.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
 
-kvb_status retrieval_open(retrieval *r, const model *m, const model_text *text, kvb_error *err)
+retrieval retrieval_open(const model *m, const model_text *text)
 {
-    *r = (retrieval){
-        .m = m, .text = text, .sums = calloc((size_t)m->config.n_layers * m->config.n_heads + 1, sizeof(double))};
-    return r->sums ? KVB_OK : kvb_fail(err, KVB_MEMORY, "head scores: no memory");
+    return (retrieval){.m = m,
+                       .text = text,
+                       .sums = need((size_t)m->config.n_layers * m->config.n_heads, sizeof(double), "query heads")};
 }
 
 void retrieval_close(retrieval *r)
@@ -69,17 +70,13 @@ static kvb_status encode_answer(int32_t **ids, uint32_t *n_question, uint32_t *n
                                 const task_question *q, kvb_error *err)
 {
     int32_t *question = NULL, *answer = NULL;
-    size_t nq = 0, na = 0, size = 0;
-    char *text = NULL;
-    FILE *to = open_memstream(&text, &size);
-    if (!to) return kvb_fail(err, KVB_MEMORY, "head scores: no memory for an answer");
-    for (size_t i = 0; i < q->n_gold; i++) fprintf(to, "%s%s", i ? ", " : " ", q->gold[i]);
-    kvb_status status = fclose(to) == 0 ? KVB_OK : kvb_fail(err, KVB_MEMORY, "head scores: no memory for an answer");
-    if (status == KVB_OK) status = model_text_encode(t, TEXT_QUESTION, q->text, strlen(q->text), &question, &nq, err);
-    if (status == KVB_OK) status = model_text_encode(t, TEXT_ALONE, text, size, &answer, &na, err);
-    *ids = status == KVB_OK ? malloc((nq + na + 1) * sizeof **ids) : NULL;
-    if (status == KVB_OK && !*ids) status = kvb_fail(err, KVB_MEMORY, "head scores: no memory for %zu ids", nq + na);
+    size_t nq = 0, na = 0;
+    char *text = task_answer_text(q);
+    *ids = NULL;
+    kvb_status status = model_text_encode(t, TEXT_QUESTION, q->text, strlen(q->text), &question, &nq, err);
+    if (status == KVB_OK) status = model_text_encode(t, TEXT_ALONE, text, strlen(text), &answer, &na, err);
     if (status == KVB_OK) {
+        *ids = need(nq + na, sizeof **ids, "token ids");
         memcpy(*ids, question, nq * sizeof **ids);
         memcpy(*ids + nq, answer, na * sizeof **ids);
     }
@@ -135,7 +132,7 @@ static kvb_status count_rows(uint32_t *out, const model_text *t, const task_samp
     return status;
 }
 
-kvb_status retrieval_add(retrieval *r, const task *t, const task_sample *sample, kvb_error *err)
+kvb_status retrieval_add(retrieval *r, const task_sample *sample, kvb_error *err)
 {
     int32_t *ids = NULL;
     uint32_t n = 0, rows = 0, *starts = NULL;
@@ -144,9 +141,9 @@ kvb_status retrieval_add(retrieval *r, const task *t, const task_sample *sample,
     session *s = NULL;
     kvb_status status = task_context_ids(&ids, &n, r->m, r->text, sample, err);
     if (status == KVB_OK) status = count_rows(&rows, r->text, sample, err);
-    if (status == KVB_OK && (!(starts = malloc((n + 1) * sizeof *starts)) || !(marks = malloc(n + 1))))
-        status = kvb_fail(err, KVB_MEMORY, "task %s: no memory for %u tokens", t->spec, n);
     if (status == KVB_OK) {
+        starts = need((size_t)n + 1, sizeof *starts, "tokens");
+        marks = need(n, sizeof *marks, "tokens");
         text = model_text_decode(r->text, ids, n, NULL);
         find_starts(starts, r->text, ids, n);
     }

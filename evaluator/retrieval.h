@@ -11,13 +11,13 @@ typedef struct retrieval {
     size_t n;     // questions in them
 } retrieval;
 
-kvb_status retrieval_open(retrieval *r, const model *m, const model_text *text, kvb_error *err);
+retrieval retrieval_open(const model *m, const model_text *text);
 void retrieval_close(retrieval *r);
 
 // Adds every question of a sample: the gold strings are teacher-forced behind the question over the full cache, and a
 // head's score is the mean, over the queries that predict them, of its attention to the tokens of the context in which
 // they stand. KVB_ARGUMENT for a sample whose gold strings do not stand in its context.
-kvb_status retrieval_add(retrieval *r, const task *t, const task_sample *sample, kvb_error *err);
+kvb_status retrieval_add(retrieval *r, const task_sample *sample, kvb_error *err);
 
 // Means over the questions, one line per layer and a number per query head (evaluator/head_scores.h reads it).
 kvb_status retrieval_write(const retrieval *r, const char *path, kvb_error *err);

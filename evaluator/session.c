@@ -1,4 +1,5 @@
 #include "evaluator/session.h"
+#include "formats/need.h"
 #include "profiler/backend/meter.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
@@ -15,35 +16,27 @@ kvb_status session_open(session **out, const model *m, const session_plan *plan,
     if ((uint64_t)plan->max_tokens + plan->max_new > m->config.context_length)
         return kvb_fail(err, KVB_ARGUMENT, "%u + %u tokens: the model was trained for %u; use a shorter context",
                         plan->max_tokens, plan->max_new, m->config.context_length);
-    session *s = calloc(1, sizeof *s);
-    if (!s) return kvb_fail(err, KVB_MEMORY, "evaluation: no memory");
+    session *s = need(1, sizeof *s, "sessions");
     *s = (session){.m = m, .plan = *plan};
     size_t scores = heads_of(s) * plan->max_tokens, floats = scores * m->config.head_dim;
     forward_plan prefill = {plan->max_tokens, 1, plan->max_new ? plan->max_new : 1, plan->oracle, false};
     kvb_status status = forward_open(&s->prefill, m, &prefill, err);
     if (status == KVB_OK) status = decoder_open(&s->decode, m, plan->max_rows, plan->max_tokens + plan->max_new, err);
-    s->ids = malloc(plan->max_tokens * sizeof *s->ids + 1);
-    s->k = malloc(floats * sizeof(float) + 1);
-    s->v = malloc(floats * sizeof(float) + 1);
-    s->scores = calloc(plan->n_metrics + 1, sizeof *s->scores);
-    s->first = calloc(plan->n_metrics + 1, sizeof *s->first);
-    bool good = s->ids && s->k && s->v && s->scores && s->first;
-    for (size_t i = 0; good && i < plan->n_metrics; i++) {
+    s->ids = need(plan->max_tokens, sizeof *s->ids, "token ids");
+    s->k = need(floats, sizeof(float), "numbers of keys");
+    s->v = need(floats, sizeof(float), "numbers of values");
+    s->scores = need(plan->n_metrics, sizeof *s->scores, "metrics");
+    s->first = need(plan->n_metrics, sizeof *s->first, "metrics");
+    for (size_t i = 0; i < plan->n_metrics; i++) {
         const metric *one = &plan->metrics[i];
         bool nested = metric_check_nested(one, NULL) == KVB_OK;
-        good = (s->scores[i] = malloc(scores * sizeof(float) + 1)) &&
-               (nested || s->ranked || (s->ranked = malloc(scores * sizeof(float) + 1))) &&
-               (nested || !one->base || (s->first[i] = malloc(scores * sizeof(float) + 1)));
+        s->scores[i] = need(scores, sizeof(float), "scores");
+        if (!nested && !s->ranked) s->ranked = need(scores, sizeof(float), "scores");
+        if (!nested && one->base) s->first[i] = need(scores, sizeof(float), "scores");
     }
-    if (status == KVB_OK && !good)
-        status = kvb_fail(err, KVB_MEMORY, "evaluation: no memory for %u tokens and %zu metrics", plan->max_tokens,
-                          plan->n_metrics);
-    if (status != KVB_OK) {
-        session_close(s);
-        return status;
-    }
-    *out = s;
-    return KVB_OK;
+    if (status == KVB_OK) *out = s;
+    else session_close(s);
+    return status;
 }
 
 void session_close(session *s)
@@ -127,17 +120,14 @@ kvb_status session_reference(session *s, const int32_t *ids, uint32_t n, float *
     if (!s->prefill || !s->n_tokens || n == 0 || n > s->plan.max_new || (importance && !s->plan.oracle))
         return kvb_fail(err, KVB_ARGUMENT, "reference: expected a prefilled context and 1 to %u tokens, found %u",
                         s->plan.max_new, n);
-    decode_row *rows = calloc(n, sizeof *rows);
-    uint32_t *wanted = calloc(n, sizeof *wanted);
-    kvb_status status = rows && wanted ? KVB_OK : kvb_fail(err, KVB_MEMORY, "reference: no memory for %u rows", n);
-    for (uint32_t i = 0; status == KVB_OK && i < n; i++) {
+    decode_row *rows = need(n, sizeof *rows, "rows");
+    uint32_t *wanted = need(n, sizeof *wanted, "rows");
+    for (uint32_t i = 0; i < n; i++) {
         rows[i] = (decode_row){0, i, s->plan.oracle};
         wanted[i] = i;
     }
-    if (status == KVB_OK) {
-        forward_begin_questions(s->prefill, 1);
-        status = forward_rows(s->prefill, rows, ids, n, wanted, logits ? n : 0, logits, err);
-    }
+    forward_begin_questions(s->prefill, 1);
+    kvb_status status = forward_rows(s->prefill, rows, ids, n, wanted, logits ? n : 0, logits, err);
     if (status == KVB_OK && importance) status = forward_importance(s->prefill, 0, importance, err);
     if (status == KVB_OK && importance) spread_importance(s, importance);
     free(rows);
@@ -164,9 +154,9 @@ kvb_status session_select(const session *s, const float *scores, const uint32_t 
 {
     size_t heads = heads_of(s), total = 0;
     for (size_t h = 0; h < heads; h++) total += keep[h] < s->n_tokens ? keep[h] : s->n_tokens;
-    kvb_status status = kept_set_open(out, (uint32_t)heads, total, err);
-    if (status != KVB_OK) return status;
-    status = kvb_select_all(scores, heads, s->n_tokens, keep, sink, window, out->offsets, out->positions, total, err);
+    *out = kept_set_open((uint32_t)heads, total);
+    kvb_status status =
+        kvb_select_all(scores, heads, s->n_tokens, keep, sink, window, out->offsets, out->positions, total, err);
     if (status != KVB_OK) kept_set_free(out);
     return status;
 }
@@ -176,7 +166,8 @@ kvb_status session_select_each(const session *s, const float *scores, const uint
 {
     size_t heads = heads_of(s), total = 0, T = s->n_tokens;
     for (size_t h = 0; h < heads; h++) total += keep[h] < T ? keep[h] : T;
-    kvb_status status = kept_set_open(out, (uint32_t)heads, total, err);
+    *out = kept_set_open((uint32_t)heads, total);
+    kvb_status status = KVB_OK;
     for (size_t h = 0; h < heads && status == KVB_OK; h++) {
         size_t n = keep[h] < T ? keep[h] : T, at = out->offsets[h];
         out->offsets[h + 1] = at + n;
@@ -191,34 +182,35 @@ kvb_status session_cache(const session *s, const kept_set *kept, uint32_t extra,
     const model_config *c = &s->m->config;
     *out = NULL;
     if (!s->k || !s->n_tokens) return kvb_fail(err, KVB_ARGUMENT, "evaluation: there is no prefilled context");
-    return kv_cache_gather(out, c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra, err);
+    *out = kv_cache_gather(c->n_layers, c->n_kv_heads, c->head_dim, s->k, s->v, s->n_tokens, kept, extra);
+    return KVB_OK;
 }
 
 kvb_status session_cache_again(const session *s, const kept_set *kept, uint32_t extra, kv_cache **cache, kvb_error *err)
 {
     if (!*cache) return session_cache(s, kept, extra, cache, err);
     if (!s->k || !s->n_tokens) return kvb_fail(err, KVB_ARGUMENT, "evaluation: there is no prefilled context");
-    return kv_cache_refill(*cache, s->k, s->v, s->n_tokens, kept, extra, err);
+    kv_cache_refill(*cache, s->k, s->v, s->n_tokens, kept, extra);
+    return KVB_OK;
 }
 
 // ---- Many contexts ----
 
-kvb_status session_context_open(session_context *out, const session *s, kvb_error *err)
+session_context session_context_open(const session *s)
 {
     const session_plan *plan = &s->plan;
     size_t scores = heads_of(s) * plan->max_tokens, floats = scores * s->m->config.head_dim;
-    *out = (session_context){.ids = malloc(plan->max_tokens * sizeof(int32_t) + 1),
-                             .k = malloc(floats * sizeof(float) + 1),
-                             .v = malloc(floats * sizeof(float) + 1),
-                             .scores = calloc(plan->n_metrics + 1, sizeof(float *)),
-                             .first = calloc(plan->n_metrics + 1, sizeof(float *)),
-                             .n_metrics = plan->n_metrics};
-    bool good = out->ids && out->k && out->v && out->scores && out->first;
-    for (size_t i = 0; good && i < plan->n_metrics; i++)
-        good = (out->scores[i] = malloc(scores * sizeof(float) + 1)) &&
-               (!s->first[i] || (out->first[i] = malloc(scores * sizeof(float) + 1)));
-    if (good) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "evaluation: no memory for another context of %u tokens", plan->max_tokens);
+    session_context c = {.ids = need(plan->max_tokens, sizeof(int32_t), "token ids"),
+                         .k = need(floats, sizeof(float), "numbers of keys"),
+                         .v = need(floats, sizeof(float), "numbers of values"),
+                         .scores = need(plan->n_metrics, sizeof(float *), "metrics"),
+                         .first = need(plan->n_metrics, sizeof(float *), "metrics"),
+                         .n_metrics = plan->n_metrics};
+    for (size_t i = 0; i < plan->n_metrics; i++) {
+        c.scores[i] = need(scores, sizeof(float), "scores");
+        if (s->first[i]) c.first[i] = need(scores, sizeof(float), "scores");
+    }
+    return c;
 }
 
 void session_context_free(session_context *c)

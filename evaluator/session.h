@@ -81,8 +81,8 @@ typedef struct session_context {
 } session_context;
 
 // Memory for a context of the session's longest length, for the same metrics. The caller frees with
-// session_context_free, also after a failure; a zero struct is allowed there.
-kvb_status session_context_open(session_context *out, const session *s, kvb_error *err);
+// session_context_free; a zero struct is allowed there.
+session_context session_context_open(const session *s);
 void session_context_free(session_context *c);
 // Bytes that one takes.
 uint64_t session_context_bytes(const model *m, uint32_t max_tokens, size_t n_metrics);

@@ -1,34 +1,33 @@
 #include "evaluator/summary.h"
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct rows {
+typedef struct summary_rows {
     const double **kl, **nll, **agree, **other; // [texts]
     double *agreements;                         // [texts, n]
     uint32_t *n, *n_less;                       // [texts] n, and n - 1
-} rows;
+} summary_rows;
 
-static kvb_status rows_open(rows *r, const sweep *s, kvb_error *err)
+static summary_rows rows_open(const sweep *s)
 {
     size_t n = s->n_texts;
-    *r = (rows){calloc(n, sizeof(double *)),
-                calloc(n, sizeof(double *)),
-                calloc(n, sizeof(double *)),
-                calloc(n, sizeof(double *)),
-                calloc(n * s->o.n_next, sizeof(double)),
-                calloc(n, sizeof(uint32_t)),
-                calloc(n, sizeof(uint32_t))};
-    for (uint32_t t = 0; r->n && r->n_less && t < n; t++) {
-        r->n[t] = s->o.n_next;
-        r->n_less[t] = s->o.n_next - 1;
+    summary_rows r = {need(n, sizeof(double *), "texts"),
+                      need(n, sizeof(double *), "texts"),
+                      need(n, sizeof(double *), "texts"),
+                      need(n, sizeof(double *), "texts"),
+                      need(n * s->o.n_next, sizeof(double), "agreements"),
+                      need(n, sizeof(uint32_t), "texts"),
+                      need(n, sizeof(uint32_t), "texts")};
+    for (uint32_t t = 0; t < n; t++) {
+        r.n[t] = s->o.n_next;
+        r.n_less[t] = s->o.n_next - 1;
     }
-    if (r->kl && r->nll && r->agree && r->other && r->agreements && r->n && r->n_less) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "no memory for the summary of %zu texts", n);
+    return r;
 }
 
-static void rows_free(rows *r)
+static void rows_free(summary_rows *r)
 {
     free(r->kl);
     free(r->nll);
@@ -73,7 +72,7 @@ static const sweep_cell *beside(const sweep *s, size_t i, bool (*is_wanted)(cons
 
 // The KL of cells[at] and of the same cell of all texts, as a ratio to another allocator's.
 static interval ratio_to(const sweep *s, size_t at, bool (*is_wanted)(const allocator *), const value_groups *kl,
-                         rows *r)
+                         summary_rows *r)
 {
     size_t per_text = s->n_cells / s->n_texts;
     for (uint32_t t = 0; t < s->n_texts; t++) {
@@ -84,7 +83,7 @@ static interval ratio_to(const sweep *s, size_t at, bool (*is_wanted)(const allo
     return interval_ratio(kl, r->other);
 }
 
-static void summarize_one(const sweep *s, size_t at, rows *r, sweep_summary *out)
+static void summarize_one(const sweep *s, size_t at, summary_rows *r, sweep_summary *out)
 {
     size_t per_text = s->n_cells / s->n_texts;
     uint32_t n = s->o.n_next, L = s->m->config.n_layers, T = s->n_texts;
@@ -115,17 +114,12 @@ static void summarize_one(const sweep *s, size_t at, rows *r, sweep_summary *out
     out->to_published = ratio_to(s, at, is_published, &kl, r);
 }
 
-kvb_status sweep_summarize(const sweep *s, sweep_summary **out, size_t *n, kvb_error *err)
+sweep_summary *sweep_summarize(const sweep *s, size_t *n)
 {
-    rows r;
     *n = s->n_cells / s->n_texts;
-    *out = calloc(*n, sizeof **out);
-    kvb_status status = rows_open(&r, s, err);
-    if (status == KVB_OK && !*out) status = kvb_fail(err, KVB_MEMORY, "no memory for %zu summaries", *n);
-    for (size_t i = 0; status == KVB_OK && i < *n; i++) summarize_one(s, i, &r, &(*out)[i]);
+    sweep_summary *all = need(*n, sizeof *all, "summaries");
+    summary_rows r = rows_open(s);
+    for (size_t i = 0; i < *n; i++) summarize_one(s, i, &r, &all[i]);
     rows_free(&r);
-    if (status == KVB_OK) return KVB_OK;
-    free(*out);
-    *out = NULL;
-    return status;
+    return all;
 }

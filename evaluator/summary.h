@@ -24,4 +24,4 @@ typedef struct sweep_summary {
 
 // [columns, ratios, protection] in the order of the sweep's first text; every cell must be done. The caller frees the
 // array.
-kvb_status sweep_summarize(const sweep *s, sweep_summary **out, size_t *n, kvb_error *err);
+sweep_summary *sweep_summarize(const sweep *s, size_t *n);

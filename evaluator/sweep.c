@@ -1,6 +1,7 @@
 #include "evaluator/sweep.h"
 #include "evaluator/sweep_log.h"
 #include "formats/atomic_file.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/backend/meter.h"
 #include "runtime/fail.h"
@@ -47,8 +48,7 @@ kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both
             return kvb_fail(err, KVB_ARGUMENT, "%s: %u tokens, expected at least %u of context and %u to go on with",
                             s->texts[t].name, s->texts[t].n_ids, s->o.n_tokens, s->o.n_next);
     s->n_cells = per_text * s->n_texts;
-    s->cells = calloc(s->n_cells + 1, sizeof *s->cells);
-    if (!s->cells) return kvb_fail(err, KVB_MEMORY, "no memory for %zu runs", s->n_cells);
+    s->cells = need(s->n_cells, sizeof *s->cells, "runs");
     kvb_status status = KVB_OK;
     size_t i = 0;
     for (uint32_t t = 0; t < s->n_texts; t++)
@@ -78,7 +78,7 @@ typedef struct sweep_run_state {
     atomic_file kept;
     const sweep_watch *watch;
     size_t n_done;     // cells, for the progress
-    policy_run **runs; // [n_cells / n_texts] of the present text's cells; NULL where no policy is to be measured
+    policy_run **runs; // [n_cells / n_texts] of the present text's cells; NULL where no policy is at work
 } sweep_run_state;
 
 static bool report(sweep_run_state *r, double part)
@@ -106,15 +106,15 @@ static kvb_status keep_result(sweep_run_state *r, sweep_cell *c, const fidelity_
 static kvb_status run_batch(sweep_run_state *r, sweep_cell *const *cells, uint32_t n, kvb_error *err)
 {
     const sweep *s = r->s;
-    kept_set *kept = calloc(n, sizeof *kept);
-    fidelity_cell *results = calloc(n, sizeof *results);
-    kvb_status status = kept && results ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %u runs at a time", n);
+    kept_set *kept = need(n, sizeof *kept, "runs");
+    fidelity_cell *results = need(n, sizeof *results, "runs");
+    kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++)
         status = method_select(r->session, &s->methods, &s->methods.columns[cells[i]->column], cells[i]->ratio,
                                cells[i]->protect, r->f->importance, &kept[i], err);
     if (status == KVB_OK) status = fidelity_measure(r->f, kept, n, results, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) status = keep_result(r, cells[i], &results[i], &kept[i], err);
-    for (uint32_t i = 0; kept && i < n; i++) kept_set_free(&kept[i]);
+    for (uint32_t i = 0; i < n; i++) kept_set_free(&kept[i]);
     free(kept);
     free(results);
     return status;
@@ -131,38 +131,66 @@ static kvb_status run_policies(sweep_run_state *r, sweep_cell *const *cells, pol
     return status;
 }
 
-static kvb_status count_batch(sweep_run_state *r, uint32_t n, kvb_error *err)
+// What a run of the log kept: for the list of kept positions alone, which is made as a whole.
+static kvb_status recall_kept(sweep_run_state *r, const sweep_cell *c, const policy_run *run, kvb_error *err)
 {
+    kept_set kept = {0};
+    if (run) return sweep_write_kept(r->kept.stream, r->s, c, policy_run_kept(run), err);
+    kvb_status status = method_select(r->session, &r->s->methods, &r->s->methods.columns[c->column], c->ratio,
+                                      c->protect, r->f->importance, &kept, err);
+    if (status == KVB_OK) status = sweep_write_kept(r->kept.stream, r->s, c, &kept, err);
+    kept_set_free(&kept);
+    return status;
+}
+
+// Cells of one text that are waiting to be measured together.
+typedef struct sweep_batch {
+    sweep_cell *cells[BATCH_MAX];
+    policy_run *runs[FIDELITY_POLICIES];
+    uint32_t n;
+} sweep_batch;
+
+static kvb_status flush_batch(sweep_run_state *r, sweep_batch *b, bool policies, kvb_error *err)
+{
+    uint32_t n = b->n;
+    if (n == 0) return KVB_OK;
+    kvb_status status = policies ? run_policies(r, b->cells, b->runs, n, err) : run_batch(r, b->cells, n, err);
+    b->n = 0;
+    if (status != KVB_OK) return status;
     r->n_done += n;
     r->s->n_measured += n;
     if (report(r, 0)) return KVB_OK;
-    return kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs; the same command goes on", r->n_done,
-                    r->s->n_cells);
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs%s", r->n_done, r->s->n_cells,
+                    r->log ? "; the same command goes on" : "");
 }
 
-// The missing cells of a text, first those without a policy, in batches.
+// The missing cells of a text, first those without a policy, in batches. Kept positions are written in this order,
+// whatever is missing.
 static kvb_status run_cells(sweep_run_state *r, sweep_cell *cells, size_t n, kvb_error *err)
 {
-    sweep_cell *batch[BATCH_MAX];
-    policy_run *runs[FIDELITY_POLICIES];
+    sweep_batch b = {.n = 0};
     kvb_status status = KVB_OK;
     for (int policies = 0; policies < 2; policies++) {
-        uint32_t full = policies ? FIDELITY_POLICIES : r->f->batch, filled = 0;
+        uint32_t full = policies ? FIDELITY_POLICIES : r->f->batch;
         for (size_t i = 0; i < n && status == KVB_OK; i++) {
-            if (!cells[i].done && (r->runs[i] != NULL) == policies) {
-                if (policies) runs[filled] = r->runs[i];
-                batch[filled++] = &cells[i];
+            if (is_policy(r->s, cells[i].column) != policies) continue;
+            if (cells[i].resumed) {
+                if (!r->kept.stream) continue;
+                status = flush_batch(r, &b, policies, err);
+                if (status == KVB_OK) status = recall_kept(r, &cells[i], r->runs[i], err);
+                continue;
             }
-            if (filled < full && (i + 1 < n || filled == 0)) continue;
-            status = policies ? run_policies(r, batch, runs, filled, err) : run_batch(r, batch, filled, err);
-            if (status == KVB_OK) status = count_batch(r, filled, err);
-            filled = 0;
+            if (policies) b.runs[b.n] = r->runs[i];
+            b.cells[b.n++] = &cells[i];
+            if (b.n == full) status = flush_batch(r, &b, policies, err);
         }
+        if (status == KVB_OK) status = flush_batch(r, &b, policies, err);
     }
     return status;
 }
 
-// Opens the policies of a text's missing cells and lists them in `open` [n]; *n_open of them.
+// Opens the policies of a text's missing cells, or of all where kept positions are wanted, and lists them in `open`
+// [n]; *n_open of them.
 static kvb_status open_policies(sweep_run_state *r, const sweep_cell *cells, size_t n, policy_run **open,
                                 size_t *n_open, kvb_error *err)
 {
@@ -170,7 +198,7 @@ static kvb_status open_policies(sweep_run_state *r, const sweep_cell *cells, siz
     kvb_status status = KVB_OK;
     *n_open = 0;
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
-        if (cells[i].done || !is_policy(s, cells[i].column)) continue;
+        if ((cells[i].done && !s->o.kept) || !is_policy(s, cells[i].column)) continue;
         status = method_policy(&r->runs[i], s->m, &s->methods, &s->methods.columns[cells[i].column], cells[i].ratio,
                                s->o.n_tokens, s->o.n_next, err);
         if (status == KVB_OK) open[(*n_open)++] = r->runs[i];
@@ -185,10 +213,9 @@ static kvb_status run_text(sweep_run_state *r, uint32_t text, kvb_error *err)
     sweep_cell *cells = &s->cells[n * text];
     uint32_t missing = 0;
     for (size_t i = 0; i < n; i++) missing += !cells[i].done;
-    if (!missing) return KVB_OK;
-    policy_run **open = calloc(n + 1, sizeof *open);
-    kvb_status status = open ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu runs", n);
-    if (status == KVB_OK) status = open_policies(r, cells, n, open, &n_open, err);
+    if (!missing && !s->o.kept) return KVB_OK;
+    policy_run **open = need(n, sizeof *open, "runs");
+    kvb_status status = open_policies(r, cells, n, open, &n_open, err);
     policy_watch watch = {open, n_open};
     layer_observer observer = policy_observer(&watch);
     forward_progress progress = {prefill_step, r};
@@ -210,8 +237,7 @@ static kvb_status run_text(sweep_run_state *r, uint32_t text, kvb_error *err)
 static kvb_status open_outputs(sweep_run_state *r, kvb_error *err)
 {
     sweep *s = r->s;
-    r->runs = calloc(s->n_cells / (s->n_texts ? s->n_texts : 1) + 1, sizeof(policy_run *));
-    if (!r->runs) return kvb_fail(err, KVB_MEMORY, "no memory for %zu runs", s->n_cells);
+    r->runs = need(s->n_cells / (s->n_texts ? s->n_texts : 1), sizeof(policy_run *), "runs");
     kvb_status status = s->o.kept ? atomic_file_begin(&r->kept, s->o.kept, err) : KVB_OK;
     return status == KVB_OK && s->o.log ? log_open(&r->log, s->o.log, err) : status;
 }
@@ -236,7 +262,7 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     uint32_t batch = s->o.batch < 1 ? 1 : s->o.batch > BATCH_MAX ? BATCH_MAX : s->o.batch;
     kvb_status status = open_outputs(&r, err);
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
-    if (status == KVB_OK && r.n_done < s->n_cells) {
+    if (status == KVB_OK && (r.n_done < s->n_cells || s->o.kept)) {
         session_plan plan = {s->o.n_tokens, s->o.n_next,   rows_of(s, batch), metrics,
                              n_metrics,     s->statistics, !s->o.predictions};
         status = session_open(&r.session, s->m, &plan, err);

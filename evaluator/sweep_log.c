@@ -1,4 +1,5 @@
 #include "evaluator/sweep_log.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <errno.h>
 #include <math.h>
@@ -9,13 +10,12 @@ static kvb_status read_result(const sweep *s, fidelity_cell *c, const cJSON *lin
                               kvb_error *err)
 {
     uint32_t n = s->o.n_next, L = s->m->config.n_layers;
-    double *agree = calloc(n, sizeof *agree);
-    kvb_status status = fidelity_cell_open(c, n, L, err);
-    if (status == KVB_OK && !agree) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for the results", path);
+    double *agree = need(n, sizeof *agree, "rows");
     const char *const names[] = {"kept", "bytes", "allocated", "effective_ratio", "loss", "seconds", "full_nll"};
     enum { LOSS = 4, VALUES = sizeof names / sizeof *names };
     double values[VALUES] = {0};
-    bool good = status == KVB_OK;
+    bool good = true;
+    *c = fidelity_cell_open(n, L);
     for (int i = 0; i < VALUES; i++) {
         values[i] = log_number(line, names[i]);
         good = good && (i == LOSS && s->o.predictions ? isnan(values[i])
@@ -23,24 +23,22 @@ static kvb_status read_result(const sweep *s, fidelity_cell *c, const cJSON *lin
     }
     good = good && log_numbers(c->kl, n, line, "kl", false) && log_numbers(c->nll, n - 1, line, "nll", false) &&
            log_numbers(agree, n, line, "agree", false) && log_numbers(c->output_error, L, line, "output_error", true);
-    if (status == KVB_OK && !good)
-        status = kvb_fail(err, KVB_FORMAT, "%s: line %u: a result without all its numbers; remove the line or the file",
-                          path, number);
-    if (status == KVB_OK) {
-        for (uint32_t i = 0; i < n; i++) c->agree[i] = agree[i] != 0;
-        c->kept = (uint64_t)values[0];
-        c->bytes = (uint64_t)values[1];
-        c->allocated = (uint64_t)values[2];
-        c->ratio = values[3];
-        c->loss = values[LOSS];
-        c->seconds = values[5];
-        c->full_nll = values[6];
-        c->looked = log_number(line, "looked");
-    } else {
-        fidelity_cell_free(c);
-    }
+    for (uint32_t i = 0; i < n && good; i++) c->agree[i] = agree[i] != 0;
     free(agree);
-    return status;
+    if (!good) {
+        fidelity_cell_free(c);
+        return kvb_fail(err, KVB_FORMAT, "%s: line %u: a result without all its numbers; remove the line or the file",
+                        path, number);
+    }
+    c->kept = (uint64_t)values[0];
+    c->bytes = (uint64_t)values[1];
+    c->allocated = (uint64_t)values[2];
+    c->ratio = values[3];
+    c->loss = values[LOSS];
+    c->seconds = values[5];
+    c->full_nll = values[6];
+    c->looked = log_number(line, "looked");
+    return KVB_OK;
 }
 
 static kvb_status take_line(void *context, const cJSON *line, const char *path, uint32_t number, kvb_error *err)

@@ -1,4 +1,5 @@
 #include "evaluator/task_parts.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <cJSON.h>
 #include <stdlib.h>
@@ -87,11 +88,10 @@ static kvb_status build_with(task_sample *out, const task *t, const task_source 
     task_draft d = {t,     source,   {source->seed, index, stream_of(t->spec), 0},
                     units, n_tokens, open_memstream(&out->context, &size),
                     out};
-    if (!d.context) return kvb_fail(err, KVB_MEMORY, "task %s: no memory for a context", t->spec);
+    needed(d.context, "contexts");
     kvb_status status = t->kind->build(&d, err);
-    bool broken = ferror(d.context) != 0;
-    if ((fclose(d.context) != 0 || broken) && status == KVB_OK)
-        status = kvb_fail(err, KVB_MEMORY, "task %s: no memory for a context", t->spec);
+    bool broken = ferror(d.context) != 0; // for a lack of memory
+    needed(fclose(d.context) == 0 && !broken ? out->context : NULL, "contexts");
     if (status == KVB_OK) status = count_tokens(out, source->tokens, err);
     if (status != KVB_OK) task_sample_free(out);
     return status;
@@ -146,37 +146,39 @@ kvb_status task_make(task_sample *out, const task *t, const task_source *source,
 
 // ---- As calibration data ----
 
-static bool add_question(cJSON *questions, cJSON *answers, cJSON *golds, const task_question *q)
+char *task_answer_text(const task_question *q)
 {
-    char *joined = NULL;
-    size_t size = 0;
-    FILE *answer = open_memstream(&joined, &size);
-    if (!answer) return false;
-    for (size_t i = 0; i < q->n_gold; i++) fprintf(answer, "%s%s", i ? ", " : " ", q->gold[i]);
-    bool done = fclose(answer) == 0;
-    cJSON *gold = cJSON_CreateStringArray((const char *const *)q->gold, (int)q->n_gold);
-    done = done && cJSON_AddItemToArray(questions, cJSON_CreateString(q->text)) &&
-           cJSON_AddItemToArray(answers, cJSON_CreateString(joined)) && cJSON_AddItemToArray(golds, gold);
-    free(joined);
-    return done;
+    char *joined = need_text("%s%s", q->n_gold ? " " : "", q->n_gold ? q->gold[0] : "");
+    for (size_t i = 1; i < q->n_gold; i++) {
+        char *longer = need_text("%s, %s", joined, q->gold[i]);
+        free(joined);
+        joined = longer;
+    }
+    return joined;
 }
 
 kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *s, uint64_t seed, kvb_error *err)
 {
     cJSON *line = cJSON_CreateObject();
-    bool done =
-        cJSON_AddStringToObject(line, "sample_id", s->id) && cJSON_AddStringToObject(line, "context", s->context);
+    cJSON_AddStringToObject(line, "sample_id", s->id);
+    cJSON_AddStringToObject(line, "context", s->context);
     cJSON *questions = cJSON_AddArrayToObject(line, "questions"), *answers = cJSON_AddArrayToObject(line, "answers"),
           *golds = cJSON_AddArrayToObject(line, "gold");
-    for (size_t i = 0; done && i < s->n_questions; i++)
-        done = add_question(questions, answers, golds, &s->questions[i]);
-    done = done && cJSON_AddStringToObject(line, "answer_prefix", "") &&
-           cJSON_AddStringToObject(line, "task", t->spec) && cJSON_AddNumberToObject(line, "seed", (double)seed) &&
-           cJSON_AddNumberToObject(line, "n_tokens", (double)s->n_tokens);
-    char *text = done ? cJSON_PrintUnformatted(line) : NULL;
+    for (size_t i = 0; i < s->n_questions; i++) {
+        const task_question *q = &s->questions[i];
+        char *answer = task_answer_text(q);
+        cJSON_AddItemToArray(questions, cJSON_CreateString(q->text));
+        cJSON_AddItemToArray(answers, cJSON_CreateString(answer));
+        cJSON_AddItemToArray(golds, cJSON_CreateStringArray((const char *const *)q->gold, (int)q->n_gold));
+        free(answer);
+    }
+    cJSON_AddStringToObject(line, "answer_prefix", "");
+    cJSON_AddStringToObject(line, "task", t->spec);
+    cJSON_AddNumberToObject(line, "seed", (double)seed);
+    cJSON_AddNumberToObject(line, "n_tokens", (double)s->n_tokens);
+    char *text = cJSON_PrintUnformatted(line);
     kvb_status status = KVB_OK;
-    if (!text) status = kvb_fail(err, KVB_MEMORY, "task %s: no memory for a line of JSON", t->spec);
-    else if (fprintf(to, "%s\n", text) < 0)
+    if (fprintf(to, "%s\n", text) < 0)
         status = kvb_fail(err, KVB_IO, "task %s: a line of JSON cannot be written", t->spec);
     cJSON_free(text);
     cJSON_Delete(line);

@@ -89,7 +89,7 @@ uint32_t task_new_tokens(const task_kind *kind); // enough for a right answer, a
 kvb_status task_parse(task *out, const char *text, kvb_error *err);
 
 // Makes sample number `index`, as long as fits into n_tokens tokens of context (0, for `qa` alone: the whole text).
-// Errors: KVB_ARGUMENT when n_tokens is too short for the task or a source is missing, KVB_MEMORY. On failure *out is
+// Errors: KVB_ARGUMENT when n_tokens is too short for the task or a source is missing. On failure *out is
 // zero.
 kvb_status task_make(task_sample *out, const task *t, const task_source *source, size_t n_tokens, uint64_t index,
                      kvb_error *err);
@@ -101,6 +101,8 @@ double task_score(task_rule rule, const char *answer, char *const *gold, size_t 
 // that counts is over.
 bool task_score_is_final(task_rule rule, const char *answer, char *const *gold, size_t n_gold);
 
+// The answer that is expected: the gold strings joined by ", " behind a blank; malloc'd.
+char *task_answer_text(const task_question *q);
 // Writes a sample as one line of calibration data (formats/README.md): answers joined by ", ", so that a task can be
 // profiled too, and in addition "gold" (list per question), "task", "seed" and "n_tokens".
 kvb_status task_write_jsonl(FILE *to, const task *t, const task_sample *sample, uint64_t seed, kvb_error *err);

@@ -1,6 +1,7 @@
 // Needles in a haystack: one, one among other keys, several values of one key, several keys in one question (RULER,
 // section 3).
 #include "evaluator/task_parts.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
@@ -28,17 +29,12 @@ static void draw_value(char value[VALUE_MAX], task_draft *d)
     value[digits] = '\0';
 }
 
-// n_keys keys with n_values values each; keys are nouns while there are enough. The caller frees *out.
-static kvb_status draw_needles(needle **out, size_t n_keys, size_t n_values, task_draft *d, kvb_error *err)
+// n_keys keys with n_values values each; keys are nouns while there are enough. The caller frees them.
+static needle *draw_needles(size_t n_keys, size_t n_values, task_draft *d)
 {
     uint32_t pool = n_keys <= task_noun_count() ? task_noun_count() : task_word_count();
     uint32_t *words = task_pick(&d->random, pool, n_keys);
-    needle *n = calloc(n_keys * n_values, sizeof *n);
-    *out = n;
-    if (!words || !n) {
-        free(words);
-        return kvb_fail(err, KVB_MEMORY, "task %s: no memory for %zu needles", d->t->spec, n_keys * n_values);
-    }
+    needle *n = need(n_keys * n_values, sizeof *n, "needles");
     for (size_t i = 0; i < n_keys * n_values; i++) {
         task_word(n[i].key, words[i / n_values]);
         draw_value(n[i].value, d);
@@ -46,23 +42,18 @@ static kvb_status draw_needles(needle **out, size_t n_keys, size_t n_values, tas
                  n[i].value);
     }
     free(words);
-    return KVB_OK;
+    return n;
 }
 
 static kvb_status hide_needles(task_draft *d, const needle *n, size_t count, kvb_error *err)
 {
-    char **texts = calloc(count, sizeof *texts);
-    if (!texts) return kvb_fail(err, KVB_MEMORY, "task %s: no memory for %zu needles", d->t->spec, count);
-    for (size_t i = 0; i < count; i++) texts[i] = strdup(n[i].text);
+    const char **texts = need(count, sizeof *texts, "needles");
+    for (size_t i = 0; i < count; i++) texts[i] = n[i].text;
     fprintf(d->context,
             "Some special magic %ss are hidden within the following text. Make sure to memorize them. I will quiz you "
             "about the %ss afterwards.\n",
             kind_of(d->t), kind_of(d->t));
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; i < count; i++)
-        if (!texts[i]) status = kvb_fail(err, KVB_MEMORY, "task %s: no memory for %zu needles", d->t->spec, count);
-    if (status == KVB_OK) status = task_hide(d, texts, count, err);
-    for (size_t i = 0; i < count; i++) free(texts[i]);
+    kvb_status status = task_hide(d, texts, count, err);
     free(texts);
     return status;
 }
@@ -81,9 +72,8 @@ static kvb_status ask_single(task_draft *d, const needle *n, kvb_error *err)
 // One question for each of the first `questions` keys.
 static kvb_status build_keys(task_draft *d, size_t n_keys, size_t questions, kvb_error *err)
 {
-    needle *n = NULL;
-    kvb_status status = draw_needles(&n, n_keys, 1, d, err);
-    if (status == KVB_OK) status = hide_needles(d, n, n_keys, err);
+    needle *n = draw_needles(n_keys, 1, d);
+    kvb_status status = hide_needles(d, n, n_keys, err);
     for (size_t i = 0; status == KVB_OK && i < questions; i++) status = ask_single(d, &n[i], err);
     free(n);
     return status;
@@ -105,11 +95,10 @@ static kvb_status build_multikey(task_draft *d, kvb_error *err)
 
 static kvb_status build_multivalue(task_draft *d, kvb_error *err)
 {
-    needle *n = NULL;
     size_t values = d->t->set.niah.values;
     const char *kind = kind_of(d->t);
-    kvb_status status = draw_needles(&n, 1, values, d, err);
-    if (status == KVB_OK) status = hide_needles(d, n, values, err);
+    needle *n = draw_needles(1, values, d);
+    kvb_status status = hide_needles(d, n, values, err);
     if (status == KVB_OK)
         status =
             task_ask(d->sample, err,
@@ -133,12 +122,11 @@ static void list_keys(char *out, size_t size, const needle *n, size_t count)
 
 static kvb_status build_multiquery(task_draft *d, kvb_error *err)
 {
-    needle *n = NULL;
     char keys[TASK_MAX_GOLD * (TASK_WORD_MAX + 6)];
     size_t queries = d->t->set.niah.queries;
     const char *kind = kind_of(d->t);
-    kvb_status status = draw_needles(&n, queries, 1, d, err);
-    if (status == KVB_OK) status = hide_needles(d, n, queries, err);
+    needle *n = draw_needles(queries, 1, d);
+    kvb_status status = hide_needles(d, n, queries, err);
     if (status == KVB_OK) {
         list_keys(keys, sizeof keys, n, queries);
         status =

@@ -3,6 +3,7 @@
 // Sample i is line i of the file. Cut to a length, a text keeps the questions whose answer can still be found in it: at
 // least four fifths of the answer's words stand in what is left.
 #include "evaluator/task_parts.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <ctype.h>
 #include <stdlib.h>
@@ -45,15 +46,12 @@ static kvb_status cut_text(char **out, const char *text, const tokenizer *tokens
     if (status != KVB_OK) return status;
     if (n_tokens && n > n_tokens) n = n_tokens;
     size_t size = tokenizer_decode(tokens, ids, n, NULL, 0);
-    *out = malloc(size + 1);
-    if (*out) {
-        tokenizer_decode(tokens, ids, n, *out, size);
-        (*out)[size] = '\0';
-        char *stop = size < strlen(text) ? strrchr(*out, '.') : NULL;
-        if (stop && (size_t)(stop - *out) > size / 2) stop[1] = '\0';
-    }
+    *out = need(size + 1, 1, "characters");
+    tokenizer_decode(tokens, ids, n, *out, size);
+    char *stop = size < strlen(text) ? strrchr(*out, '.') : NULL;
+    if (stop && (size_t)(stop - *out) > size / 2) stop[1] = '\0';
     free(ids);
-    return *out ? KVB_OK : kvb_fail(err, KVB_MEMORY, "task qa: no memory for a text");
+    return KVB_OK;
 }
 
 static kvb_status build_qa(task_draft *d, kvb_error *err)

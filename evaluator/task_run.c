@@ -1,4 +1,5 @@
 #include "evaluator/task_run.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
@@ -14,9 +15,8 @@ kvb_status task_context_ids(int32_t **ids, uint32_t *n, const model *m, const mo
     if (status == KVB_OK && n_text + bos > m->config.context_length)
         status = kvb_fail(err, KVB_ARGUMENT, "sample %s: %zu tokens, the model was trained for %u", sample->id,
                           n_text + bos, m->config.context_length);
-    if (status == KVB_OK && !(*ids = malloc((n_text + 2) * sizeof **ids)))
-        status = kvb_fail(err, KVB_MEMORY, "sample %s: no memory for %zu ids", sample->id, n_text);
     if (status == KVB_OK) {
+        *ids = need(n_text + bos, sizeof **ids, "token ids");
         if (bos) (*ids)[0] = text->special.bos;
         memcpy(*ids + bos, own, n_text * sizeof **ids);
         *n = (uint32_t)(n_text + bos);
@@ -40,9 +40,7 @@ static kvb_status encode_question(talk *k, const model_text *text, const task *t
     kvb_status status = model_text_encode(text, TEXT_QUESTION, q->text, strlen(q->text), &k->ids, &k->n_question, err);
     if (status != KVB_OK) return status;
     if (k->n_question == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: a question without tokens", t->spec);
-    int32_t *longer = realloc(k->ids, (k->n_question + task_new_tokens(t->kind)) * sizeof *longer);
-    if (!longer) return kvb_fail(err, KVB_MEMORY, "task %s: no memory for an answer", t->spec);
-    k->ids = longer;
+    k->ids = need_more(k->ids, k->n_question + task_new_tokens(t->kind), sizeof *k->ids, "token ids");
     k->n = k->n_question;
     return KVB_OK;
 }
@@ -110,18 +108,16 @@ typedef struct step {
     uint32_t n;
 } step;
 
-static kvb_status step_open(step *s, const talk *talks, size_t n, uint32_t vocabulary, kvb_error *err)
+static step step_open(const talk *talks, size_t n, uint32_t vocabulary)
 {
     size_t rows = n;
     for (size_t i = 0; i < n; i++) rows += talks[i].n_question;
-    *s = (step){.active = calloc(n, sizeof *s->active),
-                .caches = calloc(n, sizeof *s->caches),
-                .rows = calloc(n, sizeof *s->rows),
-                .hooks = calloc(n, sizeof *s->hooks),
-                .ids = calloc(rows, sizeof *s->ids),
-                .logits = malloc(n * vocabulary * sizeof *s->logits + 1)};
-    if (s->active && s->caches && s->rows && s->hooks && s->ids && s->logits) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "decoding: no memory for %zu questions at a time", n);
+    return (step){.active = need(n, sizeof(talk *), "questions"),
+                  .caches = need(n, sizeof(kv_cache *), "questions"),
+                  .rows = need(n, sizeof(uint32_t), "questions"),
+                  .hooks = need(n, sizeof(decode_hooks), "questions"),
+                  .ids = need(rows, sizeof(int32_t), "token ids"),
+                  .logits = need(n * vocabulary, sizeof(float), "logits")};
 }
 
 static void step_close(step *s)
@@ -168,21 +164,21 @@ static kvb_status step_take(step *s, const model_text *text, const task *t, kvb_
 kvb_status task_answer(task_turn *turns, size_t n, decoder *d, const model_text *text, const task *t, kvb_error *err)
 {
     step s = {0};
-    talk *talks = calloc(n + 1, sizeof *talks);
-    kvb_status status = talks ? KVB_OK : kvb_fail(err, KVB_MEMORY, "decoding: no memory for %zu questions", n);
+    talk *talks = need(n, sizeof *talks, "questions");
+    kvb_status status = KVB_OK;
     for (size_t i = 0; status == KVB_OK && i < n; i++) {
         turns[i].answer = NULL;
         talks[i].turn = &turns[i];
         status = encode_question(&talks[i], text, t, turns[i].question, err);
     }
-    if (status == KVB_OK) status = step_open(&s, talks, n, text->vocabulary, err);
+    if (status == KVB_OK) s = step_open(talks, n, text->vocabulary);
     while (status == KVB_OK) {
         step_gather(&s, talks, n);
         if (!s.n) break;
         status = decoder_run(d, s.caches, s.n, s.rows, s.ids, s.hooks, LOGITS_LAST, s.logits, err);
         if (status == KVB_OK) status = step_take(&s, text, t, err);
     }
-    for (size_t i = 0; talks && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         free(talks[i].ids);
         if (status == KVB_OK || !talks[i].turn) continue;
         free(turns[i].answer);

@@ -1,4 +1,5 @@
 #include "evaluator/task_study.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
 #include <math.h>
@@ -11,31 +12,28 @@ static const size_t BYTES = 1u << 30; // of caches that are open together; one i
 
 // ---- Cells and their names ----
 
-static kvb_status list_cells(task_study *s, const double *ratios, size_t n_ratios, kvb_error *err)
+static void list_cells(task_study *s, const double *ratios, size_t n_ratios)
 {
     s->n_cells = 1 + s->methods.n_columns * n_ratios;
-    s->cells = calloc(s->n_cells, sizeof *s->cells);
-    if (!s->cells) return kvb_fail(err, KVB_MEMORY, "task %s: no memory for %zu cells", s->t->spec, s->n_cells);
-    for (size_t i = 1; i < s->n_cells; i++) {
+    s->cells = need(s->n_cells, sizeof *s->cells, "cells");
+    for (size_t i = 0; i < s->n_cells; i++) {
+        s->cells[i].samples = need(s->n_samples, sizeof(task_result), "samples");
+        if (i == 0) continue; // the full cache
         s->cells[i].column = &s->methods.columns[(i - 1) / n_ratios];
         s->cells[i].ratio = ratios[(i - 1) % n_ratios];
     }
-    for (size_t i = 0; i < s->n_cells; i++)
-        if (!(s->cells[i].samples = calloc(s->n_samples + 1, sizeof(task_result))))
-            return kvb_fail(err, KVB_MEMORY, "task %s: no memory for %u samples", s->t->spec, s->n_samples);
-    return KVB_OK;
 }
 
 kvb_status task_study_open(task_study *s, const double *ratios, size_t n_ratios, kvb_error *err)
 {
-    kvb_status status = list_cells(s, ratios, n_ratios, err);
-    return status == KVB_OK ? task_log_open(&s->known, s->log, err) : status;
+    list_cells(s, ratios, n_ratios);
+    return task_log_open(&s->known, s->log, err);
 }
 
 void task_study_close(task_study *s)
 {
     for (size_t i = 0; s->cells && i < s->n_cells; i++) {
-        for (uint32_t k = 0; s->cells[i].samples && k < s->n_samples; k++) free(s->cells[i].samples[k].scores);
+        for (uint32_t k = 0; k < s->n_samples; k++) free(s->cells[i].samples[k].scores);
         free(s->cells[i].samples);
     }
     free(s->cells);
@@ -49,14 +47,14 @@ static kvb_status hash_sample(const task_sample *sample, char out[65], kvb_error
     char *text = NULL;
     size_t size = 0;
     FILE *to = open_memstream(&text, &size);
-    if (!to) return kvb_fail(err, KVB_MEMORY, "sample %s: no memory", sample->id);
+    needed(to, "samples");
     fprintf(to, "%s\n%s\n", sample->id, sample->context);
     for (size_t i = 0; i < sample->n_questions; i++) {
         fprintf(to, "%s\n", sample->questions[i].text);
         for (size_t k = 0; k < sample->questions[i].n_gold; k++) fprintf(to, "%s\n", sample->questions[i].gold[k]);
     }
-    kvb_status status = fclose(to) == 0 ? sha256_hex(text, size, out, err)
-                                        : kvb_fail(err, KVB_MEMORY, "sample %s: no memory", sample->id);
+    needed(fclose(to) == 0 ? text : NULL, "samples");
+    kvb_status status = sha256_hex(text, size, out, err);
     free(text);
     return status;
 }
@@ -89,11 +87,11 @@ static kvb_status remember(task_study *s, const task_cell *c, uint32_t index, co
     if (status != KVB_OK) return status;
     cJSON *about = cJSON_CreateObject();
     const char *how = c->column ? method_name(&s->methods.methods[c->column->method]) : "full";
-    if (about && cJSON_AddStringToObject(about, "task", s->t->spec) && cJSON_AddStringToObject(about, "method", how) &&
-        cJSON_AddStringToObject(about, "allocator", c->column ? c->column->how->label : "") &&
-        cJSON_AddNumberToObject(about, "ratio", c->ratio))
-        status = task_log_add(&s->known, key, &c->samples[index], about, err);
-    else status = kvb_fail(err, KVB_MEMORY, "task %s: no memory for a line of its log", s->t->spec);
+    cJSON_AddStringToObject(about, "task", s->t->spec);
+    cJSON_AddStringToObject(about, "method", how);
+    cJSON_AddStringToObject(about, "allocator", c->column ? c->column->how->label : "");
+    cJSON_AddNumberToObject(about, "ratio", c->ratio);
+    status = task_log_add(&s->known, key, &c->samples[index], about, err);
     cJSON_Delete(about);
     return status;
 }
@@ -136,9 +134,8 @@ static kvb_status open_policies(bench *b, kvb_error *err)
 
 static kvb_status prefill(bench *b, const int32_t *ids, kvb_error *err)
 {
-    policy_run **open = calloc(b->n + 1, sizeof *open);
+    policy_run **open = need(b->n, sizeof *open, "cells");
     size_t n = 0;
-    if (!open) return kvb_fail(err, KVB_MEMORY, "tasks: no memory for %zu cells", b->n);
     for (size_t i = 0; i < b->n; i++)
         if (b->cells[i].run) open[n++] = b->cells[i].run;
     policy_watch watch = {open, n};
@@ -178,7 +175,7 @@ static kvb_status add_turn(bench *b, bench_cell *c, uint32_t question, kvb_error
         if (status == KVB_OK) c->cell->samples[b->index].kept = kept_share(b, turn->cache);
     } else {
         if (!c->context) status = open_context(b, c, err);
-        if (status == KVB_OK) status = kv_cache_extend(&turn->cache, c->context, b->extra, err);
+        if (status == KVB_OK) turn->cache = kv_cache_extend(c->context, b->extra);
     }
     if (status != KVB_OK) return status;
     b->bytes += kv_cache_allocated(turn->cache);
@@ -245,20 +242,17 @@ static kvb_status answer_all(bench *b, kvb_error *err)
 static kvb_status list_missing(bench *b, const char *hash, kvb_error *err)
 {
     task_study *s = b->s;
-    b->cells = calloc(s->n_cells, sizeof *b->cells);
-    b->turns = calloc(ROWS, sizeof *b->turns);
-    b->owners = calloc(ROWS, sizeof *b->owners);
-    b->questions = calloc(ROWS, sizeof *b->questions);
-    if (!b->cells || !b->turns || !b->owners || !b->questions)
-        return kvb_fail(err, KVB_MEMORY, "tasks: no memory for %zu cells", s->n_cells);
+    b->cells = need(s->n_cells, sizeof *b->cells, "cells");
+    b->turns = need(ROWS, sizeof *b->turns, "questions");
+    b->owners = need(ROWS, sizeof *b->owners, "questions");
+    b->questions = need(ROWS, sizeof *b->questions, "questions");
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < s->n_cells && status == KVB_OK; i++) {
         task_result *r = &s->cells[i].samples[b->index];
         status = recall(s, &s->cells[i], b->index, hash, err);
         if (status != KVB_OK || r->done) continue;
         *r = (task_result){.n_questions = (uint32_t)b->sample->n_questions, .looked = NAN};
-        r->scores = calloc(r->n_questions + 1, sizeof *r->scores);
-        if (!r->scores) return kvb_fail(err, KVB_MEMORY, "tasks: no memory for %u questions", r->n_questions);
+        r->scores = need(r->n_questions, sizeof *r->scores, "questions");
         b->cells[b->n++].cell = &s->cells[i];
     }
     return status;
@@ -339,10 +333,10 @@ static const task_cell *uniform_beside(const task_study *s, const task_cell *c)
 kvb_status task_summarize(const task_study *s, size_t cell, task_outcome *out, kvb_error *err)
 {
     const task_cell *c = &s->cells[cell], *uniform = uniform_beside(s, c);
-    const double **scores = calloc((size_t)s->n_samples * 2 + 1, sizeof *scores), **others = scores + s->n_samples;
-    uint32_t *counts = calloc(s->n_samples + 1, sizeof *counts);
+    const double **scores = need((size_t)s->n_samples * 2, sizeof *scores, "samples"), **others = scores + s->n_samples;
+    uint32_t *counts = need(s->n_samples, sizeof *counts, "samples");
     *out = (task_outcome){.to_uniform = {NAN, NAN, NAN}};
-    kvb_status status = scores && counts ? KVB_OK : kvb_fail(err, KVB_MEMORY, "tasks: no memory for a summary");
+    kvb_status status = KVB_OK;
     for (uint32_t i = 0; status == KVB_OK && i < s->n_samples; i++) {
         const task_result *r = &c->samples[i];
         if (!r->done) {

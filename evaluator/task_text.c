@@ -1,5 +1,6 @@
 // Draws, words and hay: what the tasks are made of.
 #include "evaluator/task_parts.h"
+#include "formats/need.h"
 #include "profiler/backend/sampler.h"
 #include "runtime/fail.h"
 #include <stdarg.h>
@@ -22,8 +23,7 @@ void task_shuffle(task_random *r, uint32_t *items, size_t n)
 
 uint32_t *task_pick(task_random *r, uint32_t pool, size_t n)
 {
-    uint32_t *items = malloc(((size_t)pool + 1) * sizeof *items);
-    if (!items) return NULL;
+    uint32_t *items = need(pool, sizeof *items, "numbers");
     for (uint32_t i = 0; i < pool; i++) items[i] = i;
     for (uint32_t i = 0; i < n; i++) {
         uint32_t j = i + task_below(r, pool - i), item = items[j];
@@ -96,16 +96,11 @@ void task_uuid(char room[37], task_random *r)
 
 // ---- Questions ----
 
-static kvb_status no_memory(const task_sample *s, kvb_error *err)
-{
-    return kvb_fail(err, KVB_MEMORY, "task: no memory for question %zu", s->n_questions);
-}
-
-// The caller owns the text; NULL: no memory.
+// The caller owns the text.
 static char *formatted(const char *format, va_list list)
 {
     char *text;
-    return vasprintf(&text, format, list) < 0 ? NULL : text;
+    return needed(vasprintf(&text, format, list) < 0 ? NULL : text, "questions");
 }
 
 kvb_status task_ask(task_sample *s, kvb_error *err, const char *format, ...)
@@ -116,7 +111,6 @@ kvb_status task_ask(task_sample *s, kvb_error *err, const char *format, ...)
     va_start(list, format);
     char *text = formatted(format, list);
     va_end(list);
-    if (!text) return no_memory(s, err);
     s->questions[s->n_questions++] = (task_question){.text = text};
     return KVB_OK;
 }
@@ -130,7 +124,6 @@ kvb_status task_gold(task_sample *s, kvb_error *err, const char *format, ...)
     va_start(list, format);
     char *text = formatted(format, list);
     va_end(list);
-    if (!text) return no_memory(s, err);
     q->gold[q->n_gold++] = text;
     return KVB_OK;
 }
@@ -167,19 +160,14 @@ static int compare_places(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-kvb_status task_hide(task_draft *d, char *const *needles, size_t n_needles, kvb_error *err)
+kvb_status task_hide(task_draft *d, const char *const *needles, size_t n_needles, kvb_error *err)
 {
     const char *hay = d->source->haystack ? d->source->haystack : NOISE, *begin = skip_blanks(hay), *at = begin;
     size_t n_sentences = count_sentences(hay);
     if (n_sentences == 0) return kvb_fail(err, KVB_ARGUMENT, "task %s: the haystack holds no sentence", d->t->spec);
     // Places are shares of the context, so that they stay where they are while the hay grows.
-    double *places = malloc((n_needles + 1) * sizeof *places);
-    uint32_t *order = malloc((n_needles + 1) * sizeof *order);
-    if (!places || !order) {
-        free(places);
-        free(order);
-        return kvb_fail(err, KVB_MEMORY, "task %s: no memory for %zu needles", d->t->spec, n_needles);
-    }
+    double *places = need(n_needles, sizeof *places, "needles");
+    uint32_t *order = need(n_needles, sizeof *order, "needles");
     for (size_t i = 0; i < n_needles; i++) {
         places[i] = task_below(&d->random, 1u << 20) * 0x1p-20;
         order[i] = (uint32_t)i;

@@ -1,14 +1,10 @@
 // Tasks over lists of words: variable tracing, common words, frequent words, key-value pairs.
 #include "evaluator/task_parts.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-static kvb_status no_memory(const task_draft *d, kvb_error *err)
-{
-    return kvb_fail(err, KVB_MEMORY, "task %s: no memory for its words", d->t->spec);
-}
 
 // ---- Variable tracing (RULER 3.2): VAR A = 12345. VAR B = VAR A. ... ----
 
@@ -47,42 +43,36 @@ static void show_traced_example(task_draft *d, uint32_t names)
 }
 
 // The assignments of all chains, and the value of the first. The caller frees needles[0 .. count-1].
-static kvb_status draw_chains(task_draft *d, uint32_t count, uint32_t names, char (*variables)[VARIABLE_MAX],
-                              char **needles, uint32_t *value, kvb_error *err)
+static void draw_chains(task_draft *d, uint32_t count, uint32_t names, char (*variables)[VARIABLE_MAX],
+                        const char **needles, uint32_t *value)
 {
     uint32_t *numbers = task_pick(&d->random, 26 * 26, count);
-    kvb_status status = numbers ? KVB_OK : no_memory(d, err);
-    for (uint32_t i = 0; status == KVB_OK && i < count; i++) {
-        int length;
+    for (uint32_t i = 0; i < count; i++) {
         draw_variable(variables[i], &d->random, numbers[i]);
         if (i % names == 0) {
             uint32_t number = 10000 + task_below(&d->random, 90000);
             while (i && number == *value) number = 10000 + task_below(&d->random, 90000);
             *value = i ? *value : number;
-            length = asprintf(&needles[i], "VAR %s = %u.", variables[i], number);
+            needles[i] = need_text("VAR %s = %u.", variables[i], number);
         } else {
-            length = asprintf(&needles[i], "VAR %s = VAR %s.", variables[i], variables[i - 1]);
-        }
-        if (length < 0) {
-            needles[i] = NULL;
-            status = no_memory(d, err);
+            needles[i] = need_text("VAR %s = VAR %s.", variables[i], variables[i - 1]);
         }
     }
     free(numbers);
-    return status;
 }
 
 static kvb_status build_tracing(task_draft *d, kvb_error *err)
 {
     uint32_t chains = d->t->set.tracing.chains, names = d->t->set.tracing.hops + 1, count = chains * names, value = 0;
-    char variables[8 * (HOPS_MAX + 1)][VARIABLE_MAX], *needles[8 * (HOPS_MAX + 1)] = {0};
-    kvb_status status = draw_chains(d, count, names, variables, needles, &value, err);
+    char variables[8 * (HOPS_MAX + 1)][VARIABLE_MAX];
+    const char *needles[8 * (HOPS_MAX + 1)] = {0};
+    draw_chains(d, count, names, variables, needles, &value);
     fprintf(d->context, "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n");
     if (d->t->set.tracing.example) show_traced_example(d, names);
-    if (status == KVB_OK) status = task_hide(d, needles, count, err);
+    kvb_status status = task_hide(d, needles, count, err);
     if (status == KVB_OK) status = task_ask(d->sample, err, TRACE_QUESTION, value, names, value);
     for (uint32_t i = 0; status == KVB_OK && i < names; i++) status = task_gold(d->sample, err, "%s", variables[i]);
-    for (uint32_t i = 0; i < count; i++) free(needles[i]);
+    for (uint32_t i = 0; i < count; i++) free((char *)(uintptr_t)needles[i]);
     return status;
 }
 
@@ -99,35 +89,31 @@ static kvb_status build_common(task_draft *d, kvb_error *err)
             d->t->spec, common + rare, task_word_count());
     // Simple words as long as there are enough: the same draw for every number of units.
     uint32_t simple = task_noun_count(), *words = task_pick(&d->random, simple, common),
-             *list = malloc((length + 1) * sizeof *list);
-    bool *taken = calloc(task_word_count(), sizeof *taken);
-    kvb_status status = words && list && taken ? KVB_OK : no_memory(d, err);
-    if (status == KVB_OK) {
-        size_t n = 0;
-        for (uint32_t i = 0; i < common; i++) {
-            taken[words[i]] = true;
-            for (uint32_t k = 0; k < often; k++) list[n++] = words[i];
-        }
-        for (uint32_t word = 0; n < length; word++)
-            for (uint32_t k = 0; !taken[word] && k < rarely; k++) list[n++] = word;
-        task_shuffle(&d->random, list, length);
-        fprintf(d->context, "Below is a numbered list of words. In these words, some appear more often than others. "
-                            "Memorize the ones that appear most often.\n");
-        for (size_t i = 0; i < length; i++) {
-            char word[TASK_WORD_MAX];
-            task_word(word, list[i]);
-            fprintf(d->context, "%zu. %s ", i + 1, word);
-        }
-        status =
-            task_ask(d->sample, err,
-                     "\nQuestion: What are the %u most common words in the above list?\nAnswer: The top %u words that "
-                     "appear most often in the list are:",
-                     common, common);
-        for (uint32_t i = 0; status == KVB_OK && i < common; i++) {
-            char word[TASK_WORD_MAX];
-            task_word(word, words[i]);
-            status = task_gold(d->sample, err, "%s", word);
-        }
+             *list = need(length, sizeof *list, "words");
+    bool *taken = need(task_word_count(), sizeof *taken, "words");
+    size_t n = 0;
+    for (uint32_t i = 0; i < common; i++) {
+        taken[words[i]] = true;
+        for (uint32_t k = 0; k < often; k++) list[n++] = words[i];
+    }
+    for (uint32_t word = 0; n < length; word++)
+        for (uint32_t k = 0; !taken[word] && k < rarely; k++) list[n++] = word;
+    task_shuffle(&d->random, list, length);
+    fprintf(d->context, "Below is a numbered list of words. In these words, some appear more often than others. "
+                        "Memorize the ones that appear most often.\n");
+    char word[TASK_WORD_MAX];
+    for (size_t i = 0; i < length; i++) {
+        task_word(word, list[i]);
+        fprintf(d->context, "%zu. %s ", i + 1, word);
+    }
+    kvb_status status =
+        task_ask(d->sample, err,
+                 "\nQuestion: What are the %u most common words in the above list?\nAnswer: The top %u words that "
+                 "appear most often in the list are:",
+                 common, common);
+    for (uint32_t i = 0; status == KVB_OK && i < common; i++) {
+        task_word(word, words[i]);
+        status = task_gold(d->sample, err, "%s", word);
     }
     free(words);
     free(list);
@@ -192,11 +178,11 @@ static kvb_status build_pairs(task_draft *d, kvb_error *err)
     uint32_t questions = d->t->set.pairs.questions;
     size_t n = d->units > questions ? d->units : questions;
     bool uuid = d->t->set.pairs.uuid;
-    char(*pairs)[2][40] = malloc(n * sizeof *pairs);
+    char(*pairs)[2][40] = need(n, sizeof *pairs, "pairs");
     uint32_t *asked = task_pick(&d->random, (uint32_t)n, questions);
-    kvb_status status = pairs && asked ? KVB_OK : no_memory(d, err);
+    kvb_status status = KVB_OK;
     fprintf(d->context, "Extract the value corresponding to the specified key in the JSON object below.\n\n{");
-    for (size_t i = 0; status == KVB_OK && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         for (int k = 0; k < 2; k++) {
             if (uuid) task_uuid(pairs[i][k], &d->random);
             else snprintf(pairs[i][k], sizeof pairs[i][k], "%06u", task_below(&d->random, 1000000));

@@ -1,5 +1,6 @@
 #include "calib.h"
 #include "file_read.h"
+#include "need.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include "runtime/text.h"
@@ -271,6 +272,7 @@ void calib_free(calib_file *file)
 {
     for (size_t i = 0; i < file->count; i++) context_free(&file->contexts[i]);
     free(file->contexts);
+    free(file->name);
     memset(file, 0, sizeof *file);
 }
 
@@ -336,6 +338,7 @@ kvb_status calib_parse(calib_file *out, const void *data, size_t size, const cha
         return kvb_fail(err, KVB_FORMAT, "%s: expected calibration texts, one JSON object per line, found %s", name,
                         kvb_kind_name(kind));
     place at = {name, 0, err};
+    out->name = need_text("%s", name);
     kvb_status status = parse_lines(out, data, size, &at);
     if (status == KVB_OK) status = check_ids_unique(out, name, err);
     if (status == KVB_OK) status = sha256_hex(data, size, out->sha256, err);

@@ -38,6 +38,7 @@ typedef struct calib_file {
     calib_context *contexts;
     size_t count;    // >= 1
     char sha256[65]; // of the whole file
+    char *name;      // as it was given, for messages
 } calib_file;
 
 // Parses a file, or bytes in memory (`name` is used in messages and for default ids). Unknown keys are ignored, blank

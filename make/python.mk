@@ -28,7 +28,7 @@ wheel-library: deps-base
 	@PYTHON='$(PYTHON)' tools/scripts/make-wheel.sh library $(WHEEL_BUILD)-library $(VERSION) $(BUILD)/wheel-library
 
 # Not part of CI: PyTorch is downloaded each time, unless KVBUDGET_VENV has it.
-check-wheel: wheel
+check-wheel: wheel wheel-library
 	@PYTHON='$(PYTHON)' tools/scripts/check-wheel.sh $(BUILD)/wheel "$$(tools/scripts/get-model.sh)"
 
 check-python: all

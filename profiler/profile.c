@@ -1,11 +1,11 @@
 // The profiling run, second half: prefill, scorers, decoding, record.
+#include "formats/need.h"
 #include "profiler/backend/meter.h"
 #include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
-#include "profiler/profile_growth.h"
+#include "profiler/profile_job.h"
 #include "profiler/profile_kept.h"
 #include "profiler/profile_losses.h"
-#include "formats/need.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <omp.h>
@@ -296,8 +296,8 @@ static kvb_status put_losses(run *r, const profile_context *c, const active *bat
     if (!profile_losses_wanted(&r->losses)) return KVB_OK;
     decoded_question *q = need(n, sizeof *q, "questions");
     for (uint32_t i = 0; i < n; i++)
-        q[i] = (decoded_question){batch[i].number, batch[i].q->suffix, batch[i].answer, batch[i].q->n_suffix,
-                                  batch[i].n_answer, batch[i].n_queries};
+        q[i] = (decoded_question){batch[i].number,      batch[i].q->suffix, batch[i].answer,
+                                  batch[i].q->n_suffix, batch[i].n_answer,  batch[i].n_queries};
     kvb_status status = profile_losses_put(&r->losses, c, q, n, r->scores, r->record, err);
     free(q);
     return status;
@@ -314,10 +314,12 @@ static kvb_status run_recorded(run *r, const profile_context *c, kvb_error *err)
     active *batch = need(held.n, sizeof *batch, "questions");
     for (uint32_t i = 0; i < held.n; i++) {
         const decoded_question *q = &held.each[i];
-        questions[i] = (profile_question){q->suffix, q->n_suffix, q->answer, q->n_answer,
-                                          q->n_suffix + q->n_answer - 1};
-        batch[i] = (active){.number = q->number, .q = &questions[i], .answer = q->answer,
-                            .n_answer = q->n_answer};
+        questions[i] = (profile_question){.suffix = q->suffix,
+                                          .n_suffix = q->n_suffix,
+                                          .answer = q->answer,
+                                          .n_answer = q->n_answer,
+                                          .tail = q->n_suffix + q->n_answer - 1};
+        batch[i] = (active){.number = q->number, .q = &questions[i], .answer = q->answer, .n_answer = q->n_answer};
     }
     double start = meter_now();
     for (uint32_t first = 0, n; first < held.n && status == KVB_OK; first += n) {

@@ -48,7 +48,8 @@ typedef struct profile_question {
     uint32_t n_suffix;
     int32_t *answer; // teacher-forced on these when given; n_answer >= 1
     uint32_t n_answer;
-    uint32_t tail; // rows after the context that decoding takes at most
+    bool was_short; // an answer was given, of too few tokens to record a query; it is sampled instead
+    uint32_t tail;  // rows after the context that decoding takes at most
 } profile_question;
 
 typedef struct profile_context {
@@ -82,20 +83,20 @@ typedef struct profile_job {
     uint64_t n_pairs, n_rows, n_context_tokens;   // questions; decoded rows at most; tokens prefilled
     uint32_t n_beyond;                            // contexts that, with their longest tail, exceed the trained length
     uint64_t n_given;                             // questions with answers
+    uint64_t n_short;                             // questions whose answers have too few tokens (profile_question)
     profile_growth growth;                        // all zero where nothing grows
     char *calibration_files;                      // SHA-256 of each, in order, commas between (record_growth.h)
 } profile_job;
 
-// Tokenises the calibration files. Errors name line and sample: an empty context, T over the model's context length
-// (KVB_ARGUMENT, cut with max_tokens or allowed by beyond_trained), ids outside the vocabulary, the same sample_id
-// twice, a given answer of fewer than two tokens (nothing to record). Of a model that was opened for a plan and has no
-// tokenizer texts are counted, four bytes a token.
+// Tokenises the calibration files. Errors name file, line and sample: an empty context, T over the model's context
+// length (KVB_ARGUMENT, cut with max_tokens or allowed by beyond_trained), ids outside the vocabulary, the same
+// sample_id twice. Of a model that was opened for a plan and has no tokenizer texts are counted, four bytes a token.
 kvb_status profile_prepare(profile_job *out, const model *m, const model_text *text, const calib_file *files,
                            size_t n_files, const profile_options *o, kvb_error *err);
 void profile_job_free(profile_job *job);
 
 // The record's attributes: everything that must be equal for two runs to be one (model, tokenizer, text, metrics,
-// sampler, backend, version). The caller owns the object; NULL when memory is short.
+// sampler, backend, version). The caller owns the object.
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o);
 
 // The attributes of the record that o->grows becomes by the job, for RECORD_ADD; *out is the caller's. KVB_MISMATCH

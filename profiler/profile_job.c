@@ -1,11 +1,14 @@
-// The profiling run, first half: calibration texts become token ids, counted and checked before the model runs.
+// The profiling run, first half: calibration texts become token ids, counted and checked before the model runs; what a
+// finished record has of them already, and whether this machine continues that record's numbers.
+#include "profiler/profile_job.h"
+#include "formats/need.h"
 #include "formats/record_growth.h"
 #include "formats/sha256.h"
 #include "profiler/metric/query_statistics.h"
-#include "profiler/profile_growth.h"
 #include "profiler/profile_losses.h"
 #include "profiler/weights/weights.h"
 #include "runtime/fail.h"
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,19 +18,11 @@ typedef struct id_list {
     size_t n;
 } id_list;
 
-// Takes `ids`, which may be NULL after a failure.
-static kvb_status append_made(id_list *out, int32_t *ids, size_t n, kvb_error *err)
+static void append(id_list *out, const int32_t *ids, size_t n)
 {
-    int32_t *joined = ids ? realloc(out->ids, (out->n + n + 1) * sizeof *joined) : NULL;
-    if (!joined) {
-        free(ids);
-        return kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", out->n + n);
-    }
-    memcpy(joined + out->n, ids, n * sizeof *ids);
-    free(ids);
-    out->ids = joined;
+    out->ids = need_more(out->ids, out->n + n, sizeof *out->ids, "token ids");
+    if (n) memcpy(out->ids + out->n, ids, n * sizeof *ids);
     out->n += n;
-    return KVB_OK;
 }
 
 static kvb_status append_text(id_list *out, const model_text *t, text_part part, const char *text, kvb_error *err)
@@ -35,21 +30,19 @@ static kvb_status append_text(id_list *out, const model_text *t, text_part part,
     int32_t *ids = NULL;
     size_t n = 0;
     kvb_status status = model_text_encode(t, part, text, strlen(text), &ids, &n, err);
-    return status == KVB_OK ? append_made(out, ids, n, err) : status;
+    if (status == KVB_OK) append(out, ids, n);
+    free(ids);
+    return status;
 }
 
 static kvb_status append_ids(id_list *out, const model_text *t, const int32_t *ids, size_t n, kvb_error *err)
 {
-    int32_t *joined = realloc(out->ids, (out->n + n + 1) * sizeof *joined);
-    if (!joined) return kvb_fail(err, KVB_MEMORY, "no memory for %zu tokens", out->n + n);
-    out->ids = joined;
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n; i++)
         if (ids[i] < 0 || (uint32_t)ids[i] >= t->vocabulary)
             return kvb_fail(err, KVB_ARGUMENT,
                             "id %d at place %zu, expected 0 to %u; were the ids made with another model's tokenizer?",
                             ids[i], i, t->vocabulary - 1);
-        joined[out->n++] = ids[i];
-    }
+    append(out, ids, n);
     return KVB_OK;
 }
 
@@ -83,7 +76,9 @@ static kvb_status suffix_ids(id_list *out, const model_text *t, const calib_cont
     size_t n = 0;
     bool left_out = t->chat.kind && !c->has_answer_prefix;
     kvb_status status = model_text_encode_question(t, q->text, left_out ? "" : c->answer_prefix, &ids, &n, err);
-    return status == KVB_OK ? append_made(out, ids, n, err) : status;
+    if (status == KVB_OK) append(out, ids, n);
+    free(ids);
+    return status;
 }
 
 static kvb_status prepare_question(profile_question *out, const model_text *t, const calib_context *c,
@@ -96,11 +91,6 @@ static kvb_status prepare_question(profile_question *out, const model_text *t, c
     else if (status == KVB_OK && !o->ignore_answers && q->answer)
         status = append_text(&answer, t, TEXT_ALONE, q->answer, err);
     if (status == KVB_OK && suffix.n == 0) status = kvb_fail(err, KVB_ARGUMENT, "the question has no tokens");
-    if (status == KVB_OK && answer.ids && answer.n + o->include_first < 2)
-        status = kvb_fail(err, KVB_ARGUMENT,
-                          "the answer has %zu tokens, expected at least 2 (the last one is never a query); leave it "
-                          "out to sample one",
-                          answer.n);
     if (status == KVB_OK && (suffix.n > INT32_MAX / 2 || answer.n > INT32_MAX / 2))
         status = kvb_fail(err, KVB_ARGUMENT, "question and answer have %zu tokens, too many", suffix.n + answer.n);
     if (status != KVB_OK) {
@@ -108,7 +98,15 @@ static kvb_status prepare_question(profile_question *out, const model_text *t, c
         free(answer.ids);
         return status;
     }
-    *out = (profile_question){suffix.ids, (uint32_t)suffix.n, answer.ids, (uint32_t)answer.n, 0};
+    // An answer's last token is never a query. How many tokens a text has is the tokenizer's doing, so a short answer
+    // is no mistake: it is sampled, as if none was given.
+    bool is_short = answer.ids && answer.n + o->include_first < 2;
+    if (is_short) free(answer.ids), answer = (id_list){0};
+    *out = (profile_question){.suffix = suffix.ids,
+                              .n_suffix = (uint32_t)suffix.n,
+                              .answer = answer.ids,
+                              .n_answer = (uint32_t)answer.n,
+                              .was_short = is_short};
     out->tail = out->n_suffix + (answer.ids ? out->n_answer : o->new_tokens) - 1;
     return KVB_OK;
 }
@@ -136,8 +134,7 @@ static kvb_status prepare_context(profile_context *out, const model *m, const mo
     out->key = strtoull(hash, NULL, 16);
     out->n_tokens = (uint32_t)ids.n;
     size_t n = o->max_questions && c->n_questions > o->max_questions ? o->max_questions : c->n_questions;
-    out->questions = calloc(n, sizeof *out->questions);
-    if (!out->questions) return kvb_fail(err, KVB_MEMORY, "no memory for %zu questions", n);
+    out->questions = need(n, sizeof *out->questions, "questions");
     for (out->n_questions = 0; out->n_questions < n; out->n_questions++) {
         status = prepare_question(&out->questions[out->n_questions], t, c, &c->questions[out->n_questions], o, err);
         if (status != KVB_OK) {
@@ -149,6 +146,257 @@ static kvb_status prepare_context(profile_context *out, const model *m, const mo
     return KVB_OK;
 }
 
+static void free_context(profile_context *c)
+{
+    for (uint32_t q = 0; c->questions && q < c->n_questions; q++) {
+        free(c->questions[q].suffix);
+        free(c->questions[q].answer);
+    }
+    free(c->questions);
+    free(c->ids);
+}
+
+// ---- Growing a record -----------------------------------------------------------------------------------------------
+
+// Place of a context in the record; record_context_count() when it is not there.
+static size_t find_recorded(const record *r, const char *id)
+{
+    size_t i = 0, n = record_context_count(r);
+    while (i < n && strcmp(record_context(r, i)->id, id) != 0) i++;
+    return i;
+}
+
+typedef kvb_status (*ids_reader)(record *r, size_t context, size_t question, int32_t *out, kvb_error *err);
+
+// Whether a list of ids in the record is this one.
+static kvb_status same_ids(bool *same, record *r, size_t context, size_t question, ids_reader read, uint32_t n_held,
+                           const int32_t *ids, uint32_t n, kvb_error *err)
+{
+    *same = n == n_held;
+    if (!*same || !n) return KVB_OK;
+    int32_t *held = need(n, sizeof *held, "token ids");
+    kvb_status status = read(r, context, question, held, err);
+    *same = status == KVB_OK && memcmp(held, ids, n * sizeof *ids) == 0;
+    free(held);
+    return status;
+}
+
+static kvb_status read_tokens(record *r, size_t context, size_t question, int32_t *out, kvb_error *err)
+{
+    (void)question;
+    return record_read_tokens(r, context, out, err);
+}
+
+static kvb_status match_question(const profile_context *c, record *r, size_t at, uint32_t q, kvb_error *err)
+{
+    const record_question_info *held = &record_context(r, at)->questions[q];
+    const profile_question *given = &c->questions[q];
+    bool suffix = false, answer = true;
+    kvb_status status =
+        same_ids(&suffix, r, at, q, record_read_suffix, held->n_suffix, given->suffix, given->n_suffix, err);
+    if (status == KVB_OK && given->answer)
+        status = same_ids(&answer, r, at, q, record_read_answer, held->n_answer, given->answer, given->n_answer, err);
+    if (status != KVB_OK || (held->number == q && suffix && answer)) return status;
+    return kvb_fail(err, KVB_MISMATCH,
+                    "%s: sample %s: %s %u is another one there; give its questions as they were, and new ones behind "
+                    "them",
+                    record_path(r), c->id, held->number == q && suffix ? "the answer to question" : "question", q + 1);
+}
+
+// Compares a context of the files with what the record has under its name, if anything.
+static kvb_status match_context(profile_context *c, record *r, kvb_error *err)
+{
+    size_t at = find_recorded(r, c->id);
+    const record_context_info *held = record_context(r, at);
+    if (!held) return KVB_OK;
+    bool same;
+    kvb_status status = same_ids(&same, r, at, 0, read_tokens, held->n_tokens, c->ids, c->n_tokens, err);
+    if (status == KVB_OK && !same)
+        return kvb_fail(err, KVB_MISMATCH, "%s: has another text for sample %s; give this one a sample_id of its own",
+                        record_path(r), c->id);
+    c->recorded = true;
+    c->n_recorded = c->n_questions < held->n_questions ? c->n_questions : held->n_questions;
+    for (uint32_t q = 0; q < c->n_recorded && status == KVB_OK; q++) status = match_question(c, r, at, q, err);
+    return status;
+}
+
+static uint32_t given_among(const profile_context *c, uint32_t first, uint32_t end)
+{
+    uint32_t n = 0;
+    for (uint32_t q = first; q < end; q++) n += c->questions[q].answer != NULL;
+    return n;
+}
+
+// Do the files hold everything that the record has? Then they alone say what it is made of.
+static bool covers(const profile_job *job, const record *r)
+{
+    size_t covered = 0;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *c = &job->contexts[i];
+        const record_context_info *held = record_context(r, find_recorded(r, c->id));
+        covered += held && c->n_recorded == held->n_questions;
+    }
+    return covered == record_context_count(r);
+}
+
+static kvb_status relate(profile_job *job, const record *r, kvb_error *err)
+{
+    profile_growth *g = &job->growth;
+    uint64_t given_then = 0, given_new = 0;
+    bool more = false;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *c = &job->contexts[i];
+        more |= c->n_questions > c->n_recorded;
+        given_then += given_among(c, 0, c->n_recorded);
+        given_new += given_among(c, c->n_recorded, c->n_questions);
+    }
+    g->relation = !more ? RECORD_SAME_TEXTS : covers(job, r) ? RECORD_ALL_TEXTS : RECORD_NEW_TEXTS;
+    const cJSON *held = cJSON_GetObjectItemCaseSensitive(record_attributes(r), "given_answers");
+    if (g->relation == RECORD_ALL_TEXTS && cJSON_IsNumber(held) && held->valuedouble != (double)given_then)
+        return kvb_fail(err, KVB_MISMATCH,
+                        "%s: was made with %.0f given answers, of the same questions the files now have %llu",
+                        record_path(r), held->valuedouble, (unsigned long long)given_then);
+    if (g->relation == RECORD_NEW_TEXTS) job->n_given = given_new;
+    return KVB_OK;
+}
+
+// The larger record's contexts, in order: that of the files where they have all, else new ones behind the record's.
+static void list_ids(profile_job *job, const record *r)
+{
+    profile_growth *g = &job->growth;
+    size_t n = record_context_count(r), n_own = 0;
+    g->ids = need(n + job->n_contexts, sizeof *g->ids, "context ids");
+    g->own = need(job->n_contexts, sizeof *g->own, "context ids");
+    if (g->relation != RECORD_ALL_TEXTS)
+        for (size_t i = 0; i < n; i++) g->ids[g->n_ids++] = record_context(r, i)->id;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        const profile_context *c = &job->contexts[i];
+        if (c->recorded && g->relation == RECORD_ALL_TEXTS)
+            g->ids[g->n_ids++] = record_context(r, find_recorded(r, c->id))->id;
+        if (c->recorded) continue;
+        memcpy(g->own[n_own], c->id, sizeof *g->own);
+        g->ids[g->n_ids++] = g->own[n_own++];
+    }
+}
+
+// What it costs to compute a metric once more: sums over all attention weights and norms of outputs are dear. 0: it
+// looks at nothing, and so proves nothing.
+static unsigned witness_cost(const metric *m)
+{
+    unsigned needs = metric_needs(m), cost = 0;
+    for (unsigned item = 1; item <= VIEW_OUTPUT_NORMS; item *= 2)
+        if (needs & item) cost += item & (VIEW_COLUMN_SUMS | VIEW_OUTPUT_NORMS) ? 8 : 1;
+    return cost;
+}
+
+// Which of the options' metrics the record has, and the cheapest of them that proves something.
+static kvb_status sort_metrics(profile_job *job, const profile_options *o, kvb_error *err)
+{
+    profile_growth *g = &job->growth;
+    const record_context_info *first = record_context(o->grows, 0);
+    uint32_t known = 0;
+    g->witness = o->n_metrics;
+    for (size_t i = 0; first && i < o->n_metrics; i++) {
+        if (!record_has_metric(first, o->metrics[i].spec)) continue;
+        g->recorded |= UINT64_C(1) << i;
+        known++;
+        unsigned cost = witness_cost(&o->metrics[i]);
+        if (cost && (g->witness == o->n_metrics || cost < witness_cost(&o->metrics[g->witness]))) g->witness = i;
+    }
+    bool new_text = false;
+    for (size_t i = 0; i < job->n_contexts; i++) new_text |= !job->contexts[i].recorded;
+    for (uint32_t m = 0; first && new_text && known < first->n_metrics && m < first->n_metrics; m++) {
+        size_t i = 0;
+        while (i < o->n_metrics && strcmp(o->metrics[i].spec, first->metrics[m]) != 0) i++;
+        if (i == o->n_metrics)
+            return kvb_fail(err, KVB_ARGUMENT,
+                            "%s: has metric %s, so a text that is added needs its scores; give it with --metric (a "
+                            "ranking as learned=FILE)",
+                            record_path(o->grows), first->metrics[m]);
+    }
+    return KVB_OK;
+}
+
+static bool all_recorded(const profile_job *job, size_t n_metrics)
+{
+    uint64_t all = n_metrics < 64 ? (UINT64_C(1) << n_metrics) - 1 : UINT64_MAX;
+    return (job->growth.recorded & all) == all;
+}
+
+// A context as the record has it: its tokens, and no question.
+static kvb_status take_recorded(profile_context *out, record *r, size_t at, const profile_options *o, kvb_error *err)
+{
+    const record_context_info *held = record_context(r, at);
+    *out = (profile_context){.n_tokens = held->n_tokens, .recorded = true};
+    snprintf(out->id, sizeof out->id, "%s", held->id);
+    out->ids = need(held->n_tokens, sizeof *out->ids, "token ids");
+    kvb_status status = record_read_tokens(r, at, out->ids, err);
+    for (size_t i = 0; status == KVB_OK && i < o->n_metrics; i++) {
+        status = metric_check_tokens(&o->metrics[i], held->n_tokens, err);
+        if (status != KVB_OK) {
+            kvb_error inner = err ? *err : (kvb_error){0};
+            status = kvb_fail(err, status, "sample %s: %s", held->id, inner.message);
+        }
+    }
+    return status;
+}
+
+// The record's contexts that are in none of the files, where a metric is added to all.
+static kvb_status add_recorded(profile_job *job, const profile_options *o, kvb_error *err)
+{
+    size_t n = record_context_count(o->grows), given = job->n_contexts;
+    profile_context *larger = need_more(job->contexts, given + n, sizeof *larger, "contexts");
+    job->contexts = larger;
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < n && status == KVB_OK; i++) {
+        size_t k = 0;
+        while (k < given && strcmp(larger[k].id, record_context(o->grows, i)->id) != 0) k++;
+        if (k == given) status = take_recorded(&larger[job->n_contexts++], o->grows, i, o, err);
+    }
+    return status;
+}
+
+static void drop_finished(profile_job *job, bool metrics_done)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < job->n_contexts; i++) {
+        profile_context *c = &job->contexts[i];
+        if (c->recorded && metrics_done && c->n_questions == c->n_recorded) free_context(c);
+        else job->contexts[kept++] = *c;
+    }
+    job->n_contexts = kept;
+}
+
+// The shortest text of the record, when the run would otherwise prefill new ones alone.
+static kvb_status choose_check(profile_job *job, const profile_options *o, kvb_error *err)
+{
+    size_t best = 0, n = record_context_count(o->grows);
+    bool only_new = job->n_contexts > 0;
+    for (size_t i = 0; i < job->n_contexts; i++) only_new &= !job->contexts[i].recorded;
+    if (!only_new || n == 0 || job->growth.witness == o->n_metrics) return KVB_OK;
+    for (size_t i = 1; i < n; i++)
+        if (record_context(o->grows, i)->n_tokens < record_context(o->grows, best)->n_tokens) best = i;
+    return take_recorded(&job->growth.check, o->grows, best, &(profile_options){0}, err);
+}
+
+static kvb_status grow_job(profile_job *job, const profile_options *o, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < job->n_contexts && status == KVB_OK; i++)
+        status = match_context(&job->contexts[i], o->grows, err);
+    if (status == KVB_OK) status = relate(job, o->grows, err);
+    if (status != KVB_OK) return status;
+    list_ids(job, o->grows);
+    status = sort_metrics(job, o, err);
+    if (status != KVB_OK) return status;
+    bool metrics_done = all_recorded(job, o->n_metrics);
+    if (!metrics_done) status = add_recorded(job, o, err);
+    if (status == KVB_OK) drop_finished(job, metrics_done);
+    return status == KVB_OK ? choose_check(job, o, err) : status;
+}
+
+// ---- The job --------------------------------------------------------------------------------------------------------
+
 static bool id_is_taken(const profile_job *job, const char *id)
 {
     for (size_t i = 0; i < job->n_contexts; i++)
@@ -157,16 +405,13 @@ static bool id_is_taken(const profile_job *job, const char *id)
 }
 
 // The hashes of all files, in order, commas between.
-static kvb_status list_files(char **out, const calib_file *files, size_t n, kvb_error *err)
+static char *list_files(const calib_file *files, size_t n)
 {
     enum { DIGITS = 64 };
-    char *list = malloc(n * (DIGITS + 1) + 1);
-    if (!list) return kvb_fail(err, KVB_MEMORY, "no memory for the hashes of %zu files", n);
-    list[0] = '\0';
+    char *list = need(n * (DIGITS + 1) + 1, 1, "characters");
     for (size_t i = 0; i < n; i++)
-        snprintf(list + (i ? i * (DIGITS + 1) - 1 : 0), DIGITS + 2, "%s%s", i ? "," : "", files[i].sha256);
-    *out = list;
-    return KVB_OK;
+        sprintf(list + i * (DIGITS + 1), "%.*s%s", DIGITS, files[i].sha256, i + 1 < n ? "," : "");
+    return list;
 }
 
 static void count_job(profile_job *job, const model *m, const profile_options *o)
@@ -191,11 +436,8 @@ static void count_job(profile_job *job, const model *m, const profile_options *o
     profile_losses_count(job, o);
 }
 
-kvb_status profile_prepare(profile_job *out, const model *m, const model_text *text, const calib_file *files,
-                           size_t n_files, const profile_options *o, kvb_error *err)
+static kvb_status check_request(const model *m, const profile_options *o, kvb_error *err)
 {
-    *out = (profile_job){.text = text};
-    size_t n = 0;
     if (model_budgeted(&m->config, m->config.n_layers) == 0)
         return kvb_fail(
             err, KVB_UNSUPPORTED,
@@ -205,33 +447,46 @@ kvb_status profile_prepare(profile_job *out, const model *m, const model_text *t
     if (o->n_metrics > PROFILE_MAX_METRICS)
         return kvb_fail(err, KVB_ARGUMENT, "%zu metrics in one pass, at most %d; profile the others in a second one",
                         o->n_metrics, PROFILE_MAX_METRICS);
+    return KVB_OK;
+}
+
+// One line of a calibration file becomes the job's next context.
+static kvb_status add_line(profile_job *job, const model *m, const calib_file *file, const calib_context *c,
+                           const profile_options *o, kvb_error *err)
+{
+    kvb_error inner = {0};
+    if (id_is_taken(job, c->sample_id))
+        return kvb_fail(err, KVB_ARGUMENT, "%s: line %zu: sample_id %s stands in two files; give each context its own",
+                        file->name, c->line, c->sample_id);
+    profile_context *made = &job->contexts[job->n_contexts++];
+    kvb_status status = prepare_context(made, m, job->text, c, o, &inner);
+    if (status != KVB_OK)
+        return kvb_fail(err, status, "%s: line %zu, sample %s: %s", file->name, c->line, c->sample_id, inner.message);
+    job->n_given += made->n_given;
+    for (uint32_t q = 0; q < made->n_questions; q++) job->n_short += made->questions[q].was_short;
+    return KVB_OK;
+}
+
+kvb_status profile_prepare(profile_job *out, const model *m, const model_text *text, const calib_file *files,
+                           size_t n_files, const profile_options *o, kvb_error *err)
+{
+    size_t n = 0;
+    *out = (profile_job){.text = text};
+    kvb_status status = check_request(m, o, err);
+    if (status != KVB_OK) return status;
     for (size_t i = 0; i < n_files; i++) n += files[i].count;
-    out->contexts = calloc(n ? n : 1, sizeof *out->contexts);
-    kvb_status status = out->contexts ? list_files(&out->calibration_files, files, n_files, err)
-                                      : kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", n);
+    out->contexts = need(n, sizeof *out->contexts, "contexts");
+    out->calibration_files = list_files(files, n_files);
     // Another model says so, before its other tokens do; a plan does not read the file to its end to know it.
-    if (status == KVB_OK && o->grows && m->sha256[0]) {
+    if (o->grows && m->sha256[0]) {
         cJSON *ignored;
         status = profile_grown_attributes(&ignored, m, out, o, err);
         cJSON_Delete(ignored);
     }
-    for (size_t i = 0; status == KVB_OK && i < n_files; i++)
-        for (size_t k = 0; status == KVB_OK && k < files[i].count; k++) {
-            const calib_context *c = &files[i].contexts[k];
-            if (id_is_taken(out, c->sample_id)) {
-                status =
-                    kvb_fail(err, KVB_ARGUMENT, "line %zu: sample_id %s stands in two files; give each context its own",
-                             c->line, c->sample_id);
-                break;
-            }
-            status = prepare_context(&out->contexts[out->n_contexts++], m, text, c, o, err);
-            if (status != KVB_OK) {
-                kvb_error inner = err ? *err : (kvb_error){0};
-                status = kvb_fail(err, status, "line %zu, sample %s: %s", c->line, c->sample_id, inner.message);
-            }
-        }
-    for (size_t i = 0; status == KVB_OK && i < out->n_contexts; i++) out->n_given += out->contexts[i].n_given;
-    if (status == KVB_OK && o->grows) status = profile_grow_job(out, o, err);
+    for (size_t i = 0; i < n_files; i++)
+        for (size_t k = 0; status == KVB_OK && k < files[i].count; k++)
+            status = add_line(out, m, &files[i], &files[i].contexts[k], o, err);
+    if (status == KVB_OK && o->grows) status = grow_job(out, o, err);
     if (status == KVB_OK) {
         count_job(out, m, o);
         status = profile_fit_batch(out, m, o, err);
@@ -240,19 +495,9 @@ kvb_status profile_prepare(profile_job *out, const model *m, const model_text *t
     return status;
 }
 
-void profile_context_free(profile_context *c)
-{
-    for (uint32_t q = 0; c->questions && q < c->n_questions; q++) {
-        free(c->questions[q].suffix);
-        free(c->questions[q].answer);
-    }
-    free(c->questions);
-    free(c->ids);
-}
-
 void profile_job_free(profile_job *job)
 {
-    for (size_t i = 0; job->contexts && i < job->n_contexts; i++) profile_context_free(&job->contexts[i]);
+    for (size_t i = 0; job->contexts && i < job->n_contexts; i++) free_context(&job->contexts[i]);
     free(job->contexts);
     free(job->calibration_files);
     free(job->growth.ids);
@@ -261,19 +506,23 @@ void profile_job_free(profile_job *job)
     memset(job, 0, sizeof *job);
 }
 
-static bool add_metrics(cJSON *to, const profile_options *o)
+// ---- Attributes -----------------------------------------------------------------------------------------------------
+
+// A JSON object as a text attribute; takes it.
+static void add_document(cJSON *to, const char *name, cJSON *document)
+{
+    char *text = cJSON_PrintUnformatted(document);
+    cJSON_AddStringToObject(to, name, text);
+    cJSON_free(text);
+    cJSON_Delete(document);
+}
+
+static void add_metrics(cJSON *to, const profile_options *o)
 {
     cJSON *all = cJSON_CreateObject();
-    bool ok = all != NULL;
-    for (size_t i = 0; ok && i < o->n_metrics; i++) {
-        cJSON *parameters = metric_to_json(&o->metrics[i]);
-        ok = parameters && cJSON_AddItemToObject(all, o->metrics[i].spec, parameters);
-    }
-    char *text = ok ? cJSON_PrintUnformatted(all) : NULL;
-    ok = text && cJSON_AddStringToObject(to, "metrics", text);
-    cJSON_free(text);
-    cJSON_Delete(all);
-    return ok;
+    for (size_t i = 0; i < o->n_metrics; i++)
+        cJSON_AddItemToObject(all, o->metrics[i].spec, metric_to_json(&o->metrics[i]));
+    add_document(to, "metrics", all);
 }
 
 // The layers that the record leaves out, commas between; "" where there is none.
@@ -286,31 +535,28 @@ static void list_bounded(char *text, size_t size, const model_config *c)
 }
 
 // What is not in the record's own shape: numbers of the config that tell models of one family apart.
-static bool add_shape(cJSON *to, const model_config *c)
+static void add_shape(cJSON *to, const model_config *c)
 {
     cJSON *shape = cJSON_CreateObject();
-    bool ok = shape && cJSON_AddNumberToObject(shape, "width", c->width) &&
-              cJSON_AddNumberToObject(shape, "ffn_width", c->ffn_width) &&
-              cJSON_AddNumberToObject(shape, "vocabulary", c->vocabulary) &&
-              cJSON_AddNumberToObject(shape, "context_length", c->context_length);
-    if (c->n_experts) ok = ok && cJSON_AddNumberToObject(shape, "experts", c->n_experts);
-    char *text = ok ? cJSON_PrintUnformatted(shape) : NULL;
-    ok = text && cJSON_AddStringToObject(to, "model_shape", text);
-    cJSON_free(text);
-    cJSON_Delete(shape);
-    return ok;
+    cJSON_AddNumberToObject(shape, "width", c->width);
+    cJSON_AddNumberToObject(shape, "ffn_width", c->ffn_width);
+    cJSON_AddNumberToObject(shape, "vocabulary", c->vocabulary);
+    cJSON_AddNumberToObject(shape, "context_length", c->context_length);
+    if (c->n_experts) cJSON_AddNumberToObject(shape, "experts", c->n_experts);
+    add_document(to, "model_shape", shape);
 }
 
 // The kind, and a hash of what it comes to, since templates of a kind differ.
-static bool add_chat(cJSON *to, const chat_frame *f)
+static void add_chat(cJSON *to, const chat_frame *f)
 {
-    char hash[65];
-    sha256_state *state = NULL;
-    bool ok =
-        sha256_begin(&state, NULL) == KVB_OK && sha256_add(state, f->front, strlen(f->front) + 1, NULL) == KVB_OK &&
-        sha256_add(state, f->back, strlen(f->back) + 1, NULL) == KVB_OK && sha256_end(state, hash, NULL) == KVB_OK;
-    sha256_free(state);
-    return ok && cJSON_AddStringToObject(to, "chat", f->kind) && cJSON_AddStringToObject(to, "chat_sha256", hash);
+    char hash[65] = "";
+    char *both = need(strlen(f->front) + strlen(f->back) + 2, 1, "characters");
+    strcpy(both, f->front);
+    strcpy(both + strlen(f->front) + 1, f->back);
+    sha256_hex(both, strlen(f->front) + strlen(f->back) + 2, hash, NULL);
+    free(both);
+    cJSON_AddStringToObject(to, "chat", f->kind);
+    cJSON_AddStringToObject(to, "chat_sha256", hash);
 }
 
 cJSON *profile_attributes(const model *m, const profile_job *job, const profile_options *o)
@@ -324,36 +570,77 @@ cJSON *profile_attributes(const model *m, const profile_job *job, const profile_
     list_bounded(bounded, sizeof bounded, &m->config);
     snprintf(seed, sizeof seed, "%llu", (unsigned long long)o->draw.seed);
     cJSON *a = cJSON_CreateObject();
-    bool ok = a && cJSON_AddStringToObject(a, "tool_version", KVBUDGET_VERSION) &&
-              cJSON_AddStringToObject(a, "architecture", m->config.architecture) &&
-              cJSON_AddStringToObject(a, "model_id", m->config.name) &&
-              cJSON_AddStringToObject(a, "model_sha256", m->sha256) &&
-              cJSON_AddStringToObject(a, "tokenizer_sha256", t->tokens ? tokenizer_sha256(t->tokens) : "") &&
-              record_set_calibration(a, job->calibration_files, NULL) == KVB_OK &&
-              cJSON_AddStringToObject(a, "backend", m->device->b->name) &&
-              cJSON_AddStringToObject(a, "compute", m->device->b->compute) &&
-              cJSON_AddStringToObject(a, "oracle", oracle_texts[o->oracle]) &&
-              cJSON_AddNumberToObject(a, "width", m->config.width) &&
-              cJSON_AddNumberToObject(a, "new_tokens", o->new_tokens) &&
-              cJSON_AddNumberToObject(a, "given_answers", (double)job->n_given) &&
-              cJSON_AddStringToObject(a, "sampling", o->draw.greedy ? "greedy" : "temperature") &&
-              cJSON_AddNumberToObject(a, "temperature", o->draw.greedy ? 0 : o->draw.temperature) &&
-              cJSON_AddStringToObject(a, "seed", seed) && cJSON_AddBoolToObject(a, "ignore_eos", o->ignore_eos) &&
-              cJSON_AddBoolToObject(a, "ignore_answers", o->ignore_answers) &&
-              cJSON_AddBoolToObject(a, "include_first", o->include_first) &&
-              cJSON_AddStringToObject(a, "bos", bos_names[o->bos]) &&
-              cJSON_AddNumberToObject(a, "max_tokens", o->max_tokens) &&
-              cJSON_AddNumberToObject(a, "max_questions", o->max_questions) && add_metrics(a, o) &&
-              add_shape(a, &m->config) && origin_describe(weights_origin_of(m->source), a);
-    if (bounded[0]) ok = ok && cJSON_AddStringToObject(a, "bounded_layers", bounded);
-    if (bounded[0]) ok = ok && cJSON_AddNumberToObject(a, "layer_window", m->config.window);
-    if (t->chat.kind) ok = ok && add_chat(a, &t->chat);
-    if (t->parse_special) ok = ok && cJSON_AddStringToObject(a, "special", "yes");
-    if (m->form == WEIGHTS_HALF) ok = ok && cJSON_AddStringToObject(a, "weights", "bf16");
-    if (o->statistics) ok = ok && cJSON_AddStringToObject(a, "query_statistics_sha256", o->statistics->sha256);
-    if (!ok) {
-        cJSON_Delete(a);
-        return NULL;
-    }
+    cJSON_AddStringToObject(a, "tool_version", KVBUDGET_VERSION);
+    cJSON_AddStringToObject(a, "architecture", m->config.architecture);
+    cJSON_AddStringToObject(a, "model_id", m->config.name);
+    cJSON_AddStringToObject(a, "model_sha256", m->sha256);
+    cJSON_AddStringToObject(a, "tokenizer_sha256", t->tokens ? tokenizer_sha256(t->tokens) : "");
+    record_set_calibration(a, job->calibration_files, NULL);
+    cJSON_AddStringToObject(a, "backend", m->device->b->name);
+    cJSON_AddStringToObject(a, "compute", m->device->b->compute);
+    cJSON_AddStringToObject(a, "oracle", oracle_texts[o->oracle]);
+    cJSON_AddNumberToObject(a, "width", m->config.width);
+    cJSON_AddNumberToObject(a, "new_tokens", o->new_tokens);
+    cJSON_AddNumberToObject(a, "given_answers", (double)job->n_given);
+    cJSON_AddStringToObject(a, "sampling", o->draw.greedy ? "greedy" : "temperature");
+    cJSON_AddNumberToObject(a, "temperature", o->draw.greedy ? 0 : o->draw.temperature);
+    cJSON_AddStringToObject(a, "seed", seed);
+    cJSON_AddBoolToObject(a, "ignore_eos", o->ignore_eos);
+    cJSON_AddBoolToObject(a, "ignore_answers", o->ignore_answers);
+    cJSON_AddBoolToObject(a, "include_first", o->include_first);
+    cJSON_AddStringToObject(a, "bos", bos_names[o->bos]);
+    cJSON_AddNumberToObject(a, "max_tokens", o->max_tokens);
+    cJSON_AddNumberToObject(a, "max_questions", o->max_questions);
+    add_metrics(a, o);
+    add_shape(a, &m->config);
+    origin_describe(weights_origin_of(m->source), a);
+    if (bounded[0]) cJSON_AddStringToObject(a, "bounded_layers", bounded);
+    if (bounded[0]) cJSON_AddNumberToObject(a, "layer_window", m->config.window);
+    if (t->chat.kind) add_chat(a, &t->chat);
+    if (t->parse_special) cJSON_AddStringToObject(a, "special", "yes");
+    if (m->form == WEIGHTS_HALF) cJSON_AddStringToObject(a, "weights", "bf16");
+    if (o->statistics) cJSON_AddStringToObject(a, "query_statistics_sha256", o->statistics->sha256);
     return a;
+}
+
+kvb_status profile_grown_attributes(cJSON **out, const model *m, const profile_job *job, const profile_options *o,
+                                    kvb_error *err)
+{
+    static const char *const of_texts[] = {"calibration_sha256", "calibration_files", "given_answers", "max_questions"};
+    const cJSON *held = record_attributes(o->grows);
+    cJSON *own = profile_attributes(m, job, o);
+    for (size_t i = 0; job->growth.relation == RECORD_SAME_TEXTS && i < sizeof of_texts / sizeof *of_texts; i++) {
+        const cJSON *value = cJSON_GetObjectItemCaseSensitive(held, of_texts[i]);
+        cJSON_DeleteItemFromObjectCaseSensitive(own, of_texts[i]);
+        if (value) cJSON_AddItemToObject(own, of_texts[i], cJSON_Duplicate(value, true));
+    }
+    kvb_status status =
+        record_join_attributes(out, record_path(o->grows), held, "this command", own, job->growth.relation, err);
+    cJSON_Delete(own);
+    return status;
+}
+
+// ---- While it runs ----
+
+bool profile_scores_metric(const profile_job *job, const profile_context *c, size_t i)
+{
+    return !c->recorded || i == job->growth.witness || !(job->growth.recorded >> i & 1);
+}
+
+kvb_status profile_check_witness(const profile_job *job, const profile_options *o, const profile_context *c,
+                                 const float *scores, float *buffer, kvb_error *err)
+{
+    size_t at = find_recorded(o->grows, c->id);
+    const char *name = o->metrics[job->growth.witness].spec;
+    record_shape shape = record_get_shape(o->grows);
+    size_t n = (size_t)shape.n_layers * shape.n_kv_heads * c->n_tokens;
+    kvb_status status = record_read_scores(o->grows, at, name, buffer, err);
+    if (status != KVB_OK || memcmp(buffer, scores, n * sizeof *scores) == 0) return status;
+    double largest = 0;
+    for (size_t i = 0; i < n; i++) largest = fmax(largest, fabs((double)scores[i] - buffer[i]));
+    return kvb_fail(
+        err, KVB_MISMATCH,
+        "%s: sample %s: the scores of %s computed now differ by up to %.3g: the record was not made by this "
+        "program on this kind of processor, and what is added would not belong to it; profile all again",
+        record_path(o->grows), c->id, name, largest);
 }

@@ -1,7 +1,7 @@
 #include "profiler/profile_kept.h"
 #include "formats/kept_file.h"
 #include "formats/sha256.h"
-#include "profiler/profile_growth.h"
+#include "profiler/profile_job.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>

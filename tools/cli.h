@@ -107,6 +107,28 @@ bool cli_colour_wanted(int fd);
 // Columns of the terminal behind fd, or `otherwise` when it is none.
 int cli_terminal_width(int fd, int otherwise);
 
-extern const cli_command cmd_profile, cmd_solve, cmd_budgets, cmd_plot, cmd_export, cmd_import, cmd_inspect,
-    cmd_tokenize, cmd_logits, cmd_validate, cmd_merge, cmd_eval, cmd_task, cmd_statistics, cmd_recommend, cmd_report,
-    cmd_learn, cmd_refine, cmd_calib;
+// All commands, in the order of the help: row(NAME) is what cmd/NAME.c defines as `const cli_command cmd_NAME`.
+// clang-format off
+#define ALL_COMMANDS(row) \
+    row(calib) \
+    row(profile) \
+    row(merge) \
+    row(learn) \
+    row(solve) \
+    row(validate) \
+    row(eval) \
+    row(refine) \
+    row(recommend) \
+    row(report) \
+    row(budgets) \
+    row(plot) \
+    row(export) \
+    row(import) \
+    row(inspect) \
+    row(tokenize) \
+    row(logits) \
+    row(task) \
+    row(statistics)
+// clang-format on
+#define DECLARE_COMMAND(name) extern const cli_command cmd_##name;
+ALL_COMMANDS(DECLARE_COMMAND)

@@ -21,10 +21,8 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include <pcre2.h>
 
-static const cli_command *const COMMANDS[] = {&cmd_calib,    &cmd_profile, &cmd_merge,  &cmd_learn,     &cmd_solve,
-                                              &cmd_validate, &cmd_eval,    &cmd_refine, &cmd_recommend, &cmd_report,
-                                              &cmd_budgets,  &cmd_plot,    &cmd_export, &cmd_import,    &cmd_inspect,
-                                              &cmd_tokenize, &cmd_logits,  &cmd_task,   &cmd_statistics};
+#define LIST_COMMAND(name) &cmd_##name,
+static const cli_command *const COMMANDS[] = {ALL_COMMANDS(LIST_COMMAND)};
 enum { COMMAND_COUNT = sizeof COMMANDS / sizeof *COMMANDS };
 
 static const char INTRODUCTION[] =

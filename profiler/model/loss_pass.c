@@ -95,7 +95,7 @@ void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n)
 {
     loss_pass *l = f->losses;
     if (n > l->room) l->rows = need_more(l->rows, l->room = n, sizeof *l->rows, "rows");
-    memcpy(l->rows, rows, n * sizeof *rows);
+    if (n) memcpy(l->rows, rows, n * sizeof *rows);
     l->n_rows = n;
 }
 

@@ -50,6 +50,11 @@ class AttentionLayer:
         return getattr(self.module, "sinks", None) if self._is_eager else None
 
     @property
+    def needs_eager(self) -> bool:
+        """Has it a softcap or sinks, which sdpa leaves out?"""
+        return any(getattr(self.module, name, None) is not None for name in ("attn_logit_softcapping", "sinks"))
+
+    @property
     def _is_eager(self) -> bool:
         return str(getattr(self.config, "_attn_implementation", "")).endswith("eager")
 

@@ -81,7 +81,35 @@ import json
 a, b = (json.load(open(n))["rows"] for n in ("first.json", "worth.json"))
 assert len(a) == len(b) and all(abs(x["kl"] - y["kl"]) < 1e-12 and abs(x["loss"] - y["loss"]) < 1e-12
     for x, y in zip(a, b))
+assert [r["cache_allocated"] for r in a] == [r["cache_allocated"] for r in b] # counted, not as malloc rounds it
 PYTHON_END
+# Kept positions: a run that was stopped goes on, and lists all of them, in the order of one run.
+KEPT="keydiff.safetensors text0.txt text1.txt $SIZE -r 0.5,0.8 -a uniform -p morphkv:window=8 -q"
+# shellcheck disable=SC2086
+expect 0 'kept positions in one run' eval tiny.gguf $KEPT --dump-kept kept-1.jsonl -o kept-1
+exists 'their log' kept-1.cells
+sed -n '2p;5p;7p' kept-1.cells >kept-2.cells
+# shellcheck disable=SC2086
+expect 0 'and after a stop' eval tiny.gguf $KEPT --dump-kept kept-2.jsonl -o kept-2
+if [ "$(wc -l <kept-2.cells)" = "$(wc -l <kept-1.cells)" ]; then ok 'what the log has is not measured again'; else
+    not_ok 'what the log has is not measured again'; fi
+same 'the same list' kept-1.jsonl kept-2.jsonl
+# shellcheck disable=SC2086
+"$KVB" eval tiny.gguf $KEPT --dump-kept kept-3.jsonl -o kept-3 -t 300 >/dev/null 2>err &
+for _ in $(seq 100); do
+    [ -s kept-3.cells ] && break
+    sleep 0.05
+done
+kill -TERM $! 2>/dev/null
+wait $!
+if [ -s kept-3.cells ]; then ok 'a stop leaves what was measured'; else not_ok 'a stop leaves what was measured'; fi
+# A table whose name has an equals sign, and one with a label.
+cp keydiff.safetensors lambda=0.1.safetensors
+# shellcheck disable=SC2086
+expect 0 'a name with an equals sign' eval tiny.gguf lambda=0.1.safetensors other=keydiff.safetensors text0.txt $SIZE \
+    -r 0.8 -a none -q
+says 'is no label where the file is there' '^ +80 %  lukv '
+says 'and a label is one' '^ +80 %  other '
 # shellcheck disable=SC2086
 expect 0 'without protection as well' eval tiny.gguf text0.txt -m keydiff -a uniform $SIZE -r 0.8 --no-protect --json \
     --quiet

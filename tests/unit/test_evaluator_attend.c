@@ -36,7 +36,7 @@ START_TEST(rules_against_the_formula)
     float *k = case_floats(all * D, 2, 0), *v = case_floats(all * D, 1, 0), *q = case_floats(ROWS * GROUP * D, 2, 0),
           o[ROWS * GROUP * D];
     attend_scratch s = {0};
-    help_ok(attend_reserve(&s, all, D, err));
+    attend_reserve(&s, all, D);
     kv_span base = {k, v, positions, MORE}, own = {k + MORE * D, v + MORE * D, positions + MORE, ENTRIES};
     for (size_t r = 0; r < sizeof rules / sizeof *rules; r++) {
         attend_head(&s, o, q, GROUP * D, ROWS, GROUP, base, own, D, NULL, 0, &rules[r]);

@@ -18,7 +18,7 @@ static void setup(void)
 static kv_cache *filled_cache(const uint32_t rooms[L * G])
 {
     kv_cache *c;
-    help_ok(kv_cache_open(&c, L, G, D, rooms, err));
+    c = kv_cache_open(L, G, D, rooms);
     for (uint32_t l = 0; l < L; l++)
         for (uint32_t g = 0; g < G; g++)
             for (uint32_t i = 0; i + 1 < rooms[l * G + g]; i++) {
@@ -60,13 +60,13 @@ START_TEST(cache_evicts_and_shrinks)
         expect_entries(c, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
         expect_entries(c, 1, 0, NULL, 0);
         expect_entries(c, 1, 1, (const uint32_t[]){1}, 1);
-        if (pass == 0) help_ok(kv_cache_compact(c, 2, err));
+        if (pass == 0) kv_cache_compact(c, 2);
     }
     ck_assert_uint_eq(kv_cache_room(c), 2);
     ck_assert_uint_eq(c->offsets[L * G], 7 + 2 * L * G);
     ck_assert_uint_lt(kv_cache_allocated(c), before + 1);
     kv_cache *copy;
-    help_ok(kv_cache_fork(&copy, c, 0, err));
+    copy = kv_cache_fork(c, 0);
     kv_cache_evict(c, 0, 1, 0);
     expect_entries(copy, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
     ck_assert_uint_eq(kv_cache_room(copy), 0);
@@ -100,9 +100,9 @@ START_TEST(a_refilled_cache_is_a_new_one)
     for (int i = 0; i < 4; i++) { // little, more, little in the memory of more, everything
         const kept_set *what = i < 3 ? &kept[i] : NULL;
         const float *memory = again ? again->k : NULL;
-        help_ok(kv_cache_gather(&fresh, L, G, D, k, v, TOKENS, what, EXTRA, err));
-        if (again) help_ok(kv_cache_refill(again, k, v, TOKENS, what, EXTRA, err));
-        else help_ok(kv_cache_gather(&again, L, G, D, k, v, TOKENS, what, EXTRA, err));
+        fresh = kv_cache_gather(L, G, D, k, v, TOKENS, what, EXTRA);
+        if (again) kv_cache_refill(again, k, v, TOKENS, what, EXTRA);
+        else again = kv_cache_gather(L, G, D, k, v, TOKENS, what, EXTRA);
         expect_same(again, fresh);
         ck_assert(i != 2 || again->k == memory);
         kv_cache_append(again, 0, 0, k, v, TOKENS); // of which nothing may stay
@@ -343,9 +343,9 @@ START_TEST(a_base_is_shared)
     bed_open(&b);
     select_some(&b, &kept);
     help_ok(session_cache(b.s, &kept, 0, &base, err));
-    help_ok(kv_cache_fork(&copy, base, N, err));
+    copy = kv_cache_fork(base, N);
     for (int i = 0; i < 2; i++) {
-        help_ok(kv_cache_extend(&tails[i], base, N + 1, err));
+        tails[i] = kv_cache_extend(base, N + 1);
         memcpy(ids + i * N, b.next, sizeof b.next);
     }
     for (uint32_t at = 0; at < N; at += N / 4) { // rows one by one, and many at a time
@@ -364,7 +364,7 @@ START_TEST(a_base_is_shared)
     ck_assert_uint_eq(kv_cache_entries(base), kept.offsets[L * G]);
     ck_assert_uint_lt(kv_cache_allocated(tails[0]), kv_cache_allocated(copy));
     kv_cache_close(tails[1]);
-    help_ok(kv_cache_extend(&tails[1], base, N, err));
+    tails[1] = kv_cache_extend(base, N);
     decode_hooks hooks[2] = {{.layer_done = NULL}, {.layer_done = count_layers}};
     help_fails(decoder_run(b.s->decode, &tails[1], 1, (const uint32_t[]){1}, ids, &hooks[1], LOGITS_LAST, got, err),
                KVB_ARGUMENT, "a cache with a base");

@@ -68,7 +68,7 @@ START_TEST(damage_is_what_fidelity_measures)
     damage_text texts[TEXTS];
     damage_plan plan = {T, N, 3, &by, 4, 1, NULL};
     help_ok(damage_open(&d, m, &plan, err));
-    for (int t = 0; t < TEXTS; t++) help_ok(damage_text_open(d, &texts[t], err));
+    for (int t = 0; t < TEXTS; t++) texts[t] = damage_text_open(d);
     for (int t = 0; t < TEXTS; t++) help_ok(damage_text_fill(d, &texts[t], &(damage_input){ids[t], T, N}, NULL, err));
     for (int round = 0; round < 2; round++) // the second time with another text in between
         for (int t = 0; t < TEXTS; t++) {
@@ -114,7 +114,7 @@ START_TEST(texts_may_differ_in_length)
     help_ok(metric_parse(&by, "keydiff", err));
     const damage_input in[TEXTS] = {{ids[0], T - 17, 2}, {ids[1], T, N}};
     help_ok(damage_open(&d, m, &plan, err));
-    for (int t = 0; t < TEXTS; t++) help_ok(damage_text_open(d, &texts[t], err));
+    for (int t = 0; t < TEXTS; t++) texts[t] = damage_text_open(d);
     for (int t = 0; t < TEXTS; t++) help_ok(damage_text_fill(d, &texts[t], &in[t], NULL, err));
     for (int i = 0; i < TEXTS * CUTS; i++)
         mixed[i] = (damage_cut){&texts[i % TEXTS], CUT[i / TEXTS], &got[i % TEXTS][i / TEXTS]};
@@ -158,7 +158,7 @@ START_TEST(a_head_alone_is_one_cut)
         damage_text text;
         damage_plan plan = {T, N, batch, &by, 4, 1, NULL};
         help_ok(damage_open(&d, m, &plan, err));
-        help_ok(damage_text_open(d, &text, err));
+        text = damage_text_open(d);
         help_ok(damage_text_fill(d, &text, &(damage_input){ids[0], T, N}, NULL, err));
         help_ok(damage_measure_heads(d, &text, KEEP[0], LEVELS, batch == 1 ? one[0] : again[0], NULL, err));
         for (int i = 0; i < LEVELS; i++)
@@ -200,7 +200,7 @@ START_TEST(heads_alone_can_be_stopped)
     help_ok(metric_parse(&by, "keydiff", err));
     damage_plan plan = {T, N, 2, &by, 4, 1, NULL};
     help_ok(damage_open(&d, m, &plan, err));
-    help_ok(damage_text_open(d, &text, err));
+    text = damage_text_open(d);
     help_ok(damage_text_fill(d, &text, &(damage_input){ids[0], T, N}, NULL, err));
     ck_assert(damage_measure_heads(d, &text, keep, 1, out, &watch, NULL) == KVB_INTERRUPTED && asked == L / 2);
     help_ok(damage_measure(d, &text, keep, 1, &whole, err)); // the text is there as before
@@ -222,7 +222,7 @@ START_TEST(contexts_are_put_aside_and_taken_back)
     help_ok(metric_parse(&by, "keydiff", err));
     session_plan plan = {T, N, N, &by, 1, NULL, false};
     help_ok(session_open(&s, m, &plan, err));
-    help_ok(session_context_open(&aside, s, err));
+    aside = session_context_open(s);
     help_ok(session_prefill(s, ids[0], T, NULL, NULL, err));
     float *keys = s->k, *first = s->scores[0], score = first[T / 2];
     help_ok(session_exchange(s, &aside, err));
@@ -240,9 +240,8 @@ END_TEST
 START_TEST(rows_are_judged_by_the_definition)
 {
     predictions full;
-    kvb_error err = {0};
     const float logits[2][3] = {{0, 1, 2}, {3, 0, 0}}, other[3] = {2, 1, 0};
-    ck_assert(predictions_open(&full, 2, 3, &err) == KVB_OK);
+    full = predictions_open(2, 3);
     memcpy(full.logits, logits, sizeof logits);
     full.next[1] = 2;
     predictions_finish(&full);

@@ -152,10 +152,10 @@ START_TEST(retrieval_scores)
     char context[] = "the number of the clerk is 4711 and that is all there is to know about it",
          question[] = "What is the number of the clerk?", gold[] = "4711", absent[] = "0815";
     const task_sample good = sample_of(context, question, gold), bad = sample_of(context, question, absent);
-    help_ok(retrieval_open(&r, m, &text, err));
-    help_fails(retrieval_add(&r, &t, &bad, err), KVB_ARGUMENT, "does not stand in its context");
+    r = retrieval_open(m, &text);
+    help_fails(retrieval_add(&r, &bad, err), KVB_ARGUMENT, "does not stand in its context");
     ck_assert_uint_eq(r.n, 0);
-    help_ok(retrieval_add(&r, &t, &good, err));
+    help_ok(retrieval_add(&r, &good, err));
     ck_assert_uint_eq(r.n, 1);
     double once[L * H], all = 0;
     memcpy(once, r.sums, sizeof once);
@@ -163,7 +163,7 @@ START_TEST(retrieval_scores)
         ck_assert_msg(once[i] > 0 && once[i] < 1, "head %d: %g", i, once[i]);
         all += once[i];
     }
-    help_ok(retrieval_add(&r, &t, &good, err));
+    help_ok(retrieval_add(&r, &good, err));
     float read[L * H];
     help_ok(retrieval_write(&r, help_path("heads.tsv"), err));
     help_ok(head_scores_read(help_path("heads.tsv"), L, H, G, true, read, err));
@@ -174,8 +174,8 @@ START_TEST(retrieval_scores)
     // The whole context as the answer: every head looks at it more than at four of its letters.
     const task_sample whole = sample_of(context, question, context);
     double most = 0;
-    help_ok(retrieval_open(&r, m, &text, err));
-    help_ok(retrieval_add(&r, &t, &whole, err));
+    r = retrieval_open(m, &text);
+    help_ok(retrieval_add(&r, &whole, err));
     for (int i = 0; i < L * H; i++) {
         ck_assert_msg(r.sums[i] > 0 && r.sums[i] < 1, "head %d: %g", i, r.sums[i]);
         most += r.sums[i];

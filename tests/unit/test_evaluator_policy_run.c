@@ -26,7 +26,7 @@ enum { N_ALL = sizeof ALL / sizeof *ALL };
 static void decode(bed *b, policy_run *run, const kv_cache *from, float *logits, uint32_t *longest)
 {
     kv_cache *c;
-    help_ok(kv_cache_fork(&c, from, N, err));
+    c = kv_cache_fork(from, N);
     decode_hooks hooks = run ? policy_run_hooks(run) : (decode_hooks){0};
     for (uint32_t i = 0; i < N; i++) {
         const uint32_t one = 1;

@@ -146,20 +146,35 @@ START_TEST(test_job_answers)
 }
 END_TEST
 
+// What a tokenizer makes a single token of leaves no query to record: the question is sampled, and counted for a note.
+START_TEST(test_job_short_answers)
+{
+    profile_case c = case_make("tiny.gguf", "{\"sample_id\": \"x\", \"context\": \"" TEXT_A
+                                            "\", \"question_ids\": [[1], [2], [3]], \"answer_ids\": [[5, 6], [7], [8]]}\n");
+    prepare(&c);
+    ck_assert_uint_eq(c.job.n_given, 1);
+    ck_assert_uint_eq(c.job.n_short, 2);
+    const profile_question *q = c.job.contexts[0].questions;
+    ck_assert(q[0].answer && !q[0].was_short && !q[1].answer && q[1].was_short && q[2].was_short);
+    ck_assert_uint_eq(q[1].tail, 1 + c.o.new_tokens - 1);
+    c.o.include_first = true; // then the answer's first token is one
+    prepare(&c);
+    ck_assert_uint_eq(c.job.n_given, 3);
+    ck_assert_uint_eq(c.job.n_short, 0);
+    case_free(&c);
+}
+END_TEST
+
 // Calibration lines that profile_prepare refuses, after a line that is fine.
 START_TEST(test_job_errors)
 {
     static const char *const cases[][2] = {
         {"{\"sample_id\":\"x\",\"context_ids\":[1,300],\"question_ids\":[[1]]}",
-         "line 2, sample x: id 300 at place 1, expected 0 to 299"},
+         ".jsonl: line 2, sample x: id 300 at place 1, expected 0 to 299"},
         {"{\"sample_id\":\"x\",\"context_ids\":[1,2],\"question_ids\":[[1],[7,999]]}",
          "line 2, sample x: question 2: id 999 at place 1"},
         {"{\"sample_id\":\"x\",\"context_ids\":[1,2],\"question_ids\":[[1]],\"answer_ids\":[[5,6,301]]}",
          "line 2, sample x: question 1: id 301 at place 2"},
-        {"{\"sample_id\":\"x\",\"context_ids\":[1,2],\"question_ids\":[[1],[2]],\"answer_ids\":[[5,6],[7]]}",
-         "line 2, sample x: question 2: the answer has 1 tokens, expected at least 2"},
-        {"{\"sample_id\":\"x\",\"context\":\"the\",\"questions\":[\"who\"],\"answers\":[\"\"]}",
-         "line 2, sample x: question 1: the answer has 0 tokens"},
         {"{\"sample_id\":\"x\",\"context\":\"the\",\"questions\":[\"\"],\"answer_prefix\":\"\"}",
          "line 2, sample x: question 1: the question has no tokens"},
     };
@@ -195,7 +210,7 @@ START_TEST(test_job_errors_of_length_and_names)
     calib_file twice[2] = {c.file};
     help_ok(calib_parse(&twice[1], "\n" LINE_B, strlen("\n" LINE_B), "other.jsonl", err));
     help_fails(profile_prepare(&c.job, c.m, &c.text, twice, 2, &c.o, err), KVB_ARGUMENT,
-               "line 2: sample_id b stands in two files");
+               "other.jsonl: line 2: sample_id b stands in two files");
     calib_free(&twice[1]);
     case_free(&c);
 
@@ -528,6 +543,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_job_limits);
     tcase_add_test(tc, test_job_bos);
     tcase_add_test(tc, test_job_answers);
+    tcase_add_test(tc, test_job_short_answers);
     tcase_add_test(tc, test_job_errors);
     tcase_add_test(tc, test_job_errors_of_length_and_names);
     tcase_add_test(tc, test_same_bytes_for_threads_and_batches);

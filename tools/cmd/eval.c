@@ -1,4 +1,5 @@
 // kvbudget eval: evicts for real, and says what it costs.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/eval_command.h"
 #include "tools/device.h"
@@ -86,22 +87,18 @@ static kvb_status measure(const eval_command *e, sweep *s, kvb_error *err)
 
 static kvb_status run_sweep(const eval_command *e, kvb_error *err)
 {
-    size_t room = e->out.name ? strlen(e->out.name) + 8 : 1;
-    char *log = malloc(room);
-    if (!log) return kvb_fail(err, KVB_MEMORY, "no memory");
-    if (e->out.name) snprintf(log, room, "%s.cells", e->out.name);
+    char *log = e->out.name ? need_text("%s.cells", e->out.name) : NULL;
     sweep s = {.m = e->in.m,
                .statistics = e->in.opened.statistics,
-               .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4,
-                     e->out.name && !e->out.kept ? log : NULL, e->out.kept, e->predictions},
+               .o = {(uint32_t)e->in.n_tokens, (uint32_t)e->in.n_next, e->batch ? (uint32_t)e->batch : 4, log,
+                     e->out.kept, e->predictions},
                .texts = e->in.texts,
                .n_texts = (uint32_t)e->in.n_texts,
                .methods = methods_list(&e->with)};
     sweep_summary *rows = NULL;
     eval_report r = {.s = &s, .device = e->in.device, .with = methods_compared(&e->with)};
     kvb_status status = measure(e, &s, err);
-    if (status == KVB_OK) status = sweep_summarize(&s, &rows, &r.n_rows, err);
-    r.rows = rows;
+    if (status == KVB_OK) r.rows = rows = sweep_summarize(&s, &r.n_rows);
     if (status == KVB_OK) status = report(e, &r, err);
     free(rows);
     sweep_close(&s);

@@ -49,9 +49,9 @@ static kvb_status take_caches(speed_run *r, speed_row *row, const kept_set *kept
     row->resident = after > before ? after - before : 0;
     row->entries = kv_cache_entries(row->caches[0]);
     row->allocated = kv_cache_allocated(row->caches[0]);
-    status = kv_cache_compact(row->caches[0], r->n_steps, err); // room to decode
+    kv_cache_compact(row->caches[0], r->n_steps); // room to decode
     for (uint32_t i = 1; i < r->n_sequences && status == KVB_OK; i++)
-        status = kv_cache_fork(&row->caches[i], row->caches[0], r->n_steps, err);
+        row->caches[i] = kv_cache_fork(row->caches[0], r->n_steps);
     return status;
 }
 

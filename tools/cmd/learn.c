@@ -67,7 +67,7 @@ static int check(learn_command *c, int n_operands)
         return cli_usage_error(c->self, "--exponent: expected 0 to 2");
     if (!(o->slack >= 0 && o->slack <= 10)) return cli_usage_error(c->self, "--within: expected 0 to 10");
     if (c->sink > 65536) return cli_usage_error(c->self, "--sink: expected at most 65536");
-    if (c->wanted.max_questions == 0) return cli_usage_error(c->self, "--questions: expected at least 1");
+    if (c->wanted.max_questions == 0) c->wanted.max_questions = UINT64_MAX;
     o->target = strcmp(c->target, "max") == 0 ? TARGET_MAX : TARGET_MEAN;
     o->sink = (uint32_t)c->sink;
     o->layer_mean = !c->own;
@@ -98,7 +98,8 @@ static int run(const cli_command *self, int argc, char **argv)
          "weight of a token: its importance to this power (default: chosen by held-out loss)"},
         {"sink", 0, CLI_COUNT, &c.sink, "N", "first tokens that are always kept and not fitted (4)"},
         {"contexts", 'c', CLI_TEXT, &c.wanted.contexts, "IDS", "use only these contexts, commas between"},
-        {"questions", 'q', CLI_COUNT, &c.wanted.max_questions, "N", "use only the first N questions of every context"},
+        {"questions", 'q', CLI_COUNT, &c.wanted.max_questions, "N",
+         "use only the first N questions of every context; 0: all"},
         {"json", 0, CLI_FLAG, &c.json, NULL, "print all trials as JSON instead of the table"},
         {"quiet", 0, CLI_FLAG, &c.quiet, NULL, "no progress and no names of files"},
         {0},

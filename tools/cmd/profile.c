@@ -146,8 +146,13 @@ static int check_options(profile_command *p)
     return read_metrics(p);
 }
 
-static void warn_beyond(const profile_command *p)
+static void warn_of_inputs(const profile_command *p)
 {
+    if (p->job.n_short && p->ranks.rank == 0)
+        fprintf(stderr,
+                "note: %llu of %llu given answers have fewer than two tokens with this model's tokenizer, too few to "
+                "record a query; the model answers these questions itself\n",
+                (unsigned long long)p->job.n_short, (unsigned long long)(p->job.n_given + p->job.n_short));
     if (p->job.n_beyond && p->ranks.rank == 0)
         fprintf(
             stderr,
@@ -190,7 +195,7 @@ static int run_command(profile_command *p, char **operands, size_t n)
     kvb_error err = {0};
     profile_times times = {0};
     kvb_status status = profile_agree(p, profile_open_inputs(p, operands, n, &err), &err);
-    if (status == KVB_OK) warn_beyond(p);
+    if (status == KVB_OK) warn_of_inputs(p);
     if (status == KVB_OK && p->plan) {
         if (p->ranks.rank == 0) status = profile_print_plan(p, &err);
         return status == KVB_OK ? EXIT_DONE : report_failure(p, &err);
@@ -263,7 +268,8 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "split words as this pre-tokenizer does instead of the file's: smollm, llama-bpe,\nqwen2, gpt-2 (as "
          "transformers reads SmolLM2's GGUF)"},
         {"max-tokens", 0, CLI_COUNT, &p->max_tokens, "N", "cut contexts to their first N tokens"},
-        {"questions", 'q', CLI_COUNT, &p->max_questions, "N", "use only the first N questions of every context"},
+        {"questions", 'q', CLI_COUNT, &p->max_questions, "N",
+         "use only the first N questions of every context; 0: all"},
         {"beyond-trained", 0, CLI_FLAG, &p->beyond_trained, NULL,
          "allow contexts longer than the model was trained for"},
         {"batch", 0, CLI_COUNT, &p->batch, "N", "decode N questions at a time (default: by memory); changes no number"},

@@ -1,5 +1,6 @@
 // kvbudget recommend: the highest ratio of a table whose damage can be promised to stay below a limit.
 #include "evaluator/damage.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/promise.h"
 #include "tools/cmd/eval_command.h"
@@ -38,8 +39,7 @@ static void add_limit(recommend_command *c, const char *name, double limit, doub
 static kvb_status open_task(recommend_command *c, kvb_error *err)
 {
     size_t cells = c->e.with.n_ratios * c->e.in.n_texts;
-    c->values = calloc(PROMISE_LIMITS * cells + 1, sizeof *c->values);
-    if (!c->values) return kvb_fail(err, KVB_MEMORY, "no memory for %zu results", cells);
+    c->values = need(PROMISE_LIMITS * cells, sizeof *c->values, "results");
     c->task.criteria = c->criteria;
     c->task.n_ratios = (uint32_t)c->e.with.n_ratios;
     c->task.n_texts = (uint32_t)c->e.in.n_texts;
@@ -114,13 +114,12 @@ static kvb_status measure(recommend_command *c, kvb_error *err)
         c->e.in.opened.statistics};
     damage *d = NULL;
     damage_text text = {0};
-    uint32_t *keep = malloc(n * heads * sizeof *keep + 1);
-    damage_value *found = malloc(n * sizeof *found + 1);
+    uint32_t *keep = need(n * heads, sizeof *keep, "budgets");
+    damage_value *found = need(n, sizeof *found, "results");
     step_watch w = {.total = (double)c->e.in.n_texts};
-    kvb_status status = keep && found ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu ratios", n);
-    if (status == KVB_OK) status = list_budgets(c, keep, heads, err);
+    kvb_status status = list_budgets(c, keep, heads, err);
     if (status == KVB_OK) status = damage_open(&d, m, &plan, err);
-    if (status == KVB_OK) status = damage_text_open(d, &text, err);
+    if (status == KVB_OK) text = damage_text_open(d);
     progress_begin(&w.bar, "recommend", c->e.out.quiet);
     for (size_t t = 0; t < c->e.in.n_texts && status == KVB_OK; t++)
         status = measure_text(c, d, &text, t, keep, found, &w, err);
@@ -164,8 +163,7 @@ static kvb_status recommend(recommend_command *c, kvb_error *err)
                         .length = c->length ? (uint32_t)c->length : (uint32_t)c->e.in.n_tokens};
     kvb_status status = open_task(c, err);
     if (status == KVB_OK) status = measure(c, err);
-    r.rows = calloc((size_t)PROMISE_LIMITS * c->task.n_ratios + 1, sizeof *r.rows);
-    if (status == KVB_OK && !r.rows) status = kvb_fail(err, KVB_MEMORY, "no memory for the results");
+    r.rows = need((size_t)PROMISE_LIMITS * c->task.n_ratios, sizeof *r.rows, "results");
     if (status == KVB_OK) status = promise_find(&c->task, r.rows, &r.n_passed, err);
     if (status == KVB_OK && c->draws) status = promise_try(&c->task, (uint32_t)c->draws, c->e.seed, &r.trial, err);
     if (status == KVB_OK) status = give_results(c, &r, err);

@@ -96,7 +96,7 @@ static int check_selection(solve_line *l)
     if (l->metrics.count == 0)
         return cli_usage_error(l->self, "--metric M is missing: for which eviction metric (or all)?");
     if (o->sink != AS_RECORDED && o->sink > UINT32_MAX / 4) return cli_usage_error(l->self, "--sink is out of range");
-    if (l->wanted.max_questions == 0) return cli_usage_error(l->self, "--questions: expected at least 1");
+    if (l->wanted.max_questions == 0) l->wanted.max_questions = UINT64_MAX;
     l->wanted.metrics = l->metrics.items;
     l->wanted.n_metrics = l->metrics.count;
     return EXIT_DONE;

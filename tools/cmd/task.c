@@ -78,7 +78,7 @@ static kvb_status run_samples(task_command *c, const task *t, task_study *study,
         if (to) status = task_write_jsonl(to, t, &s, c->seed, err);
         if (status == KVB_OK && c->answer)
             status = task_study_answer(study, i, &s, c->out.verbose ? &listener : NULL, err);
-        if (status == KVB_OK && c->out.head_scores) status = retrieval_add(&c->heads, t, &s, err);
+        if (status == KVB_OK && c->out.head_scores) status = retrieval_add(&c->heads, &s, err);
         task_sample_free(&s);
         progress_update(&bar, (double)(i + 1), (double)study->n_samples, "samples");
         if (status == KVB_OK && cli_stop_requested && i + 1 < study->n_samples)
@@ -161,7 +161,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
         c->log_path = NULL;
         status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->out.results);
     }
-    if (status == KVB_OK && c->out.head_scores) status = retrieval_open(&c->heads, c->opened.m, &c->opened.text, err);
+    if (status == KVB_OK && c->out.head_scores) c->heads = retrieval_open(c->opened.m, &c->opened.text);
     if (status == KVB_OK && c->out.samples) status = atomic_file_begin(&samples, c->out.samples, err);
     for (size_t i = 0; status == KVB_OK && i < c->tasks.count; i++)
         status = run_task(c, c->tasks.items[i], samples.stream, err);

@@ -3,11 +3,12 @@
 # the wheel with what README names and nothing else of this project; then the commands and Python lines of
 # python/README.md, sections "From a model to a table" and "Use a table", are run as they stand, in an empty folder.
 # KVBUDGET_VENV names an environment that has torch and transformers already (they are several GB): then only the wheel
-# is installed, anew. The last line is "N passed, N failed".
+# is installed, anew. The wheel of the library alone is looked for in FOLDER-library. The last line is "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 
 WHEEL=$(realpath "$1"/kvbudget-*.whl) MODEL=$(realpath "$2")
+LIBRARY_WHEEL=$(realpath "$1-library"/kvbudget_library-*.whl)
 PYTHON=${PYTHON:-python3}
 passed=0 failed=0
 work=$(mktemp -d) || exit 1
@@ -62,8 +63,26 @@ LINES
 block sh 2 >"$work/home/table.sh"
 { block python 1 && block python 2; } >"$work/home/use.py"
 
+# licence WHEEL EXPRESSION: what its metadata say; brings WHEEL PATTERN: whether a file of it has such a name.
+licence() { unzip -p "$1" '*/METADATA' | grep -qx "License-Expression: $2"; }
+brings() { unzip -Z1 "$1" | grep -Eq "$2"; }
+brings_not() { ! brings "$@"; }
+
+# library_alone: it opens a table in an environment that has NumPy and nothing else.
+library_alone() {
+    "$PYTHON" -m venv "$work/plain" && "$work/plain/bin/pip" install --quiet numpy "$LIBRARY_WHEEL" \
+        && cd "$work/home" && "$work/plain/bin/python" -c \
+        'import kvbudget; print(kvbudget.Table("keydiff.safetensors").budgets(0.8, 4096))'
+}
+
+judge 'the wheel says that GSL is under the GPL' licence "$WHEEL" 'Apache-2.0 AND GPL-3.0-or-later'
+judge 'and has its text' brings "$WHEEL" 'licenses/GPL-3.txt'
+judge 'no library of S3, LDAP or Kerberos comes along' brings_not "$WHEEL" 'libs/lib(curl|ldap|krb5|gnutls|ssl)'
+judge 'the wheel of the library is Apache-2.0' licence "$LIBRARY_WHEEL" 'Apache-2.0'
+judge 'and brings cJSON alone' brings_not "$LIBRARY_WHEEL" 'libs/lib[^c]|libs/libc[^j]|bin/'
 judge 'kvbudget --version' as_user kvbudget --version
 judge 'a GGUF becomes a table' as_user bash -e table.sh
 judge 'the table is used in transformers' reports_less
+judge 'and by the library alone' library_alone
 printf '%d passed, %d failed\n' "$passed" "$failed"
 [ "$failed" = 0 ]

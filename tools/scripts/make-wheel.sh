@@ -50,7 +50,10 @@ for library in $(ldd $binaries | sed -n 's/.*=> \(\/[^ ]*\).*/\1/p' | sort -u); 
     case $package in libc6 | libgcc-s1 | libstdc++6 | '') continue ;; esac
     cp "/usr/share/doc/$package/copyright" "$stage/kvbudget/licenses/$package.txt"
 done
-[ "$KIND" = library ] || cp /usr/share/doc/libhdf5-dev/copyright "$stage/kvbudget/licenses/libhdf5.txt"
+if [ "$KIND" = program ]; then
+    cp /usr/share/doc/libhdf5-dev/copyright "$stage/kvbudget/licenses/libhdf5.txt"
+    cp /usr/share/common-licenses/GPL-3 "$stage/kvbudget/licenses/GPL-3.txt"
+fi
 
 rm -rf "$TARGET"
 mkdir -p "$TARGET"

@@ -3,11 +3,6 @@
 #pragma once
 #include "profiler/profile.h"
 
-// Takes out of a job, whose contexts are tokenised but not counted, what o->grows has, and adds its contexts where they
-// lack a metric of `o`; fills job->growth. KVB_MISMATCH when a text, question or answer of the record is another one in
-// the files, KVB_ARGUMENT when a new text would lack one of the record's metrics.
-kvb_status profile_grow_job(profile_job *job, const profile_options *o, kvb_error *err);
-
 // Whether context `c` is scored by metric `i`: a recorded one by what the record lacks, and by the witness.
 bool profile_scores_metric(const profile_job *job, const profile_context *c, size_t i);
 
@@ -16,5 +11,3 @@ bool profile_scores_metric(const profile_job *job, const profile_context *c, siz
 // [B,G,T].
 kvb_status profile_check_witness(const profile_job *job, const profile_options *o, const profile_context *c,
                                  const float *scores, float *buffer, kvb_error *err);
-
-void profile_context_free(profile_context *c);
