@@ -24,11 +24,11 @@ const char *gain_choice_name(gain_choice choice)
     return choice_names[choice];
 }
 
-static bool has_gains(const selection *s, const char *metric)
+static bool has_gains(const selection *s)
 {
     for (size_t k = 0; k < s->n_contexts; k++)
         for (uint32_t q = 0; q < selection_context(s, k)->n_questions; q++)
-            if (record_has_gains(s->r, s->contexts[k], q, metric)) return true;
+            if (record_has_gains(s->r, s->contexts[k], q)) return true;
     return false;
 }
 
@@ -40,41 +40,27 @@ bool output_loss_is_there(const selection *s, const char *metric)
             if (selection_has(s, &c->questions[q], q) && !record_has_curves(s->r, s->contexts[k], q, metric))
                 return false;
     }
-    return has_gains(s, NULL);
+    return has_gains(s);
 }
 
-// Sums of logarithms, and how many there are, of each layer; of all questions that have gains of this metric.
-static kvb_status add_gains(double *sum, uint32_t *count, const selection *s, const char *metric, gain_choice choice,
-                            kvb_error *err)
+kvb_status output_gains_read(double *gain, const selection *s, gain_choice choice, kvb_error *err)
 {
-    uint32_t L = record_get_shape(s->r).n_layers;
+    uint32_t L = record_get_shape(s->r).n_layers, *count = need(L, sizeof *count, "gains");
     float *gains = need((size_t)L * RECORD_GAIN_KINDS * 2, sizeof *gains, "gains");
     kvb_status status = KVB_OK;
+    memset(gain, 0, L * sizeof *gain); // sums of logarithms first
     for (size_t k = 0; k < s->n_contexts; k++)
         for (uint32_t q = 0; q < selection_context(s, k)->n_questions && status == KVB_OK; q++) {
-            if (!record_has_gains(s->r, s->contexts[k], q, metric)) continue;
-            status = record_read_gains(s->r, s->contexts[k], q, metric, gains, err);
+            if (!record_has_gains(s->r, s->contexts[k], q)) continue;
+            status = record_read_gains(s->r, s->contexts[k], q, gains, err);
             for (uint32_t i = 0; i < L * RECORD_GAIN_KINDS && status == KVB_OK; i++) {
                 bool wanted = choice == GAIN_OF_ALL || i % RECORD_GAIN_KINDS == (uint32_t)choice - 1;
                 float kl = gains[2 * i], square = gains[2 * i + 1];
                 if (!wanted || !(kl > 0) || !(square > 0)) continue;
-                sum[i / RECORD_GAIN_KINDS] += log((double)kl / (double)square);
+                gain[i / RECORD_GAIN_KINDS] += log((double)kl / (double)square);
                 count[i / RECORD_GAIN_KINDS]++;
             }
         }
-    free(gains);
-    return status;
-}
-
-kvb_status output_gains_read(double *gain, const selection *s, const char *metric, gain_choice choice, kvb_error *err)
-{
-    uint32_t L = record_get_shape(s->r).n_layers, *count = need(L, sizeof *count, "gains");
-    const record_context_info *c = selection_context(s, 0);
-    bool own = has_gains(s, metric);
-    memset(gain, 0, L * sizeof *gain);
-    kvb_status status = own ? add_gains(gain, count, s, metric, choice, err) : KVB_OK;
-    for (uint32_t m = 0; m < c->n_metrics && !own && status == KVB_OK; m++)
-        status = add_gains(gain, count, s, c->metrics[m], choice, err);
     for (uint32_t l = 0; l < L && status == KVB_OK; l++) {
         if (count[l] == 0)
             status = kvb_fail(err, KVB_MISMATCH, "%s: no question has a gain of layer %u; profile with --gain-rows 4",
@@ -82,6 +68,7 @@ kvb_status output_gains_read(double *gain, const selection *s, const char *metri
         else gain[l] = exp(gain[l] / count[l]);
     }
     free(count);
+    free(gains);
     return status;
 }
 

@@ -15,9 +15,9 @@ const char *gain_choice_name(gain_choice choice);
 // Whether every selected question has the metric's curves, and any has gains.
 bool output_loss_is_there(const selection *s, const char *metric);
 
-// gain [L]: the geometric mean over the selected questions that have gains, of the metric itself where there are any,
-// else of whatever rankings. KVB_MISMATCH where there are none.
-kvb_status output_gains_read(double *gain, const selection *s, const char *metric, gain_choice choice, kvb_error *err);
+// gain [L]: the geometric mean over the questions of the selected contexts that have gains. KVB_MISMATCH where a layer
+// has none.
+kvb_status output_gains_read(double *gain, const selection *s, gain_choice choice, kvb_error *err);
 
 // Fills the curves of the question, in nats, so c->total is 1: straight lines between the recorded levels, which need
 // not fall (c->rises). `buffer` [L, G, RECORD_CURVE_LEVELS].

@@ -132,7 +132,11 @@ kvb_status versus_choose(versus *v, study_table *t, study_progress *progress, kv
     if (status == KVB_OK) status = put_rows(&j, err);
     if (status == KVB_OK) status = study_table_judge(t, progress, err);
     for (int r = 0; r < ROWS && status == KVB_OK; r++)
-        if (v->best[r] != RIVAL_NONE) t->loss[r] = t->table_loss[r];
+        if (v->best[r] != RIVAL_NONE) { // what is below a bound of another rounding is a bound too
+            t->loss[r] = t->table_loss[r];
+            t->bound[r] = fmin(t->bound[r], t->loss[r]);
+            t->table_bound[r] = fmin(t->table_bound[r], t->loss[r]);
+        }
     close_sums(&j.own);
     close_sums(&j.published);
     pairs_close(&importance);

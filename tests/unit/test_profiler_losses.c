@@ -273,6 +273,23 @@ START_TEST(test_curves_of_the_tiny_model)
 }
 END_TEST
 
+// Minus the cosine of each key and the mean of all directions.
+static void keydiff(float *scores, const float *k, uint32_t d)
+{
+    for (int t = 0; t < T; t++) {
+        double sum = 0;
+        for (int j = 0; j < T; j++) {
+            double ab = 0, aa = 0, bb = 0;
+            for (uint32_t i = 0; i < d; i++) {
+                double a = (double)k[(uint32_t)t * d + i], b = (double)k[(uint32_t)j * d + i];
+                ab += a * b, aa += a * a, bb += b * b;
+            }
+            sum += ab / sqrt(aa * bb);
+        }
+        scores[t] = (float)-sum;
+    }
+}
+
 START_TEST(test_gains_of_the_tiny_model)
 {
     enum { FIRST = 3, N = 5 };
@@ -280,13 +297,12 @@ START_TEST(test_gains_of_the_tiny_model)
     open_tiny(&t, &backend_ref);
     const model_config *c = &t.m->config;
     uint32_t L = c->n_layers, G = c->n_kv_heads, w = c->n_heads / G * c->head_dim;
-    const loss_ranking ranking = {t.scores, 4, 2};
     size_t n = (size_t)L * GAIN_KINDS * 2;
     float *gains = case_alloc(n, sizeof *gains), *again = case_alloc(n, sizeof *again);
     forward *f = decode(&t, 2);
-    help_ok(forward_gains(f, 1, t.ids + T + FIRST, FIRST, N, &ranking, gains, err));
-    help_ok(forward_gains(f, 0, t.ids + T + FIRST, FIRST, N, &ranking, again, err));
-    help_fails(forward_gains(f, 0, t.ids + T, 0, TAIL + 1, &ranking, again, err), KVB_ARGUMENT, "gains: rows 0 to 13");
+    help_ok(forward_gains(f, 1, t.ids + T + FIRST, FIRST, N, gains, err));
+    help_ok(forward_gains(f, 0, t.ids + T + FIRST, FIRST, N, again, err));
+    help_fails(forward_gains(f, 0, t.ids + T, 0, TAIL + 1, again, err), KVB_ARGUMENT, "gains: rows 0 to 13");
     forward_close(f);
     case_same("the same question in another slot", again, gains, n);
     for (uint32_t l = 0; l < L; l++) { // the movement of the cut layer, all heads together
@@ -296,7 +312,9 @@ START_TEST(test_gains_of_the_tiny_model)
             for (uint32_t g = 0; g < G; g++) {
                 uint32_t position[T];
                 output_order order = {.position = position};
-                output_order_make(&order, t.scores + (size_t)(l * G + g) * T, T, 4, 2);
+                float scores[T];
+                keydiff(scores, t.seen.k[l] + (size_t)g * (T + TAIL) * c->head_dim, c->head_dim);
+                output_order_make(&order, scores, T, 4, 1);
                 tiny_difference(r + (size_t)g * w, &t, l, g, row, &order, 10);
             }
             want += plain_square(r, G * w, t.m->layers[l].wo.address, c->width, (size_t)G * w, 0) / N;
@@ -330,7 +348,7 @@ START_TEST(test_backends_agree_on_losses)
         results[i] = case_alloc(n + n_gains + (size_t)c->n_layers * c->n_kv_heads * T, sizeof(float));
         forward *f = decode(&t, 1);
         help_ok(forward_output_errors(f, 1, &ranking, 1, results[i], err));
-        help_ok(forward_gains(f, 0, t.ids + T, 0, 8, &ranking, results[i] + n, err));
+        help_ok(forward_gains(f, 0, t.ids + T, 0, 8, results[i] + n, err));
         forward_close(f);
         memcpy(results[i] + n + n_gains, t.scores, (size_t)c->n_layers * c->n_kv_heads * T * sizeof(float));
         close_tiny(&t);

@@ -174,6 +174,7 @@ static kvb_status solve_all(solve_line *l, const study_words *study, kvb_error *
     selection from = {0};
     const solve_outputs *out = &l->outputs;
     results found = results_begin("solve");
+    if (study_given(study) && l->options.loss == LOSS_AUTO) l->options.loss = LOSS_IMPORTANCE;
     kvb_status status = prepare(l, &from, study->records[0], err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = study_given(study) ? run_study(l, study, &from, from.metrics[i], &found, err)
