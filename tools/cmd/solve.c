@@ -107,6 +107,12 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     if (!t) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
     kvb_status status = l->choose_window ? find_window(l, from, metric, &options, err) : KVB_OK;
     if (status == KVB_OK) status = study_table_open(t, from, metric, &options, out->budgets != NULL, err);
+    bool asked = options.loss != LOSS_AUTO || options.aggregate == AGGREGATE_MEAN_RATIO || options.oracle_order;
+    if (status == KVB_OK && t->pairs.loss != LOSS_OUTPUT && !asked && metric == from->metrics[0] && !out->quiet)
+        fprintf(stderr,
+                "note: %s has no curves of what eviction by %s does to the model's output (with this sink and window), so "
+                "the evicted importance is minimised; `kvbudget profile` records curves, --add those of a new ranking\n",
+                from->path, metric);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !l->words.shrink) t->options.shrink = 0;
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
