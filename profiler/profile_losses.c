@@ -117,8 +117,8 @@ static kvb_status find_gains(bool *found, profile_losses *l, const decoded_quest
     return status;
 }
 
-// What curves are recorded of: all metrics, or those that a recorded question lacks (`again`). Of a recorded context the
-// record has the others' scores.
+// What curves are recorded of: all metrics, or those that a recorded question lacks (`again`). Of a recorded context
+// the record has the others' scores.
 static kvb_status list_rankings(size_t *n, profile_losses *l, const profile_context *c, bool again,
                                 float *const *scores, kvb_error *err)
 {
@@ -129,11 +129,12 @@ static kvb_status list_rankings(size_t *n, profile_losses *l, const profile_cont
         if (held && again) continue;
         if (held && !l->fold_scores[i]) {
             l->fold_scores[i] = need(budgeted_heads(l->m) * c->n_tokens, sizeof(float), "scores");
-            status = record_read_scores(l->o->grows, find_recorded(l->o->grows, c->id), m->spec, l->fold_scores[i], err);
+            status =
+                record_read_scores(l->o->grows, find_recorded(l->o->grows, c->id), m->spec, l->fold_scores[i], err);
         }
         l->names[*n] = m->spec;
-        l->rankings[(*n)++] = (loss_ranking){l->fold_scores[i] ? l->fold_scores[i] : scores[i],
-                                             metric_protect_sink(m), metric_protect_window(m)};
+        l->rankings[(*n)++] = (loss_ranking){l->fold_scores[i] ? l->fold_scores[i] : scores[i], metric_protect_sink(m),
+                                             metric_protect_window(m)};
     }
     return status;
 }
@@ -200,8 +201,7 @@ void profile_losses_count(profile_job *job, const profile_options *o)
 {
     for (size_t i = 0; i < job->n_contexts && o->grows && o->loss_queries; i++) {
         const profile_context *c = &job->contexts[i];
-        const record_context_info *held =
-            c->recorded ? record_context(o->grows, find_recorded(o->grows, c->id)) : NULL;
+        const record_context_info *held = c->recorded ? record_context(o->grows, find_recorded(o->grows, c->id)) : NULL;
         if (!held) continue;
         if (held->n_questions > job->max_questions) job->max_questions = held->n_questions;
         for (uint32_t q = 0; q < held->n_questions; q++) {

@@ -2,6 +2,7 @@
 #include "runtime/fail.h"
 #include "study/learn_parts.h"
 #include "study/learned_scores.h"
+#include "study/record_metric.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -36,7 +37,7 @@ static void add_trial(learned *l, uint32_t set, bool plain, double lambda, doubl
     learn_trial *t = &l->trials[l->n_trials++];
     *t = (learn_trial){.set = set, .plain = plain, .lambda = lambda, .exponent = exponent};
     for (uint32_t i = 0; i < l->from->n_metrics; i++)
-        if (set >> i & 1) t->cost += learn_metric_cost(l->from->metrics[i]);
+        if (set >> i & 1) t->cost += l->cost[i];
 }
 
 // Trials from `first` on, text by text: each text is read once for all of them.
@@ -192,6 +193,18 @@ static double count_steps(const learned *l)
     return (double)l->from->n_contexts * (1 + F + sets + settings);
 }
 
+static kvb_status read_costs(learned *l, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < l->from->n_metrics && status == KVB_OK; i++) {
+        record_metric m;
+        status = record_metric_read(&m, l->from->r, l->from->metrics[i], err);
+        l->cost[i] = m.cost;
+        record_metric_free(&m);
+    }
+    return status;
+}
+
 kvb_status learn_fit(learned *out, const selection *from, const learn_options *o, study_progress *progress,
                      kvb_error *err)
 {
@@ -200,6 +213,7 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
     fit f = {.l = out, .progress = progress};
     uint32_t set = 0;
     kvb_status status = check_request(out, err);
+    if (status == KVB_OK) status = read_costs(out, err);
     if (status != KVB_OK) return status;
     study_progress_begin(progress, count_steps(out));
     status = deal_folds(out, err);

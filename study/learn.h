@@ -50,6 +50,7 @@ typedef struct learned {
     uint32_t n_trials, chosen, best;         // chosen: of the settings; best: the set with the least loss
     char (*contexts)[65];                    // [from->n_contexts] SHA-256 of token ids
     uint32_t *fold;                          // [from->n_contexts] the same for contexts of the same tokens
+    double cost[METRICS_MAX];                // of each of from->metrics, as the record says
 } learned;
 
 // Two different texts at least. Errors: KVB_ARGUMENT too few texts, too many metrics, or nothing to fit;
@@ -62,7 +63,3 @@ void learn_free(learned *l);
 
 // Writes the ranking; name[24] receives its metric's name. Errors: those of rank_write(); KVB_MEMORY.
 kvb_status learn_write(const learned *l, const char *path, char name[24], kvb_error *err);
-
-// What an engine pays for a metric, by its name: 1 reads keys, 2 reads statistics of queries too, 4 recomputes
-// attention of some queries, 16 of all.
-double learn_metric_cost(const char *metric);

@@ -68,16 +68,3 @@ kvb_status learn_try(learn_trial *trial, const learn_systems *s, const learn_tex
     free(weights);
     return status;
 }
-
-double learn_metric_cost(const char *metric)
-{
-    static const struct {
-        const char *name;
-        double cost;
-    } costs[] = {{"keydiff", 1}, {"knorm", 1},    {"lagkv", 1},   {"streaming", 0}, {"random", 0}, {"ea", 2},
-                 {"snapkv", 4},  {"rocketkv", 4}, {"morphkv", 4}, {"tova", 4},      {"h2o", 16}};
-    size_t n = strcspn(metric, ":+");
-    for (size_t i = 0; i < sizeof costs / sizeof *costs; i++)
-        if (strlen(costs[i].name) == n && strncmp(metric, costs[i].name, n) == 0) return costs[i].cost;
-    return 16;
-}

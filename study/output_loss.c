@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const choice_names[] = {[GAIN_OF_ALL] = "all", [GAIN_OF_NOISE] = "noise", [GAIN_OF_CUT] = "cut",
-                                           [GAIN_OF_DEEP] = "deep"};
+static const char *const choice_names[] = {
+    [GAIN_OF_ALL] = "all", [GAIN_OF_NOISE] = "noise", [GAIN_OF_CUT] = "cut", [GAIN_OF_DEEP] = "deep"};
 enum { N_CHOICES = sizeof choice_names / sizeof *choice_names };
 
 kvb_status gain_choice_parse(gain_choice *out, const char *name, kvb_error *err)

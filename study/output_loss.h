@@ -1,5 +1,5 @@
-// The loss that tables are solved for where a record has what it takes (docs/objective.md): how far heads' outputs move,
-// times what such a movement does to the model's output. In nats:
+// The loss that tables are solved for where a record has what it takes (docs/objective.md): how far heads' outputs
+// move, times what such a movement does to the model's output. In nats:
 //
 //     loss(n) = sum over layers l of gain_l * sum over its KV heads h of e_h(n_h)
 #pragma once

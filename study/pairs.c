@@ -66,15 +66,17 @@ static kvb_status choose_loss(pair_set *p, const study_options *o, kvb_error *er
     bool own = p->about.sink == p->recorded_sink && p->about.window == p->recorded_window;
     p->loss = there && own ? LOSS_OUTPUT : LOSS_IMPORTANCE;
     if (o->loss == LOSS_OUTPUT && !there)
-        return kvb_fail(err, KVB_MISMATCH,
-                        "%s: has no curves of output errors of %s for all of these questions, with gains of the layers; "
-                        "profile without --no-curves, or add them (kvbudget profile --add)",
-                        p->from->path, p->metric);
+        return kvb_fail(
+            err, KVB_MISMATCH,
+            "%s: has no curves of output errors of %s for all of these questions, with gains of the layers; "
+            "profile without --no-curves, or add them (kvbudget profile --add)",
+            p->from->path, p->metric);
     if (o->loss == LOSS_OUTPUT && !own)
-        return kvb_fail(err, KVB_MISMATCH,
-                        "%s: the curves of %s were recorded with %u sinks and a window of %u tokens, not with %u and %u; "
-                        "profile with --sink and --window",
-                        p->from->path, p->metric, p->recorded_sink, p->recorded_window, p->about.sink, p->about.window);
+        return kvb_fail(
+            err, KVB_MISMATCH,
+            "%s: the curves of %s were recorded with %u sinks and a window of %u tokens, not with %u and %u; "
+            "profile with --sink and --window",
+            p->from->path, p->metric, p->recorded_sink, p->recorded_window, p->about.sink, p->about.window);
     if (p->loss != LOSS_OUTPUT) return KVB_OK;
     p->gain = need(p->longest.n_layers, sizeof *p->gain, "gains");
     return output_gains_read(p->gain, p->from, o->gains, err);

@@ -14,7 +14,7 @@ typedef struct pair_set {
     uint32_t n_skipped;           // questions without recorded queries
     study_loss loss;              // LOSS_IMPORTANCE or LOSS_OUTPUT
     uint32_t recorded_sink, recorded_window;
-    double *gain;                 // [L] of LOSS_OUTPUT; else NULL
+    double *gain; // [L] of LOSS_OUTPUT; else NULL
     uint32_t fewest_queries, most_queries;
 } pair_set;
 

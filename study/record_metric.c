@@ -37,7 +37,7 @@ static kvb_status read_count(const cJSON *parameters, const char *metric, const 
     if (!item) return KVB_OK;
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
     if (!(value >= 0 && value <= UINT32_MAX / 4) || value != (double)(uint32_t)value)
-        return kvb_fail(err, KVB_FORMAT, "record: metric %s: %s: expected a whole number of tokens", metric, key);
+        return kvb_fail(err, KVB_FORMAT, "record: metric %s: %s: expected a whole number", metric, key);
     *out = (uint32_t)value;
     return KVB_OK;
 }
@@ -49,9 +49,12 @@ kvb_status record_metric_read(record_metric *out, const record *r, const char *m
     bool snapkv = strncmp(metric, "snapkv", 6) == 0;
     kvb_status status = find_parameters(&parameters, r, metric, err);
     if (status == KVB_OK && snapkv) status = read_count(parameters, metric, "window", &window, err);
-    *out = (record_metric){.sink = 4, .window = snapkv ? window : 1};
+    *out = (record_metric){.sink = 4, .window = snapkv ? window : 1, .cost = 1};
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_sink", &out->sink, err);
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_window", &out->window, err);
+    uint32_t cost = 1;
+    if (status == KVB_OK) status = read_count(parameters, metric, "cost", &cost, err);
+    out->cost = cost;
     if (status == KVB_OK)
         out->parameters = cJSON_IsObject(parameters) ? cJSON_PrintUnformatted(parameters) : strdup("{}");
     if (status == KVB_OK && !out->parameters)

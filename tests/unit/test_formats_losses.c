@@ -4,8 +4,12 @@
 #include "formats_record_help.h"
 #include <math.h>
 
-enum { T = 9, COUNT = SMALL_L * SMALL_G * T, CURVE = SMALL_L * SMALL_G * RECORD_CURVE_LEVELS,
-       GAIN = SMALL_L * RECORD_GAIN_KINDS * 2 };
+enum {
+    T = 9,
+    COUNT = SMALL_L * SMALL_G * T,
+    CURVE = SMALL_L * SMALL_G * RECORD_CURVE_LEVELS,
+    GAIN = SMALL_L * RECORD_GAIN_KINDS * 2
+};
 
 static const char *const names[] = {"tova", "keydiff"};
 

@@ -94,7 +94,8 @@ START_TEST(test_errors_against_plain_loops)
         uint32_t g = cases[c].group, d = cases[c].d, D = cases[c].width, w = g * d;
         float *k = case_floats(T * d, 2, 0), *v = case_floats(T * d, 1, 0.5), *tk = case_floats(TAIL * d, 2, 0),
               *tv = case_floats(TAIL * d, 1, 0), *wo = case_floats((size_t)D * w, 1, 0), *q = case_floats(5 * w, 2, 0),
-              *scores = case_floats(T, 1, 0), *sinks = case_floats(g, 1, 1), *gram = case_alloc((size_t)w * w, sizeof *gram);
+              *scores = case_floats(T, 1, 0), *sinks = case_floats(g, 1, 1),
+              *gram = case_alloc((size_t)w * w, sizeof *gram);
         for (uint32_t a = 0; a < w; a++)
             for (uint32_t b = 0; b < w; b++) {
                 double sum = 0;
@@ -121,8 +122,7 @@ START_TEST(test_errors_against_plain_loops)
             for (uint32_t s = 0; s < 3; s++) near_share("error", (double)errors[s * LEVELS + level], want[s], 1e-4);
             help_ok(output_difference(moved, &head, &sets[0], &order, level, err));
             plain_difference(r, &plain, q + 2 * (size_t)w, kept, tails[2] + 1);
-            for (uint32_t i = 0; i < w; i++)
-                ck_assert_double_eq_tol((double)moved[2 * w + i], r[i], 1e-5);
+            for (uint32_t i = 0; i < w; i++) ck_assert_double_eq_tol((double)moved[2 * w + i], r[i], 1e-5);
         }
         float *all[] = {k, v, tk, tv, wo, q, scores, sinks, gram, moved};
         for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);

@@ -109,10 +109,11 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     if (status == KVB_OK) status = study_table_open(t, from, metric, &options, out->budgets != NULL, err);
     bool asked = options.loss != LOSS_AUTO || options.aggregate == AGGREGATE_MEAN_RATIO || options.oracle_order;
     if (status == KVB_OK && t->pairs.loss != LOSS_OUTPUT && !asked && metric == from->metrics[0] && !out->quiet)
-        fprintf(stderr,
-                "note: %s has no curves of what eviction by %s does to the model's output (with this sink and window), so "
-                "the evicted importance is minimised; `kvbudget profile` records curves, --add those of a new ranking\n",
-                from->path, metric);
+        fprintf(
+            stderr,
+            "note: %s has no curves of what eviction by %s does to the model's output (with this sink and window), so "
+            "the evicted importance is minimised; `kvbudget profile` records curves, --add those of a new ranking\n",
+            from->path, metric);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !l->words.shrink) t->options.shrink = 0;
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
@@ -205,7 +206,8 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"npy", 0, CLI_WRITES(FILE_TABLE_ARRAY | FILE_PER_METRIC), &line->outputs.npy, "FILE",
          "also write the prune ratios for kvpress, with a JSON side-car"},
         {"loss", 0, CLI_TEXT, &line->words.loss, "LOSS",
-         "what is minimised: output, what eviction does to the model's output in nats (default\nwhere the record has it), "
+         "what is minimised: output, what eviction does to the model's output in nats (default\nwhere the record has "
+         "it), "
          "or importance, the evicted importance as the paper has it"},
         {"gains", 0, CLI_TEXT, &line->words.gains, "WHICH",
          "with --loss output, the layers' gains that count: noise, cut, deep, or all\n(default: their geometric mean)"},

@@ -2,6 +2,8 @@
 #include "evaluator/retrieval.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
+#include "formats/need.h"
+#include "profiler/text/utf8.h"
 #include "runtime/fail.h"
 #include "tools/cmd/methods.h"
 #include "tools/cmd/opened_model.h"
@@ -43,10 +45,8 @@ static kvb_status read_haystack(task_command *c, kvb_error *err)
     if (!c->haystack_path) return KVB_OK;
     kvb_status status = file_map(&view, c->haystack_path, err);
     if (status != KVB_OK) return status;
-    if (memchr(view.data, '\0', view.size))
-        status = kvb_fail(err, KVB_FORMAT, "%s: holds NUL bytes, expected text", c->haystack_path);
-    else if (!(c->haystack = strndup((const char *)view.data, view.size)))
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for its %zu bytes", c->haystack_path, view.size);
+    status = utf8_check_text(c->haystack_path, (const char *)view.data, view.size, err);
+    c->haystack = need_text("%.*s", (int)view.size, (const char *)view.data);
     if (status == KVB_OK) status = file_check(&view, c->haystack_path, err);
     file_unmap(&view);
     return status;
@@ -278,7 +278,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_task = {
     .name = "task",
     .synopsis = "task MODEL [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
-    .summary = "ask for what stands in long contexts: needles, variables, word counts, key-value pairs, questions",
+    .summary = "ask for what long contexts hold: needles, variables, word counts, key-value pairs, questions",
     .details =
         "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from\n"
         "a seed: the same seed gives the same bytes. The model answers them greedily with its full cache; the score\n"
