@@ -688,19 +688,12 @@ static void cpu_close(backend_device *on)
     free(on);
 }
 
-static precision precision_of(const backend *b)
-{
-    precision p = PRECISION_F32;
-    while (strcmp(precision_name(p), b->compute) != 0) p++;
-    return p;
-}
-
 static kvb_status cpu_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err)
 {
     *out = NULL;
     cpu_device *on = calloc(1, sizeof *on);
     if (!on) return kvb_fail(err, KVB_MEMORY, "backend %s: no memory", b->name);
-    *on = (cpu_device){.base.b = b, .p = precision_of(b), .n_threads = omp_get_max_threads()};
+    *on = (cpu_device){.base.b = b, .p = precision_named(b->compute), .n_threads = omp_get_max_threads()};
     if (limits && !cpu_scratch_take(on, limits)) {
         cpu_close(&on->base);
         return kvb_fail(err, KVB_MEMORY, "backend %s: no memory for its scratch at %u tokens", b->name, limits->tokens);

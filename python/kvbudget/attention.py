@@ -73,16 +73,10 @@ def by_segment(
             rows = F.scaled_dot_product_attention(q, k[None, None], v[None, None], attn_mask=mask, scale=scaling)[0, 0]
         else:
             own = None if sinks is None else sinks[heads].repeat_interleave(n)
-            rows = _plain(q[0, 0], k, v, mask, d**-0.5 if scaling is None else scaling, softcap, own)
+            weights = attention_weights(q[0, 0] @ k.T * (d**-0.5 if scaling is None else scaling), mask, softcap, own)
+            rows = weights.to(v.dtype) @ v
         out[b, :, heads] = rows.view(group, n, -1).transpose(0, 1)
     return out
-
-
-def _plain(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, softcap: float | None, sinks: Tensor | None
-) -> Tensor:
-    weights = attention_weights((q @ k.T) * scaling, mask, softcap, sinks)
-    return weights.to(v.dtype) @ v
 
 
 def attention_weights(logits: Tensor, mask: Tensor | None, softcap: float | None, sinks: Tensor | None) -> Tensor:

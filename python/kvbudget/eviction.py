@@ -18,10 +18,10 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from . import metrics, scorers
-from ._library import KVBudgetError, count
+from ._library import KVBudgetError, count, one_of
 from .attention import watched_by
 from .hooks import Around, inputs_of, join, not_watched, padding_of
-from .models import AttentionLayer, attention_layers, check_model, decoder_of, has_window
+from .models import AttentionLayer, attention_layers, check_model, decoder_of, has_window, only_windows
 from .ragged import RaggedLayer, Size
 from .report import Report, State
 from .selection import reselect, select
@@ -108,11 +108,11 @@ class Run:
         self.metric = metric = scorers.of_table(table) if scorer is None else scorers.of_press(scorer)
         table.check(metric=metric.name)
         table.keep(ratio, 1, **options)  # a wrong ratio or option is refused here, not in the middle of a prefill
-        _one_of("when", when, ("prefill", "call"))
-        _one_of("kernel", kernel, ("auto", "segments", "flex", "varlen"))
+        one_of("when", when, ("prefill", "call"))
+        one_of("kernel", kernel, ("auto", "segments", "flex", "varlen"))
         for name, value, least in (("recut_every", recut_every, 1), ("recut_cap", recut_cap, 1), ("slack", slack, 0)):
-            if value is not None and count(value) < least:
-                raise KVBudgetError(f"{name}: expected a count of at least {least}, found {value}")
+            if value is not None and count(value, name) < least:
+                raise KVBudgetError(f"{name}: expected at least {least}, found {value}")
         if recut_cap is not None and recut_every is None:
             raise KVBudgetError("recut_cap: needs recut_every, or give it to run.recut(cache, cap)")
         if recut_every is not None and metric.once:
@@ -143,8 +143,8 @@ class Run:
     def recut(self, cache: Cache, cap: int | None = None) -> None:
         """Evicts again from a cut cache that has grown: to what the table gives for all tokens that it has seen, or,
         with ``cap``, for so many, so that the cache no longer grows. Tokens that are gone stay gone."""
-        if cap is not None and count(cap) < 1:
-            raise KVBudgetError(f"cap: expected a count of at least 1, found {cap}")
+        if cap is not None and count(cap, "cap") < 1:
+            raise KVBudgetError(f"cap: expected at least 1, found {cap}")
         for layer in self.layers:
             ragged = cache.layers[layer.index]
             if isinstance(ragged, RaggedLayer):
@@ -324,29 +324,20 @@ class Run:
             kind = "an offloaded cache" if getattr(cache, "offloading", False) else type(cache).__name__
             raise KVBudgetError(f"{kind} cannot be cut; use DynamicCache(config=model.config)", "UNSUPPORTED")
         place = cache.layers[layer.index]
-        if has_window(layer):
-            if type(place) is DynamicLayer and any(not has_window(other) for other in self.layers):
-                raise KVBudgetError(
-                    f"{layer.name} has a sliding window, but its cache is made for full attention; make the cache with "
-                    "DynamicCache(config=model.config)"
-                )
-            return self._leave_alone(cache, layer)
-        if type(place) in (DynamicLayer, RaggedLayer):
+        if not has_window(layer) and type(place) in (DynamicLayer, RaggedLayer):
             return place
-        if getattr(place, "is_sliding", False):
-            return self._leave_alone(cache, layer)
-        raise KVBudgetError(f"{layer.name}: a {type(place).__name__} cannot be cut; use DynamicCache()", "UNSUPPORTED")
-
-    def _leave_alone(self, cache: Cache, layer: AttentionLayer) -> None:
+        if type(place) is DynamicLayer and not all(map(has_window, self.layers)):
+            raise KVBudgetError(
+                f"{layer.name} has a sliding window, but its cache is made for full attention; make the cache with "
+                "DynamicCache(config=model.config)"
+            )
+        if not has_window(layer) and not getattr(place, "is_sliding", False):
+            raise KVBudgetError(f"{layer.name}: {type(place).__name__} cannot be cut; use DynamicCache()", "UNSUPPORTED")
         state = self._state_of(cache, layer, 0)
         state.left.add(layer.index)
         if len(state.left) == len(self.layers):
-            raise KVBudgetError(
-                f"every layer of {type(self.model).__name__} has a sliding window (config.sliding_window = "
-                f"{getattr(layer.config, 'sliding_window', None)}), so there is nothing to cut; set it to None if the "
-                "contexts are shorter than the window",
-                "UNSUPPORTED",
-            )
+            raise only_windows(self.model)
+        return None
 
     # ---- Watching ----
 
@@ -454,15 +445,15 @@ class Run:
         if self.metric.needs_queries and any(s.n_tokens != ragged.seen - s.padding for s in ragged.observed):
             raise KVBudgetError(f"recut: {name} ranks by queries, which were not watched; give track=True to compress")
         self._begin_cut(state, ragged.observed, ragged.seen, cap, True)
-        ragged.recut(partial(self._choose_again, ragged, layer, state, cap))
+        ragged.recut(partial(self._choose_again, ragged, layer, state))
 
-    def _choose_again(self, ragged: RaggedLayer, layer: AttentionLayer, state: State, cap: int | None, s: int) -> Tensor:
+    def _choose_again(self, ragged: RaggedLayer, layer: AttentionLayer, state: State, s: int) -> Tensor:
         """Which rows of segment s stay."""
         b, h = divmod(s, ragged.n_heads)
         keys, values, places = ragged.segment(s)
         seen = ragged.observed[b]
         places, n = places - seen.padding, ragged.seen - seen.padding
-        keep = min(int(self._keep(state, cap or n)[layer.index, h]), len(places))
+        keep = min(int(self._keep(state, state.cut[1] or n)[layer.index, h]), len(places))
         if keep == len(places) or self._protected(n):
             return torch.arange(len(places))
         seen.n_tokens = n
@@ -470,11 +461,6 @@ class Run:
         info = self.table.info
         rows = reselect(scores.float().cpu().numpy(), places.cpu().numpy(), n, keep, info.sink, info.window)
         return torch.from_numpy(rows.astype("int64"))
-
-
-def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise KVBudgetError(f"{name}: expected one of {', '.join(known)}, found {value!r}")
 
 
 compress = Run

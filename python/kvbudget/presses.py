@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from . import metrics
-from ._library import KVBudgetError
+from ._library import KVBudgetError, one_of
 from .eviction import Run
 from .models import AttentionLayer
 from .ragged import Size
@@ -36,8 +36,7 @@ class BudgetPress(BasePress):  # type: ignore[misc]
         mode: Literal["compact", "mask"] = "compact",
         **options: Any,
     ):
-        if mode not in ("compact", "mask"):
-            raise KVBudgetError(f"mode: expected compact or mask, found {mode!r}")
+        one_of("mode", mode, ("compact", "mask"))
         self.table = table if isinstance(table, Table) else Table(table)
         self.compression_ratio, self.mode, self.options = compression_ratio, mode, options
         self.run: Run | None = None

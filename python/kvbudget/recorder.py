@@ -29,7 +29,7 @@ from ._library import KVBudgetError
 from .attention import attention_weights, watched_by
 from .chat import Frame
 from .hooks import inputs_of, joined, not_watched
-from .models import AttentionLayer, attention_layers, check_model, has_window
+from .models import AttentionLayer, attention_layers, check_model, has_window, only_windows
 from .sampling import draw
 from .steps import assemble, metric_file, steps, tokenizer_sha256, weights_sha256, write, write_array
 from .table import ModelShape
@@ -323,12 +323,7 @@ def record(
         )
     layers = [layer for layer in layers if not has_window(layer)]  # the others' cache does not grow with the text
     if not layers:
-        raise KVBudgetError(
-            f"every layer of {type(model).__name__} has a sliding window (config.sliding_window = "
-            f"{getattr(model.config, 'sliding_window', None)}), so there is nothing to share out; set it to None if "
-            "the contexts are shorter than the window",
-            "UNSUPPORTED",
-        )
+        raise only_windows(model)
     contexts, calib_sha256 = calibration.read(calib)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     frame = Frame.of(tokenizer) if o.chat else None
@@ -341,13 +336,5 @@ def record(
         for work in todo:
             part = folder / f"context_{work.sample_id}"
             _record_context(recorder, work, part, o, ends, progress or (lambda _: None))
-        assemble(
-            folder,
-            output,
-            [(w.sample_id, len(w.questions)) for w in todo],
-            attributes,
-            [m.name for m in chosen],
-            shape,
-            force,
-        )
+        assemble(folder, output, todo, attributes, [m.name for m in chosen], shape, force)
     return output

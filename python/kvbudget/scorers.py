@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._library import KVBudgetError
+from ._library import KVBudgetError, one_of
 from .metrics import TOVA, ExpectedAttention, KeyDiff, KNorm, LagKV, Metric, MorphKV, Seen, SnapKV, Step
 from .models import AttentionLayer
 from .ranking import open_ranking
@@ -130,12 +130,9 @@ def of_press(scorer: Any) -> Metric:
 
 
 def _as_known(kind: str, press: Any) -> Metric | None:
-    if kind == "KeyDiffPress":
-        return build("keydiff", {})
-    if kind == "KnormPress":
-        return build("knorm", {})
-    if kind == "TOVAPress":
-        return build("tova", {})
+    same = {"KeyDiffPress": "keydiff", "KnormPress": "knorm", "TOVAPress": "tova"}
+    if kind in same:
+        return build(same[kind], {})
     if kind == "SnapKVPress":
         return build("snapkv:kvpress", {"window": press.window_size, "kernel": press.kernel_size})
     if kind == "LagKVPress":
@@ -245,9 +242,7 @@ def of_table(table: Table) -> Metric:
 
 def _value(base: str, name: str, text: str) -> Any:
     if name in _CHOICES:
-        if text not in _CHOICES[name]:
-            raise KVBudgetError(f"metric {base}: {name} expects one of {', '.join(_CHOICES[name])}, found {text!r}")
-        return text
+        return one_of(f"metric {base}: {name}", text, _CHOICES[name])
     try:
         return float(text) if name in ("epsilon", "lambda") else int(text)
     except ValueError:

@@ -19,8 +19,8 @@ from kvbudget.ragged import RaggedLayer
 HOW: dict[str, Any] = dict(do_sample=False, pad_token_id=0, eos_token_id=None)
 
 
-def say(model: Any, ids: torch.Tensor, n: int = 6, **more: Any) -> torch.Tensor:
-    out: torch.Tensor = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, **HOW, **more)
+def say(model: Any, ids: torch.Tensor, n: int = 6, **more: Any) -> Any:
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, **HOW, **more)
     return out
 
 
@@ -42,6 +42,27 @@ def test_every_turn_is_cut(model: Any, make_table: Any, metric: str) -> None:
                 assert all(newest <= set(kept) for kept in places(cache))
             ids = torch.cat([out, prompt(1, 25, seed=turn + 5)], 1)
     assert len(run.report().warnings) == len(set(run.report().warnings)) <= 4
+
+
+def test_turns_give_the_logits_of_a_full_cache_with_hidden_tokens(model: Any, make_table: Any) -> None:
+    """Three turns, step by step: a full cache of which the tokens are hidden that each cut evicted."""
+    table, reference, ids, held = kvbudget.Table(make_table(4, 4, 2, 16)), copy.deepcopy(model), prompt(), 0
+    reference.config._attn_implementation = "hiding_sdpa"
+    cut, full = DynamicCache(), DynamicCache()
+    for turn in range(3):
+        with kvbudget.compress(model, table, 0.6):
+            out = say(model, ids, past_key_values=cut, return_dict_in_generate=True, output_logits=True)
+        n, theirs = ids.shape[1], []
+        for part in (out.sequences[:, held:n], *out.sequences[:, n:-1].split(1, 1)):
+            with torch.no_grad():
+                theirs.append(reference(part, past_key_values=full).logits[:, -1])
+            for layer, kept in zip(attention_layers(reference), cut.layers):
+                layer.module.__dict__["hidden"] = hidden = torch.ones(1, 2, n, dtype=torch.bool)
+                for h in range(2):
+                    hidden[0, h, [p for p in kept.segment(h)[2].tolist() if p < n]] = False
+        for a, b in zip(out.logits, theirs):
+            assert float((a - b).abs().max()) < 2e-5 * float(b.abs().max())
+        held, ids = out.sequences.shape[1] - 1, torch.cat([out.sequences, prompt(1, 25, seed=turn + 5)], 1)
 
 
 def test_turns_that_cannot_be_cut_again_say_so(model: Any, make_table: Any) -> None:
