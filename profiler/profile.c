@@ -134,9 +134,8 @@ static kvb_status run_layers(run *r, const layer_observer *observer, double star
     prefill_watch watch = {r, profile_work(r->m, c, NULL), start};
     forward_progress progress = {prefill_step, &watch};
     kept_prefill kept = kept_of(r);
-    // Curves need what a kept prefill does not hold where keys and values are packed.
     r->layers = 0;
-    kvb_status status = profile_losses_wanted(&r->losses) ? KVB_OK : profile_take_kept(&r->layers, &kept, err);
+    kvb_status status = profile_losses_need_prefill(&r->losses) ? KVB_OK : profile_take_kept(&r->layers, &kept, err);
     if (status != KVB_OK) return status;
     if (r->layers == 0) return forward_prefill(r->f, c->ids, c->n_tokens, observer, &progress, NULL, err);
     if (!advance(r, watch.work * r->layers / r->m->config.n_layers))
