@@ -116,7 +116,9 @@ static bool add_settings(cJSON *m, const study_table *t)
            add_number(m, "sink", about->sink) && add_number(m, "window", about->window) &&
            add_text(m, "scope", scope_name(o->scope)) && add_text(m, "aggregate", o->aggregate_name) &&
            add_real(m, "shrink", o->shrink) && add_real(m, "min_keep", o->min_keep) &&
-           add_text(m, "hull", hull_name(o->hull)) && add_text(m, "max_prune", "0.99");
+           add_text(m, "hull", hull_name(o->hull)) && add_text(m, "max_prune", "0.99") &&
+           (t->pairs.loss == LOSS_IMPORTANCE ||
+            (add_text(m, "loss", "output") && add_text(m, "gains", gain_choice_name(o->gains))));
 }
 
 // What makes a table differ from greedy's with a row for every per cent and no constraints.
@@ -150,10 +152,8 @@ kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_erro
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-static kvb_status table_bytes(unsigned char **out, size_t *size, const study_table *t, const cJSON *metadata,
-                              kvb_error *err)
+kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err)
 {
-    *out = NULL;
     uint32_t heads = record_get_shape(t->pairs.from->r).n_kv_heads, rows = t->options.n_rows;
     double *prune_ratio = NULL, *std = NULL;
     kvb_status status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, rows, heads, err);
@@ -174,30 +174,9 @@ static kvb_status table_bytes(unsigned char **out, size_t *size, const study_tab
                                    .saturated = t->saturated,
                                    .ranking = ranking ? &carried : NULL,
                                    .metadata = metadata};
-    if (status == KVB_OK) status = table_serialize(out, size, &content, err);
+    if (status == KVB_OK) status = table_write(path, &content, err);
     free(prune_ratio);
     free(std);
-    return status;
-}
-
-kvb_status study_table_in_memory(kvb_table **out, const study_table *t, const cJSON *metadata, const char *name,
-                                 kvb_error *err)
-{
-    unsigned char *bytes;
-    size_t size;
-    kvb_status status = table_bytes(&bytes, &size, t, metadata, err);
-    if (status == KVB_OK) status = kvb_table_open_memory(out, bytes, size, name, NULL, err);
-    free(bytes);
-    return status;
-}
-
-kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err)
-{
-    unsigned char *bytes;
-    size_t size;
-    kvb_status status = table_bytes(&bytes, &size, t, metadata, err);
-    if (status == KVB_OK) status = table_write_bytes(path, bytes, size, err);
-    free(bytes);
     return status;
 }
 

@@ -61,7 +61,7 @@ expect 0 'export lukv-steps' export run.h5 --format lukv-steps -o steps
 exists 'the published layout' steps/context_long/question_0.npy
 expect 0 'import lukv-steps' import steps -o imported.h5
 for m in keydiff snapkv:lukv ea:lukv; do
-    expect 0 "solve $m" solve run.h5 --metric "$m" -o a.safetensors
+    expect 0 "solve $m" solve run.h5 --metric "$m" --loss importance -o a.safetensors
     expect 0 "solve the imported $m" solve imported.h5 --metric "$m" -o b.safetensors
     check "the imported $m gives the same budgets" same_budgets a.safetensors b.safetensors
 done
