@@ -17,7 +17,8 @@ typedef struct profile_losses {
     const profile_options *o;
     forward *f;
     profile_times *times;
-    float **fold_scores;    // [n_metrics] of [B,G,T], for rankings that have seen the context; NULL: not needed
+    float **fold_scores; // [n_metrics] of [B,G,T], in place of the run's own: of rankings that have seen the context,
+                         // and of metrics that the finished record has; NULL: not needed
     loss_ranking *rankings; // [n_metrics] of those that are recorded now,
     const char **names;     // and their names
     float *errors, *gains;

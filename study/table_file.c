@@ -116,7 +116,9 @@ static bool add_settings(cJSON *m, const study_table *t)
            add_number(m, "sink", about->sink) && add_number(m, "window", about->window) &&
            add_text(m, "scope", scope_name(o->scope)) && add_text(m, "aggregate", o->aggregate_name) &&
            add_real(m, "shrink", o->shrink) && add_real(m, "min_keep", o->min_keep) &&
-           add_text(m, "hull", hull_name(o->hull)) && add_text(m, "max_prune", "0.99");
+           add_text(m, "hull", hull_name(o->hull)) && add_text(m, "max_prune", "0.99") &&
+           (t->pairs.loss == LOSS_IMPORTANCE ||
+            (add_text(m, "loss", "output") && add_text(m, "gains", gain_choice_name(o->gains))));
 }
 
 // What makes a table differ from greedy's with a row for every per cent and no constraints.

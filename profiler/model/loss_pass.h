@@ -4,8 +4,10 @@
 //     gain_l = KL(logits; logits with layer l's attention output moved) / mean |W_O (o' - o)|^2
 //
 // For each layer some of the answer's tokens are run again over the same caches, once for every kind of movement: with
-// the layer's heads cut to the same share of their tokens (o' is what they give then), and with white noise. Nothing
-// before the layer changes, so all these runs are one pass that grows by some sequences at each layer.
+// the layer's heads cut to the same share of their tokens (o' is what they give then), and with white noise. Which
+// tokens stay is the same whatever rankings a run records: 4 sinks, the last token, and the keys that are least like
+// the head's mean key (KeyDiff). Nothing before the layer changes, so all these runs are one pass that grows by some
+// sequences at each layer.
 #pragma once
 #include "profiler/model/forward.h"
 #include "profiler/model/output_error.h"
@@ -39,6 +41,6 @@ kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ra
 
 // gains [B, GAIN_KINDS, 2]: the mean KL and the mean squared movement of the n tokens `ids` that stand at the places
 // first .. first + n - 1 after the context; what is before them is the question's in that slot, which was decoded.
-// Layers are cut by `ranking`. Leaves the question as it is.
-kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n,
-                         const loss_ranking *ranking, float *gains, kvb_error *err);
+// Leaves the question as it is.
+kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n, float *gains,
+                         kvb_error *err);
