@@ -43,6 +43,13 @@ void profile_losses_close(profile_losses *l)
     *l = (profile_losses){0};
 }
 
+bool profile_losses_need_prefill(const profile_losses *l)
+{
+    bool scored = false;
+    for (size_t i = 0; l->f && i < l->o->n_metrics; i++) scored |= l->fold_scores[i] != NULL;
+    return l->f && (scored || forward_copies_context(l->f));
+}
+
 void profile_losses_see_row(profile_losses *l, uint32_t row, uint32_t step, uint32_t planned)
 {
     uint64_t wanted = l->o->loss_queries;
@@ -209,4 +216,29 @@ void profile_losses_count(profile_job *job, const profile_options *o)
             if (tail > job->max_tail) job->max_tail = tail;
         }
     }
+}
+
+double profile_losses_flops(const model *m, const profile_job *job, const profile_options *o)
+{
+    const model_config *c = &m->config;
+    double B = model_budgeted(c, c->n_layers), H = (double)c->n_heads * c->head_dim, w = H / c->n_kv_heads, flops = 0;
+    for (size_t i = 0; i < job->n_contexts && o->loss_queries; i++) {
+        const profile_context *one = &job->contexts[i];
+        double each = 2 * H * one->n_tokens * (1 + o->n_metrics) + 2.0 * OUTPUT_LEVELS * o->n_metrics * H * w,
+               question = one->n_questions > one->n_recorded ? profile_work(m, one, &one->questions[0]) : 0,
+               row = question > 0 ? question / (2 * one->questions[0].tail) : 0; // decoded rows count twice there
+        flops += (one->n_questions - one->n_recorded) * o->loss_queries * B * each;
+        flops += o->gain_rows * (row * (1 + GAIN_KINDS * B / 2) + 2.0 * GAIN_KINDS * B * c->width * c->vocabulary);
+    }
+    return flops;
+}
+
+double profile_losses_bytes(const model *m, const profile_job *job, const profile_options *o)
+{
+    double questions = 0, layers = model_budgeted(&m->config, m->config.n_layers);
+    if (!o->loss_queries) return 0;
+    for (size_t i = 0; i < job->n_contexts; i++)
+        questions += job->contexts[i].n_questions - job->contexts[i].n_recorded;
+    return sizeof(float) *
+           (questions * o->n_metrics * budgeted_heads(m) * OUTPUT_LEVELS + job->n_contexts * layers * GAIN_KINDS * 2);
 }

@@ -35,6 +35,10 @@ static inline bool profile_losses_wanted(const profile_losses *l)
     return l->f != NULL;
 }
 
+// Whether a prefill that was kept does not hold all that losses need: plain keys and values where attention reads packed
+// ones, and scores by other weights.
+bool profile_losses_need_prefill(const profile_losses *l);
+
 // Row number `row` of the next pass is the query of the answer's token `step`, of `planned` at most: it is one of
 // those that are kept, evenly spread, or not.
 void profile_losses_see_row(profile_losses *l, uint32_t row, uint32_t step, uint32_t planned);
@@ -59,5 +63,8 @@ typedef struct recorded_questions {
 kvb_status profile_recorded_read(recorded_questions *out, const profile_options *o, const profile_context *c,
                                  kvb_error *err);
 void profile_recorded_free(recorded_questions *q);
+// Operations that curves and gains of a job take, and bytes of the record.
+double profile_losses_flops(const model *m, const profile_job *job, const profile_options *o);
+double profile_losses_bytes(const model *m, const profile_job *job, const profile_options *o);
 // Makes room in the job's batch for these.
 void profile_losses_count(profile_job *job, const profile_options *o);
