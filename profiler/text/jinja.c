@@ -1013,9 +1013,8 @@ static void set_globals(jinja *j, const jinja_input *in)
 
 static void render(jinja *j, const char *source, const jinja_input *in)
 {
-    scope root = {0};
-    open_scope(j, &root, NULL);
-    j->root = &root;
+    j->root = jinja_alloc(j, sizeof *j->root);
+    open_scope(j, j->root, NULL);
     set_globals(j, in);
     run_statements(j, jinja_parse(j, source));
     if (j->leaving != NODE_TEXT) jinja_fail(j, "break or continue outside of a loop");
