@@ -2,6 +2,7 @@
 #include "formats/need.h"
 #include "study/pair_sums.h"
 #include <math.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -93,6 +94,15 @@ static kvb_status judge(judging *j, study_progress *progress, kvb_error *err)
     return status;
 }
 
+// Whether a row prunes what its ratio says, to half a token over all heads. The published way's does not where a short
+// context's floor stops it: it would win by what it keeps beyond the budget.
+static bool keeps_the_budget(const study_table *t, const double *table, int r)
+{
+    double mean = 0;
+    for (size_t h = 0; h < t->n_heads; h++) mean += table[(size_t)r * t->n_heads + h] / t->n_heads;
+    return fabs(mean - t->options.ratios[r]) <= 0.5 / ((double)t->n_heads * t->pairs.longest.n_tokens) + 1e-12;
+}
+
 // The rivals' rows in the table, made from all texts.
 static kvb_status put_rows(judging *j, kvb_error *err)
 {
@@ -102,7 +112,8 @@ static kvb_status put_rows(judging *j, kvb_error *err)
     for (int r = 0; r < ROWS && status == KVB_OK; r++) {
         rival *best = &j->v->best[r];
         for (rival k = RIVAL_UNIFORM; k < N_RIVALS; k++)
-            if (j->v->loss[k][r] < j->v->loss[*best][r] && !t->saturated[r]) *best = k;
+            if (j->v->loss[k][r] < j->v->loss[*best][r] && !t->saturated[r] && keeps_the_budget(t, j->tables[k], r))
+                *best = k;
         if (*best != RIVAL_NONE)
             memcpy(t->prune_ratio + (size_t)r * t->n_heads, j->tables[*best] + (size_t)r * t->n_heads,
                    t->n_heads * sizeof *t->prune_ratio);

@@ -91,6 +91,6 @@ exists 'as it is' merged.h5
 
 # ---- A line of one of several files
 echo '{"sample_id": "other", "context_ids": [3, 4, 5], "question_ids": [[99999]]}' >other.jsonl
-fails 'the message names the file' 'other.jsonl: line 1: sample other: question 1' profile tiny.gguf calib.jsonl \
+fails 'the message names the file' 'other.jsonl: line 1, sample other: question 1' profile tiny.gguf calib.jsonl \
     other.jsonl -o x.h5 -m keydiff --quiet
 end
