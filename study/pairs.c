@@ -1,4 +1,5 @@
 #include "study/pairs.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/learned_scores.h"
 #include <math.h>
@@ -48,8 +49,9 @@ kvb_status pairs_open(pair_set *p, const selection *from, const char *metric, co
     record_shape model = record_get_shape(from->r);
     *p = (pair_set){.from = from, .metric = metric};
     const kvb_ranking *ranking = selection_ranking(from, metric);
-    kvb_status status =
-        ranking ? record_metric_learned(&p->about, ranking, err) : record_metric_read(&p->about, from->r, metric, err);
+    kvb_status status = KVB_OK;
+    if (ranking) record_metric_learned(&p->about, ranking);
+    else status = record_metric_read(&p->about, from->r, metric, err);
     if (status != KVB_OK) return status;
     if (o->sink != AS_RECORDED) p->about.sink = (uint32_t)o->sink;
     if (o->window != AS_RECORDED) p->about.window = (uint32_t)o->window;
@@ -66,16 +68,13 @@ void pairs_close(pair_set *p)
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-kvb_status pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
-                          study_progress *progress, kvb_error *err)
+void pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
+                    study_progress *progress)
 {
     size_t numbers = (size_t)shape_heads(&pairs->longest) * pairs->longest.n_tokens;
     *w = (pair_walk){.pairs = pairs, .solve = *solve, .min_keep = min_keep, .progress = progress};
-    w->scores = malloc(numbers * sizeof *w->scores);
-    w->oracle = malloc(numbers * sizeof *w->oracle);
-    if (w->scores && w->oracle) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "no memory for %u heads of %u tokens", shape_heads(&pairs->longest),
-                    pairs->longest.n_tokens);
+    w->scores = need(numbers, sizeof *w->scores, "scores");
+    w->oracle = need(numbers, sizeof *w->oracle, "importances");
 }
 
 static void leave_context(pair_walk *w)

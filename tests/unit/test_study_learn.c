@@ -109,8 +109,6 @@ START_TEST(settings_that_are_given_stay)
     ck_assert_uint_eq(l->n_features, 3);
     ck_assert_uint_eq(l->n_trials, 3 + 1 + 1); // plain metrics, the set, its settings
     ck_assert(l->options.lambda == 0.5 && l->options.exponent == 0.3);
-    ck_assert_double_eq(learn_metric_cost("keydiff:anchor=raw"), 1);
-    ck_assert_double_gt(learn_metric_cost("h2o"), learn_metric_cost("snapkv:kvpress"));
     learn_free(l);
     free(l);
 }
@@ -291,7 +289,7 @@ START_TEST(tables_of_a_ranking)
     table_check_free(k);
     free(k);
     record_metric m;
-    help_ok(record_metric_learned(&m, r, err));
+    record_metric_learned(&m, r);
     ck_assert(m.sink == 2 && m.window == 1 && strstr(m.parameters, "\"knorm\""));
     record_metric_free(&m);
     kvb_ranking_close(r);

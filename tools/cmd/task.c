@@ -2,6 +2,7 @@
 #include "evaluator/retrieval.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/methods.h"
 #include "tools/cmd/opened_model.h"
@@ -45,8 +46,7 @@ static kvb_status read_haystack(task_command *c, kvb_error *err)
     if (status != KVB_OK) return status;
     if (memchr(view.data, '\0', view.size))
         status = kvb_fail(err, KVB_FORMAT, "%s: holds NUL bytes, expected text", c->haystack_path);
-    else if (!(c->haystack = strndup((const char *)view.data, view.size)))
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for its %zu bytes", c->haystack_path, view.size);
+    else c->haystack = memcpy(need(view.size + 1, 1, "bytes of text"), view.data, view.size);
     if (status == KVB_OK) status = file_check(&view, c->haystack_path, err);
     file_unmap(&view);
     return status;
@@ -157,10 +157,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
                               .print = !c->out.json,
                               .quiet = c->out.quiet};
     if (status == KVB_OK) task_report_open(&c->report);
-    if (status == KVB_OK && c->out.results && asprintf(&c->log_path, "%s.cells", c->out.results) < 0) {
-        c->log_path = NULL;
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->out.results);
-    }
+    if (c->out.results) c->log_path = need_text("%s.cells", c->out.results);
     if (status == KVB_OK && c->out.head_scores) c->heads = retrieval_open(c->opened.m, &c->opened.text);
     if (status == KVB_OK && c->out.samples) status = atomic_file_begin(&samples, c->out.samples, err);
     for (size_t i = 0; status == KVB_OK && i < c->tasks.count; i++)
