@@ -38,6 +38,25 @@ kvb_status log_parse(const char *text, size_t size, const char *path, const log_
     return KVB_OK;
 }
 
+static kvb_status check_lines(const char *text, size_t size, const char *path, kvb_error *err)
+{
+    const char *newline;
+    kvb_status status = KVB_OK;
+    for (uint32_t number = 1; status == KVB_OK && size > 0 && (newline = memchr(text, '\n', size)); number++) {
+        size_t n = (size_t)(newline - text);
+        bool whole;
+        status = json_line_holds(&whole, text, n, err);
+        if (status == KVB_OK && !whole)
+            status = kvb_fail(err, KVB_FORMAT,
+                              "%s: line %u: expected a result that ends with its checksum (sha256), found a damaged "
+                              "line, or one of another program; remove the line, and it is measured again, or the file",
+                              path, number);
+        text = newline + 1;
+        size -= n + 1;
+    }
+    return status;
+}
+
 kvb_status log_read(const char *path, const log_reader *reader, kvb_error *err)
 {
     struct stat st;
@@ -46,7 +65,8 @@ kvb_status log_read(const char *path, const log_reader *reader, kvb_error *err)
     file_view view;
     kvb_status status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
-    status = log_parse((const char *)view.data, view.size, path, reader, err);
+    status = check_lines((const char *)view.data, view.size, path, err);
+    if (status == KVB_OK) status = log_parse((const char *)view.data, view.size, path, reader, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;
@@ -143,16 +163,15 @@ bool log_put_numbers(cJSON *line, const char *name, const double *x, uint32_t n)
 
 kvb_status log_add(log_file *log, const cJSON *line, kvb_error *err)
 {
-    char *text = line ? cJSON_PrintUnformatted(line) : NULL;
+    char *text;
+    kvb_status status = json_sealed_line(&text, line, err);
     size_t length = text ? strlen(text) : 0;
-    kvb_status status = text ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: no memory for a line", log->path);
-    if (text) text[length] = '\n'; // in place of the end: one write, so that a line is whole or cut at its end
-    if (text && !(file_write_all(log->file, text, length + 1) && file_sync(log->file))) {
+    if (status == KVB_OK && !(file_write_all(log->file, text, length) && file_sync(log->file))) {
         status = kvb_fail(err, KVB_IO, "%s: cannot be written: %s", log->path, strerror(errno));
         (void)file_truncate(log->file, log->size); // half a line: also dropped on reading
-    } else if (text) {
-        log->size += (off_t)length + 1;
+    } else if (status == KVB_OK) {
+        log->size += (off_t)length;
     }
-    cJSON_free(text);
+    free(text);
     return status;
 }

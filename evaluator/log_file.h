@@ -1,5 +1,6 @@
 // Results so far, one JSON object per line, each written whole and on disk before the next is begun: what a stopped run
-// goes on from. A line that a kill cut short is dropped on reading and cut off before more is added.
+// goes on from. A line that a kill cut short is dropped on reading and cut off before more is added. Each ends with its
+// own checksum (json_sealed_line), so that no damaged number is taken over.
 #pragma once
 #include "runtime/kvbudget.h"
 #include <cjson/cJSON.h>
@@ -13,9 +14,10 @@ typedef struct log_reader {
     void *context;
 } log_reader;
 
-// A file that does not exist yet is empty. Errors: KVB_IO, and the reader's.
+// A file that does not exist yet is empty. Errors: KVB_IO; KVB_FORMAT: a line whose checksum is not its own; the
+// reader's.
 kvb_status log_read(const char *path, const log_reader *reader, kvb_error *err);
-// The same from bytes.
+// The same from bytes, whatever checksums say.
 kvb_status log_parse(const char *text, size_t size, const char *path, const log_reader *reader, kvb_error *err);
 
 typedef struct log_file log_file;

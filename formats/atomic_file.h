@@ -9,7 +9,7 @@
 // One file being written. `stream` is open for writing; a library that insists on a path may write to `temp_path`
 // instead (after the stream was left untouched), since both are the same file. Paths belong to the struct.
 typedef struct atomic_file {
-    FILE *stream;     // interrupted and short writes are gone on with; it has no descriptor of its own (fileno)
+    FILE *stream;     // repeats interrupted and short writes; has no descriptor (fileno) of its own
     char *temp_path;  // PATH.<8 hex digits>.partial
     char *final_path; // PATH, with a symbolic link resolved: the link stays and its target is replaced
     struct atomic_state *state;

@@ -1,5 +1,5 @@
-// System calls on files, done to their end: begun again where a signal interrupted them, gone on with where only a part
-// was done. Each says what went wrong in errno.
+// System calls on files that finish their work: repeated when a signal interrupts them, continued when only a part was
+// done. errno says what went wrong.
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>

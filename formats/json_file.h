@@ -11,3 +11,9 @@ kvb_status json_write(const char *path, const cJSON *value, kvb_error *err);
 // other bits are read back. NaN and infinity become null. NULL: no memory.
 cJSON *json_exact(double x);
 bool json_add_exact(cJSON *object, const char *name, double x);
+
+// An object on one line with a newline at its end. Its last member, "sha256", is the hash of the line up to the comma
+// before it. malloc'd. Errors: KVB_ARGUMENT: no object, or an empty one; those of sha256_hex().
+kvb_status json_sealed_line(char **out, const cJSON *object, kvb_error *err);
+// Whether a line, given without its newline, ends with the hash of what stands before it.
+kvb_status json_line_holds(bool *out, const char *line, size_t size, kvb_error *err);

@@ -35,6 +35,7 @@ typedef enum record_start {
     RECORD_REPLACE,
     RECORD_JOIN,
     RECORD_ADD,
+    RECORD_ADD_ANEW,
     RECORD_ADD_JOIN
 } record_start;
 
@@ -79,6 +80,7 @@ uint32_t record_curve_tokens(uint32_t level, uint32_t n_tokens, uint32_t protect
 // one in its place; an addition that was stopped goes on. `attributes` are those of the larger record
 // (record_growth.h). A context of the finished one counts as there when it has scores of all metrics that these name,
 // and what is put of such a context joins the scores that it has. RECORD_ADD_JOIN: RECORD_JOIN for such a run.
+// RECORD_ADD_ANEW: RECORD_ADD, but what another run has left in the folder of parts is thrown away first.
 kvb_status record_begin(record_writer **out, const char *path, const record_shape *shape, const cJSON *attributes,
                         record_start start, kvb_error *err);
 

@@ -122,7 +122,8 @@ typedef struct part_file {
     char *path;
     hid_t contexts, context;
 } part_file;
-// `path` is taken, also after a failure, and may be NULL for want of memory; part_end must follow with how writing went.
+// `path` is taken, also after a failure, and may be NULL for want of memory; part_end must follow with how writing
+// went.
 kvb_status part_begin(part_file *p, const record_writer *w, char *path, const char *id, uint64_t bytes, kvb_error *err);
 kvb_status part_end(part_file *p, kvb_status status, kvb_error *err);
 

@@ -60,13 +60,17 @@ static kvb_status check_losses(const record_writer *w, const char *id, uint32_t 
     uint32_t dims[3];
     dims_of(dims, &w->shape, kind);
     if (!context_id_valid(id) || !metric_name_valid(metric))
-        return kvb_fail(err, KVB_ARGUMENT, "%s: context \"%.80s\", metric \"%.130s\": expected ids of " CONTEXT_ID_RULE
-                        " and names of " METRIC_NAME_RULE, w->path, id, metric);
+        return kvb_fail(err, KVB_ARGUMENT,
+                        "%s: context \"%.80s\", metric \"%.130s\": expected ids of " CONTEXT_ID_RULE
+                        " and names of " METRIC_NAME_RULE,
+                        w->path, id, metric);
     for (size_t i = 0; i < dims[0] * layer_floats(dims); i++)
         if (!(values[i] >= 0 && values[i] <= FLT_MAX))
-            return kvb_fail(err, KVB_NUMERIC, "%s: context %s: question %u: %s of %s: layer %zu: found %g, expected a "
-                            "finite number >= 0", w->path, id, question + 1, group_names[kind], metric,
-                            i / layer_floats(dims), (double)values[i]);
+            return kvb_fail(err, KVB_NUMERIC,
+                            "%s: context %s: question %u: %s of %s: layer %zu: found %g, expected a "
+                            "finite number >= 0",
+                            w->path, id, question + 1, group_names[kind], metric, i / layer_floats(dims),
+                            (double)values[i]);
     return KVB_OK;
 }
 
@@ -83,13 +87,13 @@ kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question
     h5_error_printing before = h5_quiet();
     part_file p;
     hid_t questions = -1, group = -1;
-    uint64_t each = ((uint64_t)w->shape.n_kv_heads * RECORD_CURVE_LEVELS * sizeof(float) + 64) * w->shape.n_layers + 8192;
+    uint64_t each =
+        ((uint64_t)w->shape.n_kv_heads * RECORD_CURVE_LEVELS * sizeof(float) + 64) * w->shape.n_layers + 8192;
     status = part_begin(&p, w, part_losses_path(w->folder, id, question), id, (l->n + 1) * each, err);
     if (status == KVB_OK) status = h5_make_group(&questions, &p.h5, p.context, "questions", err);
     if (status == KVB_OK) status = h5_make_group(&group, &p.h5, questions, name, err);
     if (status == KVB_OK) status = write_group(w, &p.h5, group, CURVES, l->metrics, l->curves, l->n, err);
-    if (status == KVB_OK && l->gains)
-        status = write_group(w, &p.h5, group, GAINS, &l->gain_metric, &l->gains, 1, err);
+    if (status == KVB_OK && l->gains) status = write_group(w, &p.h5, group, GAINS, &l->gain_metric, &l->gains, 1, err);
     status = h5_end(&p.h5, group, status, err);
     status = h5_end(&p.h5, questions, status, err);
     status = part_end(&p, status, err);
@@ -179,7 +183,8 @@ static kvb_status read_losses(record *r, size_t i, size_t index, loss_kind kind,
                               kvb_error *err)
 {
     const record_context_info *c = record_context(r, i);
-    if (!c || index >= c->n_questions) return kvb_fail(err, KVB_ARGUMENT, "%s: question %zu of context %zu", r->path, index, i);
+    if (!c || index >= c->n_questions)
+        return kvb_fail(err, KVB_ARGUMENT, "%s: question %zu of context %zu", r->path, index, i);
     uint32_t dims[3], number = c->questions[index].number;
     h5_error_printing before = h5_quiet();
     hid_t group;

@@ -49,7 +49,15 @@ static kvb_status compare_head(const record_writer *w, const char *path, kvb_err
     cJSON *attributes = NULL;
     kvb_status status = h5_open(&f, path, err);
     if (status == KVB_OK) status = record_root_read(&f, &shape, &attributes, err);
-    if (status == KVB_OK) status = record_root_compare(&shape, attributes, &w->shape, w->attributes, w->folder, err);
+    root_difference d;
+    if (status == KVB_OK && w->adds && record_root_differs(&d, &shape, attributes, &w->shape, w->attributes))
+        status =
+            kvb_fail(err, KVB_MISMATCH,
+                     "%s: holds an addition that was stopped, with %s = %s, now %s; give the command that began it, "
+                     "or throw away what it has made with --add --force",
+                     w->folder, d.name, d.held, d.given);
+    else if (status == KVB_OK)
+        status = record_root_compare(&shape, attributes, &w->shape, w->attributes, w->folder, err);
     cJSON_Delete(attributes);
     h5_close(&f);
     return status;
@@ -90,8 +98,11 @@ static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
     if (status == KVB_OK && start == RECORD_NEW) status = refuse_existing(w, err);
     if (status == KVB_OK) status = parts_lock(&w->lock, w->folder, err);
     if (status == KVB_OK && start == RECORD_NEW) status = refuse_existing(w, err);
+    if (status == KVB_OK && start == RECORD_ADD_ANEW) status = parts_clear(w->folder, err);
     if (status == KVB_OK && w->adds && parts_replace(w->folder))
-        status = kvb_fail(err, KVB_MISMATCH, "%s: holds a run that replaces the record; end that first, with --resume",
+        status = kvb_fail(err, KVB_MISMATCH,
+                          "%s: holds a run that replaces the record; end that first, with --resume, or throw away what "
+                          "it has made with --add --force",
                           w->folder);
     if (status == KVB_OK) atomic_file_remove_stale(w->path);
     if (status == KVB_OK && start == RECORD_REPLACE) {
@@ -123,7 +134,7 @@ kvb_status record_begin(record_writer **out, const char *path, const record_shap
     if (!w) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
     w->lock = -1;
     w->joined = start == RECORD_JOIN || start == RECORD_ADD_JOIN;
-    w->adds = start == RECORD_ADD || start == RECORD_ADD_JOIN;
+    w->adds = start == RECORD_ADD || start == RECORD_ADD_ANEW || start == RECORD_ADD_JOIN;
     w->shape = *shape;
     w->path = strdup(path);
     w->folder = parts_path(path);
@@ -286,7 +297,8 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
     h5_error_printing before = h5_quiet();
     part_file p;
     hid_t group = -1;
-    status = part_begin(&p, w, part_path(w->folder, id, false, 0), id, n_metrics * array_bytes(w, n_tokens) + n_tokens * sizeof(int32_t), err);
+    status = part_begin(&p, w, part_path(w->folder, id, false, 0), id,
+                        n_metrics * array_bytes(w, n_tokens) + n_tokens * sizeof(int32_t), err);
     if (status == KVB_OK) status = h5_write_ids(&p.h5, p.context, "token_ids", token_ids, n_tokens, err);
     if (status == KVB_OK) status = h5_make_group(&group, &p.h5, p.context, "scores", err);
     for (size_t m = 0; m < n_metrics && status == KVB_OK; m++)
@@ -370,7 +382,8 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
     if (status == KVB_OK) {
         part_file p;
         uint64_t ids = ((uint64_t)q->n_suffix + q->n_answer) * sizeof(int32_t);
-        status = part_begin(&p, w, part_path(w->folder, id, true, question), id, (q->oracle ? array_bytes(w, n_tokens) : 0) + ids, err);
+        status = part_begin(&p, w, part_path(w->folder, id, true, question), id,
+                            (q->oracle ? array_bytes(w, n_tokens) : 0) + ids, err);
         if (status == KVB_OK) status = write_question(w, &p, question, q, n_tokens, err);
         status = part_end(&p, status, err);
     }

@@ -2,6 +2,7 @@
 #include "formats/sha256.h"
 #include "profiler/backend/sampler.h"
 #include "profiler/text/text_lines.h"
+#include "profiler/text/utf8.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include <stdio.h>
@@ -305,19 +306,6 @@ static int32_t bos_of(const tokenizer *t)
 
 // ---- Texts ----
 
-static kvb_status check_text(const char *name, const char *text, size_t size, kvb_error *err)
-{
-    for (size_t at = 0, bytes; at < size; at += bytes) {
-        bytes = text[at] ? kvb_utf8_size(text + at, size - at) : 0;
-        if (!bytes)
-            return kvb_fail(err, KVB_FORMAT,
-                            "%s: byte %zu is 0x%02x, expected UTF-8 text without NUL; iconv converts "
-                            "other encodings",
-                            name, at, (unsigned char)text[at]);
-    }
-    return KVB_OK;
-}
-
 // As many contexts as are wanted, each with what continues it, one behind the other.
 static kvb_status make_contexts(calib_file *out, maker *m, const int32_t *ids, size_t n)
 {
@@ -344,7 +332,7 @@ kvb_status calib_make_of_text(calib_file *out, const calib_recipe *recipe, const
     maker m = {.r = recipe, .t = t, .name = name, .err = err};
     int32_t *ids = NULL;
     size_t n = 0;
-    kvb_status status = check_text(name, text, size, err);
+    kvb_status status = utf8_check_text(name, text, size, err);
     if (status == KVB_OK) status = encode(&m, text, size, &ids, &n);
     if (status == KVB_OK) status = make_contexts(out, &m, ids, n);
     free(ids);

@@ -63,7 +63,7 @@ typedef struct profile_context {
     profile_question *questions;
 } profile_context;
 
-// How a job adds to a finished record: its contexts are then those alone with something left to do.
+// How a job adds to a finished record. Its contexts are then only those that still have work.
 typedef struct profile_growth {
     const char **ids; // [n_ids] of all contexts of the larger record, in order; they belong to the record or `own`
     size_t n_ids;
@@ -131,6 +131,11 @@ typedef struct profile_times {
     double curves, gains;                     // of the losses; decode and prefill are without them
     uint64_t queries, skipped;                // recorded queries; questions that ended before a query was recorded
 } profile_times;
+
+// How long the run would take on this machine, by rehearsing layers of each kind: prefill, with its scorers, and
+// decode, and the writing of a record of so many bytes. Takes some seconds. Errors: those of a forward pass.
+kvb_status profile_estimate_time(profile_times *out, const model *m, const profile_job *job, const profile_options *o,
+                                 double record_bytes, kvb_error *err);
 
 // Told of all that happens; returns false to stop (KVB_INTERRUPTED). done and total are rows of work over the whole
 // job.

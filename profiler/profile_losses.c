@@ -189,8 +189,7 @@ void profile_losses_count(profile_job *job, const profile_options *o)
 {
     for (size_t i = 0; i < job->n_contexts && o->grows && o->loss_queries; i++) {
         const profile_context *c = &job->contexts[i];
-        const record_context_info *held =
-            c->recorded ? record_context(o->grows, find_recorded(o->grows, c->id)) : NULL;
+        const record_context_info *held = c->recorded ? record_context(o->grows, find_recorded(o->grows, c->id)) : NULL;
         if (!held) continue;
         if (held->n_questions > job->max_questions) job->max_questions = held->n_questions;
         for (uint32_t q = 0; q < held->n_questions; q++) {

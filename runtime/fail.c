@@ -1,7 +1,6 @@
 #include "fail.h"
 #include "text.h"
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 const char *kvb_status_name(kvb_status status)
@@ -33,16 +32,6 @@ static void cut_middle(kvb_error *err, const char *whole, size_t size)
     memcpy(err->message + head + sizeof mark - 1, whole + tail, size - tail + 1); // with its NUL
 }
 
-// Memory is asked for only here, and only for a path of over 400 bytes; without it the end is lost.
-static void cut_message(kvb_error *err, size_t size, const char *format, va_list args)
-{
-    char *whole = malloc(size + 1);
-    if (!whole) return;
-    vsnprintf(whole, size + 1, format, args);
-    cut_middle(err, whole, size);
-    free(whole);
-}
-
 kvb_status kvb_fail(kvb_error *err, kvb_status status, const char *format, ...)
 {
     if (err) {
@@ -51,7 +40,11 @@ kvb_status kvb_fail(kvb_error *err, kvb_status status, const char *format, ...)
         va_start(args, format);
         va_copy(again, args);
         size = vsnprintf(err->message, sizeof err->message, format, args);
-        if (size >= (int)sizeof err->message) cut_message(err, (size_t)size, format, again);
+        if (size >= (int)sizeof err->message) {
+            char whole[8192]; // on the stack, so that an error needs no memory: twice the longest path
+            vsnprintf(whole, sizeof whole, format, again);
+            cut_middle(err, whole, strlen(whole));
+        }
         va_end(again);
         va_end(args);
         kvb_clean_text(err->message);

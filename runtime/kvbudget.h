@@ -1,13 +1,15 @@
-// kvbudget runtime: loads a table of per-head KV-cache budgets and hands them out.
+// The kvbudget runtime library. It loads a table that says how much of the KV cache each attention head deserves, and
+// tells an engine how many tokens each head keeps, and which.
 //
-// This folder is made to be copied: it needs libc, libm and cJSON only, compiles as C99 or later, and its header is
-// usable from C++. No function prints, keeps global state, or allocates memory outside
-// kvb_table_open*, kvb_ranking_open* and their close. A kvb_table is immutable once opened: any number of threads may
-// use one table at the same time without locks.
+// You may copy this folder into your own tree. It needs libc, libm and cJSON, compiles as C99 or later, and this header
+// can be included from C++. No function prints anything or keeps global state. Only the functions that open a table or
+// a ranking allocate memory, and only those that close one free it. A kvb_table never changes once it is open, so any
+// number of threads may use one table at the same time without locks.
 //
-// Words: T = n_tokens is the length of the prefilled context, sinks and window included. A *prune ratio* r is the
-// share of a head's T tokens that is evicted; `keep` counts are the tokens that stay. Heads are KV heads, counted
-// layer-major: head (l, g) of [n_layers, n_kv_heads] has index l * n_kv_heads + g.
+// Words used below. T, or n_tokens, is the length of the context after prefill, including the sinks (the first tokens)
+// and the window (the last ones). A prune ratio is the share of a head's T tokens that is evicted. A "keep" count is
+// the number of tokens that stay. "Head" always means a KV head. Arrays over heads have the shape [n_layers,
+// n_kv_heads] in C order: head g of layer l has the index l * n_kv_heads + g.
 #ifndef KVBUDGET_H
 #define KVBUDGET_H
 
@@ -24,8 +26,7 @@ extern "C" {
 #define KVB_API
 #endif
 
-// Every function that can fail returns a kvb_status; KVB_OK is 0. kvb_status_name() gives the name in this list as
-// text.
+// Every function that can fail returns one of these. KVB_OK is 0.
 #define KVB_STATUS_LIST(X)                                                              \
     X(OK, "done")                                                                       \
     X(ARGUMENT, "an argument is NULL, NaN or out of range")                             \
@@ -45,74 +46,78 @@ typedef enum kvb_status {
 #undef KVB_STATUS_ENUM
 } kvb_status;
 
-// Filled by a failing function when the caller passes one (NULL is allowed everywhere). Untouched on success.
-// The message is one line that names the file or argument, the place, what was expected, what was found, what to do.
-// Control characters and bytes that are not UTF-8 stand as '?' in it. One that is too long, as with a path of
-// 500 bytes, has " ... " in the place of its middle; to cut it so, malloc is called.
+// What went wrong, in words. Every function that can fail takes a pointer to one as its last argument, which may be
+// NULL. On failure it is filled in; on success it is left alone.
+// The message is a single line. It names the file or the argument, the place in it, what was expected, what was found,
+// and what you can do about it. Control characters, and bytes that are not valid UTF-8, are replaced by '?'. If the
+// line does not fit, which only happens with very long paths, its middle is replaced by " ... ".
 typedef struct kvb_error {
     kvb_status status;
     char message[512];
 } kvb_error;
 
-// The name of a status as written in the list above, e.g. "FORMAT"; "UNKNOWN" for any other number. Never NULL, never
-// to be freed.
+// Returns the name of a status as it stands in the list above, such as "FORMAT", or "UNKNOWN" for any other number. The
+// string is a constant; do not free it.
 KVB_API const char *kvb_status_name(kvb_status status);
 
-// The version of this library, e.g. "0.1.0". A string constant.
+// Returns the version of this library, such as "0.1.0". The string is a constant; do not free it.
 KVB_API const char *kvb_version(void);
 
-// The version of the budget arithmetic. Two builds that return the same number give the same integers from
-// kvb_budgets() for the same table, ratio, n_tokens and options; so an engine that caches budgets, or splits one
-// model over several machines, compares this number and nothing else. It is the KVB_BUDGETS_VERSION that the library
-// was built with.
+// Returns the version of the budget arithmetic, the KVB_BUDGETS_VERSION that the library was built with. Two builds
+// that return the same number return the same counts from kvb_budgets() for the same table, ratio, n_tokens and
+// options. If your engine stores budgets, or splits a model over several machines, this is the number to compare.
 #define KVB_BUDGETS_VERSION \
     3 // 2: tables with constraints, and with ratios of the user's choice; 3: with bounded layers
 KVB_API uint32_t kvb_budgets_version(void);
 
 // ---- Tables -------------------------------------------------------------------------------------
 
-// One profile: for each of 99 global prune ratios, or for fewer of the user's choice, the share of its tokens that
-// every KV head gives up. Opaque, immutable.
+// A table of budgets. It has one row for each of 99 global prune ratios, or for a smaller number of ratios that were
+// chosen when it was made, and a row holds the prune ratio of every head.
 typedef struct kvb_table kvb_table;
 
-// The most KV heads that one layer may have, so that kvb_budgets() can keep a layer's fractions on the stack (8 KiB).
+// The largest number of KV heads in a layer. It is limited so that kvb_budgets() can work on the stack (8 KiB).
 #define KVB_MAX_KV_HEADS 1024
 
-// Options of opening. Opening takes at most 48 times the file's bytes and 64 KiB of memory, whatever the file says; for
-// what `kvbudget solve` writes it is about 3 times. All zero, or NULL in place of the struct, means the defaults.
+// Options for opening a table. A struct that is all zero, or a NULL pointer, means the defaults.
 typedef struct kvb_table_options {
-    size_t max_bytes; // a larger file is refused before it is read to the end; 0 = 64 MiB, room for 40,000 heads
+    // A larger file is refused before it has been read to its end. 0 means 64 MiB, enough for 40,000 heads. Opening
+    // never takes more memory than 48 times the file's size plus 64 KiB, whatever the file contains. For files that
+    // `kvbudget solve` has written it takes about 3 times their size.
+    size_t max_bytes;
 } kvb_table_options;
 
-// Reads the table file at `path`. Every tensor, every number of the metadata and every shape is checked before the
-// table is handed out, so the functions below never meet a damaged table.
-// On KVB_OK *out is the table, to be freed with kvb_table_close(). On failure *out is NULL and nothing stays
-// allocated. Fails with
-//   KVB_IO           the file cannot be read
-//   KVB_FORMAT       not a table, truncated or damaged; the message names the tensor or the metadata key
-//   KVB_VERSION      written in a newer version of the format
-//   KVB_UNSUPPORTED  over max_bytes, or more than KVB_MAX_KV_HEADS heads in a layer
-//   KVB_NUMERIC      NaN or infinity in a tensor
-//   KVB_MEMORY       not enough memory
-//   KVB_ARGUMENT     `out` or `path` is NULL
+// Reads the table file at `path`. All of it is checked first: the SHA-256 that the file holds of itself (older files
+// have none), and every tensor, shape and metadata entry. So none of the functions below has to deal with a damaged
+// table.
+// On success, *out is the table; free it with kvb_table_close(). On failure, *out is NULL and all memory has been
+// freed. Fails with
+//   KVB_IO           if the file cannot be read
+//   KVB_FORMAT       if it is not a table, or is truncated or damaged; the message names the tensor or metadata key
+//   KVB_VERSION      if it was written in a newer version of the format
+//   KVB_UNSUPPORTED  if it is larger than max_bytes, or a layer has more than KVB_MAX_KV_HEADS heads
+//   KVB_NUMERIC      if a tensor contains NaN or infinity
+//   KVB_MEMORY       if there is not enough memory
+//   KVB_ARGUMENT     if `out` or `path` is NULL
 KVB_API kvb_status kvb_table_open(kvb_table **out, const char *path, const kvb_table_options *opt, kvb_error *err);
 
-// The same from `size` bytes at `data`, which are copied: the caller may free them as soon as this returns. They need
-// no alignment. `name` stands for the file name in messages; NULL gives "<memory>".
+// Like kvb_table_open(), but reads the table from `size` bytes of memory at `data`, which need no alignment. The bytes
+// are copied, so you may free them as soon as this returns. `name` is used as the file name in messages; if it is NULL,
+// "<memory>" is.
 KVB_API kvb_status kvb_table_open_memory(kvb_table **out, const void *data, size_t size, const char *name,
                                          const kvb_table_options *opt, kvb_error *err);
 
-// Frees a table and everything that was got from it (info, rows, ratios, metadata). NULL is allowed and does nothing.
-// No other thread may still be using the table.
+// Frees a table, and with it everything that the functions below returned pointers to: info, rows, ratios, metadata and
+// ranking. No other thread may still be using it. If `table` is NULL, this does nothing.
 KVB_API void kvb_table_close(kvb_table *table);
 
-// What a table says about itself. Strings are UTF-8 and never NULL ("" = the file leaves it open). Strings and arrays
-// are owned by the table.
+// What a table says about itself. Strings are UTF-8 and never NULL; an empty string means that the file does not say.
+// The table owns the strings and arrays.
 typedef struct kvb_info {
-    uint32_t n_rows;     // R = 99, row i belonging to the global prune ratio (i + 1) / 100; a table that was solved
-                         // for chosen ratios has R = 1 .. 99 rows, whose ratios kvb_table_row() tells
-    uint32_t n_layers;   // L
-    uint32_t n_heads;    // query heads in a layer; a multiple of n_kv_heads
+    uint32_t n_rows;   // R. With 99 rows, row i is for the global prune ratio (i + 1) / 100. A table for chosen ratios
+                       // has 1 to 99 rows; kvb_table_row() tells their ratios
+    uint32_t n_layers; // L
+    uint32_t n_heads;  // query heads in a layer; a multiple of n_kv_heads
     uint32_t n_kv_heads; // G, the heads that have a cache
     uint32_t head_dim;   // elements of one key
     uint32_t sink;       // the first `sink` tokens were never evicted during calibration...
@@ -140,139 +145,149 @@ typedef struct kvb_info {
     const char *record_sha256;      // of the record that was solved
     const char *tool_version;       // of the program that wrote the table
 
-    // Layers whose cache does not grow with the text, such as those with a sliding window, are not budgeted: their
-    // prune ratios are 0, kvb_budgets() leaves them all tokens (the engine's own window bounds them), and no total
-    // counts them.
-    const uint8_t *bounded; // [n_layers] 1: such a layer; NULL: there is none
-    uint32_t n_budgeted;    // B, how many layers are not bounded
+    // Some layers have a cache that does not grow with the text, for example those with a sliding window. They have no
+    // budget: their prune ratios are 0, kvb_budgets() says that their heads keep all T tokens (the engine's own window
+    // limits them), and they are not part of any total.
+    const uint8_t *bounded; // [n_layers], 1 for such a layer; NULL if there are none
+    uint32_t n_budgeted;    // B, the number of layers that do have a budget
 } kvb_info;
 
-// Never NULL for a table that was opened; NULL for NULL. Valid until kvb_table_close().
+// Returns what the table says about itself; valid until kvb_table_close(). Returns NULL only if `table` is NULL.
 KVB_API const kvb_info *kvb_table_info(const kvb_table *table);
 
-// The text of one metadata entry exactly as in the file, also of entries that this version does not know.
-// NULL when there is no such key or an argument is NULL. Owned by the table.
+// Returns the text of a metadata entry exactly as it is in the file. This also works for entries that this version of
+// the library does not know. Returns NULL if there is no such key, or an argument is NULL. The table owns the string.
 KVB_API const char *kvb_table_metadata(const kvb_table *table, const char *key);
 
-// All prune ratios, [n_rows, n_layers, n_kv_heads], each in [0, 1]. Owned by the table; NULL for NULL.
+// Returns all prune ratios, [n_rows, n_layers, n_kv_heads], each from 0 to 1. The table owns the array. Returns NULL
+// only if `table` is NULL.
 KVB_API const double *kvb_table_prune_ratios(const kvb_table *table);
 
-// Those of the layers that are budgeted, side by side: [n_rows, n_budgeted, n_kv_heads]. Owned by the table; NULL for
-// NULL.
+// The same without the layers that have no budget: [n_rows, n_budgeted, n_kv_heads].
 KVB_API const double *kvb_table_budgeted_ratios(const kvb_table *table);
 
-// One row of the table: what the solver found for one global ratio. Losses are shares of each problem's total oracle
-// mass, averaged over the solved problems.
+// One row of a table: what the solver found for one global prune ratio. A loss is the share of the total importance
+// that is lost with the evicted tokens, averaged over the questions that the table was made from.
 typedef struct kvb_row {
-    double ratio;              // global prune ratio asked for, ascending from row to row
-    double effective_ratio;    // mean of the row's prune ratios over the heads of layers that are budgeted; below
-                               // `ratio` when saturated
-    double loss;               // loss of the greedy allocation
-    double lower_bound;        // certified: no allocation of this size loses less than this
-    double lambda;             // multiplier of that certificate: what one more token would save
-    double table_loss;         // loss of this very table, rounded to tokens, on the calibration pairs
-    int saturated;             // not 0: heads stopped at their floor, so that the row prunes less than it says
+    double ratio;           // the global prune ratio that the row is for; ascends from row to row
+    double effective_ratio; // the mean of the row's prune ratios over all heads that have a budget. It is smaller than
+                            // `ratio` if the row is saturated
+    double loss;            // loss of the solver's allocation
+    double lower_bound;     // proven: no allocation of this size loses less
+    double lambda;          // the multiplier of that proof: what one more token would save
+    double table_loss;      // loss of this row of the table, rounded to whole tokens
+    int saturated;          // nonzero if heads stopped at their floor, so that the row prunes less than `ratio`
     const double *prune_ratio; // [n_layers, n_kv_heads], owned by the table
-    const double *std;         // [n_layers, n_kv_heads], deviation over the calibration pairs, owned by the table
+    const double *std;         // [n_layers, n_kv_heads], standard deviation over the questions, owned by the table
 } kvb_row;
 
-// Fills *out with row `row`, 0 .. n_rows - 1. Fails with KVB_ARGUMENT when an argument is NULL or out of range; *out
-// is then untouched.
+// Fills in *out with row `row`, which is 0 to n_rows - 1. Fails with KVB_ARGUMENT if `row` is out of range or a pointer
+// is NULL; *out is then left alone.
 KVB_API kvb_status kvb_table_row(const kvb_table *table, uint32_t row, kvb_row *out, kvb_error *err);
 
-// What an engine knows about itself. Zero and NULL mean "do not check this".
+// What you know about your model and your engine. A field that is 0 or NULL is not checked.
 typedef struct kvb_expectation {
     uint32_t n_layers, n_heads, n_kv_heads, head_dim;
-    const char *model_sha256; // compared without regard to case
+    const char *model_sha256; // compared without regard to case; "" matches no table
     const char *metric;       // compared exactly
-    int has_protection;       // not 0: sink and window below are compared too (there, 0 has a meaning)
+    int has_protection;       // nonzero: check `sink` and `window` too, which may then be 0
     uint32_t sink, window;
 } kvb_expectation;
 
-// Tells whether the table belongs to this model, scorer and protection. The table of another model often has the
-// right shape and does silent damage, so every engine should call this once after opening.
-// Fails with KVB_MISMATCH; the message names the first field that differs, what was expected and what the table says.
+// Checks that the table was made for your model, scorer and protected tokens. Call this once after opening a table: a
+// table of another model often has the right shape, and using it does damage that nobody notices.
+// Fails with KVB_MISMATCH if something differs; the message names the first such field and both values.
 KVB_API kvb_status kvb_table_check(const kvb_table *table, const kvb_expectation *expected, kvb_error *err);
 
-// What an engine knows of weights that it holds as Hugging Face publishes them, where it has no `model_sha256`, which
-// is kvbudget's own hash over all files. Zero and NULL mean "do not check this".
+// What you know about weights in the form in which Hugging Face publishes them. Use this if you do not have the
+// `model_sha256`, which is kvbudget's own hash over all files. A field that is 0 or NULL is not checked.
 typedef struct kvb_weights {
-    const char *const *file_sha256; // [n_files] SHA-256 of every file that holds weights (*.safetensors), in any order,
-    uint32_t n_files;               // without regard to case; the hub shows them, and a hub cache names its blobs so
+    const char *const *file_sha256; // [n_files] the SHA-256 of every file that holds weights (*.safetensors), in any
+    uint32_t n_files;               // order and case. The hub shows them, and a hub cache uses them as file names
     const char *hf_id;              // "organisation/name"; compared exactly
     const char *hf_revision;        // the commit; compared exactly
 } kvb_weights;
 
-// Tells whether the table was made with these weights (metadata model_files, hf_id, hf_revision; formats/README.md).
-// Equal hashes are proof. A name alone is not: a folder that was fine-tuned may still name the model it began from. A
-// table that was made from a GGUF file of the same model has that file's hash, so only names can be compared. Does not
-// allocate. Fails with KVB_MISMATCH, which names what differs or that the table says nothing; KVB_ARGUMENT: NULL.
+// Checks that the table was made with these weights, by its metadata model_files, hf_id and hf_revision
+// (formats/README.md). Equal hashes prove it; each must occur as often as it does in the table. An equal name does not
+// prove it, since the files of a fine-tuned model may still carry the name of the model it was made from. A table that
+// was made from a GGUF file has the hash of that file, so there only the names can be compared.
+// Fails with KVB_MISMATCH if something differs or the table does not say it, and with KVB_ARGUMENT if a pointer is
+// NULL.
 KVB_API kvb_status kvb_table_check_weights(const kvb_table *table, const kvb_weights *mine, kvb_error *err);
 
 // ---- Budgets ------------------------------------------------------------------------------------
 
-// How shares become whole tokens. A head with prune ratio r ideally keeps (1 - r) T.
+// How shares become whole numbers of tokens. Ideally, a head with prune ratio r keeps (1 - r) T tokens.
 typedef enum kvb_rounding {
-    // kvpress 0.5.5 on a CPU, to the bit: float32 arithmetic; each layer's total is the rounded sum of its ideals,
-    // and the heads with the largest remainders get the tokens that flooring left over.
+    // What kvpress 0.5.5 computes on a CPU, to the bit, in float32. A layer's total is the rounded sum of its heads'
+    // ideal counts; each head gets its count rounded down, and the tokens that are left go to the heads with the
+    // largest
+    // remainders.
     KVB_ROUND_LAYER_LR = 0,
-    // floor((1 - r) T), the paper's formula: loses up to one token per head. A product less than 1e-6 below a whole
-    // number counts as that number, since (1 - 0.8) * 1000 is 199.99999999999997 in doubles.
+    // floor((1 - r) T), as in the paper; each head loses up to one token. A product that is less than 1e-6 below a
+    // whole
+    // number counts as that number, because (1 - 0.8) * 1000 is 199.99999999999997 in double precision.
     KVB_ROUND_FLOOR = 1,
-    // Largest remainder over all heads of the model, in double (tie: lower index): the total is rint of the sum of
-    // all ideals exactly. A head that would get nothing is given one token of the largest head's.
+    // Largest remainders over all heads of the model, in double precision (of equal ones, the head with the lower
+    // index). The total is exactly the rounded sum of all ideal counts. A head that would get no token is given one of
+    // the largest head's.
     KVB_ROUND_GLOBAL_LR = 2
 } kvb_rounding;
 
-// Which row serves a ratio that is not a whole per cent.
+// Which row is used for a ratio that is not a whole per cent.
 typedef enum kvb_lookup {
-    // Row rint(100 ratio) - 1, half to even on the double product, clamped to 0 .. 98: as kvpress does it. In a table
-    // of chosen ratios the row with the nearest one, of two the lower.
+    // The row whose ratio is nearest. With 99 rows this is row rint(100 ratio) - 1, limited to 0 to 98, which is what
+    // kvpress takes. In a table for chosen ratios, the lower one if two are equally near.
     KVB_LOOKUP_NEAREST = 0,
-    // Between the neighbouring rows, with r = 0 at ratio 0 and the last row beyond its ratio. Keeps "mean of r =
-    // ratio".
+    // Linear interpolation between the two neighbouring rows. Below the first row it is between that row and "nothing
+    // is
+    // pruned"; above the last row it is the last row. The mean of the prune ratios is then the ratio itself.
     KVB_LOOKUP_LINEAR = 1
 } kvb_lookup;
 
-// All zero, or NULL in place of the struct, gives what kvpress gives.
+// Options for kvb_budgets(). A struct that is all zero, or a NULL pointer, gives the numbers of kvpress.
 typedef struct kvb_budget_options {
     kvb_rounding rounding;
     kvb_lookup lookup;
 
-    // Not 0: no head gets fewer than min(T, sink + window) tokens. What is missing is taken one token at a time from
-    // the head that has the most above that floor (tie: lower index), so the total stays. When the total is too small
-    // for that, every head gets exactly its floor, and the total grows to n_layers * n_kv_heads * min(T, sink +
-    // window).
+    // If nonzero, every head keeps at least min(T, sink + window) tokens, so that no protected token is lost. The
+    // tokens for that are taken one by one from the head that has the most above this floor (of equal ones, the one
+    // with the lower index), so the total does not change. If the total is too small for all floors, every head gets
+    // exactly its floor, and the total is n_layers * n_kv_heads * min(T, sink + window).
     int strict;
 
-    // 0 or 1: single tokens. Else, for paged caches, every count is a multiple of `block`, or T. The model gets
-    // rint(total / block) blocks (half up): each head its whole ones, the rest to the largest remainders (tie: lower
-    // index). Each head gets at least one block, with `strict` as many as its floor needs, taken from the others as
-    // `strict` takes tokens. A last block that reaches beyond T counts as T tokens.
+    // For paged caches: every count is a multiple of `block`, or T. 0 and 1 mean single tokens. The model gets
+    // total / block blocks, rounded, with halves up. Each head gets the blocks that it fills; those that are left go to
+    // the largest remainders (of equal ones, the lower index). A head has at least one block, and with `strict` as many
+    // as its floor needs, taken from other heads in the way described there. A last block that reaches beyond T counts
+    // as T tokens.
     uint32_t block;
 } kvb_budget_options;
 
-// How many tokens each head keeps of a context of n_tokens, sinks and window included.
-//   ratio     the share of all cached tokens that should go, below 1. 0 or less keeps everything; NaN, infinities and
-//             1 or more are refused
+// Computes how many tokens each head keeps of a context of n_tokens tokens, sinks and window included.
+//   ratio     the share of all cached tokens to evict, below 1. A ratio of 0 or less keeps everything. NaN, infinities
+//             and ratios of 1 or more are refused.
 //   n_tokens  T, at least 1
-//   opt       NULL = kvpress's numbers
-//   keep      [n_layers, n_kv_heads], written by this call; each count is in 1 .. T, and T in a layer that is bounded
-//             (kvb_info). Everything below is about the other layers.
-//   cap       elements of `keep`; fewer than n_layers * n_kv_heads is KVB_CAPACITY
-// Does not allocate and takes microseconds. On failure `keep` is untouched.
+//   opt       options, or NULL
+//   keep      [n_layers, n_kv_heads], the result. Each count is from 1 to T. Layers without a budget (kvb_info.bounded)
+//             get T; the rest of this comment is about the other layers.
+//   cap       the number of elements that `keep` has room for; fails with KVB_CAPACITY if that is too few
+// Takes microseconds. On failure `keep` is left alone, unless said otherwise below.
 //
-// A table that was solved under constraints (metadata "constraints": whole pages, few budgets per layer, equal totals
-// of tensor-parallel ranks, caps per layer, floors and ceilings of heads; formats/README.md) gives budgets that keep to
-// all of them, for every ratio and T. `rounding` then has no say: the total is the whole pages in the sum of (1 - r) T,
-// never more unless lower limits demand it, handed out to layers and then to heads by largest remainder. `strict` is
-// one more lower limit; `block` must divide the table's page, or is used if the table has none. Takes up to a
-// millisecond and 40 KiB of stack. KVB_UNSUPPORTED when nothing fits at this T, e.g. a ceiling below one page; the
-// message has the numbers, and the contents of `keep` are then undefined. A ratio of 0 or less keeps everything.
+// A table may have been solved under constraints of an engine: whole pages, few different budgets in a layer, equal
+// totals of tensor-parallel ranks, caps for layers, floors and ceilings for heads (metadata "constraints";
+// formats/README.md). Its budgets then respect all of them, for every ratio and T. `rounding` is ignored: the total is
+// the number of whole pages in the sum of (1 - r) T, or more if lower limits demand it, and is handed out by largest
+// remainders, first to layers and then to heads. `strict` is one more lower limit. `block` must divide the table's page
+// size, and is the page size if the table has none. This needs 40 KiB of stack. It usually takes 0.1 ms for 90 heads
+// and 2 ms for 4,096, but up to 200 ms have been seen for large models, so call it once after a prefill and not per
+// layer or token. Fails with KVB_UNSUPPORTED if the constraints cannot be met at this T, for example if a ceiling is
+// smaller than a page; the contents of `keep` are then undefined.
 KVB_API kvb_status kvb_budgets(const kvb_table *table, double ratio, uint32_t n_tokens, const kvb_budget_options *opt,
                                uint32_t *keep, size_t cap, kvb_error *err);
 
-// Reasons for a second look at a set of budgets, bits of kvb_budget_summary.warnings.
+// Reasons to look twice at a set of budgets: bits of kvb_budget_summary.warnings.
 enum {
     KVB_WARN_PROTECTED = 1, // a head keeps fewer than min(T, sink + window) tokens: some protected ones are lost
     KVB_WARN_SATURATED = 2, // a row in use is saturated: less is pruned than was asked for
@@ -283,140 +298,152 @@ enum {
 
 typedef struct kvb_budget_summary {
     double requested_ratio;
-    double effective_ratio; // 1 - total / (n_budgeted * n_kv_heads * n_tokens): what these integers really prune
-    uint64_t total;         // sum of all counts of layers that are budgeted; the rest is about them too
+    double effective_ratio; // what these counts really prune: 1 - total / (n_budgeted * n_kv_heads * n_tokens)
+    uint64_t total;         // sum of the counts of all layers that have a budget; the fields below are about them too
     uint32_t keep_min, keep_max;
     uint32_t heads_below_protected; // heads that keep fewer than min(T, sink + window) tokens
 
-    // The table's rows in use, counted from 1 on, which is their ratio in per cent unless the table was solved for
-    // chosen ratios; 0 for "nothing pruned". The ratios used
-    // are (1 - weight) * row_below + weight * row_above. A nearest lookup has equal rows and weight 0.
+    // Which rows of the table were used, counted from 1, so that in a table of 99 rows they are per cents; 0 stands for
+    // "nothing is pruned". The prune ratios are (1 - weight) * row_below + weight * row_above. With KVB_LOOKUP_NEAREST
+    // both rows are the same and the weight is 0.
     uint32_t row_below, row_above;
     double weight;
 
     unsigned warnings; // KVB_WARN_* bits
 } kvb_budget_summary;
 
-// Sums up what a call of kvb_budgets() with the same table, ratio, n_tokens and opt has written to `keep` (cap as
-// there). Fails as kvb_budgets() does; *out is then untouched.
+// Sums up the counts that kvb_budgets() has written to `keep`. Pass the same table, ratio, n_tokens, opt and cap as you
+// passed there. Fails as kvb_budgets() does; *out is then left alone.
 KVB_API kvb_status kvb_budgets_summarize(const kvb_table *table, double ratio, uint32_t n_tokens,
                                          const kvb_budget_options *opt, const uint32_t *keep, size_t cap,
                                          kvb_budget_summary *out, kvb_error *err);
 
 // ---- Selection ----------------------------------------------------------------------------------
 
-// Picks the tokens that one head keeps. Order of preference: the protected positions [0, sink) and [T - window, T) by
-// ascending position, then all others by score, highest first, equal scores by position, lowest first (-0 equals +0).
-// The first `keep` in that order stay. So with keep < sink + window the newest tokens of the window are lost, as in
-// kvpress; kvb_budgets() with `strict` avoids that.
-//   scores     [n_tokens], higher = keep; infinities are ordered as numbers. Protected positions' scores are not read
-//   keep       tokens to keep; n_tokens or more keeps all without looking at any score; 0 keeps none
-//   positions  receives min(keep, n_tokens) positions in ascending order
-//   cap        elements of `positions`; fewer than that is KVB_CAPACITY
-// Fails with KVB_NUMERIC when a score is NaN; the message says where. Does not allocate: four passes over the scores
-// and 8 KiB of stack, whatever n_tokens is. On failure `positions` is untouched.
+// Picks the tokens that one head keeps. The protected positions, 0 to sink - 1 and T - window to T - 1, come first, in
+// ascending order. Then come all others, those with the highest scores first; of equal scores (-0 equals +0), the lower
+// position first. The first `keep` in this order are kept. This means that if `keep` is less than sink + window, the
+// newest tokens of the window are lost, as in kvpress. Use `strict` in kvb_budgets() to avoid that.
+//   scores     [n_tokens], higher means keep. Infinities are allowed. Scores of protected positions are not read.
+//   keep       the number of tokens to keep. If it is n_tokens or more, all are kept and no score is read.
+//   positions  the result: min(keep, n_tokens) positions in ascending order
+//   cap        the number of elements that `positions` has room for; fails with KVB_CAPACITY if that is too few
+// Fails with KVB_NUMERIC if a score is NaN; the message says which. Takes four passes over the scores and 8 KiB of
+// stack, whatever n_tokens is. On failure `positions` is left alone.
 KVB_API kvb_status kvb_select(const float *scores, uint32_t n_tokens, uint32_t keep, uint32_t sink, uint32_t window,
                               uint32_t *positions, size_t cap, kvb_error *err);
 
-// kvb_select() for n_heads heads at once (a layer, or the whole model), into one ragged array: the positions of head
-// h are positions[offsets[h]] .. positions[offsets[h + 1] - 1], and offsets[n_heads] is the number of all kept
-// tokens.
+// Does what kvb_select() does for n_heads heads, a layer or the whole model, and puts the results one after the other
+// into one array: those of head h are positions[offsets[h]] to positions[offsets[h + 1] - 1], and offsets[n_heads] is
+// the number of tokens kept in all.
 //   scores   [n_heads, n_tokens]
-//   keep     [n_heads], e.g. from kvb_budgets()
-//   offsets  [n_heads + 1], written by this call
-//   cap      elements of `positions`, at least the sum of min(keep[h], n_tokens)
-// Fails as kvb_select() does, the message names the head; the contents of both outputs are then undefined.
+//   keep     [n_heads], for example from kvb_budgets()
+//   offsets  [n_heads + 1], a result
+//   cap      the number of elements that `positions` has room for, at least the sum of min(keep[h], n_tokens)
+// Fails as kvb_select() does, with a message that names the head; the contents of both results are then undefined.
 KVB_API kvb_status kvb_select_all(const float *scores, size_t n_heads, uint32_t n_tokens, const uint32_t *keep,
                                   uint32_t sink, uint32_t window, size_t *offsets, uint32_t *positions, size_t cap,
                                   kvb_error *err);
 
 // ---- Growing caches, and batches ----------------------------------------------------------------
 
-// kvb_select() for a head that was cut before and has grown since: picks again among the rows that it still has.
-// Tokens that are gone stay gone. runtime/SERVING.md says when to call it and what for.
-//   scores    [n_rows], higher = keep, of the head's rows
+// Does what kvb_select() does for a head that was cut before and has grown since: picks again, among the rows that are
+// still in its cache. Tokens that are gone stay gone. runtime/SERVING.md explains when to call this.
+//   scores    [n_rows], one for each row, higher means keep
 //   places    [n_rows], the position in the text of each row's token: strictly ascending, all below n_tokens
-//   n_tokens  tokens seen so far, those that are gone included; the window is the last `window` of them
-//   keep      rows to keep, e.g. from kvb_budgets() for n_tokens, or for a fixed length as a cap; n_rows or more keeps
-//             all
-//   rows      receives min(keep, n_rows) row numbers 0 .. n_rows - 1, ascending: what to gather into the new cache
-//   cap       elements of `rows`; fewer than that is KVB_CAPACITY
-// With all tokens still there (places 0 .. n_tokens - 1) it is kvb_select(). KVB_ARGUMENT when places do not ascend;
-// else fails as kvb_select() does. Does not allocate. On failure `rows` is untouched.
+//   n_tokens  how many tokens have been seen so far, including those that are gone. The window is the last of these.
+//   keep      the number of rows to keep, for example from kvb_budgets() for n_tokens, or for a fixed length, which
+//   then
+//             is a limit. If it is n_rows or more, all are kept.
+//   rows      the result: min(keep, n_rows) row numbers in ascending order, to gather into the new cache
+//   cap       the number of elements that `rows` has room for; fails with KVB_CAPACITY if that is too few
+// If no token is gone yet, this is the same as kvb_select(). Fails with KVB_ARGUMENT if `places` do not ascend, and
+// otherwise as kvb_select() does. On failure `rows` is left alone.
 KVB_API kvb_status kvb_reselect(const float *scores, const uint32_t *places, uint32_t n_rows, uint32_t n_tokens,
                                 uint32_t keep, uint32_t sink, uint32_t window, uint32_t *rows, size_t cap,
                                 kvb_error *err);
 
-// kvb_reselect() for n_heads heads at once. What head h has now are elements old_offsets[h] .. old_offsets[h + 1] - 1
-// of scores and places, as kvb_select_all() has laid them out; what it keeps are rows[offsets[h]] ..
-// rows[offsets[h + 1] - 1], counted from the head's own first row.
+// Does what kvb_reselect() does for n_heads heads. The rows that head h has now are elements old_offsets[h] to
+// old_offsets[h + 1] - 1 of `scores` and `places`, laid out as kvb_select_all() does. Those that it keeps are
+// rows[offsets[h]] to rows[offsets[h + 1] - 1], as numbers that count from the head's own first row.
 //   keep         [n_heads]
-//   old_offsets  [n_heads + 1], read; offsets [n_heads + 1], written; they must not be the same array
-//   cap          elements of `rows`, at least the sum of min(keep[h], rows of h)
-// Fails as kvb_reselect() does, the message names the head; the contents of both outputs are then undefined.
+//   old_offsets  [n_heads + 1]
+//   offsets      [n_heads + 1], a result; must not be the same array as old_offsets
+//   cap          the number of elements that `rows` has room for, at least the sum of min(keep[h], rows of head h)
+// Fails as kvb_reselect() does, with a message that names the head; the contents of both results are then undefined.
 KVB_API kvb_status kvb_reselect_all(const float *scores, const uint32_t *places, size_t n_heads,
                                     const size_t *old_offsets, uint32_t n_tokens, const uint32_t *keep, uint32_t sink,
                                     uint32_t window, size_t *offsets, uint32_t *rows, size_t cap, kvb_error *err);
 
-// Where n sequences begin and end that lie behind one another, as attention kernels for sequences of many lengths want
-// it (cu_seqlens, indptr): sequence i has rows cu[i] .. cu[i + 1] - 1. Here a sequence is one KV head of one request:
-// n = heads of a layer times requests.
-//   lengths  [n] rows in use, e.g. what kvb_budgets() gave
-//   slack    free rows behind each, for tokens to come; kernels are then told `lengths` too (seqused)
-//   block    0 or 1: cu counts rows. Else it counts pages of `block` rows, each sequence beginning on a new one
-//   cu       [n + 1], written by this call; cap: its elements, fewer is KVB_CAPACITY
-// KVB_UNSUPPORTED when the end is beyond 2^31 - 1; `cu` is then undefined. Does not allocate.
+// Computes where n sequences begin and end that are stored one after the other, in the form that attention kernels for
+// sequences of different lengths take (cu_seqlens, indptr): sequence i has the rows cu[i] to cu[i + 1] - 1. A sequence
+// here is one KV head of one request, so n is the number of heads in a layer times the number of requests.
+//   lengths  [n] how many rows each sequence uses, for example from kvb_budgets()
+//   slack    how many free rows to leave behind each, for tokens to come. Kernels must then be told `lengths` too
+//            (seqused).
+//   block    0 or 1 to count rows. Otherwise pages of `block` rows are counted, and each sequence begins a new page.
+//   cu       [n + 1], the result
+//   cap      the number of elements that `cu` has room for; fails with KVB_CAPACITY if that is too few
+// Fails with KVB_UNSUPPORTED if the end is beyond 2^31 - 1; the contents of `cu` are then undefined.
 KVB_API kvb_status kvb_cu_seqlens(const uint32_t *lengths, size_t n, uint32_t slack, uint32_t block, int32_t *cu,
                                   size_t cap, kvb_error *err);
 
 // ---- Learned rankings ----------------------------------------------------------------------------
 
-// What `kvbudget learn` fits, in its own file or a table's: per KV head a linear form of features. Opaque, immutable.
+// A ranking that `kvbudget learn` has fitted, from a file of its own or from a table: for each KV head, a weighted sum
+// of what cheap metrics say of a token. It never changes once it is open.
 typedef struct kvb_ranking kvb_ranking;
 #define KVB_RANK_FEATURES_MAX 16
 
-// Strings and arrays are owned by the ranking.
+// What a ranking says about itself. The ranking owns the strings and arrays.
 typedef struct kvb_ranking_info {
-    const char *name; // "learned:" and the first 12 digits of its hash: the metric of tables made with it
+    const char *name; // "learned:" and 12 digits of its SHA-256: the metric of tables that were made with it
     uint32_t n_layers, n_kv_heads;
     uint32_t n_features; // F, 1 .. KVB_RANK_FEATURES_MAX
-    uint32_t n_columns;  // P = 2 F + 2 weights of a head: of every feature's z and z|z|, of recency, and a constant;
-                         // 3 F + 2 with layer_mean: behind the z|z| those of every feature's mean over the heads
+    uint32_t n_columns;  // P, the number of weights of a head: 2 F + 2, or 3 F + 2 with layer_mean. They are for z and
+                         // z|z| of each feature; with layer_mean, the mean of z of each; recency; and a constant
     const char *const *metrics; // [F] canonical names of the metrics whose scores kvb_rank() takes, in this order
-    const int *logarithm;       // [F] not 0: the score's logarithm is the feature
-    uint32_t sink;              // first tokens that take no part in means and deviations; hand it to kvb_select() too
-    const char *model_sha256;   // of the weights that it was fitted for, or ""
-    const char *about;          // how it was fitted, text of a JSON object
-    const double *weights;      // [n_layers, n_kv_heads, P]
-    int layer_mean;             // not 0: a head's scores also depend on the other KV heads of its layer
+    const int *logarithm;       // [F] nonzero if the feature is the logarithm of the score
+    uint32_t sink; // this many first tokens are left out of means and deviations; pass it to kvb_select() too
+    const char *model_sha256; // of the weights that it was fitted for, or ""
+    const char *about;        // how it was fitted, text of a JSON object
+    const double *weights;    // [n_layers, n_kv_heads, P]
+    int layer_mean;           // nonzero if a head's scores also depend on the other KV heads of its layer
 } kvb_ranking_info;
 
-// Reads the file that `kvbudget learn` wrote, or the ranking in a table; the second from memory, which is copied. Fail
-// as kvb_table_open() and kvb_table_open_memory() do.
+// Reads a ranking from the file that `kvbudget learn` wrote, or from a table that carries one. The second function
+// reads it from memory, which is copied. Both check that the ranking is what its name says, and fail as
+// kvb_table_open() and kvb_table_open_memory() do.
 KVB_API kvb_status kvb_ranking_open(kvb_ranking **out, const char *path, kvb_error *err);
 KVB_API kvb_status kvb_ranking_open_memory(kvb_ranking **out, const void *data, size_t size, const char *name,
                                            kvb_error *err);
-// Not for what kvb_table_ranking() returns. Both take NULL, and the second then returns NULL.
+// Frees a ranking that was opened with one of these two functions. If `ranking` is NULL, this does nothing. Do not pass
+// what kvb_table_ranking() returns, which belongs to the table.
 KVB_API void kvb_ranking_close(kvb_ranking *ranking);
+// Returns what a ranking says about itself; valid until it is closed. Returns NULL only if `ranking` is NULL.
 KVB_API const kvb_ranking_info *kvb_ranking_about(const kvb_ranking *ranking);
-// The ranking that the table was made with, owned by the table; NULL when it is for a plain metric.
+// Returns the ranking that the table was made with, or NULL if the table is for a plain metric. The table owns it.
 KVB_API const kvb_ranking *kvb_table_ranking(const kvb_table *table);
 
-// Scores of one head's tokens for kvb_select(), by the table's ranking. With x the score of feature f (or its
-// logarithm, not below 1e-12), z = (x - mean) / deviation over tokens sink .. T - 1, 0 for the sinks:
-//     out[j] = sum over f of w_f z + w'_f z |z|  -  w_r log(T - j)  +  w_1
-//   features  [F] pointers to [n_tokens] scores of the ranking's metrics, in its order; out [n_tokens] is none of them
-// Does not allocate; O(F n_tokens). Fails with KVB_ARGUMENT (a NULL, a head out of range, a table without a ranking)
-// and KVB_NUMERIC for a score that is not finite, naming feature and token; `out` is then undefined. For rankings
-// without layer_mean; KVB_ARGUMENT for others.
+// Computes the scores of one head's tokens by the table's ranking, for kvb_select(). Let x be a token's score by metric
+// f, or the logarithm of max(score, 1e-12), and z = (x - mean) / deviation, taken over the tokens sink to T - 1; z is 0
+// for the sinks. Then
+//     out[j] = sum over f of (w_f z + w'_f z |z|)  -  w_r log(T - j)  +  w_1
+//   features  [F] pointers to the scores [n_tokens] of the ranking's metrics, in its order
+//   out       [n_tokens], the result; must not overlap the features
+// Takes time in proportion to F n_tokens. Fails with KVB_ARGUMENT if a pointer is NULL, the head is out of range, the
+// table has no ranking, or the ranking has layer_mean; and with KVB_NUMERIC if a score is not finite, with a message
+// that names feature and token. The contents of `out` are then undefined.
 KVB_API kvb_status kvb_rank(const kvb_table *table, uint32_t layer, uint32_t head, const float *const *features,
                             uint32_t n_tokens, float *out, kvb_error *err);
 
-// The same for all KV heads of a layer at once, and for every ranking. With layer_mean
+// Does the same for all KV heads of a layer, and for every ranking. If the ranking has layer_mean, it adds what all
+// heads of the layer find the token to be worth:
 //     out[g,j] = ... + sum over f of u_f (mean over the layer's heads of z_f[.,j])
-// is added: what all heads find a token to be worth. Tensor-parallel ranks need each other's scores for that.
-//   features  [F] pointers to [n_kv_heads, n_tokens]; out [n_kv_heads, n_tokens] is none of them
-// Does not allocate, takes 16 KiB of stack. Fails as kvb_rank() does.
+// For this, tensor-parallel ranks need each other's scores.
+//   features  [F] pointers to scores [n_kv_heads, n_tokens]
+//   out       [n_kv_heads, n_tokens], the result; must not overlap the features
+// Needs 16 KiB of stack. Fails as kvb_rank() does.
 KVB_API kvb_status kvb_rank_layer(const kvb_table *table, uint32_t layer, const float *const *features,
                                   uint32_t n_tokens, float *out, kvb_error *err);
 

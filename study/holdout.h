@@ -1,4 +1,4 @@
-// How tables do on texts or questions that they were not made from: leave-one-out losses.
+// How well tables do on texts or questions that they were not made from: leave-one-out losses.
 #pragma once
 #include "study/interval.h"
 #include "study/pairs.h"
@@ -7,23 +7,23 @@
 enum {
     METHOD_UNIFORM,
     METHOD_PAPER,     // mean_ratio
-    METHOD_MEAN_LOSS, // and with more and more shrinkage
+    METHOD_MEAN_LOSS, // without shrinkage, then with 0.1, 0.2 and 0.3
     METHOD_SHRINK_1,
     METHOD_SHRINK_2,
     METHOD_SHRINK_3,
     METHOD_WORST,
     METHOD_CVAR,
-    METHOD_OPTIMUM, // of every single question: what no static table can pass
+    METHOD_OPTIMUM, // each question's own: no table for all questions can be better
     N_METHODS
 };
 extern const char *const holdout_methods[N_METHODS];
 
 enum { LEVELS_MAX = 8, TRANSFER_MAX = 32 };
 
-// A learning curve: mean losses of two tables on held-out texts, at every level of what they were made from.
+// A learning curve: mean losses of two kinds of tables on held-out texts, by how much they were made from.
 typedef struct learning_curve {
-    uint32_t n_levels, level[LEVELS_MAX]; // ascending: questions of each text, or texts
-    double loss[LEVELS_MAX][2][ROWS];     // of mean_ratio and of the default, mean over pairs
+    uint32_t n_levels, level[LEVELS_MAX]; // ascending: how many questions of each text, or how many texts
+    double loss[LEVELS_MAX][2][ROWS];     // of mean_ratio and of the default; means over the pairs
 } learning_curve;
 
 typedef struct holdout {
@@ -43,8 +43,9 @@ typedef struct holdout {
     struct holdout_work *work; // sums and tables while it runs
 } holdout;
 
-// Leaves out each text in turn, or each question. Of the options scope, hull, min_keep and protection count. Errors:
-// those of pairs_open(); KVB_ARGUMENT fewer than two texts or questions. The caller frees, also after a failure.
+// Prepares to leave out each text in turn, or each question. Only scope, hull, min_keep and protection of the options
+// are used. Errors: those of pairs_open(); KVB_ARGUMENT for fewer than two texts or questions. The caller calls
+// holdout_free, also after a failure.
 kvb_status holdout_open(holdout *h, const selection *from, const char *metric, const study_options *o, bool by_question,
                         uint64_t seed, kvb_error *err);
 kvb_status holdout_run(holdout *h, study_progress *progress, kvb_error *err);
@@ -53,6 +54,6 @@ void holdout_free(holdout *h);
 int holdout_row(const holdout *h, int percent); // row of a ratio in per cent, or -1
 // The largest change against the paper's table between 30 and 95 % pruned, and where.
 double holdout_worst_change(const holdout *h, int method, int *percent);
-// What the table of text `from` loses more on `to` than the table of `to` itself, which has seen it.
+// How much more the table of text `from` loses on text `to` than the table of `to`, which has seen it.
 double holdout_regret(const holdout *h, int row, uint32_t from, uint32_t to);
 const record_context_info *holdout_text(const holdout *h, uint32_t text);

@@ -211,10 +211,10 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
     fit f = {.l = out, .progress = progress};
     uint32_t set = 0;
     kvb_status status = check_request(out, err);
+    if (status == KVB_OK) status = read_costs(out, err);
     if (status != KVB_OK) return status;
     study_progress_begin(progress, count_steps(out));
-    status = read_costs(out, err);
-    if (status == KVB_OK) status = deal_folds(out, err);
+    status = deal_folds(out, err);
     if (status == KVB_OK) status = learn_text_init(&f.text, out, err);
     if (status == KVB_OK) status = learn_find_signs(out, &f.text, err);
     if (status == KVB_OK) status = gather(&f, err);

@@ -45,7 +45,7 @@ typedef struct learned {
     uint32_t n_folds, n_features;            // F: chosen
     uint32_t feature[KVB_RANK_FEATURES_MAX]; // [F] indices into the selection's metrics
     int logarithm[METRICS_MAX];              // of the selection's metrics
-    double cost[METRICS_MAX];                // of these (record_metric.h)
+    double cost[METRICS_MAX];                // of these, as the record says
     double *weights;                         // [1 + n_folds, L, G, P], P = 2 F + 2, with layer_mean 3 F + 2
     learn_trial trials[LEARN_TRIALS_MAX];    // all that were made: plain metrics, sets, then settings of the chosen set
     uint32_t n_trials, chosen, best;         // chosen: of the settings; best: the set with the least loss

@@ -37,7 +37,7 @@ static kvb_status read_count(const cJSON *parameters, const char *metric, const 
     if (!item) return KVB_OK;
     double value = cJSON_IsNumber(item) ? item->valuedouble : -1;
     if (!(value >= 0 && value <= UINT32_MAX / 4) || value != (double)(uint32_t)value)
-        return kvb_fail(err, KVB_FORMAT, "record: metric %s: %s: expected a whole number of tokens", metric, key);
+        return kvb_fail(err, KVB_FORMAT, "record: metric %s: %s: expected a whole number", metric, key);
     *out = (uint32_t)value;
     return KVB_OK;
 }

@@ -10,9 +10,8 @@ typedef struct record_metric {
     char *parameters;      // text of a JSON object; owned
 } record_metric;
 
-// Of metrics whose cost a record does not tell, as records of before do not: as dear as the dearest, so that of two
-// sets the one with fewer metrics is the cheaper.
-#define RECORD_COST_UNKNOWN 16
+// Of metrics whose cost a record does not tell, as records of before do not, so that all of these cost the same.
+#define RECORD_COST_UNKNOWN 1
 
 // Parameters: the record's object for the metric, {} where it has none. Protected tokens: `protect_sink` and
 // `protect_window` of that object; else methods.md 2.8: 4 sinks, and the last token or SnapKV's observation window.

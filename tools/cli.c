@@ -82,6 +82,9 @@ static int store(const cli_command *command, const cli_option *option, const cha
     case CLI_COUNT:
         if (parse_count(text, option->value)) return EXIT_DONE;
         return cli_usage_error(command, "--%s: expected a whole number of 0 or more, found '%s'", option->name, text);
+    case CLI_POSITIVE:
+        if (parse_count(text, option->value) && *(uint64_t *)option->value > 0) return EXIT_DONE;
+        return cli_usage_error(command, "--%s: expected a whole number of 1 or more, found '%s'", option->name, text);
     case CLI_REAL:
         if (parse_real(text, option->value)) return EXIT_DONE;
         return cli_usage_error(command, "--%s: expected a decimal number, found '%s'", option->name, text);

@@ -10,10 +10,20 @@
 enum { EXIT_DONE = 0, EXIT_FAILED = 1, EXIT_USAGE = 2 };
 
 // One option of a subcommand. `value` receives what the user gave, by kind:
-// FLAG bool*, TEXT const char** (points into argv), COUNT uint64_t*, REAL double*, LIST cli_list* (the option may be
-// repeated). INPUT and INPUTS are TEXT and LIST that name files to read, or hold one behind a '='; CLI_WRITES(kind) is
-// TEXT that names a file to write.
-typedef enum cli_kind { CLI_FLAG, CLI_TEXT, CLI_COUNT, CLI_REAL, CLI_LIST, CLI_INPUT, CLI_INPUTS, CLI_OUTPUT } cli_kind;
+// FLAG bool*, TEXT const char** (points into argv), COUNT uint64_t*, POSITIVE the same without 0, REAL double*, LIST
+// cli_list* (the option may be repeated). INPUT and INPUTS are TEXT and LIST that name files to read, or hold one
+// behind a '='; CLI_WRITES(kind) is TEXT that names a file to write.
+typedef enum cli_kind {
+    CLI_FLAG,
+    CLI_TEXT,
+    CLI_COUNT,
+    CLI_POSITIVE,
+    CLI_REAL,
+    CLI_LIST,
+    CLI_INPUT,
+    CLI_INPUTS,
+    CLI_OUTPUT
+} cli_kind;
 #define CLI_WRITES(file_kind) (CLI_OUTPUT + (file_kind))
 
 typedef struct cli_list {

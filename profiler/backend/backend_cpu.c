@@ -1,12 +1,685 @@
 // The CPU backend: oneDNN for matrix products, OpenMP over heads and rows, loops that the compiler vectorises per CPU.
-// One table of operations per precision of the products; backend_cpu.h says what keeps their bits the same.
+// Here its weights, products, scratch memory and row operations; attention is in backend_cpu_attention.c, inner loops
+// are in backend_cpu_loops.c. One table of operations per precision of the products; backend_cpu.h says what keeps
+// their bits the same.
 #include "profiler/backend/backend_cpu.h"
+#include "profiler/backend/linalg.h"
 #include "profiler/backend/meter.h"
+#include "profiler/backend/packed_steps.h"
 #include "profiler/backend/packed_tiles.h"
+#include "profiler/weights/dequant.h"
 #include "runtime/fail.h"
 #include <omp.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#define GUARDS_ARE_POISONED 1
+#else
+#define GUARDS_ARE_POISONED 0
+#define ASAN_POISON_MEMORY_REGION(from, bytes) ((void)(from), (void)(bytes))
+#endif
+
+// ---- Weights --------------------------------------------------------------------------------------------------------
+//
+// Weight matrices as the CPU backend keeps them for its products.
+//
+// A matrix is cut into panels of outputs, each packed for itself. What is kept of them depends on the type that the
+// file stores and on what was asked for (matrix_hold of backend.h):
+//
+//     whole    panels as products take them
+//     steps    whole numbers of 4 or 8 bits with a step and a base (packed_steps.h), where the tile unit multiplies
+//     halves   values that bfloat16 holds, as 16 bits: a panel of float32 is widened when rows meet it; of bf16x3 only
+//              the high parts are there, the low ones being zero
+//     nothing  a panel is packed from the file, which stays mapped, when rows meet it
+//
+// Products are the same in all of them, and so are their bits, but for how whole numbers round (HOLD_WIDE of
+// backend.h).
+
+// One width of panel, and how to multiply with it, into a thread's [rows, PANEL].
+typedef struct panel_kind {
+    uint32_t width;
+    const product *product;
+} panel_kind;
+
+typedef struct packed_matrix {
+    precision p;
+    uint32_t n_panels, width, rows; // outputs of a panel, but perhaps the last; rows of every product
+    unsigned bits,
+        parts; // of weights kept as whole numbers: theirs, and the parts that products in float32 need of them; else 0
+    bool rounds;        // to bfloat16 what the file has in more bits
+    bool halves;        // 16 bits are kept of each value
+    bool in_place;      // no panels are kept
+    bool has_source;    // `source` stays readable as long as the matrix
+    size_t panel_bytes; // of a panel as products take it
+    size_t kept_bytes;  // of a panel as it is kept; 0 where nothing is
+    panel_kind full, last;
+    stored_matrix source;
+    char *panels; // [n_panels, kept_bytes]
+} packed_matrix;
+
+// Is a panel made anew for each product, so that as many rows as possible should meet it?
+static inline bool packed_is_made(const packed_matrix *m)
+{
+    return m->in_place || (m->halves && m->p == PRECISION_F32);
+}
+
+static bool panel_kind_find(panel_kind *kind, const packed_matrix *m, uint32_t width, uint32_t in)
+{
+    kind->width = width;
+    kind->product = product_find(m->p, m->rows, width, in, false);
+    return kind->product;
+}
+
+// ---- Making a panel ----
+
+// Buffers of a thread that packs.
+typedef struct packer {
+    float *rows, *temp; // [width, in], packed_temp_floats
+    char *wide;         // a panel as products take it, where another form of it is kept
+    int8_t *wholes;     // [in]
+    float *steps, *bases;
+} packer;
+
+enum { N_PACKER_PIECES = 5, LINE = 64 };
+
+// Bytes of a packer's buffers, each on a cache line of its own.
+static void list_packer(size_t out[N_PACKER_PIECES], precision p, uint32_t width, uint32_t in)
+{
+    size_t blocks = in / STEP_TERMS + 1, whole = packed_bytes(p, in, width);
+    if (product_takes_any_rows()) { // whole numbers may take more than parts do
+        size_t steps = packed_step_bytes(8, in / STEP_TERMS * STEP_TERMS, width);
+        whole = steps > whole ? steps : whole;
+    }
+    const size_t all[N_PACKER_PIECES] = {(size_t)width * in * sizeof(float),
+                                         packed_temp_floats(in, width) * sizeof(float), whole, in,
+                                         2 * blocks * sizeof(float)};
+    for (int i = 0; i < N_PACKER_PIECES; i++) out[i] = (all[i] + LINE - 1) / LINE * LINE;
+}
+
+static size_t packer_bytes(precision p, uint32_t width, uint32_t in)
+{
+    size_t pieces[N_PACKER_PIECES], all = 0;
+    list_packer(pieces, p, width, in);
+    for (int i = 0; i < N_PACKER_PIECES; i++) all += pieces[i];
+    return all;
+}
+
+// `memory` is on a cache line.
+static packer packer_at(char *memory, precision p, uint32_t width, uint32_t in)
+{
+    size_t pieces[N_PACKER_PIECES];
+    packer k;
+    list_packer(pieces, p, width, in);
+    k.rows = (float *)(void *)memory;
+    k.temp = (float *)(void *)(memory += pieces[0]);
+    k.wide = memory += pieces[1];
+    k.wholes = (int8_t *)(memory += pieces[2]);
+    k.steps = (float *)(void *)(memory + pieces[3]);
+    k.bases = k.steps + in / STEP_TERMS + 1;
+    return k;
+}
+
+// Bytes that packed_panel needs of a thread's scratch memory for matrices of up to `in` terms.
+static size_t packed_made_bytes(precision p, uint32_t in)
+{
+    return in ? packer_bytes(p, product_takes_any_rows() ? TILE_PANEL : PANEL, in) : 0;
+}
+
+SIMD_CLONES static void narrow(uint16_t *to, const float *from, size_t n)
+{
+    const uint32_t *bits = (const uint32_t *)(const void *)from;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) to[i] = (uint16_t)(bits[i] >> 16);
+}
+
+SIMD_CLONES static void widen(float *to, const uint16_t *from, size_t n)
+{
+    uint32_t *bits = (uint32_t *)(void *)to;
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) bits[i] = (uint32_t)from[i] << 16;
+}
+
+static bool pack_steps(const packed_matrix *m, char *panel, const stored_matrix *w, uint32_t first, uint32_t n,
+                       packer *k, bool *two_parts)
+{
+    bool finite = true;
+    for (uint32_t i = 0; i < n; i++) {
+        finite &= stored_steps(w, first + i, k->wholes, k->steps, k->bases);
+        *two_parts = *two_parts && m->p == PRECISION_F32 && steps_fit_two_parts(k->wholes, k->steps, k->bases, w->in);
+        steps_pack(m->bits, panel, i, w->in, k->wholes, k->steps, k->bases);
+    }
+    return finite;
+}
+
+// Panel `i` of w as products take it.
+static bool make_panel(const packed_matrix *m, char *panel, const stored_matrix *w, uint32_t i, packer *k,
+                       bool *two_parts)
+{
+    uint32_t first = i * m->width, n = w->out - first < m->width ? w->out - first : m->width;
+    if (m->bits) return pack_steps(m, panel, w, first, n, k, two_parts);
+    bool ok = stored_rows(w, first, n, k->rows);
+    if (m->rounds) stored_round(k->rows, (size_t)n * w->in);
+    return ok && packed_store(m->p, panel, k->rows, w->in, true, w->in, n, k->temp);
+}
+
+// A panel as products take it: what is kept, or made in the thread's scratch memory, where it stays until the thread
+// asks for another. *parts is `parts` of the panel. NULL where the file has a value that is not finite, or oneDNN no
+// memory.
+static const char *packed_panel(const packed_matrix *m, uint32_t panel, scratch *s, unsigned *parts)
+{
+    const char *kept = m->panels ? m->panels + panel * m->kept_bytes : NULL;
+    *parts = m->parts;
+    if (kept && !packed_is_made(m)) return kept;
+    packer k = packer_at(s->made, m->p, m->width, m->source.in);
+    if (kept) {
+        widen((float *)(void *)k.wide, (const uint16_t *)(const void *)kept, m->kept_bytes / sizeof(uint16_t));
+        return k.wide;
+    }
+    bool two_parts = true;
+    if (!make_panel(m, k.wide, &m->source, panel, &k, &two_parts)) return NULL;
+    if (m->bits) *parts = two_parts ? 2 : 3;
+    return k.wide;
+}
+
+// ---- Loading ----
+
+// A panel in the form in which it is kept.
+static bool keep_panel(packed_matrix *m, const stored_matrix *w, uint32_t i, packer *k, bool *two_parts)
+{
+    char *to = m->panels + i * m->kept_bytes;
+    if (!m->halves) return make_panel(m, to, w, i, k, two_parts);
+    if (!make_panel(m, k->wide, w, i, k, two_parts)) return false;
+    if (m->p == PRECISION_F32)
+        narrow((uint16_t *)(void *)to, (const float *)(const void *)k->wide, m->kept_bytes / sizeof(uint16_t));
+    else memcpy(to, k->wide, m->kept_bytes);
+    return true;
+}
+
+static bool pack_panels(packed_matrix *m, const stored_matrix *w)
+{
+    int failures = 0;
+    bool two_parts = true;
+    size_t bytes = packer_bytes(m->p, m->width, w->in);
+#pragma omp parallel reduction(+ : failures) reduction(&& : two_parts)
+    {
+        char *memory = aligned_alloc(LINE, bytes);
+        failures += !memory;
+        packer k = {NULL};
+        if (memory) k = packer_at(memory, m->p, m->width, w->in);
+#pragma omp for schedule(dynamic, 1)
+        for (uint32_t i = 0; i < m->n_panels; i++)
+            if (memory) failures += !keep_panel(m, w, i, &k, &two_parts);
+        free(memory);
+    }
+    if (m->bits) m->parts = two_parts ? 2 : 3;
+    return failures == 0;
+}
+
+static size_t panel_bytes(const packed_matrix *m, uint32_t in, uint32_t width)
+{
+    return m->bits ? packed_step_bytes(m->bits, in, width) : packed_bytes(m->p, in, width);
+}
+
+// Which form the matrix gets, and how large it is; false where oneDNN has no memory to find it out.
+static bool choose_form(packed_matrix *m, precision p, const stored_matrix *w, unsigned hold)
+{
+    bool tiles = product_takes_any_rows(), is_half = w->type == GGUF_TENSOR_BF16;
+    *m = (packed_matrix){.p = p, .rows = product_rows(), .source = *w};
+    m->width = tiles ? TILE_PANEL : PANEL;
+    m->rounds = hold & HOLD_HALF && !is_half;
+    m->bits = tiles && !m->rounds && !(hold & HOLD_WIDE) ? stored_bits(w) : 0;
+    m->n_panels = (w->out + m->width - 1) / m->width;
+    m->has_source = hold & HOLD_MAPPED;
+    m->in_place = m->has_source && hold & HOLD_IN_PLACE;
+    m->full.width = w->out < m->width ? w->out : m->width;
+    m->last.width = w->out - (m->n_panels - 1) * m->width;
+    size_t full = panel_bytes(m, w->in, m->full.width), last = panel_bytes(m, w->in, m->last.width),
+           high = packed_high_bytes(p, w->in, m->full.width);
+    m->panel_bytes = !full || !last ? 0 : last > full ? last : full;
+    m->kept_bytes = m->panel_bytes;
+    // The tile unit's parts stand side by side, those of products of few terms as well.
+    m->halves = (m->rounds || (is_half && !(hold & HOLD_WIDE))) && !tiles && (p == PRECISION_F32 || high);
+    if (m->halves) m->kept_bytes = p == PRECISION_F32 ? m->panel_bytes / 2 : high;
+    return m->panel_bytes != 0;
+}
+
+static packed_matrix *pack_matrix(precision p, const stored_matrix *w, unsigned hold)
+{
+    packed_matrix *m = calloc(1, sizeof *m);
+    bool ok = m && choose_form(m, p, w, hold) && panel_kind_find(&m->full, m, m->full.width, w->in) &&
+              panel_kind_find(&m->last, m, m->last.width, w->in);
+    if (ok && !m->in_place) {
+        m->panels = (char *)host_memory((m->kept_bytes * m->n_panels + sizeof(float) - 1) / sizeof(float));
+        ok = m->panels && pack_panels(m, w);
+    }
+    if (ok) return m;
+    if (m) free(m->panels);
+    free(m);
+    return NULL;
+}
+
+// Has the matrix its rows without a copy of them?
+static bool has_rows(const packed_matrix *m)
+{
+    return m->has_source || m->bits;
+}
+
+static void cpu_matrix_release(backend_device *on, dev_matrix *w)
+{
+    (void)on;
+    packed_matrix *m = w->packed;
+    if (m) free(m->panels);
+    free(m);
+    free(w->address);
+    w->packed = NULL;
+    w->address = NULL;
+}
+
+static dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold)
+{
+    dev_matrix m = {.out = w->out, .in = w->in};
+    packed_matrix *packed = pack_matrix(cpu_of(on)->p, w, hold);
+    m.packed = packed;
+    if (packed && hold & HOLD_ROWS && !has_rows(packed) && !(m.address = host_matrix_values(w, hold)))
+        cpu_matrix_release(on, &m);
+    return m;
+}
+
+static uint64_t cpu_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold)
+{
+    packed_matrix m;
+    bool ok = choose_form(&m, cpu_of(on)->p, w, hold);
+    uint64_t panels = ok && !m.in_place ? (uint64_t)m.kept_bytes * m.n_panels : 0;
+    return panels + (hold & HOLD_ROWS && !has_rows(&m) ? (uint64_t)w->out * w->in * sizeof(float) : 0);
+}
+
+// Columns first .. first+n-1 of rows row .. row+rows-1 in float32, of a matrix whose rows were to be kept.
+static void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows, uint32_t first, uint32_t n)
+{
+    const packed_matrix *m = w->packed;
+    for (uint32_t i = row; i < row + rows; i++, to += n) {
+        if (w->address) memcpy(to, w->address + (size_t)i * w->in + first, n * sizeof(float));
+        else if (m->has_source) stored_slice(&m->source, i, first, n, to);
+        else steps_unpack(m->bits, to, m->panels + i / m->width * m->kept_bytes, i % m->width, w->in, first, n);
+        if (!w->address && m->rounds) stored_round(to, n);
+    }
+}
+
+// ---- Products -------------------------------------------------------------------------------------------------------
+//
+// Products with weight matrices; a task is a panel times a few blocks of product_rows() rows. With oneDNN every product
+// has exactly that many rows and goes into a tile of its own, which the first-level cache holds, so that a row's bits
+// depend on nothing but the row: it sums in another order for other shapes. The tile unit takes all rows at once, and
+// weights as whole numbers where the model file has them so.
+
+typedef struct matmul_job {
+    cpu_device *on;
+    projection to[BACKEND_PROJECTIONS]; // y from the first of these rows on
+    uint32_t count;
+    precision p;
+    const float *x;
+    uint32_t in, n;                // n rows fit into on->operand
+    uint32_t rows;                 // of every product
+    size_t block_bytes;            // of a block of the operand
+    bool accumulate, makes_panels; // of a matrix
+} matmul_job;
+
+// Where rows are used as they stand only the last block has a copy, since only it can lack rows.
+static char *operand_block(const matmul_job *job, uint32_t i)
+{
+    return (char *)job->on->operand + (operand_is_plain(job->p) ? 0 : i * job->block_bytes);
+}
+
+static uint32_t rows_of(const matmul_job *job, uint32_t block)
+{
+    uint32_t rest = job->n - block * job->rows;
+    return rest < job->rows ? rest : job->rows;
+}
+
+// Splits rows [first, first + n) of one block, or copies them where the block lacks rows.
+static void prepare_rows(const matmul_job *job, uint32_t first, uint32_t n)
+{
+    uint32_t block = first / job->rows;
+    if (operand_is_plain(job->p) && rows_of(job, block) == job->rows) return;
+    operand_split(job->p, operand_block(job, block), job->x + (size_t)first * job->in, job->in, job->rows,
+                  first % job->rows, n, job->in, 1.0f);
+}
+
+// Blocks [first, end) of the rows, product by product; lines of y are `out` floats apart.
+static void multiply_blocks(const matmul_job *job, const packed_matrix *m, const panel_kind *kind, const char *b,
+                            float *y, uint32_t out, uint32_t first, uint32_t end)
+{
+    bool high_alone = m->halves && m->p == PRECISION_BF16X3;
+    float *tile = job->on->threads[omp_get_thread_num()].panel;
+    for (uint32_t i = first; i < end; i++) {
+        const void *a = operand_block(job, i);
+        if (operand_is_plain(job->p) && rows_of(job, i) == job->rows) a = job->x + (size_t)i * job->rows * job->in;
+        bool ok = high_alone ? product_run_high(kind->product, a, b, tile) : product_run(kind->product, a, b, tile);
+        if (!ok) cpu_product_failed(job->on);
+        loop_store_tile(y + (size_t)i * job->rows * out, out, tile, rows_of(job, i), kind->width, job->accumulate);
+    }
+}
+
+// The same in one product, straight into y.
+static void multiply_at_once(const matmul_job *job, const packed_matrix *m, unsigned parts, const panel_kind *kind,
+                             const char *b, float *y, uint32_t out, uint32_t first, uint32_t rows)
+{
+    y += (size_t)first * job->rows * out;
+    const void *a = operand_block(job, first);
+    if (m->bits) product_run_steps(kind->product, rows, a, b, m->bits, parts, y, out, job->accumulate);
+    else product_run_rows(kind->product, rows, a, b, y, out, job->accumulate);
+}
+
+static void panel_failed(cpu_device *on)
+{
+    backend_fail(&on->base, KVB_NUMERIC,
+                 "backend %s: a weight that is read from the model's file is not finite, so the file is damaged or "
+                 "overflowed when it was made; with memory for all weights the message names the tensor",
+                 on->base.b->name);
+}
+
+// `panel` counts through all matrices.
+static void multiply_panel(const matmul_job *job, uint32_t panel, uint32_t first, uint32_t end)
+{
+    const projection *to = job->to;
+    for (; panel >= ((const packed_matrix *)to->w.packed)->n_panels; to++)
+        panel -= ((const packed_matrix *)to->w.packed)->n_panels;
+    const packed_matrix *m = to->w.packed;
+    const panel_kind *kind = panel + 1 < m->n_panels ? &m->full : &m->last;
+    float *y = to->y.address + (size_t)panel * m->width;
+    uint32_t rows = (end - 1 - first) * job->rows + rows_of(job, end - 1);
+    unsigned parts;
+    double start = meter_now();
+    const char *b = packed_panel(m, panel, &job->on->threads[omp_get_thread_num()], &parts);
+    if (!b) {
+        panel_failed(job->on);
+        return;
+    }
+    if (product_takes_any_rows()) multiply_at_once(job, m, parts, kind, b, y, to->w.out, first, rows);
+    else multiply_blocks(job, m, kind, b, y, to->w.out, first, end);
+    meter_add(METER_LINEAR, start, 2.0 * rows * kind->width * job->in, (double)m->kept_bytes);
+}
+
+static void multiply_rows(const matmul_job *job)
+{
+    enum { FEW = 2 }; // rows prepared at a time: few, so that a small batch is shared out; a divisor of product_rows()
+    uint32_t blocks = (job->n + job->rows - 1) / job->rows, groups = (blocks + BLOCKS_PER_TASK - 1) / BLOCKS_PER_TASK,
+             last = blocks - 1, panels = 0;
+    for (uint32_t i = 0; i < job->count; i++) panels += ((const packed_matrix *)job->to[i].w.packed)->n_panels;
+    if (rows_of(job, last) < job->rows && !product_takes_any_rows())
+        memset(operand_block(job, last), 0, job->block_bytes);
+#pragma omp parallel num_threads(job->on->n_threads)
+    {
+        double start = meter_now();
+#pragma omp for schedule(static) nowait
+        for (uint32_t i = 0; i < job->n; i += FEW) prepare_rows(job, i, job->n - i < FEW ? job->n - i : FEW);
+        meter_add(METER_LINEAR, start, 0, 0);
+#pragma omp barrier
+        if (product_takes_any_rows()) { // from one end of the panels' memory to the other, which is what decoding waits
+                                        // for
+            tiles_hold();
+#pragma omp for schedule(static) nowait
+            for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel, 0, blocks);
+            tiles_let_go();
+        } else if (job->makes_panels) { // each of them once
+#pragma omp for schedule(dynamic, 1)
+            for (uint32_t panel = 0; panel < panels; panel++) multiply_panel(job, panel, 0, blocks);
+        } else {
+#pragma omp for collapse(2) schedule(dynamic, 1)
+            for (uint32_t group = 0; group < groups; group++)
+                for (uint32_t panel = 0; panel < panels; panel++) {
+                    uint32_t first = group * BLOCKS_PER_TASK, end = first + BLOCKS_PER_TASK;
+                    multiply_panel(job, panel, first, end < blocks ? end : blocks);
+                }
+        }
+    }
+}
+
+// For oneDNN as many as on->operand holds; the tile unit has its rows in the second-level cache.
+static uint32_t rows_at_a_time(const matmul_job *job, uint32_t n)
+{
+    if (operand_is_plain(job->p)) return n;
+    if (!product_takes_any_rows()) return (uint32_t)(job->on->operand_bytes / job->block_bytes) * job->rows;
+    size_t near = OPERAND_BYTES / job->block_bytes;
+    return (near < 1 ? 1 : near < BLOCKS_PER_TASK ? (uint32_t)near : BLOCKS_PER_TASK) * job->rows;
+}
+
+static void multiply_all(cpu_device *on, const projection *to, uint32_t count, dev x, uint32_t n, bool accumulate)
+{
+    const packed_matrix *m = to->w.packed;
+    matmul_job job = {.on = on, .count = count, .p = m->p, .in = to->w.in, .rows = m->rows, .accumulate = accumulate};
+    job.block_bytes = operand_bytes(m->p, m->rows, to->w.in);
+    for (uint32_t i = 0; i < count; i++) job.makes_panels |= packed_is_made(to[i].w.packed);
+    if (to->w.in > on->limits.matrix_dim || (job.makes_panels && to->w.in > on->limits.made_terms)) {
+        backend_fail(&on->base, KVB_ARGUMENT, "backend cpu: a product of %u terms, opened for up to %u", to->w.in,
+                     job.makes_panels ? on->limits.made_terms : on->limits.matrix_dim);
+        return;
+    }
+    uint32_t fit = rows_at_a_time(&job, n);
+    bool prepared = product_prepare(on->n_threads);
+    for (uint32_t first = 0; first < n; first += fit) {
+        job.n = n - first < fit ? n - first : fit;
+        job.x = x.address + (size_t)first * job.in;
+        for (uint32_t i = 0; i < count; i++)
+            job.to[i] = (projection){dev_at(to[i].y, (size_t)first * to[i].w.out), to[i].w};
+        if (prepared) multiply_rows(&job);
+        else cpu_product_failed(on);
+    }
+}
+
+static void cpu_matmul(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate)
+{
+    multiply_all(cpu_of(on), &(projection){y, w}, 1, x, n, accumulate);
+}
+
+static void cpu_project(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n)
+{
+    multiply_all(cpu_of(on), to, count, x, n, false);
+}
+
+static void cpu_output_norms(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s)
+{
+    uint32_t d = s.head_dim, group = s.n_heads / s.n_kv_heads, T = kv->n_tokens;
+    uint32_t tiles = (T + QUERY_TILE - 1) / QUERY_TILE;
+    if (!cpu_fits(on, T, s)) return;
+#pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(cpu_of(on)->n_threads)
+    for (uint32_t h = 0; h < s.n_heads; h++)
+        for (uint32_t t = 0; t < tiles; t++) {
+            scratch *mine = &cpu_of(on)->threads[omp_get_thread_num()];
+            float *part = mine->scores, *weights = mine->queries; // [QUERY_TILE, QUERY_TILE], [QUERY_TILE, d]
+            uint32_t row = t * QUERY_TILE, rows = T - row < QUERY_TILE ? T - row : QUERY_TILE;
+            const float *v = kv->v.address + ((size_t)(h / group) * T + row) * d;
+            float *out = norms.address + (size_t)h * T + row;
+            memset(out, 0, rows * sizeof(float));
+            for (uint32_t c = 0; c < wo.out; c += QUERY_TILE) {
+                uint32_t columns = wo.out - c < QUERY_TILE ? wo.out - c : QUERY_TILE;
+                cpu_matrix_rows(weights, &wo, c, columns, h * d, d);
+                cpu_gemm(mine, false, true, rows, columns, d, 1.0f, v, d, weights, d, 0.0f, part, columns);
+                for (uint32_t r = 0; r < rows; r++) out[r] += loop_absolute_sum(part + (size_t)r * columns, columns);
+            }
+        }
+}
+
+// ---- Scratch memory -------------------------------------------------------------------------------------------------
+//
+// Scratch memory of a CPU device: one table of (pointer, floats) for each thread and one for what threads share, from
+// which its size, its layout and its checks are made. Every count covers the largest of its users, named beside it;
+// what an operation needs beyond the limits that the device was opened with is refused before it begins.
+
+enum { CACHE_LINE = 16, GUARD = CACHE_LINE, N_THREAD_PIECES = 12, N_SHARED_PIECES = 5 }; // in floats
+
+typedef struct piece {
+    const char *name;
+    size_t offset; // of a pointer in struct scratch or cpu_device
+    size_t floats;
+} piece;
+
+static size_t larger(size_t a, size_t b)
+{
+    return a > b ? a : b;
+}
+
+static size_t floats_of(size_t bytes)
+{
+    return (bytes + sizeof(float) - 1) / sizeof(float);
+}
+
+// Scores of a tile of rows, or of a block of lines, with a tile of keys (attention, column_sums); a tile of values
+// times a root (value_weights), or times rows of W_O (output_norms); or what packing a tile of keys needs beside its
+// padded copy.
+static size_t score_floats(precision p, attention_shape s)
+{
+    size_t d = s.head_dim, block = cpu_block_lines(cpu_max_lines(s)),
+           floats = larger(larger(QUERY_TILE, block) * KEY_TILE, VALUE_TILE * d);
+    if (operand_is_plain(p)) return floats;
+    return larger(floats, cpu_pack_floats((uint32_t)d) + KEY_TILE * d);
+}
+
+static void list_thread(piece out[N_THREAD_PIECES], precision p, const backend_limits *limits)
+{
+    uint32_t d = limits->shape.head_dim, lines = cpu_max_lines(limits->shape);
+    bool splits = tiles_available() && p != PRECISION_BF16; // bf16x3 has three parts where products are small
+    const piece all[N_THREAD_PIECES] = {
+        {"scores", offsetof(scratch, scores), score_floats(p, limits->shape)},
+        {"tails", offsetof(scratch, tails), limits->tail},
+        {"queries", offsetof(scratch, queries), (size_t)lines * d},
+        {"outputs", offsetof(scratch, outputs), larger((size_t)lines * d, KEY_TILE)}, // column_sums: sums of a tile
+        {"row_max", offsetof(scratch, row_max), lines},
+        {"row_sum", offsetof(scratch, row_sum), lines},
+        {"panel", offsetof(scratch, panel), PRODUCT_ROWS_MAX * PANEL},
+        {"query_operand", offsetof(scratch, query_operand),
+         operand_is_plain(p) ? 0 : floats_of(operand_bytes(p, lines, d))},
+        {"weight_operand", offsetof(scratch, weight_operand),
+         operand_is_plain(p) ? 0 : floats_of(cpu_weight_bytes(p, cpu_block_lines(lines)))},
+        {"split_keys", offsetof(scratch, split_keys), splits ? floats_of(tiles_split_bytes(3, d, KEY_TILE)) : 0},
+        {"split_values", offsetof(scratch, split_values), splits ? floats_of(tiles_split_bytes(3, KEY_TILE, d)) : 0},
+        {"made", offsetof(scratch, made), floats_of(packed_made_bytes(p, limits->made_terms))},
+    };
+    memcpy(out, all, sizeof all);
+}
+
+// A block of the widest rows: many blocks of those that most matrices have. oneDNN has two, or all rows of a pass where
+// panels are made anew for each product; in float32 it uses rows where they are.
+static size_t operand_floats(precision p, const backend_limits *limits)
+{
+    size_t one = floats_of(operand_bytes(p, PRODUCT_ROWS_MAX, limits->matrix_dim)), all = 0;
+    if (limits->made_terms)
+        all = floats_of(operand_bytes(p, PRODUCT_ROWS_MAX, limits->made_terms)) *
+              ((limits->rows + PRODUCT_ROWS_MAX - 1) / PRODUCT_ROWS_MAX);
+    if (tiles_available()) return larger(one, OPERAND_BYTES / sizeof(float));
+    return operand_is_plain(p) ? one : larger(2 * one, all);
+}
+
+static void list_shared(piece out[N_SHARED_PIECES], const cpu_device *on, const backend_limits *limits)
+{
+    size_t lines = (size_t)cpu_row_group() * limits->shape.n_heads,
+           parts = lines * ((limits->tokens + KEY_TILE - 1) / KEY_TILE);
+    const piece all[N_SHARED_PIECES] = {
+        {"operand", offsetof(cpu_device, operand), operand_floats(on->p, limits)},
+        {"exponentials", offsetof(cpu_device, exponentials), cpu_exponential_floats(on, limits->tokens, limits->shape)},
+        {"part_scale", offsetof(cpu_device, part_scale), parts},
+        {"part_sum", offsetof(cpu_device, part_sum), parts},
+        {"part_values", offsetof(cpu_device, part_values), parts * limits->shape.head_dim},
+    };
+    memcpy(out, all, sizeof all);
+}
+
+// Floats that a piece takes with the guard behind it.
+static size_t piece_step(const piece *p)
+{
+    return (p->floats + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE + GUARD;
+}
+
+// What happens to every piece in turn, where it is: `to` is the pointer to it.
+typedef bool piece_visit(const piece *p, float **to, float *at);
+
+// Goes through all pieces of a device in the order of its memory. False where a visit was; *found is its piece then.
+static bool visit_pieces(cpu_device *on, piece_visit *visit, const char **found)
+{
+    piece shared[N_SHARED_PIECES], each[N_THREAD_PIECES];
+    float *at = on->block;
+    list_shared(shared, on, &on->limits);
+    list_thread(each, on->p, &on->limits);
+    for (int i = 0; i < N_SHARED_PIECES; at += piece_step(&shared[i++]))
+        if (!visit(&shared[i], (float **)(void *)((char *)on + shared[i].offset), at)) {
+            *found = shared[i].name;
+            return false;
+        }
+    for (int t = 0; t < on->n_threads; t++)
+        for (int i = 0; i < N_THREAD_PIECES; at += piece_step(&each[i++]))
+            if (!visit(&each[i], (float **)(void *)((char *)&on->threads[t] + each[i].offset), at)) {
+                *found = each[i].name;
+                return false;
+            }
+    return true;
+}
+
+static size_t all_floats(const cpu_device *on, const backend_limits *limits)
+{
+    piece shared[N_SHARED_PIECES], each[N_THREAD_PIECES];
+    size_t all = 0, thread = 0;
+    list_shared(shared, on, limits);
+    list_thread(each, on->p, limits);
+    for (int i = 0; i < N_SHARED_PIECES; i++) all += piece_step(&shared[i]);
+    for (int i = 0; i < N_THREAD_PIECES; i++) thread += piece_step(&each[i]);
+    return all + thread * (size_t)on->n_threads;
+}
+
+static uint64_t cpu_scratch_bytes(backend_device *on, const backend_limits *limits)
+{
+    return all_floats(cpu_of(on), limits) * sizeof(float);
+}
+
+static const uint32_t GUARD_BITS = 0x7fc0beefu; // a NaN that no operation makes
+
+// Points to a piece, and puts the guard behind its last float.
+static bool place(const piece *p, float **to, float *at)
+{
+    *to = at;
+    for (float *guard = at + p->floats; guard < at + piece_step(p); guard++)
+        memcpy(guard, &GUARD_BITS, sizeof GUARD_BITS);
+    ASAN_POISON_MEMORY_REGION(at + p->floats, (piece_step(p) - p->floats) * sizeof(float));
+    return true;
+}
+
+static bool is_whole(const piece *p, float **to, float *at)
+{
+    (void)to;
+    for (const float *guard = at + p->floats; guard < at + piece_step(p); guard++)
+        if (memcmp(guard, &GUARD_BITS, sizeof GUARD_BITS) != 0) return false;
+    return true;
+}
+
+static bool cpu_scratch_take(cpu_device *on, const backend_limits *limits)
+{
+    const char *found;
+    on->limits = *limits;
+    on->operand_bytes = operand_floats(on->p, limits) * sizeof(float);
+    on->threads = calloc((size_t)on->n_threads, sizeof *on->threads);
+    on->block = host_memory(all_floats(on, limits));
+    for (int t = 0; on->threads && t < on->n_threads; t++) on->threads[t].on = on;
+    return on->threads && on->block && visit_pieces(on, place, &found);
+}
+
+static void cpu_scratch_release(cpu_device *on)
+{
+    free(on->threads);
+    free(on->block);
+}
+
+static kvb_status cpu_check(backend_device *on, kvb_error *err)
+{
+    const char *found;
+    if (cpu_of(on)->block && !GUARDS_ARE_POISONED && !visit_pieces(cpu_of(on), is_whole, &found))
+        backend_fail(on, KVB_NUMERIC,
+                     "backend cpu: an operation wrote beyond its scratch memory '%s'; no number since then is valid; "
+                     "please report this with the model's shape",
+                     found);
+    return host_check(on, err);
+}
+
+// ---- Rows -----------------------------------------------------------------------------------------------------------
 
 static void cpu_close(backend_device *on)
 {
@@ -15,19 +688,12 @@ static void cpu_close(backend_device *on)
     free(on);
 }
 
-static precision precision_of(const backend *b)
-{
-    precision p = PRECISION_F32;
-    while (strcmp(precision_name(p), b->compute) != 0) p++;
-    return p;
-}
-
 static kvb_status cpu_open(backend_device **out, const backend *b, const backend_limits *limits, kvb_error *err)
 {
     *out = NULL;
     cpu_device *on = calloc(1, sizeof *on);
     if (!on) return kvb_fail(err, KVB_MEMORY, "backend %s: no memory", b->name);
-    *on = (cpu_device){.base.b = b, .p = precision_of(b), .n_threads = omp_get_max_threads()};
+    *on = (cpu_device){.base.b = b, .p = precision_named(b->compute), .n_threads = omp_get_max_threads()};
     if (limits && !cpu_scratch_take(on, limits)) {
         cpu_close(&on->base);
         return kvb_fail(err, KVB_MEMORY, "backend %s: no memory for its scratch at %u tokens", b->name, limits->tokens);

@@ -1,5 +1,4 @@
-// What the files of the CPU backend share: scratch memory, vectorised loops, and the operations that one file gives to
-// the table of another.
+// What the three files of the CPU backend share. backend_cpu.c uses backend_cpu_attention.c, and both the loops.
 //
 // Results have the same bits for any number of threads and any batch of questions: work is cut into tasks by shape
 // alone, each task is computed by one thread in a fixed order, and products have a fixed number of rows, padded where
@@ -28,7 +27,7 @@ enum {
     OPERAND_BYTES = 3 << 18, // of those blocks on the tile unit, so that they stay in the second-level cache, or of one
 };
 
-// Scratch of one thread; counts are in backend_cpu_scratch.c.
+// Scratch of one thread; counts are in backend_cpu.c.
 typedef struct scratch {
     struct cpu_device *on;
     float *scores;                   // [lines, KEY_TILE], [VALUE_TILE, d], or what packing needs
@@ -40,7 +39,7 @@ typedef struct scratch {
     void *query_operand;             // [lines, d]
     void *weight_operand;            // [cpu_block_lines(lines), KEY_TILE]
     void *split_keys, *split_values; // parts of one tile, where products make them (packed_tiles.h)
-    char *made;                      // a panel of weights, and what making it needs (backend_cpu_weights.c)
+    char *made;                      // a panel of weights, and what making it needs (backend_cpu.c)
 } scratch;
 
 typedef struct cpu_device {
@@ -61,22 +60,6 @@ static inline cpu_device *cpu_of(backend_device *on)
 {
     return (cpu_device *)(void *)on;
 }
-
-// --- backend_cpu_scratch.c ---
-uint64_t cpu_scratch_bytes(backend_device *on, const backend_limits *limits);
-bool cpu_scratch_take(cpu_device *on, const backend_limits *limits); // false: no memory
-void cpu_scratch_release(cpu_device *on);
-kvb_status cpu_check(backend_device *on, kvb_error *err); // also: has nobody written beyond a piece of it?
-// What packing a tile's keys or values needs, and the weights of `lines` lines as an operand: of whole tiles, and of a
-// last one, which may have more parts than a whole one and take more for it (packed.h).
-size_t cpu_pack_floats(uint32_t d);
-size_t cpu_weight_bytes(precision p, uint32_t lines);
-// Is attention of this shape within the limits that the device was opened with? Else it has failed.
-bool cpu_fits(backend_device *on, uint32_t n_tokens, attention_shape s);
-// linalg.h's, whose failure is the device's.
-void cpu_gemm(const scratch *s, bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a,
-              size_t lda, const float *b, size_t ldb, float beta, float *c, size_t ldc);
-void cpu_product_failed(cpu_device *on);
 
 // --- backend_cpu_loops.c ---
 float loop_max(const float *x, size_t n);
@@ -104,53 +87,35 @@ importance_loop loop_raise_importance;
 // importance[j] += the same, summed over the heads
 importance_loop loop_add_importance;
 
-// --- backend_cpu_weights.c ---
-dev_matrix cpu_matrix_load(backend_device *on, const stored_matrix *w, unsigned hold);
-uint64_t cpu_matrix_bytes(backend_device *on, const stored_matrix *w, unsigned hold);
-void cpu_matrix_release(backend_device *on, dev_matrix *w);
-// Columns first .. first+n-1 of rows row .. row+rows-1 in float32, of a matrix whose rows were to be kept.
-void cpu_matrix_rows(float *to, const dev_matrix *w, uint32_t row, uint32_t rows, uint32_t first, uint32_t n);
-
-// --- backend_cpu_matmul.c ---
-void cpu_matmul(backend_device *on, dev y, dev x, dev_matrix w, uint32_t n, bool accumulate);
-void cpu_project(backend_device *on, const projection *to, uint32_t count, dev x, uint32_t n);
-
 // --- backend_cpu_attention.c ---
+void cpu_product_failed(cpu_device *on);
+// linalg.h's, whose failure is the device's.
+void cpu_gemm(const scratch *s, bool trans_a, bool trans_b, size_t m, size_t n, size_t k, float alpha, const float *a,
+              size_t lda, const float *b, size_t ldb, float beta, float *c, size_t ldc);
+// Is attention of this shape within the limits that the device was opened with? Else it has failed.
+bool cpu_fits(backend_device *on, uint32_t n_tokens, attention_shape s);
+// Operations of the table.
 size_t cpu_packed_floats(backend_device *on, uint32_t n_tokens, attention_shape s);
 void cpu_pack_prefix(backend_device *on, const prefix_kv *kv, attention_shape s);
-// What queries are multiplied with before they meet keys. Scores are logarithms to base 2 of what the softmax takes.
-float cpu_score_scale(uint32_t d);
-// Turns n scores that a line has of the keys from `key` on into those of a layer of this shape: capped, and hidden
-// where the keys stand before the window of the row at `position`. What is hidden weighs nothing beside a key that is
-// seen; a line always sees one in its last tile.
-void cpu_bend_scores(attention_shape s, float *line, uint32_t n, uint64_t position, uint32_t key);
-// 1 / the sum of a line's exponentials relative to `top`; the sink of head h is among them.
-float cpu_inverse_sum(attention_shape s, uint32_t h, float top, float sum);
-// Of a task's lines, how many meet a tile of keys together.
-uint32_t cpu_block_lines(uint32_t lines);
-// Turns the scores [seen] that row r has of one more tile into exponentials relative to the row's running maximum, and
-// rescales what the row has gathered so far: row_sum and its outputs [d].
-void cpu_softmax_line(scratch *s, float *line, uint32_t r, uint32_t seen, uint32_t d);
-uint32_t cpu_padded_tokens(precision p, uint32_t n_tokens); // keys of all tiles together
-
-// --- backend_cpu_prefix.c ---
 void cpu_attend_prefix(backend_device *on, dev o, dev q, const prefix_kv *kv, uint32_t first, uint32_t n,
                        attention_shape s);
+void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
+                     const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
+void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s);
+void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
+                     attention_shape s);
+// What a device's scratch memory has to hold for attention. What packing a tile's keys or values needs, and the weights
+// of `lines` lines as an operand: of whole tiles, and of a last one, which may have more parts than a whole one and
+// take more for it (packed.h).
+size_t cpu_pack_floats(uint32_t d);
+size_t cpu_weight_bytes(precision p, uint32_t lines);
+// Of a task's lines, how many meet a tile of keys together.
+uint32_t cpu_block_lines(uint32_t lines);
 // Lines of a task at most, a line being a row of one query head: of attention, or QUERY_TILE in column_sums and
 // output_norms.
 uint32_t cpu_max_lines(attention_shape s);
-
-// --- backend_cpu_rows.c ---
-void cpu_attend_rows(backend_device *on, dev o, dev q, const prefix_kv *kv, const tail_kv *tails,
-                     const decode_row *rows, uint32_t n, attention_shape s, const oracle_view *oracle);
 // Decoded rows that attention takes at a time. All of them have the same bits wherever they stand (measured on
 // dnnl_sgemm: a multiple of 4 and of 6 lines with AVX2).
 uint32_t cpu_row_group(void);
 // Of cpu_device.exponentials for contexts of up to n_tokens.
 size_t cpu_exponential_floats(const cpu_device *on, uint32_t n_tokens, attention_shape s);
-
-// --- backend_cpu_values.c ---
-void cpu_value_weights(backend_device *on, dev w, const prefix_kv *kv, dev root, dev centre, attention_shape s);
-void cpu_column_sums(backend_device *on, dev sums, dev row_log, dev q, const prefix_kv *kv, uint32_t first,
-                     attention_shape s);
-void cpu_output_norms(backend_device *on, dev norms, const prefix_kv *kv, dev_matrix wo, attention_shape s);

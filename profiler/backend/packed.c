@@ -30,6 +30,13 @@ const char *precision_name(precision p)
     return names[p];
 }
 
+precision precision_named(const char *name)
+{
+    precision p = PRECISION_F32;
+    while (strcmp(precision_name(p), name) != 0) p++;
+    return p;
+}
+
 bool packed_is_native(void)
 {
     return primitive_bf16_is_native();

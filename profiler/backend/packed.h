@@ -23,6 +23,8 @@ typedef enum precision { PRECISION_F32, PRECISION_BF16X3, PRECISION_BF16 } preci
 
 // "f32", "bf16x3", "bf16".
 const char *precision_name(precision p);
+// That of a name which there is, such as a backend's `compute`.
+precision precision_named(const char *name);
 
 // Does oneDNN have kernels for bfloat16 operands here?
 bool packed_is_native(void);

@@ -1,5 +1,5 @@
-// The table of families (families.md 2; the switches are transformers' modeling files read line by line). Adding one
-// that the switches cover is adding a row; docs/models.md says how.
+// The table of families: docs/models.md lists them, and the switches are transformers' modeling files read line by
+// line. Adding a family that the switches cover is adding a row; CONTRIBUTING.md says what else it takes.
 #include "profiler/model/family.h"
 #include "runtime/fail.h"
 #include <math.h>

@@ -41,8 +41,9 @@ uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t p
     uint64_t threads = 2 * T * (per_question * (uint64_t)(c->n_heads / G) + 2 * c->head_dim);
     bool packed = m->device->b->packed_floats(m->device, plan->max_tokens,
                                               attention_heads(c->n_heads, c->n_kv_heads, c->head_dim)) > 0;
-    return (B * kept * H + B * G * w * w + threads * (B * G < 8 ? B * G : 8) + (packed ? 2 * B * G * T * c->head_dim : 0) +
-            sequences * rows * (2 * G * c->head_dim) + sequences * 8 * c->width + 2 * 64ull * c->vocabulary) *
+    return (B * kept * H + B * G * w * w + threads * (B * G < 8 ? B * G : 8) +
+            (packed ? 2 * B * G * T * c->head_dim : 0) + sequences * rows * (2 * G * c->head_dim) +
+            sequences * 8 * c->width + 2 * 64ull * c->vocabulary) *
            sizeof(float);
 }
 
@@ -94,7 +95,7 @@ void forward_keep_rows(forward *f, const uint32_t *rows, uint32_t n)
 {
     loss_pass *l = f->losses;
     if (n > l->room) l->rows = need_more(l->rows, l->room = n, sizeof *l->rows, "rows");
-    memcpy(l->rows, rows, n * sizeof *rows);
+    if (n) memcpy(l->rows, rows, n * sizeof *rows);
     l->n_rows = n;
 }
 
@@ -228,7 +229,8 @@ static kvb_status make_grams(forward *f, kvb_error *err)
     }
     free(ids);
     free(wo);
-    return good ? layer_end(&f->pass, err) : kvb_fail(err, KVB_MEMORY, "Gram matrices: the product library has no memory");
+    return good ? layer_end(&f->pass, err)
+                : kvb_fail(err, KVB_MEMORY, "Gram matrices: the product library has no memory");
 }
 
 // ---- Curves --------------------------------------------------------------------------------------------------------
@@ -246,13 +248,12 @@ static void gather_sets(output_queries *sets, const curve_job *j, const layer_ar
 {
     const loss_pass *l = j->f->losses;
     const model_config *c = &j->f->m->config;
-    size_t w = gram_width(c), H = (size_t)c->n_heads * c->head_dim,
-           tail = (size_t)j->f->plan.max_tail * c->head_dim;
+    size_t w = gram_width(c), H = (size_t)c->n_heads * c->head_dim, tail = (size_t)j->f->plan.max_tail * c->head_dim;
     uint32_t n = 0;
     for (uint32_t q = 0; q < j->n_questions; q++) {
         size_t at = ((size_t)q * c->n_kv_heads + g) * tail;
-        sets[q] = (output_queries){.q = queries + n * w, .stride = w, .tail = tails + n, .k = a->tail_k + at,
-                                   .v = a->tail_v + at};
+        sets[q] = (output_queries){
+            .q = queries + n * w, .stride = w, .tail = tails + n, .k = a->tail_k + at, .v = a->tail_v + at};
         for (uint32_t i = 0; i < l->n_kept; i++) {
             if (l->slot[i] != q) continue;
             memcpy(queries + n * w, a->q + i * H + g * w, w * sizeof *queries);
@@ -335,13 +336,13 @@ typedef struct gain_run {
     uint32_t question, first, n; // the rows first .. first + n - 1 after the context
     uint32_t sequences, layers;  // how many there will be; layers that have added theirs
     const loss_ranking *ranking;
-    dev x;              // [sequences, n, D]
-    tail_kv tails;      // [sequences, G, first + n, d] of the layer at hand
-    uint32_t *tail;     // [n] first, first + 1, ..
-    decode_row *rows;   // [DECODE_ROWS]
-    float *q, *o;       // [n, H*d] of sequence 0: its queries and its heads' outputs
-    float *moved;       // [1 + GAIN_KINDS, n, H*d] o, then the movements
-    float *branch;      // [1 + GAIN_KINDS, n, D] the same times W_O
+    dev x;            // [sequences, n, D]
+    tail_kv tails;    // [sequences, G, first + n, d] of the layer at hand
+    uint32_t *tail;   // [n] first, first + 1, ..
+    decode_row *rows; // [DECODE_ROWS]
+    float *q, *o;     // [n, H*d] of sequence 0: its queries and its heads' outputs
+    float *moved;     // [1 + GAIN_KINDS, n, H*d] o, then the movements
+    float *branch;    // [1 + GAIN_KINDS, n, D] the same times W_O
     float *gains;
 } gain_run;
 
@@ -366,7 +367,8 @@ static kvb_status open_gains(gain_run *r, kvb_error *err)
     r->branch = need((1 + GAIN_KINDS) * n * c->width, sizeof(float), "outputs");
     for (uint32_t i = 0; i < n; i++) r->tail[i] = r->first + i;
     bool good = r->x.address && r->tails.k.address && r->tails.v.address;
-    return good ? KVB_OK : kvb_fail(err, KVB_MEMORY, "gains: no memory for %u sequences of %u tokens", r->sequences, r->n);
+    return good ? KVB_OK
+                : kvb_fail(err, KVB_MEMORY, "gains: no memory for %u sequences of %u tokens", r->sequences, r->n);
 }
 
 static void close_gains(gain_run *r)
@@ -414,8 +416,10 @@ static void attend_sequences(gain_run *r, uint32_t layer, uint32_t s, uint32_t c
         f->positions[i] = f->n_tokens + r->first + i % r->n;
     }
     layer_project(&f->pass, layer, f->q_raw, f->q, sequence_at(r, s), f->positions, rows);
-    f->b->store_tail(f->pass.on, r->tails.k, r->tails.capacity, r->rows, f->pass.keys, rows, c->n_kv_heads, c->head_dim);
-    f->b->store_tail(f->pass.on, r->tails.v, r->tails.capacity, r->rows, f->pass.values, rows, c->n_kv_heads, c->head_dim);
+    f->b->store_tail(f->pass.on, r->tails.k, r->tails.capacity, r->rows, f->pass.keys, rows, c->n_kv_heads,
+                     c->head_dim);
+    f->b->store_tail(f->pass.on, r->tails.v, r->tails.capacity, r->rows, f->pass.values, rows, c->n_kv_heads,
+                     c->head_dim);
     f->b->attend_rows(f->pass.on, f->pass.attended, f->q, &kv, &r->tails, r->rows, rows, model_attention(f->m, layer),
                       &none);
 }
@@ -541,7 +545,8 @@ static kvb_status judge_sequences(gain_run *r, kvb_error *err)
     forward *f = r->f;
     size_t V = f->m->config.vocabulary;
     uint32_t n = r->n, at_once = n < 64 ? 64 / n : 1;
-    float *base = need(n * V, sizeof *base, "logits"), *logits = need((size_t)at_once * n * V, sizeof *logits, "logits");
+    float *base = need(n * V, sizeof *base, "logits"),
+          *logits = need((size_t)at_once * n * V, sizeof *logits, "logits");
     layer_logits(&f->pass, r->x, n, &(logit_use){.logits = base}, 0);
     for (uint32_t s = 1; s < r->sequences; s += at_once) {
         uint32_t count = r->sequences - s < at_once ? r->sequences - s : at_once;
@@ -549,7 +554,8 @@ static kvb_status judge_sequences(gain_run *r, kvb_error *err)
 #pragma omp parallel for schedule(dynamic, 1)
         for (uint32_t i = 0; i < count; i++) {
             double sum = 0;
-            for (uint32_t j = 0; j < n; j++) sum += divergence(base + j * V, logits + ((size_t)i * n + j) * V, (uint32_t)V);
+            for (uint32_t j = 0; j < n; j++)
+                sum += divergence(base + j * V, logits + ((size_t)i * n + j) * V, (uint32_t)V);
             r->gains[2 * (s + i - 1)] = sum > 0 ? (float)(sum / n) : 0;
         }
     }
@@ -561,8 +567,13 @@ static kvb_status judge_sequences(gain_run *r, kvb_error *err)
 kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n,
                          const loss_ranking *ranking, float *gains, kvb_error *err)
 {
-    gain_run r = {.f = f, .question = question, .first = first, .n = n, .sequences = 1 + budgeted_layers(f->m) * GAIN_KINDS,
-                  .ranking = ranking, .gains = gains};
+    gain_run r = {.f = f,
+                  .question = question,
+                  .first = first,
+                  .n = n,
+                  .sequences = 1 + budgeted_layers(f->m) * GAIN_KINDS,
+                  .ranking = ranking,
+                  .gains = gains};
     if (n == 0 || n > DECODE_ROWS / (1 + GAIN_KINDS) || first + n > f->plan.max_tail)
         return kvb_fail(err, KVB_ARGUMENT, "gains: rows %u to %u after the context, expected 1 to %d below %u", first,
                         first + n, DECODE_ROWS / (1 + GAIN_KINDS), f->plan.max_tail);

@@ -45,8 +45,8 @@ typedef struct output_order {
 // Sorts one head's scores [T]; equal ones: the lower position first. position [T] is filled.
 void output_order_make(output_order *out, const float *scores, uint32_t n_tokens, uint32_t sink, uint32_t window);
 
-// errors [n_orders, n_sets, OUTPUT_LEVELS], mean over the queries of each set; 0 for a set without queries. No number of
-// a set depends on the others. KVB_MEMORY when the product library has none.
+// errors [n_orders, n_sets, OUTPUT_LEVELS], mean over the queries of each set; 0 for a set without queries. No number
+// of a set depends on the others. KVB_MEMORY when the product library has none.
 kvb_status output_errors(float *errors, const output_head *head, const output_queries *sets, uint32_t n_sets,
                          const output_order *orders, uint32_t n_orders, kvb_error *err);
 // The differences themselves, o(kept) - o(all) [n, group d], at one level.

@@ -1,5 +1,5 @@
-// Rotary positions: the one place where frequencies and angles are made (families.md 3; transformers'
-// modeling_rope_utils.py).
+// Rotary positions: the one place where frequencies and angles are made, as transformers' modeling_rope_utils.py has
+// them; docs/models.md says which kinds of scaling there are.
 //
 // Angles are float32, position times frequency, as the models were trained and as transformers computes them.
 #pragma once

@@ -1,4 +1,5 @@
 #include "profiler/text/chat.h"
+#include "formats/need.h"
 #include "profiler/text/jinja.h"
 #include "runtime/fail.h"
 #include <stdio.h>
@@ -29,20 +30,19 @@ static kvb_status refuse(const char *name, const char *why, kvb_error *err)
 }
 
 // What the template writes before and behind `message`, with its pads; both malloc'd.
-static kvb_status around(char **front, char **back, const char *jinja, const jinja_input *in, const char *word,
+static kvb_status around(char **front, char **back, const char *template, const jinja_input *in, const char *word,
                          const char *name, kvb_error *err)
 {
     char *text;
     *front = *back = NULL;
-    kvb_status status = jinja_render(&text, jinja, in, name, err);
+    kvb_status status = jinja_render(&text, template, in, name, err);
     if (status != KVB_OK) return status;
     const char *at = strstr(text, word);
     if (!at || strstr(at + 1, word)) {
         status = refuse(name, at ? "it writes the message twice" : "it does not write the message", err);
     } else {
-        *front = strndup(text, (size_t)(at - text));
-        *back = strdup(at + strlen(word));
-        if (!*front || !*back) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for a chat template", name);
+        *front = need_text("%.*s", (int)(at - text), text);
+        *back = need_text("%s", at + strlen(word));
     }
     free(text);
     return status;
@@ -71,17 +71,17 @@ static void take_bos(chat_frame *f, const char *bos)
     if (f->bos) memmove(f->front, f->front + n, strlen(f->front + n) + 1);
 }
 
-kvb_status chat_frame_read(chat_frame *out, const char *jinja, const char *bos, const char *eos, const char *name,
+kvb_status chat_frame_read(chat_frame *out, const char *template, const char *bos, const char *eos, const char *name,
                            kvb_error *err)
 {
     static const char word[] = "Qmessage7", other[] = "It was,\n\n in 1999,  another\tone: \xC3\xA9!";
     char *front = NULL, *back = NULL;
     *out = (chat_frame){0};
     const jinja_input padded = {PAD_BEFORE "Qmessage7" PAD_BEHIND, bos, eos}, plain = {other, bos, eos};
-    kvb_status status = around(&out->front, &out->back, jinja, &padded, word, name, err);
+    kvb_status status = around(&out->front, &out->back, template, &padded, word, name, err);
     if (status == KVB_OK && !take_pads(out->front, out->back, &out->trim))
         status = refuse(name, "it leaves out spaces on one side of the message only", err);
-    if (status == KVB_OK) status = around(&front, &back, jinja, &plain, other, name, err);
+    if (status == KVB_OK) status = around(&front, &back, template, &plain, other, name, err);
     if (status == KVB_OK && (strcmp(front, out->front) != 0 || strcmp(back, out->back) != 0))
         status = refuse(name, "what it writes depends on the message", err);
     free(front);
@@ -95,29 +95,27 @@ kvb_status chat_frame_read(chat_frame *out, const char *jinja, const char *bos, 
     return KVB_OK;
 }
 
-// A token's text; NULL: there is no such token, or no memory, which *status tells.
-static char *token_text(const tokenizer *t, int32_t id, kvb_status *status, kvb_error *err)
+// A token's text; NULL: there is no such token.
+static char *token_text(const tokenizer *t, int32_t id)
 {
     if (id < 0) return NULL;
     size_t size = tokenizer_decode(t, &id, 1, NULL, 0);
-    char *text = calloc(size + 1, 1);
-    if (text) tokenizer_decode(t, &id, 1, text, size);
-    else *status = kvb_fail(err, KVB_MEMORY, "no memory for a token's text");
+    char *text = need(size + 1, 1, "bytes of a token");
+    tokenizer_decode(t, &id, 1, text, size);
     return text;
 }
 
 kvb_status chat_frame_of(chat_frame *out, const tokenizer *t, const char *name, kvb_error *err)
 {
-    const char *jinja = tokenizer_chat_template(t);
-    kvb_status status = KVB_OK;
+    const char *template = tokenizer_chat_template(t);
     *out = (chat_frame){0};
-    if (!jinja)
+    if (!template)
         return kvb_fail(err, KVB_UNSUPPORTED,
                         "%s: has no chat template; expected one in tokenizer_config.json, chat_template.jinja or the "
                         "GGUF file; leave out --chat",
                         name);
-    char *bos = token_text(t, tokenizer_bos(t), &status, err), *eos = token_text(t, tokenizer_eos(t), &status, err);
-    if (status == KVB_OK) status = chat_frame_read(out, jinja, bos, eos, name, err);
+    char *bos = token_text(t, tokenizer_bos(t)), *eos = token_text(t, tokenizer_eos(t));
+    kvb_status status = chat_frame_read(out, template, bos, eos, name, err);
     free(bos);
     free(eos);
     return status;

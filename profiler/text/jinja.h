@@ -1,10 +1,14 @@
 // Jinja, the language of chat templates, as far as they use it: what a template makes of one message of a user.
 // No C library reads it. Statements: if, for, set, macro, break, continue, generation; expressions: all but floats and
-// powers; of filters, tests, methods and functions those of jinja_builtins.c. Spaces between tags are written and left
+// powers; of filters, tests, methods and functions those that jinja.c lists. Spaces between tags are written and left
 // out as transformers has it (trim_blocks, lstrip_blocks). Nothing is guessed: what this reader does not know fails
 // where it is met, and what is not met does not matter. Judged by Jinja2 itself (tests/golden/jinja.json).
 #pragma once
 #include "runtime/kvbudget.h"
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
 
 typedef struct jinja_input {
     const char *message;   // messages is [{role: user, content: message}], add_generation_prompt is true
@@ -15,3 +19,97 @@ typedef struct jinja_input {
 // is the model, for messages. KVB_UNSUPPORTED: the template is broken, raises an exception, or needs what is not known
 // here, with its line; or it takes too many steps or too much memory. KVB_MEMORY. On failure *out is NULL.
 kvb_status jinja_render(char **out, const char *source, const jinja_input *in, const char *name, kvb_error *err);
+
+// ---- What follows is shared by jinja_parse.c, which makes the tree, and jinja.c, which runs it ----
+
+typedef enum token_kind {
+    TOKEN_END,
+    TOKEN_TEXT, // between tags
+    TOKEN_OUTPUT,
+    TOKEN_OUTPUT_END,
+    TOKEN_BLOCK,
+    TOKEN_BLOCK_END,
+    TOKEN_NAME,
+    TOKEN_STRING, // escapes undone
+    TOKEN_INTEGER,
+    TOKEN_OPERATOR
+} token_kind;
+
+typedef struct token {
+    token_kind kind;
+    int line;
+    const char *text; // ends with NUL
+    size_t size;
+} token;
+
+typedef enum node_kind {
+    NODE_LITERAL, // value
+    NODE_NAME,
+    NODE_LIST,      // a: items
+    NODE_DICT,      // a: keys, each with its value in b
+    NODE_ATTRIBUTE, // a.text
+    NODE_ITEM,      // a[b]
+    NODE_SLICE,     // a[b:c:d], each may be NULL
+    NODE_CALL,      // a(b), b: arguments; a named one has its name in `text`, its value in a
+    NODE_ARGUMENT,
+    NODE_FILTER, // a | text(b)
+    NODE_TEST,   // a is text(b)
+    NODE_NOT,
+    NODE_MINUS,
+    NODE_BINARY,    // a text b
+    NODE_CONDITION, // a if b else c
+    NODE_TEXT,      // of statements: the text itself
+    NODE_OUTPUT,    // a
+    NODE_IF,        // if a: b, else: c
+    NODE_FOR,       // for text (, d->text) in a if e: b, else: c
+    NODE_SET,       // text (.d->text) = a, or the text that b makes
+    NODE_MACRO,     // text(a): b; parameters are arguments, their value a default
+    NODE_BREAK,
+    NODE_CONTINUE
+} node_kind;
+
+typedef struct jinja_value jinja_value;
+typedef struct jinja_node jinja_node;
+struct jinja_node {
+    node_kind kind;
+    int line;
+    const char *text;
+    jinja_node *a, *b, *c, *d, *e;
+    jinja_node *next; // in a list of items, arguments or statements
+    const jinja_value *value;
+};
+
+typedef struct jinja_text {
+    char *data;
+    size_t size, room;
+} jinja_text;
+
+typedef struct jinja {
+    const char *name;
+    kvb_error *err;
+    jmp_buf stop;               // where a failure goes
+    struct arena_piece *pieces; // all that is made lies in these, and is freed at the end
+    size_t used;                // bytes of all pieces
+    size_t steps, spent;        // work that was done, and bytes looked at that make no whole step yet
+    int depth, line;
+    token *tokens;
+    size_t n_tokens, at;
+    struct scope *root, *scope;
+    jinja_text *out;
+    node_kind leaving; // NODE_BREAK or NODE_CONTINUE while a loop is left, else NODE_TEXT
+} jinja;
+
+// Ends the run, with the template's line in the message: the call does not return.
+_Noreturn void jinja_fail(jinja *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
+// One level deeper, and one step more; fails where that is too many. Followed by j->depth--.
+void jinja_enter(jinja *j);
+void *jinja_alloc(jinja *j, size_t size); // zeros
+char *jinja_copy(jinja *j, const char *text, size_t size);
+void jinja_append(jinja *j, jinja_text *to, const char *text, size_t size);
+
+extern const jinja_value jinja_none;
+const jinja_value *jinja_bool(bool yes);
+const jinja_value *jinja_integer(jinja *j, int64_t number);
+const jinja_value *jinja_string(jinja *j, const char *text, size_t size); // copies
+
+jinja_node *jinja_parse(jinja *j, const char *source); // jinja_parse.c: the whole template's statements

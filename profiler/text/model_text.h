@@ -22,7 +22,7 @@ typedef struct model_text {
 typedef struct model_text_options {
     bool without_tokenizer; // all token ids are given: the model may have any tokenizer, or none
     const char *pre;        // another pre-tokenizer than the file names; NULL: the file's
-    bool for_plan;          // a tokenizer that cannot be read is as good as none, unless `pre` is given
+    bool for_plan;          // a tokenizer that cannot be read counts as missing, unless `pre` is given
 } model_text_options;
 
 // Opens the text side of the model that `w` has the weights of, with so many rows of the embedding. `options` NULL:

@@ -1,5 +1,6 @@
 // A tokenizer's life, its accessors, and decoding. It is made in tokenizer_gguf.c and tokenizer_json.c; encoding is in
 // tokenizer_encode.c.
+#include "formats/need.h"
 #include "profiler/text/tokenizer_json.h"
 #include "profiler/text/tokenizer_parts.h"
 #include "profiler/text/utf8.h"
@@ -11,8 +12,7 @@
 
 tokenizer *tokenizer_new(void)
 {
-    tokenizer *t = calloc(1, sizeof *t);
-    if (!t) return NULL;
+    tokenizer *t = need(1, sizeof *t, "tokenizers");
     t->bos = t->eos = t->eot = t->unknown = -1;
     for (int b = 0; b < 256; b++) t->byte_id[b] = -1;
     return t;
@@ -43,12 +43,6 @@ void tokenizer_free(tokenizer *t)
     free(t);
 }
 
-kvb_status tokenizer_set_pre(tokenizer *t, const char *name, kvb_error *err)
-{
-    t->pre = strdup(name);
-    return t->pre ? KVB_OK : kvb_fail(err, KVB_MEMORY, "not enough memory for the tokenizer");
-}
-
 void tokenizer_find_bytes(tokenizer *t)
 {
     for (int b = 0; b < 256; b++) {
@@ -59,17 +53,14 @@ void tokenizer_find_bytes(tokenizer *t)
     }
 }
 
-kvb_status tokenizer_add_end(tokenizer *t, int32_t id, kvb_error *err)
+void tokenizer_add_end(tokenizer *t, int32_t id)
 {
-    if (id < 0 || tokenizer_is_end(t, id)) return KVB_OK;
-    int32_t *grown = realloc(t->ends, (t->n_ends + 1) * sizeof *grown);
-    if (!grown) return kvb_fail(err, KVB_MEMORY, "not enough memory for %zu end tokens", t->n_ends + 1);
-    t->ends = grown;
+    if (id < 0 || tokenizer_is_end(t, id)) return;
+    t->ends = need_more(t->ends, t->n_ends + 1, sizeof *t->ends, "end tokens");
     t->ends[t->n_ends++] = id;
-    return KVB_OK;
 }
 
-// ---- decoding ----
+// ---- Decoding ----
 
 // A token of the byte alphabet, as bytes. A character outside the alphabet (in a damaged or unusual vocabulary) stays
 // as it is.
@@ -144,7 +135,7 @@ size_t tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n, char *
     return total;
 }
 
-// ---- accessors ----
+// ---- Accessors ----
 
 int32_t tokenizer_bos(const tokenizer *t)
 {

@@ -27,7 +27,7 @@ typedef struct tokenizer tokenizer;
 
 // Makes a tokenizer from tokenizer.ggml.{model, pre, tokens, token_type, merges, ...}. On failure *out is NULL.
 // Errors: KVB_UNSUPPORTED (another kind of tokenizer, an unknown or missing pre-tokenizer; the message lists the
-// known ones), KVB_FORMAT (arrays that do not fit together, a merge of unknown tokens), KVB_MEMORY.
+// known ones), KVB_FORMAT (arrays that do not fit together, a merge of unknown tokens).
 kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, kvb_error *err);
 // The same with another pre-tokenizer than the file names (NULL: the file's).
 kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err);
@@ -38,7 +38,8 @@ void tokenizer_free(tokenizer *t);
 // Encodes `size` bytes. Never adds BOS. *ids is malloc'd and the caller's to free; not NULL even when *n is 0.
 // User-defined tokens of the vocabulary are always found in the text; control tokens ("<|im_start|>") only with
 // parse_special, else they are encoded as the plain text that they are. Leftmost, then longest, match wins. Errors:
-// KVB_MEMORY, KVB_ARGUMENT (over 1 GiB of text). On failure *ids is NULL and *n 0.
+// KVB_ARGUMENT (over 1 GiB of text), KVB_UNSUPPORTED (an expression of the tokenizer that backtracks for too long, or a
+// normaliser that makes too much of the text). On failure *ids is NULL and *n 0.
 kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, bool parse_special, int32_t **ids,
                             size_t *n, kvb_error *err);
 

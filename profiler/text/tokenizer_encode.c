@@ -1,6 +1,6 @@
 // Text to ids: repair the UTF-8, cut out added tokens, normalise what stands between them, cut out the tokens that
 // are found in normalised text, cut the rest into words, merge each word's parts.
-#include "profiler/text/tokenizer.h"
+#include "formats/need.h"
 #include "profiler/text/tokenizer_parts.h"
 #include "profiler/text/utf8.h"
 #include "runtime/fail.h"
@@ -12,7 +12,7 @@
 typedef struct encoder {
     const tokenizer *t;
     word_merger *words;
-    matcher m;
+    matcher *m;
     expression word_character;     // compiled when a token asks for it
     bool special;                  // control tokens are found in the text,
     const char *plain, *plain_end; // and where not, still outside of this part of it
@@ -25,19 +25,82 @@ typedef kvb_status plain_action(encoder *e, const char *text, size_t size, bool 
 static kvb_status encode_word(void *context, const char *word, size_t size)
 {
     encoder *e = context;
-    return word_merger_word(e->words, word, size);
+    word_merger_word(e->words, word, size);
+    return KVB_OK;
 }
 
 static kvb_status encode_words(encoder *e, const char *text, size_t size, bool first)
 {
     char *owned;
-    kvb_status status = normal_apply(&e->t->before_words, &e->m, first, &text, &size, &owned, e->err);
-    if (status == KVB_OK) status = cut_apply(e->t->cuts, e->t->n_cuts, &e->m, text, size, encode_word, e, e->err);
+    kvb_status status = normal_apply(&e->t->before_words, e->m, first, &text, &size, &owned, e->err);
+    if (status == KVB_OK) status = cut_apply(e->t->cuts, e->t->n_cuts, e->m, text, size, encode_word, e, e->err);
     free(owned);
     return status;
 }
 
-// ---- conditions of added tokens ----
+// ---- Added tokens: texts that are found before anything else is done to a text, and never cut ----
+
+// A token that is not UTF-8 cannot occur in repaired text; a match inside of a character would cut it.
+static bool can_occur(const char *text, size_t size)
+{
+    bool valid = size > 0 && size <= UINT32_MAX;
+    for (size_t at = 0; at < size && valid;) at += utf8_step((const unsigned char *)text + at, size - at, &valid);
+    return valid;
+}
+
+void added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8_t flags)
+{
+    if (!can_occur(text, size)) return;
+    if (x->n == x->room) {
+        x->room = x->room ? 2 * x->room : 64;
+        x->tokens = need_more(x->tokens, x->room, sizeof *x->tokens, "added tokens");
+    }
+    x->tokens[x->n++] = (added_token){id, text, (uint32_t)size, flags};
+}
+
+kvb_status added_put_normalised(added_index *x, const normal_list *normal, uint32_t id, const char *text, size_t size,
+                                uint8_t flags, kvb_error *err)
+{
+    char *owned = NULL;
+    matcher *m = matcher_open(size);
+    kvb_status status = normal_apply(normal, m, true, &text, &size, &owned, err);
+    if (status == KVB_OK) {
+        char *copy = need_copy(text, size, 1, "bytes of an added token");
+        x->owned = need_more(x->owned, x->n_owned + 1, sizeof *x->owned, "texts of added tokens");
+        x->owned[x->n_owned++] = copy;
+        added_put(x, id, copy, size, flags);
+    }
+    matcher_close(m);
+    free(owned);
+    return status;
+}
+
+static int compare_added(const void *a, const void *b)
+{
+    const added_token *x = a, *y = b;
+    unsigned char first_x = (unsigned char)x->text[0], first_y = (unsigned char)y->text[0];
+    if (first_x != first_y) return first_x < first_y ? -1 : 1;
+    if (x->size != y->size) return x->size > y->size ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+void added_sort(added_index *x)
+{
+    if (x->n) qsort(x->tokens, x->n, sizeof *x->tokens, compare_added);
+    for (uint32_t i = 0, first = 0; first <= 256; first++) {
+        while (i < x->n && (unsigned char)x->tokens[i].text[0] < first) i++;
+        x->first[first] = first == 256 ? x->n : i;
+    }
+}
+
+void added_free(added_index *x)
+{
+    for (size_t i = 0; i < x->n_owned; i++) free(x->owned[i]);
+    free(x->owned);
+    free(x->tokens);
+    *x = (added_index){0};
+}
+// ---- Conditions of added tokens ----
 
 // Characters that \s takes, one at a time, at the front or at the end of a text. All are below U+3001.
 static bool is_space(const unsigned char *p, size_t n)
@@ -88,7 +151,7 @@ static kvb_status is_word_character(encoder *e, const char *text, size_t size, b
         kvb_status status = expression_compile(&e->word_character, "\\w", 2, false, "added tokens", e->err);
         if (status != KVB_OK) return status;
     }
-    kvb_status status = expression_next(&e->word_character, &e->m, text, size, 0, &begin, &end, e->err);
+    kvb_status status = expression_next(&e->word_character, e->m, text, size, 0, &begin, &end, e->err);
     *yes = status == KVB_OK && begin == 0 && end > 0;
     return status;
 }
@@ -107,7 +170,7 @@ static kvb_status stands_alone(encoder *e, const char *text, size_t size, size_t
     return status;
 }
 
-// ---- added tokens ----
+// ---- Finding added tokens ----
 
 // Places are known in text that was not normalised only.
 static bool control_found(const encoder *e, const added_index *x, const char *at)
@@ -143,7 +206,7 @@ static kvb_status around_added(encoder *e, const added_index *x, const char *tex
         }
         size_t end = a->flags & ADDED_LSTRIP ? from + without_spaces_behind(text + from, at - from) : at;
         if (end > from) status = plain(e, text + from, end - from, first && from == 0);
-        if (status == KVB_OK) status = word_merger_put(e->words, a->id);
+        if (status == KVB_OK) word_merger_put(e->words, a->id);
         at += a->size;
         if (a->flags & ADDED_RSTRIP) at += spaces_in_front(text + at, size - at);
         from = at;
@@ -155,7 +218,7 @@ static kvb_status around_added(encoder *e, const added_index *x, const char *tex
 static kvb_status encode_normalised(encoder *e, const char *text, size_t size, bool first)
 {
     char *owned;
-    kvb_status status = normal_apply(&e->t->normal, &e->m, first, &text, &size, &owned, e->err);
+    kvb_status status = normal_apply(&e->t->normal, e->m, first, &text, &size, &owned, e->err);
     if (status == KVB_OK) status = around_added(e, &e->t->normalised, text, size, first, encode_words);
     free(owned);
     return status;
@@ -164,12 +227,12 @@ static kvb_status encode_normalised(encoder *e, const char *text, size_t size, b
 // Encodes UTF-8.
 static kvb_status encode_valid(encoder *e, const char *text, size_t size, int32_t **ids, size_t *n)
 {
-    kvb_status status = word_merger_open(&e->words, e->t, size / 2 + 16, e->err);
-    if (status == KVB_OK) status = matcher_open(&e->m, e->err);
-    if (status == KVB_OK) status = around_added(e, &e->t->raw, text, size, true, encode_normalised);
+    e->words = word_merger_open(e->t, size / 2 + 16);
+    e->m = matcher_open(size);
+    kvb_status status = around_added(e, &e->t->raw, text, size, true, encode_normalised);
     if (status == KVB_OK) *ids = word_merger_take(e->words, n);
     expression_free(&e->word_character);
-    matcher_close(&e->m);
+    matcher_close(e->m);
     word_merger_close(e->words);
     return status;
 }
@@ -185,13 +248,9 @@ kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const 
     const char *repaired = NULL;
     char *owned = NULL, *whole = NULL;
     size_t before = strlen(front), behind = strlen(back), middle = 0;
-    kvb_status status = utf8_repair(text, size, &repaired, &middle, &owned, err);
-    if (status != KVB_OK) return status;
+    utf8_repair(text, size, &repaired, &middle, &owned);
     if (before || behind) {
-        whole = malloc(before + middle + behind + 1);
-        if (!whole) status = kvb_fail(err, KVB_MEMORY, "not enough memory for a text of %zu bytes", middle);
-    }
-    if (whole) {
+        whole = need(before + middle + behind + 1, 1, "bytes of a text");
         memcpy(whole, front, before);
         memcpy(whole + before, repaired, middle);
         memcpy(whole + before + middle, back, behind);
@@ -199,7 +258,7 @@ kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const 
     }
     encoder e = {t, .special = parse_special, .plain = repaired + before, .plain_end = repaired + before + middle,
                  .err = err};
-    if (status == KVB_OK) status = encode_valid(&e, repaired, before + middle + behind, ids, n);
+    kvb_status status = encode_valid(&e, repaired, before + middle + behind, ids, n);
     free(owned);
     free(whole);
     return status;

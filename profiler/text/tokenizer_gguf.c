@@ -1,5 +1,6 @@
 // A tokenizer from the metadata of a GGUF file: byte-level BPE ("gpt2"), or SentencePiece's BPE ("llama"), whose merges
 // follow from the scores.
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/text/tokenizer_parts.h"
 #include "runtime/fail.h"
@@ -26,21 +27,12 @@ static kvb_status find_pre(const pre_tokenizer **out, const gguf_file *f, const 
     return KVB_OK;
 }
 
-static kvb_status add_prepend(tokenizer *t, kvb_error *err)
+// U+2581 is prepended, or replaces.
+static normal_step *add_normal(tokenizer *t, normal_kind kind)
 {
-    char *text = strdup(LOW_LINE);
-    if (!text) return kvb_fail(err, KVB_MEMORY, "not enough memory for the tokenizer");
-    t->normal.steps[t->normal.n++] = (normal_step){.kind = NORMAL_PREPEND, .text = text, .size = strlen(LOW_LINE)};
-    return KVB_OK;
-}
-
-static kvb_status add_replace(tokenizer *t, const char *name, kvb_error *err)
-{
-    normal_step step = {.kind = NORMAL_REPLACE, .text = strdup(LOW_LINE), .size = strlen(LOW_LINE)};
-    if (!step.text) return kvb_fail(err, KVB_MEMORY, "not enough memory for the tokenizer");
-    kvb_status status = expression_compile(&step.pattern, " ", 1, true, name, err);
-    t->normal.steps[t->normal.n++] = step;
-    return status;
+    normal_step *step = &t->normal.steps[t->normal.n++];
+    *step = (normal_step){.kind = kind, .text = need_text(LOW_LINE), .size = strlen(LOW_LINE)};
+    return step;
 }
 
 // llama.cpp puts the space in front of every stretch between special tokens, as transformers' "legacy" form does.
@@ -56,9 +48,10 @@ static kvb_status read_sentencepiece(tokenizer *t, const gguf_file *f, kvb_error
                         f->name);
     t->byte_fallback = true;
     t->strip_first = prefix;
-    if (status == KVB_OK && prefix) status = add_prepend(t, err);
-    if (status == KVB_OK) status = add_replace(t, f->name, err);
-    return status == KVB_OK ? tokenizer_set_pre(t, "sentencepiece", err) : status;
+    if (status != KVB_OK) return status;
+    if (prefix) add_normal(t, NORMAL_PREPEND);
+    t->pre = need_text("sentencepiece");
+    return expression_compile(&add_normal(t, NORMAL_REPLACE)->pattern, " ", 1, true, f->name, err);
 }
 
 static kvb_status read_byte_level(tokenizer *t, const gguf_file *f, const pre_tokenizer *pre, kvb_error *err)
@@ -75,7 +68,8 @@ static kvb_status read_byte_level(tokenizer *t, const gguf_file *f, const pre_to
     if (status != KVB_OK) return status;
     t->cuts[0].behaviour = CUT_ISOLATED;
     t->n_cuts = 1;
-    return tokenizer_set_pre(t, pre->name, err);
+    t->pre = need_text("%s", pre->name);
+    return KVB_OK;
 }
 
 static kvb_status read_kind(tokenizer *t, const gguf_file *f, const char *pre, bool *default_bos, kvb_error *err)
@@ -198,8 +192,7 @@ static kvb_status read_scores(const tokenizer *t, const gguf_file *f, scored **o
         return kvb_fail(err, KVB_FORMAT,
                         "%s: tokenizer.ggml.scores: expected as many as tokens, %u, found %llu; the file is damaged",
                         f->name, t->v.size, (unsigned long long)scores.count);
-    scored *all = *out = malloc(t->v.size * sizeof *all);
-    if (!all) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %u scores", f->name, t->v.size);
+    scored *all = *out = need(t->v.size, sizeof *all, "scores");
     for (uint32_t id = 0; id < t->v.size; id++) {
         all[id].id = id;
         memcpy(&all[id].score, scores.data + sizeof(float) * (size_t)id, sizeof(float));
@@ -210,10 +203,24 @@ static kvb_status read_scores(const tokenizer *t, const gguf_file *f, scored **o
     return KVB_OK;
 }
 
+// Looking at all ways to cut a token takes the square of its length.
+static kvb_status check_lengths(const vocabulary *v, const gguf_file *f, kvb_error *err)
+{
+    enum { LONGEST = 4096 };
+    for (uint32_t id = 0; id < v->size; id++)
+        if (is_piece(v, id) && token_bytes(v, id) > LONGEST)
+            return kvb_fail(
+                err, KVB_UNSUPPORTED,
+                "%s: tokenizer.ggml.tokens: token %u has %u bytes, expected at most %d; the file is damaged", f->name,
+                id, token_bytes(v, id), LONGEST);
+    return KVB_OK;
+}
+
 static kvb_status merges_from_scores(tokenizer *t, const gguf_file *f, kvb_error *err)
 {
     scored *all = NULL;
     kvb_status status = read_scores(t, f, &all, err);
+    if (status == KVB_OK) status = check_lengths(&t->v, f, err);
     uint64_t n = 0;
     for (uint32_t id = 0; status == KVB_OK && id < t->v.size; id++)
         n += is_piece(&t->v, id) ? ways(&t->v, id, 0, true) : 0;
@@ -258,8 +265,8 @@ static kvb_status read_special_ids(tokenizer *t, const gguf_file *f, bool defaul
             err, KVB_FORMAT,
             "%s: tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing; the file is damaged",
             f->name);
-    if (status == KVB_OK) status = tokenizer_add_end(t, t->eos, err);
-    if (status == KVB_OK) status = tokenizer_add_end(t, t->eot, err);
+    tokenizer_add_end(t, t->eos);
+    tokenizer_add_end(t, t->eot);
     return status;
 }
 
@@ -268,7 +275,10 @@ static kvb_status put_special(tokenizer *t, uint32_t id, kvb_error *err)
 {
     const char *text = t->v.text + t->v.start[id];
     size_t size = token_bytes(&t->v, id);
-    if (t->byte_level || t->v.type[id] == TOKEN_CONTROL) return added_put(&t->raw, id, text, size, 0, err);
+    if (t->byte_level || t->v.type[id] == TOKEN_CONTROL) {
+        added_put(&t->raw, id, text, size, 0);
+        return KVB_OK;
+    }
     normal_list replace = {.n = 1};
     replace.steps[0] = t->normal.steps[t->normal.n - 1];
     return added_put_normalised(&t->normalised, &replace, id, text, size, 0, err);
@@ -289,9 +299,8 @@ static kvb_status read_template(tokenizer *t, const gguf_file *f, kvb_error *err
     gguf_string text;
     if (!gguf_find(f, "tokenizer.chat_template")) return KVB_OK;
     kvb_status status = gguf_get_string(f, "tokenizer.chat_template", &text, err);
-    if (status != KVB_OK) return status;
-    t->chat_template = strndup(text.data, text.size);
-    return t->chat_template ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory for a chat template", f->name);
+    if (status == KVB_OK) t->chat_template = need_text("%.*s", (int)text.size, text.data);
+    return status;
 }
 
 // ---- identity ----
@@ -368,7 +377,6 @@ kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const cha
 {
     *out = NULL;
     tokenizer *t = tokenizer_new();
-    if (!t) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for the tokenizer", f->name);
     kvb_status status = fill(t, f, pre, err);
     if (status == KVB_OK) *out = t;
     else tokenizer_free(t);

@@ -1,15 +1,380 @@
 // A tokenizer from the files of a Hugging Face folder: tokenizer.json (the steps, BPE vocabulary and merges),
 // tokenizer_config.json, generation_config.json and chat_template.jinja.
+//
+// Steps that are known are carried out as Hugging Face's tokenizers do; one that is not known is refused by name, since
+// a step left out gives other ids without a word.
 #include "profiler/text/tokenizer_json.h"
 #include "formats/file_read.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
-#include "profiler/text/tokenizer_json_parts.h"
+#include "profiler/text/tokenizer_parts.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
+#include <cjson/cJSON.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+typedef struct json_reader {
+    tokenizer *t;
+    const char *name; // folder, for messages
+    kvb_error *err;
+} json_reader;
+
+static const cJSON *json_item(const cJSON *object, const char *key)
+{
+    return cJSON_GetObjectItemCaseSensitive(object, key);
+}
+
+static const char *json_string(const cJSON *object, const char *key)
+{
+    const cJSON *found = json_item(object, key);
+    return cJSON_IsString(found) ? found->valuestring : NULL;
+}
+
+static bool json_is_type(const cJSON *step, const char *type)
+{
+    const char *text = json_string(step, "type");
+    return text && strcmp(text, type) == 0;
+}
+
+static bool json_flag(const cJSON *object, const char *key, bool otherwise)
+{
+    const cJSON *found = json_item(object, key);
+    return cJSON_IsBool(found) ? cJSON_IsTrue(found) : otherwise;
+}
+
+static kvb_status json_refuse(const json_reader *r, const char *place, const char *expected, const char *found)
+{
+    return kvb_fail(r->err, KVB_UNSUPPORTED, "%s: %s: expected %s, found %.80s; give token ids instead of text",
+                    r->name, place, expected, found ? found : "nothing");
+}
+
+// A token id, or -1 where it is none.
+static int64_t json_id(const cJSON *number)
+{
+    double n = cJSON_IsNumber(number) ? number->valuedouble : -1;
+    return n >= 0 && n < INT32_MAX && n == (double)(int64_t)n ? (int64_t)n : -1;
+}
+
+// {"String": "..."} or {"Regex": "..."}.
+static kvb_status read_pattern(const json_reader *r, const cJSON *step, const char *place, expression *out)
+{
+    const cJSON *pattern = json_item(step, "pattern");
+    const char *literal = json_string(pattern, "String"), *regex = json_string(pattern, "Regex");
+    if (!literal && !regex) return json_refuse(r, place, "a pattern that is a String or a Regex", NULL);
+    const char *text = literal ? literal : regex;
+    char where[320];
+    snprintf(where, sizeof where, "%s: %s", r->name, place);
+    return expression_compile(out, text, strlen(text), literal != NULL, where, r->err);
+}
+
+// ---- Steps: normalisation ----
+
+static kvb_status new_normal(const json_reader *r, normal_list *list, normal_kind kind, const char *text,
+                             normal_step **out)
+{
+    if (list->n == STEPS_MAX) return json_refuse(r, "normalizer", "at most 16 steps", "more");
+    normal_step *step = *out = &list->steps[list->n];
+    *step = (normal_step){.kind = kind};
+    if (text) step->text = need_text("%s", text);
+    step->size = text ? strlen(text) : 0;
+    list->n++;
+    return KVB_OK;
+}
+
+static kvb_status read_normal_step(const json_reader *r, const cJSON *step)
+{
+    normal_step *out = NULL;
+    normal_list *list = &r->t->normal;
+    if (json_is_type(step, "NFC")) return new_normal(r, list, NORMAL_NFC, NULL, &out);
+    if (json_is_type(step, "Prepend") && json_string(step, "prepend"))
+        return new_normal(r, list, NORMAL_PREPEND, json_string(step, "prepend"), &out);
+    if (json_is_type(step, "Replace") && json_string(step, "content")) {
+        kvb_status status = new_normal(r, list, NORMAL_REPLACE, json_string(step, "content"), &out);
+        return status == KVB_OK ? read_pattern(r, step, "normalizer Replace", &out->pattern) : status;
+    }
+    return json_refuse(r, "normalizer", "NFC, Prepend, Replace or a Sequence of these", json_string(step, "type"));
+}
+
+// A step, or a Sequence of steps under `key`, each through `read`; null and absent are no step.
+static kvb_status each_step(const json_reader *r, const cJSON *step, const char *key,
+                            kvb_status (*read)(const json_reader *, const cJSON *))
+{
+    if (!step || cJSON_IsNull(step)) return KVB_OK;
+    if (!json_is_type(step, "Sequence")) return read(r, step);
+    kvb_status status = KVB_OK;
+    const cJSON *inner;
+    cJSON_ArrayForEach(inner, json_item(step, key)) if (status == KVB_OK) status = read(r, inner);
+    return status;
+}
+
+// ---- Steps: cutting ----
+
+static kvb_status new_cut(const json_reader *r, cut_step **out)
+{
+    if (r->t->n_cuts == STEPS_MAX) return json_refuse(r, "pre_tokenizer", "at most 16 steps", "more");
+    *out = &r->t->cuts[r->t->n_cuts++];
+    **out = (cut_step){.behaviour = CUT_ISOLATED};
+    return KVB_OK;
+}
+
+static kvb_status read_split(const json_reader *r, const cJSON *step)
+{
+    static const struct {
+        const char *name;
+        cut_behaviour behaviour;
+    } known[] = {{"Removed", CUT_REMOVED},
+                 {"Isolated", CUT_ISOLATED},
+                 {"MergedWithPrevious", CUT_PREVIOUS},
+                 {"MergedWithNext", CUT_NEXT},
+                 {"Contiguous", CUT_CONTIGUOUS}};
+    const char *name = json_string(step, "behavior");
+    cut_step *out = NULL;
+    for (size_t i = 0; name && i < sizeof known / sizeof *known; i++) {
+        if (strcmp(name, known[i].name) != 0) continue;
+        kvb_status status = new_cut(r, &out);
+        if (status != KVB_OK) return status;
+        out->behaviour = known[i].behaviour;
+        out->invert = json_flag(step, "invert", false);
+        return read_pattern(r, step, "pre_tokenizer Split", &out->separator);
+    }
+    return json_refuse(r, "pre_tokenizer Split", "a behavior of tokenizers", name);
+}
+
+static kvb_status new_pattern_cut(const json_reader *r, const char *pattern, cut_behaviour behaviour)
+{
+    cut_step *out = NULL;
+    kvb_status status = new_cut(r, &out);
+    if (status != KVB_OK) return status;
+    out->behaviour = behaviour;
+    return expression_compile(&out->separator, pattern, strlen(pattern), false, r->name, r->err);
+}
+
+static kvb_status read_byte_level(const json_reader *r, const cJSON *step)
+{
+    normal_step *space = NULL;
+    r->t->byte_level = true;
+    kvb_status status = KVB_OK;
+    if (json_flag(step, "add_prefix_space", true)) {
+        if (r->t->n_cuts)
+            return json_refuse(r, "pre_tokenizer ByteLevel behind other steps", "add_prefix_space false", "true");
+        status = new_normal(r, &r->t->before_words, NORMAL_PREPEND, " ", &space);
+        if (status == KVB_OK) space->unless_there = true;
+    }
+    if (status == KVB_OK && json_flag(step, "use_regex", true)) status = new_pattern_cut(r, gpt2_pattern, CUT_ISOLATED);
+    return status;
+}
+
+// Spaces become the replacement, one is put in front, and words begin with it.
+static kvb_status read_metaspace(const json_reader *r, const cJSON *step)
+{
+    const char *mark = json_string(step, "replacement"), *scheme = json_string(step, "prepend_scheme");
+    if (!scheme) scheme = json_flag(step, "add_prefix_space", true) ? "always" : "never";
+    if (!mark || r->t->n_cuts)
+        return json_refuse(r, "pre_tokenizer Metaspace", "a replacement, and no step before", mark);
+    normal_step *out = NULL;
+    cut_step *cut = NULL;
+    kvb_status status = new_normal(r, &r->t->before_words, NORMAL_REPLACE, mark, &out);
+    if (status == KVB_OK) status = expression_compile(&out->pattern, " ", 1, true, r->name, r->err);
+    if (status == KVB_OK && strcmp(scheme, "never") != 0) {
+        status = new_normal(r, &r->t->before_words, NORMAL_PREPEND, mark, &out);
+        if (status == KVB_OK) {
+            out->unless_there = true;
+            out->first_only = strcmp(scheme, "first") == 0;
+        }
+    }
+    if (status != KVB_OK || !json_flag(step, "split", true)) return status;
+    status = new_cut(r, &cut);
+    if (status != KVB_OK) return status;
+    cut->behaviour = CUT_NEXT;
+    return expression_compile(&cut->separator, mark, strlen(mark), true, r->name, r->err);
+}
+
+static kvb_status read_cut_step(const json_reader *r, const cJSON *step)
+{
+    if (json_is_type(step, "Split")) return read_split(r, step);
+    if (json_is_type(step, "ByteLevel")) return read_byte_level(r, step);
+    if (json_is_type(step, "Metaspace")) return read_metaspace(r, step);
+    if (json_is_type(step, "Digits"))
+        return new_pattern_cut(r, digit_pattern,
+                               json_flag(step, "individual_digits", false) ? CUT_ISOLATED : CUT_CONTIGUOUS);
+    return json_refuse(r, "pre_tokenizer", "Split, ByteLevel, Digits, Metaspace or a Sequence of these",
+                       json_string(step, "type"));
+}
+
+static kvb_status json_read_steps(const json_reader *r, const cJSON *root)
+{
+    kvb_status status = each_step(r, json_item(root, "normalizer"), "normalizers", read_normal_step);
+    if (status != KVB_OK) return status;
+    return each_step(r, json_item(root, "pre_tokenizer"), "pretokenizers", read_cut_step);
+}
+
+// ---- Vocabulary and merges ----
+
+// cJSON ends a string at its first NUL, so hide_nul has put the noncharacter U+FDD0 in the place of \u0000; here it
+// comes back, in place. Once for each string of the tree; returns the bytes.
+static size_t show_nul(char *text)
+{
+    char *out = text;
+    for (const char *p = text; *p;) {
+        bool hidden = strncmp(p, "\xef\xb7\x90", 3) == 0;
+        char c = hidden ? '\0' : *p;
+        p += hidden ? 3 : 1;
+        *out++ = c;
+    }
+    return (size_t)(out - text);
+}
+
+typedef struct token_text {
+    const char *text; // belongs to the JSON tree; NULL: the id is not used
+    size_t size;
+    uint8_t type;
+} token_text;
+
+static kvb_status highest_id(const json_reader *r, const cJSON *vocab, const cJSON *added, int64_t *highest)
+{
+    const cJSON *entry;
+    *highest = -1;
+    int64_t count = 0;
+    cJSON_ArrayForEach(entry, vocab)
+    {
+        int64_t id = json_id(entry);
+        if (id < 0)
+            return kvb_fail(r->err, KVB_FORMAT, "%s: model.vocab: expected a token id for '%.60s'", r->name,
+                            entry->string);
+        if (id > *highest) *highest = id;
+        count++;
+    }
+    cJSON_ArrayForEach(entry, added)
+    {
+        int64_t id = json_id(json_item(entry, "id"));
+        if (id < 0 || !json_string(entry, "content"))
+            return kvb_fail(r->err, KVB_FORMAT, "%s: added_tokens: expected an id and a content in entry %lld", r->name,
+                            (long long)count);
+        if (id > *highest) *highest = id;
+        count++;
+    }
+    // Ids may have holes, but memory follows the file's size.
+    if (*highest >= 4 * count + 65536)
+        return kvb_fail(r->err, KVB_FORMAT, "%s: %lld tokens with ids up to %lld; the file is damaged", r->name,
+                        (long long)count, (long long)*highest);
+    return KVB_OK;
+}
+
+static void collect(token_text *all, const cJSON *vocab, const cJSON *added)
+{
+    const cJSON *entry;
+    cJSON_ArrayForEach(entry, vocab) all[json_id(entry)] =
+        (token_text){entry->string, show_nul(entry->string), TOKEN_NORMAL};
+    cJSON_ArrayForEach(entry, added)
+    {
+        char *text = json_item(entry, "content")->valuestring;
+        all[json_id(json_item(entry, "id"))] =
+            (token_text){text, show_nul(text), json_flag(entry, "special", false) ? TOKEN_CONTROL : TOKEN_USER_DEFINED};
+    }
+}
+
+static kvb_status read_tokens(const json_reader *r, const cJSON *vocab, const cJSON *added)
+{
+    int64_t highest;
+    kvb_status status = highest_id(r, vocab, added, &highest);
+    if (status != KVB_OK) return status;
+    token_text *all = need((size_t)highest + 2, sizeof *all, "tokens");
+    collect(all, vocab, added);
+    uint64_t bytes = 0;
+    for (int64_t id = 0; id <= highest; id++) bytes += all[id].size;
+    status = vocabulary_reserve(&r->t->v, r->name, (uint64_t)(highest + 1), bytes, r->err);
+    for (int64_t id = 0; id <= highest && status == KVB_OK; id++) {
+        if (all[id].text) vocabulary_put(&r->t->v, (uint32_t)id, all[id].text, all[id].size, all[id].type);
+        else vocabulary_skip(&r->t->v, (uint32_t)id);
+    }
+    free(all);
+    return status;
+}
+
+// An entry is "left right" or ["left", "right"].
+static bool put_merge(vocabulary *v, const cJSON *entry, uint32_t rank)
+{
+    const cJSON *left = entry->child, *right = left ? left->next : NULL;
+    if (cJSON_IsString(left) && cJSON_IsString(right)) {
+        size_t left_size = show_nul(left->valuestring), right_size = show_nul(right->valuestring);
+        return vocabulary_put_merge(v, left->valuestring, left_size, right->valuestring, right_size, rank);
+    }
+    if (!cJSON_IsString(entry)) return false;
+    size_t size = show_nul(entry->valuestring);
+    const char *text = entry->valuestring, *space = size > 1 ? memchr(text + 1, ' ', size - 1) : NULL;
+    size_t before = space ? (size_t)(space - text) : 0;
+    return space && vocabulary_put_merge(v, text, before, space + 1, size - before - 1, rank);
+}
+
+static kvb_status read_merges(const json_reader *r, const cJSON *merges)
+{
+    const cJSON *entry;
+    uint64_t n = 0;
+    cJSON_ArrayForEach(entry, merges) n++;
+    kvb_status status = vocabulary_reserve_merges(&r->t->v, r->name, n, r->err);
+    uint32_t rank = 0;
+    cJSON_ArrayForEach(entry, merges)
+    {
+        if (status == KVB_OK && !put_merge(&r->t->v, entry, rank))
+            status = kvb_fail(r->err, KVB_FORMAT, "%s: model.merges: expected two tokens that make a third in entry %u",
+                              r->name, rank);
+        rank++;
+    }
+    return status;
+}
+
+static kvb_status json_read_vocabulary(const json_reader *r, const cJSON *root)
+{
+    const cJSON *model = json_item(root, "model"), *vocab = json_item(model, "vocab"),
+                *merges = json_item(model, "merges");
+    const char *unknown = json_string(model, "unk_token");
+    if (!json_is_type(model, "BPE") && !(json_item(model, "merges") && !json_item(model, "type")))
+        return json_refuse(r, "model.type", "BPE", json_string(model, "type"));
+    if (!cJSON_IsObject(vocab) || !cJSON_IsArray(merges))
+        return kvb_fail(r->err, KVB_FORMAT, "%s: model: expected an object vocab and a list merges", r->name);
+    static const char *const affixes[] = {"continuing_subword_prefix", "end_of_word_suffix"};
+    for (int i = 0; i < 2; i++)
+        if (json_string(model, affixes[i]) && *json_string(model, affixes[i]))
+            return json_refuse(r, affixes[i], "none", json_string(model, affixes[i]));
+    r->t->byte_fallback = json_flag(model, "byte_fallback", false);
+    r->t->ignore_merges = json_flag(model, "ignore_merges", false);
+    r->t->fuse_unknown = json_flag(model, "fuse_unk", false);
+    kvb_status status = read_tokens(r, vocab, json_item(root, "added_tokens"));
+    if (status == KVB_OK) status = read_merges(r, merges);
+    if (status == KVB_OK && unknown) r->t->unknown = (int32_t)vocabulary_find(&r->t->v, unknown, strlen(unknown));
+    return status;
+}
+
+// ---- Added tokens ----
+
+static kvb_status json_read_added(const json_reader *r, const cJSON *root)
+{
+    tokenizer *t = r->t;
+    kvb_status status = KVB_OK;
+    const cJSON *entry;
+    cJSON_ArrayForEach(entry, json_item(root, "added_tokens"))
+    {
+        uint32_t id = (uint32_t)json_id(json_item(entry, "id"));
+        bool special = json_flag(entry, "special", false);
+        uint8_t flags = (uint8_t)((json_flag(entry, "lstrip", false) ? ADDED_LSTRIP : 0) |
+                                  (json_flag(entry, "rstrip", false) ? ADDED_RSTRIP : 0) |
+                                  (json_flag(entry, "single_word", false) ? ADDED_SINGLE_WORD : 0));
+        const char *text = t->v.text + t->v.start[id];
+        size_t size = token_bytes(&t->v, id);
+        if (status != KVB_OK) break;
+        if (t->normal.n && json_flag(entry, "normalized", !special))
+            status = added_put_normalised(&t->normalised, &t->normal, id, text, size, flags, r->err);
+        else added_put(&t->raw, id, text, size, flags);
+    }
+    added_sort(&t->raw);
+    added_sort(&t->normalised);
+    return status;
+}
+
+// ---- What the other files say ----
 
 static int32_t find_text(const tokenizer *t, const char *text)
 {
@@ -36,18 +401,15 @@ static const char *config_token(const cJSON *config, const char *key)
     return text ? text : json_string(json_item(config, key), "content");
 }
 
-static kvb_status read_ends(const json_reader *r, const cJSON *generation)
+static void read_ends(tokenizer *t, const cJSON *generation)
 {
     const cJSON *end = json_item(generation, "eos_token_id"), *one;
-    kvb_status status = tokenizer_add_end(r->t, r->t->eos, r->err);
-    if (status == KVB_OK && cJSON_IsNumber(end)) status = tokenizer_add_end(r->t, (int32_t)json_id(end), r->err);
-    if (cJSON_IsArray(end))
-        cJSON_ArrayForEach(one, end) if (status == KVB_OK) status =
-            tokenizer_add_end(r->t, (int32_t)json_id(one), r->err);
-    return status;
+    tokenizer_add_end(t, t->eos);
+    if (cJSON_IsNumber(end)) tokenizer_add_end(t, (int32_t)json_id(end));
+    if (cJSON_IsArray(end)) cJSON_ArrayForEach(one, end) tokenizer_add_end(t, (int32_t)json_id(one));
 }
 
-static kvb_status read_template(const json_reader *r, const cJSON *config)
+static void read_template(tokenizer *t, const cJSON *config)
 {
     const cJSON *found = json_item(config, "chat_template"), *entry;
     const char *text = cJSON_IsString(found) ? found->valuestring : NULL;
@@ -58,21 +420,18 @@ static kvb_status read_template(const json_reader *r, const cJSON *config)
             if (!text || (name && strcmp(name, "default") == 0)) text = json_string(entry, "template");
         }
     }
-    if (!text) return KVB_OK;
-    r->t->chat_template = strdup(text);
-    return r->t->chat_template ? KVB_OK : json_no_memory(r);
+    if (text) t->chat_template = need_text("%s", text);
 }
 
-static kvb_status read_configs(const json_reader *r, const cJSON *root, const cJSON *config, const cJSON *generation)
+static void read_configs(tokenizer *t, const cJSON *root, const cJSON *config, const cJSON *generation)
 {
-    tokenizer *t = r->t;
     int32_t front = template_bos(t, json_item(root, "post_processor"));
     t->bos = find_text(t, config_token(config, "bos_token"));
     if (t->bos < 0) t->bos = front;
     t->eos = find_text(t, config_token(config, "eos_token"));
     t->add_bos = t->bos >= 0 && (front == t->bos || json_flag(config, "add_bos_token", false));
-    kvb_status status = read_ends(r, generation);
-    return status == KVB_OK ? read_template(r, config) : status;
+    read_ends(t, generation);
+    read_template(t, config);
 }
 
 // A space goes off the front of decoded text where one was put there.
@@ -86,14 +445,15 @@ static void read_decoder(const json_reader *r)
 
 static kvb_status fill(const json_reader *r, const cJSON *root, const cJSON *config, const cJSON *generation)
 {
-    kvb_status status = tokenizer_set_pre(r->t, "tokenizer.json", r->err);
-    if (status == KVB_OK) status = json_read_steps(r, root);
+    r->t->pre = need_text("tokenizer.json");
+    kvb_status status = json_read_steps(r, root);
     if (status == KVB_OK) status = json_read_vocabulary(r, root);
     if (status == KVB_OK) status = json_read_added(r, root);
     if (status != KVB_OK) return status;
     tokenizer_find_bytes(r->t);
     read_decoder(r);
-    return read_configs(r, root, config, generation);
+    read_configs(r->t, root, config, generation);
+    return KVB_OK;
 }
 
 static cJSON *parse(const json_reader *r, json_text text, const char *what, kvb_status *status)
@@ -109,20 +469,17 @@ static cJSON *parse(const json_reader *r, json_text text, const char *what, kvb_
     return root;
 }
 
-// cJSON ends a string at its first NUL: a copy with \ufdd0, a noncharacter, for each \u0000 (tokenizer_json_vocab.c
+// cJSON ends a string at its first NUL: a copy with \ufdd0, a noncharacter, for each \u0000 (show_nul
 // turns it back). *copy is NULL where the text has none, and the caller's to free.
-static kvb_status hide_nul(const json_reader *r, json_text *text, char **copy)
+static void hide_nul(json_text *text, char **copy)
 {
     static const char nul[] = "\\u0000";
     *copy = NULL;
-    if (!text->data || !memmem(text->data, text->size, nul, 6)) return KVB_OK;
-    *copy = malloc(text->size);
-    if (!*copy) return json_no_memory(r);
-    memcpy(*copy, text->data, text->size);
+    if (!text->data || !memmem(text->data, text->size, nul, 6)) return;
+    *copy = need_copy(text->data, text->size, 1, "bytes of tokenizer.json");
     for (size_t at = 0; at + 6 <= text->size; at += (*copy)[at] == '\\' ? 2 : 1)
         if (memcmp(*copy + at, nul, 6) == 0) memcpy(*copy + at, "\\ufdd0", 6);
     text->data = *copy;
-    return KVB_OK;
 }
 
 kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text tokens, json_text config,
@@ -130,10 +487,10 @@ kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text toke
 {
     *out = NULL;
     json_reader r = {tokenizer_new(), name, err};
-    if (!r.t) return json_no_memory(&r);
     char *copy;
     json_text plain = tokens;
-    kvb_status status = hide_nul(&r, &plain, &copy);
+    kvb_status status = KVB_OK;
+    hide_nul(&plain, &copy);
     cJSON *root = parse(&r, plain, "tokenizer.json", &status);
     cJSON *settings = parse(&r, config, "tokenizer_config.json", &status);
     cJSON *ends = parse(&r, generation, "generation_config.json", &status);
@@ -148,14 +505,13 @@ kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text toke
     return status;
 }
 
-// ---- the files ----
+// ---- The files ----
 
 // A file of the folder; one that is not there is a zero view.
 static kvb_status map_if_there(file_view *out, const char *folder, const char *file, kvb_error *err)
 {
     *out = (file_view){0};
-    char *path;
-    if (asprintf(&path, "%s/%s", folder, file) < 0) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
+    char *path = need_text("%s/%s", folder, file);
     kvb_status status = access(path, F_OK) == 0 ? file_map(out, path, err) : KVB_OK;
     free(path);
     return status;
@@ -167,8 +523,7 @@ static kvb_status read_jinja(tokenizer *t, const char *folder, kvb_error *err)
     kvb_status status = map_if_there(&view, folder, "chat_template.jinja", err);
     if (status == KVB_OK && view.data) {
         free(t->chat_template);
-        t->chat_template = strndup((const char *)view.data, view.size);
-        if (!t->chat_template) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for a chat template", folder);
+        t->chat_template = need_text("%.*s", (int)view.size, (const char *)view.data);
     }
     if (status == KVB_OK) status = file_check(&view, folder, err);
     file_unmap(&view);

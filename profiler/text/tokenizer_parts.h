@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// ---- vocabulary: two open-addressing tables, made once, at most half full (tokenizer_vocab.c) ----
+// ---- Vocabulary: two open-addressing tables, made once, at most half full (tokenizer_bpe.c) ----
 
 // Of tokenizer.ggml.token_type; tokens without a text of their own are not found by it.
 enum {
@@ -53,14 +53,14 @@ static inline uint32_t token_bytes(const vocabulary *v, uint32_t id)
     return v->start[id + 1] - v->start[id];
 }
 
-// ---- bytes and named expressions (tokenizer_text.c) ----
-
 // GPT-2's alphabet: every byte stands for a printable character of one or two UTF-8 bytes, below U+0144.
 uint32_t byte_to_char(uint8_t byte);
 int char_to_byte(uint32_t character);           // -1 when the character stands for no byte
 size_t put_char(char *out, uint32_t character); // as UTF-8, below U+0800; returns 1 or 2
 
 #define LOW_LINE "\xe2\x96\x81" // U+2581, which stands for a space in SentencePiece's kind
+
+// ---- Expressions (tokenizer_expression.c) ----
 
 typedef struct pre_tokenizer {
     const char *name;
@@ -74,8 +74,6 @@ const char *pre_tokenizer_names(void);                     // of the first of ea
 extern const char gpt2_pattern[];                          // of ByteLevel{use_regex} in tokenizer.json
 extern const char digit_pattern[];                         // of Digits: one number
 
-// ---- expressions (tokenizer_expression.c) ----
-
 typedef struct expression {
     void *code; // pcre2_code
 } expression;
@@ -86,16 +84,16 @@ kvb_status expression_compile(expression *out, const char *pattern, size_t size,
                               kvb_error *err);
 void expression_free(expression *x);
 
-typedef struct matcher { // of one thread
-    void *data, *limits;
-} matcher;
-kvb_status matcher_open(matcher *m, kvb_error *err);
+// What matching one text takes, of one thread: memory, and an allowance of work that is in proportion to the text.
+typedef struct matcher matcher;
+matcher *matcher_open(size_t text_size);
 void matcher_close(matcher *m);
-// The next match that is not empty, at or behind `at`; *begin = *end = size where there is none.
+// The next match that is not empty, at or behind `at`; *begin = *end = size where there is none. KVB_UNSUPPORTED where
+// the expression backtracks for longer, or needs more memory, than the text's length allows.
 kvb_status expression_next(const expression *x, matcher *m, const char *text, size_t size, size_t at, size_t *begin,
                            size_t *end, kvb_error *err);
 
-// ---- what happens to a text before its words are merged (tokenizer_steps.c) ----
+// ---- What happens to a text before its words are merged (tokenizer_steps.c) ----
 
 typedef enum normal_kind { NORMAL_NFC, NORMAL_PREPEND, NORMAL_REPLACE } normal_kind;
 typedef struct normal_step {
@@ -132,7 +130,7 @@ typedef kvb_status word_action(void *context, const char *word, size_t size);
 kvb_status cut_apply(const cut_step *steps, size_t n, matcher *m, const char *text, size_t size, word_action *action,
                      void *context, kvb_error *err);
 
-// ---- added tokens: found in the text before anything else is done (tokenizer_added.c) ----
+// ---- Added tokens: found in the text before anything else is done (tokenizer_encode.c) ----
 
 enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2, ADDED_SINGLE_WORD = 4 };
 typedef struct added_token {
@@ -151,14 +149,14 @@ typedef struct added_index {
 } added_index;
 
 // Adds tokens, then sorts; a text that is not UTF-8, or is empty, cannot occur and is left out.
-kvb_status added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8_t flags, kvb_error *err);
+void added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8_t flags);
 // The same, found in text that `normal` has made: as that makes the token's text.
 kvb_status added_put_normalised(added_index *x, const normal_list *normal, uint32_t id, const char *text, size_t size,
                                 uint8_t flags, kvb_error *err);
 void added_sort(added_index *x);
 void added_free(added_index *x);
 
-// ---- the tokenizer ----
+// ---- The tokenizer ----
 
 struct tokenizer {
     vocabulary v;
@@ -181,17 +179,16 @@ struct tokenizer {
     char sha256[65];
 };
 
-tokenizer *tokenizer_new(void); // all ids -1; NULL without memory
-kvb_status tokenizer_set_pre(tokenizer *t, const char *name, kvb_error *err);
+tokenizer *tokenizer_new(void); // all ids -1
 // Fills byte_id from the vocabulary: of the byte alphabet, or "<0x00>" to "<0xFF>" where byte_fallback.
 void tokenizer_find_bytes(tokenizer *t);
 // Adds an id to what ends an answer, unless it is -1 or there.
-kvb_status tokenizer_add_end(tokenizer *t, int32_t id, kvb_error *err);
+void tokenizer_add_end(tokenizer *t, int32_t id);
 
-// One word to ids (tokenizer_merge.c).
+// One word to ids (tokenizer_bpe.c).
 typedef struct word_merger word_merger;
-kvb_status word_merger_open(word_merger **out, const tokenizer *t, size_t ids_room, kvb_error *err);
+word_merger *word_merger_open(const tokenizer *t, size_t ids_room);
 void word_merger_close(word_merger *w);
-kvb_status word_merger_put(word_merger *w, uint32_t id);
-kvb_status word_merger_word(word_merger *w, const char *word, size_t size);
+void word_merger_put(word_merger *w, uint32_t id);
+void word_merger_word(word_merger *w, const char *word, size_t size);
 int32_t *word_merger_take(word_merger *w, size_t *n); // the ids so far, which are then the caller's

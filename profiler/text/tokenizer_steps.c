@@ -1,5 +1,6 @@
 // What happens to a text before its words are merged: normalisation, then cutting, each a list of steps as
 // tokenizer.json has them.
+#include "formats/need.h"
 #include "profiler/text/tokenizer_parts.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
@@ -11,23 +12,14 @@ typedef struct buffer {
     size_t size, room;
 } buffer;
 
-static bool append(buffer *b, const char *text, size_t size)
+static void append(buffer *b, const char *text, size_t size)
 {
     if (size > b->room - b->size) {
-        size_t room = b->size + size + b->room / 2 + 64;
-        char *grown = realloc(b->text, room);
-        if (!grown) return false;
-        b->text = grown;
-        b->room = room;
+        b->room = b->size + size + b->room / 2 + 64;
+        b->text = need_more(b->text, b->room, 1, "bytes of normalised text");
     }
     if (size) memcpy(b->text + b->size, text, size);
     b->size += size;
-    return true;
-}
-
-static kvb_status no_memory(kvb_error *err)
-{
-    return kvb_fail(err, KVB_MEMORY, "not enough memory to encode the text");
 }
 
 // ---- normalisation ----
@@ -39,22 +31,26 @@ static kvb_status compose(const char *text, size_t size, buffer *out, kvb_error 
                                       UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (n < 0) {
         free(composed);
-        return kvb_fail(err, n == UTF8PROC_ERROR_NOMEM ? KVB_MEMORY : KVB_ARGUMENT, "text to NFC: %s",
-                        utf8proc_errmsg(n));
+        return kvb_fail(err, KVB_ARGUMENT, "text to NFC: %s", utf8proc_errmsg(n));
     }
     *out = (buffer){(char *)composed, (size_t)n, (size_t)n};
     return KVB_OK;
 }
 
-static kvb_status replace(const normal_step *step, matcher *m, const char *text, size_t size, buffer *out,
+static kvb_status replace(const normal_step *step, matcher *m, const char *text, size_t size, size_t most, buffer *out,
                           kvb_error *err)
 {
     kvb_status status = KVB_OK;
     for (size_t at = 0, begin, end; at < size && status == KVB_OK; at = end) {
         status = expression_next(&step->pattern, m, text, size, at, &begin, &end, err);
         if (status != KVB_OK) break;
-        if (!append(out, text + at, begin - at) || (begin < end && !append(out, step->text, step->size)))
-            status = no_memory(err);
+        append(out, text + at, begin - at);
+        if (begin < end) append(out, step->text, step->size);
+        if (out->size > most)
+            status = kvb_fail(err, KVB_UNSUPPORTED,
+                              "the tokenizer's normalizer makes more than %zu bytes of a text; give token ids instead "
+                              "of text",
+                              most);
     }
     return status;
 }
@@ -83,15 +79,16 @@ static bool is_idle(const normal_step *step, bool first, const char *text, size_
 kvb_status normal_apply(const normal_list *list, matcher *m, bool first, const char **text, size_t *size, char **owned,
                         kvb_error *err)
 {
-    *owned = NULL;
+    size_t most = 64 * *size + (1 << 20); // no honest steps make a text so much longer; hostile ones would fill memory
     kvb_status status = KVB_OK;
+    *owned = NULL;
     for (size_t i = 0; i < list->n && status == KVB_OK; i++) {
         const normal_step *step = &list->steps[i];
         if (is_idle(step, first, *text, *size)) continue;
         buffer out = {0};
         if (step->kind == NORMAL_NFC) status = compose(*text, *size, &out, err);
-        else if (step->kind == NORMAL_REPLACE) status = replace(step, m, *text, *size, &out, err);
-        else if (!append(&out, step->text, step->size) || !append(&out, *text, *size)) status = no_memory(err);
+        else if (step->kind == NORMAL_REPLACE) status = replace(step, m, *text, *size, most, &out, err);
+        else append(&out, step->text, step->size), append(&out, *text, *size);
         free(*owned);
         *owned = out.text;
         *text = out.text ? out.text : "";

@@ -1,6 +1,6 @@
 #include "profiler/text/utf8.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
-#include <stdlib.h>
 #include <string.h>
 
 // The table of well-formed sequences in the Unicode standard (3-7): only the second byte's range depends on the first.
@@ -20,7 +20,7 @@ size_t utf8_step(const unsigned char *p, size_t n, bool *valid)
     return length;
 }
 
-kvb_status utf8_repair(const char *text, size_t size, const char **out, size_t *out_size, char **owned, kvb_error *err)
+void utf8_repair(const char *text, size_t size, const char **out, size_t *out_size, char **owned)
 {
     static const char replacement[3] = "\xef\xbf\xbd"; // U+FFFD
     const unsigned char *p = (const unsigned char *)text;
@@ -34,10 +34,9 @@ kvb_status utf8_repair(const char *text, size_t size, const char **out, size_t *
     *owned = NULL;
     *out = text;
     *out_size = size;
-    if (broken == 0) return KVB_OK;
+    if (broken == 0) return;
 
-    char *w = *owned = malloc(repaired);
-    if (!w) return kvb_fail(err, KVB_MEMORY, "not enough memory for %zu bytes of text", repaired);
+    char *w = *owned = need(repaired, 1, "bytes of text");
     for (size_t at = 0, step; at < size; at += step) {
         step = utf8_step(p + at, size - at, &valid);
         if (valid) w = (char *)memcpy(w, p + at, step) + step;
@@ -45,6 +44,18 @@ kvb_status utf8_repair(const char *text, size_t size, const char **out, size_t *
     }
     *out = *owned;
     *out_size = repaired;
+}
+
+kvb_status utf8_check_text(const char *name, const char *text, size_t size, kvb_error *err)
+{
+    bool valid = true;
+    for (size_t at = 0, step; at < size; at += step) {
+        step = utf8_step((const unsigned char *)text + at, size - at, &valid);
+        if (!valid || !text[at])
+            return kvb_fail(err, KVB_FORMAT,
+                            "%s: byte %zu is 0x%02x, expected UTF-8 text without NUL; iconv converts other encodings",
+                            name, at, (unsigned char)text[at]);
+    }
     return KVB_OK;
 }
 

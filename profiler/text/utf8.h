@@ -9,7 +9,11 @@
 size_t utf8_step(const unsigned char *p, size_t n, bool *valid);
 // Sets *out to text with each broken part replaced by U+FFFD: malloc'd in *owned, or the text itself and *owned NULL
 // when nothing is broken.
-kvb_status utf8_repair(const char *text, size_t size, const char **out, size_t *out_size, char **owned, kvb_error *err);
+void utf8_repair(const char *text, size_t size, const char **out, size_t *out_size, char **owned);
+
+// Is it text: UTF-8 without NUL? KVB_FORMAT with the first byte that is not, since a file of another kind, or in
+// another encoding such as UTF-16, would be read as U+FFFD here and there. `name` is the file, for the message.
+kvb_status utf8_check_text(const char *name, const char *text, size_t size, kvb_error *err);
 
 // The bytes at the text's begin, or end, that are spaces as Python's str.strip() has them: Unicode's too.
 size_t utf8_spaces_before(const char *text, size_t size);

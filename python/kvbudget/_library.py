@@ -235,6 +235,12 @@ def count(value: Any, name: str = "a count") -> int:
     return found
 
 
+def one_of(name: str, value: Any, known: Sequence[str]) -> str:
+    if value not in known:
+        raise KVBudgetError(f"{name}: expected one of {', '.join(known)}, found {value!r}")
+    return str(value)
+
+
 def real(value: Any, name: str = "ratio") -> float:
     """A number; a text such as "80%" is none."""
     try:

@@ -1,15 +1,17 @@
 """Attention over a cut cache, registered with transformers as the implementations ``kvbudget`` and ``kvbudget_eager``.
 
-A layer that is not cut goes to the implementation that the model had, sdpa or eager, with the very arguments; so a
-model may keep the registered name for good. Per segment there are three ways to compute, all with one interface:
+A layer that is not cut goes to sdpa or eager attention with the very arguments, so a model may keep the registered name
+for good. Per segment there are three ways to compute, all with one interface:
 
 segments  one scaled_dot_product_attention per sequence and head: the way on a CPU, and with softcaps and sinks
 varlen    torch.nn.attention.varlen over the flat tensors: on CUDA, in half precision, without padding
 flex      flex_attention over the flat tensors with a mask of segments: elsewhere on CUDA
 """
 
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -71,16 +73,10 @@ def by_segment(
             rows = F.scaled_dot_product_attention(q, k[None, None], v[None, None], attn_mask=mask, scale=scaling)[0, 0]
         else:
             own = None if sinks is None else sinks[heads].repeat_interleave(n)
-            rows = _plain(q[0, 0], k, v, mask, d**-0.5 if scaling is None else scaling, softcap, own)
+            weights = attention_weights(q[0, 0] @ k.T * (d**-0.5 if scaling is None else scaling), mask, softcap, own)
+            rows = weights.to(v.dtype) @ v
         out[b, :, heads] = rows.view(group, n, -1).transpose(0, 1)
     return out
-
-
-def _plain(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float, softcap: float | None, sinks: Tensor | None
-) -> Tensor:
-    weights = attention_weights((q @ k.T) * scaling, mask, softcap, sinks)
-    return weights.to(v.dtype) @ v
 
 
 def attention_weights(logits: Tensor, mask: Tensor | None, softcap: float | None, sinks: Tensor | None) -> Tensor:
@@ -174,9 +170,24 @@ def ragged_attention(
 ) -> Tensor:
     """[B, Hq, n, d] to [B, n, Hq, dv] over the segments of a cut layer that holds the n new tokens already."""
     visible = new_tokens_mask(layer, query.shape[2], mask)
+    layer.hidden = None if mask is None or visible is None else ~visible[:, -1]
     if softcap is not None or sinks is not None:
         return by_segment(layer, query, visible, scaling, softcap, sinks)
     return _kernel(layer, query, visible)(layer, query, visible, scaling)
+
+
+#: Who looks on while an attention module runs in this thread: called in the place of ``attend``, the attention itself.
+WATCH: ContextVar[Callable[..., Any] | None] = ContextVar("WATCH", default=None)
+
+
+@contextlib.contextmanager
+def watched_by(watch: Callable[..., Any]) -> Iterator[None]:
+    """Until the block is left attention is watch(attend, query, key, value, mask, scaling, more)."""
+    token = WATCH.set(watch)
+    try:
+        yield
+    finally:
+        WATCH.reset(token)
 
 
 def _stand_in(find_base: Callable[[nn.Module], Any], may_have: Sequence[str]) -> Callable[..., Any]:
@@ -184,7 +195,7 @@ def _stand_in(find_base: Callable[[nn.Module], Any], may_have: Sequence[str]) ->
     arguments softcap and sinks, where the base knows them. kvpress wraps it and gives dropout by place."""
 
     def forward(
-        module: nn.Module,
+        module: Any,
         query: Tensor,
         key: Tensor,
         value: Tensor,
@@ -193,14 +204,21 @@ def _stand_in(find_base: Callable[[nn.Module], Any], may_have: Sequence[str]) ->
         scaling: float | None = None,
         **kwargs: Any,
     ) -> Any:
-        watch = module.__dict__.get("kvb_watch")  # who looks on while the model runs: scorers, or the recorder
-        if watch is not None:
-            watch(query, key, value, attention_mask, scaling, kwargs)
-        layer = getattr(key, "kvb_layer", None)
-        if layer is None:
-            base = find_base(module)
-            return base(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs)
-        return ragged_attention(layer, query, attention_mask, scaling, *(kwargs.get(name) for name in may_have)), None
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Any:
+            layer = getattr(key, "kvb_layer", None)
+            if layer is None:
+                return find_base(module)(module, query, key, value, mask, dropout=dropout, scaling=scaling, **kwargs)
+            if kwargs.get("output_attentions") or getattr(module.config, "output_attentions", False):
+                raise KVBudgetError(
+                    "output_attentions: over a cut cache there are no attention weights of all tokens; leave it out",
+                    "UNSUPPORTED",
+                )
+            return ragged_attention(layer, query, mask, scaling, *(kwargs.get(name) for name in may_have)), None
+
+        watch = WATCH.get()
+        if watch is None:
+            return attend(query, key, value, attention_mask)
+        return watch(attend, query, key, value, attention_mask, scaling, kwargs)
 
     return forward
 

@@ -1,47 +1,102 @@
-"""Joining and leaving a model: the registered attention, hooks on attention modules, and what a batch's mask tells."""
+"""Joining and leaving a model: the registered attention, methods that are stood in for, and what a batch's mask tells."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import Cache
 
 from . import attention
 from ._library import KVBudgetError
 from .models import AttentionLayer
 
+_LOCK = threading.Lock()
+
+
+class Around:
+    """Stands in an object's __dict__ for one of its methods: a call becomes around(method, ...)."""
+
+    def __init__(self, owner: Any, name: str, around: Callable[..., Any]):
+        self.owner, self.name, self.around = owner, name, around
+        self.before = owner.__dict__.get(name)  # accelerate puts functions of its own there
+        self.method = self.__wrapped__ = getattr(owner, name)
+        owner.__dict__[name] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.around(self.method, *args, **kwargs)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy of the owner, or a pickled one, has its plain method
+        return _itself, (self.method,)
+
+    def leave(self) -> None:
+        if self.owner.__dict__.get(self.name) is self:
+            del self.owner.__dict__[self.name]
+            if self.before is not None:
+                self.owner.__dict__[self.name] = self.before
+
+
+def _itself(method: Any) -> Any:
+    return method
+
+
+def join(layers: Sequence[AttentionLayer], around: Callable[..., Any]) -> list[Around]:
+    """Puts around(layer, forward, ...) in the place of each attention module's forward; one at a time may do so."""
+    with _LOCK:
+        if any(isinstance(layer.module.__dict__.get("forward"), Around) for layer in layers):
+            raise KVBudgetError(
+                "this model is inside of a block of compress or of a recording already, here or in another thread; "
+                "leave that block first. One block serves any number of caches and threads"
+            )
+        use_registered_attention(layers)
+        return [Around(layer.module, "forward", partial(around, layer)) for layer in layers]
+
 
 @contextlib.contextmanager
-def attached(layers: Sequence[AttentionLayer], watch: Any, after: Any) -> Iterator[None]:
-    """The registered attention instead of the model's own, and hooks on all attention modules."""
-    use_registered_attention(layers)
-    hooks = []
+def joined(layers: Sequence[AttentionLayer], around: Callable[..., Any]) -> Iterator[None]:
+    standing = join(layers, around)
     try:
-        for layer in layers:
-            layer.module.__dict__["kvb_watch"] = partial(watch, layer)
-            hooks.append(layer.module.register_forward_hook(partial(after, layer), with_kwargs=True))
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
-        for layer in layers:
-            layer.module.__dict__.pop("kvb_watch", None)
+        for one in standing:
+            one.leave()
+
+
+def inputs_of(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Cache | None, Tensor, Any]:
+    """What an attention module is called with: the cache, hidden states [B, n, D], cosines and sines."""
+    cache = next((x for x in (*args, *kwargs.values()) if isinstance(x, Cache)), None)
+    return cache, kwargs["hidden_states"] if "hidden_states" in kwargs else args[0], kwargs.get("position_embeddings")
+
+
+def not_watched(layer: AttentionLayer) -> KVBudgetError:
+    """Why a module's attention did not pass through this package."""
+    name = layer.config._attn_implementation
+    if name not in attention.REPLACES.values():
+        return KVBudgetError(f"the model's attention implementation was changed to {name!r} inside of the block")
+    return KVBudgetError(
+        f"{layer.name}: does not compute attention through transformers' attention interface", "UNSUPPORTED"
+    )
 
 
 def use_registered_attention(layers: Sequence[AttentionLayer]) -> None:
-    """Lets the model compute attention through this package; refuses implementations that it cannot stand in for."""
-    configs = {id(layer.config): layer.config for layer in layers}
-    for config in configs.values():
-        name = config._attn_implementation or "eager"
+    """Lets the model compute attention through this package; refuses implementations that it cannot stand in for.
+
+    torch's sdpa has flash kernels of its own, so it takes the place of flash attention; softcaps and sinks need eager.
+    """
+    for layer in layers:
+        name = layer.config._attn_implementation or "eager"
+        if "flash" in name and "paged" not in name:
+            name = "eager" if layer.needs_eager else "sdpa"
         if name not in attention.REPLACES:
             raise KVBudgetError(
-                f'attention implementation {name!r} is not supported; load the model with attn_implementation="sdpa" '
-                'or "eager"',
+                f'attention implementation {name!r} is not supported; load the model with attn_implementation="sdpa", '
+                '"eager" or "flash_attention_2"',
                 "UNSUPPORTED",
             )
-        config._attn_implementation = attention.REPLACES[name]
+        layer.config._attn_implementation = attention.REPLACES[name]
 
 
 def padding_of(mask: Tensor | None, n_sequences: int, n: int) -> list[int]:

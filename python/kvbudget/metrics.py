@@ -9,7 +9,7 @@ is gathered while the model runs (:class:`Seen`), by chunks if need be, in memor
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,12 +33,20 @@ class Seen:
     step: "Step | None" = None  # all tokens, for scorers that want them at once
     parts: list["Seen"] = field(default_factory=list)  # what each feature of a learned ranking has seen
 
-    def forget(self, n: int) -> None:
-        """The last n tokens were taken back. Their part in the moments stays."""
-        self.n_tokens -= n
-        self.tail = None if self.tail is None else self.tail[:, : self.tail.shape[1] - n]
+    def crop(self, n: int) -> None:
+        """The tokens from the n-th on were taken back. Their part in the moments stays."""
+        if n < self.n_tokens and self.tail is not None:
+            self.tail = self.tail[:, : max(self.tail.shape[1] - (self.n_tokens - n), 0)]
+        self.n_tokens = min(n, self.n_tokens)
         for part in self.parts:
-            part.forget(n)
+            part.crop(n)
+
+    def skip(self, n: int) -> None:
+        """The next token is the n-th; those between were not watched, so no row of queries reaches over them."""
+        if n != self.n_tokens:
+            self.n_tokens, self.tail = n, None
+        for part in self.parts:
+            part.skip(n)
 
     def copy(self) -> "Seen":
         """For a sequence that goes its own way from here on; tensors are never changed in place."""
@@ -68,6 +76,7 @@ class Metric:
     parameters: Mapping[str, Any]
     protect_sink: int
     protect_window: int
+    whole: ClassVar[bool] = False  # does it score whole contexts only, watched in one pass?
 
     @property
     def needs_queries(self) -> bool:
@@ -84,10 +93,15 @@ class Metric:
         """Contexts must be longer than this."""
         return 0
 
+    @property
+    def once(self) -> str:
+        """Why a cache can be cut by it only once; empty where it can be cut again."""
+        return ""
+
     def observe(self, seen: Seen, layer: AttentionLayer, step: Step) -> None:
         """Takes the next tokens in."""
         if self.tail:
-            old = [seen.tail] if seen.tail is not None else []
+            old = [seen.tail.to(step.query)] if seen.tail is not None else []
             seen.tail = torch.cat([*old, step.query], 1)[:, -self.tail :].clone()
         seen.n_tokens += step.query.shape[1]
 
@@ -202,15 +216,11 @@ class TOVA(Voted):
     def tail(self) -> int:
         return 1
 
-    def score(
-        self, layer: AttentionLayer, keys: Tensor, values: Tensor, seen: Seen, places: Tensor, heads: slice
-    ) -> Tensor:
-        if self.parameters["scope"] == "layer" and keys.shape[0] != layer.n_kv_heads:
-            raise KVBudgetError(
-                f"{layer.name}: {self.name} is a mean over the layer's heads, which once cut hold different tokens; "
-                "for a second cut take tova:scope=group"
-            )
-        return super().score(layer, keys, values, seen, places, heads)
+    @property
+    def once(self) -> str:
+        if self.parameters["scope"] == "group":
+            return ""
+        return "is a mean over the layer's heads, which once cut hold different tokens; take tova:scope=group"
 
     def join(self, votes: Tensor) -> Tensor:
         rows = votes[:, :, 0].mean(1)

@@ -50,6 +50,11 @@ class AttentionLayer:
         return getattr(self.module, "sinks", None) if self._is_eager else None
 
     @property
+    def needs_eager(self) -> bool:
+        """Has it a softcap or sinks, which sdpa leaves out?"""
+        return any(getattr(self.module, name, None) is not None for name in ("attn_logit_softcapping", "sinks"))
+
+    @property
     def _is_eager(self) -> bool:
         return str(getattr(self.config, "_attn_implementation", "")).endswith("eager")
 
@@ -60,29 +65,22 @@ class AttentionLayer:
     def queries(self, hidden: Tensor) -> Tensor:
         """Queries before rotation, [B, Hq, n, d], from what goes into the module, [B, n, D]."""
         module, (batch, n, _) = self.module, hidden.shape
+
+        def unseen(why: str) -> KVBudgetError:
+            said = f"{self.name}: {why}, so expected attention cannot see its queries; use keydiff, knorm or snapkv"
+            return KVBudgetError(said, "UNSUPPORTED")
+
         if hasattr(module, "q_proj"):
             q: Tensor = module.q_proj(hidden)
         elif hasattr(module, "qkv_proj"):  # Phi-3: the queries stand first
             q = module.qkv_proj(hidden)[..., : self.n_heads * module.head_dim]
         else:
-            raise KVBudgetError(
-                f"{self.name}: has neither q_proj nor qkv_proj, so expected attention cannot see its queries; "
-                "use keydiff, knorm or snapkv",
-                "UNSUPPORTED",
-            )
+            raise unseen("has neither q_proj nor qkv_proj")
         if q.shape[-1] != self.n_heads * module.head_dim:
-            raise KVBudgetError(
-                f"{self.name}: its queries have {q.shape[-1]} numbers, expected {self.n_heads} x {module.head_dim}; "
-                "use keydiff, knorm or snapkv",
-                "UNSUPPORTED",
-            )
+            raise unseen(f"expected {self.n_heads} queries of {module.head_dim} numbers, found {q.shape[-1]} numbers")
         norm = next((getattr(module, name) for name in ("q_norm", "q_layernorm") if hasattr(module, name)), None)
         if norm is not None and not isinstance(getattr(norm, "weight", None), Tensor):
-            raise KVBudgetError(
-                f"{self.name}: its norm of queries, {type(norm).__name__}, is not known, so expected attention cannot "
-                "see them; use keydiff, knorm or snapkv",
-                "UNSUPPORTED",
-            )
+            raise unseen(f"its norm of queries, {type(norm).__name__}, is not known")
         over_heads = norm is not None and norm.weight.numel() == q.shape[-1] and norm.weight.dim() == 1
         if norm is not None and over_heads:  # OLMo 2 normalises all heads as one
             q = norm(q)
@@ -159,6 +157,16 @@ def has_window(layer: AttentionLayer) -> bool:
         return types[layer.index] in ("sliding_attention", "chunked_attention")
     window = getattr(layer.module, "sliding_window", getattr(config, "sliding_window", None))
     return isinstance(window, int) and window < getattr(config, "max_position_embeddings", window + 1)
+
+
+def only_windows(model: nn.Module) -> KVBudgetError:
+    """What is to be said of a model in which every layer has a window."""
+    return KVBudgetError(
+        f"every layer of {type(model).__name__} has a sliding window (config.sliding_window = "
+        f"{getattr(model.config, 'sliding_window', None)}), so there is nothing to share out or to cut; set it to None "
+        "if the contexts are shorter than the window",
+        "UNSUPPORTED",
+    )
 
 
 def decoder_of(model: nn.Module) -> nn.Module:

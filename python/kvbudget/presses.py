@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers.cache_utils import Cache
 
 from . import metrics
-from ._library import KVBudgetError
-from .eviction import Run, prepare
-from .hooks import attached
+from ._library import KVBudgetError, one_of
+from .eviction import Run
 from .models import AttentionLayer
+from .ragged import Size
 from .table import Table
 
 try:
@@ -36,8 +36,7 @@ class BudgetPress(BasePress):  # type: ignore[misc]
         mode: Literal["compact", "mask"] = "compact",
         **options: Any,
     ):
-        if mode not in ("compact", "mask"):
-            raise KVBudgetError(f"mode: expected compact or mask, found {mode!r}")
+        one_of("mode", mode, ("compact", "mask"))
         self.table = table if isinstance(table, Table) else Table(table)
         self.compression_ratio, self.mode, self.options = compression_ratio, mode, options
         self.run: Run | None = None
@@ -45,17 +44,18 @@ class BudgetPress(BasePress):  # type: ignore[misc]
     @contextlib.contextmanager
     def __call__(self, model: nn.Module) -> Iterator[None]:
         kind = Run if self.mode == "compact" else _MaskingRun
-        self.run = prepare(kind, model, self.table, self.compression_ratio, **self.options)
-        with attached(self.run.layers, self.run._watch, self.run._after):
+        with kind(model, self.table, self.compression_ratio, **self.options) as self.run:
             yield
-        self.run._finish()
 
 
 class _MaskingRun(Run):
     """Leaves the cache as it is, and tells kvpress's patched attention which keys to hide."""
 
-    def _put(self, cache: Cache, layer: AttentionLayer, kept: list[Tensor], seen: list[metrics.Seen]) -> None:
-        keys: Any = cache.layers[layer.index].keys
+    def _put(self, cache: Cache, layer: AttentionLayer, kept: list[Tensor], seen: list[metrics.Seen]) -> Size:
+        if len(self._busy) > 1:
+            raise KVBudgetError('mode="mask" hides tokens of a module, which threads cannot share', "UNSUPPORTED")
+        full: Any = cache.layers[layer.index]
+        keys, values = full.keys, full.values
         hidden = torch.ones(keys.shape[:3], dtype=torch.bool)
         for s, places in enumerate(kept):
             b, h = divmod(s, keys.shape[1])
@@ -63,3 +63,12 @@ class _MaskingRun(Run):
             hidden[b, h, places] = False
         at: Any = tuple(i.to(keys.device) for i in torch.where(hidden))
         layer.module.masked_key_indices = at
+        rows, n_kept = hidden.numel(), sum(map(len, kept))
+        of = rows - keys.shape[1] * sum(s.padding for s in seen)
+        return Size(keys.element_size() * (keys.shape[-1] + values.shape[-1]), 0, rows, n_kept, rows, (n_kept, of))
+
+    def _prompt(self, model: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
+        prompt = super()._prompt(model, args, kwargs)
+        if prompt is not None:
+            raise KVBudgetError('mode="mask" takes prompts in one pass, without chunks or guesses', "UNSUPPORTED")
+        return None

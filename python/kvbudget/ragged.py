@@ -5,6 +5,7 @@ rows for the tokens to come. That is the layout that varlen kernels take as cu_s
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +24,22 @@ def segment_rows(starts: Tensor, lengths: Tensor) -> Tensor:
     return base + torch.arange(base.shape[0], device=base.device)
 
 
+@dataclass
+class Size:
+    """What a cut layer takes; a cut layer keeps its own up to date, and a report outlives the cache with it."""
+
+    row_bytes: int  # of one token's key and value in one head
+    place_bytes: int = 4  # of its position
+    tokens: int = 0  # seen so far, in all heads and sequences, padding included
+    rows: int = 0  # of them that are there
+    allocated: int = 0  # the same with free rows
+    at_cut: tuple[int, int] = (0, 0)  # after the latest cut: rows that stayed, of tokens without padding
+
+    @property
+    def bytes_now(self) -> int:
+        return self.allocated * (self.row_bytes + self.place_bytes)
+
+
 class RaggedLayer(DynamicLayer):
     """A layer of a DynamicCache after eviction.
 
@@ -30,23 +47,47 @@ class RaggedLayer(DynamicLayer):
     kept          B x H index tensors, segment s = b * H + h: what it keeps, ascending
     slack         free rows per segment at first
     kernel        how attention is computed: "auto", "segments", "flex" or "varlen" (attention.py)
+    observed      by sequence: its padding, and what was seen of its queries (metrics.Seen)
+
+    Its tensors carry no gradient, and may be written in any mode, also where they were made in inference mode.
     """
 
-    def __init__(self, keys: Tensor, values: Tensor, kept: Sequence[Tensor], slack: int, kernel: str = "auto"):
+    def __init__(
+        self,
+        keys: Tensor,
+        values: Tensor,
+        kept: Sequence[Tensor],
+        slack: int,
+        kernel: str = "auto",
+        observed: Sequence[Any] = (),
+    ):
         super().__init__()  # type: ignore[no-untyped-call]
         self.n_sequences, self.n_heads, n_tokens, _ = keys.shape
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-        self.kernel, self.slack = kernel, slack
-        self.observed: list[Any] = []  # by sequence: what was seen of its queries, if anybody asked for it
+        self.kernel, self.slack, self.observed = kernel, slack, list(observed)
+        self.size = Size(keys.element_size() * (keys.shape[-1] + values.shape[-1]))
+        self.hidden: Tensor | None = None  # of the latest pass with a mask: which later tokens its last row saw
         self.seen = n_tokens  # position of the next token
-        self.cut_at = n_tokens  # tokens before this one may have been evicted; all later ones are there
+        self.cut_at = n_tokens  # tokens before this one may be gone; all later ones are there
         place = torch.cat(list(kept)).to(self.device)
         lengths = [len(k) for k in kept]
         first = torch.arange(len(kept), device=self.device) * n_tokens
         take = place + torch.repeat_interleave(first, torch.tensor(lengths, device=self.device))
         k, v = (x.reshape(-1, x.shape[-1]).index_select(0, take) for x in (keys, values))
         self._lay_out(k, v, place.to(torch.int32), lengths, slack)
+        self._was_cut()
 
+    def _was_cut(self) -> None:
+        self.cut_at, self.hidden = self.seen, None
+        padding = sum(seen.padding for seen in self.observed)
+        self.size.at_cut = sum(self.lengths), self.n_heads * (self.n_sequences * self.seen - padding)
+
+    def _measure(self) -> None:
+        self.size.tokens, self.size.rows = len(self.lengths) * self.seen, sum(self.lengths)
+        self.size.allocated = self.starts[-1]
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
     def _lay_out(self, k: Tensor, v: Tensor, place: Tensor, lengths: list[int], slack: int) -> None:
         """New storage from the rows of all segments without gaps. Free rows hold NaN: nobody reads them unseen."""
         self.lengths = lengths
@@ -61,6 +102,7 @@ class RaggedLayer(DynamicLayer):
         self.places = place.new_zeros(rows).index_copy_(0, to, place)
         self.free = slack
         self._end = starts + torch.tensor(lengths, device=k.device)  # where each segment's next token goes
+        self._measure()
 
     def _rebuild(self, segments: Sequence[int], slack: int, part: Callable[[int], Tensor] | None = None) -> None:
         """Lays the segments named out anew; ``part`` tells which rows of each stay, counted from its start."""
@@ -80,24 +122,44 @@ class RaggedLayer(DynamicLayer):
         """Appends [B, H, n, d] and gives the flat tensors back, as [1, 1, rows, d]; the attention function finds the
         segments through the attribute ``kvb_layer`` of the keys."""
         n = key_states.shape[2]
+        dtype = torch.promote_types(self.dtype, key_states.dtype)  # the model may have moved: as torch.cat does
+        if dtype != self.dtype or key_states.device != self.device:
+            self._take_to(key_states.device, dtype)
         if n > self.free:
             self._rebuild(range(len(self.lengths)), max(GROWTH, n))
         new = torch.arange(n, device=self.device)
         to = (self._end[:, None] + new).reshape(-1)
-        self.flat_keys.index_copy_(0, to, key_states.reshape(-1, key_states.shape[-1]))
-        self.flat_values.index_copy_(0, to, value_states.reshape(-1, value_states.shape[-1]))
+        for flat, states in ((self.flat_keys, key_states), (self.flat_values, value_states)):
+            flat.index_copy_(0, to, states.detach().reshape(-1, states.shape[-1]).to(dtype))
         self.places.index_copy_(0, to, (self.seen + new).to(torch.int32).repeat(len(self.lengths)))
         self._move(n)
+        return self.flat()
+
+    def flat(self) -> tuple[Tensor, Tensor]:
         keys = self.flat_keys[None, None]
         keys.kvb_layer = self  # type: ignore[attr-defined]
         return keys, self.flat_values[None, None]
 
+    def newest(self, n: int) -> tuple[Tensor, Tensor]:
+        """Copies of the last n keys and values of every segment, [B, H, n, d]."""
+        rows = (self._end[:, None] - n + torch.arange(n, device=self.device)).reshape(-1)
+        k, v = (x.index_select(0, rows) for x in (self.flat_keys, self.flat_values))
+        return (k.view(self.n_sequences, self.n_heads, n, -1), v.view(self.n_sequences, self.n_heads, n, -1))
+
+    def _take_to(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype = device, dtype
+        self.size.row_bytes = dtype.itemsize * (self.flat_keys.shape[1] + self.flat_values.shape[1])
+        self.flat_keys, self.flat_values = (x.to(device, dtype) for x in (self.flat_keys, self.flat_values))
+        self.places = self.places.to(device)
+        self._rebuild(range(len(self.lengths)), max(self.free, 1))
+
     def _move(self, n: int) -> None:
         """n tokens more, or fewer, at the end of every segment."""
-        self._end += n
+        self._end = self._end + n
         self.lengths = [length + n for length in self.lengths]
         self.seen += n
         self.free -= n
+        self._measure()
 
     def get_seq_length(self, *args: Any) -> int:
         """Positions go on at the context's length, not at the number of kept tokens."""
@@ -122,7 +184,7 @@ class RaggedLayer(DynamicLayer):
         if n <= 0:
             return
         for seen in self.observed:
-            seen.forget(n)
+            seen.crop(self.seen - n - seen.padding)
         if self.seen - n >= self.cut_at:
             self._move(-n)
             return
@@ -130,9 +192,10 @@ class RaggedLayer(DynamicLayer):
         self._rebuild(range(len(self.lengths)), self.slack, lambda s: (self.segment(s)[2] < self.seen).nonzero()[:, 0])
 
     def _take_sequences(self, rows: Sequence[int]) -> None:
-        self._rebuild([b * self.n_heads + h for b in rows for h in range(self.n_heads)], max(self.free, 1))
         self.n_sequences = len(rows)
         self.observed = [self.observed[b].copy() for b in rows] if self.observed else []
+        self.hidden = None if self.hidden is None else self.hidden[list(rows)]
+        self._rebuild([b * self.n_heads + h for b in rows for h in range(self.n_heads)], max(self.free, 1))
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._take_sequences(beam_idx.tolist())
@@ -176,12 +239,10 @@ class RaggedLayer(DynamicLayer):
 
     def recut(self, part: Callable[[int], Tensor]) -> None:
         """Keeps only the rows part(s), ascending and counted from the segment's start, of every segment s."""
+        if self.hidden is not None and bool(self.hidden[:, : self.seen - self.cut_at].any()):
+            raise KVBudgetError("a cache with padding behind its first tokens cannot be cut again", "UNSUPPORTED")
         self._rebuild(range(len(self.lengths)), self.slack, part)
-        self.cut_at = self.seen
-
-    def nbytes(self) -> int:
-        """Bytes of keys, values and positions, free rows included."""
-        return sum(x.untyped_storage().nbytes() for x in (self.flat_keys, self.flat_values, self.places))
+        self._was_cut()
 
 
 class _Length:

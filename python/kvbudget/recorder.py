@@ -14,21 +14,22 @@ import json
 import math
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
 from . import calibration, metrics, origin
 from ._library import KVBudgetError
-from .attention import attention_weights
+from .attention import attention_weights, watched_by
 from .chat import Frame
-from .hooks import attached
-from .models import AttentionLayer, attention_layers, check_model, has_window
+from .hooks import inputs_of, joined, not_watched
+from .models import AttentionLayer, attention_layers, check_model, has_window, only_windows
 from .sampling import draw
 from .steps import assemble, metric_file, steps, tokenizer_sha256, weights_sha256, write, write_array
 from .table import ModelShape
@@ -48,7 +49,6 @@ class _Recorder:
         self.scores: dict[str, list[Any]] = {}
         self.norms: dict[int, Tensor] = {}
         self.best: dict[int, Tensor] = {}
-        self._query: dict[int, Tensor] = {}
         self.n_tokens = 0
 
     @torch.no_grad()
@@ -56,7 +56,7 @@ class _Recorder:
         """Scores of all metrics, [L, G, T] each, and the cache of the context."""
         self.n_tokens, self.observed_from, cache = len(ids), None, DynamicCache()
         self.scores = {m.name: [] for m in self.chosen}
-        with attached(self.layers, self._keep_query, self._score):
+        with joined(self.layers, self._around_prefill):
             self._pass(ids, cache)
         return cache
 
@@ -70,7 +70,7 @@ class _Recorder:
     def decode(self, ids: list[int], cache: Cache, observed_from: int) -> Tensor:
         """One pass over the cache; the last row's logits."""
         self.observed_from = observed_from
-        with attached(self.layers, self._observe, lambda *_: None):
+        with joined(self.layers, self._around_decoding):
             return self._pass(ids, cache)
 
     def importance(self) -> Any:
@@ -81,21 +81,28 @@ class _Recorder:
         logits: Tensor = self.model(given, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
         return logits[0, -1].float()
 
-    def _keep_query(self, layer: AttentionLayer, query: Tensor, *more: Any) -> None:
-        self._query[layer.index] = metrics.in_units(query, more[3])
+    def _around_prefill(self, layer: AttentionLayer, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        queries: list[Tensor] = []
 
-    def _score(self, layer: AttentionLayer, _: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], __: Any) -> None:
+        def watch(attend: Any, query: Tensor, *given: Any) -> Any:
+            queries.append(metrics.in_units(query, given[3]))
+            return attend(query, *given[:3])
+
+        with watched_by(watch):
+            out = forward(*args, **kwargs)
+        if not queries:
+            raise not_watched(layer)
+        self._score(layer, queries[0], *inputs_of(args, kwargs))
+        return out
+
+    def _around_decoding(self, layer: AttentionLayer, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        with watched_by(partial(self._observe, layer)):
+            return forward(*args, **kwargs)
+
+    def _score(self, layer: AttentionLayer, query: Tensor, cache: Any, hidden: Tensor, rope: Any) -> None:
         """After a layer's prefill: what every metric says of it, and the norms of its values."""
-        query = self._query.pop(layer.index, None)
-        if query is None:
-            raise KVBudgetError(
-                f"{layer.name}: does not compute attention through transformers' attention interface", "UNSUPPORTED"
-            )
-        cache = next(x for x in (*args, *kwargs.values()) if isinstance(x, Cache))
         place: Any = cache.layers[layer.index]
         keys, values = place.keys[0], place.values[0]
-        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-        rope = kwargs.get("position_embeddings")
         step = metrics.Step(
             query[0], hidden[0], None if rope is None else tuple(x[0] if x.dim() == 3 else x for x in rope)
         )
@@ -116,13 +123,14 @@ class _Recorder:
     def _observe(
         self,
         layer: AttentionLayer,
+        attend: Callable[..., Any],
         query: Tensor,
         key: Tensor,
         value: Tensor,
         mask: Tensor | None,
         scaling: float | None,
         more: dict[str, Any],
-    ) -> None:
+    ) -> Any:
         """Attention of the rows that count, on the context's tokens, a few rows at a time."""
         n_kv, total, n = key.shape[1], key.shape[2], query.shape[2]
         group = query.shape[1] // n_kv
@@ -146,6 +154,7 @@ class _Recorder:
             weights = attention_weights((q[:, :, a:b] @ k) * scaling, seen, softcap, own)[..., : self.n_tokens]
             found = (weights * norms).amax((1, 2))
             self.best[layer.index] = torch.maximum(self.best[layer.index], found)
+        return attend(query, key, value, mask)
 
 
 def _value_roots(layer: AttentionLayer) -> Tensor:
@@ -314,12 +323,7 @@ def record(
         )
     layers = [layer for layer in layers if not has_window(layer)]  # the others' cache does not grow with the text
     if not layers:
-        raise KVBudgetError(
-            f"every layer of {type(model).__name__} has a sliding window (config.sliding_window = "
-            f"{getattr(model.config, 'sliding_window', None)}), so there is nothing to share out; set it to None if "
-            "the contexts are shorter than the window",
-            "UNSUPPORTED",
-        )
+        raise only_windows(model)
     contexts, calib_sha256 = calibration.read(calib)
     vocabulary = model.get_input_embeddings().weight.shape[0]
     frame = Frame.of(tokenizer) if o.chat else None
@@ -332,13 +336,5 @@ def record(
         for work in todo:
             part = folder / f"context_{work.sample_id}"
             _record_context(recorder, work, part, o, ends, progress or (lambda _: None))
-        assemble(
-            folder,
-            output,
-            [(w.sample_id, len(w.questions)) for w in todo],
-            attributes,
-            [m.name for m in chosen],
-            shape,
-            force,
-        )
+        assemble(folder, output, todo, attributes, [m.name for m in chosen], shape, force)
     return output

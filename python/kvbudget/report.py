@@ -8,57 +8,58 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from .metrics import Seen
-from .ragged import RaggedLayer
+from .ragged import RaggedLayer, Size
 
 
 @dataclass(frozen=True)
 class Report:
-    """What became of a cache. Bytes are those of the layers that were cut, in all sequences."""
+    """What became of a cache. Bytes are those of the layers that were cut, in all sequences, as they are now; when the
+    cache is gone, as they were last."""
 
-    bytes_full: int  # before, when each layer was cut
-    bytes_promised: int  # the kept tokens alone
+    bytes_full: int  # what a full cache of all the tokens seen so far takes
+    bytes_promised: int  # the tokens that are there alone
     bytes_with_slack: int  # the same with the free rows for new tokens
-    bytes_now: int  # with free rows, positions, and all tokens since; when the cache is gone, as it was last seen
+    bytes_now: int  # the same with positions: what is really taken
     saved: float  # 1 - now / full
     requested_ratio: float
-    effective_ratio: float  # share of the tokens that went
-    tokens: tuple[int, ...]  # length of each sequence when it was cut
+    effective_ratio: float  # share of the tokens that had gone after the latest cut
+    tokens: tuple[int, ...]  # length of each sequence at the latest cut
     layers_cut: int
     layers_left: int  # without a budget: sliding windows
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # of the latest cut
 
 
 @dataclass
 class State:
-    """One cache while it is watched; numbers are sums over the layers that were cut so far."""
+    """What is known of one cache; it goes with the cache, as its attribute ``kvb_state``, also into copies."""
 
-    observed: dict[int, list[Seen]] = field(default_factory=dict)  # by layer, then sequence
-    keep: dict[int, Any] = field(default_factory=dict)  # by tokens: [L, G]
-    cut: set[int] = field(default_factory=set)
-    left: set[int] = field(default_factory=set)
+    metric: str = ""
+    observed: dict[int, list[Seen]] = field(default_factory=dict)  # by layer that is not cut, then by sequence
+    tried: dict[int, int] = field(default_factory=dict)  # layer whose tokens were all protected: how many those were
+    cut: tuple[Any, ...] = ()  # what tells the latest cut of all layers from another one
+    keep: dict[int, Any] = field(default_factory=dict)  # of that cut, by tokens: [L, G]
     tokens: tuple[int, ...] = ()
-    short: bool = False  # nothing but protected tokens
-    bytes_full: int = 0
-    bytes_promised: int = 0
-    bytes_with_slack: int = 0
-    bytes_now: dict[int, int] = field(default_factory=dict)  # by layer, as it was last seen
-    kept: int = 0
-    of: int = 0
+    sizes: dict[int, Size] = field(default_factory=dict)  # by layer that is cut
+    left: set[int] = field(default_factory=set)
     warnings: dict[str, None] = field(default_factory=dict)  # an ordered set
 
-    def report(self, requested_ratio: float, bytes_now: int) -> Report:
+    def report(self, requested_ratio: float) -> Report:
+        sizes = self.sizes.values()
+        full, now = (sum(s.tokens * s.row_bytes for s in sizes), sum(s.bytes_now for s in sizes))
+        stayed, of = (sum(s.at_cut[i] for s in sizes) for i in range(2))
+        windows = f"{len(self.left)} of {len(self.left) + len(sizes)} layers have a sliding window and were left alone"
         return Report(
-            bytes_full=self.bytes_full,
-            bytes_promised=self.bytes_promised,
-            bytes_with_slack=self.bytes_with_slack,
-            bytes_now=bytes_now,
-            saved=1 - bytes_now / self.bytes_full if self.bytes_full else 0.0,
+            bytes_full=full,
+            bytes_promised=sum(s.rows * s.row_bytes for s in sizes),
+            bytes_with_slack=sum(s.allocated * s.row_bytes for s in sizes),
+            bytes_now=now,
+            saved=1 - now / full if full else 0.0,
             requested_ratio=requested_ratio,
-            effective_ratio=1 - self.kept / self.of if self.of else 0.0,
+            effective_ratio=1 - stayed / of if of else 0.0,
             tokens=self.tokens,
-            layers_cut=len(self.cut),
+            layers_cut=len(sizes),
             layers_left=len(self.left),
-            warnings=tuple(self.warnings),
+            warnings=(*self.warnings, *[windows] * bool(self.left and sizes)),
         )
 
 

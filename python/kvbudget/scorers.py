@@ -1,18 +1,22 @@
 """Which metric a name, a table or one of kvpress's presses means; and the two that are built of others."""
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ._library import KVBudgetError
+from ._library import KVBudgetError, one_of
 from .metrics import TOVA, ExpectedAttention, KeyDiff, KNorm, LagKV, Metric, MorphKV, Seen, SnapKV, Step
 from .models import AttentionLayer
 from .ranking import open_ranking
 from .table import Table
+
+
+_LOCK = threading.Lock()  # presses look at the module, which threads may share
 
 
 @dataclass(frozen=True)
@@ -20,10 +24,15 @@ class Press(Metric):
     """A ScorerPress of kvpress; it sees one whole prefill, so neither chunks nor second cuts."""
 
     press: Any = None
+    whole: ClassVar[bool] = True
 
     @property
     def needs_queries(self) -> bool:
         return True
+
+    @property
+    def once(self) -> str:
+        return "is a press of kvpress, which scores whole contexts in one pass"
 
     def observe(self, seen: Seen, layer: AttentionLayer, step: Step) -> None:
         seen.step = step if seen.n_tokens == 0 else None
@@ -38,13 +47,16 @@ class Press(Metric):
         kwargs: dict[str, Any] = {"hidden_states": step.hidden[None], "past_key_values": None}
         if step.rope is not None:
             kwargs["position_embeddings"] = tuple(x[None] for x in step.rope)
-        own = layer.module.__dict__.get("rotary_emb")
-        layer.module.__dict__["rotary_emb"] = layer.rotary  # where kvpress's scorers look for it
-        try:
-            scores: Tensor = self.press.score(layer.module, step.hidden[None], keys[None], values[None], None, kwargs)
-        finally:
-            if own is None:
-                del layer.module.__dict__["rotary_emb"]
+        with _LOCK:
+            own = layer.module.__dict__.get("rotary_emb")
+            layer.module.__dict__["rotary_emb"] = layer.rotary  # where kvpress's scorers look for it
+            try:
+                scores: Tensor = self.press.score(
+                    layer.module, step.hidden[None], keys[None], values[None], None, kwargs
+                )
+            finally:
+                if own is None:
+                    del layer.module.__dict__["rotary_emb"]
         seen.step = None
         return scores[0]
 
@@ -64,6 +76,12 @@ class Learned(Metric):
     def least(self) -> int:
         return max(feature.least for feature in self.features)
 
+    @property
+    def once(self) -> str:
+        if self.table.ranking.layer_mean:
+            return "ranks by the mean of its layer's heads, which once cut hold different tokens; `kvbudget learn --own`"
+        return next((f"is made of {f.name}, which {f.once}" for f in self.features if f.once), "")
+
     def observe(self, seen: Seen, layer: AttentionLayer, step: Step) -> None:
         seen.parts = seen.parts or [Seen() for _ in self.features]
         for feature, part in zip(self.features, seen.parts):
@@ -82,11 +100,6 @@ class Learned(Metric):
         first = heads.start or 0
         if features.shape[1] == self.table.info.n_kv_heads:
             scores = self.table.rank_layer(layer.index, features)
-        elif self.table.ranking.layer_mean:
-            raise KVBudgetError(
-                f"{self.name}: ranks by the mean of its layer's heads, which once cut hold different tokens; "
-                "for a second cut take a ranking of `kvbudget learn --own`"
-            )
         else:
             scores = np.stack(
                 [self.table.rank(layer.index, first + g, features[:, g]) for g in range(features.shape[1])]
@@ -117,12 +130,9 @@ def of_press(scorer: Any) -> Metric:
 
 
 def _as_known(kind: str, press: Any) -> Metric | None:
-    if kind == "KeyDiffPress":
-        return build("keydiff", {})
-    if kind == "KnormPress":
-        return build("knorm", {})
-    if kind == "TOVAPress":
-        return build("tova", {})
+    same = {"KeyDiffPress": "keydiff", "KnormPress": "knorm", "TOVAPress": "tova"}
+    if kind in same:
+        return build(same[kind], {})
     if kind == "SnapKVPress":
         return build("snapkv:kvpress", {"window": press.window_size, "kernel": press.kernel_size})
     if kind == "LagKVPress":
@@ -232,9 +242,7 @@ def of_table(table: Table) -> Metric:
 
 def _value(base: str, name: str, text: str) -> Any:
     if name in _CHOICES:
-        if text not in _CHOICES[name]:
-            raise KVBudgetError(f"metric {base}: {name} expects one of {', '.join(_CHOICES[name])}, found {text!r}")
-        return text
+        return one_of(f"metric {base}: {name}", text, _CHOICES[name])
     try:
         return float(text) if name in ("epsilon", "lambda") else int(text)
     except ValueError:

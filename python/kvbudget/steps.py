@@ -19,6 +19,7 @@ from torch import nn
 from ._library import KVBudgetError, MismatchError
 from ._program import program
 from .table import ModelShape
+from .work import Work
 
 
 def write(path: Path, content: bytes) -> None:
@@ -98,7 +99,7 @@ def tokenizer_sha256(tokenizer: Any) -> str:
 def assemble(
     folder: Path,
     output: Path,
-    todo: Sequence[tuple[str, int]],
+    todo: Sequence[Work],
     attributes: dict[str, Any],
     names: Sequence[str],
     shape: ModelShape,
@@ -107,14 +108,14 @@ def assemble(
     """The side file, and the record by `kvbudget import`."""
     contexts = [
         {
-            "id": sample_id,
+            "id": work.sample_id,
             "metrics": {metric_file(name): name for name in names},
             "questions": [
-                json.loads((folder / f"context_{sample_id}" / f"question_{i}.json").read_text())
-                for i in range(n_questions)
+                json.loads((folder / f"context_{work.sample_id}" / f"question_{i}.json").read_text())
+                for i in range(len(work.questions))
             ],
         }
-        for sample_id, n_questions in todo
+        for work in todo
     ]
     side = {"format": "kvbudget-lukv-steps", "format_version": 1, "n_heads": shape.n_heads, "head_dim": shape.head_dim}
     write(folder / "kvbudget.json", json.dumps(side | {"attributes": attributes, "contexts": contexts}).encode())

@@ -327,9 +327,7 @@ def _info(path: str, i: lib.Info) -> TableInfo:
 
 
 def _options(rounding: str, lookup: str, strict: bool, block: int) -> lib.Options:
-    for name, value, known in (("rounding", rounding, _ROUNDINGS), ("lookup", lookup, _LOOKUPS)):
-        if value not in known:
-            raise lib.KVBudgetError(f"{name}: expected one of {', '.join(known)}, found {value!r}")
+    rounding, lookup = lib.one_of("rounding", rounding, _ROUNDINGS), lib.one_of("lookup", lookup, _LOOKUPS)
     return lib.Options(_ROUNDINGS.index(rounding), _LOOKUPS.index(lookup), bool(strict), lib.count(block, "block"))
 
 

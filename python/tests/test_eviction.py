@@ -61,6 +61,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "sampling": dict(do_sample=True, temperature=0.8),
     "beams": dict(do_sample=False, num_beams=3),
     "prompt lookup": dict(do_sample=False, prompt_lookup_num_tokens=3),
+    "chunks": dict(do_sample=False, prefill_chunk_size=7),
+    "chunks of a config": dict(
+        generation_config=transformers.GenerationConfig(prefill_chunk_size=39, max_new_tokens=24, pad_token_id=0)
+    ),
 }
 
 
@@ -75,8 +79,11 @@ def test_generate(model: Any, table: kvbudget.Table, way: str, monkeypatch: pyte
     with kvbudget.compress(model, table, 0.7) as run:
         ours = model.generate(ids, **how)
     assert run.report().layers_cut == 4 and run.report().tokens in ((T,), (T,) * 3)
+    cut, chunks = DynamicCache(), dict(prefill_chunk_size=how.get("prefill_chunk_size"))
+    if way == "chunks of a config":
+        chunks = dict(prefill_chunk_size=how["generation_config"].prefill_chunk_size)
     with kvbudget.compress(model, table, 0.7):
-        cut = prefill(model, ids)
+        model.generate(ids, attention_mask=torch.ones_like(ids), past_key_values=cut, max_new_tokens=1, **chunks)
     hide_what_was_cut(model, cut, [0])
     for layer in attention_layers(model):
         layer.config._attn_implementation = "hiding_sdpa"
@@ -86,14 +93,27 @@ def test_generate(model: Any, table: kvbudget.Table, way: str, monkeypatch: pyte
     assert bool(crops) == (way == "prompt lookup")
 
 
-def test_candidates_in_the_first_pass(model: Any, table: kvbudget.Table) -> None:
-    """Prompt lookup that finds something in the prompt: what it takes back goes, what was evicted stays so."""
-    ids, cache = prompt(), DynamicCache(config=model.config)
+@pytest.mark.parametrize("metric", ["keydiff", "snapkv"])
+@pytest.mark.parametrize("guesses", ["lookup", "assistant"])
+def test_guesses_in_the_first_pass(model: Any, make_table: Any, metric: str, guesses: str) -> None:
+    """What a lookup or an assistant guesses is no part of the prompt: two turns give the ids that they give without."""
+    table, ids, more = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), prompt(), prompt(1, 9, seed=2)
     ids[:, 20:] = ids[:, :20]
-    with kvbudget.compress(model, table, 0.7) as run:
-        out = model.generate(ids, past_key_values=cache, max_new_tokens=9, do_sample=False, prompt_lookup_num_tokens=3,
-                             attention_mask=torch.ones_like(ids), eos_token_id=0, pad_token_id=0)  # fmt: skip
-    assert run.report().tokens[0] > T and T < out.shape[1] <= T + 12
+    assistant: dict[str, Any] = dict(prompt_lookup_num_tokens=3)
+    if guesses == "assistant":
+        assistant = dict(assistant_model=copy.deepcopy(model))
+    found = []
+    for how in ({}, assistant):
+        cache = DynamicCache(config=model.config)
+        with kvbudget.compress(model, table, 0.7) as run:
+            out = ids
+            for _ in range(2):
+                out = model.generate(out, past_key_values=cache, max_new_tokens=9, do_sample=False, eos_token_id=0,
+                                     attention_mask=torch.ones_like(out), pad_token_id=0, **how)  # fmt: skip
+                out = torch.cat([out, more], 1)
+        found.append(out.tolist())
+        assert run.report().tokens == (T + 9 + 9,)
+    assert found[0] == found[1]
     for layer in cache.layers:
         for s in range(2):
             places = layer.segment(s)[2].tolist()
@@ -185,7 +205,7 @@ def test_cutting_again_while_an_answer_grows(model: Any, make_table: Any, metric
     total = T + 30
     assert cache.get_seq_length() == total
     for i, layer in enumerate(cache.layers):
-        keep = table.keep(0.6, T)[i]
+        keep = table.keep(0.6, T, strict=True)[i]
         assert layer.cut_at == total  # 10, 20 and 30 tokens after the first cut
         for h in range(2):
             k, _, places = layer.segment(h)
@@ -215,7 +235,9 @@ def test_recut_needs_to_have_watched(model: Any, make_table: Any) -> None:
     table, cache = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS["snapkv"])), DynamicCache(config=model.config)
     with torch.no_grad(), kvbudget.compress(model, table, 0.6) as run:
         model(prompt(), past_key_values=cache)
-        with pytest.raises(kvbudget.KVBudgetError, match="track=True"):
+        run.recut(cache)  # what it has seen is still the last there is
+        model(prompt(1, 1), past_key_values=cache)
+        with pytest.raises(kvbudget.KVBudgetError, match="give track=True"):
             run.recut(cache)
 
 
@@ -228,8 +250,14 @@ def test_the_report(model: Any, table: kvbudget.Table) -> None:
     assert r.bytes_now == (kept + 8 * 8) * (2 * 16 * 4 + 4) == kvbudget.cache_bytes(cache)
     assert r.effective_ratio == pytest.approx(table.budgets(0.7, T).effective_ratio)
     assert (r.layers_cut, r.layers_left, r.tokens, r.requested_ratio) == (4, 0, (T,), 0.7)
+    with torch.no_grad():
+        model(prompt(1, 30, seed=3), past_key_values=cache)  # it grows, beyond its free rows
+    grown = run.report(cache)
+    assert grown == run.report() and grown.bytes_full == 4 * 2 * (T + 30) * 2 * 16 * 4
+    assert grown.bytes_now == kvbudget.cache_bytes(cache) > r.bytes_now and grown.effective_ratio == r.effective_ratio
+    assert grown.saved == 1 - grown.bytes_now / grown.bytes_full
     del cache
-    assert run.report() == r  # as it was last seen
+    assert run.report() == grown  # as it was last
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -288,13 +316,12 @@ def test_what_is_refused(model: Any, table: kvbudget.Table, make_table: Any) -> 
     refused("kernel: expected", kernel="fast")
     refused("when: expected", when="never")
     refused("recut_every", recut_every=0)
+    refused("recut_cap: expected", recut_every=4, recut_cap=0)
+    refused("recut_cap: needs", recut_cap=4)
     refused("rounding: expected", rounding="up")
     refused("expected 4, the table says 5", of=make_table(5, 4, 2, 16))
     refused("has no scorer in Python", of=make_table(4, 4, 2, 16, metric="h2o"))
     refused("found str", scorer="keydiff")
-    model.generation_config.prefill_chunk_size = 8
-    refused("prefill_chunk_size")
-    model.generation_config.prefill_chunk_size = None
     for layer in attention_layers(model):
         layer.config._attn_implementation = "flex_attention"
     refused("'flex_attention' is not supported")
@@ -303,7 +330,7 @@ def test_what_is_refused(model: Any, table: kvbudget.Table, make_table: Any) -> 
         layer.config._attn_implementation = "sdpa"
     with torch.no_grad():
         model(ids, past_key_values=held)
-    refused("nothing was cut", cache=lambda: held)
+    refused("held 40 tokens before", cache=lambda: held)
 
 
 def offloaded() -> DynamicCache:
@@ -362,9 +389,6 @@ def test_an_exception_leaves_no_hooks(model: Any, table: kvbudget.Table) -> None
     """A model is as it was when the block is left by an exception."""
     with pytest.raises(RuntimeError, match="mine"), kvbudget.compress(model, table, 0.7):
         raise RuntimeError("mine")
-    assert all(
-        "kvb_watch" not in layer.module.__dict__ and not layer.module._forward_hooks
-        for layer in attention_layers(model)
-    )
+    assert not {"forward", "generate"} & {name for part in model.modules() for name in part.__dict__}
     full = prefill(model, prompt())
     assert not isinstance(full.layers[0], RaggedLayer)

@@ -16,7 +16,8 @@ from test_eviction import T, prefill, prompt
 
 import kvbudget
 from kvbudget import metrics, scorers
-from kvbudget.hooks import attached
+from kvbudget.attention import watched_by
+from kvbudget.hooks import inputs_of, joined
 from kvbudget.models import attention_layers, has_window
 
 PROGRAM = os.environ.get("KVBUDGET_PROGRAM") or shutil.which("kvbudget")
@@ -74,17 +75,9 @@ def test_tova_is_its_formula(arrays: Any, scope: str) -> None:
     assert np.allclose(found[:, 28], wanted[:, :28].max() + 1)
 
 
-def test_tova_of_some_heads_is_refused(arrays: Any) -> None:
+def test_tova_of_a_layer_is_refused_a_second_time() -> None:
     """A mean over the layer wants all its heads, which hold different tokens once they are cut."""
-    keys, values, query = arrays
-    layer, seen, one = attention_layers(build("llama"))[0], metrics.Seen(), slice(0, 1)
-    for scope in ("group", "layer"):
-        metric = scorers.parse(f"tova:scope={scope}")
-        metric.observe(seen, layer, metrics.Step(query, torch.zeros(29, 64)))
-        if scope == "group":
-            assert metric.score(layer, keys[one], values[one], seen, torch.arange(29), one).shape == (1, 29)
-    with pytest.raises(kvbudget.KVBudgetError, match="take tova:scope=group"):
-        metric.score(layer, keys[one], values[one], seen, torch.arange(29), one)
+    assert "take tova:scope=group" in scorers.parse("tova").once and not scorers.parse("tova:scope=group").once
 
 
 @pytest.mark.parametrize("how", ["kvpress", "paper", "kvpress:mode=local:cross=1", "kvpress:mode=l2norm:lambda=2"])
@@ -126,10 +119,16 @@ def watched(family: str) -> tuple[Any, Any, dict[int, Any], dict[int, Any]]:
     for layer in layers:
         layer.config._attn_implementation = "eager"
 
-    def after(layer: Any, _: Any, args: Any, kwargs: Any, __: Any) -> None:
-        inputs[layer.index] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    def around(layer: Any, forward: Any, *args: Any, **kwargs: Any) -> Any:
+        def watch(attend: Any, *what: Any) -> Any:
+            queries[layer.index] = what
+            return attend(*what[:4])
 
-    with attached(layers, lambda layer, *what: queries.update({layer.index: what}), after):
+        inputs[layer.index] = inputs_of(args, kwargs)[1]
+        with watched_by(watch):
+            return forward(*args, **kwargs)
+
+    with joined(layers, around):
         model(prompt(), use_cache=False)
     for layer in layers:
         layer.config._attn_implementation = "eager"
@@ -340,10 +339,10 @@ def test_layers_are_ranked_together(learned_layers: kvbudget.Table, tmp_path: Pa
         learned_layers.rank(0, 0, np.ones((len(FEATURES), 9), np.float32))
     with pytest.raises(kvbudget.KVBudgetError, match="expected 2 KV heads, found 1"):
         learned_layers.rank_layer(0, np.ones((len(FEATURES), 1, 9), np.float32))
-    with pytest.raises(kvbudget.KVBudgetError, match="second cut"):
-        with kvbudget.compress(build("llama"), learned_layers, 0.5, recut_every=5) as run:
-            how = dict(max_new_tokens=11, do_sample=False, pad_token_id=0, attention_mask=torch.ones_like(ids))
-            run.model.generate(ids, past_key_values=type(cut)(config=run.model.config), **how)
+    with pytest.raises(kvbudget.KVBudgetError, match="learn --own"):
+        kvbudget.compress(build("llama"), learned_layers, 0.5, recut_every=5)
+    with pytest.raises(kvbudget.KVBudgetError, match="learn --own"):
+        run.recut(cut)
 
 
 @torch.no_grad()

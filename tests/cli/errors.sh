@@ -177,4 +177,15 @@ damage calib.jsonl jsonl
 damage run.h5 h5
 damage table.safetensors safetensors
 damage table.npy npy
+
+# Numbers that cannot be: the option and its bounds are named, not another option.
+misused 'no tokens to keep' "--keep-tokens: expected a whole number of 1 or more, found '0'" solve run.h5 --metric \
+    keydiff --keep-tokens 0 --tokens 100
+fails 'a context that is too long' '--tokens: expected at most 4294967295, found 4294967296' solve run.h5 --metric \
+    keydiff --keep-tokens 10 --tokens 4294967296
+misused 'a context of nothing' "--tokens: expected a whole number of 1 or more, found '0'" budgets table.safetensors \
+    -r 0.5 -t 0
+CODE=0
+(ulimit -n 4 && exec "$KVB" profile tiny.gguf calib.jsonl -o x.h5 --quiet) >out 2>err || CODE=$?
+if [ "$CODE" = 1 ] && ! grep -q '(null)' err; then ok 'too few open files'; else not_ok 'too few open files' && show; fi
 end

@@ -68,4 +68,29 @@ if [ -z "$left" ]; then ok 'nothing is left behind'; else not_ok "left behind: $
 expect 0 'statistics of another model' statistics other.gguf text.txt -o other.safetensors --quiet
 fails 'are refused for this one' 'other.safetensors: query statistics of another model' "${PROFILE[@]}" -o q.h5 \
     --metric ea:stored=1 --query-statistics other.safetensors
+
+# ---- An addition that was stopped does not block another one for good
+expect 0 'a record to add to' profile tiny.gguf calib.jsonl -o base.h5 --quiet --new-tokens 3 --ignore-eos -m keydiff
+cp base.h5 whole.h5
+FAULT_DIR=$PWD FAULT_AT=40 FAULT_MODE=kill LD_PRELOAD=$SHIM "$KVB" profile tiny.gguf --add -o base.h5 -m knorm --quiet \
+    2>/dev/null
+exists 'it was stopped' base.h5.parts/head.h5
+fails 'another one says what to do' 'holds an addition that was stopped, with .*--add --force' profile tiny.gguf --add \
+    -o base.h5 -m tova --quiet
+same 'the record is as it was' base.h5 whole.h5
+expect 0 'which helps' profile tiny.gguf --add -o base.h5 -m tova --quiet --force
+expect 0 'the same without the other' profile tiny.gguf --add -o whole.h5 -m tova --quiet
+same 'and comes to the same bytes' base.h5 whole.h5
+
+# ---- A record that was merged and cannot be read back
+CODE=0
+FAULT_DIR=$PWD FAULT_MODE=unread LD_PRELOAD=$SHIM "$KVB" merge merged.h5 whole.h5 >out 2>err || CODE=$?
+if [ "$CODE" = 1 ]; then ok 'reading back fails'; else not_ok 'reading back fails'; fi
+says 'and the message says that the record is there' 'merged.h5 is written, but reading it back failed' err
+exists 'as it is' merged.h5
+
+# ---- A line of one of several files
+echo '{"sample_id": "other", "context_ids": [3, 4, 5], "question_ids": [[99999]]}' >other.jsonl
+fails 'the message names the file' 'other.jsonl: line 1: sample other: question 1' profile tiny.gguf calib.jsonl \
+    other.jsonl -o x.h5 -m keydiff --quiet
 end

@@ -93,6 +93,11 @@ expect 0 'a table' solve stored.h5 --metric ea:kvpress:stored=1 -o stored.safete
 expect 0 'and its worth' eval tiny.gguf stored.safetensors other.txt --query-statistics queries.safetensors -t 200 \
     -n 8 -r 0.5 -m ea -m ea:stored=1 -a uniform --quiet
 says 'under its name' '^ea:kvpress:stored=1, 4 sinks'
+head -c 4000 tiny.gguf >binary.txt
+iconv -f UTF-8 -t UTF-16 other.txt >wide.txt
+fails 'statistics of a binary file' 'binary.txt: byte 5 is 0x00, expected UTF-8 text without NUL' \
+    statistics tiny.gguf binary.txt -o x.safetensors
+fails 'statistics of UTF-16' 'wide.txt: byte 0 is 0xff, expected UTF-8 text' statistics tiny.gguf wide.txt -o x.safetensors
 fails 'statistics of nothing' 'at least two' statistics tiny.gguf other.txt -o x.safetensors -n 1 -c 2
 misused 'no text' 'expected: kvbudget statistics' statistics tiny.gguf -o x.safetensors
 end

@@ -223,7 +223,7 @@ fails 'a text in two sets' 'same tokens' refine tiny.gguf table.safetensors text
     -o x.safetensors
 echo '{"key": 1}' >y.safetensors.cells
 # shellcheck disable=SC2086
-fails 'a log of something else' 'not a result of kvbudget refine' refine tiny.gguf table.safetensors text?.txt $SIZE \
+fails 'a log of something else' 'line 1: expected a result' refine tiny.gguf table.safetensors text?.txt $SIZE \
     -o y.safetensors
 misused 'a wrong search' 'expected model or none' refine tiny.gguf table.safetensors text0.txt --search x \
     -o x.safetensors

@@ -25,6 +25,7 @@
 #include <unistd.h>
 
 enum { SHORT = -1 };
+static char placed[PATH_MAX]; // where the last rename led
 
 static atomic_long calls;
 
@@ -85,6 +86,13 @@ static int hit_file(const char *name, int file, bool only_written)
     return counts ? hit(name, path) : 0;
 }
 
+// With FAULT_MODE=unread a file that was just put in place cannot be opened for reading.
+static int unread(const char *path)
+{
+    const char *mode = getenv("FAULT_MODE");
+    return mode && strcmp(mode, "unread") == 0 && *placed && strcmp(path, placed) == 0 ? EIO : 0;
+}
+
 static int failed(int why)
 {
     errno = why;
@@ -101,7 +109,7 @@ static int failed(int why)
             va_end(args);                                                              \
         }                                                                              \
         REAL(name);                                                                    \
-        int why = (flags & O_ACCMODE) != O_RDONLY ? hit_path(shown, before, path) : 0; \
+        int why = (flags & O_ACCMODE) != O_RDONLY ? hit_path(shown, before, path) : unread(path); \
         return why > 0 ? failed(why) : real(__VA_ARGS__, mode);                        \
     }
 
@@ -171,6 +179,7 @@ int rename(const char *from, const char *to)
 {
     REAL(rename);
     int why = hit_path("rename", AT_FDCWD, to);
+    snprintf(placed, sizeof placed, "%s", to);
     return why > 0 ? failed(why) : real(from, to);
 }
 

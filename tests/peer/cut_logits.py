@@ -11,7 +11,6 @@ rounding a difference is. Needs kvpress 0.5.5, so transformers below 5.3, and th
 KVBUDGET_LIBRARY.
 """
 import argparse
-import contextlib
 import copy
 import statistics
 import time
@@ -21,11 +20,9 @@ import hf_model
 import kvbudget
 import kvpress
 import torch
-from kvbudget.eviction import Run, prepare
-from kvbudget.hooks import attached, use_registered_attention
+from kvbudget.hooks import use_registered_attention
 from kvbudget.models import attention_layers
 from kvbudget.ragged import RaggedLayer
-from kvbudget.report import State
 from transformers.cache_utils import DynamicCache
 
 p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -71,29 +68,15 @@ class Masks(kvpress.LUKVPress):
 
 
 @torch.no_grad()
-def prefill_for_all(tables, context):
-    """The full cache of a context, and by table and ratio what LUKVPress hides of it in every layer and a run that
-    knows what was seen of it, whose cut() then evicts from a copy: one prefill, most of the work, serves all."""
-    runs = {(t, r): prepare(Run, model, t, r, when="call") for t in tables for r in a.ratios}
-    presses, cache = [masks_of(t) for t in tables], DynamicCache()
-    watching = [runs[t, a.ratios[0]] for t in tables]
-
-    def watch(*what):
-        for run in watching:
-            run._watch(*what)
-
-    def after(*what):
-        for run in watching:
-            run._after(*what)
-
-    with contextlib.ExitStack() as stack:
-        for press in presses:
-            stack.enter_context(press(model))
-        stack.enter_context(attached(attention_layers(model), watch, after))
+def prefill_for_all(table, context):
+    """The full cache of a context, and by ratio what LUKVPress hides of it in every layer and a run whose cut() then
+    evicts from a copy: one prefill, most of the work, serves all ratios."""
+    runs = {r: kvbudget.compress(model, table, r, when="call") for r in a.ratios}
+    press, cache, first = masks_of(table), DynamicCache(), runs[a.ratios[0]]
+    with press(model), first:
         model(context, past_key_values=cache, logits_to_keep=1)
-    for (table, _), run in runs.items():
-        run._states[cache] = runs[table, a.ratios[0]]._states[cache]
-    return cache, runs, {(t, r): press.by_ratio[r] for t, press in zip(tables, presses) for r in a.ratios}
+        first.cut(copy.deepcopy(cache))
+    return cache, runs, press.by_ratio
 
 
 def masks_of(table):
@@ -103,9 +86,8 @@ def masks_of(table):
 
 
 def cut_of(full, run):
-    """A copy of the full cache, evicted by the run that has watched its prefill."""
-    cut, seen = copy.deepcopy(full), run._states[full]
-    run._last = run._states[cut] = State(observed=dict(seen.observed))
+    """A copy of the full cache, evicted."""
+    cut = copy.deepcopy(full)
     run.cut(cut)
     return cut
 
@@ -193,6 +175,7 @@ if a.float64:
 worst, tables = 0.0, [kvbudget.Table(path) for path in a.tables]
 for n_tokens in a.tokens:
     ids = (text * (1 + (n_tokens + a.new) // len(text)))[: n_tokens + a.new]
-    full, runs, masks = prefill_for_all(tables, torch.tensor([ids[:n_tokens]]))
-    worst = max([worst] + [compare(full, runs[cell], masks[cell], ids[n_tokens:]) for cell in runs])
+    for table in tables:
+        full, runs, masks = prefill_for_all(table, torch.tensor([ids[:n_tokens]]))
+        worst = max([worst] + [compare(full, runs[r], masks[r], ids[n_tokens:]) for r in a.ratios])
 print(f"largest difference of logits {worst:.1e}: {'PASS' if worst <= a.tolerance else 'FAIL'}")

@@ -7,7 +7,9 @@
 #include <cjson/cJSON.h>
 #include <stdbool.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 static const jinja_input input = {" Who was\n\nit? \xC3\xA9 ", "<s>", "</s>"}; // as make_jinja.py has it
 
@@ -115,6 +117,34 @@ START_TEST(test_hostile)
 }
 END_TEST
 
+// What one step looks at may be long: texts of megabytes and long lists that are compared, searched, stripped or looked
+// up in loops count as many steps, so the time ends as well.
+START_TEST(test_costly_steps)
+{
+    static const char long_texts[] = "{% set n = namespace(x='aaaaaaaaaaaaaaaa', y='aaaaaaaaaaaaaaaa') %}"
+                                     "{% for a in range(16) %}{% set n.x = n.x + n.x %}{% set n.y = n.y + n.y %}"
+                                     "{% endfor %}{% set x = n.x %}{% set y = n.y %}{% set l = range(50000) | list %}";
+    static const char *const steps[] = {
+        "x == y",          "x < y",           "y in x",    "(x + 'b') in y",     "x in [1, y]",
+        "l == l[1:]",      "7.5 in l",        "-1 in l",   "x.strip('a')",       "(x | trim)[:0]",
+        "x.split('b')[1]", "x.startswith(y)", "x is eq y", "l | join",           "l | select('undefined') | list",
+        "x is in [y]",     "x ~ y",           "x[5:]",     "x.replace('b', '')", "l | reject('integer') | list",
+        "{x: 1}"};
+    for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+        char *text, template[1000];
+        kvb_error err;
+        snprintf(template, sizeof template,
+                 "%s{%% for a in range(9999) %%}{%% for b in range(9999) %%}{%% if %s %%}{%% endif %%}{%% endfor %%}"
+                 "{%% endfor %%}",
+                 long_texts, steps[i]);
+        clock_t began = clock();
+        ck_assert_int_eq(jinja_render(&text, template, &input, "model", &err), KVB_UNSUPPORTED);
+        double took = (double)(clock() - began) / CLOCKS_PER_SEC;
+        ck_assert_msg(took < 5, "%s: %.1f s, %s", steps[i], took, err.message);
+    }
+}
+END_TEST
+
 START_TEST(test_undefined_tokens)
 {
     const jinja_input without = {"x", NULL, NULL};
@@ -131,6 +161,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_golden);
     tcase_add_test(tc, test_messages);
     tcase_add_test(tc, test_hostile);
+    tcase_add_test(tc, test_costly_steps);
     tcase_add_test(tc, test_undefined_tokens);
 }
 

@@ -32,12 +32,25 @@ START_TEST(repairs_as_python)
         const char *text = replaced[i][0], *want = replaced[i][1], *out;
         size_t size;
         char *owned;
-        kvb_error err;
-        ck_assert_int_eq(utf8_repair(text, strlen(text), &out, &size, &owned, &err), KVB_OK);
+        utf8_repair(text, strlen(text), &out, &size, &owned);
         ck_assert_msg(size == strlen(want) && memcmp(out, want, size) == 0, "case %zu: %.*s", i, (int)size, out);
         ck_assert_msg(strcmp(text, want) == 0 ? out == text && !owned : out == owned, "case %zu: ownership", i);
         free(owned);
     }
+}
+END_TEST
+
+START_TEST(tells_text_from_other_files)
+{
+    kvb_error err;
+    ck_assert_int_eq(utf8_check_text("f", "a\xe2\x82\xac\n", 5, &err), KVB_OK);
+    ck_assert_int_eq(utf8_check_text("f", "a\0b", 3, &err), KVB_FORMAT);
+    ck_assert_str_eq(err.message, "f: byte 1 is 0x00, expected UTF-8 text without NUL; iconv converts other encodings");
+    ck_assert_int_eq(utf8_check_text("f",
+                                     "\xff\xfe"
+                                     "a",
+                                     3, &err),
+                     KVB_FORMAT); // UTF-16
 }
 END_TEST
 
@@ -87,6 +100,7 @@ END_TEST
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, repairs_as_python);
+    tcase_add_test(tc, tells_text_from_other_files);
     tcase_add_test(tc, steps_over_characters);
     tcase_add_test(tc, meter_adds_up);
     tcase_add_test(tc, scale_of_draws);

@@ -149,8 +149,9 @@ END_TEST
 // What a tokenizer makes a single token of leaves no query to record: the question is sampled, and counted for a note.
 START_TEST(test_job_short_answers)
 {
-    profile_case c = case_make("tiny.gguf", "{\"sample_id\": \"x\", \"context\": \"" TEXT_A
-                                            "\", \"question_ids\": [[1], [2], [3]], \"answer_ids\": [[5, 6], [7], [8]]}\n");
+    profile_case c =
+        case_make("tiny.gguf", "{\"sample_id\": \"x\", \"context\": \"" TEXT_A
+                               "\", \"question_ids\": [[1], [2], [3]], \"answer_ids\": [[5, 6], [7], [8]]}\n");
     prepare(&c);
     ck_assert_uint_eq(c.job.n_given, 1);
     ck_assert_uint_eq(c.job.n_short, 2);
@@ -536,6 +537,25 @@ START_TEST(test_metric_needs_more_tokens)
 }
 END_TEST
 
+// The estimate is of this machine now, so it is known to be something: of work that is there, and of nothing else.
+START_TEST(test_estimated_time)
+{
+    profile_case c = case_make("tiny.gguf", LINE_A LINE_B);
+    c.metrics[2] = c.metrics[1]; // cheap ones
+    prepare(&c);
+    profile_times times;
+    help_ok(profile_estimate_time(&times, c.m, &c.job, &c.o, 4e8, err));
+    ck_assert_double_eq_tol(times.writing, 1.05, 1e-9);
+    ck_assert_msg(times.prefill > 0 && times.prefill < 60 && times.decode > 0 && times.decode < 60, "%g, %g s",
+                  times.prefill, times.decode);
+    c.job.n_contexts = 0; // --add may find nothing to do
+    help_ok(profile_estimate_time(&times, c.m, &c.job, &c.o, 0, err));
+    ck_assert(times.prefill == 0 && times.decode == 0);
+    c.job.n_contexts = 2;
+    case_free(&c);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_unchecked_fixture(tc, setup, help_teardown);
@@ -555,6 +575,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_attributes_tell_runs_apart);
     tcase_add_test(tc, test_backends_record_the_same);
     tcase_add_test(tc, test_metric_needs_more_tokens);
+    tcase_add_test(tc, test_estimated_time);
 }
 
 UNIT_MAIN("profiler profile", fill)

@@ -5,6 +5,7 @@
 #include "tokenizer_help.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 
 static kvb_error err;
 
@@ -155,6 +156,62 @@ START_TEST(test_refusals)
 }
 END_TEST
 
+// ---- expressions of a model's files may backtrack without end ----
+
+#define SPLIT(regex, behavior)                                                                               \
+    WHOLE(STEPS("null", "{\"type\":\"Split\",\"pattern\":{\"Regex\":\"" regex "\"},\"behavior\":\"" behavior \
+                        "\",\"invert\":false}"),                                                             \
+          "")
+
+// `text`, `times` over, behind each other.
+static kvb_status encode_run(const char *tokens, const char *text, size_t times, size_t *n)
+{
+    size_t each = strlen(text);
+    char *run = malloc(each * times + 1);
+    int32_t *ids;
+    tokenizer *t = make(tokens, NULL, NULL);
+    for (size_t i = 0; i < times; i++) memcpy(run + i * each, text, each);
+    kvb_status status = tokenizer_encode(t, run, each * times, false, &ids, n, &err);
+    tokenizer_free(t);
+    free(run);
+    free(ids);
+    return status;
+}
+
+// Their work is bounded by the text's length, in steps and, for what takes none, in time. An honest word of any length
+// is cut, also where each of its characters is a place to go back to; a long text of honest words is too.
+START_TEST(test_backtracking)
+{
+    static const char *const hostile[] = {SPLIT("(a|a)*\\\\z", "Isolated"), SPLIT("(?:a+a+)+b|.", "Isolated"),
+                                          SPLIT("(?:[^b])*b|.", "Isolated")};
+    size_t n;
+    for (size_t i = 0; i < sizeof hostile / sizeof *hostile; i++) {
+        clock_t began = clock();
+        ck_assert_int_eq(encode_run(hostile[i], "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaac", 5000, &n), KVB_UNSUPPORTED);
+        ck_assert_msg(strstr(err.message, "PCRE2: match limit exceeded; give token ids"), "%s", err.message);
+        ck_assert((double)(clock() - began) / CLOCKS_PER_SEC < 10);
+    }
+    ck_assert_int_eq(encode_run(SPLIT("(?:\\\\p{L}|\\\\p{N})+", "Removed"), "ab", 5500000, &n), KVB_OK);
+    ck_assert_uint_eq(n, 0);
+    ck_assert_int_eq(encode_run(SPLIT("(?:\\\\p{L}|\\\\p{N})+| ", "Isolated"), "aba ab ", 30000, &n), KVB_OK);
+    ck_assert_uint_eq(n, 90000); // a space has no token
+}
+END_TEST
+
+// Replacements that make a text longer and longer end as well.
+START_TEST(test_growing_text)
+{
+    char tokens[2000] = "{\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[";
+    for (int i = 0; i < 16; i++)
+        snprintf(tokens + strlen(tokens), sizeof tokens - strlen(tokens),
+                 "%s{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},\"content\":\"aaaaaaaa\"}", i ? "," : "");
+    strcat(tokens, "]},\"pre_tokenizer\":null," ADDED MODEL("") "}");
+    size_t n;
+    ck_assert_int_eq(encode_run(tokens, "a", 100000, &n), KVB_UNSUPPORTED);
+    ck_assert_msg(strstr(err.message, "the tokenizer's normalizer makes more than"), "%s", err.message);
+}
+END_TEST
+
 START_TEST(test_folder)
 {
     char folder[] = "/tmp/kvbudget-unit.XXXXXX", path[64];
@@ -185,6 +242,8 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_special_tokens);
     tcase_add_test(tc, test_refusals);
     tcase_add_test(tc, test_folder);
+    tcase_add_test(tc, test_backtracking);
+    tcase_add_test(tc, test_growing_text);
 }
 
 UNIT_MAIN("profiler: tokenizer.json", fill)

@@ -14,6 +14,7 @@ static selection from;
 static bool together;       // both heads need the mean of keydiff over the two
 static bool same_tokens;    // the last two contexts are one text
 static const char *bounded; // layers of the model that the record leaves out; NULL: none
+static const char *said;    // what the record says of its metrics; NULL: nothing
 
 // In [-1, 1]: of a text, a metric and a place.
 static float noise(uint32_t text, uint32_t metric, uint32_t i)
@@ -30,7 +31,7 @@ static void make_record(const char *path, uint32_t texts)
     record_writer *w;
     const record_shape shape = {1, 4, CASE_HEADS, 8};
     const char *ids[TEXTS] = {"a", "b", "c"};
-    cJSON *attributes = case_attributes(NULL);
+    cJSON *attributes = case_attributes(said);
     if (bounded) cJSON_AddStringToObject(attributes, "bounded_layers", bounded);
     help_ok(record_begin(&w, path, &shape, attributes, RECORD_NEW, err));
     for (uint32_t k = 0; k < texts; k++) {
@@ -61,6 +62,7 @@ static const char *open_all(uint32_t texts)
     static const char *const all[] = {"all"};
     const char *path = help_path("learn.h5");
     const selection_request wanted = {all, 1, NULL, UINT64_MAX, NULL};
+    remove(path); // of an earlier call
     make_record(path, texts);
     help_ok(selection_open(&from, path, &wanted, err));
     return path;
@@ -70,7 +72,7 @@ static void teardown(void)
 {
     selection_close(&from);
     together = same_tokens = false;
-    bounded = NULL;
+    bounded = said = NULL;
     help_teardown();
 }
 
@@ -111,6 +113,29 @@ START_TEST(settings_that_are_given_stay)
     ck_assert(l->options.lambda == 0.5 && l->options.exponent == 0.3);
     learn_free(l);
     free(l);
+}
+END_TEST
+
+// What a metric costs, its record says: `random`, which no head needs, is taken for nothing where a loss may be a
+// little larger, and dear metrics are not. Records that say nothing of costs have metrics that all cost the same.
+START_TEST(costs_are_the_records)
+{
+    static const char *const texts[] = {NULL,
+                                        "{\"keydiff\":{\"cost\":1},\"knorm\":{\"cost\":16},\"random\":{\"cost\":0}}"};
+    static const double costs[2][3] = {{1, 1, 1}, {1, 16, 0}};
+    for (int k = 0; k < 2; k++) {
+        learned *l = calloc(1, sizeof *l);
+        learn_options o = {TARGET_MEAN, 0.01, 0, 1e6, false, false, 2};
+        said = texts[k];
+        open_all(TEXTS);
+        help_ok(learn_fit(l, &from, &o, NULL, err));
+        for (int i = 0; i < 3; i++) ck_assert_double_eq(l->cost[i], costs[k][i]);
+        if (k == 1) ck_assert(l->n_features == 1 && strcmp(from.metrics[l->feature[0]], "random") == 0);
+        learn_free(l);
+        free(l);
+        selection_close(&from);
+    }
+    open_all(TEXTS);
 }
 END_TEST
 
@@ -322,6 +347,7 @@ static void fill(TCase *tc)
     tcase_add_checked_fixture(tc, help_setup, teardown);
     tcase_add_test(tc, finds_the_metrics_that_count);
     tcase_add_test(tc, settings_that_are_given_stay);
+    tcase_add_test(tc, costs_are_the_records);
     tcase_add_test(tc, the_mean_of_a_layer);
     tcase_add_test(tc, a_text_that_was_recorded_twice);
     tcase_add_test(tc, layers_that_are_not_budgeted);

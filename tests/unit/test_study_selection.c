@@ -129,7 +129,7 @@ START_TEST(what_the_record_says_of_a_metric)
             help_ok(record_metric_read(&m, s.r, "keydiff", err));
             ck_assert(m.sink == 4 && m.window == 6);
             record_metric_free(&m);
-        } else help_fails(record_metric_read(&m, s.r, "keydiff", err), KVB_FORMAT, "expected a whole number of tokens");
+        } else help_fails(record_metric_read(&m, s.r, "keydiff", err), KVB_FORMAT, "expected a whole number");
         selection_close(&s);
     }
 }

@@ -268,7 +268,7 @@ static int run_budgets(const cli_command *self, int argc, char **argv)
     budgets_command b = {.self = self, .rounding_text = "layer_lr", .lookup_text = "nearest"};
     const cli_option options[] = {
         {"ratio", 'r', CLI_TEXT, &b.ratio_text, "RATIO", "share of all cached tokens to prune: 0.8 or 80%"},
-        {"tokens", 't', CLI_COUNT, &b.tokens, "N", "length of the context, sinks and window included"},
+        {"tokens", 't', CLI_POSITIVE, &b.tokens, "N", "length of the context, sinks and window included"},
         {"rounding", 0, CLI_TEXT, &b.rounding_text, "RULE",
          "layer_lr (default): as kvpress, to the bit; floor: as the paper; global_lr: the exact\ntotal over all heads"},
         {"lookup", 0, CLI_TEXT, &b.lookup_text, "RULE",

@@ -86,7 +86,6 @@ static kvb_status take_question(eval_inputs *e, const profile_context *c, uint32
 // Every question that has an answer, as a profile takes them.
 static kvb_status take_questions(eval_inputs *e, const calib_file *file, const char *path, kvb_error *err)
 {
-    kvb_error inner = {0};
     profile_job job;
     profile_options o = {.new_tokens = 2,
                          .include_first = true, // answers of one token
@@ -95,8 +94,8 @@ static kvb_status take_questions(eval_inputs *e, const calib_file *file, const c
                                                             : BOS_AS_MODEL,
                          .max_tokens = (uint32_t)e->n_tokens};
     size_t before = e->n_texts;
-    kvb_status status = profile_prepare(&job, e->m, &e->opened.text, file, 1, &o, &inner);
-    if (status != KVB_OK) return kvb_fail(err, status, "%s: %s", path, inner.message);
+    kvb_status status = profile_prepare(&job, e->m, &e->opened.text, file, 1, &o, err);
+    if (status != KVB_OK) return status;
     for (size_t i = 0; i < job.n_contexts && status == KVB_OK; i++)
         for (uint32_t q = 0; q < job.contexts[i].n_questions && status == KVB_OK; q++)
             status = take_question(e, &job.contexts[i], q, err);

@@ -199,7 +199,7 @@ static int run(const cli_command *self, int argc, char **argv)
          "what to write, see below; may be left out when OUT ends with .npy or .csv"},
         {"output", 'o', CLI_WRITES(FILE_ANY), &x.output, "OUT", "the file or new folder to write"},
         {"ratio", 'r', CLI_TEXT, &x.ratio_text, "RATIO", "share of all cached tokens to prune: 0.8 or 80%"},
-        {"tokens", 't', CLI_COUNT, &x.n_tokens, "N", "length of the context, sinks and window included"},
+        {"tokens", 't', CLI_POSITIVE, &x.n_tokens, "N", "length of the context, sinks and window included"},
         {"block", 0, CLI_COUNT, &x.block, "N", "whole pages of N tokens"},
         {"strict", 0, CLI_FLAG, &x.strict, NULL,
          "no head keeps fewer than the protected tokens; the total stays the same"},

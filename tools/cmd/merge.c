@@ -1,5 +1,6 @@
 // kvbudget merge: shards of one profiling run, or records of one model, in; one record out.
 #include "formats/record.h"
+#include "runtime/fail.h"
 #include "tools/cli.h"
 #include "tools/report/words.h"
 #include <stdio.h>
@@ -32,7 +33,14 @@ static int run(const cli_command *self, int argc, char **argv)
     if (record_merge(argv[first], (const char *const *)argv + first + 1, n, force, &err) != KVB_OK)
         return cli_failed(self, &err);
     record *merged;
-    if (record_open(&merged, argv[first], &err) != KVB_OK) return cli_failed(self, &err);
+    kvb_error why;
+    if (record_open(&merged, argv[first], &why) != KVB_OK) {
+        kvb_fail(&err, why.status,
+                 "%s is written, but reading it back failed, so do not rely on it: %s; the files that were merged are "
+                 "as they were: look at the disk, and merge them again with --force",
+                 argv[first], why.message);
+        return cli_failed(self, &err);
+    }
     size_t questions = 0, contexts = record_context_count(merged);
     for (size_t i = 0; i < contexts; i++) questions += record_context(merged, i)->n_questions;
     record_close(merged);

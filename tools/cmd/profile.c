@@ -291,7 +291,9 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "after Ctrl-C or SIGTERM, keep the finished layers of a prefill that has run for S\nseconds (10), so that "
          "--resume continues with the next layer"},
         {"force", 0, CLI_FLAG, &p->force, NULL,
-         "start again although the record exists; the old record stays until the new one is\ncomplete"},
+         "start again although the record exists; the old record stays until the new one is\ncomplete. With --add: "
+         "throw "
+         "away what another addition that was stopped has left"},
         {"add", 0, CLI_FLAG, &p->add, NULL,
          "add metrics, texts or questions to the finished RUN.h5, with its settings"},
         {"plan", 0, CLI_FLAG, &p->plan, NULL, "print how much work, memory and time it would take, and stop"},

@@ -52,7 +52,6 @@ int profile_add_open(profile_command *p)
 {
     kvb_error err = {0};
     if (!p->output) return cli_usage_error(p->self, "--add: -o RUN.h5 is missing: which record should be added to?");
-    if (p->force) return cli_usage_error(p->self, "--force throws away what --add would add to; give one of them");
     if (p->shard)
         return cli_usage_error(p->self, "--add has no shards: profile what is new with --shard into a record of its "
                                         "own, and `kvbudget merge` both");

@@ -47,10 +47,6 @@ int profile_add_check(const profile_command *p);
 // Prints work, memory, time and, for a shard, how well the work divides (profile_plan.c). KVB_MEMORY.
 kvb_status profile_print_plan(const profile_command *p, kvb_error *err);
 
-// Seconds that the run would take on this machine, as its own operations take now, loading aside (profile_time.c):
-// *out has prefill (scorers within), decode and writing. KVB_MEMORY.
-kvb_status profile_estimate_time(const profile_command *p, double record_bytes, profile_times *out, kvb_error *err);
-
 // Opens texts and model, shares memory out between weights and run, and, unless this is a plan, loads the weights
 // (profile_open.c).
 kvb_status profile_open_inputs(profile_command *p, char **operands, size_t n, kvb_error *err);

@@ -39,6 +39,10 @@ static kvb_status allot_memory(profile_command *p, kvb_error *err)
     if (p->memory_bytes) all = p->memory_bytes;
     p->m->n_held = p->m->config.n_layers + 1;
     if (b->free_bytes(p->m->device)) return KVB_OK;
+    if (!p->memory && all == own)
+        return kvb_fail(err, KVB_MEMORY,
+                        "no memory is free, or how much is cannot be read (/proc/meminfo; how many files may be open, "
+                        "ulimit -n?); say with --memory SIZE how much this run may take");
     if (all <= own)
         return kvb_fail(err, KVB_MEMORY, "--memory %s: this program alone takes %.2f GiB, the record's index %.3f",
                         p->memory, (double)p->opened / 0x1p30, (double)p->writing / 0x1p30);

@@ -1,7 +1,7 @@
 // kvbudget profile --plan: what a run would take.
+#include "profiler/backend/peaks.h"
 #include "runtime/fail.h"
 #include "tools/cmd/profile_command.h"
-#include "tools/report/roofline.h"
 #include "tools/report/words.h"
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +11,7 @@ static kvb_status print_time(const profile_command *p, double record_bytes, kvb_
 {
     profile_times times;
     double start = seconds_now();
-    kvb_status status = profile_estimate_time(p, record_bytes, &times, err);
+    kvb_status status = profile_estimate_time(&times, p->m, &p->job, &p->options, record_bytes, err);
     if (status != KVB_OK) return status;
     double measured = seconds_now() - start, flops = profile_flops(p->m, &p->job),
            seconds = times.prefill + times.decode + times.writing;
@@ -22,7 +22,7 @@ static kvb_status print_time(const profile_command *p, double record_bytes, kvb_
         seconds < 20 ? 1 : 0, seconds, p->device->name, times.prefill, times.decode, times.writing, measured,
         flops / 1e12, p->device->compute, flops / seconds / 1e9);
     bool cpu = strcmp(p->device->name, "cpu") == 0;
-    if (cpu) printf("; a large product: %.0f GFLOP/s", roofline_products(p->device) / 1e9);
+    if (cpu) printf("; a large product: %.0f GFLOP/s", peak_products(precision_named(p->device->compute)) / 1e9);
     printf("\n");
     return KVB_OK;
 }

@@ -66,7 +66,8 @@ static kvb_status begin_record(record_writer **writer, profile_command *p, kvb_e
 {
     const model_config *c = &p->m->config;
     record_shape shape = {model_budgeted(c, c->n_layers), c->n_heads, c->n_kv_heads, c->head_dim};
-    record_start start = p->add ? RECORD_ADD : p->resume ? RECORD_RESUME : p->force ? RECORD_REPLACE : RECORD_NEW;
+    record_start add = p->force ? RECORD_ADD_ANEW : RECORD_ADD;
+    record_start start = p->add ? add : p->resume ? RECORD_RESUME : p->force ? RECORD_REPLACE : RECORD_NEW;
     cJSON *attributes = make_attributes(p, err);
     kvb_status status = attributes ? KVB_OK : err->status;
     if (status == KVB_OK && p->ranks.rank == 0)

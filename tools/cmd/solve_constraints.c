@@ -225,8 +225,11 @@ static kvb_status ratio_of_budget(const constraint_wishes *w, uint32_t n_heads, 
                                   kvb_error *err)
 {
     double keep = (double)w->keep_tokens, all = (double)n_heads * (double)w->tokens, bytes = 0, row = 0;
-    if (w->tokens == 0 || w->tokens > UINT32_MAX)
+    if (w->tokens == 0)
         return kvb_fail(err, KVB_ARGUMENT, "--bytes and --keep-tokens need --tokens T, the length of the context");
+    if (w->tokens > UINT32_MAX)
+        return kvb_fail(err, KVB_ARGUMENT, "--tokens: expected at most %u, found %llu", UINT32_MAX,
+                        (unsigned long long)w->tokens);
     if (w->bytes) {
         if (head_dim == 0)
             return kvb_fail(err, KVB_MISMATCH,

@@ -20,9 +20,9 @@ typedef struct constraint_wishes {
          &(w).bytes, "SIZE", "solve for a cache of at most SIZE, e.g. 2GiB or 900MB, with --dtype and --tokens"},      \
         {"dtype",    0,      CLI_TEXT,                                                                                 \
          &(w).dtype, "TYPE", "with --bytes: what the cache holds: f32, f16, bf16, fp8, q8_0, q4_0 (f16)"},             \
-        {"keep-tokens",    0,   CLI_COUNT,                                                                             \
+        {"keep-tokens",    0,   CLI_POSITIVE,                                                                          \
          &(w).keep_tokens, "N", "solve for a cache of at most N tokens, summed over all KV heads, with --tokens"},     \
-        {"tokens", 0, CLI_COUNT, &(w).tokens, "T", "with --bytes or --keep-tokens: length of the context"},            \
+        {"tokens", 0, CLI_POSITIVE, &(w).tokens, "T", "with --bytes or --keep-tokens: length of the context"},         \
         {"block", 0, CLI_COUNT, &(w).block, "N", "make budgets whole pages of N tokens"},                              \
         {"levels", 0, CLI_COUNT, &(w).levels, "K", "at most K different budgets within a layer"},                      \
         {"ranks",    0,   CLI_COUNT,                                                                                   \

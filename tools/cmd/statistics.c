@@ -3,6 +3,7 @@
 #include "formats/calib.h"
 #include "formats/file_read.h"
 #include "profiler/model/forward.h"
+#include "profiler/text/utf8.h"
 #include "runtime/fail.h"
 #include "tools/cmd/opened_model.h"
 #include "tools/device.h"
@@ -75,7 +76,8 @@ static kvb_status add_file(statistics_command *c, const char *path, kvb_error *e
     file_view view;
     status = file_map(&view, path, err);
     if (status != KVB_OK) return status;
-    status = add_text(c, (const char *)view.data, view.size, err);
+    status = utf8_check_text(path, (const char *)view.data, view.size, err);
+    if (status == KVB_OK) status = add_text(c, (const char *)view.data, view.size, err);
     if (status == KVB_OK) status = file_check(&view, path, err);
     file_unmap(&view);
     return status;

@@ -3,6 +3,7 @@
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "formats/need.h"
+#include "profiler/text/utf8.h"
 #include "runtime/fail.h"
 #include "tools/cmd/methods.h"
 #include "tools/cmd/opened_model.h"
@@ -44,9 +45,8 @@ static kvb_status read_haystack(task_command *c, kvb_error *err)
     if (!c->haystack_path) return KVB_OK;
     kvb_status status = file_map(&view, c->haystack_path, err);
     if (status != KVB_OK) return status;
-    if (memchr(view.data, '\0', view.size))
-        status = kvb_fail(err, KVB_FORMAT, "%s: holds NUL bytes, expected text", c->haystack_path);
-    else c->haystack = memcpy(need(view.size + 1, 1, "bytes of text"), view.data, view.size);
+    status = utf8_check_text(c->haystack_path, (const char *)view.data, view.size, err);
+    c->haystack = memcpy(need(view.size + 1, 1, "bytes of text"), view.data, view.size);
     if (status == KVB_OK) status = file_check(&view, c->haystack_path, err);
     file_unmap(&view);
     return status;

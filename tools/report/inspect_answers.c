@@ -10,19 +10,19 @@
 #include <string.h>
 #include <strings.h>
 
-// Ids as text that JSON can hold: broken UTF-8 becomes U+FFFD, NUL a space. *text is malloc'd.
-static kvb_status decode(char **text, const tokenizer *t, const int32_t *ids, size_t n, kvb_error *err)
+// Ids as text that JSON can hold: broken UTF-8 becomes U+FFFD, NUL a space. The caller frees.
+static char *decode_as_text(const tokenizer *t, const int32_t *ids, size_t n)
 {
     size_t size = tokenizer_decode(t, ids, n, NULL, 0), valid_size = 0;
     const char *valid = NULL;
     char *owned = NULL, *bytes = need(size + 1, 1, "characters");
     tokenizer_decode(t, ids, n, bytes, size);
-    kvb_status status = utf8_repair(bytes, size, &valid, &valid_size, &owned, err);
-    *text = need(valid_size + 1, 1, "characters");
-    for (size_t i = 0; i < valid_size; i++) (*text)[i] = valid[i] ? valid[i] : ' ';
+    utf8_repair(bytes, size, &valid, &valid_size, &owned);
+    char *text = need(valid_size + 1, 1, "characters");
+    for (size_t i = 0; i < valid_size; i++) text[i] = valid[i] ? valid[i] : ' ';
     free(owned);
     free(bytes);
-    return status;
+    return text;
 }
 
 typedef kvb_status id_reader(record *r, size_t context, size_t question, int32_t *out, kvb_error *err);
@@ -30,12 +30,13 @@ typedef kvb_status id_reader(record *r, size_t context, size_t question, int32_t
 static kvb_status add_answer(cJSON *to, const char *key, id_reader *read, record *r, size_t i, size_t q, uint32_t n,
                              const tokenizer *t, kvb_error *err)
 {
-    char *text = NULL;
     int32_t *ids = need(n, sizeof *ids, "token ids");
     kvb_status status = read(r, i, q, ids, err);
-    if (status == KVB_OK) status = decode(&text, t, ids, n, err);
-    if (status == KVB_OK) cJSON_AddStringToObject(to, key, text);
-    free(text);
+    if (status == KVB_OK) {
+        char *text = decode_as_text(t, ids, n);
+        cJSON_AddStringToObject(to, key, text);
+        free(text);
+    }
     free(ids);
     return status;
 }

@@ -49,7 +49,7 @@ static char *clean_text(gguf_string s, size_t max)
         size--; // not inside of a character
     const char *repaired;
     char *owned = NULL;
-    if (utf8_repair(s.data, size, &repaired, &n, &owned, NULL) != KVB_OK) n = 0;
+    utf8_repair(s.data, size, &repaired, &n, &owned);
     char *text = need(n + 1, 1, "characters");
     for (size_t i = 0; i < n; i++) text[i] = (char)(repaired[i] ? repaired[i] : ' ');
     free(owned);

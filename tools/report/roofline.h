@@ -2,11 +2,6 @@
 #pragma once
 #include "profiler/backend/backend.h"
 
-// FLOP/s now, on all threads: of products of cached operands as the cpu backend computes them in `device`'s precision,
-// and of SGEMM.
-double roofline_products(const backend *device);
-double roofline_sgemm(void);
-
 // Prints to stderr, for each kind of work of the run that has just ended: seconds (of all threads together, divided by
 // their number), share of the wall clock, rate, and share of the peak that is measured now, on all threads, in
 // `device`'s precision. Takes about a second.

@@ -6,11 +6,12 @@
 //     layer(T) = T (fixed + each T)        each: from two lengths, fixed: from the longer one
 //
 // Where layers are so wide that the longer one would take too long, `each` is measured on narrow layers.
+#include "formats/need.h"
 #include "profiler/backend/meter.h"
+#include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
 #include "profiler/model/rehearsal.h"
-#include "runtime/fail.h"
-#include "tools/cmd/profile_command.h"
+#include "profiler/profile.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,11 +29,18 @@ typedef struct layer_pace {
     uint32_t vocabulary; // of these logits
 } layer_pace;
 
+// The run whose time is asked for.
+typedef struct timed_run {
+    const model *m;
+    const profile_job *job;
+    const profile_options *o;
+} timed_run;
+
 // One rehearsal at work.
 typedef struct stage {
     rehearsal r;
     forward *f;
-    const profile_command *p;
+    const timed_run *p;
     uint32_t n_tokens, questions, bulk_rows; // rows: whole ones of each question
     int32_t *ids;
     decode_row *rows;
@@ -48,8 +56,8 @@ static kvb_status score(void *context, const layer_view *view, kvb_error *err)
 {
     stage *s = context;
     kvb_status status = KVB_OK;
-    for (size_t i = 0; status == KVB_OK && !view->window && i < s->p->options.n_metrics; i++)
-        status = metric_score(&s->p->options.metrics[i], view, s->scores[i], err);
+    for (size_t i = 0; status == KVB_OK && !view->window && i < s->p->o->n_metrics; i++)
+        status = metric_score(&s->p->o->metrics[i], view, s->scores[i], err);
     s->scored[s->n_scored++] = meter_now();
     return status;
 }
@@ -58,7 +66,7 @@ static void stage_close(stage *s)
 {
     forward_close(s->f);
     rehearsal_close(&s->r);
-    for (size_t i = 0; s->scores && i < s->p->options.n_metrics; i++) free(s->scores[i]);
+    for (size_t i = 0; s->scores && i < s->p->o->n_metrics; i++) free(s->scores[i]);
     free(s->scores), free(s->ids), free(s->rows), free(s->listed), free(s->keys), free(s->drawn);
     *s = (stage){.n_tokens = 0};
 }
@@ -72,7 +80,7 @@ static uint32_t rows_given(const profile_question *q)
 // Rows of all questions of a batch in that pass, as many as go through products at a time at most.
 static void size_rows(stage *s)
 {
-    const profile_job *job = &s->p->job;
+    const profile_job *job = s->p->job;
     uint32_t most = model_context_rows(s->p->m), given = 1;
     s->questions = job->max_questions ? job->max_questions : 1;
     for (size_t i = 0; i < job->n_contexts; i++)
@@ -85,24 +93,22 @@ static void size_rows(stage *s)
     s->bulk_rows = s->questions * given;
 }
 
-static kvb_status stage_open(stage *s, const profile_command *p, uint32_t layer, uint32_t n_tokens, bool narrow,
+static kvb_status stage_open(stage *s, const timed_run *p, uint32_t layer, uint32_t n_tokens, bool narrow,
                              kvb_error *err)
 {
     const model_config *c = &p->m->config;
     *s = (stage){.p = p, .n_tokens = n_tokens};
     size_rows(s);
     size_t most = s->bulk_rows > n_tokens ? s->bulk_rows : n_tokens;
-    s->ids = calloc(most, sizeof *s->ids);
-    s->rows = calloc(s->bulk_rows, sizeof *s->rows);
-    s->listed = calloc(s->questions, sizeof *s->listed);
-    s->keys = calloc(s->questions, sizeof *s->keys);
-    s->drawn = calloc(s->questions, sizeof *s->drawn);
-    s->scores = calloc(p->options.n_metrics + 1, sizeof *s->scores);
-    bool ok = s->ids && s->rows && s->listed && s->keys && s->drawn && s->scores;
-    for (size_t i = 0; ok && i < p->options.n_metrics; i++)
-        ok = (s->scores[i] = malloc((size_t)c->n_kv_heads * n_tokens * sizeof(float)));
-    kvb_status status = ok ? rehearsal_open(&s->r, p->m, layer, narrow, err)
-                           : kvb_fail(err, KVB_MEMORY, "no memory to measure the speed at %u tokens", n_tokens);
+    s->ids = need(most, sizeof *s->ids, "token ids");
+    s->rows = need(s->bulk_rows, sizeof *s->rows, "rows");
+    s->listed = need(s->questions, sizeof *s->listed, "rows");
+    s->keys = need(s->questions, sizeof *s->keys, "random draws");
+    s->drawn = need(s->questions, sizeof *s->drawn, "token ids");
+    s->scores = need(p->o->n_metrics, sizeof *s->scores, "metrics");
+    for (size_t i = 0; i < p->o->n_metrics; i++)
+        s->scores[i] = need((size_t)c->n_kv_heads * n_tokens, sizeof(float), "scores");
+    kvb_status status = rehearsal_open(&s->r, p->m, layer, narrow, err);
     const forward_plan plan = {n_tokens, s->questions, s->bulk_rows / s->questions + 1, true, false};
     if (status == KVB_OK) status = forward_open(&s->f, &s->r.m, &plan, err);
     for (size_t i = 0; status == KVB_OK && i < most; i++) s->ids[i] = (int32_t)(i * 7919 % s->r.m.config.vocabulary);
@@ -114,10 +120,10 @@ static layer_observer observer_of(stage *s)
 {
     layer_observer observer = {score, s, 0, 0, NULL, NULL};
     unsigned on_device = 0;
-    query_statistics_show(s->p->options.statistics, &observer);
-    for (size_t i = 0; i < s->p->options.n_metrics; i++) {
-        observer.needs |= metric_needs(&s->p->options.metrics[i]);
-        on_device |= metric_needs_on_device(&s->p->options.metrics[i]);
+    query_statistics_show(s->p->o->statistics, &observer);
+    for (size_t i = 0; i < s->p->o->n_metrics; i++) {
+        observer.needs |= metric_needs(&s->p->o->metrics[i]);
+        on_device |= metric_needs_on_device(&s->p->o->metrics[i]);
     }
     observer.spared = ~on_device;
     return observer;
@@ -131,7 +137,7 @@ static kvb_status decode(stage *s, uint32_t each, uint32_t first, bool draws, do
     for (uint32_t i = 0; i < n_drawn; i++) s->listed[i] = i * each + each - 1;
     double began = meter_now();
     kvb_status status =
-        forward_draw(s->f, s->rows, s->ids, n, s->listed, n_drawn, &s->p->options.draw, s->keys, s->drawn, err);
+        forward_draw(s->f, s->rows, s->ids, n, s->listed, n_drawn, &s->p->o->draw, s->keys, s->drawn, err);
     *seconds = meter_now() - began;
     return status;
 }
@@ -178,7 +184,7 @@ static kvb_status run_pass(stage *s, samples *to, size_t pass, kvb_error *err)
     return status == KVB_OK ? decode(s, 1, each, false, &to->step[pass], err) : status;
 }
 
-static kvb_status measure(layer_pace *out, const profile_command *p, uint32_t layer, uint32_t n_tokens, bool narrow,
+static kvb_status measure(layer_pace *out, const timed_run *p, uint32_t layer, uint32_t n_tokens, bool narrow,
                           kvb_error *err)
 {
     stage s;
@@ -227,12 +233,12 @@ typedef struct kind {
 } kind;
 
 // The least number of tokens from `wanted` on, doubled, that all metrics take; the longest context at most.
-static uint32_t least_tokens(const profile_command *p, uint32_t wanted)
+static uint32_t least_tokens(const timed_run *p, uint32_t wanted)
 {
-    uint32_t most = p->job.max_tokens, tokens = wanted && wanted < most ? wanted : most;
+    uint32_t most = p->job->max_tokens, tokens = wanted && wanted < most ? wanted : most;
     kvb_error refused;
-    for (size_t i = 0; i < p->options.n_metrics; i++)
-        while (tokens < most && metric_check_tokens(&p->options.metrics[i], tokens, &refused) != KVB_OK)
+    for (size_t i = 0; i < p->o->n_metrics; i++)
+        while (tokens < most && metric_check_tokens(&p->o->metrics[i], tokens, &refused) != KVB_OK)
             tokens = tokens < most / 2 ? 2 * tokens : most;
     return tokens;
 }
@@ -249,13 +255,13 @@ static void set_lines(kind *k, const layer_pace *shorter, const layer_pace *long
     k->vocabulary = own->vocabulary;
 }
 
-static kvb_status measure_kind(kind *k, const profile_command *p, kvb_error *err)
+static kvb_status measure_kind(kind *k, const timed_run *p, kvb_error *err)
 {
     layer_pace own, shorter, longer;
-    uint32_t most = p->job.max_tokens, few = least_tokens(p, model_context_rows(p->m));
+    uint32_t most = p->job->max_tokens, few = least_tokens(p, model_context_rows(p->m));
     kvb_status status = measure(&own, p, k->layer, few, false, err);
     bool affordable = status == KVB_OK && own.token * most * REHEARSAL_MOST_LAYERS < AFFORDABLE;
-    k->questions = p->job.max_questions ? p->job.max_questions : 1;
+    k->questions = p->job->max_questions ? p->job->max_questions : 1;
     if (status == KVB_OK && affordable) {
         shorter = longer = own;
         if (few < most) status = measure(&longer, p, k->layer, most, false, err);
@@ -270,7 +276,7 @@ static kvb_status measure_kind(kind *k, const profile_command *p, kvb_error *err
 }
 
 // Seconds of one batch: all that is given in one pass, then a step for each token.
-static double batch_seconds(const profile_command *p, const kind *kinds, int n_kinds, const profile_context *c,
+static double batch_seconds(const timed_run *p, const kind *kinds, int n_kinds, const profile_context *c,
                             uint32_t first, uint32_t n)
 {
     double given = 0, seconds = 0, drawing = 0;
@@ -312,19 +318,21 @@ static double prefill_seconds(const kind *kinds, int n_kinds, double T)
     return positive(seconds);
 }
 
-kvb_status profile_estimate_time(const profile_command *p, double record_bytes, profile_times *out, kvb_error *err)
+kvb_status profile_estimate_time(profile_times *out, const model *m, const profile_job *job, const profile_options *o,
+                                 double record_bytes, kvb_error *err)
 {
     enum { WRITING_RATE = 400000000 }; // bytes of a record in a second, measured; and a twentieth of one to end it
+    const timed_run run = {m, job, o}, *p = &run;
     kind kinds[MOST_KINDS];
-    int n = p->job.n_contexts ? list_kinds(kinds, p->m) : 0; // --add may find nothing to do
-    uint32_t batch = p->job.max_questions ? p->job.max_questions : 1;
+    int n = p->job->n_contexts ? list_kinds(kinds, p->m) : 0; // --add may find nothing to do
+    uint32_t batch = p->job->max_questions ? p->job->max_questions : 1;
     *out = (profile_times){.writing = 0.05 + record_bytes / WRITING_RATE};
     for (int i = 0; i < n; i++) {
         kvb_status status = measure_kind(&kinds[i], p, err);
         if (status != KVB_OK) return status;
     }
-    for (size_t i = 0; i < p->job.n_contexts; i++) {
-        const profile_context *c = &p->job.contexts[i];
+    for (size_t i = 0; i < p->job->n_contexts; i++) {
+        const profile_context *c = &p->job->contexts[i];
         out->prefill += prefill_seconds(kinds, n, c->n_tokens);
         for (uint32_t q = c->n_recorded; q < c->n_questions; q += batch)
             out->decode += batch_seconds(p, kinds, n, c, q, c->n_questions - q < batch ? c->n_questions - q : batch);

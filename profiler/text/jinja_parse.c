@@ -1,0 +1,737 @@
+// A Jinja template as a tree: first cut into texts and the tokens of its tags, then parsed by recursive descent.
+#include "profiler/text/jinja.h"
+#include "profiler/text/utf8.h"
+#include <stdlib.h>
+#include <string.h>
+
+// ---- Tokens ----
+//
+// Which spaces around tags are written is decided here, as Jinja2's lexer does with trim_blocks and lstrip_blocks,
+// which transformers sets.
+
+typedef struct lexer {
+    jinja *j;
+    const char *p, *end;
+    size_t room;
+    bool line_begins; // the last tag took a line end with it, or there was none yet
+} lexer;
+
+static bool is_space(char c)
+{
+    return c && strchr(" \t\n\v\f\r", c);
+}
+
+static bool is_name(char c, bool first)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || (!first && c >= '0' && c <= '9');
+}
+
+static bool starts(const lexer *l, const char *with)
+{
+    size_t n = strlen(with);
+    return (size_t)(l->end - l->p) >= n && memcmp(l->p, with, n) == 0;
+}
+
+static void add_token(lexer *l, token_kind kind, const char *text, size_t size)
+{
+    jinja *j = l->j;
+    if (j->n_tokens == l->room) {
+        size_t room = 2 * l->room + 256;
+        token *more = jinja_alloc(j, room * sizeof *more);
+        if (j->n_tokens) memcpy(more, j->tokens, j->n_tokens * sizeof *more);
+        j->tokens = more;
+        l->room = room;
+    }
+    j->tokens[j->n_tokens++] = (token){kind, j->line, jinja_copy(j, text, size), size};
+}
+
+// Moves to `to`, counting lines.
+static void skip_to(lexer *l, const char *to)
+{
+    for (; l->p < to; l->p++) l->j->line += *l->p == '\n';
+}
+
+// The spaces behind a tag that it takes with it: all with '-', the line end behind a block or comment.
+static void skip_behind(lexer *l, bool all, bool line_end)
+{
+    const char *p = l->p;
+    if (all) p += utf8_spaces_before(p, (size_t)(l->end - p));
+    else if (line_end && p < l->end && *p == '\n') p++;
+    l->line_begins = p > l->p && p[-1] == '\n';
+    skip_to(l, p);
+}
+
+// The text in front of a tag (or of the template's end), without the spaces that the tag takes with it.
+static void add_text(lexer *l, const char *to)
+{
+    const char *begin = l->p, *end = to;
+    if (to < l->end) {
+        char kind = to[1], sign = to + 2 < l->end ? to[2] : ' ';
+        if (sign == '-') {
+            end -= utf8_spaces_behind(begin, (size_t)(end - begin));
+        } else if (sign != '+' && kind != '{') {
+            const char *line = end;
+            while (line > begin && line[-1] != '\n') line--;
+            bool blank = utf8_spaces_before(line, (size_t)(end - line)) == (size_t)(end - line);
+            if (blank && (line > begin || l->line_begins)) end = line;
+        }
+    }
+    if (end > begin) add_token(l, TOKEN_TEXT, begin, (size_t)(end - begin));
+    skip_to(l, to);
+}
+
+static void read_comment(lexer *l)
+{
+    const char *close = memmem(l->p, (size_t)(l->end - l->p), "#}", 2);
+    if (!close) jinja_fail(l->j, "a comment without end");
+    char sign = close[-1];
+    skip_to(l, close + 2);
+    skip_behind(l, sign == '-', sign != '+');
+}
+
+// ---- Tokens inside of tags ----
+
+// The character of an escape whose letter is at *p, which is moved to its last byte; -1: none that is read here.
+static int unescape(char c)
+{
+    static const char letters[] = "nrt\\'\"", stand_for[] = "\n\r\t\\'\"";
+    const char *found = c ? strchr(letters, c) : NULL;
+    return found ? stand_for[found - letters] : -1;
+}
+
+static void read_string(lexer *l)
+{
+    jinja_text text = {0};
+    const char *p = l->p + 1;
+    for (; p < l->end && *p != *l->p; p++) {
+        int c = (unsigned char)*p;
+        if (c == '\\') {
+            p++;
+            c = p < l->end ? unescape(*p) : -1;
+        }
+        if (c < 0) jinja_fail(l->j, "a text holds an escape that is not read here");
+        char byte = (char)c;
+        jinja_append(l->j, &text, &byte, 1);
+    }
+    if (p >= l->end) jinja_fail(l->j, "a text without its closing quote");
+    add_token(l, TOKEN_STRING, text.data, text.size);
+    skip_to(l, p + 1);
+}
+
+static void read_number(lexer *l)
+{
+    const char *p = l->p;
+    while (p < l->end && *p >= '0' && *p <= '9') p++;
+    bool whole = p == l->end || !(is_name(*p, true) || (*p == '.' && p + 1 < l->end && p[1] >= '0' && p[1] <= '9'));
+    if (!whole || p - l->p > 9) jinja_fail(l->j, "a number that is not read here; expected a whole one below 1e9");
+    add_token(l, TOKEN_INTEGER, l->p, (size_t)(p - l->p));
+    l->p = p;
+}
+
+static void read_operator(lexer *l, int *open)
+{
+    static const char *const long_ones[] = {"==", "!=", "<=", ">=", "//", "**"};
+    static const char short_ones[] = "+-*/%~|.,:()[]{}=<>";
+    size_t size = 0;
+    for (size_t i = 0; i < sizeof long_ones / sizeof *long_ones; i++)
+        if (starts(l, long_ones[i])) size = 2;
+    if (!size && *l->p && strchr(short_ones, *l->p)) size = 1;
+    if (!size) jinja_fail(l->j, "character %d in a tag", (unsigned char)*l->p);
+    if (strchr("([{", *l->p)) ++*open;
+    if (strchr(")]}", *l->p)) --*open;
+    add_token(l, TOKEN_OPERATOR, l->p, size);
+    l->p += size;
+}
+
+// Is the end of a tag here? *sign: the character in front of it, if any.
+static bool at_tag_end(const lexer *l, char kind, char *sign)
+{
+    const char *p = l->p;
+    *sign = ' ';
+    if (*p == '-' || (*p == '+' && kind == '%')) *sign = *p++;
+    return l->end - p >= 2 && p[0] == (kind == '%' ? '%' : '}') && p[1] == '}';
+}
+
+static void read_tag(lexer *l, char kind)
+{
+    int open = 0;
+    char sign = ' ';
+    add_token(l, kind == '%' ? TOKEN_BLOCK : TOKEN_OUTPUT, "", 0);
+    for (;;) {
+        while (l->p < l->end && is_space(*l->p)) skip_to(l, l->p + 1);
+        if (l->p == l->end) jinja_fail(l->j, "a tag without end");
+        if (!open && at_tag_end(l, kind, &sign)) break;
+        if (*l->p == '\'' || *l->p == '"') {
+            read_string(l);
+        } else if (*l->p >= '0' && *l->p <= '9') {
+            read_number(l);
+        } else if (is_name(*l->p, true)) {
+            const char *begin = l->p;
+            while (l->p < l->end && is_name(*l->p, false)) l->p++;
+            add_token(l, TOKEN_NAME, begin, (size_t)(l->p - begin));
+        } else {
+            read_operator(l, &open);
+        }
+    }
+    add_token(l, kind == '%' ? TOKEN_BLOCK_END : TOKEN_OUTPUT_END, "", 0);
+    l->p += sign == ' ' ? 2 : 3;
+    skip_behind(l, sign == '-', kind == '%' && sign != '+');
+}
+
+// The first tag behind p, or the end.
+static const char *find_tag(const char *p, const char *end)
+{
+    for (; end - p >= 2; p++)
+        if (p[0] == '{' && (p[1] == '{' || p[1] == '%' || p[1] == '#')) return p;
+    return end;
+}
+
+// The source with line ends of one byte, and without the last one, as Jinja2 takes it.
+static const char *with_line_ends(jinja *j, const char *source, size_t *size)
+{
+    char *text = jinja_copy(j, source, strlen(source));
+    size_t n = 0;
+    for (const char *p = source; *p; p++) {
+        if (*p == '\r' && p[1] == '\n') continue;
+        text[n++] = *p == '\r' ? '\n' : *p;
+    }
+    if (n && text[n - 1] == '\n') n--;
+    *size = n;
+    return text;
+}
+
+static void read_tokens(jinja *j, const char *source)
+{
+    size_t size;
+    const char *text = with_line_ends(j, source, &size);
+    lexer l = {.j = j, .p = text, .end = text + size, .line_begins = true};
+    j->line = 1;
+    while (l.p < l.end) {
+        const char *tag = find_tag(l.p, l.end);
+        add_text(&l, tag);
+        if (tag == l.end) break;
+        char kind = tag[1], sign = tag + 2 < l.end ? tag[2] : ' ';
+        l.p += 2;
+        if (kind == '#') {
+            read_comment(&l);
+            continue;
+        }
+        if (sign == '-' || sign == '+') l.p++;
+        read_tag(&l, kind);
+    }
+    add_token(&l, TOKEN_END, "", 0);
+}
+
+// ---- Taking tokens ----
+
+static const token *peek(const jinja *j)
+{
+    return &j->tokens[j->at];
+}
+
+static bool at(const jinja *j, token_kind kind, const char *text)
+{
+    const token *t = peek(j);
+    return t->kind == kind && (!text || strcmp(t->text, text) == 0);
+}
+
+static bool take(jinja *j, token_kind kind, const char *text)
+{
+    if (!at(j, kind, text)) return false;
+    j->line = j->tokens[j->at].line;
+    if (kind != TOKEN_END) j->at++;
+    return true;
+}
+
+static const char *expect(jinja *j, token_kind kind, const char *text, const char *what)
+{
+    const token *t = peek(j);
+    if (take(j, kind, text)) return t->text;
+    j->line = t->line;
+    jinja_fail(j, "expected %s, found \"%.40s\"", what, t->text);
+}
+
+static jinja_node *new_node(jinja *j, node_kind kind)
+{
+    jinja_node *n = jinja_alloc(j, sizeof *n);
+    *n = (jinja_node){.kind = kind, .line = j->line, .text = ""};
+    return n;
+}
+
+static bool take_operator(jinja *j, const char *text)
+{
+    return take(j, TOKEN_OPERATOR, text);
+}
+
+static bool at_word(const jinja *j, const char *text)
+{
+    return at(j, TOKEN_NAME, text);
+}
+
+static jinja_node *join(jinja *j, node_kind kind, const char *text, jinja_node *a, jinja_node *b)
+{
+    jinja_node *n = new_node(j, kind);
+    n->text = text;
+    n->a = a;
+    n->b = b;
+    return n;
+}
+
+static jinja_node *parse_expression(jinja *j, bool with_condition);
+
+// ---- Expressions: atoms. The order of the functions is Jinja2's precedence ----
+
+// Items up to `close`, with commas between.
+static jinja_node *parse_items(jinja *j, const char *close, bool pairs)
+{
+    jinja_node *first = NULL, **last = &first;
+    while (!take_operator(j, close)) {
+        jinja_node *item = parse_expression(j, true);
+        *last = join(j, NODE_ARGUMENT, "", item, NULL);
+        if (pairs) {
+            expect(j, TOKEN_OPERATOR, ":", "\":\"");
+            (*last)->b = parse_expression(j, true);
+        }
+        last = &(*last)->next;
+        if (!at(j, TOKEN_OPERATOR, close)) expect(j, TOKEN_OPERATOR, ",", "\",\"");
+    }
+    return first;
+}
+
+// Behind "(": an expression, or a tuple, which is a list here.
+static jinja_node *parse_brackets(jinja *j)
+{
+    if (take_operator(j, ")")) return new_node(j, NODE_LIST);
+    jinja_node *inner = parse_expression(j, true);
+    if (take_operator(j, ")")) return inner;
+    expect(j, TOKEN_OPERATOR, ",", "\")\"");
+    jinja_node *list = new_node(j, NODE_LIST);
+    list->a = join(j, NODE_ARGUMENT, "", inner, NULL);
+    list->a->next = parse_items(j, ")", false);
+    return list;
+}
+
+static jinja_node *parse_name(jinja *j)
+{
+    static const struct {
+        const char *name;
+        int value; // -1: none
+    } words[] = {{"true", 1}, {"True", 1}, {"false", 0}, {"False", 0}, {"none", -1}, {"None", -1}};
+    const char *name = expect(j, TOKEN_NAME, NULL, "a name");
+    jinja_node *n = new_node(j, NODE_NAME);
+    n->text = name;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        if (strcmp(name, words[i].name) == 0) {
+            n->kind = NODE_LITERAL;
+            n->value = words[i].value < 0 ? &jinja_none : jinja_bool(words[i].value);
+        }
+    return n;
+}
+
+// Texts side by side are one.
+static jinja_node *parse_string(jinja *j)
+{
+    jinja_text text = {0};
+    while (at(j, TOKEN_STRING, NULL)) {
+        const token *t = peek(j);
+        jinja_append(j, &text, t->text, t->size);
+        take(j, TOKEN_STRING, NULL);
+    }
+    jinja_node *n = new_node(j, NODE_LITERAL);
+    n->value = jinja_string(j, text.data, text.size);
+    return n;
+}
+
+static jinja_node *parse_atom(jinja *j)
+{
+    const token *t = peek(j);
+    if (t->kind == TOKEN_STRING) return parse_string(j);
+    if (take(j, TOKEN_INTEGER, NULL)) {
+        jinja_node *n = new_node(j, NODE_LITERAL);
+        n->value = jinja_integer(j, strtoll(t->text, NULL, 10));
+        return n;
+    }
+    if (take_operator(j, "(")) return parse_brackets(j);
+    bool list = at(j, TOKEN_OPERATOR, "[");
+    if (!list && !at(j, TOKEN_OPERATOR, "{")) return parse_name(j);
+    take(j, TOKEN_OPERATOR, NULL);
+    jinja_node *n = new_node(j, list ? NODE_LIST : NODE_DICT);
+    n->a = parse_items(j, list ? "]" : "}", !list);
+    return n;
+}
+
+// ---- What stands behind an atom ----
+
+static jinja_node *parse_arguments(jinja *j)
+{
+    jinja_node *first = NULL, **last = &first;
+    while (!take_operator(j, ")")) {
+        jinja_node *n = new_node(j, NODE_ARGUMENT);
+        const token *t = peek(j);
+        if (t->kind == TOKEN_NAME && t[1].kind == TOKEN_OPERATOR && strcmp(t[1].text, "=") == 0) {
+            n->text = t->text;
+            j->at += 2;
+        }
+        n->a = parse_expression(j, true);
+        *last = n;
+        last = &n->next;
+        if (!at(j, TOKEN_OPERATOR, ")")) expect(j, TOKEN_OPERATOR, ",", "\",\"");
+    }
+    return first;
+}
+
+// A part of a slice, NULL where it is left out.
+static jinja_node *parse_bound(jinja *j)
+{
+    bool none = at(j, TOKEN_OPERATOR, ":") || at(j, TOKEN_OPERATOR, "]");
+    return none ? NULL : parse_expression(j, true);
+}
+
+// Behind "[".
+static jinja_node *parse_subscript(jinja *j, jinja_node *of)
+{
+    jinja_node *first = parse_bound(j), *n = join(j, NODE_ITEM, "", of, first);
+    if (take_operator(j, ":")) {
+        n->kind = NODE_SLICE;
+        n->c = parse_bound(j);
+        if (take_operator(j, ":")) n->d = parse_bound(j);
+    } else if (!first) {
+        jinja_fail(j, "expected a subscript");
+    }
+    expect(j, TOKEN_OPERATOR, "]", "\"]\"");
+    return n;
+}
+
+static jinja_node *parse_postfix(jinja *j, jinja_node *n)
+{
+    for (;;) {
+        if (take_operator(j, ".")) n = join(j, NODE_ATTRIBUTE, expect(j, TOKEN_NAME, NULL, "a name"), n, NULL);
+        else if (take_operator(j, "[")) n = parse_subscript(j, n);
+        else if (take_operator(j, "(")) n = join(j, NODE_CALL, "", n, parse_arguments(j));
+        else break;
+    }
+    return n;
+}
+
+// Does an argument without brackets follow a test's name ("is divisibleby 3")?
+static bool argument_follows(const jinja *j)
+{
+    const token *t = peek(j);
+    bool word = t->kind == TOKEN_NAME && strcmp(t->text, "else") != 0 && strcmp(t->text, "or") != 0 &&
+                strcmp(t->text, "and") != 0 && strcmp(t->text, "is") != 0 && strcmp(t->text, "if") != 0 &&
+                strcmp(t->text, "in") != 0 && strcmp(t->text, "not") != 0;
+    return word || t->kind == TOKEN_STRING || t->kind == TOKEN_INTEGER ||
+           (t->kind == TOKEN_OPERATOR && (*t->text == '[' || *t->text == '{'));
+}
+
+static jinja_node *parse_test(jinja *j, jinja_node *of)
+{
+    bool negated = take(j, TOKEN_NAME, "not");
+    jinja_node *n = join(j, NODE_TEST, expect(j, TOKEN_NAME, NULL, "a test's name"), of, NULL);
+    if (take_operator(j, "(")) {
+        n->b = parse_arguments(j);
+    } else if (argument_follows(j)) {
+        n->b = new_node(j, NODE_ARGUMENT);
+        n->b->a = parse_postfix(j, parse_atom(j));
+    }
+    return negated ? join(j, NODE_NOT, "", n, NULL) : n;
+}
+
+static jinja_node *parse_filters(jinja *j, jinja_node *n)
+{
+    for (;;) {
+        if (take_operator(j, "|")) {
+            n = join(j, NODE_FILTER, expect(j, TOKEN_NAME, NULL, "a filter's name"), n, NULL);
+            if (take_operator(j, "(")) n->b = parse_arguments(j);
+        } else if (take(j, TOKEN_NAME, "is")) {
+            n = parse_test(j, n);
+        } else if (take_operator(j, "(")) { // what a filter or test gave is called
+            n = join(j, NODE_CALL, "", n, parse_arguments(j));
+        } else {
+            break;
+        }
+    }
+    return n;
+}
+
+static jinja_node *parse_unary(jinja *j, bool with_filters)
+{
+    jinja_enter(j);
+    jinja_node *n =
+        take_operator(j, "-") ? join(j, NODE_MINUS, "", parse_unary(j, false), NULL) : parse_postfix(j, parse_atom(j));
+    j->depth--;
+    return with_filters ? parse_filters(j, n) : n;
+}
+
+// ---- Operators, from the tightest to the loosest ----
+
+// The operators of a level that stand here, or NULL; `*text` is what the node is called.
+static const char *take_of(jinja *j, const char *const *operators)
+{
+    for (; *operators; operators++)
+        if (take_operator(j, *operators)) return *operators;
+    return NULL;
+}
+
+static jinja_node *parse_product(jinja *j)
+{
+    static const char *const operators[] = {"*", "//", "%", "/", "**", NULL};
+    jinja_node *n = parse_unary(j, true);
+    for (const char *text; (text = take_of(j, operators));) n = join(j, NODE_BINARY, text, n, parse_unary(j, true));
+    return n;
+}
+
+static jinja_node *parse_concat(jinja *j)
+{
+    jinja_node *n = parse_product(j);
+    while (take_operator(j, "~")) n = join(j, NODE_BINARY, "~", n, parse_product(j));
+    return n;
+}
+
+static jinja_node *parse_sum(jinja *j)
+{
+    static const char *const operators[] = {"+", "-", NULL};
+    jinja_node *n = parse_concat(j);
+    for (const char *text; (text = take_of(j, operators));) n = join(j, NODE_BINARY, text, n, parse_concat(j));
+    return n;
+}
+
+// Comparisons in a row are refused: hardly anybody writes them in a template.
+static jinja_node *parse_comparison(jinja *j)
+{
+    static const char *const operators[] = {"==", "!=", "<=", ">=", "<", ">", NULL};
+    jinja_node *n = parse_sum(j);
+    for (int found = 0;; found++) {
+        bool outside = at_word(j, "not") && peek(j)[1].kind == TOKEN_NAME && strcmp(peek(j)[1].text, "in") == 0;
+        if (outside) j->at++;
+        const char *text = take(j, TOKEN_NAME, "in") ? "in" : take_of(j, operators);
+        if (!text) break;
+        if (found) jinja_fail(j, "comparisons in a row");
+        n = join(j, NODE_BINARY, text, n, parse_sum(j));
+        if (outside) n = join(j, NODE_NOT, "", n, NULL);
+    }
+    return n;
+}
+
+static jinja_node *parse_not(jinja *j)
+{
+    if (!take(j, TOKEN_NAME, "not")) return parse_comparison(j);
+    jinja_enter(j);
+    jinja_node *n = parse_not(j);
+    j->depth--;
+    return join(j, NODE_NOT, "", n, NULL);
+}
+
+static jinja_node *parse_and(jinja *j)
+{
+    jinja_node *n = parse_not(j);
+    while (take(j, TOKEN_NAME, "and")) n = join(j, NODE_BINARY, "and", n, parse_not(j));
+    return n;
+}
+
+static jinja_node *parse_or(jinja *j)
+{
+    jinja_node *n = parse_and(j);
+    while (take(j, TOKEN_NAME, "or")) n = join(j, NODE_BINARY, "or", n, parse_and(j));
+    return n;
+}
+
+static jinja_node *parse_expression(jinja *j, bool with_condition)
+{
+    jinja_enter(j);
+    jinja_node *n = parse_or(j);
+    if (with_condition && take(j, TOKEN_NAME, "if")) {
+        n = join(j, NODE_CONDITION, "", n, parse_or(j));
+        if (take(j, TOKEN_NAME, "else")) n->c = parse_expression(j, true);
+    }
+    j->depth--;
+    return n;
+}
+
+// ---- Statements ----
+
+static jinja_node *parse_body(jinja *j, const char *const *ends);
+
+// Behind "{%" and its name: the end of the tag.
+static void close_tag(jinja *j)
+{
+    expect(j, TOKEN_BLOCK_END, NULL, "the end of the tag");
+}
+
+// Is "{% name" here, with one of the names? Nothing is taken.
+static bool at_end_of_body(const jinja *j, const char *const *ends)
+{
+    if (!at(j, TOKEN_BLOCK, NULL)) return false;
+    for (; *ends; ends++)
+        if (peek(j)[1].kind == TOKEN_NAME && strcmp(peek(j)[1].text, *ends) == 0) return true;
+    return false;
+}
+
+// "{% name", where a body has ended.
+static bool take_end(jinja *j, const char *name)
+{
+    const char *const ends[] = {name, NULL};
+    if (!at_end_of_body(j, ends)) return false;
+    take(j, TOKEN_BLOCK, NULL);
+    return take(j, TOKEN_NAME, name);
+}
+
+static void expect_end(jinja *j, const char *name)
+{
+    if (take_end(j, name)) close_tag(j);
+    else jinja_fail(j, "expected {%% %s %%}", name);
+}
+
+static jinja_node *parse_if(jinja *j)
+{
+    static const char *const ends[] = {"elif", "else", "endif", NULL};
+    jinja_node *first = NULL, **place = &first;
+    do { // one for if and each elif; the next one is the else of the one before
+        jinja_node *n = *place = new_node(j, NODE_IF);
+        n->a = parse_expression(j, true);
+        close_tag(j);
+        n->b = parse_body(j, ends);
+        place = &n->c;
+    } while (take_end(j, "elif"));
+    if (take_end(j, "else")) {
+        static const char *const end[] = {"endif", NULL};
+        close_tag(j);
+        *place = parse_body(j, end);
+    }
+    expect_end(j, "endif");
+    return first;
+}
+
+static jinja_node *parse_for(jinja *j)
+{
+    static const char *const ends[] = {"else", "endfor", NULL}, *const end[] = {"endfor", NULL};
+    jinja_node *n = new_node(j, NODE_FOR);
+    n->text = expect(j, TOKEN_NAME, NULL, "a name");
+    if (take(j, TOKEN_OPERATOR, ",")) {
+        n->d = new_node(j, NODE_NAME);
+        n->d->text = expect(j, TOKEN_NAME, NULL, "a name");
+    }
+    expect(j, TOKEN_NAME, "in", "\"in\"");
+    n->a = parse_expression(j, false);
+    if (take(j, TOKEN_NAME, "if")) n->e = parse_expression(j, true);
+    close_tag(j);
+    n->b = parse_body(j, ends);
+    if (take_end(j, "else")) {
+        close_tag(j);
+        n->c = parse_body(j, end);
+    }
+    expect_end(j, "endfor");
+    return n;
+}
+
+static jinja_node *parse_set(jinja *j)
+{
+    static const char *const ends[] = {"endset", NULL};
+    jinja_node *n = new_node(j, NODE_SET);
+    n->text = expect(j, TOKEN_NAME, NULL, "a name");
+    if (take(j, TOKEN_OPERATOR, ".")) {
+        n->d = new_node(j, NODE_NAME);
+        n->d->text = expect(j, TOKEN_NAME, NULL, "a name");
+    }
+    if (take(j, TOKEN_OPERATOR, "=")) {
+        n->a = parse_expression(j, true);
+        close_tag(j);
+        return n;
+    }
+    close_tag(j);
+    n->b = parse_body(j, ends);
+    expect_end(j, "endset");
+    return n;
+}
+
+static jinja_node *parse_macro(jinja *j)
+{
+    static const char *const ends[] = {"endmacro", NULL};
+    jinja_node *n = new_node(j, NODE_MACRO), **last = &n->a;
+    n->text = expect(j, TOKEN_NAME, NULL, "a name");
+    expect(j, TOKEN_OPERATOR, "(", "\"(\"");
+    while (!take(j, TOKEN_OPERATOR, ")")) {
+        jinja_node *parameter = new_node(j, NODE_ARGUMENT);
+        parameter->text = expect(j, TOKEN_NAME, NULL, "a parameter's name");
+        if (take(j, TOKEN_OPERATOR, "=")) parameter->a = parse_expression(j, true);
+        *last = parameter;
+        last = &parameter->next;
+        if (!at(j, TOKEN_OPERATOR, ")")) expect(j, TOKEN_OPERATOR, ",", "\",\"");
+    }
+    close_tag(j);
+    n->b = parse_body(j, ends);
+    expect_end(j, "endmacro");
+    return n;
+}
+
+static jinja_node *parse_leave(jinja *j, node_kind kind)
+{
+    jinja_node *n = new_node(j, kind);
+    close_tag(j);
+    return n;
+}
+
+// transformers marks what the assistant says with it; it writes its body.
+static jinja_node *parse_generation(jinja *j)
+{
+    static const char *const ends[] = {"endgeneration", NULL};
+    jinja_node *n = new_node(j, NODE_IF);
+    close_tag(j);
+    jinja_node *yes = new_node(j, NODE_LITERAL);
+    yes->value = jinja_bool(true);
+    n->a = yes;
+    n->b = parse_body(j, ends);
+    expect_end(j, "endgeneration");
+    return n;
+}
+
+static jinja_node *parse_statement(jinja *j)
+{
+    if (take(j, TOKEN_NAME, "if")) return parse_if(j);
+    if (take(j, TOKEN_NAME, "for")) return parse_for(j);
+    if (take(j, TOKEN_NAME, "set")) return parse_set(j);
+    if (take(j, TOKEN_NAME, "macro")) return parse_macro(j);
+    if (take(j, TOKEN_NAME, "generation")) return parse_generation(j);
+    if (take(j, TOKEN_NAME, "break")) return parse_leave(j, NODE_BREAK);
+    if (take(j, TOKEN_NAME, "continue")) return parse_leave(j, NODE_CONTINUE);
+    expect(j, TOKEN_NAME, "if", "a statement that is read here (if, for, set, macro)");
+    return NULL;
+}
+
+static jinja_node *parse_one(jinja *j)
+{
+    const token *t = peek(j);
+    if (take(j, TOKEN_TEXT, NULL)) {
+        jinja_node *n = new_node(j, NODE_TEXT);
+        n->text = t->text;
+        return n;
+    }
+    if (take(j, TOKEN_OUTPUT, NULL)) {
+        jinja_node *n = new_node(j, NODE_OUTPUT);
+        n->a = parse_expression(j, true);
+        expect(j, TOKEN_OUTPUT_END, NULL, "\"}}\"");
+        return n;
+    }
+    take(j, TOKEN_BLOCK, NULL);
+    return parse_statement(j);
+}
+
+// Statements up to a tag with one of the names, or the template's end.
+static jinja_node *parse_body(jinja *j, const char *const *ends)
+{
+    jinja_node *first = NULL, **last = &first;
+    jinja_enter(j);
+    while (!at(j, TOKEN_END, NULL) && !at_end_of_body(j, ends)) {
+        *last = parse_one(j);
+        last = &(*last)->next;
+    }
+    j->depth--;
+    return first;
+}
+
+jinja_node *jinja_parse(jinja *j, const char *source)
+{
+    read_tokens(j, source);
+    static const char *const none[] = {NULL};
+    return parse_body(j, none);
+}
