@@ -1,5 +1,6 @@
 #include "calib.h"
 #include "file_read.h"
+#include "formats/need.h"
 #include "need.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
@@ -20,19 +21,14 @@ typedef struct place {
     kvb_error *err;
 } place;
 
-static kvb_status no_memory(const place *at)
-{
-    return kvb_fail(at->err, KVB_MEMORY, "%s: line %zu: not enough memory", at->file, at->line);
-}
-
 // ---- Values ----
 
 static kvb_status copy_text(char **out, const cJSON *value, const char *key, const place *at)
 {
     if (!cJSON_IsString(value))
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: %s: expected a string", at->file, at->line, key);
-    *out = strdup(value->valuestring);
-    return *out ? KVB_OK : no_memory(at);
+    *out = need_text("%s", value->valuestring);
+    return KVB_OK;
 }
 
 static kvb_status copy_ids(int32_t **out, size_t *n_out, const cJSON *value, const char *key, const place *at)
@@ -43,8 +39,7 @@ static kvb_status copy_ids(int32_t **out, size_t *n_out, const cJSON *value, con
     size_t n = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, value) n++;
-    int32_t *ids = malloc(n * sizeof *ids); // n JSON nodes are in memory already: no overflow
-    if (!ids) return no_memory(at);
+    int32_t *ids = need(n, sizeof *ids, "token ids"); // n JSON nodes are in memory already: no overflow
     size_t i = 0;
     cJSON_ArrayForEach(item, value)
     {
@@ -93,8 +88,7 @@ static kvb_status parse_question_list(calib_context *c, const text_or_ids *value
     size_t n = 0;
     const cJSON *item;
     cJSON_ArrayForEach(item, list) n++;
-    c->questions = calloc(n, sizeof *c->questions);
-    if (!c->questions) return no_memory(at);
+    c->questions = need(n, sizeof *c->questions, "questions");
     cJSON_ArrayForEach(item, list)
     {
         calib_question *q = &c->questions[c->n_questions++];
@@ -152,19 +146,18 @@ static kvb_status parse_id(calib_context *c, const cJSON *line, const place *at)
 {
     const cJSON *value = cJSON_GetObjectItemCaseSensitive(line, "sample_id");
     if (cJSON_IsString(value)) {
-        c->sample_id = strdup(value->valuestring);
+        c->sample_id = need_text("%s", value->valuestring);
     } else if (cJSON_IsNumber(value)) {
         char text[32];
         snprintf(text, sizeof text, "%.17g", value->valuedouble);
-        c->sample_id = strdup(text);
+        c->sample_id = need_text("%s", text);
     } else if (!value) {
         char id[CONTEXT_ID_MAX + 1];
         calib_default_id(id, at->file, at->line);
-        c->sample_id = strdup(id);
+        c->sample_id = need_text("%s", id);
     } else {
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: sample_id: expected a string", at->file, at->line);
     }
-    if (!c->sample_id) return no_memory(at);
     if (!context_id_valid(c->sample_id))
         return kvb_fail(at->err, KVB_FORMAT, "%s: line %zu: sample_id: expected " CONTEXT_ID_RULE ", found \"%.80s\"",
                         at->file, at->line, c->sample_id);
@@ -192,8 +185,8 @@ static kvb_status parse_context(calib_context *c, const cJSON *line, const place
     const cJSON *prefix = cJSON_GetObjectItemCaseSensitive(line, "answer_prefix");
     c->has_answer_prefix = prefix != NULL;
     if (prefix) return copy_text(&c->answer_prefix, prefix, "answer_prefix", at);
-    c->answer_prefix = strdup(default_answer_prefix);
-    return c->answer_prefix ? KVB_OK : no_memory(at);
+    c->answer_prefix = need_text("%s", default_answer_prefix);
+    return KVB_OK;
 }
 
 static bool is_blank(const char *text, size_t size)
@@ -285,8 +278,7 @@ static int compare_ids(const void *a, const void *b)
 
 static kvb_status check_ids_unique(const calib_file *file, const char *name, kvb_error *err)
 {
-    const calib_context **sorted = malloc(file->count * sizeof *sorted);
-    if (!sorted) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu contexts", name, file->count);
+    const calib_context **sorted = need(file->count, sizeof *sorted, "contexts");
     for (size_t i = 0; i < file->count; i++) sorted[i] = &file->contexts[i];
     qsort(sorted, file->count, sizeof *sorted, compare_ids);
     kvb_status status = KVB_OK;
@@ -303,9 +295,7 @@ static calib_context *add_context(calib_file *file)
 {
     if ((file->count & (file->count - 1)) == 0) { // full at each power of two
         size_t capacity = file->count ? 2 * file->count : 1;
-        calib_context *larger = reallocarray(file->contexts, capacity, sizeof *larger);
-        if (!larger) return NULL;
-        file->contexts = larger;
+        file->contexts = need_more(file->contexts, capacity, sizeof *file->contexts, "contexts");
     }
     calib_context *c = &file->contexts[file->count++];
     memset(c, 0, sizeof *c);
@@ -319,8 +309,7 @@ static kvb_status parse_lines(calib_file *file, const char *text, size_t size, p
         size_t length = newline ? (size_t)(newline - text) - start : size - start;
         at->line++;
         if (!is_blank(text + start, length)) {
-            calib_context *c = add_context(file);
-            kvb_status status = c ? parse_line(c, text + start, length, at) : no_memory(at);
+            kvb_status status = parse_line(add_context(file), text + start, length, at);
             if (status != KVB_OK) return status;
         }
         start += length + 1;
@@ -355,5 +344,56 @@ kvb_status calib_load(calib_file *out, const char *path, kvb_error *err)
     if (status == KVB_OK) status = file_check(&view, path, err);
     if (status != KVB_OK) calib_free(out);
     file_unmap(&view);
+    return status;
+}
+
+// ---- Writing ----
+
+// Text under one key, or ids under the other; whichever is there.
+static bool add_either(cJSON *line, const char *text_key, const char *text, const char *ids_key, const int32_t *ids,
+                       size_t n)
+{
+    if (text) return cJSON_AddStringToObject(line, text_key, text);
+    return cJSON_AddItemToObject(line, ids_key, cJSON_CreateIntArray(ids, (int)n));
+}
+
+// A question's place in a list: text, ids, or null where there is neither.
+static bool add_element(cJSON *list, const char *text, const int32_t *ids, size_t n)
+{
+    cJSON *item = text ? cJSON_CreateString(text) : ids ? cJSON_CreateIntArray(ids, (int)n) : cJSON_CreateNull();
+    if (cJSON_AddItemToArray(list, item)) return true;
+    cJSON_Delete(item);
+    return false;
+}
+
+static bool add_questions(cJSON *line, const calib_context *c)
+{
+    bool answered = false, texts = false, good = true;
+    for (size_t i = 0; i < c->n_questions; i++) {
+        answered |= c->questions[i].answer || c->questions[i].answer_ids;
+        texts |= c->questions[i].answer != NULL;
+    }
+    cJSON *asked = cJSON_AddArrayToObject(line, c->questions[0].text ? "questions" : "question_ids");
+    cJSON *answers = answered ? cJSON_AddArrayToObject(line, texts ? "answers" : "answer_ids") : NULL;
+    for (size_t i = 0; good && i < c->n_questions; i++) {
+        const calib_question *q = &c->questions[i];
+        good = add_element(asked, q->text, q->ids, q->n_ids) &&
+               (!answered || add_element(answers, q->answer, q->answer_ids, q->n_answer_ids));
+    }
+    return good;
+}
+
+kvb_status calib_write_line(FILE *to, const calib_context *c, kvb_error *err)
+{
+    cJSON *line = cJSON_CreateObject();
+    bool good = cJSON_AddStringToObject(line, "sample_id", c->sample_id) &&
+                add_either(line, "context", c->context, "context_ids", c->context_ids, c->n_context_ids) &&
+                add_questions(line, c) &&
+                (!c->has_answer_prefix || cJSON_AddStringToObject(line, "answer_prefix", c->answer_prefix));
+    char *text = good ? cJSON_PrintUnformatted(line) : NULL;
+    if (text) fprintf(to, "%s\n", text); // whoever closes the stream finds what went wrong with it
+    kvb_status status = text ? KVB_OK : kvb_fail(err, KVB_MEMORY, "sample '%s': no memory for its line", c->sample_id);
+    cJSON_free(text);
+    cJSON_Delete(line);
     return status;
 }

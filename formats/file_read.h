@@ -12,7 +12,7 @@ typedef struct file_view {
 } file_view;
 
 // Maps a regular, non-empty file. Where another program cuts it short while it is mapped, or the disk fails, zeros are
-// read, and file_check tells (file_guard.h). On failure *out is zero. Errors: KVB_IO (cannot open or map), KVB_FORMAT
+// read, and file_check tells. On failure *out is zero. Errors: KVB_IO (cannot open or map), KVB_FORMAT
 // (empty), KVB_ARGUMENT (a folder or device).
 kvb_status file_map(file_view *out, const char *path, kvb_error *err);
 // Was the file whole and the same for as long as it was mapped? Asked when all has been read; KVB_IO otherwise, and

@@ -1,6 +1,7 @@
 #include "formats/kept_file.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
 #include <errno.h>
@@ -69,9 +70,8 @@ kvb_status kept_header_read(kept_header *out, const void *data, size_t size, con
 
 static kvb_status make(kept_file **out, const char *path, kvb_error *err)
 {
-    kept_file *f = *out = calloc(1, sizeof *f);
-    if (f) f->path = strdup(path);
-    if (!f || !f->path) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    kept_file *f = *out = need(1, sizeof *f, "files");
+    f->path = need_text("%s", path);
     return sha256_begin(&f->sum, err);
 }
 

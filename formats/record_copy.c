@@ -1,4 +1,5 @@
 // Writing one record out of pieces of other HDF5 files: parts, finished records, shards.
+#include "formats/need.h"
 #include "record_internal.h"
 #include "runtime/fail.h"
 #include <stdio.h>
@@ -48,9 +49,8 @@ static kvb_status copy_ids(uint32_t *n, const record_output *out, hid_t to, cons
     int32_t *values = NULL;
     kvb_status status = h5_open_ids(&ids, n, from_file, from, name, err);
     if (status == KVB_OK && *n > 0) {
-        values = malloc(*n * sizeof *values);
-        status = values ? h5_read_ids(from_file, &ids, values, err)
-                        : kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %u ids", from_file->name, *n);
+        values = need(*n, sizeof *values, "token ids");
+        status = h5_read_ids(from_file, &ids, values, err);
     }
     if (status == KVB_OK) status = h5_write_ids(&out->h5, to, name, values, *n, err);
     free(values);
@@ -121,8 +121,7 @@ static kvb_status copy_context(record_output *out, const context_source *from, s
     if (status == KVB_OK) status = record_tokens_check(&out->shape, out->n_tokens, first->name, err);
     if (status == KVB_OK) {
         free(out->layer);
-        out->layer = malloc((size_t)out->shape.n_kv_heads * out->n_tokens * sizeof *out->layer);
-        if (!out->layer) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for a layer", first->name);
+        out->layer = need((size_t)out->shape.n_kv_heads * out->n_tokens, sizeof *out->layer, "values of a layer");
     }
     if (status == KVB_OK) status = h5_make_group(&target, &out->h5, out->context, "scores", err);
     const context_source *source = NULL;
@@ -135,8 +134,7 @@ static kvb_status copy_context(record_output *out, const context_source *from, s
 kvb_status record_output_context(record_output *out, const char *id, const h5_file *const *from, size_t n,
                                  kvb_error *err)
 {
-    context_source *sources = calloc(n, sizeof *sources);
-    if (!sources) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu files", out->h5.name, n);
+    context_source *sources = need(n, sizeof *sources, "files");
     size_t opened = 0;
     kvb_status status = close_context(out, KVB_OK, err);
     if (status == KVB_OK) status = h5_make_group(&out->context, &out->h5, out->contexts, id, err);

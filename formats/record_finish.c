@@ -1,4 +1,5 @@
 // Assembling a record from its parts, and from the finished record that is extended.
+#include "formats/need.h"
 #include "record_internal.h"
 #include "runtime/fail.h"
 #include <stdio.h>
@@ -42,9 +43,7 @@ static kvb_status collect(part **all, size_t *n, size_t *n_files, uint64_t *byte
     if (status != KVB_OK) return status;
     size_t n_base = 0;
     for (size_t i = 0; w->base && i < w->base->n; i++) n_base += 1 + w->base->contexts[i].info.n_questions;
-    part *larger = reallocarray(*all, *n_files + n_base + 1, sizeof *larger);
-    if (!larger) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
-    *all = larger;
+    part *larger = *all = need_more(*all, *n_files + n_base, sizeof *larger, "parts");
     part *end = add_base_parts(larger + *n_files, w->base);
     if (w->base) *bytes += w->base->file.size;
     size_t total = (size_t)(end - larger), kept = 0;
@@ -110,7 +109,7 @@ static kvb_status copy_part(record_output *out, const record_writer *w, const pa
         // Metrics that were added stand in a part of their own.
         if (w->adds && record_find_context(w->base, p->id)) from[n++] = &w->base->file;
         path = part_path(w->folder, p->id, p->is_question, p->question);
-        status = path ? h5_open(&opened, path, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
+        status = h5_open(&opened, path, err);
     }
     if (status == KVB_OK)
         status = p->is_question ? record_output_question(out, p->id, p->question, from[0], err)
@@ -127,7 +126,7 @@ static kvb_status copy_losses(record_output *out, const record_writer *w, const 
     const h5_file *from[2];
     size_t n = 0;
     char *path = part_losses_path(w->folder, p->id, p->question);
-    kvb_status status = path ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
+    kvb_status status = KVB_OK;
     if (status == KVB_OK && path_exists(path)) {
         status = h5_open(&put, path, err);
         from[n++] = &put;

@@ -1,7 +1,7 @@
 // What the reader, the writer and the assembler of records share. formats/README.md gives the layout.
 #pragma once
 #include "formats/atomic_file.h"
-#include "formats/h5_io.h"
+#include "formats/h5.h"
 #include "formats/record.h"
 
 typedef struct context_entry {
@@ -56,7 +56,7 @@ typedef struct part {
     bool in_base; // not a file: taken from the finished record that is being extended
 } part;
 
-char *parts_path(const char *record_path); // malloc'd; NULL when memory is short
+char *parts_path(const char *record_path); // malloc'd, as the next ones
 char *part_path(const char *folder, const char *id, bool is_question, uint32_t question);
 char *part_losses_path(const char *folder, const char *id, uint32_t question);
 char *parts_head_path(const char *folder);
@@ -122,9 +122,8 @@ typedef struct part_file {
     char *path;
     hid_t contexts, context;
 } part_file;
-// `path` is taken, also after a failure, and may be NULL for want of memory; part_end must follow with how writing
-// went.
-kvb_status part_begin(part_file *p, const record_writer *w, char *path, const char *id, uint64_t bytes, kvb_error *err);
+// `path` is taken, also after a failure; part_end must follow with how writing went.
+kvb_status part_begin(part_file *p, char *path, const char *id, uint64_t bytes, kvb_error *err);
 kvb_status part_end(part_file *p, kvb_status status, kvb_error *err);
 
 // T of a context that was put before; KVB_ARGUMENT when it was not.

@@ -89,7 +89,7 @@ kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question
     hid_t questions = -1, group = -1;
     uint64_t each =
         ((uint64_t)w->shape.n_kv_heads * RECORD_CURVE_LEVELS * sizeof(float) + 64) * w->shape.n_layers + 8192;
-    status = part_begin(&p, w, part_losses_path(w->folder, id, question), id, (l->n + 1) * each, err);
+    status = part_begin(&p, part_losses_path(w->folder, id, question), id, (l->n + 1) * each, err);
     if (status == KVB_OK) status = h5_make_group(&questions, &p.h5, p.context, "questions", err);
     if (status == KVB_OK) status = h5_make_group(&group, &p.h5, questions, name, err);
     if (status == KVB_OK) status = write_group(w, &p.h5, group, CURVES, l->metrics, l->curves, l->n, err);

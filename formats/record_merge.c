@@ -1,5 +1,6 @@
 // One record out of several: the shards of a run that was shared out among processes which could not see each other, or
 // whole records of one model.
+#include "formats/need.h"
 #include "names.h"
 #include "record_internal.h"
 #include "runtime/fail.h"
@@ -118,8 +119,7 @@ static int compare_ids_of(const void *a, const void *b)
 
 static kvb_status check_unique(const merge *m, kvb_error *err)
 {
-    record_whole *sorted = malloc((m->n_whole + 1) * sizeof *sorted);
-    if (!sorted) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", m->path);
+    record_whole *sorted = need(m->n_whole, sizeof *sorted, "contexts");
     if (m->n_whole) memcpy(sorted, m->whole, m->n_whole * sizeof *sorted);
     qsort(sorted, m->n_whole, sizeof *sorted, compare_ids_of);
     kvb_status status = KVB_OK;
@@ -139,8 +139,7 @@ static kvb_status read_whole(merge *m, const char *text, kvb_error *err)
     m->list = kvb_json_parse(text, strlen(text), NULL, &no_memory);
     if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", m->path);
     size_t n = m->list && cJSON_IsArray(m->list) ? (size_t)cJSON_GetArraySize(m->list) : 0;
-    m->whole = calloc(n + 1, sizeof *m->whole);
-    if (!m->whole) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu contexts", m->path, n);
+    m->whole = need(n, sizeof *m->whole, "contexts");
     bool good = cJSON_IsArray(m->list);
     const cJSON *pair;
     cJSON_ArrayForEach(pair, m->list)
@@ -159,12 +158,11 @@ static kvb_status read_whole(merge *m, const char *text, kvb_error *err)
 }
 
 // Without shards: every context of every input, as they come. Nothing tells then whether one is missing.
-static kvb_status join_inputs(merge *m, kvb_error *err)
+static void join_inputs(merge *m)
 {
     size_t n = 0;
     for (size_t i = 0; i < m->n; i++) n += m->inputs[i]->n;
-    m->whole = calloc(n + 1, sizeof *m->whole);
-    if (!m->whole) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu contexts", m->path, n);
+    m->whole = need(n, sizeof *m->whole, "contexts");
     for (size_t i = 0; i < m->n; i++)
         for (size_t k = 0; k < m->inputs[i]->n; k++) {
             const char *id = m->inputs[i]->contexts[k].id;
@@ -172,7 +170,6 @@ static kvb_status join_inputs(merge *m, kvb_error *err)
             while (seen < m->n_whole && strcmp(m->whole[seen].id, id) != 0) seen++;
             if (seen == m->n_whole) m->whole[m->n_whole++] = (record_whole){id, 0};
         }
-    return KVB_OK;
 }
 
 static int compare_found(const void *a, const void *b)
@@ -182,10 +179,10 @@ static int compare_found(const void *a, const void *b)
     return (x->input > y->input) - (x->input < y->input);
 }
 
-// m->questions: what the inputs have of this context, ascending by number, then by input. *n_found counts them.
-static kvb_status find_questions(merge *m, const char *id, size_t *n_found, bool *has_context, kvb_error *err)
+// m->questions: what the inputs have of this context, ascending by number, then by input; returns how many these are.
+static size_t find_questions(merge *m, const char *id, bool *has_context)
 {
-    size_t n = 0;
+    size_t n = 0, n_found = 0;
     *has_context = false;
     for (size_t i = 0; i < m->n; i++) {
         const record_context_info *c = record_find_context(m->inputs[i], id);
@@ -193,16 +190,13 @@ static kvb_status find_questions(merge *m, const char *id, size_t *n_found, bool
         *has_context |= c != NULL;
     }
     free(m->questions);
-    m->questions = calloc(n + 1, sizeof *m->questions);
-    if (!m->questions) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu questions", m->path, n);
-    *n_found = 0;
+    m->questions = need(n, sizeof *m->questions, "questions");
     for (size_t i = 0; i < m->n; i++) {
         const record_context_info *c = record_find_context(m->inputs[i], id);
-        for (uint32_t q = 0; c && q < c->n_questions; q++)
-            m->questions[(*n_found)++] = (found){c->questions[q].number, i};
+        for (uint32_t q = 0; c && q < c->n_questions; q++) m->questions[n_found++] = (found){c->questions[q].number, i};
     }
-    qsort(m->questions, *n_found, sizeof *m->questions, compare_found);
-    return KVB_OK;
+    qsort(m->questions, n, sizeof *m->questions, compare_found);
+    return n;
 }
 
 // A list of what is missing that stops being written out when it gets long, but goes on counting.
@@ -263,10 +257,8 @@ static kvb_status check_complete(merge *m, kvb_error *err)
 {
     missing_list missing = {{0}, 0, 0};
     for (size_t i = 0; i < m->n_whole; i++) {
-        size_t n_found;
         bool has_context;
-        kvb_status status = find_questions(m, m->whole[i].id, &n_found, &has_context, err);
-        if (status != KVB_OK) return status;
+        size_t n_found = find_questions(m, m->whole[i].id, &has_context);
         if (!has_context) add_missing(&missing, m->whole[i].id, 0, 0, true);
         else list_gaps(&missing, m, &m->whole[i], n_found);
         if (m->list && n_found && m->questions[n_found - 1].number >= m->whole[i].n_questions)
@@ -291,8 +283,7 @@ static int compare_names(const void *a, const void *b)
 // Every context of every input must be one of the whole.
 static kvb_status check_known(const merge *m, kvb_error *err)
 {
-    const char **names = malloc((m->n_whole + 1) * sizeof *names);
-    if (!names) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", m->path);
+    const char **names = need(m->n_whole, sizeof *names, "names of contexts");
     for (size_t i = 0; i < m->n_whole; i++) names[i] = m->whole[i].id;
     qsort(names, m->n_whole, sizeof *names, compare_names);
     kvb_status status = KVB_OK;
@@ -329,9 +320,8 @@ static kvb_status merge_context(merge *m, record_output *out, const char *id, kv
 {
     const record *source = NULL;
     kvb_status status = KVB_OK;
-    const h5_file **files = calloc(m->n, sizeof *files);
+    const h5_file **files = need(m->n, sizeof *files, "files");
     size_t n_files = 0, n_found = 0;
-    if (!files) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu files", m->path, m->n);
     for (size_t i = 0; i < m->n && status == KVB_OK; i++) {
         if (!record_find_context(m->inputs[i], id)) continue;
         files[n_files++] = &m->inputs[i]->file;
@@ -340,7 +330,7 @@ static kvb_status merge_context(merge *m, record_output *out, const char *id, kv
     }
     if (status == KVB_OK) status = record_output_context(out, id, files, n_files, err);
     bool has_context;
-    if (status == KVB_OK) status = find_questions(m, id, &n_found, &has_context, err);
+    if (status == KVB_OK) n_found = find_questions(m, id, &has_context);
     for (size_t k = 0, n; k < n_found && status == KVB_OK; k += n) {
         for (n = 1; k + n < n_found && m->questions[k + n].number == m->questions[k].number;) n++;
         status = merge_question(m, out, id, m->questions + k, n, files, err);
@@ -354,7 +344,8 @@ static kvb_status merge_all(merge *m, kvb_error *err)
     const char *text = NULL;
     kvb_status status = has_shard(m) ? check_shards(m, &text, err)
                                      : record_join_records(&m->attributes, (const record *const *)m->inputs, m->n, err);
-    if (status == KVB_OK) status = text ? read_whole(m, text, err) : join_inputs(m, err);
+    if (status == KVB_OK && text) status = read_whole(m, text, err);
+    else if (status == KVB_OK) join_inputs(m);
     if (status == KVB_OK) status = check_known(m, err);
     if (status == KVB_OK) status = record_check_metrics((const record *const *)m->inputs, m->n, err);
     if (status == KVB_OK) status = check_complete(m, err);
@@ -372,8 +363,8 @@ kvb_status record_merge(const char *path, const char *const *inputs, size_t n, b
     if (n == 0) return kvb_fail(err, KVB_ARGUMENT, "%s: no records were given", path);
     if (!replace && path_exists(path)) return kvb_fail(err, KVB_MISMATCH, "%s: exists; replace it with --force", path);
     merge m = {.path = path};
-    m.inputs = calloc(n, sizeof *m.inputs);
-    kvb_status status = m.inputs ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    m.inputs = need(n, sizeof *m.inputs, "records");
+    kvb_status status = KVB_OK;
     for (; status == KVB_OK && m.n < n; m.n += status == KVB_OK) status = record_open(&m.inputs[m.n], inputs[m.n], err);
     h5_error_printing before = h5_quiet();
     if (status == KVB_OK) status = merge_all(&m, err);

@@ -1,4 +1,5 @@
 #include "atomic_file.h"
+#include "formats/need.h"
 #include "names.h"
 #include "record_internal.h"
 #include "runtime/fail.h"
@@ -16,14 +17,12 @@ static const char head_name[] = "head.h5", lock_name[] = "lock", replace_name[] 
 
 static char *join(const char *folder, const char *name)
 {
-    char *path = NULL;
-    return asprintf(&path, "%s/%s", folder, name) < 0 ? NULL : path;
+    return need_text("%s/%s", folder, name);
 }
 
 char *parts_path(const char *record_path)
 {
-    char *path = NULL;
-    return asprintf(&path, "%s.parts", record_path) < 0 ? NULL : path;
+    return need_text("%s.parts", record_path);
 }
 
 char *parts_head_path(const char *folder)
@@ -48,16 +47,14 @@ char *part_path(const char *folder, const char *id, bool is_question, uint32_t q
 
 char *part_losses_path(const char *folder, const char *id, uint32_t question)
 {
-    char *path = NULL;
-    return asprintf(&path, "%s/losses-%010u-%s.h5", folder, question, id) < 0 ? NULL : path;
+    return need_text("%s/losses-%010u-%s.h5", folder, question, id);
 }
 
 static const char kept_before[] = "prefill-", kept_after[] = ".kept";
 
 char *parts_kept_path(const char *folder, const char *id)
 {
-    char *path = NULL;
-    return asprintf(&path, "%s/%s%s%s", folder, kept_before, id, kept_after) < 0 ? NULL : path;
+    return need_text("%s/%s%s%s", folder, kept_before, id, kept_after);
 }
 
 bool path_exists(const char *path)
@@ -239,7 +236,6 @@ kvb_status parts_lock(int *lock, const char *folder, kvb_error *err)
     enum { ATTEMPTS = 1000 };
     *lock = -1;
     char *path = join(folder, lock_name);
-    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
     lock_attempt result = LOCK_AGAIN;
     for (int i = 0; i < ATTEMPTS && result == LOCK_AGAIN; i++) result = try_lock(lock, folder, path, err);
     free(path);
@@ -279,12 +275,7 @@ kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *fold
         }
         if (*n == capacity) {
             capacity = capacity ? 2 * capacity : 64;
-            part *larger = reallocarray(*parts, capacity, sizeof *larger);
-            if (!larger) {
-                status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu parts", folder, capacity);
-                break;
-            }
-            *parts = larger;
+            *parts = need_more(*parts, capacity, sizeof **parts, "parts");
         }
         *bytes += (uint64_t)st.st_size;
         (*parts)[(*n)++] = one;
@@ -302,8 +293,7 @@ kvb_status parts_mark_replace(const char *folder, kvb_error *err)
 {
     char *path = join(folder, replace_name);
     atomic_file mark;
-    kvb_status status =
-        path ? atomic_file_begin_own(&mark, path, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
+    kvb_status status = atomic_file_begin_own(&mark, path, err);
     if (status == KVB_OK) status = atomic_file_commit(&mark, err);
     free(path);
     return status;
@@ -328,7 +318,6 @@ kvb_status parts_remove(const char *folder, kvb_error *err)
 {
     kvb_status status = parts_clear(folder, err);
     char *lock = status == KVB_OK ? join(folder, lock_name) : NULL;
-    if (status == KVB_OK && !lock) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", folder);
     if (lock && unlink(lock) != 0 && errno != ENOENT) status = cannot_remove(folder, lock_name, err);
     // Stays when the user put something into it.
     if (status == KVB_OK && rmdir(folder) != 0 && errno != ENOTEMPTY && errno != EEXIST && errno != ENOENT)

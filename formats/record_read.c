@@ -1,3 +1,4 @@
+#include "formats/need.h"
 #include "names.h"
 #include "record_internal.h"
 #include "runtime/fail.h"
@@ -88,8 +89,7 @@ static kvb_status scan_questions(record *r, context_entry *c, hid_t context, kvb
     kvb_status status = h5_open_group(&questions, &r->file, context, "questions", err);
     if (status == KVB_OK) status = h5_list(&names, &n, &r->file, questions, err);
     if (status == KVB_OK) {
-        c->questions = calloc(n + 1, sizeof *c->questions);
-        if (!c->questions) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu questions", r->path, n);
+        c->questions = need(n, sizeof *c->questions, "questions");
     }
     for (size_t i = 0; i < n && status == KVB_OK; i++) status = scan_question(r, c, questions, names[i], err);
     if (status == KVB_OK) qsort(c->questions, c->info.n_questions, sizeof *c->questions, compare_questions);
@@ -107,9 +107,8 @@ static kvb_status scan_context(record *r, hid_t contexts, const char *id, kvb_er
     context_entry *c = &r->contexts[r->n++];
     hid_t context;
     h5_set tokens;
-    c->id = strdup(id);
+    c->id = need_text("%s", id);
     c->info.id = c->id;
-    if (!c->id) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", r->path);
     kvb_status status = h5_open_group(&context, &r->file, contexts, id, err);
     if (status != KVB_OK) return status;
     status = h5_get_u32(&c->order, &r->file, context, "order", err);
@@ -138,8 +137,7 @@ static kvb_status scan_contexts(record *r, kvb_error *err)
     kvb_status status = h5_open_group(&contexts, &r->file, r->file.id, "contexts", err);
     if (status == KVB_OK) status = h5_list(&names, &n, &r->file, contexts, err);
     if (status == KVB_OK) {
-        r->contexts = calloc(n + 1, sizeof *r->contexts);
-        if (!r->contexts) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory for %zu contexts", r->path, n);
+        r->contexts = need(n, sizeof *r->contexts, "contexts");
     }
     for (size_t i = 0; i < n && status == KVB_OK; i++) status = scan_context(r, contexts, names[i], err);
     if (status == KVB_OK) qsort(r->contexts, r->n, sizeof *r->contexts, compare_order);
@@ -189,12 +187,8 @@ static kvb_status explain_unfinished(const char *path, kvb_error *err)
 static kvb_status open_record(record **out, const char *path, const void *data, size_t size, kvb_error *err)
 {
     *out = NULL;
-    record *r = calloc(1, sizeof *r);
-    if (r) r->path = strdup(path);
-    if (!r || !r->path) {
-        free(r);
-        return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
-    }
+    record *r = need(1, sizeof *r, "records");
+    r->path = need_text("%s", path);
     h5_error_printing before = h5_quiet();
     kvb_status status = data ? h5_open_memory(&r->file, data, size, r->path, err) : h5_open(&r->file, r->path, err);
     if (status == KVB_OK) status = load(r, err);

@@ -1,5 +1,6 @@
 #include "atomic_file.h"
 #include "file_read.h"
+#include "formats/need.h"
 #include "names.h"
 #include "record_internal.h"
 #include "runtime/fail.h"
@@ -76,7 +77,6 @@ static kvb_status open_base(record_writer *w, kvb_error *err)
 static kvb_status join(record_writer *w, kvb_error *err)
 {
     char *head = parts_head_path(w->folder);
-    if (!head) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
     kvb_status status = KVB_OK;
     if (!path_exists(head))
         status = kvb_fail(err, KVB_IO,
@@ -111,7 +111,6 @@ static kvb_status begin(record_writer *w, record_start start, kvb_error *err)
     }
     if (status == KVB_OK && !parts_replace(w->folder)) status = open_base(w, err);
     char *head = parts_head_path(w->folder);
-    if (status == KVB_OK && !head) status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
     if (status == KVB_OK) status = path_exists(head) ? compare_head(w, head, err) : write_head(w, head, err);
     if (w->lock >= 0 && status != KVB_OK && !parts_have_head(w->folder))
         (void)parts_remove(w->folder, NULL); // nothing was there
@@ -130,22 +129,17 @@ kvb_status record_begin(record_writer **out, const char *path, const record_shap
             err->status = KVB_ARGUMENT; // the shape's check is shared with the reader, where it is the file's fault
         return KVB_ARGUMENT;
     }
-    record_writer *w = calloc(1, sizeof *w);
-    if (!w) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    record_writer *w = need(1, sizeof *w, "writers");
     w->lock = -1;
     w->joined = start == RECORD_JOIN || start == RECORD_ADD_JOIN;
     w->adds = start == RECORD_ADD || start == RECORD_ADD_ANEW || start == RECORD_ADD_JOIN;
     w->shape = *shape;
-    w->path = strdup(path);
+    w->path = need_text("%s", path);
     w->folder = parts_path(path);
     w->attributes = attributes ? cJSON_Duplicate(attributes, 1) : cJSON_CreateObject();
-    if (w->path && w->folder && w->attributes) {
-        h5_error_printing before = h5_quiet();
-        status = begin(w, start, err);
-        h5_loud(before);
-    } else {
-        status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
-    }
+    h5_error_printing before = h5_quiet();
+    status = w->attributes ? begin(w, start, err) : kvb_fail(err, KVB_MEMORY, "%s: not enough memory", path);
+    h5_loud(before);
     if (status == KVB_OK) *out = w;
     else record_writer_free(w);
     return status;
@@ -205,10 +199,9 @@ char *record_writer_kept_path(const record_writer *w, const char *id)
 
 // ---- Putting ----
 
-kvb_status part_begin(part_file *p, const record_writer *w, char *path, const char *id, uint64_t bytes, kvb_error *err)
+kvb_status part_begin(part_file *p, char *path, const char *id, uint64_t bytes, kvb_error *err)
 {
     *p = (part_file){.h5 = {.id = -1}, .contexts = -1, .context = -1, .path = path};
-    if (!p->path) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
     kvb_status status = atomic_file_begin_own(&p->out, p->path, err);
     if (status == KVB_OK) status = h5_create(&p->h5, p->out.temp_path, p->path, bytes + PART_OVERHEAD, err);
     if (status == KVB_OK) status = h5_put_u32(&p->h5, p->h5.id, "format_version", RECORD_FORMAT_VERSION, err);
@@ -297,7 +290,7 @@ kvb_status record_put_context(record_writer *w, const char *id, const int32_t *t
     h5_error_printing before = h5_quiet();
     part_file p;
     hid_t group = -1;
-    status = part_begin(&p, w, part_path(w->folder, id, false, 0), id,
+    status = part_begin(&p, part_path(w->folder, id, false, 0), id,
                         n_metrics * array_bytes(w, n_tokens) + n_tokens * sizeof(int32_t), err);
     if (status == KVB_OK) status = h5_write_ids(&p.h5, p.context, "token_ids", token_ids, n_tokens, err);
     if (status == KVB_OK) status = h5_make_group(&group, &p.h5, p.context, "scores", err);
@@ -314,9 +307,7 @@ kvb_status record_n_tokens(uint32_t *out, const record_writer *w, const char *id
     const record_context_info *c = find_in_base(w, id);
     char *path = part_path(w->folder, id, false, 0);
     kvb_status status = KVB_OK;
-    if (!path) {
-        status = kvb_fail(err, KVB_MEMORY, "%s: not enough memory", w->path);
-    } else if (path_exists(path)) {
+    if (path_exists(path)) {
         h5_file f;
         hid_t context = -1;
         h5_set ids = {.id = -1};
@@ -382,7 +373,7 @@ kvb_status record_put_question(record_writer *w, const char *id, uint32_t questi
     if (status == KVB_OK) {
         part_file p;
         uint64_t ids = ((uint64_t)q->n_suffix + q->n_answer) * sizeof(int32_t);
-        status = part_begin(&p, w, part_path(w->folder, id, true, question), id,
+        status = part_begin(&p, part_path(w->folder, id, true, question), id,
                             (q->oracle ? array_bytes(w, n_tokens) : 0) + ids, err);
         if (status == KVB_OK) status = write_question(w, &p, question, q, n_tokens, err);
         status = part_end(&p, status, err);

@@ -3,7 +3,6 @@
 #include "json_file.h"
 #include "need.h"
 #include "npy.h"
-#include "rank_write.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
 #include "runtime/safetensors.h"
@@ -113,40 +112,38 @@ char *table_kvpress_code(const char *npy_name, const cJSON *metadata, const cJSO
     return load;
 }
 
-char *table_kvpress_warning(const kvb_table *table, const cJSON *metadata, const cJSON *press)
+char *table_kvpress_warning(const table_content *t, const cJSON *press)
 {
     const char *scorer = text_of(press, "press")[0] ? text_of(press, "warning")
                                                     : "choose the kvpress scorer that ranks tokens as the metric does";
     const char *limits =
-        text_of(metadata, "constraints")[0]
+        text_of(t->metadata, "constraints")[0]
             ? "LUKVPress ignores the table's constraints (pages, ranks, caps): BudgetPress of kvbudget "
               "keeps to them"
             : "";
     char *saturated = NULL;
-    kvb_row row;
-    for (uint32_t i = 0; !saturated && kvb_table_row(table, i, &row, NULL) == KVB_OK; i++)
-        if (row.saturated)
+    for (uint32_t i = 0; !saturated && i < t->n_rows; i++)
+        if (t->saturated[i])
             saturated = need_text("from ratio %g on less is pruned than LUKVPress is asked for, since heads stopped at "
                                   "their floor: %g at %g",
-                                  row.ratio, row.effective_ratio, row.ratio);
+                                  t->ratio[i], t->effective_ratio[i], t->ratio[i]);
     char *all = need_text("%s%s%s%s%s", scorer, *scorer && *limits ? "; " : "", limits,
                           (*scorer || *limits) && saturated ? "; " : "", saturated ? saturated : "");
     free(saturated);
     return all;
 }
 
-static cJSON *make_sidecar(const kvb_table *table, const char *npy_path, const char *npy_sha256, const cJSON *metadata,
-                           const cJSON *press)
+static cJSON *make_sidecar(const table_content *t, const char *npy_path, const char *npy_sha256, const cJSON *press)
 {
     const char *slash = strrchr(npy_path, '/'), *name = slash ? slash + 1 : npy_path;
-    char *call = call_text(press), *load = table_kvpress_code(name, metadata, press),
-         *warning = table_kvpress_warning(table, metadata, press);
+    char *call = call_text(press), *load = table_kvpress_code(name, t->metadata, press),
+         *warning = table_kvpress_warning(t, press);
     cJSON *sidecar = cJSON_CreateObject();
     cJSON_AddStringToObject(sidecar, "format", SIDECAR_FORMAT);
     cJSON_AddStringToObject(sidecar, "format_version", "1");
     cJSON_AddStringToObject(sidecar, "npy", name);
     cJSON_AddStringToObject(sidecar, "npy_sha256", npy_sha256);
-    cJSON_AddItemToObject(sidecar, "metadata", cJSON_Duplicate(metadata, 1));
+    cJSON_AddItemToObject(sidecar, "metadata", cJSON_Duplicate(t->metadata, 1));
     cJSON *kvpress = cJSON_AddObjectToObject(sidecar, "kvpress");
     cJSON_AddStringToObject(kvpress, "version", "0.5.5");
     cJSON_AddStringToObject(kvpress, "press", call);
@@ -159,41 +156,34 @@ static cJSON *make_sidecar(const kvb_table *table, const char *npy_path, const c
 }
 
 // A learned ranking's weights, which neither the array nor JSON can hold well, as a file of their own.
-static kvb_status write_ranking(const kvb_table *table, const char *npy_path, const cJSON *metadata, kvb_error *err)
+static kvb_status write_ranking(const table_content *t, const char *npy_path, kvb_error *err)
 {
-    const kvb_ranking *ranking = kvb_table_ranking(table);
-    if (!ranking) return KVB_OK;
-    const rank_content content = rank_content_of(ranking);
+    if (!t->ranking) return KVB_OK;
     cJSON *origin = cJSON_CreateObject();
-    cJSON_AddStringToObject(origin, "model_sha256", text_of(metadata, "model_sha256"));
+    cJSON_AddStringToObject(origin, "model_sha256", text_of(t->metadata, "model_sha256"));
     char *path = table_beside(npy_path, TABLE_RANKING);
-    kvb_status status = rank_write(path, &content, origin, err);
+    kvb_status status = rank_write(path, t->ranking, origin, err);
     free(path);
     cJSON_Delete(origin);
     return status;
 }
 
-kvb_status table_export_npy(const char *npy_path, const kvb_table *table, const cJSON *metadata, const cJSON *press,
-                            kvb_error *err)
+kvb_status table_export_npy(const char *npy_path, const table_content *t, const cJSON *press, kvb_error *err)
 {
-    const kvb_info *info = kvb_table_info(table);
-    kvb_row last;
-    kvb_status status = kvb_table_row(table, info->n_rows - 1, &last, err);
-    if (status != KVB_OK) return status;
-    if (text_of(metadata, "n_rows")[0])
+    if (text_of(t->metadata, "n_rows")[0])
         return kvb_fail(
             err, KVB_UNSUPPORTED,
             "%s: the table has %u rows up to ratio %g, and kvpress's LUKVPress takes row round(100 r) of 99, "
             "whichever ratio stands there; solve it without --ratios, or use kvbudget.BudgetPress, which "
             "reads the table itself",
-            npy_path, info->n_rows, last.ratio);
-    const uint64_t shape[3] = {info->n_rows, info->n_layers, info->n_kv_heads};
+            npy_path, t->n_rows, t->ratio[t->n_rows - 1]);
+    const uint64_t shape[3] = {t->n_rows, t->n_layers, t->n_kv_heads};
     char sha256[65], *sidecar_path = table_beside(npy_path, TABLE_SIDECAR);
-    status = npy_write(npy_path, NPY_F64, 3, shape, kvb_table_prune_ratios(table), err);
+    kvb_status status = npy_write(npy_path, NPY_F64, 3, shape, t->prune_ratio, err);
     if (status == KVB_OK) status = sha256_file_hex(npy_path, sha256, err);
-    if (status == KVB_OK) status = write_ranking(table, npy_path, metadata, err);
+    if (status == KVB_OK) status = write_ranking(t, npy_path, err);
     if (status == KVB_OK) {
-        cJSON *sidecar = make_sidecar(table, npy_path, sha256, metadata, press);
+        cJSON *sidecar = make_sidecar(t, npy_path, sha256, press);
         status = json_write(sidecar_path, sidecar, err);
         cJSON_Delete(sidecar);
     }

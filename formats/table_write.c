@@ -1,6 +1,7 @@
 #include "table_write.h"
 #include "atomic_file.h"
 #include "runtime/fail.h"
+#include "runtime/table.h"
 #include "tensor_file.h"
 #include <math.h>
 #include <stdbool.h>
@@ -101,22 +102,37 @@ kvb_status table_serialize(unsigned char **out, size_t *size, const table_conten
     return status == KVB_OK ? tensor_file_make(out, size, tensors, n, t->metadata, err) : status;
 }
 
-kvb_status table_write_bytes(const char *path, const unsigned char *bytes, size_t size, kvb_error *err)
-{
-    kvb_table *table = NULL;
-    // Nothing is written that the runtime would not open again.
-    const kvb_table_options no_limit = {SIZE_MAX};
-    kvb_status status = kvb_table_open_memory(&table, bytes, size, path, &no_limit, err);
-    kvb_table_close(table);
-    return status == KVB_OK ? atomic_write(path, bytes, size, err) : status;
-}
-
 kvb_status table_write(const char *path, const table_content *t, kvb_error *err)
 {
     unsigned char *bytes;
     size_t size;
+    kvb_table *table = NULL;
     kvb_status status = table_serialize(&bytes, &size, t, err);
-    if (status == KVB_OK) status = table_write_bytes(path, bytes, size, err);
+    if (status != KVB_OK) return status;
+    // Nothing is written that the runtime would not open again.
+    const kvb_table_options no_limit = {SIZE_MAX};
+    status = kvb_table_open_memory(&table, bytes, size, path, &no_limit, err);
+    kvb_table_close(table);
+    if (status == KVB_OK) status = atomic_write(path, bytes, size, err);
     free(bytes);
     return status;
+}
+
+table_content table_content_of(const kvb_table *table, const cJSON *metadata, rank_content *ranking)
+{
+    if (table->ranking) *ranking = rank_content_of(table->ranking);
+    return (table_content){.n_rows = table->info.n_rows,
+                           .n_layers = table->info.n_layers,
+                           .n_kv_heads = table->info.n_kv_heads,
+                           .prune_ratio = table->prune_ratio,
+                           .ratio = table->ratio,
+                           .std = table->std,
+                           .loss = table->loss,
+                           .lower_bound = table->lower_bound,
+                           .lambda = table->lambda,
+                           .table_loss = table->table_loss,
+                           .effective_ratio = table->effective,
+                           .saturated = table->saturated,
+                           .ranking = table->ranking ? ranking : NULL,
+                           .metadata = metadata};
 }

@@ -22,6 +22,10 @@ typedef struct table_content {
     const cJSON *metadata;         // flat object of strings; must hold format = "kvbudget-table", format_version = "1"
 } table_content;
 
+// What an open table says, to be written again; the arrays stay the table's. *ranking receives that of a learned
+// metric.
+table_content table_content_of(const kvb_table *table, const cJSON *metadata, rank_content *ranking);
+
 // Writes atomically, and nothing that kvb_table_open would refuse; equal content gives equal bytes. Checks: all numbers
 // finite, prune_ratio in [0,1], ratio ascending in (0,1), saturated 0 or 1, metadata flat strings. Errors:
 // KVB_ARGUMENT, KVB_NUMERIC, KVB_IO, KVB_MEMORY.
@@ -29,5 +33,3 @@ kvb_status table_write(const char *path, const table_content *t, kvb_error *err)
 
 // The same bytes in memory: *out is malloc'd and belongs to the caller.
 kvb_status table_serialize(unsigned char **out, size_t *size, const table_content *t, kvb_error *err);
-// Their file.
-kvb_status table_write_bytes(const char *path, const unsigned char *bytes, size_t size, kvb_error *err);

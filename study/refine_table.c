@@ -7,53 +7,13 @@
 #include <string.h>
 #include <unistd.h>
 
-// Where each array of R numbers begins in `numbers`; std [R, N] and prune ratios [R, N] follow.
-enum { RATIO, LOSS, BOUND, LAMBDA, TABLE_LOSS, EFFECTIVE, COLUMNS };
-
-static kvb_status copy_rows(refine_table *t, const kvb_table *table, uint8_t *saturated, kvb_error *err)
-{
-    uint32_t R = t->content.n_rows;
-    size_t n = (size_t)t->content.n_layers * t->content.n_kv_heads;
-    double *std = t->numbers + (size_t)COLUMNS * R;
-    for (uint32_t r = 0; r < R; r++) {
-        kvb_row row;
-        kvb_status status = kvb_table_row(table, r, &row, err);
-        if (status != KVB_OK) return status;
-        const double values[COLUMNS] = {row.ratio,  row.loss,       row.lower_bound,
-                                        row.lambda, row.table_loss, row.effective_ratio};
-        for (int i = 0; i < COLUMNS; i++) t->numbers[(size_t)i * R + r] = values[i];
-        memcpy(std + r * n, row.std, n * sizeof *std);
-        memcpy(std + (R + r) * n, row.prune_ratio, n * sizeof *std);
-        saturated[r] = row.saturated != 0;
-    }
-    return KVB_OK;
-}
-
 kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char *path, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(table);
-    size_t R = info->n_rows, n = (size_t)info->n_layers * info->n_kv_heads;
-    double *at = need(R * (COLUMNS + 2 * n), sizeof *at, "numbers of a table");
-    uint8_t *saturated = need(R, 1, "rows");
-    *t = (refine_table){.numbers = at, .content = {.saturated = saturated}};
-    t->content = (table_content){.n_rows = info->n_rows,
-                                 .n_layers = info->n_layers,
-                                 .n_kv_heads = info->n_kv_heads,
-                                 .prune_ratio = at + R * (COLUMNS + n),
-                                 .ratio = at + RATIO * R,
-                                 .std = at + COLUMNS * R,
-                                 .loss = at + LOSS * R,
-                                 .lower_bound = at + BOUND * R,
-                                 .lambda = at + LAMBDA * R,
-                                 .table_loss = at + TABLE_LOSS * R,
-                                 .effective_ratio = at + EFFECTIVE * R,
-                                 .saturated = saturated};
     cJSON *metadata = NULL;
-    if (kvb_table_ranking(table)) t->ranking = rank_content_of(kvb_table_ranking(table));
-    if (kvb_table_ranking(table)) t->content.ranking = &t->ranking;
-    kvb_status status = copy_rows(t, table, saturated, err);
-    if (status == KVB_OK) status = table_metadata_read(&metadata, path, err);
-    t->content.metadata = metadata;
+    *t = (refine_table){0};
+    kvb_status status = table_metadata_read(&metadata, path, err);
+    t->content = table_content_of(table, metadata, &t->ranking);
     if (status == KVB_OK) status = study_options_from_table(&t->options, &t->limits, table, path, err);
     bool by_layer = t->options.scope == SCOPE_LAYER || (t->options.limits && t->limits.by_layer);
     t->base = (shift_base){info->n_rows,           info->n_layers,    info->n_kv_heads, t->content.ratio,
@@ -63,9 +23,7 @@ kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char
 
 void refine_table_free(refine_table *t)
 {
-    free(t->numbers);
-    free((void *)(uintptr_t)t->content.saturated); // the content's arrays are const, and these are ours
-    cJSON_Delete((cJSON *)(uintptr_t)t->content.metadata);
+    cJSON_Delete((cJSON *)(uintptr_t)t->content.metadata); // const there, and ours
     kvb_limits_free(&t->limits);
     *t = (refine_table){0};
 }

@@ -5,16 +5,15 @@
 #include "study/shift.h"
 
 typedef struct refine_table {
-    table_content content; // the table's own numbers; arrays and metadata owned
-    double *numbers;       // all of them
+    table_content content; // the open table's own numbers; its metadata are owned
     rank_content ranking;  // of a learned metric; the table's
     study_options options;
     kvb_limits limits;
     shift_base base;
 } refine_table;
 
-// Copies the open table's numbers; its metadata is read from the file at `path`. The caller frees, also after a
-// failure; the table must live as long. Errors: those of study_options_from_table(), KVB_IO, KVB_MEMORY.
+// Takes the open table's numbers, so the table must live as long; its metadata are read from the file at `path`. The
+// caller frees, also after a failure. Errors: those of study_options_from_table(), KVB_IO, KVB_MEMORY.
 kvb_status refine_table_open(refine_table *t, const kvb_table *table, const char *path, kvb_error *err);
 void refine_table_free(refine_table *t); // a zero struct is allowed
 

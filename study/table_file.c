@@ -150,10 +150,8 @@ kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_erro
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
 
-static kvb_status table_bytes(unsigned char **out, size_t *size, const study_table *t, const cJSON *metadata,
-                              kvb_error *err)
+kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err)
 {
-    *out = NULL;
     uint32_t heads = record_get_shape(t->pairs.from->r).n_kv_heads, rows = t->options.n_rows;
     double *prune_ratio = layer_map_spread(&t->layers, t->prune_ratio, rows, heads),
            *std = layer_map_spread(&t->layers, t->std, rows, heads);
@@ -173,30 +171,9 @@ static kvb_status table_bytes(unsigned char **out, size_t *size, const study_tab
                                    .saturated = t->saturated,
                                    .ranking = ranking ? &carried : NULL,
                                    .metadata = metadata};
-    kvb_status status = table_serialize(out, size, &content, err);
+    kvb_status status = table_write(path, &content, err);
     free(prune_ratio);
     free(std);
-    return status;
-}
-
-kvb_status study_table_in_memory(kvb_table **out, const study_table *t, const cJSON *metadata, const char *name,
-                                 kvb_error *err)
-{
-    unsigned char *bytes;
-    size_t size;
-    kvb_status status = table_bytes(&bytes, &size, t, metadata, err);
-    if (status == KVB_OK) status = kvb_table_open_memory(out, bytes, size, name, NULL, err);
-    free(bytes);
-    return status;
-}
-
-kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err)
-{
-    unsigned char *bytes;
-    size_t size;
-    kvb_status status = table_bytes(&bytes, &size, t, metadata, err);
-    if (status == KVB_OK) status = table_write_bytes(path, bytes, size, err);
-    free(bytes);
     return status;
 }
 

@@ -5,9 +5,6 @@
 // The metadata of a solved table's file (formats/README.md), a flat object of strings: the caller's, cJSON_Delete.
 // KVB_IO: the record was changed since it was opened.
 kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_error *err);
-// The table that study_table_write() would write, without writing it; `name` is for messages.
-kvb_status study_table_in_memory(kvb_table **out, const study_table *t, const cJSON *metadata, const char *name,
-                                 kvb_error *err);
 // Each writes atomically: the table; every pair's own budgets, which the table
 // must have been opened with.
 kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err);

@@ -20,8 +20,7 @@ HOW: dict[str, Any] = dict(do_sample=False, pad_token_id=0, eos_token_id=None)
 
 
 def say(model: Any, ids: torch.Tensor, n: int = 6, **more: Any) -> Any:
-    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, **HOW, **more)
-    return out
+    return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=n, **HOW, **more)
 
 
 def places(cache: Any) -> list[list[int]]:
@@ -30,7 +29,7 @@ def places(cache: Any) -> list[list[int]]:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_turn_is_cut(model: Any, make_table: Any, metric: str) -> None:
-    """After each prompt the cache is the table's share of all tokens; metrics that cannot do so again say it once."""
+    """After each prompt the cache is the table's share of all tokens."""
     table, cache, ids = kvbudget.Table(make_table(4, 4, 2, 16, **METRICS[metric])), DynamicCache(), prompt()
     with kvbudget.compress(model, table, 0.6) as run:
         for turn in range(3):

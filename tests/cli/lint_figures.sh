@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks of the pages: figures that a page tells otherwise than docs/figures.json, directions that no block of a page has.
+# Checks of the pages: figures that a page tells otherwise than docs/figures.json, and directions that no block has.
 # shellcheck source=tests/cli/lib.sh disable=SC2317
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 # finds NAME PATTERN COMMAND...: it prints exactly one line, which matches; with the pattern '' it prints nothing.
@@ -27,8 +27,10 @@ PAGE_END
 figures() {
     sed "${1:-}" >docs/figures.json <<'JSON_END'
 {"commands": {"eval": "kvbudget eval"}, "figures": {
-  "loss": {"value": "0.26", "unit": "nats", "by": "eval", "README.md": "7 of 80 layers in 0.5.5 > 80 %", "docs/a.md": "It loses"},
-  "sum": {"value": "1,080", "unit": "problems", "by": "eval", "README.md": "in 0.5.5", "docs/a.md": "problems;"}}}
+  "loss": {"value": "0.26", "unit": "nats", "by": "eval",
+    "README.md": "7 of 80 layers in 0.5.5 > 80 %", "docs/a.md": "It loses"},
+  "sum": {"value": "1,080", "unit": "problems", "by": "eval",
+    "README.md": "in 0.5.5", "docs/a.md": "problems;"}}}
 JSON_END
 }
 lint() { "$PYTHON" "$KVB_ROOT/tools/scripts/lint_figures.py"; }

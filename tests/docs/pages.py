@@ -29,7 +29,7 @@ COMMAND = re.compile(r" {4}(kvbudget|build/|make\b|tools/|python3?\b|pip\b|mpiru
 
 @dataclass
 class Block:
-    """A fenced block: its language, its text, what directions.json says of it, and for commands what they should print."""
+    """A fenced block: its language, its text, what directions.json says of it; of commands, what they should print."""
 
     page: str
     line: int

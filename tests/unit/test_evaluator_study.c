@@ -136,7 +136,7 @@ START_TEST(a_stopped_study_goes_on)
     fputs("{\"key\": 1}\n", f);
     fclose(f);
     task_study bad = {.m = whole.m, .t = &whole.t, .n_samples = 1, .methods = whole.s.methods, .log = log};
-    help_fails(task_study_open(&bad, ratios, RATIOS, err), KVB_FORMAT, "is not a result of kvbudget task");
+    help_fails(task_study_open(&bad, ratios, RATIOS, err), KVB_FORMAT, "damaged line");
     task_study_close(&bad);
     bed_close(&whole);
 }

@@ -1,5 +1,4 @@
 // The published directory layout: out of a record and back, and as others write it.
-#include "formats/lukv_layout.h"
 #include "formats/lukv_steps.h"
 #include "formats/npy.h"
 #include "formats_record_help.h"

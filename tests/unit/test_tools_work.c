@@ -162,7 +162,9 @@ START_TEST(curves_for_kvpress)
     kvb_table *table = case_open(&c);
     cJSON *metadata = cJSON_Parse("{\"metric\":\"keydiff\",\"metric_parameters\":\"{}\"}");
     size_t n;
-    help_ok(write_table_npy(help_path("curve.npy"), table, metadata, err));
+    rank_content none;
+    const table_content content = table_content_of(table, metadata, &none);
+    help_ok(write_table_npy(help_path("curve.npy"), &content, err));
     kvb_table_close(table);
     unsigned char *bytes = help_slurp(help_path("curve.npy"), &n);
     npy_array a;

@@ -162,7 +162,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_calib = {
     .name = "calib",
     .synopsis = "calib MODEL TEXT... -o CALIB.jsonl [OPTION]...",
-    .summary = "make calibration data from plain texts: lines to ask for, continuations, repetitions",
+    .summary = "make calibration data from plain texts: questions that the texts answer themselves",
     .details =
         "Makes questions that a text itself answers, so that nobody has to write any. Of MODEL (a GGUF file, or a\n"
         "folder of Hugging Face) only the tokenizer is read. TEXT is a plain text in UTF-8, or calibration data\n"

@@ -160,7 +160,7 @@ static int run_eval(const cli_command *self, int argc, char **argv)
 const cli_command cmd_eval = {
     "eval",
     "eval MODEL [[NAME=]TABLE.safetensors]... TEXT... [-o NAME] [OPTION]...",
-    "evict for real and decode on: how far each way to split the cache moves the model",
+    "evict for real and decode on: how much each way to split the cache changes predictions",
     "Every text is prefilled once with full attention. Then, for every metric, allocator and ratio, the\n"
     "allocator says how many tokens each KV head keeps, the metric picks them, all others are thrown away, the\n"
     "cache is compacted, and the next tokens of the text are teacher-forced over what is left. As in kvpress,\n"

@@ -29,7 +29,11 @@ static kvb_status export_npy(export_command *x, kvb_error *err)
     cJSON *metadata = NULL;
     kvb_status status = kvb_table_open(&table, x->input, NULL, err);
     if (status == KVB_OK) status = table_metadata_read(&metadata, x->input, err);
-    if (status == KVB_OK) status = write_table_npy(x->output, table, metadata, err);
+    if (status == KVB_OK) {
+        rank_content ranking;
+        const table_content content = table_content_of(table, metadata, &ranking);
+        status = write_table_npy(x->output, &content, err);
+    }
     cJSON_Delete(metadata);
     kvb_table_close(table);
     return status;
@@ -227,7 +231,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_export = {
     .name = "export",
     .synopsis = "export FILE [--format FORMAT] -o OUT [OPTION]...",
-    .summary = "write a table or a record in a format that others read",
+    .summary = "write a table or a record in the format of another program",
     .details =
         "Of a table, all ratios:\n"
         "npy           For kvpress: OUT.npy holds the prune ratios, float64 [99, layers, KV heads], and OUT.json\n"

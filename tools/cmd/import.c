@@ -231,7 +231,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_import = {
     .name = "import",
     .synopsis = "import INPUT [--format lukv-steps|npy] -o OUT",
-    .summary = "make a record or a table from files that others wrote",
+    .summary = "make a record or a table from files of other programs",
     .details =
         "lukv-steps  A folder of the published LU-KV pipeline, context_<id>/{<metric>,question_<i>}.npy, becomes a\n"
         "            record that `kvbudget solve` takes. snapkv.npy and ea.npy become the metrics snapkv:lukv and\n"

@@ -118,7 +118,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_learn = {
     .name = "learn",
     .synopsis = "learn RUN.h5 -o RANK.safetensors [OPTION]...",
-    .summary = "fit a ranking of tokens to a record: per head a linear form of recorded metrics",
+    .summary = "fit a ranking of tokens to a record, from its metrics, for each head",
     .details =
         "Budgets say how many tokens a head keeps. Which ones, the metric says, and most of what is lost is lost\n"
         "there. For every KV head this fits a ridge regression of the oracle importance on the recorded metrics'\n"

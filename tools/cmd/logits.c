@@ -112,7 +112,7 @@ static int run_logits(const cli_command *self, int argc, char **argv)
 const cli_command cmd_logits = {
     "logits",
     "logits MODEL TEXT|IDS.npy -o LOGITS.npy [OPTION]...",
-    "write next-token logits of every position, to compare the forward pass with other engines",
+    "write the next-token logits of every position, to compare with other engines",
     "Runs the text (or token ids, from a .npy file of integers) through the model and writes the logits of\n"
     "all positions. tests/peer/compare_logits.py holds them against transformers.\n"
     "\n"

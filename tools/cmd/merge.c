@@ -52,7 +52,7 @@ static int run(const cli_command *self, int argc, char **argv)
 }
 
 const cli_command cmd_merge = {
-    "merge", "merge OUT.h5 RECORD.h5... [--force]", "put shards of a profile, or records of one model, together",
+    "merge", "merge OUT.h5 RECORD.h5... [--force]", "join the shards of a profile, or records of one model",
     "Shards: the elements of a job array profile one share of the work each (`kvbudget profile --shard I/N -o\n"
     "run.I.h5`); merge makes the record of the whole run, with the same bytes as one process would have written.\n"
     "What is missing is named; profile that shard again (--resume when it was stopped) and merge once more.\n"

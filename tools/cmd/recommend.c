@@ -243,7 +243,7 @@ static int run_recommend(const cli_command *self, int argc, char **argv)
 const cli_command cmd_recommend = {
     "recommend",
     "recommend MODEL TABLE.safetensors TEXT... [--max-kl 0.05] [--confidence 0.95] [OPTION]...",
-    "the highest ratio whose damage stays below a limit, with a guarantee",
+    "find the highest ratio whose damage stays below a limit, with a guarantee",
     "Measures the table's damage on every text at every ratio, as `eval` does, and prints the highest ratio\n"
     "that can be promised: with probability P over the draw of these texts, the mean damage on texts like them\n"
     "is below the limit at that ratio. Nothing is assumed about distributions, only that the given texts and\n"

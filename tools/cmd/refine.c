@@ -262,7 +262,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
 const cli_command cmd_refine = {
     "refine",
     "refine MODEL TABLE.safetensors TEXT... -o REFINED.safetensors [OPTION]...",
-    "improve a table's budgets on the damage that they really do",
+    "improve a table's budgets by the damage that they really do",
     "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\n"
     "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once. A\n"
     "candidate then costs one continuation over cut caches, many in a batch. The search begins with budgets by what\n"

@@ -6,21 +6,20 @@
 #include "tools/cmd/solve_constraints.h"
 
 // Options of both commands, for their tables: which part of the record, and what is protected.
-#define SELECTION_OPTIONS(l)                                                                                     \
-    {"sink",    0,                                                                                               \
-     CLI_COUNT, &(l).options.sink,                                                                               \
-     "N",       "first tokens that are always kept (default: as recorded with the metric)"},                     \
-        {"window",                                                                                               \
-         0,                                                                                                      \
-         CLI_TEXT,                                                                                               \
-         &(l).words.window,                                                                                      \
-         "N|auto",                                                                                               \
-         "last tokens that are always kept (default: as recorded with the metric); solve also\ntakes auto: the " \
-         "number that loses least"},                                                                             \
-        {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"},     \
-    {                                                                                                            \
-        "questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N",                                          \
-            "use only the first N questions of every context"                                                    \
+#define SELECTION_OPTIONS(l)                                                                                           \
+    {"sink",    0,                                                                                                     \
+     CLI_COUNT, &(l).options.sink,                                                                                     \
+     "N",       "first tokens that are always kept (default: as recorded with the metric)"},                           \
+        {"window",                                                                                                     \
+         0,                                                                                                            \
+         CLI_TEXT,                                                                                                     \
+         &(l).words.window,                                                                                            \
+         "N|auto",                                                                                                     \
+         "last tokens that are always kept (default: as recorded with the metric); solve also\ntakes auto: the "       \
+         "number that loses least"},                                                                                   \
+        {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"},           \
+    {                                                                                                                  \
+        "questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N", "use only the first N questions of every context" \
     }
 
 // The names among the options, as given; NULL: not given.

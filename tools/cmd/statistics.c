@@ -149,7 +149,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_statistics = {
     .name = "statistics",
     .synopsis = "statistics MODEL TEXT... -o FILE.safetensors [OPTION]...",
-    .summary = "store means and covariances of queries, for Expected Attention without the context's own",
+    .summary = "store means and covariances of queries, for Expected Attention on any context",
     .details =
         "Expected Attention asks where future queries will look. As published it takes mean and covariance of the\n"
         "context's own queries; with stored statistics it takes those of other texts, and then scores a token without\n"

@@ -275,7 +275,7 @@ static int run(const cli_command *self, int argc, char **argv)
 const cli_command cmd_task = {
     .name = "task",
     .synopsis = "task MODEL [[NAME=]TABLE.safetensors]... --task TASK --tokens N [-o NAME] [OPTION]...",
-    .summary = "ask for what stands in long contexts: needles, variables, word counts, key-value pairs, questions",
+    .summary = "ask for what long contexts hold: needles, variables, word counts, key-value pairs, questions",
     .details =
         "Makes contexts, questions and right answers in the manner of RULER (arXiv 2404.06654), at any length, from\n"
         "a seed: the same seed gives the same bytes. The model answers them greedily with its full cache; the score\n"

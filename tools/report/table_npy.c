@@ -17,11 +17,11 @@ cJSON *press_of_table(const cJSON *metadata)
     return press;
 }
 
-kvb_status write_table_npy(const char *path, const kvb_table *table, const cJSON *metadata, kvb_error *err)
+kvb_status write_table_npy(const char *path, const table_content *t, kvb_error *err)
 {
-    cJSON *press = press_of_table(metadata);
-    kvb_status status = table_export_npy(path, table, metadata, press, err);
-    char *warning = table_kvpress_warning(table, metadata, press);
+    cJSON *press = press_of_table(t->metadata);
+    kvb_status status = table_export_npy(path, t, press, err);
+    char *warning = table_kvpress_warning(t, press);
     if (status == KVB_OK && *warning) fprintf(stderr, "warning: %s: %s\n", path, warning);
     free(warning);
     cJSON_Delete(press);

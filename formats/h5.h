@@ -119,16 +119,3 @@ kvb_status h5_read_layer(const h5_file *f, h5_set *array, float *out, kvb_error 
 void h5_close_set(h5_set *set); // of a set that was only read; nothing when it is not open
 
 void h5_release(hid_t id); // closes a group, dataset or attribute that was only read; nothing when id <= 0
-
-// ---- Between the files of this module ----
-
-hid_t h5_no_times(hid_t property_class); // a list of creation properties without time stamps; < 0: no memory
-// Adds one attribute to a tally; `object` may be any open object.
-kvb_status h5_tally_add(h5_tally *t, const h5_file *f, hid_t object, const char *name, const void *bytes, size_t size,
-                        kvb_error *err);
-// Reads a whole file back: every dataset against its checksum, everything else into the tally.
-kvb_status h5_read_back(h5_tally *out, const h5_file *f, kvb_error *err);
-// Feeds a layer of `size` bytes to the checksum of a set.
-kvb_status h5_sum_layer(h5_set *set, const h5_file *f, const void *layer, size_t size, kvb_error *err);
-// What the dataset's attribute sha256 says.
-kvb_status h5_get_sum(h5_set *set, const h5_file *f, kvb_error *err);
