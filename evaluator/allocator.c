@@ -92,10 +92,12 @@ static void name_table(allocator *a)
 {
     const kvb_info *info = kvb_table_info(a->table);
     const char *solver = kvb_table_metadata(a->table, "solver"), *order = kvb_table_metadata(a->table, "order"),
-               *shrink = kvb_table_metadata(a->table, "shrink");
+               *shrink = kvb_table_metadata(a->table, "shrink"), *loss = kvb_table_metadata(a->table, "loss");
     double pulled = shrink ? strtod(shrink, NULL) : 0;
-    bool usual = strcmp(info->aggregate, "mean_loss") == 0 && fabs(pulled - 0.1) < 1e-9;
+    bool output = loss && strcmp(loss, "output") == 0,
+         usual = strcmp(info->aggregate, "mean_loss") == 0 && fabs(pulled - (output ? 0 : 0.1)) < 1e-9;
     append_label(a, "", usual ? "kvbudget" : "lukv");
+    if (output ? !usual : usual) append_label(a, "-", output ? "output" : "importance");
     if (strcmp(info->scope, "global") != 0) append_label(a, "-", info->scope);
     if (!usual && strcmp(info->aggregate, "mean_ratio") != 0) append_label(a, "-", info->aggregate);
     if (!usual && pulled != 0) {

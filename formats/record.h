@@ -58,8 +58,7 @@ typedef struct record_losses {
     const char *const *metrics; // [n] of the curves
     const float *const *curves; // [n] of [L, G, RECORD_CURVE_LEVELS], finite and >= 0
     size_t n;
-    const char *gain_metric; // whose ranking cut the layers
-    const float *gains;      // [L, RECORD_GAIN_KINDS, 2], finite and >= 0; NULL: none
+    const float *gains; // [L, RECORD_GAIN_KINDS, 2], finite and >= 0; NULL: none
 } record_losses;
 
 // Tokens that a level keeps of T, at least the `protect` that every level keeps.
@@ -182,13 +181,13 @@ kvb_status record_read_suffix(record *r, size_t i, size_t question_index, int32_
 kvb_status record_read_answer(record *r, size_t i, size_t question_index, int32_t *out /* [n_answer] */,
                               kvb_error *err);
 
-// Of losses, which records of before do not have. `metric` NULL: of any ranking.
+// Of losses, which records of before do not have. `metric` NULL: of any.
 bool record_has_curves(record *r, size_t i, size_t question_index, const char *metric);
-bool record_has_gains(record *r, size_t i, size_t question_index, const char *metric);
+bool record_has_gains(record *r, size_t i, size_t question_index);
 kvb_status record_read_curves(record *r, size_t i, size_t question_index, const char *metric,
                               float *out /* [L,G,RECORD_CURVE_LEVELS] */, kvb_error *err);
-kvb_status record_read_gains(record *r, size_t i, size_t question_index, const char *metric,
-                             float *out /* [L,RECORD_GAIN_KINDS,2] */, kvb_error *err);
+kvb_status record_read_gains(record *r, size_t i, size_t question_index, float *out /* [L,RECORD_GAIN_KINDS,2] */,
+                             kvb_error *err);
 
 // ---- Shards: the records of one run that was shared out among processes which cannot see each other's files ----
 

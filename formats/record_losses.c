@@ -21,6 +21,7 @@ uint32_t record_curve_tokens(uint32_t level, uint32_t n_tokens, uint32_t protect
 }
 
 typedef enum loss_kind { CURVES, GAINS, LOSS_KINDS } loss_kind;
+#define GAIN_ORDER "keydiff" // which ranking the layers were cut by: the same one in all records
 static const char *const group_names[LOSS_KINDS] = {"curves", "gains"};
 
 static void dims_of(uint32_t dims[3], const record_shape *s, loss_kind kind)
@@ -82,7 +83,7 @@ kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question
     kvb_status status = KVB_OK;
     for (size_t i = 0; i < l->n && status == KVB_OK; i++)
         status = check_losses(w, id, question, CURVES, l->metrics[i], l->curves[i], err);
-    if (status == KVB_OK && l->gains) status = check_losses(w, id, question, GAINS, l->gain_metric, l->gains, err);
+    if (status == KVB_OK && l->gains) status = check_losses(w, id, question, GAINS, GAIN_ORDER, l->gains, err);
     if (status != KVB_OK) return status;
     h5_error_printing before = h5_quiet();
     part_file p;
@@ -93,7 +94,8 @@ kvb_status record_put_losses(record_writer *w, const char *id, uint32_t question
     if (status == KVB_OK) status = h5_make_group(&questions, &p.h5, p.context, "questions", err);
     if (status == KVB_OK) status = h5_make_group(&group, &p.h5, questions, name, err);
     if (status == KVB_OK) status = write_group(w, &p.h5, group, CURVES, l->metrics, l->curves, l->n, err);
-    if (status == KVB_OK && l->gains) status = write_group(w, &p.h5, group, GAINS, &l->gain_metric, &l->gains, 1, err);
+    const char *order = GAIN_ORDER;
+    if (status == KVB_OK && l->gains) status = write_group(w, &p.h5, group, GAINS, &order, &l->gains, 1, err);
     status = h5_end(&p.h5, group, status, err);
     status = h5_end(&p.h5, questions, status, err);
     status = part_end(&p, status, err);
@@ -220,9 +222,9 @@ bool record_has_curves(record *r, size_t i, size_t question_index, const char *m
     return question_has(r, i, question_index, CURVES, metric);
 }
 
-bool record_has_gains(record *r, size_t i, size_t question_index, const char *metric)
+bool record_has_gains(record *r, size_t i, size_t question_index)
 {
-    return question_has(r, i, question_index, GAINS, metric);
+    return question_has(r, i, question_index, GAINS, GAIN_ORDER);
 }
 
 kvb_status record_read_curves(record *r, size_t i, size_t question_index, const char *metric, float *out,
@@ -231,9 +233,9 @@ kvb_status record_read_curves(record *r, size_t i, size_t question_index, const 
     return read_losses(r, i, question_index, CURVES, metric, out, err);
 }
 
-kvb_status record_read_gains(record *r, size_t i, size_t question_index, const char *metric, float *out, kvb_error *err)
+kvb_status record_read_gains(record *r, size_t i, size_t question_index, float *out, kvb_error *err)
 {
-    return read_losses(r, i, question_index, GAINS, metric, out, err);
+    return read_losses(r, i, question_index, GAINS, GAIN_ORDER, out, err);
 }
 
 // ---- Putting files together ----
@@ -263,23 +265,39 @@ static kvb_status copy_array(record_output *out, hid_t to, const h5_file *f, hid
     return status;
 }
 
-// One file's arrays into the group *to, which is made when the first one comes; what stands there already stays.
-static kvb_status copy_group(record_output *out, hid_t question, hid_t *to, const h5_file *f, const char *id,
-                             uint32_t number, loss_kind kind, kvb_error *err)
+// What one file has of a kind.
+typedef struct loss_source {
+    const h5_file *file;
+    hid_t group;  // <= 0: nothing
+    char **names; // ascending, NULL-terminated; NULL where there is no group
+} loss_source;
+
+// The first name, in ASCII order, that comes after `last` (NULL: of all) in any source; *source receives the first that
+// has it. NULL at the end.
+static const char *next_name(const loss_source **source, const loss_source *all, size_t n, const char *last)
+{
+    const char *best = NULL;
+    for (size_t i = 0; i < n; i++)
+        for (char *const *name = all[i].names; name && *name; name++) {
+            if ((last && strcmp(*name, last) <= 0) || (best && strcmp(*name, best) >= 0)) continue;
+            best = *name;
+            *source = &all[i];
+        }
+    return best;
+}
+
+static kvb_status copy_kind(record_output *out, hid_t question, loss_source *all, size_t n, loss_kind kind,
+                            kvb_error *err)
 {
     uint32_t dims[3];
-    hid_t from;
-    char **names = NULL;
-    size_t n = 0;
+    hid_t to = -1;
+    const loss_source *from = NULL;
+    const char *name = next_name(&from, all, n, NULL);
     dims_of(dims, &out->shape, kind);
-    kvb_status status = open_group(&from, f, id, number, kind, err);
-    if (status == KVB_OK && from > 0) status = h5_list(&names, &n, f, from, err);
-    if (status == KVB_OK && n && *to <= 0) status = h5_make_group(to, &out->h5, question, group_names[kind], err);
-    for (size_t i = 0; i < n && status == KVB_OK; i++)
-        if (!h5_has_link(*to, names[i])) status = copy_array(out, *to, f, from, names[i], dims, err);
-    h5_free_names(names);
-    h5_release(from);
-    return status;
+    kvb_status status = name ? h5_make_group(&to, &out->h5, question, group_names[kind], err) : KVB_OK;
+    for (; name && status == KVB_OK; name = next_name(&from, all, n, name))
+        status = copy_array(out, to, from->file, from->group, name, dims, err);
+    return h5_end(&out->h5, to, status, err);
 }
 
 kvb_status record_output_losses(record_output *out, const char *id, uint32_t number, const h5_file *const *from,
@@ -287,14 +305,24 @@ kvb_status record_output_losses(record_output *out, const char *id, uint32_t num
 {
     char name[16];
     hid_t question = -1;
+    loss_source *all = need(n, sizeof *all, "files");
     snprintf(name, sizeof name, "%u", number);
     kvb_status status = h5_open_group(&question, &out->h5, out->questions, name, err);
     for (loss_kind kind = CURVES; kind < LOSS_KINDS && status == KVB_OK; kind++) {
-        hid_t to = -1;
-        for (size_t i = 0; i < n && status == KVB_OK; i++)
-            status = copy_group(out, question, &to, from[i], id, number, kind, err);
-        status = h5_end(&out->h5, to, status, err);
+        size_t opened = 0, ignored;
+        for (; opened < n && status == KVB_OK; opened++) {
+            all[opened] = (loss_source){from[opened], -1, NULL};
+            status = open_group(&all[opened].group, from[opened], id, number, kind, err);
+            if (status == KVB_OK && all[opened].group > 0)
+                status = h5_list(&all[opened].names, &ignored, from[opened], all[opened].group, err);
+        }
+        if (status == KVB_OK) status = copy_kind(out, question, all, n, kind, err);
+        while (opened > 0) {
+            h5_free_names(all[--opened].names);
+            h5_release(all[opened].group);
+        }
     }
+    free(all);
     return h5_end(&out->h5, question, status, err);
 }
 

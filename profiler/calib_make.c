@@ -1,4 +1,5 @@
 #include "profiler/calib_make.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/backend/sampler.h"
 #include "profiler/text/text_lines.h"
@@ -22,34 +23,21 @@ typedef struct maker {
     kvb_error *err;
 } maker;
 
-static kvb_status no_memory(const maker *m)
-{
-    return kvb_fail(m->err, KVB_MEMORY, "%s: no memory for its questions", m->name);
-}
-
 // ---- One question ----
 
 static int32_t *copy_ids(const int32_t *ids, size_t n)
 {
-    int32_t *copy = malloc((n + 1) * sizeof *copy);
-    if (copy) memcpy(copy, ids, n * sizeof *copy);
-    return copy;
+    return need_copy(ids, n, sizeof *ids, "token ids");
 }
 
 // Takes copies. Without an answer (NULL) the profile samples one.
-static kvb_status add_question(const maker *m, const int32_t *asked, size_t n_asked, const int32_t *answer,
-                               size_t n_answer)
+static void add_question(const maker *m, const int32_t *asked, size_t n_asked, const int32_t *answer, size_t n_answer)
 {
     calib_context *c = m->c;
-    calib_question *larger = reallocarray(c->questions, c->n_questions + 1, sizeof *larger);
-    if (!larger) return no_memory(m);
-    c->questions = larger;
-    calib_question *q = &larger[c->n_questions++];
+    c->questions = need_more(c->questions, c->n_questions + 1, sizeof *c->questions, "questions");
+    calib_question *q = &c->questions[c->n_questions++];
     *q = (calib_question){.ids = copy_ids(asked, n_asked), .n_ids = n_asked};
-    if (answer)
-        *q = (calib_question){
-            .ids = q->ids, .n_ids = n_asked, .answer_ids = copy_ids(answer, n_answer), .n_answer_ids = n_answer};
-    return q->ids && (!answer || q->answer_ids) ? KVB_OK : no_memory(m);
+    if (answer) q->answer_ids = copy_ids(answer, n_answer), q->n_answer_ids = n_answer;
 }
 
 static kvb_status encode(const maker *m, const char *text, size_t size, int32_t **ids, size_t *n)
@@ -74,13 +62,12 @@ static kvb_status check_ids(const maker *m, const char *what, const int32_t *ids
 static kvb_status encode_question(const maker *m, const calib_context *from, const calib_question *q, int32_t **ids,
                                   size_t *n)
 {
-    char *joined;
     if (q->ids) {
         *n = q->n_ids;
         *ids = copy_ids(q->ids, q->n_ids);
-        return *ids ? check_ids(m, "question_ids", *ids, *n) : no_memory(m);
+        return check_ids(m, "question_ids", *ids, *n);
     }
-    if (asprintf(&joined, "%s%s", q->text, from->answer_prefix) < 0) return no_memory(m);
+    char *joined = need_text("%s%s", q->text, from->answer_prefix);
     kvb_status status = encode(m, joined, strlen(joined), ids, n);
     free(joined);
     return status;
@@ -98,7 +85,7 @@ static kvb_status add_own(const maker *m, const calib_context *from, const calib
         status = kvb_fail(m->err, KVB_ARGUMENT, "%s: sample '%s': a question or its answer has no tokens", m->name,
                           m->c->sample_id);
     const int32_t *said = answer ? answer : q->answer_ids;
-    if (status == KVB_OK) status = add_question(m, asked, n_asked, given ? said : NULL, n_answer);
+    if (status == KVB_OK) add_question(m, asked, n_asked, given ? said : NULL, n_answer);
     free(asked);
     free(answer);
     return status;
@@ -117,19 +104,16 @@ static kvb_status add_continuations(const maker *m)
                         m->name, m->n_behind, m->n, wanted * step + 1, wanted, step);
     // What is asked is the text so far: it is decoded like any question, and not recorded.
     const int32_t *behind = m->text + m->n;
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; status == KVB_OK && i < wanted; i++)
-        status = add_question(m, behind, 1 + i * step, behind + 1 + i * step, step);
-    return status;
+    for (size_t i = 0; i < wanted; i++) add_question(m, behind, 1 + i * step, behind + 1 + i * step, step);
+    return KVB_OK;
 }
 
-// What stands before place `at` of the context, as text without broken characters at its ends. malloc'd.
+// What stands before place `at` of the context, as text without broken characters at its ends; the caller's.
 static char *quoted_before(const maker *m, size_t at)
 {
     size_t n = at < QUOTED ? at : QUOTED;
     size_t size = tokenizer_decode(m->t, m->text + at - n, n, NULL, 0), begin = 0, end = 0;
-    char *quoted = malloc(size + 1);
-    if (!quoted) return NULL;
+    char *quoted = need(size + 1, 1, "characters");
     tokenizer_decode(m->t, m->text + at - n, n, quoted, size);
     while (begin < size && !kvb_utf8_size(quoted + begin, size - begin)) begin++;
     for (size_t bytes; begin + end < size; end += bytes)
@@ -142,14 +126,13 @@ static char *quoted_before(const maker *m, size_t at)
 static kvb_status add_repetition(const maker *m, size_t at)
 {
     size_t left = m->n - at, n_answer = left < m->r->n_answer ? left : m->r->n_answer, n;
-    char *quoted = quoted_before(m, at), *asked = NULL;
+    char *quoted = quoted_before(m, at);
     int32_t *ids = NULL;
-    if (!quoted) return no_memory(m);
-    int length = at ? asprintf(&asked, "\n\nRepeat the text above word for word, from behind \"%s\" on:\n", quoted)
-                    : asprintf(&asked, "\n\nRepeat the text above word for word, from its beginning:\n");
-    kvb_status status = length < 0 ? no_memory(m) : encode(m, asked, (size_t)length, &ids, &n);
-    if (status == KVB_OK) status = add_question(m, ids, n, m->text + at, n_answer);
-    if (length >= 0) free(asked);
+    char *asked = at ? need_text("\n\nRepeat the text above word for word, from behind \"%s\" on:\n", quoted)
+                     : need_text("\n\nRepeat the text above word for word, from its beginning:\n");
+    kvb_status status = encode(m, asked, strlen(asked), &ids, &n);
+    if (status == KVB_OK) add_question(m, ids, n, m->text + at, n_answer);
+    free(asked);
     free(ids);
     free(quoted);
     return status;
@@ -177,16 +160,14 @@ static kvb_status add_line(const maker *m, const char *text, const text_line *li
     const char *begin = text + line->begin;
     int32_t *asked = NULL, *answer = NULL;
     size_t n_asked, n_answer;
-    char *question;
     bool han = text_line_is_han(begin, line->end - line->begin);
-    int length = han ? asprintf(&question, "\n\n原文中以“%.*s”开头的句子：%.*s", head, begin, head, begin)
-                     : asprintf(&question, "\n\nThe line of the text above that begins with \"%.*s\" is: %.*s", head,
-                                begin, head, begin);
-    if (length < 0) return no_memory(m);
-    kvb_status status = encode(m, question, (size_t)length, &asked, &n_asked);
+    char *question =
+        han ? need_text("\n\n原文中以“%.*s”开头的句子：%.*s", head, begin, head, begin)
+            : need_text("\n\nThe line of the text above that begins with \"%.*s\" is: %.*s", head, begin, head, begin);
+    kvb_status status = encode(m, question, strlen(question), &asked, &n_asked);
     if (status == KVB_OK) status = encode(m, text + line->head, line->end - line->head, &answer, &n_answer);
     if (status == KVB_OK && n_answer > m->r->n_answer) n_answer = m->r->n_answer;
-    if (status == KVB_OK) status = add_question(m, asked, n_asked, answer, n_answer);
+    if (status == KVB_OK) add_question(m, asked, n_asked, answer, n_answer);
     free(question);
     free(asked);
     free(answer);
@@ -235,9 +216,8 @@ static kvb_status add_lines(const maker *m)
 {
     if (!m->r->n_lines) return KVB_OK;
     size_t size = tokenizer_decode(m->t, m->text, m->n, NULL, 0), n;
-    char *text = malloc(size + 1);
+    char *text = need(size + 1, 1, "characters");
     text_line *lines = NULL;
-    if (!text) return no_memory(m);
     tokenizer_decode(m->t, m->text, m->n, text, size);
     kvb_status status = text_lines_find(&lines, &n, text, size, m->err);
     if (status == KVB_OK) status = keep_answers(m, text, lines, &n);
@@ -266,12 +246,10 @@ static kvb_status check_id(const calib_file *out, const maker *m)
 
 static kvb_status begin_context(calib_file *out, maker *m, const char *id)
 {
-    calib_context *larger = reallocarray(out->contexts, out->count + 1, sizeof *larger);
-    if (!larger) return no_memory(m);
-    out->contexts = larger;
-    m->c = &larger[out->count++];
-    *m->c = (calib_context){.sample_id = strdup(id), .answer_prefix = strdup("")};
-    return m->c->sample_id && m->c->answer_prefix ? check_id(out, m) : no_memory(m);
+    out->contexts = need_more(out->contexts, out->count + 1, sizeof *out->contexts, "contexts");
+    m->c = &out->contexts[out->count++];
+    *m->c = (calib_context){.sample_id = need_text("%s", id), .answer_prefix = need_text("%s", "")};
+    return check_id(out, m);
 }
 
 // The context's tokens: BOS (< 0: none) and as many of the n as the recipe wants; m keeps them and those behind.
@@ -284,8 +262,7 @@ static kvb_status cut_context(maker *m, int32_t bos, const int32_t *ids, size_t 
     if (m->n + front < CALIB_LEAST_CONTEXT)
         return kvb_fail(m->err, KVB_ARGUMENT, "%s: sample '%s': has %zu tokens, expected %d at least", m->name,
                         m->c->sample_id, m->n + front, CALIB_LEAST_CONTEXT);
-    m->c->context_ids = malloc((m->n + front) * sizeof *m->c->context_ids);
-    if (!m->c->context_ids) return no_memory(m);
+    m->c->context_ids = need(m->n + front, sizeof *m->c->context_ids, "token ids");
     if (front) m->c->context_ids[0] = bos;
     memcpy(m->c->context_ids + front, ids, m->n * sizeof *ids);
     m->c->n_context_ids = m->n + front;

@@ -57,17 +57,15 @@ static kvb_status open_buffers(run *r, kvb_error *err)
     const model_config *c = &r->m->config;
     size_t heads = (size_t)model_budgeted(c, c->n_layers) * c->n_kv_heads, T = r->job->max_tokens,
            batch = r->job->max_questions, rows = batch * r->job->max_tail;
-    r->scores = calloc(r->o->n_metrics + 1, sizeof *r->scores);
-    bool ok = r->scores != NULL;
-    for (size_t i = 0; ok && i < r->o->n_metrics; i++) ok = (r->scores[i] = malloc(heads * T * sizeof(float))) != NULL;
-    ok = ok && (r->importance = malloc(heads * T * sizeof(float))) && (r->keys = malloc(batch * sizeof *r->keys)) &&
-         (r->drawn = malloc(batch * sizeof *r->drawn)) && (r->rows = malloc(rows * sizeof *r->rows)) &&
-         (r->ids = malloc(rows * sizeof *r->ids)) && (r->logit_rows = malloc(batch * sizeof *r->logit_rows)) &&
-         (r->answers = malloc(batch * r->o->new_tokens * sizeof *r->answers));
-    if (!ok)
-        return kvb_fail(err, KVB_MEMORY,
-                        "profile: no memory for the scores of %zu tokens and the rows of %zu questions; use --batch N",
-                        T, batch);
+    r->scores = need(r->o->n_metrics, sizeof *r->scores, "metrics");
+    for (size_t i = 0; i < r->o->n_metrics; i++) r->scores[i] = need(heads * T, sizeof(float), "scores");
+    r->importance = need(heads * T, sizeof(float), "shares of importance");
+    r->keys = need(batch, sizeof *r->keys, "random draws");
+    r->drawn = need(batch, sizeof *r->drawn, "token ids");
+    r->rows = need(rows, sizeof *r->rows, "rows");
+    r->ids = need(rows, sizeof *r->ids, "token ids");
+    r->logit_rows = need(batch, sizeof *r->logit_rows, "rows");
+    r->answers = need(batch * r->o->new_tokens, sizeof *r->answers, "token ids");
     forward_plan plan = {r->job->max_tokens, r->job->max_questions, r->job->max_tail, r->job->n_pairs > 0,
                          r->o->oracle == ORACLE_OUTPUT};
     kvb_status status = forward_open(&r->f, r->m, &plan, err);
@@ -134,9 +132,8 @@ static kvb_status run_layers(run *r, const layer_observer *observer, double star
     prefill_watch watch = {r, profile_work(r->m, c, NULL), start};
     forward_progress progress = {prefill_step, &watch};
     kept_prefill kept = kept_of(r);
-    // Curves need what a kept prefill does not hold where keys and values are packed.
     r->layers = 0;
-    kvb_status status = profile_losses_wanted(&r->losses) ? KVB_OK : profile_take_kept(&r->layers, &kept, err);
+    kvb_status status = profile_losses_need_prefill(&r->losses) ? KVB_OK : profile_take_kept(&r->layers, &kept, err);
     if (status != KVB_OK) return status;
     if (r->layers == 0) return forward_prefill(r->f, c->ids, c->n_tokens, observer, &progress, NULL, err);
     if (!advance(r, watch.work * r->layers / r->m->config.n_layers))
@@ -338,8 +335,7 @@ static kvb_status run_recorded(run *r, const profile_context *c, kvb_error *err)
 // the batch.
 static kvb_status run_batch(run *r, const profile_context *c, uint32_t first, uint32_t n, kvb_error *err)
 {
-    active *batch = calloc(n, sizeof *batch);
-    if (!batch) return kvb_fail(err, KVB_MEMORY, "no memory for %u questions", n);
+    active *batch = need(n, sizeof *batch, "questions");
     uint32_t missing = 0;
     for (uint32_t i = 0; i < n; i++)
         if (!record_writer_has_question(r->record, c->id, first + i)) {
@@ -443,5 +439,54 @@ kvb_status profile_run_share(const model *m, const profile_job *job, const profi
     for (size_t i = 0; status == KVB_OK && i < share->n; i++)
         status = run_piece(&r, &job->contexts[share->pieces[i].context], &share->pieces[i], err);
     close_buffers(&r);
+    return status;
+}
+
+// ---- The end: whether all is there, and the record made of it ----
+
+static bool has_piece(const profile_share *share, size_t context)
+{
+    for (size_t i = 0; i < share->n; i++)
+        if (share->pieces[i].context == context) return true;
+    return false;
+}
+
+// Without a share every question must be there; a share's own pieces are there when its run has ended well.
+static kvb_status check_questions(const profile_context *c, const record_writer *writer, kvb_error *err)
+{
+    for (uint32_t q = 0; q < c->n_questions; q++)
+        if (!record_writer_has_question(writer, c->id, q))
+            return kvb_fail(err, KVB_MISMATCH, "sample %s: question %u is missing in the record; go on with --resume",
+                            c->id, q + 1);
+    return KVB_OK;
+}
+
+kvb_status profile_finish(const profile_job *job, const profile_share *share, record_writer *writer, kvb_error *err)
+{
+    const profile_growth *g = &job->growth;
+    const char **ids = need(job->n_contexts, sizeof *ids, "context ids");
+    kvb_status status = KVB_OK;
+    size_t n = 0;
+    for (size_t i = 0; i < job->n_contexts && status == KVB_OK; i++) {
+        if (share && !has_piece(share, i)) continue;
+        if (!share) status = check_questions(&job->contexts[i], writer, err);
+        ids[n++] = job->contexts[i].id;
+    }
+    if (status == KVB_OK) status = record_finish(writer, g->n_ids ? g->ids : ids, g->n_ids ? g->n_ids : n, err);
+    free(ids);
+    return status;
+}
+
+kvb_status profile_run(const model *m, const profile_job *job, const profile_options *o, record_writer *writer,
+                       const profile_watch *watch, profile_times *times, kvb_error *err)
+{
+    profile_share all;
+    kvb_status status = profile_share_out(&all, m, job, NULL, 1, 0, err);
+    if (status == KVB_OK) status = profile_run_share(m, job, o, &all, writer, watch, times, err);
+    profile_share_free(&all);
+    double start = meter_now();
+    if (status == KVB_OK) status = profile_finish(job, NULL, writer, err);
+    times->writing += meter_now() - start;
+    meter_add_parallel(METER_WRITING, start, omp_get_max_threads());
     return status;
 }

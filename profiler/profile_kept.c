@@ -1,5 +1,6 @@
 #include "profiler/profile_kept.h"
 #include "formats/kept_file.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/profile_job.h"
 #include "runtime/fail.h"
@@ -83,8 +84,7 @@ static kvb_status write_kept(uint64_t *bytes, const kept_prefill *k, uint32_t la
     *bytes = kept_file_bytes(header.floats);
     status = check_space(*bytes, path, err);
     if (status == KVB_OK) status = make_key(header.key, k, err);
-    float *buffer = status == KVB_OK ? malloc(PIECE * sizeof *buffer) : NULL;
-    if (status == KVB_OK && !buffer) status = kvb_fail(err, KVB_MEMORY, "no memory for a buffer");
+    float *buffer = need(PIECE, sizeof *buffer, "floats of a buffer");
     if (status == KVB_OK) status = kept_file_create(&file, path, &header, err);
     for (int i = 0; status == KVB_OK && i < FORWARD_STRETCHES; i++)
         status = put_stretch(file, k, &stretches[i], buffer, err);
@@ -97,11 +97,10 @@ static kvb_status write_kept(uint64_t *bytes, const kept_prefill *k, uint32_t la
 
 kvb_status profile_keep(const kept_prefill *k, uint32_t layers, const kvb_error *stopped, kvb_error *err)
 {
-    char *path = record_writer_kept_path(k->record, k->c->id);
+    char *path = needed(record_writer_kept_path(k->record, k->c->id), "the name of a file");
     kvb_error why = {0};
     uint64_t bytes = 0;
-    kvb_status status = path ? write_kept(&bytes, k, layers, path, &why)
-                             : kvb_fail(&why, KVB_MEMORY, "no memory for the name of a file");
+    kvb_status status = write_kept(&bytes, k, layers, path, &why);
     free(path);
     if (status != KVB_OK)
         return kvb_fail(err, KVB_INTERRUPTED, "%s; its prefill is not kept: %s", stopped->message, why.message);
@@ -111,8 +110,8 @@ kvb_status profile_keep(const kept_prefill *k, uint32_t layers, const kvb_error 
 
 void profile_drop_kept(const kept_prefill *k)
 {
-    char *path = record_writer_kept_path(k->record, k->c->id);
-    if (path) (void)unlink(path);
+    char *path = needed(record_writer_kept_path(k->record, k->c->id), "the name of a file");
+    (void)unlink(path);
     free(path);
 }
 
@@ -168,8 +167,7 @@ static kvb_status read_kept(uint32_t *layers, const kept_prefill *k, const char 
 {
     forward_stretch stretches[FORWARD_STRETCHES];
     kept_file *file = NULL;
-    float *buffer = malloc(2 * PIECE * sizeof *buffer);
-    if (!buffer) return kvb_fail(err, KVB_MEMORY, "%s: no memory for a buffer", path);
+    float *buffer = need(2 * PIECE, sizeof *buffer, "floats of a buffer");
     kvb_status status = kept_file_open(&file, path, err);
     if (status == KVB_OK) status = forward_prefill_first(k->f, k->c->ids, k->c->n_tokens, err);
     if (status == KVB_OK) status = check_header(file, k, path, err);
@@ -188,10 +186,10 @@ static kvb_status read_kept(uint32_t *layers, const kept_prefill *k, const char 
 
 kvb_status profile_take_kept(uint32_t *layers, const kept_prefill *k, kvb_error *err)
 {
-    char *path = record_writer_kept_path(k->record, k->c->id), text[sizeof(kvb_error) + 100];
+    char *path = needed(record_writer_kept_path(k->record, k->c->id), "the name of a file"),
+         text[sizeof(kvb_error) + 100];
     kvb_error why = {0};
     *layers = 0;
-    if (!path) return kvb_fail(err, KVB_MEMORY, "no memory for the name of a file");
     kvb_status status = access(path, F_OK) == 0 ? read_kept(layers, k, path, &why) : KVB_OK;
     free(path);
     if (status == KVB_OK) return KVB_OK;

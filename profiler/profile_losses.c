@@ -43,6 +43,13 @@ void profile_losses_close(profile_losses *l)
     *l = (profile_losses){0};
 }
 
+bool profile_losses_need_prefill(const profile_losses *l)
+{
+    bool scored = false;
+    for (size_t i = 0; l->f && i < l->o->n_metrics; i++) scored |= l->fold_scores[i] != NULL;
+    return l->f && (scored || forward_copies_context(l->f));
+}
+
 void profile_losses_see_row(profile_losses *l, uint32_t row, uint32_t step, uint32_t planned)
 {
     uint64_t wanted = l->o->loss_queries;
@@ -90,15 +97,19 @@ kvb_status profile_losses_score(const profile_losses *l, size_t i, const layer_v
 
 // ---- What is recorded ----
 
-// The question with the fewest tokens before its answer: its runs are the cheapest.
-static uint32_t gain_question(const profile_context *c, const decoded_question *q, uint32_t n)
+static size_t find_recorded(const record *r, const char *id)
 {
-    uint32_t best = 0, fewest = UINT32_MAX;
-    for (uint32_t i = 0; i < c->n_questions && !c->recorded; i++)
-        if (c->questions[i].n_suffix < fewest) best = i, fewest = c->questions[i].n_suffix;
-    for (uint32_t i = 0; i < n && c->recorded; i++)
-        if (q[i].n_suffix < fewest) best = q[i].number, fewest = q[i].n_suffix;
-    return best;
+    size_t i = 0, n = record_context_count(r);
+    while (i < n && strcmp(record_context(r, i)->id, id) != 0) i++;
+    return i;
+}
+
+// Gains are of each context's first question, unless the record that grows has them.
+static bool lacks_gains(const profile_losses *l, const profile_context *c, uint32_t number)
+{
+    record *r = l->o->grows;
+    if (number != 0 || !l->o->gain_rows) return false;
+    return !c->recorded || !record_has_gains(r, find_recorded(r, c->id), 0);
 }
 
 static kvb_status find_gains(bool *found, profile_losses *l, const decoded_question *q, uint32_t slot, kvb_error *err)
@@ -107,9 +118,31 @@ static kvb_status find_gains(bool *found, profile_losses *l, const decoded_quest
     *found = false;
     if (n == 0) return KVB_OK;
     double start = meter_now();
-    kvb_status status = forward_gains(l->f, slot, q->answer, q->n_suffix, n, &l->rankings[0], l->gains, err);
+    kvb_status status = forward_gains(l->f, slot, q->answer, q->n_suffix, n, l->gains, err);
     l->times->gains += meter_now() - start;
     *found = status == KVB_OK;
+    return status;
+}
+
+// What curves are recorded of: all metrics, or those that a recorded question lacks (`again`). Of a recorded context
+// the record has the others' scores.
+static kvb_status list_rankings(size_t *n, profile_losses *l, const profile_context *c, bool again,
+                                float *const *scores, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < l->o->n_metrics && status == KVB_OK; i++) {
+        const metric *m = &l->o->metrics[i];
+        bool held = c->recorded && l->job->growth.recorded >> i & 1;
+        if (held && again) continue;
+        if (held && !l->fold_scores[i]) {
+            l->fold_scores[i] = need(budgeted_heads(l->m) * c->n_tokens, sizeof(float), "scores");
+            status =
+                record_read_scores(l->o->grows, find_recorded(l->o->grows, c->id), m->spec, l->fold_scores[i], err);
+        }
+        l->names[*n] = m->spec;
+        l->rankings[(*n)++] = (loss_ranking){l->fold_scores[i] ? l->fold_scores[i] : scores[i], metric_protect_sink(m),
+                                             metric_protect_window(m)};
+    }
     return status;
 }
 
@@ -118,25 +151,18 @@ kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const
 {
     size_t n_rankings = 0, floats = budgeted_heads(l->m) * OUTPUT_LEVELS;
     if (!l->f || n == 0) return KVB_OK;
-    for (size_t i = 0; i < l->o->n_metrics; i++) {
-        const metric *m = &l->o->metrics[i];
-        if (c->recorded && l->job->growth.recorded >> i & 1) continue;
-        l->names[n_rankings] = m->spec;
-        l->rankings[n_rankings++] = (loss_ranking){l->fold_scores[i] ? l->fold_scores[i] : scores[i],
-                                                   metric_protect_sink(m), metric_protect_window(m)};
-    }
-    if (n_rankings == 0) return KVB_OK;
+    kvb_status status = list_rankings(&n_rankings, l, c, q[0].number < c->n_recorded, scores, err);
+    if (status != KVB_OK || n_rankings == 0) return status;
     double start = meter_now();
-    kvb_status status = forward_output_errors(l->f, n, l->rankings, (uint32_t)n_rankings, l->errors, err);
+    status = forward_output_errors(l->f, n, l->rankings, (uint32_t)n_rankings, l->errors, err);
     l->times->curves += meter_now() - start;
     const float **curves = need(n_rankings, sizeof *curves, "curves");
-    uint32_t measured = gain_question(c, q, n);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         bool gains = false;
         if (q[i].n_queries == 0) continue;
         for (size_t r = 0; r < n_rankings; r++) curves[r] = l->errors + (i * n_rankings + r) * floats;
-        if (q[i].number == measured) status = find_gains(&gains, l, &q[i], i, err);
-        record_losses losses = {l->names, curves, n_rankings, l->names[0], gains ? l->gains : NULL};
+        if (lacks_gains(l, c, q[i].number)) status = find_gains(&gains, l, &q[i], i, err);
+        record_losses losses = {l->names, curves, n_rankings, gains ? l->gains : NULL};
         if (status == KVB_OK) status = record_put_losses(writer, c->id, q[i].number, &losses, err);
     }
     free(curves);
@@ -144,13 +170,6 @@ kvb_status profile_losses_put(profile_losses *l, const profile_context *c, const
 }
 
 // ---- Questions of the finished record ----
-
-static size_t find_recorded(const record *r, const char *id)
-{
-    size_t i = 0, n = record_context_count(r);
-    while (i < n && strcmp(record_context(r, i)->id, id) != 0) i++;
-    return i;
-}
 
 kvb_status profile_recorded_read(recorded_questions *out, const profile_options *o, const profile_context *c,
                                  kvb_error *err)
@@ -197,4 +216,29 @@ void profile_losses_count(profile_job *job, const profile_options *o)
             if (tail > job->max_tail) job->max_tail = tail;
         }
     }
+}
+
+double profile_losses_flops(const model *m, const profile_job *job, const profile_options *o)
+{
+    const model_config *c = &m->config;
+    double B = model_budgeted(c, c->n_layers), H = (double)c->n_heads * c->head_dim, w = H / c->n_kv_heads, flops = 0;
+    for (size_t i = 0; i < job->n_contexts && o->loss_queries; i++) {
+        const profile_context *one = &job->contexts[i];
+        double each = 2 * H * one->n_tokens * (1 + o->n_metrics) + 2.0 * OUTPUT_LEVELS * o->n_metrics * H * w,
+               question = one->n_questions > one->n_recorded ? profile_work(m, one, &one->questions[0]) : 0,
+               row = question > 0 ? question / (2 * one->questions[0].tail) : 0; // decoded rows count twice there
+        flops += (one->n_questions - one->n_recorded) * o->loss_queries * B * each;
+        flops += o->gain_rows * (row * (1 + GAIN_KINDS * B / 2) + 2.0 * GAIN_KINDS * B * c->width * c->vocabulary);
+    }
+    return flops;
+}
+
+double profile_losses_bytes(const model *m, const profile_job *job, const profile_options *o)
+{
+    double questions = 0, layers = model_budgeted(&m->config, m->config.n_layers);
+    if (!o->loss_queries) return 0;
+    for (size_t i = 0; i < job->n_contexts; i++)
+        questions += job->contexts[i].n_questions - job->contexts[i].n_recorded;
+    return sizeof(float) *
+           (questions * o->n_metrics * budgeted_heads(m) * OUTPUT_LEVELS + job->n_contexts * layers * GAIN_KINDS * 2);
 }

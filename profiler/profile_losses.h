@@ -17,7 +17,8 @@ typedef struct profile_losses {
     const profile_options *o;
     forward *f;
     profile_times *times;
-    float **fold_scores;    // [n_metrics] of [B,G,T], for rankings that have seen the context; NULL: not needed
+    float **fold_scores; // [n_metrics] of [B,G,T], in place of the run's own: of rankings that have seen the context,
+                         // and of metrics that the finished record has; NULL: not needed
     loss_ranking *rankings; // [n_metrics] of those that are recorded now,
     const char **names;     // and their names
     float *errors, *gains;
@@ -33,6 +34,10 @@ static inline bool profile_losses_wanted(const profile_losses *l)
 {
     return l->f != NULL;
 }
+
+// Whether a prefill that was kept does not hold all that losses need: plain keys and values where attention reads packed
+// ones, and scores by other weights.
+bool profile_losses_need_prefill(const profile_losses *l);
 
 // Row number `row` of the next pass is the query of the answer's token `step`, of `planned` at most: it is one of
 // those that are kept, evenly spread, or not.
@@ -58,5 +63,8 @@ typedef struct recorded_questions {
 kvb_status profile_recorded_read(recorded_questions *out, const profile_options *o, const profile_context *c,
                                  kvb_error *err);
 void profile_recorded_free(recorded_questions *q);
+// Operations that curves and gains of a job take, and bytes of the record.
+double profile_losses_flops(const model *m, const profile_job *job, const profile_options *o);
+double profile_losses_bytes(const model *m, const profile_job *job, const profile_options *o);
 // Makes room in the job's batch for these.
 void profile_losses_count(profile_job *job, const profile_options *o);

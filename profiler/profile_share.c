@@ -7,6 +7,7 @@
 //
 // Every process computes the plan by itself and must get the same one: only additions, multiplications and comparisons
 // of doubles here, no libm.
+#include "formats/need.h"
 #include "profiler/profile.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
@@ -113,17 +114,15 @@ typedef struct plan {
     uint32_t n_shares;
 } plan;
 
-static kvb_status find_missing(plan *p, const uint8_t *state, kvb_error *err)
+static void find_missing(plan *p, const uint8_t *state)
 {
     const profile_job *job = p->job;
     size_t pairs = (size_t)job->n_pairs, all = job->n_contexts + pairs;
-    p->left = calloc(job->n_contexts + 1, sizeof *p->left);
-    p->missing = calloc(pairs + 1, sizeof *p->missing);
-    p->pieces = calloc(all + 1, sizeof *p->pieces);
-    p->load = calloc(p->n_shares, sizeof *p->load);
-    p->heap = calloc(p->n_shares, sizeof *p->heap);
-    if (!p->left || !p->missing || !p->pieces || !p->load || !p->heap)
-        return kvb_fail(err, KVB_MEMORY, "no memory to share out %zu questions", pairs);
+    p->left = need(job->n_contexts, sizeof *p->left, "contexts");
+    p->missing = need(pairs, sizeof *p->missing, "questions");
+    p->pieces = need(all, sizeof *p->pieces, "pieces of work");
+    p->load = need(p->n_shares, sizeof *p->load, "shares");
+    p->heap = need(p->n_shares, sizeof *p->heap, "shares");
     uint32_t *next = p->missing;
     size_t pair = 0;
     for (size_t i = 0; i < job->n_contexts; i++) {
@@ -140,7 +139,6 @@ static kvb_status find_missing(plan *p, const uint8_t *state, kvb_error *err)
         }
         next += r->n;
     }
-    return KVB_OK;
 }
 
 // Cuts context `i` into `parts` stretches of about as many missing questions each.
@@ -253,10 +251,9 @@ static int compare_place(const void *a, const void *b)
     return (x->first > y->first) - (x->first < y->first);
 }
 
-static kvb_status take_share(profile_share *out, const plan *p, uint32_t share, kvb_error *err)
+static void take_share(profile_share *out, const plan *p, uint32_t share)
 {
-    out->pieces = calloc(p->n + 1, sizeof *out->pieces);
-    if (!out->pieces) return kvb_fail(err, KVB_MEMORY, "no memory for %zu pieces of work", p->n);
+    out->pieces = need(p->n, sizeof *out->pieces, "pieces of work");
     for (size_t i = 0; i < p->n; i++) {
         out->total += p->pieces[i].cost;
         if (p->pieces[i].share != share) continue;
@@ -265,7 +262,6 @@ static kvb_status take_share(profile_share *out, const plan *p, uint32_t share, 
     }
     for (uint32_t s = 0; s < p->n_shares; s++) out->heaviest = p->load[s] > out->heaviest ? p->load[s] : out->heaviest;
     qsort(out->pieces, out->n, sizeof *out->pieces, compare_place);
-    return KVB_OK;
 }
 
 kvb_status profile_share_out(profile_share *out, const model *m, const profile_job *job, const uint8_t *state,
@@ -275,17 +271,15 @@ kvb_status profile_share_out(profile_share *out, const model *m, const profile_j
     if (n_shares == 0 || share >= n_shares)
         return kvb_fail(err, KVB_ARGUMENT, "share %u of %u, expected one of 1 to %u", share + 1, n_shares, n_shares);
     plan p = {.c = &m->config, .job = job, .n_shares = n_shares};
-    kvb_status status = find_missing(&p, state, err);
-    if (status == KVB_OK) {
-        choose_cut(&p);
-        status = take_share(out, &p, share, err);
-    }
+    find_missing(&p, state);
+    choose_cut(&p);
+    take_share(out, &p, share);
     free(p.left);
     free(p.missing);
     free(p.pieces);
     free(p.load);
     free(p.heap);
-    return status;
+    return KVB_OK;
 }
 
 void profile_share_free(profile_share *share)

@@ -51,7 +51,9 @@ void loss_curves_shrink(loss_curves *c, double a)
         mean /= (double)n;
         for (size_t h = 0; h < n; h++) c->gain[h * m + i] = (1 - a) * c->gain[h * m + i] + a * mean;
     }
+    double total = c->total;
     loss_curves_sum(c);
+    if (c->rises) c->total = total;
 }
 
 kvb_status loss_mean_init(loss_mean *m, const cache_shape *grid, kvb_error *err)
@@ -84,7 +86,7 @@ void loss_mean_free(loss_mean *m)
 // line. The steps of the result, each times `weight`, are added to gain[grid_middle]. Below the protected tokens the
 // curve is flat: nothing of the middle region is kept there.
 static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, const double *loss, uint32_t n_tokens,
-                          uint32_t middle, double weight)
+                          uint32_t middle, double weight, bool rises)
 {
     double scale = (double)n_tokens / grid, last = 0;
     uint32_t p = n_tokens - middle, grid_p = grid - grid_middle;
@@ -96,7 +98,8 @@ static void add_resampled(double *gain, uint32_t grid, uint32_t grid_middle, con
             uint32_t c = (uint32_t)x < middle ? (uint32_t)x : middle - 1;
             value = loss[c] + (x - c) * (loss[c + 1] - loss[c]);
         }
-        if (i > 0 && last > value) gain[i - 1] = fmax(0, gain[i - 1] + (last - value) * weight);
+        if (i > 0 && rises) gain[i - 1] += (last - value) * weight;
+        else if (i > 0 && last > value) gain[i - 1] = fmax(0, gain[i - 1] + (last - value) * weight);
         last = value;
     }
 }
@@ -122,14 +125,17 @@ static void add_weighted(loss_mean *mean, const loss_curves *c, double weight)
     size_t n = shape_heads(s), m = shape_middle(s), grid_m = shape_middle(grid);
     if (!(c->total > 0)) return;
     weight /= c->total;
+    mean->curves.rises |= c->rises;
 #pragma omp parallel for schedule(static) if (n * grid_m > PARALLEL_CELLS)
     for (size_t h = 0; h < n; h++) {
         double *gain = mean->curves.gain + h * grid_m;
-        if (m == grid_m && s->n_tokens == grid->n_tokens)
+        if (m == grid_m && s->n_tokens == grid->n_tokens && c->rises)
+            for (size_t i = 0; i < m; i++) gain[i] += c->gain[h * m + i] * weight;
+        else if (m == grid_m && s->n_tokens == grid->n_tokens)
             for (size_t i = 0; i < m; i++) gain[i] = fmax(0, gain[i] + c->gain[h * m + i] * weight);
         else
             add_resampled(gain, grid->n_tokens, (uint32_t)grid_m, c->loss + h * (m + 1), s->n_tokens, (uint32_t)m,
-                          weight);
+                          weight, c->rises);
     }
 }
 
@@ -156,7 +162,11 @@ kvb_status loss_mean_remove(loss_mean *mean, const loss_curves *c, kvb_error *er
 void loss_mean_join(loss_mean *m, const loss_mean *other, int sign)
 {
     size_t cells = (size_t)shape_heads(&m->curves.shape) * shape_middle(&m->curves.shape);
-    for (size_t i = 0; i < cells; i++) m->curves.gain[i] = fmax(0, m->curves.gain[i] + sign * other->curves.gain[i]);
+    m->curves.rises |= other->curves.rises;
+    for (size_t i = 0; i < cells; i++) {
+        double gain = m->curves.gain[i] + sign * other->curves.gain[i];
+        m->curves.gain[i] = m->curves.rises ? gain : fmax(0, gain);
+    }
     m->floors += sign * other->floors;
     m->count = sign > 0 ? m->count + other->count : m->count - other->count;
 }

@@ -16,6 +16,7 @@
 // Sums are f64; importances come in as f32.
 #pragma once
 #include "runtime/kvbudget.h"
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -67,9 +68,10 @@ void metric_order_free(metric_order *order);
 typedef struct loss_curves {
     cache_shape shape;
     uint32_t floor; // every head keeps at least this many tokens; sink + window <= floor <= T
-    double *gain;   // [N, M] gain[n][i] = a_{i+1}, finite and >= 0
+    double *gain;   // [N, M] gain[n][i] = a_{i+1}, finite and, unless `rises`, >= 0
     double *loss;   // [N, M + 1] loss[n][c]
-    double total;   // sum of loss[n][0]: the mass that can be lost
+    double total;   // sum of loss[n][0]: the mass that can be lost; or what losses are to be divided by instead
+    bool rises;     // gains may be below 0: more tokens need not lose less, though all tokens lose nothing
 } loss_curves;
 
 // Allocates for a shape; floor = shape_floor(shape), numbers not set. On failure *c is zero.

@@ -2,6 +2,7 @@
 #pragma once
 #include "solver/aggregate.h"
 #include "solver/problem.h"
+#include "study/output_loss.h"
 
 // How pairs become one table: solver/aggregate.h and solver/robust.h.
 typedef enum aggregation {
@@ -18,6 +19,10 @@ typedef enum aggregation {
 // AGGREGATE_TAIL and the studies.
 enum { STUDY_GRID = 1024, ROWS = TABLE_ROWS };
 
+// What tables minimise: the importance that is evicted (the paper), or what eviction does to the model's output
+// (output_loss.h). LOSS_AUTO: the latter where the record has it.
+typedef enum study_loss { LOSS_AUTO, LOSS_IMPORTANCE, LOSS_OUTPUT } study_loss;
+
 typedef struct study_options {
     const char *aggregate_name; // mean_ratio, mean_loss, worst or cvar:A
     aggregation aggregate;      // what it means
@@ -33,6 +38,8 @@ typedef struct study_options {
     uint32_t n_rows;
     bool own_ratios;          // chosen one by one, and refused where limits do not allow them
     const kvb_limits *limits; // NULL: budgets are bound by their sum only
+    study_loss loss;
+    gain_choice gains; // with LOSS_OUTPUT
 } study_options;
 
 // mean_loss over all layers for 1 % to 99 % pruned, without anything else.

@@ -44,6 +44,44 @@ static kvb_status count_pairs(pair_set *p, kvb_error *err)
     return KVB_OK;
 }
 
+// What the record says that a learned ranking always keeps, where it has its scores.
+static kvb_status take_recorded(pair_set *p, kvb_error *err)
+{
+    record_metric own;
+    if (!record_has_metric(selection_context(p->from, 0), p->metric)) return KVB_OK;
+    kvb_status status = record_metric_read(&own, p->from->r, p->metric, err);
+    if (status != KVB_OK) return status;
+    p->about.sink = own.sink;
+    p->about.window = own.window;
+    record_metric_free(&own);
+    return KVB_OK;
+}
+
+// The output loss is of the protected tokens that the record's curves were made with.
+static kvb_status choose_loss(pair_set *p, const study_options *o, kvb_error *err)
+{
+    bool there = o->loss != LOSS_IMPORTANCE && !o->oracle_order &&
+                 (o->loss == LOSS_OUTPUT || o->aggregate != AGGREGATE_MEAN_RATIO) &&
+                 output_loss_is_there(p->from, p->metric);
+    bool own = p->about.sink == p->recorded_sink && p->about.window == p->recorded_window;
+    p->loss = there && own ? LOSS_OUTPUT : LOSS_IMPORTANCE;
+    if (o->loss == LOSS_OUTPUT && !there)
+        return kvb_fail(
+            err, KVB_MISMATCH,
+            "%s: has no curves of output errors of %s for all of these questions, with gains of the layers; "
+            "profile without --no-curves, or add them (kvbudget profile --add)",
+            p->from->path, p->metric);
+    if (o->loss == LOSS_OUTPUT && !own)
+        return kvb_fail(
+            err, KVB_MISMATCH,
+            "%s: the curves of %s were recorded with %u sinks and a window of %u tokens, not with %u and %u; "
+            "profile with --sink and --window",
+            p->from->path, p->metric, p->recorded_sink, p->recorded_window, p->about.sink, p->about.window);
+    if (p->loss != LOSS_OUTPUT) return KVB_OK;
+    p->gain = need(p->longest.n_layers, sizeof *p->gain, "gains");
+    return output_gains_read(p->gain, p->from, o->gains, err);
+}
+
 kvb_status pairs_open(pair_set *p, const selection *from, const char *metric, const study_options *o, kvb_error *err)
 {
     record_shape model = record_get_shape(from->r);
@@ -53,16 +91,22 @@ kvb_status pairs_open(pair_set *p, const selection *from, const char *metric, co
     if (ranking) record_metric_learned(&p->about, ranking);
     else status = record_metric_read(&p->about, from->r, metric, err);
     if (status != KVB_OK) return status;
+    if (ranking) status = take_recorded(p, err);
+    if (status != KVB_OK) return status;
+    p->recorded_sink = p->about.sink;
+    p->recorded_window = p->about.window;
     if (o->sink != AS_RECORDED) p->about.sink = (uint32_t)o->sink;
     if (o->window != AS_RECORDED) p->about.window = (uint32_t)o->window;
     p->longest = (cache_shape){model.n_layers, model.n_kv_heads, 0, p->about.sink, p->about.window};
     status = count_pairs(p, err);
-    return status == KVB_OK ? cache_shape_check(&p->longest, err) : status;
+    if (status == KVB_OK) status = cache_shape_check(&p->longest, err);
+    return status == KVB_OK ? choose_loss(p, o, err) : status;
 }
 
 void pairs_close(pair_set *p)
 {
     record_metric_free(&p->about);
+    free(p->gain);
     *p = (pair_set){0};
 }
 
@@ -74,7 +118,8 @@ void pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *so
     size_t numbers = (size_t)shape_heads(&pairs->longest) * pairs->longest.n_tokens;
     *w = (pair_walk){.pairs = pairs, .solve = *solve, .min_keep = min_keep, .progress = progress};
     w->scores = need(numbers, sizeof *w->scores, "scores");
-    w->oracle = need(numbers, sizeof *w->oracle, "importances");
+    size_t curves = (size_t)shape_heads(&pairs->longest) * RECORD_CURVE_LEVELS;
+    w->oracle = need(numbers > curves ? numbers : curves, sizeof *w->oracle, "importances");
 }
 
 static void leave_context(pair_walk *w)
@@ -133,6 +178,9 @@ kvb_status pair_walk_next(pair_walk *w, kvb_error *err)
     w->begun = true;
     kvb_status status = find_pair(w, err);
     if (status != KVB_OK || w->ended) return status;
+    if (w->pairs->loss == LOSS_OUTPUT)
+        return output_curves_fill(&w->problem.curves, s, w->context, w->question, w->pairs->metric, w->pairs->gain,
+                                  w->oracle, err);
     status = record_read_oracle(s->r, s->contexts[w->context], w->question, w->oracle, err); // names file and question
     if (status != KVB_OK) return status;
     return pair_walk_name(w, loss_curves_fill(&w->problem.curves, &w->order, w->oracle, err), err);

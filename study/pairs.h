@@ -12,6 +12,9 @@ typedef struct pair_set {
     cache_shape longest;          // shape of the longest context in use
     uint32_t n_pairs, n_contexts; // in use
     uint32_t n_skipped;           // questions without recorded queries
+    study_loss loss;              // LOSS_IMPORTANCE or LOSS_OUTPUT
+    uint32_t recorded_sink, recorded_window;
+    double *gain; // [L] of LOSS_OUTPUT; else NULL
     uint32_t fewest_queries, most_queries;
 } pair_set;
 

@@ -5,6 +5,7 @@
 #include "study/table_allocate.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 kvb_status study_table_open(study_table *t, const selection *from, const char *metric, const study_options *o,
                             bool pair_budgets, kvb_error *err)
@@ -76,11 +77,14 @@ static kvb_status judge_pair(study_table *t, const double *uniform, const loss_c
     return status == KVB_OK ? judge_table(t->uniform_loss, c, NULL, ROWS, uniform, err) : status;
 }
 
-static kvb_status judge_pairs(study_table *t, study_progress *progress, kvb_error *err)
+kvb_status study_table_judge(study_table *t, study_progress *progress, kvb_error *err)
 {
     pair_walk w;
     size_t cells = (size_t)ROWS * t->n_heads;
     double *uniform = need(cells, sizeof *uniform, "ratios");
+    memset(t->table_loss, 0, sizeof t->table_loss);
+    memset(t->uniform_loss, 0, sizeof t->uniform_loss);
+    memset(t->effective, 0, sizeof t->effective);
     for (size_t i = 0; i < cells; i++) uniform[i] = t->options.ratios[i / t->n_heads];
     solve_options solve = study_solve_options(&t->options);
     kvb_status status = KVB_OK;
@@ -121,7 +125,7 @@ kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error
         bool own = t->options.aggregate == AGGREGATE_MEAN_RATIO && t->options.shrink == 0;
         if (t->options.aggregate != AGGREGATE_MEAN_LOSS) t->table_bound[r] = own ? t->bound[r] : NAN;
     }
-    if (status == KVB_OK) status = judge_pairs(t, progress, err);
+    if (status == KVB_OK) status = study_table_judge(t, progress, err);
     ratio_mean_free(&spread);
     gather_free(&g);
     return status;

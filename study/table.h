@@ -32,4 +32,6 @@ kvb_status study_table_open(study_table *t, const selection *from, const char *m
                             bool pair_budgets, kvb_error *err);
 // Read, curves, aggregate, allocate; then a second reading that judges the table on every pair. progress may be NULL.
 kvb_status study_table_solve(study_table *t, study_progress *progress, kvb_error *err);
+// Judges the table's rows on every pair again, when they were changed.
+kvb_status study_table_judge(study_table *t, study_progress *progress, kvb_error *err);
 void study_table_free(study_table *t);

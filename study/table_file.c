@@ -118,6 +118,9 @@ static void add_settings(cJSON *m, const study_table *t)
     add_real(m, "min_keep", o->min_keep);
     add_text(m, "hull", hull_name(o->hull));
     add_text(m, "max_prune", "0.99");
+    if (t->pairs.loss == LOSS_IMPORTANCE) return;
+    add_text(m, "loss", "output");
+    add_text(m, "gains", gain_choice_name(o->gains));
 }
 
 // What makes a table differ from greedy's with a row for every per cent and no constraints.

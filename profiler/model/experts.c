@@ -1,4 +1,5 @@
 #include "profiler/model/experts.h"
+#include "formats/need.h"
 #include <math.h>
 #include <stdlib.h>
 
@@ -22,19 +23,16 @@ bool experts_pass_open(experts_pass **out, const model *m, uint32_t max_rows)
     const model_config *c = &m->config;
     const backend *b = m->device->b;
     size_t rows = max_rows;
-    experts_pass *e = *out = calloc(1, sizeof *e);
-    if (!e) return false;
+    experts_pass *e = *out = need(1, sizeof *e, "passes");
     e->scores = b->alloc(m->device, rows * c->n_experts);
     e->taken = b->alloc(m->device, rows * c->width);
     e->made = b->alloc(m->device, rows * c->width);
-    e->logits = malloc(rows * c->n_experts * sizeof *e->logits);
-    e->numbers = malloc(rows * c->n_used * sizeof *e->numbers);
-    e->shares = malloc(rows * c->n_used * sizeof *e->shares);
-    e->rows = malloc(rows * sizeof *e->rows);
-    e->weights = malloc(rows * sizeof *e->weights);
-    if (e->scores.address && e->taken.address && e->made.address && e->logits && e->numbers && e->shares && e->rows &&
-        e->weights)
-        return true;
+    e->logits = need_more(NULL, rows * c->n_experts, sizeof *e->logits, "scores of experts");
+    e->numbers = need_more(NULL, rows * c->n_used, sizeof *e->numbers, "experts of rows");
+    e->shares = need_more(NULL, rows * c->n_used, sizeof *e->shares, "experts of rows");
+    e->rows = need_more(NULL, rows, sizeof *e->rows, "rows of an expert");
+    e->weights = need_more(NULL, rows, sizeof *e->weights, "rows of an expert");
+    if (e->scores.address && e->taken.address && e->made.address) return true;
     experts_pass_close(e, m);
     *out = NULL;
     return false;

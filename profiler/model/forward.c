@@ -1,4 +1,5 @@
 #include "profiler/model/forward.h"
+#include "formats/need.h"
 #include "profiler/model/forward_parts.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
@@ -89,8 +90,7 @@ uint64_t forward_scratch_bytes(const model *m, const forward_plan *plan)
 kvb_status forward_open(forward **out, const model *m, const forward_plan *plan, kvb_error *err)
 {
     *out = NULL;
-    forward *f = calloc(1, sizeof *f);
-    if (!f) return kvb_fail(err, KVB_MEMORY, "forward pass: no memory");
+    forward *f = need(1, sizeof *f, "passes");
     f->m = m;
     f->b = m->device->b;
     f->plan = *plan;
@@ -109,9 +109,7 @@ kvb_status forward_open(forward **out, const model *m, const forward_plan *plan,
                               (unsigned long long)(forward_bytes(m, plan) >> 20));
     }
     backend_limits limits = limits_of(m, plan);
-    f->positions = malloc(larger(plan->max_tokens, CHUNK_ROWS) * sizeof *f->positions);
-    if (status == KVB_OK && !f->positions)
-        status = kvb_fail(err, KVB_MEMORY, "forward pass: no memory for %u positions", plan->max_tokens);
+    f->positions = need(larger(plan->max_tokens, CHUNK_ROWS), sizeof *f->positions, "positions");
     if (status == KVB_OK) status = layer_pass_open(&f->pass, m, &limits, plan->max_tokens + plan->max_tail, err);
     f->views = (layer_views){.m = m, .on = f->pass.on, .max_tokens = plan->max_tokens};
     if (status != KVB_OK) {

@@ -1,7 +1,14 @@
 #include "profiler/model/layer_views.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
+#include <math.h>
 #include <omp.h>
 #include <stdlib.h>
+
+double view_scale(const layer_view *v)
+{
+    return v->scale > 0 ? v->scale : 1.0 / sqrt((double)v->head_dim);
+}
 
 void layer_views_close(layer_views *v)
 {
@@ -33,7 +40,7 @@ static kvb_status make_extras(layer_views *v, uint32_t layer, const prefix_kv *k
 }
 
 // Points the view's items to host memory.
-static kvb_status bring_items(layer_views *v, layer_view *view, const layer_device *at, unsigned needs, kvb_error *err)
+static void bring_items(layer_views *v, layer_view *view, const layer_device *at, unsigned needs)
 {
     const backend *b = v->on->b;
     size_t queries = (size_t)view->n_heads * view->head_dim, keys = (size_t)view->n_kv_heads * view->head_dim;
@@ -52,24 +59,21 @@ static kvb_status bring_items(layer_views *v, layer_view *view, const layer_devi
         if (!(needs & items[i].item)) continue;
         *items[i].to = b->host_view(v->on, items[i].from);
         if (*items[i].to) continue;
-        if (!v->host[i] && !(v->host[i] = malloc(v->max_tokens * items[i].floats * sizeof(float))))
-            return kvb_fail(err, KVB_MEMORY, "observer: no memory for a host copy of layer %u", view->layer);
+        if (!v->host[i])
+            v->host[i] = need_more(NULL, v->max_tokens, items[i].floats * sizeof(float), "tokens of a layer");
         b->download(v->on, v->host[i], items[i].from, view->n_tokens * items[i].floats);
         *items[i].to = v->host[i];
     }
-    return KVB_OK;
 }
 
 // What the model does to scores before its softmax, for those who compute attention on the host.
-static kvb_status bring_score_rules(layer_views *v, layer_view *view, attention_shape s, kvb_error *err)
+static void bring_score_rules(layer_views *v, layer_view *view, attention_shape s)
 {
     view->softcap = s.softcap;
-    if (!s.sinks.address) return KVB_OK;
-    if (!v->sinks && !(v->sinks = malloc(s.n_heads * sizeof *v->sinks)))
-        return kvb_fail(err, KVB_MEMORY, "observer: no memory for the sinks of layer %u", view->layer);
+    if (!s.sinks.address) return;
+    if (!v->sinks) v->sinks = need_more(NULL, s.n_heads, sizeof *v->sinks, "sinks");
     v->on->b->download(v->on, v->sinks, s.sinks, s.n_heads);
     view->sinks = v->sinks;
-    return KVB_OK;
 }
 
 kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv, dev q_raw, dev q,
@@ -99,9 +103,9 @@ kvb_status layer_views_show(layer_views *v, uint32_t layer, const prefix_kv *kv,
     }
     double start = omp_get_wtime();
     kvb_status status = make_extras(v, layer, kv, q, needs, err);
-    if (status == KVB_OK) status = bring_items(v, &view, &device, needs, err);
-    if (status == KVB_OK) status = bring_score_rules(v, &view, device.shape, err);
     if (status != KVB_OK) return status;
+    bring_items(v, &view, &device, needs);
+    bring_score_rules(v, &view, device.shape);
     view.extra_seconds = omp_get_wtime() - start;
     return observer->see(observer->context, &view, err);
 }

@@ -2,6 +2,7 @@
 #include "formats/need.h"
 #include "profiler/backend/linalg.h"
 #include "profiler/model/forward_parts.h"
+#include "profiler/weights/simd.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
@@ -66,6 +67,11 @@ kvb_status forward_keep_queries(forward *f, uint32_t per_question, kvb_error *er
         good = l->k.address && l->v.address;
     }
     return good ? KVB_OK : kvb_fail(err, KVB_MEMORY, "output errors: no memory for the queries of %zu rows", kept);
+}
+
+bool forward_copies_context(const forward *f)
+{
+    return f->losses && f->losses->k.address;
 }
 
 void loss_pass_close(forward *f)
@@ -205,6 +211,32 @@ static output_order order_of(const forward *f, const loss_ranking *r, uint32_t l
     return order;
 }
 
+// The order in which the gains' layers are cut: keys that point away from the mean of all directions come first.
+static output_order order_by_keys(const output_head *h)
+{
+    enum { SINK = 4, WINDOW = 1 };
+    uint32_t d = h->head_dim, T = h->n_tokens;
+    output_order order = {.position = need(T, sizeof *order.position, "ranked tokens")};
+    float *scores = need(T, sizeof *scores, "scores");
+    double *norm = need(T, sizeof *norm, "norms"), *mean = need(d, sizeof *mean, "directions");
+    for (uint32_t t = 0; t < T; t++) {
+        const float *k = h->k + (size_t)t * d;
+        for (uint32_t i = 0; i < d; i++) norm[t] += (double)k[i] * (double)k[i];
+        norm[t] = fmax(sqrt(norm[t]), 1e-12);
+        for (uint32_t i = 0; i < d; i++) mean[i] += (double)k[i] / norm[t];
+    }
+    for (uint32_t t = 0; t < T; t++) {
+        double cosine = 0;
+        for (uint32_t i = 0; i < d; i++) cosine += (double)h->k[(size_t)t * d + i] * mean[i];
+        scores[t] = (float)(-cosine / norm[t]);
+    }
+    output_order_make(&order, scores, T, SINK, WINDOW);
+    free(scores);
+    free(norm);
+    free(mean);
+    return order;
+}
+
 // W_O^T W_O of every group, once for all contexts.
 static kvb_status make_grams(forward *f, kvb_error *err)
 {
@@ -335,14 +367,13 @@ typedef struct gain_run {
     forward *f;
     uint32_t question, first, n; // the rows first .. first + n - 1 after the context
     uint32_t sequences, layers;  // how many there will be; layers that have added theirs
-    const loss_ranking *ranking;
-    dev x;            // [sequences, n, D]
-    tail_kv tails;    // [sequences, G, first + n, d] of the layer at hand
-    uint32_t *tail;   // [n] first, first + 1, ..
-    decode_row *rows; // [DECODE_ROWS]
-    float *q, *o;     // [n, H*d] of sequence 0: its queries and its heads' outputs
-    float *moved;     // [1 + GAIN_KINDS, n, H*d] o, then the movements
-    float *branch;    // [1 + GAIN_KINDS, n, D] the same times W_O
+    dev x;                       // [sequences, n, D]
+    tail_kv tails;               // [sequences, G, first + n, d] of the layer at hand
+    uint32_t *tail;              // [n] first, first + 1, ..
+    decode_row *rows;            // [DECODE_ROWS]
+    float *q, *o;                // [n, H*d] of sequence 0: its queries and its heads' outputs
+    float *moved;                // [1 + GAIN_KINDS, n, H*d] o, then the movements
+    float *branch;               // [1 + GAIN_KINDS, n, D] the same times W_O
     float *gains;
 } gain_run;
 
@@ -440,7 +471,7 @@ static kvb_status cut_layer(gain_run *r, uint32_t layer, gain_kind kind, kvb_err
 #pragma omp parallel for schedule(dynamic, 1) reduction(+ : failed)
     for (uint32_t g = 0; g < c->n_kv_heads; g++) {
         output_head head = head_of(f, &a, layer, g);
-        output_order order = order_of(f, r->ranking, layer, g);
+        output_order order = order_by_keys(&head);
         output_queries set = {r->q + g * w, H, r->tail, k + g * capacity * d, v + g * capacity * d, r->n};
         float *moved = need(r->n * w, sizeof *moved, "outputs");
         failed += output_difference(moved, &head, &set, &order, CUT_LEVEL[kind], NULL) != KVB_OK;
@@ -524,16 +555,17 @@ static kvb_status run_layer(gain_run *r, uint32_t layer, kvb_error *err)
     return adds ? add_sequences(r, layer, err) : KVB_OK;
 }
 
-// KL(p; q) of two rows of logits.
-static double divergence(const float *p, const float *q, uint32_t n)
+// KL(p; q) of two rows of logits: exponentials in float32, which vectorise, and sums in double.
+SIMD_CLONES static double divergence(const float *p, const float *q, uint32_t n)
 {
     float top_p = p[0], top_q = q[0];
     double sum_p = 0, sum_q = 0, kl = 0;
-    for (uint32_t i = 1; i < n; i++) top_p = fmaxf(top_p, p[i]), top_q = fmaxf(top_q, q[i]);
+    for (uint32_t i = 1; i < n; i++) top_p = p[i] > top_p ? p[i] : top_p;
+    for (uint32_t i = 1; i < n; i++) top_q = q[i] > top_q ? q[i] : top_q;
     for (uint32_t i = 0; i < n; i++) {
-        double e = exp((double)p[i] - (double)top_p);
+        double e = (double)softmax_exp(p[i] - top_p);
         sum_p += e;
-        sum_q += exp((double)q[i] - (double)top_q);
+        sum_q += (double)softmax_exp(q[i] - top_q);
         kl += e * ((double)p[i] - (double)q[i]);
     }
     return kl / sum_p - ((double)top_p + log(sum_p)) + (double)top_q + log(sum_q);
@@ -564,15 +596,14 @@ static kvb_status judge_sequences(gain_run *r, kvb_error *err)
     return layer_end(&f->pass, err);
 }
 
-kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n,
-                         const loss_ranking *ranking, float *gains, kvb_error *err)
+kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n, float *gains,
+                         kvb_error *err)
 {
     gain_run r = {.f = f,
                   .question = question,
                   .first = first,
                   .n = n,
                   .sequences = 1 + budgeted_layers(f->m) * GAIN_KINDS,
-                  .ranking = ranking,
                   .gains = gains};
     if (n == 0 || n > DECODE_ROWS / (1 + GAIN_KINDS) || first + n > f->plan.max_tail)
         return kvb_fail(err, KVB_ARGUMENT, "gains: rows %u to %u after the context, expected 1 to %d below %u", first,

@@ -4,8 +4,10 @@
 //     gain_l = KL(logits; logits with layer l's attention output moved) / mean |W_O (o' - o)|^2
 //
 // For each layer some of the answer's tokens are run again over the same caches, once for every kind of movement: with
-// the layer's heads cut to the same share of their tokens (o' is what they give then), and with white noise. Nothing
-// before the layer changes, so all these runs are one pass that grows by some sequences at each layer.
+// the layer's heads cut to the same share of their tokens (o' is what they give then), and with white noise. Which
+// tokens stay is the same whatever rankings a run records: 4 sinks, the last token, and the keys that are least like
+// the head's mean key (KeyDiff). Nothing before the layer changes, so all these runs are one pass that grows by some
+// sequences at each layer.
 #pragma once
 #include "profiler/model/forward.h"
 #include "profiler/model/output_error.h"
@@ -25,6 +27,8 @@ typedef struct loss_ranking {
 
 // Keeps the queries of up to `per_question` rows of each question from here on, until forward_close.
 kvb_status forward_keep_queries(forward *f, uint32_t per_question, kvb_error *err);
+// Whether it copies keys and values while they are prefilled, because attention reads packed ones.
+bool forward_copies_context(const forward *f);
 // Bytes of memory that this takes, with what the functions below take while they run.
 uint64_t forward_loss_bytes(const model *m, const forward_plan *plan, uint32_t per_question);
 
@@ -39,6 +43,6 @@ kvb_status forward_output_errors(forward *f, uint32_t n_questions, const loss_ra
 
 // gains [B, GAIN_KINDS, 2]: the mean KL and the mean squared movement of the n tokens `ids` that stand at the places
 // first .. first + n - 1 after the context; what is before them is the question's in that slot, which was decoded.
-// Layers are cut by `ranking`. Leaves the question as it is.
-kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n,
-                         const loss_ranking *ranking, float *gains, kvb_error *err);
+// Leaves the question as it is.
+kvb_status forward_gains(forward *f, uint32_t question, const int32_t *ids, uint32_t first, uint32_t n, float *gains,
+                         kvb_error *err);

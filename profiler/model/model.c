@@ -1,4 +1,5 @@
 #include "profiler/model/model.h"
+#include "formats/need.h"
 #include "profiler/model/model_tensors.h"
 #include "runtime/fail.h"
 #include <stdio.h>
@@ -77,8 +78,7 @@ kvb_status model_open(model **out, const char *path, const backend *b, const mod
 {
     *out = NULL;
     const model_options none = {0}, *o = options ? options : &none;
-    model *m = calloc(1, sizeof *m);
-    if (!m) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+    model *m = need(1, sizeof *m, "models");
     kvb_status status = b->open(&m->device, b, NULL, err);
     if (status == KVB_OK)
         status = o->for_plan ? weights_open_config(&m->source, path, err) : weights_open(&m->source, path, err);

@@ -1,5 +1,5 @@
 // The numbers of a model: how big everything is and what its layers do. Read from a source of weights and checked by
-// model_config.c; every shape that the forward pass relies on stands here.
+// family.c; every shape that the forward pass relies on stands here.
 #pragma once
 #include "profiler/model/rope.h"
 

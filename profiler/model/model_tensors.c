@@ -1,11 +1,424 @@
+// The tensors of a model: which it has and what they take of memory, found in one walk; and loading them. What is said
+// of a layer's experts, which each container keeps in its own way (expert_layout of family.h), stands in front.
 #include "profiler/model/model_tensors.h"
-#include "profiler/model/expert_tensors.h"
+#include "formats/need.h"
 #include "profiler/model/oracle.h"
 #include "profiler/model/tensor_entries.h"
+#include "profiler/weights/dequant.h"
 #include "runtime/fail.h"
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// ---- What a matrix takes ----
+
+unsigned model_hold(const model *m, uint32_t group, bool rows)
+{
+    return HOLD_MAPPED | (rows ? HOLD_ROWS : 0) | (group >= m->n_held ? HOLD_IN_PLACE : 0) |
+           (m->form == WEIGHTS_HALF ? HOLD_HALF : 0) | (m->form == WEIGHTS_WIDE ? HOLD_WIDE : 0);
+}
+
+unsigned model_hold_embedding(const model *m, bool tied)
+{
+    return model_hold(m, 0, true) | (tied ? 0 : HOLD_IN_PLACE);
+}
+
+void model_count_matrix(model *m, uint32_t group, const stored_matrix *w, bool rows, bool maps)
+{
+    const backend *b = m->device->b;
+    weight_room *to = &m->rooms[group];
+    uint32_t values, bytes;
+    unsigned own = model_hold(m, group, rows) & ~(unsigned)HOLD_IN_PLACE;
+    uint64_t held = b->matrix_bytes(m->device, w, own);
+    stored_type_block(w->type, &values, &bytes);
+    to->held += held;
+    to->in_place += maps ? b->matrix_bytes(m->device, w, own | HOLD_IN_PLACE) : held;
+    to->file += maps ? (uint64_t)w->out * w->in / values * bytes : 0;
+    m->most_terms = w->in > m->most_terms ? w->in : m->most_terms;
+    m->has_halves = m->has_halves || (w->type == GGUF_TENSOR_BF16 && m->form != WEIGHTS_WIDE);
+}
+
+// ---- Experts ----
+
+enum { GATE, UP, DOWN, MATRICES, MX_VALUES = 32, MX_BYTES = 16 };
+
+static uint32_t rows_of(const model_config *c, int which)
+{
+    return which == DOWN ? c->width : c->expert_width;
+}
+
+static uint32_t columns_of(const model_config *c, int which)
+{
+    return which == DOWN ? c->expert_width : c->width;
+}
+
+static expert_layout layout_of(const family *f, const weights *w)
+{
+    return weights_is_gguf(w) ? EXPERTS_STACKED : f->experts;
+}
+
+static void layer_name(char out[128], const weights *w, uint32_t layer, const char *name)
+{
+    snprintf(out, 128, weights_is_gguf(w) ? "blk.%u.%s" : "model.layers.%u.%s", layer, name);
+}
+
+// A tensor whose first dimension counts experts: the others are [rows, columns].
+static kvb_status find_stack(weight_tensor *out, const model_config *c, weights *w, uint32_t layer, const char *name,
+                             uint64_t rows, uint64_t columns, kvb_error *err)
+{
+    char full[128];
+    layer_name(full, w, layer, name);
+    if (!weights_find(w, full, out))
+        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s is missing, expected [%u, %llu, %llu]", weights_name(w), full,
+                        c->n_experts, (unsigned long long)rows, (unsigned long long)columns);
+    weight_tensor flat = *out;
+    flat.n_dims = 2;
+    return tensor_check_shape(&flat, c->n_experts * rows, columns, err);
+}
+
+// The matrix `which` of expert e; of EXPERTS_STACKED the tensor holds all experts' and *first is where its rows begin.
+static kvb_status find_rows(weight_tensor *out, uint32_t *first, const model_config *c, const family *f, weights *w,
+                            uint32_t layer, uint32_t e, int which, kvb_error *err)
+{
+    static const char *const stacks[] = {"ffn_gate_exps.weight", "ffn_up_exps.weight", "ffn_down_exps.weight"};
+    uint32_t rows = rows_of(c, which), columns = columns_of(c, which);
+    if (layout_of(f, w) == EXPERTS_STACKED) {
+        *first = e * rows;
+        return find_stack(out, c, w, layer, stacks[which], rows, columns, err);
+    }
+    char full[128];
+    *first = 0;
+    snprintf(full, sizeof full, "model.layers.%u.%s.%u.%s", layer, f->expert_names[MATRICES], e,
+             f->expert_names[which]);
+    return tensor_find(out, w, full, rows, columns, err);
+}
+
+// ---- gpt-oss ----
+
+// Gate and up in turn, and down: as numbers, [D, 2 F] and [F, D] for each expert, or as blocks of MXFP4 with their
+// scales apart, rows as they are multiplied, [2 F] and [D].
+typedef struct oss_tensors {
+    weight_tensor matrix[2], blocks[2], scales[2], bias[2];
+    bool is_blocks;
+} oss_tensors;
+
+static kvb_status find_bytes(weight_tensor *out, const model_config *c, weights *w, uint32_t layer, const char *name,
+                             uint64_t rows, uint32_t columns, kvb_error *err)
+{
+    char full[128];
+    layer_name(full, w, layer, name);
+    if (!weights_find(w, full, out) || strcmp(out->type_name, "U8") != 0 || out->rows != c->n_experts * rows ||
+        out->columns != columns)
+        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s: expected %llu rows of %u bytes (U8)", weights_name(w), full,
+                        (unsigned long long)(c->n_experts * rows), columns);
+    return KVB_OK;
+}
+
+static kvb_status find_oss(oss_tensors *t, const model_config *c, weights *w, uint32_t layer, kvb_error *err)
+{
+    static const char *const names[2] = {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"};
+    uint64_t F = c->expert_width, D = c->width, rows[2] = {2 * F, D}, terms[2] = {D, F};
+    kvb_status status = KVB_OK;
+    char name[96], full[128];
+    snprintf(name, sizeof name, "%s_blocks", names[0]);
+    layer_name(full, w, layer, name);
+    t->is_blocks = weights_find(w, full, &t->blocks[0]);
+    if (t->is_blocks && (F % MX_VALUES || D % MX_VALUES))
+        return kvb_fail(err, KVB_FORMAT, "%s: tensor %s: experts of %llu x %llu, expected multiples of %d",
+                        weights_name(w), full, (unsigned long long)F, (unsigned long long)D, MX_VALUES);
+    for (int i = 0; status == KVB_OK && i < 2; i++) {
+        snprintf(name, sizeof name, "%s_bias", names[i]);
+        status = find_stack(&t->bias[i], c, w, layer, name, 1, rows[i], err);
+        if (status == KVB_OK && !t->is_blocks)
+            status = find_stack(&t->matrix[i], c, w, layer, names[i], terms[i], rows[i], err);
+        if (status != KVB_OK || !t->is_blocks) continue;
+        snprintf(name, sizeof name, "%s_blocks", names[i]);
+        status = find_bytes(&t->blocks[i], c, w, layer, name, rows[i] * (terms[i] / MX_VALUES), MX_BYTES, err);
+        snprintf(name, sizeof name, "%s_scales", names[i]);
+        if (status == KVB_OK)
+            status = find_bytes(&t->scales[i], c, w, layer, name, rows[i], (uint32_t)(terms[i] / MX_VALUES), err);
+    }
+    return status;
+}
+
+// Row `row` of expert e as GGUF's blocks of MXFP4: a scale, then two halves of 16 values in the low and high bits. Here
+// low and high bits are neighbours.
+static void oss_block_row(const oss_tensors *t, int i, size_t row, size_t terms, unsigned char *to)
+{
+    size_t n = terms / MX_VALUES;
+    const unsigned char *from = t->blocks[i].data + row * n * MX_BYTES, *scales = t->scales[i].data + row * n;
+    for (size_t b = 0; b < n; b++, from += MX_BYTES, to += 1 + MX_BYTES) {
+        unsigned char values[MX_VALUES];
+        for (int k = 0; k < MX_BYTES; k++) values[2 * k] = from[k] & 15, values[2 * k + 1] = from[k] >> 4;
+        to[0] = scales[b];
+        for (int k = 0; k < MX_BYTES; k++) to[1 + k] = (unsigned char)(values[k] | values[k + MX_BYTES] << 4);
+    }
+}
+
+// All of expert e's [terms, rows] in float32.
+static kvb_status oss_values(float *to, const weight_tensor *t, size_t e, size_t terms, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t k = 0; status == KVB_OK && k < terms; k++)
+        status = dequant_rows(t->type, t->data + (e * terms + k) * t->row_bytes, t->columns, to + k * t->columns, err);
+    return status;
+}
+
+static kvb_status load_oss(dev_matrix *out, const model *m, uint32_t layer, const oss_tensors *t, uint32_t e, int which,
+                           kvb_error *err)
+{
+    const model_config *c = &m->config;
+    size_t rows = rows_of(c, which), terms = columns_of(c, which), step = which == DOWN ? 1 : 2;
+    int i = which == DOWN;
+    size_t all = i ? rows : 2 * rows, row_bytes = terms / MX_VALUES * (1 + MX_BYTES);
+    float *values = t->is_blocks ? NULL : need_more(NULL, 2 * terms * all, sizeof *values, "values of an expert");
+    unsigned char *blocks = t->is_blocks ? need_more(NULL, rows, row_bytes, "rows of an expert") : NULL;
+    kvb_status status = KVB_OK;
+    if (values) status = oss_values(values, &t->matrix[i], e, terms, err);
+    stored_matrix stored = {.type = GGUF_TENSOR_MXFP4, .data = blocks, .out = (uint32_t)rows, .in = (uint32_t)terms};
+    for (size_t r = 0; status == KVB_OK && r < rows; r++) {
+        size_t from = step * r + (which == UP);
+        if (blocks) oss_block_row(t, i, e * all + from, terms, blocks + r * row_bytes);
+        for (size_t k = 0; values && k < terms; k++) values[terms * all + r * terms + k] = values[k * all + from];
+    }
+    if (values) stored = stored_floats(values + terms * all, (uint32_t)rows, (uint32_t)terms);
+    unsigned hold = model_hold(m, layer + 1, false) & ~(unsigned)(HOLD_MAPPED | HOLD_IN_PLACE); // these are copies
+    if (status == KVB_OK) *out = m->device->b->matrix_load(m->device, &stored, hold);
+    free(values);
+    free(blocks);
+    return status;
+}
+
+// ---- Biases ----
+
+static kvb_status find_biases(weight_tensor out[MATRICES], const model_config *c, const family *f, weights *w,
+                              uint32_t layer, kvb_error *err)
+{
+    static const char *const stacks[] = {"ffn_gate_exps.bias", "ffn_up_exps.bias", "ffn_down_exps.bias"};
+    kvb_status status = KVB_OK;
+    if (layout_of(f, w) != EXPERTS_STACKED) return KVB_OK; // oss_tensors has them
+    for (int i = 0; status == KVB_OK && i < MATRICES; i++)
+        status = find_stack(&out[i], c, w, layer, stacks[i], 1, rows_of(c, i), err);
+    return status;
+}
+
+static kvb_status bias_row(float *to, const weight_tensor *t, uint32_t e, kvb_error *err)
+{
+    return dequant_rows(t->type, t->data + e * t->row_bytes, t->columns, to, err);
+}
+
+static kvb_status load_biases(model_layer *to, const model *m, const family *f, weights *w, uint32_t layer,
+                              const oss_tensors *oss, kvb_error *err)
+{
+    const model_config *c = &m->config;
+    weight_tensor stacks[MATRICES];
+    size_t F = c->expert_width, each = 2 * F + c->width;
+    float *values = need_more(NULL, c->n_experts * each + 2 * F, sizeof *values, "biases of experts");
+    float *pairs = values + c->n_experts * each;
+    kvb_status status = find_biases(stacks, c, f, w, layer, err);
+    for (uint32_t e = 0; status == KVB_OK && e < c->n_experts; e++) {
+        float *at = values + e * each;
+        if (layout_of(f, w) == EXPERTS_STACKED) {
+            for (int i = 0; status == KVB_OK && i < MATRICES; i++)
+                status = bias_row(at + (size_t)i * F, &stacks[i], e, err);
+            continue;
+        }
+        status = bias_row(pairs, &oss->bias[0], e, err);
+        for (size_t k = 0; k < F; k++) at[k] = pairs[2 * k], at[F + k] = pairs[2 * k + 1];
+        if (status == KVB_OK) status = bias_row(at + 2 * F, &oss->bias[1], e, err);
+    }
+    if (status == KVB_OK) {
+        to->expert_bias = m->device->b->alloc(m->device, c->n_experts * each);
+        if (!to->expert_bias.address)
+            status = kvb_fail(err, KVB_MEMORY, "no memory for the biases of %u experts", c->n_experts);
+        else m->device->b->upload(m->device, to->expert_bias, values, c->n_experts * each);
+    }
+    free(values);
+    return status;
+}
+
+// ---- All experts ----
+
+// What the experts of a layer take, all of the same types. gpt-oss's stand in folders in another order than they are
+// multiplied in.
+static void count_experts(model *m, uint32_t layer, const uint32_t types[MATRICES], bool maps)
+{
+    const model_config *c = &m->config;
+    for (uint32_t e = 0; e < c->n_experts; e++)
+        for (int i = 0; i < MATRICES; i++) {
+            const stored_matrix one = {.type = types[i], .out = rows_of(c, i), .in = columns_of(c, i)};
+            model_count_matrix(m, layer + 1, &one, false, maps);
+        }
+}
+
+static kvb_status experts_claim(model *m, weights *w, uint32_t layer, kvb_error *err)
+{
+    const model_config *c = &m->config;
+    const family *f = m->family;
+    weight_tensor t, biases[MATRICES];
+    oss_tensors oss;
+    uint32_t first, plain = weights_layer_type(w), types[MATRICES] = {plain, plain, plain};
+    bool transposed = layout_of(f, w) == EXPERTS_TRANSPOSED;
+    kvb_status status = KVB_OK;
+    if (transposed) {
+        oss.is_blocks = weights_experts_are_mxfp4(w);
+        if (weights_has_tensors(w)) status = find_oss(&oss, c, w, layer, err);
+        for (int i = 0; i < MATRICES; i++) types[i] = oss.is_blocks ? GGUF_TENSOR_MXFP4 : GGUF_TENSOR_F32;
+    } else if (weights_has_tensors(w)) {
+        if (c->switches & EXPERT_BIAS) status = find_biases(biases, c, f, w, layer, err);
+        for (uint32_t e = 0; e < c->n_experts; e++)
+            for (int i = 0; status == KVB_OK && i < MATRICES; i++) {
+                status = find_rows(&t, &first, c, f, w, layer, e, i, err);
+                types[i] = t.type;
+            }
+    }
+    m->expert_type = types[0];
+    if (status == KVB_OK) count_experts(m, layer, types, !transposed);
+    return status;
+}
+
+static kvb_status experts_load(model_layer *to, const model *m, weights *w, uint32_t layer, kvb_error *err)
+{
+    const model_config *c = &m->config;
+    const family *f = m->family;
+    backend_device *on = m->device;
+    oss_tensors oss = {.is_blocks = false};
+    bool transposed = layout_of(f, w) == EXPERTS_TRANSPOSED;
+    kvb_status status = transposed ? find_oss(&oss, c, w, layer, err) : KVB_OK;
+    to->experts = need(MATRICES * (size_t)c->n_experts, sizeof *to->experts, "matrices of experts");
+    for (uint32_t i = 0; status == KVB_OK && i < MATRICES * c->n_experts; i++) {
+        dev_matrix *one = &to->experts[i];
+        weight_tensor t;
+        uint32_t first = 0;
+        if (transposed) status = load_oss(one, m, layer, &oss, i / MATRICES, (int)(i % MATRICES), err);
+        else status = find_rows(&t, &first, c, f, w, layer, i / MATRICES, (int)(i % MATRICES), err);
+        if (status == KVB_OK && !transposed) {
+            const stored_matrix rows = tensor_rows(&t, first, rows_of(c, (int)(i % MATRICES)));
+            *one = on->b->matrix_load(on, &rows, model_hold(m, layer + 1, false));
+        }
+        if (status == KVB_OK && !one->address && !one->packed)
+            status =
+                kvb_fail(err, KVB_NUMERIC, "%s: expert %u of layer %u: a value is not finite, or there is no memory",
+                         weights_name(w), i / MATRICES, layer);
+    }
+    if (status == KVB_OK && c->switches & EXPERT_BIAS) status = load_biases(to, m, f, w, layer, &oss, err);
+    return status;
+}
+
+static void experts_free(model_layer *l, const model *m)
+{
+    backend_device *on = m->device;
+    for (uint32_t i = 0; l->experts && i < MATRICES * m->config.n_experts; i++)
+        on->b->matrix_release(on, &l->experts[i]);
+    free(l->experts);
+    on->b->release(on, l->expert_bias);
+}
+
+// ---- Claiming ----
+
+// The layer's own matrices and vectors, and what the oracle keeps of them.
+static kvb_status claim_layer(model *m, weights *w, uint32_t layer, kvb_error *err)
+{
+    const model_config *c = &m->config;
+    tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
+    weight_tensor t;
+    kvb_status status = KVB_OK;
+    entries_matrices(matrices, c);
+    entries_vectors(vectors, c);
+    for (int i = 0; status == KVB_OK && i < N_MATRICES; i++) {
+        const tensor_entry *e = &matrices[i];
+        if (!entry_in_layer(e, c, layer)) continue;
+        t.type = e->role == TENSOR_ROUTER ? weights_default_type(w) : weights_layer_type(w);
+        if (weights_has_tensors(w)) status = entry_find(&t, w, m->family, e, layer, err);
+        const stored_matrix stored = {.type = t.type, .out = e->rows, .in = e->columns};
+        if (status == KVB_OK) model_count_matrix(m, layer + 1, &stored, e->role == TENSOR_WO, true);
+    }
+    uint64_t floats = (uint64_t)c->n_heads * c->head_dim * c->head_dim; // value_root
+    for (int i = 0; status == KVB_OK && i < N_VECTORS; i++) {
+        if (!entry_in_layer(&vectors[i], c, layer)) continue;
+        floats += (uint64_t)vectors[i].rows * vectors[i].columns;
+        if (weights_has_tensors(w)) status = entry_find(&t, w, m->family, &vectors[i], layer, err);
+    }
+    m->rooms[layer + 1].held += floats * sizeof(float);
+    m->rooms[layer + 1].in_place += floats * sizeof(float);
+    return status == KVB_OK && layer_set_has(&c->sparse, layer) ? experts_claim(m, w, layer, err) : status;
+}
+
+static kvb_status find_norm(const model *m, weights *w, kvb_error *err)
+{
+    weight_tensor t;
+    return tensor_find(&t, w, tensor_norm_name(w), 1, m->config.width, err);
+}
+
+static kvb_status claim_ends(model *m, weights *w, kvb_error *err)
+{
+    const model_config *c = &m->config;
+    weight_tensor t = {.type = weights_default_type(w)}, head = t;
+    bool tied, has = weights_has_tensors(w);
+    kvb_status status = tensor_find_head(&head, &tied, c, m->family, w, err);
+    if (status == KVB_OK && has) status = tensor_find(&t, w, tensor_embedding_name(w), c->vocabulary, c->width, err);
+    stored_matrix stored = {.type = t.type, .out = c->vocabulary, .in = c->width};
+    if (status == KVB_OK && tied) model_count_matrix(m, 0, &stored, true, true);
+    if (status != KVB_OK || tied) return status == KVB_OK && has ? find_norm(m, w, err) : status;
+    uint64_t rows = m->device->b->matrix_bytes(m->device, &stored, model_hold_embedding(m, false));
+    m->rooms[0] = (weight_room){rows, rows, 0};
+    stored.type = head.type;
+    model_count_matrix(m, 0, &stored, false, true);
+    return has ? find_norm(m, w, err) : KVB_OK;
+}
+
+kvb_status model_claim_tensors(model *m, weights *w, kvb_error *err)
+{
+    const model_config *c = &m->config;
+    m->rooms = need(c->n_layers + 1, sizeof *m->rooms, "groups of weights");
+    m->n_held = c->n_layers + 1;
+    kvb_status status = claim_ends(m, w, err);
+    for (uint32_t layer = 0; status == KVB_OK && layer < c->n_layers; layer++) status = claim_layer(m, w, layer, err);
+    const char *left = status == KVB_OK ? weights_unclaimed(w) : NULL;
+    if (left)
+        return kvb_fail(err, KVB_UNSUPPORTED,
+                        "%s: tensor '%.100s' is not part of the %s architecture with %u layers; leaving it out would "
+                        "change the numbers",
+                        weights_name(w), left, c->architecture, c->n_layers);
+    return status;
+}
+
+uint64_t model_weight_bytes(const model *m, uint32_t n_held)
+{
+    uint64_t all = 0;
+    for (uint32_t g = 0; g <= m->config.n_layers; g++) all += g < n_held ? m->rooms[g].held : m->rooms[g].in_place;
+    return all;
+}
+
+uint64_t model_mapped_bytes(const model *m, uint32_t n_held)
+{
+    uint64_t all = 0;
+    for (uint32_t g = n_held; g <= m->config.n_layers; g++) all += m->rooms[g].file;
+    return all;
+}
+
+uint32_t model_fit_weights(const model *m, uint64_t bytes)
+{
+    uint32_t all = m->config.n_layers + 1, n = all;
+    if (model_weight_bytes(m, 0) >= model_weight_bytes(m, all)) return all; // this backend reads nothing in place
+    while (n > 0 && model_weight_bytes(m, n) > bytes) n--;
+    return n;
+}
+
+uint32_t model_made_terms(const model *m)
+{
+    bool made = m->has_halves || m->form == WEIGHTS_HALF || m->n_held <= m->config.n_layers;
+    return made ? m->most_terms : 0;
+}
+
+uint32_t model_context_rows(const model *m)
+{
+    enum { ROWS = BACKEND_CHUNK_ROWS - 64 }; // below a chunk, where a row's bits do not depend on their number
+    uint32_t own = m->device->b->context_rows;
+    bool many = m->n_held <= m->config.n_layers || m->config.n_experts;
+    return many && own < ROWS ? ROWS : own;
+}
 
 // ---- Loading ----
 
@@ -121,10 +534,8 @@ static kvb_status load_value_root(model_layer *to, loader *in, const tensor_entr
     float one = in->f->hf_norm_adds_one && !weights_is_gguf(in->w) ? 1 : 0;
     for (uint32_t r = 0; post->there && r < wo->rows; r++)
         for (uint32_t i = 0; i < wo->columns; i++) in->values[(size_t)r * wo->columns + i] *= norm[r] + one;
-    status = oracle_value_root(in->roots, in->values, wo->rows, c->n_heads, c->head_dim, err);
-    return status == KVB_OK
-               ? upload(&to->value_root, in, in->roots, (size_t)wo->columns * c->head_dim, "value norms", err)
-               : status;
+    oracle_value_root(in->roots, in->values, wo->rows, c->n_heads, c->head_dim);
+    return upload(&to->value_root, in, in->roots, (size_t)wo->columns * c->head_dim, "value norms", err);
 }
 
 static const tensor_entry *entry_of(const tensor_entry *list, int n, tensor_role role)
@@ -190,14 +601,12 @@ kvb_status model_load_tensors(model *m, kvb_error *err)
     // W_O and a norm beside it; every vector, with a head beside it, and every row of a matrix is smaller than the
     // rest.
     size_t floats = queries * c->width + queries + 2 * (size_t)c->width + c->ffn_width + c->head_dim + c->n_experts;
-    in.values = malloc(floats * sizeof(float));
-    in.roots = malloc(queries * c->head_dim * sizeof(float));
-    m->layers = calloc(c->n_layers, sizeof *m->layers);
+    in.values = need_more(NULL, floats, sizeof *in.values, "values of a tensor");
+    in.roots = need_more(NULL, queries * c->head_dim, sizeof *in.roots, "value norms");
+    m->layers = need(c->n_layers, sizeof *m->layers, "layers");
     entries_matrices(matrices, c);
     entries_vectors(vectors, c);
-    kvb_status status = in.values && in.roots && m->layers
-                            ? load_ends(&in, err)
-                            : kvb_fail(err, KVB_MEMORY, "%s: no memory to unpack its tensors", weights_name(w));
+    kvb_status status = load_ends(&in, err);
     for (uint32_t layer = 0; status == KVB_OK && layer < c->n_layers; layer++) {
         status = load_layer(&in, layer, matrices, vectors, err);
         weights_forget(w);

@@ -1,6 +1,6 @@
 #include "profiler/model/oracle.h"
+#include "formats/need.h"
 #include "profiler/backend/linalg.h"
-#include "runtime/fail.h"
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -44,23 +44,14 @@ SIMD_CLONES static void gram_root(float *root, double *gram, double *row, size_t
     }
 }
 
-kvb_status oracle_value_root(float *root, const float *wo, uint32_t width, uint32_t n_heads, uint32_t head_dim,
-                             kvb_error *err)
+void oracle_value_root(float *root, const float *wo, uint32_t width, uint32_t n_heads, uint32_t head_dim)
 {
-    int failures = 0;
     size_t d = head_dim;
-#pragma omp parallel for schedule(dynamic, 1) reduction(+ : failures)
+#pragma omp parallel for schedule(dynamic, 1)
     for (uint32_t h = 0; h < n_heads; h++) {
-        double *gram = malloc((d + 1) * d * sizeof *gram);
-        if (gram) {
-            head_gram(gram, wo, width, (size_t)n_heads * d, h * d, d);
-            gram_root(root + h * d * d, gram, gram + d * d, d);
-        } else {
-            failures++;
-        }
+        double *gram = need((d + 1) * d, sizeof *gram, "values of a head's Gram matrix");
+        head_gram(gram, wo, width, (size_t)n_heads * d, h * d, d);
+        gram_root(root + h * d * d, gram, gram + d * d, d);
         free(gram);
     }
-    if (failures)
-        return kvb_fail(err, KVB_MEMORY, "value norms: no memory for %u x %u matrices in double", head_dim, head_dim);
-    return KVB_OK;
 }

@@ -6,12 +6,10 @@
 // The maximum is taken inside the backend's attention (backend.h, attend_rows); here is the part that depends on
 // weights alone.
 #pragma once
-#include "runtime/kvbudget.h"
 #include <stddef.h>
 #include <stdint.h>
 
 // root [H,d,d] with root_h^T root_h = W_O^(h) W_O^(h)T, so that ||v W_O^(h)|| = ||root_h v|| costs d^2 instead of d*D
 // and, being a norm of a product and not a difference, loses no digits in float32. wo is the output projection [D,
 // H*d]; the Gram matrix and its factor (pivoted Cholesky: heads of deficient rank are fine) are computed in double.
-kvb_status oracle_value_root(float *root, const float *wo, uint32_t width, uint32_t n_heads, uint32_t head_dim,
-                             kvb_error *err);
+void oracle_value_root(float *root, const float *wo, uint32_t width, uint32_t n_heads, uint32_t head_dim);

@@ -1,4 +1,5 @@
 #include "profiler/model/rehearsal.h"
+#include "formats/need.h"
 #include "profiler/model/model_tensors.h"
 #include "profiler/model/tensor_entries.h"
 #include "profiler/weights/gguf.h"
@@ -132,7 +133,8 @@ static bool make_experts(model_layer *to, const rehearsal *r, const types *t, un
 {
     const model_config *c = &r->m.config;
     uint32_t n = EXPERT_MATRICES * c->n_experts, own = EXPERT_MATRICES * DISTINCT_EXPERTS;
-    bool ok = (to->experts = calloc(n, sizeof *to->experts));
+    bool ok = true;
+    to->experts = need(n, sizeof *to->experts, "matrices of experts");
     for (uint32_t i = 0; ok && i < n; i++) {
         bool down = i % EXPERT_MATRICES == EXPERT_MATRICES - 1;
         if (i >= own) to->experts[i] = to->experts[i % own];
@@ -174,14 +176,13 @@ static kvb_status make_all(rehearsal *r, const types *t, kvb_error *err)
            biases = c->n_experts * (2ull * c->expert_width + c->width),
            widest = largest(largest(roots, biases), largest(c->width, c->ffn_width));
     size_t n_fill = fill_bytes(c, t);
-    float *ones = malloc(largest(widest, (size_t)c->n_heads * c->head_dim) * sizeof *ones);
-    r->bytes = malloc(n_fill);
-    m->layers = calloc(c->n_layers, sizeof *m->layers);
-    bool ok = ones && r->bytes && m->layers;
-    if (ok) fill(r->bytes, n_fill);
-    ok = ok && make_matrix(&m->embedding, r, GGUF_TENSOR_F32, c->vocabulary, c->width, HOLD_ROWS | HOLD_MAPPED) &&
-         make_matrix(&m->head, r, t->head, c->vocabulary, c->width, model_hold(m, 0, false)) &&
-         make_ones(&m->final_norm, m, c->width, ones);
+    float *ones = need(largest(widest, (size_t)c->n_heads * c->head_dim), sizeof *ones, "values of a vector");
+    r->bytes = need_more(NULL, n_fill, 1, "bytes of made-up weights");
+    m->layers = need(c->n_layers, sizeof *m->layers, "layers");
+    fill(r->bytes, n_fill);
+    bool ok = make_matrix(&m->embedding, r, GGUF_TENSOR_F32, c->vocabulary, c->width, HOLD_ROWS | HOLD_MAPPED) &&
+              make_matrix(&m->head, r, t->head, c->vocabulary, c->width, model_hold(m, 0, false)) &&
+              make_ones(&m->final_norm, m, c->width, ones);
     for (uint32_t l = 0; ok && l < r->distinct; l++) ok = make_layer(&m->layers[l], r, t, ones);
     for (uint32_t l = r->distinct; ok && l < c->n_layers; l++) m->layers[l] = m->layers[0];
     free(ones);

@@ -1,51 +1,18 @@
-// Runs a template: memory and what it may cost, values, expressions, filters, tests, methods and statements, in that
-// order. All values lie in one arena that is freed at the end. A failure ends the run (jinja_fail), so nothing here
-// hands one on.
+// Runs a template: values, methods, tests, filters, functions, expressions and statements, in that order. All values
+// lie in one arena that is freed at the end. A failure ends the run (jinja_fail), so nothing here hands one on.
 #include "profiler/text/jinja.h"
 #include "formats/need.h"
 #include "profiler/text/utf8.h"
-#include "runtime/fail.h"
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 // The longest templates that are published need less than a hundredth of these.
-#define MAX_BYTES ((size_t)64 << 20)
-#define MAX_STEPS 1000000
-#define MAX_DEPTH 200
 #define MAX_KEYS 1000
 #define MAX_KEY_BYTES 1000
 
-// What a step may look at, so that their number bounds the time: texts are counted by their bytes, items of a list and
-// keys of a dict as so many.
-enum { STEP_BYTES = 256, ITEM_BYTES = STEP_BYTES, KEY_BYTES = 16 };
-
-typedef enum value_kind {
-    VALUE_UNDEFINED,
-    VALUE_NONE,
-    VALUE_BOOL,
-    VALUE_INTEGER,
-    VALUE_STRING,
-    VALUE_LIST,
-    VALUE_DICT,
-    VALUE_NAMESPACE, // what `set` may change
-    VALUE_FUNCTION,
-    VALUE_MACRO
-} value_kind;
-
-struct jinja_value {
-    value_kind kind;
-    int64_t number;            // of a bool: 0 or 1; of a dict: 1 if it left out items whose keys are no texts
-    const char *text;          // of a string; of a function or macro its name; ends with NUL
-    const jinja_value **items; // of a list; of a dict: the values
-    const char **keys;
-    size_t size, room;        // of items; of a string: bytes
-    const jinja_node *node;   // of a macro
-    jinja_value *fields;      // of a namespace: a dict
-    const char *missing_name; // of what is undefined
-};
+enum { ITEM_BYTES = STEP_BYTES, KEY_BYTES = 16 }; // what an item of a list, and a key of a dict, count
 
 typedef struct scope {
     jinja_value *names; // a dict
@@ -58,129 +25,12 @@ typedef struct jinja_arguments {
     jinja_value *named; // a dict
 } jinja_arguments;
 
-// ---- Failures, costs and memory ----
-
-_Noreturn void jinja_fail(jinja *j, const char *format, ...)
-{
-    char what[300];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
-    va_end(args);
-    (void)kvb_fail(j->err, KVB_UNSUPPORTED,
-                   "%s: chat template, line %d: %s; wrap the texts yourself and give --special in the place of --chat",
-                   j->name, j->line, what);
-    longjmp(j->stop, 1);
-}
-
-// Counts work that grows with a template's own values: `bytes` of them are looked at.
-static void spend(jinja *j, size_t bytes)
-{
-    j->spent += bytes;
-    j->steps += j->spent / STEP_BYTES;
-    j->spent %= STEP_BYTES;
-    if (j->steps > MAX_STEPS) jinja_fail(j, "more than %d steps", MAX_STEPS);
-}
-
-void jinja_enter(jinja *j)
-{
-    j->depth++;
-    if (j->depth > MAX_DEPTH) jinja_fail(j, "more than %d levels within each other", MAX_DEPTH);
-    spend(j, STEP_BYTES);
-}
-
-typedef struct arena_piece {
-    struct arena_piece *before;
-    size_t size, used;
-    _Alignas(max_align_t) char bytes[];
-} arena_piece;
-
-void *jinja_alloc(jinja *j, size_t size)
-{
-    enum { PIECE = 1 << 16 };
-    arena_piece *p = j->pieces;
-    if (size > MAX_BYTES) jinja_fail(j, "more than %zu bytes of memory", MAX_BYTES);
-    size = (size + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
-    if (!p || size > p->size - p->used) {
-        size_t room = size > PIECE ? size : PIECE;
-        if (j->used + room > MAX_BYTES) jinja_fail(j, "more than %zu bytes of memory", MAX_BYTES);
-        p = need(1, sizeof *p + room, "pieces of a chat template's values");
-        *p = (arena_piece){.before = j->pieces, .size = room};
-        j->pieces = p;
-        j->used += room;
-    }
-    void *found = p->bytes + p->used;
-    p->used += size;
-    return found;
-}
-
-static void free_pieces(jinja *j)
-{
-    while (j->pieces) {
-        arena_piece *p = j->pieces;
-        j->pieces = p->before;
-        free(p);
-    }
-}
-
-char *jinja_copy(jinja *j, const char *text, size_t size)
-{
-    char *copy = jinja_alloc(j, size + 1);
-    if (size) memcpy(copy, text, size);
-    return copy;
-}
-
-void jinja_append(jinja *j, jinja_text *to, const char *text, size_t size)
-{
-    if (size > to->room - to->size) {
-        size_t room = 2 * (to->size + size) + 64;
-        char *data = jinja_alloc(j, room);
-        if (to->size) memcpy(data, to->data, to->size);
-        to->data = data;
-        to->room = room;
-    }
-    if (size) memcpy(to->data + to->size, text, size);
-    to->size += size;
-}
-
 // ---- Making values ----
-
-const jinja_value jinja_none = {.kind = VALUE_NONE, .text = ""};
-static const jinja_value yes_value = {.kind = VALUE_BOOL, .number = 1, .text = ""};
-static const jinja_value no_value = {.kind = VALUE_BOOL, .text = ""};
-
-static jinja_value *new_value(jinja *j, value_kind kind)
-{
-    jinja_value *v = jinja_alloc(j, sizeof *v);
-    v->kind = kind;
-    v->text = "";
-    return v;
-}
 
 static const jinja_value *undefined(jinja *j, const char *name)
 {
-    jinja_value *v = new_value(j, VALUE_UNDEFINED);
+    jinja_value *v = jinja_new(j, VALUE_UNDEFINED);
     v->missing_name = name;
-    return v;
-}
-
-const jinja_value *jinja_bool(bool yes)
-{
-    return yes ? &yes_value : &no_value;
-}
-
-const jinja_value *jinja_integer(jinja *j, int64_t number)
-{
-    jinja_value *v = new_value(j, VALUE_INTEGER);
-    v->number = number;
-    return v;
-}
-
-const jinja_value *jinja_string(jinja *j, const char *text, size_t size)
-{
-    jinja_value *v = new_value(j, VALUE_STRING);
-    v->text = jinja_copy(j, text, size);
-    v->size = size;
     return v;
 }
 
@@ -207,7 +57,7 @@ static void list_add(jinja *j, jinja_value *list, const jinja_value *item)
 // Where the dict has the key's value; NULL: it does not have the key.
 static const jinja_value **find_key(jinja *j, const jinja_value *dict, const char *key)
 {
-    spend(j, KEY_BYTES * dict->size);
+    jinja_spend(j, KEY_BYTES * dict->size);
     for (size_t i = 0; i < dict->size; i++)
         if (strcmp(dict->keys[i], key) == 0) return &dict->items[i];
     return NULL;
@@ -268,7 +118,7 @@ static bool is_number(const jinja_value *v)
 
 static bool are_equal(jinja *j, const jinja_value *x, const jinja_value *y)
 {
-    spend(j, x->size + y->size);
+    jinja_spend(j, x->size + y->size);
     if (x == y) return true;
     if (is_number(x) && is_number(y)) return x->number == y->number;
     if (x->kind != y->kind) return false;
@@ -307,7 +157,7 @@ static const jinja_value *as_string(jinja *j, const jinja_value *v)
 static const jinja_value *as_list(jinja *j, const jinja_value *v)
 {
     if (v->kind == VALUE_LIST) return v;
-    jinja_value *list = new_value(j, VALUE_LIST);
+    jinja_value *list = jinja_new(j, VALUE_LIST);
     if (v->kind == VALUE_DICT && v->number) jinja_fail(j, "the keys of a dict, of which some are no texts");
     if (v->kind == VALUE_DICT) {
         for (size_t i = 0; i < v->size; i++) list_add(j, list, jinja_string(j, v->keys[i], strlen(v->keys[i])));
@@ -324,7 +174,7 @@ static const jinja_value *as_list(jinja *j, const jinja_value *v)
 
 static bool contains(jinja *j, const jinja_value *container, const jinja_value *v)
 {
-    spend(j, container->size + v->size);
+    jinja_spend(j, container->size + v->size);
     if (container->kind == VALUE_STRING && v->kind == VALUE_STRING)
         return memmem(container->text, container->size, v->text, v->size) != NULL;
     if (container->kind == VALUE_DICT && v->kind == VALUE_STRING) return dict_get(j, container, v->text) != NULL;
@@ -368,7 +218,7 @@ static const jinja_value *text_argument(jinja *j, const jinja_arguments *args, s
 static const jinja_value *strip_ends(jinja *j, const jinja_value *v, const char *set, bool left, bool right)
 {
     size_t begin = 0, end = v->size;
-    spend(j, v->size);
+    jinja_spend(j, v->size);
     if (!set && left) begin = utf8_spaces_before(v->text, v->size);
     if (!set && right) end -= utf8_spaces_behind(v->text + begin, end - begin);
     while (set && left && begin < end && strchr(set, v->text[begin])) begin++;
@@ -389,9 +239,9 @@ static const jinja_value *text_split(jinja *j, const jinja_value *v, const jinja
 {
     const jinja_value *by = text_argument(j, args, 0, NULL);
     int64_t most = args->n > 1 && args->given[1]->kind == VALUE_INTEGER ? args->given[1]->number : -1;
-    jinja_value *list = new_value(j, VALUE_LIST);
+    jinja_value *list = jinja_new(j, VALUE_LIST);
     const char *p = v->text;
-    spend(j, v->size + by->size);
+    jinja_spend(j, v->size + by->size);
     if (!by->size) jinja_fail(j, "split without a text to split at");
     for (const char *at; most != 0 && (at = strstr(p, by->text)); most--) {
         list_add(j, list, jinja_string(j, p, (size_t)(at - p)));
@@ -407,7 +257,7 @@ static const jinja_value *text_replace(jinja *j, const jinja_value *v, const jin
     if (!old->size || args->n > 2) jinja_fail(j, "replace of nothing, or some times only");
     jinja_text text = {0};
     const char *p = v->text;
-    spend(j, v->size + old->size);
+    jinja_spend(j, v->size + old->size);
     for (const char *at; (at = strstr(p, old->text)); p = at + old->size) {
         jinja_append(j, &text, p, (size_t)(at - p));
         jinja_append(j, &text, with->text, with->size);
@@ -419,7 +269,7 @@ static const jinja_value *text_replace(jinja *j, const jinja_value *v, const jin
 // Of a text, or of any in a list.
 static bool starts_or_ends(jinja *j, const jinja_value *v, const jinja_value *with, bool at_end)
 {
-    spend(j, ITEM_BYTES + with->size);
+    jinja_spend(j, ITEM_BYTES + with->size);
     if (with->kind == VALUE_LIST) {
         for (size_t i = 0; i < with->size; i++)
             if (with->items[i]->kind == VALUE_STRING && starts_or_ends(j, v, with->items[i], at_end)) return true;
@@ -464,9 +314,9 @@ static const jinja_value *text_method(jinja *j, const jinja_value *of, const cha
 // Pairs of key and value, as lists.
 static const jinja_value *dict_items(jinja *j, const jinja_value *of)
 {
-    jinja_value *list = new_value(j, VALUE_LIST);
+    jinja_value *list = jinja_new(j, VALUE_LIST);
     for (size_t i = 0; i < of->size; i++) {
-        jinja_value *pair = new_value(j, VALUE_LIST);
+        jinja_value *pair = jinja_new(j, VALUE_LIST);
         list_add(j, pair, jinja_string(j, of->keys[i], strlen(of->keys[i])));
         list_add(j, pair, of->items[i]);
         list_add(j, list, pair);
@@ -484,7 +334,7 @@ static const jinja_value *dict_method(jinja *j, const jinja_value *of, const cha
         return found ? found : args->n > 1 ? args->given[1] : &jinja_none;
     }
     if (strcmp(name, "values") == 0) {
-        jinja_value *list = new_value(j, VALUE_LIST);
+        jinja_value *list = jinja_new(j, VALUE_LIST);
         for (size_t i = 0; i < of->size; i++) list_add(j, list, of->items[i]);
         return list;
     }
@@ -605,7 +455,7 @@ static const jinja_value *filter_join(jinja *j, const jinja_value *v, const jinj
     const jinja_value *list = as_list(j, v), *between = named_argument(j, args, 0, "d");
     jinja_text text = {0};
     if (named_argument(j, args, 1, "attribute")) jinja_fail(j, "join of an attribute");
-    spend(j, list->size);
+    jinja_spend(j, list->size);
     for (size_t i = 0; i < list->size; i++) {
         const jinja_value *one = as_string(j, list->items[i]);
         if (i && between) jinja_append(j, &text, between->text, between->kind == VALUE_STRING ? between->size : 0);
@@ -619,8 +469,8 @@ static const jinja_value *filter_map(jinja *j, const jinja_value *v, const jinja
 {
     const jinja_value *list = as_list(j, v), *name = dict_get(j, args->named, "attribute");
     const jinja_value *by = name ? name : args->n == 1 ? args->given[0] : NULL;
-    jinja_arguments none = {.named = new_value(j, VALUE_DICT)};
-    jinja_value *found = new_value(j, VALUE_LIST);
+    jinja_arguments none = {.named = jinja_new(j, VALUE_DICT)};
+    jinja_value *found = jinja_new(j, VALUE_LIST);
     if (!by || by->kind != VALUE_STRING || args->named->size != (name != NULL)) jinja_fail(j, "map of other forms");
     for (size_t i = 0; i < list->size; i++)
         list_add(j, found,
@@ -638,8 +488,8 @@ static const jinja_value *filter_choose(jinja *j, const char *name, const jinja_
                       *with = args->n > at + 1 ? args->given[at + 1] : NULL;
     if ((attribute && (!of || of->kind != VALUE_STRING)) || (how && how->kind != VALUE_STRING) || args->n > at + 2)
         jinja_fail(j, "%s of other forms", name);
-    jinja_value *found = new_value(j, VALUE_LIST);
-    spend(j, ITEM_BYTES * list->size);
+    jinja_value *found = jinja_new(j, VALUE_LIST);
+    jinja_spend(j, ITEM_BYTES * list->size);
     for (size_t i = 0; i < list->size; i++) {
         const jinja_value *one = of ? attribute_of(j, list->items[i], of->text) : list->items[i];
         bool yes = how ? passes_test(j, how->text, one, with) : is_true(one);
@@ -658,7 +508,7 @@ static const jinja_value *filter_ends(jinja *j, const jinja_value *v, bool last)
 static const jinja_value *filter_reverse(jinja *j, const jinja_value *v)
 {
     if (v->kind != VALUE_LIST) jinja_fail(j, "reverse of %s", kind_name(v));
-    jinja_value *list = new_value(j, VALUE_LIST);
+    jinja_value *list = jinja_new(j, VALUE_LIST);
     for (size_t i = v->size; i-- > 0;) list_add(j, list, v->items[i]);
     return list;
 }
@@ -696,7 +546,7 @@ static const jinja_value *make_range(jinja *j, const jinja_arguments *args)
     if (args->n == 1) numbers[1] = numbers[0], numbers[0] = 0;
     if (args->n < 1 || args->n > 3 || numbers[2] != 1 || numbers[1] - numbers[0] > MOST)
         jinja_fail(j, "range of other forms, or of more than %d numbers", MOST);
-    jinja_value *list = new_value(j, VALUE_LIST);
+    jinja_value *list = jinja_new(j, VALUE_LIST);
     for (int64_t i = numbers[0]; i < numbers[1]; i++) list_add(j, list, jinja_integer(j, i));
     return list;
 }
@@ -727,7 +577,7 @@ static const jinja_value *call_function(jinja *j, const char *name, const jinja_
     if (strcmp(name, "namespace") == 0 || strcmp(name, "dict") == 0) {
         if (args->n) jinja_fail(j, "%s of an argument without name", name);
         if (*name == 'd') return args->named;
-        jinja_value *made = new_value(j, VALUE_NAMESPACE);
+        jinja_value *made = jinja_new(j, VALUE_NAMESPACE);
         made->fields = args->named; // made for this call
         return made;
     }
@@ -773,7 +623,7 @@ static const jinja_value *eval_slice(jinja *j, const jinja_node *n)
     int64_t size = (int64_t)list->size, step = by ? by->number : 1;
     int64_t begin = slice_bound(j, n->b, step < 0 ? size - 1 : 0, size, step);
     int64_t end = slice_bound(j, n->c, step < 0 ? -1 : size, size, step);
-    jinja_value *found = new_value(j, VALUE_LIST);
+    jinja_value *found = jinja_new(j, VALUE_LIST);
     for (int64_t i = begin; (step < 0 ? i > end : i < end); i += step) list_add(j, found, list->items[i]);
     if (of->kind == VALUE_LIST) return found;
     jinja_text text = {0};
@@ -812,7 +662,7 @@ static const jinja_value *add_values(jinja *j, const jinja_value *x, const jinja
 {
     if (x->kind == VALUE_STRING && y->kind == VALUE_STRING) return join_texts(j, x, y);
     if (x->kind != VALUE_LIST || y->kind != VALUE_LIST) return arithmetic(j, "+", x, y);
-    jinja_value *list = new_value(j, VALUE_LIST);
+    jinja_value *list = jinja_new(j, VALUE_LIST);
     for (size_t i = 0; i < x->size; i++) list_add(j, list, x->items[i]);
     for (size_t i = 0; i < y->size; i++) list_add(j, list, y->items[i]);
     return list;
@@ -824,7 +674,7 @@ static const jinja_value *compare_order(jinja *j, const char *sign, const jinja_
         (x->kind == VALUE_INTEGER || x->kind == VALUE_BOOL) && (y->kind == VALUE_INTEGER || y->kind == VALUE_BOOL);
     if (!numbers && !(x->kind == VALUE_STRING && y->kind == VALUE_STRING))
         jinja_fail(j, "%s %s %s", kind_name(x), sign, kind_name(y));
-    spend(j, numbers ? 0 : x->size + y->size);
+    jinja_spend(j, numbers ? 0 : x->size + y->size);
     int by = numbers ? (x->number > y->number) - (x->number < y->number) : strcmp(x->text, y->text);
     bool equal_too = sign[1] == '=';
     return jinja_bool((by == 0 && equal_too) || (*sign == '<' ? by < 0 : by > 0));
@@ -849,7 +699,7 @@ static const jinja_value *eval_binary(jinja *j, const jinja_node *n)
 
 static jinja_arguments eval_arguments(jinja *j, const jinja_node *list)
 {
-    jinja_arguments args = {.named = new_value(j, VALUE_DICT)};
+    jinja_arguments args = {.named = jinja_new(j, VALUE_DICT)};
     for (const jinja_node *n = list; n; n = n->next) {
         const jinja_value *v = evaluate(j, n->a);
         if (*n->text) dict_set(j, args.named, n->text, v);
@@ -887,7 +737,7 @@ static const jinja_value *eval_test(jinja *j, const jinja_node *n)
 
 static const jinja_value *eval_collection(jinja *j, const jinja_node *n)
 {
-    jinja_value *found = new_value(j, n->kind == NODE_LIST ? VALUE_LIST : VALUE_DICT);
+    jinja_value *found = jinja_new(j, n->kind == NODE_LIST ? VALUE_LIST : VALUE_DICT);
     for (const jinja_node *one = n->a; one; one = one->next) {
         const jinja_value *v = evaluate(j, one->a);
         if (n->kind == NODE_LIST) {
@@ -965,7 +815,7 @@ static const jinja_value *evaluate(jinja *j, const jinja_node *n)
 
 static void open_scope(jinja *j, scope *inner, scope *outer)
 {
-    *inner = (scope){new_value(j, VALUE_DICT), outer};
+    *inner = (scope){jinja_new(j, VALUE_DICT), outer};
     j->scope = inner;
 }
 
@@ -1012,7 +862,7 @@ static void run_set(jinja *j, const jinja_node *n)
 // What a loop's body sees as `loop`.
 static const jinja_value *loop_state(jinja *j, const jinja_value *list, size_t i)
 {
-    jinja_value *loop = new_value(j, VALUE_DICT);
+    jinja_value *loop = jinja_new(j, VALUE_DICT);
     const struct {
         const char *name;
         const jinja_value *value;
@@ -1047,7 +897,7 @@ static const jinja_value *loop_items(jinja *j, const jinja_node *n)
 {
     const jinja_value *all = as_list(j, evaluate(j, n->a));
     if (!n->e) return all;
-    jinja_value *some = new_value(j, VALUE_LIST);
+    jinja_value *some = jinja_new(j, VALUE_LIST);
     scope inner, *outer = j->scope;
     for (size_t i = 0; i < all->size; i++) {
         open_scope(j, &inner, outer);
@@ -1077,7 +927,7 @@ static void run_for(jinja *j, const jinja_node *n)
 
 static void run_macro(jinja *j, const jinja_node *n)
 {
-    jinja_value *macro = new_value(j, VALUE_MACRO);
+    jinja_value *macro = jinja_new(j, VALUE_MACRO);
     macro->node = n;
     macro->text = n->text;
     if (j->scope != j->root) jinja_fail(j, "a macro inside of a loop or macro");
@@ -1134,7 +984,7 @@ static void run_statements(jinja *j, const jinja_node *statements)
     for (const jinja_node *n = statements; n && j->leaving == NODE_TEXT; n = n->next) {
         j->line = n->line;
         run_one(j, n);
-        spend(j, STEP_BYTES);
+        jinja_spend(j, STEP_BYTES);
     }
     j->depth--;
 }
@@ -1144,9 +994,9 @@ static void run_statements(jinja *j, const jinja_node *statements)
 static void set_globals(jinja *j, const jinja_input *in)
 {
     static const char *const functions[] = {"namespace", "dict", "range", "strftime_now", "raise_exception"};
-    jinja_value *names = j->root->names, *message = new_value(j, VALUE_DICT), *messages = new_value(j, VALUE_LIST);
+    jinja_value *names = j->root->names, *message = jinja_new(j, VALUE_DICT), *messages = jinja_new(j, VALUE_LIST);
     for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
-        jinja_value *f = new_value(j, VALUE_FUNCTION);
+        jinja_value *f = jinja_new(j, VALUE_FUNCTION);
         f->text = functions[i];
         dict_set(j, names, functions[i], f);
     }
@@ -1179,7 +1029,7 @@ kvb_status jinja_render(char **out, const char *source, const jinja_input *in, c
     bool whole = setjmp(j->stop) == 0;
     if (whole) render(j, source, in);
     *out = whole ? need_text("%.*s", (int)j->out->size, j->out->size ? j->out->data : "") : NULL;
-    free_pieces(j);
+    jinja_free(j);
     free(j);
     return whole ? KVB_OK : KVB_UNSUPPORTED;
 }

@@ -20,7 +20,7 @@ typedef struct jinja_input {
 // here, with its line; or it takes too many steps or too much memory. KVB_MEMORY. On failure *out is NULL.
 kvb_status jinja_render(char **out, const char *source, const jinja_input *in, const char *name, kvb_error *err);
 
-// ---- What follows is shared by jinja_parse.c, which makes the tree, and jinja.c, which runs it ----
+// ---- What follows is shared by jinja_parse.c, which makes the tree, and jinja.c above it, which runs it ----
 
 typedef enum token_kind {
     TOKEN_END,
@@ -79,6 +79,31 @@ struct jinja_node {
     const jinja_value *value;
 };
 
+typedef enum value_kind {
+    VALUE_UNDEFINED,
+    VALUE_NONE,
+    VALUE_BOOL,
+    VALUE_INTEGER,
+    VALUE_STRING,
+    VALUE_LIST,
+    VALUE_DICT,
+    VALUE_NAMESPACE, // what `set` may change
+    VALUE_FUNCTION,
+    VALUE_MACRO
+} value_kind;
+
+struct jinja_value {
+    value_kind kind;
+    int64_t number;            // of a bool: 0 or 1; of a dict: 1 if it left out items whose keys are no texts
+    const char *text;          // of a string; of a function or macro its name; ends with NUL
+    const jinja_value **items; // of a list; of a dict: the values
+    const char **keys;
+    size_t size, room;        // of items; of a string: bytes
+    const jinja_node *node;   // of a macro
+    jinja_value *fields;      // of a namespace: a dict
+    const char *missing_name; // of what is undefined
+};
+
 typedef struct jinja_text {
     char *data;
     size_t size, room;
@@ -103,11 +128,17 @@ typedef struct jinja {
 _Noreturn void jinja_fail(jinja *j, const char *format, ...) __attribute__((format(printf, 2, 3)));
 // One level deeper, and one step more; fails where that is too many. Followed by j->depth--.
 void jinja_enter(jinja *j);
+// Counts work that grows with a template's own values, so that the number of steps bounds the time: of a text its bytes
+// are looked at, and as many as are given here of other values. STEP_BYTES are a step.
+enum { STEP_BYTES = 256 };
+void jinja_spend(jinja *j, size_t bytes);
 void *jinja_alloc(jinja *j, size_t size); // zeros
+void jinja_free(jinja *j);                // all of it
 char *jinja_copy(jinja *j, const char *text, size_t size);
 void jinja_append(jinja *j, jinja_text *to, const char *text, size_t size);
 
 extern const jinja_value jinja_none;
+jinja_value *jinja_new(jinja *j, value_kind kind);
 const jinja_value *jinja_bool(bool yes);
 const jinja_value *jinja_integer(jinja *j, int64_t number);
 const jinja_value *jinja_string(jinja *j, const char *text, size_t size); // copies

@@ -1,8 +1,136 @@
-// A Jinja template as a tree: first cut into texts and the tokens of its tags, then parsed by recursive descent.
+// A Jinja template as a tree: first cut into texts and the tokens of its tags, then parsed by recursive descent. In
+// front of that what running it needs as well: failures, what steps may cost, memory, and plain values.
+#include "formats/need.h"
 #include "profiler/text/jinja.h"
 #include "profiler/text/utf8.h"
+#include "runtime/fail.h"
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+// The longest templates that are published need less than a hundredth of these.
+#define MAX_BYTES ((size_t)64 << 20)
+#define MAX_STEPS 1000000
+#define MAX_DEPTH 200
+
+// ---- Failures, costs and memory ----
+
+_Noreturn void jinja_fail(jinja *j, const char *format, ...)
+{
+    char what[300];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(what, sizeof what, format, args);
+    va_end(args);
+    (void)kvb_fail(j->err, KVB_UNSUPPORTED,
+                   "%s: chat template, line %d: %s; wrap the texts yourself and give --special in the place of --chat",
+                   j->name, j->line, what);
+    longjmp(j->stop, 1);
+}
+
+void jinja_spend(jinja *j, size_t bytes)
+{
+    j->spent += bytes;
+    j->steps += j->spent / STEP_BYTES;
+    j->spent %= STEP_BYTES;
+    if (j->steps > MAX_STEPS) jinja_fail(j, "more than %d steps", MAX_STEPS);
+}
+
+void jinja_enter(jinja *j)
+{
+    j->depth++;
+    if (j->depth > MAX_DEPTH) jinja_fail(j, "more than %d levels within each other", MAX_DEPTH);
+    jinja_spend(j, STEP_BYTES);
+}
+
+typedef struct arena_piece {
+    struct arena_piece *before;
+    size_t size, used;
+    _Alignas(max_align_t) char bytes[];
+} arena_piece;
+
+void *jinja_alloc(jinja *j, size_t size)
+{
+    enum { PIECE = 1 << 16 };
+    arena_piece *p = j->pieces;
+    if (size > MAX_BYTES) jinja_fail(j, "more than %zu bytes of memory", MAX_BYTES);
+    size = (size + sizeof(max_align_t) - 1) / sizeof(max_align_t) * sizeof(max_align_t);
+    if (!p || size > p->size - p->used) {
+        size_t room = size > PIECE ? size : PIECE;
+        if (j->used + room > MAX_BYTES) jinja_fail(j, "more than %zu bytes of memory", MAX_BYTES);
+        p = need(1, sizeof *p + room, "pieces of a chat template's values");
+        *p = (arena_piece){.before = j->pieces, .size = room};
+        j->pieces = p;
+        j->used += room;
+    }
+    void *found = p->bytes + p->used;
+    p->used += size;
+    return found;
+}
+
+void jinja_free(jinja *j)
+{
+    while (j->pieces) {
+        arena_piece *p = j->pieces;
+        j->pieces = p->before;
+        free(p);
+    }
+}
+
+char *jinja_copy(jinja *j, const char *text, size_t size)
+{
+    char *copy = jinja_alloc(j, size + 1);
+    if (size) memcpy(copy, text, size);
+    return copy;
+}
+
+void jinja_append(jinja *j, jinja_text *to, const char *text, size_t size)
+{
+    if (size > to->room - to->size) {
+        size_t room = 2 * (to->size + size) + 64;
+        char *data = jinja_alloc(j, room);
+        if (to->size) memcpy(data, to->data, to->size);
+        to->data = data;
+        to->room = room;
+    }
+    if (size) memcpy(to->data + to->size, text, size);
+    to->size += size;
+}
+
+// ---- Plain values ----
+
+const jinja_value jinja_none = {.kind = VALUE_NONE, .text = ""};
+static const jinja_value yes_value = {.kind = VALUE_BOOL, .number = 1, .text = ""};
+static const jinja_value no_value = {.kind = VALUE_BOOL, .text = ""};
+
+jinja_value *jinja_new(jinja *j, value_kind kind)
+{
+    jinja_value *v = jinja_alloc(j, sizeof *v);
+    v->kind = kind;
+    v->text = "";
+    return v;
+}
+
+const jinja_value *jinja_bool(bool yes)
+{
+    return yes ? &yes_value : &no_value;
+}
+
+const jinja_value *jinja_integer(jinja *j, int64_t number)
+{
+    jinja_value *v = jinja_new(j, VALUE_INTEGER);
+    v->number = number;
+    return v;
+}
+
+const jinja_value *jinja_string(jinja *j, const char *text, size_t size)
+{
+    jinja_value *v = jinja_new(j, VALUE_STRING);
+    v->text = jinja_copy(j, text, size);
+    v->size = size;
+    return v;
+}
 
 // ---- Tokens ----
 //

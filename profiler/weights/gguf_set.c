@@ -1,4 +1,5 @@
 #include "profiler/weights/gguf_set.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,15 +43,13 @@ static kvb_status name_parts(gguf_set *s, const char *path, const part *own, kvb
                         "%s: is part %u of %u of a model, expected a name that ends with %s: the others are found by "
                         "it; give the parts the names that they had",
                         path, own->no + 1, own->count, end);
-    s->files = calloc(own->count, sizeof *s->files);
-    s->paths = calloc(own->count, sizeof *s->paths);
-    bool ok = s->files && s->paths;
-    for (; ok && s->n < own->count; s->n++) {
+    s->files = need(own->count, sizeof *s->files, "parts of a model");
+    s->paths = need(own->count, sizeof *s->paths, "parts of a model");
+    for (; s->n < own->count; s->n++) {
         name_end(end, (uint32_t)s->n, own->count);
-        ok = (s->paths[s->n] = malloc(size + sizeof end));
-        if (ok) snprintf(s->paths[s->n], size + sizeof end, "%.*s%s", (int)(size - n_end), path, end);
+        s->paths[s->n] = need_text("%.*s%s", (int)(size - n_end), path, end);
     }
-    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: no memory for %u parts", path, own->count);
+    return KVB_OK;
 }
 
 static kvb_status open_part(gguf_file *out, const char *path, uint32_t no, const part *own, kvb_error *err)
@@ -90,15 +89,11 @@ static kvb_status open_parts(gguf_set *s, const char *path, const part *own, kvb
     return status;
 }
 
-static kvb_status keep_one(gguf_set *s, const char *path, gguf_file *file, kvb_error *err)
+static kvb_status keep_one(gguf_set *s, const char *path, gguf_file *file)
 {
-    s->files = malloc(sizeof *s->files);
-    s->paths = calloc(1, sizeof *s->paths);
-    if (!s->files || !s->paths || !(s->paths[0] = strdup(path)))
-        return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
-    s->files[0] = *file;
+    *s = (gguf_set){need_copy(file, 1, sizeof *file, "models"), need(1, sizeof *s->paths, "models"), 1};
+    s->paths[0] = need_text("%s", path);
     *file = (gguf_file){0};
-    s->n = 1;
     return KVB_OK;
 }
 
@@ -109,7 +104,7 @@ kvb_status gguf_set_open(gguf_set *out, const char *path, kvb_error *err)
     *out = (gguf_set){0};
     kvb_status status = gguf_open(&file, path, err);
     if (status == KVB_OK) status = read_part(&own, &file, err);
-    if (status == KVB_OK) status = own.count > 1 ? open_parts(out, path, &own, err) : keep_one(out, path, &file, err);
+    if (status == KVB_OK) status = own.count > 1 ? open_parts(out, path, &own, err) : keep_one(out, path, &file);
     gguf_close(&file);
     if (status != KVB_OK) gguf_set_close(out);
     return status;

@@ -1,3 +1,4 @@
+#include "formats/need.h"
 #include "profiler/weights/gguf.h"
 #include "profiler/weights/weights_internal.h"
 #include "runtime/fail.h"
@@ -33,8 +34,7 @@ static kvb_status open_source(weights **out, const char *path, bool config_suffi
 {
     char folder[4096];
     *out = NULL;
-    weights *w = calloc(1, sizeof *w);
-    if (!w) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+    weights *w = need(1, sizeof *w, "models");
     snprintf(w->name, sizeof w->name, "%s", path);
     kvb_status status = folder_of(path, folder, sizeof folder) ? weights_open_folder(w, folder, config_suffices, err)
                                                                : weights_open_gguf(w, path, err);
@@ -56,8 +56,7 @@ kvb_status weights_open_config(weights **out, const char *path, kvb_error *err)
 kvb_status weights_from_config(weights **out, const char *name, const void *config, size_t size, kvb_error *err)
 {
     *out = NULL;
-    weights *w = calloc(1, sizeof *w);
-    if (!w) return kvb_fail(err, KVB_MEMORY, "%s: no memory", name);
+    weights *w = need(1, sizeof *w, "models");
     snprintf(w->name, sizeof w->name, "%s", name);
     kvb_status status = weights_parse_config(w, name, config, size, err);
     if (status == KVB_OK) *out = w;
@@ -156,20 +155,13 @@ static int name_compare(const void *a, const void *b)
     return strcmp(((const weight_name *)a)->name, ((const weight_name *)b)->name);
 }
 
-kvb_status weights_add_name(weights *w, const char *name, size_t file, kvb_error *err)
+void weights_add_name(weights *w, const char *name, size_t file)
 {
     if (w->n_names == w->max_names) {
-        size_t more = w->max_names ? 2 * w->max_names : 512;
-        weight_name *grown = realloc(w->names, more * sizeof *grown);
-        if (!grown) return kvb_fail(err, KVB_MEMORY, "%s: no memory for the names of its tensors", w->name);
-        w->names = grown;
-        w->max_names = more;
+        w->max_names = w->max_names ? 2 * w->max_names : 512;
+        w->names = need_more(w->names, w->max_names, sizeof *w->names, "names of tensors");
     }
-    weight_name *one = &w->names[w->n_names];
-    *one = (weight_name){strdup(name), file, false};
-    if (!one->name) return kvb_fail(err, KVB_MEMORY, "%s: no memory for the names of its tensors", w->name);
-    w->n_names++;
-    return KVB_OK;
+    w->names[w->n_names++] = (weight_name){need_text("%s", name), file, false};
 }
 
 kvb_status weights_sort_names(weights *w, kvb_error *err)
@@ -235,7 +227,8 @@ kvb_status weights_hash_file(weights_hashing *h, const char *name, const file_vi
     file_forget(map);
     if (status == KVB_OK) status = sha256_add(h->all, name, strlen(name) + 1, err);
     if (status == KVB_OK) status = sha256_add(h->all, one, 64, err);
-    return status == KVB_OK ? origin_add_file(h->origin, name, one, err) : status;
+    if (status == KVB_OK) origin_add_file(h->origin, name, one);
+    return status;
 }
 
 kvb_status weights_check(const weights *w, kvb_error *err)

@@ -1,4 +1,5 @@
 // Weights from a GGUF file, or from the parts of one.
+#include "formats/need.h"
 #include "profiler/weights/dequant.h"
 #include "profiler/weights/gguf_set.h"
 #include "profiler/weights/weights_internal.h"
@@ -23,23 +24,20 @@ static const gguf_value *value_of(const weights *w, weight_key key, char name[96
     return gguf_find(file_of(w), weights_key_name(w, key, name));
 }
 
-static kvb_status add_names(weights *w, size_t file, kvb_error *err)
+static void add_names(weights *w, size_t file)
 {
     const gguf_file *f = &set_of(w)->files[file];
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; status == KVB_OK && i < f->n_tensors; i++) {
+    for (size_t i = 0; i < f->n_tensors; i++) {
         char name[128];
         snprintf(name, sizeof name, "%.*s", (int)f->tensors[i].name.size, f->tensors[i].name.data);
-        status = weights_add_name(w, name, file, err);
+        weights_add_name(w, name, file);
     }
-    return status;
 }
 
 kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err)
 {
     gguf_string architecture;
-    gguf_set *set = calloc(1, sizeof *set);
-    if (!set) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+    gguf_set *set = need(1, sizeof *set, "models");
     w->source = set;
     w->kind = &weights_gguf;
     kvb_status status = gguf_set_open(set, path, err);
@@ -47,7 +45,7 @@ kvb_status weights_open_gguf(weights *w, const char *path, kvb_error *err)
     if (status == KVB_OK)
         snprintf(w->architecture, sizeof w->architecture, "%.*s",
                  (int)(architecture.size < 60 ? architecture.size : 60), architecture.data);
-    for (size_t i = 0; status == KVB_OK && i < set->n; i++) status = add_names(w, i, err);
+    for (size_t i = 0; status == KVB_OK && i < set->n; i++) add_names(w, i);
     return status == KVB_OK ? weights_sort_names(w, err) : status;
 }
 

@@ -1,4 +1,5 @@
 // Weights from a folder as Hugging Face writes it: config.json and safetensors, one file or several with an index.
+#include "formats/need.h"
 #include "profiler/weights/gguf.h"
 #include "profiler/weights/weights_index.h"
 #include "profiler/weights/weights_internal.h"
@@ -12,6 +13,70 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+// ---- The index ----
+
+// Plain names of files in the folder only: an index must not lead anywhere else.
+static bool plain_name(const char *name)
+{
+    return name[0] && name[0] != '.' && strlen(name) < 256 && !strchr(name, '/');
+}
+
+static bool index_has_file(const weights_index *x, const char *file)
+{
+    for (size_t i = x->n_files; i > 0; i--) // the last one mostly
+        if (strcmp(x->files[i - 1], file) == 0) return true;
+    return false;
+}
+
+static kvb_status index_add_file(weights_index *x, const cJSON *tensor, const char *name, kvb_error *err)
+{
+    if (!cJSON_IsString(tensor))
+        return kvb_fail(err, KVB_FORMAT, "%s: tensor %.80s: expected a file's name", name, tensor->string);
+    const char *file = tensor->valuestring;
+    if (!plain_name(file))
+        return kvb_fail(err, KVB_FORMAT, "%s: tensor %.80s: names the file '%.80s', expected a file of the folder",
+                        name, tensor->string, file);
+    if (index_has_file(x, file)) return KVB_OK;
+    x->files = need_more(x->files, x->n_files + 1, sizeof *x->files, "files of weights");
+    x->files[x->n_files++] = file;
+    return KVB_OK;
+}
+
+kvb_status weights_index_parse(weights_index *out, const void *data, size_t size, const char *name, kvb_error *err)
+{
+    *out = (weights_index){0};
+    kvb_status status = kvb_json_object(&out->all, data, size, name, "the index", err);
+    out->map = cJSON_GetObjectItemCaseSensitive(out->all, "weight_map");
+    if (status == KVB_OK && (!cJSON_IsObject(out->map) || !out->map->child))
+        status = kvb_fail(err, KVB_FORMAT, "%s: expected an object weight_map with tensors", name);
+    const cJSON *tensor;
+    cJSON_ArrayForEach(tensor, out->map) if (status == KVB_OK) status = index_add_file(out, tensor, name, err);
+    if (status != KVB_OK) weights_index_free(out);
+    return status;
+}
+
+kvb_status weights_index_read(weights_index *out, const char *path, kvb_error *err)
+{
+    file_view view;
+    *out = (weights_index){0};
+    kvb_status status = file_map(&view, path, err);
+    if (status != KVB_OK) return status;
+    status = weights_index_parse(out, view.data, view.size, path, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
+    if (status != KVB_OK) weights_index_free(out);
+    file_unmap(&view);
+    return status;
+}
+
+void weights_index_free(weights_index *x)
+{
+    free(x->files);
+    cJSON_Delete(x->all);
+    *x = (weights_index){0};
+}
+
+// ---- The folder ----
 
 typedef struct shard {
     char *name; // in the folder
@@ -36,10 +101,7 @@ static const folder *folder_of(const weights *w)
 
 static char *join(const char *path, const char *name)
 {
-    size_t size = strlen(path) + strlen(name) + 2;
-    char *joined = malloc(size);
-    if (joined) snprintf(joined, size, "%s/%s", path, name);
-    return joined;
+    return need_text("%s/%s", path, name);
 }
 
 // ---- Opening ----
@@ -60,7 +122,6 @@ static kvb_status read_json(cJSON **out, const folder *f, const char *name, kvb_
     file_view view;
     char *path = join(f->path, name);
     *out = NULL;
-    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
     kvb_status status = file_map(&view, path, err);
     if (status == KVB_OK) {
         status = parse_json(out, view.data, view.size, path, err);
@@ -74,13 +135,9 @@ static kvb_status read_json(cJSON **out, const folder *f, const char *name, kvb_
 
 static kvb_status add_shard(folder *f, const char *name, kvb_error *err)
 {
-    shard *grown = realloc(f->shards, (f->n_shards + 1) * sizeof *grown);
-    if (!grown) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
-    f->shards = grown;
-    shard *s = &grown[f->n_shards];
-    *s = (shard){.name = strdup(name), .path = join(f->path, name)};
-    f->n_shards++;
-    if (!s->name || !s->path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
+    f->shards = need_more(f->shards, f->n_shards + 1, sizeof *f->shards, "files of weights");
+    shard *s = &f->shards[f->n_shards++];
+    *s = (shard){.name = need_text("%s", name), .path = join(f->path, name)};
     kvb_status status = file_map(&s->map, s->path, err);
     return status == KVB_OK ? kvb_safetensors_parse(&s->tensors, s->map.data, s->map.size, s->path, err) : status;
 }
@@ -88,7 +145,7 @@ static kvb_status add_shard(folder *f, const char *name, kvb_error *err)
 static bool has_file(const folder *f, const char *name)
 {
     char *path = join(f->path, name);
-    bool has = path && access(path, F_OK) == 0;
+    bool has = access(path, F_OK) == 0;
     free(path);
     return has;
 }
@@ -115,7 +172,6 @@ static kvb_status add_shards(folder *f, bool none_suffice, kvb_error *err)
         return none_suffice && !has_file(f, only_name) ? KVB_OK : add_shard(f, only_name, err);
     weights_index x = {0};
     char *path = join(f->path, index_name);
-    if (!path) return kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
     kvb_status status = weights_index_read(&x, path, err);
     for (size_t i = 0; i < x.n_files && status == KVB_OK; i++) status = add_shard(f, x.files[i], err);
     if (status == KVB_OK) status = check_index(f, &x, path, err);
@@ -132,27 +188,24 @@ static const char *const prefixes[][2] = {{"language_model.model.", "model."},
 
 static kvb_status add_names(weights *w, const folder *f, kvb_error *err)
 {
-    kvb_status status = KVB_OK;
     for (size_t s = 0; s < f->n_shards; s++)
-        for (size_t i = 0; status == KVB_OK && i < f->shards[s].tensors.n_tensors; i++) {
+        for (size_t i = 0; i < f->shards[s].tensors.n_tensors; i++) {
             const char *name = f->shards[s].tensors.tensors[i].name;
             char plain[256];
             size_t p = 0;
             while (strncmp(name, prefixes[p][0], strlen(prefixes[p][0])) != 0) p++;
             snprintf(plain, sizeof plain, "%s%.200s", prefixes[p][1], name + strlen(prefixes[p][0]));
-            status = weights_add_name(w, plain, s, err);
+            weights_add_name(w, plain, s);
         }
-    return status == KVB_OK ? weights_sort_names(w, err) : status;
+    return weights_sort_names(w, err);
 }
 
-static kvb_status open_folder(weights *w, const char *path, kvb_error *err)
+static folder *open_folder(weights *w, const char *path)
 {
-    folder *f = calloc(1, sizeof *f);
-    if (!f) return kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
-    w->source = f;
+    folder *f = w->source = need(1, sizeof *f, "folders");
     w->kind = &weights_folder;
-    f->path = strdup(path);
-    return f->path ? KVB_OK : kvb_fail(err, KVB_MEMORY, "%s: no memory", path);
+    f->path = need_text("%s", path);
+    return f;
 }
 
 // Where the text model's numbers stand in config.json, and its family.
@@ -171,9 +224,8 @@ static kvb_status find_model(weights *w, folder *f, kvb_error *err)
 
 kvb_status weights_open_folder(weights *w, const char *path, bool config_suffices, kvb_error *err)
 {
-    kvb_status status = open_folder(w, path, err);
-    folder *f = w->source;
-    if (status == KVB_OK) status = read_json(&f->config, f, "config.json", err);
+    folder *f = open_folder(w, path);
+    kvb_status status = read_json(&f->config, f, "config.json", err);
     if (status == KVB_OK) status = find_model(w, f, err);
     if (status == KVB_OK && has_file(f, "generation_config.json"))
         status = read_json(&f->generation, f, "generation_config.json", err);
@@ -183,9 +235,8 @@ kvb_status weights_open_folder(weights *w, const char *path, bool config_suffice
 
 kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err)
 {
-    kvb_status status = open_folder(w, name, err);
-    folder *f = w->source;
-    if (status == KVB_OK) status = parse_json(&f->config, config, size, name, err);
+    folder *f = open_folder(w, name);
+    kvb_status status = parse_json(&f->config, config, size, name, err);
     return status == KVB_OK ? find_model(w, f, err) : status;
 }
 
@@ -355,8 +406,7 @@ static kvb_status identify_folder(const weights *w, weights_hashing *h, char sha
     if (!origin->hf_id[0] && cJSON_IsString(named) && origin_is_id(named->valuestring))
         snprintf(origin->hf_id, sizeof origin->hf_id, "%s", named->valuestring);
     char *text = cJSON_PrintUnformatted(f->config);
-    kvb_status status =
-        text ? sha256_add(h->all, text, strlen(text) + 1, err) : kvb_fail(err, KVB_MEMORY, "%s: no memory", f->path);
+    kvb_status status = sha256_add(h->all, text, strlen(text) + 1, err);
     for (size_t i = 0; i < f->n_shards; i++) h->total += f->shards[i].map.size;
     for (size_t i = 0; status == KVB_OK && i < f->n_shards; i++)
         status = weights_hash_file(h, f->shards[i].name, &f->shards[i].map, err);

@@ -53,7 +53,7 @@ kvb_status weights_parse_config(weights *w, const char *name, const void *config
 // quantization_config of the object `config`, where it has one, into is_fp8, is_mxfp4 and block; `folder` is for
 // messages. KVB_UNSUPPORTED for a method that cannot be read, KVB_FORMAT for blocks that are no sizes.
 kvb_status weights_read_quantisation(weights *w, const struct cJSON *config, const char *folder, kvb_error *err);
-kvb_status weights_add_name(weights *w, const char *name, size_t file, kvb_error *err);
+void weights_add_name(weights *w, const char *name, size_t file);
 kvb_status weights_sort_names(weights *w, kvb_error *err);
 // Hashes a file of weights: it stands in h->origin then, its name and hash are in h->all, and the memory of its pages
 // is given back. `name` is without its folder.

@@ -1,4 +1,5 @@
 #include "profiler/weights/weights_origin.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,14 +74,11 @@ void origin_of_folder(weights_origin *o, const char *folder, const char *file)
         snprintf(o->hf_revision, sizeof o->hf_revision, "%.64s", line);
 }
 
-kvb_status origin_add_file(weights_origin *o, const char *path, const char sha256[65], kvb_error *err)
+void origin_add_file(weights_origin *o, const char *path, const char sha256[65])
 {
     if (o->n_files == o->room) {
-        size_t more = o->room ? 2 * o->room : 4;
-        weights_file *grown = realloc(o->files, more * sizeof *grown);
-        if (!grown) return kvb_fail(err, KVB_MEMORY, "%s: no memory for its hash", path);
-        o->files = grown;
-        o->room = more;
+        o->room = o->room ? 2 * o->room : 4;
+        o->files = need_more(o->files, o->room, sizeof *o->files, "files of weights");
     }
     const char *slash = strrchr(path, '/');
     weights_file *f = &o->files[o->n_files++];
@@ -88,7 +86,6 @@ kvb_status origin_add_file(weights_origin *o, const char *path, const char sha25
     for (char *p = f->name; *p; p++)
         if (*p < ' ' || *p > '~') *p = '?';
     memcpy(f->sha256, sha256, sizeof f->sha256);
-    return KVB_OK;
 }
 
 void origin_free(weights_origin *o)
@@ -97,23 +94,15 @@ void origin_free(weights_origin *o)
     *o = (weights_origin){0};
 }
 
-static bool add_files(const weights_origin *o, cJSON *attributes)
+void origin_describe(const weights_origin *o, cJSON *attributes)
 {
     cJSON *all = cJSON_CreateObject();
-    bool ok = all != NULL;
-    for (size_t i = 0; ok && i < o->n_files; i++)
-        ok = cJSON_AddStringToObject(all, o->files[i].name, o->files[i].sha256) != NULL;
-    char *text = ok ? cJSON_PrintUnformatted(all) : NULL;
-    ok = text && cJSON_AddStringToObject(attributes, "model_files", text);
+    for (size_t i = 0; i < o->n_files; i++) cJSON_AddStringToObject(all, o->files[i].name, o->files[i].sha256);
+    char *text = cJSON_PrintUnformatted(all);
+    cJSON_AddStringToObject(attributes, "model_container", o->container);
+    cJSON_AddStringToObject(attributes, "model_files", text);
+    if (o->hf_id[0]) cJSON_AddStringToObject(attributes, "hf_id", o->hf_id);
+    if (o->hf_revision[0]) cJSON_AddStringToObject(attributes, "hf_revision", o->hf_revision);
     cJSON_free(text);
     cJSON_Delete(all);
-    return ok;
-}
-
-bool origin_describe(const weights_origin *o, cJSON *attributes)
-{
-    bool ok = cJSON_AddStringToObject(attributes, "model_container", o->container) && add_files(o, attributes);
-    if (o->hf_id[0]) ok = ok && cJSON_AddStringToObject(attributes, "hf_id", o->hf_id);
-    if (o->hf_revision[0]) ok = ok && cJSON_AddStringToObject(attributes, "hf_revision", o->hf_revision);
-    return ok;
 }

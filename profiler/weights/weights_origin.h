@@ -36,10 +36,10 @@ bool origin_from_url(char id[200], const char *url);
 // Fills id and revision of the folder that holds the weights: a hub cache's, or one that was downloaded with a folder
 // of its own (.cache/huggingface/download/FILE.metadata, whose first line is the commit). What is not known stays.
 void origin_of_folder(weights_origin *o, const char *folder, const char *file);
-// KVB_MEMORY; `path` may lead through folders.
-kvb_status origin_add_file(weights_origin *o, const char *path, const char sha256[65], kvb_error *err);
+// `path` may lead through folders.
+void origin_add_file(weights_origin *o, const char *path, const char sha256[65]);
 void origin_free(weights_origin *o); // leaves it zero
 
 // Adds container, hf_id, hf_revision and model_files to a record's attributes (formats/README.md), those that are
-// known; false when memory is short.
-bool origin_describe(const weights_origin *o, cJSON *attributes);
+// known.
+void origin_describe(const weights_origin *o, cJSON *attributes);

@@ -219,7 +219,8 @@ class Run:
             found = kwargs.get(name, getattr(config, name, None))
             return getattr(model.generation_config, name, None) if found is None else found
 
-        assisted = given("assistant_model") is not None or given("prompt_lookup_num_tokens") is not None
+        guessing = ("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens")
+        assisted = any(given(name) is not None for name in guessing)
         refused = {
             "use_cache=False": (given("use_cache") is False, "there is no cache to cut"),
             "output_attentions": (given("output_attentions"), "a cut cache has no attention weights of all tokens"),

@@ -61,10 +61,14 @@ expect 0 'export lukv-steps' export run.h5 --format lukv-steps -o steps
 exists 'the published layout' steps/context_long/question_0.npy
 expect 0 'import lukv-steps' import steps -o imported.h5
 for m in keydiff snapkv:lukv ea:lukv; do
-    expect 0 "solve $m" solve run.h5 --metric "$m" -o a.safetensors
+    expect 0 "solve $m" solve run.h5 --metric "$m" --loss importance -o a.safetensors
     expect 0 "solve the imported $m" solve imported.h5 --metric "$m" -o b.safetensors
     check "the imported $m gives the same budgets" same_budgets a.safetensors b.safetensors
 done
+cp -r steps bare && rm bare/kvbudget.json
+expect 0 'import arrays that say nothing of the model' import bare -o bare.h5
+fails 'a table needs its query heads' 'or write --npy only' solve bare.h5 --metric keydiff -o none.safetensors
+expect 0 'kvpress does not' solve bare.h5 --metric keydiff --npy bare.npy
 
 # ---- inspect
 for f in tiny.gguf run.h5 imported.h5 keydiff.safetensors keydiff.npy calib.jsonl; do

@@ -88,7 +88,7 @@ expect 1 'weights of another kind prove less' validate --certificate other.safet
 says 'and it says so' 'no multiplier proves the bound'
 expect 0 'a table of pulled curves' solve run.h5 --metric keydiff
 says 'says what is proved, and of what' 'Proved: no budgets that all questions share lose less than the bound'
-expect 0 'a table pulled all the way' solve run.h5 --metric keydiff --shrink 1 --json --quiet
+expect 0 'a table pulled all the way' solve run.h5 --metric keydiff --shrink 1 --loss importance --json --quiet
 cp out flat.json
 json 'is uniform, but for single tokens' flat.json \
     'all(abs(r["table_loss"] - r["uniform_loss"]) < 0.05 for r in j["rows"])'
@@ -123,7 +123,7 @@ fails 'a table of another record' 'another record' validate --certificate good.s
 for o in '' --paper '--aggregate worst' '--scope layer' '--order oracle' '--min-keep 0.2' '--ratios 0.3,0.8' \
     '--block 8 --ranks 2'; do
     # shellcheck disable=SC2086
-    expect 0 "solve $o" solve run.h5 --metric keydiff $o -o t.safetensors --quiet
+    expect 0 "solve $o" solve run.h5 --metric keydiff --loss importance $o -o t.safetensors --quiet
     expect 0 'against the optimum' validate run.h5 t.safetensors -o t.svg --json --quiet
     cp out v.json
     json 'bound <= optimum <= greedy, and no table loses less' v.json \

@@ -162,11 +162,43 @@ START_TEST(text_to_encode)
 }
 END_TEST
 
+// The checksum is of the line before it; any flipped bit, and a line without one, is seen.
+START_TEST(sealed_lines)
+{
+    cJSON *object = cJSON_CreateObject();
+    char *line, expected[200], hash[65];
+    bool holds;
+    help_fails(json_sealed_line(&line, object, err), KVB_ARGUMENT, "no object with members");
+    help_fails(json_sealed_line(&line, NULL, err), KVB_ARGUMENT, "no object with members");
+    cJSON_AddNumberToObject(object, "a", 1);
+    help_ok(json_sealed_line(&line, object, err));
+    help_ok(sha256_hex("{\"a\":1", 6, hash, err));
+    snprintf(expected, sizeof expected, "{\"a\":1,\"sha256\":\"%s\"}\n", hash);
+    ck_assert_str_eq(line, expected);
+    size_t n = strlen(line) - 1;
+    help_ok(json_line_holds(&holds, line, n, err));
+    ck_assert(holds);
+    for (size_t bit = 0; bit < 8 * n; bit++) {
+        line[bit / 8] = (char)(line[bit / 8] ^ 1 << bit % 8);
+        help_ok(json_line_holds(&holds, line, n, err));
+        ck_assert_msg(!holds, "bit %zu", bit);
+        line[bit / 8] = (char)(line[bit / 8] ^ 1 << bit % 8);
+    }
+    for (size_t size = 0; size < n; size++) {
+        help_ok(json_line_holds(&holds, line, size, err));
+        ck_assert(!holds);
+    }
+    free(line);
+    cJSON_Delete(object);
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, help_setup, help_teardown);
     tcase_add_test(tc, names);
     tcase_add_test(tc, json_files);
+    tcase_add_test(tc, sealed_lines);
     tcase_add_test(tc, element_types);
     tcase_add_test(tc, weights_as_text);
     tcase_add_test(tc, hash_of_an_open_file);

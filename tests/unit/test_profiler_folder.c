@@ -145,7 +145,7 @@ START_TEST(test_identity)
     file_unmap(&view);
     ck_assert_str_eq(weights_origin_of(m->source)->files[0].sha256, sha256);
     cJSON *a = cJSON_CreateObject();
-    ck_assert(origin_describe(weights_origin_of(m->source), a));
+    origin_describe(weights_origin_of(m->source), a);
     char want[256];
     snprintf(want, sizeof want, "{\"model.safetensors\":\"%s\"}", sha256);
     ck_assert_str_eq(cJSON_GetObjectItem(a, "model_files")->valuestring, want);

@@ -379,6 +379,65 @@ static int interruptible(int threads)
     return found;
 }
 
+// Inputs, outputs and the first operand as an output; an option that is not in the table, --force, lets another kind be
+// replaced, and nothing lets an input be.
+START_TEST(files_that_are_named)
+{
+    char folder[] = "/tmp/kvb-cli-XXXXXX", in[64], out[64], notes[64];
+    ck_assert_ptr_nonnull(mkdtemp(folder));
+    snprintf(in, sizeof in, "%s/in", folder);
+    snprintf(out, sizeof out, "%s/out.csv", folder);
+    snprintf(notes, sizeof notes, "%s/notes", folder);
+    for (int i = 0; i < 2; i++) {
+        FILE *f = fopen(i ? notes : in, "w");
+        ck_assert_ptr_nonnull(f);
+        fputs("a note, or two", f);
+        fclose(f);
+    }
+    const char *read = NULL, *csv = NULL;
+    const cli_option options[] = {{"read", 'r', CLI_INPUT, &read, "FILE", "What is read."},
+                                  {"csv", 'c', CLI_WRITES(FILE_CSV), &csv, "FILE", "What is written."},
+                                  {0}};
+    const cli_option none[] = {{"read", 'r', CLI_INPUT, &read, "FILE", "What is read."}, {0}};
+    ck_assert_str_eq(cli_force_option(options)->name, "force");
+    ck_assert_ptr_null(cli_force_option(none));
+    const struct {
+        const char *words[6];
+        bool first;
+        int code;
+    } cases[] = {{{"try", "-r", in, "-c", out}, false, EXIT_DONE},
+                 {{"try", "-r", in, "-c", in}, false, EXIT_FAILED},
+                 {{"try", "--force", "-r", in, "-c", in}, false, EXIT_FAILED},
+                 {{"try", in, "-c", in}, false, EXIT_FAILED},
+                 {{"try", "-c", notes}, false, EXIT_FAILED},
+                 {{"try", "--force", "-c", notes}, false, EXIT_DONE},
+                 {{"try", "-c", ""}, false, EXIT_FAILED},
+                 {{"try", out, "-c", out}, true, EXIT_FAILED},
+                 {{"try", out, "-r", in}, true, EXIT_DONE},
+                 {{"try", notes, "-r", in}, true, EXIT_FAILED}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char *argv[7] = {0};
+        int argc = 0, first;
+        read = csv = NULL;
+        for (; argc < 6 && cases[i].words[argc]; argc++) argv[argc] = (char *)(uintptr_t)cases[i].words[argc];
+        int code = cases[i].first ? cli_parse_output(&COMMAND, options, FILE_CSV, argc, argv, &first)
+                                  : cli_parse(&COMMAND, options, argc, argv, &first);
+        ck_assert_msg(code == cases[i].code, "case %zu: %d", i, code);
+    }
+    // What only a command knows: a file for each metric.
+    named_files_begin(false);
+    named_input(in);
+    ck_assert_int_eq(named_output("{metric}.csv", "--csv", FILE_CSV | FILE_PER_METRIC, NULL), KVB_OK);
+    ck_assert_int_eq(named_output(folder, "--csv", FILE_CSV | FILE_PER_METRIC, NULL), KVB_OK);
+    ck_assert_int_eq(named_output(out, "--csv", FILE_CSV, NULL), KVB_OK);
+    ck_assert_int_eq(named_output(out, "--csv", FILE_CSV, NULL), KVB_OK);
+    ck_assert_int_eq(named_output(out, "--output", FILE_CSV, NULL), KVB_ARGUMENT);
+    ck_assert_int_eq(named_output(in, "--output", FILE_ANY, NULL), KVB_ARGUMENT);
+    named_files_begin(false);
+    ck_assert_int_eq(unlink(in) | unlink(notes) | rmdir(folder), 0);
+}
+END_TEST
+
 // What a guarded standard output shows of `pieces`, each written by itself.
 static void shown(char *out, size_t size, const char *const *pieces)
 {
@@ -433,6 +492,7 @@ END_TEST
 START_TEST(signals)
 {
     cli_end_by_signal();
+    cli_watch_signals();
     cli_catch_signals();
     ck_assert_int_eq(cli_stop_requested, 0);
     ck_assert_int_eq(interruptible(4), 0);
@@ -482,6 +542,7 @@ static void fill(TCase *tc)
 {
     tcase_add_test(tc, messages);
     tcase_add_test(tc, progress_in_a_log);
+    tcase_add_test(tc, files_that_are_named);
     tcase_add_test(tc, terminal_shows);
     tcase_add_test(tc, signals);
     tcase_add_test(tc, other_manuals);

@@ -1,4 +1,5 @@
 // kvbudget profile, before it runs: the texts, the model, and who gets which memory.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/profile_command.h"
 #include "tools/memory.h"
@@ -57,8 +58,7 @@ static kvb_status allot_memory(profile_command *p, kvb_error *err)
 
 static kvb_status open_texts(profile_command *p, char **paths, size_t n, kvb_error *err)
 {
-    p->files = calloc(n + 1, sizeof *p->files);
-    if (!p->files) return kvb_fail(err, KVB_MEMORY, "no memory for %zu calibration files", n);
+    p->files = need(n, sizeof *p->files, "calibration files");
     for (; p->n_files < n; p->n_files++) {
         kvb_status status = calib_load(&p->files[p->n_files], paths[p->n_files], err);
         if (status != KVB_OK) return status;

@@ -1,8 +1,10 @@
 // kvbudget profile --plan: what a run would take.
 #include "profiler/backend/peaks.h"
+#include "profiler/profile_losses.h"
 #include "runtime/fail.h"
 #include "tools/cmd/profile_command.h"
 #include "tools/report/words.h"
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -107,6 +109,13 @@ kvb_status profile_print_plan(const profile_command *p, kvb_error *err)
     if (status != KVB_OK) return status;
     printf("batch      %u %s at a time\n", job->max_questions, plural(job->max_questions, "question", "questions"));
     print_memory(p);
+    double curves = profile_losses_bytes(p->m, job, &p->options), more = profile_losses_flops(p->m, job, &p->options);
+    record_bytes += curves;
     printf("record     %.1f MB%s\n", record_bytes / 1e6, p->add ? " more" : "");
+    if (curves > 0)
+        printf(
+            "losses     curves and gains: %.2f MB of these, %.2f TFLOP, %.0f %% of the other work, which is not in the "
+            "time below\n",
+            curves / 1e6, more / 1e12, 100 * more / fmax(profile_flops(p->m, job), 1));
     return print_time(p, record_bytes, err);
 }

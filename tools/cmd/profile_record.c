@@ -4,6 +4,7 @@
 // and rank 0 assembles them at the end. So nothing has to be sent, a dead rank loses what was in flight, and the next
 // run may have any number of ranks. What is done is read by rank 0 alone and sent to the others, because a network file
 // system may show every machine another state, and all must plan from the same one.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/profile_command.h"
 #include "tools/report/words.h"
@@ -36,29 +37,17 @@ kvb_status profile_agree(profile_command *p, kvb_status mine, kvb_error *err)
                     who, p->ranks.size, status == KVB_INTERRUPTED ? "was stopped" : "failed (its message says why)");
 }
 
-static cJSON *make_attributes(const profile_command *p, kvb_error *err)
+static kvb_status make_attributes(cJSON **out, const profile_command *p, kvb_error *err)
 {
-    cJSON *attributes = NULL;
-    if (p->base) {
-        profile_grown_attributes(&attributes, p->m, &p->job, &p->options, err);
-        return attributes;
-    }
-    attributes = profile_attributes(p->m, &p->job, &p->options);
-    if (!attributes) {
-        kvb_fail(err, KVB_MEMORY, "no memory for the attributes");
-        return NULL;
-    }
-    if (!p->n_shards) return attributes;
-    record_whole *all = calloc(p->job.n_contexts + 1, sizeof *all);
-    kvb_status status = all ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", p->job.n_contexts);
-    for (size_t i = 0; all && i < p->job.n_contexts; i++)
+    if (p->base) return profile_grown_attributes(out, p->m, &p->job, &p->options, err);
+    *out = profile_attributes(p->m, &p->job, &p->options);
+    if (!p->n_shards) return KVB_OK;
+    record_whole *all = need(p->job.n_contexts, sizeof *all, "contexts");
+    for (size_t i = 0; i < p->job.n_contexts; i++)
         all[i] = (record_whole){p->job.contexts[i].id, p->job.contexts[i].n_questions};
-    if (status == KVB_OK)
-        status = record_mark_shard(attributes, p->shard_index + 1, p->n_shards, all, p->job.n_contexts, err);
+    kvb_status status = record_mark_shard(*out, p->shard_index + 1, p->n_shards, all, p->job.n_contexts, err);
     free(all);
-    if (status == KVB_OK) return attributes;
-    cJSON_Delete(attributes);
-    return NULL;
+    return status;
 }
 
 // Rank 0 makes the folder, the others join it: their attributes must be equal, so model, texts and options are as well.
@@ -68,8 +57,8 @@ static kvb_status begin_record(record_writer **writer, profile_command *p, kvb_e
     record_shape shape = {model_budgeted(c, c->n_layers), c->n_heads, c->n_kv_heads, c->head_dim};
     record_start add = p->force ? RECORD_ADD_ANEW : RECORD_ADD;
     record_start start = p->add ? add : p->resume ? RECORD_RESUME : p->force ? RECORD_REPLACE : RECORD_NEW;
-    cJSON *attributes = make_attributes(p, err);
-    kvb_status status = attributes ? KVB_OK : err->status;
+    cJSON *attributes = NULL;
+    kvb_status status = make_attributes(&attributes, p, err);
     if (status == KVB_OK && p->ranks.rank == 0)
         status = record_begin(writer, p->output, &shape, attributes, start, err);
     status = profile_agree(p, status, err);
@@ -84,14 +73,11 @@ static kvb_status find_share(profile_share *share, profile_command *p, const rec
     if (p->n_shards) return profile_share_out(share, p->m, &p->job, NULL, p->n_shards, p->shard_index, err);
     if (p->ranks.size == 1) return profile_share_out(share, p->m, &p->job, NULL, 1, 0, err);
     size_t size = profile_state_size(&p->job);
-    uint8_t *state = calloc(size + 1, 1);
-    kvb_status status = state ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the state of %zu pieces", size);
-    status = profile_agree(p, status, err);
-    if (status == KVB_OK) {
-        if (p->ranks.rank == 0) profile_read_state(state, &p->job, writer);
-        ranks_broadcast(&p->ranks, state, size);
-        status = profile_share_out(share, p->m, &p->job, state, (uint32_t)p->ranks.size, (uint32_t)p->ranks.rank, err);
-    }
+    uint8_t *state = need(size, 1, "pieces of work");
+    if (p->ranks.rank == 0) profile_read_state(state, &p->job, writer);
+    ranks_broadcast(&p->ranks, state, size);
+    kvb_status status =
+        profile_share_out(share, p->m, &p->job, state, (uint32_t)p->ranks.size, (uint32_t)p->ranks.rank, err);
     free(state);
     return status;
 }

@@ -25,6 +25,21 @@ static bool is_second(const char *word, const char *first, const char *second, b
     return is;
 }
 
+static int check_loss(solve_line *l)
+{
+    kvb_error err = {0};
+    study_options *o = &l->options;
+    const char *loss = l->words.loss;
+    o->loss = !loss ? LOSS_AUTO : strcmp(loss, "output") == 0 ? LOSS_OUTPUT : LOSS_IMPORTANCE;
+    if (loss && o->loss == LOSS_IMPORTANCE && strcmp(loss, "importance") != 0)
+        return cli_usage_error(l->self, "--loss: expected output or importance, found '%s'", loss);
+    if (l->words.paper && o->loss == LOSS_OUTPUT)
+        return cli_usage_error(l->self, "--paper minimises importance; leave out --loss output");
+    if (l->words.gains && gain_choice_parse(&o->gains, l->words.gains, &err) != KVB_OK)
+        return cli_usage_error(l->self, "--gains: %s", err.message);
+    return EXIT_DONE;
+}
+
 static int check_words(solve_line *l)
 {
     bool scope, hull, order;
@@ -50,6 +65,7 @@ static int check_aggregation(solve_line *l, const char *otherwise)
         return cli_usage_error(l->self, "--paper takes neither --shrink nor --min-keep: the paper has none");
     if (study_options_aggregate(o, given ? given : l->words.paper ? "mean_ratio" : otherwise, &err) != KVB_OK)
         return cli_usage_error(l->self, "--aggregate: %s", err.message);
+    l->words.shrink = !isnan(o->shrink);
     if (isnan(o->shrink)) o->shrink = o->aggregate == AGGREGATE_MEAN_LOSS ? DEFAULT_SHRINK : 0;
     if (isnan(o->min_keep)) o->min_keep = 0;
     if (!(o->shrink >= 0 && o->shrink <= 1)) return cli_usage_error(l->self, "--shrink: expected 0 to 1");
@@ -109,6 +125,7 @@ int solve_line_check(solve_line *l, const char *aggregate)
 {
     const study_options *o = &l->options;
     int code = check_words(l);
+    if (code == EXIT_DONE) code = check_loss(l);
     if (code == EXIT_DONE) code = check_aggregation(l, aggregate);
     if (code == EXIT_DONE && o->monotone && !o->exact)
         code = cli_usage_error(l->self, "--monotone is for --exact: greedy's budgets are nested anyway");

@@ -24,8 +24,8 @@
 
 // The names among the options, as given; NULL: not given.
 typedef struct option_words {
-    const char *aggregate, *scope, *hull, *order, *window;
-    bool paper;
+    const char *aggregate, *scope, *hull, *order, *window, *loss, *gains;
+    bool paper, alone, shrink; // shrink: was given
 } option_words;
 
 typedef struct solve_outputs {

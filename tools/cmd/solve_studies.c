@@ -31,6 +31,8 @@ int study_check(const solve_line *l, const study_words *w)
                                         "the metric's; leave out --order");
     if (study && l->choose_window)
         return cli_usage_error(l->self, "studies take one window; find it with solve --window auto first");
+    if (w->ablation && l->options.loss == LOSS_OUTPUT)
+        return cli_usage_error(l->self, "--ablation compares orders of importance; leave out --loss output");
     if (study && l->options.exact) return cli_usage_error(l->self, "studies solve greedily; leave out --exact");
     if (out->picture && !study)
         return cli_usage_error(l->self,

@@ -4,6 +4,7 @@
 #include "study/holdout.h"
 #include "study/lengths.h"
 #include "study/table.h"
+#include "study/versus.h"
 #include "study/table_check.h"
 #include "study/validation.h"
 #include "study/window.h"
@@ -20,6 +21,8 @@ void warn_of_table(const study_table *t);
 
 void print_table(const study_table *t);
 // What the sinks and windows lose that --window auto has compared.
+// What the table and its rivals lose on left-out texts, and where a rival's budgets were taken.
+void print_versus(const versus *v, const study_table *t);
 void print_windows(const window_choice *c, const char *metric);
 void print_holdout(const holdout *h);
 void print_ablation(const ablation *x);

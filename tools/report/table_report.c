@@ -1,5 +1,6 @@
 // A solved table as text and as JSON, and the warnings about its pairs.
 #include "runtime/fail.h"
+#include "study/versus.h"
 #include "tools/report/study_report.h"
 #include "tools/report/words.h"
 #include <math.h>
@@ -101,6 +102,25 @@ static void print_what_is_proved(const study_options *o)
                o->shrink > 0 ? ", curves pulled together" : "");
 }
 
+void print_versus(const versus *v, const study_table *t)
+{
+    static const uint32_t shown[] = {50, 80, 90, 95};
+    if (!v->compared) {
+        printf("  One text alone: nothing says whether uniform or published budgets lose less on others.\n");
+        return;
+    }
+    printf("  On left-out texts, predicted KL of own / uniform / published (--paper) budgets:");
+    for (size_t i = 0; i < sizeof shown / sizeof *shown && !t->options.own_ratios; i++) {
+        uint32_t r = shown[i] - 1;
+        printf("%s %u %% %.4f / %.4f / %.4f", i ? "," : "", shown[i], v->loss[RIVAL_NONE][r], v->loss[RIVAL_UNIFORM][r],
+               v->loss[RIVAL_PUBLISHED][r]);
+    }
+    uint32_t taken[N_RIVALS] = {0};
+    for (uint32_t r = 0; r < t->options.n_rows; r++) taken[v->best[r]]++;
+    printf("\n  Taken: own budgets at %u ratios, uniform at %u, published at %u.\n", taken[RIVAL_NONE],
+           taken[RIVAL_UNIFORM], taken[RIVAL_PUBLISHED]);
+}
+
 void warn_of_table(const study_table *t)
 {
     const study_options *o = &t->options;
@@ -145,7 +165,9 @@ void print_table(const study_table *t)
            questions_on(pairs, t->pairs.n_pairs, t->pairs.n_contexts, "context"), t->pairs.about.sink,
            t->pairs.about.window, scope_words(o->scope), o->aggregate_name);
     printf("%s\n", o->oracle_order ? "; solved and bound as if the metric ranked perfectly" : "");
-    printf("  pruned   table %%   bound %%     gap %%  uniform %%  solved for %%\n");
+    if (t->pairs.loss == LOSS_OUTPUT)
+        printf("  pruned     table     bound     gap %%   uniform   solved for   in 0.01 nats: the predicted KL\n");
+    else printf("  pruned   table %%   bound %%     gap %%  uniform %%  solved for %%\n");
     for (size_t i = 0; i < n_shown + last; i++) {
         size_t r = i == n_shown ? o->n_rows - 1 : o->own_ratios ? i : shown[i] - 1;
         print_loss_row(t, r);

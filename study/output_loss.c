@@ -1,0 +1,106 @@
+#include "study/output_loss.h"
+#include "formats/need.h"
+#include "runtime/fail.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const choice_names[] = {
+    [GAIN_OF_ALL] = "all", [GAIN_OF_NOISE] = "noise", [GAIN_OF_CUT] = "cut", [GAIN_OF_DEEP] = "deep"};
+enum { N_CHOICES = sizeof choice_names / sizeof *choice_names };
+
+kvb_status gain_choice_parse(gain_choice *out, const char *name, kvb_error *err)
+{
+    for (int i = 0; i < N_CHOICES; i++)
+        if (strcmp(name, choice_names[i]) == 0) {
+            *out = (gain_choice)i;
+            return KVB_OK;
+        }
+    return kvb_fail(err, KVB_ARGUMENT, "expected all, noise, cut or deep, found '%s'", name);
+}
+
+const char *gain_choice_name(gain_choice choice)
+{
+    return choice_names[choice];
+}
+
+static bool has_gains(const selection *s)
+{
+    for (size_t k = 0; k < s->n_contexts; k++)
+        for (uint32_t q = 0; q < selection_context(s, k)->n_questions; q++)
+            if (record_has_gains(s->r, s->contexts[k], q)) return true;
+    return false;
+}
+
+bool output_loss_is_there(const selection *s, const char *metric)
+{
+    for (size_t k = 0; k < s->n_contexts; k++) {
+        const record_context_info *c = selection_context(s, k);
+        for (uint32_t q = 0; q < c->n_questions; q++)
+            if (selection_has(s, &c->questions[q], q) && !record_has_curves(s->r, s->contexts[k], q, metric))
+                return false;
+    }
+    return has_gains(s);
+}
+
+kvb_status output_gains_read(double *gain, const selection *s, gain_choice choice, kvb_error *err)
+{
+    uint32_t L = record_get_shape(s->r).n_layers, *count = need(L, sizeof *count, "gains");
+    float *gains = need((size_t)L * RECORD_GAIN_KINDS * 2, sizeof *gains, "gains");
+    kvb_status status = KVB_OK;
+    memset(gain, 0, L * sizeof *gain); // sums of logarithms first
+    for (size_t k = 0; k < s->n_contexts; k++)
+        for (uint32_t q = 0; q < selection_context(s, k)->n_questions && status == KVB_OK; q++) {
+            if (!record_has_gains(s->r, s->contexts[k], q)) continue;
+            status = record_read_gains(s->r, s->contexts[k], q, gains, err);
+            for (uint32_t i = 0; i < L * RECORD_GAIN_KINDS && status == KVB_OK; i++) {
+                bool wanted = choice == GAIN_OF_ALL || i % RECORD_GAIN_KINDS == (uint32_t)choice - 1;
+                float kl = gains[2 * i], square = gains[2 * i + 1];
+                if (!wanted || !(kl > 0) || !(square > 0)) continue;
+                gain[i / RECORD_GAIN_KINDS] += log((double)kl / (double)square);
+                count[i / RECORD_GAIN_KINDS]++;
+            }
+        }
+    for (uint32_t l = 0; l < L && status == KVB_OK; l++) {
+        if (count[l] == 0)
+            status = kvb_fail(err, KVB_MISMATCH, "%s: no question has a gain of layer %u; profile with --gain-rows 4",
+                              s->path, l);
+        else gain[l] = exp(gain[l] / count[l]);
+    }
+    free(count);
+    free(gains);
+    return status;
+}
+
+// One head's gains per token, from its errors at the levels.
+static void fill_head(double *out, const cache_shape *s, const float *errors, double gain)
+{
+    uint32_t p = shape_protected(s), m = shape_middle(s), level = 0;
+    double last = 0;
+    for (uint32_t c = 0; c <= m; c++) {
+        uint32_t b = p + c;
+        while (level < RECORD_CURVE_LEVELS && record_curve_tokens(level, s->n_tokens, p) <= b) level++;
+        uint32_t from = level ? record_curve_tokens(level - 1, s->n_tokens, p) : b,
+                 to = level < RECORD_CURVE_LEVELS ? record_curve_tokens(level, s->n_tokens, p) : s->n_tokens;
+        double right = level < RECORD_CURVE_LEVELS ? (double)errors[level] : 0,
+               left = level ? (double)errors[level - 1] : right, value = left;
+        if (level && to > from) value += (right - left) * (b - from) / (to - from);
+        if (c > 0) out[c - 1] = gain * (last - value);
+        last = value;
+    }
+}
+
+kvb_status output_curves_fill(loss_curves *c, const selection *s, size_t context, uint32_t question, const char *metric,
+                              const double *gain, float *buffer, kvb_error *err)
+{
+    const cache_shape *shape = &c->shape;
+    size_t m = shape_middle(shape), heads = shape_heads(shape);
+    kvb_status status = record_read_curves(s->r, s->contexts[context], question, metric, buffer, err);
+    for (size_t h = 0; h < heads && status == KVB_OK; h++)
+        fill_head(c->gain + h * m, shape, buffer + h * RECORD_CURVE_LEVELS, gain[h / shape->n_kv_heads]);
+    if (status != KVB_OK) return status;
+    loss_curves_sum(c);
+    c->rises = true;
+    c->total = 1;
+    return KVB_OK;
+}

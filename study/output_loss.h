@@ -1,0 +1,25 @@
+// The loss that tables are solved for where a record has what it takes (docs/objective.md): how far heads' outputs
+// move, times what such a movement does to the model's output. In nats:
+//
+//     loss(n) = sum over layers l of gain_l * sum over its KV heads h of e_h(n_h)
+#pragma once
+#include "solver/curve.h"
+#include "study/selection.h"
+
+// Which of the gains of a record count. `noise`: white noise. `cut`: the layer's heads cut to 20 %. `deep`: to 4 %.
+// `all`: the geometric mean of the three.
+typedef enum gain_choice { GAIN_OF_ALL, GAIN_OF_NOISE, GAIN_OF_CUT, GAIN_OF_DEEP } gain_choice;
+kvb_status gain_choice_parse(gain_choice *out, const char *name, kvb_error *err);
+const char *gain_choice_name(gain_choice choice);
+
+// Whether every selected question has the metric's curves, and any has gains.
+bool output_loss_is_there(const selection *s, const char *metric);
+
+// gain [L]: the geometric mean over the questions of the selected contexts that have gains. KVB_MISMATCH where a layer
+// has none.
+kvb_status output_gains_read(double *gain, const selection *s, gain_choice choice, kvb_error *err);
+
+// Fills the curves of the question, in nats, so c->total is 1: straight lines between the recorded levels, which need
+// not fall (c->rises). `buffer` [L, G, RECORD_CURVE_LEVELS].
+kvb_status output_curves_fill(loss_curves *c, const selection *s, size_t context, uint32_t question, const char *metric,
+                              const double *gain, float *buffer, kvb_error *err);

@@ -1,0 +1,188 @@
+// Tables that minimise what eviction does to the model's output: curves and gains written by hand, the budgets that
+// follow from them, and rivals that lose less on texts that a table has not seen.
+#include "study/output_loss.h"
+#include "study/table.h"
+#include "study/table_file.h"
+#include "study/versus.h"
+#include "study_help.h"
+
+enum { T = 40, N = RECORD_CURVE_LEVELS };
+
+static const case_context A = {.id = "a", .n_tokens = T, .n_questions = 1, .questions = {{9, {1, 1}, NULL}}};
+static const case_context B = {.id = "b", .n_tokens = T, .n_questions = 1, .questions = {{9, {1, 1}, NULL}}};
+
+// e of head h falls from top[h] to 0 at T in a straight line, but for `bump`, which is added at level 8 of head 1.
+static void put_losses(record_writer *w, const char *id, const float top[2], float bump, float gain)
+{
+    float curves[2 * N], gains[RECORD_GAIN_KINDS * 2];
+    const char *const metric = "keydiff";
+    const float *const put = curves;
+    const record_losses l = {&metric, &put, 1, gain > 0 ? gains : NULL};
+    for (int h = 0; h < 2; h++)
+        for (uint32_t i = 0; i < N; i++)
+            curves[h * N + (int)i] =
+                top[h] * (float)(T - record_curve_tokens(i, T, 2)) / T + (h == 1 && i == 8 ? bump : 0);
+    for (int k = 0; k < RECORD_GAIN_KINDS; k++) gains[2 * k] = gain * (float)(k + 1), gains[2 * k + 1] = 2;
+    help_ok(record_put_losses(w, id, 0, &l, err));
+}
+
+static const char *make(const char *name, const float a[2], const float b[2], float bump)
+{
+    static char path[256];
+    strcpy(path, help_path("%s", name));
+    record_writer *w;
+    const record_shape shape = {1, 4, CASE_HEADS, 8};
+    const char *const ids[] = {"a", "b"};
+    cJSON *attributes = case_attributes(CASE_PROTECTED);
+    help_ok(record_begin(&w, path, &shape, attributes, RECORD_NEW, err));
+    case_put_context(w, &A, CASE_METRIC, 1);
+    case_put_context(w, &B, CASE_METRIC, 1);
+    put_losses(w, "a", a, bump, 4);
+    if (b) put_losses(w, "b", b, bump, 0);
+    help_ok(record_finish(w, ids, 2, err));
+    record_writer_free(w);
+    cJSON_Delete(attributes);
+    return path;
+}
+
+static const float STEEP[2] = {8, 1}, OPPOSITE[2] = {1, 8};
+
+START_TEST(test_gains_are_geometric_means)
+{
+    selection s;
+    double gain;
+    static const double want[] = {[GAIN_OF_NOISE] = 2, [GAIN_OF_CUT] = 4, [GAIN_OF_DEEP] = 6};
+    case_select(&s, make("gains.h5", STEEP, STEEP, 0));
+    for (gain_choice c = GAIN_OF_NOISE; c <= GAIN_OF_DEEP; c++) {
+        gain_choice parsed;
+        help_ok(output_gains_read(&gain, &s, c, err));
+        ck_near(gain, want[c]);
+        help_ok(gain_choice_parse(&parsed, gain_choice_name(c), err));
+        ck_assert_int_eq(parsed, c);
+    }
+    help_ok(output_gains_read(&gain, &s, GAIN_OF_ALL, err));
+    ck_near(gain, cbrt(2.0 * 4 * 6));
+    help_fails(gain_choice_parse(&(gain_choice){0}, "loud", err), KVB_ARGUMENT, "found 'loud'");
+    ck_assert(output_loss_is_there(&s, "keydiff") && !output_loss_is_there(&s, "snapkv"));
+    selection_close(&s);
+    case_select(&s, make("half.h5", STEEP, NULL, 0));
+    ck_assert(!output_loss_is_there(&s, "keydiff"));
+    study_table t;
+    study_options o = case_options("mean_loss");
+    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err)); // importance, then
+    ck_assert_int_eq(t.pairs.loss, LOSS_IMPORTANCE);
+    study_table_free(&t);
+    o.loss = LOSS_OUTPUT;
+    help_fails(study_table_open(&t, &s, "keydiff", &o, false, err), KVB_MISMATCH, "has no curves of output errors");
+    study_table_free(&t);
+    selection_close(&s);
+}
+END_TEST
+
+START_TEST(test_curves_are_lines_between_the_levels)
+{
+    selection s;
+    loss_curves c;
+    float buffer[2 * N];
+    const double gain = 3;
+    const cache_shape shape = {1, 2, T, 1, 1};
+    case_select(&s, make("lines.h5", STEEP, STEEP, 5));
+    help_ok(loss_curves_init(&c, &shape, err));
+    help_ok(output_curves_fill(&c, &s, 0, 0, "keydiff", &gain, buffer, err));
+    ck_assert(c.rises);
+    ck_near(c.total, 1);
+    for (uint32_t b = 2; b <= T; b++) ck_assert_double_eq_tol(loss_at(&c, 0, b), 3 * 8.0 * (T - b) / T, 1e-5);
+    uint32_t bumped = record_curve_tokens(8, T, 2);
+    ck_assert_double_eq_tol(loss_at(&c, 1, bumped), 3 * (1.0 * (T - bumped) / T + 5), 1e-5);
+    ck_assert_double_eq_tol(loss_at(&c, 1, T), 0, 1e-6); // all tokens lose nothing
+    loss_curves_free(&c);
+    selection_close(&s);
+}
+END_TEST
+
+// The head whose output matters eight times as much keeps what it can; the prediction is in nats, and what the table
+// says of its loss is found again when it is read.
+START_TEST(test_budgets_follow_the_output)
+{
+    selection s;
+    study_table t;
+    study_options o = case_options("mean_loss");
+    case_select(&s, make("solve.h5", STEEP, STEEP, 0));
+    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
+    ck_assert_int_eq(t.pairs.loss, LOSS_OUTPUT);
+    help_ok(study_table_solve(&t, NULL, err));
+    double g = cbrt(2.0 * 4 * 6);
+    ck_near(t.prune_ratio[2 * 24], 0); // 25 %: 20 of 80 tokens, all from head 1
+    ck_near(t.prune_ratio[2 * 24 + 1], 0.5);
+    ck_assert_double_eq_tol(t.table_loss[24], g * 0.5, 1e-5);
+    ck_assert_double_eq_tol(t.uniform_loss[24], g * 9 * 0.25, 1e-5);
+    ck_assert(t.bound[24] <= t.loss[24] + 1e-12);
+    help_ok(study_table_judge(&t, NULL, err));
+    ck_assert_double_eq_tol(t.table_loss[24], g * 0.5, 1e-5);
+    versus v;
+    help_ok(versus_choose(&v, &t, NULL, err));
+    ck_assert(v.compared);
+    ck_assert_int_eq(v.best[24], RIVAL_NONE);
+    ck_assert_str_eq(rival_names[v.best[24]], "own");
+    ck_assert(v.loss[RIVAL_NONE][24] < v.loss[RIVAL_UNIFORM][24]);
+    study_table_free(&t);
+    selection_close(&s);
+}
+END_TEST
+
+// Each text's budgets are the worst for the other: uniform ones lose less on left-out texts, and are taken.
+START_TEST(test_rivals_are_taken)
+{
+    selection s;
+    study_table t;
+    versus v;
+    study_options o = case_options("mean_loss");
+    case_select(&s, make("rivals.h5", STEEP, OPPOSITE, 0));
+    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
+    help_ok(study_table_solve(&t, NULL, err));
+    help_ok(versus_choose(&v, &t, NULL, err));
+    ck_assert(v.best[24] != RIVAL_NONE && v.loss[v.best[24]][24] < v.loss[RIVAL_NONE][24]);
+    ck_near(t.prune_ratio[2 * 24], 0.25);
+    ck_near(t.prune_ratio[2 * 24 + 1], 0.25);
+    ck_near(t.loss[24], t.table_loss[24]);
+    ck_assert(t.bound[24] <= t.loss[24]);
+    cJSON *about;
+    help_ok(study_table_describe(&t, &about, err));
+    ck_assert_str_eq(cJSON_GetObjectItem(about, "loss")->valuestring, "output");
+    ck_assert_str_eq(cJSON_GetObjectItem(about, "gains")->valuestring, "all");
+    cJSON_Delete(about);
+    study_table_free(&t);
+    selection_close(&s);
+}
+END_TEST
+
+// A curve that rises between its ends: the hull passes below the bump, and the optimum stays above the bound.
+START_TEST(test_a_curve_may_rise)
+{
+    selection s;
+    study_table t;
+    study_options o = case_options("mean_loss");
+    o.exact = true;
+    case_select(&s, make("rise.h5", STEEP, STEEP, 2));
+    help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
+    help_ok(study_table_solve(&t, NULL, err));
+    for (int r = 0; r < ROWS; r++) {
+        ck_assert(t.bound[r] <= t.optimum[r] + 1e-9 && t.optimum[r] <= t.greedy[r] + 1e-9);
+        ck_assert(t.table_loss[r] <= t.greedy[r] + 1e-9);
+    }
+    study_table_free(&t);
+    selection_close(&s);
+}
+END_TEST
+
+static void fill(TCase *tc)
+{
+    tcase_add_checked_fixture(tc, help_setup, help_teardown);
+    tcase_add_test(tc, test_gains_are_geometric_means);
+    tcase_add_test(tc, test_curves_are_lines_between_the_levels);
+    tcase_add_test(tc, test_budgets_follow_the_output);
+    tcase_add_test(tc, test_rivals_are_taken);
+    tcase_add_test(tc, test_a_curve_may_rise);
+}
+
+UNIT_MAIN("study loss", fill)
