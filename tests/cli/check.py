@@ -140,8 +140,8 @@ def check_metadata(path, key, value):
 
 
 def check_damage(source, target, tensor, row):
-    """Not a check: copies a table with one number of a [99] tensor changed so that it cannot be right, and with the hash
-    of what it then holds."""
+    """Not a check: copies a table with one number of a [99] tensor changed so that it cannot be right, and with the
+    hash of what it then holds."""
     data = bytearray(open(source, "rb").read())
     (size,) = struct.unpack("<Q", data[:8])
     first = 8 + size + json.loads(data[8 : 8 + size])[tensor]["data_offsets"][0] + 8 * int(row)

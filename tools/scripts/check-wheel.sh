@@ -3,7 +3,8 @@
 # the wheel with what README names and nothing else of this project; then the commands and Python lines of
 # python/README.md, sections "From a model to a table" and "Use a table", are run as they stand, in an empty folder.
 # KVBUDGET_VENV names an environment that has torch and transformers already (they are several GB): then only the wheel
-# is installed, anew. The wheel of the library alone is looked for in FOLDER-library. The last line is "N passed, N failed".
+# is installed, anew. The wheel of the library alone is looked for in FOLDER-library.
+# The last line is "N passed, N failed".
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 
