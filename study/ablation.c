@@ -1,6 +1,6 @@
 #include "study/ablation.h"
+#include "formats/need.h"
 #include "runtime/allocate.h"
-#include "runtime/fail.h"
 #include <stdlib.h>
 
 const char *const ablation_ways[N_WAYS] = {"uniform",           "PyramidKV",   "AdaKV",
@@ -81,12 +81,9 @@ kvb_status ablation_open(ablation *x, const selection *from, const char *metric,
     kvb_status status = pairs_open(&x->pairs, from, metric, o, err);
     if (status != KVB_OK) return status;
     x->n_heads = shape_heads(&x->pairs.longest);
-    bool ok = true;
-    for (int w = 0; w < N_FIXED_WAYS; w++)
-        ok = (x->fixed[w] = malloc((size_t)RATIOS * x->n_heads * sizeof *x->fixed[w])) && ok;
-    for (int w = 0; w < N_WAYS; w++)
-        ok = (x->head_loss[w] = calloc((size_t)RATIOS * x->n_heads, sizeof *x->head_loss[w])) && ok;
-    return ok ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %u heads", x->n_heads);
+    for (int w = 0; w < N_FIXED_WAYS; w++) x->fixed[w] = need((size_t)RATIOS * x->n_heads, sizeof(uint32_t), "budgets");
+    for (int w = 0; w < N_WAYS; w++) x->head_loss[w] = need((size_t)RATIOS * x->n_heads, sizeof(double), "losses");
+    return KVB_OK;
 }
 
 kvb_status ablation_run(ablation *x, study_progress *progress, kvb_error *err)
@@ -94,7 +91,8 @@ kvb_status ablation_run(ablation *x, study_progress *progress, kvb_error *err)
     pair_walk w;
     solve_options solve = solve_for(x);
     study_progress_begin(progress, x->pairs.n_pairs);
-    kvb_status status = pair_walk_open(&w, &x->pairs, &solve, x->options.min_keep, progress, err);
+    kvb_status status = KVB_OK;
+    pair_walk_open(&w, &x->pairs, &solve, x->options.min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, compare_pair(x, &w, err), err);
     pair_walk_close(&w);

@@ -1,5 +1,5 @@
 #include "study/gather.h"
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include "solver/constrained.h"
 #include <stdlib.h>
 
@@ -7,8 +7,7 @@ static kvb_status init_texts(gathered *g, const pair_set *pairs, kvb_error *err)
 {
     size_t n = pairs->from->n_contexts;
     kvb_status status = KVB_OK;
-    g->texts = calloc(n, sizeof *g->texts);
-    if (!g->texts) return kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", n);
+    g->texts = need(n, sizeof *g->texts, "contexts");
     for (; g->n_texts < n && status == KVB_OK; g->n_texts++)
         status = loss_mean_init_coarse(&g->texts[g->n_texts], &pairs->longest, STUDY_GRID, err);
     return status;
@@ -67,8 +66,7 @@ void gather_finish(gathered *g, double shrink)
 kvb_status judge_table(double *sum, const loss_curves *c, const kvb_limits *limits, uint32_t n_rows,
                        const double *prune_ratio, kvb_error *err)
 {
-    uint32_t n = shape_heads(&c->shape), *keep = malloc(n * sizeof *keep);
-    if (!keep) return kvb_fail(err, KVB_MEMORY, "no memory for %u heads", n);
+    uint32_t *keep = need(shape_heads(&c->shape), sizeof *keep, "heads");
     kvb_status status = KVB_OK;
     if (limits) status = constrained_loss_add(sum, c, limits, n_rows, prune_ratio, keep, err);
     else table_loss_add(sum, c, n_rows, prune_ratio, keep);

@@ -137,7 +137,8 @@ static kvb_status walk(holdout *h, kvb_status (*take)(holdout *, pair_walk *, kv
                        kvb_error *err)
 {
     pair_walk w;
-    kvb_status status = pair_walk_open(&w, &h->pairs, &h->work->options, h->options.min_keep, progress, err);
+    kvb_status status = KVB_OK;
+    pair_walk_open(&w, &h->pairs, &h->work->options, h->options.min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, take(h, &w, err), err);
     pair_walk_close(&w);

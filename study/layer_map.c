@@ -1,4 +1,5 @@
 #include "study/layer_map.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/selection.h"
 #include <stdlib.h>
@@ -37,8 +38,7 @@ kvb_status layer_map_read(layer_map *out, const record *r, kvb_error *err)
         return kvb_fail(err, KVB_FORMAT, "record: attribute %s lists %u layers, expected at most %d", key, listed,
                         MAX_LAYERS);
     out->n_layers += listed;
-    out->bounded = calloc(out->n_layers, sizeof *out->bounded);
-    if (!out->bounded) return kvb_fail(err, KVB_MEMORY, "no memory for %u layers", out->n_layers);
+    out->bounded = need(out->n_layers, sizeof *out->bounded, "layers");
     for (uint32_t i = 0; i < listed; i++, least = layer + 1) {
         if (!read_layer(&at, least, out->n_layers, &layer))
             return kvb_fail(err, KVB_FORMAT,
@@ -63,16 +63,14 @@ uint32_t layer_map_place(const layer_map *m, uint32_t layer)
     return m->bounded[layer] ? UINT32_MAX : place;
 }
 
-kvb_status layer_map_spread(double **out, const layer_map *m, const double *values, size_t rows, size_t heads,
-                            kvb_error *err)
+double *layer_map_spread(const layer_map *m, const double *values, size_t rows, size_t heads)
 {
-    double *to = *out = calloc(rows * m->n_layers * heads, sizeof *to);
-    if (!to) return kvb_fail(err, KVB_MEMORY, "no memory for tables of %u layers", m->n_layers);
+    double *all = need(rows * m->n_layers * heads, sizeof *all, "numbers of a table"), *to = all;
     for (size_t r = 0; r < rows; r++)
         for (uint32_t l = 0; l < m->n_layers; l++, to += heads) {
             if (m->bounded && m->bounded[l]) continue;
             memcpy(to, values, heads * sizeof *to);
             values += heads;
         }
-    return KVB_OK;
+    return all;
 }

@@ -9,7 +9,7 @@ typedef struct layer_map {
     bool *bounded;       // [L] true: left out; NULL: none is
 } layer_map;
 
-// Reads the attribute "bounded_layers" of a record: ascending layers, commas between. KVB_FORMAT, KVB_MEMORY. The
+// Reads the attribute "bounded_layers" of a record: ascending layers, commas between. KVB_FORMAT. The
 // caller frees it, also after a failure.
 kvb_status layer_map_read(layer_map *out, const record *r, kvb_error *err);
 void layer_map_free(layer_map *m);
@@ -17,6 +17,5 @@ void layer_map_free(layer_map *m);
 // The place of the model's layer `layer` < L among those of the record; UINT32_MAX: it is left out.
 uint32_t layer_map_place(const layer_map *m, uint32_t layer);
 
-// values [rows, n_budgeted, heads] as [rows, L, heads], 0 in the layers that are left out; to be freed. KVB_MEMORY.
-kvb_status layer_map_spread(double **out, const layer_map *m, const double *values, size_t rows, size_t heads,
-                            kvb_error *err);
+// values [rows, n_budgeted, heads] as [rows, L, heads], 0 in the layers that are left out; to be freed.
+double *layer_map_spread(const layer_map *m, const double *values, size_t rows, size_t heads);

@@ -1,4 +1,5 @@
 #include "study/learn.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/learn_parts.h"
 #include "study/learned_scores.h"
@@ -86,10 +87,8 @@ static kvb_status gather(fit *f, kvb_error *err)
     learned *l = f->l;
     double own = l->options.exponent;
     kvb_status status = KVB_OK;
-    while (f->n_systems < (isnan(own) ? N_EXPONENTS : 1) && status == KVB_OK) {
-        status = learn_systems_init(&f->systems[f->n_systems], l, isnan(own) ? EXPONENTS[f->n_systems] : own, err);
-        f->n_systems++;
-    }
+    for (; f->n_systems < (isnan(own) ? N_EXPONENTS : 1); f->n_systems++)
+        f->systems[f->n_systems] = learn_systems_init(l, isnan(own) ? EXPONENTS[f->n_systems] : own);
     for (size_t k = 0; k < l->from->n_contexts && status == KVB_OK; k++) {
         status = learn_text_read(&f->text, l, k, err);
         for (uint32_t i = 0; i < f->n_systems && status == KVB_OK; i++)
@@ -141,8 +140,7 @@ static kvb_status fit_weights(fit *f, kvb_error *err)
     for (uint32_t i = 0; i < l->from->n_metrics; i++)
         if (t->set >> i & 1) l->feature[l->n_features++] = i;
     size_t numbers = (size_t)s->n_heads * learn_columns(l->n_features, s->layer_mean);
-    l->weights = malloc((1 + l->n_folds) * numbers * sizeof *l->weights);
-    if (!l->weights) return kvb_fail(err, KVB_MEMORY, "no memory for %zu weights", numbers);
+    l->weights = need((1 + l->n_folds) * numbers, sizeof *l->weights, "weights");
     kvb_status status = learn_systems_solve(s, t->set, t->lambda, UINT32_MAX, l->weights, err);
     for (uint32_t fold = 0; fold < l->n_folds && status == KVB_OK; fold++)
         status = learn_systems_solve(s, t->set, t->lambda, fold, l->weights + (1 + fold) * numbers, err);
@@ -164,15 +162,27 @@ static kvb_status check_request(const learned *l, kvb_error *err)
     return KVB_OK;
 }
 
+// What an engine pays for each metric, as the record says.
+static kvb_status read_costs(learned *l, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < l->from->n_metrics && status == KVB_OK; i++) {
+        record_metric about;
+        status = record_metric_read(&about, l->from->r, l->from->metrics[i], err);
+        l->cost[i] = about.cost;
+        record_metric_free(&about);
+    }
+    return status;
+}
+
 // Contexts of the same tokens, with other questions, are one text and left out together.
 static kvb_status deal_folds(learned *l, kvb_error *err)
 {
     size_t n = l->from->n_contexts;
     uint32_t n_texts = 0;
     kvb_status status = KVB_OK;
-    l->contexts = calloc(n, sizeof *l->contexts);
-    l->fold = calloc(n, sizeof *l->fold);
-    if (!l->contexts || !l->fold) return kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", n);
+    l->contexts = need(n, sizeof *l->contexts, "contexts");
+    l->fold = need(n, sizeof *l->fold, "contexts");
     for (size_t k = 0; k < n && status == KVB_OK; k++) {
         size_t same = 0;
         status = context_sha256(l->from, k, l->contexts[k], err);
@@ -191,18 +201,6 @@ static double count_steps(const learned *l)
     double F = (double)l->from->n_metrics, sets = l->options.all_features ? 1 : exp2(F) - 1;
     double settings = (isnan(l->options.lambda) ? N_LAMBDAS : 1) * (isnan(l->options.exponent) ? N_EXPONENTS : 1);
     return (double)l->from->n_contexts * (1 + F + sets + settings);
-}
-
-static kvb_status read_costs(learned *l, kvb_error *err)
-{
-    kvb_status status = KVB_OK;
-    for (size_t i = 0; i < l->from->n_metrics && status == KVB_OK; i++) {
-        record_metric m;
-        status = record_metric_read(&m, l->from->r, l->from->metrics[i], err);
-        l->cost[i] = m.cost;
-        record_metric_free(&m);
-    }
-    return status;
 }
 
 kvb_status learn_fit(learned *out, const selection *from, const learn_options *o, study_progress *progress,

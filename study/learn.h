@@ -36,7 +36,7 @@ typedef struct learn_trial {
     double lambda, exponent;
     double loss[LEARN_RATIOS];
     double score; // geometric mean of the losses
-    double cost;  // of computing the metrics in an engine: 1 for one that reads keys only
+    double cost;  // what an engine pays for the metrics (formats/README.md)
 } learn_trial;
 
 typedef struct learned {
@@ -45,12 +45,12 @@ typedef struct learned {
     uint32_t n_folds, n_features;            // F: chosen
     uint32_t feature[KVB_RANK_FEATURES_MAX]; // [F] indices into the selection's metrics
     int logarithm[METRICS_MAX];              // of the selection's metrics
+    double cost[METRICS_MAX];                // of these, as the record says
     double *weights;                         // [1 + n_folds, L, G, P], P = 2 F + 2, with layer_mean 3 F + 2
     learn_trial trials[LEARN_TRIALS_MAX];    // all that were made: plain metrics, sets, then settings of the chosen set
     uint32_t n_trials, chosen, best;         // chosen: of the settings; best: the set with the least loss
     char (*contexts)[65];                    // [from->n_contexts] SHA-256 of token ids
     uint32_t *fold;                          // [from->n_contexts] the same for contexts of the same tokens
-    double cost[METRICS_MAX];                // of each of from->metrics, as the record says
 } learned;
 
 // Two different texts at least. Errors: KVB_ARGUMENT too few texts, too many metrics, or nothing to fit;
@@ -61,5 +61,5 @@ kvb_status learn_fit(learned *out, const selection *from, const learn_options *o
                      kvb_error *err);
 void learn_free(learned *l);
 
-// Writes the ranking; name[24] receives its metric's name. Errors: those of rank_write(); KVB_MEMORY.
+// Writes the ranking; name[24] receives its metric's name. Errors: those of rank_write().
 kvb_status learn_write(const learned *l, const char *path, char name[24], kvb_error *err);

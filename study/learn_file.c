@@ -1,22 +1,19 @@
 // What a fitted ranking says of itself, and its file.
-#include "runtime/fail.h"
 #include "study/layer_map.h"
 #include "study/learn_parts.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static bool add_features(cJSON *about, const learned *l)
+static void add_features(cJSON *about, const learned *l)
 {
     cJSON *list = cJSON_AddArrayToObject(about, "features");
-    bool ok = list != NULL;
-    for (uint32_t f = 0; f < l->n_features && ok; f++) {
+    for (uint32_t f = 0; f < l->n_features; f++) {
         cJSON *one = cJSON_CreateObject();
-        ok = cJSON_AddItemToArray(list, one) &&
-             cJSON_AddStringToObject(one, "metric", l->from->metrics[l->feature[f]]) &&
-             cJSON_AddBoolToObject(one, "log", l->logarithm[l->feature[f]]);
+        cJSON_AddItemToArray(list, one);
+        cJSON_AddStringToObject(one, "metric", l->from->metrics[l->feature[f]]);
+        cJSON_AddBoolToObject(one, "log", l->logarithm[l->feature[f]]);
     }
-    return ok;
 }
 
 // Not a context that was recorded before under another name.
@@ -28,53 +25,48 @@ static bool first_of_text(const learned *l, size_t k)
 }
 
 // Which texts each fold has left out; a text is named once, however often it was recorded.
-static bool add_folds(cJSON *about, const learned *l)
+static void add_folds(cJSON *about, const learned *l)
 {
     cJSON *list = cJSON_AddArrayToObject(about, "folds");
-    bool ok = list != NULL;
-    for (uint32_t fold = 0; fold < l->n_folds && ok; fold++) {
+    for (uint32_t fold = 0; fold < l->n_folds; fold++) {
         cJSON *one = cJSON_CreateArray();
-        ok = cJSON_AddItemToArray(list, one);
-        for (size_t k = 0; k < l->from->n_contexts && ok; k++)
+        cJSON_AddItemToArray(list, one);
+        for (size_t k = 0; k < l->from->n_contexts; k++)
             if (l->fold[k] == fold && first_of_text(l, k))
-                ok = cJSON_AddItemToArray(one, cJSON_CreateString(l->contexts[k]));
+                cJSON_AddItemToArray(one, cJSON_CreateString(l->contexts[k]));
     }
-    return ok;
 }
 
-static bool add_fit(cJSON *about, const learned *l)
+static void add_fit(cJSON *about, const learned *l)
 {
     const learn_trial *t = &l->trials[l->chosen];
     cJSON *losses = cJSON_AddObjectToObject(about, "held_out_loss");
-    bool ok = losses && cJSON_AddNumberToObject(about, "sink", l->options.sink) &&
-              cJSON_AddBoolToObject(about, "layer_mean", l->options.layer_mean) &&
-              cJSON_AddStringToObject(about, "target", l->options.target == TARGET_MAX ? "max" : "mean") &&
-              cJSON_AddNumberToObject(about, "lambda", t->lambda) &&
-              cJSON_AddNumberToObject(about, "exponent", t->exponent);
-    for (int r = 0; r < LEARN_RATIOS && ok; r++) {
+    cJSON_AddNumberToObject(about, "sink", l->options.sink);
+    cJSON_AddBoolToObject(about, "layer_mean", l->options.layer_mean);
+    cJSON_AddStringToObject(about, "target", l->options.target == TARGET_MAX ? "max" : "mean");
+    cJSON_AddNumberToObject(about, "lambda", t->lambda);
+    cJSON_AddNumberToObject(about, "exponent", t->exponent);
+    for (int r = 0; r < LEARN_RATIOS; r++) {
         char key[16];
         snprintf(key, sizeof key, "%g", LEARN_RATIO[r]);
-        ok = cJSON_AddNumberToObject(losses, key, t->loss[r]) != NULL;
+        cJSON_AddNumberToObject(losses, key, t->loss[r]);
     }
-    return ok;
 }
 
-static bool add_origin(cJSON *m, const learned *l, const char *record_sha256)
+static void add_origin(cJSON *m, const learned *l, const char *record_sha256)
 {
     static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
                                          "calibration_sha256"};
-    bool ok = cJSON_AddStringToObject(m, "tool_version", KVBUDGET_VERSION) &&
-              cJSON_AddStringToObject(m, "record_sha256", record_sha256);
-    for (size_t i = 0; i < sizeof copied / sizeof *copied && ok; i++)
-        ok = cJSON_AddStringToObject(m, copied[i], record_text(l->from->r, copied[i])) != NULL;
-    return ok;
+    cJSON_AddStringToObject(m, "tool_version", KVBUDGET_VERSION);
+    cJSON_AddStringToObject(m, "record_sha256", record_sha256);
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++)
+        cJSON_AddStringToObject(m, copied[i], record_text(l->from->r, copied[i]));
 }
 
 static kvb_status write_named(const char *path, rank_content *content, cJSON *about, const cJSON *origin, char name[24],
                               kvb_error *err)
 {
     char *text = cJSON_PrintUnformatted(about);
-    if (!text) return kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
     content->about = text;
     char *named = rank_name(name, content);
     content->about = named;
@@ -93,8 +85,7 @@ static kvb_status write_spread(const learned *l, const char *path, cJSON *about,
     uint32_t heads = record_get_shape(l->from->r).n_kv_heads,
              columns = learn_columns(l->n_features, l->options.layer_mean);
     kvb_status status = layer_map_read(&layers, l->from->r, err);
-    if (status == KVB_OK)
-        status = layer_map_spread(&weights, &layers, l->weights, 1 + l->n_folds, (size_t)heads * columns, err);
+    if (status == KVB_OK) weights = layer_map_spread(&layers, l->weights, 1 + l->n_folds, (size_t)heads * columns);
     rank_content content = {l->n_folds, layers.n_layers, heads, columns, weights, NULL};
     if (status == KVB_OK) status = write_named(path, &content, about, origin, name, err);
     free(weights);
@@ -107,10 +98,13 @@ kvb_status learn_write(const learned *l, const char *path, char name[24], kvb_er
     char sha256[65];
     cJSON *about = cJSON_CreateObject(), *origin = cJSON_CreateObject();
     kvb_status status = record_file_sha256(l->from->r, sha256, err);
-    if (status == KVB_OK && !(about && origin && add_features(about, l) && add_folds(about, l) && add_fit(about, l) &&
-                              add_origin(origin, l, sha256)))
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory for the metadata", path);
-    if (status == KVB_OK) status = write_spread(l, path, about, origin, name, err);
+    if (status == KVB_OK) {
+        add_features(about, l);
+        add_folds(about, l);
+        add_fit(about, l);
+        add_origin(origin, l, sha256);
+        status = write_spread(l, path, about, origin, name, err);
+    }
     cJSON_Delete(about);
     cJSON_Delete(origin);
     return status;

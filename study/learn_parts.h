@@ -13,8 +13,8 @@ typedef struct learn_text {
     double mean_of_all; // mean of `mean` over heads and tokens
 } learn_text;
 
-// Room for the longest text of the selection. The caller frees, also after a failure. KVB_MEMORY, and a text that is
-// protected as a whole: KVB_ARGUMENT.
+// Room for the longest text of the selection. The caller frees, also after a failure. KVB_ARGUMENT: a text
+// that is protected as a whole.
 kvb_status learn_text_init(learn_text *t, const learned *l, kvb_error *err);
 void learn_text_free(learn_text *t);
 kvb_status learn_text_read(learn_text *t, const learned *l, size_t k, kvb_error *err);
@@ -32,7 +32,7 @@ typedef struct learn_systems {
 } learn_systems;
 
 uint32_t learn_columns(uint32_t n_features, bool layer_mean); // P
-kvb_status learn_systems_init(learn_systems *s, const learned *l, double exponent, kvb_error *err);
+learn_systems learn_systems_init(const learned *l, double exponent);
 void learn_systems_free(learn_systems *s);
 void learn_systems_add(learn_systems *s, const learned *l, const learn_text *t, uint32_t fold);
 // weights [N, P] of the metrics in `set`, from all folds but `without` (UINT32_MAX: from all).

@@ -1,5 +1,6 @@
 // Normal equations are gathered once over all columns; a set of metrics is a part of them, a fold left out is a
 // subtraction. So a trial costs no second look at the tokens before it ranks.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/learn_parts.h"
 #include <gsl/gsl_errno.h>
@@ -21,20 +22,19 @@ static size_t columns_of(const learn_systems *s)
     return learn_columns(s->n_features, s->layer_mean);
 }
 
-kvb_status learn_systems_init(learn_systems *s, const learned *l, double exponent, kvb_error *err)
+learn_systems learn_systems_init(const learned *l, double exponent)
 {
     record_shape model = record_get_shape(l->from->r);
-    *s = (learn_systems){.n_folds = l->n_folds,
-                         .n_heads = model.n_layers * model.n_kv_heads,
-                         .n_features = (uint32_t)l->from->n_metrics,
-                         .layer_mean = l->options.layer_mean,
-                         .exponent = exponent};
-    size_t rows = (size_t)s->n_folds * s->n_heads, P = columns_of(s);
-    s->a = calloc(rows * P * P, sizeof *s->a);
-    s->b = calloc(rows * P, sizeof *s->b);
-    s->n_texts = calloc(s->n_folds, sizeof *s->n_texts);
-    if (s->a && s->b && s->n_texts) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "no memory for the equations of %u heads", s->n_heads);
+    learn_systems s = {.n_folds = l->n_folds,
+                       .n_heads = model.n_layers * model.n_kv_heads,
+                       .n_features = (uint32_t)l->from->n_metrics,
+                       .layer_mean = l->options.layer_mean,
+                       .exponent = exponent};
+    size_t rows = (size_t)s.n_folds * s.n_heads, P = columns_of(&s);
+    s.a = need(rows * P * P, sizeof *s.a, "numbers of equations");
+    s.b = need(rows * P, sizeof *s.b, "numbers of equations");
+    s.n_texts = need(s.n_folds, sizeof *s.n_texts, "folds");
+    return s;
 }
 
 void learn_systems_free(learn_systems *s)

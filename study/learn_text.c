@@ -1,3 +1,4 @@
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/learn_parts.h"
 #include "study/learned_scores.h"
@@ -25,13 +26,12 @@ kvb_status learn_text_init(learn_text *t, const learned *l, kvb_error *err)
         most = numbers > most ? numbers : most;
         G = shape->n_kv_heads;
     }
-    t->z = malloc(l->from->n_metrics * most * sizeof *t->z);
-    t->plain = malloc(l->from->n_metrics * most * sizeof *t->plain);
-    t->mean = malloc(most * sizeof *t->mean);
-    t->top = malloc(most * sizeof *t->top);
-    if (l->options.layer_mean) t->layer = malloc(l->from->n_metrics * (most / G) * sizeof *t->layer);
-    if (t->z && t->plain && t->mean && t->top && (t->layer || !l->options.layer_mean)) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "no memory for %zu metrics of %zu numbers", l->from->n_metrics, most);
+    t->z = need(l->from->n_metrics * most, sizeof *t->z, "features");
+    t->plain = need(l->from->n_metrics * most, sizeof *t->plain, "scores");
+    t->mean = need(most, sizeof *t->mean, "importances");
+    t->top = need(most, sizeof *t->top, "importances");
+    if (l->options.layer_mean) t->layer = need(l->from->n_metrics * (most / G), sizeof *t->layer, "features");
+    return KVB_OK;
 }
 
 void learn_text_free(learn_text *t)

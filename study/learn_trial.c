@@ -1,10 +1,9 @@
 // What a ranking loses on a text that it was not fitted on, under the budgets that are best for that text.
-#include "runtime/fail.h"
+#include "formats/need.h"
 #include "solver/problem.h"
 #include "study/learn_parts.h"
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 const double LEARN_RATIO[LEARN_RATIOS] = {0.5, 0.8, 0.9};
 
@@ -55,11 +54,9 @@ kvb_status learn_try(learn_trial *trial, const learn_systems *s, const learn_tex
         return add_losses(trial, t, own, err);
     }
     size_t columns = learn_columns((uint32_t)__builtin_popcount(trial->set), s->layer_mean);
-    float *scores = malloc(heads * T * sizeof *scores);
-    double *weights = malloc(heads * columns * sizeof *weights);
-    kvb_status status =
-        scores && weights ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory to rank %zu x %zu tokens", heads, T);
-    if (status == KVB_OK) status = learn_systems_solve(s, trial->set, trial->lambda, fold, weights, err);
+    float *scores = need(heads * T, sizeof *scores, "scores");
+    double *weights = need(heads * columns, sizeof *weights, "weights");
+    kvb_status status = learn_systems_solve(s, trial->set, trial->lambda, fold, weights, err);
     if (status == KVB_OK) {
         rank_text(scores, t, s, trial->set, weights);
         status = add_losses(trial, t, scores, err);

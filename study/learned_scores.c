@@ -1,4 +1,5 @@
 #include "study/learned_scores.h"
+#include "formats/need.h"
 #include "formats/sha256.h"
 #include "runtime/fail.h"
 #include "study/layer_map.h"
@@ -10,8 +11,7 @@
 kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error *err)
 {
     uint32_t T = selection_context(s, k)->n_tokens;
-    int32_t *ids = malloc(T * sizeof *ids + 1);
-    if (!ids) return kvb_fail(err, KVB_MEMORY, "no memory for %u tokens", T);
+    int32_t *ids = need(T, sizeof *ids, "token ids");
     kvb_status status = record_read_tokens(s->r, s->contexts[k], ids, err);
     for (uint32_t j = 0; j < T && status == KVB_OK; j++) ids[j] = (int32_t)htole32((uint32_t)ids[j]);
     if (status == KVB_OK) status = sha256_hex(ids, T * sizeof *ids, out, err);
@@ -88,9 +88,7 @@ kvb_status learned_scores_read(const selection *s, size_t k, const kvb_ranking *
     layer_map layers;
     status = layer_map_read(&layers, s->r, err);
     size_t numbers = (size_t)layers.n_budgeted * r->info.n_kv_heads * c->n_tokens;
-    float *features = malloc(F * numbers * sizeof *features);
-    if (status == KVB_OK && !features)
-        status = kvb_fail(err, KVB_MEMORY, "no memory for %u metrics of %u tokens", F, c->n_tokens);
+    float *features = need(F * numbers, sizeof *features, "scores");
     for (uint32_t f = 0; f < F && status == KVB_OK; f++)
         status = record_read_scores(s->r, s->contexts[k], r->info.metrics[f], features + f * numbers, err);
     if (status == KVB_OK) status = rank_heads(r, &layers, fold, features, c->n_tokens, out, err);

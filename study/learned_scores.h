@@ -8,7 +8,7 @@ kvb_status context_sha256(const selection *s, size_t k, char out[65], kvb_error 
 
 // out [L,G,T] of the k-th context. A text that the ranking was fitted on gets the weights that were fitted without it.
 // Where the record has the ranking's own scores, and the text is none of those, it is they. Errors: those of reading;
-// KVB_MEMORY, KVB_NUMERIC.
+// KVB_NUMERIC.
 kvb_status learned_scores_read(const selection *s, size_t k, const kvb_ranking *r, float *out, kvb_error *err);
 
 // KVB_MISMATCH unless the record has, in every selected context, the metrics that the ranking takes, and is of its

@@ -1,6 +1,7 @@
 // Two walks over every record: the first sums up each text at each length, the second judges every pair by tables that
 // have not seen its text, whatever the length.
 #include "study/lengths.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/gather.h"
 #include <stdio.h>
@@ -81,11 +82,9 @@ static kvb_status open_pairs(lengths *x, cache_shape *longest, kvb_error *err)
 static kvb_status open_sums(lengths *x, length_cut *c, const cache_shape *longest, kvb_error *err)
 {
     kvb_status status = KVB_OK;
-    c->texts = calloc(x->n_texts, sizeof *c->texts);
-    bool ok = c->texts != NULL;
+    c->texts = need(x->n_texts, sizeof *c->texts, "texts");
     for (uint32_t from = 0; from < x->n_cuts + 2; from++)
-        ok = (c->tables[from] = malloc(x->cells * sizeof **c->tables)) && ok;
-    if (!ok) return kvb_fail(err, KVB_MEMORY, "no memory for %u texts at %u lengths", x->n_texts, x->n_cuts);
+        c->tables[from] = need(x->cells, sizeof **c->tables, "ratios");
     for (uint32_t t = 0; t < x->n_texts && status == KVB_OK; t++) {
         uint32_t at = place(x, (uint32_t)(c - x->cuts), t);
         snprintf(x->names[at], sizeof *x->names, "%.9s %u", text_name(x, t), c->tokens);
@@ -102,8 +101,7 @@ kvb_status lengths_open(lengths *x, char *const *paths, size_t n, const selectio
     if (n < 2 || n > LENGTHS_MAX)
         return kvb_fail(err, KVB_ARGUMENT, "--lengths: expected 2 to %d records, one for each length, found %zu",
                         LENGTHS_MAX, n);
-    x->cuts = calloc(n, sizeof *x->cuts);
-    if (!x->cuts) return kvb_fail(err, KVB_MEMORY, "no memory for %zu records", n);
+    x->cuts = need(n, sizeof *x->cuts, "records");
     kvb_status status = KVB_OK;
     while (x->n_cuts < n && status == KVB_OK) {
         status = selection_open(&x->cuts[x->n_cuts].from, paths[x->n_cuts], wanted, err);
@@ -113,10 +111,8 @@ kvb_status lengths_open(lengths *x, char *const *paths, size_t n, const selectio
     if (status != KVB_OK) return status;
     size_t side = (size_t)x->n_cuts * x->n_texts;
     x->cells = ROWS * (size_t)shape_heads(&longest);
-    x->own = malloc(side * x->cells * sizeof *x->own);
-    x->transfer = calloc(ROWS * side * side, sizeof *x->transfer);
-    if (!x->own || !x->transfer)
-        return kvb_fail(err, KVB_MEMORY, "no memory for %u texts at %u lengths", x->n_texts, x->n_cuts);
+    x->own = need(side * x->cells, sizeof *x->own, "ratios");
+    x->transfer = need(ROWS * side * side, sizeof *x->transfer, "losses");
     for (uint32_t k = 0; k < x->n_cuts && status == KVB_OK; k++) status = open_sums(x, &x->cuts[k], &longest, err);
     return status;
 }
@@ -195,7 +191,8 @@ static kvb_status walk(lengths *x, uint32_t at, kvb_status (*take)(lengths *, le
     length_cut *c = &x->cuts[at];
     solve_options solve = solve_for(x);
     study_progress_begin(progress, c->pairs.n_pairs);
-    kvb_status status = pair_walk_open(&w, &c->pairs, &solve, x->options.min_keep, progress, err);
+    kvb_status status = KVB_OK;
+    pair_walk_open(&w, &c->pairs, &solve, x->options.min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, take(x, c, &w, err), err);
     pair_walk_close(&w);

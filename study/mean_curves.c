@@ -1,4 +1,5 @@
 #include "study/mean_curves.h"
+#include "formats/need.h"
 #include "formats/npy.h"
 #include "runtime/fail.h"
 #include "study/gather.h"
@@ -9,8 +10,7 @@ static kvb_status write_curves(const loss_curves *c, const char *path, kvb_error
     size_t heads = shape_heads(&c->shape), points = (size_t)c->shape.n_tokens + 1, bytes;
     if (__builtin_mul_overflow(heads * sizeof(double), points, &bytes))
         return kvb_fail(err, KVB_UNSUPPORTED, "%s: %zu curves of %zu points are too many", path, heads, points);
-    double *loss = malloc(bytes);
-    if (!loss) return kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu curves of %zu points", path, heads, points);
+    double *loss = need(1, bytes, "bytes of curves");
     for (uint32_t h = 0; h < heads; h++)
         for (uint32_t b = 0; b < points; b++) loss[h * points + b] = loss_at(c, h, b);
     const uint64_t shape[3] = {c->shape.n_layers, c->shape.n_kv_heads, points};
@@ -26,7 +26,7 @@ static kvb_status gather_pairs(gathered *g, const pair_set *pairs, const study_o
     solve_options solve = study_solve_options(o);
     study_progress_begin(progress, pairs->n_pairs);
     kvb_status status = gather_init(g, pairs, AGGREGATE_MEAN_LOSS, err);
-    if (status == KVB_OK) status = pair_walk_open(&w, pairs, &solve, o->min_keep, progress, err);
+    pair_walk_open(&w, pairs, &solve, o->min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, gather_add(g, w.context, &w.problem.curves, err), err);
     pair_walk_close(&w);

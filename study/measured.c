@@ -1,4 +1,5 @@
 #include "study/measured.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "solver/greedy.h"
 #include <math.h>
@@ -149,8 +150,7 @@ kvb_status measured_shifts(const shift_base *base, const double *levels, uint32_
     if (status != KVB_OK) return status;
     uint32_t groups = heads ? base->n_layers * base->n_kv_heads : base->n_layers;
     size_t rows = base->n_rows + 1;
-    double *memory = calloc(rows + 2 * groups * rows + n_knots, sizeof *memory);
-    if (!memory) return kvb_fail(err, KVB_MEMORY, "no memory for the curves of %u heads", groups);
+    double *memory = need(rows + 2 * groups * rows + n_knots, sizeof *memory, "numbers of curves");
     measured_work w = {base,   groups,        heads ? 1 : base->n_kv_heads,
                        memory, memory + rows, memory + rows + groups * rows};
     double *pruned = memory + rows + 2 * groups * rows;

@@ -1,4 +1,5 @@
 #include "study/pair_sums.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <stdlib.h>
 #include <string.h>
@@ -81,8 +82,7 @@ kvb_status pair_sums_mean_loss(double *table, const pair_sums *const *parts, uin
 kvb_status pair_sums_tail(double *table, const pair_sums *const *parts, uint32_t n, double tail,
                           const solve_options *options, kvb_error *err)
 {
-    loss_mean *texts = calloc(n ? n : 1, sizeof *texts);
-    if (!texts) return kvb_fail(err, KVB_MEMORY, "study: not enough memory for %u texts", n);
+    loss_mean *texts = need(n, sizeof *texts, "texts");
     robust_result x = {0};
     kvb_status status = KVB_OK;
     uint32_t used = 0;

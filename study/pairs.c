@@ -87,8 +87,9 @@ kvb_status pairs_open(pair_set *p, const selection *from, const char *metric, co
     record_shape model = record_get_shape(from->r);
     *p = (pair_set){.from = from, .metric = metric};
     const kvb_ranking *ranking = selection_ranking(from, metric);
-    kvb_status status =
-        ranking ? record_metric_learned(&p->about, ranking, err) : record_metric_read(&p->about, from->r, metric, err);
+    kvb_status status = KVB_OK;
+    if (ranking) record_metric_learned(&p->about, ranking);
+    else status = record_metric_read(&p->about, from->r, metric, err);
     if (status != KVB_OK) return status;
     if (ranking) status = take_recorded(p, err);
     if (status != KVB_OK) return status;
@@ -111,17 +112,14 @@ void pairs_close(pair_set *p)
 
 // ---- Reading --------------------------------------------------------------------------------------------------------
 
-kvb_status pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
-                          study_progress *progress, kvb_error *err)
+void pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
+                    study_progress *progress)
 {
     size_t numbers = (size_t)shape_heads(&pairs->longest) * pairs->longest.n_tokens;
     *w = (pair_walk){.pairs = pairs, .solve = *solve, .min_keep = min_keep, .progress = progress};
-    w->scores = malloc(numbers * sizeof *w->scores);
+    w->scores = need(numbers, sizeof *w->scores, "scores");
     size_t curves = (size_t)shape_heads(&pairs->longest) * RECORD_CURVE_LEVELS;
-    w->oracle = malloc((numbers > curves ? numbers : curves) * sizeof *w->oracle);
-    if (w->scores && w->oracle) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "no memory for %u heads of %u tokens", shape_heads(&pairs->longest),
-                    pairs->longest.n_tokens);
+    w->oracle = need(numbers > curves ? numbers : curves, sizeof *w->oracle, "importances");
 }
 
 static void leave_context(pair_walk *w)

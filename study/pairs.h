@@ -42,9 +42,9 @@ typedef struct pair_walk {
 } pair_walk;
 
 // solve: what the problem is made for; min_keep: of study_options; progress: NULL, or what is told of every pair, its
-// done and total being the caller's. Errors: KVB_MEMORY. The caller closes the walk, also after a failure.
-kvb_status pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
-                          study_progress *progress, kvb_error *err);
+// done and total being the caller's. The caller closes the walk.
+void pair_walk_open(pair_walk *w, const pair_set *pairs, const solve_options *solve, double min_keep,
+                    study_progress *progress);
 void pair_walk_close(pair_walk *w);
 // Reads the next pair and fills the curves, or sets w->ended. Errors name record, context and question;
 // KVB_INTERRUPTED.

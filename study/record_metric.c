@@ -1,7 +1,7 @@
 #include "study/record_metric.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "runtime/json.h"
-#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,41 +42,46 @@ static kvb_status read_count(const cJSON *parameters, const char *metric, const 
     return KVB_OK;
 }
 
+// The name that forms of one idea share: "snapkv" of "snapkv:kvpress".
+static void take_kin(record_metric *out, const cJSON *parameters, const char *metric)
+{
+    const char *kin = cJSON_GetStringValue(cJSON_GetObjectItemCaseSensitive(parameters, "kin"));
+    if (!kin) kin = metric;
+    snprintf(out->kin, sizeof out->kin, "%.*s", (int)strcspn(kin, ":+"), kin);
+}
+
 kvb_status record_metric_read(record_metric *out, const record *r, const char *metric, kvb_error *err)
 {
     cJSON *parameters;
-    uint32_t window = 32;
-    bool snapkv = strncmp(metric, "snapkv", 6) == 0;
+    *out = (record_metric){.sink = 4, .window = 1, .cost = RECORD_COST_UNKNOWN};
     kvb_status status = find_parameters(&parameters, r, metric, err);
-    if (status == KVB_OK && snapkv) status = read_count(parameters, metric, "window", &window, err);
-    *out = (record_metric){.sink = 4, .window = snapkv ? window : 1, .cost = 1};
+    take_kin(out, parameters, metric);
+    if (strcmp(out->kin, "snapkv") == 0) out->window = 32; // observes its last queries, which stay
+    if (status == KVB_OK && out->window > 1) status = read_count(parameters, metric, "window", &out->window, err);
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_sink", &out->sink, err);
     if (status == KVB_OK) status = read_count(parameters, metric, "protect_window", &out->window, err);
-    uint32_t cost = 1;
-    if (status == KVB_OK) status = read_count(parameters, metric, "cost", &cost, err);
-    out->cost = cost;
+    const cJSON *cost = cJSON_GetObjectItemCaseSensitive(parameters, "cost");
+    if (cJSON_IsNumber(cost) && cost->valuedouble >= 0) out->cost = cost->valuedouble;
     if (status == KVB_OK)
-        out->parameters = cJSON_IsObject(parameters) ? cJSON_PrintUnformatted(parameters) : strdup("{}");
-    if (status == KVB_OK && !out->parameters)
-        status = kvb_fail(err, KVB_MEMORY, "no memory for the parameters of %s", metric);
+        out->parameters = cJSON_IsObject(parameters) ? cJSON_PrintUnformatted(parameters) : need_text("{}");
     cJSON_Delete(parameters);
     if (status != KVB_OK) *out = (record_metric){0};
     return status;
 }
 
-kvb_status record_metric_learned(record_metric *out, const kvb_ranking *ranking, kvb_error *err)
+void record_metric_learned(record_metric *out, const kvb_ranking *ranking)
 {
     const kvb_ranking_info *r = kvb_ranking_about(ranking);
     cJSON *o = cJSON_CreateObject(), *features = cJSON_AddArrayToObject(o, "features");
-    bool ok = features && cJSON_AddNumberToObject(o, "protect_sink", r->sink) &&
-              cJSON_AddNumberToObject(o, "protect_window", 1);
-    for (uint32_t f = 0; f < r->n_features && ok; f++)
-        ok = cJSON_AddItemToArray(features, cJSON_CreateString(r->metrics[f]));
-    *out = (record_metric){.sink = r->sink, .window = 1, .parameters = ok ? cJSON_PrintUnformatted(o) : NULL};
+    cJSON_AddNumberToObject(o, "protect_sink", r->sink);
+    cJSON_AddNumberToObject(o, "protect_window", 1);
+    for (uint32_t f = 0; f < r->n_features; f++) cJSON_AddItemToArray(features, cJSON_CreateString(r->metrics[f]));
+    *out = (record_metric){.sink = r->sink,
+                           .window = 1,
+                           .cost = RECORD_COST_UNKNOWN,
+                           .kin = "learned",
+                           .parameters = cJSON_PrintUnformatted(o)};
     cJSON_Delete(o);
-    if (out->parameters) return KVB_OK;
-    *out = (record_metric){0};
-    return kvb_fail(err, KVB_MEMORY, "no memory for the parameters of %s", r->name);
 }
 
 void record_metric_free(record_metric *m)

@@ -1,4 +1,5 @@
 #include "study/selection.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/learned_scores.h"
 #include <stdio.h>
@@ -12,8 +13,7 @@
 static kvb_status select_contexts(selection *s, const char *ids, kvb_error *err)
 {
     size_t count = record_context_count(s->r);
-    s->contexts = calloc(count ? count : 1, sizeof *s->contexts);
-    if (!s->contexts) return kvb_fail(err, KVB_MEMORY, "no memory for %zu contexts", count);
+    s->contexts = need(count, sizeof *s->contexts, "contexts");
     if (!ids)
         for (; s->n_contexts < count; s->n_contexts++) s->contexts[s->n_contexts] = s->n_contexts;
     for (const char *text = ids; text;) {

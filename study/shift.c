@@ -1,4 +1,5 @@
 #include "study/shift.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <gsl/gsl_errno.h>
 #include <gsl/gsl_roots.h>
@@ -184,13 +185,8 @@ kvb_status shift_table(const shift_base *base, const double *knots, uint32_t n_k
     size_t n = (size_t)base->n_layers * base->n_kv_heads;
     kvb_status status = check_shifts(base, knots, n_knots, shift, err);
     if (status != KVB_OK) return status;
-    double *memory = malloc((base->n_rows + 3 * n) * sizeof *memory);
-    gsl_root_fsolver *roots = gsl_root_fsolver_alloc(gsl_root_fsolver_brent);
-    if (!memory || !roots) {
-        free(memory);
-        if (roots) gsl_root_fsolver_free(roots);
-        return kvb_fail(err, KVB_MEMORY, "shift: no memory for %zu heads", n);
-    }
+    double *memory = need(base->n_rows + 3 * n, sizeof *memory, "shares of heads");
+    gsl_root_fsolver *roots = needed(gsl_root_fsolver_alloc(gsl_root_fsolver_brent), "solvers");
     shift_work w = {base,
                     n,
                     memory,

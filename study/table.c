@@ -1,4 +1,5 @@
 #include "study/table.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "solver/constrained.h"
 #include "study/table_allocate.h"
@@ -18,12 +19,11 @@ kvb_status study_table_open(study_table *t, const selection *from, const char *m
         __builtin_mul_overflow(bytes, sizeof *t->pair_budgets, &bytes))
         return kvb_fail(err, KVB_UNSUPPORTED, "%u problems of %zu heads are too many", t->pairs.n_pairs, heads);
     t->n_heads = (uint32_t)heads;
-    t->prune_ratio = malloc(cells * sizeof *t->prune_ratio);
-    t->std = malloc(cells * sizeof *t->std);
-    t->pair_budgets = pair_budgets ? malloc(bytes) : NULL;
-    t->text_weights = calloc(ROWS * from->n_contexts, sizeof *t->text_weights);
-    if (t->prune_ratio && t->std && t->text_weights && (!pair_budgets || t->pair_budgets)) return KVB_OK;
-    return kvb_fail(err, KVB_MEMORY, "no memory for tables of %zu heads", heads);
+    t->prune_ratio = need(cells, sizeof *t->prune_ratio, "ratios");
+    t->std = need(cells, sizeof *t->std, "ratios");
+    t->pair_budgets = pair_budgets ? need(1, bytes, "bytes of budgets") : NULL;
+    t->text_weights = need(ROWS * from->n_contexts, sizeof *t->text_weights, "weights of texts");
+    return KVB_OK;
 }
 
 void study_table_free(study_table *t)
@@ -61,7 +61,8 @@ static kvb_status read_pairs(study_table *t, gathered *g, ratio_mean *spread, st
 {
     pair_walk w;
     solve_options solve = study_solve_options(&t->options);
-    kvb_status status = pair_walk_open(&w, &t->pairs, &solve, t->options.min_keep, progress, err);
+    kvb_status status = KVB_OK;
+    pair_walk_open(&w, &t->pairs, &solve, t->options.min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, take_pair(t, g, spread, &w, err), err);
     pair_walk_close(&w);
@@ -80,14 +81,14 @@ kvb_status study_table_judge(study_table *t, study_progress *progress, kvb_error
 {
     pair_walk w;
     size_t cells = (size_t)ROWS * t->n_heads;
-    double *uniform = malloc(cells * sizeof *uniform);
-    if (!uniform) return kvb_fail(err, KVB_MEMORY, "no memory for tables of %u heads", t->n_heads);
+    double *uniform = need(cells, sizeof *uniform, "ratios");
     memset(t->table_loss, 0, sizeof t->table_loss);
     memset(t->uniform_loss, 0, sizeof t->uniform_loss);
     memset(t->effective, 0, sizeof t->effective);
     for (size_t i = 0; i < cells; i++) uniform[i] = t->options.ratios[i / t->n_heads];
     solve_options solve = study_solve_options(&t->options);
-    kvb_status status = pair_walk_open(&w, &t->pairs, &solve, t->options.min_keep, progress, err);
+    kvb_status status = KVB_OK;
+    pair_walk_open(&w, &t->pairs, &solve, t->options.min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, judge_pair(t, uniform, &w.problem.curves, err), err);
     pair_walk_close(&w);

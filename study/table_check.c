@@ -1,4 +1,5 @@
 #include "study/table_check.h"
+#include "formats/need.h"
 #include "formats/table_weights.h"
 #include "runtime/fail.h"
 #include "solver/checker.h"
@@ -123,10 +124,9 @@ static kvb_status bound_tail(table_check *k, const gathered *g, kvb_error *err)
     const study_options *o = &k->options;
     size_t n = g->n_texts;
     double cap = o->tail * (double)n > 1 ? 1 / (o->tail * (double)n) : 1,
-           *weights = malloc(o->n_rows * n * sizeof *weights);
+           *weights = need(o->n_rows * n, sizeof *weights, "weights of texts");
     loss_curves c = {0};
-    kvb_status status = weights ? loss_curves_init(&c, &g->texts[0].curves.shape, err)
-                                : kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", n);
+    kvb_status status = loss_curves_init(&c, &g->texts[0].curves.shape, err);
     if (status == KVB_OK)
         status = table_weights_parse(weights, kvb_table_metadata(k->table, "text_weights"), o->n_rows, (uint32_t)n, cap,
                                      k->path, err);
@@ -160,7 +160,7 @@ kvb_status table_check_run(table_check *k, study_progress *progress, kvb_error *
     solve_options solve = study_solve_options(&k->options);
     study_progress_begin(progress, k->pairs.n_pairs);
     kvb_status status = gather_init(&g, &k->pairs, k->options.aggregate, err);
-    if (status == KVB_OK) status = pair_walk_open(&w, &k->pairs, &solve, k->options.min_keep, progress, err);
+    pair_walk_open(&w, &k->pairs, &solve, k->options.min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, take_pair(k, &g, &w, err), err);
     pair_walk_close(&w);
@@ -178,8 +178,8 @@ kvb_status table_check_limits(const table_check *k, kvb_error *err)
 {
     const kvb_info *info = kvb_table_info(k->table);
     size_t n = (size_t)info->n_budgeted * info->n_kv_heads;
-    uint32_t *keep = malloc(n * sizeof *keep), n_tokens = k->pairs.longest.n_tokens;
-    kvb_status status = keep ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", n);
+    uint32_t *keep = need(n, sizeof *keep, "heads"), n_tokens = k->pairs.longest.n_tokens;
+    kvb_status status = KVB_OK;
     for (uint32_t r = 0; r < k->options.n_rows && status == KVB_OK && k->options.limits; r++) {
         kvb_error inner;
         const double *prune = kvb_table_budgeted_ratios(k->table) + r * n;

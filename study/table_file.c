@@ -1,38 +1,37 @@
 #include "study/table_file.h"
+#include "formats/need.h"
 #include "formats/npy.h"
 #include "formats/table_weights.h"
 #include "formats/table_write.h"
-#include "runtime/fail.h"
 #include <stdio.h>
 #include <stdlib.h>
 
 // ---- Metadata -------------------------------------------------------------------------------------------------------
 
-static bool add_text(cJSON *to, const char *key, const char *text)
+static void add_text(cJSON *to, const char *key, const char *text)
 {
-    return cJSON_AddStringToObject(to, key, text) != NULL;
+    cJSON_AddStringToObject(to, key, text);
 }
 
-static bool add_number(cJSON *to, const char *key, uint64_t value)
+static void add_number(cJSON *to, const char *key, uint64_t value)
 {
     char text[24];
     snprintf(text, sizeof text, "%llu", (unsigned long long)value);
-    return add_text(to, key, text);
+    add_text(to, key, text);
 }
 
-static bool add_real(cJSON *to, const char *key, double value)
+static void add_real(cJSON *to, const char *key, double value)
 {
     char text[32];
     snprintf(text, sizeof text, "%.17g", value);
-    return add_text(to, key, text);
+    add_text(to, key, text);
 }
 
 // Takes the text, which cJSON has made.
-static bool add_made(cJSON *to, const char *key, char *text)
+static void add_made(cJSON *to, const char *key, char *text)
 {
-    bool ok = text && add_text(to, key, text);
+    add_text(to, key, needed(text, "characters"));
     cJSON_free(text);
-    return ok;
 }
 
 char *limits_text(const kvb_limits *m)
@@ -45,20 +44,14 @@ char *limits_text(const kvb_limits *m)
         least |= m->least[h] > 0;
         most |= m->most[h] < 1;
     }
-    bool ok = all && cJSON_AddNumberToObject(all, "block", m->block) &&
-              cJSON_AddNumberToObject(all, "levels", m->levels) && cJSON_AddNumberToObject(all, "ranks", m->ranks) &&
-              cJSON_AddBoolToObject(all, "by_layer", m->by_layer);
-    const struct {
-        bool wanted;
-        const char *key;
-        const double *values;
-        size_t count;
-    } lists[] = {{caps, "layer_cap", m->cap, m->n_layers}, {least, "least", m->least, n}, {most, "most", m->most, n}};
-    for (int i = 0; i < 3 && ok; i++)
-        if (lists[i].wanted)
-            ok =
-                cJSON_AddItemToObject(all, lists[i].key, cJSON_CreateDoubleArray(lists[i].values, (int)lists[i].count));
-    char *text = ok ? cJSON_PrintUnformatted(all) : NULL;
+    cJSON_AddNumberToObject(all, "block", m->block);
+    cJSON_AddNumberToObject(all, "levels", m->levels);
+    cJSON_AddNumberToObject(all, "ranks", m->ranks);
+    cJSON_AddBoolToObject(all, "by_layer", m->by_layer);
+    if (caps) cJSON_AddItemToObject(all, "layer_cap", cJSON_CreateDoubleArray(m->cap, (int)m->n_layers));
+    if (least) cJSON_AddItemToObject(all, "least", cJSON_CreateDoubleArray(m->least, (int)n));
+    if (most) cJSON_AddItemToObject(all, "most", cJSON_CreateDoubleArray(m->most, (int)n));
+    char *text = cJSON_PrintUnformatted(all);
     cJSON_Delete(all);
     return text;
 }
@@ -67,8 +60,8 @@ char *limits_text(const kvb_limits *m)
 static char *token_list(const selection *s)
 {
     size_t size = 12 * s->n_contexts + 1, used = 0;
-    char *text = calloc(1, size);
-    for (size_t k = 0; text && k < s->n_contexts; k++)
+    char *text = need(1, size, "bytes of a list");
+    for (size_t k = 0; k < s->n_contexts; k++)
         if (selection_count(s, k))
             used +=
                 (size_t)snprintf(text + used, size - used, "%s%u", used ? "," : "", selection_context(s, k)->n_tokens);
@@ -76,7 +69,7 @@ static char *token_list(const selection *s)
 }
 
 // Of which model, and of which texts.
-static bool add_origin(cJSON *m, const study_table *t)
+static void add_origin(cJSON *m, const study_table *t)
 {
     static const char *const copied[] = {"architecture", "model_id", "model_sha256", "tokenizer_sha256",
                                          "calibration_sha256"};
@@ -85,54 +78,63 @@ static bool add_origin(cJSON *m, const study_table *t)
                                               "chat",           "chat_sha256",     "special"};
     const record *r = t->pairs.from->r;
     record_shape shape = record_get_shape(r);
-    bool ok = add_text(m, "format", "kvbudget-table") && add_text(m, "format_version", "1") &&
-              add_text(m, "tool_version", KVBUDGET_VERSION);
-    for (size_t i = 0; ok && i < sizeof copied / sizeof *copied; i++)
-        ok = add_text(m, copied[i], record_text(r, copied[i]));
-    for (size_t i = 0; ok && i < sizeof where_known / sizeof *where_known; i++) {
+    add_text(m, "format", "kvbudget-table");
+    add_text(m, "format_version", "1");
+    add_text(m, "tool_version", KVBUDGET_VERSION);
+    for (size_t i = 0; i < sizeof copied / sizeof *copied; i++) add_text(m, copied[i], record_text(r, copied[i]));
+    for (size_t i = 0; i < sizeof where_known / sizeof *where_known; i++) {
         const char *text = record_text(r, where_known[i]);
-        if (*text) ok = add_text(m, where_known[i], text);
+        if (*text) add_text(m, where_known[i], text);
     }
-    return ok && add_number(m, "n_layers", t->layers.n_layers) && add_number(m, "n_heads", shape.n_heads) &&
-           add_number(m, "n_kv_heads", shape.n_kv_heads) && add_number(m, "head_dim", shape.head_dim);
+    add_number(m, "n_layers", t->layers.n_layers);
+    add_number(m, "n_heads", shape.n_heads);
+    add_number(m, "n_kv_heads", shape.n_kv_heads);
+    add_number(m, "head_dim", shape.head_dim);
 }
 
-static bool add_pairs(cJSON *m, const pair_set *p, const char *record_sha256)
+static void add_pairs(cJSON *m, const pair_set *p, const char *record_sha256)
 {
     char queries[32], *tokens = token_list(p->from);
     snprintf(queries, sizeof queries, "%u,%u", p->fewest_queries, p->most_queries);
-    bool ok = tokens && add_text(m, "calibration_tokens", tokens) && add_number(m, "n_contexts", p->n_contexts) &&
-              add_number(m, "n_questions", p->n_pairs) && add_text(m, "n_queries", queries) &&
-              add_text(m, "record_sha256", record_sha256);
+    add_text(m, "calibration_tokens", tokens);
+    add_number(m, "n_contexts", p->n_contexts);
+    add_number(m, "n_questions", p->n_pairs);
+    add_text(m, "n_queries", queries);
+    add_text(m, "record_sha256", record_sha256);
     free(tokens);
-    return ok;
 }
 
-static bool add_settings(cJSON *m, const study_table *t)
+static void add_settings(cJSON *m, const study_table *t)
 {
     const study_options *o = &t->options;
     const record_metric *about = &t->pairs.about;
-    return add_text(m, "metric", t->pairs.metric) && add_text(m, "metric_parameters", about->parameters) &&
-           add_number(m, "sink", about->sink) && add_number(m, "window", about->window) &&
-           add_text(m, "scope", scope_name(o->scope)) && add_text(m, "aggregate", o->aggregate_name) &&
-           add_real(m, "shrink", o->shrink) && add_real(m, "min_keep", o->min_keep) &&
-           add_text(m, "hull", hull_name(o->hull)) && add_text(m, "max_prune", "0.99") &&
-           (t->pairs.loss == LOSS_IMPORTANCE ||
-            (add_text(m, "loss", "output") && add_text(m, "gains", gain_choice_name(o->gains))));
+    add_text(m, "metric", t->pairs.metric);
+    add_text(m, "metric_parameters", about->parameters);
+    add_number(m, "sink", about->sink);
+    add_number(m, "window", about->window);
+    add_text(m, "scope", scope_name(o->scope));
+    add_text(m, "aggregate", o->aggregate_name);
+    add_real(m, "shrink", o->shrink);
+    add_real(m, "min_keep", o->min_keep);
+    add_text(m, "hull", hull_name(o->hull));
+    add_text(m, "max_prune", "0.99");
+    if (t->pairs.loss == LOSS_IMPORTANCE) return;
+    add_text(m, "loss", "output");
+    add_text(m, "gains", gain_choice_name(o->gains));
 }
 
 // What makes a table differ from greedy's with a row for every per cent and no constraints.
-static bool add_special(cJSON *m, const study_table *t)
+static void add_special(cJSON *m, const study_table *t)
 {
     const study_options *o = &t->options;
     const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
-    return (!o->exact || add_text(m, "solver", o->monotone ? "exact_nested" : "exact")) &&
-           (!o->oracle_order || add_text(m, "order", order_name(true))) &&
-           (o->aggregate != AGGREGATE_TAIL ||
-            add_made(m, "text_weights", table_weights_print(t->text_weights, ROWS, (uint32_t)t->n_texts))) &&
-           (every_per_cent(o) || add_number(m, "n_rows", o->n_rows)) &&
-           (!o->limits || add_made(m, "constraints", limits_text(o->limits))) &&
-           (!ranking || add_text(m, "ranking", kvb_ranking_about(ranking)->about));
+    if (o->exact) add_text(m, "solver", o->monotone ? "exact_nested" : "exact");
+    if (o->oracle_order) add_text(m, "order", order_name(true));
+    if (o->aggregate == AGGREGATE_TAIL)
+        add_made(m, "text_weights", table_weights_print(t->text_weights, ROWS, (uint32_t)t->n_texts));
+    if (!every_per_cent(o)) add_number(m, "n_rows", o->n_rows);
+    if (o->limits) add_made(m, "constraints", limits_text(o->limits));
+    if (ranking) add_text(m, "ranking", kvb_ranking_about(ranking)->about);
 }
 
 kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_error *err)
@@ -141,13 +143,12 @@ kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_erro
     *metadata = NULL;
     kvb_status status = record_file_sha256(t->pairs.from->r, sha256, err);
     if (status != KVB_OK) return status;
-    cJSON *m = cJSON_CreateObject();
-    if (m && add_origin(m, t) && add_settings(m, t) && add_pairs(m, &t->pairs, sha256) && add_special(m, t)) {
-        *metadata = m;
-        return KVB_OK;
-    }
-    cJSON_Delete(m);
-    return kvb_fail(err, KVB_MEMORY, "no memory for the table's metadata");
+    cJSON *m = *metadata = cJSON_CreateObject();
+    add_origin(m, t);
+    add_settings(m, t);
+    add_pairs(m, &t->pairs, sha256);
+    add_special(m, t);
+    return KVB_OK;
 }
 
 // ---- Files ----------------------------------------------------------------------------------------------------------
@@ -155,9 +156,8 @@ kvb_status study_table_describe(const study_table *t, cJSON **metadata, kvb_erro
 kvb_status study_table_write(const study_table *t, const cJSON *metadata, const char *path, kvb_error *err)
 {
     uint32_t heads = record_get_shape(t->pairs.from->r).n_kv_heads, rows = t->options.n_rows;
-    double *prune_ratio = NULL, *std = NULL;
-    kvb_status status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, rows, heads, err);
-    if (status == KVB_OK) status = layer_map_spread(&std, &t->layers, t->std, rows, heads, err);
+    double *prune_ratio = layer_map_spread(&t->layers, t->prune_ratio, rows, heads),
+           *std = layer_map_spread(&t->layers, t->std, rows, heads);
     const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
     const rank_content carried = ranking ? rank_content_of(ranking) : (rank_content){0};
     const table_content content = {.n_rows = rows,
@@ -174,7 +174,7 @@ kvb_status study_table_write(const study_table *t, const cJSON *metadata, const 
                                    .saturated = t->saturated,
                                    .ranking = ranking ? &carried : NULL,
                                    .metadata = metadata};
-    if (status == KVB_OK) status = table_write(path, &content, err);
+    kvb_status status = table_write(path, &content, err);
     free(prune_ratio);
     free(std);
     return status;

@@ -102,7 +102,7 @@ kvb_status validation_run(validation *v, study_progress *progress, kvb_error *er
     solve_options solve = study_solve_options(&v->options);
     study_progress_begin(progress, v->pairs.n_pairs);
     kvb_status status = gather_init(&g, &v->pairs, v->options.aggregate, err);
-    if (status == KVB_OK) status = pair_walk_open(&w, &v->pairs, &solve, v->options.min_keep, progress, err);
+    pair_walk_open(&w, &v->pairs, &solve, v->options.min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended)
         status = pair_walk_name(&w, take_pair(v, &g, &w, err), err);
     pair_walk_close(&w);

@@ -38,7 +38,7 @@ static kvb_status read_sums(text_sums *s, const pair_set *pairs, const study_opt
     solve_options solve = study_solve_options(o);
     kvb_status status = open_sums(s, pairs, err);
     if (status != KVB_OK) return status;
-    status = pair_walk_open(&w, pairs, &solve, o->min_keep, progress, err);
+    pair_walk_open(&w, pairs, &solve, o->min_keep, progress);
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended) {
         status = pair_walk_name(&w, problem_solve(&w.problem, err), err);
         if (status == KVB_OK) status = pair_sums_add(&s->of[w.context], &w.problem, err);
@@ -81,7 +81,8 @@ static kvb_status judge(judging *j, study_progress *progress, kvb_error *err)
     pair_walk w;
     study_table *t = j->t;
     solve_options solve = study_solve_options(&t->options);
-    kvb_status status = pair_walk_open(&w, &t->pairs, &solve, t->options.min_keep, progress, err);
+    kvb_status status = KVB_OK;
+    pair_walk_open(&w, &t->pairs, &solve, t->options.min_keep, progress);
     j->text = SIZE_MAX;
     while (status == KVB_OK && (status = pair_walk_next(&w, err)) == KVB_OK && !w.ended) {
         if (w.context != j->text) status = make_tables(j, w.context, err);

@@ -1,4 +1,5 @@
 #include "study/window.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "study/learned_scores.h"
 #include "study/pair_sums.h"
@@ -37,13 +38,9 @@ static kvb_status read_text(text *t, const selection *s, const char *metric, siz
     const record_context_info *c = selection_context(s, k);
     const kvb_ranking *ranking = selection_ranking(s, metric);
     size_t n = (size_t)shape_heads(&t->shape) * c->n_tokens;
-    float *one = malloc(n * sizeof *one);
-    t->scores = malloc(n * sizeof *t->scores);
-    t->importance = calloc(n, sizeof *t->importance);
-    if (!one || !t->scores || !t->importance) {
-        free(one);
-        return kvb_fail(err, KVB_MEMORY, "no memory for %zu numbers", n);
-    }
+    float *one = need(n, sizeof *one, "importances");
+    t->scores = need(n, sizeof *t->scores, "scores");
+    t->importance = need(n, sizeof *t->importance, "importances");
     kvb_status status = ranking ? learned_scores_read(s, k, ranking, t->scores, err)
                                 : record_read_scores(s->r, s->contexts[k], metric, t->scores, err);
     for (uint32_t q = 0; q < c->n_questions && status == KVB_OK; q++) {
@@ -60,12 +57,10 @@ static kvb_status read_texts(window_work *w, const pair_set *pairs, kvb_error *e
 {
     const selection *s = w->from;
     size_t heads = shape_heads(&pairs->longest);
-    w->texts = calloc(s->n_contexts + 1, sizeof *w->texts);
-    w->others = calloc(s->n_contexts + 1, sizeof *w->others);
-    w->table = calloc(PROTECTION_RATIOS * heads, sizeof *w->table);
-    w->keep = calloc(heads, sizeof *w->keep);
-    if (!w->texts || !w->others || !w->table || !w->keep)
-        return kvb_fail(err, KVB_MEMORY, "no memory for %zu texts", s->n_contexts);
+    w->texts = need(s->n_contexts, sizeof *w->texts, "texts");
+    w->others = need(s->n_contexts, sizeof *w->others, "texts");
+    w->table = need(PROTECTION_RATIOS * heads, sizeof *w->table, "ratios");
+    w->keep = need(heads, sizeof *w->keep, "heads");
     kvb_status status = KVB_OK;
     for (size_t k = 0; k < s->n_contexts && status == KVB_OK; k++) {
         if (selection_count(s, k) == 0) continue;

@@ -135,6 +135,36 @@ START_TEST(what_the_record_says_of_a_metric)
 }
 END_TEST
 
+// What a metric costs and whose kin it is, the record says, of metrics that nobody here knows; of records of before the
+// name tells the kin, and all cost alike.
+START_TEST(cost_and_kin_of_a_metric)
+{
+    static const struct {
+        const char *about, *metric, *kin;
+        double cost;
+        uint32_t window;
+    } cases[] = {{"{\"cost\": 2, \"kin\": \"unheard\", \"protect_window\": 3}", "new:form", "unheard", 2, 3},
+                 {"{\"cost\": 0, \"kin\": \"snapkv\", \"window\": 5}", "mine", "snapkv", 0, 5},
+                 {"{\"window\": 7}", "snapkv:lukv+critical", "snapkv", RECORD_COST_UNKNOWN, 7},
+                 {"{\"window\": 7, \"cost\": -1}", "ea:kvpress", "ea", RECORD_COST_UNKNOWN, 1}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char metrics[200];
+        record_metric m;
+        selection s;
+        snprintf(metrics, sizeof metrics, "{\"%s\": %s}", cases[i].metric, cases[i].about);
+        path = help_path("kin%zu.h5", i);
+        case_write(path, case_attributes(metrics), CONTEXTS, 2, CASE_METRIC, 1);
+        case_select(&s, path);
+        help_ok(record_metric_read(&m, s.r, cases[i].metric, err));
+        ck_assert_str_eq(m.kin, cases[i].kin);
+        ck_assert_msg(m.cost == cases[i].cost && m.window == cases[i].window, "%s: cost %g, window %u", cases[i].metric,
+                      m.cost, m.window);
+        record_metric_free(&m);
+        selection_close(&s);
+    }
+}
+END_TEST
+
 static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, setup, help_teardown);
@@ -143,5 +173,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, questions_without_queries_and_later_ones_are_left_out);
     tcase_add_test(tc, another_model_is_refused);
     tcase_add_test(tc, what_the_record_says_of_a_metric);
+    tcase_add_test(tc, cost_and_kin_of_a_metric);
 }
 UNIT_MAIN("study selection", fill)

@@ -16,22 +16,15 @@
 // ---- Texts ----
 
 // One more text, with room for n_ids ids and a number behind them.
-static kvb_status add_text(eval_inputs *e, const char *name, size_t n_ids, sweep_text **out, kvb_error *err)
+static sweep_text *add_eval_text(eval_inputs *e, const char *name, size_t n_ids)
 {
-    sweep_text *all = realloc(e->texts, (e->n_texts + 1) * sizeof *all);
-    if (!all) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
-    e->texts = all;
-    size_t *origin = realloc(e->origin, (e->n_texts + 1) * sizeof *origin);
-    if (!origin) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
-    e->origin = origin;
-    origin[e->n_texts] = e->reading;
-    sweep_text *t = *out = &e->texts[e->n_texts];
-    *t = (sweep_text){.n_ids = (uint32_t)n_ids};
+    e->texts = need_more(e->texts, e->n_texts + 1, sizeof *e->texts, "texts");
+    e->origin = need_more(e->origin, e->n_texts + 1, sizeof *e->origin, "texts");
+    e->origin[e->n_texts] = e->reading;
+    sweep_text *t = &e->texts[e->n_texts++];
+    *t = (sweep_text){.n_ids = (uint32_t)n_ids, .ids = need(n_ids + 1, sizeof *t->ids, "token ids")};
     snprintf(t->name, sizeof t->name, "%s", name);
-    t->ids = malloc((n_ids + 1) * sizeof *t->ids);
-    if (!t->ids) return kvb_fail(err, KVB_MEMORY, "no memory for text %s", name);
-    e->n_texts++;
-    return KVB_OK;
+    return t;
 }
 
 static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_t n, kvb_error *err)
@@ -39,9 +32,7 @@ static kvb_status take_ids(eval_inputs *e, const char *name, int32_t *ids, size_
     const model_text *own = &e->opened.text;
     bool bos = strcmp(e->bos, "yes") == 0 || (strcmp(e->bos, "auto") == 0 && model_text_begins_with_bos(own));
     size_t most = e->n_tokens + e->n_next, shift = bos && own->special.bos >= 0;
-    sweep_text *t;
-    kvb_status status = add_text(e, name, n + shift < most ? n + shift : most, &t, err);
-    if (status != KVB_OK) return status;
+    sweep_text *t = add_eval_text(e, name, n + shift < most ? n + shift : most);
     t->n_tokens = (uint32_t)e->n_tokens;
     if (shift) t->ids[0] = own->special.bos;
     if (t->n_ids > shift) memcpy(t->ids + shift, ids, (t->n_ids - shift) * sizeof *ids);
@@ -68,8 +59,7 @@ static kvb_status read_npy_ids(eval_inputs *e, const char *path, const file_view
 {
     npy_array a;
     kvb_status status = npy_parse(&a, view->data, view->size, path, err);
-    int32_t *ids = status == KVB_OK ? malloc((a.count + 1) * sizeof *ids) : NULL;
-    if (status == KVB_OK && !ids) status = kvb_fail(err, KVB_MEMORY, "%s: no memory for %zu ids", path, a.count);
+    int32_t *ids = status == KVB_OK ? need(a.count, sizeof *ids, "token ids") : NULL;
     if (status == KVB_OK) status = npy_to_i32(&a, ids, path, err);
     if (status == KVB_OK) status = take_ids(e, path, ids, a.count, err);
     free(ids);
@@ -82,11 +72,9 @@ static kvb_status take_question(eval_inputs *e, const profile_context *c, uint32
     char name[sizeof((sweep_text *)0)->name];
     const profile_question *q = &c->questions[number];
     uint32_t n_answer = q->n_answer < e->n_next ? q->n_answer : (uint32_t)e->n_next;
-    sweep_text *t;
     if (!q->answer) return KVB_OK;
     snprintf(name, sizeof name, "%s question %u", c->id, number + 1);
-    kvb_status status = add_text(e, name, (size_t)c->n_tokens + q->n_suffix + n_answer, &t, err);
-    if (status != KVB_OK) return status;
+    sweep_text *t = add_eval_text(e, name, (size_t)c->n_tokens + q->n_suffix + n_answer);
     t->n_tokens = c->n_tokens;
     memcpy(t->ids, c->ids, c->n_tokens * sizeof *t->ids);
     memcpy(t->ids + c->n_tokens, q->suffix, q->n_suffix * sizeof *t->ids);

@@ -1,4 +1,5 @@
 // kvbudget eval --speed: what a compacted cache weighs in memory, and how fast it decodes, against the full one.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/eval_command.h"
 #include <malloc.h>
@@ -40,8 +41,7 @@ static uint64_t resident_bytes(void)
 // n_sequences copies of a cache; the memory that the first one took is measured on the way.
 static kvb_status take_caches(speed_run *r, speed_row *row, const kept_set *kept, kvb_error *err)
 {
-    row->caches = calloc(r->n_sequences, sizeof(kv_cache *));
-    if (!row->caches) return kvb_fail(err, KVB_MEMORY, "no memory for %u sequences", r->n_sequences);
+    row->caches = need(r->n_sequences, sizeof(kv_cache *), "sequences");
     uint64_t before = resident_bytes();
     kvb_status status = session_cache(r->s, kept, 0, &row->caches[0], err);
     if (status != KVB_OK) return status;
@@ -50,9 +50,8 @@ static kvb_status take_caches(speed_run *r, speed_row *row, const kept_set *kept
     row->entries = kv_cache_entries(row->caches[0]);
     row->allocated = kv_cache_allocated(row->caches[0]);
     kv_cache_compact(row->caches[0], r->n_steps); // room to decode
-    for (uint32_t i = 1; i < r->n_sequences && status == KVB_OK; i++)
-        row->caches[i] = kv_cache_fork(row->caches[0], r->n_steps);
-    return status;
+    for (uint32_t i = 1; i < r->n_sequences; i++) row->caches[i] = kv_cache_fork(row->caches[0], r->n_steps);
+    return KVB_OK;
 }
 
 static void free_row(const speed_run *r, speed_row *row)
@@ -64,9 +63,9 @@ static void free_row(const speed_run *r, speed_row *row)
 // n_steps tokens, one at a time, on every sequence; the caches are afterwards as before.
 static kvb_status time_row(speed_run *r, speed_row *row, kvb_error *err)
 {
-    uint32_t *ones = calloc(r->n_sequences, sizeof *ones);
-    int32_t *ids = calloc(r->n_sequences, sizeof *ids);
-    kvb_status status = ones && ids ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for a step");
+    uint32_t *ones = need(r->n_sequences, sizeof *ones, "sequences");
+    int32_t *ids = need(r->n_sequences, sizeof *ids, "sequences");
+    kvb_status status = KVB_OK;
     double start = seconds_now();
     for (uint32_t step = 0; step < r->n_steps && status == KVB_OK; step++) {
         for (uint32_t i = 0; i < r->n_sequences; i++) {
@@ -137,16 +136,16 @@ kvb_status eval_measure_speed(const eval_command *e, kvb_error *err)
                          .statistics = e->in.opened.statistics};
     metric *metrics = NULL;
     progress bar;
-    speed_row *rows = calloc(e->with.n_columns + 1, sizeof *rows);
+    speed_row *rows = need(e->with.n_columns + 1, sizeof *rows, "caches");
     size_t n = 1;
     double ratio = e->with.ratio_names.count ? e->with.ratios[0] : 0.8;
     // One metric is enough: speed depends on how many tokens stay, not on which.
     while (n <= e->with.n_columns && e->with.columns[n - 1].method == 0 &&
            e->with.columns[n - 1].how->kind != ALLOCATOR_ORACLE)
         n++;
-    r.logits = malloc((size_t)r.n_sequences * e->in.m->config.vocabulary * sizeof *r.logits + 1);
-    kvb_status status = rows && r.logits ? KVB_OK : kvb_fail(err, KVB_MEMORY, "no memory for the measurement");
-    if (status == KVB_OK && !e->with.items[0].m.kind)
+    r.logits = need((size_t)r.n_sequences * e->in.m->config.vocabulary, sizeof *r.logits, "logits");
+    kvb_status status = KVB_OK;
+    if (!e->with.items[0].m.kind)
         status =
             kvb_fail(err, KVB_ARGUMENT, "--speed measures caches that were evicted once: give a metric or a table");
     if (status == KVB_OK) {
@@ -159,7 +158,7 @@ kvb_status eval_measure_speed(const eval_command *e, kvb_error *err)
     if (status == KVB_OK) status = measure_rows(&r, rows, n, ratio, &bar, err);
     if (r.s) progress_end(&bar, status == KVB_OK ? "%s" : "failed: %s", e->in.texts[0].name);
     if (status == KVB_OK) print_rows(&r, rows, n, ratio);
-    for (size_t i = 0; rows && i < n; i++) free_row(&r, &rows[i]);
+    for (size_t i = 0; i < n; i++) free_row(&r, &rows[i]);
     session_close(r.s);
     free(rows);
     free(metrics);

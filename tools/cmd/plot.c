@@ -69,7 +69,7 @@ static kvb_status plot_weights(const plot_command *c, kvb_error *err)
     atomic_file p = {0};
     kvb_status status = kvb_ranking_open(&ranking, c->paths[0], err);
     if (status == KVB_OK) status = atomic_file_begin(&p, c->output, err);
-    if (status == KVB_OK) status = weights_svg(ranking, p.stream, err);
+    if (status == KVB_OK) weights_svg(ranking, p.stream);
     if (status == KVB_OK) status = atomic_file_commit(&p, err);
     atomic_file_abandon(&p);
     kvb_ranking_close(ranking);

@@ -101,9 +101,7 @@ static kvb_status read_kept(plot *p, kvb_error *err)
     const kvb_info *info = kvb_table_info(p->tables[0]);
     size_t heads = (size_t)info->n_layers * info->n_kv_heads, i = 0;
     // The runtime has bounded the heads of a table by the size of its file, and both other factors are below 100.
-    p->kept = malloc(p->n_tables * p->c->n_ratios * heads * sizeof *p->kept);
-    if (!p->kept)
-        return kvb_fail(err, KVB_MEMORY, "no memory for %zu panels of %zu heads", p->n_tables * p->c->n_ratios, heads);
+    p->kept = need(p->n_tables * p->c->n_ratios * heads, sizeof *p->kept, "shares");
     for (size_t t = 0; t < p->n_tables; t++) {
         for (size_t r = 0; r < p->c->n_ratios; r++) {
             kvb_row row;
@@ -179,9 +177,8 @@ static kvb_status draw_heads(plot *p, FILE *out, kvb_error *err)
     const kvb_info *info = kvb_table_info(p->tables[0]);
     size_t n = (size_t)info->n_layers * info->n_kv_heads;
     kvb_status status = read_kept(p, err);
-    double *head = status == KVB_OK ? malloc(n * sizeof *head) : NULL;
     if (status != KVB_OK) return status;
-    if (!head) return kvb_fail(err, KVB_MEMORY, "no memory for %zu heads", n);
+    double *head = need(n, sizeof *head, "heads");
     for (size_t h = 0; h < n; h++) head[h] = (double)h;
     for (size_t i = 0; i < p->n_tables * p->c->n_ratios * n; i++) p->kept[i] = 1 - p->kept[i];
     describe(p, title, subtitle);

@@ -30,21 +30,19 @@ static kvb_status write_tables(const study_table *t, const solve_outputs *out, k
         if (status == KVB_OK) say_written(out, path, "");
     }
     if (status == KVB_OK && out->npy) {
-        double *prune_ratio = NULL;
+        double *prune_ratio = layer_map_spread(&t->layers, t->prune_ratio, ROWS, t->pairs.longest.n_kv_heads);
         const kvb_ranking *ranking = selection_ranking(t->pairs.from, metric);
         const rank_content carried = ranking ? rank_content_of(ranking) : (rank_content){0};
         table_content content = {.n_rows = ROWS,
                                  .n_layers = t->layers.n_layers,
                                  .n_kv_heads = t->pairs.longest.n_kv_heads,
                                  .ratio = t->options.ratios,
+                                 .prune_ratio = prune_ratio,
                                  .effective_ratio = t->effective,
                                  .saturated = t->saturated,
                                  .ranking = ranking ? &carried : NULL,
                                  .metadata = about};
         status = output_path(path, out->npy, metric, ".npy", several, err);
-        if (status == KVB_OK)
-            status = layer_map_spread(&prune_ratio, &t->layers, t->prune_ratio, ROWS, content.n_kv_heads, err);
-        content.prune_ratio = prune_ratio;
         if (status == KVB_OK) status = write_table_npy(path, &content, err);
         free(prune_ratio);
         if (status == KVB_OK) say_written(out, path, " and its side-car");

@@ -46,7 +46,7 @@ static kvb_status read_haystack(task_command *c, kvb_error *err)
     kvb_status status = file_map(&view, c->haystack_path, err);
     if (status != KVB_OK) return status;
     status = utf8_check_text(c->haystack_path, (const char *)view.data, view.size, err);
-    c->haystack = need_text("%.*s", (int)view.size, (const char *)view.data);
+    c->haystack = memcpy(need(view.size + 1, 1, "bytes of text"), view.data, view.size);
     if (status == KVB_OK) status = file_check(&view, c->haystack_path, err);
     file_unmap(&view);
     return status;
@@ -157,10 +157,7 @@ static kvb_status run_tasks(task_command *c, char **operands, size_t n, kvb_erro
                               .print = !c->out.json,
                               .quiet = c->out.quiet};
     if (status == KVB_OK) task_report_open(&c->report);
-    if (status == KVB_OK && c->out.results && asprintf(&c->log_path, "%s.cells", c->out.results) < 0) {
-        c->log_path = NULL;
-        status = kvb_fail(err, KVB_MEMORY, "%s: no memory", c->out.results);
-    }
+    if (c->out.results) c->log_path = need_text("%s.cells", c->out.results);
     if (status == KVB_OK && c->out.head_scores) c->heads = retrieval_open(c->opened.m, &c->opened.text);
     if (status == KVB_OK && c->out.samples) status = atomic_file_begin(&samples, c->out.samples, err);
     for (size_t i = 0; status == KVB_OK && i < c->tasks.count; i++)

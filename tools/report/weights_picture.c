@@ -1,4 +1,5 @@
 #include "tools/report/weights_picture.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/report/svg.h"
 #include <math.h>
@@ -42,13 +43,12 @@ static double fill_shares(double *shares, const kvb_ranking_info *r)
     return most;
 }
 
-kvb_status weights_svg(const kvb_ranking *ranking, FILE *out, kvb_error *err)
+void weights_svg(const kvb_ranking *ranking, FILE *out)
 {
     const kvb_ranking_info *r = kvb_ranking_about(ranking);
     size_t heads = (size_t)r->n_layers * r->n_kv_heads;
     uint32_t E = weights_effects(r);
-    double *shares = malloc(E * heads * sizeof *shares);
-    if (!shares) return kvb_fail(err, KVB_MEMORY, "no memory for a picture of %zu heads", heads);
+    double *shares = need(E * heads, sizeof *shares, "shares");
     double most = fill_shares(shares, r);
     int panel = LABELS + CELL_WIDTH * (int)r->n_kv_heads, height = TITLE + CELL_HEIGHT * (int)r->n_layers;
     panel = panel < 150 ? 150 : panel; // room for a metric's name
@@ -68,5 +68,4 @@ kvb_status weights_svg(const kvb_ranking *ranking, FILE *out, kvb_error *err)
     }
     svg_end(out);
     free(shares);
-    return KVB_OK;
 }

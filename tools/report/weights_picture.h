@@ -11,5 +11,5 @@ double weights_effect(const kvb_ranking_info *r, size_t head, uint32_t i);
 void weights_effect_name(const kvb_ranking_info *r, uint32_t i, char *out, size_t size);
 
 // One panel for each of them: layers go down, KV heads go right, the colour is its share of what moves the head's
-// scores. Leaves it to the caller to look at ferror(out). KVB_MEMORY.
-kvb_status weights_svg(const kvb_ranking *ranking, FILE *out, kvb_error *err);
+// scores. Leaves it to the caller to look at ferror(out).
+void weights_svg(const kvb_ranking *ranking, FILE *out);
