@@ -43,32 +43,44 @@ bool output_loss_is_there(const selection *s, const char *metric)
     return has_gains(s);
 }
 
-kvb_status output_gains_read(double *gain, const selection *s, gain_choice choice, kvb_error *err)
+// Sums of KL and of squares [L, RECORD_GAIN_KINDS, 2] over the questions that have gains: one KL of few tokens is too
+// rough for a mean of ratios.
+static kvb_status sum_gains(double *sum, const selection *s, uint32_t n_layers, kvb_error *err)
 {
-    uint32_t L = record_get_shape(s->r).n_layers, *count = need(L, sizeof *count, "gains");
-    float *gains = need((size_t)L * RECORD_GAIN_KINDS * 2, sizeof *gains, "gains");
+    size_t n = (size_t)n_layers * RECORD_GAIN_KINDS * 2;
+    float *gains = need(n, sizeof *gains, "gains");
     kvb_status status = KVB_OK;
-    memset(gain, 0, L * sizeof *gain); // sums of logarithms first
     for (size_t k = 0; k < s->n_contexts; k++)
         for (uint32_t q = 0; q < selection_context(s, k)->n_questions && status == KVB_OK; q++) {
             if (!record_has_gains(s->r, s->contexts[k], q)) continue;
             status = record_read_gains(s->r, s->contexts[k], q, gains, err);
-            for (uint32_t i = 0; i < L * RECORD_GAIN_KINDS && status == KVB_OK; i++) {
-                bool wanted = choice == GAIN_OF_ALL || i % RECORD_GAIN_KINDS == (uint32_t)choice - 1;
-                float kl = gains[2 * i], square = gains[2 * i + 1];
-                if (!wanted || !(kl > 0) || !(square > 0)) continue;
-                gain[i / RECORD_GAIN_KINDS] += log((double)kl / (double)square);
-                count[i / RECORD_GAIN_KINDS]++;
-            }
+            for (size_t i = 0; i < n && status == KVB_OK; i++) sum[i] += (double)gains[i];
         }
+    free(gains);
+    return status;
+}
+
+kvb_status output_gains_read(double *gain, const selection *s, gain_choice choice, kvb_error *err)
+{
+    uint32_t L = record_get_shape(s->r).n_layers;
+    double *sum = need((size_t)L * RECORD_GAIN_KINDS * 2, sizeof *sum, "gains");
+    kvb_status status = sum_gains(sum, s, L, err);
     for (uint32_t l = 0; l < L && status == KVB_OK; l++) {
-        if (count[l] == 0)
+        uint32_t kinds = 0;
+        gain[l] = 0; // a sum of logarithms first
+        for (uint32_t k = 0; k < RECORD_GAIN_KINDS; k++) {
+            const double *one = sum + ((size_t)l * RECORD_GAIN_KINDS + k) * 2;
+            bool wanted = choice == GAIN_OF_ALL || k == (uint32_t)choice - 1;
+            if (!wanted || !(one[0] > 0) || !(one[1] > 0)) continue;
+            gain[l] += log(one[0] / one[1]);
+            kinds++;
+        }
+        if (kinds == 0)
             status = kvb_fail(err, KVB_MISMATCH, "%s: no question has a gain of layer %u; profile with --gain-rows 4",
                               s->path, l);
-        else gain[l] = exp(gain[l] / count[l]);
+        else gain[l] = exp(gain[l] / kinds);
     }
-    free(count);
-    free(gains);
+    free(sum);
     return status;
 }
 

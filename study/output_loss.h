@@ -15,8 +15,8 @@ const char *gain_choice_name(gain_choice choice);
 // Whether every selected question has the metric's curves, and any has gains.
 bool output_loss_is_there(const selection *s, const char *metric);
 
-// gain [L]: the geometric mean over the questions of the selected contexts that have gains. KVB_MISMATCH where a layer
-// has none.
+// gain [L]: of each kind all KL over all squares, of the questions of the selected contexts that have gains.
+// KVB_MISMATCH where a layer has none.
 kvb_status output_gains_read(double *gain, const selection *s, gain_choice choice, kvb_error *err);
 
 // Fills the curves of the question, in nats, so c->total is 1: straight lines between the recorded levels, which need
