@@ -97,7 +97,7 @@ static void name_table(allocator *a)
     bool output = loss && strcmp(loss, "output") == 0,
          usual = strcmp(info->aggregate, "mean_loss") == 0 && fabs(pulled - (output ? 0 : 0.1)) < 1e-9;
     append_label(a, "", usual ? "kvbudget" : "lukv");
-    if (output ? !usual : usual) append_label(a, "-", output ? "output" : "importance");
+    if (output) append_label(a, "-", "output");
     if (strcmp(info->scope, "global") != 0) append_label(a, "-", info->scope);
     if (!usual && strcmp(info->aggregate, "mean_ratio") != 0) append_label(a, "-", info->aggregate);
     if (!usual && pulled != 0) {

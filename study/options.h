@@ -20,8 +20,8 @@ typedef enum aggregation {
 enum { STUDY_GRID = 1024, ROWS = TABLE_ROWS };
 
 // What tables minimise: the importance that is evicted (the paper), or what eviction does to the model's output
-// (output_loss.h). LOSS_AUTO: the latter where the record has it.
-typedef enum study_loss { LOSS_AUTO, LOSS_IMPORTANCE, LOSS_OUTPUT } study_loss;
+// (output_loss.h).
+typedef enum study_loss { LOSS_IMPORTANCE, LOSS_OUTPUT } study_loss;
 
 typedef struct study_options {
     const char *aggregate_name; // mean_ratio, mean_loss, worst or cvar:A

@@ -222,7 +222,7 @@ says 'duo' '^ +50 %  duo'
 expect 0 'a table under another name' eval tiny.gguf mine=keydiff.safetensors text0.txt $SIZE -r 0.5 -a none --quiet
 says 'has that name' '^ +50 %  mine'
 expect 0 "solve's default" solve run.h5 --metric keydiff -o usual.safetensors --quiet
-expect 0 'and its neighbour' solve run.h5 --metric keydiff --loss importance --shrink 0.25 -o pulled.safetensors --quiet
+expect 0 'and its neighbour' solve run.h5 --metric keydiff --shrink 0.25 -o pulled.safetensors --quiet
 # shellcheck disable=SC2086
 expect 0 'beside the published way, a ratio in per cent' eval tiny.gguf usual.safetensors pulled.safetensors \
     keydiff.safetensors text0.txt $SIZE -r 50%,0.8 -a none --quiet

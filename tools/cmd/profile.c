@@ -141,7 +141,7 @@ static int check_options(profile_command *p)
     o->beyond_trained = p->beyond_trained;
     o->keep_after = p->keep_after;
     o->grows = p->base;
-    o->loss_queries = p->no_curves ? 0 : (uint32_t)p->curve_queries;
+    o->loss_queries = p->curves ? (uint32_t)p->curve_queries : 0;
     o->gain_rows = (uint32_t)p->gain_rows;
     return read_metrics(p);
 }
@@ -246,12 +246,12 @@ static int parse_profile(profile_command *p, int argc, char **argv, int *first)
          "generate answers even where the calibration data has some"},
         {"include-first", 0, CLI_FLAG, &p->include_first, NULL,
          "also record the last prompt token's query, which emits the first token"},
-        {"no-curves", 0, CLI_FLAG, &p->no_curves, NULL,
-         "do not record what evicting tokens does to the model's output, which `solve` minimises then"},
+        {"curves", 0, CLI_FLAG, &p->curves, NULL,
+         "also record what evicting tokens does to the model's output, for solve --loss output"},
         {"curve-queries", 0, CLI_COUNT, &p->curve_queries, "N",
-         "queries of every question that this is measured on (4)"},
+         "with --curves, queries of every question that this is measured on (4)"},
         {"gain-rows", 0, CLI_COUNT, &p->gain_rows, "N",
-         "tokens of each context's shortest question that the layers' gains are measured on (4)"},
+         "with --curves, tokens of each context's shortest question that the layers' gains are\nmeasured on (4)"},
         {"sink", 0, CLI_COUNT, &p->sink, "N", "first tokens that are always kept, of the metrics named here"},
         {"window", 0, CLI_COUNT, &p->window, "N",
          "last tokens that are always kept (default of both: each metric's own)"},

@@ -12,7 +12,7 @@ typedef struct profile_command {
     cli_list metric_names;
     const char *output, *backend_name, *compute, *bos, *pre, *shard, *memory, *statistics, *weights, *oracle;
     uint64_t curve_queries, gain_rows, sink, window; // UINT64_MAX: the metrics' own
-    bool no_curves;
+    bool curves;
     uint64_t new_tokens, seed, max_tokens, max_questions, batch, threads, layers, held;
     double temperature, keep_after;
     bool beyond_trained, chat, special;

@@ -117,13 +117,6 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
     if (!t) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
     kvb_status status = l->choose_window ? find_window(l, from, metric, &options, err) : KVB_OK;
     if (status == KVB_OK) status = study_table_open(t, from, metric, &options, out->budgets != NULL, err);
-    bool asked = options.loss != LOSS_AUTO || options.aggregate == AGGREGATE_MEAN_RATIO || options.oracle_order;
-    if (status == KVB_OK && t->pairs.loss != LOSS_OUTPUT && !asked && metric == from->metrics[0] && !out->quiet)
-        fprintf(
-            stderr,
-            "note: %s has no curves of what eviction by %s does to the model's output (with this sink and window), so "
-            "the evicted importance is minimised; `kvbudget profile` records curves, --add those of a new ranking\n",
-            from->path, metric);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !l->words.shrink) t->options.shrink = 0;
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
@@ -191,7 +184,6 @@ static kvb_status solve_all(solve_line *l, const study_words *study, kvb_error *
     selection from = {0};
     const solve_outputs *out = &l->outputs;
     results found = results_begin("solve");
-    if (study_given(study) && l->options.loss == LOSS_AUTO) l->options.loss = LOSS_IMPORTANCE;
     kvb_status status = prepare(l, &from, study->records[0], err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = study_given(study) ? run_study(l, study, &from, from.metrics[i], &found, err)
@@ -216,9 +208,9 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"npy", 0, CLI_WRITES(FILE_TABLE_ARRAY | FILE_PER_METRIC), &line->outputs.npy, "FILE",
          "also write the prune ratios for kvpress, with a JSON side-car"},
         {"loss", 0, CLI_TEXT, &line->words.loss, "LOSS",
-         "what is minimised: output, what eviction does to the model's output in nats (default\nwhere the record has "
-         "it), "
-         "or importance, the evicted importance as the paper has it"},
+         "what is minimised: importance (default), the evicted importance as the paper has it, or\noutput, what "
+         "eviction "
+         "does to the model's output, in nats (of a record with --curves)"},
         {"gains", 0, CLI_TEXT, &line->words.gains, "WHICH",
          "with --loss output, the layers' gains that count: noise, cut, deep, or all\n(default: their geometric mean)"},
         {"alone", 0, CLI_FLAG, &line->words.alone, NULL,

@@ -30,7 +30,7 @@ static int check_loss(solve_line *l)
     kvb_error err = {0};
     study_options *o = &l->options;
     const char *loss = l->words.loss;
-    o->loss = !loss ? LOSS_AUTO : strcmp(loss, "output") == 0 ? LOSS_OUTPUT : LOSS_IMPORTANCE;
+    o->loss = loss && strcmp(loss, "output") == 0 ? LOSS_OUTPUT : LOSS_IMPORTANCE;
     if (loss && o->loss == LOSS_IMPORTANCE && strcmp(loss, "importance") != 0)
         return cli_usage_error(l->self, "--loss: expected output or importance, found '%s'", loss);
     if (l->words.paper && o->loss == LOSS_OUTPUT)
