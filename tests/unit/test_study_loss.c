@@ -107,6 +107,7 @@ START_TEST(test_budgets_follow_the_output)
     selection s;
     study_table t;
     study_options o = case_options("mean_loss");
+    o.loss = LOSS_OUTPUT;
     case_select(&s, make("solve.h5", STEEP, STEEP, 0));
     help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
     ck_assert_int_eq(t.pairs.loss, LOSS_OUTPUT);
@@ -137,6 +138,7 @@ START_TEST(test_rivals_are_taken)
     study_table t;
     versus v;
     study_options o = case_options("mean_loss");
+    o.loss = LOSS_OUTPUT;
     case_select(&s, make("rivals.h5", STEEP, OPPOSITE, 0));
     help_ok(study_table_open(&t, &s, "keydiff", &o, false, err));
     help_ok(study_table_solve(&t, NULL, err));
