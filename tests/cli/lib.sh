@@ -120,12 +120,14 @@ check() {
 }
 
 # killed_after MILLISECONDS COMMAND...: kills it when it has taken so long, and waits until it is gone. Without
-# --foreground `timeout -s KILL` kills itself as well and is over while the command still dies, and still holds its locks
-# (beside a busy machine for up to a tenth of a second): the next command then finds a record that another process uses.
+# --foreground `timeout -s KILL` kills itself as well and is over while the command still dies, and still holds its
+# locks (beside a busy machine for up to a tenth of a second): the next command then finds a record in use.
+# --preserve-status: a command that ends by itself just then has its own status, not 124.
 killed_after() {
     local milliseconds=$1
     shift
-    timeout --foreground -s KILL "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" "$@"
+    timeout --foreground --preserve-status -s KILL \
+        "$((milliseconds / 1000)).$(printf %03d $((milliseconds % 1000)))" "$@"
 }
 
 # tiny_model FILE: the generated two-layer model.
