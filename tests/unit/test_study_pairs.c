@@ -2,7 +2,6 @@
 // made of them.
 #include "formats/npy.h"
 #include "study/gather.h"
-#include "study/mean_curves.h"
 #include "study_help.h"
 
 // Tokens 1 .. T - 2 can be chosen; the metric keeps early ones.
@@ -126,30 +125,6 @@ static void gather_all(gathered *g, aggregation how, double shrink)
     gather_finish(g, shrink);
 }
 
-START_TEST(average_curves_are_those_of_the_pairs)
-{
-    size_t size;
-    npy_array a;
-    static double loss[2 * 13];
-    gathered g;
-    const study_options o = case_options("mean_loss");
-    help_ok(mean_curves_write(&from, "keydiff", &o, help_path("curves.npy"), NULL, err));
-    unsigned char *bytes = help_slurp(help_path("curves.npy"), &size);
-    help_ok(npy_parse(&a, bytes, size, "curves.npy", err));
-    ck_assert(a.n_dims == 3 && a.shape[0] == 1 && a.shape[1] == 2 && a.shape[2] == 13);
-    help_ok(npy_to_f64(&a, loss, "curves.npy", err));
-    free(bytes);
-    gather_all(&g, AGGREGATE_MEAN_LOSS, 0);
-    for (uint32_t h = 0; h < 2; h++)
-        for (uint32_t b = 0; b <= 12; b++) ck_near(loss[h * 13 + b], loss_at(&g.all.curves, h, b));
-    ck_near(loss[0] + loss[13], 1); // of everything that can be lost
-    ck_near(loss[0], loss[2]);      // protected tokens lose nothing
-    ck_near(loss[12] + loss[25], 0);
-    gather_free(&g);
-    help_fails(mean_curves_write(&from, "keydiff", &o, "/no/such/curves.npy", NULL, err), KVB_IO, "/no/such");
-}
-END_TEST
-
 static bool stop_at_two(void *to, double done, double total)
 {
     *(double *)to = done;
@@ -225,7 +200,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, protection_comes_from_the_options_before_the_record);
     tcase_add_test(tc, nothing_to_solve);
     tcase_add_test(tc, every_pair_with_its_curves);
-    tcase_add_test(tc, average_curves_are_those_of_the_pairs);
     tcase_add_test(tc, whoever_is_told_may_stop_it);
     tcase_add_test(tc, the_average_of_all_pairs);
     tcase_add_test(tc, one_average_for_each_text_that_has_pairs);
