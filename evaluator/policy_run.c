@@ -154,7 +154,7 @@ layer_observer policy_observer(policy_watch *watch)
         const policy *p = watch->runs[i]->p;
         needs |= p->kind->needs | (policy_ranks_context(p) ? metric_needs(&p->scores) : 0);
     }
-    return (layer_observer){see_all, watch, needs, 0, NULL, NULL};
+    return (layer_observer){see_all, watch, needs, NULL, NULL};
 }
 
 void policy_run_restart(policy_run *r)
