@@ -52,7 +52,7 @@ def remove_new():
 
 
 def content(names):
-    return {name: open(name, "rb").read() for name in names}
+    return {name: open(name, "rb").read() for name in names if os.path.isfile(name)}
 
 
 def walk(command, options):
