@@ -2,8 +2,6 @@
 # Run one script alone with: KVB_BUILD=$PWD/build bash tests/cli/help.sh
 # shellcheck shell=bash
 set -u
-# The tests share processors with each other: threads that wait must not spin for long.
-export GOMP_SPINCOUNT=${GOMP_SPINCOUNT:-500}
 
 KVB_ROOT=${KVB_ROOT:-$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)}
 KVB_BUILD=${KVB_BUILD:-$KVB_ROOT/build}

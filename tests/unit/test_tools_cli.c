@@ -371,9 +371,6 @@ START_TEST(files_that_are_named)
     const cli_option options[] = {{"read", 'r', CLI_INPUT, &read, "FILE", "What is read."},
                                   {"csv", 'c', CLI_WRITES(FILE_CSV), &csv, "FILE", "What is written."},
                                   {0}};
-    const cli_option none[] = {{"read", 'r', CLI_INPUT, &read, "FILE", "What is read."}, {0}};
-    ck_assert_str_eq(cli_force_option(options)->name, "force");
-    ck_assert_ptr_null(cli_force_option(none));
     const struct {
         const char *words[6];
         bool first;

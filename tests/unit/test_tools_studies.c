@@ -13,9 +13,6 @@ static const case_context TEXTS[] = {
     {.id = "a", .n_tokens = 12, .n_questions = 2, .questions = {{9, {1, 0}, NULL}, {7, {2, 0}, NULL}}},
     {.id = "b", .n_tokens = 12, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}},
     {.id = "none", .n_tokens = 40, .n_questions = 1, .questions = {{.n_queries = 0}}}};
-static const case_context LONGER[] = {
-    {.id = "a", .n_tokens = 24, .n_questions = 2, .questions = {{9, {1, 0}, NULL}, {9, {2, 0}, NULL}}},
-    {.id = "b", .n_tokens = 24, .n_questions = 1, .questions = {{9, {0, 1}, NULL}}}};
 enum { QUARTER = 24, HALF = 49 }; // rows of 25 and 50 %
 static selection from;
 static study_options o;
