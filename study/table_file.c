@@ -1,7 +1,6 @@
 #include "study/table_file.h"
 #include "formats/need.h"
 #include "formats/npy.h"
-#include "formats/table_weights.h"
 #include "formats/table_write.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -101,18 +101,18 @@ START_TEST(refusals)
     const char *path = help_path("t.safetensors");
     table_content t = content(m);
     prune[7] = 1.0001;
-    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "element 7");
+    help_fails(table_write(path, &t, err), KVB_FORMAT, "element 7");
     prune[7] = NAN;
-    help_fails(table_write(path, &t, err), KVB_NUMERIC, "prune_ratio: element 7");
+    help_fails(table_write(path, &t, err), KVB_NUMERIC, "\"prune_ratio\": element 7");
     t = content(m);
     rows[3][98] = INFINITY;
-    help_fails(table_write(path, &t, err), KVB_NUMERIC, "lambda: element 98");
+    help_fails(table_write(path, &t, err), KVB_NUMERIC, "\"lambda\": element 98");
     t = content(m);
     rows[0][50] = rows[0][49];
-    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "ascending");
+    help_fails(table_write(path, &t, err), KVB_FORMAT, "\"ratio\": element 50");
     t = content(m);
     saturated[3] = 2;
-    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "saturated");
+    help_fails(table_write(path, &t, err), KVB_FORMAT, "saturated");
     t = content(m);
     t.lambda = NULL;
     help_fails(table_write(path, &t, err), KVB_ARGUMENT, "lambda");
@@ -122,12 +122,12 @@ START_TEST(refusals)
     help_fails(table_write(path, &t, err), KVB_ARGUMENT, "impossible shape");
     t = content(m);
     cJSON_AddNumberToObject(m, "number", 1);
-    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "number: expected a string");
+    help_fails(table_write(path, &t, err), KVB_FORMAT, "\"number\": expected a string");
     cJSON_DeleteItemFromObject(m, "number");
     cJSON_DeleteItemFromObject(m, "sink"); // the runtime's reader would refuse it
     help_fails(table_write(path, &t, err), KVB_FORMAT, "sink");
     cJSON_DeleteItemFromObject(m, "format");
-    help_fails(table_write(path, &t, err), KVB_ARGUMENT, "kvbudget-table");
+    help_fails(table_write(path, &t, err), KVB_FORMAT, "kvbudget-table");
     ck_assert(!help_exists(path));
     cJSON_Delete(m);
 }
