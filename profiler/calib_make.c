@@ -217,10 +217,9 @@ static kvb_status add_lines(const maker *m)
     if (!m->r->n_lines) return KVB_OK;
     size_t size = tokenizer_decode(m->t, m->text, m->n, NULL, 0), n;
     char *text = need(size + 1, 1, "characters");
-    text_line *lines = NULL;
     tokenizer_decode(m->t, m->text, m->n, text, size);
-    kvb_status status = text_lines_find(&lines, &n, text, size, m->err);
-    if (status == KVB_OK) status = keep_answers(m, text, lines, &n);
+    text_line *lines = text_lines_find(&n, text, size);
+    kvb_status status = keep_answers(m, text, lines, &n);
     if (status == KVB_OK) status = draw_lines(m, text, lines, n);
     free(lines);
     free(text);

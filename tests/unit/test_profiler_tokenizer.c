@@ -58,18 +58,6 @@ START_TEST(test_golden)
 }
 END_TEST
 
-static void expect_ids(const tokenizer *t, const char *text, bool special, const int32_t *expected, size_t n_expected)
-{
-    int32_t *ids;
-    size_t n = encode(t, text, strlen(text), special, &ids);
-    ck_assert_uint_eq(n, n_expected);
-    for (size_t i = 0; i < n; i++) ck_assert_int_eq(ids[i], expected[i]);
-    free(ids);
-}
-#define EXPECT_IDS(t, text, special, ...)                        \
-    expect_ids(t, text, special, (const int32_t[]){__VA_ARGS__}, \
-               sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
-
 enum { SPACE = TINY_FIRST_BYTE + ' ', TWO_SPACES = TINY_FIRST_MERGE + 15, TOOL = TINY_FIRST_MERGE + TINY_MERGES + 1 };
 static int32_t byte(char c)
 {
