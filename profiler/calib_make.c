@@ -277,7 +277,7 @@ static kvb_status add_made(const maker *m)
 
 static int32_t bos_of(const tokenizer *t)
 {
-    return tokenizer_add_bos(t) ? tokenizer_bos(t) : -1;
+    return tokenizer_special(t).add_bos ? tokenizer_special(t).bos : -1;
 }
 
 // ---- Texts ----
@@ -319,7 +319,7 @@ kvb_status calib_make_of_text(calib_file *out, const calib_recipe *recipe, const
 static kvb_status make_of_ids(calib_file *out, maker *m, const calib_context *from, const int32_t *ids, size_t n)
 {
     int32_t bos = from->context_ids ? -1 : bos_of(m->t);
-    if (from->context_ids && n && ids[0] == tokenizer_bos(m->t)) {
+    if (from->context_ids && n && ids[0] == tokenizer_special(m->t).bos) {
         bos = *ids++;
         n--;
     }

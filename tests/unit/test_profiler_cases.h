@@ -94,7 +94,7 @@ static inline tokenizer *case_tiny_tokenizer(void)
     tokenizer *t;
     case_tiny_model(help_path("tiny.gguf"), NULL);
     help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
-    help_ok(tokenizer_from_gguf(&t, &file, err));
+    help_ok(tokenizer_from_gguf(&t, &file, NULL, err));
     gguf_close(&file);
     return t;
 }

@@ -91,9 +91,9 @@ START_TEST(test_special_tokens)
 {
     tokenizer *t = make(PLAIN, "{\"bos_token\":{\"content\":\"<s>\"},\"eos_token\":\"</s>\",\"chat_template\":\"T\"}",
                         "{\"eos_token_id\":[4,9]}");
-    ck_assert_int_eq(tokenizer_bos(t), 3);
-    ck_assert_int_eq(tokenizer_eos(t), 4);
-    ck_assert(!tokenizer_add_bos(t)); // nothing puts it in front
+    ck_assert_int_eq(tokenizer_special(t).bos, 3);
+    ck_assert_int_eq(tokenizer_special(t).eos, 4);
+    ck_assert(!tokenizer_special(t).add_bos); // nothing puts it in front
     ck_assert(tokenizer_is_end(t, 4) && tokenizer_is_end(t, 9) && !tokenizer_is_end(t, 3) && !tokenizer_is_end(t, -1));
     ck_assert_str_eq(tokenizer_chat_template(t), "T");
     ck_assert_uint_eq(tokenizer_size(t), 10);
@@ -102,7 +102,7 @@ START_TEST(test_special_tokens)
              "{\"SpecialToken\":{\"id\":\"<s>\"}},{\"Sequence\":{\"id\":\"A\"}}]}]}," ADDED MODEL("") "}",
              "{\"chat_template\":[{\"name\":\"tool\",\"template\":\"X\"},{\"name\":\"default\",\"template\":\"Y\"}]}",
              "{\"eos_token_id\":4}");
-    ck_assert(tokenizer_add_bos(t) && tokenizer_bos(t) == 3 && tokenizer_is_end(t, 4));
+    ck_assert(tokenizer_special(t).add_bos && tokenizer_special(t).bos == 3 && tokenizer_is_end(t, 4));
     ck_assert_str_eq(tokenizer_chat_template(t), "Y");
     tokenizer_free(t);
 }
