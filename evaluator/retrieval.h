@@ -2,7 +2,7 @@
 // answer repeats, the mark of a retrieval head (Wu et al., arXiv 2404.15574; HeadKV, 2410.19258, sums attention over a
 // needle in the same way).
 #pragma once
-#include "evaluator/task_run.h"
+#include "evaluator/task_study.h"
 
 typedef struct retrieval {
     const model *m;
