@@ -85,12 +85,9 @@ kvb_status session_prefill(session *s, const int32_t *ids, uint32_t n_tokens, co
                            const forward_progress *progress, kvb_error *err)
 {
     watcher w = {s, also};
-    unsigned needs = VIEW_K | VIEW_V | (also ? also->needs : 0), on_device = needs;
-    for (size_t i = 0; i < s->plan.n_metrics; i++) {
-        needs |= metric_needs(&s->plan.metrics[i]);
-        on_device |= metric_needs_on_device(&s->plan.metrics[i]);
-    }
-    layer_observer observer = {see_layer, &w, needs, ~on_device, NULL, NULL};
+    unsigned needs = VIEW_K | VIEW_V | (also ? also->needs : 0);
+    for (size_t i = 0; i < s->plan.n_metrics; i++) needs |= metric_needs(&s->plan.metrics[i]);
+    layer_observer observer = {see_layer, &w, needs, NULL, NULL};
     query_statistics_show(s->plan.statistics, &observer);
     s->n_tokens = 0;
     kvb_status status = forward_prefill(s->prefill, ids, n_tokens, &observer, progress, NULL, err);
