@@ -53,8 +53,9 @@ static kvb_status encode_question(talk *k, const model_text *text, const task *t
     return KVB_OK;
 }
 
-kvb_status task_positions(uint32_t *out, const model_text *text, const task *t, const task_sample *sample,
-                          kvb_error *err)
+// The most positions after the context that a question and its answer take.
+static kvb_status count_positions(uint32_t *out, const model_text *text, const task *t, const task_sample *sample,
+                                  kvb_error *err)
 {
     size_t most = 0;
     kvb_status status = KVB_OK;
@@ -169,7 +170,11 @@ static kvb_status step_take(step *s, const model_text *text, const task *t, kvb_
     return status;
 }
 
-kvb_status task_answer(task_turn *turns, size_t n, decoder *d, const model_text *text, const task *t, kvb_error *err)
+// Answers n questions together, greedily (ties: lower id). A question goes through the model at once, or token by token
+// under a policy, for which a new turn begins behind it. An answer ends at an end token, after the task's number of new
+// tokens, or where nothing that followed could change its score. On failure no answer has to be freed.
+static kvb_status answer_turns(task_turn *turns, size_t n, decoder *d, const model_text *text, const task *t,
+                               kvb_error *err)
 {
     step s = {0};
     talk *talks = need(n, sizeof *talks, "questions");
@@ -412,7 +417,7 @@ static void close_turns(bench *b)
 static kvb_status flush_turns(bench *b, kvb_error *err)
 {
     if (!b->n_turns) return KVB_OK;
-    kvb_status status = task_answer(b->turns, b->n_turns, b->session->decode, b->s->text, b->s->t, err);
+    kvb_status status = answer_turns(b->turns, b->n_turns, b->session->decode, b->s->text, b->s->t, err);
     for (size_t i = 0; status == KVB_OK && i < b->n_turns; i++) {
         const bench_cell *c = b->owners[i];
         c->cell->samples[b->index].scores[b->questions[i]] = b->turns[i].score;
@@ -510,7 +515,7 @@ kvb_status task_study_answer(task_study *s, uint32_t index, const task_sample *s
     if (status == KVB_OK) status = list_missing(&b, hash, err);
     if (status == KVB_OK && b.n) {
         status = task_context_ids(&ids, &b.n_tokens, s->m, s->text, sample, err);
-        if (status == KVB_OK) status = task_positions(&b.extra, s->text, s->t, sample, err);
+        if (status == KVB_OK) status = count_positions(&b.extra, s->text, s->t, sample, err);
         if (status == KVB_OK) status = open_session(&b, &metrics, err);
         if (status == KVB_OK) status = open_policies(&b, err);
         if (status == KVB_OK) status = prefill(&b, ids, err);

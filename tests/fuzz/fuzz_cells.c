@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 4, LAYERS = 2 };
+enum { NEXT = 4, LAYERS = 2 };
 static const char KEY[LOG_KEY] = "00000000000000000000000000000000000000000000000000000000000000ff";
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
@@ -15,13 +15,13 @@ static void take_cell(log_file *log)
 {
     model m = {.config = {.n_layers = LAYERS}};
     sweep_cell cell = {0};
-    sweep s = {.m = &m, .o = {.n_next = ROWS}, .cells = &cell, .n_cells = 1, .log = log};
+    sweep s = {.m = &m, .o = {.n_next = NEXT}, .cells = &cell, .n_cells = 1, .log = log};
     memcpy(cell.key, KEY, sizeof KEY);
     (void)sweep_take(&s, NULL);
     const fidelity_cell *c = &cell.result;
     if (cell.done != (c->kl != NULL)) abort();
-    for (int r = 0; cell.done && r < ROWS; r++)
-        if (!isfinite(c->kl[r]) || (r + 1 < ROWS && !isfinite(c->nll[r]))) abort();
+    for (int r = 0; cell.done && r < NEXT; r++)
+        if (!isfinite(c->kl[r]) || (r + 1 < NEXT && !isfinite(c->nll[r]))) abort();
     fidelity_cell_free(&cell.result);
 }
 

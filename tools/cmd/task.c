@@ -1,5 +1,5 @@
 // kvbudget task: makes tasks with known answers, and finds out which of them the model solves with its full cache.
-#include "evaluator/retrieval.h"
+#include "evaluator/head_scores.h"
 #include "formats/atomic_file.h"
 #include "formats/file_read.h"
 #include "formats/need.h"
