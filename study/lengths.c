@@ -79,18 +79,16 @@ static kvb_status open_pairs(lengths *x, cache_shape *longest, kvb_error *err)
 }
 
 // Memory for the sums and tables of a record.
-static kvb_status open_sums(lengths *x, length_cut *c, const cache_shape *longest, kvb_error *err)
+static void open_sums(lengths *x, length_cut *c, const cache_shape *longest)
 {
-    kvb_status status = KVB_OK;
     c->texts = need(x->n_texts, sizeof *c->texts, "texts");
     for (uint32_t from = 0; from < x->n_cuts + 2; from++)
         c->tables[from] = need(x->cells, sizeof **c->tables, "ratios");
-    for (uint32_t t = 0; t < x->n_texts && status == KVB_OK; t++) {
+    for (uint32_t t = 0; t < x->n_texts; t++) {
         uint32_t at = place(x, (uint32_t)(c - x->cuts), t);
         snprintf(x->names[at], sizeof *x->names, "%.9s %u", text_name(x, t), c->tokens);
-        status = pair_sums_init(&c->texts[t], longest, STUDY_GRID, ROWS, err);
+        pair_sums_init(&c->texts[t], longest, STUDY_GRID, ROWS);
     }
-    return status;
 }
 
 kvb_status lengths_open(lengths *x, char *const *paths, size_t n, const selection_request *wanted,
@@ -113,8 +111,8 @@ kvb_status lengths_open(lengths *x, char *const *paths, size_t n, const selectio
     x->cells = ROWS * (size_t)shape_heads(&longest);
     x->own = need(side * x->cells, sizeof *x->own, "ratios");
     x->transfer = need(ROWS * side * side, sizeof *x->transfer, "losses");
-    for (uint32_t k = 0; k < x->n_cuts && status == KVB_OK; k++) status = open_sums(x, &x->cuts[k], &longest, err);
-    return status;
+    for (uint32_t k = 0; k < x->n_cuts; k++) open_sums(x, &x->cuts[k], &longest);
+    return KVB_OK;
 }
 
 void lengths_free(lengths *x)

@@ -110,7 +110,7 @@ static void time_problem(const bench_case *b, problem *p, metric_order *order, e
              &err);
         keep_least(&t->certificate, start);
         start = now();
-        must(exact_solve(x, &p->curves, &p->allocation, NULL, &err), &err);
+        must(exact_solve(x, &p->curves, &p->allocation, &err), &err);
         keep_least(&t->exact, start);
     }
 }
@@ -130,8 +130,7 @@ static seconds run(const bench_case *b)
     omp_set_num_threads(b->threads ? b->threads : omp_get_num_procs());
     fill_arrays(b, scores, oracle);
     table_ratios(ratios);
-    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS, NULL}, &err), &err);
-    must(exact_init(&x, &shape, b->scope, TABLE_ROWS, &err), &err);
+    problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS, NULL});
     time_problem(b, &p, &order, &x, scores, oracle, &t);
     int proved = 0, nested = 0;
     for (int r = 0; r < TABLE_ROWS; r++) {
@@ -251,7 +250,7 @@ static void run_greedy(const bench_case *b, int questions, int runs, const char 
     omp_set_num_threads(b->threads ? b->threads : omp_get_num_procs());
     fill_arrays(b, scores, oracle);
     table_ratios(ratios);
-    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS, NULL}, &err), &err);
+    problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, b->scope, ratios, TABLE_ROWS, NULL});
     for (int i = 0; i < runs; i++) {
         double start = now();
         metric_order_free(&order);

@@ -1,6 +1,6 @@
 // What solve, validate, learn and recommend print, add to their results and draw of a study: the study's own numbers,
 // at the places where people and programs look for them. The studies are judged by test_study_*.c.
-#include "study/table_file.h"
+#include "study/table.h"
 #include "study_help.h"
 #include "tools/report/learn_report.h"
 #include "tools/report/promise_report.h"
@@ -131,25 +131,10 @@ START_TEST(of_a_table)
 }
 END_TEST
 
-START_TEST(of_windows)
-{
-    const window_choice c = {.each = {{4, 1, {0.5, 0.25, NAN}, 0.3}, {0, 16, {0.125, 0.0625, 0.03125}, 0.06}},
-                             .n = 2,
-                             .chosen = 1,
-                             .held_out = true};
-    watch(1);
-    print_windows(&c, "keydiff");
-    watched(1);
-    says("       4        1   50.000   25.000        -  the metric's own\n");
-    says("       0       16   12.500    6.250    3.125  <- chosen\n");
-    says("each text under the other texts' budgets");
-}
-END_TEST
-
 START_TEST(of_texts_held_out)
 {
     holdout *h = calloc(1, sizeof *h);
-    help_ok(holdout_open(h, &from, "keydiff", &o, false, 1, err));
+    help_ok(holdout_open(h, &from, "keydiff", &o, err));
     help_ok(holdout_run(h, NULL, err));
     watch(1);
     print_holdout(h);
@@ -227,8 +212,6 @@ START_TEST(of_a_validation)
     add_validation(&found, v);
     ck_near(value("optimum", NULL, 0.5, NULL), v->optimum[HALF]);
     ck_near(value("greedy", NULL, 0.25, NULL), v->greedy[QUARTER]);
-    DRAWN(draw_validation, v);
-    is_picture("optimum");
     v->unproved[HALF] = 1;
     watch(1);
     print_validation(v);
@@ -355,7 +338,6 @@ static void fill(TCase *tc)
 {
     tcase_add_checked_fixture(tc, setup, teardown);
     tcase_add_test(tc, of_a_table);
-    tcase_add_test(tc, of_windows);
     tcase_add_test(tc, of_texts_held_out);
     tcase_add_test(tc, of_other_methods);
     tcase_add_test(tc, of_lengths);

@@ -1,6 +1,6 @@
 // kvbudget solve: a record in, a table of budgets out; or what study/ measures on the record.
 #include "runtime/fail.h"
-#include "study/table_file.h"
+#include "study/table.h"
 #include "study/versus.h"
 #include "tools/cmd/solve_line.h"
 #include "tools/cmd/solve_studies.h"
@@ -79,23 +79,6 @@ static kvb_status solve_table(study_table *t, bool quiet, kvb_error *err)
     return status;
 }
 
-// --window auto: fills o->sink and o->window.
-static kvb_status find_window(const solve_line *l, const selection *from, const char *metric, study_options *o,
-                              kvb_error *err)
-{
-    progress bar;
-    window_choice found;
-    study_progress told = progress_on(&bar);
-    progress_begin(&bar, "windows", l->outputs.quiet);
-    kvb_status status = window_choose(&found, from, metric, o, &told, err);
-    progress_end(&bar, status == KVB_OK ? "%u sinks and windows compared" : "failed", found.n);
-    if (status != KVB_OK) return status;
-    o->sink = found.each[found.chosen].sink;
-    o->window = found.each[found.chosen].window;
-    if (!l->outputs.json) print_windows(&found, metric);
-    return KVB_OK;
-}
-
 static kvb_status take_best(study_table *t, const solve_outputs *out, kvb_error *err)
 {
     progress bar;
@@ -112,15 +95,14 @@ static kvb_status solve_metric(const solve_line *l, const selection *from, const
                                kvb_error *err)
 {
     const solve_outputs *out = &l->outputs;
-    study_options options = l->options;
+    const study_options *options = &l->options;
     study_table *t = calloc(1, sizeof *t);
     if (!t) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
-    kvb_status status = l->choose_window ? find_window(l, from, metric, &options, err) : KVB_OK;
-    if (status == KVB_OK) status = study_table_open(t, from, metric, &options, out->budgets != NULL, err);
+    kvb_status status = study_table_open(t, from, metric, options, out->budgets != NULL, err);
     if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !l->words.shrink) t->options.shrink = 0;
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&t->pairs);
     if (status == KVB_OK) status = solve_table(t, out->quiet, err);
-    if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !options.limits && !options.exact && !l->words.alone)
+    if (status == KVB_OK && t->pairs.loss == LOSS_OUTPUT && !options->limits && !options->exact && !l->words.alone)
         status = take_best(t, out, err);
     if (status == KVB_OK) status = write_outputs(t, out, err);
     if (status == KVB_OK) warn_of_table(t);
@@ -234,15 +216,12 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "oracle: as if the metric ranked perfectly"},
         {"exact", 0, CLI_FLAG, &line->options.exact, NULL,
          "the true optimum, token by token, instead of greedy's budgets"},
-        {"monotone", 0, CLI_FLAG, &line->options.monotone, NULL,
-         "with --exact: no head may keep more when more is pruned; prints what that costs"},
         SELECTION_OPTIONS(*line),
         {"budgets", 0, CLI_WRITES(FILE_ARRAY | FILE_PER_METRIC), &line->outputs.budgets, "FILE",
          "also write each question's own best budgets: tokens kept, an int32 .npy [questions,\n99, layers, KV heads]"},
         CONSTRAINT_OPTIONS(line->wishes),
-        {"holdout", 0, CLI_TEXT, &w->holdout, "WHAT",
-         "write no table; measure every --aggregate on texts (or questions) that are left out in\nturn: text, "
-         "question"},
+        {"holdout", 0, CLI_FLAG, &w->holdout, NULL,
+         "write no table; measure every --aggregate on texts that are left out in turn"},
         {"ablation", 0, CLI_FLAG, &w->ablation, NULL,
          "write no table; compare each question's best budgets with uniform, PyramidKV and\nAdaKV, and with budgets "
          "that ignore how well the metric ranks"},
@@ -251,7 +230,6 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "--max-tokens), on each other's contexts"},
         {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg|.pdf|.png",
          "with --holdout, --ablation or --lengths: also draw it"},
-        {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: seed of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),
         {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress and no names of files"},
         {0},
@@ -262,7 +240,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
 static int run_solve(const cli_command *self, int argc, char **argv)
 {
     solve_line l = solve_line_make(self);
-    study_words study = {.seed = 1};
+    study_words study = {.holdout = false};
     int first, code = parse(&l, &study, argc, argv, &first);
     if (code == EXIT_DONE && (argc == first || (argc - first != 1 && !study.lengths)))
         code = cli_usage_error(self, "expected one record (several with --lengths), found %d operands: kvbudget %s",
@@ -299,19 +277,12 @@ const cli_command cmd_solve = {
     "Rows at which all heads have reached their floor, 1 % or sinks and window, are saturated: they prune less\n"
     "than they say.\n"
     "\n"
-    "--window auto compares windows of 1 to 256 last tokens, and the metric's own, then 0 to 16 sinks (unless --sink\n"
-    "says how many), by what is lost at 50, 80 and 90 % of all importance, protected tokens included, so at equal\n"
-    "memory; each text is judged under budgets of the others.\n"
-    "\n"
     "Budgets come from a greedy sweep, which is optimal for the convex hulls of the loss curves; its budgets are\n"
     "nested: no head gets more when more is pruned. --exact finds the optimum for the curves themselves (of every\n"
-    "question with mean_ratio, of the average with mean_loss), which need not be nested. With --monotone rows are\n"
-    "solved one after the other from several starting rows, each within its neighbour; the best set is taken and\n"
-    "improved row by row. It never loses more than greedy, summed over the rows as a share of the optimum.\n"
+    "question with mean_ratio, of the average with mean_loss), which need not be nested.\n"
     "\n"
-    "--holdout says what tables are worth: their loss on texts (or questions) that they were not made from, with\n"
-    "intervals; and by text also learning curves, and what every text's table loses on the others. --ablation\n"
-    "compares within each question, as figures 2 to 4 of the paper do.\n"
+    "--holdout says what tables are worth: their loss on texts that they were not made from, with intervals.\n"
+    "--ablation compares within each question, as figures 2 to 4 of the paper do.\n"
     "\n"
     "--lengths takes several records of the same contexts and says what tables from one length, from all, and from\n"
     "all others lose on each length, the text that is judged being held out; --json and --picture also have the\n"
@@ -332,11 +303,10 @@ const cli_command cmd_solve = {
     "Examples:\n"
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
-    "  kvbudget solve run.h5 --metric keydiff --window auto -o keydiff.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
-    "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
+    "  kvbudget solve run.h5 --metric keydiff --holdout --picture holdout.svg\n"
     "  kvbudget solve r1000.h5 r4000.h5 --metric keydiff --lengths\n"
-    "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --exact -o exact.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 3 --pin 0 -o paged.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --bytes 256MiB --dtype f16 --tokens 32768 -o 256m.safetensors\n",

@@ -77,25 +77,14 @@ static int check_aggregation(solve_line *l, const char *otherwise)
     return EXIT_DONE;
 }
 
-// A number of tokens, or auto.
-static int check_window(solve_line *l)
-{
-    const char *text = l->words.window;
-    char *end;
-    if (!text) return EXIT_DONE;
-    l->choose_window = strcmp(text, "auto") == 0;
-    if (l->choose_window) return EXIT_DONE;
-    l->options.window = strtoull(text, &end, 10);
-    if (*text && strspn(text, "0123456789") == strlen(text) && l->options.window <= UINT32_MAX / 4) return EXIT_DONE;
-    return cli_usage_error(l->self, "--window: expected a number of tokens or auto, found '%s'", text);
-}
-
 static int check_selection(solve_line *l)
 {
     const study_options *o = &l->options;
     if (l->metrics.count == 0)
         return cli_usage_error(l->self, "--metric M is missing: for which eviction metric (or all)?");
     if (o->sink != AS_RECORDED && o->sink > UINT32_MAX / 4) return cli_usage_error(l->self, "--sink is out of range");
+    if (o->window != AS_RECORDED && o->window > UINT32_MAX / 4)
+        return cli_usage_error(l->self, "--window is out of range");
     if (l->wanted.max_questions == 0) l->wanted.max_questions = UINT64_MAX;
     l->wanted.metrics = l->metrics.items;
     l->wanted.n_metrics = l->metrics.count;
@@ -112,8 +101,6 @@ static int check_limits(const solve_line *l)
                                "%s mixes the budgets of several problems, which breaks constraints; use "
                                "mean_loss or mean_ratio",
                                o->aggregate_name);
-    if (limited && o->monotone)
-        return cli_usage_error(l->self, "--monotone cannot be had with constraints: rows are solved one by one");
     if (limited && o->hull == HULL_FULL)
         return cli_usage_error(l->self, "--hull full is the published form of greedy, which knows no constraints");
     if (l->outputs.npy && (limited || l->wishes.ratios))
@@ -127,11 +114,8 @@ int solve_line_check(solve_line *l, const char *aggregate)
     int code = check_words(l);
     if (code == EXIT_DONE) code = check_loss(l);
     if (code == EXIT_DONE) code = check_aggregation(l, aggregate);
-    if (code == EXIT_DONE && o->monotone && !o->exact)
-        code = cli_usage_error(l->self, "--monotone is for --exact: greedy's budgets are nested anyway");
     if (code == EXIT_DONE && o->exact && o->hull == HULL_FULL)
         code = cli_usage_error(l->self, "--hull full is a form of greedy; the exact solution uses no hulls");
-    if (code == EXIT_DONE) code = check_window(l);
     if (code == EXIT_DONE) code = check_selection(l);
     const char *const paths[] = {l->outputs.table, l->outputs.npy, l->outputs.budgets, l->outputs.csv};
     for (int i = 0; i < 4 && code == EXIT_DONE; i++)

@@ -10,13 +10,9 @@
     {"sink",    0,                                                                                                     \
      CLI_COUNT, &(l).options.sink,                                                                                     \
      "N",       "first tokens that are always kept (default: as recorded with the metric)"},                           \
-        {"window",                                                                                                     \
-         0,                                                                                                            \
-         CLI_TEXT,                                                                                                     \
-         &(l).words.window,                                                                                            \
-         "N|auto",                                                                                                     \
-         "last tokens that are always kept (default: as recorded with the metric); solve also\ntakes auto: the "       \
-         "number that loses least"},                                                                                   \
+        {"window",  0,                                                                                                 \
+         CLI_COUNT, &(l).options.window,                                                                               \
+         "N",       "last tokens that are always kept (default: as recorded with the metric)"},                        \
         {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"},           \
     {                                                                                                                  \
         "questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N", "use only the first N questions of every context" \
@@ -24,7 +20,7 @@
 
 // The names among the options, as given; NULL: not given.
 typedef struct option_words {
-    const char *aggregate, *scope, *hull, *order, *window, *loss, *gains;
+    const char *aggregate, *scope, *hull, *order, *loss, *gains;
     bool paper, alone, shrink; // shrink: was given
 } option_words;
 
@@ -43,8 +39,7 @@ typedef struct solve_line {
     option_words words;
     constraint_wishes wishes;
     study_options options;
-    bool choose_window; // --window auto
-    kvb_limits limits;  // that options.limits points to
+    kvb_limits limits; // that options.limits points to
     // What to write:
     solve_outputs outputs;
 } solve_line;

@@ -14,9 +14,7 @@ int study_check(const solve_line *l, const study_words *w)
 {
     const solve_outputs *out = &l->outputs;
     bool study = study_given(w);
-    if (w->holdout && strcmp(w->holdout, "text") != 0 && strcmp(w->holdout, "question") != 0)
-        return cli_usage_error(l->self, "--holdout: expected text or question, found '%s'", w->holdout);
-    if ((w->holdout != NULL) + w->ablation + w->lengths > 1)
+    if (w->holdout + w->ablation + w->lengths > 1)
         return cli_usage_error(l->self,
                                "--holdout, --ablation and --lengths are three studies; run them one after the other");
     if (study && (out->table || out->npy || out->budgets))
@@ -29,8 +27,6 @@ int study_check(const solve_line *l, const study_words *w)
     if (study && l->options.oracle_order)
         return cli_usage_error(l->self, "--ablation compares both orders by itself, and other studies know only "
                                         "the metric's; leave out --order");
-    if (study && l->choose_window)
-        return cli_usage_error(l->self, "studies take one window; find it with solve --window auto first");
     if (w->ablation && l->options.loss == LOSS_OUTPUT)
         return cli_usage_error(l->self, "--ablation compares orders of importance; leave out --loss output");
     if (study && l->options.exact) return cli_usage_error(l->self, "studies solve greedily; leave out --exact");
@@ -43,14 +39,14 @@ int study_check(const solve_line *l, const study_words *w)
 
 // ---- The three ------------------------------------------------------------------------------------------------------
 
-static kvb_status run_holdout(const solve_line *l, const study_words *w, const selection *from, const char *metric,
-                              results *to, kvb_error *err)
+static kvb_status run_holdout(const solve_line *l, const selection *from, const char *metric, results *to,
+                              kvb_error *err)
 {
     holdout *h = calloc(1, sizeof *h);
     if (!h) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
     progress bar;
     study_progress told = progress_on(&bar);
-    kvb_status status = holdout_open(h, from, metric, &l->options, strcmp(w->holdout, "question") == 0, w->seed, err);
+    kvb_status status = holdout_open(h, from, metric, &l->options, err);
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&h->pairs);
     if (status == KVB_OK) {
         progress_begin(&bar, metric, l->outputs.quiet);
@@ -138,7 +134,7 @@ static kvb_status run_lengths(const solve_line *l, const study_words *w, const s
 kvb_status run_study(const solve_line *l, const study_words *w, const selection *from, const char *metric, results *to,
                      kvb_error *err)
 {
-    if (w->holdout) return run_holdout(l, w, from, metric, to, err);
+    if (w->holdout) return run_holdout(l, from, metric, to, err);
     if (w->ablation) return run_ablation(l, from, metric, to, err);
     return run_lengths(l, w, from, metric, to, err);
 }

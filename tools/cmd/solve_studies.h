@@ -4,9 +4,7 @@
 #include "tools/report/results.h"
 
 typedef struct study_words {
-    const char *holdout; // text or question; NULL: not given
-    bool ablation, lengths;
-    uint64_t seed;        // of draws of texts and questions
+    bool holdout, ablation, lengths;
     char *const *records; // [n_records] operands, for lengths
     size_t n_records;
 } study_words;

@@ -4,10 +4,9 @@
 #include "study/holdout.h"
 #include "study/lengths.h"
 #include "study/table.h"
-#include "study/versus.h"
 #include "study/table_check.h"
 #include "study/validation.h"
-#include "study/window.h"
+#include "study/versus.h"
 #include "tools/report/results.h"
 #include <stdio.h>
 
@@ -20,10 +19,8 @@ void warn_of_pairs(const pair_set *p);
 void warn_of_table(const study_table *t);
 
 void print_table(const study_table *t);
-// What the sinks and windows lose that --window auto has compared.
 // What the table and its rivals lose on left-out texts, and where a rival's budgets were taken.
 void print_versus(const versus *v, const study_table *t);
-void print_windows(const window_choice *c, const char *metric);
 void print_holdout(const holdout *h);
 void print_ablation(const ablation *x);
 void print_lengths(const lengths *x);
@@ -39,7 +36,6 @@ void add_validation(results *to, const validation *v);
 void draw_holdout(const holdout *h, FILE *out);
 void draw_ablation(const ablation *x, FILE *out);
 void draw_lengths(const lengths *x, FILE *out);
-void draw_validation(const validation *v, FILE *out);
 
 // Prints all rows that do not hold, or, with results, adds all rows, and how many hold. *faults: how many do not.
 kvb_status report_table_check(const table_check *k, results *to, uint32_t *faults, kvb_error *err);
