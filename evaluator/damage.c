@@ -68,10 +68,9 @@ void damage_text_close(damage_text *t)
 
 static kvb_status predict(damage *d, damage_text *t, kvb_error *err)
 {
-    kv_cache *full;
-    kvb_status status = session_cache(d->s, NULL, t->full.n, &full, err);
-    if (status == KVB_OK)
-        status = decoder_run(d->s->decode, &full, 1, &t->full.n, t->full.next, NULL, LOGITS_ALL, t->full.logits, err);
+    kv_cache *full = session_cache(d->s, NULL, t->full.n);
+    kvb_status status =
+        decoder_run(d->s->decode, &full, 1, &t->full.n, t->full.next, NULL, LOGITS_ALL, t->full.logits, err);
     kv_cache_close(full);
     if (status == KVB_OK) predictions_finish(&t->full);
     return status;
@@ -100,9 +99,9 @@ static kvb_status gather(damage *d, const damage_cut *c, kv_cache **cache, kvb_e
     kvb_status status = session_rank(d->s, 0, c->keep, &scores, err);
     if (status == KVB_OK) status = session_select(d->s, scores, c->keep, d->plan.sink, d->plan.window, &kept, err);
     if (status != KVB_OK) return status;
-    status = session_cache_again(d->s, &kept, c->text->full.n, cache, err);
+    session_cache_again(d->s, &kept, c->text->full.n, cache);
     kept_set_free(&kept);
-    return status;
+    return KVB_OK;
 }
 
 static kvb_status cut(damage *d, const damage_cut *c, kv_cache **cache, kvb_error *err)

@@ -72,15 +72,14 @@ static kvb_status open_work(head_work *w, kvb_error *err)
     damage *d = w->d;
     const model_config *c = &d->s->m->config;
     size_t row = (size_t)w->t->full.n * c->width;
-    kvb_status status = session_cache(d->s, NULL, 0, &w->whole, err);
-    if (status != KVB_OK) return status;
+    w->whole = session_cache(d->s, NULL, 0);
     w->kept = need(w->n, sizeof *w->kept, "cuts");
     w->hidden = need(c->n_kv_heads, sizeof *w->hidden, "heads");
     w->counts = need(c->n_kv_heads * heads_of(w), sizeof *w->counts, "heads");
     w->streams = need(c->n_layers * row, sizeof(float), "numbers of the residual stream");
     w->stream = need(d->plan.batch * row, sizeof(float), "numbers of the residual stream");
     w->caches = need(d->plan.batch, sizeof(kv_cache *), "cuts");
-    status = select_all(w, err);
+    kvb_status status = select_all(w, err);
     return status == KVB_OK ? run_whole(w, err) : status;
 }
 

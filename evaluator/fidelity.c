@@ -29,8 +29,8 @@ kvb_status fidelity_open(fidelity **out, session *s, uint32_t n_next, uint32_t b
                             heads * n * c->head_dim,
                             queries,
                             2 * n * c->width};
-    size_t wanted = s->plan.oracle ? sizeof sizes / sizeof *sizes : 1; // predictions need logits alone
-    for (size_t i = 0; i < wanted; i++) *arrays[i] = need(sizes[i], sizeof(float), "numbers of an evaluation");
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        *arrays[i] = need(sizes[i], sizeof(float), "numbers of an evaluation");
     *out = f;
     return KVB_OK;
 }
@@ -77,7 +77,6 @@ static kvb_status finish_reference(fidelity *f, kvb_error *err)
     size_t queries = (size_t)f->n_next * c->n_heads * c->head_dim;
     kvb_status status = KVB_OK;
     predictions_finish(&f->full);
-    if (!f->s->plan.oracle) return KVB_OK;
     for (uint32_t layer = 0; layer < c->n_layers && status == KVB_OK; layer++) {
         status = decoder_project(f->s->decode, layer, f->o + layer * queries, f->n_next, f->projected, err);
         f->o_norm[layer] = sum_of_squares(f->projected, (size_t)f->n_next * c->width);
@@ -90,14 +89,12 @@ kvb_status fidelity_begin(fidelity *f, const int32_t *ids, uint32_t n_tokens, co
 {
     kv_cache *full = NULL;
     decode_hooks hooks = {.context = f, .layer_done = keep_layer};
-    bool oracle = f->s->plan.oracle;
     memcpy(f->full.next, ids + n_tokens, f->n_next * sizeof *ids);
     kvb_status status = session_prefill(f->s, ids, n_tokens, also, progress, err);
-    if (status == KVB_OK && oracle) status = session_reference(f->s, f->full.next, f->n_next, f->importance, NULL, err);
-    if (status == KVB_OK) status = session_cache(f->s, NULL, f->n_next, &full, err);
+    if (status == KVB_OK) status = session_reference(f->s, f->full.next, f->n_next, f->importance, NULL, err);
+    if (status == KVB_OK) full = session_cache(f->s, NULL, f->n_next);
     if (status == KVB_OK)
-        status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->full.next, oracle ? &hooks : NULL, LOGITS_ALL,
-                             f->full.logits, err);
+        status = decoder_run(f->s->decode, &full, 1, &f->n_next, f->full.next, &hooks, LOGITS_ALL, f->full.logits, err);
     kv_cache_close(full);
     if (status == KVB_OK) status = finish_reference(f, err);
     return status;
@@ -123,10 +120,9 @@ void fidelity_cell_free(fidelity_cell *c)
     *c = (fidelity_cell){0};
 }
 
-// Share of all importance that is not kept; NaN where nobody has asked for it.
+// Share of all importance that is not kept.
 static double evicted_importance(const fidelity *f, const kept_set *kept)
 {
-    if (!f->importance) return NAN;
     size_t T = f->s->n_tokens;
     double total = 0, stays = 0;
     for (size_t i = 0; i < kept->n_heads * T; i++) total += f->importance[i];
@@ -161,12 +157,6 @@ static kvb_status measure_outputs(fidelity *f, kv_cache *cache, double *error, k
     return KVB_OK;
 }
 
-// Not measured.
-static void leave_outputs(const fidelity *f, fidelity_cell *out)
-{
-    for (uint32_t l = 0; l < f->s->m->config.n_layers; l++) out->output_error[l] = NAN;
-}
-
 // Row i of the continuation.
 static void measure_row(const fidelity *f, uint32_t i, const float *got, fidelity_cell *out)
 {
@@ -196,14 +186,11 @@ static void measure_cache(const fidelity *f, const kv_cache *cache, fidelity_cel
 static kvb_status measure_cell(fidelity *f, const kept_set *kept, kv_cache **cache, fidelity_cell *out, kvb_error *err)
 {
     *out = fidelity_cell_open(f->n_next, f->s->m->config.n_layers);
-    kvb_status status = session_cache(f->s, kept, 0, cache, err);
-    if (status != KVB_OK) return status;
+    *cache = session_cache(f->s, kept, 0);
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, kept);
     kv_cache_compact(*cache, f->n_next); // room for the continuation
-    if (f->s->plan.oracle) return measure_outputs(f, *cache, out->output_error, err);
-    leave_outputs(f, out);
-    return KVB_OK;
+    return measure_outputs(f, *cache, out->output_error, err);
 }
 
 kvb_status fidelity_measure(fidelity *f, const kept_set *kept, uint32_t n, fidelity_cell *out, kvb_error *err)
@@ -252,8 +239,8 @@ static kvb_status begin_policy(fidelity *f, policy_run *run, kv_cache **cache, f
     if (status != KVB_OK) return status;
     measure_cache(f, *cache, out);
     out->loss = evicted_importance(f, policy_run_kept(run));
-    leave_outputs(f, out);
-    kv_cache_compact(*cache, f->n_next); // room for the continuation
+    for (uint32_t l = 0; l < f->s->m->config.n_layers; l++) out->output_error[l] = NAN; // not measured
+    kv_cache_compact(*cache, f->n_next);                                                // room for the continuation
     return policy_run_turn(run, *cache, err);
 }
 

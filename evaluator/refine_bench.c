@@ -301,7 +301,7 @@ kvb_status refine_bench_losses(void *context, bool selecting, const double *shif
     damage_value *out = need(cells, sizeof *out, "results");
     kvb_status status =
         measure_shifts(b, selecting ? SET_SELECTION : SET_CALIBRATION, shift, n, texts, n_texts, out, err);
-    for (size_t i = 0; i < cells && status == KVB_OK; i++) loss[i] = b->nll ? out[i].nll : out[i].kl;
+    for (size_t i = 0; i < cells && status == KVB_OK; i++) loss[i] = out[i].kl;
     free(out);
     return status;
 }

@@ -14,7 +14,6 @@ typedef struct refine_bench {
     const model *m;
     const refine_table *table;
     bool strict;         // budgets never cut into sinks and window (kvb_budget_options)
-    bool nll;            // losses are NLL, else KL
     const double *knots; // [n_knots] ratios that count, ascending
     uint32_t n_knots;
     const sweep_text *texts;

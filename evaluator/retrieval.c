@@ -109,7 +109,7 @@ static kvb_status add_question(retrieval *r, session *s, const bool *marks, cons
     kvb_status status = encode_answer(&ids, &w.n_question, &w.n_answer, r->text, q, err);
     const uint32_t rows = w.n_question + w.n_answer;
     const decode_hooks hooks = {.context = &w, .attended = add_attention};
-    if (status == KVB_OK) status = session_cache(s, NULL, rows, &cache, err);
+    if (status == KVB_OK) cache = session_cache(s, NULL, rows);
     if (status == KVB_OK) status = decoder_run(s->decode, &cache, 1, &rows, ids, &hooks, LOGITS_LAST, NULL, err);
     if (status == KVB_OK) r->n++;
     kv_cache_close(cache);

@@ -55,7 +55,7 @@ static bool is_published(const allocator *a)
            (!shrink || strtod(shrink, NULL) == 0);
 }
 
-// The cell of such an allocator beside cells[i] (same text, metric, ratio, protection), or NULL.
+// The cell of such an allocator beside cells[i] (same text, metric, ratio), or NULL.
 static const sweep_cell *beside(const sweep *s, size_t i, bool (*is_wanted)(const allocator *))
 {
     const sweep_cell *c = &s->cells[i];
@@ -64,7 +64,7 @@ static const sweep_cell *beside(const sweep *s, size_t i, bool (*is_wanted)(cons
         const sweep_cell *other = &s->cells[k];
         const method_column *column = &s->methods.columns[other->column];
         if (is_wanted(column->how) && column->method == s->methods.columns[c->column].method &&
-            other->ratio == c->ratio && other->protect == c->protect)
+            other->ratio == c->ratio)
             return other;
     }
     return NULL;
@@ -88,7 +88,7 @@ static void summarize_one(const sweep *s, size_t at, summary_rows *r, sweep_summ
     size_t per_text = s->n_cells / s->n_texts;
     uint32_t n = s->o.n_next, L = s->m->config.n_layers, T = s->n_texts;
     const sweep_cell *first = &s->cells[at];
-    *out = (sweep_summary){.column = first->column, .ratio = first->ratio, .protect = first->protect};
+    *out = (sweep_summary){.column = first->column, .ratio = first->ratio};
     for (uint32_t t = 0; t < T; t++) {
         size_t i = at + t * per_text;
         const fidelity_cell *c = &s->cells[i].result;

@@ -7,11 +7,10 @@
 typedef struct sweep_summary {
     uint32_t column;
     double ratio;
-    bool protect;
     interval kl;    // nats per token
     interval agree; // share of positions at which the likeliest token is that of the full cache
     interval nll;   // of the true next token, nats
-    // kl divided by that of another allocator for the same metric, ratio and protection, text by text; NaN without one:
+    // kl divided by that of another allocator for the same metric and ratio, text by text; NaN without one:
     interval to_uniform, to_ada, to_published; // published: a table of the paper's kind, mean_ratio without shrinkage
     double full_nll;                           // of the full cache
     double loss;                               // evicted share of the oracle importance
@@ -22,6 +21,6 @@ typedef struct sweep_summary {
     double seconds;          // per run
 } sweep_summary;
 
-// [columns, ratios, protection] in the order of the sweep's first text; every cell must be done. The caller frees the
+// [columns, ratios] in the order of the sweep's first text; every cell must be done. The caller frees the
 // array.
 sweep_summary *sweep_summarize(const sweep *s, size_t *n);

@@ -20,10 +20,9 @@ static kvb_status name_cell(const sweep *s, sweep_cell *c, kvb_error *err)
     const method *m = &s->methods.methods[column->method];
     char text[1024];
     const char *statistics = s->statistics ? s->statistics->sha256 : "";
-    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s%s", s->m->sha256,
+    int n = snprintf(text, sizeof text, "kvbudget-eval 2\n%s\n%s %s\n%s\n%u %u\n%s\n%s\n%.17g\n%u %u%s", s->m->sha256,
                      s->m->device->b->name, s->m->device->b->compute, s->texts[c->text].sha256, s->o.n_tokens,
-                     s->o.n_next, method_name(m), column->how->identity, c->ratio, c->protect ? m->sink : 0,
-                     c->protect ? m->window : 0, statistics, s->o.predictions ? "\npredictions" : "");
+                     s->o.n_next, method_name(m), column->how->identity, c->ratio, m->sink, m->window, statistics);
     return sha256_hex(text, (size_t)n, c->key, err);
 }
 
@@ -32,33 +31,23 @@ static bool is_policy(const sweep *s, uint32_t column)
     return s->methods.methods[s->methods.columns[column].method].p.kind != NULL;
 }
 
-// Cells of a column at one ratio: with protection, and without where that is asked for and means something.
-static int cells_per_ratio(const sweep *s, uint32_t column, bool both)
+kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error *err)
 {
-    return both && !is_policy(s, column) ? 2 : 1;
-}
-
-kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both, kvb_error *err)
-{
-    size_t per_text = 0;
-    for (uint32_t column = 0; column < s->methods.n_columns; column++)
-        per_text += n_ratios * (size_t)cells_per_ratio(s, column, both);
     for (uint32_t t = 0; t < s->n_texts; t++)
         if (s->texts[t].n_ids < (uint64_t)s->o.n_tokens + s->o.n_next)
             return kvb_fail(err, KVB_ARGUMENT, "%s: %u tokens, expected at least %u of context and %u to go on with",
                             s->texts[t].name, s->texts[t].n_ids, s->o.n_tokens, s->o.n_next);
-    s->n_cells = per_text * s->n_texts;
+    s->n_cells = s->n_texts * s->methods.n_columns * n_ratios;
     s->cells = need(s->n_cells, sizeof *s->cells, "runs");
     kvb_status status = KVB_OK;
     size_t i = 0;
     for (uint32_t t = 0; t < s->n_texts; t++)
         for (uint32_t column = 0; column < s->methods.n_columns; column++)
-            for (size_t r = 0; r < n_ratios; r++)
-                for (int bare = 0; bare < cells_per_ratio(s, column, both) && status == KVB_OK; bare++) {
-                    s->cells[i] = (sweep_cell){.text = t, .column = column, .ratio = ratios[r], .protect = !bare};
-                    status = name_cell(s, &s->cells[i++], err);
-                }
-    return status == KVB_OK && s->o.log ? sweep_log_read(s, err) : status;
+            for (size_t r = 0; r < n_ratios && status == KVB_OK; r++) {
+                s->cells[i] = (sweep_cell){.text = t, .column = column, .ratio = ratios[r]};
+                status = name_cell(s, &s->cells[i++], err);
+            }
+    return status == KVB_OK && s->o.log && !s->o.kept ? sweep_log_read(s, err) : status;
 }
 
 void sweep_close(sweep *s)
@@ -111,7 +100,7 @@ static kvb_status run_batch(sweep_run_state *r, sweep_cell *const *cells, uint32
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++)
         status = method_select(r->session, &s->methods, &s->methods.columns[cells[i]->column], cells[i]->ratio,
-                               cells[i]->protect, r->f->importance, &kept[i], err);
+                               r->f->importance, &kept[i], err);
     if (status == KVB_OK) status = fidelity_measure(r->f, kept, n, results, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) status = keep_result(r, cells[i], &results[i], &kept[i], err);
     for (uint32_t i = 0; i < n; i++) kept_set_free(&kept[i]);
@@ -128,18 +117,6 @@ static kvb_status run_policies(sweep_run_state *r, sweep_cell *const *cells, pol
     kvb_status status = fidelity_follow(r->f, runs, n, results, err);
     for (uint32_t i = 0; i < n && status == KVB_OK; i++)
         status = keep_result(r, cells[i], &results[i], policy_run_kept(runs[i]), err);
-    return status;
-}
-
-// What a run of the log kept: for the list of kept positions alone, which is made as a whole.
-static kvb_status recall_kept(sweep_run_state *r, const sweep_cell *c, const policy_run *run, kvb_error *err)
-{
-    kept_set kept = {0};
-    if (run) return sweep_write_kept(r->kept.stream, r->s, c, policy_run_kept(run), err);
-    kvb_status status = method_select(r->session, &r->s->methods, &r->s->methods.columns[c->column], c->ratio,
-                                      c->protect, r->f->importance, &kept, err);
-    if (status == KVB_OK) status = sweep_write_kept(r->kept.stream, r->s, c, &kept, err);
-    kept_set_free(&kept);
     return status;
 }
 
@@ -164,8 +141,7 @@ static kvb_status flush_batch(sweep_run_state *r, sweep_batch *b, bool policies,
                     r->log ? "; the same command goes on" : "");
 }
 
-// The missing cells of a text, first those without a policy, in batches. Kept positions are written in this order,
-// whatever is missing.
+// The missing cells of a text, first those without a policy, in batches.
 static kvb_status run_cells(sweep_run_state *r, sweep_cell *cells, size_t n, kvb_error *err)
 {
     sweep_batch b = {.n = 0};
@@ -173,13 +149,7 @@ static kvb_status run_cells(sweep_run_state *r, sweep_cell *cells, size_t n, kvb
     for (int policies = 0; policies < 2; policies++) {
         uint32_t full = policies ? FIDELITY_POLICIES : r->f->batch;
         for (size_t i = 0; i < n && status == KVB_OK; i++) {
-            if (is_policy(r->s, cells[i].column) != policies) continue;
-            if (cells[i].resumed) {
-                if (!r->kept.stream) continue;
-                status = flush_batch(r, &b, policies, err);
-                if (status == KVB_OK) status = recall_kept(r, &cells[i], r->runs[i], err);
-                continue;
-            }
+            if (cells[i].done || is_policy(r->s, cells[i].column) != policies) continue;
             if (policies) b.runs[b.n] = r->runs[i];
             b.cells[b.n++] = &cells[i];
             if (b.n == full) status = flush_batch(r, &b, policies, err);
@@ -189,8 +159,7 @@ static kvb_status run_cells(sweep_run_state *r, sweep_cell *cells, size_t n, kvb
     return status;
 }
 
-// Opens the policies of a text's missing cells, or of all where kept positions are wanted, and lists them in `open`
-// [n]; *n_open of them.
+// Opens the policies of a text's missing cells and lists them in `open` [n]; *n_open of them.
 static kvb_status open_policies(sweep_run_state *r, const sweep_cell *cells, size_t n, policy_run **open,
                                 size_t *n_open, kvb_error *err)
 {
@@ -198,7 +167,7 @@ static kvb_status open_policies(sweep_run_state *r, const sweep_cell *cells, siz
     kvb_status status = KVB_OK;
     *n_open = 0;
     for (size_t i = 0; i < n && status == KVB_OK; i++) {
-        if ((cells[i].done && !s->o.kept) || !is_policy(s, cells[i].column)) continue;
+        if (cells[i].done || !is_policy(s, cells[i].column)) continue;
         status = method_policy(&r->runs[i], s->m, &s->methods, &s->methods.columns[cells[i].column], cells[i].ratio,
                                s->o.n_tokens, s->o.n_next, err);
         if (status == KVB_OK) open[(*n_open)++] = r->runs[i];
@@ -213,7 +182,7 @@ static kvb_status run_text(sweep_run_state *r, uint32_t text, kvb_error *err)
     sweep_cell *cells = &s->cells[n * text];
     uint32_t missing = 0;
     for (size_t i = 0; i < n; i++) missing += !cells[i].done;
-    if (!missing && !s->o.kept) return KVB_OK;
+    if (!missing) return KVB_OK;
     policy_run **open = need(n, sizeof *open, "runs");
     kvb_status status = open_policies(r, cells, n, open, &n_open, err);
     policy_watch watch = {open, n_open};
@@ -262,9 +231,8 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     uint32_t batch = s->o.batch < 1 ? 1 : s->o.batch > BATCH_MAX ? BATCH_MAX : s->o.batch;
     kvb_status status = open_outputs(&r, err);
     for (size_t i = 0; i < s->n_cells; i++) r.n_done += s->cells[i].done;
-    if (status == KVB_OK && (r.n_done < s->n_cells || s->o.kept)) {
-        session_plan plan = {s->o.n_tokens, s->o.n_next,   rows_of(s, batch), metrics,
-                             n_metrics,     s->statistics, !s->o.predictions};
+    if (status == KVB_OK && r.n_done < s->n_cells) {
+        session_plan plan = {s->o.n_tokens, s->o.n_next, rows_of(s, batch), metrics, n_metrics, s->statistics, true};
         status = session_open(&r.session, s->m, &plan, err);
         if (status == KVB_OK) status = fidelity_open(&r.f, r.session, s->o.n_next, batch, err);
         for (uint32_t t = 0; t < s->n_texts && status == KVB_OK; t++) status = run_text(&r, t, err);

@@ -15,9 +15,8 @@ typedef struct sweep_text {
 typedef struct sweep_cell {
     uint32_t text, column;
     double ratio;
-    bool protect;       // sinks and window stay in any case; always true under a policy
-    bool done, resumed; // measured; taken from the log
-    char key[65];       // SHA-256 of all that the result depends on
+    bool done;    // measured, or taken from the log
+    char key[65]; // SHA-256 of all that the result depends on
     fidelity_cell result;
 } sweep_cell;
 
@@ -26,7 +25,6 @@ typedef struct sweep_options {
     uint32_t batch;            // cells decoded together
     const char *log;           // results so far, one JSON object per line; NULL: none
     const char *kept;          // JSON lines with the kept positions of every cell; NULL: none
-    bool predictions;          // alone: loss and output_error of every cell are NaN
 } sweep_options;
 
 typedef struct sweep {
@@ -36,16 +34,16 @@ typedef struct sweep {
     const sweep_text *texts;
     uint32_t n_texts;
     method_list methods;
-    sweep_cell *cells; // text-major: [texts, columns, ratios, protect]; owned
+    sweep_cell *cells; // text-major: [texts, columns, ratios]; owned
     size_t n_cells;
     double prefill_seconds, score_seconds, cell_seconds; // of this run
     size_t n_measured;                                   // cells of this run
 } sweep;
 
-// Lists the cells and takes from the log what it has. `both` adds every cell of a metric without protection. Everything
-// given lives as long as the sweep. Errors: KVB_ARGUMENT a text that is too short (named, with its length), KVB_FORMAT
+// Lists the cells and takes from the log what it has, unless kept positions are wanted. Everything given lives as long
+// as the sweep. Errors: KVB_ARGUMENT a text that is too short (named, with its length), KVB_FORMAT
 // a log that is none.
-kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, bool both, kvb_error *err);
+kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error *err);
 void sweep_close(sweep *s);
 
 // Told what happened; returns false to stop (KVB_INTERRUPTED). Units are cells; a prefill counts as the cells behind

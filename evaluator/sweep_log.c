@@ -12,14 +12,13 @@ static kvb_status read_result(const sweep *s, fidelity_cell *c, const cJSON *lin
     uint32_t n = s->o.n_next, L = s->m->config.n_layers;
     double *agree = need(n, sizeof *agree, "rows");
     const char *const names[] = {"kept", "bytes", "allocated", "effective_ratio", "loss", "seconds", "full_nll"};
-    enum { LOSS = 4, VALUES = sizeof names / sizeof *names };
+    enum { VALUES = sizeof names / sizeof *names };
     double values[VALUES] = {0};
     bool good = true;
     *c = fidelity_cell_open(n, L);
     for (int i = 0; i < VALUES; i++) {
         values[i] = log_number(line, names[i]);
-        good = good && (i == LOSS && s->o.predictions ? isnan(values[i])
-                                                      : isfinite(values[i]) && values[i] >= 0 && values[i] < 0x1p53);
+        good = good && isfinite(values[i]) && values[i] >= 0 && values[i] < 0x1p53;
     }
     good = good && log_numbers(c->kl, n, line, "kl", false) && log_numbers(c->nll, n - 1, line, "nll", false) &&
            log_numbers(agree, n, line, "agree", false) && log_numbers(c->output_error, L, line, "output_error", true);
@@ -34,7 +33,7 @@ static kvb_status read_result(const sweep *s, fidelity_cell *c, const cJSON *lin
     c->bytes = (uint64_t)values[1];
     c->allocated = (uint64_t)values[2];
     c->ratio = values[3];
-    c->loss = values[LOSS];
+    c->loss = values[4];
     c->seconds = values[5];
     c->full_nll = values[6];
     c->looked = log_number(line, "looked");
@@ -53,7 +52,7 @@ static kvb_status take_line(void *context, const cJSON *line, const char *path, 
         if (c->done || strcmp(c->key, key->valuestring) != 0) continue;
         kvb_status status = read_result(s, &c->result, line, path, number, err);
         if (status != KVB_OK) return status;
-        c->done = c->resumed = true;
+        c->done = true;
     }
     return KVB_OK;
 }
@@ -81,9 +80,8 @@ static cJSON *describe_cell(const sweep *s, const sweep_cell *c)
                 cJSON_AddStringToObject(line, "text", s->texts[c->text].name) &&
                 cJSON_AddStringToObject(line, "metric", method_name(m)) &&
                 cJSON_AddStringToObject(line, "allocator", column->how->label) &&
-                cJSON_AddNumberToObject(line, "ratio", c->ratio) &&
-                cJSON_AddNumberToObject(line, "sink", c->protect ? m->sink : 0) &&
-                cJSON_AddNumberToObject(line, "window", c->protect ? m->window : 0);
+                cJSON_AddNumberToObject(line, "ratio", c->ratio) && cJSON_AddNumberToObject(line, "sink", m->sink) &&
+                cJSON_AddNumberToObject(line, "window", m->window);
     if (good) return line;
     cJSON_Delete(line);
     return NULL;

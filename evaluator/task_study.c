@@ -157,12 +157,13 @@ static kvb_status open_context(bench *b, bench_cell *c, kvb_error *err)
     const method_column *column = c->cell->column;
     kept_set kept = {0};
     kvb_status status = KVB_OK;
-    if (column) status = method_select(b->session, &b->s->methods, column, c->cell->ratio, true, NULL, &kept, err);
-    if (status == KVB_OK) status = session_cache(b->session, column ? &kept : NULL, 0, &c->context, err);
+    if (column) status = method_select(b->session, &b->s->methods, column, c->cell->ratio, NULL, &kept, err);
+    if (status != KVB_OK) return status;
+    c->context = session_cache(b->session, column ? &kept : NULL, 0);
     kept_set_free(&kept);
-    if (status == KVB_OK) b->bytes += kv_cache_allocated(c->context);
-    if (status == KVB_OK) c->cell->samples[b->index].kept = kept_share(b, c->context);
-    return status;
+    b->bytes += kv_cache_allocated(c->context);
+    c->cell->samples[b->index].kept = kept_share(b, c->context);
+    return KVB_OK;
 }
 
 static kvb_status add_turn(bench *b, bench_cell *c, uint32_t question, kvb_error *err)

@@ -143,18 +143,13 @@ static kvb_status run_layers(run *r, const layer_observer *observer, double star
 
 static kvb_status prefill(run *r, const profile_context *c, kvb_error *err)
 {
-    layer_observer observer = {score_layer, r, 0, 0, NULL, NULL};
-    unsigned on_device = 0;
+    layer_observer observer = {score_layer, r, 0, NULL, NULL};
     query_statistics_show(r->o->statistics, &observer);
     r->c = c;
     r->spent = 0;
     profile_losses_enter(&r->losses, c);
-    for (size_t i = 0; i < r->o->n_metrics; i++) {
-        if (!profile_scores_metric(r->job, c, i)) continue;
-        observer.needs |= metric_needs(&r->o->metrics[i]);
-        on_device |= metric_needs_on_device(&r->o->metrics[i]);
-    }
-    observer.spared = ~on_device;
+    for (size_t i = 0; i < r->o->n_metrics; i++)
+        if (profile_scores_metric(r->job, c, i)) observer.needs |= metric_needs(&r->o->metrics[i]);
     double start = meter_now(), others = r->times->scorers + r->times->extras;
     kvb_error inner = {0};
     kvb_status status = run_layers(r, &observer, start, &inner);

@@ -118,14 +118,9 @@ static kvb_status stage_open(stage *s, const timed_run *p, uint32_t layer, uint3
 
 static layer_observer observer_of(stage *s)
 {
-    layer_observer observer = {score, s, 0, 0, NULL, NULL};
-    unsigned on_device = 0;
+    layer_observer observer = {score, s, 0, NULL, NULL};
     query_statistics_show(s->p->o->statistics, &observer);
-    for (size_t i = 0; i < s->p->o->n_metrics; i++) {
-        observer.needs |= metric_needs(&s->p->o->metrics[i]);
-        on_device |= metric_needs_on_device(&s->p->o->metrics[i]);
-    }
-    observer.spared = ~on_device;
+    for (size_t i = 0; i < s->p->o->n_metrics; i++) observer.needs |= metric_needs(&s->p->o->metrics[i]);
     return observer;
 }
 

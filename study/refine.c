@@ -21,14 +21,11 @@ static void expand_point(const refine_state *s, const double *point, double *shi
             shift[k * n + h] = s->origin[k * n + h] + point[(size_t)k * s->n_groups + s->group[h]];
 }
 
-static double over_texts(const refine_task *t, const double *loss, uint32_t n)
+static double mean_over_texts(const double *loss, uint32_t n)
 {
-    double sum = 0, most = loss[0];
-    for (uint32_t i = 0; i < n; i++) {
-        sum += loss[i] / n;
-        most = fmax(most, loss[i]);
-    }
-    return t->worst ? most : sum;
+    double sum = 0;
+    for (uint32_t i = 0; i < n; i++) sum += loss[i] / n;
+    return sum;
 }
 
 // Candidates [n, K, heads] on some texts of a set (NULL: all), as one loss per knot, [n, K].
@@ -44,7 +41,7 @@ static kvb_status measure_shifts(const refine_task *t, bool selection, const dou
     double *each = need((size_t)n * t->n_knots * n_texts, sizeof *each, "losses");
     kvb_status status = t->measure(t->context, selection, shift, n, texts, n_texts, each, err);
     for (size_t i = 0; i < (size_t)n * t->n_knots && status == KVB_OK; i++)
-        loss[i] = over_texts(t, each + i * n_texts, n_texts);
+        loss[i] = mean_over_texts(each + i * n_texts, n_texts);
     free(each);
     free(all);
     return status;
@@ -196,22 +193,21 @@ static kvb_status run_stages(refine_job *j, refine_state *s, kvb_error *err)
     const refine_stage start = {true, true, INFINITY, START_ROUNDS, START_ROUNDS};
     kvb_status status = t->start ? search_groups(j, s, &start, err) : KVB_OK;
     double left = fmax(0, t->evaluations - s->spent);
-    const refine_stage stages[] = {{false, false, t->evaluations - (t->heads ? left / 2 : 0), t->patience, UINT32_MAX},
-                                   {false, true, t->evaluations, t->patience, UINT32_MAX}};
-    int n = t->start_alone ? 0 : t->heads ? 2 : 1;
-    for (int i = 0; i < n && status == KVB_OK; i++) status = search_groups(j, s, &stages[i], err);
+    const refine_stage stages[] = {
+        {false, false, t->evaluations - (t->heads ? left / 2 : 0), REFINE_PATIENCE, UINT32_MAX},
+        {false, true, t->evaluations, REFINE_PATIENCE, UINT32_MAX}};
+    for (int i = 0; i < (t->heads ? 2 : 1) && status == KVB_OK; i++) status = search_groups(j, s, &stages[i], err);
     return status;
 }
 
 static kvb_status check_task(const refine_task *t, kvb_error *err)
 {
     if (t->n_layers && t->n_heads && t->n_heads % t->n_layers == 0 && t->n_knots && t->n_texts && t->n_selection &&
-        t->evaluations && t->patience && t->measure)
+        t->evaluations && t->measure)
         return KVB_OK;
     return kvb_fail(err, KVB_ARGUMENT,
-                    "refine: %u heads in %u layers, %u ratios, %u and %u texts, %u evaluations, patience %u: expected "
-                    "some of each",
-                    t->n_heads, t->n_layers, t->n_knots, t->n_texts, t->n_selection, t->evaluations, t->patience);
+                    "refine: %u heads in %u layers, %u ratios, %u and %u texts, %u evaluations: expected some of each",
+                    t->n_heads, t->n_layers, t->n_knots, t->n_texts, t->n_selection, t->evaluations);
 }
 
 kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *err)

@@ -99,8 +99,7 @@ static double loss_left(const cJSON *about)
 // Whether two accounts are of one table and judged alike, so that their losses can be compared.
 static bool judged_alike(const cJSON *a, const cJSON *b)
 {
-    static const char *const settings[] = {"from",     "objective", "worst",   "questions",
-                                           "n_tokens", "n_next",    "compute", "ratios"};
+    static const char *const settings[] = {"from", "questions", "n_tokens", "n_next", "compute", "ratios"};
     bool alike = true;
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
         alike = alike && cJSON_Compare(cJSON_GetObjectItemCaseSensitive(a, settings[i]),

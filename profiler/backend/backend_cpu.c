@@ -870,8 +870,7 @@ static void cpu_store_tail(backend_device *on, dev cache, uint32_t capacity, con
         .add_rows = cpu_add_rows, .scale = cpu_scale, .add_row = cpu_add_row, .add_scaled = cpu_add_scaled,            \
         .rope = cpu_rope, .store_prefix = cpu_store_prefix, .store_tail = cpu_store_tail,                              \
         .attend_prefix = cpu_attend_prefix, .attend_rows = cpu_attend_rows, .value_weights = cpu_value_weights,        \
-        .sample = host_sample, .column_sums = cpu_column_sums, .output_norms = cpu_output_norms, .norms = host_norms,  \
-        .moments = host_moments, .quadratic = host_quadratic, .spreads = host_spreads,                                 \
+        .sample = host_sample, .column_sums = cpu_column_sums, .output_norms = cpu_output_norms,                       \
     }
 
 const backend backend_cpu = CPU_BACKEND("f32", "oneDNN and OpenMP, float32");

@@ -415,7 +415,7 @@ START_TEST(test_first_layer_against_the_file)
     seen s;
     help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
     help_ok(
-        forward_prefill(f, ids, T, &(layer_observer){keep_layer, &s, ALL_ACTIVATIONS, 0, NULL, NULL}, NULL, NULL, err));
+        forward_prefill(f, ids, T, &(layer_observer){keep_layer, &s, ALL_ACTIVATIONS, NULL, NULL}, NULL, NULL, err));
     for (uint32_t t = 0; t < T; t++)
         for (uint32_t h = 0; h < m->config.n_heads; h++)
             ck_assert_double_lt(first_layer_error(&file, &s, &m->config, ids, T, t, h), 1e-5);
@@ -493,7 +493,7 @@ START_TEST(test_extras_for_observers)
     extras e;
     help_ok(gguf_open(&file, help_path("tiny.gguf"), err));
     unsigned needs = VIEW_Q | VIEW_K | VIEW_V | VIEW_COLUMN_SUMS | VIEW_OUTPUT_NORMS;
-    help_ok(forward_prefill(f, ids, T, &(layer_observer){keep_extras, &e, needs, 0, NULL, NULL}, NULL, NULL, err));
+    help_ok(forward_prefill(f, ids, T, &(layer_observer){keep_extras, &e, needs, NULL, NULL}, NULL, NULL, err));
     for (uint32_t layer = 0; layer < m->config.n_layers; layer++) {
         char name[64];
         snprintf(name, sizeof name, "blk.%u.attn_output.weight", layer);
@@ -522,7 +522,7 @@ START_TEST(test_importance_against_dense_attention)
         memcpy(joined, b.context, b.T * sizeof *joined);
         memcpy(joined + b.T, b.ids + b.start[q], b.length[q] * sizeof *joined);
         forward *f = open_forward(m, n, 1, 1);
-        help_ok(forward_prefill(f, joined, n, &(layer_observer){keep_layer, &s, ALL_ACTIVATIONS, 0, NULL, NULL}, NULL,
+        help_ok(forward_prefill(f, joined, n, &(layer_observer){keep_layer, &s, ALL_ACTIVATIONS, NULL, NULL}, NULL,
                                 NULL, err));
         for (uint32_t layer = 0; layer < c->n_layers; layer++) {
             char name[64];
@@ -625,9 +625,8 @@ START_TEST(test_forward_errors)
     help_fails(forward_prefill(f, good, 10, NULL, &(forward_progress){stop_after_one, &done}, NULL, err),
                KVB_INTERRUPTED, "after layer 1 of 2");
     ck_assert_double_eq(done, 1);
-    help_fails(
-        forward_prefill(f, good, 10, &(layer_observer){refuse_layer, NULL, VIEW_K, 0, NULL, NULL}, NULL, NULL, err),
-        KVB_NUMERIC, "refused");
+    help_fails(forward_prefill(f, good, 10, &(layer_observer){refuse_layer, NULL, VIEW_K, NULL, NULL}, NULL, NULL, err),
+               KVB_NUMERIC, "refused");
     help_ok(forward_prefill(f, good, 10, NULL, NULL, NULL, err));
     forward_begin_questions(f, 2);
     help_fails(forward_rows(f, rows, high + 1, 2, NULL, 0, NULL, err), KVB_ARGUMENT, "token 1: id 300");

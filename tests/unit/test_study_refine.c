@@ -65,7 +65,6 @@ static refine_task task_of(bowl *b, uint32_t evaluations)
                          .n_selection = SELECTION,
                          .heads = true,
                          .evaluations = evaluations,
-                         .patience = 50,
                          .seed = 7,
                          .measure = measure,
                          .report = listen,
@@ -116,7 +115,6 @@ START_TEST(the_selection_set_ends_what_overfits)
     for (int h = 0; h < HEADS; h++) // the selection texts want the contrary
         for (int t = TEXTS; t < TEXTS + SELECTION; t++) b.drift[t][h] = -2 * b.goal[0][h];
     refine_task task = task_of(&b, 1000);
-    task.patience = 3;
     must(refine_run(&r, &task, &err), &err);
     ck_assert_msg(r.settled && r.evaluations < 300, "%.0f evaluations", r.evaluations);
     for (int k = 0; k < KNOTS; k++) ck_assert(r.selection[k] <= r.selection_before[k]);
@@ -159,13 +157,8 @@ START_TEST(layers_alone_move_together)
     bowl_make(&b, 0.1);
     refine_task task = task_of(&b, 60);
     task.heads = false;
-    task.worst = true;
     must(refine_run(&r, &task, &err), &err);
     for (int i = 0; i < KNOTS * HEADS; i += 2) ck_assert(r.shift[i] == r.shift[i + 1]);
-    for (int k = 0; k < KNOTS; k++) { // the worst text's loss, not the mean
-        double most = fmax(loss_of(&b, r.shift, (uint32_t)k, TEXTS), loss_of(&b, r.shift, (uint32_t)k, TEXTS + 1));
-        ck_assert_double_eq_tol(most, r.selection[k], 1e-12);
-    }
     refine_free(&r);
     task.n_selection = 0;
     ck_assert(refine_run(&r, &task, &err) == KVB_ARGUMENT);
@@ -198,12 +191,6 @@ START_TEST(a_start_is_tried_and_judged)
     must(refine_run(&r, &task, &err), &err);
     for (int i = 0; i < KNOTS * HEADS; i++) ck_assert(r.shift[i] == 0);
     ck_assert(r.rounds == 3);
-    refine_free(&r);
-    task.evaluations = 1000; // without a search nothing more is spent
-    task.start_alone = true;
-    b.spent = 0;
-    must(refine_run(&r, &task, &err), &err);
-    ck_assert(r.rounds == 3 && r.evaluations < 30);
     refine_free(&r);
 }
 END_TEST

@@ -119,9 +119,9 @@ START_TEST(only_a_worse_refinement_is_replaced)
     kvb_table *table;
     refine_table t;
     const double shift[2 * CASE_HEADS] = {0};
-#define ACCOUNT(from, text, a, b)                                                                               \
-    cJSON_Parse("{\"from\":\"" from "\",\"ratios\":[0.3,0.6],\"n_tokens\":9,\"n_next\":4,\"objective\":\"kl\"," \
-                "\"worst\":false,\"questions\":false,\"compute\":\"f32\",\"selection\":{\"texts\":[\"" text     \
+#define ACCOUNT(from, text, a, b)                                                           \
+    cJSON_Parse("{\"from\":\"" from "\",\"ratios\":[0.3,0.6],\"n_tokens\":9,\"n_next\":4,"  \
+                "\"questions\":false,\"compute\":\"f32\",\"selection\":{\"texts\":[\"" text \
                 "\"],\"loss_before\":[0.5,2],\"loss\":[" #a "," #b "]}}")
     cJSON *good = ACCOUNT("t", "x", 0.4, 1), *same = ACCOUNT("t", "x", 0.4, 1), *worse = ACCOUNT("t", "x", 0.45, 1),
           *better = ACCOUNT("t", "x", 0.1, 1.5), *other = ACCOUNT("t", "y", 0.1, 0.1),

@@ -65,7 +65,6 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
                               .strict = column->how->strict,
                               .knots = c->e.with.ratios,
                               .n_knots = (uint32_t)c->e.with.n_ratios,
-                              .nll = strcmp(c->objective, "nll") == 0,
                               .texts = in->texts,
                               .n_texts = (uint32_t)in->n_texts,
                               .plan = {.batch = (uint32_t)c->e.batch,
@@ -97,8 +96,7 @@ static void show_losses(const char *set, const double *now, const double *before
 static void show_round(void *context, const refine_progress *p)
 {
     refine_bench *b = context;
-    fprintf(stderr, "refine: round %u, %.0f of %.0f evaluations; %s", p->round, p->evaluations, p->wanted,
-            b->nll ? "NLL" : "KL");
+    fprintf(stderr, "refine: round %u, %.0f of %.0f evaluations; KL", p->round, p->evaluations, p->wanted);
     show_losses(" on calibration", p->calibration, p->calibration_before, b->n_knots);
     show_losses(", on selection", p->selection, p->selection_before, b->n_knots);
     fprintf(stderr, "\n");
@@ -108,23 +106,18 @@ static kvb_status search(refine_command *c, kvb_error *err)
 {
     const refine_bench *b = &c->bench;
     const model_config *m = &c->e.in.m->config;
-    c->task =
-        (refine_task){.n_layers = m->n_layers,
-                      .n_heads = m->n_layers * m->n_kv_heads,
-                      .n_knots = b->n_knots,
-                      .n_texts = b->n_members[SET_CALIBRATION],
-                      .n_selection = b->n_members[SET_SELECTION],
-                      .heads = !c->layers && !(c->table.options.limits && c->table.limits.levels), // which tie layers
-                      .worst = c->worst,
-                      .start_alone = strcmp(c->search, "none") == 0,
-                      .evaluations = (uint32_t)c->evaluations,
-                      .patience = (uint32_t)c->patience,
-                      .seed = c->e.seed,
-                      .measure = refine_bench_losses,
-                      .report = c->e.out.quiet ? NULL : show_round,
-                      .context = &c->bench};
-    kvb_status status = KVB_OK;
-    if (strcmp(c->start, "heads") == 0) status = refine_bench_start(&c->bench, &c->task, &c->n_start, err);
+    c->task = (refine_task){.n_layers = m->n_layers,
+                            .n_heads = m->n_layers * m->n_kv_heads,
+                            .n_knots = b->n_knots,
+                            .n_texts = b->n_members[SET_CALIBRATION],
+                            .n_selection = b->n_members[SET_SELECTION],
+                            .heads = !(c->table.options.limits && c->table.limits.levels), // which tie layers
+                            .evaluations = (uint32_t)c->evaluations,
+                            .seed = c->e.seed,
+                            .measure = refine_bench_losses,
+                            .report = c->e.out.quiet ? NULL : show_round,
+                            .context = &c->bench};
+    kvb_status status = refine_bench_start(&c->bench, &c->task, &c->n_start, err);
     return status == KVB_OK ? refine_run(&c->best, &c->task, err) : status;
 }
 
@@ -160,18 +153,11 @@ static int check_options(refine_command *c)
     const cli_command *self = c->e.self;
     eval_inputs *in = &c->e.in;
     if (!c->e.out.name) return cli_usage_error(self, "-o is needed: where the refined table goes");
-    if (strcmp(c->objective, "kl") != 0 && strcmp(c->objective, "nll") != 0)
-        return cli_usage_error(self, "--objective: expected kl or nll, found '%s'", c->objective);
-    if (strcmp(c->start, "heads") != 0 && strcmp(c->start, "table") != 0)
-        return cli_usage_error(self, "--start: expected heads or table, found '%s'", c->start);
-    if (strcmp(c->search, "model") != 0 && strcmp(c->search, "none") != 0)
-        return cli_usage_error(self, "--search: expected model or none, found '%s'", c->search);
     if (c->test.count && !c->select.count)
         return cli_usage_error(self, "--test needs --select: texts that choose among what the search finds");
     if (eval_check_lengths(&c->e) != EXIT_DONE) return EXIT_USAGE;
-    if (c->e.batch < 1 || c->e.batch > 64 || c->evaluations < 1 || c->evaluations > 1000000 || c->patience < 1 ||
-        c->patience > 1000000)
-        return cli_usage_error(self, "--batch: expected 1 to 64; --evaluations, --patience: 1 to 1000000");
+    if (c->e.batch < 1 || c->e.batch > 64 || c->evaluations < 1 || c->evaluations > 1000000)
+        return cli_usage_error(self, "--batch: expected 1 to 64; --evaluations: 1 to 1000000");
     in->device = device_find(self, in->backend_name, in->compute);
     return in->device ? EXIT_DONE : EXIT_USAGE;
 }
@@ -209,11 +195,7 @@ static int run_refine(const cli_command *self, int argc, char **argv)
                               .in = EVAL_INPUTS,
                               .batch = 8,
                               .seed = 1},
-                        .objective = "kl",
-                        .search = "model",
-                        .start = "heads",
-                        .evaluations = 200,
-                        .patience = 6};
+                        .evaluations = 200};
     const cli_option options[] = {
         {"output", 'o', CLI_WRITES(FILE_REFINED_TABLE), &c.e.out.name, "FILE",
          "the refined table to write; FILE.cells keeps results so far, and the same command\ncontinues"},
@@ -222,20 +204,11 @@ static int run_refine(const cli_command *self, int argc, char **argv)
          "text that only judges the result, repeatable. Without --select the texts are dealt\nin turn: search, test, "
          "select, test"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to improve (50%,70%,80%,90%,95%)"},
-        {"objective", 0, CLI_TEXT, &c.objective, "KIND", "kl (to the full cache) or nll (of the true next tokens)"},
         {"questions", 0, CLI_FLAG, &c.e.in.questions, NULL,
          "texts are the questions of .jsonl files that have answers: the whole context is cut,\nquestion and answer "
          "follow; --tokens and --next limit context and answer"},
-        {"worst", 0, CLI_FLAG, &c.worst, NULL, "minimise the loss of the text that loses most, instead of the mean"},
-        {"layers", 0, CLI_FLAG, &c.layers, NULL, "move whole layers only: for few texts or few evaluations"},
-        {"search", 0, CLI_TEXT, &c.search, "KIND",
-         "what follows the start: model (the default: gradients from pairs, halving over texts), or none"},
-        {"start", 0, CLI_TEXT, &c.start, "KIND",
-         "where the search begins: heads (default), budgets solved from what each head loses\nwhen it is cut alone, "
-         "which takes up to three quarters of the evaluations; or table"},
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
          "how many candidates to measure at most, each on all texts of the search (200)"},
-        {"patience", 0, CLI_COUNT, &c.patience, "N", "stop after N rounds without a gain on the selection texts (6)"},
         EVAL_INPUT_OPTIONS(c.e.in),
         {"batch", 0, CLI_COUNT, &c.e.batch, "N", "cuts decoded together (8)"},
         {"threads", 0, CLI_COUNT, &c.e.threads, "N", "OpenMP threads (default: all cores)"},
@@ -266,8 +239,9 @@ const cli_command cmd_refine = {
     "Starts from a solved table and moves heads up or down along its columns; totals, nesting and all\n"
     "constraints stay. Keys, values, scores and the full cache's predictions of every text are computed once. A\n"
     "candidate then costs one continuation over cut caches, many in a batch. The search begins with budgets by what\n"
-    "each head loses when it alone is cut (--start), solved as tables are from importance. Then all heads of a layer\n"
-    "move together, then each by itself; every ratio counts relative to what the table loses there.\n"
+    "each head loses when it alone is cut, solved as tables are from importance, which takes up to three quarters of\n"
+    "the evaluations. Then all heads of a layer move together, then each by itself; every ratio counts relative to\n"
+    "what the table loses there. The search ends after six rounds without a gain on the second set of texts.\n"
     "\n"
     "There are three sets of texts: the search sees the first, the second chooses among what it finds and\n"
     "decides when to stop, and the third only judges. Each line of progress shows the loss at each ratio on the\n"

@@ -39,7 +39,7 @@ static void add_numbers(cJSON *to, const char *name, const double *values, uint3
     if (values) cJSON_AddItemToObject(to, name, cJSON_CreateDoubleArray(values, (int)n));
 }
 
-// Its texts, what the search saw of it (losses by the objective), and mean KL before and after.
+// Its texts, what the search saw of it, and mean KL before and after.
 static void describe_set(const refine_command *c, refine_set set, cJSON *to)
 {
     const refine_bench *b = &c->bench;
@@ -59,10 +59,7 @@ static cJSON *describe(const refine_command *c, bool stopped)
     const refine_bench *b = &c->bench;
     cJSON *all = cJSON_CreateObject();
     cJSON_AddStringToObject(all, "from", c->table_sha256);
-    cJSON_AddStringToObject(all, "search", c->search);
     cJSON_AddNumberToObject(all, "start_texts", c->n_start);
-    cJSON_AddStringToObject(all, "objective", c->objective);
-    cJSON_AddBoolToObject(all, "worst", c->worst);
     cJSON_AddNumberToObject(all, "seed", (double)c->e.seed);
     cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations);
     cJSON_AddNumberToObject(all, "rounds", c->best.rounds);

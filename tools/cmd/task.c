@@ -186,8 +186,9 @@ static void list_policies(void)
 {
     printf("\nPolicies:\n");
     for (size_t i = 0; i < policy_kind_count; i++) {
-        printf("%-16s %s\n", policy_spec(policy_kinds[i])->name, policy_summary(policy_kinds[i]));
-        for (const spec_parameter *p = policy_spec(policy_kinds[i])->parameters; p->name; p++)
+        const policy_kind *kind = policy_kinds[i];
+        printf("%-16s %s\n", kind->spec.name, kind->summary);
+        for (const spec_parameter *p = kind->spec.parameters; p->name; p++)
             printf("  :%s=%g (%g to %g%s%s) %s\n", p->name, p->value, p->low, p->high, p->choices ? ", or " : "",
                    p->choices ? p->choices : "", p->meaning);
     }

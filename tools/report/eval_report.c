@@ -30,20 +30,19 @@ static void print_row(const eval_report *e, const sweep_summary *r)
            100 * r->effective);
 }
 
-static void print_head(const method *m, bool bare, double full_nll)
+static void print_head(const method *m, double full_nll)
 {
     if (m->p.kind) printf("%s, at every step; full cache: NLL %.3f\n", m->p.spec, full_nll);
     else
-        printf("%s, %s%u sinks and %u last tokens %s; full cache: NLL %.3f\n", m->m.spec, bare ? "without " : "",
-               m->sink, m->window, bare ? "protected" : "stay", full_nll);
+        printf("%s, %u sinks and %u last tokens stay; full cache: NLL %.3f\n", m->m.spec, m->sink, m->window, full_nll);
     printf("  pruned  allocator               KL  95 %% interval     to uniform  95 %%      top-1 %%     NLL  lost %%  "
            "%s      MiB  really %%\n",
            m->p.kind ? "looks %" : "  out %");
 }
 
-static bool in_block(const eval_report *e, const sweep_summary *r, size_t which, bool bare)
+static bool in_block(const eval_report *e, const sweep_summary *r, size_t which)
 {
-    return e->with.methods.columns[r->column].method == which && r->protect != bare;
+    return e->with.methods.columns[r->column].method == which;
 }
 
 static void print_ratio(const char *of, interval x)
@@ -68,30 +67,28 @@ static void print_verdict(const eval_report *e, const sweep_summary *r)
     printf("    It does not beat uniform budgets on these texts%s. %sProfile texts of this kind and length and solve "
            "again, or prune less.\n",
            r->to_uniform.low > 1 ? "" : ", or too few were judged to tell",
-           a->strict || !r->protect ? "" : "Heads may have lost their window: try TABLE.safetensors:strict. ");
+           a->strict ? "" : "Heads may have lost their window: try TABLE.safetensors:strict. ");
 }
 
-// One method, with its protection or without.
-static void print_block(const eval_report *e, size_t which, bool bare)
+static void print_block(const eval_report *e, size_t which)
 {
     bool any = false;
     for (size_t k = 0; k < e->with.n_ratios; k++)
         for (size_t i = 0; i < e->n_rows; i++) {
             const sweep_summary *r = &e->rows[i];
-            if (!in_block(e, r, which, bare) || r->ratio != e->with.ratios[k]) continue;
-            if (!any) print_head(&e->with.methods.methods[which], bare, r->full_nll);
+            if (!in_block(e, r, which) || r->ratio != e->with.ratios[k]) continue;
+            if (!any) print_head(&e->with.methods.methods[which], r->full_nll);
             any = true;
             print_row(e, r);
         }
     for (size_t i = 0; i < e->n_rows; i++)
-        if (in_block(e, &e->rows[i], which, bare)) print_verdict(e, &e->rows[i]);
+        if (in_block(e, &e->rows[i], which)) print_verdict(e, &e->rows[i]);
     if (any) printf("\n");
 }
 
 void eval_report_print(const eval_report *e)
 {
-    for (size_t m = 0; m < e->with.methods.n; m++)
-        for (int bare = 0; bare < 2; bare++) print_block(e, m, bare);
+    for (size_t m = 0; m < e->with.methods.n; m++) print_block(e, m);
     uint32_t n = e->s->n_texts;
     if (n < INTERVAL_GROUPS)
         printf("%u %s: too few for intervals, which take %d; judge nothing by differences of this size.\n", n,
@@ -155,8 +152,8 @@ static void add_row(const eval_report *e, results *to, const sweep_summary *r, s
     cJSON_AddStringToObject(o, "acts", m->p.kind ? "every step" : "once");
     cJSON_AddStringToObject(o, "allocator", column->how->label);
     cJSON_AddNumberToObject(o, "ratio", r->ratio);
-    cJSON_AddNumberToObject(o, "sink", r->protect ? m->sink : 0);
-    cJSON_AddNumberToObject(o, "window", r->protect ? m->window : 0);
+    cJSON_AddNumberToObject(o, "sink", m->sink);
+    cJSON_AddNumberToObject(o, "window", m->window);
     cJSON_AddNumberToObject(o, "effective_ratio", r->effective);
     add_interval(o, "kl", r->kl);
     add_interval(o, "kl_to_uniform", r->to_uniform);
@@ -189,21 +186,20 @@ results eval_report_results(const eval_report *e)
     cJSON_AddNumberToObject(to->settings, "n_tokens", (double)e->s->o.n_tokens);
     cJSON_AddNumberToObject(to->settings, "n_next", (double)e->s->o.n_next);
     cJSON_AddNumberToObject(to->settings, "n_texts", e->s->n_texts);
-    cJSON_AddBoolToObject(to->settings, "predictions_only", e->s->o.predictions);
     for (size_t i = 0; i < e->n_rows; i++) add_row(e, to, &e->rows[i], i);
     return made;
 }
 
 // ---- Curves ----
 
-// Values [kinds, columns, ratios] of both charts, of what is protected.
+// Values [kinds, columns, ratios] of both charts.
 static void fill_values(const eval_report *e, interval *values)
 {
     size_t n = 2 * e->with.methods.n_columns * e->with.n_ratios;
     for (size_t i = 0; i < n; i++) values[i] = (interval){NAN, NAN, NAN};
     for (size_t i = 0; i < e->n_rows; i++) {
         const sweep_summary *r = &e->rows[i];
-        for (size_t k = 0; k < e->with.n_ratios && r->protect; k++) {
+        for (size_t k = 0; k < e->with.n_ratios; k++) {
             if (r->ratio != e->with.ratios[k]) continue;
             values[curve_place(&e->with, 0, r->column, k)] = r->kl;
             values[curve_place(&e->with, 1, r->column, k)] = r->agree;
