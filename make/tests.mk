@@ -43,7 +43,7 @@ $(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(FUZZ_PARTS_
     $(call archives,tools),$(filter-out %.c,$(FUZZ_MAIN))))
 
 DRAWING := $(addprefix $(BUILD)/tools/report/,svg.o svg_chart.o series_style.o viridis.o)
-$(call add_program,tests/bench_solver,tests/bench_solver.c $(DRAWING) $(call archives,solver))
+$(call add_program,tests/bench_solver,tests/bench_solver.c $(call archives,solver))
 $(call add_program,tests/draw_memory,tests/draw_memory.c $(DRAWING))
 
 # One file call fails: what tests/faults/faults.py loads in front of the program.

@@ -12,8 +12,9 @@
 #include "solver/constraints.h"
 #include <stdbool.h>
 
-// The largest D of R ratios, or less by at most 1e-13 of a group's loss at the floor; groups being all heads (layers false) or each layer; lambda [R] or NULL: where to start.
-// bound [R]: sums over the groups. Any number of threads, the same result.
+// The largest D of R ratios, or less by at most 1e-13 of a group's loss at the floor; groups being all heads (layers
+// false) or each layer; lambda [R] or NULL: where to start. bound [R]: sums over the groups. Any number of threads, the
+// same result.
 void checker_rows(const loss_curves *c, bool layers, uint32_t n_rows, const double *ratios, const double *lambda,
                   double *bound);
 

@@ -30,6 +30,10 @@ typedef struct hull_block {
 // has room for n). Two blocks merge when the earlier mean is strictly below the later one, compared without division.
 size_t pava_blocks(hull_block *blocks, const double *gains, size_t n);
 
+// The same blocks from gains[n] and their curve loss[n + 1], loss[i] being the sum of the gains from i on: up to the
+// rounding of a block's sum, and several times as fast on noisy curves.
+size_t curve_blocks(hull_block *blocks, const double *gains, const double *loss, size_t n);
+
 // The hull as the published step 2 makes it: f32 running sum of the losses while tokens are dropped from the last to
 // the first, lower hull in f64 that drops collinear points, slopes stored as f32. Blocks in the same order as
 // pava_blocks.

@@ -126,14 +126,6 @@ def check_charts(path, charts):
     assert "nan" not in document.toxml() and "inf" not in document.toxml()
 
 
-def check_nested_budgets(path):
-    """Kept tokens [questions, 99, layers, heads]: no head keeps more in a row than in the row before."""
-    _, (questions, rows, layers, heads), kept = npy(path)
-    n = layers * heads
-    for i in range(questions * rows * n):
-        assert i // n % rows == 0 or kept[i] <= kept[i - n], i
-
-
 def check_metadata(path, key, value):
     """The table's metadata entry; None: there is none."""
     assert str(table(path)[0].get(key)) == value, table(path)[0].get(key)
@@ -200,13 +192,6 @@ def check_exports():
     heads = json.loads(open("heads.json").readline())
     group = len(heads) // len(flat)
     assert [v for v in heads.values()] == [[max(0, k - b["window"])] for k in flat for _ in range(group)]
-
-
-def check_curves(path):
-    descr, (L, G, points), loss = npy(path)
-    heads = [loss[i * points : (i + 1) * points] for i in range(L * G)]
-    assert descr == "<f8" and abs(sum(h[0] for h in heads) - 1) < 1e-9, sum(h[0] for h in heads)
-    assert all(h[-1] == 0 and all(a >= b for a, b in zip(h, h[1:])) for h in heads)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ static uint64_t sum_of(const uint32_t *keep, uint32_t n)
 
 START_TEST(mean_and_deviation_of_ratios)
 {
-    kvb_error err = {0};
     cache_shape shape = {1, 2, 10, 0, 0};
     const uint32_t kept[3][2] = {{10, 0}, {4, 6}, {1, 9}};
     allocation a;
@@ -40,7 +39,6 @@ START_TEST(mean_ratio_keeps_the_row_mean)
     case_seed("row mean");
     double ratios[TABLE_ROWS];
     table_ratios(ratios);
-    kvb_error err = {0};
     cache_shape shape = {3, 2, 211, 4, 1};
     ratio_mean r;
     double *mean = malloc(TABLE_ROWS * 6 * sizeof *mean);
@@ -241,7 +239,6 @@ START_TEST(table_loss_is_the_loss_of_its_counts)
     case_seed("table loss");
     double ratios[TABLE_ROWS];
     table_ratios(ratios);
-    kvb_error err = {0};
     cache_shape shape = {2, 2, 180, 4, 1};
     problem p;
     ratio_mean r;

@@ -52,6 +52,42 @@ START_TEST(order_equals_slow_sort)
 }
 END_TEST
 
+// The fast hull has the blocks of PAVA; where gains tie, PAVA's neighbours of one slope may be one block.
+START_TEST(fast_hull_equals_pava)
+{
+    case_seed("hull");
+    for (int round = 0; round < 400; round++) {
+        cache_shape shape = {1, 1, 1 + case_below(round % 4 ? 300 : 5000), 0, 0};
+        loss_curves c;
+        case_kind kind = (case_kind)(round % CASE_KINDS);
+        case_curves(&c, kind, &shape);
+        size_t n = shape.n_tokens, slow, fast, k = 0;
+        hull_block *a = malloc(n * sizeof *a), *b = malloc(n * sizeof *b);
+        ck_assert(a && b);
+        slow = pava_blocks(a, c.gain, n);
+        fast = curve_blocks(b, c.gain, c.loss, n);
+        if (kind != CASE_TIED && kind != CASE_ZERO && kind != CASE_CONSTANT && kind != CASE_SPARSE)
+            ck_assert_uint_eq(slow, fast);
+        for (size_t i = 0; i < fast; i++) {
+            uint32_t length = 0;
+            double sum = 0;
+            ck_assert(i == 0 || b[i].slope <= b[i - 1].slope);
+            while (k < slow && length < b[i].length) {
+                ck_assert(fabs(a[k].slope - b[i].slope) <= 1e-12 * c.total);
+                length += a[k].length;
+                sum += a[k++].sum;
+            }
+            ck_assert_uint_eq(length, b[i].length);
+            ck_assert(fabs(sum - b[i].sum) <= 1e-12 * c.total);
+        }
+        ck_assert_uint_eq(k, slow);
+        free(a);
+        free(b);
+        loss_curves_free(&c);
+    }
+}
+END_TEST
+
 START_TEST(bad_numbers_are_refused_with_their_place)
 {
     cache_shape shape = {2, 2, 6, 1, 1};
@@ -260,6 +296,7 @@ static void fill(TCase *tc)
     tcase_add_test(tc, floor_is_evaluated_in_double);
     tcase_add_test(tc, order_is_by_score_then_position);
     tcase_add_test(tc, order_equals_slow_sort);
+    tcase_add_test(tc, fast_hull_equals_pava);
     tcase_add_test(tc, bad_numbers_are_refused_with_their_place);
     tcase_add_test(tc, the_oracles_own_order);
     tcase_add_test(tc, shapes_without_choice_are_refused);

@@ -293,7 +293,7 @@ START_TEST(limits_of_work_are_kept)
             const uint32_t *start = p.allocation.keep + r * 6;
             uint32_t keep[6];
             core_answer a;
-            core_problem one = {&p.curves, 0, 6, NULL, NULL, start, p.allocation.lambda[r], i ? UINT64_MAX : 1,
+            core_problem one = {&p.curves,         0, 6, NULL, NULL, start, p.allocation.lambda[r], i ? UINT64_MAX : 1,
                                 i ? 8 : UINT64_MAX};
             core_solve(w, &one, keep, &a);
             unproved += !a.proved;
