@@ -1,4 +1,5 @@
 // kvbudget validate: how far greedy, or a table, is from the true optimum, and whether a table's bounds hold.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/solve_line.h"
 #include "tools/report/output.h"
@@ -31,8 +32,7 @@ static kvb_status run_metric(validation *v, bool quiet, kvb_error *err)
 static kvb_status validate_metric(const solve_line *l, const selection *from, const char *metric,
                                   const kvb_table *table, results *to, kvb_error *err)
 {
-    validation *v = calloc(1, sizeof *v);
-    if (!v) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
+    validation *v = need(1, sizeof *v, "a validation");
     const double *prune_ratio = table ? kvb_table_budgeted_ratios(table) : NULL;
     kvb_status status = validation_open(v, from, metric, &l->options, prune_ratio, err);
     if (status == KVB_OK) status = run_metric(v, l->outputs.quiet, err);
@@ -83,9 +83,8 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     kvb_table *table = NULL;
     selection from = {0};
     results found = results_begin("validate");
-    kvb_status status = KVB_OK;
-    if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
-    else if (status == KVB_OK) status = open_record(l, &from, path, err);
+    kvb_status status =
+        table_path ? open_for_comparison(l, &table, &from, path, table_path, err) : open_record(l, &from, path, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
     if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
@@ -113,8 +112,7 @@ static kvb_status check_certificate(const solve_line *l, const char *table, cons
     uint32_t faults = 0;
     results found = results_begin("validate");
     bool wanted = l->outputs.json || l->outputs.csv;
-    table_check *k = calloc(1, sizeof *k);
-    if (!k) return kvb_fail(err, KVB_MEMORY, "no memory to check a table");
+    table_check *k = need(1, sizeof *k, "a table's check");
     kvb_status status = table_check_open(k, table, path, &l->wanted, err);
     if (status == KVB_OK) status = run_check(k, l->outputs.quiet, err);
     if (status == KVB_OK) status = report_table_check(k, wanted ? &found : NULL, &faults, err);

@@ -2,7 +2,6 @@
 #pragma once
 #include "study/ablation.h"
 #include "study/holdout.h"
-#include "study/lengths.h"
 #include "study/table.h"
 #include "study/table_check.h"
 #include "study/validation.h"
@@ -23,19 +22,16 @@ void print_table(const study_table *t);
 void print_versus(const versus *v, const study_table *t);
 void print_holdout(const holdout *h);
 void print_ablation(const ablation *x);
-void print_lengths(const lengths *x);
 void print_validation(const validation *v);
 
 // Rows of a metric, and beside them what has more dimensions.
 void add_table(results *to, const study_table *t);
 void add_holdout(results *to, const holdout *h);
 void add_ablation(results *to, const ablation *x);
-void add_lengths(results *to, const lengths *x);
 void add_validation(results *to, const validation *v);
 
 void draw_holdout(const holdout *h, FILE *out);
 void draw_ablation(const ablation *x, FILE *out);
-void draw_lengths(const lengths *x, FILE *out);
 
 // Prints all rows that do not hold, or, with results, adds all rows, and how many hold. *faults: how many do not.
 kvb_status report_table_check(const table_check *k, results *to, uint32_t *faults, kvb_error *err);
