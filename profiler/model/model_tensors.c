@@ -273,7 +273,6 @@ static kvb_status experts_claim(model *m, weights *w, uint32_t layer, kvb_error 
                 types[i] = t.type;
             }
     }
-    m->expert_type = types[0];
     if (status == KVB_OK) count_experts(m, layer, types, !transposed);
     return status;
 }
