@@ -120,7 +120,6 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make wheel-library a wheel with the library alone, all of it Apache-2.0, in $(BUILD)/wheel-library
 ##: make check-wheel  both wheels in a fresh environment, by python/README.md alone (downloads PyTorch)
 ##: make check-python the Python package's tests, in their own environment (pinned torch, transformers, kvpress: 6 GB)
-##: make bench-memory peak memory against the context's length: LAYERS=4 (0: all), TOKENS="1024 ... 32768", SVG=FILE
 ##: make check-docs   run the command blocks of README and docs as they are written; LONG=1: also those of minutes
 ##: make lint         style, headers that stand alone, exported symbols, includes between folders, shell scripts
 ##: make format       rewrite the sources in the project's style (clang-format)

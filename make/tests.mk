@@ -44,7 +44,6 @@ $(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(FUZZ_PARTS_
 
 DRAWING := $(addprefix $(BUILD)/tools/report/,svg.o svg_chart.o series_style.o viridis.o)
 $(call add_program,tests/bench_solver,tests/bench_solver.c $(DRAWING) $(call archives,solver))
-$(call add_program,tests/draw_memory,tests/draw_memory.c $(DRAWING))
 
 # One file call fails: what tests/faults/faults.py loads in front of the program.
 FAULT_SHIM := $(BUILD)/tests/fault_shim.so
@@ -54,7 +53,7 @@ $(FAULT_SHIM): tests/faults/fault_shim.c $(BUILD)/flags
 	$(Q)$(CC) -std=c11 -O2 $(WARN) $(WERROR) -fPIC -shared -o $@ $< -ldl
 
 # ----------------------------------------------------------------------------------------------------------------------
-.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench bench-memory
+.PHONY: check check-inner check-build check-docs check-long san fuzz fuzz-build fuzz-run fuzz-replay bench
 
 # `check` calls make again after installing packages, because pkg-config is asked when a Makefile is read.
 check: deps cuda-compiler
@@ -104,7 +103,3 @@ bench: deps
 	@$(PYTHON) tests/peer/heap_solver.py $(BUILD)/greedy.problem $(BUILD)/greedy.csv
 	@$(BUILD)/tests/bench_solver sizes
 	@BUILD=$(BUILD) tools/scripts/bench.sh
-
-bench-memory: deps
-	@$(MAKE) $(PARALLEL) all $(BUILD)/tests/draw_memory
-	@BUILD=$(BUILD) tools/scripts/bench_memory.sh

@@ -2,7 +2,6 @@
 #pragma once
 #include "profiler/model/model_config.h"
 #include "profiler/weights/tensor_list.h"
-#include "profiler/weights/weights_origin.h"
 
 // Fields and shapes as tensor_list.h has them; {NULL} where the family has no such tensor.
 typedef struct model_layer {
@@ -30,6 +29,8 @@ typedef struct weight_room {
     uint64_t held, in_place; // of memory, when they are held there, and when they are read from the file
     uint64_t file;           // that are read for each pass then
 } weight_room;
+
+typedef struct weights_watch weights_watch;
 
 // What may be wished of model_open; zero: nothing.
 typedef struct model_options {

@@ -1,7 +1,7 @@
-// A tokenizer's life, its accessors, and decoding. It is made in tokenizer_gguf.c and tokenizer_json.c; encoding is in
-// tokenizer_encode.c.
+// A tokenizer: its life, its accessors, decoding, and encoding: repair the UTF-8, cut out added tokens, normalise what
+// stands between them, cut out the tokens that are found in normalised text, cut the rest into words, merge each word's
+// parts. It is made in tokenizer_gguf.c and tokenizer_json.c.
 #include "formats/need.h"
-#include "profiler/text/tokenizer_json.h"
 #include "profiler/text/tokenizer_parts.h"
 #include "profiler/text/utf8.h"
 #include "profiler/weights/weights.h"
@@ -9,6 +9,237 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <utf8proc.h>
+
+typedef struct buffer {
+    char *text;
+    size_t size, room;
+} buffer;
+
+static void append(buffer *b, const char *text, size_t size)
+{
+    if (size > b->room - b->size) {
+        b->room = b->size + size + b->room / 2 + 64;
+        b->text = need_more(b->text, b->room, 1, "bytes of normalised text");
+    }
+    if (size) memcpy(b->text + b->size, text, size);
+    b->size += size;
+}
+
+// ---- Normalisation, a list of steps as tokenizer.json has them ----
+
+static kvb_status compose(const char *text, size_t size, buffer *out, kvb_error *err)
+{
+    utf8proc_uint8_t *composed = NULL;
+    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)size, &composed,
+                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    if (n < 0) {
+        free(composed);
+        return kvb_fail(err, KVB_ARGUMENT, "text to NFC: %s", utf8proc_errmsg(n));
+    }
+    *out = (buffer){(char *)composed, (size_t)n, (size_t)n};
+    return KVB_OK;
+}
+
+static kvb_status replace(const normal_step *step, matcher *m, const char *text, size_t size, size_t most, buffer *out,
+                          kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t at = 0, begin, end; at < size && status == KVB_OK; at = end) {
+        status = expression_next(&step->pattern, m, text, size, at, &begin, &end, err);
+        if (status != KVB_OK) break;
+        append(out, text + at, begin - at);
+        if (begin < end) append(out, step->text, step->size);
+        if (out->size > most)
+            status = kvb_fail(err, KVB_UNSUPPORTED,
+                              "the tokenizer's normalizer makes more than %zu bytes of a text; give token ids instead "
+                              "of text",
+                              most);
+    }
+    return status;
+}
+
+static bool is_ascii(const char *text, size_t size)
+{
+    unsigned char all = 0;
+    for (size_t i = 0; i < size; i++) all |= (unsigned char)text[i];
+    return all < 0x80;
+}
+
+static bool begins_with(const char *text, size_t size, const normal_step *step)
+{
+    return size >= step->size && memcmp(text, step->text, step->size) == 0;
+}
+
+// Whether the step leaves every text of this kind as it is.
+static bool is_idle(const normal_step *step, bool first, const char *text, size_t size)
+{
+    if (size == 0) return true;
+    if (step->kind == NORMAL_NFC) return is_ascii(text, size);
+    return step->kind == NORMAL_PREPEND &&
+           ((step->first_only && !first) || (step->unless_there && begins_with(text, size, step)));
+}
+
+// Applies the steps to text [*size]: *text then points to what came out, in *owned where that is not the text itself;
+// the caller frees *owned, also after a failure. `first`: nothing stands before the text.
+static kvb_status normal_apply(const normal_list *list, matcher *m, bool first, const char **text, size_t *size,
+                               char **owned, kvb_error *err)
+{
+    size_t most = 64 * *size + (1 << 20); // no honest steps make a text so much longer; hostile ones would fill memory
+    kvb_status status = KVB_OK;
+    *owned = NULL;
+    for (size_t i = 0; i < list->n && status == KVB_OK; i++) {
+        const normal_step *step = &list->steps[i];
+        if (is_idle(step, first, *text, *size)) continue;
+        buffer out = {0};
+        if (step->kind == NORMAL_NFC) status = compose(*text, *size, &out, err);
+        else if (step->kind == NORMAL_REPLACE) status = replace(step, m, *text, *size, most, &out, err);
+        else append(&out, step->text, step->size), append(&out, *text, *size);
+        free(*owned);
+        *owned = out.text;
+        *text = out.text ? out.text : "";
+        *size = out.size;
+    }
+    return status;
+}
+
+static void normal_free(normal_list *list)
+{
+    for (size_t i = 0; i < list->n; i++) {
+        expression_free(&list->steps[i].pattern);
+        free(list->steps[i].text);
+    }
+    list->n = 0;
+}
+
+// ---- Cutting, another such list ----
+
+typedef struct cutter {
+    const tokenizer *t;
+    matcher *m;
+    word_merger *words;
+    kvb_error *err;
+} cutter;
+
+// A piece that waits for its neighbour: what stands behind may join it.
+typedef struct waiting {
+    size_t begin, end;
+    bool there, separator;
+} waiting;
+
+// Cuts text with the steps from `step` on, each piece of one by the next, and gives the words in order to the merger.
+static kvb_status cut_piece(const cutter *c, size_t step, const char *text, size_t size);
+
+static kvb_status let_go(const cutter *c, size_t step, const char *text, waiting *w)
+{
+    bool drop = !w->there || w->begin == w->end || (w->separator && c->t->cuts[step].behaviour == CUT_REMOVED);
+    w->there = false;
+    return drop ? KVB_OK : cut_piece(c, step + 1, text + w->begin, w->end - w->begin);
+}
+
+static bool joins(cut_behaviour how, const waiting *w, bool separator)
+{
+    if (!w->there) return false;
+    if (how == CUT_CONTIGUOUS) return w->separator == separator;
+    return (how == CUT_PREVIOUS && !w->separator && separator) || (how == CUT_NEXT && w->separator && !separator);
+}
+
+// One more piece of the step, in order.
+static kvb_status put_piece(const cutter *c, size_t step, const char *text, waiting *w, size_t begin, size_t end,
+                            bool found)
+{
+    if (begin == end) return KVB_OK;
+    bool separator = found != c->t->cuts[step].invert;
+    if (joins(c->t->cuts[step].behaviour, w, separator)) {
+        w->end = end;
+        // What found its neighbour waits no longer; equals may be many.
+        return c->t->cuts[step].behaviour == CUT_CONTIGUOUS ? KVB_OK : let_go(c, step, text, w);
+    }
+    kvb_status status = let_go(c, step, text, w);
+    *w = (waiting){begin, end, true, separator};
+    return status;
+}
+
+static kvb_status cut_piece(const cutter *c, size_t step, const char *text, size_t size)
+{
+    if (step == c->t->n_cuts) {
+        word_merger_word(c->words, text, size);
+        return KVB_OK;
+    }
+    waiting w = {0};
+    kvb_status status = KVB_OK;
+    for (size_t at = 0, begin, end; at < size && status == KVB_OK; at = end) {
+        status = expression_next(&c->t->cuts[step].separator, c->m, text, size, at, &begin, &end, c->err);
+        if (status == KVB_OK) status = put_piece(c, step, text, &w, at, begin, false);
+        if (status == KVB_OK) status = put_piece(c, step, text, &w, begin, end, true);
+    }
+    return status == KVB_OK ? let_go(c, step, text, &w) : status;
+}
+
+// ---- Added tokens: texts that are found before anything else is done to a text, and never cut ----
+
+// A token that is not UTF-8 cannot occur in repaired text; a match inside of a character would cut it.
+static bool can_occur(const char *text, size_t size)
+{
+    bool valid = size > 0 && size <= UINT32_MAX;
+    for (size_t at = 0; at < size && valid;) at += utf8_step((const unsigned char *)text + at, size - at, &valid);
+    return valid;
+}
+
+void added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8_t flags)
+{
+    if (!can_occur(text, size)) return;
+    if (x->n == x->room) {
+        x->room = x->room ? 2 * x->room : 64;
+        x->tokens = need_more(x->tokens, x->room, sizeof *x->tokens, "added tokens");
+    }
+    x->tokens[x->n++] = (added_token){id, text, (uint32_t)size, flags};
+}
+
+kvb_status added_put_normalised(added_index *x, const normal_list *normal, uint32_t id, const char *text, size_t size,
+                                uint8_t flags, kvb_error *err)
+{
+    char *owned = NULL;
+    matcher *m = matcher_open(size);
+    kvb_status status = normal_apply(normal, m, true, &text, &size, &owned, err);
+    if (status == KVB_OK) {
+        char *copy = need_copy(text, size, 1, "bytes of an added token");
+        x->owned = need_more(x->owned, x->n_owned + 1, sizeof *x->owned, "texts of added tokens");
+        x->owned[x->n_owned++] = copy;
+        added_put(x, id, copy, size, flags);
+    }
+    matcher_close(m);
+    free(owned);
+    return status;
+}
+
+static int compare_added(const void *a, const void *b)
+{
+    const added_token *x = a, *y = b;
+    unsigned char first_x = (unsigned char)x->text[0], first_y = (unsigned char)y->text[0];
+    if (first_x != first_y) return first_x < first_y ? -1 : 1;
+    if (x->size != y->size) return x->size > y->size ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+void added_sort(added_index *x)
+{
+    if (x->n) qsort(x->tokens, x->n, sizeof *x->tokens, compare_added);
+    for (uint32_t i = 0, first = 0; first <= 256; first++) {
+        while (i < x->n && (unsigned char)x->tokens[i].text[0] < first) i++;
+        x->first[first] = first == 256 ? x->n : i;
+    }
+}
+
+static void added_free(added_index *x)
+{
+    for (size_t i = 0; i < x->n_owned; i++) free(x->owned[i]);
+    free(x->owned);
+    free(x->tokens);
+    *x = (added_index){0};
+}
+
+// ---- Life ----
 
 tokenizer *tokenizer_new(void)
 {
@@ -180,4 +411,127 @@ bool tokenizer_is_end(const tokenizer *t, int32_t id)
     for (size_t i = 0; i < t->n_ends; i++)
         if (t->ends[i] == id) return true;
     return false;
+}
+
+// ---- Encoding ----
+
+#define TEXT_MAX ((size_t)1 << 30) // repaired text is at most three times as long, so that positions fit 32 bits
+
+typedef struct encoder {
+    const tokenizer *t;
+    word_merger *words;
+    matcher *m;
+    bool special;                  // control tokens are found in the text,
+    const char *plain, *plain_end; // and where not, still outside of this part of it
+    kvb_error *err;
+} encoder;
+
+// What is done with the text between the added tokens of an index; `first`: nothing stands before it.
+typedef kvb_status plain_action(encoder *e, const char *text, size_t size, bool first);
+
+static kvb_status encode_words(encoder *e, const char *text, size_t size, bool first)
+{
+    const cutter c = {e->t, e->m, e->words, e->err};
+    char *owned;
+    kvb_status status = normal_apply(&e->t->before_words, e->m, first, &text, &size, &owned, e->err);
+    if (status == KVB_OK && size) status = cut_piece(&c, 0, text, size);
+    free(owned);
+    return status;
+}
+
+// ---- Finding added tokens ----
+
+// Places are known in text that was not normalised only.
+static bool control_found(const encoder *e, const added_index *x, const char *at)
+{
+    return e->special || (x == &e->t->raw && (at < e->plain || at >= e->plain_end));
+}
+
+// The longest one at the front of the text, or NULL.
+static const added_token *added_at(const encoder *e, const added_index *x, const char *text, size_t size)
+{
+    unsigned char first = (unsigned char)text[0];
+    for (uint32_t i = x->first[first]; i < x->first[first + 1]; i++) {
+        const added_token *a = &x->tokens[i];
+        if (e->t->v.type[a->id] == TOKEN_CONTROL && !control_found(e, x, text)) continue;
+        if (a->size <= size && memcmp(a->text, text, a->size) == 0) return a;
+    }
+    return NULL;
+}
+
+// Gives what stands between the tokens of the index to `plain`, and puts their ids.
+static kvb_status around_added(encoder *e, const added_index *x, const char *text, size_t size, bool first,
+                               plain_action *plain)
+{
+    kvb_status status = KVB_OK;
+    size_t from = 0;
+    for (size_t at = 0; at < size && x->n && status == KVB_OK;) {
+        const added_token *a = added_at(e, x, text + at, size - at);
+        if (!a) {
+            at++;
+            continue;
+        }
+        size_t end = a->flags & ADDED_LSTRIP ? at - utf8_spaces_behind(text + from, at - from) : at;
+        if (end > from) status = plain(e, text + from, end - from, first && from == 0);
+        if (status == KVB_OK) word_merger_put(e->words, a->id);
+        at += a->size;
+        if (a->flags & ADDED_RSTRIP) at += utf8_spaces_before(text + at, size - at);
+        from = at;
+    }
+    if (status == KVB_OK && from < size) status = plain(e, text + from, size - from, first && from == 0);
+    return status;
+}
+
+static kvb_status encode_normalised(encoder *e, const char *text, size_t size, bool first)
+{
+    char *owned;
+    kvb_status status = normal_apply(&e->t->normal, e->m, first, &text, &size, &owned, e->err);
+    if (status == KVB_OK) status = around_added(e, &e->t->normalised, text, size, first, encode_words);
+    free(owned);
+    return status;
+}
+
+// Encodes UTF-8.
+static kvb_status encode_valid(encoder *e, const char *text, size_t size, int32_t **ids, size_t *n)
+{
+    e->words = word_merger_open(e->t, size / 2 + 16);
+    e->m = matcher_open(size);
+    kvb_status status = around_added(e, &e->t->raw, text, size, true, encode_normalised);
+    if (status == KVB_OK) *ids = word_merger_take(e->words, n);
+    matcher_close(e->m);
+    word_merger_close(e->words);
+    return status;
+}
+
+kvb_status tokenizer_encode_framed(const tokenizer *t, const char *front, const char *text, size_t size,
+                                   const char *back, bool parse_special, int32_t **ids, size_t *n, kvb_error *err)
+{
+    *ids = NULL;
+    *n = 0;
+    if (size > TEXT_MAX)
+        return kvb_fail(err, KVB_ARGUMENT, "expected at most %zu bytes of text, found %zu; split it", TEXT_MAX, size);
+    if (size == 0) text = ""; // NULL is fine then
+    const char *repaired = NULL;
+    char *owned = NULL, *whole = NULL;
+    size_t before = strlen(front), behind = strlen(back), middle = 0;
+    utf8_repair(text, size, &repaired, &middle, &owned);
+    if (before || behind) {
+        whole = need(before + middle + behind + 1, 1, "bytes of a text");
+        memcpy(whole, front, before);
+        memcpy(whole + before, repaired, middle);
+        memcpy(whole + before + middle, back, behind);
+        repaired = whole;
+    }
+    encoder e = {t, .special = parse_special, .plain = repaired + before, .plain_end = repaired + before + middle,
+                 .err = err};
+    kvb_status status = encode_valid(&e, repaired, before + middle + behind, ids, n);
+    free(owned);
+    free(whole);
+    return status;
+}
+
+kvb_status tokenizer_encode(const tokenizer *t, const char *text, size_t size, bool parse_special, int32_t **ids,
+                            size_t *n, kvb_error *err)
+{
+    return tokenizer_encode_framed(t, "", text, size, "", parse_special, ids, n, err);
 }

@@ -1,6 +1,6 @@
 // Text to token ids and back. Byte-level BPE ("gpt2": smollm, llama-bpe, qwen2, gpt-2, gpt-4o, tekken, dbrx and the
 // names that stand for them) and SentencePiece's BPE with byte fallback ("llama") from the vocabulary inside a GGUF
-// file; from Hugging Face folders see tokenizer_json.h. Judged against their own libraries by
+// file, and those of Hugging Face folders. Judged against their own libraries by
 // tests/peer/train_tokenizers.py.
 //
 // Input that is not UTF-8 is read as Python's bytes.decode('utf-8', errors='replace') does: each maximal part of a
@@ -31,6 +31,21 @@ typedef struct tokenizer tokenizer;
 kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, kvb_error *err);
 // The same with another pre-tokenizer than the file names (NULL: the file's).
 kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err);
+// Those of Hugging Face folders.
+typedef struct json_text {
+    const char *data; // NULL: there is no such file
+    size_t size;
+} json_text;
+
+// A tokenizer from the bytes of tokenizer.json, tokenizer_config.json and generation_config.json (the last two may be
+// missing). `name` is the folder, for messages. Errors: KVB_UNSUPPORTED (a model that is not BPE, a step that is not
+// known), KVB_FORMAT (not JSON, parts that do not fit together). On failure *out is NULL.
+kvb_status tokenizer_from_json(tokenizer **out, const char *name, json_text tokens, json_text config,
+                               json_text generation, kvb_error *err);
+
+// The tokenizer of a folder. Errors: as above, and KVB_IO, with what to do where there is no tokenizer.json.
+kvb_status tokenizer_from_folder(tokenizer **out, const char *folder, kvb_error *err);
+
 // The tokenizer of a model: of the GGUF file, or of the folder. `pre` as above; with a folder it is KVB_ARGUMENT.
 kvb_status tokenizer_open(tokenizer **out, const struct weights *w, const char *pre, kvb_error *err);
 void tokenizer_free(tokenizer *t);

@@ -3,7 +3,6 @@
 //
 // Steps that are known are carried out as Hugging Face's tokenizers do; one that is not known is refused by name, since
 // a step left out gives other ids without a word.
-#include "profiler/text/tokenizer_json.h"
 #include "formats/file_read.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
@@ -360,12 +359,13 @@ static kvb_status json_read_added(const json_reader *r, const cJSON *root)
         uint32_t id = (uint32_t)json_id(json_item(entry, "id"));
         bool special = json_flag(entry, "special", false);
         uint8_t flags = (uint8_t)((json_flag(entry, "lstrip", false) ? ADDED_LSTRIP : 0) |
-                                  (json_flag(entry, "rstrip", false) ? ADDED_RSTRIP : 0) |
-                                  (json_flag(entry, "single_word", false) ? ADDED_SINGLE_WORD : 0));
+                                  (json_flag(entry, "rstrip", false) ? ADDED_RSTRIP : 0));
         const char *text = t->v.text + t->v.start[id];
         size_t size = token_bytes(&t->v, id);
         if (status != KVB_OK) break;
-        if (t->normal.n && json_flag(entry, "normalized", !special))
+        if (json_flag(entry, "single_word", false))
+            status = json_refuse(r, "added_tokens", "single_word false", "true");
+        else if (t->normal.n && json_flag(entry, "normalized", !special))
             status = added_put_normalised(&t->normalised, &t->normal, id, text, size, flags, r->err);
         else added_put(&t->raw, id, text, size, flags);
     }

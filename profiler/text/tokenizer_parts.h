@@ -93,7 +93,7 @@ void matcher_close(matcher *m);
 kvb_status expression_next(const expression *x, matcher *m, const char *text, size_t size, size_t at, size_t *begin,
                            size_t *end, kvb_error *err);
 
-// ---- What happens to a text before its words are merged (tokenizer_steps.c) ----
+// ---- What happens to a text before its words are merged ----
 
 typedef enum normal_kind { NORMAL_NFC, NORMAL_PREPEND, NORMAL_REPLACE } normal_kind;
 typedef struct normal_step {
@@ -119,20 +119,9 @@ typedef struct normal_list {
     size_t n;
 } normal_list;
 
-// Applies the steps to text [*size]: *text then points to what came out, in *owned where that is not the text itself;
-// the caller frees *owned, also after a failure.
-kvb_status normal_apply(const normal_list *list, matcher *m, bool first, const char **text, size_t *size, char **owned,
-                        kvb_error *err);
-void normal_free(normal_list *list);
+// ---- Added tokens: found in the text before anything else is done ----
 
-typedef kvb_status word_action(void *context, const char *word, size_t size);
-// Cuts text with steps[0 .. n), each piece of one by the next, and gives the words in order to `action`.
-kvb_status cut_apply(const cut_step *steps, size_t n, matcher *m, const char *text, size_t size, word_action *action,
-                     void *context, kvb_error *err);
-
-// ---- Added tokens: found in the text before anything else is done (tokenizer_encode.c) ----
-
-enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2, ADDED_SINGLE_WORD = 4 };
+enum { ADDED_LSTRIP = 1, ADDED_RSTRIP = 2 };
 typedef struct added_token {
     uint32_t id;
     const char *text; // belongs to the vocabulary, or to added_index.owned
@@ -154,7 +143,6 @@ void added_put(added_index *x, uint32_t id, const char *text, size_t size, uint8
 kvb_status added_put_normalised(added_index *x, const normal_list *normal, uint32_t id, const char *text, size_t size,
                                 uint8_t flags, kvb_error *err);
 void added_sort(added_index *x);
-void added_free(added_index *x);
 
 // ---- The tokenizer ----
 

@@ -151,11 +151,10 @@ ratio=$("$PYTHON" -c 'import json; print(repr(json.load(open("j.json"))["rows"][
 expect 0 'its budgets' budgets t.safetensors --ratio "$ratio" --tokens 1024 --json
 cp out b.json
 json 'fit, and are used' b.json "0.97 * $size < sum(map(sum, j['details'][0]['keep'])) * 4 * $dim <= $size"
-expect 0 'a budget in tokens' solve run.h5 --metric keydiff --keep-tokens 1000 --tokens 1024 --json --quiet
 fails 'more bytes than the cache has' 'nothing has to be pruned' solve run.h5 --metric keydiff --bytes 2GiB \
     --tokens 1024
 fails 'a budget below the floor' 'too small|at least' solve run.h5 --metric keydiff --bytes 1kB --tokens 1024
-fails 'bytes without tokens' 'need --tokens' solve run.h5 --metric keydiff --bytes 1MB
+fails 'bytes without tokens' 'needs --tokens' solve run.h5 --metric keydiff --bytes 1MB
 fails 'an unknown type' 'expected f32, f16' solve run.h5 --metric keydiff --bytes 1MB --tokens 1024 --dtype int3
 fails 'no size' 'such as 2GiB' solve run.h5 --metric keydiff --bytes much --tokens 1024
 end

@@ -55,24 +55,6 @@ expect 0 'solve for two rankings' solve run.h5 --metric learned=rank.safetensors
 n=$(find . -name 'learned_*.safetensors' | wc -l)
 if [ "$n" = 2 ] && [ -e keydiff.safetensors ]; then ok 'three tables'; else not_ok "three tables ($n)"; fi
 
-# ---- window
-expect 0 'a window that is found' solve run.h5 --metric keydiff --window auto -o auto.safetensors --quiet
-says 'it shows what was compared' '<- chosen'
-sinks=$(awk '/<- chosen/ { print $1 }' out) window=$(awk '/<- chosen/ { print $2 }' out)
-says 'by what texts lose that are left out' "under the other texts' budgets"
-kvb inspect auto.safetensors
-says 'the table has its window' "window: \"$window\""
-says 'and its sinks' "sink: \"$sinks\""
-expect 0 'as curves for kvpress' export auto.safetensors --format npy -o auto.npy
-json 'the side-car has both' auto.json "j['metadata']['sink'] == '$sinks' and j['metadata']['window'] == '$window'"
-expect 0 'with sinks that are given' solve run.h5 --metric keydiff --window auto --sink 2 --quiet
-sinks=$(awk '/<- chosen/ { print $1 }' out)
-if [ "$sinks" = 2 ]; then ok 'they stay'; else not_ok "they stay ($sinks)"; fi
-expect 0 'of a ranking' solve run.h5 --metric learned=rank.safetensors --window auto --quiet
-misused 'a window of words' 'tokens or auto' solve run.h5 --metric keydiff --window some
-misused 'validate finds none' 'is for solve' validate run.h5 --metric keydiff --window auto
-misused 'nor do studies' 'one window' solve run.h5 --metric keydiff --window auto --holdout text
-
 # ---- profile, eval, task
 expect 0 'profile by it' profile tiny.gguf calib.jsonl -o scores.h5 --quiet --new-tokens 8 --ignore-eos \
     --metric learned=rank.safetensors

@@ -2,7 +2,6 @@
 // BOS is in front and spaces are trimmed; templates without such a frame are refused; and a message's own control
 // tokens are text while those of the frame are tokens. What templates come to is judged by test_profiler_jinja.c.
 #include "profiler/text/chat.h"
-#include "profiler/text/tokenizer_json.h"
 #include "profiler/text/utf8.h"
 #include "unit.h"
 #include <stdlib.h>

@@ -4,7 +4,7 @@
 #include "formats/file_read.h"
 #include "formats/sha256.h"
 #include "profiler/weights/weights.h"
-#include "profiler/weights/weights_index.h"
+#include "profiler/weights/weights_internal.h"
 
 // A shard that is cut short or has a flipped bit in its header is refused by name, or is the same model.
 START_TEST(test_damaged_shards)

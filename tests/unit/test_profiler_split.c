@@ -2,7 +2,7 @@
 // of one file; parts that are missing, of another model, renamed or damaged are errors that name file and fault.
 #include "formats/sha256.h"
 #include "profiler/model/forward.h"
-#include "profiler/weights/gguf_set.h"
+#include "profiler/weights/gguf.h"
 #include "profiler/weights/weights.h"
 #include "test_profiler_cases.h"
 

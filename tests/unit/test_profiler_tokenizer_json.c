@@ -1,7 +1,6 @@
 // Tokenizers of Hugging Face folders: small ones of every kind against the ids of Hugging Face's tokenizers
 // (tests/golden/tokenizers.json), what their files say besides, and what is refused.
 #include "formats/file_read.h"
-#include "profiler/text/tokenizer_json.h"
 #include "tokenizer_help.h"
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,6 +1,5 @@
 // Options, numbers and progress of the command line; the picture of the terminal.
 #include "tools/cli.h"
-#include "tools/manual.h"
 #include "tools/report/heatmap.h"
 #include "tools/terminal.h"
 #include "unit.h"
@@ -75,32 +74,6 @@ START_TEST(wrong_options)
     ck_assert_int_eq(PARSE(&v, "-t"), EXIT_USAGE);
     ck_assert_int_eq(PARSE(&v, "--flag=1"), EXIT_USAGE);
     ck_assert_int_eq(PARSE(&v, "--help=1"), EXIT_USAGE);
-}
-END_TEST
-
-static const char *first_option; // name of the first option that the last manual had
-
-static void note_manual(const cli_command *command, const cli_option *options)
-{
-    ck_assert_ptr_eq(command, &COMMAND);
-    first_option = options[0].name;
-}
-
-START_TEST(manuals_in_other_forms)
-{
-    values v;
-    cli_print_manuals_by(note_manual);
-    ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_ptr_nonnull(first_option);
-    ck_assert_str_eq(first_option, "flag");
-    cli_print_manuals_by(NULL);
-    first_option = NULL;
-    ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_ptr_null(first_option);
-    const cli_command *const commands[] = {&COMMAND};
-    const manual m = {"Introduction.\n", "Way.\n", commands, 1};
-    ck_assert(manual_print(&m, "man") && manual_print(&m, "bash") && manual_print(&m, "zsh"));
-    ck_assert(!manual_print(&m, "fish"));
 }
 END_TEST
 
@@ -398,9 +371,6 @@ START_TEST(files_that_are_named)
     const cli_option options[] = {{"read", 'r', CLI_INPUT, &read, "FILE", "What is read."},
                                   {"csv", 'c', CLI_WRITES(FILE_CSV), &csv, "FILE", "What is written."},
                                   {0}};
-    const cli_option none[] = {{"read", 'r', CLI_INPUT, &read, "FILE", "What is read."}, {0}};
-    ck_assert_str_eq(cli_force_option(options)->name, "force");
-    ck_assert_ptr_null(cli_force_option(none));
     const struct {
         const char *words[6];
         bool first;
@@ -510,26 +480,6 @@ START_TEST(signals)
 }
 END_TEST
 
-static int manuals;
-
-static void count_manual(const cli_command *command, const cli_option *options)
-{
-    manuals += strcmp(command->name, "try") == 0 && strcmp(options[0].name, "flag") == 0;
-}
-
-// Completion and manual pages are made of the same tables that --help prints.
-START_TEST(other_manuals)
-{
-    values v;
-    cli_print_manuals_by(count_manual);
-    ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_int_eq(manuals, 1);
-    cli_print_manuals_by(NULL);
-    ck_assert_int_eq(PARSE(&v, "--help"), -1);
-    ck_assert_int_eq(manuals, 1);
-}
-END_TEST
-
 START_TEST(terminals)
 {
     int no_terminal = open("/dev/null", O_RDWR);
@@ -545,11 +495,9 @@ static void fill(TCase *tc)
     tcase_add_test(tc, files_that_are_named);
     tcase_add_test(tc, terminal_shows);
     tcase_add_test(tc, signals);
-    tcase_add_test(tc, other_manuals);
     tcase_add_test(tc, terminals);
     tcase_add_test(tc, options_of_every_kind);
     tcase_add_test(tc, wrong_options);
-    tcase_add_test(tc, manuals_in_other_forms);
     tcase_add_test(tc, counts_are_strict);
     tcase_add_test(tc, reals_are_strict);
     tcase_add_test(tc, ratios_are_shares_or_per_cent);

@@ -5,6 +5,7 @@
 #include "formats/npy.h"
 #include "formats/sha256.h"
 #include "profiler/profile.h"
+#include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "runtime/text.h"
 #include "tools/cmd/eval_command.h"

@@ -10,7 +10,6 @@
 #include "runtime/text.h"
 #include "study/interval.h"
 #include "tools/cli.h"
-#include "tools/document_print.h"
 #include "tools/json_print.h"
 #include "tools/report/inspect_answers.h"
 #include "tools/report/inspect_gguf.h"

@@ -5,6 +5,7 @@
 #include "profiler/metric/learned.h"
 #include "profiler/metric/query_statistics.h"
 #include "profiler/profile_losses.h"
+#include "profiler/weights/weights.h"
 #include "runtime/fail.h"
 #include "study/record_metric.h"
 #include "tools/cli.h"
@@ -334,11 +335,11 @@ static kvb_status allot_memory(profile_command *p, kvb_error *err)
         return kvb_fail(err, KVB_MEMORY, "--memory %s: this program alone takes %.2f GiB, the record's index %.3f",
                         p->memory, (double)p->opened / 0x1p30, (double)p->writing / 0x1p30);
     p->m->n_held = groups_held(p, all - own);
-    uint64_t weights = model_weight_bytes(p->m, p->m->n_held);
-    if (all - own <= weights)
+    uint64_t held = model_weight_bytes(p->m, p->m->n_held);
+    if (all - own <= held)
         return kvb_fail(err, KVB_MEMORY, "%.2f GiB of memory: the model alone takes %.2f GiB", (double)all / 0x1p30,
-                        (double)(own + weights) / 0x1p30);
-    p->options.memory = all - own - weights;
+                        (double)(own + held) / 0x1p30);
+    p->options.memory = all - own - held;
     return KVB_OK;
 }
 

@@ -1,4 +1,5 @@
 // kvbudget validate: how far greedy, or a table, is from the true optimum, and whether a table's bounds hold.
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include "tools/cmd/solve_line.h"
 #include "tools/report/output.h"
@@ -40,8 +41,7 @@ static kvb_status draw_metric(const validation *v, const solve_outputs *out, kvb
 static kvb_status validate_metric(const solve_line *l, const selection *from, const char *metric,
                                   const kvb_table *table, results *to, kvb_error *err)
 {
-    validation *v = calloc(1, sizeof *v);
-    if (!v) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
+    validation *v = need(1, sizeof *v, "a validation");
     const double *prune_ratio = table ? kvb_table_budgeted_ratios(table) : NULL;
     kvb_status status = validation_open(v, from, metric, &l->options, prune_ratio, err);
     if (status == KVB_OK) status = run_metric(v, l->outputs.quiet, err);
@@ -94,9 +94,8 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
     selection from = {0};
     const solve_outputs *out = &l->outputs;
     results found = results_begin("validate");
-    kvb_status status = KVB_OK;
-    if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
-    else if (status == KVB_OK) status = open_record(l, &from, path, err);
+    kvb_status status =
+        table_path ? open_for_comparison(l, &table, &from, path, table_path, err) : open_record(l, &from, path, err);
     if (status == KVB_OK && out->picture)
         status = output_check_pictures(out->picture, "--output", from.metrics, from.n_metrics, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
@@ -126,8 +125,7 @@ static kvb_status check_certificate(const solve_line *l, const char *table, cons
     uint32_t faults = 0;
     results found = results_begin("validate");
     bool wanted = l->outputs.json || l->outputs.csv;
-    table_check *k = calloc(1, sizeof *k);
-    if (!k) return kvb_fail(err, KVB_MEMORY, "no memory to check a table");
+    table_check *k = need(1, sizeof *k, "a table's check");
     kvb_status status = table_check_open(k, table, path, &l->wanted, err);
     if (status == KVB_OK) status = run_check(k, l->outputs.quiet, err);
     if (status == KVB_OK) status = report_table_check(k, wanted ? &found : NULL, &faults, err);
@@ -179,8 +177,8 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     };
     int first, code = cli_parse(self, options, argc, argv, &first), n = argc - first;
     bool own = l.words.aggregate || !isnan(l.options.shrink) || !isnan(l.options.min_keep) ||
-               l.options.sink != AS_RECORDED || l.words.window || wishes_limit(&l.wishes) || wishes_ratios(&l.wishes) ||
-               (l.words.scope && strcmp(l.words.scope, "global") != 0);
+               l.options.sink != AS_RECORDED || l.options.window != AS_RECORDED || wishes_limit(&l.wishes) ||
+               wishes_ratios(&l.wishes) || (l.words.scope && strcmp(l.words.scope, "global") != 0);
     if (code == EXIT_DONE && (n < 1 || n > (certificate ? 1 : 2)))
         code = cli_usage_error(self, "expected one record%s, found %d operands: kvbudget %s",
                                certificate ? "" : ", and a table or none", n, self->synopsis);
@@ -191,7 +189,6 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     if (code == EXIT_DONE && table && (l.metrics.count || own))
         code = cli_usage_error(self, "%s says itself which metric, aggregation and constraints it is for", table);
     if (code == EXIT_DONE) code = check_settings(&l, certificate || table);
-    if (code == EXIT_DONE && l.choose_window) code = cli_usage_error(self, "--window auto is for solve");
     if (code == EXIT_DONE) {
         kvb_error err = {0};
         cli_catch_signals();

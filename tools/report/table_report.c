@@ -137,21 +137,6 @@ void warn_of_table(const study_table *t)
                       : "; take uniform budgets there, or calibrate on longer contexts");
 }
 
-void print_windows(const window_choice *c, const char *metric)
-{
-    printf("%s, sinks and last tokens that stay: importance lost in %% of all, at 50, 80 and 90 %% pruned%s\n", metric,
-           c->held_out ? ",\neach text under the other texts' budgets" : "; one text, under its own budgets");
-    printf("   sinks   window\n");
-    for (uint32_t i = 0; i < c->n; i++) {
-        const protection *one = &c->each[i];
-        printf("  %6u   %6u", one->sink, one->window);
-        for (int r = 0; r < PROTECTION_RATIOS; r++)
-            if (isnan(one->loss[r])) printf("        -");
-            else printf(" %8.3f", 100 * one->loss[r]);
-        printf("%s%s\n", i == 0 ? "  the metric's own" : "", i == c->chosen ? "  <- chosen" : "");
-    }
-}
-
 void print_table(const study_table *t)
 {
     const study_options *o = &t->options;
