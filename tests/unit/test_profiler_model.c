@@ -1,8 +1,6 @@
 // Damaged and hostile model files: each is refused with a message that names file and place, or opens; none crashes.
 #include "profiler/metric/query_statistics.h"
 #include "profiler/model/forward.h"
-#include "profiler/model/model_tensors.h"
-#include "profiler/model/tensor_entries.h"
 #include "profiler/weights/gguf.h"
 #include "test_profiler_cases.h"
 #include <fcntl.h>
@@ -253,20 +251,6 @@ END_TEST
 
 // ---- how weights are held ----
 
-static float *logits_of(const model *m, uint32_t n)
-{
-    forward *f = NULL;
-    const forward_plan plan = {n, 1, 1, false, false};
-    int32_t *ids = case_alloc(n, sizeof *ids);
-    float *logits = case_alloc((size_t)n * m->config.vocabulary, sizeof *logits);
-    for (uint32_t i = 0; i < n; i++) ids[i] = (int32_t)(3 + i * 7 % 200);
-    help_ok(forward_open(&f, m, &plan, err));
-    help_ok(forward_prefill(f, ids, n, NULL, NULL, logits, err));
-    forward_close(f);
-    free(ids);
-    return logits;
-}
-
 static const backend *const cpus[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
 
 // However many groups of weights are held in memory, in whatever form that does not round, the numbers are the same.
@@ -275,7 +259,7 @@ START_TEST(test_weights_in_place)
     enum { N = 70 };
     for (size_t b = 0; b < sizeof cpus / sizeof *cpus; b++) {
         model *m = case_open(help_path("tiny.gguf"), cpus[b]);
-        float *want = logits_of(m, N);
+        float *want = case_logits(m, N);
         uint32_t groups = m->config.n_layers + 1;
         ck_assert_uint_eq(m->n_held, groups);
         size_t n = (size_t)N * m->config.vocabulary;
@@ -285,7 +269,7 @@ START_TEST(test_weights_in_place)
                 const model_options o = {.without_weights = true, .form = wide ? WEIGHTS_WIDE : WEIGHTS_KEEP};
                 help_ok(model_open(&m, help_path("tiny.gguf"), cpus[b], &o, err));
                 help_ok(model_load(m, held, err));
-                float *got = logits_of(m, N);
+                float *got = case_logits(m, N);
                 case_same("logits", got, want, n);
                 free(got);
                 model_free(m);
@@ -347,47 +331,8 @@ START_TEST(test_file_that_changes_in_use)
 }
 END_TEST
 
-// What tensor_list.h says becomes this model's own shapes, and they are found in its file.
-START_TEST(test_entries)
-{
-    const model_options o = {.without_weights = true};
-    model *m = NULL;
-    case_tiny_model(help_path("tiny.gguf"), NULL);
-    help_ok(model_open(&m, help_path("tiny.gguf"), &backend_cpu, &o, err));
-    const model_config *c = &m->config;
-    tensor_entry matrices[N_MATRICES], vectors[N_VECTORS];
-    weight_tensor t;
-    bool tied = false;
-    entries_matrices(matrices, c);
-    entries_vectors(vectors, c);
-    size_t n_matrices = 0, n_vectors = 0;
-    for (int i = 0; i < N_MATRICES; i++) {
-        const tensor_entry *e = &matrices[i];
-        if (!entry_in_layer(e, c, 1)) continue;
-        n_matrices++;
-        help_ok(entry_find(&t, m->source, m->family, e, 1, err));
-        ck_assert(t.rows == e->rows && t.columns == e->columns);
-        ck_assert(e->role != TENSOR_DOWN || (e->rows == c->width && e->columns == c->ffn_width));
-    }
-    for (int i = 0; i < N_VECTORS; i++) n_vectors += entry_in_layer(&vectors[i], c, 1);
-    ck_assert(n_matrices == 7 && n_vectors == 2); // Llama's, which has no router
-    help_ok(tensor_find(&t, m->source, tensor_embedding_name(m->source), c->vocabulary, c->width, err));
-    help_fails(tensor_check_shape(&t, c->vocabulary, c->width + 1, err), KVB_FORMAT, "token_embd.weight");
-    help_ok(tensor_find(&t, m->source, tensor_norm_name(m->source), 1, c->width, err));
-    help_ok(tensor_find_head(&t, &tied, c, m->family, m->source, err));
-    ck_assert_int_eq(model_hold_embedding(m, false), model_hold(m, 0, true) | HOLD_IN_PLACE);
-    ck_assert_int_eq(model_hold_embedding(m, true), HOLD_MAPPED | HOLD_ROWS);
-    weight_room before = m->rooms[1];
-    model_count_matrix(m, 1, &(stored_matrix){.type = GGUF_TENSOR_F32, .out = 64, .in = 32}, false, true);
-    ck_assert_uint_eq(m->rooms[1].file, before.file + 64 * 32 * sizeof(float));
-    ck_assert(m->rooms[1].held > before.held && m->rooms[1].in_place == before.in_place);
-    model_free(m);
-}
-END_TEST
-
 static void fill(TCase *tc)
 {
-    tcase_add_test(tc, test_entries);
     tcase_add_test(tc, test_weights_in_place);
     tcase_add_test(tc, test_room_of_weights);
     tcase_add_test(tc, test_file_that_changes_in_use);
