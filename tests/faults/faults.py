@@ -60,8 +60,8 @@ CASES = [
     case("import steps --force", "import IN/steps -o steps.h5 --force", before="other.h5:steps.h5"),
     case("solve", "solve IN/run.h5 --metric keydiff -o t.safetensors --npy t.npy --budgets b.npy --quiet",
          before="old.safetensors:t.safetensors old.npy:t.npy"),
-    case("solve --holdout", "solve IN/two.h5 --metric keydiff --holdout text --picture h.svg --quiet"),
-    case("validate", "validate IN/run.h5 --metric keydiff -o v.svg --quiet", before="old.svg:v.svg"),
+    case("solve --holdout", "solve IN/two.h5 --metric keydiff --holdout --picture h.svg --quiet"),
+    case("validate", "validate IN/run.h5 --metric keydiff --quiet"),
     case("export npy", "export IN/keydiff.safetensors --format npy -o t.npy", before="old.npy:t.npy"),
     case("export lukv-steps", "export IN/run.h5 --format lukv-steps -o steps"),
     case("export varlen", "export IN/keydiff.safetensors -f varlen -r 0.5 -t 99 --block 16 -o arrays"),
@@ -118,7 +118,8 @@ class Bench:
             for k in range(8):
                 lines = "".join(f"line {i * (k + 3) % 101} says {i * i % (90 + k)}\n" for i in range(30))
                 print(f'{{"sample_id": "t{k}", "context": {json.dumps(lines)}, "questions": ["?"]}}', file=out)
-        for name, text in (("svg", "<svg>old</svg>\n"), ("csv", "old,rows\n1,2\n"), ("jsonl", '{"old": 1}\n{"old": 2}\n'), ("html", "<!DOCTYPE html>\nold\n")):
+        for name, text in (("svg", "<svg>old</svg>\n"), ("csv", "old,rows\n1,2\n"),
+                           ("jsonl", '{"old": 1}\n{"old": 2}\n'), ("html", "<!DOCTYPE html>\nold\n")):
             (self.inputs / f"old.{name}").write_text(text)
         run = PROFILE.replace("IN/", "")
         self.plain(run)

@@ -28,7 +28,7 @@ COMMANDS = {
     "solve": ("solve run.h5 -m keydiff -o t.safetensors --npy t.npy --json", 30),
     "solve --exact": (
         "solve run.h5 -m keydiff --block 16 --ratios 0.3,0.5 --exact --budgets b.npy -o t.safetensors", 20),
-    "solve --holdout": ("solve run.h5 -m keydiff --holdout question --json", 15),
+    "solve --holdout": ("solve run.h5 -m keydiff --holdout --json", 15),
     "solve --ablation": ("solve run.h5 -m keydiff --ablation", 15),
     "validate": ("validate run.h5 -m keydiff --json", 15),
     "validate --certificate": ("validate --certificate table.safetensors run.h5", 15),
