@@ -6,15 +6,7 @@
 // gets the same table. The rows are solved one by one, each from greedy alone, because the result must depend neither
 // on the number of threads nor on which rows are asked for.
 //
-// Optima need not be nested: a head may get more tokens when all together get fewer. An engine that evicts further as
-// its cache fills up cannot take a token back, so exact_nest() makes the rows nested. One row keeps its optimum; from
-// there on towards higher ratios a head may keep at most what it keeps in the row before, towards lower ratios at least
-// what it keeps in the row after, and each row is the optimum under these limits. This is done from the rows at 1, 25,
-// 50, 75 and 99 % of the way. Of these and of greedy's rows, which are nested too, those with the least excess over
-// the optimum, as a share of it summed over the rows, are taken, and improved row by row between their neighbours. In
-// the per-layer scope every layer chooses by itself. What it costs is `loss` against `optimum`: in that sum never more
-// than exactness had gained over greedy. A start is given up when a row takes too much work. It is not the best of all
-// nested tables, which would be one problem over all rows at once.
+// Optima need not be nested: a head may get more tokens when all together get fewer.
 #pragma once
 #include "solver/greedy.h"
 #include <stdbool.h>
@@ -26,15 +18,13 @@ typedef struct exact_limits {
 
 #define EXACT_MAX_WORK 20000000000ull // about 10 s
 #define EXACT_MAX_BYTES (256ull << 20)
-#define EXACT_NEST_WORK 200000000ull // the same for a row between neighbours, where limits can make a problem hard
 
 // Of R ratios; losses are absolute, not divided by the curves' total.
 typedef struct exact_result {
     uint32_t n_rows, n_heads, n_groups;
     uint32_t *keep;    // [R, N] tokens that stay; a row sums to greedy's row, in every group
     double *greedy;    // [R] greedy's loss
-    double *optimum;   // [R] the least loss there is
-    double *loss;      // [R] of keep: the optimum, or more after exact_nest()
+    double *optimum;   // [R] the least loss there is, that of keep
     double *bound;     // [R] D(lambda), 0 .. optimum
     double *surviving; // [R] share of all choices that the reduction by greedy's gap leaves; 0: greedy proved optimal
     double *lambda;    // [R, groups] the multipliers behind bound
@@ -51,7 +41,3 @@ void exact_free(exact_result *x);
 // greedy_sweep() made of these curves, with any hull. limits NULL: the defaults. Errors: KVB_ARGUMENT, KVB_MEMORY.
 kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
                        kvb_error *err);
-
-// Replaces keep by nested rows. `greedy` as above.
-kvb_status exact_nest(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
-                      kvb_error *err);

@@ -35,13 +35,12 @@ static kvb_status improve(study_table *t, problem *p, const loss_curves *c, doub
     kvb_status status = exact_init(&x, &c->shape, t->options.scope, ROWS, err);
     if (status != KVB_OK) return status;
     status = exact_solve(&x, c, a, NULL, err);
-    if (status == KVB_OK && t->options.monotone) status = exact_nest(&x, c, a, NULL, err);
     double scale = c->total > 0 ? 1 / c->total : 0;
     for (int r = 0; status == KVB_OK && r < ROWS; r++) {
         t->greedy[r] += weight * scale * x.greedy[r];
         t->optimum[r] += weight * scale * x.optimum[r];
         t->unproved[r] |= !x.proved[r];
-        p->loss[r] = scale * x.loss[r];
+        p->loss[r] = scale * x.optimum[r];
         p->bound[r] = scale * x.bound[r];
     }
     if (status == KVB_OK) memcpy(a->keep, x.keep, sizeof *a->keep * ROWS * a->n_heads);

@@ -128,7 +128,7 @@ static void add_special(cJSON *m, const study_table *t)
 {
     const study_options *o = &t->options;
     const kvb_ranking *ranking = selection_ranking(t->pairs.from, t->pairs.metric);
-    if (o->exact) add_text(m, "solver", o->monotone ? "exact_nested" : "exact");
+    if (o->exact) add_text(m, "solver", "exact");
     if (o->oracle_order) add_text(m, "order", order_name(true));
     if (o->aggregate == AGGREGATE_TAIL)
         add_made(m, "text_weights", table_weights_print(t->text_weights, ROWS, (uint32_t)t->n_texts));

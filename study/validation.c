@@ -50,7 +50,7 @@ static void add_exact(validation *v, const exact_result *x, const problem *p, co
     }
 }
 
-// Greedy, the optimum, and the optimum of nested rows. p: memory of the curves' shape.
+// Greedy and the optimum. p: memory of the curves' shape.
 static kvb_status validate_curves(validation *v, problem *p, const loss_curves *c, double weight, kvb_error *err)
 {
     if (v->options.limits) return validate_limited(v, c, weight, err);
@@ -65,8 +65,6 @@ static kvb_status validate_curves(validation *v, problem *p, const loss_curves *
     v->work += x.work;
     v->n_problems++;
     if (status == KVB_OK) add_exact(v, &x, p, c, weight);
-    if (status == KVB_OK) status = exact_nest(&x, c, &p->allocation, NULL, err);
-    for (int r = 0; r < ROWS && status == KVB_OK; r++) v->nested_loss[r] += weight * x.loss[r];
     exact_free(&x);
     return status;
 }

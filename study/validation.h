@@ -8,7 +8,7 @@ typedef struct validation {
     study_options options;
     pair_set pairs;
     const double *table; // [R, L, G] prune ratios to compare, or NULL
-    double greedy[ROWS], optimum[ROWS], nested_loss[ROWS], bound[ROWS], surviving[ROWS];
+    double greedy[ROWS], optimum[ROWS], bound[ROWS], surviving[ROWS];
     double certificate[ROWS];              // how far greedy can be from the optimum: curves minus hulls at its budgets
     double table_loss[ROWS];               // mean over the pairs
     uint32_t nested[ROWS], unproved[ROWS]; // problems

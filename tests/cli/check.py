@@ -126,14 +126,6 @@ def check_charts(path, charts):
     assert "nan" not in document.toxml() and "inf" not in document.toxml()
 
 
-def check_nested_budgets(path):
-    """Kept tokens [questions, 99, layers, heads]: no head keeps more in a row than in the row before."""
-    _, (questions, rows, layers, heads), kept = npy(path)
-    n = layers * heads
-    for i in range(questions * rows * n):
-        assert i // n % rows == 0 or kept[i] <= kept[i - n], i
-
-
 def check_metadata(path, key, value):
     """The table's metadata entry; None: there is none."""
     assert str(table(path)[0].get(key)) == value, table(path)[0].get(key)

@@ -302,8 +302,6 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "oracle: as if the metric ranked perfectly"},
         {"exact", 0, CLI_FLAG, &line->options.exact, NULL,
          "the true optimum, token by token, instead of greedy's budgets"},
-        {"monotone", 0, CLI_FLAG, &line->options.monotone, NULL,
-         "with --exact: no head may keep more when more is pruned; prints what that costs"},
         SELECTION_OPTIONS(*line),
         {"budgets", 0, CLI_WRITES(FILE_ARRAY | FILE_PER_METRIC), &line->outputs.budgets, "FILE",
          "also write each question's own best budgets: tokens kept, an int32 .npy [questions,\n99, layers, KV heads]"},
@@ -314,7 +312,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"ablation", 0, CLI_FLAG, &w->ablation, NULL,
          "write no table; compare each question's best budgets with uniform, PyramidKV and\nAdaKV, and with budgets "
          "that ignore how well the metric ranks"},
-        {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg|.pdf|.png",
+        {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg",
          "with --holdout or --ablation: also draw it"},
         {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: seed of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),
@@ -364,9 +362,7 @@ const cli_command cmd_solve = {
     "\n"
     "Budgets come from a greedy sweep, which is optimal for the convex hulls of the loss curves; its budgets are\n"
     "nested: no head gets more when more is pruned. --exact finds the optimum for the curves themselves (of every\n"
-    "question with mean_ratio, of the average with mean_loss), which need not be nested. With --monotone rows are\n"
-    "solved one after the other from several starting rows, each within its neighbour; the best set is taken and\n"
-    "improved row by row. It never loses more than greedy, summed over the rows as a share of the optimum.\n"
+    "question with mean_ratio, of the average with mean_loss), which need not be nested.\n"
     "\n"
     "--holdout says what tables are worth: their loss on texts (or questions) that they were not made from, with\n"
     "intervals; and by text also learning curves, and what every text's table loses on the others. --ablation\n"
@@ -389,7 +385,7 @@ const cli_command cmd_solve = {
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
     "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
-    "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --exact -o exact.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 3 --pin 0 -o paged.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --bytes 256MiB --dtype f16 --tokens 32768 -o 256m.safetensors\n",

@@ -161,7 +161,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     solve_line l = solve_line_make(self);
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &l.metrics, "M", "as for solve: eviction metric, repeatable, or 'all'"},
-        {"output", 'o', CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &l.outputs.picture, "FILE.svg|.pdf|.png",
+        {"output", 'o', CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &l.outputs.picture, "FILE.svg",
          "also draw it; for several metrics a folder, or a name with {metric} in it"},
         {"certificate", 0, CLI_INPUT, &certificate, "TABLE", "instead, check the lower bounds of this table"},
         {"aggregate", 'a', CLI_TEXT, &l.words.aggregate, "HOW",
@@ -209,7 +209,6 @@ const cli_command cmd_validate = {
     "  greedy, optimum, bound   losses, as shares of all importance that can be lost\n"
     "  greedy-optimum           how much more greedy loses, as a share of the optimum\n"
     "  optimum-bound            how far the proved bound is below the optimum, as a share of it\n"
-    "  nested cost              what `solve --exact --monotone` loses more than the optimum\n"
     "  choices left             tokens counts of heads that greedy's gap cannot rule out\n"
     "  nested                   whether no head keeps more in the optimum than in that of the row before\n"
     "Constraints (--block and so on, as for solve) hold for greedy, optimum and bound alike.\n"

@@ -180,8 +180,7 @@ static void put_solve(page_writer *w, const page_table *t)
     put_option(w->out, "--scope", t->metadata, "scope", "global");
     put_option(w->out, "--hull", t->metadata, "hull", "feasible");
     put_option(w->out, "--order", t->metadata, "order", "metric");
-    const char *solver = kvb_table_metadata(t->file, "solver");
-    if (solver) fputs(strcmp(solver, "exact_nested") == 0 ? " --exact --monotone" : " --exact", w->out);
+    if (kvb_table_metadata(t->file, "solver")) fputs(" --exact", w->out);
     fputs(" -o ", w->out);
     html_shell_word(w->out, t->path);
     fputs("\n", w->out);
