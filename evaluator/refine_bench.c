@@ -93,7 +93,7 @@ kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err)
                      b->plan.by->spec, b->plan.sink, b->plan.window, statistics);
     b->open = need(b->n_texts, sizeof *b->open, "texts");
     kvb_status status = sha256_hex(text, (size_t)n, b->origin, err);
-    if (status == KVB_OK) status = damage_log_open(&b->log, log, err);
+    if (status == KVB_OK) status = log_open(&b->log, log, err);
     return status == KVB_OK ? damage_open(&b->d, b->m, &b->plan, err) : status;
 }
 
@@ -105,7 +105,7 @@ kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err)
     free(b->length_of);
     damage_close(b->d);
     for (int s = 0; s < SET_COUNT; s++) free(b->members[s]);
-    return damage_log_close(b->log, status, err);
+    return log_close(b->log, status, err);
 }
 
 // ---- One text ----
@@ -151,11 +151,43 @@ static kvb_status name_cut(const refine_bench *b, uint32_t text, const uint32_t 
     return status;
 }
 
+// ---- The log ----
+
+kvb_status damage_value_read(damage_value *out, const log_file *log, const char *key, kvb_error *err)
+{
+    const cJSON *line = log_find(log, key);
+    *out = (damage_value){log_number(line, "kl"), log_number(line, "flips"), log_number(line, "nll")};
+    return isfinite(out->kl) && isfinite(out->flips) && isfinite(out->nll) ? KVB_OK : log_refuse(log, key, err);
+}
+
+static kvb_status add_damage(refine_bench *b, char (*keys)[LOG_KEY], const damage_value *values, uint32_t n,
+                             kvb_error *err)
+{
+    cJSON **lines = need(n, sizeof *lines, "results");
+    for (uint32_t i = 0; i < n; i++)
+        if (!isfinite(values[i].kl) || !isfinite(values[i].nll)) {
+            free(lines);
+            return kvb_fail(err, KVB_NUMERIC, "a cut cache gave logits that are no numbers");
+        }
+    for (uint32_t i = 0; i < n; i++) {
+        lines[i] = cJSON_CreateObject();
+        cJSON_AddStringToObject(lines[i], "key", keys[i]);
+        log_put_number(lines[i], "kl", values[i].kl);
+        log_put_number(lines[i], "flips", values[i].flips);
+        log_put_number(lines[i], "nll", values[i].nll);
+    }
+    kvb_status status = log_add(b->log, lines, n, err);
+    free(lines);
+    return status;
+}
+
+// ---- Cuts ----
+
 // Cuts that the log does not know, of any texts.
 typedef struct new_cuts {
-    damage_cut *cuts;         // [n]
-    char (*keys)[DAMAGE_KEY]; // [n]
-    damage_value *found;      // [n]
+    damage_cut *cuts;      // [n]
+    char (*keys)[LOG_KEY]; // [n]
+    damage_value *found;   // [n]
     uint32_t n;
 } new_cuts;
 
@@ -177,7 +209,7 @@ static kvb_status find_new(refine_bench *b, uint32_t text, const uint32_t *keep,
         kvb_status status = name_cut(b, text, keep + i * heads, w->keys[w->n], err);
         if (status != KVB_OK) return status;
         for (uint32_t j = first; j < w->n && !known; j++) known = strcmp(w->keys[j], w->keys[w->n]) == 0;
-        if (known || damage_log_find(b->log, w->keys[w->n])) continue;
+        if (known || log_find(b->log, w->keys[w->n])) continue;
         w->cuts[w->n] = (damage_cut){&b->open[text], keep + i * heads, &w->found[w->n]};
         w->n++;
     }
@@ -192,8 +224,7 @@ static kvb_status measure_new(refine_bench *b, const new_cuts *w, kvb_error *err
     for (uint32_t i = 0, some; i < w->n && status == KVB_OK; i += some) {
         some = w->n - i < b->plan.batch ? w->n - i : b->plan.batch;
         status = damage_measure_cuts(b->d, w->cuts + i, some, err);
-        if (status == KVB_OK)
-            status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])(w->keys + i), w->found + i, some, err);
+        if (status == KVB_OK) status = add_damage(b, w->keys + i, w->found + i, some, err);
         if (status == KVB_OK) b->n_measured += some;
         if (status == KVB_OK) status = check_stop(b, err);
     }
@@ -204,11 +235,11 @@ static kvb_status measure_new(refine_bench *b, const new_cuts *w, kvb_error *err
 static kvb_status take_known(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n, damage_value *out,
                              size_t step, kvb_error *err)
 {
-    char key[DAMAGE_KEY];
+    char key[LOG_KEY];
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
         status = name_cut(b, text, keep + i * heads_of(b), key, err);
-        if (status == KVB_OK) out[i * step] = *damage_log_find(b->log, key);
+        if (status == KVB_OK) status = damage_value_read(&out[i * step], b->log, key, err);
     }
     return status;
 }
@@ -337,7 +368,7 @@ static void cut_alone(const refine_bench *b, uint32_t text, const uint32_t *keep
 }
 
 static kvb_status name_heads(const refine_bench *b, uint32_t text, const uint32_t *keep, uint32_t n,
-                             char (*keys)[DAMAGE_KEY], kvb_error *err)
+                             char (*keys)[LOG_KEY], kvb_error *err)
 {
     size_t heads = heads_of(b);
     uint32_t *cut = need(heads, sizeof *cut, "heads");
@@ -355,17 +386,16 @@ static kvb_status measure_heads(refine_bench *b, uint32_t text, const uint32_t *
                                 kvb_error *err)
 {
     size_t cuts = n * heads_of(b), known = 0;
-    char(*keys)[DAMAGE_KEY] = need(cuts, sizeof *keys, "cuts");
+    char(*keys)[LOG_KEY] = need(cuts, sizeof *keys, "cuts");
     kvb_status status = name_heads(b, text, keep, n, keys, err);
-    for (; status == KVB_OK && known < cuts && damage_log_find(b->log, keys[known]); known++)
-        out[known] = *damage_log_find(b->log, keys[known]);
+    for (; status == KVB_OK && known < cuts && log_find(b->log, keys[known]); known++)
+        status = damage_value_read(&out[known], b->log, keys[known], err);
     if (status == KVB_OK && known < cuts) {
         double begin = meter_now();
         status = fill_text(b, text, err);
         double filled = meter_now();
         if (status == KVB_OK) status = damage_measure_heads(b->d, &b->open[text], keep, n, out, b->stop, err);
-        if (status == KVB_OK)
-            status = damage_log_add(b->log, (const char(*)[DAMAGE_KEY])keys, out, (uint32_t)cuts, err);
+        if (status == KVB_OK) status = add_damage(b, keys, out, (uint32_t)cuts, err);
         b->seconds += filled - begin;
         b->alone_seconds += meter_now() - filled;
         b->n_alone += cuts;

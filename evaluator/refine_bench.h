@@ -1,7 +1,7 @@
 // Candidates of the search for better budgets (study/refine.h), measured: shifts become a table, the table budgets,
 // budgets cuts, and cuts damage. Each text is prefilled when it is first needed, and no cut is measured twice.
 #pragma once
-#include "evaluator/damage_log.h"
+#include "evaluator/damage.h"
 #include "evaluator/sweep.h"
 #include "study/refine.h"
 #include "study/refine_table.h"
@@ -29,7 +29,7 @@ typedef struct refine_bench {
     uint32_t *length_of;                                // [n_texts] which of these
     damage *d;
     damage_text *open; // [n_texts]; a zero struct: not prefilled yet
-    damage_log *log;
+    log_file *log;
     char origin[65];              // SHA-256 of what all keys share: model, precision, metric, lengths
     uint64_t n_measured, n_known; // cuts
     double seconds;               // spent in measuring, from shifts to damage, prefills included
@@ -50,6 +50,9 @@ uint64_t refine_bench_bytes(const refine_bench *b);
 kvb_status refine_bench_open(refine_bench *b, const char *log, kvb_error *err);
 // Also after a failure. Returns `status`, or what closing the log gave.
 kvb_status refine_bench_free(refine_bench *b, kvb_status status, kvb_error *err);
+
+// What the log has under that name, which is there. KVB_FORMAT: a line without all its numbers.
+kvb_status damage_value_read(damage_value *out, const log_file *log, const char *key, kvb_error *err);
 
 // Where the search of a task begins: budgets by what each head alone loses (study/measured.h), on as many of the
 // calibration texts as three quarters of the task's evaluations pay for. A head's cuts cost half a continuation each,

@@ -1,10 +1,11 @@
 #include "evaluator/sweep.h"
-#include "evaluator/sweep_log.h"
 #include "formats/atomic_file.h"
 #include "formats/need.h"
 #include "formats/sha256.h"
 #include "profiler/backend/meter.h"
 #include "runtime/fail.h"
+#include <errno.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,7 +48,8 @@ kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error
                 s->cells[i] = (sweep_cell){.text = t, .column = column, .ratio = ratios[r]};
                 status = name_cell(s, &s->cells[i++], err);
             }
-    return status == KVB_OK && s->o.log && !s->o.kept ? sweep_log_read(s, err) : status;
+    if (status == KVB_OK && s->o.log) status = log_open(&s->log, s->o.log, err);
+    return status == KVB_OK && !s->o.kept ? sweep_take(s, err) : status;
 }
 
 void sweep_close(sweep *s)
@@ -55,6 +57,116 @@ void sweep_close(sweep *s)
     for (size_t i = 0; s->cells && i < s->n_cells; i++) fidelity_cell_free(&s->cells[i].result);
     free(s->cells);
     s->cells = NULL;
+    (void)log_close(s->log, KVB_OK, NULL); // every line was synced when it was added
+    s->log = NULL;
+}
+
+// ---- The log ----
+
+// What the log has of a cell.
+static kvb_status read_result(const sweep *s, sweep_cell *cell, kvb_error *err)
+{
+    static const char *const NAMES[] = {"kept", "bytes", "allocated", "effective_ratio", "loss", "seconds", "full_nll"};
+    enum { VALUES = sizeof NAMES / sizeof *NAMES };
+    const cJSON *line = log_find(s->log, cell->key);
+    uint32_t n = s->o.n_next, L = s->m->config.n_layers;
+    double values[VALUES], *agree = need(n, sizeof *agree, "rows");
+    fidelity_cell *c = &cell->result;
+    bool good = true;
+    if (!line) {
+        free(agree);
+        return KVB_OK;
+    }
+    *c = fidelity_cell_open(n, L);
+    for (int i = 0; i < VALUES; i++) {
+        values[i] = log_number(line, NAMES[i]);
+        good = good && values[i] >= 0 && values[i] < 0x1p53;
+    }
+    good = good && log_numbers(c->kl, n, line, "kl", false) && log_numbers(c->nll, n - 1, line, "nll", false) &&
+           log_numbers(agree, n, line, "agree", false) && log_numbers(c->output_error, L, line, "output_error", true);
+    for (uint32_t i = 0; i < n && good; i++) c->agree[i] = agree[i] != 0;
+    free(agree);
+    c->kept = good ? (uint64_t)values[0] : 0;
+    c->bytes = good ? (uint64_t)values[1] : 0;
+    c->allocated = good ? (uint64_t)values[2] : 0;
+    c->ratio = values[3];
+    c->loss = values[4];
+    c->seconds = values[5];
+    c->full_nll = values[6];
+    c->looked = log_number(line, "looked");
+    cell->done = good;
+    if (good) return KVB_OK;
+    fidelity_cell_free(c);
+    return log_refuse(s->log, cell->key, err);
+}
+
+kvb_status sweep_take(sweep *s, kvb_error *err)
+{
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < s->n_cells && status == KVB_OK; i++) status = read_result(s, &s->cells[i], err);
+    return status;
+}
+
+static cJSON *describe_cell(const sweep *s, const sweep_cell *c)
+{
+    const method_column *column = &s->methods.columns[c->column];
+    const method *m = &s->methods.methods[column->method];
+    cJSON *line = cJSON_CreateObject();
+    cJSON_AddStringToObject(line, "key", c->key);
+    cJSON_AddStringToObject(line, "text", s->texts[c->text].name);
+    cJSON_AddStringToObject(line, "metric", method_name(m));
+    cJSON_AddStringToObject(line, "allocator", column->how->label);
+    cJSON_AddNumberToObject(line, "ratio", c->ratio);
+    cJSON_AddNumberToObject(line, "sink", m->sink);
+    cJSON_AddNumberToObject(line, "window", m->window);
+    return line;
+}
+
+static kvb_status add_result(sweep *s, const sweep_cell *cell, kvb_error *err)
+{
+    const fidelity_cell *r = &cell->result;
+    uint32_t n = s->o.n_next;
+    cJSON *line = describe_cell(s, cell);
+    double *agree = need(n, sizeof *agree, "rows");
+    for (uint32_t i = 0; i < n; i++) agree[i] = r->agree[i];
+    log_put_numbers(line, "agree", agree, n);
+    free(agree);
+    cJSON_AddNumberToObject(line, "kept", (double)r->kept);
+    cJSON_AddNumberToObject(line, "bytes", (double)r->bytes);
+    cJSON_AddNumberToObject(line, "allocated", (double)r->allocated);
+    log_put_number(line, "effective_ratio", r->ratio);
+    log_put_number(line, "loss", r->loss);
+    log_put_number(line, "looked", r->looked);
+    log_put_number(line, "seconds", r->seconds);
+    log_put_number(line, "full_nll", r->full_nll);
+    log_put_numbers(line, "kl", r->kl, n);
+    log_put_numbers(line, "nll", r->nll, n - 1);
+    log_put_numbers(line, "output_error", r->output_error, s->m->config.n_layers);
+    return log_add(s->log, &line, 1, err);
+}
+
+// One line for tests/peer/eval_parity.py: ids of text and continuation, and the kept positions of every head.
+static kvb_status write_kept(FILE *out, const sweep *s, const sweep_cell *cell, const kept_set *kept, kvb_error *err)
+{
+    cJSON *line = describe_cell(s, cell);
+    char *text = cJSON_PrintUnformatted(line);
+    cJSON_Delete(line);
+    double kl = 0;
+    for (uint32_t i = 0; i < s->o.n_next; i++) kl += cell->result.kl[i] / s->o.n_next;
+    fprintf(out, "%.*s,\"kl\":%.9g,\"n_tokens\":%u,\"n_next\":%u,\"ids\":[", (int)strlen(text) - 1, text, kl,
+            s->o.n_tokens, s->o.n_next);
+    cJSON_free(text);
+    const int32_t *ids = s->texts[cell->text].ids;
+    for (uint32_t i = 0; i < s->o.n_tokens + s->o.n_next; i++) fprintf(out, i ? ",%d" : "%d", ids[i]);
+    fprintf(out, "],\"kept\":[");
+    for (uint32_t h = 0; h < kept->n_heads; h++) {
+        fprintf(out, h ? ",[" : "[");
+        for (size_t i = kept->offsets[h]; i < kept->offsets[h + 1]; i++)
+            fprintf(out, i > kept->offsets[h] ? ",%u" : "%u", kept->positions[i]);
+        fprintf(out, "]");
+    }
+    fprintf(out, "]}\n");
+    return ferror(out) ? kvb_fail(err, KVB_IO, "kept positions cannot be written: %s", strerror(errno)) : KVB_OK;
 }
 
 // ---- Running ----
@@ -63,7 +175,6 @@ typedef struct sweep_run_state {
     sweep *s;
     session *session;
     fidelity *f;
-    log_file *log;
     atomic_file kept;
     const sweep_watch *watch;
     size_t n_done;     // cells, for the progress
@@ -87,8 +198,8 @@ static kvb_status keep_result(sweep_run_state *r, sweep_cell *c, const fidelity_
 {
     c->result = *result;
     c->done = true;
-    kvb_status status = r->kept.stream ? sweep_write_kept(r->kept.stream, r->s, c, kept, err) : KVB_OK;
-    return status == KVB_OK && r->log ? sweep_log_add(r->log, r->s, c, err) : status;
+    kvb_status status = r->kept.stream ? write_kept(r->kept.stream, r->s, c, kept, err) : KVB_OK;
+    return status == KVB_OK && r->s->log ? add_result(r->s, c, err) : status;
 }
 
 // Measures cells[0..n-1] of one text together; they evict once.
@@ -138,7 +249,7 @@ static kvb_status flush_batch(sweep_run_state *r, sweep_batch *b, bool policies,
     r->s->n_measured += n;
     if (report(r, 0)) return KVB_OK;
     return kvb_fail(err, KVB_INTERRUPTED, "stopped after %zu of %zu runs%s", r->n_done, r->s->n_cells,
-                    r->log ? "; the same command goes on" : "");
+                    r->s->log ? "; the same command goes on" : "");
 }
 
 // The missing cells of a text, first those without a policy, in batches.
@@ -207,8 +318,7 @@ static kvb_status open_outputs(sweep_run_state *r, kvb_error *err)
 {
     sweep *s = r->s;
     r->runs = need(s->n_cells / (s->n_texts ? s->n_texts : 1), sizeof(policy_run *), "runs");
-    kvb_status status = s->o.kept ? atomic_file_begin(&r->kept, s->o.kept, err) : KVB_OK;
-    return status == KVB_OK && s->o.log ? log_open(&r->log, s->o.log, err) : status;
+    return s->o.kept ? atomic_file_begin(&r->kept, s->o.kept, err) : KVB_OK;
 }
 
 // Rows that the decoder takes at once: a batch, a step of all policies, or the largest block of a prompt.
@@ -240,10 +350,131 @@ kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err)
     if (r.session) s->score_seconds = r.session->score_seconds;
     fidelity_close(r.f);
     session_close(r.session);
-    status = log_close(r.log, status, err);
     if (status == KVB_OK && r.kept.stream) status = atomic_file_commit(&r.kept, err);
     atomic_file_abandon(&r.kept);
     free(r.runs);
     free(metrics);
     return status;
+}
+
+// ---- The summary ----
+
+typedef struct summary_rows {
+    const double **kl, **nll, **agree, **other; // [texts]
+    double *agreements;                         // [texts, n]
+    uint32_t *n, *n_less;                       // [texts] n, and n - 1
+} summary_rows;
+
+static summary_rows rows_open(const sweep *s)
+{
+    size_t n = s->n_texts;
+    summary_rows r = {need(n, sizeof(double *), "texts"),
+                      need(n, sizeof(double *), "texts"),
+                      need(n, sizeof(double *), "texts"),
+                      need(n, sizeof(double *), "texts"),
+                      need(n * s->o.n_next, sizeof(double), "agreements"),
+                      need(n, sizeof(uint32_t), "texts"),
+                      need(n, sizeof(uint32_t), "texts")};
+    for (uint32_t t = 0; t < n; t++) {
+        r.n[t] = s->o.n_next;
+        r.n_less[t] = s->o.n_next - 1;
+    }
+    return r;
+}
+
+static void rows_free(summary_rows *r)
+{
+    free(r->kl);
+    free(r->nll);
+    free(r->agree);
+    free(r->other);
+    free(r->agreements);
+    free(r->n);
+    free(r->n_less);
+}
+
+static bool is_uniform(const allocator *a)
+{
+    return a->kind == ALLOCATOR_UNIFORM;
+}
+
+static bool is_ada(const allocator *a)
+{
+    return a->kind == ALLOCATOR_ADA;
+}
+
+static bool is_published(const allocator *a)
+{
+    const char *shrink = a->kind == ALLOCATOR_TABLE ? kvb_table_metadata(a->table, "shrink") : NULL;
+    return a->kind == ALLOCATOR_TABLE && !a->strict && strcmp(kvb_table_info(a->table)->aggregate, "mean_ratio") == 0 &&
+           (!shrink || strtod(shrink, NULL) == 0);
+}
+
+// The cell of such an allocator beside cells[i] (same text, metric, ratio), or NULL.
+static const sweep_cell *beside(const sweep *s, size_t i, bool (*is_wanted)(const allocator *))
+{
+    const sweep_cell *c = &s->cells[i];
+    size_t per_text = s->n_cells / s->n_texts, first = i / per_text * per_text;
+    for (size_t k = first; k < first + per_text; k++) {
+        const sweep_cell *other = &s->cells[k];
+        const method_column *column = &s->methods.columns[other->column];
+        if (is_wanted(column->how) && column->method == s->methods.columns[c->column].method &&
+            other->ratio == c->ratio)
+            return other;
+    }
+    return NULL;
+}
+
+// The KL of cells[at] and of the same cell of all texts, as a ratio to another allocator's.
+static interval ratio_to(const sweep *s, size_t at, bool (*is_wanted)(const allocator *), const value_groups *kl,
+                         summary_rows *r)
+{
+    size_t per_text = s->n_cells / s->n_texts;
+    for (uint32_t t = 0; t < s->n_texts; t++) {
+        const sweep_cell *other = beside(s, at + t * per_text, is_wanted);
+        if (!other) return (interval){NAN, NAN, NAN};
+        r->other[t] = other->result.kl;
+    }
+    return interval_ratio(kl, r->other);
+}
+
+static void summarize_one(const sweep *s, size_t at, summary_rows *r, sweep_summary *out)
+{
+    size_t per_text = s->n_cells / s->n_texts;
+    uint32_t n = s->o.n_next, L = s->m->config.n_layers, T = s->n_texts;
+    const sweep_cell *first = &s->cells[at];
+    *out = (sweep_summary){.column = first->column, .ratio = first->ratio};
+    for (uint32_t t = 0; t < T; t++) {
+        size_t i = at + t * per_text;
+        const fidelity_cell *c = &s->cells[i].result;
+        r->kl[t] = c->kl;
+        r->nll[t] = c->nll;
+        r->agree[t] = r->agreements + (size_t)t * n;
+        for (uint32_t k = 0; k < n; k++) r->agreements[(size_t)t * n + k] = c->agree[k];
+        for (uint32_t l = 0; l < L; l++) out->output_error += c->output_error[l] / L / T;
+        out->full_nll += c->full_nll / T;
+        out->loss += c->loss / T;
+        out->effective += c->ratio / T;
+        out->looked += c->looked / T;
+        out->bytes += (double)c->bytes / T;
+        out->allocated += (double)c->allocated / T;
+        out->seconds += c->seconds / T;
+    }
+    const value_groups kl = {r->kl, r->n, T}, agree = {r->agree, r->n, T}, nll = {r->nll, r->n_less, T};
+    out->kl = interval_positive(&kl);
+    out->agree = interval_share(&agree);
+    out->nll = interval_mean(&nll);
+    out->to_uniform = ratio_to(s, at, is_uniform, &kl, r);
+    out->to_ada = ratio_to(s, at, is_ada, &kl, r);
+    out->to_published = ratio_to(s, at, is_published, &kl, r);
+}
+
+sweep_summary *sweep_summarize(const sweep *s, size_t *n)
+{
+    *n = s->n_cells / s->n_texts;
+    sweep_summary *all = need(*n, sizeof *all, "summaries");
+    summary_rows r = rows_open(s);
+    for (size_t i = 0; i < *n; i++) summarize_one(s, i, &r, &all[i]);
+    rows_free(&r);
+    return all;
 }

@@ -2,7 +2,9 @@
 // a log, so that a sweep that was stopped goes on.
 #pragma once
 #include "evaluator/fidelity.h"
+#include "evaluator/log_file.h"
 #include "evaluator/method.h"
+#include "study/interval.h"
 
 typedef struct sweep_text {
     char name[128];
@@ -36,6 +38,7 @@ typedef struct sweep {
     method_list methods;
     sweep_cell *cells; // text-major: [texts, columns, ratios]; owned
     size_t n_cells;
+    log_file *log;                                       // NULL: none; owned
     double prefill_seconds, score_seconds, cell_seconds; // of this run
     size_t n_measured;                                   // cells of this run
 } sweep;
@@ -45,6 +48,8 @@ typedef struct sweep {
 // a log that is none.
 kvb_status sweep_open(sweep *s, const double *ratios, size_t n_ratios, kvb_error *err);
 void sweep_close(sweep *s);
+// Takes what the log has: the second half of it.
+kvb_status sweep_take(sweep *s, kvb_error *err);
 
 // Told what happened; returns false to stop (KVB_INTERRUPTED). Units are cells; a prefill counts as the cells behind
 // it.
@@ -55,3 +60,27 @@ typedef struct sweep_watch {
 
 // Measures what is missing. Every finished batch of cells is in the log before the next begins.
 kvb_status sweep_run(sweep *s, const sweep_watch *watch, kvb_error *err);
+
+// ---- Means over positions and texts, and how sure they are ----
+
+// One allocator at one ratio, over all texts.
+typedef struct sweep_summary {
+    uint32_t column;
+    double ratio;
+    interval kl;    // nats per token
+    interval agree; // share of positions at which the likeliest token is that of the full cache
+    interval nll;   // of the true next token, nats
+    // kl divided by that of another allocator for the same metric and ratio, text by text; NaN without one:
+    interval to_uniform, to_ada, to_published; // published: a table of the paper's kind, mean_ratio without shrinkage
+    double full_nll;                           // of the full cache
+    double loss;                               // evicted share of the oracle importance
+    double output_error;                       // mean over layers and texts; NaN under a policy
+    double looked;           // share of the context's entries that a policy attends to per step; NaN without one
+    double effective;        // what was really pruned
+    double bytes, allocated; // per text
+    double seconds;          // per run
+} sweep_summary;
+
+// [columns, ratios] in the order of the sweep's first text; every cell must be done. The caller frees the
+// array.
+sweep_summary *sweep_summarize(const sweep *s, size_t *n);

@@ -21,12 +21,6 @@ struct config_reader {
 };
 typedef struct config_reader config_reader;
 
-// Keeps an error unless there was one before.
-#define CONFIG_FAIL(r, code, ...)                                                       \
-    do {                                                                                \
-        if ((r)->status == KVB_OK) (r)->status = kvb_fail((r)->err, code, __VA_ARGS__); \
-    } while (0)
-
 static double read_number(config_reader *r, weight_key key, double missing)
 {
     double x;
@@ -40,8 +34,8 @@ static double read_positive(config_reader *r, weight_key key, double missing)
     char name[96];
     double x = read_number(r, key, missing);
     if (x > 0) return x;
-    CONFIG_FAIL(r, KVB_FORMAT, "%s: %s is %g, expected a positive number", weights_name(r->w),
-                weights_key_name(r->w, key, name), x);
+    KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %g, expected a positive number", weights_name(r->w),
+               weights_key_name(r->w, key, name), x);
     return missing;
 }
 
@@ -52,9 +46,9 @@ static uint32_t read_size(config_reader *r, weight_key key, uint32_t missing, ui
     double x = read_number(r, key, missing ? (double)missing : (double)NAN);
     weights_key_name(r->w, key, name);
     if (isnan(x))
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: the metadata lacks %s, which this model needs", weights_name(r->w), name);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: the metadata lacks %s, which this model needs", weights_name(r->w), name);
     if (x == floor(x) && x >= 1 && x <= high) return (uint32_t)x;
-    CONFIG_FAIL(r, KVB_FORMAT, "%s: %s is %.10g, expected 1 to %u", weights_name(r->w), name, x, high);
+    KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %.10g, expected 1 to %u", weights_name(r->w), name, x, high);
     return 1;
 }
 
@@ -65,8 +59,8 @@ static size_t read_layers(config_reader *r, weight_key key, double out[MODEL_MAX
     size_t n = 0;
     if (r->status == KVB_OK) r->status = weights_list(r->w, key, out, MODEL_MAX_LAYERS, &n, r->err);
     if (n && n != r->c->n_layers)
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: %s has %zu entries, expected one for each of %u layers", weights_name(r->w),
-                    weights_key_name(r->w, key, name), n, r->c->n_layers);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s has %zu entries, expected one for each of %u layers", weights_name(r->w),
+                   weights_key_name(r->w, key, name), n, r->c->n_layers);
     return r->status == KVB_OK ? n : 0;
 }
 
@@ -122,9 +116,9 @@ static void read_gemma(config_reader *r)
     double score_cap = read_number(r, WEIGHT_SCORE_CAP, 0), logit_cap = read_number(r, WEIGHT_LOGIT_CAP, 0);
     double base = read_number(r, WEIGHT_SLIDING_ROPE_BASE, read_number(r, WEIGHT_LOCAL_ROPE_BASE, 10000));
     if (!(scalar > 0) || !(score_cap >= 0) || !(logit_cap >= 0) || !(base > 0))
-        CONFIG_FAIL(r, KVB_FORMAT,
-                    "%s: query scalar %g, caps %g and %g, rotary base of windows %g; expected positive numbers",
-                    weights_name(r->w), scalar, score_cap, logit_cap, base);
+        KEEP_ERROR(r, KVB_FORMAT,
+                   "%s: query scalar %g, caps %g and %g, rotary base of windows %g; expected positive numbers",
+                   weights_name(r->w), scalar, score_cap, logit_cap, base);
     c->embedding_scale = sqrtf((float)c->width);
     c->query_scale = (float)sqrt(c->head_dim / scalar);
     c->score_cap = (float)score_cap;
@@ -151,8 +145,8 @@ static void read_olmoe(config_reader *r)
 {
     double clip = read_number(r, WEIGHT_CLIP_QKV, 0);
     if (!(clip >= 0))
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: clips queries, keys and values at %g, expected a positive number",
-                    weights_name(r->w), clip);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: clips queries, keys and values at %g, expected a positive number",
+                   weights_name(r->w), clip);
     r->c->qkv_clip = (float)clip;
     read_biases(r);
 }
@@ -162,9 +156,9 @@ static void read_ministral3(config_reader *r)
 {
     double growth = r->c->rope.growth = read_number(r, WEIGHT_ROPE_GROWTH, 0);
     if (!(growth >= 0) || rope_depends_on_length(&r->c->rope))
-        CONFIG_FAIL(r, KVB_UNSUPPORTED,
-                    "%s: queries grow by %g and rotary scaling depends on the length; expected 0 or more, and yarn",
-                    weights_name(r->w), growth);
+        KEEP_ERROR(r, KVB_UNSUPPORTED,
+                   "%s: queries grow by %g and rotary scaling depends on the length; expected 0 or more, and yarn",
+                   weights_name(r->w), growth);
     read_biases(r);
 }
 
@@ -295,19 +289,19 @@ static void read_heads(config_reader *r)
     double value_dim = read_number(r, WEIGHT_VALUE_DIM, head_dim), share = read_number(r, WEIGHT_ROPE_SHARE, 1);
     double rope_dim = read_number(r, WEIGHT_ROPE_DIM, floor(head_dim * share));
     if (!(kv_heads >= 1) || kv_heads > c->n_heads || fmod(c->n_heads, kv_heads) != 0)
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: %u query heads cannot share %.10g KV heads, expected a divisor",
-                    weights_name(r->w), c->n_heads, kv_heads);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %u query heads cannot share %.10g KV heads, expected a divisor",
+                   weights_name(r->w), c->n_heads, kv_heads);
     if (!(head_dim >= 2) || fmod(head_dim, 2) != 0 || head_dim > BACKEND_MAX_HEAD_DIM)
-        CONFIG_FAIL(r, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", weights_name(r->w),
-                    head_dim, BACKEND_MAX_HEAD_DIM);
+        KEEP_ERROR(r, KVB_UNSUPPORTED, "%s: head size %.10g, expected an even number up to %d", weights_name(r->w),
+                   head_dim, BACKEND_MAX_HEAD_DIM);
     // GGUF's pairs reach over whole heads; those that transformers turns itself may be of a head's first part.
     bool whole = weights_is_gguf(r->w) && r->f->gguf_pairs && !r->f->hf_pairs;
     if (value_dim != head_dim || !(rope_dim >= 2) || fmod(rope_dim, 2) != 0 || rope_dim > head_dim ||
         (whole && rope_dim != head_dim))
-        CONFIG_FAIL(r, KVB_UNSUPPORTED,
-                    "%s: head size %.10g, value size %.10g, rotary size %.10g; expected all equal, or a smaller even "
-                    "rotary size",
-                    weights_name(r->w), head_dim, value_dim, rope_dim);
+        KEEP_ERROR(r, KVB_UNSUPPORTED,
+                   "%s: head size %.10g, value size %.10g, rotary size %.10g; expected all equal, or a smaller even "
+                   "rotary size",
+                   weights_name(r->w), head_dim, value_dim, rope_dim);
     if (r->status != KVB_OK) return;
     c->n_kv_heads = (uint32_t)kv_heads;
     c->head_dim = (uint32_t)head_dim;
@@ -346,9 +340,9 @@ static void read_rope_kind(config_reader *r)
             r->c->rope.kind = rope_kinds[i].kind;
             return;
         }
-    CONFIG_FAIL(r, KVB_UNSUPPORTED,
-                "%s: the rotary scaling is '%s', expected default, linear, dynamic, yarn, longrope or llama3",
-                weights_name(r->w), type);
+    KEEP_ERROR(r, KVB_UNSUPPORTED,
+               "%s: the rotary scaling is '%s', expected default, linear, dynamic, yarn, longrope or llama3",
+               weights_name(r->w), type);
 }
 
 static void read_rope_numbers(config_reader *r)
@@ -363,8 +357,8 @@ static void read_rope_numbers(config_reader *r)
     rule->slow = read_positive(r, WEIGHT_ROPE_SLOW, 1);
     rule->truncate = read_number(r, WEIGHT_ROPE_TRUNCATE, 1) != 0;
     if (!(r->c->norm_eps >= 0) || !(rule->theta > 0))
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: norm epsilon %g and rotary base %g, expected positive numbers",
-                    weights_name(r->w), r->c->norm_eps, rule->theta);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: norm epsilon %g and rotary base %g, expected positive numbers",
+                   weights_name(r->w), r->c->norm_eps, rule->theta);
 }
 
 // transformers' rules for what cosines and sines are multiplied with.
@@ -395,8 +389,8 @@ static void read_factor_list(config_reader *r, float *out, weight_key key)
         if (!(out[i] > 0)) found = 0;
     }
     if (found != n)
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: %s: expected %zu positive numbers", weights_name(r->w),
-                    weights_key_name(r->w, key, name), n);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s: expected %zu positive numbers", weights_name(r->w),
+                   weights_key_name(r->w, key, name), n);
 }
 
 // Factors that GGUF keeps as a tensor; false where it has none.
@@ -406,15 +400,15 @@ static bool read_factor_tensor(config_reader *r, float *out, const char *name)
     uint32_t n = r->c->rope_dim / 2;
     if (!weights_find(r->w, name, &t)) return false;
     if (t.rows != 1 || t.columns != n || t.type != GGUF_TENSOR_F32) {
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu] of %s, expected [1, %u] of F32", t.file, name,
-                    (unsigned long long)t.rows, (unsigned long long)t.columns, t.type_name, n);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu] of %s, expected [1, %u] of F32", t.file, name,
+                   (unsigned long long)t.rows, (unsigned long long)t.columns, t.type_name, n);
         return true;
     }
     memcpy(out, t.data, n * sizeof *out);
     for (uint32_t i = 0; i < n; i++)
         if (!(out[i] > 0) || !isfinite(out[i]))
-            CONFIG_FAIL(r, KVB_FORMAT, "%s: tensor %s: factor %u is %g, expected a positive number", t.file, name, i,
-                        out[i]);
+            KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s: factor %u is %g, expected a positive number", t.file, name, i,
+                       out[i]);
     return true;
 }
 
@@ -483,12 +477,12 @@ static void read_window(config_reader *r)
     double window = read_number(r, WEIGHT_WINDOW, 0), use = read_number(r, WEIGHT_USE_WINDOW, 1);
     if (use == 0 || window == 0 || (window >= c->context_length && !r->f->rotates_in_windows)) return;
     if (!(window >= 1) || window != floor(window))
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: %s is %.10g, expected a whole number of positions", weights_name(r->w),
-                    weights_key_name(r->w, WEIGHT_WINDOW, name), window);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: %s is %.10g, expected a whole number of positions", weights_name(r->w),
+                   weights_key_name(r->w, WEIGHT_WINDOW, name), window);
     if (!r->f->has_window)
-        CONFIG_FAIL(r, KVB_UNSUPPORTED,
-                    "%s: a sliding window of %.10g positions, which models of the %s family do not have",
-                    weights_name(r->w), window, c->architecture);
+        KEEP_ERROR(r, KVB_UNSUPPORTED,
+                   "%s: a sliding window of %.10g positions, which models of the %s family do not have",
+                   weights_name(r->w), window, c->architecture);
     if (r->status != KVB_OK) return;
     c->window = window < UINT32_MAX ? (uint32_t)window : UINT32_MAX;
     read_bounded_layers(r);
@@ -517,8 +511,8 @@ static void read_experts(config_reader *r)
     if (experts > 0 && weights_is_gguf(r->w) && strcmp(c->architecture, "llama") == 0) c->switches |= EXPERTS;
     if (!(c->switches & EXPERTS)) {
         if (experts + local != 0)
-            CONFIG_FAIL(r, KVB_UNSUPPORTED, "%s: has %.10g experts, which models of the %s family do not have",
-                        weights_name(r->w), experts + local, c->architecture);
+            KEEP_ERROR(r, KVB_UNSUPPORTED, "%s: has %.10g experts, which models of the %s family do not have",
+                       weights_name(r->w), experts + local, c->architecture);
         return;
     }
     c->n_experts = read_size(r, local > 0 ? WEIGHT_LOCAL_EXPERTS : WEIGHT_EXPERTS, 0, MAX_EXPERTS);
@@ -537,11 +531,11 @@ static void read_vocabulary(config_reader *r)
         return;
     }
     if (!weights_find(r->w, name, &t))
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: tensor %s is missing, expected [vocabulary, %u]", weights_name(r->w), name,
-                    r->c->width);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s is missing, expected [vocabulary, %u]", weights_name(r->w), name,
+                   r->c->width);
     else if (t.columns != r->c->width || t.rows == 0 || t.rows > MAX_VOCABULARY)
-        CONFIG_FAIL(r, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [1 to %d, %u]", t.file, name,
-                    (unsigned long long)t.rows, (unsigned long long)t.columns, MAX_VOCABULARY, r->c->width);
+        KEEP_ERROR(r, KVB_FORMAT, "%s: tensor %s has shape [%llu, %llu], expected [1 to %d, %u]", t.file, name,
+                   (unsigned long long)t.rows, (unsigned long long)t.columns, MAX_VOCABULARY, r->c->width);
     r->c->vocabulary = (uint32_t)t.rows;
 }
 

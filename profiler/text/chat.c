@@ -114,7 +114,7 @@ kvb_status chat_frame_of(chat_frame *out, const tokenizer *t, const char *name, 
                         "%s: has no chat template; expected one in tokenizer_config.json, chat_template.jinja or the "
                         "GGUF file; leave out --chat",
                         name);
-    char *bos = token_text(t, tokenizer_bos(t)), *eos = token_text(t, tokenizer_eos(t));
+    char *bos = token_text(t, tokenizer_special(t).bos), *eos = token_text(t, tokenizer_special(t).eos);
     kvb_status status = chat_frame_read(out, template, bos, eos, name, err);
     free(bos);
     free(eos);

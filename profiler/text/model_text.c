@@ -48,14 +48,14 @@ static kvb_status read_tokenizer(model_text *t, const weights *w, const model_te
     kvb_status status = tokenizer_open(&t->tokens, w, o->pre, &unread);
     if (status != KVB_OK && o->for_plan && !o->pre) return KVB_OK;
     if (status != KVB_OK) return kvb_fail(err, status, "%s", unread.message);
-    int32_t bos = tokenizer_bos(t->tokens);
-    t->special = (special_ids){id_with_row(bos, t->vocabulary), id_with_row(tokenizer_eos(t->tokens), t->vocabulary),
-                               id_with_row(tokenizer_eot(t->tokens), t->vocabulary), tokenizer_add_bos(t->tokens)};
+    const special_ids own = tokenizer_special(t->tokens);
+    t->special = (special_ids){id_with_row(own.bos, t->vocabulary), id_with_row(own.eos, t->vocabulary),
+                               id_with_row(own.eot, t->vocabulary), own.add_bos};
     if (t->special.add_bos && t->special.bos < 0)
         return kvb_fail(err, KVB_FORMAT,
                         "%s: texts begin with token %d (BOS), but the embedding has %u rows; expected a tokenizer of "
                         "this model",
-                        t->name, bos, t->vocabulary);
+                        t->name, own.bos, t->vocabulary);
     return KVB_OK;
 }
 

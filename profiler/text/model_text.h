@@ -3,19 +3,13 @@
 #pragma once
 #include "profiler/text/chat.h"
 
-// Token ids, -1 where the model's files name none or one that has no row of the embedding.
-typedef struct special_ids {
-    int32_t bos, eos, eot; // eot: end of a chat turn
-    bool add_bos;          // texts begin with bos
-} special_ids;
-
 typedef struct model_text {
     char name[512];      // the model's path, for messages
     uint32_t vocabulary; // rows of the embedding: ids are below
     tokenizer *tokens;   // NULL: only token ids are taken (or, for a plan, texts are only counted)
-    special_ids special;
-    chat_frame chat;    // what contexts and questions are wrapped in (model_text_use_chat); kind NULL: nothing
-    bool parse_special; // control tokens are found in texts; the caller's to set
+    special_ids special; // -1 also where one has no row of the embedding
+    chat_frame chat;     // what contexts and questions are wrapped in (model_text_use_chat); kind NULL: nothing
+    bool parse_special;  // control tokens are found in texts; the caller's to set
 } model_text;
 
 // What may be wished of model_text_open; zero: nothing.

@@ -244,7 +244,8 @@ static void added_free(added_index *x)
 tokenizer *tokenizer_new(void)
 {
     tokenizer *t = need(1, sizeof *t, "tokenizers");
-    t->bos = t->eos = t->eot = t->unknown = -1;
+    t->special = (special_ids){-1, -1, -1, false};
+    t->unknown = -1;
     for (int b = 0; b < 256; b++) t->byte_id[b] = -1;
     return t;
 }
@@ -254,7 +255,7 @@ kvb_status tokenizer_open(tokenizer **out, const weights *w, const char *pre, kv
     const gguf_file *file = weights_gguf_file(w);
     const char *folder = weights_folder_path(w);
     *out = NULL;
-    if (file) return tokenizer_from_gguf_as(out, file, pre, err);
+    if (file) return tokenizer_from_gguf(out, file, pre, err);
     if (pre) return kvb_fail(err, KVB_ARGUMENT, "--pre: %s says itself how words are cut; leave it out", folder);
     return tokenizer_from_folder(out, folder, err);
 }
@@ -368,21 +369,9 @@ size_t tokenizer_decode(const tokenizer *t, const int32_t *ids, size_t n, char *
 
 // ---- Accessors ----
 
-int32_t tokenizer_bos(const tokenizer *t)
+special_ids tokenizer_special(const tokenizer *t)
 {
-    return t->bos;
-}
-int32_t tokenizer_eos(const tokenizer *t)
-{
-    return t->eos;
-}
-int32_t tokenizer_eot(const tokenizer *t)
-{
-    return t->eot;
-}
-bool tokenizer_add_bos(const tokenizer *t)
-{
-    return t->add_bos;
+    return t->special;
 }
 size_t tokenizer_size(const tokenizer *t)
 {
@@ -399,11 +388,6 @@ const char *tokenizer_sha256(const tokenizer *t)
 const char *tokenizer_chat_template(const tokenizer *t)
 {
     return t->chat_template;
-}
-
-bool tokenizer_is_control(const tokenizer *t, int32_t id)
-{
-    return id >= 0 && (uint32_t)id < t->v.size && t->v.type[id] == TOKEN_CONTROL;
 }
 
 bool tokenizer_is_end(const tokenizer *t, int32_t id)

@@ -253,19 +253,19 @@ static kvb_status read_id(const tokenizer *t, const gguf_file *f, const char *ke
 
 static kvb_status read_special_ids(tokenizer *t, const gguf_file *f, bool default_bos, kvb_error *err)
 {
-    kvb_status status = read_id(t, f, "tokenizer.ggml.bos_token_id", &t->bos, err);
-    if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.eos_token_id", &t->eos, err);
-    if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.eot_token_id", &t->eot, err);
+    kvb_status status = read_id(t, f, "tokenizer.ggml.bos_token_id", &t->special.bos, err);
+    if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.eos_token_id", &t->special.eos, err);
+    if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.eot_token_id", &t->special.eot, err);
     if (status == KVB_OK) status = read_id(t, f, "tokenizer.ggml.unknown_token_id", &t->unknown, err);
-    t->add_bos = default_bos && t->bos >= 0;
-    if (status == KVB_OK) status = gguf_get_bool(f, "tokenizer.ggml.add_bos_token", &t->add_bos, err);
-    if (status == KVB_OK && t->add_bos && t->bos < 0)
+    t->special.add_bos = default_bos && t->special.bos >= 0;
+    if (status == KVB_OK) status = gguf_get_bool(f, "tokenizer.ggml.add_bos_token", &t->special.add_bos, err);
+    if (status == KVB_OK && t->special.add_bos && t->special.bos < 0)
         return kvb_fail(
             err, KVB_FORMAT,
             "%s: tokenizer.ggml.add_bos_token is true, but tokenizer.ggml.bos_token_id is missing; the file is damaged",
             f->name);
-    tokenizer_add_end(t, t->eos);
-    tokenizer_add_end(t, t->eot);
+    tokenizer_add_end(t, t->special.eos);
+    tokenizer_add_end(t, t->special.eot);
     return status;
 }
 
@@ -372,7 +372,7 @@ static kvb_status fill(tokenizer *t, const gguf_file *f, const char *pre, kvb_er
     return status == KVB_OK ? hash_tokenizer(t, &ranks, err) : status;
 }
 
-kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err)
+kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, const char *pre, kvb_error *err)
 {
     *out = NULL;
     tokenizer *t = tokenizer_new();
@@ -380,9 +380,4 @@ kvb_status tokenizer_from_gguf_as(tokenizer **out, const gguf_file *f, const cha
     if (status == KVB_OK) *out = t;
     else tokenizer_free(t);
     return status;
-}
-
-kvb_status tokenizer_from_gguf(tokenizer **out, const gguf_file *f, kvb_error *err)
-{
-    return tokenizer_from_gguf_as(out, f, NULL, err);
 }

@@ -404,7 +404,7 @@ static const char *config_token(const cJSON *config, const char *key)
 static void read_ends(tokenizer *t, const cJSON *generation)
 {
     const cJSON *end = json_item(generation, "eos_token_id"), *one;
-    tokenizer_add_end(t, t->eos);
+    tokenizer_add_end(t, t->special.eos);
     if (cJSON_IsNumber(end)) tokenizer_add_end(t, (int32_t)json_id(end));
     if (cJSON_IsArray(end)) cJSON_ArrayForEach(one, end) tokenizer_add_end(t, (int32_t)json_id(one));
 }
@@ -426,10 +426,10 @@ static void read_template(tokenizer *t, const cJSON *config)
 static void read_configs(tokenizer *t, const cJSON *root, const cJSON *config, const cJSON *generation)
 {
     int32_t front = template_bos(t, json_item(root, "post_processor"));
-    t->bos = find_text(t, config_token(config, "bos_token"));
-    if (t->bos < 0) t->bos = front;
-    t->eos = find_text(t, config_token(config, "eos_token"));
-    t->add_bos = t->bos >= 0 && (front == t->bos || json_flag(config, "add_bos_token", false));
+    t->special.bos = find_text(t, config_token(config, "bos_token"));
+    if (t->special.bos < 0) t->special.bos = front;
+    t->special.eos = find_text(t, config_token(config, "eos_token"));
+    t->special.add_bos = t->special.bos >= 0 && (front == t->special.bos || json_flag(config, "add_bos_token", false));
     read_ends(t, generation);
     read_template(t, config);
 }

@@ -159,10 +159,9 @@ struct tokenizer {
     bool strip_first;     // decoding takes one space off the front
     int32_t byte_id[256]; // the token of a single byte, or -1
     int32_t unknown;      // stands for what has no token; -1: that vanishes
-    int32_t bos, eos, eot;
+    special_ids special;
     int32_t *ends; // [n_ends] all that end an answer
     size_t n_ends;
-    bool add_bos;
     char *chat_template; // NULL: none
     char sha256[65];
 };

@@ -287,8 +287,9 @@ SIMD_CLONES static void widen_bf16(float *to, const uint8_t *from, size_t n)
                     .f;
 }
 
-SIMD_CLONES static void widen_e4m3(float *to, const uint8_t *from, size_t n)
+SIMD_CLONES void dequant_e4m3(const void *src, size_t n, float *to)
 {
+    const uint8_t *from = src;
 #pragma omp simd
     for (size_t i = 0; i < n; i++) {
         uint32_t magnitude = from[i] & 0x7f;
@@ -303,11 +304,6 @@ SIMD_CLONES static void widen_e4m3(float *to, const uint8_t *from, size_t n)
                 }){v.u | (magnitude == 0x7f ? 0x7fc00000u : 0) | (uint32_t)(from[i] & 0x80) << 24}
                     .f;
     }
-}
-
-void dequant_e4m3(const void *src, size_t n, float *dst)
-{
-    widen_e4m3(dst, src, n);
 }
 
 #define TYPE_NAME(name, number, values, bytes) " " #name
@@ -344,15 +340,6 @@ kvb_status dequant_rows(uint32_t type, const void *src, size_t n_values, float *
     else if (type == GGUF_TENSOR_BF16) widen_bf16(dst, src, n_values);
     else if (type != GGUF_TENSOR_F32) expand_blocks(find_format(type), src, n_values, values, bytes, dst);
     return KVB_OK;
-}
-
-kvb_status dequant_tensor(const gguf_tensor *t, float *dst, kvb_error *err)
-{
-    kvb_error inner;
-    // A tensor of a readable type has data; the type is judged before the pointer is touched.
-    kvb_status status = dequant_rows(t->type, t->data, (size_t)t->n_values, dst, &inner);
-    if (status == KVB_OK) return status;
-    return kvb_fail(err, status, "tensor %.*s: %s", (int)t->name.size, t->name.data, inner.message);
 }
 
 unsigned dequant_step_bits(uint32_t type)

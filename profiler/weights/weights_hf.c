@@ -55,19 +55,6 @@ kvb_status weights_index_parse(weights_index *out, const void *data, size_t size
     return status;
 }
 
-kvb_status weights_index_read(weights_index *out, const char *path, kvb_error *err)
-{
-    file_view view;
-    *out = (weights_index){0};
-    kvb_status status = file_map(&view, path, err);
-    if (status != KVB_OK) return status;
-    status = weights_index_parse(out, view.data, view.size, path, err);
-    if (status == KVB_OK) status = file_check(&view, path, err);
-    if (status != KVB_OK) weights_index_free(out);
-    file_unmap(&view);
-    return status;
-}
-
 void weights_index_free(weights_index *x)
 {
     free(x->files);
@@ -191,17 +178,6 @@ static kvb_status read_quantisation(weights *w, const cJSON *config, const char 
 
 // ---- Opening ----
 
-static kvb_status parse_json(cJSON **out, const void *data, size_t size, const char *path, kvb_error *err)
-{
-    const char *end = NULL;
-    bool no_memory = false;
-    *out = kvb_json_parse(data, size, &end, &no_memory);
-    if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory to read it", path);
-    if (cJSON_IsObject(*out)) return KVB_OK;
-    return kvb_fail(err, KVB_FORMAT, "%s: byte %zu: expected a JSON object; the file is damaged", path,
-                    end ? (size_t)(end - (const char *)data) : 0);
-}
-
 static kvb_status read_json(cJSON **out, const folder *f, const char *name, kvb_error *err)
 {
     file_view view;
@@ -209,11 +185,10 @@ static kvb_status read_json(cJSON **out, const folder *f, const char *name, kvb_
     *out = NULL;
     kvb_status status = file_map(&view, path, err);
     if (status == KVB_OK) {
-        status = parse_json(out, view.data, view.size, path, err);
+        status = kvb_json_object(out, (const char *)view.data, view.size, f->path, name, err);
         if (status == KVB_OK) status = file_check(&view, path, err);
         file_unmap(&view);
     }
-    if (status != KVB_OK) cJSON_Delete(*out), *out = NULL;
     free(path);
     return status;
 }
@@ -256,8 +231,12 @@ static kvb_status add_shards(folder *f, bool none_suffice, kvb_error *err)
     if (!has_file(f, index_name))
         return none_suffice && !has_file(f, only_name) ? KVB_OK : add_shard(f, only_name, err);
     weights_index x = {0};
+    file_view view;
     char *path = join(f->path, index_name);
-    kvb_status status = weights_index_read(&x, path, err);
+    kvb_status status = file_map(&view, path, err);
+    if (status == KVB_OK) status = weights_index_parse(&x, view.data, view.size, path, err);
+    if (status == KVB_OK) status = file_check(&view, path, err);
+    file_unmap(&view);
     for (size_t i = 0; i < x.n_files && status == KVB_OK; i++) status = add_shard(f, x.files[i], err);
     if (status == KVB_OK) status = check_index(f, &x, path, err);
     weights_index_free(&x);
@@ -321,7 +300,7 @@ kvb_status weights_open_folder(weights *w, const char *path, bool config_suffice
 kvb_status weights_parse_config(weights *w, const char *name, const void *config, size_t size, kvb_error *err)
 {
     folder *f = open_folder(w, name);
-    kvb_status status = parse_json(&f->config, config, size, name, err);
+    kvb_status status = kvb_json_object(&f->config, config, size, name, "config.json", err);
     return status == KVB_OK ? find_model(w, f, err) : status;
 }
 

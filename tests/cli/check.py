@@ -194,13 +194,6 @@ def check_exports():
     assert [v for v in heads.values()] == [[max(0, k - b["window"])] for k in flat for _ in range(group)]
 
 
-def check_curves(path):
-    descr, (L, G, points), loss = npy(path)
-    heads = [loss[i * points : (i + 1) * points] for i in range(L * G)]
-    assert descr == "<f8" and abs(sum(h[0] for h in heads) - 1) < 1e-9, sum(h[0] for h in heads)
-    assert all(h[-1] == 0 and all(a >= b for a, b in zip(h, h[1:])) for h in heads)
-
-
 if __name__ == "__main__":
     try:
         globals()["check_" + sys.argv[1]](*sys.argv[2:])

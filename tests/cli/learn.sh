@@ -47,7 +47,7 @@ expect 0 'solve' solve run.h5 --metric learned=rank.safetensors -o learned.safet
 says 'the table is for the ranking' '^learned:[0-9a-f]{12}: '
 expect 0 'the certificate holds' validate --certificate learned.safetensors run.h5 --quiet
 expect 0 'beside the best table' validate run.h5 learned.safetensors --quiet
-expect 0 'a study' solve run.h5 --metric learned=rank.safetensors --holdout text --quiet
+expect 0 'a study' solve run.h5 --metric learned=rank.safetensors --holdout --quiet
 expect 0 'budgets' budgets learned.safetensors --ratio 50% --tokens 100
 says 'an engine reads which metric' 'learned:'
 expect 0 'solve for two rankings' solve run.h5 --metric learned=rank.safetensors --metric learned=two.safetensors \

@@ -15,7 +15,7 @@ expect 0 'eval' eval tiny.gguf keydiff.safetensors text0.txt text1.txt --tokens 
     --quiet
 expect 0 'task' task tiny.gguf keydiff.safetensors -k niah_single -t 600 -c 2 -a uniform -r 0.5 \
     --quiet --results needles
-for c in 'solve run.h5 -m keydiff -o again.safetensors' 'solve run.h5 -m keydiff --holdout text' \
+for c in 'solve run.h5 -m keydiff -o again.safetensors' 'solve run.h5 -m keydiff --holdout' \
     'validate run.h5 -m keydiff --aggregate mean_loss'; do
     name=$(tr -cd '[:lower:]' <<<"$c")
     # shellcheck disable=SC2086

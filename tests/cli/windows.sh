@@ -50,7 +50,6 @@ for format in npy csv varlen per-layer duo headkv; do
     case $format in npy | csv) options=() ;; esac
     expect 0 "export $format" export table.safetensors --format "$format" "${options[@]}" -o "out.$format"
 done
-expect 0 'export curves' export run.h5 --format curves -m keydiff -o out.curves
 expect 0 'export lukv-steps' export run.h5 --format lukv-steps -o out.steps
 cat >exports.py <<'PYTHON_END'
 import csv, json, struct, sys
@@ -88,7 +87,6 @@ good = {
     "per-layer": whole([[n] for n in per_layer["tokens"]], 100) and per_layer["compression_ratios"][::2] == [0, 0],
     "duo": whole(cut(shares), 1),
     "headkv": whole(cut([v[0] for v in scores.values()]), 99),
-    "curves": array("out.curves")[0][0] == 2,
     "lukv-steps": steps["bounded_layers"] == "0,2",
 }
 sys.exit(", ".join(name for name, fine in good.items() if not fine) or 0)

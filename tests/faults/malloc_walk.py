@@ -28,7 +28,7 @@ COMMANDS = {
     "solve": ("solve run.h5 -m keydiff -o t.safetensors --npy t.npy --json", 30),
     "solve --exact": (
         "solve run.h5 -m keydiff --block 16 --ratios 0.3,0.5 --exact --budgets b.npy -o t.safetensors", 20),
-    "solve --holdout": ("solve run.h5 -m keydiff --holdout question --json", 15),
+    "solve --holdout": ("solve run.h5 -m keydiff --holdout --json", 15),
     "solve --ablation": ("solve run.h5 -m keydiff --ablation", 15),
     "validate": ("validate run.h5 -m keydiff --json", 15),
     "validate --certificate": ("validate --certificate table.safetensors run.h5", 15),
@@ -47,7 +47,6 @@ COMMANDS = {
     "export npy": ("export table.safetensors --format npy -o t.npy", 15),
     "export csv": ("export table.safetensors --format csv -o t.csv", 10),
     "export lukv-steps": ("export run.h5 --format lukv-steps -o steps", 15),
-    "export curves": ("export run.h5 --format curves -m keydiff -o c.npy", 15),
     "export varlen": ("export table.safetensors -f varlen -r 0.5 -t 99 --block 16 -o arrays", 15),
     "export duo": ("export table.safetensors -f duo -r 0.5 -t 99 -o duo", 15),
     "export per-layer": ("export table.safetensors -f per-layer -r 0.5 -t 99 -o layers.json", 15),

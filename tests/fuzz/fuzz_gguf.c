@@ -43,7 +43,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t i = 0; i < f.n_tensors; i++) {
         const gguf_tensor *t = &f.tensors[i];
         float *y = t->n_values <= 1 << 20 ? malloc((size_t)t->n_values * sizeof *y) : NULL;
-        if (y && (dequant_tensor(t, y, &err) == KVB_OK) != (t->data != NULL)) abort();
+        if (y && (dequant_rows(t->type, t->data, (size_t)t->n_values, y, &err) == KVB_OK) != (t->data != NULL)) abort();
         free(y);
     }
     gguf_close(&f);

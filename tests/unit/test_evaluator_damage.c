@@ -1,7 +1,7 @@
 // Damage of many cuts of the same texts: the same numbers as a text's fidelity, in any order and batch, and nothing for
 // a whole cache; of heads one at a time what the whole pass finds; and the log that keeps what was measured.
-#include "evaluator/damage_log.h"
 #include "evaluator/fidelity.h"
+#include "evaluator/refine_bench.h"
 #include "test_profiler_cases.h"
 
 enum { L = 2, G = 2, VOCABULARY = 300, T = 90, N = 16, TEXTS = 2, HEADS = L * G, CUTS = 5 };
@@ -258,26 +258,42 @@ END_TEST
 
 START_TEST(what_was_measured_is_remembered)
 {
-    damage_log *log;
+    log_file *log;
     kvb_error err = {0};
-    char keys[3][DAMAGE_KEY], line[400];
-    const damage_value values[3] = {{0.1, 0.25, -0.5}, {1.0 / 3, 0, 0}, {2, 1, NAN}};
+    char keys[3][LOG_KEY], line[400];
+    const double kl[2] = {0.1, 1.0 / 3};
     const char *path = help_path("damage.cells");
-    for (int i = 0; i < 3; i++) memset(keys[i], '0' + i, DAMAGE_KEY - 1), keys[i][DAMAGE_KEY - 1] = '\0';
-    ck_assert(damage_log_open(&log, path, &err) == KVB_OK);
-    ck_assert_ptr_null(damage_log_find(log, keys[0]));
-    ck_assert(damage_log_add(log, (const char(*)[DAMAGE_KEY])keys, values, 2, &err) == KVB_OK);
-    ck_assert(damage_log_add(log, (const char(*)[DAMAGE_KEY]) & keys[2], &values[2], 1, &err) == KVB_NUMERIC);
-    ck_assert(memcmp(damage_log_find(log, keys[1]), &values[1], sizeof *values) == 0);
-    ck_assert(damage_log_close(log, KVB_OK, &err) == KVB_OK);
-    ck_assert(damage_log_open(&log, path, &err) == KVB_OK); // from disk, to the bit
-    for (int i = 0; i < 2; i++) ck_assert(memcmp(damage_log_find(log, keys[i]), &values[i], sizeof *values) == 0);
-    ck_assert_ptr_null(damage_log_find(log, keys[2]));
-    snprintf(line, sizeof line, "{\"keys\":[\"%s\"],\"kl\":[1],\"flips\":[1],\"nll\":[null]}\n", keys[2]);
-    ck_assert(damage_log_parse(log, line, strlen(line), "lines", &err) == KVB_FORMAT);
-    ck_assert(damage_log_parse(log, "{\"key\":1}\n", 10, "lines", &err) == KVB_FORMAT);
-    ck_assert(strstr(err.message, "not a result of kvbudget refine"));
-    ck_assert(damage_log_close(log, KVB_NUMERIC, &err) == KVB_NUMERIC);
+    damage_value found;
+    cJSON *lines[2];
+    for (int i = 0; i < 3; i++) memset(keys[i], '0' + i, LOG_KEY - 1), keys[i][LOG_KEY - 1] = '\0';
+    for (int i = 0; i < 2; i++) {
+        lines[i] = cJSON_CreateObject();
+        cJSON_AddStringToObject(lines[i], "key", keys[i]);
+        log_put_number(lines[i], "kl", kl[i]);
+        log_put_number(lines[i], "flips", 0.25);
+        log_put_number(lines[i], "nll", -kl[i]);
+    }
+    ck_assert(log_open(&log, path, &err) == KVB_OK);
+    ck_assert_ptr_null(log_find(log, keys[0]));
+    ck_assert(log_add(log, lines, 2, &err) == KVB_OK);
+    for (int round = 0; round < 2; round++) { // of this run, then from disk: to the bit
+        for (int i = 0; i < 2; i++) {
+            ck_assert(damage_value_read(&found, log, keys[i], &err) == KVB_OK);
+            ck_assert(found.kl == kl[i] && found.flips == 0.25 && found.nll == -kl[i]);
+        }
+        ck_assert_ptr_null(log_find(log, keys[2]));
+        ck_assert(log_close(log, KVB_OK, &err) == KVB_OK);
+        ck_assert(log_open(&log, path, &err) == KVB_OK);
+    }
+    snprintf(line, sizeof line, "{\"key\":\"%s\",\"kl\":1,\"flips\":1,\"nll\":null}\n", keys[2]);
+    ck_assert(log_parse(log, line, strlen(line), "lines", &err) == KVB_OK);
+    ck_assert(damage_value_read(&found, log, keys[2], &err) == KVB_FORMAT);
+    const char *const wrong[] = {"hello\n", "[1, 2]\n", "{\"k\": 1}\n", "{\"key\":1}\n", "{\"key\":\"0123\"}\n"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        ck_assert(log_parse(log, wrong[i], strlen(wrong[i]), "lines", &err) == KVB_FORMAT);
+        ck_assert_str_eq(err.message, "lines: line 1 is no result of this program; name another file");
+    }
+    ck_assert(log_close(log, KVB_NUMERIC, &err) == KVB_NUMERIC);
 }
 END_TEST
 

@@ -2,7 +2,6 @@
 // attention to an answer to the file and back.
 #include "evaluator/head_scores.h"
 #include "evaluator/method.h"
-#include "evaluator/retrieval.h"
 #include "test_profiler_cases.h"
 
 enum { L = 2, H = 4, G = 2, T = 60, HEADS = L * G, KEEP = 20 };
@@ -151,6 +150,11 @@ START_TEST(retrieval_scores)
     char context[] = "the number of the clerk is 4711 and that is all there is to know about it",
          question[] = "What is the number of the clerk?", gold[] = "4711", absent[] = "0815";
     const task_sample good = sample_of(context, question, gold), bad = sample_of(context, question, absent);
+    int32_t *ids;
+    uint32_t n;
+    help_ok(task_context_ids(&ids, &n, m, &text, &good, err));
+    ck_assert(n > 4 && n <= strlen(context) + 1 && ids[n - 1] >= 0);
+    free(ids);
     r = retrieval_open(m, &text);
     help_fails(retrieval_add(&r, &bad, err), KVB_ARGUMENT, "does not stand in its context");
     ck_assert_uint_eq(r.n, 0);

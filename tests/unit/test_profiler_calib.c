@@ -42,9 +42,8 @@ static const char *text_of(const int32_t *ids, size_t n)
 
 static size_t lines_of(const char *text, text_line *first)
 {
-    text_line *lines;
     size_t n;
-    help_ok(text_lines_find(&lines, &n, text, strlen(text), err));
+    text_line *lines = text_lines_find(&n, text, strlen(text));
     *first = n ? lines[0] : (text_line){0};
     free(lines);
     return n;

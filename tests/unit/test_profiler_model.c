@@ -251,20 +251,6 @@ END_TEST
 
 // ---- how weights are held ----
 
-static float *logits_of(const model *m, uint32_t n)
-{
-    forward *f = NULL;
-    const forward_plan plan = {n, 1, 1, false, false};
-    int32_t *ids = case_alloc(n, sizeof *ids);
-    float *logits = case_alloc((size_t)n * m->config.vocabulary, sizeof *logits);
-    for (uint32_t i = 0; i < n; i++) ids[i] = (int32_t)(3 + i * 7 % 200);
-    help_ok(forward_open(&f, m, &plan, err));
-    help_ok(forward_prefill(f, ids, n, NULL, NULL, logits, err));
-    forward_close(f);
-    free(ids);
-    return logits;
-}
-
 static const backend *const cpus[] = {&backend_cpu, &backend_cpu_bf16x3, &backend_cpu_bf16};
 
 // However many groups of weights are held in memory, in whatever form that does not round, the numbers are the same.
@@ -273,7 +259,7 @@ START_TEST(test_weights_in_place)
     enum { N = 70 };
     for (size_t b = 0; b < sizeof cpus / sizeof *cpus; b++) {
         model *m = case_open(help_path("tiny.gguf"), cpus[b]);
-        float *want = logits_of(m, N);
+        float *want = case_logits(m, N);
         uint32_t groups = m->config.n_layers + 1;
         ck_assert_uint_eq(m->n_held, groups);
         size_t n = (size_t)N * m->config.vocabulary;
@@ -283,7 +269,7 @@ START_TEST(test_weights_in_place)
                 const model_options o = {.without_weights = true, .form = wide ? WEIGHTS_WIDE : WEIGHTS_KEEP};
                 help_ok(model_open(&m, help_path("tiny.gguf"), cpus[b], &o, err));
                 help_ok(model_load(m, held, err));
-                float *got = logits_of(m, N);
+                float *got = case_logits(m, N);
                 case_same("logits", got, want, n);
                 free(got);
                 model_free(m);

@@ -18,7 +18,7 @@ static tokenizer *make(const char *pre)
     gguf_build_begin(&b, 3);
     tiny_vocab_build(&b, pre);
     ck_assert_msg(gguf_parse(&f, b.data, b.size, "tiny", &err) == KVB_OK, "%s", err.message);
-    ck_assert_msg(tokenizer_from_gguf(&t, &f, &err) == KVB_OK, "%s", err.message);
+    ck_assert_msg(tokenizer_from_gguf(&t, &f, NULL, &err) == KVB_OK, "%s", err.message);
     gguf_close(&f);
     free(b.data); // the tokenizer keeps nothing of the file
     return t;
@@ -57,18 +57,6 @@ START_TEST(test_golden)
     cJSON_Delete(all);
 }
 END_TEST
-
-static void expect_ids(const tokenizer *t, const char *text, bool special, const int32_t *expected, size_t n_expected)
-{
-    int32_t *ids;
-    size_t n = encode(t, text, strlen(text), special, &ids);
-    ck_assert_uint_eq(n, n_expected);
-    for (size_t i = 0; i < n; i++) ck_assert_int_eq(ids[i], expected[i]);
-    free(ids);
-}
-#define EXPECT_IDS(t, text, special, ...)                        \
-    expect_ids(t, text, special, (const int32_t[]){__VA_ARGS__}, \
-               sizeof((const int32_t[]){__VA_ARGS__}) / sizeof(int32_t))
 
 enum { SPACE = TINY_FIRST_BYTE + ' ', TWO_SPACES = TINY_FIRST_MERGE + 15, TOOL = TINY_FIRST_MERGE + TINY_MERGES + 1 };
 static int32_t byte(char c)
@@ -110,17 +98,15 @@ START_TEST(test_special)
     ck_assert_uint_gt(n, 1); // a control token is not
     for (size_t i = 0; i < n; i++) ck_assert_int_ne(ids[i], TINY_IM_START);
     free(ids);
-    ck_assert_int_eq(tokenizer_bos(t), TINY_IM_START);
-    ck_assert_int_eq(tokenizer_eos(t), TINY_IM_END);
-    ck_assert_int_eq(tokenizer_eot(t), -1);
-    ck_assert(!tokenizer_add_bos(t));
+    ck_assert_int_eq(tokenizer_special(t).bos, TINY_IM_START);
+    ck_assert_int_eq(tokenizer_special(t).eos, TINY_IM_END);
+    ck_assert_int_eq(tokenizer_special(t).eot, -1);
+    ck_assert(!tokenizer_special(t).add_bos);
     ck_assert_uint_eq(tokenizer_size(t), 300);
     ck_assert_str_eq(tokenizer_pre(t), "smollm");
-    ck_assert(tokenizer_is_control(t, TINY_IM_END) && !tokenizer_is_control(t, TOOL));
-    ck_assert(!tokenizer_is_control(t, -1) && !tokenizer_is_control(t, 300));
     tokenizer_free(t);
     t = make("llama-bpe");
-    ck_assert(!tokenizer_add_bos(t)); // the file says false
+    ck_assert(!tokenizer_special(t).add_bos); // the file says false
     tokenizer_free(t);
     tokenizer_free(NULL);
 }
@@ -308,7 +294,7 @@ static kvb_status make_parts(tokenizer **t, const parts *p)
     if (p->add_bos >= 0) build_key_bool(&b, "tokenizer.ggml.add_bos_token", p->add_bos);
     if (p->prefix) build_key_bool(&b, "tokenizer.ggml.add_space_prefix", 1);
     ck_assert_int_eq(gguf_parse(&f, b.data, b.size, "parts.gguf", &err), KVB_OK);
-    kvb_status status = tokenizer_from_gguf(t, &f, &err);
+    kvb_status status = tokenizer_from_gguf(t, &f, NULL, &err);
     gguf_close(&f);
     free(b.data);
     return status;
@@ -358,7 +344,7 @@ START_TEST(test_incomplete_vocabularies)
     EXPECT_IDS(t, "abba", false, 2, 1, 0);
     EXPECT_IDS(t, "axab", false, 0,
                2); // no token for x and no unknown token: it vanishes, as in Hugging Face's tokenizers
-    ck_assert(tokenizer_bos(t) == -1 && tokenizer_eos(t) == -1 && !tokenizer_add_bos(t));
+    ck_assert(tokenizer_special(t).bos == -1 && tokenizer_special(t).eos == -1 && !tokenizer_special(t).add_bos);
     tokenizer_free(t);
     p.unknown = 2;
     p.bos = 2;
@@ -366,7 +352,7 @@ START_TEST(test_incomplete_vocabularies)
     ck_assert_msg(make_parts(&t, &p) == KVB_OK, "%s", err.message);
     EXPECT_IDS(t, "axyzab", false, 0, 2, 2); // one for a run
     EXPECT_IDS(t, "x", false, 2);
-    ck_assert(tokenizer_add_bos(t)); // Llama 3 does, unless the file says otherwise
+    ck_assert(tokenizer_special(t).add_bos); // Llama 3 does, unless the file says otherwise
     tokenizer_free(t);
 }
 END_TEST

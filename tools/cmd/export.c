@@ -6,7 +6,6 @@
 #include "formats/record.h"
 #include "formats/table_export.h"
 #include "runtime/fail.h"
-#include "study/mean_curves.h"
 #include "tools/cli.h"
 #include "tools/report/table_npy.h"
 #include <stdio.h>
@@ -14,7 +13,7 @@
 #include <string.h>
 
 typedef struct export_command {
-    const char *input, *output, *format, *ratio_text, *metric;
+    const char *input, *output, *format, *ratio_text;
     double ratio;
     uint64_t n_tokens, block;
     bool strict;
@@ -78,20 +77,6 @@ static kvb_status export_steps(export_command *x, kvb_error *err)
     return status;
 }
 
-static kvb_status export_curves(export_command *x, kvb_error *err)
-{
-    selection from;
-    const study_options options = study_options_make();
-    const selection_request wanted = {.metrics = &x->metric, .n_metrics = 1, .max_questions = UINT64_MAX};
-    kvb_status status = selection_open(&from, x->input, &wanted, err);
-    if (status == KVB_OK && from.n_metrics > 1)
-        status = kvb_fail(err, KVB_ARGUMENT, "%s: --metric %s names %zu metrics, expected one", x->input, x->metric,
-                          from.n_metrics);
-    if (status == KVB_OK) status = mean_curves_write(&from, from.metrics[0], &options, x->output, NULL, err);
-    selection_close(&from);
-    return status;
-}
-
 // ---- Budgets of one ratio and length --------------------------------------------------------------------------------
 
 static kvb_status with_budgets(export_command *x,
@@ -138,26 +123,19 @@ static kvb_status write_headkv(const budget_export *b, export_command *x, kvb_er
 
 // ---- The command ----------------------------------------------------------------------------------------------------
 
-enum { NEEDS_METRIC = 1, NEEDS_BUDGETS = 2 };
-
 static const struct {
     const char *name, *ending; // of outputs that tell their format; NULL: none
-    unsigned needs;
     kvb_status (*run)(export_command *x, kvb_error *err);
-    kvb_status (*write)(const budget_export *b, export_command *x, kvb_error *err); // with NEEDS_BUDGETS
+    kvb_status (*write)(const budget_export *b, export_command *x, kvb_error *err); // NULL, or instead: of budgets
     file_kind kind; // FILE_ANY: a folder, which must be new
 } formats[] = {
-    {"npy", ".npy", 0, export_npy, NULL, FILE_TABLE_ARRAY},
-    {"csv", ".csv", 0, export_csv, NULL, FILE_CSV},
-    {"lukv-steps", NULL, 0, export_steps, NULL, FILE_ANY},
-    {"curves", NULL, NEEDS_METRIC, export_curves, NULL, FILE_ARRAY},
-    {"varlen", NULL, NEEDS_BUDGETS, NULL, write_varlen, FILE_ANY},
-    {"per-layer", NULL, NEEDS_BUDGETS, NULL, write_per_layer, FILE_JSON},
-    {"duo", NULL, NEEDS_BUDGETS, NULL, write_duo, FILE_ANY},
-    {"headkv", NULL, NEEDS_BUDGETS, NULL, write_headkv, FILE_JSON},
+    {"npy", ".npy", export_npy, NULL, FILE_TABLE_ARRAY},   {"csv", ".csv", export_csv, NULL, FILE_CSV},
+    {"lukv-steps", NULL, export_steps, NULL, FILE_ANY},    {"varlen", NULL, NULL, write_varlen, FILE_ANY},
+    {"per-layer", NULL, NULL, write_per_layer, FILE_JSON}, {"duo", NULL, NULL, write_duo, FILE_ANY},
+    {"headkv", NULL, NULL, write_headkv, FILE_JSON},
 };
 enum { N_FORMATS = sizeof formats / sizeof formats[0] };
-#define FORMAT_NAMES "npy|csv|lukv-steps|curves|varlen|per-layer|duo|headkv"
+#define FORMAT_NAMES "npy|csv|lukv-steps|varlen|per-layer|duo|headkv"
 
 static bool ends_with(const char *text, const char *end)
 {
@@ -175,13 +153,10 @@ static int find_format(const export_command *x)
     return i;
 }
 
-static int check_needs(const cli_command *self, export_command *x, unsigned needs, const char *format)
+static int check_needs(const cli_command *self, export_command *x, bool needs_budgets, const char *format)
 {
     bool budgets = x->ratio_text || x->n_tokens || x->block || x->strict;
-    if (!(needs & NEEDS_METRIC) != !x->metric)
-        return cli_usage_error(self, "--metric: %s with --format %s",
-                               needs & NEEDS_METRIC ? "expected" : "has no meaning", format);
-    if (!(needs & NEEDS_BUDGETS))
+    if (!needs_budgets)
         return budgets ? cli_usage_error(
                              self, "--ratio, --tokens, --block and --strict have no meaning with --format %s", format)
                        : EXIT_DONE;
@@ -207,7 +182,6 @@ static int run(const cli_command *self, int argc, char **argv)
         {"block", 0, CLI_COUNT, &x.block, "N", "whole pages of N tokens"},
         {"strict", 0, CLI_FLAG, &x.strict, NULL,
          "no head keeps fewer than the protected tokens; the total stays the same"},
-        {"metric", 'm', CLI_TEXT, &x.metric, "M", "with curves: the metric of the record"},
         {0}};
     int first = 0;
     int code = cli_parse(self, options, argc, argv, &first);
@@ -219,7 +193,7 @@ static int run(const cli_command *self, int argc, char **argv)
     if (i == N_FORMATS)
         return cli_usage_error(self, "--format: expected one of " FORMAT_NAMES ", found '%s'",
                                x.format ? x.format : "");
-    code = check_needs(self, &x, formats[i].needs, formats[i].name);
+    code = check_needs(self, &x, formats[i].write != NULL, formats[i].name);
     if (code != EXIT_DONE) return code;
     kvb_error err;
     kvb_status status = named_output(x.output, "--output", formats[i].kind, &err);
@@ -256,15 +230,10 @@ const cli_command cmd_export = {
         "Of a record:\n"
         "lukv-steps    For the published LU-KV pipeline: a folder of .npy files, context_<id>/<metric>.npy and\n"
         "              question_<i>.npy, each float32 [layers, KV heads, tokens]. `kvbudget import` reads it back.\n"
-        "curves        For solvers and pictures of your own: float64 [layers, KV heads, T + 1], the share of "
-        "importance\n"
-        "              that a head loses when it keeps its best b of T tokens under --metric, averaged over "
-        "questions.\n"
         "\n"
         "Examples:\n"
         "  kvbudget export keydiff.safetensors -o keydiff.npy\n"
         "  kvbudget export keydiff.safetensors --format varlen --ratio 80% --tokens 4096 --block 16 -o arrays\n"
-        "  kvbudget export run.h5 --format curves --metric keydiff -o curves.npy\n"
         "  kvbudget export run.h5 --format lukv-steps -o steps\n",
     .run = run,
 };

@@ -61,7 +61,7 @@ static kvb_status encode_text(const tokenizer *t, const char *path, const settin
         begin = utf8_spaces_before(text, size);
         size -= utf8_spaces_behind(text + begin, size - begin);
     }
-    *bos = s->chat ? frame.bos : tokenizer_add_bos(t);
+    *bos = s->chat ? frame.bos : tokenizer_special(t).add_bos;
     if (status == KVB_OK)
         status = tokenizer_encode_framed(t, s->chat ? frame.front : "", text + begin, size - begin,
                                          s->chat ? frame.back : "", s->special, ids, n, err);
@@ -79,13 +79,13 @@ static kvb_status encode_file(const tokenizer *t, const char *path, const settin
     bool bos;
     kvb_status status = encode_text(t, path, s, &text_ids, &n_text, &bos, err);
     if (strcmp(s->bos, "auto") != 0) bos = strcmp(s->bos, "yes") == 0;
-    if (status == KVB_OK && bos && tokenizer_bos(t) < 0)
+    if (status == KVB_OK && bos && tokenizer_special(t).bos < 0)
         status = kvb_fail(err, KVB_UNSUPPORTED,
                           "the model file has no BOS token (tokenizer.ggml.bos_token_id); use --bos no");
     if (status == KVB_OK) {
         *ids = need(n_text + 1, sizeof **ids, "ids");
         *n = 0;
-        if (bos) (*ids)[(*n)++] = tokenizer_bos(t);
+        if (bos) (*ids)[(*n)++] = tokenizer_special(t).bos;
         memcpy(*ids + *n, text_ids, n_text * sizeof **ids);
         *n += n_text;
     }
@@ -103,7 +103,7 @@ static kvb_status open_tokenizer(tokenizer **out, const char *path, const char *
     }
     gguf_set set;
     kvb_status status = gguf_set_open(&set, path, err);
-    if (status == KVB_OK) status = tokenizer_from_gguf_as(out, &set.files[0], pre, err);
+    if (status == KVB_OK) status = tokenizer_from_gguf(out, &set.files[0], pre, err);
     if (status == KVB_OK) status = gguf_set_check(&set, err);
     if (status != KVB_OK) {
         tokenizer_free(*out);

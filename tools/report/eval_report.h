@@ -1,6 +1,6 @@
 // What `kvbudget eval` found: on the terminal, as JSON, and as files.
 #pragma once
-#include "evaluator/summary.h"
+#include "evaluator/sweep.h"
 #include "tools/report/compared.h"
 #include "tools/report/results.h"
 

@@ -180,7 +180,8 @@ static void put_solve(page_writer *w, const page_table *t)
     put_option(w->out, "--scope", t->metadata, "scope", "global");
     put_option(w->out, "--hull", t->metadata, "hull", "feasible");
     put_option(w->out, "--order", t->metadata, "order", "metric");
-    if (kvb_table_metadata(t->file, "solver")) fputs(" --exact", w->out);
+    const char *solver = kvb_table_metadata(t->file, "solver");
+    if (solver) fputs(" --exact", w->out);
     fputs(" -o ", w->out);
     html_shell_word(w->out, t->path);
     fputs("\n", w->out);

@@ -44,7 +44,7 @@ from_record() {
         rm -r "$work/tables"
     done
     metric=keydiff
-    plain solve "$record" -m $metric --holdout text --csv "$work/out" >/dev/null
+    plain solve "$record" -m $metric --holdout --csv "$work/out" >/dev/null
     hash_file "$work/out" "$name holdout"
     plain solve "$record" -m $metric --ablation --csv "$work/out" >/dev/null
     hash_file "$work/out" "$name ablation"
