@@ -1,7 +1,6 @@
 #include "study/table.h"
 #include "formats/need.h"
 #include "formats/npy.h"
-#include "formats/table_weights.h"
 #include "formats/table_write.h"
 #include "runtime/fail.h"
 #include "solver/constrained.h"

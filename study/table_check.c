@@ -1,6 +1,6 @@
 #include "study/table_check.h"
 #include "formats/need.h"
-#include "formats/table_weights.h"
+#include "formats/table_write.h"
 #include "runtime/fail.h"
 #include "solver/checker.h"
 #include "solver/constrained.h"

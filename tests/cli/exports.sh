@@ -11,13 +11,11 @@ cp out budgets.json
 ask() { echo "t.safetensors --ratio 70% --tokens 500 --format $1 -o $2"; }
 
 # shellcheck disable=SC2046
-for pair in varlen:arrays per-layer:layers.json duo:duo headkv:heads.json; do
+for pair in varlen:arrays per-layer:layers.json duo:duo; do
     expect 0 "export ${pair%%:*}" export $(ask "${pair%%:*}" "${pair#*:}") && cp out "${pair%%:*}.out"
 done
 check 'all of them hold the budgets' exports
-says 'headkv tells how to run it' '^run with --head_path heads.json --head_beta 1 --max_capacity_prompts [0-9]+' \
-    headkv.out
-expect 0 'the ending names the format' export t.safetensors -o again.csv
+expect 0 'the ending names the format' export t.safetensors -o again.npy
 check 'a wrong bit changes no ratio without a word' flips "$KVB" t.safetensors
 expect 0 'pages' export t.safetensors -r 0.7 -t 500 --block 16 -f varlen -o pages
 exists 'a block table' pages/block_table.npy
@@ -38,7 +36,7 @@ misused 'a ratio of one' 'below 1' export t.safetensors -f duo -r 1 -t 5 -o none
 misused 'a ratio without a meaning' 'no meaning' export t.safetensors -r 0.5 -o none.npy
 misused 'an unknown format' 'varlen' export t.safetensors -f exl2 -o none
 expect 0 'its help' help export
-for format in npy csv lukv-steps varlen per-layer duo headkv; do
+for format in npy lukv-steps varlen per-layer duo; do
     says "says for whom $format is" "^$format +(For|A|Of) " out
 done
 end

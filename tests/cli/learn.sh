@@ -67,13 +67,6 @@ expect 0 'a task' task tiny.gguf learned.safetensors -k niah_single -t 600 -c 1 
 
 # ---- inspect and plot
 expect 0 'its table as curves for kvpress' export learned.safetensors -o learned.npy
-expect 0 'and back' import learned.npy -o back.safetensors
-for t in learned back; do "$KVB" budgets $t.safetensors --ratio 70% --tokens 150 --csv $t.budgets; done >budgets.out
-same 'with the same budgets' learned.budgets back.budgets
-kvb inspect back.safetensors
-says 'and the ranking' 'metric: "learned:'
-rm learned.ranking.safetensors
-fails 'without the file of its weights' 'learned.ranking.safetensors: opening' import learned.npy -o none.safetensors
 expect 0 'inspect the ranking' inspect rank.safetensors
 says 'what they weigh' 'recency: '
 expect 0 'inspect the table' inspect learned.safetensors

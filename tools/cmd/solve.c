@@ -206,9 +206,6 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
 {
     kvb_status status = selection_open(from, path, &l->wanted, err);
     if (status != KVB_OK) return status;
-    if (!record_has_sums(from->r) && !l->outputs.quiet)
-        fprintf(stderr, "note: %s is of format version 1, without checksums: wrong numbers in it are not noticed\n",
-                path);
     record_shape shape = record_get_shape(from->r);
     layer_map layers;
     status = layer_map_read(&layers, from->r, err);
