@@ -1,7 +1,7 @@
 // The frame that a chat template puts around a message: of every kind of family what stands before and behind, whether
 // BOS is in front and spaces are trimmed; templates without such a frame are refused; and a message's own control
 // tokens are text while those of the frame are tokens. What templates come to is judged by test_profiler_jinja.c.
-#include "profiler/text/chat.h"
+#include "profiler/text/model_text.h"
 #include "profiler/text/utf8.h"
 #include "unit.h"
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 // Which experts a router chooses for a row, and with which weights.
-#include "profiler/model/experts.h"
+#include "profiler/model/layer.h"
 #include "test_profiler_cases.h"
 
 START_TEST(the_largest_and_their_shares)

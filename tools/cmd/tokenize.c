@@ -1,7 +1,7 @@
 // kvbudget tokenize: what ids a text becomes, to compare with other tokenizers and to prepare files of ids.
 #include "formats/file_read.h"
 #include "formats/npy.h"
-#include "profiler/text/chat.h"
+#include "profiler/text/model_text.h"
 #include "profiler/text/tokenizer.h"
 #include "profiler/text/utf8.h"
 #include "profiler/weights/gguf.h"
