@@ -5,7 +5,7 @@
 #include "profiler/model/oracle.h"
 #include "profiler/model/rehearsal.h"
 #include "profiler/weights/dequant.h"
-#include "runtime/fail.h"
+#include "profiler/weights/first_error.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
