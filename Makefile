@@ -114,7 +114,7 @@ HELPERS   := $(addprefix $(BUILD)/tests/,tiny_model score_layer)
 ##: make check-long   the larger runs: comparisons with the published Python code, long texts
 ##: make san          the tests under AddressSanitizer and UndefinedBehaviorSanitizer alone
 ##: make fuzz         fuzz every reader for FUZZ_SECONDS=60 each (clang; with gcc the corpora are replayed)
-##: make bench        measure profile and solve on this machine: CSV, roofline table; PEER_PYTHON=... beside PyTorch
+##: make bench        measure profile and solve on this machine: CSV; PEER_PYTHON=... beside PyTorch
 ##: make check-cuda   with a GPU: operations and a model against the reference, compute-sanitizer
 ##: make wheel        a wheel of the Python package with the library and the program, in $(BUILD)/wheel
 ##: make wheel-library a wheel with the library alone, all of it Apache-2.0, in $(BUILD)/wheel-library

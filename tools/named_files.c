@@ -320,7 +320,6 @@ kvb_status named_output(const char *path, const char *option, unsigned told, kvb
     if (kind == FILE_TABLE_ARRAY) {
         length -= kvb_ends_with(path, ".npy") ? 4 : 0;
         if (status == KVB_OK) status = take_beside(path, length, ".json", option, FILE_METADATA, err);
-        if (status == KVB_OK) status = take_beside(path, length, ".ranking.safetensors", option, FILE_RANKING, err);
     }
     if (status == KVB_OK && kind == FILE_REFINED_TABLE)
         status = take_beside(path, length, ".cells", option, FILE_LOG, err);

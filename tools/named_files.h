@@ -13,7 +13,7 @@ typedef enum file_kind {
     FILE_RANKING,
     FILE_STATISTICS,
     FILE_ARRAY,       // .npy
-    FILE_TABLE_ARRAY, // .npy, with the metadata in a .json beside it, and perhaps a ranking
+    FILE_TABLE_ARRAY, // .npy, with the metadata in a .json beside it
     FILE_METADATA,    // that .json
     FILE_CSV,
     FILE_HEAD_SCORES,   // numbers with tabs between

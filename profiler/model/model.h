@@ -57,7 +57,6 @@ typedef struct model {
     weight_room *rooms;   // [1 + L]
     uint32_t n_held;      // groups that are held in memory, the first ones; the others are read in place
     uint32_t most_terms;  // the widest row of any matrix
-    uint32_t expert_type; // gguf_tensor_type of the experts' matrices, where the model has any
     bool has_halves;      // a matrix is of BF16, and held so
 } model;
 
