@@ -72,7 +72,7 @@ static dev local_table(const layer_pass *p)
     const rope_rule rule = {.kind = ROPE_DEFAULT, .theta = c->local_theta};
     float frequency[ROPE_MAX_PAIRS];
     rope_frequencies(frequency, &rule, c->rope_dim, 0);
-    return rope_table(p->m->device, frequency, c->rope_dim, p->positions, 1);
+    return rope_table(p->m->device, frequency, c->rope_dim, p->positions, (rope_size){.attention = 1});
 }
 
 kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *limits, uint32_t positions,
@@ -87,9 +87,12 @@ kvb_status layer_pass_open(layer_pass *p, const model *m, const backend_limits *
     for (int i = 0; i < N_BUFFERS && good; i++)
         if (buffers[i].floats)
             good = (*buffers[i].at = m->device->b->alloc(m->device, buffers[i].floats)).address != NULL;
-    if (good) p->cos_sin = rope_table(m->device, p->frequency, c->rope_dim, positions, c->rope.attention);
+    if (good)
+        p->cos_sin =
+            rope_table(m->device, p->frequency, c->rope_dim, positions, (rope_size){.attention = c->rope.attention});
     if (good && c->rope.growth > 0) {
-        p->query_cos_sin = rope_query_table(m->device, p->frequency, &c->rope, c->rope_dim, positions);
+        p->query_cos_sin = rope_table(m->device, p->frequency, c->rope_dim, positions,
+                                      (rope_size){c->rope.attention, c->rope.growth, c->rope.original});
         good = p->query_cos_sin.address != NULL;
     }
     if (good && c->local_theta > 0) good = (p->local_cos_sin = local_table(p)).address != NULL;
@@ -124,7 +127,8 @@ kvb_status layer_begin_context(layer_pass *p, uint32_t n_tokens, kvb_error *err)
     rope_frequencies(frequency, &c->rope, c->rope_dim, n_tokens);
     if (memcmp(frequency, p->frequency, c->rope_dim / 2 * sizeof *frequency) == 0) return KVB_OK;
     memcpy(p->frequency, frequency, c->rope_dim / 2 * sizeof *frequency);
-    if (rope_fill(p->on, p->cos_sin, frequency, c->rope_dim, p->positions, c->rope.attention)) return KVB_OK;
+    if (rope_fill(p->on, p->cos_sin, frequency, c->rope_dim, p->positions, (rope_size){.attention = c->rope.attention}))
+        return KVB_OK;
     return kvb_fail(err, KVB_MEMORY, "rotary table: no memory for %u positions", p->positions);
 }
 
