@@ -15,11 +15,6 @@ static const char metrics_name[] = "metrics", calibration_name[] = "calibration_
 static const char *const may_lack[] = {"tokenizer_sha256", "query_statistics_sha256"};
 enum { N_MAY_LACK = sizeof may_lack / sizeof *may_lack };
 
-static kvb_status no_memory(kvb_error *err)
-{
-    return kvb_fail(err, KVB_MEMORY, "not enough memory for the attributes of a record");
-}
-
 // "" where the attribute is not there.
 static const char *text_of(const cJSON *attributes, const char *name)
 {
@@ -33,13 +28,16 @@ static double number_of(const cJSON *attributes, const char *name)
     return cJSON_IsNumber(a) ? a->valuedouble : 0;
 }
 
-// Takes `value`, which may be NULL for want of memory.
-static bool set(cJSON *to, const char *name, cJSON *value)
+// Takes `value`.
+static void set(cJSON *to, const char *name, cJSON *value)
 {
     cJSON_DeleteItemFromObjectCaseSensitive(to, name);
-    if (value && cJSON_AddItemToObject(to, name, value)) return true;
-    cJSON_Delete(value);
-    return false;
+    cJSON_AddItemToObject(to, name, value);
+}
+
+static void set_text(cJSON *to, const char *name, const char *text)
+{
+    set(to, name, cJSON_CreateString(text));
 }
 
 // ---- Which texts ----
@@ -56,11 +54,9 @@ kvb_status record_set_calibration(cJSON *to, const char *files, kvb_error *err)
     free(digits);
     if (status != KVB_OK) return status;
     cJSON_DeleteItemFromObjectCaseSensitive(to, files_name);
-    bool list = used < n && n < MAX_TEXT_ATTRIBUTE;
-    return set(to, calibration_name, cJSON_CreateString(hash)) &&
-                   (!list || set(to, files_name, cJSON_CreateString(files)))
-               ? KVB_OK
-               : no_memory(err);
+    set_text(to, calibration_name, hash);
+    if (used < n && n < MAX_TEXT_ATTRIBUTE) set_text(to, files_name, files);
+    return KVB_OK;
 }
 
 // The list of a record's files; of one that does not say, what it says of all of them together.
@@ -128,9 +124,8 @@ static kvb_status join_texts(cJSON *to, const cJSON *first, const cJSON *second,
     else if (given[1] > given[0]) given[0] = given[1];
     const cJSON *has_given = cJSON_GetObjectItemCaseSensitive(first, given_name),
                 *has_limit = cJSON_GetObjectItemCaseSensitive(first, limit_name);
-    if ((has_given && !set(to, given_name, cJSON_CreateNumber(given[0]))) ||
-        (has_limit && !set(to, limit_name, cJSON_CreateNumber(both))))
-        return no_memory(err);
+    if (has_given) set(to, given_name, cJSON_CreateNumber(given[0]));
+    if (has_limit) set(to, limit_name, cJSON_CreateNumber(both));
     if (!*files_of(first) || !*files_of(second)) return KVB_OK;
     if (relation == RECORD_ALL_TEXTS) return record_set_calibration(to, files_of(second), err);
     return join_files(to, files_of(first), files_of(second), err);
@@ -143,29 +138,28 @@ static kvb_status parse_metrics(cJSON **out, const char *name, const cJSON *attr
     const char *text = text_of(attributes, metrics_name);
     if (*text) return kvb_json_object(out, text, strlen(text), name, "attribute metrics", err);
     *out = cJSON_CreateObject();
-    return *out ? KVB_OK : no_memory(err);
+    return KVB_OK;
 }
 
 // The settings as text, without what follows from the metric's name and what records of before therefore lack. Text,
-// because cJSON_Compare calls numbers equal that differ in their last digits. NULL for want of memory.
+// because cJSON_Compare calls numbers equal that differ in their last digits.
 static char *settings_text(const cJSON *settings)
 {
     cJSON *copy = cJSON_Duplicate(settings, true);
     cJSON_DeleteItemFromObjectCaseSensitive(copy, "cost");
     cJSON_DeleteItemFromObjectCaseSensitive(copy, "kin");
-    char *text = copy ? cJSON_PrintUnformatted(copy) : NULL;
+    char *text = cJSON_PrintUnformatted(copy);
     cJSON_Delete(copy);
     return text;
 }
 
-static kvb_status same_settings(bool *same, const cJSON *a, const cJSON *b, kvb_error *err)
+static bool same_settings(const cJSON *a, const cJSON *b)
 {
     char *x = settings_text(a), *y = settings_text(b);
-    kvb_status status = x && y ? KVB_OK : no_memory(err);
-    *same = status == KVB_OK && strcmp(x, y) == 0;
+    bool same = strcmp(x, y) == 0;
     cJSON_free(y);
     cJSON_free(x);
-    return status;
+    return same;
 }
 
 // Adds to `all`, the metrics of the first record, those that only the second has.
@@ -176,14 +170,11 @@ static kvb_status add_metrics(cJSON *all, const char *first_name, const cJSON *m
     cJSON_ArrayForEach(one, more)
     {
         const cJSON *held = cJSON_GetObjectItemCaseSensitive(all, one->string);
-        bool same = true;
-        kvb_status status = held ? same_settings(&same, held, one, err) : KVB_OK;
-        if (status != KVB_OK) return status;
-        if (!same)
+        if (!held) set(all, one->string, cJSON_Duplicate(one, true));
+        else if (!same_settings(held, one))
             return kvb_fail(err, KVB_MISMATCH,
                             "%s and %s cannot be joined: metric %s has other settings in the one than in the other",
                             first_name, second_name, one->string);
-        if (!held && !set(all, one->string, cJSON_Duplicate(one, true))) return no_memory(err);
     }
     return KVB_OK;
 }
@@ -196,9 +187,11 @@ static kvb_status join_metrics(cJSON *to, const char *first_name, const cJSON *f
     kvb_status status = parse_metrics(&all, first_name, first, err);
     if (status == KVB_OK) status = parse_metrics(&more, second_name, second, err);
     if (status == KVB_OK) status = add_metrics(all, first_name, more, second_name, err);
-    char *text = status == KVB_OK ? cJSON_PrintUnformatted(all) : NULL;
-    if (status == KVB_OK && (!text || !set(to, metrics_name, cJSON_CreateString(text)))) status = no_memory(err);
-    cJSON_free(text);
+    if (status == KVB_OK) {
+        char *text = cJSON_PrintUnformatted(all);
+        set_text(to, metrics_name, text);
+        cJSON_free(text);
+    }
     cJSON_Delete(more);
     cJSON_Delete(all);
     return status;
@@ -212,9 +205,9 @@ static cJSON *fixed_part(const cJSON *attributes)
     static const char *const growing[] = {metrics_name, calibration_name, files_name,
                                           given_name,   limit_name,       "model_files"};
     cJSON *copy = cJSON_Duplicate(attributes, true);
-    for (size_t i = 0; copy && i < sizeof growing / sizeof *growing; i++)
+    for (size_t i = 0; i < sizeof growing / sizeof *growing; i++)
         cJSON_DeleteItemFromObjectCaseSensitive(copy, growing[i]);
-    for (size_t i = 0; copy && i < N_MAY_LACK; i++)
+    for (size_t i = 0; i < N_MAY_LACK; i++)
         if (!*text_of(copy, may_lack[i])) cJSON_DeleteItemFromObjectCaseSensitive(copy, may_lack[i]);
     return copy;
 }
@@ -225,13 +218,13 @@ static kvb_status check_rest(const char *first_name, const cJSON *first, const c
     cJSON *a = fixed_part(first), *b = fixed_part(second);
     static const record_shape any = {0};
     root_difference d;
-    kvb_status status = a && b ? KVB_OK : no_memory(err);
-    for (size_t i = 0; status == KVB_OK && i < N_MAY_LACK; i++)
+    kvb_status status = KVB_OK;
+    for (size_t i = 0; i < N_MAY_LACK; i++)
         if (!*text_of(a, may_lack[i]) || !*text_of(b, may_lack[i])) {
             cJSON_DeleteItemFromObjectCaseSensitive(a, may_lack[i]);
             cJSON_DeleteItemFromObjectCaseSensitive(b, may_lack[i]);
         }
-    if (status == KVB_OK && record_root_differs(&d, &any, a, &any, b))
+    if (record_root_differs(&d, &any, a, &any, b))
         status = kvb_fail(err, KVB_MISMATCH,
                           "%s and %s cannot be joined: %s is %s in the first, %s in the second; a record has one model "
                           "and one set of options",
@@ -241,16 +234,6 @@ static kvb_status check_rest(const char *first_name, const cJSON *first, const c
     return status;
 }
 
-static kvb_status add_lacking(cJSON *to, const cJSON *second, kvb_error *err)
-{
-    for (size_t i = 0; i < N_MAY_LACK; i++) {
-        const char *text = text_of(second, may_lack[i]);
-        if (*text && !*text_of(to, may_lack[i]) && !set(to, may_lack[i], cJSON_CreateString(text)))
-            return no_memory(err);
-    }
-    return KVB_OK;
-}
-
 kvb_status record_join_attributes(cJSON **out, const char *first_name, const cJSON *first, const char *second_name,
                                   const cJSON *second, record_relation relation, kvb_error *err)
 {
@@ -258,9 +241,10 @@ kvb_status record_join_attributes(cJSON **out, const char *first_name, const cJS
     kvb_status status = check_rest(first_name, first, second_name, second, err);
     if (status != KVB_OK) return status;
     cJSON *to = cJSON_Duplicate(first, true);
-    if (!to) return no_memory(err);
-    status = add_lacking(to, second, err);
-    if (status == KVB_OK) status = join_texts(to, first, second, relation, err);
+    for (size_t i = 0; i < N_MAY_LACK; i++)
+        if (*text_of(second, may_lack[i]) && !*text_of(to, may_lack[i]))
+            set_text(to, may_lack[i], text_of(second, may_lack[i]));
+    status = join_texts(to, first, second, relation, err);
     if (status == KVB_OK) status = join_metrics(to, first_name, first, second_name, second, err);
     if (status == KVB_OK) *out = to;
     else cJSON_Delete(to);
@@ -342,7 +326,6 @@ static kvb_status join_next(cJSON **attributes, const record *const *inputs, siz
 kvb_status record_join_records(cJSON **attributes, const record *const *inputs, size_t n, kvb_error *err)
 {
     *attributes = cJSON_Duplicate(inputs[0]->attributes, true);
-    if (!*attributes) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", inputs[0]->path);
     kvb_status status = KVB_OK;
     for (size_t i = 1; i < n && status == KVB_OK; i++) status = join_next(attributes, inputs, i, err);
     if (status == KVB_OK) return KVB_OK;

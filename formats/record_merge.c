@@ -21,23 +21,23 @@ kvb_status record_mark_shard(cJSON *attributes, uint32_t shard, uint32_t n_shard
     char name[32];
     snprintf(name, sizeof name, "%u/%u", shard, n_shards);
     cJSON *list = cJSON_CreateArray();
-    bool ok = list != NULL;
-    for (size_t i = 0; ok && i < n; i++) {
+    for (size_t i = 0; i < n; i++) {
         cJSON *pair = cJSON_CreateArray();
-        ok = pair && cJSON_AddItemToArray(list, pair) && cJSON_AddItemToArray(pair, cJSON_CreateString(all[i].id)) &&
-             cJSON_AddItemToArray(pair, cJSON_CreateNumber(all[i].n_questions));
+        cJSON_AddItemToArray(list, pair);
+        cJSON_AddItemToArray(pair, cJSON_CreateString(all[i].id));
+        cJSON_AddItemToArray(pair, cJSON_CreateNumber(all[i].n_questions));
     }
-    char *text = ok ? cJSON_PrintUnformatted(list) : NULL;
-    kvb_status status = KVB_OK;
-    if (text && strlen(text) >= MAX_TEXT_ATTRIBUTE)
-        status = kvb_fail(err, KVB_UNSUPPORTED,
-                          "the list of %zu contexts does not fit into a shard (1 MiB); split the calibration data", n);
-    else if (!text || !cJSON_AddStringToObject(attributes, shard_name, name) ||
-             !cJSON_AddStringToObject(attributes, shard_of_name, text))
-        status = kvb_fail(err, KVB_MEMORY, "not enough memory for the attributes of a shard");
+    char *text = cJSON_PrintUnformatted(list);
+    bool fits = strlen(text) < MAX_TEXT_ATTRIBUTE;
+    if (fits) {
+        cJSON_AddStringToObject(attributes, shard_name, name);
+        cJSON_AddStringToObject(attributes, shard_of_name, text);
+    }
     cJSON_free(text);
     cJSON_Delete(list);
-    return status;
+    return fits ? KVB_OK
+                : kvb_fail(err, KVB_UNSUPPORTED,
+                           "the list of %zu contexts does not fit into a shard (1 MiB); split the calibration data", n);
 }
 
 const char *record_shard(const record *r)
@@ -63,7 +63,6 @@ typedef struct merge {
     size_t n_whole;
     cJSON *list;      // parsed `shard_of`, NULL when no input is a shard
     found *questions; // of one context, ascending
-    layer_pair pair;  // for comparisons
 } merge;
 
 static cJSON *without_shard(const cJSON *attributes)
@@ -80,12 +79,10 @@ static kvb_status check_shards(merge *m, const char **whole_text, kvb_error *err
     const record *first = m->inputs[0], *named = NULL;
     *whole_text = NULL;
     m->attributes = without_shard(first->attributes);
-    if (!m->attributes) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", m->path);
     for (size_t i = 0; i < m->n; i++) {
         const record *r = m->inputs[i];
         root_difference d;
         cJSON *own = without_shard(r->attributes);
-        if (!own) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", r->path);
         bool differs = record_root_differs(&d, &first->shape, m->attributes, &r->shape, own);
         cJSON_Delete(own);
         if (differs)
@@ -135,10 +132,8 @@ static kvb_status check_unique(const merge *m, kvb_error *err)
 // The whole as shards tell it.
 static kvb_status read_whole(merge *m, const char *text, kvb_error *err)
 {
-    bool no_memory;
-    m->list = kvb_json_parse(text, strlen(text), NULL, &no_memory);
-    if (no_memory) return kvb_fail(err, KVB_MEMORY, "%s: not enough memory", m->path);
-    size_t n = m->list && cJSON_IsArray(m->list) ? (size_t)cJSON_GetArraySize(m->list) : 0;
+    m->list = kvb_json_parse(text, strlen(text), NULL, NULL);
+    size_t n = cJSON_IsArray(m->list) ? (size_t)cJSON_GetArraySize(m->list) : 0;
     m->whole = need(n, sizeof *m->whole, "contexts");
     bool good = cJSON_IsArray(m->list);
     const cJSON *pair;
@@ -300,41 +295,38 @@ static kvb_status check_known(const merge *m, kvb_error *err)
 
 // ---- Putting together ----
 
-// The question that the inputs found[0 .. n) have: equal in all of them, losses of each metric from the first that has
-// them.
-static kvb_status merge_question(merge *m, record_output *out, const char *id, const found *q, size_t n,
-                                 const h5_file **files, kvb_error *err)
+// What inputs[0 .. n) have of a context, or of a question where a number is given: equal in all of them.
+static kvb_status compare_all(const merge *m, const size_t *inputs, size_t n, const char *id, const uint32_t *number,
+                              kvb_error *err)
 {
-    kvb_status status = record_output_question(out, id, q->number, &m->inputs[q->input]->file, err);
-    for (size_t k = 0; k < n && status == KVB_OK; k++) {
-        const record *before = k ? m->inputs[q[k - 1].input] : NULL, *next = m->inputs[q[k].input];
-        files[k] = &next->file;
-        if (before) status = record_compare_question(&m->pair, before, next, id, q->number, err);
+    kvb_status status = KVB_OK;
+    for (size_t k = 1; k < n; k++)
         for (size_t j = 0; j < k && status == KVB_OK; j++)
-            status = record_compare_losses(m->inputs[q[j].input], next, id, q->number, err);
-    }
-    return status == KVB_OK ? record_output_losses(out, id, q->number, files, n, err) : status;
+            status = record_compare(m->inputs[inputs[j]], m->inputs[inputs[k]], id, number, err);
+    return status;
 }
 
 static kvb_status merge_context(merge *m, record_output *out, const char *id, kvb_error *err)
 {
-    const record *source = NULL;
-    kvb_status status = KVB_OK;
     const h5_file **files = need(m->n, sizeof *files, "files");
-    size_t n_files = 0, n_found = 0;
-    for (size_t i = 0; i < m->n && status == KVB_OK; i++) {
-        if (!record_find_context(m->inputs[i], id)) continue;
-        files[n_files++] = &m->inputs[i]->file;
-        if (source) status = record_compare_context(&m->pair, source, m->inputs[i], id, err);
-        else source = m->inputs[i];
-    }
-    if (status == KVB_OK) status = record_output_context(out, id, files, n_files, err);
+    size_t *inputs = need(m->n, sizeof *inputs, "files"), n = 0;
+    for (size_t i = 0; i < m->n; i++)
+        if (record_find_context(m->inputs[i], id)) inputs[n++] = i;
+    for (size_t k = 0; k < n; k++) files[k] = &m->inputs[inputs[k]]->file;
+    kvb_status status = compare_all(m, inputs, n, id, NULL, err);
+    if (status == KVB_OK) status = record_output_context(out, id, files, n, err);
     bool has_context;
-    if (status == KVB_OK) n_found = find_questions(m, id, &has_context);
-    for (size_t k = 0, n; k < n_found && status == KVB_OK; k += n) {
-        for (n = 1; k + n < n_found && m->questions[k + n].number == m->questions[k].number;) n++;
-        status = merge_question(m, out, id, m->questions + k, n, files, err);
+    size_t n_found = find_questions(m, id, &has_context);
+    for (size_t k = 0; k < n_found && status == KVB_OK; k += n) {
+        const uint32_t number = m->questions[k].number;
+        for (n = 0; k + n < n_found && m->questions[k + n].number == number; n++) {
+            inputs[n] = m->questions[k + n].input;
+            files[n] = &m->inputs[inputs[n]]->file;
+        }
+        status = compare_all(m, inputs, n, id, &number, err);
+        if (status == KVB_OK) status = record_output_question(out, id, number, files, n, err);
     }
+    free(inputs);
     free(files);
     return status;
 }
@@ -353,7 +345,7 @@ static kvb_status merge_all(merge *m, kvb_error *err)
     uint64_t bytes = 0;
     for (size_t i = 0; i < m->n; i++) bytes += m->inputs[i]->file.size;
     record_output out;
-    status = record_output_begin(&out, m->path, &m->inputs[0]->shape, m->attributes, 0, bytes, err);
+    status = record_output_begin(&out, m->path, &m->inputs[0]->shape, m->attributes, bytes, err);
     for (size_t i = 0; i < m->n_whole && status == KVB_OK; i++) status = merge_context(m, &out, m->whole[i].id, err);
     return record_output_end(&out, status, err);
 }
@@ -374,8 +366,6 @@ kvb_status record_merge(const char *path, const char *const *inputs, size_t n, b
     cJSON_Delete(m.list);
     free(m.whole);
     free(m.questions);
-    free(m.pair.layers[0]);
-    free(m.pair.layers[1]);
     free(m.inputs);
     return status;
 }

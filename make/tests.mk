@@ -42,8 +42,7 @@ FUZZ_PARTS_fuzz_results := $(BUILD)/tools/report/results_read.o
 $(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(FUZZ_PARTS_$(t)) $(filter %.c,$(FUZZ_MAIN)) \
     $(call archives,tools),$(filter-out %.c,$(FUZZ_MAIN))))
 
-DRAWING := $(addprefix $(BUILD)/tools/report/,svg.o svg_chart.o series_style.o viridis.o)
-$(call add_program,tests/bench_solver,tests/bench_solver.c $(DRAWING) $(call archives,solver))
+$(call add_program,tests/bench_solver,tests/bench_solver.c $(call archives,solver))
 
 # One file call fails: what tests/faults/faults.py loads in front of the program.
 FAULT_SHIM := $(BUILD)/tests/fault_shim.so

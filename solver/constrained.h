@@ -33,7 +33,7 @@ typedef struct constrained_rows {
 } constrained_rows;
 
 // ratios [n_rows] ascending; exact: the optimum in place of greedy's budgets. On failure *out is zero. Errors:
-// KVB_ARGUMENT for contradictions (constraints.h), KVB_UNSUPPORTED, KVB_MEMORY.
+// KVB_ARGUMENT for contradictions (constraints.h), KVB_UNSUPPORTED.
 kvb_status constrained_solve(constrained_rows *out, const loss_curves *curves, const kvb_limits *limits,
                              const double *ratios, uint32_t n_rows, bool exact, kvb_error *err);
 void constrained_rows_free(constrained_rows *rows);

@@ -4,54 +4,28 @@
 // for every ratio and group of heads by exact_core.h. Greedy's slope is the best multiplier there is (it solves the
 // dual of the relaxed problem), and its budgets are kept wherever nothing is better, so a metric that ranks perfectly
 // gets the same table. The rows are solved one by one, each from greedy alone, because the result must depend neither
-// on the number of threads nor on which rows are asked for.
-//
-// Optima need not be nested: a head may get more tokens when all together get fewer. An engine that evicts further as
-// its cache fills up cannot take a token back, so exact_nest() makes the rows nested. One row keeps its optimum; from
-// there on towards higher ratios a head may keep at most what it keeps in the row before, towards lower ratios at least
-// what it keeps in the row after, and each row is the optimum under these limits. This is done from the rows at 1, 25,
-// 50, 75 and 99 % of the way. Of these and of greedy's rows, which are nested too, those with the least excess over
-// the optimum, as a share of it summed over the rows, are taken, and improved row by row between their neighbours. In
-// the per-layer scope every layer chooses by itself. What it costs is `loss` against `optimum`: in that sum never more
-// than exactness had gained over greedy. A start is given up when a row takes too much work. It is not the best of all
-// nested tables, which would be one problem over all rows at once.
+// on the number of threads nor on which rows are asked for. Optima need not be nested: a head may get more tokens when
+// all together get fewer.
 #pragma once
+#include "solver/exact_core.h"
 #include "solver/greedy.h"
-#include <stdbool.h>
 
-typedef struct exact_limits {
-    uint64_t max_work;  // relaxations per ratio and group; 0 = EXACT_MAX_WORK
-    uint64_t max_bytes; // of states per thread; 0 = EXACT_MAX_BYTES
-} exact_limits;
-
-#define EXACT_MAX_WORK 20000000000ull // about 10 s
-#define EXACT_MAX_BYTES (256ull << 20)
-#define EXACT_NEST_WORK 200000000ull // the same for a row between neighbours, where limits can make a problem hard
+#define EXACT_MAX_WORK 20000000000ull  // relaxations per ratio and group: about 10 s
+#define EXACT_MAX_BYTES (256ull << 20) // of states per thread
 
 // Of R ratios; losses are absolute, not divided by the curves' total.
 typedef struct exact_result {
     uint32_t n_rows, n_heads, n_groups;
-    uint32_t *keep;    // [R, N] tokens that stay; a row sums to greedy's row, in every group
-    double *greedy;    // [R] greedy's loss
-    double *optimum;   // [R] the least loss there is
-    double *loss;      // [R] of keep: the optimum, or more after exact_nest()
-    double *bound;     // [R] D(lambda), 0 .. optimum
-    double *surviving; // [R] share of all choices that the reduction by greedy's gap leaves; 0: greedy proved optimal
-    double *lambda;    // [R, groups] the multipliers behind bound
-    uint8_t *nested;   // [R] 1: no head keeps more than in the row before
-    uint8_t *proved;   // [R] 0: a limit was met, and `optimum` is greedy's loss in at least one group
-    uint64_t work;     // relaxations in all
+    uint32_t *keep;  // [R, N] tokens that stay; a row sums to greedy's row, in every group
+    double *greedy;  // [R] greedy's loss
+    double *optimum; // [R] the least loss there is, that of keep
+    double *bound;   // [R] D(lambda), 0 .. optimum
+    uint8_t *proved; // [R] 0: a limit was met, and `optimum` is greedy's loss in at least one group
+    uint64_t work;   // relaxations in all
 } exact_result;
 
-// Memory for a shape, a scope and a number of ratios, to be used again. On failure *x is zero.
-kvb_status exact_init(exact_result *x, const cache_shape *shape, solve_scope scope, uint32_t n_rows, kvb_error *err);
-void exact_free(exact_result *x);
-
 // The optimum of every row; a row's budget in each group is what greedy's row keeps there. `greedy` is what
-// greedy_sweep() made of these curves, with any hull. limits NULL: the defaults. Errors: KVB_ARGUMENT, KVB_MEMORY.
-kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
-                       kvb_error *err);
-
-// Replaces keep by nested rows. `greedy` as above.
-kvb_status exact_nest(exact_result *x, const loss_curves *c, const allocation *greedy, const exact_limits *limits,
-                      kvb_error *err);
+// greedy_sweep() made of these curves, with any hull. KVB_ARGUMENT: budgets that do not belong to the curves. On
+// failure *x is zero.
+kvb_status exact_solve(exact_result *x, const loss_curves *c, const allocation *greedy, kvb_error *err);
+void exact_free(exact_result *x);

@@ -36,22 +36,21 @@ typedef struct core_problem {
 } core_problem;
 
 typedef struct core_answer {
-    double margin;    // keep is the optimum up to this
-    double gap;       // loss of start - D(lambda), >= 0
-    double lambda;    // the multiplier in use: the problem's, or a better one
-    double surviving; // share of all choices that are left after the reduction by the gap of start
-    uint64_t work;    // relaxations
-    bool proved;      // false: given up; keep is start
+    double margin; // keep is the optimum up to this
+    double gap;    // loss of start - D(lambda), >= 0
+    double lambda; // the multiplier in use: the problem's, or a better one
+    uint64_t work; // relaxations
+    bool proved;   // false: given up; keep is start
 } core_answer;
 
 typedef struct core_work core_work; // memory, used again from problem to problem; one for each thread
 
-core_work *core_work_new(void); // NULL: no memory
+core_work *core_work_new(void);
 void core_work_free(core_work *w);
 
 // One choice of a dynamic program: to[i] becomes the lesser of to[i] and from[i] + cost, i = 0 .. n - 1.
 void core_relax(double *restrict to, const double *restrict from, size_t n, double cost);
 
 // Fills keep [n], whose sum is that of start, and *answer. start is returned whenever it is optimal up to the margin.
-// Of equal optima the same one is found in every run. Errors: KVB_MEMORY.
-kvb_status core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer *answer, kvb_error *err);
+// Of equal optima the same one is found in every run.
+void core_solve(core_work *w, const core_problem *p, uint32_t *keep, core_answer *answer);

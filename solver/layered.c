@@ -1,9 +1,103 @@
 #include "solver/layered.h"
-#include "runtime/fail.h"
-#include "solver/window.h"
+#include "formats/need.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+
+// ---- Costs of sums of units, in a range that moves and grows
+// ----------------------------------------------------------
+
+// Costs of the sums low .. low + count - 1; INFINITY: none, or beyond theta.
+typedef struct window {
+    int64_t low;
+    size_t count, room;
+    double *at;
+} window;
+
+// What all windows of one solution share: how far they look, and what they may take.
+typedef struct window_limits {
+    double theta; // dearer sums are left out
+    uint64_t max_work, max_bytes;
+    uint64_t work; // relaxations
+    size_t bytes;  // of all windows
+    bool given_up; // more work or bytes than allowed
+} window_limits;
+
+static void window_close(window_limits *l, window *x)
+{
+    l->bytes -= x->room * sizeof *x->at;
+    free(x->at);
+    *x = (window){0};
+}
+
+static void windows_free(window_limits *l, window *at, size_t n)
+{
+    for (size_t i = 0; at && i < n; i++) window_close(l, &at[i]);
+    free(at);
+}
+
+// Makes a window of `count` sums from `low` on that holds nothing yet; its memory is used again. False: given up.
+static bool window_open(window_limits *l, window *x, int64_t low, size_t count)
+{
+    if (count > x->room || !x->at) {
+        size_t room = count + count / 2 + 16, bytes = l->bytes + (room - x->room) * sizeof *x->at;
+        if (bytes > l->max_bytes) return !(l->given_up = true);
+        x->at = need_more(x->at, room, sizeof *x->at, "sums of an exact problem");
+        l->bytes = bytes;
+        x->room = room;
+    }
+    x->low = low;
+    x->count = count;
+    for (size_t i = 0; i < count; i++) x->at[i] = INFINITY;
+    return true;
+}
+
+// Cuts what holds nothing off both ends.
+static void window_trim(window *x)
+{
+    size_t begin = 0;
+    while (x->count > 0 && x->at[x->count - 1] == INFINITY) x->count--;
+    while (begin < x->count && x->at[begin] == INFINITY) begin++;
+    if (begin == 0) return;
+    memmove(x->at, x->at + begin, (x->count - begin) * sizeof *x->at);
+    x->low += (int64_t)begin;
+    x->count -= begin;
+}
+
+// Opens `out` with all sums of one element of a and one of b, up to theta and up to `most` units. False: given up.
+static bool window_join(window_limits *l, window *out, const window *a, const window *b, int64_t most)
+{
+    int64_t low = a->low + b->low, high = low + (int64_t)a->count + (int64_t)b->count - 2;
+    if (high > most) high = most;
+    if (a->count == 0 || b->count == 0 || high < low) return window_open(l, out, low, 0);
+    if (!window_open(l, out, low, (size_t)(high - low + 1))) return false;
+    for (size_t j = 0; j < b->count; j++) {
+        if (b->at[j] == INFINITY || j >= out->count) continue;
+        size_t n = a->count < out->count - j ? a->count : out->count - j;
+        core_relax(out->at + j, a->at, n, b->at[j]);
+        l->work += n;
+    }
+    if (l->work > l->max_work) return !(l->given_up = true);
+    for (size_t i = 0; i < out->count; i++)
+        if (out->at[i] > l->theta) out->at[i] = INFINITY;
+    window_trim(out);
+    return true;
+}
+
+// The sum of b such that it and one of a give, bit for bit, what window_join() has put at x.
+static int64_t window_trace(const window *out, const window *a, const window *b, int64_t x)
+{
+    double value = out->at[x - out->low];
+    for (size_t j = 0; j < b->count; j++) {
+        int64_t before = x - (b->low + (int64_t)j) - a->low;
+        if (b->at[j] == INFINITY || before < 0 || before >= (int64_t)a->count) continue;
+        if (a->at[before] + b->at[j] == value) return b->low + (int64_t)j;
+    }
+    return b->low; // not reached: the sum came from somewhere
+}
+
+// ---- Memory
+// -----------------------------------------------------------------------------------------------------------
 
 struct layered_work {
     window *stage; // sums after 0, 1, .. of the things that are joined at the moment: heads of a part, or its clusters
@@ -17,7 +111,7 @@ struct layered_work {
 
 layered_work *layered_work_new(void)
 {
-    return calloc(1, sizeof(layered_work));
+    return need(1, sizeof(layered_work), "exact problems");
 }
 
 void layered_work_free(layered_work *w)
@@ -30,22 +124,21 @@ void layered_work_free(layered_work *w)
     free(w);
 }
 
-static bool make_room(layered_work *w, const layered_problem *p)
+static void make_room(layered_work *w, const layered_problem *p)
 {
     uint32_t stages = p->x->own + 1, parts = p->x->parts;
     if (w->n_stages < stages) {
         windows_free(&w->limits, w->stage, w->n_stages);
-        w->stage = calloc(stages, sizeof *w->stage);
-        w->n_stages = w->stage ? stages : 0;
+        w->stage = need(stages, sizeof *w->stage, "heads");
+        w->n_stages = stages;
     }
     if (w->n_parts < parts) {
         windows_free(&w->limits, w->part, w->n_parts);
         windows_free(&w->limits, w->joint, w->n_parts + 1);
-        w->part = calloc(parts, sizeof *w->part);
-        w->joint = calloc(parts + 1, sizeof *w->joint);
+        w->part = need(parts, sizeof *w->part, "parts");
+        w->joint = need(parts + 1, sizeof *w->joint, "parts");
         w->n_parts = parts;
     }
-    return w->stage && w->part && w->joint;
 }
 
 // ---- One part -------------------------------------------------------------------------------------------------------
@@ -305,14 +398,14 @@ static void spend(const layered_problem *p, uint32_t *keep)
     }
 }
 
-kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *keep, core_answer *a, kvb_error *err)
+void layered_solve(layered_work *w, const layered_problem *p, uint32_t *keep, core_answer *a)
 {
     uint32_t n = p->x->parts * p->x->own, units = p->x->curves.shape.n_tokens;
     *a = (core_answer){.lambda = p->lambda, .proved = true};
     memcpy(keep, p->start, n * sizeof *keep);
     w->p = p;
     w->limits = (window_limits){.max_work = p->max_work, .max_bytes = p->max_bytes, .bytes = w->limits.bytes};
-    if (!make_room(w, p)) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %u heads", n);
+    make_room(w, p);
     double dual = -p->lambda * (double)p->budget, size = 0, start = loss_of(p, p->start);
     for (uint32_t i = 0; i < p->x->parts; i++) {
         dual += layered_part_dual(p->x, p->levels, p->group * p->x->parts + i, p->price[i], p->lambda);
@@ -321,11 +414,10 @@ kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *ke
     for (uint32_t h = p->group * n; h < (p->group + 1) * n; h++) size += instance_curve(p->x, h)[0];
     a->gap = start - dual > 0 ? start - dual : 0;
     a->margin = 0x1p-50 * (size + n * a->gap); // as in exact_core.h
-    if (a->gap <= a->margin) return KVB_OK;
-    uint32_t *found = malloc(n * sizeof *found);
-    if (!found) return kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for %u heads", n);
+    if (a->gap <= a->margin) return;
+    uint32_t *found = need(n, sizeof *found, "heads");
     bool ok = false;
-    for (double theta = a->gap / 1024; !ok && !w->limits.failed && !w->limits.given_up; theta *= 4) {
+    for (double theta = a->gap / 1024; !ok && !w->limits.given_up; theta *= 4) {
         w->limits.theta = (theta < a->gap ? theta : a->gap) + a->margin;
         ok = try_theta(w, found);
         if (theta >= a->gap) break;
@@ -335,5 +427,4 @@ kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *ke
     if (ok) spend(p, found);
     if (ok && loss_of(p, found) < start - a->margin) memcpy(keep, found, n * sizeof *keep);
     free(found);
-    return w->limits.failed ? kvb_fail(err, KVB_MEMORY, "exact solution: not enough memory for the states") : KVB_OK;
 }

@@ -28,12 +28,11 @@ typedef struct layered_problem {
 
 typedef struct layered_work layered_work; // memory, used again; one for each thread
 
-layered_work *layered_work_new(void); // NULL: no memory
+layered_work *layered_work_new(void);
 void layered_work_free(layered_work *w);
 
 // Fills keep [parts * own] (units) and *answer as core_solve() does.
-kvb_status layered_solve(layered_work *w, const layered_problem *p, uint32_t *keep, core_answer *answer,
-                         kvb_error *err);
+void layered_solve(layered_work *w, const layered_problem *p, uint32_t *keep, core_answer *answer);
 
 // A part's share of D: min over its budgets of (loss + price x) - (price - lambda) cap, price being raised to lambda.
 double layered_part_dual(const constrained_instance *x, const level_part *levels, uint32_t part, double price,

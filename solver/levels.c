@@ -1,4 +1,5 @@
 #include "solver/levels.h"
+#include "formats/need.h"
 #include "runtime/fail.h"
 #include <math.h>
 #include <stdlib.h>
@@ -41,7 +42,7 @@ static bool common_range(const level_part *p, uint32_t set, uint32_t *low, uint3
     return *low <= *high;
 }
 
-static kvb_status make_hulls(level_part *p, double *curve, level_point *hull, kvb_error *err)
+static void make_hulls(level_part *p, double *curve, level_point *hull)
 {
     size_t room = 0, count = 0;
     for (uint32_t set = 1; set < 1u << p->n; set++) {
@@ -56,15 +57,12 @@ static kvb_status make_hulls(level_part *p, double *curve, level_point *hull, kv
         size_t corners = add_hull(hull, curve, low, high - low + 1);
         if (count + corners > room) {
             room = 2 * (count + corners) + 64;
-            level_point *fresh = realloc(p->point, room * sizeof *fresh);
-            if (!fresh) return kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %zu hull corners", room);
-            p->point = fresh;
+            p->point = need_more(p->point, room, sizeof *p->point, "corners of hulls");
         }
         memcpy(p->point + count, hull, corners * sizeof *hull);
         count += corners;
     }
     p->begin[1u << p->n] = count;
-    return KVB_OK;
 }
 
 kvb_status level_part_make(level_part *p, const constrained_instance *x, uint32_t part, kvb_error *err)
@@ -77,24 +75,19 @@ kvb_status level_part_make(level_part *p, const constrained_instance *x, uint32_
                         "ways to split the heads are looked at",
                         LEVELS_MAX_HEADS, p->n);
     size_t units = x->curves.shape.n_tokens;
-    p->begin = calloc((1u << p->n) + 1, sizeof *p->begin);
-    double *curve = malloc((units + 1) * sizeof *curve);
-    level_point *hull = malloc((units + 1) * sizeof *hull);
-    kvb_status status = p->begin && curve && hull
-                            ? make_hulls(p, curve, hull, err)
-                            : kvb_fail(err, KVB_MEMORY, "constraints: not enough memory for %zu pages", units);
+    p->begin = need((1u << p->n) + 1, sizeof *p->begin, "sets of heads");
+    double *curve = need(units + 1, sizeof *curve, "pages");
+    level_point *hull = need(units + 1, sizeof *hull, "pages");
+    make_hulls(p, curve, hull);
     free(curve);
     free(hull);
-    if (status == KVB_OK) {
-        level_answer a;
-        level_part_price(p, 0, &a);
-        if (a.value == INFINITY)
-            status = kvb_fail(err, KVB_ARGUMENT,
-                              "constraints: layer %u: floors and ceilings of its heads need more than %u budgets",
-                              x->origin[p->first] / x->limits->n_kv_heads, p->levels);
-    }
-    if (status != KVB_OK) level_part_free(p);
-    return status;
+    level_answer a;
+    level_part_price(p, 0, &a);
+    if (a.value < INFINITY) return KVB_OK;
+    kvb_fail(err, KVB_ARGUMENT, "constraints: layer %u: floors and ceilings of its heads need more than %u budgets",
+             x->origin[p->first] / x->limits->n_kv_heads, p->levels);
+    level_part_free(p);
+    return KVB_ARGUMENT;
 }
 
 // The corner with the least loss + price keep per head, the first of equal ones.

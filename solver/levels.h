@@ -25,7 +25,7 @@ typedef struct level_part {
 } level_part;
 
 // Hulls of part `part` of an instance. Errors: KVB_UNSUPPORTED for more heads than LEVELS_MAX_HEADS, KVB_ARGUMENT when
-// the limits of the heads need more levels, KVB_MEMORY. On failure *p is zero.
+// the limits of the heads need more levels. On failure *p is zero.
 kvb_status level_part_make(level_part *p, const constrained_instance *x, uint32_t part, kvb_error *err);
 void level_part_free(level_part *p);
 

@@ -41,7 +41,6 @@ while IFS='|' read -r options expression; do
         expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
         says 'in all rows' ' ([0-9]+) of \1 rows hold'
         budgets "the runtime keeps to $options" "$expression"
-        budgets 'between rows too' "$expression" --lookup linear
     done
 done <<'LIST'
 --block 16|all(k % 16 == 0 or k == T for k in flat)
@@ -89,8 +88,6 @@ fails 'ranks that do not divide' 'divisor of the 2 KV heads' solve run.h5 --metr
 fails 'ranks with levels' 'cannot be had together' solve run.h5 --metric keydiff --ranks 2 --levels 1 -o no.safetensors
 fails 'a layer that is not there' 'layers 0\.\.1' solve run.h5 --metric keydiff --pin 7 -o no.safetensors
 fails 'a share that is none' 'expected a share' solve run.h5 --metric keydiff --floor 1.5 -o no.safetensors
-misused '--monotone with constraints' 'solved one by one' solve run.h5 --metric keydiff --exact --monotone --block 16 \
-    -o no.safetensors
 misused '--npy with constraints' 'kvpress expects' solve run.h5 --metric keydiff --block 16 --npy no.npy
 misused 'worst with constraints' 'breaks constraints' solve run.h5 --metric keydiff --block 16 --aggregate worst \
     -o no.safetensors

@@ -47,7 +47,7 @@ expect 0 'solve' solve run.h5 --metric learned=rank.safetensors -o learned.safet
 says 'the table is for the ranking' '^learned:[0-9a-f]{12}: '
 expect 0 'the certificate holds' validate --certificate learned.safetensors run.h5 --quiet
 expect 0 'beside the best table' validate run.h5 learned.safetensors --quiet
-expect 0 'a study' solve run.h5 --metric learned=rank.safetensors --holdout text --quiet
+expect 0 'a study' solve run.h5 --metric learned=rank.safetensors --holdout --quiet
 expect 0 'budgets' budgets learned.safetensors --ratio 50% --tokens 100
 says 'an engine reads which metric' 'learned:'
 expect 0 'solve for two rankings' solve run.h5 --metric learned=rank.safetensors --metric learned=two.safetensors \
@@ -67,13 +67,6 @@ expect 0 'a task' task tiny.gguf learned.safetensors -k niah_single -t 600 -c 1 
 
 # ---- inspect and plot
 expect 0 'its table as curves for kvpress' export learned.safetensors -o learned.npy
-expect 0 'and back' import learned.npy -o back.safetensors
-for t in learned back; do "$KVB" budgets $t.safetensors --ratio 70% --tokens 150 --csv $t.budgets; done >budgets.out
-same 'with the same budgets' learned.budgets back.budgets
-kvb inspect back.safetensors
-says 'and the ranking' 'metric: "learned:'
-rm learned.ranking.safetensors
-fails 'without the file of its weights' 'learned.ranking.safetensors: opening' import learned.npy -o none.safetensors
 expect 0 'inspect the ranking' inspect rank.safetensors
 says 'what they weigh' 'recency: '
 expect 0 'inspect the table' inspect learned.safetensors

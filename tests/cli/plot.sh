@@ -9,7 +9,7 @@ expect 0 'profile' profile tiny.gguf calib.jsonl -o run.h5 --quiet --new-tokens 
 expect 0 'solve keydiff' solve run.h5 --metric keydiff -o keydiff.safetensors --quiet
 expect 0 'a table of each text' solve run.h5 --metric keydiff --contexts long -o long.safetensors --quiet
 expect 0 'a table of the other' solve run.h5 --metric keydiff --contexts short -o short.safetensors --quiet
-expect 0 'held-out losses' solve run.h5 --metric keydiff --holdout text --json --quiet
+expect 0 'held-out losses' solve run.h5 --metric keydiff --holdout --json --quiet
 mv out holdout.json
 "$PYTHON" - <<'PYTHON_END'
 import json
@@ -64,8 +64,7 @@ if (ulimit -f 1000 && timeout 60 "$KVB" plot equal.json --column nll -o equal.sv
 # ---- What is refused
 for name in x.jpg x x.svg.gz .svg x.pdf x.png; do fails "a picture called $name" 'ends in .svg; .rsvg-convert' plot \
     keydiff.safetensors -o $name; done
-fails 'validate to a picture of another form' 'ends in .svg' validate run.h5 --metric keydiff -o x.gif
-fails 'a study to a picture of another form' 'ends in .svg' solve run.h5 --metric keydiff --holdout text --picture x.gif
+fails 'a study to a picture of another form' 'ends in .svg' solve run.h5 --metric keydiff --holdout --picture x.gif
 fails 'a column that there is not' 'no row of an allocator has a column nothing' plot worth.json -o x.svg -c nothing
 misused 'tables and results' 'do not fit into one picture' plot keydiff.safetensors worth.json -o x.svg
 misused 'another kind' "losses or weights, found 'pie'" plot keydiff.safetensors -o x.svg --kind pie

@@ -15,7 +15,7 @@ expect 0 'eval' eval tiny.gguf keydiff.safetensors text0.txt text1.txt --tokens 
     --quiet
 expect 0 'task' task tiny.gguf keydiff.safetensors -k niah_single -t 600 -c 2 -a uniform -r 0.5 \
     --quiet --results needles
-for c in 'solve run.h5 -m keydiff -o again.safetensors' 'solve run.h5 -m keydiff --holdout text' \
+for c in 'solve run.h5 -m keydiff -o again.safetensors' 'solve run.h5 -m keydiff --holdout' \
     'validate run.h5 -m keydiff --aggregate mean_loss'; do
     name=$(tr -cd '[:lower:]' <<<"$c")
     # shellcheck disable=SC2086
@@ -106,11 +106,6 @@ page 'stands alone' few.html
 says 'has its ratios' '3, from 30 to 80&nbsp;% pruned' few.html
 says 'and its constraints' '<dt>constraints</dt><dd>.*block' few.html
 says 'and does not offer kvpress what it cannot read' 'it cannot be used there' few.html
-expect 0 'export' export keydiff.safetensors -o keydiff.npy
-expect 0 'import' import keydiff.npy -o imported.safetensors
-expect 0 'its report' report imported.safetensors -o imported.html --quiet
-page 'stands alone too' imported.html
-says 'says what it does not know' 'Nothing is known about its losses' imported.html
 
 # ---- Hostile texts
 evil='a"><script>alert(1)<'

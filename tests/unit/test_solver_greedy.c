@@ -123,7 +123,7 @@ static void solve_case(case_kind kind, hull_range range, solve_scope scope)
     loss_curves c;
     problem p;
     case_curves(&c, kind, &shape);
-    must(problem_init(&p, &shape, &(solve_options){range, scope, ratios, TABLE_ROWS, NULL}, &err), &err);
+    problem_init(&p, &shape, &(solve_options){range, scope, ratios, TABLE_ROWS, NULL});
     loss_curves_free(&p.curves);
     p.curves = c;
     must(problem_solve(&p, &err), &err);
@@ -156,7 +156,7 @@ static void keep_at(loss_curves *c, double ratio, uint32_t *keep, double *loss, 
 {
     kvb_error err = {0};
     problem p;
-    must(problem_init(&p, &c->shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, &ratio, 1, NULL}, &err), &err);
+    problem_init(&p, &c->shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, &ratio, 1, NULL});
     must(problem_solve_curves(&p, c, &err), &err);
     memcpy(keep, p.allocation.keep, p.allocation.n_heads * sizeof *keep);
     *loss = p.loss[0] * c->total;
@@ -193,7 +193,7 @@ START_TEST(saturated_rows_stay_at_the_floor)
     cache_shape shape = {2, 3, 1024, 4, 32};
     problem p;
     case_seed("saturated");
-    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err), &err);
+    problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL});
     loss_curves_free(&p.curves);
     case_curves(&p.curves, CASE_HEAVY, &shape);
     must(problem_solve(&p, &err), &err);
@@ -216,7 +216,7 @@ START_TEST(any_list_of_ratios)
     cache_shape shape = {2, 2, 60, 2, 3};
     problem p;
     case_seed("ratios");
-    must(problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_LAYER, ratios, 7, NULL}, &err), &err);
+    problem_init(&p, &shape, &(solve_options){HULL_FEASIBLE, SCOPE_LAYER, ratios, 7, NULL});
     loss_curves_free(&p.curves);
     case_curves(&p.curves, CASE_RANDOM, &shape);
     must(problem_solve(&p, &err), &err);
@@ -225,14 +225,13 @@ START_TEST(any_list_of_ratios)
     ck_assert_double_eq(p.loss[0], 0);
     ck_assert_int_eq(p.allocation.saturated[6], 1);
     allocation two, one;
-    must(allocation_init(&two, &shape, SCOPE_GLOBAL, 2, &err), &err);
-    must(allocation_init(&one, &shape, SCOPE_GLOBAL, 1, &err), &err);
+    allocation_init(&two, &shape, SCOPE_GLOBAL, 2);
+    allocation_init(&one, &shape, SCOPE_GLOBAL, 1);
     ck_assert_int_eq(greedy_sweep(&two, &p.curves, &p.hulls, wrong, &err), KVB_ARGUMENT);
     ck_assert_int_eq(greedy_sweep(&one, &p.curves, &p.hulls, nan_ratio, &err), KVB_ARGUMENT);
     ck_assert_int_eq(greedy_sweep(&one, &p.curves, &p.hulls, above, &err), KVB_ARGUMENT);
     allocation_free(&one);
     allocation_free(&two);
-    ck_assert_int_eq(allocation_init(&one, &shape, SCOPE_GLOBAL, 0, &err), KVB_ARGUMENT);
     problem_free(&p);
 }
 END_TEST
@@ -280,8 +279,7 @@ START_TEST(threads_change_nothing)
     for (int i = 0; i < 2; i++) {
         omp_set_num_threads(i == 0 ? 1 : 3);
         must(metric_order_make(&order[i], &shape, scores, &err), &err);
-        must(problem_init(&p[i], &shape, &(solve_options){HULL_FULL, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL}, &err),
-             &err);
+        problem_init(&p[i], &shape, &(solve_options){HULL_FULL, SCOPE_GLOBAL, ratios, TABLE_ROWS, NULL});
         must(loss_curves_fill(&p[i].curves, &order[i], oracle, &err), &err);
         must(problem_solve(&p[i], &err), &err);
         p[i].options.hull = HULL_FEASIBLE;

@@ -2,7 +2,6 @@
 #include "study/refine_table.h"
 #include "study/table.h"
 #include "study/table_check.h"
-#include "study/table_file.h"
 #include "study_help.h"
 
 static const float EASY[12] = {0, 6, 5, 4, 3, 2, 1, 1, 1, 1, 1, 0}, FLAT[12] = {0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 0};

@@ -1,5 +1,5 @@
 // What `kvbudget inspect` says of rankings and of results, and the picture of a ranking's weights.
-#include "formats/rank_write.h"
+#include "formats/table_write.h"
 #include "formats_help.h"
 #include "tools/json_print.h"
 #include "tools/report/inspect_answers.h"

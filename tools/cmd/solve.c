@@ -1,7 +1,7 @@
 // kvbudget solve: a record in, a table of budgets out; or what study/ measures on the record.
 #include "formats/need.h"
 #include "runtime/fail.h"
-#include "study/table_file.h"
+#include "study/table.h"
 #include "study/versus.h"
 #include "tools/cmd/solve_line.h"
 #include "tools/report/output.h"
@@ -13,9 +13,7 @@
 
 // What is measured in place of making a table.
 typedef struct study_words {
-    const char *holdout; // text or question; NULL: not given
-    bool ablation;
-    uint64_t seed; // of draws of texts and questions
+    bool holdout, ablation;
 } study_words;
 
 // ---- Writing --------------------------------------------------------------------------------------------------------
@@ -132,8 +130,6 @@ static int study_check(const solve_line *l, const study_words *w)
 {
     const solve_outputs *out = &l->outputs;
     bool study = study_given(w);
-    if (w->holdout && strcmp(w->holdout, "text") != 0 && strcmp(w->holdout, "question") != 0)
-        return cli_usage_error(l->self, "--holdout: expected text or question, found '%s'", w->holdout);
     const refusal refusals[] = {
         {w->holdout && w->ablation, "--holdout and --ablation are two studies; run them one after the other"},
         {study && (out->table || out->npy || out->budgets),
@@ -163,13 +159,13 @@ static kvb_status draw_study(const solve_outputs *out, const char *metric, bool 
     return picture_end(&p, out->quiet, err);
 }
 
-static kvb_status run_holdout(const solve_line *l, const study_words *w, const selection *from, const char *metric,
-                              results *to, kvb_error *err)
+static kvb_status run_holdout(const solve_line *l, const selection *from, const char *metric, results *to,
+                              kvb_error *err)
 {
     progress bar;
     study_progress told = progress_on(&bar);
     holdout *h = need(1, sizeof *h, "held-out losses");
-    kvb_status status = holdout_open(h, from, metric, &l->options, strcmp(w->holdout, "question") == 0, w->seed, err);
+    kvb_status status = holdout_open(h, from, metric, &l->options, err);
     if (status == KVB_OK && metric == from->metrics[0]) warn_of_pairs(&h->pairs);
     if (status == KVB_OK) {
         progress_begin(&bar, metric, l->outputs.quiet);
@@ -210,9 +206,6 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
 {
     kvb_status status = selection_open(from, path, &l->wanted, err);
     if (status != KVB_OK) return status;
-    if (!record_has_sums(from->r) && !l->outputs.quiet)
-        fprintf(stderr, "note: %s is of format version 1, without checksums: wrong numbers in it are not noticed\n",
-                path);
     record_shape shape = record_get_shape(from->r);
     layer_map layers;
     status = layer_map_read(&layers, from->r, err);
@@ -253,7 +246,7 @@ static kvb_status solve_all(solve_line *l, const study_words *study, const char 
     results found = results_begin("solve");
     kvb_status status = prepare(l, &from, path, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
-        status = study->holdout    ? run_holdout(l, study, &from, from.metrics[i], &found, err)
+        status = study->holdout    ? run_holdout(l, &from, from.metrics[i], &found, err)
                  : study->ablation ? run_ablation(l, &from, from.metrics[i], &found, err)
                                    : solve_metric(l, &from, from.metrics[i], &found, err);
     if (status == KVB_OK) status = give_results(l, study, &from, &found, err);
@@ -302,21 +295,17 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
          "oracle: as if the metric ranked perfectly"},
         {"exact", 0, CLI_FLAG, &line->options.exact, NULL,
          "the true optimum, token by token, instead of greedy's budgets"},
-        {"monotone", 0, CLI_FLAG, &line->options.monotone, NULL,
-         "with --exact: no head may keep more when more is pruned; prints what that costs"},
         SELECTION_OPTIONS(*line),
         {"budgets", 0, CLI_WRITES(FILE_ARRAY | FILE_PER_METRIC), &line->outputs.budgets, "FILE",
          "also write each question's own best budgets: tokens kept, an int32 .npy [questions,\n99, layers, KV heads]"},
         CONSTRAINT_OPTIONS(line->wishes),
-        {"holdout", 0, CLI_TEXT, &w->holdout, "WHAT",
-         "write no table; measure every --aggregate on texts (or questions) that are left out in\nturn: text, "
-         "question"},
+        {"holdout", 0, CLI_FLAG, &w->holdout, NULL,
+         "write no table; measure every --aggregate on texts that are left out in turn"},
         {"ablation", 0, CLI_FLAG, &w->ablation, NULL,
          "write no table; compare each question's best budgets with uniform, PyramidKV and\nAdaKV, and with budgets "
          "that ignore how well the metric ranks"},
-        {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg|.pdf|.png",
+        {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg",
          "with --holdout or --ablation: also draw it"},
-        {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: seed of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),
         {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress and no names of files"},
         {0},
@@ -327,7 +316,7 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
 static int run_solve(const cli_command *self, int argc, char **argv)
 {
     solve_line l = solve_line_make(self);
-    study_words study = {.seed = 1};
+    study_words study = {.holdout = false};
     int first, code = parse(&l, &study, argc, argv, &first);
     if (code == EXIT_DONE && argc - first != 1)
         code =
@@ -364,13 +353,10 @@ const cli_command cmd_solve = {
     "\n"
     "Budgets come from a greedy sweep, which is optimal for the convex hulls of the loss curves; its budgets are\n"
     "nested: no head gets more when more is pruned. --exact finds the optimum for the curves themselves (of every\n"
-    "question with mean_ratio, of the average with mean_loss), which need not be nested. With --monotone rows are\n"
-    "solved one after the other from several starting rows, each within its neighbour; the best set is taken and\n"
-    "improved row by row. It never loses more than greedy, summed over the rows as a share of the optimum.\n"
+    "question with mean_ratio, of the average with mean_loss), which need not be nested.\n"
     "\n"
-    "--holdout says what tables are worth: their loss on texts (or questions) that they were not made from, with\n"
-    "intervals; and by text also learning curves, and what every text's table loses on the others. --ablation\n"
-    "compares within each question, as figures 2 to 4 of the paper do.\n"
+    "--holdout says what tables are worth: their loss on texts that they were not made from, with intervals.\n"
+    "--ablation compares within each question, as figures 2 to 4 of the paper do.\n"
     "\n"
     "--order oracle makes LU-KV's table \"without the optimality gap\": budgets that would be best if the metric\n"
     "ranked tokens as the oracle does. `solved for` and `bound` are of that order, `table` is what the table loses "
@@ -388,8 +374,8 @@ const cli_command cmd_solve = {
     "  kvbudget solve run.h5 --metric snapkv:kvpress -o snapkv.safetensors\n"
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
-    "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
-    "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
+    "  kvbudget solve run.h5 --metric keydiff --holdout --picture holdout.svg\n"
+    "  kvbudget solve run.h5 --metric keydiff --exact -o exact.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --block 16 --ranks 3 --pin 0 -o paged.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --bytes 256MiB --dtype f16 --tokens 32768 -o 256m.safetensors\n",

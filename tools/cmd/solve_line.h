@@ -12,12 +12,9 @@
     {"sink",    0,                                                                                                     \
      CLI_COUNT, &(l).options.sink,                                                                                     \
      "N",       "first tokens that are always kept (default: as recorded with the metric)"},                           \
-        {"window",                                                                                                     \
-         0,                                                                                                            \
-         CLI_COUNT,                                                                                                    \
-         &(l).options.window,                                                                                          \
-         "N",                                                                                                          \
-         "last tokens that are always kept (default: as recorded with the metric)"},                                   \
+        {"window",  0,                                                                                                 \
+         CLI_COUNT, &(l).options.window,                                                                               \
+         "N",       "last tokens that are always kept (default: as recorded with the metric)"},                        \
         {"contexts", 'c', CLI_TEXT, &(l).wanted.contexts, "IDS", "use only these contexts, commas between"},           \
     {                                                                                                                  \
         "questions", 'q', CLI_COUNT, &(l).wanted.max_questions, "N", "use only the first N questions of every context" \
@@ -38,7 +35,7 @@ typedef struct constraint_wishes {
          &(w).bytes, "SIZE", "solve for a cache of at most SIZE, e.g. 2GiB or 900MB, with --dtype and --tokens"},      \
         {"dtype",    0,      CLI_TEXT,                                                                                 \
          &(w).dtype, "TYPE", "with --bytes: what the cache holds: f32, f16, bf16, fp8, q8_0, q4_0 (f16)"},             \
-        {"tokens", 0, CLI_POSITIVE, &(w).tokens, "T", "with --bytes: length of the context"},         \
+        {"tokens", 0, CLI_POSITIVE, &(w).tokens, "T", "with --bytes: length of the context"},                          \
         {"block", 0, CLI_COUNT, &(w).block, "N", "make budgets whole pages of N tokens"},                              \
         {"levels", 0, CLI_COUNT, &(w).levels, "K", "at most K different budgets within a layer"},                      \
         {"ranks",    0,   CLI_COUNT,                                                                                   \

@@ -70,9 +70,9 @@ static void put_use(page_writer *w, const page_table *t)
             "kvb_budgets(table, 0.8, n_tokens, NULL, keep, %u, &amp;err);\n"
             "kvb_select(scores, n_tokens, keep[head], %u, %u, positions, n_tokens, &amp;err);</pre>\n",
             info->n_layers, info->n_kv_heads, info->n_layers * info->n_kv_heads, info->sink, info->window);
-    fputs("<h4>Anything else</h4>\n<pre>kvbudget export ", w->out);
+    fputs("<h4>Anything else</h4>\n<pre>kvbudget budgets ", w->out);
     html_shell_word(w->out, t->path);
-    fputs(" --format csv -o budgets.csv</pre>\n</details>\n", w->out);
+    fputs(" --ratio 80% --tokens 4096 --csv budgets.csv</pre>\n</details>\n", w->out);
 }
 
 void page_put_use(page_writer *w)
@@ -181,7 +181,7 @@ static void put_solve(page_writer *w, const page_table *t)
     put_option(w->out, "--hull", t->metadata, "hull", "feasible");
     put_option(w->out, "--order", t->metadata, "order", "metric");
     const char *solver = kvb_table_metadata(t->file, "solver");
-    if (solver) fputs(strcmp(solver, "exact_nested") == 0 ? " --exact --monotone" : " --exact", w->out);
+    if (solver) fputs(" --exact", w->out);
     fputs(" -o ", w->out);
     html_shell_word(w->out, t->path);
     fputs("\n", w->out);

@@ -3,9 +3,9 @@
 #include "study/ablation.h"
 #include "study/holdout.h"
 #include "study/table.h"
-#include "study/versus.h"
 #include "study/table_check.h"
 #include "study/validation.h"
+#include "study/versus.h"
 #include "tools/report/results.h"
 #include <stdio.h>
 
@@ -32,7 +32,6 @@ void add_validation(results *to, const validation *v);
 
 void draw_holdout(const holdout *h, FILE *out);
 void draw_ablation(const ablation *x, FILE *out);
-void draw_validation(const validation *v, FILE *out);
 
 // Prints all rows that do not hold, or, with results, adds all rows, and how many hold. *faults: how many do not.
 kvb_status report_table_check(const table_check *k, results *to, uint32_t *faults, kvb_error *err);

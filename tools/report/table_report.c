@@ -23,30 +23,22 @@ void warn_of_pairs(const pair_set *p)
                 p->fewest_queries, p->most_queries);
 }
 
-// What exactness brought, and what nesting took, where it was most.
+// What exactness brought, and where it was most.
 static void print_exact(const study_table *t)
 {
     const study_options *o = &t->options;
-    uint32_t saved = 0, cost = 0, unproved = 0;
-    double most_saved = 0, most_cost = 0, sum_saved = 0, sum_cost = 0;
+    uint32_t saved = 0, unproved = 0;
+    double most_saved = 0, sum_saved = 0;
     for (uint32_t r = 0; r < o->n_rows; r++) {
         double save = t->greedy[r] > 0 ? 100 * (1 - t->optimum[r] / t->greedy[r]) : 0;
-        double more = t->optimum[r] > 0 ? 100 * (t->loss[r] / t->optimum[r] - 1) : 0;
         sum_saved += save / o->n_rows;
-        sum_cost += more / o->n_rows;
         unproved += t->unproved[r];
         if (save > most_saved) saved = r;
-        if (more > most_cost) cost = r;
         most_saved = fmax(most_saved, save);
-        most_cost = fmax(most_cost, more);
     }
     printf("  Exact: the optimum loses %.4f %% less than greedy on average over the ratios, %.4f %% at the most (%g %% "
            "pruned).\n",
            sum_saved, most_saved, 100 * o->ratios[saved]);
-    if (o->monotone)
-        printf("  Nested: these budgets lose %.4f %% more than the optimum on average, %.4f %% at the most (%g %% "
-               "pruned).\n",
-               sum_cost, most_cost, 100 * o->ratios[cost]);
     if (unproved)
         printf(
             "  %u of %u rows are not proved to be optimal: a problem was too large, and greedy's budgets were kept.\n",
@@ -201,7 +193,7 @@ void add_table(results *to, const study_table *t)
     cJSON_AddNumberToObject(about, "min_keep", o->min_keep);
     cJSON_AddStringToObject(about, "hull", hull_name(o->hull));
     cJSON_AddStringToObject(about, "order", order_name(o->oracle_order));
-    if (o->exact) cJSON_AddStringToObject(about, "solver", o->monotone ? "exact_nested" : "exact");
+    if (o->exact) cJSON_AddStringToObject(about, "solver", "exact");
     cJSON_AddNumberToObject(about, "n_contexts", t->pairs.n_contexts);
     cJSON_AddNumberToObject(about, "n_questions", t->pairs.n_pairs);
     cJSON_AddNumberToObject(about, "n_skipped", t->pairs.n_skipped);
