@@ -2,7 +2,7 @@
 #include "formats/file_read.h"
 #include "formats/need.h"
 #include "formats/npy.h"
-#include "profiler/text/chat.h"
+#include "profiler/text/model_text.h"
 #include "profiler/text/tokenizer.h"
 #include "profiler/text/utf8.h"
 #include "profiler/weights/gguf.h"
