@@ -39,67 +39,19 @@ typedef struct root_difference {
 bool record_root_differs(root_difference *out, const record_shape *held_shape, const cJSON *held,
                          const record_shape *given_shape, const cJSON *given);
 
-// ---- The folder of parts (record_parts.c) ----
+// ---- The folder of parts (record_write.c) ----
 
-// PATH.parts/ holds head.h5 (the root), lock, context-<id>.h5, question-<10 digits>-<id>.h5, and, after a stop,
-// prefill-<id>.kept. A folder without
-// head.h5 holds nothing that counts: head.h5 comes first and goes first. A file `replace` says that the record at PATH
-// is being done again: it is not extended, and is replaced when this run is finished.
-typedef struct part {
-    char id[65];
-    bool is_question;
-    uint32_t question;
-    bool in_base; // not a file: taken from the finished record that is being extended
-} part;
-
-char *parts_path(const char *record_path); // malloc'd, as the next ones
-char *part_path(const char *folder, const char *id, bool is_question, uint32_t question);
-char *part_losses_path(const char *folder, const char *id, uint32_t question);
-char *parts_head_path(const char *folder);
-char *parts_kept_path(const char *folder, const char *id);
-// Whether something is there. They take no memory, so that none that is short makes a part look missing, or a run that
-// can go on look like a new one.
-bool part_exists(const char *folder, const char *id, bool is_question, uint32_t question);
+char *parts_path(const char *record_path); // malloc'd
 bool parts_have_head(const char *folder);
 bool path_exists(const char *path);
 
-// Makes and locks the folder, and removes what killed writers left in it. *lock receives a descriptor to close. A
-// folder or lock that is a symbolic link is refused: what is removed here must be ours.
-kvb_status parts_lock(int *lock, const char *folder, kvb_error *err);
-// Every part of a folder, in no order; *bytes receives the sum of their sizes. *parts is malloc'd.
-kvb_status parts_scan(part **parts, size_t *n, uint64_t *bytes, const char *folder, kvb_error *err);
-// The run in this folder replaces the record instead of extending it, also when it is resumed.
-kvb_status parts_mark_replace(const char *folder, kvb_error *err);
-bool parts_replace(const char *folder);
-// Removes the parts, head first; the lock and the folder stay. KVB_IO when something cannot be removed.
-kvb_status parts_clear(const char *folder, kvb_error *err);
-// Removes the files that belong to the folder, head first, and the folder when nothing else is in it.
-kvb_status parts_remove(const char *folder, kvb_error *err);
-
-struct record_writer {
-    char *path, *folder;
-    int lock;    // descriptor
-    bool joined; // another process holds the folder
-    record_shape shape;
-    cJSON *attributes;
-    record *base;   // the finished record that this run extends, or NULL
-    bool adds;      // RECORD_ADD: the base has other attributes, and perhaps not all metrics
-    cJSON *metrics; // then the metrics of the record that it becomes, one member each; else NULL
-};
-
 const record_context_info *record_find_context(const record *r, const char *id); // NULL: it has none
 
-// Whole records of one model as one (record_join.c). *attributes are the caller's. KVB_MISMATCH when they have
-// different models or options, or texts of one name from different calibration files.
-kvb_status record_join_records(cJSON **attributes, const record *const *inputs, size_t n, kvb_error *err);
 // What RECORD_ADD asks of the base: joins `attributes` without another model, option or metric coming in. *metrics are
 // those of `attributes`, one member each, the caller's.
 kvb_status record_check_base(cJSON **metrics, const record *base, const cJSON *attributes, kvb_error *err);
 // Whether the context has scores of every member of `metrics` (NULL: of none in particular).
 bool record_has_metrics(const record_context_info *c, const cJSON *metrics);
-// KVB_MISMATCH names a context that lacks, in all of the records together, a metric which another one has.
-kvb_status record_check_metrics(const record *const *inputs, size_t n, kvb_error *err);
-
 // ---- What contexts and questions hold (record_pieces.c) ----
 
 // In the order in which they are written: of a context, then of a question.

@@ -2,7 +2,6 @@
 #include "formats/need.h"
 #include "runtime/fail.h"
 #include "solver/layered.h"
-#include "solver/levels.h"
 #include "solver/radix.h"
 #include <stdlib.h>
 #include <string.h>

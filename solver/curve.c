@@ -60,15 +60,16 @@ kvb_status metric_order_make(metric_order *out, const cache_shape *shape, const 
 
     size_t threads = (size_t)omp_get_max_threads();
     uint32_t *position = need_more(NULL, n * m, sizeof *position, "positions");
-    uint64_t *work = need_more(NULL, threads * 2 * m, sizeof *work, "scores");
+    keyed *work = need_more(NULL, threads * 2 * m, sizeof *work, "scores");
 #pragma omp parallel for schedule(static) if (n * m > PARALLEL_CELLS)
     for (size_t h = 0; h < n; h++) {
-        uint64_t *items = work + (size_t)omp_get_thread_num() * 2 * m;
+        keyed *items = work + (size_t)omp_get_thread_num() * 2 * m;
         const float *row = scores + h * t + shape->sink;
         // Complemented keys: ascending keys are descending scores, and a stable sort leaves equal ones by position.
-        for (size_t i = 0; i < m; i++) items[i] = (uint64_t)~key_from_float(row[i]) << 32 | (shape->sink + i);
-        radix_sort_words(items, items + m, m);
-        for (size_t i = 0; i < m; i++) position[h * m + i] = (uint32_t)items[i];
+        for (size_t i = 0; i < m; i++)
+            items[i] = (keyed){(uint32_t)~key_from_float(row[i]), (uint32_t)i + shape->sink, 0};
+        radix_sort(items, items + m, m, 32);
+        for (size_t i = 0; i < m; i++) position[h * m + i] = items[i].a;
     }
     free(work);
     *out = (metric_order){*shape, position};

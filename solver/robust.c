@@ -171,8 +171,7 @@ static void keep_better(robust_result *out, uint32_t row, const search *s, doubl
     for (uint32_t h = 0; h < s->n_heads; h++) out->prune_ratio[(size_t)row * s->n_heads + h] = 1 - s->share[h];
 }
 
-static kvb_status search_row(search *s, robust_result *out, uint32_t row, const double *ratio, uint32_t iterations,
-                             kvb_error *err)
+static kvb_status search_row(search *s, robust_result *out, uint32_t row, const double *ratio, kvb_error *err)
 {
     problem *p = &s->problem;
     const uint32_t grid = p->curves.shape.n_tokens;
@@ -180,7 +179,7 @@ static kvb_status search_row(search *s, robust_result *out, uint32_t row, const 
     out->bound[row] = -1;
     p->options.ratios = ratio;
     for (uint32_t h = 0; h < s->n_heads; h++) s->sum[h] = 0;
-    for (uint32_t i = 0; i < iterations; i++) {
+    for (uint32_t i = 0; i < ROBUST_ITERATIONS; i++) {
         weigh_texts(s);
         kvb_status status = problem_solve(p, err);
         if (status != KVB_OK) return status;
@@ -208,7 +207,7 @@ static kvb_status search_row(search *s, robust_result *out, uint32_t row, const 
 }
 
 kvb_status robust_solve(robust_result *out, const loss_mean *texts, uint32_t n_texts, double tail,
-                        const solve_options *options, uint32_t iterations, kvb_error *err)
+                        const solve_options *options, kvb_error *err)
 {
     *out = (robust_result){0};
     if (n_texts == 0 || !(tail >= 0 && tail <= 1))
@@ -217,7 +216,7 @@ kvb_status robust_solve(robust_result *out, const loss_mean *texts, uint32_t n_t
     kvb_status status = KVB_OK;
     *out = make_result(options->n_rows, s.n_heads, n_texts);
     for (uint32_t r = 0; r < options->n_rows && status == KVB_OK; r++)
-        status = search_row(&s, out, r, &options->ratios[r], iterations ? iterations : ROBUST_ITERATIONS, err);
+        status = search_row(&s, out, r, &options->ratios[r], err);
     search_free(&s);
     if (status != KVB_OK) robust_free(out);
     return status;

@@ -70,7 +70,7 @@ kvb_status pair_sums_tail(double *table, const pair_sums *const *parts, uint32_t
         loss_mean_join(&texts[used], &parts[k]->mean);
         loss_mean_finish(&texts[used++]);
     }
-    kvb_status status = robust_solve(&x, texts, used, tail, options, 0, err);
+    kvb_status status = robust_solve(&x, texts, used, tail, options, err);
     if (status == KVB_OK) memcpy(table, x.prune_ratio, (size_t)x.n_rows * x.n_heads * sizeof *table);
     robust_free(&x);
     for (uint32_t k = 0; k < used; k++) loss_mean_free(&texts[k]);

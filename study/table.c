@@ -167,7 +167,7 @@ static kvb_status allocate_tail(study_table *t, const gathered *g, kvb_error *er
     robust_result x;
     double start = study_seconds();
     solve_options solve = study_solve_options(&t->options);
-    kvb_status status = robust_solve(&x, g->texts, (uint32_t)g->n_texts, t->options.tail, &solve, 0, err);
+    kvb_status status = robust_solve(&x, g->texts, (uint32_t)g->n_texts, t->options.tail, &solve, err);
     if (status != KVB_OK) return status;
     t->solve_seconds += study_seconds() - start;
     t->n_texts = g->n_texts;

@@ -4,7 +4,7 @@
 #include "profiler/model/family.h"
 #include "profiler/model/model.h"
 #include "profiler/weights/dequant.h"
-#include "runtime/fail.h"
+#include "profiler/weights/first_error.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>

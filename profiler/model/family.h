@@ -42,9 +42,3 @@ kvb_status family_find(const family **out, const weights *w, kvb_error *err);
 
 // The name of a layer's tensor in this container.
 void family_tensor_name(const family *f, tensor_role role, bool gguf, uint32_t layer, char out[128]);
-
-// Keeps an error in `status` and `err` of what r points to, unless there was one before.
-#define KEEP_ERROR(r, code, ...)                                                        \
-    do {                                                                                \
-        if ((r)->status == KVB_OK) (r)->status = kvb_fail((r)->err, code, __VA_ARGS__); \
-    } while (0)

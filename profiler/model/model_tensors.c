@@ -4,7 +4,7 @@
 #include "formats/need.h"
 #include "profiler/model/oracle.h"
 #include "profiler/weights/dequant.h"
-#include "runtime/fail.h"
+#include "profiler/weights/first_error.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

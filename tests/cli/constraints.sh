@@ -41,7 +41,6 @@ while IFS='|' read -r options expression; do
         expect 0 'its certificate holds' validate --certificate t.safetensors run.h5 --quiet
         says 'in all rows' ' ([0-9]+) of \1 rows hold'
         budgets "the runtime keeps to $options" "$expression"
-        budgets 'between rows too' "$expression" --lookup linear
     done
 done <<'LIST'
 --block 16|all(k % 16 == 0 or k == T for k in flat)

@@ -463,55 +463,6 @@ START_TEST(test_importance_against_dense_attention)
 }
 END_TEST
 
-START_TEST(test_importance_of_the_backends_agrees)
-{
-    model *ref = case_open(help_path("tiny.gguf"), &backend_ref),
-          *cpu = case_open(help_path("tiny.gguf"), &backend_cpu);
-    batch b = batch_make(400, 6, 20);
-    result want = run_at_once(ref, &b), got = run_at_once(cpu, &b);
-    ck_assert_double_lt(case_row_error(got.importance, want.importance, b.n_questions * 4, b.T), 1e-5);
-    case_near("logits", got.logits, want.logits, b.n_rows * want.row, 1e-4);
-    result_free(&want), result_free(&got);
-    free(b.context);
-    model_free(ref), model_free(cpu);
-}
-END_TEST
-
-START_TEST(test_importance_grows_from_zero)
-{
-    model *m = case_open(help_path("tiny.gguf"), &backend_cpu);
-    batch b = batch_make(80, 3, 10);
-    omp_set_num_threads(1); // row by row, threads only wait for each other
-    forward *f = begin(m, &b);
-    size_t n = (size_t)m->config.n_layers * m->config.n_kv_heads * b.T;
-    float *before = case_alloc(n, sizeof *before), *now = case_alloc(n, sizeof *now);
-    for (uint32_t q = 0; q < b.n_questions; q++) {
-        memset(before, 0, n * sizeof *before);
-        for (uint32_t i = 0; i < b.length[q]; i++) {
-            uint32_t at = b.start[q] + i, grown = 0;
-            help_ok(forward_rows(f, b.rows + at, b.ids + at, 1, NULL, 0, NULL, err));
-            help_ok(forward_importance(f, q, now, err));
-            for (size_t j = 0; j < n; j++) {
-                if (!(now[j] >= before[j] && now[j] < 1)) ck_abort_msg("importance %g after %g", now[j], before[j]);
-                grown += now[j] > before[j];
-            }
-            if (i < b.suffix[q]) ck_assert_msg(grown == 0, "question %u: row %u is not observed", q, i);
-            if (i == b.suffix[q]) ck_assert_uint_eq(grown, n); // no attention weight of this model is zero
-            memcpy(before, now, n * sizeof *now);
-        }
-    }
-    forward_begin_questions(f, b.n_questions); // forgets
-    for (uint32_t q = 0; q < b.n_questions; q++) {
-        help_ok(forward_importance(f, q, now, err));
-        memset(before, 0, n * sizeof *before);
-        case_same("importance", now, before, n);
-    }
-    free(before), free(now), free(b.context);
-    forward_close(f);
-    model_free(m);
-}
-END_TEST
-
 // ---- errors ----
 
 static bool stop_after_one(void *context, double done, double total)
@@ -569,8 +520,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_passes_open_at_once);
     tcase_add_test(tc, test_extras_for_observers);
     tcase_add_test(tc, test_importance_against_dense_attention);
-    tcase_add_test(tc, test_importance_of_the_backends_agrees);
-    tcase_add_test(tc, test_importance_grows_from_zero);
     tcase_add_test(tc, test_forward_errors);
 }
 

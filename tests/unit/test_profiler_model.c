@@ -52,16 +52,6 @@ static unsigned char *bytes_at(const void *place)
     return (unsigned char *)(uintptr_t)place;
 }
 
-START_TEST(test_cut_model)
-{
-    patient p = patient_open();
-    for (size_t n = 1; n < 40; n++) refused(&p, n, KVB_OK, "");
-    for (size_t i = 1; i < 60; i++) refused(&p, p.size * i / 60, KVB_OK, "");
-    refused(&p, p.size - 33, KVB_FORMAT, "output_norm.weight"); // the last tensor
-    patient_close(&p);
-}
-END_TEST
-
 START_TEST(test_wrong_shapes)
 {
     patient p = patient_open();
@@ -337,7 +327,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_room_of_weights);
     tcase_add_test(tc, test_file_that_changes_in_use);
     tcase_add_unchecked_fixture(tc, setup, help_teardown);
-    tcase_add_test(tc, test_cut_model);
     tcase_add_test(tc, test_wrong_shapes);
     tcase_add_test(tc, test_weights_that_are_no_numbers);
     tcase_add_test(tc, test_wrong_config);

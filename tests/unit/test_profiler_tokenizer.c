@@ -1,6 +1,6 @@
-// The tokenizer on the tiny vocabulary: against the Hugging Face tokenizers (tests/golden/tokens.json), against a
-// naive merge loop, and on vocabularies that do not fit together. The default model's part of the golden data is
-// tested by tests/cli/real_tokens.sh.
+// The tokenizer on the tiny vocabulary: against the Hugging Face tokenizers (tests/golden/tokens.json), and on
+// vocabularies that do not fit together. The default model's part of the golden data is tested by
+// tests/cli/real_tokens.sh.
 #include "formats/file_read.h"
 #include "profiler/text/tokenizer.h"
 #include "tests/gguf_build.h"
@@ -184,62 +184,6 @@ START_TEST(test_decode)
 }
 END_TEST
 
-typedef struct word {
-    char text[64];
-} word;
-
-// The definition: take the pair with the lowest rank, of equal ranks the leftmost, until there is none. On texts in
-// the byte alphabet.
-static size_t naive_merge(word *words, size_t n)
-{
-    for (;;) {
-        size_t best = 0;
-        int best_rank = TINY_MERGES;
-        for (size_t i = 0; i + 1 < n; i++) {
-            char pair[64];
-            snprintf(pair, sizeof pair, "%.30s %.30s", words[i].text, words[i + 1].text);
-            for (int rank = 0; rank < best_rank; rank++)
-                if (strcmp(tiny_merges[rank], pair) == 0) best_rank = rank, best = i;
-        }
-        if (best_rank == TINY_MERGES) return n;
-        word joined;
-        snprintf(joined.text, sizeof joined.text, "%.30s%.30s", words[best].text, words[best + 1].text);
-        words[best] = joined;
-        memmove(&words[best + 1], &words[best + 2], (n - best - 2) * sizeof *words);
-        n--;
-    }
-}
-
-START_TEST(test_merges_against_definition)
-{
-    uint64_t seed = (uint64_t)time(NULL), state = seed;
-    printf("seed %llu\n", (unsigned long long)seed);
-    tokenizer *t = make("gpt-2");
-    for (int round = 0; round < 3000; round++) {
-        static word words[40];
-        char text[40];
-        size_t n = 1 + next_random(&state) % 39;
-        for (size_t i = 0; i < n; i++) text[i] = i ? "theaninrodslwgkyf"[next_random(&state) % 17] : ' ';
-        for (size_t i = 0; i < n; i++) tiny_byte_token((unsigned char)text[i], words[i].text);
-        size_t n_naive = n > 1 ? naive_merge(words, n) : n;
-        int32_t *ids;
-        size_t n_ids = encode(t, text, n, false, &ids), at = 0;
-        ck_assert_msg(n_ids == n_naive, "seed %llu round %d: '%.*s'", (unsigned long long)seed, round, (int)n, text);
-        for (size_t i = 0; i < n_ids; i++) { // the same cuts
-            char piece[64];
-            size_t size = tokenizer_decode(t, &ids[i], 1, piece, sizeof piece), naive = 0;
-            for (const char *p = words[i].text; *p; p++)
-                naive += ((unsigned char)*p & 0xc0) != 0x80; // one character is one byte
-            ck_assert_msg(size == naive && memcmp(piece, text + at, size) == 0, "seed %llu round %d: '%.*s'",
-                          (unsigned long long)seed, round, (int)n, text);
-            at += size;
-        }
-        free(ids);
-    }
-    tokenizer_free(t);
-}
-END_TEST
-
 // Words of a quarter of a megabyte. A quadratic loop would take an hour here, so the test's time limit is the check.
 START_TEST(test_long_words)
 {
@@ -378,7 +322,6 @@ static void fill(TCase *tc)
     tcase_add_test(tc, test_special);
     tcase_add_test(tc, test_round_trip);
     tcase_add_test(tc, test_decode);
-    tcase_add_test(tc, test_merges_against_definition);
     tcase_add_test(tc, test_long_words);
     tcase_add_test(tc, test_refusals);
     tcase_add_test(tc, test_incomplete_vocabularies);

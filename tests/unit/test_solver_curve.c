@@ -1,6 +1,8 @@
 // Order by score, gains, loss curves, PAVA and hulls.
 #include "solver/pava.h"
+#include "solver/radix.h"
 #include "test_solver_cases.h"
+#include <float.h>
 
 START_TEST(floor_is_evaluated_in_double)
 {
@@ -10,6 +12,52 @@ START_TEST(floor_is_evaluated_in_double)
     ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 1024, 4, 32}), 36);
     ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 10000, 4, 32}), 100);
     ck_assert_uint_eq(shape_floor(&(cache_shape){1, 1, 10, 0, 0}), 0);
+}
+END_TEST
+
+enum { MOST_ITEMS = 5000 };
+
+// By key, then by where the item stood: what a stable sort must give.
+static int stable_order(const void *x, const void *y)
+{
+    const keyed *a = x, *b = y;
+    if (a->key != b->key) return a->key < b->key ? -1 : 1;
+    return a->a < b->a ? -1 : a->a > b->a;
+}
+
+START_TEST(sorts_stably)
+{
+    static keyed items[MOST_ITEMS], want[MOST_ITEMS], scratch[MOST_ITEMS];
+    const size_t sizes[] = {0, 1, 2, 47, 48, 49, 1000, MOST_ITEMS}; // around the size from which on digits are counted
+    for (unsigned bits = 1; bits <= 64; bits += 9) {
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+            size_t n = sizes[s];
+            for (size_t i = 0; i < n; i++) items[i] = (keyed){case_next() >> (64 - bits), (uint32_t)i, 7 * (uint32_t)i};
+            memcpy(want, items, n * sizeof *items);
+            qsort(want, n, sizeof *want, stable_order);
+            radix_sort(items, scratch, n, bits);
+            for (size_t i = 0; i < n; i++)
+                ck_assert_msg(items[i].key == want[i].key && items[i].a == want[i].a && items[i].b == want[i].b,
+                              "%u bits, %zu items: item %zu", bits, n, i);
+        }
+    }
+}
+END_TEST
+
+START_TEST(keys_order_as_numbers)
+{
+    const double ascending[] = {-INFINITY, -DBL_MAX, -1, -FLT_MIN, -5e-324, 0,
+                                5e-324,    FLT_MIN,  1,  1.5,      DBL_MAX, INFINITY};
+    size_t n = sizeof ascending / sizeof *ascending;
+    for (size_t i = 1; i < n; i++) {
+        ck_assert_uint_lt(key_from_double(ascending[i - 1]), key_from_double(ascending[i]));
+        float a = (float)ascending[i - 1], b = (float)ascending[i];
+        if (a < b) ck_assert_uint_lt(key_from_float(a), key_from_float(b));
+    }
+    ck_assert_uint_eq(key_from_double(-0.0), key_from_double(0.0));
+    ck_assert_uint_eq(key_from_float(-0.0f), key_from_float(0.0f));
+    for (size_t i = 0; i < n; i++)
+        if (ascending[i] >= 0) ck_assert(double_from_key(key_from_double(ascending[i])) == ascending[i]);
 }
 END_TEST
 
@@ -294,6 +342,8 @@ END_TEST
 static void fill(TCase *tc)
 {
     tcase_add_test(tc, floor_is_evaluated_in_double);
+    tcase_add_test(tc, sorts_stably);
+    tcase_add_test(tc, keys_order_as_numbers);
     tcase_add_test(tc, order_is_by_score_then_position);
     tcase_add_test(tc, order_equals_slow_sort);
     tcase_add_test(tc, fast_hull_equals_pava);

@@ -196,6 +196,8 @@ START_TEST(known_gap)
     must(exact_solve(&x, &p.curves, &p.allocation, &err), &err);
     ck_assert_double_eq(x.greedy[0], 68);
     ck_assert_double_eq(x.optimum[0], 68);
+    ck_assert(p.allocation.keep[0] == 3 && p.allocation.keep[1] == 3);
+    ck_assert(p.allocation.keep[2] == 2 && p.allocation.keep[3] == 1);
     ck_assert_double_eq(x.greedy[1], 119);
     ck_assert_double_eq(x.optimum[1], 110);
     ck_assert_double_eq(x.bound[1], 109);

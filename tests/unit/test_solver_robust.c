@@ -55,7 +55,7 @@ START_TEST(one_text_is_greedys_problem)
     solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, N_RATIOS, NULL};
     robust_result x;
     problem p;
-    must(robust_solve(&x, &text, 1, 0, &options, 0, &err), &err);
+    must(robust_solve(&x, &text, 1, 0, &options, &err), &err);
     problem_init(&p, &text.curves.shape, &options);
     must(problem_solve_curves(&p, &text.curves, &err), &err);
     for (int r = 0; r < N_RATIOS; r++) {
@@ -84,7 +84,7 @@ START_TEST(nothing_beats_the_bound)
         double tail = round / 2 == 0 ? 0 : round / 2 == 1 ? 0.5 : 1;
         robust_result x;
         problem p;
-        must(robust_solve(&x, texts, TEXTS, tail, &options, 0, &err), &err);
+        must(robust_solve(&x, texts, TEXTS, tail, &options, &err), &err);
         loss_mean_init_coarse(&all, &shape, 64);
         for (int k = 0; k < TEXTS; k++) loss_mean_join(&all, &texts[k]);
         loss_mean_finish(&all);
@@ -126,12 +126,12 @@ START_TEST(hostile_arguments)
     kvb_error err = {0};
     robust_result x;
     solve_options options = {HULL_FEASIBLE, SCOPE_GLOBAL, RATIOS, N_RATIOS, NULL};
-    ck_assert(robust_solve(&x, NULL, 0, 0, &options, 0, &err) == KVB_ARGUMENT);
+    ck_assert(robust_solve(&x, NULL, 0, 0, &options, &err) == KVB_ARGUMENT);
     loss_mean text;
     cache_shape shape = {1, 2, 30, 2, 1};
     make_texts(&text, 1, &shape);
-    ck_assert(robust_solve(&x, &text, 1, -1, &options, 0, &err) == KVB_ARGUMENT);
-    ck_assert(robust_solve(&x, &text, 1, NAN, &options, 0, &err) == KVB_ARGUMENT);
+    ck_assert(robust_solve(&x, &text, 1, -1, &options, &err) == KVB_ARGUMENT);
+    ck_assert(robust_solve(&x, &text, 1, NAN, &options, &err) == KVB_ARGUMENT);
     ck_assert(x.loss == NULL);
     loss_mean_free(&text);
 }

@@ -23,7 +23,7 @@ void warn_of_pairs(const pair_set *p)
                 p->fewest_queries, p->most_queries);
 }
 
-// What exactness brought, and what nesting took, where it was most.
+// What exactness brought, and where it was most.
 static void print_exact(const study_table *t)
 {
     const study_options *o = &t->options;
