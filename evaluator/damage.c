@@ -9,8 +9,7 @@ struct damage {
     session *s;
     float *logits;     // of the last batch, cut after cut, a row for every token that follows: [rows, vocabulary]
     kv_cache **caches; // [batch] of the last cuts, whose memory the next ones take
-    uint32_t *n_rows;  // [batch]
-    size_t *begin;     // [batch] where each cut's rows begin
+    uint32_t *n_rows;  // [batch] n_next each
     int32_t *ids;      // [rows]
     row_damage *rows;  // [rows]
     damage_cut *cuts;  // [batch] that are gathered, where the caller has no such list
@@ -34,10 +33,10 @@ kvb_status damage_open(damage **out, const model *m, const damage_plan *plan, kv
                   .logits = need(rows * m->config.vocabulary, sizeof(float), "logits"),
                   .caches = need(plan->batch, sizeof(kv_cache *), "cuts"),
                   .n_rows = need(plan->batch, sizeof(uint32_t), "cuts"),
-                  .begin = need(plan->batch, sizeof(size_t), "cuts"),
                   .ids = need(rows, sizeof(int32_t), "token ids"),
                   .rows = need(rows, sizeof(row_damage), "rows"),
                   .cuts = need(plan->batch, sizeof(damage_cut), "cuts")};
+    for (uint32_t i = 0; i < plan->batch; i++) d->n_rows[i] = plan->n_next;
     kvb_status status = session_open(&d->s, m, &needs, err);
     if (status == KVB_OK) *out = d;
     else damage_close(d);
@@ -52,7 +51,6 @@ void damage_close(damage *d)
     free(d->logits);
     free(d->caches);
     free(d->n_rows);
-    free(d->begin);
     free(d->ids);
     free(d->rows);
     free(d->cuts);
@@ -88,15 +86,11 @@ static kvb_status predict(damage *d, damage_text *t, kvb_error *err)
     return status;
 }
 
-kvb_status damage_text_fill(damage *d, damage_text *t, const damage_input *in, const forward_progress *progress,
+kvb_status damage_text_fill(damage *d, damage_text *t, const int32_t *ids, const forward_progress *progress,
                             kvb_error *err)
 {
-    if (in->n_tokens == 0 || in->n_tokens > d->plan.n_tokens || in->n_next < 2 || in->n_next > d->plan.n_next)
-        return kvb_fail(err, KVB_ARGUMENT, "continuation: %u tokens behind %u, expected 2 to %u behind 1 to %u",
-                        in->n_next, in->n_tokens, d->plan.n_next, d->plan.n_tokens);
-    t->full.n = in->n_next;
-    memcpy(t->full.next, in->ids + in->n_tokens, in->n_next * sizeof *in->ids);
-    kvb_status status = session_prefill(d->s, in->ids, in->n_tokens, NULL, progress, err);
+    memcpy(t->full.next, ids + d->plan.n_tokens, d->plan.n_next * sizeof *ids);
+    kvb_status status = session_prefill(d->s, ids, d->plan.n_tokens, NULL, progress, err);
     if (status == KVB_OK) status = predict(d, t, err);
     return status == KVB_OK ? session_exchange(d->s, &t->context, err) : status;
 }
@@ -140,27 +134,22 @@ static damage_value mean_of(const predictions *full, const row_damage *rows)
 static void judge_cuts(damage *d, const damage_cut *cuts, uint32_t n)
 {
     uint32_t next = d->plan.n_next;
-    size_t at = 0;
-    for (uint32_t i = 0; i < n; at += cuts[i++].text->full.n) d->begin[i] = at;
 #pragma omp parallel for collapse(2) schedule(static) // a row of all cuts together: the full cache's stays near
     for (uint32_t row = 0; row < next; row++)
         for (uint32_t i = 0; i < n; i++) {
             const predictions *full = &cuts[i].text->full;
-            size_t here = d->begin[i] + row;
-            if (row < full->n) d->rows[here] = predictions_row(full, row, d->logits + here * full->vocabulary);
+            size_t here = (size_t)i * next + row;
+            d->rows[here] = predictions_row(full, row, d->logits + here * full->vocabulary);
         }
-    for (uint32_t i = 0; i < n; i++) *cuts[i].out = mean_of(&cuts[i].text->full, d->rows + d->begin[i]);
+    for (uint32_t i = 0; i < n; i++) *cuts[i].out = mean_of(&cuts[i].text->full, d->rows + (size_t)i * next);
 }
 
 static kvb_status measure_batch(damage *d, const damage_cut *cuts, uint32_t n, kvb_error *err)
 {
-    size_t at = 0;
+    uint32_t next = d->plan.n_next;
     kvb_status status = KVB_OK;
     for (uint32_t i = 0; i < n && status == KVB_OK; i++) {
-        const predictions *full = &cuts[i].text->full;
-        d->n_rows[i] = full->n;
-        memcpy(d->ids + at, full->next, full->n * sizeof *d->ids);
-        at += full->n;
+        memcpy(d->ids + (size_t)i * next, cuts[i].text->full.next, next * sizeof *d->ids);
         status = cut(d, &cuts[i], &d->caches[i], err);
     }
     if (status == KVB_OK)
@@ -303,13 +292,10 @@ static kv_cache *cut_head(head_work *w, uint32_t layer, uint32_t g, uint32_t cut
 static kvb_status run_waiting(head_work *w, uint32_t layer, kvb_error *err)
 {
     damage *d = w->d;
-    uint32_t n = w->waiting, next = w->t->full.n;
+    uint32_t n = w->waiting, next = d->plan.n_next;
     size_t row = (size_t)next * d->s->m->config.width;
     if (n == 0) return KVB_OK;
-    for (uint32_t i = 0; i < n; i++) {
-        d->n_rows[i] = next;
-        memcpy(w->stream + i * row, w->streams + layer * row, row * sizeof(float));
-    }
+    for (uint32_t i = 0; i < n; i++) memcpy(w->stream + i * row, w->streams + layer * row, row * sizeof(float));
     kvb_status status = decoder_run_from(d->s->decode, layer, w->stream, w->caches, n, d->n_rows, d->logits, err);
     for (uint32_t i = 0; i < n; i++) kv_cache_close(w->caches[i]);
     w->waiting = 0;

@@ -136,16 +136,15 @@ double log_number(const cJSON *line, const char *name)
     return cJSON_IsNumber(item) ? item->valuedouble : NAN;
 }
 
-bool log_numbers(double *out, uint32_t n, const cJSON *line, const char *name, bool gaps)
+bool log_numbers(double *out, uint32_t n, const cJSON *line, const char *name)
 {
     const cJSON *list = cJSON_GetObjectItemCaseSensitive(line, name), *item;
     if (!cJSON_IsArray(list) || cJSON_GetArraySize(list) != (int)n) return false;
     uint32_t i = 0;
     cJSON_ArrayForEach(item, list)
     {
-        bool gap = gaps && cJSON_IsNull(item);
-        if (!gap && (!cJSON_IsNumber(item) || !isfinite(item->valuedouble))) return false;
-        out[i++] = gap ? NAN : item->valuedouble;
+        if (!cJSON_IsNumber(item) || !isfinite(item->valuedouble)) return false;
+        out[i++] = item->valuedouble;
     }
     return true;
 }

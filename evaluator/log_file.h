@@ -30,8 +30,8 @@ kvb_status log_add(log_file *log, cJSON *const *lines, size_t n, kvb_error *err)
 
 // Numbers of a line, as it is read and written. A missing or wrong one reads as NaN; so does null.
 double log_number(const cJSON *line, const char *name);
-// A list of exactly n numbers; `gaps` lets null stand for NaN. False for anything else.
-bool log_numbers(double *out, uint32_t n, const cJSON *line, const char *name, bool gaps);
+// A list of exactly n numbers. False for anything else.
+bool log_numbers(double *out, uint32_t n, const cJSON *line, const char *name);
 // All digits, so that what is read back has the same bits; NaN becomes null.
 void log_put_number(cJSON *line, const char *name, double x);
 void log_put_numbers(cJSON *line, const char *name, const double *x, uint32_t n);

@@ -18,15 +18,13 @@ typedef struct refine_bench {
     uint32_t n_knots;
     const sweep_text *texts;
     uint32_t n_texts;
-    damage_plan plan;             // lengths are filled in: the longest ones
+    damage_plan plan;
     const forward_progress *stop; // asked now and then whether to go on; NULL: nobody
     // Told after every text whose heads were cut alone; NULL: nobody.
     void (*heads_told)(const struct refine_bench *b, uint32_t n_levels, uint32_t done, uint32_t n_texts,
                        double seconds);
     // Opened:
     uint32_t *members[SET_COUNT], n_members[SET_COUNT]; // texts of each set, by number
-    uint32_t *lengths, n_lengths;                       // of contexts, tokens: budgets are counted in them
-    uint32_t *length_of;                                // [n_texts] which of these
     damage *d;
     damage_text *open; // [n_texts]; a zero struct: not prefilled yet
     log_file *log;
@@ -39,9 +37,8 @@ typedef struct refine_bench {
     double alone_seconds;
 } refine_bench;
 
-// Deals the texts into sets and takes their lengths. asked [n_texts]: the set that each is meant for; NULL: contexts
-// are dealt in turn, calibration, test, selection, test. Texts about one context are in one set: KVB_ARGUMENT where
-// they are asked into two, and where calibration or selection would be empty.
+// Deals the texts into sets. asked [n_texts]: the set that each is meant for; NULL: they are dealt in turn,
+// calibration, test, selection, test. KVB_ARGUMENT where calibration or selection would be empty.
 kvb_status refine_bench_deal(refine_bench *b, const refine_set *asked, kvb_error *err);
 // Bytes that the texts of the search take while it runs: calibration and selection, one test text, and the session's
 // own.

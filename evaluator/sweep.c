@@ -69,7 +69,7 @@ static kvb_status read_result(const sweep *s, sweep_cell *cell, kvb_error *err)
     static const char *const NAMES[] = {"kept", "bytes", "allocated", "effective_ratio", "loss", "seconds", "full_nll"};
     enum { VALUES = sizeof NAMES / sizeof *NAMES };
     const cJSON *line = log_find(s->log, cell->key);
-    uint32_t n = s->o.n_next, L = s->m->config.n_layers;
+    uint32_t n = s->o.n_next;
     double values[VALUES], *agree = need(n, sizeof *agree, "rows");
     fidelity_cell *c = &cell->result;
     bool good = true;
@@ -77,13 +77,13 @@ static kvb_status read_result(const sweep *s, sweep_cell *cell, kvb_error *err)
         free(agree);
         return KVB_OK;
     }
-    *c = fidelity_cell_open(n, L);
+    *c = fidelity_cell_open(n);
     for (int i = 0; i < VALUES; i++) {
         values[i] = log_number(line, NAMES[i]);
         good = good && values[i] >= 0 && values[i] < 0x1p53;
     }
-    good = good && log_numbers(c->kl, n, line, "kl", false) && log_numbers(c->nll, n - 1, line, "nll", false) &&
-           log_numbers(agree, n, line, "agree", false) && log_numbers(c->output_error, L, line, "output_error", true);
+    good = good && log_numbers(c->kl, n, line, "kl") && log_numbers(c->nll, n - 1, line, "nll") &&
+           log_numbers(agree, n, line, "agree");
     for (uint32_t i = 0; i < n && good; i++) c->agree[i] = agree[i] != 0;
     free(agree);
     c->kept = good ? (uint64_t)values[0] : 0;
@@ -141,7 +141,6 @@ static kvb_status add_result(sweep *s, const sweep_cell *cell, kvb_error *err)
     log_put_number(line, "full_nll", r->full_nll);
     log_put_numbers(line, "kl", r->kl, n);
     log_put_numbers(line, "nll", r->nll, n - 1);
-    log_put_numbers(line, "output_error", r->output_error, s->m->config.n_layers);
     return log_add(s->log, &line, 1, err);
 }
 
@@ -441,7 +440,7 @@ static interval ratio_to(const sweep *s, size_t at, bool (*is_wanted)(const allo
 static void summarize_one(const sweep *s, size_t at, summary_rows *r, sweep_summary *out)
 {
     size_t per_text = s->n_cells / s->n_texts;
-    uint32_t n = s->o.n_next, L = s->m->config.n_layers, T = s->n_texts;
+    uint32_t n = s->o.n_next, T = s->n_texts;
     const sweep_cell *first = &s->cells[at];
     *out = (sweep_summary){.column = first->column, .ratio = first->ratio};
     for (uint32_t t = 0; t < T; t++) {
@@ -451,7 +450,6 @@ static void summarize_one(const sweep *s, size_t at, summary_rows *r, sweep_summ
         r->nll[t] = c->nll;
         r->agree[t] = r->agreements + (size_t)t * n;
         for (uint32_t k = 0; k < n; k++) r->agreements[(size_t)t * n + k] = c->agree[k];
-        for (uint32_t l = 0; l < L; l++) out->output_error += c->output_error[l] / L / T;
         out->full_nll += c->full_nll / T;
         out->loss += c->loss / T;
         out->effective += c->ratio / T;

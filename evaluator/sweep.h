@@ -10,8 +10,7 @@ typedef struct sweep_text {
     char name[128];
     int32_t *ids; // context and continuation
     uint32_t n_ids;
-    uint32_t n_tokens; // of these, the context
-    char sha256[65];   // of the ids; where a question follows the context, of n_tokens as well
+    char sha256[65]; // of the ids
 } sweep_text;
 
 typedef struct sweep_cell {
@@ -74,7 +73,6 @@ typedef struct sweep_summary {
     interval to_uniform, to_ada, to_published; // published: a table of the paper's kind, mean_ratio without shrinkage
     double full_nll;                           // of the full cache
     double loss;                               // evicted share of the oracle importance
-    double output_error;                       // mean over layers and texts; NaN under a policy
     double looked;           // share of the context's entries that a policy attends to per step; NaN without one
     double effective;        // what was really pruned
     double bytes, allocated; // per text

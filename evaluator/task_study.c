@@ -275,7 +275,7 @@ kvb_status task_result_read(task_result *out, const log_file *log, const char *k
     if (n < 1 || n > TASK_MAX_QUESTIONS || !(out->kept >= 0) || out->looked < 0) return log_refuse(log, key, err);
     out->n_questions = (uint32_t)n;
     out->scores = need((size_t)n, sizeof *out->scores, "questions");
-    out->done = log_numbers(out->scores, out->n_questions, line, "scores", false);
+    out->done = log_numbers(out->scores, out->n_questions, line, "scores");
     if (out->done) return KVB_OK;
     free(out->scores);
     out->scores = NULL;

@@ -520,14 +520,8 @@ kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *er
     gsl_rng_free(rng);
     gsl_set_error_handler(before);
     free(memory);
+    if (status != KVB_OK) refine_free(out);
     return status;
-}
-
-bool refine_gained(const refine_result *r, uint32_t n_knots)
-{
-    for (uint32_t k = 0; k < n_knots; k++)
-        if (r->selection[k] < r->selection_before[k]) return true;
-    return false;
 }
 
 void refine_free(refine_result *r)

@@ -50,10 +50,6 @@ typedef struct refine_result {
     bool settled; // the selection set gained nothing for REFINE_PATIENCE rounds
 } refine_result;
 
-// Whether any knot of it loses less on the selection set than the table.
-bool refine_gained(const refine_result *r, uint32_t n_knots);
-
-// The same seed and losses give the same result. Whatever is returned, also KVB_INTERRUPTED, *out holds the best so far
-// (without any: the table itself) and is freed by refine_free, except after KVB_ARGUMENT, when its shift is NULL.
+// The same seed and losses give the same result. On failure *out is zero.
 kvb_status refine_run(refine_result *out, const refine_task *task, kvb_error *err);
 void refine_free(refine_result *r); // a zero struct is allowed

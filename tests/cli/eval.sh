@@ -32,10 +32,10 @@ says 'runs per second' 'runs in .* a second' err
 exists 'CSV' worth.csv
 json 'JSON: every metric, allocator and ratio' worth.json \
     '(len(j["rows"]) == 2 * 4 * 3 and j["schema"] == "kvbudget-results" and j["command"] == "eval" and
-    all(len(d["texts"]) == 2 and len(d["layer_output_error"]) == 2 for d in j["details"]))'
+    all(len(d["texts"]) == 2 for d in j["details"]))'
 json 'ratio 0 is the full cache to the bit' worth.json \
     'all(r["kl"] == r["kl_low"] == r["kl_high"] == 0 and r["top1"] == 1
-    and r["output_error"] == 0 and abs(r["nll"] - r["full_nll"]) < 1e-12
+    and abs(r["nll"] - r["full_nll"]) < 1e-12
     for r in j["rows"] if r["ratio"] == 0)'
 json 'what is evicted costs something, and two texts are too few for intervals' worth.json \
     'all(r["kl_low"] is None
@@ -142,7 +142,7 @@ json 'each with uniform capacities and with the table, and nothing that needs sc
     [(p, a) for p in ("full", "morphkv:window=8", "quest") for a in ("uniform", "lukv")])'
 json 'the full cache loses nothing; others do; only those that evict have evicted' steps.json \
     'all((r["kl"] < 1e-9) == (r["metric"] == "full") and
-    (r["loss"] > 0) == r["metric"].startswith("morph") and r["output_error"] is None
+    (r["loss"] > 0) == r["metric"].startswith("morph")
     and (r["metric"] == "full") == (r["looked"] > 0.9)
     for r in j["rows"] if r["acts"] == "every step")'
 check 'and a row of charts' charts steps.svg 8

@@ -50,9 +50,8 @@ START_TEST(cache_evicts_and_shrinks)
     ck_assert_uint_eq(kv_cache_entries(c), 4 + 8 + 0 + 2);
     ck_assert_uint_eq(kv_cache_room(c), 1);
     ck_assert_uint_eq(kv_cache_bytes(c), (uint64_t)14 * 2 * D * sizeof(float));
-    kv_cache_evict(c, 0, 0, 1);
-    kv_cache_evict(c, 0, 0, 2);
-    kv_cache_evict(c, 1, 1, 0);
+    kv_cache_keep(c, 0, 0, (const uint32_t[]){0, 2}, 2);
+    kv_cache_keep(c, 1, 1, (const uint32_t[]){1}, 1);
     kv_cache_keep(c, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
     uint64_t before = kv_cache_allocated(c);
     for (int pass = 0; pass < 2; pass++) { // before and after compacting
@@ -67,7 +66,7 @@ START_TEST(cache_evicts_and_shrinks)
     ck_assert_uint_lt(kv_cache_allocated(c), before + 1);
     kv_cache *copy;
     copy = kv_cache_fork(c, 0);
-    kv_cache_evict(c, 0, 1, 0);
+    kv_cache_keep(c, 0, 1, (const uint32_t[]){1, 2, 3}, 3);
     expect_entries(copy, 0, 1, (const uint32_t[]){0, 3, 4, 7}, 4);
     ck_assert_uint_eq(kv_cache_room(copy), 0);
     kv_cache_close(copy);
@@ -269,8 +268,11 @@ static kvb_status drop_third(void *context, const decode_view *view, kvb_error *
 {
     (void)context;
     (void)err_;
-    for (uint32_t g = 0; g < G; g++)
-        while (kv_cache_span(view->cache, view->layer, g).count > 10) kv_cache_evict(view->cache, view->layer, g, 2);
+    for (uint32_t g = 0; g < G; g++) {
+        uint32_t n = kv_cache_span(view->cache, view->layer, g).count, keep[10] = {0, 1};
+        for (uint32_t i = 2; i < 10; i++) keep[i] = n - 10 + i;
+        if (n > 10) kv_cache_keep(view->cache, view->layer, g, keep, 10);
+    }
     return KVB_OK;
 }
 

@@ -120,10 +120,6 @@ START_TEST(nothing_evicted_is_nothing_lost)
     for (int i = 0; i < 3; i++) select_some(&b, keeps[i], &kept[i]);
     help_ok(fidelity_measure(b.f, kept, 3, cells, err));
     for (int i = 0; i < N; i++) ck_assert(cells[1].kl[i] == 0 && cells[1].agree[i] == 1);
-    for (int l = 0; l < L; l++) {
-        ck_assert(cells[1].output_error[l] == 0);
-        ck_assert(cells[0].output_error[l] > 0 && cells[2].output_error[l] > cells[0].output_error[l]);
-    }
     ck_assert(cells[1].loss < 1e-12 && cells[1].ratio == 0);
     help_ok(fidelity_measure(b.f, &kept[2], 1, &alone, err));
     for (int i = 0; i < N; i++) ck_assert(alone.kl[i] == cells[2].kl[i]); // other sequences of a batch change no bit
@@ -132,38 +128,6 @@ START_TEST(nothing_evicted_is_nothing_lost)
         kept_set_free(&kept[i]);
     }
     fidelity_cell_free(&alone);
-    bed_close(&b);
-}
-END_TEST
-
-// The first layer's queries depend on nothing that was evicted: its error by hand.
-START_TEST(output_error_of_a_layer)
-{
-    bed b;
-    bed_open(&b);
-    kept_set kept;
-    fidelity_cell cell;
-    kv_cache *c;
-    uint32_t n = N, H = b.m->config.n_heads, d = b.m->config.head_dim, D = b.m->config.width;
-    select_some(&b, 25, &kept);
-    help_ok(fidelity_measure(b.f, &kept, 1, &cell, err));
-    c = session_cache(b.s, &kept, N);
-    help_ok(decoder_run(b.s->decode, &c, 1, &n, b.ids + T, NULL, LOGITS_ALL, b.f->cell_logits, err));
-    float *o = case_alloc((size_t)N * H * d, sizeof *o), *y = case_alloc((size_t)N * D, sizeof *y);
-    kv_cache_drop_last(c, 1, N);
-    help_ok(decoder_attend(b.s->decode, c, 0, b.f->q, N, o, err));
-    double error = 0, norm = 0;
-    for (int full = 0; full < 2; full++) {
-        for (size_t i = 0; i < (size_t)N * H * d; i++) o[i] = full ? b.f->o[i] : o[i] - b.f->o[i];
-        help_ok(decoder_project(b.s->decode, 0, o, N, y, err));
-        for (size_t i = 0; i < (size_t)N * D; i++) *(full ? &norm : &error) += (double)y[i] * y[i];
-    }
-    ck_assert_msg(fabs(sqrt(error / norm) - cell.output_error[0]) < 1e-5, "%g, expected %g", cell.output_error[0],
-                  sqrt(error / norm));
-    free(o), free(y);
-    kv_cache_close(c);
-    fidelity_cell_free(&cell);
-    kept_set_free(&kept);
     bed_close(&b);
 }
 END_TEST
@@ -307,8 +271,7 @@ START_TEST(a_stopped_sweep_goes_on)
                   same_number(a->loss, b->loss));
         for (int r = 0; r < N; r++) ck_assert(same_number(a->kl[r], b->kl[r]) && a->agree[r] == b->agree[r]);
         bool acts = whole.s.cells[i].column >= 6;
-        ck_assert(acts ? isnan(b->output_error[0]) && same_number(a->looked, b->looked)
-                       : b->output_error[0] > 0 && isnan(b->looked));
+        ck_assert(acts ? same_number(a->looked, b->looked) : isnan(b->looked));
     }
     field_close(&resumed);
     field_open(&resumed, log); // a third time: all lines are whole
@@ -447,7 +410,6 @@ static void fill(TCase *tc)
     tcase_add_checked_fixture(tc, setup, help_teardown);
     tcase_add_test(tc, measures_are_their_definitions);
     tcase_add_test(tc, nothing_evicted_is_nothing_lost);
-    tcase_add_test(tc, output_error_of_a_layer);
     tcase_add_test(tc, policies_against_the_full_cache);
     tcase_add_test(tc, a_stopped_sweep_goes_on);
     tcase_add_test(tc, a_failed_device_gives_no_results);

@@ -156,7 +156,7 @@ const cli_command cmd_eval = {
     "  top-1       share of positions where the likeliest token is still the same\n"
     "  NLL         of the text's true next token\n"
     "  lost        share of the oracle importance (of these very tokens) that was evicted\n"
-    "  out         how far the layers' attention outputs are off for the full cache's queries\n"
+    "  looks       share of the context that a policy looks at per step\n"
     "  MiB         what the compacted cache takes, as the allocator counts it\n"
     "Intervals take texts as observations and need five of them; tables are compared text by text with uniform,\n"
     "AdaKV and the published form where these are run.\n"

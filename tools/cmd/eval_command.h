@@ -8,8 +8,7 @@
 typedef struct eval_inputs {
     const char *backend_name, *compute, *bos, *pre, *statistics;
     bool chat, special;
-    bool questions;            // texts are questions with answers, which follow their contexts
-    uint64_t n_tokens, n_next; // context and continuation of every text; with `questions`, context and answer at most
+    uint64_t n_tokens, n_next; // context and continuation of every text
     // Opened:
     const backend *device;
     opened_model opened;

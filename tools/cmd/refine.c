@@ -88,7 +88,9 @@ static kvb_status open_bench(refine_command *c, kvb_error *err)
                               .n_knots = (uint32_t)c->e.with.n_ratios,
                               .texts = in->texts,
                               .n_texts = (uint32_t)in->n_texts,
-                              .plan = {.batch = (uint32_t)c->e.batch,
+                              .plan = {.n_tokens = (uint32_t)in->n_tokens,
+                                       .n_next = (uint32_t)in->n_next,
+                                       .batch = (uint32_t)c->e.batch,
                                        .by = &by->m,
                                        .sink = by->sink,
                                        .window = by->window,
@@ -146,10 +148,10 @@ static kvb_status search(refine_command *c, kvb_error *err)
 
 static const char *const SET_NAMES[SET_COUNT] = {"calibration", "selection", "test"};
 
-// Mean KL at each ratio; NULL: not measured.
+// Mean KL at each ratio.
 static const double *mean_kl(const refine_command *c, refine_set set, bool after)
 {
-    return c->kl[set] ? c->kl[set] + (after ? c->bench.n_knots : 0) : NULL;
+    return c->kl[set] + (after ? c->bench.n_knots : 0);
 }
 
 // What is left of the KL at one ratio, and how sure that is over the texts of the set.
@@ -191,7 +193,7 @@ static void describe_set(const refine_command *c, refine_set set, cJSON *to)
     add_numbers(one, "kl", mean_kl(c, set, true), b->n_knots);
 }
 
-static cJSON *describe_search(const refine_command *c, bool stopped)
+static cJSON *describe_search(const refine_command *c)
 {
     const refine_bench *b = &c->bench;
     cJSON *all = cJSON_CreateObject();
@@ -200,8 +202,6 @@ static cJSON *describe_search(const refine_command *c, bool stopped)
     cJSON_AddNumberToObject(all, "seed", (double)c->e.seed);
     cJSON_AddNumberToObject(all, "evaluations", c->best.evaluations);
     cJSON_AddNumberToObject(all, "rounds", c->best.rounds);
-    cJSON_AddBoolToObject(all, "stopped", stopped);
-    cJSON_AddBoolToObject(all, "questions", c->e.in.questions);
     cJSON_AddNumberToObject(all, "n_tokens", b->plan.n_tokens);
     cJSON_AddNumberToObject(all, "n_next", b->plan.n_next);
     cJSON_AddStringToObject(all, "compute", b->m->device->b->compute);
@@ -212,7 +212,6 @@ static cJSON *describe_search(const refine_command *c, bool stopped)
 
 static void print_result(const refine_command *c)
 {
-    if (!c->kl[SET_TEST]) return; // stopped before it was judged
     printf("mean KL to the full cache\n%8s", "");
     for (int s = 0; s < SET_COUNT; s++)
         if (c->bench.n_members[s]) printf("  %-26s", SET_NAMES[s]);
@@ -240,14 +239,13 @@ static void add_rows(const refine_command *c, results *to)
     for (int s = 0; s < SET_COUNT; s++)
         for (uint32_t k = 0; k < c->bench.n_knots; k++) {
             const double *before = mean_kl(c, s, false), *after = mean_kl(c, s, true);
-            interval left = c->kl[s] ? share_left(c, s, k) : (interval){NAN, NAN, NAN};
+            interval left = share_left(c, s, k);
             cJSON *o = results_row(to);
             cJSON_AddStringToObject(o, "set", SET_NAMES[s]);
             cJSON_AddNumberToObject(o, "ratio", c->bench.knots[k]);
-            cJSON_AddNumberToObject(o, "kl_before", before ? before[k] : NAN); // NaN becomes null: not measured
-            cJSON_AddNumberToObject(o, "kl", after ? after[k] : NAN);
+            cJSON_AddNumberToObject(o, "kl_before", before[k]);
+            cJSON_AddNumberToObject(o, "kl", after[k]);
             results_interval(o, "kl_left", left.value, left.low, left.high);
-            if (!c->kl[s]) continue;
             size_t n = c->bench.n_members[s], K = c->bench.n_knots;
             const double *texts = c->kl[s] + 2 * K + k * n;
             cJSON *d = results_detail(to);
@@ -273,7 +271,7 @@ static kvb_status give_results(const refine_command *c, const cJSON *about, kvb_
 }
 
 // What was spent. A long search measures as many a second as the second rate says, a short one as the first.
-static void say_work(const refine_command *c, bool stopped)
+static void say_work(const refine_command *c)
 {
     const refine_bench *b = &c->bench;
     double n = (double)b->n_measured, cutting = b->seconds - b->prefill_seconds;
@@ -281,57 +279,36 @@ static void say_work(const refine_command *c, bool stopped)
             "wrote %s after %.0f evaluations (%s); %.0f cuts measured, %.2f a second, %.2f without the prefills of %u "
             "texts; %llu known from %s.cells\n",
             c->e.out.name, c->best.evaluations,
-            stopped           ? "stopped"
-            : c->best.settled ? "the selection texts gained nothing more"
-                              : "all that were wanted",
-            n, b->seconds > 0 ? n / b->seconds : 0, cutting > 0 ? n / cutting : 0, b->n_prefills,
+            c->best.settled ? "the selection texts gained nothing more" : "all that were wanted", n,
+            b->seconds > 0 ? n / b->seconds : 0, cutting > 0 ? n / cutting : 0, b->n_prefills,
             (unsigned long long)b->n_known, c->e.out.name);
     if (b->n_alone)
         fprintf(stderr, "and %llu cuts of heads alone, %.2f a second\n", (unsigned long long)b->n_alone,
                 (double)b->n_alone / b->alone_seconds);
 }
 
-// Writes the best table so far with an account of how it was found, and prints what it gains. Where the search was
-// stopped, nothing is written that is not better than what is there (refine_table_may_replace): *written.
-static kvb_status write_result(const refine_command *c, bool stopped, bool *written, kvb_error *err)
+// Writes the table with an account of how it was found, and prints what it gains.
+static kvb_status write_result(const refine_command *c, kvb_error *err)
 {
     const refine_bench *b = &c->bench;
-    cJSON *about = describe_search(c, stopped);
-    kvb_status status = KVB_OK;
-    *written = !stopped || refine_table_may_replace(c->e.out.name, about);
-    if (*written) {
-        status = refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, about, c->e.out.name, err);
-        if (status == KVB_OK) status = give_results(c, about, err);
-        if (status == KVB_OK && !c->e.out.json) print_result(c);
-        if (status == KVB_OK && !c->e.out.quiet) say_work(c, stopped);
-    }
+    cJSON *about = describe_search(c);
+    kvb_status status = refine_table_write(&c->table, b->knots, b->n_knots, c->best.shift, about, c->e.out.name, err);
+    if (status == KVB_OK) status = give_results(c, about, err);
+    if (status == KVB_OK && !c->e.out.json) print_result(c);
+    if (status == KVB_OK && !c->e.out.quiet) say_work(c);
     cJSON_Delete(about);
     return status;
 }
 
 static kvb_status refine(refine_command *c, kvb_error *err)
 {
-    const char *name = c->e.out.name;
-    bool written = false;
     kvb_status status = open_bench(c, err);
-    if (status != KVB_OK) return status;
-    status = search(c, err);
+    if (status == KVB_OK) status = search(c, err);
     for (int s = 0; s < SET_COUNT && status == KVB_OK; s++)
         status = refine_bench_judge(&c->bench, (refine_set)s, c->best.shift, &c->kl[s], err);
-    bool stopped = status == KVB_INTERRUPTED;
-    if (status != KVB_OK && !stopped) return status;
-    if (stopped && !(c->best.shift && refine_gained(&c->best, c->bench.n_knots)))
-        return kvb_fail(err, KVB_INTERRUPTED,
-                        "stopped before anything better than the table was found; nothing is written, and the same "
-                        "command goes on");
-    status = write_result(c, stopped, &written, err);
-    if (status != KVB_OK || !stopped) return status;
-    if (!written)
-        return kvb_fail(err, KVB_INTERRUPTED,
-                        "stopped; %s stays as it was, since what was found so far is not known to be better, and the "
-                        "same command goes on",
-                        name);
-    return kvb_fail(err, KVB_INTERRUPTED, "stopped; %s is the best so far, and the same command goes on", name);
+    if (status == KVB_OK) return write_result(c, err);
+    if (status != KVB_INTERRUPTED) return status;
+    return kvb_fail(err, KVB_INTERRUPTED, "stopped; nothing is written, and the same command goes on");
 }
 
 // ---- The command line ----
@@ -392,9 +369,6 @@ static int run_refine(const cli_command *self, int argc, char **argv)
          "text that only judges the result, repeatable. Without --select the texts are dealt\nin turn: search, test, "
          "select, test"},
         {"ratio", 'r', CLI_LIST, &c.e.with.ratio_names, "R,...", "ratios to improve (50%,70%,80%,90%,95%)"},
-        {"questions", 0, CLI_FLAG, &c.e.in.questions, NULL,
-         "texts are the questions of .jsonl files that have answers: the whole context is cut,\nquestion and answer "
-         "follow; --tokens and --next limit context and answer"},
         {"evaluations", 0, CLI_COUNT, &c.evaluations, "N",
          "how many candidates to measure at most, each on all texts of the search (200)"},
         EVAL_INPUT_OPTIONS(c.e.in),
@@ -433,17 +407,14 @@ const cli_command cmd_refine = {
     "\n"
     "There are three sets of texts: the search sees the first, the second chooses among what it finds and\n"
     "decides when to stop, and the third only judges. Each line of progress shows the loss at each ratio on the\n"
-    "first two, and its share of the table's loss. Ctrl-C writes the best table so far, unless a\n"
-    "better one is there. The same seed gives the same table, with any number of threads and after any stop.\n"
+    "first two, and its share of the table's loss. Ctrl-C writes nothing, and\n"
+    "the same command goes on. The same seed gives the same table, with any number of threads and after any stop.\n"
     "\n"
-    "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen. With\n"
-    "--questions every question of a .jsonl that has an answer is one text, and those about one context are in one\n"
-    "set.\n"
+    "Texts: any text file, .jsonl with contexts, or .npy with token ids; use texts that no table has seen.\n"
     "\n"
     "Examples:\n"
     "  kvbudget refine model.gguf keydiff.safetensors texts.jsonl -o refined.safetensors\n"
     "  kvbudget refine model.gguf keydiff.safetensors a.txt b.c --select c.txt --test d.txt -o refined.safetensors\n"
-    "  kvbudget refine model.gguf keydiff.safetensors asked.jsonl --questions -o for-questions.safetensors\n"
     "  kvbudget eval model.gguf keydiff.safetensors refined=refined.safetensors other.txt\n",
     run_refine,
 };

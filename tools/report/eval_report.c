@@ -20,13 +20,11 @@ static const char *number(char out[16], int decimals, double value)
 static void print_row(const eval_report *e, const sweep_summary *r)
 {
     char text[7][16];
-    // Of a policy, what it looks at stands in the place of the error that evicting once makes.
-    double error = isnan(r->looked) ? r->output_error : r->looked;
     printf("  %4.0f %%  %-18s %7.4f  %7s..%-7s  %6s  %6s..%-6s  %5.1f  %6.3f  %6s  %6s  %7.2f  %6.2f\n", 100 * r->ratio,
            e->with.methods.columns[r->column].how->label, r->kl.value, number(text[0], 4, r->kl.low),
            number(text[1], 4, r->kl.high), number(text[2], 2, r->to_uniform.value),
            number(text[3], 2, r->to_uniform.low), number(text[4], 2, r->to_uniform.high), 100 * r->agree.value,
-           r->nll.value, number(text[6], 2, 100 * r->loss), number(text[5], 2, 100 * error), r->allocated / 0x1p20,
+           r->nll.value, number(text[6], 2, 100 * r->loss), number(text[5], 2, 100 * r->looked), r->allocated / 0x1p20,
            100 * r->effective);
 }
 
@@ -36,8 +34,7 @@ static void print_head(const method *m, double full_nll)
     else
         printf("%s, %u sinks and %u last tokens stay; full cache: NLL %.3f\n", m->m.spec, m->sink, m->window, full_nll);
     printf("  pruned  allocator               KL  95 %% interval     to uniform  95 %%      top-1 %%     NLL  lost %%  "
-           "%s      MiB  really %%\n",
-           m->p.kind ? "looks %" : "  out %");
+           "looks %%      MiB  really %%\n");
 }
 
 static bool in_block(const eval_report *e, const sweep_summary *r, size_t which)
@@ -129,20 +126,6 @@ static void add_texts(const eval_report *e, cJSON *to, size_t cell)
     }
 }
 
-// Per layer: the output error, as a mean over the texts.
-static void add_layers(const eval_report *e, cJSON *to, size_t cell)
-{
-    const sweep *s = e->s;
-    size_t per_text = s->n_cells / s->n_texts;
-    cJSON *layers = cJSON_AddArrayToObject(to, "layer_output_error");
-    for (uint32_t l = 0; l < s->m->config.n_layers; l++) {
-        double sum = 0;
-        for (uint32_t t = 0; t < s->n_texts; t++)
-            sum += s->cells[cell + t * per_text].result.output_error[l] / s->n_texts;
-        cJSON_AddItemToArray(layers, cJSON_CreateNumber(sum));
-    }
-}
-
 static void add_row(const eval_report *e, results *to, const sweep_summary *r, size_t cell)
 {
     const method_column *column = &e->with.methods.columns[r->column];
@@ -163,14 +146,12 @@ static void add_row(const eval_report *e, results *to, const sweep_summary *r, s
     add_interval(o, "nll", r->nll);
     cJSON_AddNumberToObject(o, "full_nll", r->full_nll);
     cJSON_AddNumberToObject(o, "loss", r->loss); // NaN becomes null
-    cJSON_AddNumberToObject(o, "output_error", r->output_error);
     cJSON_AddNumberToObject(o, "looked", r->looked);
     cJSON_AddNumberToObject(o, "cache_bytes", r->bytes);
     cJSON_AddNumberToObject(o, "cache_allocated", r->allocated);
     cJSON_AddNumberToObject(o, "seconds", r->seconds);
     cJSON_AddNumberToObject(about, "row", (double)cell);
     add_texts(e, about, cell);
-    add_layers(e, about, cell);
 }
 
 results eval_report_results(const eval_report *e)
