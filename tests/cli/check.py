@@ -97,14 +97,6 @@ def check_same_budgets(a, b):
         assert x[k] == y[k], k
 
 
-def check_close_budgets(a, b, most):
-    """Shares of heads that differ by `most` at the most."""
-    x, y = (table(path)[1]["prune_ratio"] for path in (a, b))
-    assert x[1] == y[1], "shapes"
-    worst = max(abs(p - q) for p, q in zip(x[2], y[2]))
-    assert worst <= float(most), f"prune_ratio differs by {worst}"
-
-
 def check_svg(path, panels, heads):
     """Well-formed, one cell per panel and head, and no number outside 0 to 100 %."""
     cells = 0

@@ -64,9 +64,6 @@ END
 
 # Output that cannot be written.
 fails 'profile into a folder that is not there' 'no/such' profile tiny.gguf calib.jsonl -o no/such/run.h5
-fails 'solve into a folder that is not there' 'no/such' solve run.h5 --metric keydiff -o no/such/t.safetensors
-fails 'plot into a folder that is not there' 'no/such' plot table.safetensors -o no/such/p.svg
-fails 'export into a folder that is not there' 'no/such' export table.safetensors --format npy -o no/such/t.npy
 fails 'solve onto a device' '/dev/full' solve run.h5 --metric keydiff -o /dev/full
 
 # A full disk: the old file stays as it was. Needs its own small file system, or a limit on the size of files.
