@@ -79,13 +79,6 @@ START_TEST(write_and_read)
     help_ok(small_write(path, false, err));
     assert_small(path);
     ck_assert(!help_exists(help_path("run.h5.parts")));
-    size_t size;
-    unsigned char *data = help_slurp(path, &size);
-    record *r;
-    help_ok(record_open_memory(&r, data, size, "memory", err));
-    help_ok(small_read_all(r, err));
-    record_close(r);
-    free(data);
 }
 END_TEST
 
