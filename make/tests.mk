@@ -38,13 +38,11 @@ unit_inputs = tests/unit/$(1).c $(if $(filter test_tools_%,$(1)),$(TOOL_PART)) $
 unit_libs   = $(CHECK_LIBS) $(if $(filter test_tools_%,$(1)),$(MPI_LIBS))
 $(foreach t,$(filter-out $(EMULATED_UNIT),$(UNIT)),$(call add_program,tests/$(t),$(call unit_inputs,$(t)), \
     $(CHECKED) $(UNIT_FLAGS_$(t)),$(call unit_libs,$(t))))
-FUZZ_PARTS_fuzz_results := $(BUILD)/tools/report/results_read.o
+FUZZ_PARTS_fuzz_results := $(addprefix $(BUILD)/tools/,report/results.o json_print.o)
 $(foreach t,$(FUZZ),$(call add_program,fuzz/$(t),tests/fuzz/$(t).c $(FUZZ_PARTS_$(t)) $(filter %.c,$(FUZZ_MAIN)) \
     $(call archives,tools),$(filter-out %.c,$(FUZZ_MAIN))))
 
-DRAWING := $(addprefix $(BUILD)/tools/report/,svg.o svg_chart.o series_style.o viridis.o)
-$(call add_program,tests/bench_solver,tests/bench_solver.c $(DRAWING) $(call archives,solver))
-$(call add_program,tests/draw_memory,tests/draw_memory.c $(DRAWING))
+$(call add_program,tests/bench_solver,tests/bench_solver.c $(call archives,solver))
 
 # One file call fails: what tests/faults/faults.py loads in front of the program.
 FAULT_SHIM := $(BUILD)/tests/fault_shim.so
@@ -106,5 +104,5 @@ bench: deps
 	@BUILD=$(BUILD) tools/scripts/bench.sh
 
 bench-memory: deps
-	@$(MAKE) $(PARALLEL) all $(BUILD)/tests/draw_memory
+	@$(MAKE) $(PARALLEL) all
 	@BUILD=$(BUILD) tools/scripts/bench_memory.sh

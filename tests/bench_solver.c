@@ -1,7 +1,6 @@
-// Times the solver on made-up problems of known sizes, as CSV: bench_solver [sizes|growth FILE.svg|greedy
-// FILE|large]...
+// Times the solver on made-up problems of known sizes, as CSV: bench_solver [sizes|growth|greedy FILE|large]...
 //   sizes   the models that matter, on one core and on all (default)
-//   growth  exact solution as heads, tokens and the metric's noise grow; draws FILE.svg
+//   growth  exact solution as heads, tokens and the metric's noise grow
 //   greedy  one question of 90 heads x 4,125 tokens on one core, and 30 of 256 x 4,096 on all, the order of the scores
 //           being made once for all questions; writes the first problem to FILE for tests/peer/heap_solver.py
 //   large   one question of 512 heads x 131,072 tokens, 6 GB: bytes per second beside those of copying memory
@@ -11,7 +10,6 @@
 // proved and rows nested, and the peak memory so far in MB.
 #include "solver/exact.h"
 #include "solver/problem.h"
-#include "tools/report/svg.h"
 #include <math.h>
 #include <omp.h>
 #include <stdio.h>
@@ -163,60 +161,14 @@ static void run_sizes(void)
                                       threads});
 }
 
-// One line of the picture: the exact solution's seconds and relaxations as one size grows.
-typedef struct growth {
-    const char *title, *x_label;
-    size_t n;
-    double x[8], seconds[8], greedy[8];
-} growth;
-
-static void grow(growth *g, const bench_case *b, double x)
+// The exact solution as heads, tokens and the metric's noise grow.
+static void run_growth(void)
 {
-    seconds t = run(b);
-    g->x[g->n] = x;
-    g->seconds[g->n] = t.exact;
-    g->greedy[g->n++] = t.greedy;
-}
-
-static void draw_growth(const growth *g, size_t n, const char *path)
-{
-    enum { WIDTH = 640, HEIGHT = 220, TOP = 78 };
-    FILE *out = fopen(path, "w");
-    if (!out) {
-        perror(path);
-        exit(1);
-    }
-    svg_begin(out, 2 * SVG_MARGIN + WIDTH, TOP + (int)n * (HEIGHT + 16) + SVG_MARGIN, "Cost of 99 budgets, one core",
-              "lognormal importance; 128 heads, 2,048 tokens, noise 2 where not varied");
-    for (size_t i = 0; i < n; i++) {
-        const svg_series lines[] = {{.name = "exact", .y = g[i].seconds}, {.name = "greedy", .y = g[i].greedy}};
-        const svg_chart chart = {.title = g[i].title,
-                                 .x_label = g[i].x_label,
-                                 .x = g[i].x,
-                                 .n = g[i].n,
-                                 .n_series = 2,
-                                 .series = lines,
-                                 .logarithmic = true,
-                                 .x_unit = SVG_NUMBERS,
-                                 .y_unit = SVG_NUMBERS};
-        svg_chart_put(out, &chart, SVG_MARGIN, TOP + (int)i * (HEIGHT + 16), WIDTH, HEIGHT);
-    }
-    svg_end(out);
-    if (fclose(out)) perror(path);
-}
-
-static void run_growth(const char *picture)
-{
-    growth g[3] = {{.title = "Seconds, by heads", .x_label = "heads"},
-                   {.title = "Seconds, by tokens", .x_label = "tokens of the context"},
-                   {.title = "Seconds, by the metric's noise", .x_label = "deviation of the logarithm of its scores"}};
     for (uint32_t layers = 4; layers <= 64; layers *= 2)
-        grow(&g[0], &(bench_case){layers, 8, 2048, LOGNORMAL, 2, SCOPE_GLOBAL, 1}, 8.0 * layers);
+        run(&(bench_case){layers, 8, 2048, LOGNORMAL, 2, SCOPE_GLOBAL, 1});
     for (uint32_t tokens = 512; tokens <= 16384; tokens *= 2)
-        grow(&g[1], &(bench_case){16, 8, tokens, LOGNORMAL, 2, SCOPE_GLOBAL, 1}, tokens);
-    for (int noise = 0; noise <= 6; noise++)
-        grow(&g[2], &(bench_case){16, 8, 2048, LOGNORMAL, noise / 1.5, SCOPE_GLOBAL, 1}, noise / 1.5);
-    if (picture) draw_growth(g, 3, picture);
+        run(&(bench_case){16, 8, tokens, LOGNORMAL, 2, SCOPE_GLOBAL, 1});
+    for (int noise = 0; noise <= 6; noise++) run(&(bench_case){16, 8, 2048, LOGNORMAL, noise / 1.5, SCOPE_GLOBAL, 1});
 }
 
 // What heap_solver.py reads: sizes and every head's gains, best token first.
@@ -311,8 +263,7 @@ int main(int argc, char **argv)
             run_sizes();
         } else if (strcmp(argv[i], "growth") == 0) {
             puts(columns);
-            run_growth(file);
-            i++;
+            run_growth();
         } else if (strcmp(argv[i], "greedy") == 0) {
             puts("solver,heads,tokens,seconds,note");
             run_greedy(&(bench_case){30, 3, 4125, LOGNORMAL, 2, SCOPE_GLOBAL, 1}, 1, 50, file);

@@ -3,6 +3,9 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+
+enum { TEXT_SHOWN = 1000 };
 
 static void print_number(double x)
 {
@@ -18,9 +21,14 @@ static void print_value(const cJSON *value)
         fputs(cJSON_IsTrue(value) ? "yes" : "no", stdout);
     } else if (cJSON_IsString(value)) { // quoted and escaped: a file may hold anything, a terminal should not get it
         char *text = cJSON_PrintUnformatted(value);
-        if (text) kvb_clean_text(text); // a line of ASCII as far as cJSON goes; not so DEL and U+0080 to U+009F
-        fputs(text ? text : "?", stdout);
+        size_t size = strlen(text), shown = size < TEXT_SHOWN ? size : TEXT_SHOWN;
+        kvb_clean_text(text); // a line of ASCII as far as cJSON goes; not so DEL and U+0080 to U+009F
+        while (shown < size && ((unsigned char)text[shown] & 0xc0) == 0x80) shown--; // not inside of a character
+        printf("%.*s", (int)shown, text);
+        if (shown < size) printf("...\" (%zu bytes)", strlen(value->valuestring));
         free(text);
+    } else if (cJSON_IsRaw(value)) { // a number as it stands in a file
+        fputs(value->valuestring, stdout);
     } else { // a list of plain values
         const cJSON *item;
         fputs("[", stdout);

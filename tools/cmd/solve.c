@@ -160,8 +160,6 @@ static kvb_status prepare(solve_line *l, selection *from, const char *path, kvb_
                                  {"--budgets", FILE_ARRAY, ".npy"}};
     for (int i = 0; i < 3 && status == KVB_OK; i++)
         if (patterns[i]) status = output_check(patterns[i], &forms[i], from->metrics, from->n_metrics, err);
-    if (status == KVB_OK && out->picture)
-        status = output_check_pictures(out->picture, "--picture", from->metrics, from->n_metrics, err);
     return status;
 }
 
@@ -249,8 +247,6 @@ static int parse(solve_line *line, study_words *w, int argc, char **argv, int *f
         {"lengths", 0, CLI_FLAG, &w->lengths, NULL,
          "write no table; compare tables from several records of the same contexts, cut to\ndifferent lengths (profile "
          "--max-tokens), on each other's contexts"},
-        {"picture", 0, CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &line->outputs.picture, "FILE.svg|.pdf|.png",
-         "with --holdout, --ablation or --lengths: also draw it"},
         {"seed", 0, CLI_COUNT, &w->seed, "N", "with --holdout: seed of the draws behind its intervals (1)"},
         RESULTS_OPTIONS(line->outputs),
         {"quiet", 0, CLI_FLAG, &line->outputs.quiet, NULL, "no progress and no names of files"},
@@ -314,7 +310,7 @@ const cli_command cmd_solve = {
     "compares within each question, as figures 2 to 4 of the paper do.\n"
     "\n"
     "--lengths takes several records of the same contexts and says what tables from one length, from all, and from\n"
-    "all others lose on each length, the text that is judged being held out; --json and --picture also have the\n"
+    "all others lose on each length, the text that is judged being held out; --json also has the\n"
     "transfer matrix between single texts at single lengths.\n"
     "\n"
     "--order oracle makes LU-KV's table \"without the optimality gap\": budgets that would be best if the metric\n"
@@ -334,7 +330,7 @@ const cli_command cmd_solve = {
     "  kvbudget solve run.h5 --metric all -o 'tables/{metric}.safetensors' --npy tables\n"
     "  kvbudget solve run.h5 --metric keydiff --window auto -o keydiff.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --json\n"
-    "  kvbudget solve run.h5 --metric keydiff --holdout text --picture holdout.svg\n"
+    "  kvbudget solve run.h5 --metric keydiff --holdout text\n"
     "  kvbudget solve r1000.h5 r4000.h5 --metric keydiff --lengths\n"
     "  kvbudget solve run.h5 --metric keydiff --exact --monotone -o exact.safetensors\n"
     "  kvbudget solve run.h5 --metric keydiff --paper --order oracle -o no-gap.safetensors\n"

@@ -1,6 +1,5 @@
 #include "tools/cmd/solve_studies.h"
 #include "runtime/fail.h"
-#include "tools/report/output.h"
 #include "tools/report/study_report.h"
 #include <stdlib.h>
 #include <string.h>
@@ -34,10 +33,6 @@ int study_check(const solve_line *l, const study_words *w)
     if (w->ablation && l->options.loss == LOSS_OUTPUT)
         return cli_usage_error(l->self, "--ablation compares orders of importance; leave out --loss output");
     if (study && l->options.exact) return cli_usage_error(l->self, "studies solve greedily; leave out --exact");
-    if (out->picture && !study)
-        return cli_usage_error(l->self,
-                               "--picture draws --holdout, --ablation or --lengths; `kvbudget plot` draws tables");
-    if (out->picture && !*out->picture) return cli_usage_error(l->self, "a file name is empty");
     return EXIT_DONE;
 }
 
@@ -57,12 +52,6 @@ static kvb_status run_holdout(const solve_line *l, const study_words *w, const s
         status = holdout_run(h, &told, err);
         progress_end(&bar, "%s", status == KVB_OK ? "held out and judged" : "stopped");
     }
-    atomic_file p;
-    if (status == KVB_OK && l->outputs.picture) {
-        status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_holdout(h, p.stream);
-        if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
-    }
     if (status == KVB_OK) add_holdout(to, h);
     if (status == KVB_OK && !l->outputs.json) print_holdout(h);
     holdout_free(h);
@@ -74,7 +63,6 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
                                kvb_error *err)
 {
     ablation x;
-    atomic_file p;
     progress bar;
     study_progress told = progress_on(&bar);
     kvb_status status = ablation_open(&x, from, metric, &l->options, err);
@@ -82,11 +70,6 @@ static kvb_status run_ablation(const solve_line *l, const selection *from, const
         progress_begin(&bar, metric, l->outputs.quiet);
         status = ablation_run(&x, &told, err);
         progress_end(&bar, "%s", status == KVB_OK ? "compared" : "stopped");
-    }
-    if (status == KVB_OK && l->outputs.picture) {
-        status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_ablation(&x, p.stream);
-        if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
     }
     if (status == KVB_OK) add_ablation(to, &x);
     if (status == KVB_OK && !l->outputs.json) print_ablation(&x);
@@ -114,20 +97,14 @@ static kvb_status walk_lengths(lengths *x, bool quiet, kvb_error *err)
     return status;
 }
 
-static kvb_status run_lengths(const solve_line *l, const study_words *w, const selection *from, const char *metric,
-                              results *to, kvb_error *err)
+static kvb_status run_lengths(const solve_line *l, const study_words *w, const char *metric, results *to,
+                              kvb_error *err)
 {
     lengths *x = calloc(1, sizeof *x);
     if (!x) return kvb_fail(err, KVB_MEMORY, "no memory for metric %s", metric);
-    atomic_file p;
     const selection_request wanted = {&metric, 1, l->wanted.contexts, l->wanted.max_questions, NULL};
     kvb_status status = lengths_open(x, w->records, w->n_records, &wanted, &l->options, err);
     if (status == KVB_OK) status = walk_lengths(x, l->outputs.quiet, err);
-    if (status == KVB_OK && l->outputs.picture) {
-        status = picture_begin(&p, l->outputs.picture, metric, from->n_metrics > 1, err);
-        if (status == KVB_OK) draw_lengths(x, p.stream);
-        if (status == KVB_OK) status = picture_end(&p, l->outputs.quiet, err);
-    }
     if (status == KVB_OK) add_lengths(to, x);
     if (status == KVB_OK && !l->outputs.json) print_lengths(x);
     lengths_free(x);
@@ -140,5 +117,5 @@ kvb_status run_study(const solve_line *l, const study_words *w, const selection 
 {
     if (w->holdout) return run_holdout(l, w, from, metric, to, err);
     if (w->ablation) return run_ablation(l, from, metric, to, err);
-    return run_lengths(l, w, from, metric, to, err);
+    return run_lengths(l, w, metric, to, err);
 }

@@ -1,7 +1,6 @@
 // kvbudget validate: how far greedy, or a table, is from the true optimum, and whether a table's bounds hold.
 #include "runtime/fail.h"
 #include "tools/cmd/solve_line.h"
-#include "tools/report/output.h"
 #include "tools/report/study_report.h"
 #include "tools/report/words.h"
 #include <math.h>
@@ -28,15 +27,6 @@ static kvb_status run_metric(validation *v, bool quiet, kvb_error *err)
     return status;
 }
 
-static kvb_status draw_metric(const validation *v, const solve_outputs *out, kvb_error *err)
-{
-    atomic_file p;
-    kvb_status status = picture_begin(&p, out->picture, v->pairs.metric, v->pairs.from->n_metrics > 1, err);
-    if (status != KVB_OK) return status;
-    draw_validation(v, p.stream);
-    return picture_end(&p, out->quiet, err);
-}
-
 static kvb_status validate_metric(const solve_line *l, const selection *from, const char *metric,
                                   const kvb_table *table, results *to, kvb_error *err)
 {
@@ -45,7 +35,6 @@ static kvb_status validate_metric(const solve_line *l, const selection *from, co
     const double *prune_ratio = table ? kvb_table_budgeted_ratios(table) : NULL;
     kvb_status status = validation_open(v, from, metric, &l->options, prune_ratio, err);
     if (status == KVB_OK) status = run_metric(v, l->outputs.quiet, err);
-    if (status == KVB_OK && l->outputs.picture) status = draw_metric(v, &l->outputs, err);
     if (status == KVB_OK) add_validation(to, v);
     if (status == KVB_OK && !l->outputs.json) print_validation(v);
     validation_free(v);
@@ -92,13 +81,10 @@ static kvb_status validate_all(solve_line *l, const char *path, const char *tabl
 {
     kvb_table *table = NULL;
     selection from = {0};
-    const solve_outputs *out = &l->outputs;
     results found = results_begin("validate");
     kvb_status status = KVB_OK;
     if (status == KVB_OK && table_path) status = open_for_comparison(l, &table, &from, path, table_path, err);
     else if (status == KVB_OK) status = open_record(l, &from, path, err);
-    if (status == KVB_OK && out->picture)
-        status = output_check_pictures(out->picture, "--output", from.metrics, from.n_metrics, err);
     for (size_t i = 0; i < from.n_metrics && status == KVB_OK; i++)
         status = validate_metric(l, &from, from.metrics[i], table, &found, err);
     if (status == KVB_OK) status = give_results(l, &from, table_path, &found, err);
@@ -163,8 +149,6 @@ static int run_validate(const cli_command *self, int argc, char **argv)
     solve_line l = solve_line_make(self);
     const cli_option options[] = {
         {"metric", 'm', CLI_LIST, &l.metrics, "M", "as for solve: eviction metric, repeatable, or 'all'"},
-        {"output", 'o', CLI_WRITES(FILE_PICTURE | FILE_PER_METRIC), &l.outputs.picture, "FILE.svg|.pdf|.png",
-         "also draw it; for several metrics a folder, or a name with {metric} in it"},
         {"certificate", 0, CLI_INPUT, &certificate, "TABLE", "instead, check the lower bounds of this table"},
         {"aggregate", 'a', CLI_TEXT, &l.words.aggregate, "HOW",
          "mean_ratio (default): one problem for each question; mean_loss: one for their average"},
@@ -174,7 +158,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
         SELECTION_OPTIONS(l),
         CONSTRAINT_OPTIONS(l.wishes),
         RESULTS_OPTIONS(l.outputs),
-        {"quiet", 0, CLI_FLAG, &l.outputs.quiet, NULL, "no progress and no names of files"},
+        {"quiet", 0, CLI_FLAG, &l.outputs.quiet, NULL, "no progress"},
         {0},
     };
     int first, code = cli_parse(self, options, argc, argv, &first), n = argc - first;
@@ -185,9 +169,8 @@ static int run_validate(const cli_command *self, int argc, char **argv)
         code = cli_usage_error(self, "expected one record%s, found %d operands: kvbudget %s",
                                certificate ? "" : ", and a table or none", n, self->synopsis);
     const char *table = code == EXIT_DONE && n == 2 ? argv[first + 1] : NULL;
-    if (code == EXIT_DONE && certificate && (l.metrics.count || l.outputs.picture || own))
-        code =
-            cli_usage_error(self, "--certificate takes the metric and all settings from the table and draws nothing");
+    if (code == EXIT_DONE && certificate && (l.metrics.count || own))
+        code = cli_usage_error(self, "--certificate takes the metric and all settings from the table");
     if (code == EXIT_DONE && table && (l.metrics.count || own))
         code = cli_usage_error(self, "%s says itself which metric, aggregation and constraints it is for", table);
     if (code == EXIT_DONE) code = check_settings(&l, certificate || table);
@@ -205,7 +188,7 @@ static int run_validate(const cli_command *self, int argc, char **argv)
 
 const cli_command cmd_validate = {
     "validate",
-    "validate RUN.h5 --metric M [-o PICTURE.svg] | validate RUN.h5 TABLE | validate --certificate TABLE RUN.h5",
+    "validate RUN.h5 --metric M | validate RUN.h5 TABLE | validate --certificate TABLE RUN.h5",
     "compare greedy's budgets, or a table, with the true optimum; check a table's bounds",
     "For each of the 99 ratios it solves every question's problem twice: greedily, as solve does, and exactly, at\n"
     "the resolution of single tokens. It prints, averaged over the questions:\n"
@@ -227,7 +210,7 @@ const cli_command cmd_validate = {
     "bound is not above the loss, and that the table itself loses what it says. Exit status 1 if anything fails.\n"
     "\n"
     "Examples:\n"
-    "  kvbudget validate run.h5 --metric keydiff -o keydiff.svg\n"
+    "  kvbudget validate run.h5 --metric keydiff\n"
     "  kvbudget validate run.h5 --metric all --scope layer --json\n"
     "  kvbudget validate run.h5 --metric keydiff --block 16 --ranks 3\n"
     "  kvbudget validate run.h5 paged.safetensors\n"

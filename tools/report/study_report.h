@@ -1,15 +1,14 @@
-// What the commands on records print as text, add to their results, and draw. Drawing writes a whole SVG.
+// What the commands on records print as text and add to their results.
 #pragma once
 #include "study/ablation.h"
 #include "study/holdout.h"
 #include "study/lengths.h"
 #include "study/table.h"
-#include "study/versus.h"
 #include "study/table_check.h"
 #include "study/validation.h"
+#include "study/versus.h"
 #include "study/window.h"
 #include "tools/report/results.h"
-#include <stdio.h>
 
 // "layer by layer" or "over all layers".
 const char *scope_words(solve_scope scope);
@@ -20,9 +19,9 @@ void warn_of_pairs(const pair_set *p);
 void warn_of_table(const study_table *t);
 
 void print_table(const study_table *t);
-// What the sinks and windows lose that --window auto has compared.
 // What the table and its rivals lose on left-out texts, and where a rival's budgets were taken.
 void print_versus(const versus *v, const study_table *t);
+// What the sinks and windows lose that --window auto has compared.
 void print_windows(const window_choice *c, const char *metric);
 void print_holdout(const holdout *h);
 void print_ablation(const ablation *x);
@@ -35,11 +34,6 @@ void add_holdout(results *to, const holdout *h);
 void add_ablation(results *to, const ablation *x);
 void add_lengths(results *to, const lengths *x);
 void add_validation(results *to, const validation *v);
-
-void draw_holdout(const holdout *h, FILE *out);
-void draw_ablation(const ablation *x, FILE *out);
-void draw_lengths(const lengths *x, FILE *out);
-void draw_validation(const validation *v, FILE *out);
 
 // Prints all rows that do not hold, or, with results, adds all rows, and how many hold. *faults: how many do not.
 kvb_status report_table_check(const table_check *k, results *to, uint32_t *faults, kvb_error *err);

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Peak memory of a profile against the context's length, measured and planned; prints CSV, and says at the end whether
 # every plan was within 15 % of what was measured. LAYERS=0 is the whole model (32,768 tokens then take minutes); fewer
-# layers are the same line with another slope. COMPUTE=bf16 is the fastest. SVG=FILE draws the picture. Called by `make
-# bench-memory`.
+# layers are the same line with another slope. COMPUTE=bf16 is the fastest. Called by `make bench-memory`.
 set -eu
 cd "$(dirname "$0")/../.."
 BUILD=${BUILD:-build}
@@ -25,7 +24,6 @@ for tokens in ${TOKENS:-1024 2048 4096 8192 16384 32768}; do
     sed -n "s/^\([0-9.]*\) s: .*peak memory \([0-9.]*\) GiB (planned \([0-9.]*\)).*/$LAYERS,$tokens,\1,\2,\3/p" \
         "$work/log" | tee -a "$work/memory.csv"
 done
-[ -z "${SVG:-}" ] || "$BUILD/tests/draw_memory" "$work/memory.csv" "$SVG"
 awk -F, \
     'NR > 1 { off = $5 / $4 - 1; worst = off < 0 ? (-off > worst ? -off : worst) : (off > worst ? off : worst); n++ }
     END {

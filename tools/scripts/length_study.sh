@@ -6,7 +6,7 @@
 #
 # Every TEXT is a plain file with at least as many tokens as the longest of LENGTHS="1000 2000 4000 8000". QUESTIONS=6
 # each, of which SAMPLED=32 tokens are decoded; COMPUTE=bf16x3 is the precision, METRICS the metrics. OUT gets the
-# records, and a picture for each metric.
+# records; what the tables lose is printed.
 set -eu
 [ $# -ge 4 ] || { sed -n '2,8s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 model=$1 out=$2
@@ -33,5 +33,5 @@ for tokens in ${LENGTHS:-1000 2000 4000 8000}; do
     records+=("$out/r$tokens.h5")
 done
 for metric in ${METRICS:-snapkv:kvpress keydiff ea:kvpress}; do
-    "$KVB" solve "${records[@]}" --metric "$metric" --lengths --picture "$out/{metric}.svg"
+    "$KVB" solve "${records[@]}" --metric "$metric" --lengths
 done

@@ -1,14 +1,41 @@
-// kvbudget eval: results as a table, JSON, CSV and curves.
-#include "tools/report/eval_report.h"
+#include "tools/report/compare_report.h"
 #include "formats/need.h"
-#include "tools/report/curves.h"
+#include "tools/report/results_chart.h"
 #include "tools/report/words.h"
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-// ---- Terminal ----
+void add_allocators(results *to, const compared *with)
+{
+    cJSON *list = cJSON_AddArrayToObject(to->settings, "allocators");
+    for (size_t i = 0; i < with->n_allocators; i++) {
+        const allocator *a = &with->allocators[i];
+        char sha256[65] = "";
+        if (a->kind == ALLOCATOR_TABLE && sscanf(a->identity, "table %64s", sha256) == 1)
+            results_input(to, "table", a->label, sha256);
+        cJSON *o = cJSON_CreateObject();
+        cJSON_AddItemToArray(list, o);
+        cJSON_AddStringToObject(o, "label", a->label);
+        cJSON_AddStringToObject(o, "identity", a->identity);
+    }
+}
+
+kvb_status compared_write(const results *found, const char *name, kvb_error *err)
+{
+    char *path = need_text("%s.svg", name);
+    chart_list *all = need(1, sizeof *all, "charts");
+    charts_add(all, found->rows);
+    kvb_status status = results_write_pair(found, name, err);
+    if (status == KVB_OK && all->n > 0) status = charts_write(all, path, name, err);
+    free(all);
+    free(path);
+    return status;
+}
+
+// ---- eval: terminal -------------------------------------------------------------------------------------------------
 
 static const char *number(char out[16], int decimals, double value)
 {
@@ -17,7 +44,7 @@ static const char *number(char out[16], int decimals, double value)
     return out;
 }
 
-static void print_row(const eval_report *e, const sweep_summary *r)
+static void print_eval_row(const eval_report *e, const sweep_summary *r)
 {
     char text[7][16];
     // Of a policy, what it looks at stands in the place of the error that evicting once makes.
@@ -81,7 +108,7 @@ static void print_block(const eval_report *e, size_t which, bool bare)
             if (!in_block(e, r, which, bare) || r->ratio != e->with.ratios[k]) continue;
             if (!any) print_head(&e->with.methods.methods[which], bare, r->full_nll);
             any = true;
-            print_row(e, r);
+            print_eval_row(e, r);
         }
     for (size_t i = 0; i < e->n_rows; i++)
         if (in_block(e, &e->rows[i], which, bare)) print_verdict(e, &e->rows[i]);
@@ -99,12 +126,7 @@ void eval_report_print(const eval_report *e)
     else printf("Intervals are of %u texts: how a mean would move with other texts of the same kinds.\n", n);
 }
 
-// ---- JSON and CSV ----
-
-static void add_interval(cJSON *to, const char *name, interval x)
-{
-    results_interval(to, name, x.value, x.low, x.high);
-}
+// ---- eval: JSON and CSV ---------------------------------------------------------------------------------------------
 
 // Per text: mean KL, agreement and NLL.
 static void add_texts(const eval_report *e, cJSON *to, size_t cell)
@@ -146,7 +168,7 @@ static void add_layers(const eval_report *e, cJSON *to, size_t cell)
     }
 }
 
-static void add_row(const eval_report *e, results *to, const sweep_summary *r, size_t cell)
+static void add_eval_row(const eval_report *e, results *to, const sweep_summary *r, size_t cell)
 {
     const method_column *column = &e->with.methods.columns[r->column];
     const method *m = &e->with.methods.methods[column->method];
@@ -158,12 +180,12 @@ static void add_row(const eval_report *e, results *to, const sweep_summary *r, s
     cJSON_AddNumberToObject(o, "sink", r->protect ? m->sink : 0);
     cJSON_AddNumberToObject(o, "window", r->protect ? m->window : 0);
     cJSON_AddNumberToObject(o, "effective_ratio", r->effective);
-    add_interval(o, "kl", r->kl);
-    add_interval(o, "kl_to_uniform", r->to_uniform);
-    add_interval(o, "kl_to_ada", r->to_ada);
-    add_interval(o, "kl_to_published", r->to_published);
-    add_interval(o, "top1", r->agree);
-    add_interval(o, "nll", r->nll);
+    results_interval(o, "kl", r->kl);
+    results_interval(o, "kl_to_uniform", r->to_uniform);
+    results_interval(o, "kl_to_ada", r->to_ada);
+    results_interval(o, "kl_to_published", r->to_published);
+    results_interval(o, "top1", r->agree);
+    results_interval(o, "nll", r->nll);
     cJSON_AddNumberToObject(o, "full_nll", r->full_nll);
     cJSON_AddNumberToObject(o, "loss", r->loss); // NaN becomes null
     cJSON_AddNumberToObject(o, "output_error", r->output_error);
@@ -190,54 +212,119 @@ results eval_report_results(const eval_report *e)
     cJSON_AddNumberToObject(to->settings, "n_next", (double)e->s->o.n_next);
     cJSON_AddNumberToObject(to->settings, "n_texts", e->s->n_texts);
     cJSON_AddBoolToObject(to->settings, "predictions_only", e->s->o.predictions);
-    for (size_t i = 0; i < e->n_rows; i++) add_row(e, to, &e->rows[i], i);
+    for (size_t i = 0; i < e->n_rows; i++) add_eval_row(e, to, &e->rows[i], i);
     return made;
 }
 
-// ---- Curves ----
-
-// Values [kinds, columns, ratios] of both charts, of what is protected.
-static void fill_values(const eval_report *e, interval *values)
+// ---- task: answers --------------------------------------------------------------------------------------------------
+static const char *method_of(const task_report *r, const task_cell *cell)
 {
-    size_t n = 2 * e->with.methods.n_columns * e->with.n_ratios;
-    for (size_t i = 0; i < n; i++) values[i] = (interval){NAN, NAN, NAN};
-    for (size_t i = 0; i < e->n_rows; i++) {
-        const sweep_summary *r = &e->rows[i];
-        for (size_t k = 0; k < e->with.n_ratios && r->protect; k++) {
-            if (r->ratio != e->with.ratios[k]) continue;
-            values[curve_place(&e->with, 0, r->column, k)] = r->kl;
-            values[curve_place(&e->with, 1, r->column, k)] = r->agree;
-        }
+    return cell->column ? method_name(&r->with.methods.methods[cell->column->method]) : "full";
+}
+
+void task_report_answer(const task_report *r, const task_cell *cell, const task_sample *s, size_t question,
+                        const task_turn *turn)
+{
+    printf("  %s question %zu, %s", s->id, question + 1, method_of(r, cell));
+    if (cell->column) printf(" %s %g", cell->column->how->label, cell->ratio);
+    printf(": score %.2f, expected", turn->score);
+    for (size_t k = 0; k < turn->question->n_gold; k++) printf("%s \"%s\"", k ? "," : "", turn->question->gold[k]);
+    printf(", found \"");
+    for (const char *p = turn->answer; *p; p++) putchar(*p == '\n' ? ' ' : *p);
+    printf("\"\n");
+}
+
+// ---- task: terminal -------------------------------------------------------------------------------------------------
+
+static void print_share(double share)
+{
+    if (isnan(share)) printf(" %8s", "");
+    else printf(" %8.2f", 100 * share);
+}
+
+static void print_interval(interval x, bool sign)
+{
+    if (isnan(x.value)) return;
+    if (isnan(x.low)) printf(sign ? "  %+7.2f  %16s" : "  %7.2f  %16s", 100 * x.value, "-");
+    else
+        printf(sign ? "  %+7.2f  %+7.2f..%+-7.2f" : "  %7.2f  %7.2f..%-7.2f", 100 * x.value, 100 * x.low, 100 * x.high);
+}
+
+static void print_task(const task_report *r, const task_study *s, double tokens, size_t n_questions)
+{
+    printf("%s, %.0f tokens, %zu %s (seed %" PRIu64 ")\n", s->t->spec, tokens, n_questions,
+           plural(n_questions, "question", "questions"), r->seed);
+    printf("  %-30s %-14s %6s %8s %8s  %7s  %-16s", "metric or policy", "allocator", "ratio", "kept %", "looked %",
+           "score", "95 % interval");
+    printf(s->n_cells > 1 ? "  to uniform  95 %% interval\n" : "\n");
+}
+
+static void print_cell(const task_report *r, const task_cell *cell, const task_outcome *o)
+{
+    printf("  %-30s %-14s %6g", method_of(r, cell), cell->column ? cell->column->how->label : "", cell->ratio);
+    print_share(o->kept);
+    print_share(o->looked);
+    print_interval(o->score, false);
+    print_interval(o->to_uniform, true);
+    printf("\n");
+}
+
+// ---- task: JSON and CSV ---------------------------------------------------------------------------------------------
+
+static void add_cell(task_report *r, const task_study *s, double tokens, const task_cell *cell, const task_outcome *o)
+{
+    cJSON *row = results_row(&r->found), *about = results_detail(&r->found), *samples;
+    cJSON_AddStringToObject(row, "task", s->t->spec);
+    cJSON_AddNumberToObject(row, "n_tokens", tokens);
+    cJSON_AddNumberToObject(row, "samples", s->n_samples);
+    cJSON_AddNumberToObject(row, "questions", (double)o->n_questions);
+    cJSON_AddStringToObject(row, "metric", method_of(r, cell));
+    if (cell->column)
+        cJSON_AddStringToObject(row, "acts",
+                                r->with.methods.methods[cell->column->method].p.kind ? "every step" : "once");
+    cJSON_AddStringToObject(row, "allocator", cell->column ? cell->column->how->label : "");
+    cJSON_AddNumberToObject(row, "ratio", cell->ratio);
+    cJSON_AddNumberToObject(row, "kept", o->kept);
+    cJSON_AddNumberToObject(row, "looked", o->looked);
+    results_interval(row, "score", o->score);
+    results_interval(row, "minus_uniform", o->to_uniform);
+    cJSON_AddNumberToObject(about, "row", cJSON_GetArraySize(r->found.rows) - 1);
+    samples = cJSON_AddArrayToObject(about, "samples");
+    for (uint32_t i = 0; i < s->n_samples; i++)
+        cJSON_AddItemToArray(samples,
+                             cJSON_CreateDoubleArray(cell->samples[i].scores, (int)cell->samples[i].n_questions));
+}
+
+void task_report_open(task_report *r)
+{
+    r->found = results_begin("task");
+    cJSON *settings = r->found.settings;
+    results_input(&r->found, "model", r->m->config.name, r->m->sha256);
+    cJSON_AddStringToObject(settings, "backend", r->device->name);
+    cJSON_AddStringToObject(settings, "compute", r->device->compute);
+    cJSON_AddNumberToObject(settings, "seed", (double)r->seed);
+    add_allocators(&r->found, &r->with);
+}
+
+kvb_status task_report_add(task_report *r, const task_study *s, double tokens, kvb_error *err)
+{
+    task_outcome full;
+    kvb_status status = task_summarize(s, 0, &full, err);
+    if (status != KVB_OK) return status;
+    if (r->print) print_task(r, s, tokens, full.n_questions);
+    for (size_t i = 0; i < s->n_cells && status == KVB_OK; i++) {
+        task_outcome o;
+        status = task_summarize(s, i, &o, err);
+        if (status != KVB_OK) break;
+        if (r->print) print_cell(r, &s->cells[i], &o);
+        add_cell(r, s, tokens, &s->cells[i], &o);
     }
-}
-
-static kvb_status write_curves(const eval_report *e, const char *path, kvb_error *err)
-{
-    static const curve_kind KINDS[] = {{"KL to the full cache, nats per token", true, SVG_NUMBERS},
-                                       {"likeliest token as with the full cache", false, SVG_SHARES}};
-    interval *values = need(2 * e->with.methods.n_columns * e->with.n_ratios, sizeof *values, "rows");
-    fill_values(e, values);
-    char subtitle[256];
-    snprintf(subtitle, sizeof subtitle,
-             "%.80s, %u %s of %u tokens, the next %u teacher-forced; bands: 95 %%, texts as observations",
-             e->s->m->config.name, e->s->n_texts, plural(e->s->n_texts, "text", "texts"), e->s->o.n_tokens,
-             e->s->o.n_next);
-    const curve_view view = {.with = &e->with,
-                             .title = "What evicting costs, by who splits the cache over the heads",
-                             .subtitle = subtitle,
-                             .kinds = KINDS,
-                             .n_kinds = 2,
-                             .values = values};
-    kvb_status status = curves_write(path, &view, err);
-    free(values);
-    return status;
-}
-
-kvb_status eval_report_write(const eval_report *e, const results *found, const char *name, kvb_error *err)
-{
-    char *path = need_text("%s.svg", name);
-    kvb_status status = results_write_pair(found, name, err);
-    if (status == KVB_OK) status = write_curves(e, path, err);
-    free(path);
+    fflush(stdout);
+    if (status == KVB_OK && s->n_cells > 1 && full.score.value < 0.5 && !r->quiet)
+        fprintf(
+            stderr,
+            "%s: %.0f of 100 with the full cache; what evicting costs shows only on what the model solves: an easier "
+            "form or a shorter --tokens\n",
+            s->t->spec, 100 * full.score.value);
     return status;
 }
